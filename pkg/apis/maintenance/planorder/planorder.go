@@ -1,0 +1,156 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package planorder holds the rules for the order of a drain plan, for defaulting, validation and planning alike.
+package planorder
+
+import (
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Key is what the order of a drain plan entry depends on.
+type Key struct {
+	// Type is the pod type; the empty one counts as Default.
+	Type string
+	// Priority is the highest pod priority that the entry covers.
+	Priority int32
+	// Selector narrows the entry; nil and the empty selector stand for all pods.
+	Selector *metav1.LabelSelector
+}
+
+// Violation is a rule of the order that an entry breaks against one before it.
+type Violation string
+
+const (
+	// TypeOrder means that the pod types do not stand in the order Default, DaemonSet, Static.
+	TypeOrder Violation = "pod types must stand in the order Default, DaemonSet, Static"
+	// PriorityOrder means that the priority is lower than the one before it.
+	PriorityOrder Violation = "priorities must ascend within a pod type"
+	// SelectorOrder means that an entry with a selector stands behind the one without, at equal type and priority.
+	SelectorOrder Violation = "at equal pod type and priority, entries with a podSelector must come before the entry without one"
+	// Duplicate means that an entry of the same type, priority and selector stands before it.
+	Duplicate Violation = "duplicate"
+)
+
+// TypeRank returns the place of a pod type in the order, and false for an unknown type.
+func TypeRank(podType string) (int, bool) {
+	switch podType {
+	case "", "Default":
+		return 0, true
+	case "DaemonSet":
+		return 1, true
+	case "Static":
+		return 2, true
+	}
+	return 0, false
+}
+
+// Check calls report for each entry that breaks a rule, with the index of the entry that it breaks it against. Entries of unknown type are
+// passed over: they are reported as such elsewhere.
+func Check(plan []Key, report func(index, against int, v Violation)) {
+	type identity struct {
+		rank     int
+		priority int32
+		selector string
+	}
+	seen := map[identity]int{}
+	last := -1
+	for i, k := range plan {
+		rank, known := TypeRank(k.Type)
+		if !known {
+			continue
+		}
+		id := identity{rank, k.Priority, CanonicalSelector(k.Selector)}
+		if first, dup := seen[id]; dup {
+			report(i, first, Duplicate)
+			continue
+		}
+		seen[id] = i
+		if last >= 0 {
+			if v := violation(plan[last], k); v != "" {
+				report(i, last, v)
+				continue
+			}
+		}
+		last = i
+	}
+}
+
+// Ordered says whether a plan breaks no rule and has only known types.
+func Ordered(plan []Key) bool {
+	ok := true
+	for _, k := range plan {
+		if _, known := TypeRank(k.Type); !known {
+			ok = false
+		}
+	}
+	Check(plan, func(int, int, Violation) { ok = false })
+	return ok
+}
+
+// Before says whether a belongs before b in a plan.
+func Before(a, b Key) bool {
+	return violation(b, a) != ""
+}
+
+func violation(before, after Key) Violation {
+	rb, _ := TypeRank(before.Type)
+	ra, _ := TypeRank(after.Type)
+	switch {
+	case ra != rb:
+		if ra < rb {
+			return TypeOrder
+		}
+	case after.Priority != before.Priority:
+		if after.Priority < before.Priority {
+			return PriorityOrder
+		}
+	case SelectsAll(before.Selector) && !SelectsAll(after.Selector):
+		return SelectorOrder
+	}
+	return ""
+}
+
+// SelectsAll says whether a selector leaves no pod out: it is absent or empty.
+func SelectsAll(s *metav1.LabelSelector) bool {
+	return s == nil || len(s.MatchLabels) == 0 && len(s.MatchExpressions) == 0
+}
+
+// CanonicalSelector returns a text that is equal for selectors that say the same: whatever the order of their requirements and values, and
+// whether a label is asked for in matchLabels or by the operator In. It is empty for a selector of all pods.
+func CanonicalSelector(s *metav1.LabelSelector) string {
+	if SelectsAll(s) {
+		return ""
+	}
+	terms := make([]string, 0, len(s.MatchLabels)+len(s.MatchExpressions))
+	for k, v := range s.MatchLabels {
+		terms = append(terms, term(k, string(metav1.LabelSelectorOpIn), []string{v}))
+	}
+	for _, e := range s.MatchExpressions {
+		terms = append(terms, term(e.Key, string(e.Operator), e.Values))
+	}
+	slices.Sort(terms)
+	return strings.Join(slices.Compact(terms), ";")
+}
+
+func term(key, operator string, values []string) string {
+	sorted := slices.Clone(values)
+	slices.Sort(sorted)
+	return key + " " + operator + " (" + strings.Join(slices.Compact(sorted), ",") + ")"
+}

@@ -1,0 +1,177 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package maintenance
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// EvacuatorRole says what an evacuator is to the pod.
+type EvacuatorRole string
+
+const (
+	// EvacuatorRoleController is the evacuator that belongs to the pod's controller. There is at most one and its priority is 10000.
+	EvacuatorRoleController EvacuatorRole = "controller"
+)
+
+// EvacuationCancellationPolicy says whether an evacuation may still be called off.
+type EvacuationCancellationPolicy string
+
+const (
+	// EvacuationCancellationPolicyAllow lets the instigators call the evacuation off.
+	EvacuationCancellationPolicyAllow EvacuationCancellationPolicy = "Allow"
+	// EvacuationCancellationPolicyForbid is set by an evacuator that has passed the point of no return: the pod will go.
+	EvacuationCancellationPolicyForbid EvacuationCancellationPolicy = "Forbid"
+)
+
+const (
+	// ConditionComplete is True when the evacuation is over: the pod is gone or has terminated, or the request was cancelled.
+	ConditionComplete = "Complete"
+	// ConditionBlocked (added) is True while something keeps the pod from leaving; reason and message say what and what can be done.
+	ConditionBlocked = "Blocked"
+
+	// ReasonPodDeleted (Complete): the pod is gone from the API.
+	ReasonPodDeleted = "PodDeleted"
+	// ReasonPodTerminated (Complete): the pod has Succeeded or Failed.
+	ReasonPodTerminated = "PodTerminated"
+	// ReasonCancelled (Complete): the evacuator gave up after the last instigator had withdrawn.
+	ReasonCancelled = "Cancelled"
+
+	// ReasonPodDisruptionBudget (Blocked): the budget of the pod allows no disruption now.
+	ReasonPodDisruptionBudget = "PodDisruptionBudget"
+	// ReasonPodDisruptionBudgetSyncFailed (Blocked): the budget cannot be computed and so never allows a disruption.
+	ReasonPodDisruptionBudgetSyncFailed = "PodDisruptionBudgetSyncFailed"
+	// ReasonTooManyDisruptedPods (Blocked): the status of the budget is in a state in which the API server refuses every eviction.
+	ReasonTooManyDisruptedPods = "TooManyDisruptedPods"
+	// ReasonMultiplePodDisruptionBudgets (Blocked): several budgets select the pod, which the eviction API refuses.
+	ReasonMultiplePodDisruptionBudgets = "MultiplePodDisruptionBudgets"
+	// ReasonUnhealthyPodsHoldBudget (Blocked): pods that are not ready use up the budget.
+	ReasonUnhealthyPodsHoldBudget = "UnhealthyPodsHoldBudget"
+	// ReasonEvacuatorNotProgressing (Blocked): the active evacuator has not reported for a while.
+	ReasonEvacuatorNotProgressing = "EvacuatorNotProgressing"
+	// ReasonPodTerminating (Blocked): the pod was asked to stop and its grace period has passed.
+	ReasonPodTerminating = "PodTerminating"
+	// ReasonPodFinalizer (Blocked): a finalizer holds the pod.
+	ReasonPodFinalizer = "PodFinalizer"
+	// ReasonNodeUnreachable (Blocked): the kubelet that would stop the pod does not answer.
+	ReasonNodeUnreachable = "NodeUnreachable"
+	// ReasonNoEvacuator (Blocked): nothing that is able to remove the pod answers for it.
+	ReasonNoEvacuator = "NoEvacuator"
+	// ReasonRecreated (Blocked): something keeps putting such pods back on the node.
+	ReasonRecreated = "Recreated"
+	// ReasonEvictionForbidden (Blocked): the server is not allowed to evict the pod.
+	ReasonEvictionForbidden = "EvictionForbidden"
+	// ReasonEvictionError (Blocked): the eviction fails for another reason; the message quotes it.
+	ReasonEvictionError = "EvictionError"
+)
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// Evacuation asks one pod to leave its node: the contract between those who ask (instigators, one finalizer each), those who can do it
+// gracefully (evacuators) and the eviction that follows when no evacuator is left (KEP-4212, "Drain").
+type Evacuation struct {
+	metav1.TypeMeta
+	// metadata is the standard object metadata. The name is "<pod UID>-<pod name>"; it may be left out on creation.
+	metav1.ObjectMeta
+
+	// spec says which pod leaves and who may help. Immutable once created.
+	Spec EvacuationSpec
+
+	// status is how far the evacuation is.
+	Status EvacuationStatus
+}
+
+// EvacuationSpec is the request. It is immutable as a whole.
+type EvacuationSpec struct {
+	// podRef identifies the pod that is to leave. It must exist when the Evacuation is created.
+	PodRef PodReference
+
+	// progressDeadlineSeconds is how long the active evacuator may be silent before the next one takes over, in seconds.
+	// 1 to 86400; the default is 1800.
+	ProgressDeadlineSeconds *int32
+
+	// evacuators are those who may take the pod off its node, highest priority first. On creation the server adds those that the pod's
+	// annotations name and those that are built in for its owner. At most 16 (deviates: the KEP allows 100).
+	Evacuators []Evacuator
+
+	// nodeName (added) is the node that the pod ran on when the Evacuation was created. Set by the server.
+	NodeName string
+}
+
+// PodReference names one pod, for its whole life, in the namespace of the Evacuation.
+type PodReference struct {
+	// name of the pod.
+	Name string
+
+	// uid of the pod. A pod that is created again under the same name is another pod.
+	UID types.UID
+}
+
+// Evacuator is somebody who may take a pod off its node.
+type Evacuator struct {
+	// evacuatorClass names the evacuator: a DNS subdomain of at most 54 characters.
+	EvacuatorClass string
+
+	// priority decides who acts first, the highest first. 0 to 100000; 10000 is the pod's controller, 9900 to 10099 are kept for classes
+	// that share its parent domain.
+	Priority int32
+
+	// role is "controller" for the evacuator of the pod's controller (priority 10000) and empty for others.
+	Role EvacuatorRole
+}
+
+// EvacuationStatus is how far an evacuation is.
+type EvacuationStatus struct {
+	// activeEvacuatorClass is the evacuator whose turn it is, or eviction.maintenance.haulout.dev once all are spent. Written by the
+	// Haulout server; it starts at the highest priority and only moves down.
+	ActiveEvacuatorClass string
+
+	// activeEvacuatorCompleted is set by the active evacuator when it has done all it can. If the pod still exists the next one takes over.
+	ActiveEvacuatorCompleted bool
+
+	// evacuationProgressTimestamp is when the active evacuator last reported. Stamped by the server.
+	EvacuationProgressTimestamp *metav1.Time
+
+	// expectedEvacuationFinishTime is when the active evacuator expects the pod to be gone. Written by the active evacuator.
+	ExpectedEvacuationFinishTime *metav1.Time
+
+	// evacuationCancellationPolicy is Forbid while the active evacuator cannot stop any more. The default is Allow. Written by the active
+	// evacuator; it falls back to Allow when the next one takes over.
+	EvacuationCancellationPolicy EvacuationCancellationPolicy
+
+	// failedEvictionCounter counts the calls of the eviction API that were refused because of a budget. It never falls.
+	FailedEvictionCounter int32
+
+	// message says in words what happens. At most 1024 bytes.
+	Message string
+
+	// conditions are Complete and (added) Blocked.
+	Conditions []metav1.Condition
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// EvacuationList is a list of Evacuations.
+type EvacuationList struct {
+	metav1.TypeMeta
+	// metadata is the standard list metadata.
+	metav1.ListMeta
+
+	// items are the evacuations.
+	Items []Evacuation
+}

@@ -1,0 +1,82 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package v1alpha1
+
+import (
+	"slices"
+
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
+)
+
+func addDefaultingFuncs(scheme *runtime.Scheme) error {
+	return RegisterDefaults(scheme)
+}
+
+// FrozenPriorities are the priorities that every drain plan has for every pod type (KEP-4212, "Pod Selection"). Defaulting also runs on
+// what is read from etcd, so they must never change within v1alpha1: a stored plan would read back as another one.
+func FrozenPriorities() []int32 {
+	return []int32{HighestUserDefinablePriority, SystemClusterCritical, SystemNodeCritical, MaxPodPriority}
+}
+
+// SetDefaults_NodeMaintenanceSpec completes the drain plan with the twelve entries that every plan has. A plan that is out of order is left
+// as it is, so that validation can name the index its author wrote.
+func SetDefaults_NodeMaintenanceSpec(spec *NodeMaintenanceSpec) {
+	for i := range spec.DrainPlan {
+		if spec.DrainPlan[i].PodType == "" {
+			spec.DrainPlan[i].PodType = PodTypeDefault
+		}
+	}
+	keys := PlanKeys(spec.DrainPlan)
+	if !planorder.Ordered(keys) {
+		return
+	}
+	plan := spec.DrainPlan
+	for _, podType := range []PodType{PodTypeDefault, PodTypeDaemonSet, PodTypeStatic} {
+		for _, priority := range FrozenPriorities() {
+			plan = insertEntry(plan, DrainPlanEntry{PodPriority: priority, PodType: podType})
+		}
+	}
+	spec.DrainPlan = plan
+}
+
+// PlanKeys returns what the order of each entry of a plan depends on.
+func PlanKeys(plan []DrainPlanEntry) []planorder.Key {
+	keys := make([]planorder.Key, len(plan))
+	for i := range plan {
+		keys[i] = plan[i].planKey()
+	}
+	return keys
+}
+
+func (e *DrainPlanEntry) planKey() planorder.Key {
+	return planorder.Key{Type: string(e.PodType), Priority: e.PodPriority, Selector: e.PodSelector}
+}
+
+func insertEntry(plan []DrainPlanEntry, entry DrainPlanEntry) []DrainPlanEntry {
+	for i := range plan {
+		other := &plan[i]
+		if other.PodType == entry.PodType && other.PodPriority == entry.PodPriority && planorder.SelectsAll(other.PodSelector) {
+			return plan
+		}
+		if planorder.Before(entry.planKey(), other.planKey()) {
+			return slices.Insert(plan, i, entry)
+		}
+	}
+	return append(plan, entry)
+}

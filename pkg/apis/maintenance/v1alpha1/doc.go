@@ -1,0 +1,28 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// +k8s:openapi-gen=true
+// +k8s:openapi-model-package=dev.haulout.maintenance.v1alpha1
+// +k8s:deepcopy-gen=package
+// +k8s:protobuf-gen=package
+// +k8s:conversion-gen=haulout.dev/haulout/pkg/apis/maintenance
+// +k8s:defaulter-gen=TypeMeta
+// +k8s:validation-gen=TypesWithField=TypeMeta
+// +groupName=maintenance.haulout.dev
+
+// Package v1alpha1 is the first served version of the maintenance API: the declarative node maintenance of KEP-4212
+// and the evacuation requests it is built on. What differs from the KEP is marked "(added)" or "(deviates)".
+package v1alpha1
