@@ -1,0 +1,90 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package initializer hands the admission plugins what they need beyond the generic initializer of the API server library, which already
+// gives them the host cluster: its client and informers through WantsExternalKubeClientSet and WantsExternalKubeInformerFactory, its
+// authorizer through WantsAuthorizer.
+package initializer
+
+import (
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/client-go/tools/events"
+
+	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/identity"
+)
+
+// Self says where the server runs; both fields are empty when it does not run as a pod.
+type Self struct {
+	// PodNamespace and PodName name the pod of this server.
+	PodNamespace, PodName string
+	// NodeName is the node that pod runs on.
+	NodeName string
+}
+
+// WantsMaintenanceInformers is implemented by plugins that read our own API.
+type WantsMaintenanceInformers interface {
+	// SetMaintenanceInformers gives the informers of our API. They are started after all plugins are initialized.
+	SetMaintenanceInformers(informers.SharedInformerFactory)
+	admission.InitializationValidator
+}
+
+// WantsServerIdentity is implemented by plugins that treat requests of the server itself differently.
+type WantsServerIdentity interface {
+	// SetServerIdentity gives the identity, which may only be filled in after initialization.
+	SetServerIdentity(*identity.Server)
+	admission.InitializationValidator
+}
+
+// WantsEventRecorder is implemented by plugins that write events into the host cluster.
+type WantsEventRecorder interface {
+	// SetEventRecorder gives the recorder.
+	SetEventRecorder(events.EventRecorder)
+	admission.InitializationValidator
+}
+
+// WantsSelf is implemented by plugins that care where the server runs.
+type WantsSelf interface {
+	// SetSelf gives the place.
+	SetSelf(Self)
+	admission.InitializationValidator
+}
+
+// Initializer implements admission.PluginInitializer.
+type Initializer struct {
+	Informers informers.SharedInformerFactory
+	Identity  *identity.Server
+	Recorder  events.EventRecorder
+	Self      Self
+}
+
+var _ admission.PluginInitializer = Initializer{}
+
+// Initialize gives a plugin what it asks for.
+func (i Initializer) Initialize(plugin admission.Interface) {
+	if wants, ok := plugin.(WantsMaintenanceInformers); ok {
+		wants.SetMaintenanceInformers(i.Informers)
+	}
+	if wants, ok := plugin.(WantsServerIdentity); ok {
+		wants.SetServerIdentity(i.Identity)
+	}
+	if wants, ok := plugin.(WantsEventRecorder); ok {
+		wants.SetEventRecorder(i.Recorder)
+	}
+	if wants, ok := plugin.(WantsSelf); ok {
+		wants.SetSelf(i.Self)
+	}
+}

@@ -1,0 +1,63 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package identity tells requests of this very server from those of everybody else.
+package identity
+
+import (
+	"fmt"
+	"net/http"
+	"sync/atomic"
+
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
+)
+
+// Server knows the user that the server's own controllers appear as. Its name alone would not do: a cluster administrator could impersonate
+// it, and the kube-apiserver in front of us uses the same one. The user's UID is drawn at random when the server starts and never leaves
+// the process, so it is what counts. The zero value recognizes nobody.
+type Server struct {
+	self atomic.Pointer[user.DefaultInfo]
+}
+
+// Learn asks the authenticator who the bearer of the loopback token is and remembers it.
+func (s *Server) Learn(auth authenticator.Request, loopbackToken string) error {
+	req, err := http.NewRequest(http.MethodGet, "https://localhost/", nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Authorization", "Bearer "+loopbackToken)
+	resp, ok, err := auth.AuthenticateRequest(req)
+	if err != nil {
+		return fmt.Errorf("authenticate the loopback token: %w", err)
+	}
+	if !ok || resp.User.GetUID() == "" {
+		return fmt.Errorf("authenticate the loopback token: it is nobody's, or its user has no UID")
+	}
+	s.Set(&user.DefaultInfo{Name: resp.User.GetName(), UID: resp.User.GetUID(), Groups: resp.User.GetGroups()})
+	return nil
+}
+
+// Set makes u the server's own user; tests use it in place of Learn.
+func (s *Server) Set(u *user.DefaultInfo) {
+	s.self.Store(u)
+}
+
+// Is says whether u is the server itself.
+func (s *Server) Is(u user.Info) bool {
+	self := s.self.Load()
+	return self != nil && u != nil && u.GetName() == self.Name && u.GetUID() == self.UID
+}
