@@ -1,0 +1,124 @@
+# Everything here works on a machine that has Go, git and make. `make` alone lists the targets.
+
+# --- Versions of everything that is built or installed from elsewhere -------------------------------------------------
+
+# The development cluster. k8s.io/* and etcd are pinned in test/cluster/go.mod; this is what the binaries call themselves.
+KUBE_VERSION := v1.37.1
+KWOK_VERSION := v0.8.0
+
+# --- What a user may set, on the command line or in the environment ---------------------------------------------------
+
+# The variables of the development cluster (NODES, CLUSTER_DIR, HAULOUT, FEATURE_GATES, ...) are read from the environment
+# by bin/cluster; make passes on those of its command line. `bin/cluster up --help` explains each.
+
+# Without -trimpath, which a release adds: it would keep the compiled packages of our programs, of the control plane and
+# of the tests apart in Go's cache, and building the same libraries twice costs minutes.
+GO_BUILD_FLAGS ?= -buildvcs=false
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Each `go build` uses all cores by itself; two at once only need more memory.
+.NOTPARALLEL:
+
+BIN := bin
+STAMPS := $(BIN)/.stamps
+# What a compiler of another version has built is built again.
+GO_VERSION := $(shell go env GOVERSION)
+
+.PHONY: help
+help: ## List the targets
+	@echo 'Usage: make <target> [VARIABLE=value ...]'
+	@awk 'BEGIN { FS = ":.*## " } /^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z][a-z-]*:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+##@ Build
+
+LDFLAGS := -X haulout.dev/haulout/pkg/version.gitVersion=$(VERSION)
+
+.PHONY: build
+build: ## Build bin/haulout-apiserver
+	go build $(GO_BUILD_FLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/apiserver
+	@mv -f $(BIN)/apiserver $(BIN)/haulout-apiserver
+
+.PHONY: clean
+clean: ## Remove everything that was built
+	rm -rf $(BIN)
+
+##@ Development cluster
+
+CLUSTER_MODULE := test/cluster
+KUBE_BINARIES := kube-apiserver kube-controller-manager kube-scheduler
+CLUSTER_BINARIES := $(KUBE_BINARIES) etcd kubectl kwok
+CLUSTER_SOURCES := $(shell find $(CLUSTER_MODULE) -name '*.go') $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum
+
+# The version has two homes: clients report that of client-go.
+KUBE_VERSION_PACKAGES := k8s.io/component-base/version k8s.io/client-go/pkg/version
+KUBE_VERSION_PARTS := $(subst ., ,$(KUBE_VERSION:v%=%))
+KUBE_LDFLAGS := -s -w $(foreach package,$(KUBE_VERSION_PACKAGES),\
+	-X $(package).gitVersion=$(KUBE_VERSION) -X $(package).gitTreeState=clean \
+	-X $(package).gitMajor=$(word 1,$(KUBE_VERSION_PARTS)) -X $(package).gitMinor=$(word 2,$(KUBE_VERSION_PARTS)))
+
+KUBE_STAMP := $(STAMPS)/kube-$(KUBE_VERSION)-$(GO_VERSION)
+KWOK_STAMP := $(STAMPS)/kwok-$(KWOK_VERSION)-$(GO_VERSION)
+CLUSTER_STAMP := $(STAMPS)/cluster-$(GO_VERSION)
+
+# A stamp says nothing about a binary that somebody has removed.
+ifneq ($(filter-out $(wildcard $(addprefix $(BIN)/,$(CLUSTER_BINARIES) cluster kwok-stages)),$(addprefix $(BIN)/,$(CLUSTER_BINARIES) cluster kwok-stages)),)
+$(KUBE_STAMP) $(KWOK_STAMP) $(CLUSTER_STAMP): missing
+endif
+.PHONY: missing
+missing:
+
+$(KUBE_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum $(wildcard $(CLUSTER_MODULE)/cmd/etcd/*.go $(CLUSTER_MODULE)/cmd/kubectl/*.go)
+	@echo 'Building the control plane $(KUBE_VERSION), etcd and kubectl (about five minutes the first time)'
+	@mkdir -p $(STAMPS)
+	cd $(CLUSTER_MODULE) && go build $(GO_BUILD_FLAGS) -ldflags '$(strip $(KUBE_LDFLAGS))' -o ../../$(BIN)/ \
+		$(addprefix k8s.io/kubernetes/cmd/,$(KUBE_BINARIES)) ./cmd/etcd ./cmd/kubectl
+	@touch $@
+
+# kwok stays out of our module graph: it asks for other versions of the Kubernetes libraries. Its stages are part of its
+# module but not of its binary.
+$(KWOK_STAMP):
+	@echo 'Building kwok $(KWOK_VERSION)'
+	@mkdir -p $(STAMPS)
+	GOBIN='$(abspath $(BIN))' go install $(GO_BUILD_FLAGS) -ldflags '-s -w' sigs.k8s.io/kwok/cmd/kwok@$(KWOK_VERSION)
+	@stages=$$(go mod download -json sigs.k8s.io/kwok@$(KWOK_VERSION) | sed -n 's/^\t"Dir": "\(.*\)",$$/\1/p')/kustomize/stage; \
+	rm -rf $(BIN)/kwok-stages; \
+	for folder in node/fast node/heartbeat-with-lease pod/fast pod/general; do \
+		mkdir -p $(BIN)/kwok-stages/$$folder; \
+		for file in "$$stages"/$$folder/*.yaml; do \
+			case $$file in */kustomization.yaml) ;; *) install -m 644 "$$file" $(BIN)/kwok-stages/$$folder/ ;; esac; \
+		done; \
+	done
+	@touch $@
+
+$(CLUSTER_STAMP): $(CLUSTER_SOURCES)
+	@mkdir -p $(STAMPS)
+	cd $(CLUSTER_MODULE) && go build $(GO_BUILD_FLAGS) -o ../../$(BIN)/ ./cmd/cluster
+	@touch $@
+
+.PHONY: cluster-binaries
+cluster-binaries: $(KUBE_STAMP) $(KWOK_STAMP) $(CLUSTER_STAMP) ## Build the programs of the development cluster
+
+# Whoever runs the server by hand builds it by hand; a tree that does not compile must not keep the cluster from them.
+ifeq ($(filter false external,$(HAULOUT)),)
+CLUSTER_NEEDS := build
+endif
+
+.PHONY: cluster-up
+cluster-up: cluster-binaries $(CLUSTER_NEEDS) ## Start the development cluster, or what of it does not run
+	@$(BIN)/cluster up
+
+.PHONY: cluster-down
+cluster-down: $(CLUSTER_STAMP) ## Stop the development cluster and remove its data (KEEP_DATA=1 keeps it)
+	@$(BIN)/cluster down
+
+.PHONY: cluster-status
+cluster-status: $(CLUSTER_STAMP) ## Show the processes of the development cluster
+	@$(BIN)/cluster status
