@@ -1,0 +1,263 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package cluster brings a development cluster up, takes it down and reports on it.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"haulout.dev/haulout/test/cluster/internal/controlplane"
+	"haulout.dev/haulout/test/cluster/internal/layout"
+	"haulout.dev/haulout/test/cluster/internal/options"
+	"haulout.dev/haulout/test/cluster/internal/process"
+	"haulout.dev/haulout/test/cluster/internal/state"
+)
+
+// startOrder is the order in which processes are started; they are stopped in the reverse one.
+var startOrder = []string{
+	layout.Etcd, layout.APIServer, layout.ControllerManager, layout.Scheduler, layout.Kwok, layout.Haulout,
+}
+
+// Cluster is one development cluster. Its methods Up, Down and Status are those of the program.
+type Cluster struct {
+	Layout layout.Layout
+	Out    io.Writer
+
+	options options.Options
+	plane   controlplane.ControlPlane
+
+	// mu guards what follows: processes are started side by side.
+	mu    sync.Mutex
+	state *state.State
+	// started are the processes that this run has started.
+	started map[string]process.Record
+	// changed is set once this run has done anything.
+	changed bool
+}
+
+// processError is an error that the log of a process explains.
+type processError struct {
+	name string
+	err  error
+}
+
+func (e *processError) Error() string { return e.name + " " + e.err.Error() }
+func (e *processError) Unwrap() error { return e.err }
+
+var errEnded = errors.New("ended")
+
+func (c *Cluster) printf(format string, args ...any) {
+	fmt.Fprintf(c.Out, format+"\n", args...)
+}
+
+// lock takes the lock of the cluster's folder and reads its state.
+func (c *Cluster) lock(ctx context.Context) (unlock func(), found bool, err error) {
+	unlock, err = state.Lock(ctx, c.Layout.LockFile(), func() {
+		c.printf("Another run is changing the cluster in %s, waiting for it", c.Layout.Dir)
+	})
+	if err != nil {
+		return nil, false, fmt.Errorf("lock %s: %w", c.Layout.LockFile(), err)
+	}
+	c.state, found, err = state.Load(c.Layout.StateFile())
+	if err != nil {
+		unlock()
+		return nil, false, err
+	}
+	c.started = map[string]process.Record{}
+	return unlock, found, nil
+}
+
+// record notes a process in the state file before anything else happens, so that it cannot get lost.
+func (c *Cluster) record(name string, record process.Record) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.state.Processes[name] = record
+	c.started[name] = record
+	c.changed = true
+	return c.state.Save(c.Layout.StateFile())
+}
+
+func (c *Cluster) recorded(name string) (process.Record, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	record, ok := c.state.Processes[name]
+	return record, ok
+}
+
+func (c *Cluster) forget(name string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.state.Processes, name)
+	c.changed = true
+	return c.state.Save(c.Layout.StateFile())
+}
+
+// ensure makes a process run as spec says. It tells whether it had to be started.
+func (c *Cluster) ensure(ctx context.Context, spec process.Spec) (started bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return false, context.Cause(ctx)
+	}
+	record, known := c.recorded(spec.Name)
+	binary, err := process.FingerprintOf(spec.Path, record.Binary)
+	if err != nil {
+		return false, fmt.Errorf("%s cannot be started: %w", spec.Name, err)
+	}
+	switch reason := record.Outdated(spec, binary); {
+	case !known:
+	case !record.Alive():
+		c.printf("%s had ended, starting it again", spec.Name)
+	case reason == "":
+		return false, nil
+	default:
+		c.printf("Restarting %s: %s", spec.Name, reason)
+		if err := c.stop(ctx, spec.Name); err != nil {
+			return false, err
+		}
+	}
+	record, err = process.Start(spec, binary)
+	if err != nil {
+		return false, fmt.Errorf("%s cannot be started: %w", spec.Name, err)
+	}
+	return true, c.record(spec.Name, record)
+}
+
+// waitReady waits until a process answers its probe.
+func (c *Cluster) waitReady(ctx context.Context, name string) error {
+	lastErr := errors.New("not asked yet")
+	for {
+		if lastErr = c.plane.Probe(ctx, name); lastErr == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return c.notReady(ctx, name, lastErr)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// notReady says which process was waited for in vain, unless the wait ended because another one died.
+func (c *Cluster) notReady(ctx context.Context, name string, lastErr error) error {
+	var died *processError
+	if cause := context.Cause(ctx); errors.As(cause, &died) || errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return &processError{name, fmt.Errorf("is not ready (%w): %w", context.Cause(ctx), lastErr)}
+}
+
+// supervise cancels the context that it returns as soon as a process that this run has started ends: waiting on for a
+// server that cannot come any more would only hide the reason.
+func (c *Cluster) supervise(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		ticker := time.NewTicker(50 * time.Millisecond)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C:
+			}
+			if name := c.ended(); name != "" {
+				cancel(&processError{name, errEnded})
+				return
+			}
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
+func (c *Cluster) ended() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range startOrder {
+		// A process that is being restarted is not in the state for a moment.
+		if record, ok := c.state.Processes[name]; ok && record.PID == c.started[name].PID && !record.Alive() {
+			return name
+		}
+	}
+	return ""
+}
+
+// grace is how long a process may take to end before it is killed.
+var grace = map[string]time.Duration{
+	// It finishes requests and hands its lease back.
+	layout.Haulout: 20 * time.Second,
+}
+
+const defaultGrace = 10 * time.Second
+
+func (c *Cluster) stop(ctx context.Context, name string) error {
+	record, ok := c.recorded(name)
+	if !ok {
+		return nil
+	}
+	limit, ok := grace[name]
+	if !ok {
+		limit = defaultGrace
+	}
+	// While it stops it is nobody's business that it is gone.
+	c.mu.Lock()
+	delete(c.started, name)
+	c.mu.Unlock()
+	killed, err := record.Stop(ctx, limit)
+	if err != nil {
+		return fmt.Errorf("stop %s: %w", name, err)
+	}
+	if killed {
+		c.printf("%s did not end on SIGTERM and was killed", name)
+	}
+	return c.forget(name)
+}
+
+// stopAll stops the named processes: our server while the cluster that it acts on still answers, then those that act on
+// the cluster, then kube-apiserver, at last etcd.
+func (c *Cluster) stopAll(ctx context.Context, wanted func(name string) bool) error {
+	steps := [][]string{
+		{layout.Haulout},
+		{layout.Kwok, layout.Scheduler, layout.ControllerManager},
+		{layout.APIServer},
+		{layout.Etcd},
+	}
+	var errs []error
+	for _, step := range steps {
+		var group sync.WaitGroup
+		results := make([]error, len(step))
+		for i, name := range step {
+			if wanted(name) {
+				group.Go(func() { results[i] = c.stop(ctx, name) })
+			}
+		}
+		group.Wait()
+		errs = append(errs, results...)
+	}
+	return errors.Join(errs...)
+}
+
+func removeAll(paths []string) error {
+	var errs []error
+	for _, path := range paths {
+		errs = append(errs, os.RemoveAll(path))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,79 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"haulout.dev/haulout/test/cluster/internal/options"
+	"haulout.dev/haulout/test/cluster/internal/state"
+)
+
+// read loads state and options without taking the lock.
+func (c *Cluster) read() (found bool, err error) {
+	c.state, found, err = state.Load(c.Layout.StateFile())
+	if err != nil || !found {
+		return found, err
+	}
+	c.options, err = options.Parse(c.state.Options)
+	return true, err
+}
+
+// Down stops all processes and removes the data, unless told to keep it.
+func (c *Cluster) Down(ctx context.Context, keepData bool) error {
+	if _, err := os.Stat(c.Layout.StateFile()); errors.Is(err, fs.ErrNotExist) {
+		c.printf("There is no cluster in %s", c.Layout.Dir)
+		return nil
+	}
+	unlock, found, err := c.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if !found {
+		c.printf("There is no cluster in %s", c.Layout.Dir)
+		return nil
+	}
+	running := 0
+	for _, record := range c.state.Processes {
+		if record.Alive() {
+			running++
+		}
+	}
+	if err := c.stopAll(ctx, func(string) bool { return true }); err != nil {
+		return fmt.Errorf("%w\nThe cluster in %s is not down", err, c.Layout.Dir)
+	}
+	if keepData {
+		c.printf("Stopped %d processes; `up` goes on with the data in %s", running, c.Layout.Dir)
+		return nil
+	}
+	if err := removeAll(append(c.Layout.Data(), c.Layout.Logs(), c.Layout.StateFile())); err != nil {
+		return err
+	}
+	// The lock goes last and while it is held: whoever waits for it sees that the file is gone and makes a new one.
+	if err := os.Remove(c.Layout.LockFile()); err != nil {
+		return err
+	}
+	c.printf("Stopped %d processes and removed the data of the cluster in %s", running, c.Layout.Dir)
+	// Not empty if it holds anything that is not ours.
+	_ = os.Remove(c.Layout.Dir)
+	return nil
+}

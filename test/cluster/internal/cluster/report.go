@@ -1,0 +1,175 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"haulout.dev/haulout/test/cluster/internal/clients"
+	"haulout.dev/haulout/test/cluster/internal/controlplane"
+	"haulout.dev/haulout/test/cluster/internal/haulout"
+	"haulout.dev/haulout/test/cluster/internal/layout"
+	"haulout.dev/haulout/test/cluster/internal/options"
+)
+
+// ErrNotRunning is returned by Status when a process that belongs to the cluster does not run.
+var ErrNotRunning = errors.New("the cluster is not complete")
+
+func (c *Cluster) printReady(took time.Duration) {
+	if c.changed {
+		c.printf("The cluster is ready after %.1f s", took.Seconds())
+	} else {
+		c.printf("The cluster runs already, nothing had to be done")
+	}
+	kubeconfig := display(c.Layout.AdminKubeconfig())
+	table := tabwriter.NewWriter(c.Out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(table, "  kubeconfig\t%s (administrator)\n", kubeconfig)
+	fmt.Fprintf(table, "  server\t%s\n", c.plane.Server())
+	fmt.Fprintf(table, "  nodes\t%d, simulated by kwok, pod stages: %s\n", c.options.Nodes, c.options.PodStages)
+	fmt.Fprintf(table, "  haulout\t%s\n", c.hauloutSummary())
+	fmt.Fprintf(table, "  logs\t%s\n", display(c.Layout.Logs()))
+	table.Flush()
+	if c.options.Haulout != options.ModeRun {
+		c.printDebugHelp()
+	}
+	c.printf("\nUse it:\n  export KUBECONFIG=%s\n  %s get nodes\nStop it:\n  make cluster-down%s",
+		quote(c.Layout.AdminKubeconfig()), display(c.Layout.Binary("kubectl")), c.dirArgument())
+}
+
+func (c *Cluster) hauloutSummary() string {
+	switch c.options.Haulout {
+	case options.ModePrepare:
+		return "not started and not registered (HAULOUT=false)"
+	case options.ModeExternal:
+		return fmt.Sprintf("registered at 127.0.0.1:%d, to be started by you (HAULOUT=external)", c.state.Ports[layout.Haulout])
+	}
+	return fmt.Sprintf("serves %s at 127.0.0.1:%d", haulout.APIService, c.state.Ports[layout.Haulout])
+}
+
+// printDebugHelp shows how to run our server by hand.
+func (c *Cluster) printDebugHelp() {
+	spec := haulout.Spec(c.Layout, c.state.Ports[layout.Haulout], c.options.HauloutFlags)
+	words := []string{quote(spec.Path)}
+	for _, arg := range spec.Args {
+		words = append(words, quote(arg))
+	}
+	c.printf("\nRun the server yourself, for instance under a debugger:\n  %s", strings.Join(words, " \\\n    "))
+	if c.options.Haulout == options.ModePrepare {
+		c.printf("Its API is not part of the cluster's until HAULOUT=external make cluster-up%s", c.dirArgument())
+	}
+}
+
+// dirArgument is what make must be given to find this cluster again.
+func (c *Cluster) dirArgument() string {
+	if c.Layout.Dir == layout.DefaultDir(c.Layout.BinDir) {
+		return ""
+	}
+	return " CLUSTER_DIR=" + quote(c.Layout.Dir)
+}
+
+// display shortens a path to one relative to the working directory if that is below it.
+func display(path string) string {
+	wd, err := os.Getwd()
+	if err != nil {
+		return path
+	}
+	if rest, ok := strings.CutPrefix(path, wd+string(os.PathSeparator)); ok {
+		return rest
+	}
+	return path
+}
+
+// quote makes a word safe to be pasted into a shell.
+func quote(word string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_=./:,@+%", r)
+	}
+	if word != "" && strings.IndexFunc(word, func(r rune) bool { return !plain(r) }) < 0 {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+// Status prints the processes of the cluster. It takes no lock, so that it answers while the cluster starts.
+func (c *Cluster) Status(ctx context.Context) error {
+	found, err := c.read()
+	if err != nil {
+		return err
+	}
+	if !found || len(c.state.Processes) == 0 {
+		c.printf("No cluster runs in %s", c.Layout.Dir)
+		return ErrNotRunning
+	}
+	c.plane = controlplane.ControlPlane{Layout: c.Layout, Options: c.options, Ports: c.state.Ports}
+	complete := true
+	table := tabwriter.NewWriter(c.Out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "PROCESS\tPID\tSTATE\tADDRESS\tLOG")
+	for _, name := range startOrder {
+		if name == layout.Haulout && c.options.Haulout != options.ModeRun {
+			continue
+		}
+		pid, condition := c.condition(ctx, name)
+		complete = complete && condition == "ready"
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", name, pid, condition, c.address(name), display(c.Layout.Log(name)))
+	}
+	table.Flush()
+	if !complete {
+		return ErrNotRunning
+	}
+	return nil
+}
+
+func (c *Cluster) condition(ctx context.Context, name string) (pid, condition string) {
+	record, ok := c.recorded(name)
+	if !ok {
+		return "-", "not started"
+	}
+	pid = fmt.Sprint(record.PID)
+	if !record.Alive() {
+		return pid, "ended"
+	}
+	if err := c.probe(ctx, name); err != nil {
+		return pid, "not ready: " + firstLine(err)
+	}
+	return pid, "ready"
+}
+
+func (c *Cluster) probe(ctx context.Context, name string) error {
+	if name != layout.Haulout {
+		return c.plane.Probe(ctx, name)
+	}
+	admin, err := clients.FromKubeconfig(c.Layout.AdminKubeconfig())
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	return haulout.Served(ctx, admin)
+}
+
+func (c *Cluster) address(name string) string {
+	if name == layout.Etcd {
+		return layout.EtcdClientSocket
+	}
+	return fmt.Sprintf("127.0.0.1:%d", c.state.Ports[name])
+}

@@ -1,0 +1,278 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"haulout.dev/haulout/test/cluster/internal/clients"
+	"haulout.dev/haulout/test/cluster/internal/controlplane"
+	"haulout.dev/haulout/test/cluster/internal/haulout"
+	"haulout.dev/haulout/test/cluster/internal/layout"
+	"haulout.dev/haulout/test/cluster/internal/nodes"
+	"haulout.dev/haulout/test/cluster/internal/options"
+	"haulout.dev/haulout/test/cluster/internal/ports"
+	"haulout.dev/haulout/test/cluster/internal/process"
+	"haulout.dev/haulout/test/cluster/internal/state"
+)
+
+// tailLines is how much of a log a failed start shows.
+const tailLines = 25
+
+// Up makes the cluster run as the options ask for.
+func (c *Cluster) Up(ctx context.Context, source *options.Source) (err error) {
+	begin := time.Now()
+	if err := c.prepareFolder(); err != nil {
+		return err
+	}
+	unlock, existed, err := c.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+
+	values := source.Values(c.state.Options)
+	if c.options, err = options.Parse(values); err != nil {
+		return err
+	}
+	timeout := fmt.Errorf("START_TIMEOUT of %s is over", c.options.StartTimeout)
+	ctx, cancelTimeout := context.WithTimeoutCause(ctx, c.options.StartTimeout, timeout)
+	defer cancelTimeout()
+	supervised, cancel := c.supervise(ctx)
+	defer cancel()
+
+	if err := c.bringUp(supervised, existed); err != nil {
+		cancel()
+		return c.abandon(ctx, err)
+	}
+	c.state.Options = values
+	if err := c.state.Save(c.Layout.StateFile()); err != nil {
+		return err
+	}
+	c.printReady(time.Since(begin))
+	return nil
+}
+
+// prepareFolder makes the folder, and refuses one that has other things in it: `down` will delete there.
+func (c *Cluster) prepareFolder() error {
+	if err := os.MkdirAll(c.Layout.Dir, 0o700); err != nil {
+		return fmt.Errorf("CLUSTER_DIR=%q: %w", c.Layout.Dir, err)
+	}
+	if _, err := os.Stat(c.Layout.StateFile()); err == nil {
+		return nil
+	}
+	entries, err := os.ReadDir(c.Layout.Dir)
+	if err != nil {
+		return fmt.Errorf("CLUSTER_DIR=%q: %w", c.Layout.Dir, err)
+	}
+	for _, entry := range entries {
+		if entry.Name() != filepath.Base(c.Layout.LockFile()) {
+			return fmt.Errorf("CLUSTER_DIR=%q: must be a new or an empty folder or that of a cluster, it holds %s", c.Layout.Dir, entry.Name())
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) bringUp(ctx context.Context, existed bool) error {
+	chosen, err := ports.Complete(c.state.Ports, controlplane.WithPorts, ports.Loopback)
+	if err != nil {
+		return err
+	}
+	c.state.Ports = chosen
+	if err := c.state.Save(c.Layout.StateFile()); err != nil {
+		return err
+	}
+	c.plane = controlplane.ControlPlane{Layout: c.Layout, Options: c.options, Ports: chosen}
+	if err := os.MkdirAll(c.Layout.Logs(), 0o700); err != nil {
+		return err
+	}
+	if err := c.plane.PrepareFiles(); err != nil {
+		return err
+	}
+	if !existed || len(c.state.Processes) == 0 {
+		c.printf("Starting a cluster in %s", c.Layout.Dir)
+	}
+	if err := c.startAPI(ctx); err != nil {
+		return err
+	}
+	admin, err := clients.FromKubeconfig(c.Layout.AdminKubeconfig())
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.startController(ctx, c.plane.ControllerManager()) })
+	group.Go(func() error { return c.startController(ctx, c.plane.Scheduler()) })
+	group.Go(func() error { return c.startNodes(ctx, admin) })
+	group.Go(func() error { return c.startHaulout(ctx, admin) })
+	group.Go(func() error { return nodes.WaitDefaultServiceAccount(ctx, admin.Kubernetes) })
+	err = group.Wait()
+	// A wait that failed because a process died was told so through the context; the process is the better answer.
+	var died *processError
+	if cause := context.Cause(ctx); err != nil && errors.As(cause, &died) {
+		return died
+	}
+	return err
+}
+
+// startAPI starts etcd and kube-apiserver. kube-apiserver is started at once: it waits for etcd by itself.
+func (c *Cluster) startAPI(ctx context.Context) error {
+	for _, spec := range []process.Spec{c.plane.Etcd(), c.plane.APIServer()} {
+		if _, err := c.ensure(ctx, spec); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{layout.Etcd, layout.APIServer} {
+		if err := c.waitReady(ctx, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) startController(ctx context.Context, spec process.Spec) error {
+	if _, err := c.ensure(ctx, spec); err != nil {
+		return err
+	}
+	return c.waitReady(ctx, spec.Name)
+}
+
+// startNodes starts kwok and makes the nodes.
+func (c *Cluster) startNodes(ctx context.Context, admin *clients.Clients) error {
+	started, err := c.ensure(ctx, c.plane.Kwok())
+	if err != nil {
+		return err
+	}
+	made, err := nodes.EnsureExist(ctx, admin.Kubernetes, c.options.Nodes)
+	if err != nil {
+		return fmt.Errorf("making nodes: %w", err)
+	}
+	if err := c.waitReady(ctx, layout.Kwok); err != nil {
+		return err
+	}
+	if started {
+		// While kwok was away nodes may have lost their readiness.
+		made = made[:0]
+		for index := range c.options.Nodes {
+			made = append(made, nodes.Name(index))
+		}
+	}
+	if err := nodes.WaitReady(ctx, admin.Kubernetes, made); err != nil {
+		return c.notReady(ctx, layout.Kwok, err)
+	}
+	return nil
+}
+
+// startHaulout prepares the cluster for our server and, if asked to, registers and starts it.
+func (c *Cluster) startHaulout(ctx context.Context, admin *clients.Clients) error {
+	port := c.state.Ports[layout.Haulout]
+	manifests, err := haulout.Load(c.Layout.Manifests, port)
+	if err != nil {
+		return err
+	}
+	if err := haulout.Apply(ctx, admin, manifests.Prepare); err != nil {
+		return err
+	}
+	if err := haulout.WriteKubeconfig(ctx, admin, c.Layout, c.plane.Server()); err != nil {
+		return err
+	}
+	if c.options.Haulout != options.ModeRun {
+		if err := c.stop(ctx, layout.Haulout); err != nil {
+			return err
+		}
+	}
+	if c.options.Haulout == options.ModePrepare {
+		return haulout.Unregister(ctx, admin)
+	}
+	if err := haulout.Apply(ctx, admin, manifests.Register); err != nil {
+		return err
+	}
+	if c.options.Haulout == options.ModeExternal {
+		return nil
+	}
+	if _, err := c.ensure(ctx, haulout.Spec(c.Layout, port, c.options.HauloutFlags)); err != nil {
+		return err
+	}
+	if err := haulout.WaitServed(ctx, admin); err != nil {
+		return c.notReady(ctx, layout.Haulout, err)
+	}
+	return nil
+}
+
+// abandon reports why a start failed and stops what this run has started. Of a cluster that ran before, the other
+// processes and the data stay.
+func (c *Cluster) abandon(ctx context.Context, cause error) error {
+	// The time of the start is over or the user has interrupted it; cleaning up has its own limits.
+	ctx = context.WithoutCancel(ctx)
+	c.printTail(cause)
+	c.mu.Lock()
+	started := make([]string, 0, len(c.started))
+	for name := range c.started {
+		started = append(started, name)
+	}
+	c.mu.Unlock()
+	if err := c.stopAll(ctx, func(name string) bool { return slices.Contains(started, name) }); err != nil {
+		return errors.Join(cause, err)
+	}
+	if len(c.state.Processes) > 0 {
+		return fmt.Errorf("the cluster in %s is not complete: %w\nWhat ran before still runs; what was started now was stopped", c.Layout.Dir, cause)
+	}
+	if len(c.state.Options) > 0 {
+		return fmt.Errorf("the cluster did not start: %w\nNothing runs; its data and logs are in %s", cause, c.Layout.Dir)
+	}
+	// It never ran: the next attempt starts from nothing, but the logs stay.
+	err := removeAll(c.Layout.Data())
+	c.state = state.New()
+	err = errors.Join(err, c.state.Save(c.Layout.StateFile()))
+	return errors.Join(fmt.Errorf("the cluster did not start: %w\nNothing runs; logs are in %s", cause, c.Layout.Logs()), err)
+}
+
+// printTail shows the end of the log that explains an error.
+func (c *Cluster) printTail(cause error) {
+	var failed *processError
+	if !errors.As(cause, &failed) {
+		return
+	}
+	record, ok := c.recorded(failed.name)
+	if !ok {
+		return
+	}
+	path := c.Layout.Log(failed.name)
+	tail, err := process.Tail(path, record.LogOffset, tailLines)
+	if err != nil {
+		c.printf("The log of %s cannot be shown: %v", failed.name, err)
+		return
+	}
+	c.printf("%s %s. The end of %s:\n%s", failed.name, firstLine(failed.err), path, indent(tail))
+}
+
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}
+
+func indent(text string) string {
+	return "  | " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n  | ")
+}

@@ -1,0 +1,227 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package controlplane knows how etcd, the Kubernetes processes and kwok are started, and when they are ready.
+package controlplane
+
+import (
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+
+	"haulout.dev/haulout/test/cluster/internal/kubeconfig"
+	"haulout.dev/haulout/test/cluster/internal/layout"
+	"haulout.dev/haulout/test/cluster/internal/options"
+	"haulout.dev/haulout/test/cluster/internal/pki"
+	"haulout.dev/haulout/test/cluster/internal/process"
+)
+
+const (
+	loopback = "127.0.0.1"
+	// serviceRange is where Services get their addresses; nothing in a development cluster routes them.
+	serviceRange = "10.96.0.0/16"
+	firstService = "10.96.0.1"
+	issuer       = "https://kubernetes.default.svc.cluster.local"
+	// unlimited is above what two cores can send: the control plane's own client limits would make thousands of pods
+	// take minutes.
+	unlimited = "5000"
+)
+
+// WithPorts are the processes that listen on a loopback port.
+var WithPorts = []string{layout.APIServer, layout.ControllerManager, layout.Scheduler, layout.Kwok, layout.Haulout}
+
+// ControlPlane makes the specifications of the processes of one cluster.
+type ControlPlane struct {
+	Layout  layout.Layout
+	Options options.Options
+	Ports   map[string]int
+}
+
+// Server returns the URL of kube-apiserver.
+func (c ControlPlane) Server() string {
+	return "https://" + net.JoinHostPort(loopback, c.port(layout.APIServer))
+}
+
+func (c ControlPlane) port(name string) string { return strconv.Itoa(c.Ports[name]) }
+
+// PrepareFiles makes keys, certificates, kubeconfigs and kwok's configuration.
+func (c ControlPlane) PrepareFiles() error {
+	dir := c.Layout.PKI()
+	if err := pki.Ensure(dir, leaves()); err != nil {
+		return err
+	}
+	if err := kubeconfig.WriteClient(c.Layout.AdminKubeconfig(), c.Server(), dir, pki.Admin); err != nil {
+		return err
+	}
+	for _, name := range []string{layout.ControllerManager, layout.Scheduler, layout.Kwok} {
+		if err := kubeconfig.WriteClient(c.Layout.ComponentKubeconfig(name), c.Server(), dir, clientCert(name)); err != nil {
+			return err
+		}
+	}
+	return writeKwokConfig(c.Layout.KwokConfig(), c.Layout.KwokStages(), c.Options.PodStages)
+}
+
+func clientCert(name string) string  { return name + "-client" }
+func servingCert(name string) string { return name + "-serving" }
+
+func leaves() []pki.Leaf {
+	local := []net.IP{net.ParseIP(loopback)}
+	apiServerNames := []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
+	return []pki.Leaf{
+		{Name: pki.Admin, Signer: pki.CA, CommonName: "cluster-admin", Organization: []string{"system:masters"}},
+		{Name: clientCert(layout.ControllerManager), Signer: pki.CA, CommonName: "system:kube-controller-manager"},
+		{Name: clientCert(layout.Scheduler), Signer: pki.CA, CommonName: "system:kube-scheduler"},
+		// kwok acts as all kubelets at once, which no shipped role fits, and being in this group exempts it from priority and
+		// fairness: thousands of status writes must not queue behind those of a drain.
+		{Name: clientCert(layout.Kwok), Signer: pki.CA, CommonName: "kwok", Organization: []string{"system:masters"}},
+		{Name: pki.FrontProxyClient, Signer: pki.FrontProxyCA, CommonName: pki.FrontProxyClient},
+		{Name: servingCert(layout.APIServer), Signer: pki.CA, CommonName: layout.APIServer, DNSNames: apiServerNames,
+			IPs: append(local, net.ParseIP(firstService))},
+		{Name: servingCert(layout.ControllerManager), Signer: pki.CA, CommonName: layout.ControllerManager, IPs: local},
+		{Name: servingCert(layout.Scheduler), Signer: pki.CA, CommonName: layout.Scheduler, IPs: local},
+	}
+}
+
+func (c ControlPlane) spec(name string, args []string) process.Spec {
+	return process.Spec{Name: name, Path: c.Layout.Binary(name), Args: args, Dir: c.Layout.Dir, Log: c.Layout.Log(name)}
+}
+
+// Etcd returns how etcd is started.
+func (c ControlPlane) Etcd() process.Spec {
+	return c.spec(layout.Etcd, []string{
+		"--name=etcd",
+		"--data-dir=" + c.Layout.EtcdData(),
+		"--listen-client-urls=unix://" + layout.EtcdClientSocket,
+		"--advertise-client-urls=unix://" + layout.EtcdClientSocket,
+		"--listen-peer-urls=unix://" + layout.EtcdPeerSocket,
+		"--initial-advertise-peer-urls=unix://" + layout.EtcdPeerSocket,
+		"--initial-cluster=etcd=unix://" + layout.EtcdPeerSocket,
+		"--log-level=warn",
+		"--log-outputs=stderr",
+		"--quota-backend-bytes=" + strconv.Itoa(8<<30),
+		// Data survives the end of the process without; only a crash of the machine could lose some, and then a
+		// development cluster is made anew. It halves the time of a start on slow disks.
+		"--unsafe-no-fsync=true",
+	})
+}
+
+// APIServer returns how kube-apiserver is started.
+func (c ControlPlane) APIServer() process.Spec {
+	dir := c.Layout.PKI()
+	args := []string{
+		"--bind-address=" + loopback,
+		"--advertise-address=" + loopback,
+		"--secure-port=" + c.port(layout.APIServer),
+		// A loopback address cannot be an endpoint of the Service `kubernetes`; kube-apiserver refuses to start otherwise.
+		"--endpoint-reconciler-type=none",
+		"--etcd-servers=unix://" + layout.EtcdClientSocket,
+		"--tls-cert-file=" + pki.CertFile(dir, servingCert(layout.APIServer)),
+		"--tls-private-key-file=" + pki.KeyFile(dir, servingCert(layout.APIServer)),
+		"--client-ca-file=" + pki.CertFile(dir, pki.CA),
+		"--service-cluster-ip-range=" + serviceRange,
+		"--service-account-issuer=" + issuer,
+		"--service-account-key-file=" + pki.PublicKeyFile(dir, pki.ServiceAccounts),
+		"--service-account-signing-key-file=" + pki.KeyFile(dir, pki.ServiceAccounts),
+		"--authorization-mode=Node,RBAC",
+		"--enable-admission-plugins=NodeRestriction",
+		"--allow-privileged=true",
+		"--requestheader-client-ca-file=" + pki.CertFile(dir, pki.FrontProxyCA),
+		"--requestheader-allowed-names=" + pki.FrontProxyClient,
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		"--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-username-headers=X-Remote-User",
+		"--proxy-client-cert-file=" + pki.CertFile(dir, pki.FrontProxyClient),
+		"--proxy-client-key-file=" + pki.KeyFile(dir, pki.FrontProxyClient),
+	}
+	return c.spec(layout.APIServer, append(c.withFeatureGates(args), c.Options.APIServerFlags...))
+}
+
+// ControllerManager returns how kube-controller-manager is started, with all controllers that are on by default.
+func (c ControlPlane) ControllerManager() process.Spec {
+	dir := c.Layout.PKI()
+	args := append(c.componentFlags(layout.ControllerManager),
+		"--use-service-account-credentials=true",
+		"--service-account-private-key-file="+pki.KeyFile(dir, pki.ServiceAccounts),
+		"--root-ca-file="+pki.CertFile(dir, pki.CA),
+		"--cluster-signing-cert-file="+pki.CertFile(dir, pki.CA),
+		"--cluster-signing-key-file="+pki.KeyFile(dir, pki.CA),
+		"--allocate-node-cidrs=false",
+		"--concurrent-replicaset-syncs=20",
+		"--concurrent-deployment-syncs=20",
+		"--concurrent-statefulset-syncs=20",
+		"--concurrent-namespace-syncs=20",
+	)
+	return c.spec(layout.ControllerManager, append(c.withFeatureGates(args), c.Options.ControllerManagerFlags...))
+}
+
+// Scheduler returns how kube-scheduler is started.
+func (c ControlPlane) Scheduler() process.Spec {
+	args := c.withFeatureGates(c.componentFlags(layout.Scheduler))
+	return c.spec(layout.Scheduler, append(args, c.Options.SchedulerFlags...))
+}
+
+// componentFlags are those that kube-controller-manager and kube-scheduler share.
+func (c ControlPlane) componentFlags(name string) []string {
+	dir := c.Layout.PKI()
+	config := c.Layout.ComponentKubeconfig(name)
+	return []string{
+		"--kubeconfig=" + config,
+		"--authentication-kubeconfig=" + config,
+		"--authorization-kubeconfig=" + config,
+		"--client-ca-file=" + pki.CertFile(dir, pki.CA),
+		"--requestheader-client-ca-file=" + pki.CertFile(dir, pki.FrontProxyCA),
+		"--bind-address=" + loopback,
+		"--secure-port=" + c.port(name),
+		"--tls-cert-file=" + pki.CertFile(dir, servingCert(name)),
+		"--tls-private-key-file=" + pki.KeyFile(dir, servingCert(name)),
+		// There is one of each: an election would only make a restart wait for the lease of the one that died.
+		"--leader-elect=false",
+		"--kube-api-qps=" + unlimited,
+		"--kube-api-burst=" + unlimited,
+	}
+}
+
+// Kwok returns how kwok is started.
+func (c ControlPlane) Kwok() process.Spec {
+	spec := c.spec(layout.Kwok, []string{
+		"--config=" + c.Layout.KwokConfig(),
+		"--kubeconfig=" + c.Layout.ComponentKubeconfig(layout.Kwok),
+		// Nodes without the annotation belong to the test that made them.
+		"--manage-all-nodes=false",
+		fmt.Sprintf("--manage-nodes-with-annotation-selector=%s=%s", NodeAnnotation, NodeAnnotationValue),
+		"--node-lease-duration-seconds=40",
+		"--server-address=" + net.JoinHostPort(loopback, c.port(layout.Kwok)),
+	})
+	spec.Env = []string{"KWOK_WORKDIR=" + c.Layout.KwokHome(), "HAULOUT_POD_STAGES=" + c.Options.PodStages}
+	return spec
+}
+
+func (c ControlPlane) withFeatureGates(args []string) []string {
+	if c.Options.FeatureGates == "" {
+		return args
+	}
+	return append(args, "--feature-gates="+c.Options.FeatureGates)
+}
+
+// stageFolders returns the stage folders of kwok, relative to KwokStages.
+func stageFolders(podStages string) []string {
+	return []string{
+		filepath.Join("node", "fast"),
+		filepath.Join("node", "heartbeat-with-lease"),
+		filepath.Join("pod", podStages),
+	}
+}

@@ -1,0 +1,147 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package haulout prepares the cluster for our own server, and waits for it.
+package haulout
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/restmapper"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+
+	"haulout.dev/haulout/test/cluster/internal/clients"
+)
+
+// Names that the manifests and the server agree on.
+const (
+	Namespace      = "haulout-system"
+	ServiceAccount = "haulout-apiserver"
+	Service        = "haulout-apiserver"
+	APIService     = "v1alpha1.maintenance.haulout.dev"
+)
+
+const fieldManager = "haulout-cluster"
+
+var (
+	apiServiceKind = schema.GroupKind{Group: "apiregistration.k8s.io", Kind: "APIService"}
+	serviceKind    = schema.GroupKind{Kind: "Service"}
+	namespaceKind  = schema.GroupKind{Kind: "Namespace"}
+
+	apiServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
+	services    = schema.GroupVersionResource{Version: "v1", Resource: "services"}
+)
+
+// Manifests are the objects of a kustomization, by the step in which they are applied.
+type Manifests struct {
+	// Prepare is what a server needs before it starts: namespace, service account, roles.
+	Prepare []*unstructured.Unstructured
+	// Register makes its API part of the cluster's.
+	Register []*unstructured.Unstructured
+}
+
+// Load builds the kustomization in a folder. The APIService of the result names port.
+func Load(folder string, port int) (Manifests, error) {
+	options := krusty.MakeDefaultOptions()
+	built, err := krusty.MakeKustomizer(options).Run(filesys.MakeFsOnDisk(), folder)
+	if err != nil {
+		return Manifests{}, fmt.Errorf("kustomization in %s: %w", folder, err)
+	}
+	var manifests Manifests
+	for _, resource := range built.Resources() {
+		content, err := resource.Map()
+		if err != nil {
+			return Manifests{}, err
+		}
+		object := &unstructured.Unstructured{Object: content}
+		switch object.GroupVersionKind().GroupKind() {
+		case apiServiceKind:
+			if err := unstructured.SetNestedField(object.Object, int64(port), "spec", "service", "port"); err != nil {
+				return Manifests{}, err
+			}
+			manifests.Register = append(manifests.Register, object)
+		case serviceKind:
+			manifests.Register = append(manifests.Register, object)
+		default:
+			manifests.Prepare = append(manifests.Prepare, object)
+		}
+	}
+	return manifests, nil
+}
+
+// Apply applies objects side by side, namespaces before all others. What the manifests leave out (the APIService's
+// caBundle, which the server writes) is left alone.
+func Apply(ctx context.Context, c *clients.Clients, objects []*unstructured.Unstructured) error {
+	resources, err := restmapper.GetAPIGroupResources(c.Kubernetes.Discovery())
+	if err != nil {
+		return err
+	}
+	mapper := restmapper.NewDiscoveryRESTMapper(resources)
+	var rest []*unstructured.Unstructured
+	for _, object := range objects {
+		if object.GroupVersionKind().GroupKind() != namespaceKind {
+			rest = append(rest, object)
+			continue
+		}
+		if err := applyOne(ctx, c.Dynamic, mapper, object); err != nil {
+			return err
+		}
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	for _, object := range rest {
+		group.Go(func() error { return applyOne(ctx, c.Dynamic, mapper, object) })
+	}
+	return group.Wait()
+}
+
+func applyOne(ctx context.Context, client dynamic.Interface, mapper meta.RESTMapper, object *unstructured.Unstructured) error {
+	kind := object.GroupVersionKind()
+	mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	if err != nil {
+		return fmt.Errorf("apply %s %s: %w", kind.Kind, object.GetName(), err)
+	}
+	var resource dynamic.ResourceInterface = client.Resource(mapping.Resource)
+	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+		resource = client.Resource(mapping.Resource).Namespace(object.GetNamespace())
+	}
+	if _, err := resource.Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: fieldManager, Force: true}); err != nil {
+		return fmt.Errorf("apply %s %s: %w", kind.Kind, object.GetName(), err)
+	}
+	return nil
+}
+
+// Unregister takes the API out of the cluster. An APIService without a server would make every deletion of a namespace
+// hang, as the namespace controller cannot know what is left in it.
+func Unregister(ctx context.Context, c *clients.Clients) error {
+	err := c.Dynamic.Resource(apiServices).Delete(ctx, APIService, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	err = c.Dynamic.Resource(services).Namespace(Namespace).Delete(ctx, Service, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,83 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package kubeconfig writes the kubeconfigs of a development cluster.
+package kubeconfig
+
+import (
+	"os"
+	"path/filepath"
+
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
+
+	"haulout.dev/haulout/test/cluster/internal/pki"
+)
+
+const clusterName = "haulout-development"
+
+// WriteClient writes a kubeconfig for a client certificate. Everything is embedded, so that the file can be copied.
+func WriteClient(path, server, pkiDir, user string) error {
+	certificate, err := os.ReadFile(pki.CertFile(pkiDir, user))
+	if err != nil {
+		return err
+	}
+	key, err := os.ReadFile(pki.KeyFile(pkiDir, user))
+	if err != nil {
+		return err
+	}
+	return write(path, server, pkiDir, user, &api.AuthInfo{ClientCertificateData: certificate, ClientKeyData: key})
+}
+
+// WriteToken writes a kubeconfig that takes its token from a file. client-go reads such a file again every minute, so a
+// renewed token reaches a running server.
+func WriteToken(path, server, pkiDir, user, tokenFile string) error {
+	return write(path, server, pkiDir, user, &api.AuthInfo{TokenFile: tokenFile})
+}
+
+func write(path, server, pkiDir, user string, auth *api.AuthInfo) error {
+	ca, err := os.ReadFile(pki.CertFile(pkiDir, pki.CA))
+	if err != nil {
+		return err
+	}
+	config := api.NewConfig()
+	config.Clusters[clusterName] = &api.Cluster{Server: server, CertificateAuthorityData: ca}
+	config.AuthInfos[user] = auth
+	config.Contexts[clusterName] = &api.Context{Cluster: clusterName, AuthInfo: user}
+	config.CurrentContext = clusterName
+	content, err := clientcmd.Write(*config)
+	if err != nil {
+		return err
+	}
+	return WriteFile(path, content)
+}
+
+// WriteFile replaces a file that running processes may be reading, with a mode that keeps others out.
+func WriteFile(path string, content []byte) error {
+	temporary, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(temporary.Name())
+	if _, err := temporary.Write(content); err != nil {
+		temporary.Close()
+		return err
+	}
+	if err := temporary.Close(); err != nil {
+		return err
+	}
+	return os.Rename(temporary.Name(), path)
+}

@@ -1,0 +1,109 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package layout says where the development cluster keeps its files.
+package layout
+
+import "path/filepath"
+
+// Names of the processes of a cluster. They name log files, entries of the state file and ports, too.
+const (
+	Etcd              = "etcd"
+	APIServer         = "kube-apiserver"
+	ControllerManager = "kube-controller-manager"
+	Scheduler         = "kube-scheduler"
+	Kwok              = "kwok"
+	Haulout           = "haulout-apiserver"
+)
+
+// Layout holds the absolute paths that everything else is derived from.
+type Layout struct {
+	// Dir is the folder of the cluster (CLUSTER_DIR).
+	Dir string
+	// BinDir has the programs that the cluster runs.
+	BinDir string
+	// Manifests is the kustomization that is applied for our server.
+	Manifests string
+}
+
+// Binary returns the path of a program.
+func (l Layout) Binary(name string) string { return filepath.Join(l.BinDir, name) }
+
+// KwokStages returns the folder with the stage files of kwok.
+func (l Layout) KwokStages() string { return filepath.Join(l.BinDir, "kwok-stages") }
+
+// StateFile returns the path of the file that remembers processes, ports and options.
+func (l Layout) StateFile() string { return filepath.Join(l.Dir, "state.json") }
+
+// LockFile returns the path of the file that is locked by whoever changes the cluster.
+func (l Layout) LockFile() string { return filepath.Join(l.Dir, "lock") }
+
+// PKI returns the folder of keys and certificates.
+func (l Layout) PKI() string { return filepath.Join(l.Dir, "pki") }
+
+// Logs returns the folder of log files.
+func (l Layout) Logs() string { return filepath.Join(l.Dir, "logs") }
+
+// Log returns the log file of a process.
+func (l Layout) Log(name string) string { return filepath.Join(l.Logs(), name+".log") }
+
+// EtcdData returns the data folder of the host cluster's etcd.
+func (l Layout) EtcdData() string { return filepath.Join(l.Dir, "etcd") }
+
+// HauloutData returns the data folder of our server.
+func (l Layout) HauloutData() string { return filepath.Join(l.Dir, "haulout") }
+
+// HauloutToken returns the file with the service account token of our server.
+func (l Layout) HauloutToken() string { return filepath.Join(l.Dir, "haulout-apiserver.token") }
+
+// HauloutKubeconfig returns the kubeconfig of our server.
+func (l Layout) HauloutKubeconfig() string {
+	return filepath.Join(l.Dir, "haulout-apiserver.kubeconfig")
+}
+
+// AdminKubeconfig returns the kubeconfig of the cluster administrator.
+func (l Layout) AdminKubeconfig() string { return filepath.Join(l.Dir, "kubeconfig") }
+
+// ComponentKubeconfig returns the kubeconfig of a control-plane process.
+func (l Layout) ComponentKubeconfig(name string) string {
+	return filepath.Join(l.PKI(), name+".kubeconfig")
+}
+
+// KwokConfig returns the configuration file of kwok.
+func (l Layout) KwokConfig() string { return filepath.Join(l.Dir, "kwok.yaml") }
+
+// KwokHome returns the folder that kwok takes for its own, so that a ~/.kwok of the user does not count.
+func (l Layout) KwokHome() string { return filepath.Join(l.Dir, "kwok") }
+
+// Data returns everything below Dir that `down` removes: all but the log files, the state and the lock. It is a list of
+// names and not the folder itself, so that a CLUSTER_DIR that holds other things, too, keeps them.
+func (l Layout) Data() []string {
+	return []string{
+		l.PKI(), l.EtcdData(), l.HauloutData(), l.HauloutToken(), l.HauloutKubeconfig(), l.AdminKubeconfig(),
+		l.KwokConfig(), l.KwokHome(),
+		filepath.Join(l.Dir, EtcdClientSocket), filepath.Join(l.Dir, EtcdPeerSocket),
+	}
+}
+
+// Names of etcd's sockets. They are used relative to Dir, which is the working directory of the processes: the path of a
+// unix socket is limited to 107 bytes, which a CLUSTER_DIR may well exceed.
+const (
+	EtcdClientSocket = "etcd-client.sock"
+	EtcdPeerSocket   = "etcd-peer.sock"
+)
+
+// DefaultDir returns the folder of the cluster when none is given: .cluster beside the folder of the programs.
+func DefaultDir(binDir string) string { return filepath.Join(filepath.Dir(binDir), ".cluster") }

@@ -1,0 +1,212 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package options reads the variables that shape a development cluster.
+package options
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mattn/go-shellwords"
+	"github.com/spf13/pflag"
+)
+
+// Mode says what happens with our own server.
+type Mode string
+
+const (
+	// ModeRun starts bin/haulout-apiserver and registers it.
+	ModeRun Mode = "true"
+	// ModePrepare makes everything the server needs but neither starts nor registers it.
+	ModePrepare Mode = "false"
+	// ModeExternal registers a server that somebody else starts, for instance under a debugger.
+	ModeExternal Mode = "external"
+)
+
+// MaxNodes is the number of nodes that names and memory of a developer's machine have been tried with.
+const MaxNodes = 10000
+
+// Options shape a cluster.
+type Options struct {
+	Nodes                  int
+	PodStages              string
+	Haulout                Mode
+	HauloutFlags           []string
+	FeatureGates           string
+	APIServerFlags         []string
+	ControllerManagerFlags []string
+	SchedulerFlags         []string
+	StartTimeout           time.Duration
+}
+
+// variable is one option. Its value may come from a flag, the environment (and so from make), the state of a cluster that
+// was started before, or the default, in this order.
+type variable struct {
+	name         string
+	defaultValue string
+	usage        string
+	parse        func(o *Options, value string) error
+}
+
+func (v variable) flag() string { return strings.ReplaceAll(strings.ToLower(v.name), "_", "-") }
+
+var variables = []variable{
+	{"NODES", "20", "number of simulated nodes, each with room for 250 pods", func(o *Options, value string) (err error) {
+		if o.Nodes, err = strconv.Atoi(value); err != nil || o.Nodes < 0 || o.Nodes > MaxNodes {
+			return fmt.Errorf("must be a whole number from 0 to %d", MaxNodes)
+		}
+		return nil
+	}},
+	{"POD_STAGES", "fast", "how kwok plays pods: fast (at once) or general (with delays, init containers and finalizers)",
+		func(o *Options, value string) error {
+			o.PodStages = value
+			return oneOf(value, "fast", "general")
+		}},
+	{"HAULOUT", string(ModeRun), "true: run our server; false: prepare for it only; external: register a server that you start",
+		func(o *Options, value string) error {
+			o.Haulout = Mode(value)
+			return oneOf(value, string(ModeRun), string(ModePrepare), string(ModeExternal))
+		}},
+	{"HAULOUT_FLAGS", "", "more flags for haulout-apiserver", func(o *Options, value string) (err error) {
+		o.HauloutFlags, err = splitFlags(value)
+		return err
+	}},
+	{"FEATURE_GATES", "", "feature gates of all control-plane processes, as in Name=true,Other=false",
+		func(o *Options, value string) error {
+			o.FeatureGates = value
+			return checkFeatureGates(value)
+		}},
+	{"APISERVER_FLAGS", "", "more flags for kube-apiserver", func(o *Options, value string) (err error) {
+		o.APIServerFlags, err = splitFlags(value)
+		return err
+	}},
+	{"CONTROLLER_MANAGER_FLAGS", "", "more flags for kube-controller-manager", func(o *Options, value string) (err error) {
+		o.ControllerManagerFlags, err = splitFlags(value)
+		return err
+	}},
+	{"SCHEDULER_FLAGS", "", "more flags for kube-scheduler", func(o *Options, value string) (err error) {
+		o.SchedulerFlags, err = splitFlags(value)
+		return err
+	}},
+	{"START_TIMEOUT", "2m", "how long a start may take before it is given up", func(o *Options, value string) (err error) {
+		if o.StartTimeout, err = time.ParseDuration(value); err != nil || o.StartTimeout <= 0 {
+			return fmt.Errorf("must be a positive duration such as 90s or 2m")
+		}
+		return nil
+	}},
+}
+
+// Source collects the values of flags.
+type Source struct {
+	flags *pflag.FlagSet
+}
+
+// AddFlags adds one flag for every variable.
+func AddFlags(flags *pflag.FlagSet) *Source {
+	for _, v := range variables {
+		flags.String(v.flag(), v.defaultValue, fmt.Sprintf("%s [$%s]", v.usage, v.name))
+	}
+	return &Source{flags: flags}
+}
+
+// Values returns the value of every variable. What was given neither as a flag nor in the environment is taken from
+// stored, so that a second `up` without variables does not turn back what the first one was asked for.
+func (s *Source) Values(stored map[string]string) map[string]string {
+	values := map[string]string{}
+	for _, v := range variables {
+		values[v.name] = v.defaultValue
+		if value, ok := stored[v.name]; ok {
+			values[v.name] = value
+		}
+		if value, ok := os.LookupEnv(v.name); ok {
+			values[v.name] = value
+		}
+		if flag := s.flags.Lookup(v.flag()); flag != nil && flag.Changed {
+			values[v.name] = flag.Value.String()
+		}
+	}
+	return values
+}
+
+// Parse checks the values and returns the options they stand for. The error names every variable that is wrong.
+func Parse(values map[string]string) (Options, error) {
+	var o Options
+	var wrong []string
+	for _, v := range variables {
+		value := strings.TrimSpace(values[v.name])
+		if value == "" {
+			value = v.defaultValue
+		}
+		if err := v.parse(&o, value); err != nil {
+			wrong = append(wrong, fmt.Sprintf("%s=%q: %v", v.name, value, err))
+		}
+	}
+	if len(wrong) > 0 {
+		return Options{}, fmt.Errorf("%s", strings.Join(wrong, "\n"))
+	}
+	return o, nil
+}
+
+// ParseBool reads a yes-or-no variable.
+func ParseBool(name, value string) (bool, error) {
+	if value == "" {
+		return false, nil
+	}
+	b, err := strconv.ParseBool(value)
+	if err != nil {
+		return false, fmt.Errorf("%s=%q: must be one of 1, true, 0, false", name, value)
+	}
+	return b, nil
+}
+
+func oneOf(value string, allowed ...string) error {
+	if slices.Contains(allowed, value) {
+		return nil
+	}
+	return fmt.Errorf("must be one of %s", strings.Join(allowed, ", "))
+}
+
+func splitFlags(value string) ([]string, error) {
+	flags, err := shellwords.Parse(value)
+	if err != nil {
+		return nil, fmt.Errorf("must be flags as one would write them in a shell: %w", err)
+	}
+	for _, flag := range flags {
+		// A flag and its value as two words would make `--v 2` and a stray `2` look alike; one form is enough.
+		if !strings.HasPrefix(flag, "-") {
+			return nil, fmt.Errorf("must be flags in the form --name=value, %q is not", flag)
+		}
+	}
+	return flags, nil
+}
+
+func checkFeatureGates(value string) error {
+	if value == "" {
+		return nil
+	}
+	for gate := range strings.SplitSeq(value, ",") {
+		name, setting, found := strings.Cut(gate, "=")
+		if _, err := strconv.ParseBool(setting); !found || name == "" || err != nil {
+			return fmt.Errorf("must be a comma-separated list of Name=true or Name=false, %q is not", gate)
+		}
+	}
+	return nil
+}

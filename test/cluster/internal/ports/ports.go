@@ -1,0 +1,82 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package ports chooses ports on the loopback interface.
+package ports
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strconv"
+)
+
+// The range lies below the ephemeral ports of Linux (32768 and up). A port from up there could be taken by an outgoing
+// connection while the process that owns it is down, and it could not be started again on the same port.
+const (
+	first = 16384
+	last  = 32767
+
+	attempts = 1000
+)
+
+// Listener tries to listen on a port of the loopback interface. It is a parameter so that tests need no free ports.
+type Listener func(port int) (net.Listener, error)
+
+// Loopback listens on 127.0.0.1.
+func Loopback(port int) (net.Listener, error) {
+	return net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+}
+
+// Complete returns known with a free port added for each name that has none.
+func Complete(known map[string]int, names []string, listen Listener) (map[string]int, error) {
+	chosen := map[string]int{}
+	taken := map[int]bool{}
+	for name, port := range known {
+		chosen[name] = port
+		taken[port] = true
+	}
+	for _, name := range names {
+		if _, ok := chosen[name]; ok {
+			continue
+		}
+		port, listener, err := pick(taken, listen)
+		if err != nil {
+			return nil, fmt.Errorf("no port for %s: %w", name, err)
+		}
+		// Held until all are chosen: another cluster that starts at the same moment must not find it free, too.
+		defer listener.Close()
+		chosen[name] = port
+		taken[port] = true
+	}
+	return chosen, nil
+}
+
+func pick(taken map[int]bool, listen Listener) (int, net.Listener, error) {
+	var lastErr error
+	for range attempts {
+		port := first + rand.IntN(last-first+1)
+		if taken[port] {
+			continue
+		}
+		listener, err := listen(port)
+		if err == nil {
+			return port, listener, nil
+		}
+		lastErr = err
+	}
+	return 0, nil, fmt.Errorf("none free between %d and %d on 127.0.0.1: %w", first, last, lastErr)
+}

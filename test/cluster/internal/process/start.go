@@ -1,0 +1,164 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package process
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Spec says how to start a process.
+type Spec struct {
+	Name string
+	// Path of the program.
+	Path string
+	Args []string
+	// Env is added to the environment of this program.
+	Env []string
+	// Dir is the working directory.
+	Dir string
+	// Log is the file that standard output and error are appended to.
+	Log string
+}
+
+// Fingerprint tells two builds of a program apart.
+type Fingerprint struct {
+	Size    int64     `json:"size"`
+	ModTime time.Time `json:"modTime"`
+	SHA256  string    `json:"sha256"`
+}
+
+// FingerprintOf returns the fingerprint of a file. It reads the file only if size or time differ from known: `go build`
+// touches a program that is up to date, so the time alone would restart processes for nothing.
+func FingerprintOf(path string, known Fingerprint) (Fingerprint, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return Fingerprint{}, err
+	}
+	if info.Size() == known.Size && info.ModTime().Equal(known.ModTime) {
+		return known, nil
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return Fingerprint{}, err
+	}
+	defer file.Close()
+	hash := sha256.New()
+	if _, err := io.Copy(hash, file); err != nil {
+		return Fingerprint{}, err
+	}
+	return Fingerprint{Size: info.Size(), ModTime: info.ModTime(), SHA256: hex.EncodeToString(hash.Sum(nil))}, nil
+}
+
+// Start starts a process in a session of its own, so that neither the end of make nor a Ctrl-C at the terminal ends it.
+func Start(spec Spec, binary Fingerprint) (Record, error) {
+	boot, err := bootID()
+	if err != nil {
+		return Record{}, err
+	}
+	log, err := os.OpenFile(spec.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return Record{}, err
+	}
+	defer log.Close()
+	info, err := log.Stat()
+	if err != nil {
+		return Record{}, err
+	}
+
+	command := exec.Command(spec.Path, spec.Args...)
+	command.Dir = spec.Dir
+	command.Env = append(inherited(os.Environ()), spec.Env...)
+	command.Stdout, command.Stderr = log, log
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := command.Start(); err != nil {
+		return Record{}, err
+	}
+	// Reading the exit status is what makes a process that dies early disappear instead of staying a zombie.
+	go command.Wait()
+
+	record := Record{PID: command.Process.Pid, BootID: boot, Args: spec.Args, Env: spec.Env, Binary: binary, LogOffset: info.Size()}
+	s, err := readStat(record.PID)
+	if err != nil {
+		// It ended already. A start time of zero never matches a process.
+		return record, nil
+	}
+	record.StartTicks = s.startTicks
+	return record, nil
+}
+
+// inherited drops what would configure the processes behind our back: etcd and kwok take options from the environment, and
+// the variables of make would follow a server for its life.
+func inherited(environment []string) []string {
+	unwanted := []string{"ETCD_", "KWOK_", "KUBECONFIG=", "MAKE", "MFLAGS=", "KUBERNETES_SERVICE_"}
+	return slices.DeleteFunc(slices.Clone(environment), func(entry string) bool {
+		return slices.ContainsFunc(unwanted, func(prefix string) bool { return strings.HasPrefix(entry, prefix) })
+	})
+}
+
+// KeepDescriptorsPrivate marks the file descriptors that this program was given, other than the standard ones, so that the
+// processes it starts do not get them. Otherwise whoever waits for the end of a pipe of ours (make's job server, a test
+// harness) would wait for the end of the cluster.
+func KeepDescriptorsPrivate() error {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd > 2 {
+			syscall.CloseOnExec(fd)
+		}
+	}
+	return nil
+}
+
+// Tail returns the last lines of a log file, from offset on.
+func Tail(path string, offset int64, lines int) (string, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return "", err
+	}
+	// Enough for any number of lines that somebody would read; a line of a crash may be long.
+	const most = 64 << 10
+	if offset > info.Size() {
+		offset = 0
+	}
+	start := max(offset, info.Size()-most)
+	content, err := io.ReadAll(io.NewSectionReader(file, start, info.Size()-start))
+	if err != nil {
+		return "", err
+	}
+	all := strings.Split(strings.TrimRight(string(content), "\n"), "\n")
+	if len(all) > lines {
+		all = all[len(all)-lines:]
+	}
+	return fmt.Sprintln(strings.Join(all, "\n")), nil
+}

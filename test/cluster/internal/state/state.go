@@ -1,0 +1,89 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package state remembers what a cluster consists of between two runs of the cluster program.
+package state
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"haulout.dev/haulout/test/cluster/internal/process"
+)
+
+// version changes when an older program could not read the file any more.
+const version = 1
+
+// State is the content of the state file.
+type State struct {
+	Version int `json:"version"`
+	// Options are the values of the last `up` that succeeded.
+	Options map[string]string `json:"options,omitempty"`
+	// Ports are kept for the life of the cluster: kubeconfigs and the APIService name them.
+	Ports map[string]int `json:"ports,omitempty"`
+	// Processes that were started and not yet seen to have ended.
+	Processes map[string]process.Record `json:"processes,omitempty"`
+}
+
+// New returns the state of a cluster that does not exist yet.
+func New() *State {
+	return &State{Version: version, Ports: map[string]int{}, Processes: map[string]process.Record{}}
+}
+
+// Load reads the state; found is false if there is none.
+func Load(path string) (s *State, found bool, err error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return New(), false, nil
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	s = New()
+	if err := json.Unmarshal(data, s); err != nil {
+		return nil, false, fmt.Errorf("%s is damaged, its processes have to be ended by hand: %w", path, err)
+	}
+	if s.Version != version {
+		return nil, false, fmt.Errorf("%s has version %d, this program writes version %d; take the cluster down with the program that started it", path, s.Version, version)
+	}
+	return s, true, nil
+}
+
+// Save writes the state. A reader sees the old content or the new one, never a part: losing it would mean losing track of
+// running processes.
+func (s *State) Save(path string) error {
+	data, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err
+	}
+	temporary, err := os.CreateTemp(filepath.Dir(path), ".state-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(temporary.Name())
+	if _, err := temporary.Write(append(data, '\n')); err != nil {
+		temporary.Close()
+		return err
+	}
+	if err := temporary.Close(); err != nil {
+		return err
+	}
+	return os.Rename(temporary.Name(), path)
+}
