@@ -1,0 +1,181 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+
+// Package registrytest runs the registry of a kind on a real etcd within the test's own process, so that its tests see what a client of the
+// server would see: transactions, conflicts, finalizers, and what the storage encoding keeps.
+package registrytest
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"go.etcd.io/etcd/client/v3/kubernetes"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apiserver/pkg/authentication/user"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/generic"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/storage/etcd3/testserver"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/warning"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/install"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+var (
+	// Scheme has the types of the maintenance API. It is not the server's: importing that would close an import cycle.
+	Scheme = runtime.NewScheme()
+	// Codecs encodes and decodes them.
+	Codecs = serializer.NewCodecFactory(Scheme)
+)
+
+func init() {
+	install.Install(Scheme)
+	metav1.AddToGroupVersion(Scheme, schema.GroupVersion{Version: "v1"})
+}
+
+// StorageCodec returns the codec that objects are stored with: protobuf of v1alpha1, as the server does it.
+func StorageCodec() runtime.Codec {
+	info, ok := runtime.SerializerInfoForMediaType(Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+	if !ok {
+		panic("the scheme has no protobuf serializer")
+	}
+	return Codecs.CodecForVersions(info.Serializer, Codecs.UniversalDeserializer(), v1alpha1.SchemeGroupVersion, maintenance.SchemeGroupVersion)
+}
+
+// Etcd is a running etcd. Starting one takes a good part of a second: start one in each test function and let its subtests share it.
+type Etcd struct {
+	// Client talks to it directly, to look at the stored bytes.
+	Client *kubernetes.Client
+
+	prefixes atomic.Int64
+}
+
+// RunEtcd starts an etcd and stops it at the end of the test.
+func RunEtcd(t testing.TB) *Etcd {
+	t.Helper()
+	return &Etcd{Client: testserver.RunEtcd(t, nil)}
+}
+
+// RESTOptions returns storage of its own, under a prefix that nothing else uses. There is no watch cache: reads see every write.
+func (e *Etcd) RESTOptions(resource schema.GroupResource) generic.RESTOptions {
+	config := storagebackend.NewDefaultConfig(fmt.Sprintf("/registry-%d", e.prefixes.Add(1)), StorageCodec())
+	config.Transport.ServerList = e.Client.Endpoints()
+	return generic.RESTOptions{
+		StorageConfig:           config.ForResource(resource),
+		Decorator:               generic.UndecoratedStorage,
+		EnableGarbageCollection: true,
+		DeleteCollectionWorkers: 1,
+		ResourcePrefix:          path.Join("/", resource.Group, resource.Resource),
+	}
+}
+
+// CachedRESTOptions is RESTOptions with the watch cache in front, which serves lists by index.
+func (e *Etcd) CachedRESTOptions(resource schema.GroupResource) generic.RESTOptions {
+	options := e.RESTOptions(resource)
+	options.Decorator = genericregistry.StorageWithCacher()
+	return options
+}
+
+// StoredBytes returns what etcd holds for an object; name is "namespace/name" for a namespaced one.
+func (e *Etcd) StoredBytes(ctx context.Context, t testing.TB, options generic.RESTOptions, name string) []byte {
+	t.Helper()
+	key := path.Join(options.StorageConfig.Prefix, options.ResourcePrefix, name)
+	response, err := e.Client.KV.Get(ctx, key)
+	if err != nil {
+		t.Fatalf("read %s from etcd: %v", key, err)
+	}
+	if len(response.Kvs) != 1 {
+		t.Fatalf("etcd has %d values for %s, want 1", len(response.Kvs), key)
+	}
+	return response.Kvs[0].Value
+}
+
+// Request is what a request would leave in the context of the handlers.
+type Request struct {
+	// User is who asks.
+	User user.Info
+	// Verb is the request's verb; nothing in a registry depends on it, admission plugins may.
+	Verb string
+	// Resource and Subresource are the plural name of the kind and, if any, of the subresource.
+	Resource, Subresource string
+	// Namespace is empty for a cluster-scoped kind.
+	Namespace string
+	// Name is the name of the object; empty in a create.
+	Name string
+}
+
+// Context returns the context of the request for v1alpha1.
+func (r Request) Context(ctx context.Context) context.Context {
+	ctx = genericapirequest.WithUser(ctx, r.User)
+	ctx = genericapirequest.WithNamespace(ctx, r.Namespace)
+	requestPath := path.Join("/apis", v1alpha1.GroupName, v1alpha1.SchemeGroupVersion.Version)
+	if r.Namespace != "" {
+		requestPath = path.Join(requestPath, "namespaces", r.Namespace)
+	}
+	return genericapirequest.WithRequestInfo(ctx, &genericapirequest.RequestInfo{
+		IsResourceRequest: true,
+		Path:              path.Join(requestPath, r.Resource, r.Name, r.Subresource),
+		Verb:              r.Verb,
+		APIPrefix:         "apis",
+		APIGroup:          v1alpha1.GroupName,
+		APIVersion:        v1alpha1.SchemeGroupVersion.Version,
+		Namespace:         r.Namespace,
+		Resource:          r.Resource,
+		Subresource:       r.Subresource,
+		Name:              r.Name,
+		Parts:             strings.FieldsFunc(path.Join(r.Resource, r.Name, r.Subresource), func(c rune) bool { return c == '/' }),
+	})
+}
+
+// Warnings collects the warnings of a request.
+type Warnings struct {
+	mu    sync.Mutex
+	texts []string
+}
+
+var _ warning.Recorder = &Warnings{}
+
+// AddWarning implements warning.Recorder.
+func (w *Warnings) AddWarning(_, text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.texts = append(w.texts, text)
+}
+
+// Texts returns the warnings so far.
+func (w *Warnings) Texts() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]string(nil), w.texts...)
+}
+
+// WithWarnings returns a context whose warnings end up in the returned collection.
+func WithWarnings(ctx context.Context) (context.Context, *Warnings) {
+	w := &Warnings{}
+	return warning.WithWarningRecorder(ctx, w), w
+}
