@@ -1,0 +1,102 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package embeddedetcd
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+func connect(t *testing.T, s *Server) *clientv3.Client {
+	t.Helper()
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Endpoint()}, DialTimeout: 10 * time.Second, MaxCallSendMsgSize: 16 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+func TestDataAndIdentitySurviveARestart(t *testing.T) {
+	cases := map[string]string{
+		"with the sockets beside the data":                   filepath.Join(t.TempDir(), "d"),
+		"with a path that is too long for sockets beside it": filepath.Join(t.TempDir(), strings.Repeat("long/", 30)),
+	}
+	for name, dir := range cases {
+		t.Run(name, func(t *testing.T) {
+			first, err := Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes})
+			if err != nil {
+				t.Fatal(err)
+			}
+			large := strings.Repeat("x", 3<<20)
+			if _, err := connect(t, first).Put(t.Context(), "key", large); err != nil {
+				t.Errorf("a value of 3 MiB is refused: %v", err)
+			}
+			first.Stop()
+
+			second, err := Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer second.Stop()
+			got, err := connect(t, second).Get(t.Context(), "key")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(got.Kvs) != 1 || string(got.Kvs[0].Value) != large {
+				t.Errorf("the value is not what was written")
+			}
+			if first.StorageID() != second.StorageID() {
+				t.Errorf("the storage ID changed from %q to %q", first.StorageID(), second.StorageID())
+			}
+		})
+	}
+}
+
+func TestDataDirectoryIsPrivateAndUsedOnce(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Stop()
+	info, err := os.Stat(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Mode().Perm() != 0o700 {
+		t.Errorf("mode is %v, want 0700", info.Mode().Perm())
+	}
+	if !strings.HasPrefix(s.Endpoint(), "unix:///") {
+		t.Errorf("endpoint %q is not a unix socket", s.Endpoint())
+	}
+	if second, err := Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes}); err == nil {
+		second.Stop()
+		t.Errorf("a second server may use the same directory")
+	}
+	if _, err := connect(t, s).Get(t.Context(), "key"); err != nil {
+		t.Errorf("the attempt of a second server hurt the first: %v", err)
+	}
+}

@@ -1,0 +1,267 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package servingcert keeps the server's own serving certificate: a CA and a leaf that live in a Secret of the host cluster, are renewed
+// before they expire, and are made known to the aggregator through the caBundle of our APIService.
+package servingcert
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/cert"
+	"k8s.io/klog/v2"
+	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// SecretName is the Secret with the CA and the leaf.
+	SecretName = "haulout-apiserver-serving"
+
+	keyCABundle = "ca.crt" // newest first; older ones stay until they expire
+	keyCAKey    = "ca.key"
+	keyCert     = corev1.TLSCertKey
+	keyKey      = corev1.TLSPrivateKeyKey
+
+	caLifetime   = 10 * 365 * 24 * time.Hour
+	leafLifetime = 90 * 24 * time.Hour
+	// checkInterval bounds how long a renewal by another replica goes unnoticed and how long a caBundle that somebody else changed stays
+	// wrong.
+	checkInterval = time.Minute
+)
+
+// Options say for whom the certificate is and where it is announced.
+type Options struct {
+	// Namespace and Service name the Service in front of the server.
+	Namespace, Service string
+	// APIService is the name of the APIService whose caBundle is kept.
+	APIService string
+}
+
+// Manager is a dynamiccertificates.CertKeyContentProvider that keeps itself up to date.
+type Manager struct {
+	options    Options
+	secrets    kubernetes.Interface
+	aggregator aggregator.Interface
+	clock      clock.WithTicker
+
+	mu        sync.RWMutex
+	current   material
+	listeners []dynamiccertificates.Listener
+}
+
+var (
+	_ dynamiccertificates.CertKeyContentProvider = &Manager{}
+	_ dynamiccertificates.Notifier               = &Manager{}
+	_ dynamiccertificates.ControllerRunner       = &Manager{}
+)
+
+// New makes a manager. It has no certificate before RunOnce.
+func New(o Options, host kubernetes.Interface, agg aggregator.Interface, c clock.WithTicker) *Manager {
+	return &Manager{options: o, secrets: host, aggregator: agg, clock: c}
+}
+
+// Name tells the certificate from others in logs.
+func (m *Manager) Name() string { return "self-managed serving certificate" }
+
+// CurrentCertKeyContent returns the leaf and its key, PEM-encoded.
+func (m *Manager) CurrentCertKeyContent() ([]byte, []byte) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.current.cert, m.current.key
+}
+
+// AddListener has l called after each renewal.
+func (m *Manager) AddListener(l dynamiccertificates.Listener) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.listeners = append(m.listeners, l)
+}
+
+// RunOnce loads the certificate, making or renewing it where needed, and announces its CA.
+func (m *Manager) RunOnce(ctx context.Context) error {
+	next, err := m.ensureSecret(ctx)
+	if err != nil {
+		return fmt.Errorf("keep the serving certificate in Secret %s/%s (or give one with --tls-cert-file): %w", m.options.Namespace, SecretName, err)
+	}
+	// The CA is announced before a leaf that needs it is served; a missing APIService is no reason not to serve.
+	announced := m.announce(ctx, next.caBundle)
+	m.use(next)
+	return announced
+}
+
+// Run keeps the certificate until the context ends.
+func (m *Manager) Run(ctx context.Context, _ int) {
+	logger := klog.FromContext(ctx).WithName("servingcert")
+	wait.BackoffUntilWithContext(ctx, func(ctx context.Context) {
+		if err := m.RunOnce(ctx); err != nil && ctx.Err() == nil {
+			logger.Error(err, "Serving certificate could not be kept up to date, will try again")
+		}
+	}, wait.NewJitteredBackoffManager(checkInterval, 0.1, m.clock), true)
+}
+
+func (m *Manager) use(next material) {
+	m.mu.Lock()
+	changed := !bytes.Equal(m.current.cert, next.cert)
+	m.current = next
+	listeners := slices.Clone(m.listeners)
+	m.mu.Unlock()
+	if changed {
+		for _, l := range listeners {
+			l.Enqueue()
+		}
+	}
+}
+
+// ensureSecret returns what the Secret holds after making sure that it is good for some time. Replicas race here; the loser takes what the
+// winner wrote.
+func (m *Manager) ensureSecret(ctx context.Context) (material, error) {
+	secrets := m.secrets.CoreV1().Secrets(m.options.Namespace)
+	for {
+		secret, err := secrets.Get(ctx, SecretName, metav1.GetOptions{})
+		missing := apierrors.IsNotFound(err)
+		if err != nil && !missing {
+			return material{}, err
+		}
+		var have material
+		if !missing {
+			have = materialOf(secret)
+		}
+		want, changed, err := renew(have, m.options, m.clock.Now())
+		if err != nil {
+			return material{}, err
+		}
+		if !changed {
+			return have, nil
+		}
+		if missing {
+			secret = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: m.options.Namespace, Name: SecretName}, Type: corev1.SecretTypeTLS}
+		}
+		secret = secret.DeepCopy()
+		secret.Data = want.data()
+		if missing {
+			_, err = secrets.Create(ctx, secret, metav1.CreateOptions{})
+		} else {
+			_, err = secrets.Update(ctx, secret, metav1.UpdateOptions{})
+		}
+		switch {
+		case err == nil:
+			klog.FromContext(ctx).Info("Serving certificate renewed", "secret", klog.KObj(secret))
+			return want, nil
+		case apierrors.IsAlreadyExists(err), apierrors.IsConflict(err):
+			continue
+		default:
+			return material{}, err
+		}
+	}
+}
+
+// announce puts the CA bundle into the APIService, so that the aggregator trusts the leaf.
+func (m *Manager) announce(ctx context.Context, bundle []byte) error {
+	apiServices := m.aggregator.ApiregistrationV1().APIServices()
+	service, err := apiServices.Get(ctx, m.options.APIService, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		klog.FromContext(ctx).Info("APIService does not exist yet, its caBundle is set once it does", "apiService", m.options.APIService)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read APIService %s to keep its caBundle: %w", m.options.APIService, err)
+	}
+	if bytes.Equal(service.Spec.CABundle, bundle) {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"resourceVersion": service.ResourceVersion},
+		"spec":     map[string]any{"caBundle": bundle},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = apiServices.Patch(ctx, m.options.APIService, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "haulout-apiserver"})
+	if apierrors.IsConflict(err) {
+		return fmt.Errorf("APIService %s changed meanwhile, its caBundle is set at the next attempt", m.options.APIService)
+	}
+	if err != nil {
+		return fmt.Errorf("set the caBundle of APIService %s: %w", m.options.APIService, err)
+	}
+	return nil
+}
+
+// material is what the Secret holds, all PEM-encoded.
+type material struct {
+	caBundle, caKey, cert, key []byte
+}
+
+func materialOf(secret *corev1.Secret) material {
+	return material{
+		caBundle: secret.Data[keyCABundle], caKey: secret.Data[keyCAKey],
+		cert: secret.Data[keyCert], key: secret.Data[keyKey],
+	}
+}
+
+func (m material) data() map[string][]byte {
+	return map[string][]byte{keyCABundle: m.caBundle, keyCAKey: m.caKey, keyCert: m.cert, keyKey: m.key}
+}
+
+// renew returns material that is good for at least a third of its life, and whether it differs from what there was.
+func renew(have material, o Options, now time.Time) (material, bool, error) {
+	ca, caErr := loadCA(have, now)
+	leafErr := checkLeaf(have, o, now)
+	if caErr == nil && leafErr == nil {
+		return have, false, nil
+	}
+	want := have
+	if caErr != nil {
+		var err error
+		if ca, err = newCA(now); err != nil {
+			return material{}, false, err
+		}
+		bundle := append([]*x509.Certificate{ca.cert}, unexpired(have.caBundle, now)...)
+		if want.caBundle, err = cert.EncodeCertificates(bundle...); err != nil {
+			return material{}, false, err
+		}
+		if want.caKey, err = ca.encodeKey(); err != nil {
+			return material{}, false, err
+		}
+	}
+	var err error
+	if want.cert, want.key, err = ca.newLeaf(o, now); err != nil {
+		return material{}, false, err
+	}
+	return want, true, nil
+}
+
+var errRenew = errors.New("less than a third of its life is left")
+
+func needsRenewal(c *x509.Certificate, now time.Time) bool {
+	life := c.NotAfter.Sub(c.NotBefore)
+	return now.Add(life / 3).After(c.NotAfter)
+}

@@ -1,0 +1,164 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package servingcert
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	aggregatorfake "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/fake"
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+var options = Options{Namespace: "haulout-system", Service: "haulout-apiserver", APIService: "v1alpha1.maintenance.haulout.dev"}
+
+type fixture struct {
+	*testing.T
+	host  *fake.Clientset
+	agg   *aggregatorfake.Clientset
+	clock *clocktesting.FakeClock
+}
+
+func newFixture(t *testing.T) fixture {
+	return fixture{
+		T: t, host: fake.NewClientset(), clock: clocktesting.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),
+		agg: aggregatorfake.NewClientset(&apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: options.APIService}}),
+	}
+}
+
+func (f fixture) replica() *Manager {
+	return New(options, f.host, f.agg, f.clock)
+}
+
+func (f fixture) runOnce(m *Manager) (leaf []byte) {
+	f.Helper()
+	if err := m.RunOnce(f.Context()); err != nil {
+		f.Fatal(err)
+	}
+	leaf, _ = m.CurrentCertKeyContent()
+	return leaf
+}
+
+// trusted says whether a client that trusts the announced CA accepts the server at the present time.
+func (f fixture) trusted(m *Manager) bool {
+	f.Helper()
+	service, err := f.agg.ApiregistrationV1().APIServices().Get(f.Context(), options.APIService, metav1.GetOptions{})
+	if err != nil {
+		f.Fatal(err)
+	}
+	pair, err := tls.X509KeyPair(m.CurrentCertKeyContent())
+	if err != nil {
+		f.Fatal(err)
+	}
+	leaf, err := x509.ParseCertificate(pair.Certificate[0])
+	if err != nil {
+		f.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(service.Spec.CABundle)
+	_, err = leaf.Verify(x509.VerifyOptions{DNSName: "haulout-apiserver.haulout-system.svc", Roots: roots, CurrentTime: f.clock.Now()})
+	return err == nil
+}
+
+func TestCertificateIsMadeOnceAndSharedByReplicas(t *testing.T) {
+	f := newFixture(t)
+	a, b := f.replica(), f.replica()
+	if !bytes.Equal(f.runOnce(a), f.runOnce(b)) {
+		t.Error("the second replica serves another certificate")
+	}
+	if !f.trusted(a) || !f.trusted(b) {
+		t.Error("the announced CA does not vouch for the certificate")
+	}
+}
+
+func TestReplicasThatStartTogetherAgree(t *testing.T) {
+	f := newFixture(t)
+	replicas := []*Manager{f.replica(), f.replica(), f.replica(), f.replica()}
+	var wg sync.WaitGroup
+	for _, m := range replicas {
+		wg.Go(func() { f.runOnce(m) })
+	}
+	wg.Wait()
+	for _, m := range replicas {
+		if !f.trusted(m) {
+			t.Error("a replica serves a certificate that the announced CA does not vouch for")
+		}
+	}
+}
+
+func TestRenewalOverYearsIsNeverUntrusted(t *testing.T) {
+	f := newFixture(t)
+	a, b := f.replica(), f.replica()
+	first := f.runOnce(a)
+	f.runOnce(b)
+	seen := map[string]bool{string(first): true}
+	for range 12 * 12 { // a dozen years, in steps shorter than what is left when a leaf is renewed
+		f.clock.Step(25 * 24 * time.Hour)
+		seen[string(f.runOnce(a))] = true
+		if !f.trusted(b) {
+			t.Fatalf("%v: the replica that has not looked yet is no longer trusted", f.clock.Now())
+		}
+		f.runOnce(b)
+		if !f.trusted(a) || !f.trusted(b) {
+			t.Fatalf("%v: not trusted", f.clock.Now())
+		}
+	}
+	if len(seen) < 40 {
+		t.Errorf("%d certificates in ten years, want a new one every 60 days or so", len(seen))
+	}
+}
+
+func TestChangesFromOutsideAreHealed(t *testing.T) {
+	f := newFixture(t)
+	m := f.replica()
+	f.runOnce(m)
+	service, err := f.agg.ApiregistrationV1().APIServices().Get(t.Context(), options.APIService, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	service.Spec.CABundle = nil
+	if _, err := f.agg.ApiregistrationV1().APIServices().Update(t.Context(), service, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	secret, err := f.host.CoreV1().Secrets(options.Namespace).Get(t.Context(), SecretName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret.Data[keyCert] = []byte("nonsense")
+	if _, err := f.host.CoreV1().Secrets(options.Namespace).Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	f.runOnce(m)
+	if !f.trusted(m) {
+		t.Error("not trusted after the Secret and the caBundle were spoiled")
+	}
+}
+
+func TestMissingAPIServiceIsNoError(t *testing.T) {
+	f := newFixture(t)
+	f.agg = aggregatorfake.NewClientset()
+	if leaf := f.runOnce(f.replica()); len(leaf) == 0 {
+		t.Error("no certificate")
+	}
+}
