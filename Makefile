@@ -104,15 +104,20 @@ $(CLUSTER_STAMP): $(CLUSTER_SOURCES)
 	@touch $@
 
 .PHONY: cluster-binaries
-cluster-binaries: $(KUBE_STAMP) $(KWOK_STAMP) $(CLUSTER_STAMP) ## Build the programs of the development cluster
+cluster-binaries: $(CLUSTER_STAMP) $(KUBE_STAMP) $(KWOK_STAMP) ## Build the programs of the development cluster
 
 # Whoever runs the server by hand builds it by hand; a tree that does not compile must not keep the cluster from them.
 ifeq ($(filter false external,$(HAULOUT)),)
 CLUSTER_NEEDS := build
 endif
 
+# A mistake in a variable should show before minutes of building.
+.PHONY: cluster-check
+cluster-check: $(CLUSTER_STAMP)
+	@$(BIN)/cluster check
+
 .PHONY: cluster-up
-cluster-up: cluster-binaries $(CLUSTER_NEEDS) ## Start the development cluster, or what of it does not run
+cluster-up: cluster-check cluster-binaries $(CLUSTER_NEEDS) ## Start the development cluster, or what of it does not run
 	@$(BIN)/cluster up
 
 .PHONY: cluster-down

@@ -49,8 +49,10 @@ type Cluster struct {
 	// mu guards what follows: processes are started side by side.
 	mu    sync.Mutex
 	state *state.State
-	// started are the processes that this run has started.
-	started map[string]process.Record
+	// watched are the processes that have to stay alive until this run is over.
+	watched map[string]process.Record
+	// started are the names of the processes that this run has started.
+	started map[string]bool
 	// changed is set once this run has done anything.
 	changed bool
 }
@@ -83,7 +85,7 @@ func (c *Cluster) lock(ctx context.Context) (unlock func(), found bool, err erro
 		unlock()
 		return nil, false, err
 	}
-	c.started = map[string]process.Record{}
+	c.watched, c.started = map[string]process.Record{}, map[string]bool{}
 	return unlock, found, nil
 }
 
@@ -92,7 +94,8 @@ func (c *Cluster) record(name string, record process.Record) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.state.Processes[name] = record
-	c.started[name] = record
+	c.watched[name] = record
+	c.started[name] = true
 	c.changed = true
 	return c.state.Save(c.Layout.StateFile())
 }
@@ -104,10 +107,17 @@ func (c *Cluster) recorded(name string) (process.Record, bool) {
 	return record, ok
 }
 
+func (c *Cluster) watch(name string, record process.Record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.watched[name] = record
+}
+
 func (c *Cluster) forget(name string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.state.Processes, name)
+	delete(c.started, name)
 	c.changed = true
 	return c.state.Save(c.Layout.StateFile())
 }
@@ -127,6 +137,7 @@ func (c *Cluster) ensure(ctx context.Context, spec process.Spec) (started bool, 
 	case !record.Alive():
 		c.printf("%s had ended, starting it again", spec.Name)
 	case reason == "":
+		c.watch(spec.Name, record)
 		return false, nil
 	default:
 		c.printf("Restarting %s: %s", spec.Name, reason)
@@ -165,8 +176,8 @@ func (c *Cluster) notReady(ctx context.Context, name string, lastErr error) erro
 	return &processError{name, fmt.Errorf("is not ready (%w): %w", context.Cause(ctx), lastErr)}
 }
 
-// supervise cancels the context that it returns as soon as a process that this run has started ends: waiting on for a
-// server that cannot come any more would only hide the reason.
+// supervise cancels the context that it returns as soon as a process ends that this run has started or found running:
+// waiting on for a server that cannot come any more would only hide the reason.
 func (c *Cluster) supervise(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -191,8 +202,7 @@ func (c *Cluster) ended() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, name := range startOrder {
-		// A process that is being restarted is not in the state for a moment.
-		if record, ok := c.state.Processes[name]; ok && record.PID == c.started[name].PID && !record.Alive() {
+		if record, ok := c.watched[name]; ok && !record.Alive() {
 			return name
 		}
 	}
@@ -218,7 +228,7 @@ func (c *Cluster) stop(ctx context.Context, name string) error {
 	}
 	// While it stops it is nobody's business that it is gone.
 	c.mu.Lock()
-	delete(c.started, name)
+	delete(c.watched, name)
 	c.mu.Unlock()
 	killed, err := record.Stop(ctx, limit)
 	if err != nil {

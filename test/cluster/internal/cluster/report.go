@@ -74,6 +74,9 @@ func (c *Cluster) printDebugHelp() {
 		words = append(words, quote(arg))
 	}
 	c.printf("\nRun the server yourself, for instance under a debugger:\n  %s", strings.Join(words, " \\\n    "))
+	if c.options.Haulout == options.ModeExternal {
+		c.printf("Until it serves, deletions of namespaces wait for it")
+	}
 	if c.options.Haulout == options.ModePrepare {
 		c.printf("Its API is not part of the cluster's until HAULOUT=external make cluster-up%s", c.dirArgument())
 	}

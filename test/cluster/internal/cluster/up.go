@@ -20,9 +20,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -45,6 +45,10 @@ const tailLines = 25
 // Up makes the cluster run as the options ask for.
 func (c *Cluster) Up(ctx context.Context, source *options.Source) (err error) {
 	begin := time.Now()
+	// Before the folder is touched, and before the lock: a bad value should not have to wait for anything.
+	if err := c.Check(source); err != nil {
+		return err
+	}
 	if err := c.prepareFolder(); err != nil {
 		return err
 	}
@@ -74,6 +78,16 @@ func (c *Cluster) Up(ctx context.Context, source *options.Source) (err error) {
 	}
 	c.printReady(time.Since(begin))
 	return nil
+}
+
+// Check tells whether Up would accept its options.
+func (c *Cluster) Check(source *options.Source) error {
+	stored, _, err := state.Load(c.Layout.StateFile())
+	if err != nil {
+		return err
+	}
+	_, err = options.Parse(source.Values(stored.Options))
+	return err
 }
 
 // prepareFolder makes the folder, and refuses one that has other things in it: `down` will delete there.
@@ -228,12 +242,9 @@ func (c *Cluster) abandon(ctx context.Context, cause error) error {
 	ctx = context.WithoutCancel(ctx)
 	c.printTail(cause)
 	c.mu.Lock()
-	started := make([]string, 0, len(c.started))
-	for name := range c.started {
-		started = append(started, name)
-	}
+	started := maps.Clone(c.started)
 	c.mu.Unlock()
-	if err := c.stopAll(ctx, func(name string) bool { return slices.Contains(started, name) }); err != nil {
+	if err := c.stopAll(ctx, func(name string) bool { return started[name] }); err != nil {
 		return errors.Join(cause, err)
 	}
 	if len(c.state.Processes) > 0 {

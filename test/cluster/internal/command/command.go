@@ -49,7 +49,7 @@ func New() *cobra.Command {
 	command.PersistentFlags().StringVar(&f.bin, "bin-dir", "", "folder of the programs (default: that of this program)")
 	command.PersistentFlags().StringVar(&f.manifests, "manifests", "",
 		"kustomization of our server (default: artifacts/overlays/development beside the folder of this program)")
-	command.AddCommand(up(&f), down(&f), status(&f))
+	command.AddCommand(up(&f), check(&f), down(&f), status(&f))
 	return command
 }
 
@@ -71,6 +71,23 @@ func up(f *folders) *cobra.Command {
 			return err
 		}
 		return c.Up(command.Context(), source)
+	}
+	return command
+}
+
+func check(f *folders) *cobra.Command {
+	command := &cobra.Command{
+		Use:   "check",
+		Short: "Checks the options that up would be given, so that a mistake shows before minutes of building",
+		Args:  cobra.NoArgs,
+	}
+	source := options.AddFlags(command.Flags())
+	command.RunE = func(command *cobra.Command, _ []string) error {
+		c, err := f.cluster(command)
+		if err != nil {
+			return err
+		}
+		return c.Check(source)
 	}
 	return command
 }

@@ -1,0 +1,111 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package haulout
+
+import (
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// shipped are the manifests of this repository.
+var shipped = filepath.Join("..", "..", "..", "..", "artifacts", "overlays", "development")
+
+func TestLoadShippedManifests(t *testing.T) {
+	manifests, err := Load(shipped, 12345)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds := func(objects []*unstructured.Unstructured) (found []string) {
+		for _, object := range objects {
+			found = append(found, object.GetKind())
+		}
+		slices.Sort(found)
+		return slices.Compact(found)
+	}
+	if got, want := kinds(manifests.Prepare), []string{"ClusterRole", "ClusterRoleBinding", "Namespace", "Role", "RoleBinding", "ServiceAccount"}; !slices.Equal(got, want) {
+		t.Errorf("prepared are %v, want %v", got, want)
+	}
+	if got, want := kinds(manifests.Register), []string{"APIService", "Service"}; !slices.Equal(got, want) {
+		t.Errorf("registered are %v, want %v", got, want)
+	}
+	for _, object := range manifests.Register {
+		if object.GetKind() != "APIService" {
+			continue
+		}
+		if port, _, _ := unstructured.NestedInt64(object.Object, "spec", "service", "port"); port != 12345 {
+			t.Errorf("the APIService names port %d", port)
+		}
+		for _, field := range []string{"caBundle", "insecureSkipTLSVerify"} {
+			if _, found, _ := unstructured.NestedFieldNoCopy(object.Object, "spec", field); found {
+				t.Errorf("the manifest sets %s: applying it would undo what the server has written, or not verify it", field)
+			}
+		}
+	}
+}
+
+// The status of a maintenance is the planner's memory; whoever may write it may have nodes drained that he has no right to.
+func TestNoShippedRoleGrantsMaintenanceStatus(t *testing.T) {
+	manifests, err := Load(shipped, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, object := range manifests.Prepare {
+		rules, _, _ := unstructured.NestedSlice(object.Object, "rules")
+		for _, rule := range rules {
+			resources, _, _ := unstructured.NestedStringSlice(rule.(map[string]any), "resources")
+			groups, _, _ := unstructured.NestedStringSlice(rule.(map[string]any), "apiGroups")
+			verbs, _, _ := unstructured.NestedStringSlice(rule.(map[string]any), "verbs")
+			if slices.Contains(resources, "nodemaintenances/status") || slices.Contains(resources, "*") || slices.Contains(resources, "*/status") {
+				t.Errorf("%s grants %v of %v", object.GetName(), verbs, resources)
+			}
+			if slices.Contains(groups, "*") || slices.Contains(verbs, "*") {
+				t.Errorf("%s grants everything of %v in %v", object.GetName(), resources, groups)
+			}
+		}
+	}
+}
+
+func TestAvailable(t *testing.T) {
+	service := func(bundle string, conditions ...any) *unstructured.Unstructured {
+		return &unstructured.Unstructured{Object: map[string]any{
+			"spec":   map[string]any{"caBundle": bundle},
+			"status": map[string]any{"conditions": conditions},
+		}}
+	}
+	condition := func(status string) map[string]any {
+		return map[string]any{"type": "Available", "status": status, "reason": "Reason", "message": "message"}
+	}
+	tests := map[string]struct {
+		service *unstructured.Unstructured
+		want    bool
+	}{
+		"available":                       {service("Y2E=", condition("True")), true},
+		"available, but not yet verified": {service("", condition("True")), false},
+		"not available":                   {service("Y2E=", condition("False")), false},
+		"not looked at yet":               {service("Y2E="), false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if err := available(test.service); (err == nil) != test.want {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,76 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodes
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+func TestEnsureExistMakesWhatIsMissing(t *testing.T) {
+	client := fake.NewClientset(New(1))
+	made, err := EnsureExist(t.Context(), client, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(made) != 3 {
+		t.Errorf("made %v, want 3 nodes", made)
+	}
+	list, err := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(list.Items) != 4 {
+		t.Errorf("%d nodes, want 4", len(list.Items))
+	}
+	for _, node := range list.Items {
+		if pods := node.Status.Allocatable.Pods().Value(); pods != 250 {
+			t.Errorf("%s has room for %d pods", node.Name, pods)
+		}
+	}
+}
+
+func TestUsable(t *testing.T) {
+	ready := func(status corev1.ConditionStatus, taints ...string) *corev1.Node {
+		node := New(0)
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}}
+		for _, key := range taints {
+			node.Spec.Taints = append(node.Spec.Taints, corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule})
+		}
+		return node
+	}
+	tests := map[string]struct {
+		node *corev1.Node
+		want bool
+	}{
+		"no condition yet":                {New(0), false},
+		"ready":                           {ready(corev1.ConditionTrue), true},
+		"not ready":                       {ready(corev1.ConditionFalse), false},
+		"ready, but the taint is not off": {ready(corev1.ConditionTrue, corev1.TaintNodeNotReady), false},
+		"ready and cordoned by somebody":  {ready(corev1.ConditionTrue, corev1.TaintNodeUnschedulable), true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := usable(test.node); got != test.want {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+}

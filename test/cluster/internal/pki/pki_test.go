@@ -1,0 +1,109 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package pki
+
+import (
+	"crypto/x509"
+	"net"
+	"os"
+	"testing"
+
+	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+)
+
+func TestEnsure(t *testing.T) {
+	dir := t.TempDir()
+	leaves := []Leaf{
+		{Name: Admin, Signer: CA, CommonName: "someone", Organization: []string{"system:masters"}},
+		{Name: "serving", Signer: CA, CommonName: "server", DNSNames: []string{"localhost"}, IPs: []net.IP{net.ParseIP("127.0.0.1")}},
+		{Name: FrontProxyClient, Signer: FrontProxyCA, CommonName: FrontProxyClient},
+	}
+	if err := Ensure(dir, leaves); err != nil {
+		t.Fatal(err)
+	}
+	verify := func(name, ca string, usage x509.ExtKeyUsage, host string) error {
+		t.Helper()
+		roots, err := cert.NewPool(CertFile(dir, ca))
+		if err != nil {
+			t.Fatal(err)
+		}
+		certificates, err := cert.CertsFromFile(CertFile(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = certificates[0].Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{usage}, DNSName: host})
+		return err
+	}
+	if err := verify(Admin, CA, x509.ExtKeyUsageClientAuth, ""); err != nil {
+		t.Error(err)
+	}
+	if err := verify("serving", CA, x509.ExtKeyUsageServerAuth, "127.0.0.1"); err != nil {
+		t.Error(err)
+	}
+	if err := verify(FrontProxyClient, FrontProxyCA, x509.ExtKeyUsageClientAuth, ""); err != nil {
+		t.Error(err)
+	}
+	if err := verify(FrontProxyClient, CA, x509.ExtKeyUsageClientAuth, ""); err == nil {
+		t.Error("the cluster's CA vouches for the front proxy: any client could claim to be one")
+	}
+	if err := verify(Admin, CA, x509.ExtKeyUsageServerAuth, ""); err == nil {
+		t.Error("a client certificate can be used by a server")
+	}
+	if _, err := keyutil.PublicKeysFromFile(PublicKeyFile(dir, ServiceAccounts)); err != nil {
+		t.Error(err)
+	}
+	if _, err := keyutil.PrivateKeyFromFile(KeyFile(dir, ServiceAccounts)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestEnsureKeepsWhatIsThere(t *testing.T) {
+	dir := t.TempDir()
+	leaves := []Leaf{{Name: Admin, Signer: CA, CommonName: "someone"}}
+	read := func(path string) string {
+		t.Helper()
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %v", path, info.Mode())
+		}
+		return string(content)
+	}
+	files := []string{CertFile(dir, CA), KeyFile(dir, CA), CertFile(dir, Admin), KeyFile(dir, Admin), KeyFile(dir, ServiceAccounts)}
+	if err := Ensure(dir, leaves); err != nil {
+		t.Fatal(err)
+	}
+	before := map[string]string{}
+	for _, file := range files {
+		before[file] = read(file)
+	}
+	if err := Ensure(dir, leaves); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if read(file) != before[file] {
+			t.Errorf("%s was made anew: tokens and kubeconfigs in use would stop working", file)
+		}
+	}
+}

@@ -1,0 +1,182 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package process
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+const tailOfStat = " 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20 21"
+
+func TestParseStat(t *testing.T) {
+	tests := map[string]struct {
+		content string
+		want    stat
+		fails   bool
+	}{
+		"an ordinary command":                   {content: "12 (etcd) S" + tailOfStat, want: stat{'S', 4242}},
+		"a command with blanks and parentheses": {content: "12 (a) R (b) Z" + tailOfStat, want: stat{'Z', 4242}},
+		"a command that looks like more fields": {content: "12 (x) S 1 2 3) D" + tailOfStat, want: stat{'D', 4242}},
+		"nothing":                               {content: "", fails: true},
+		"too few fields":                        {content: "12 (etcd) S 1 2 3", fails: true},
+		"a negative start time":                 {content: "12 (etcd) S" + strings.Replace(tailOfStat, "4242", "-1", 1), fails: true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := parseStat(test.content)
+			if (err != nil) != test.fails {
+				t.Fatalf("error %v", err)
+			}
+			if err == nil && got != test.want {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestMatches(t *testing.T) {
+	record := Record{PID: 7, StartTicks: 100, BootID: "boot-1"}
+	tests := map[string]struct {
+		boot string
+		stat stat
+		want bool
+	}{
+		"the same process":                         {"boot-1", stat{'S', 100}, true},
+		"another process that was given the pid":   {"boot-1", stat{'S', 101}, false},
+		"the same ticks after a restart of the PC": {"boot-2", stat{'S', 100}, false},
+		"a zombie": {"boot-1", stat{'Z', 100}, false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := record.matches(test.boot, test.stat); got != test.want {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+}
+
+func TestOutdated(t *testing.T) {
+	record := Record{Args: []string{"--a"}, Env: []string{"X=1"}, Binary: Fingerprint{SHA256: "one"}}
+	same := Spec{Args: []string{"--a"}, Env: []string{"X=1"}}
+	tests := map[string]struct {
+		spec   Spec
+		sha256 string
+		want   bool
+	}{
+		"nothing changed":          {same, "one", false},
+		"another build":            {same, "two", true},
+		"another flag":             {Spec{Args: []string{"--b"}, Env: same.Env}, "one", true},
+		"one flag less":            {Spec{Env: same.Env}, "one", true},
+		"another environment":      {Spec{Args: same.Args, Env: []string{"X=2"}}, "one", true},
+		"another place of the log": {Spec{Args: same.Args, Env: same.Env, Log: "elsewhere"}, "one", false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := record.Outdated(test.spec, Fingerprint{SHA256: test.sha256}); (got != "") != test.want {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+}
+
+func startShell(t *testing.T, script string) Record {
+	t.Helper()
+	dir := t.TempDir()
+	record, err := Start(Spec{Name: "shell", Path: "/bin/sh", Args: []string{"-c", script}, Dir: dir, Log: filepath.Join(dir, "log")}, Fingerprint{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { record.Stop(context.Background(), 0) })
+	return record
+}
+
+func TestStop(t *testing.T) {
+	tests := map[string]struct {
+		script string
+		grace  time.Duration
+		killed bool
+	}{
+		"one that ends on SIGTERM":      {script: "exec sleep 60", grace: 30 * time.Second},
+		"one that takes no notice":      {script: "trap '' TERM; while :; do sleep 1; done", grace: 300 * time.Millisecond, killed: true},
+		"one that has ended by itself":  {script: "exit 3", grace: 30 * time.Second},
+		"one that is killed right away": {script: "trap '' TERM; sleep 60 & wait; wait", grace: 0, killed: true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			record := startShell(t, test.script)
+			if strings.HasPrefix(test.script, "trap") {
+				waitForTrap(t, record)
+			}
+			killed, err := record.Stop(context.Background(), test.grace)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if killed != test.killed {
+				t.Errorf("killed is %v", killed)
+			}
+			if record.Alive() {
+				t.Error("the process still runs")
+			}
+		})
+	}
+}
+
+// waitForTrap waits until the shell ignores SIGTERM, which is bit 14 of SigIgn.
+func waitForTrap(t *testing.T, record Record) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		content, err := os.ReadFile("/proc/" + strconv.Itoa(record.PID) + "/status")
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(content)) {
+			if mask, ok := strings.CutPrefix(line, "SigIgn:"); ok && ignoresTerm(strings.TrimSpace(mask)) {
+				return
+			}
+		}
+	}
+	t.Fatal("the shell did not set its trap")
+}
+
+func TestStopLeavesForeignProcessesAlone(t *testing.T) {
+	victim := startShell(t, "exec sleep 60")
+	foreign := victim
+	foreign.StartTicks++
+	if _, err := foreign.Stop(context.Background(), 0); err != nil {
+		t.Fatal(err)
+	}
+	if !victim.Alive() {
+		t.Error("a process that only shares the pid was ended")
+	}
+}
+
+func TestAliveWithoutPID(t *testing.T) {
+	if (Record{}).Alive() {
+		t.Error("an empty record is alive")
+	}
+}
+
+func ignoresTerm(mask string) bool {
+	bits, err := strconv.ParseUint(mask, 16, 64)
+	return err == nil && bits&(1<<14) != 0
+}

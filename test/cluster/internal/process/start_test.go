@@ -1,0 +1,108 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package process
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestFingerprint(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "program")
+	write := func(content string, age time.Duration) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		at := time.Now().Add(-age)
+		if err := os.Chtimes(path, at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fingerprint := func(known Fingerprint) Fingerprint {
+		t.Helper()
+		f, err := FingerprintOf(path, known)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	write("one", time.Hour)
+	first := fingerprint(Fingerprint{})
+	write("one", time.Minute)
+	if touched := fingerprint(first); touched.SHA256 != first.SHA256 {
+		t.Error("a file that was only touched counts as changed")
+	}
+	write("two", time.Minute)
+	if changed := fingerprint(first); changed.SHA256 == first.SHA256 {
+		t.Error("a file of the same size with other content counts as unchanged")
+	}
+}
+
+func TestInherited(t *testing.T) {
+	got := inherited([]string{"PATH=/bin", "ETCD_NAME=x", "KWOK_WORKDIR=y", "KUBECONFIG=z", "MAKEFLAGS=-j", "MAKELEVEL=1", "HOME=/h"})
+	if want := []string{"PATH=/bin", "HOME=/h"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestTail(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(path, []byte("old\none\ntwo\nthree\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tests := map[string]struct {
+		offset int64
+		lines  int
+		want   string
+	}{
+		"all of this run":                    {4, 10, "one\ntwo\nthree\n"},
+		"the last two lines":                 {4, 2, "two\nthree\n"},
+		"a log that was cut in the meantime": {1000, 1, "three\n"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got, err := Tail(path, test.offset, test.lines); err != nil || got != test.want {
+				t.Errorf("got %q, %v, want %q", got, err, test.want)
+			}
+		})
+	}
+}
+
+func TestStartWritesTheLogOfThisRun(t *testing.T) {
+	dir := t.TempDir()
+	log := filepath.Join(dir, "log")
+	if err := os.WriteFile(log, []byte("a run before\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	spec := Spec{Name: "shell", Path: "/bin/sh", Args: []string{"-c", `echo "$GREETING from $PWD" >&2`}, Env: []string{"GREETING=hello"}, Dir: dir, Log: log}
+	record, err := Start(spec, Fingerprint{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); record.Alive() && time.Now().Before(deadline); {
+		time.Sleep(5 * time.Millisecond)
+	}
+	got, err := Tail(log, record.LogOffset, 10)
+	if err != nil || !strings.HasPrefix(got, "hello from ") || strings.Contains(got, "before") {
+		t.Errorf("got %q, %v", got, err)
+	}
+}

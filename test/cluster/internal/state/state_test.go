@@ -1,0 +1,110 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package state
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+	"time"
+
+	"haulout.dev/haulout/test/cluster/internal/process"
+)
+
+func TestRoundTrip(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.json")
+	if _, found, err := Load(path); found || err != nil {
+		t.Fatalf("found %v, error %v in an empty folder", found, err)
+	}
+	want := New()
+	want.Options = map[string]string{"NODES": "3"}
+	want.Ports["etcd"] = 20000
+	want.Processes["etcd"] = process.Record{
+		PID: 1, StartTicks: 2, BootID: "b", Args: []string{"--x"},
+		Binary: process.Fingerprint{Size: 4, ModTime: time.Unix(5, 6).UTC(), SHA256: "c"}, LogOffset: 7,
+	}
+	if err := want.Save(path); err != nil {
+		t.Fatal(err)
+	}
+	got, found, err := Load(path)
+	if err != nil || !found {
+		t.Fatalf("found %v, error %v", found, err)
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if entries, _ := os.ReadDir(filepath.Dir(path)); len(entries) != 1 {
+		t.Errorf("%d files in the folder, want only the state", len(entries))
+	}
+}
+
+func TestLoadRefuses(t *testing.T) {
+	for name, content := range map[string]string{
+		"a damaged file":              `{"version":1,`,
+		"a file of another version":   `{"version":99}`,
+		"a file that has no version":  `{"ports":{}, "version":0}`,
+		"something that is not state": `[]`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "state.json")
+			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := Load(path); err == nil {
+				t.Error("no error")
+			}
+		})
+	}
+}
+
+func TestLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	unlock, err := Lock(t.Context(), path, func() { t.Error("waited for a free lock") })
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	over := errors.New("no more time")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	_, err = Lock(ctx, path, func() { cancel(over) })
+	if !errors.Is(err, over) {
+		t.Errorf("got %v while somebody else holds the lock", err)
+	}
+
+	// The holder removes the file, as `down` does, before it lets go: the next one must not end up with a lock on a file that
+	// nobody else can see.
+	waiting := make(chan struct{})
+	result := make(chan error)
+	go func() {
+		_, err := Lock(t.Context(), path, func() { close(waiting) })
+		result <- err
+	}()
+	<-waiting
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+	if err := <-result; err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("the lock is held on a file that is gone: %v", err)
+	}
+}
