@@ -14,7 +14,6 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-
 // Package registrytest runs the registry of a kind on a real etcd within the test's own process, so that its tests see what a client of the
 // server would see: transactions, conflicts, finalizers, and what the storage encoding keeps.
 package registrytest
