@@ -28,6 +28,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"haulout.dev/haulout/pkg/apis/maintenance"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -83,6 +84,13 @@ func Sort(evacuators []maintenancev1alpha1.Evacuator) {
 
 func compare(a, b maintenancev1alpha1.Evacuator) int {
 	return Rank{a.Priority, a.EvacuatorClass}.Compare(Rank{b.Priority, b.EvacuatorClass})
+}
+
+// SortInternal is Sort for the internal type.
+func SortInternal(evacuators []maintenance.Evacuator) {
+	slices.SortStableFunc(evacuators, func(a, b maintenance.Evacuator) int {
+		return Rank{a.Priority, a.EvacuatorClass}.Compare(Rank{b.Priority, b.EvacuatorClass})
+	})
 }
 
 // Next returns the class whose turn comes after active's: the first one if nobody is active, and the eviction class if no evacuator is
@@ -147,6 +155,9 @@ func ParseAnnotation(key, value string) (class string, priority int32, role main
 	}
 	if msgs := validation.IsDNS1123Subdomain(class); len(msgs) > 0 {
 		return "", 0, "", fmt.Errorf("class %q: %s", class, strings.Join(msgs, ", "))
+	}
+	if class == maintenancev1alpha1.EvacuatorClassEviction {
+		return "", 0, "", fmt.Errorf("class %q stands for eviction, which comes last by itself", class)
 	}
 	number, roleName, hasRole := strings.Cut(value, "/")
 	parsed, err := strconv.ParseUint(number, 10, 32)

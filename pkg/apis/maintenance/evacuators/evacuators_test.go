@@ -171,6 +171,7 @@ func TestParseAnnotation(t *testing.T) {
 		"spaces":                            {key: prefix + "a.example.com", value: " 50"},
 		"no class":                          {key: prefix, value: "50"},
 		"a class that is no domain":         {key: prefix + "A_b", value: "50"},
+		"the class of eviction":             {key: prefix + "eviction.maintenance.haulout.dev", value: "50"},
 		"a class that is too long":          {key: prefix + "a" + class54, value: "50"},
 		"an annotation of another kind":     {key: "example.com/priority_a.example.com", value: "50"},
 		"an annotation without the keyword": {key: "evacuation.coordination.k8s.io/a.example.com", value: "50"},

@@ -1,0 +1,244 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package validation
+
+import (
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// shortProgressDeadlineSeconds is where a progress deadline starts to be so short that an evacuator easily misses it.
+const shortProgressDeadlineSeconds = 60
+
+// ValidateEvacuation checks a new Evacuation for what the tags of its types cannot say.
+func ValidateEvacuation(evacuation *maintenance.Evacuation) field.ErrorList {
+	errs := validateEvacuationName(evacuation)
+	if !evacuators.HasInstigator(evacuation.Finalizers) {
+		errs = append(errs, field.Required(field.NewPath("metadata", "finalizers"),
+			fmt.Sprintf("an evacuation needs at least one instigator: a finalizer %s<name>", v1alpha1.FinalizerInstigatorPrefix)))
+	}
+	specPath := field.NewPath("spec")
+	if nodeName := evacuation.Spec.NodeName; nodeName != "" {
+		for _, msg := range validation.IsDNS1123Subdomain(nodeName) {
+			errs = append(errs, field.Invalid(specPath.Child("nodeName"), nodeName, msg))
+		}
+	}
+	return append(errs, validateEvacuators(evacuation.Spec.Evacuators, specPath.Child("evacuators"))...)
+}
+
+func validateEvacuationName(evacuation *maintenance.Evacuation) field.ErrorList {
+	podRef, podRefPath := evacuation.Spec.PodRef, field.NewPath("spec", "podRef")
+	// Without a pod there is no name to compare with. The tags report what is missing, in place of these; without them the generic
+	// validation would go on to ask for a name, which may be left out.
+	if podRef.Name == "" {
+		return field.ErrorList{field.Required(podRefPath.Child("name"), "").MarkCoveredByDeclarative()}
+	}
+	if podRef.UID == "" {
+		return field.ErrorList{field.Required(podRefPath.Child("uid"), "").MarkCoveredByDeclarative()}
+	}
+	if msgs := validation.IsDNS1123Subdomain(string(podRef.UID)); len(msgs) > 0 {
+		return field.ErrorList{field.Invalid(podRefPath.Child("uid"), podRef.UID, "is no UID of a pod: "+msgs[0])}
+	}
+	canonical, metaPath := evacuators.CanonicalName(podRef.Name, podRef.UID), field.NewPath("metadata")
+	if evacuation.GenerateName != "" {
+		return field.ErrorList{field.Invalid(metaPath.Child("generateName"), evacuation.GenerateName,
+			fmt.Sprintf("cannot be used: the name of this pod's evacuation is %q (metadata.name may also be left out)", canonical))}
+	}
+	if evacuation.Name != canonical {
+		return field.ErrorList{field.Invalid(metaPath.Child("name"), evacuation.Name,
+			fmt.Sprintf("the name of this pod's evacuation is %q (metadata.name may also be left out)", canonical))}
+	}
+	return nil
+}
+
+func validateEvacuators(list []maintenance.Evacuator, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	controller := ""
+	for i, evacuator := range list {
+		if evacuator.EvacuatorClass == v1alpha1.EvacuatorClassEviction {
+			errs = append(errs, field.Invalid(path.Index(i).Child("evacuatorClass"), evacuator.EvacuatorClass, "stands for eviction, which comes last by itself"))
+		}
+		switch evacuator.Role {
+		case maintenance.EvacuatorRoleController:
+			if controller != "" {
+				errs = append(errs, field.Invalid(path.Index(i).Child("role"), evacuator.Role, fmt.Sprintf("there is at most one controller, and %s is it", controller)))
+			} else {
+				controller = evacuator.EvacuatorClass
+			}
+			if evacuator.Priority != v1alpha1.ControllerEvacuatorPriority {
+				errs = append(errs, field.Invalid(path.Index(i).Child("priority"), evacuator.Priority,
+					fmt.Sprintf("the priority of the controller is %d", v1alpha1.ControllerEvacuatorPriority)))
+			}
+		case "":
+			if evacuator.Priority == v1alpha1.ControllerEvacuatorPriority {
+				errs = append(errs, field.Required(path.Index(i).Child("role"),
+					fmt.Sprintf("priority %d is the controller's: the role is %q", evacuator.Priority, maintenance.EvacuatorRoleController)))
+			}
+		}
+	}
+	for i, evacuator := range list {
+		reserved := evacuators.IsReserved(evacuator.Priority) && evacuator.Priority != v1alpha1.ControllerEvacuatorPriority
+		if reserved && evacuator.Role == "" && !evacuators.SharesParentDomain(evacuator.EvacuatorClass, controller) {
+			errs = append(errs, field.Invalid(path.Index(i).Child("priority"), evacuator.Priority, reservedMessage(controller)))
+		}
+	}
+	return errs
+}
+
+func reservedMessage(controller string) string {
+	msg := fmt.Sprintf("priorities from %d to %d are kept for classes that share the parent domain of the controller's",
+		evacuators.LowestReservedPriority, evacuators.HighestReservedPriority)
+	if controller == "" {
+		return msg + ", and there is no controller"
+	}
+	return fmt.Sprintf("%s, %s", msg, controller)
+}
+
+// WarnEvacuation returns what is allowed in a new Evacuation but hardly meant.
+func WarnEvacuation(evacuation *maintenance.Evacuation) []string {
+	deadline := evacuation.Spec.ProgressDeadlineSeconds
+	if deadline == nil || *deadline >= shortProgressDeadlineSeconds {
+		return nil
+	}
+	return []string{fmt.Sprintf("spec.progressDeadlineSeconds: an evacuator that is silent for %d s loses its turn; most report less often", *deadline)}
+}
+
+// ValidateEvacuationUpdate checks an update of an Evacuation outside of its status.
+func ValidateEvacuationUpdate(evacuation, old *maintenance.Evacuation) field.ErrorList {
+	if equality.Semantic.DeepEqual(evacuation.Spec, old.Spec) {
+		return nil
+	}
+	return field.ErrorList{field.Forbidden(field.NewPath("spec"), "cannot be changed: it is immutable as a whole")}
+}
+
+// IsEvacuationComplete says whether an Evacuation is over.
+func IsEvacuationComplete(evacuation *maintenance.Evacuation) bool {
+	return apimeta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenance.ConditionComplete)
+}
+
+// ValidateEvacuationStatusUpdate checks an update of the status by whomever.
+func ValidateEvacuationStatusUpdate(evacuation, old *maintenance.Evacuation) field.ErrorList {
+	path := field.NewPath("status")
+	if IsEvacuationComplete(old) {
+		if equality.Semantic.DeepEqual(evacuation.Status, old.Status) {
+			return nil
+		}
+		return field.ErrorList{field.Forbidden(path, "cannot be changed: the evacuation is complete")}
+	}
+	errs := validateHandOver(evacuation, old, path.Child("activeEvacuatorClass"))
+	errs = append(errs, validateCancellationPolicy(evacuation, old, path.Child("evacuationCancellationPolicy"))...)
+	if counter, oldCounter := evacuation.Status.FailedEvictionCounter, old.Status.FailedEvictionCounter; counter >= 0 && counter < oldCounter {
+		errs = append(errs, field.Invalid(path.Child("failedEvictionCounter"), counter, fmt.Sprintf("never falls: it is %d already", oldCounter)))
+	}
+	// Not ValidateConditions, which would report duplicates beside the tags.
+	for i, condition := range evacuation.Status.Conditions {
+		errs = append(errs, metav1validation.ValidateCondition(condition, path.Child("conditions").Index(i))...)
+	}
+	return errs
+}
+
+// validateHandOver lets the turn start at the highest priority and go down from there, the eviction after all others.
+func validateHandOver(evacuation, old *maintenance.Evacuation, path *field.Path) field.ErrorList {
+	class, oldClass := evacuation.Status.ActiveEvacuatorClass, old.Status.ActiveEvacuatorClass
+	if class == oldClass {
+		return nil
+	}
+	order := evacuatorOrder(old.Spec.Evacuators)
+	to, from := slices.Index(order, class), slices.Index(order, oldClass)
+	switch {
+	case class == "":
+		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("cannot be taken back once set: it is %s", oldClass))}
+	case to < 0:
+		return field.ErrorList{field.NotSupported(path, class, order)}
+	case oldClass == "" && to != 0:
+		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("starts at the highest priority: %s", order[0]))}
+	case oldClass != "" && to < from:
+		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("only moves down, and the turn is with %s", oldClass))}
+	}
+	return nil
+}
+
+// evacuatorOrder returns the classes in the order in which they get their turn, the eviction last.
+func evacuatorOrder(list []maintenance.Evacuator) []string {
+	sorted := slices.Clone(list)
+	evacuators.SortInternal(sorted)
+	order := make([]string, 0, len(sorted)+1)
+	for _, evacuator := range sorted {
+		order = append(order, evacuator.EvacuatorClass)
+	}
+	return append(order, v1alpha1.EvacuatorClassEviction)
+}
+
+// validateCancellationPolicy refuses Forbid where nobody is left to forbid it to, and across a hand-over.
+func validateCancellationPolicy(evacuation, old *maintenance.Evacuation, path *field.Path) field.ErrorList {
+	const forbid = maintenance.EvacuationCancellationPolicyForbid
+	if evacuation.Status.EvacuationCancellationPolicy != forbid {
+		return nil
+	}
+	switch {
+	case evacuation.Status.ActiveEvacuatorClass != old.Status.ActiveEvacuatorClass:
+		return field.ErrorList{field.Invalid(path, forbid, "falls back to Allow when the turn goes to the next evacuator")}
+	case old.Status.EvacuationCancellationPolicy == forbid:
+		return nil
+	case evacuation.Status.ActiveEvacuatorClass == "":
+		return field.ErrorList{field.Invalid(path, forbid, "only the active evacuator can set it, and none is active")}
+	case old.DeletionTimestamp != nil:
+		return field.ErrorList{field.Invalid(path, forbid, "comes too late: the evacuation is being deleted")}
+	case !evacuators.HasInstigator(old.Finalizers):
+		return field.ErrorList{field.Invalid(path, forbid, "comes too late: no instigator asks for the evacuation any more")}
+	}
+	return nil
+}
+
+// ValidateEvacuationReport checks an update of the status by somebody other than the server: that of an evacuator, which has to have the
+// turn and may only report what it does itself.
+func ValidateEvacuationReport(evacuation, old *maintenance.Evacuation) field.ErrorList {
+	path := field.NewPath("status")
+	classPath := path.Child("activeEvacuatorClass")
+	status, oldStatus := evacuation.Status, old.Status
+	switch active := oldStatus.ActiveEvacuatorClass; {
+	case IsEvacuationComplete(old):
+		// Reported as that, by the rules for all writers.
+		return nil
+	case active == "":
+		return field.ErrorList{field.Forbidden(path, "no evacuator has the turn yet, so none can report")}
+	case active == v1alpha1.EvacuatorClassEviction:
+		return field.ErrorList{field.Forbidden(path, "every evacuator had its turn; the eviction is reported by the server alone")}
+	case status.ActiveEvacuatorClass != active:
+		return field.ErrorList{field.Invalid(classPath, status.ActiveEvacuatorClass,
+			fmt.Sprintf("the turn is with %s, and only the server passes it on", active))}
+	}
+	var errs field.ErrorList
+	const serverOnly = "is written by the server alone; an evacuator reports activeEvacuatorCompleted, expectedEvacuationFinishTime, evacuationCancellationPolicy and message"
+	if status.FailedEvictionCounter != oldStatus.FailedEvictionCounter {
+		errs = append(errs, field.Forbidden(path.Child("failedEvictionCounter"), serverOnly))
+	}
+	if !equality.Semantic.DeepEqual(status.Conditions, oldStatus.Conditions) {
+		errs = append(errs, field.Forbidden(path.Child("conditions"), serverOnly))
+	}
+	return errs
+}

@@ -1,0 +1,158 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"context"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/registry/generic"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+)
+
+// Storage has the endpoints of the kind.
+type Storage struct {
+	// Evacuation serves evacuations.
+	Evacuation *REST
+	// Status serves evacuations/status.
+	Status *StatusREST
+}
+
+// REST serves Evacuations.
+type REST struct {
+	*genericregistry.Store
+}
+
+var (
+	_ rest.StandardStorage    = &REST{}
+	_ rest.ShortNamesProvider = &REST{}
+)
+
+// NewStorage returns the endpoints on the storage that optsGetter gives. isServer recognizes the server's own controllers.
+func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool) (Storage, error) {
+	return newStorage(scheme, optsGetter, isServer, clock.RealClock{})
+}
+
+func newStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, clock clock.PassiveClock) (Storage, error) {
+	strategy := NewStrategy(scheme, isServer, clock)
+	store := &genericregistry.Store{
+		NewFunc:                   func() runtime.Object { return &maintenance.Evacuation{} },
+		NewListFunc:               func() runtime.Object { return &maintenance.EvacuationList{} },
+		DefaultQualifiedResource:  maintenance.Resource("evacuations"),
+		SingularQualifiedResource: maintenance.Resource("evacuation"),
+
+		CreateStrategy:      strategy,
+		UpdateStrategy:      strategy,
+		DeleteStrategy:      strategy,
+		ResetFieldsStrategy: strategy,
+
+		PredicateFunc:  MatchEvacuation,
+		TableConvertor: &tableConvertor{clock: clock},
+	}
+	options := &generic.StoreOptions{
+		RESTOptions: optsGetter,
+		AttrFunc:    GetAttrs,
+		// Evacuators each watch their own class: with the trigger an event is only offered to the watchers of its class.
+		TriggerFunc: storage.IndexerFuncs{maintenance.FieldActiveEvacuatorClass: activeEvacuatorClass},
+		Indexers: &cache.Indexers{
+			storage.FieldIndex(maintenance.FieldActiveEvacuatorClass): index(activeEvacuatorClass),
+			storage.FieldIndex(maintenance.FieldNodeName):             index(nodeName),
+			storage.FieldIndex(maintenance.FieldBlocked):              index(func(obj runtime.Object) string { return blocked(obj.(*maintenance.Evacuation)) }),
+		},
+	}
+	if err := store.CompleteWithOptions(options); err != nil {
+		return Storage{}, fmt.Errorf("complete the store of evacuations: %w", err)
+	}
+
+	statusStore := *store
+	statusStrategy := NewStatusStrategy(strategy)
+	statusStore.UpdateStrategy = statusStrategy
+	statusStore.ResetFieldsStrategy = statusStrategy
+	return Storage{Evacuation: &REST{Store: store}, Status: &StatusREST{store: &statusStore}}, nil
+}
+
+func activeEvacuatorClass(obj runtime.Object) string {
+	return obj.(*maintenance.Evacuation).Status.ActiveEvacuatorClass
+}
+
+func nodeName(obj runtime.Object) string {
+	return obj.(*maintenance.Evacuation).Spec.NodeName
+}
+
+func index(value func(runtime.Object) string) cache.IndexFunc {
+	return func(obj any) ([]string, error) {
+		evacuation, ok := obj.(*maintenance.Evacuation)
+		if !ok {
+			return nil, fmt.Errorf("not an Evacuation: %T", obj)
+		}
+		return []string{value(evacuation)}, nil
+	}
+}
+
+// ShortNames lets "kubectl get evac" work.
+func (*REST) ShortNames() []string {
+	return []string{"evac"}
+}
+
+// StatusREST serves the status of Evacuations.
+type StatusREST struct {
+	store *genericregistry.Store
+}
+
+var (
+	_ rest.Patcher             = &StatusREST{}
+	_ rest.ResetFieldsStrategy = &StatusREST{}
+)
+
+// New returns an empty Evacuation.
+func (*StatusREST) New() runtime.Object {
+	return &maintenance.Evacuation{}
+}
+
+// Destroy does nothing: the storage belongs to REST.
+func (*StatusREST) Destroy() {}
+
+// Get reads an Evacuation; patches need it.
+func (r *StatusREST) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
+	return r.store.Get(ctx, name, options)
+}
+
+// Update writes the status. A status that is applied does not create the object.
+func (r *StatusREST) Update(ctx context.Context, name string, objInfo rest.UpdatedObjectInfo, createValidation rest.ValidateObjectFunc,
+	updateValidation rest.ValidateObjectUpdateFunc, _ bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
+	return r.store.Update(ctx, name, objInfo, createValidation, updateValidation, false, options)
+}
+
+// GetResetFields names what a write to the status cannot change.
+func (r *StatusREST) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
+	return r.store.GetResetFields()
+}
+
+// ConvertToTable prints the object whose status was asked for.
+func (r *StatusREST) ConvertToTable(ctx context.Context, object, tableOptions runtime.Object) (*metav1.Table, error) {
+	return r.store.ConvertToTable(ctx, object, tableOptions)
+}

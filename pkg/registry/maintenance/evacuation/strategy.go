@@ -1,0 +1,224 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package evacuation serves the kind Evacuation from storage.
+package evacuation
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/authentication/user"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/names"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+)
+
+// Strategy is what creation, update and deletion of Evacuations do to them besides storing them.
+type Strategy struct {
+	rest.DeclarativeValidation
+	names.NameGenerator
+
+	isServer func(user.Info) bool
+	clock    clock.PassiveClock
+}
+
+var (
+	_ rest.RESTCreateStrategy  = &Strategy{}
+	_ rest.RESTUpdateStrategy  = &Strategy{}
+	_ rest.RESTDeleteStrategy  = &Strategy{}
+	_ rest.ResetFieldsStrategy = &Strategy{}
+	_ rest.RESTUpdateStrategy  = &StatusStrategy{}
+	_ rest.ResetFieldsStrategy = &StatusStrategy{}
+)
+
+// NewStrategy returns the strategy. isServer recognizes the server's own controllers.
+func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, clock clock.PassiveClock) *Strategy {
+	return &Strategy{
+		DeclarativeValidation: rest.DeclarativeValidation{Scheme: scheme},
+		NameGenerator:         names.SimpleNameGenerator,
+		isServer:              isServer,
+		clock:                 clock,
+	}
+}
+
+// NamespaceScoped says that Evacuations live in the namespace of their pod.
+func (*Strategy) NamespaceScoped() bool {
+	return true
+}
+
+// GetResetFields names what a write to the main endpoint cannot change.
+func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
+	return map[fieldpath.APIVersion]*fieldpath.Set{
+		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(fieldpath.MakePathOrDie("status")),
+	}
+}
+
+// PrepareForCreate drops the status and gives the object its name if the client left it out. What admission resolved stays.
+func (*Strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
+	evacuation := obj.(*maintenance.Evacuation)
+	// The policy is what defaulting gives an object that is read; the tags' validation insists on it.
+	evacuation.Status = maintenance.EvacuationStatus{EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow}
+	evacuation.Generation = 1
+	podRef := evacuation.Spec.PodRef
+	if evacuation.Name == "" && evacuation.GenerateName == "" && podRef.Name != "" && podRef.UID != "" {
+		evacuation.Name = evacuators.CanonicalName(podRef.Name, podRef.UID)
+	}
+}
+
+// Validate checks a new object.
+func (*Strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
+	return validation.ValidateEvacuation(obj.(*maintenance.Evacuation))
+}
+
+// WarningsOnCreate warns about what is hardly meant.
+func (*Strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
+	return validation.WarnEvacuation(obj.(*maintenance.Evacuation))
+}
+
+// Canonicalize puts the evacuators into the order in which they act. It runs after validation, whose errors thus name the client's own
+// indexes; in an update the order cannot have changed any more.
+func (*Strategy) Canonicalize(obj runtime.Object) {
+	evacuators.SortInternal(obj.(*maintenance.Evacuation).Spec.Evacuators)
+}
+
+// AllowCreateOnUpdate says that PUT does not create.
+func (*Strategy) AllowCreateOnUpdate(context.Context) bool {
+	return false
+}
+
+// AllowUnconditionalUpdate says that PUT needs a resourceVersion: without it an evacuator could write long after it lost its turn.
+func (*Strategy) AllowUnconditionalUpdate(context.Context) bool {
+	return false
+}
+
+// PrepareForUpdate keeps the status.
+func (*Strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
+	obj.(*maintenance.Evacuation).Status = old.(*maintenance.Evacuation).Status
+}
+
+// ValidateUpdate checks an update.
+func (*Strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
+	return validation.ValidateEvacuationUpdate(obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation))
+}
+
+// WarningsOnUpdate returns nothing.
+func (*Strategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {
+	return nil
+}
+
+// StatusStrategy is the strategy of the status subresource.
+type StatusStrategy struct {
+	*Strategy
+}
+
+// NewStatusStrategy returns the strategy of the status subresource.
+func NewStatusStrategy(strategy *Strategy) *StatusStrategy {
+	return &StatusStrategy{Strategy: strategy}
+}
+
+// GetResetFields names what a write to the status cannot change.
+func (*StatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
+	return map[fieldpath.APIVersion]*fieldpath.Set{
+		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(
+			fieldpath.MakePathOrDie("metadata"), fieldpath.MakePathOrDie("spec")),
+	}
+}
+
+// PrepareForUpdate keeps metadata and spec, stamps the time of a report, and clears at a hand-over what the last evacuator reported.
+func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
+	evacuation, oldEvacuation := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
+	evacuation.Spec = oldEvacuation.Spec
+	metav1.ResetObjectMetaForStatus(&evacuation.ObjectMeta, &oldEvacuation.ObjectMeta)
+	if validation.IsEvacuationComplete(oldEvacuation) {
+		return
+	}
+	status := &evacuation.Status
+	// Whole seconds, as they are stored.
+	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
+	switch {
+	case !s.byServer(ctx):
+		// That an evacuator writes at all is its sign of life, whatever time its own clock shows.
+		status.EvacuationProgressTimestamp = &now
+	case status.ActiveEvacuatorClass != oldEvacuation.Status.ActiveEvacuatorClass:
+		status.ActiveEvacuatorCompleted = false
+		status.EvacuationProgressTimestamp = &now
+		status.ExpectedEvacuationFinishTime = nil
+		status.EvacuationCancellationPolicy = maintenance.EvacuationCancellationPolicyAllow
+	}
+}
+
+// ValidateUpdate checks a write of the status.
+func (s *StatusStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
+	evacuation, oldEvacuation := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
+	if !s.byServer(ctx) {
+		// The rules for all writers would only say the same in other words.
+		if errs := validation.ValidateEvacuationReport(evacuation, oldEvacuation); len(errs) > 0 {
+			return errs
+		}
+	}
+	return validation.ValidateEvacuationStatusUpdate(evacuation, oldEvacuation)
+}
+
+func (s *Strategy) byServer(ctx context.Context) bool {
+	u, ok := genericapirequest.UserFrom(ctx)
+	return ok && s.isServer(u)
+}
+
+// GetAttrs returns what selectors look at.
+func GetAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
+	evacuation, ok := obj.(*maintenance.Evacuation)
+	if !ok {
+		return nil, nil, fmt.Errorf("not an Evacuation: %T", obj)
+	}
+	return evacuation.Labels, fields.Set{
+		maintenance.FieldName:                 evacuation.Name,
+		maintenance.FieldNamespace:            evacuation.Namespace,
+		maintenance.FieldNodeName:             evacuation.Spec.NodeName,
+		maintenance.FieldPodName:              evacuation.Spec.PodRef.Name,
+		maintenance.FieldActiveEvacuatorClass: evacuation.Status.ActiveEvacuatorClass,
+		maintenance.FieldBlocked:              blocked(evacuation),
+	}, nil
+}
+
+// MatchEvacuation returns what selects Evacuations. The fields with an index come in the order in which they narrow a list down most.
+func MatchEvacuation(label labels.Selector, field fields.Selector) storage.SelectionPredicate {
+	return storage.SelectionPredicate{
+		Label:       label,
+		Field:       field,
+		GetAttrs:    GetAttrs,
+		IndexFields: []string{maintenance.FieldNodeName, maintenance.FieldBlocked, maintenance.FieldActiveEvacuatorClass},
+	}
+}
+
+func blocked(evacuation *maintenance.Evacuation) string {
+	return strconv.FormatBool(meta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenance.ConditionBlocked))
+}

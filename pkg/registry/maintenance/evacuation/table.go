@@ -1,0 +1,128 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"context"
+	"fmt"
+
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+)
+
+// columns are those of "kubectl get evacuations". The namespace is printed by kubectl itself. The name says little beyond the pod's and is
+// long, so it is left to the wide output.
+var columns = []metav1.TableColumnDefinition{
+	{Name: "Pod", Type: "string", Description: "Pod that is to leave its node."},
+	{Name: "Node", Type: "string", Description: "Node the pod ran on when the evacuation was requested."},
+	{Name: "Evacuator", Type: "string", Description: "Class of the evacuator whose turn it is."},
+	{Name: "Progress", Type: "string", Description: "Time since the active evacuator last reported."},
+	{Name: "Evictions", Type: "integer", Description: "Calls of the eviction API that a budget refused."},
+	{Name: "Blocked", Type: "string", Description: "Reason why the pod cannot leave at the moment."},
+	{Name: "Age", Type: "string", Description: "Time since the evacuation was requested."},
+	{Name: "Message", Type: "string", Priority: 1, Description: "What happens, in words."},
+	{Name: "Expected", Type: "string", Priority: 1, Description: "Time in which the active evacuator expects the pod to be gone."},
+	{Name: "Name", Type: "string", Format: "name", Priority: 1, Description: "Name of the evacuation."},
+}
+
+const (
+	none    = "<none>"
+	unknown = "<unknown>"
+)
+
+// tableConvertor prints Evacuations.
+type tableConvertor struct {
+	clock clock.PassiveClock
+}
+
+var _ rest.TableConvertor = &tableConvertor{}
+
+// ConvertToTable implements rest.TableConvertor.
+func (c *tableConvertor) ConvertToTable(_ context.Context, object, tableOptions runtime.Object) (*metav1.Table, error) {
+	table := &metav1.Table{}
+	switch t := object.(type) {
+	case *maintenance.Evacuation:
+		table.ResourceVersion = t.ResourceVersion
+		table.Rows = []metav1.TableRow{c.row(t)}
+	case *maintenance.EvacuationList:
+		table.ListMeta = t.ListMeta
+		table.Rows = make([]metav1.TableRow, 0, len(t.Items))
+		for i := range t.Items {
+			table.Rows = append(table.Rows, c.row(&t.Items[i]))
+		}
+	default:
+		return nil, fmt.Errorf("cannot print a %T as Evacuation", object)
+	}
+	if options, ok := tableOptions.(*metav1.TableOptions); !ok || !options.NoHeaders {
+		table.ColumnDefinitions = columns
+	}
+	return table, nil
+}
+
+func (c *tableConvertor) row(evacuation *maintenance.Evacuation) metav1.TableRow {
+	status := evacuation.Status
+	blockedReason := ""
+	if condition := apimeta.FindStatusCondition(status.Conditions, maintenance.ConditionBlocked); condition != nil && condition.Status == metav1.ConditionTrue {
+		blockedReason = condition.Reason
+	}
+	return metav1.TableRow{
+		Cells: []any{
+			evacuation.Spec.PodRef.Name,
+			orNone(evacuation.Spec.NodeName),
+			orNone(status.ActiveEvacuatorClass),
+			c.since(status.EvacuationProgressTimestamp, none),
+			int64(status.FailedEvictionCounter),
+			orNone(blockedReason),
+			c.since(&evacuation.CreationTimestamp, unknown),
+			orNone(status.Message),
+			c.until(status.ExpectedEvacuationFinishTime),
+			evacuation.Name,
+		},
+		Object: runtime.RawExtension{Object: evacuation},
+	}
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return none
+	}
+	return s
+}
+
+func (c *tableConvertor) since(t *metav1.Time, absent string) string {
+	if t.IsZero() {
+		return absent
+	}
+	return duration.HumanDuration(c.clock.Since(t.Time))
+}
+
+func (c *tableConvertor) until(t *metav1.Time) string {
+	if t.IsZero() {
+		return none
+	}
+	left := t.Sub(c.clock.Now())
+	if left < 0 {
+		return duration.HumanDuration(-left) + " overdue"
+	}
+	return duration.HumanDuration(left)
+}
