@@ -1,0 +1,187 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package validation checks what the validation tags of the API types cannot say. The tags are enforced besides, so nothing that they say
+// (required fields, enumerations, ranges, lengths of single values) is repeated here: it would be reported twice.
+package validation
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// transitions says which stages may follow a stage; a stage may always stay.
+var transitions = map[maintenance.NodeMaintenanceStage][]maintenance.NodeMaintenanceStage{
+	maintenance.NodeMaintenanceStageIdle: {
+		maintenance.NodeMaintenanceStageCordon, maintenance.NodeMaintenanceStageDrain, maintenance.NodeMaintenanceStageComplete,
+	},
+	maintenance.NodeMaintenanceStageCordon:   {maintenance.NodeMaintenanceStageDrain, maintenance.NodeMaintenanceStageComplete},
+	maintenance.NodeMaintenanceStageDrain:    {maintenance.NodeMaintenanceStageComplete},
+	maintenance.NodeMaintenanceStageComplete: {},
+}
+
+// ValidateNodeMaintenance validates a new NodeMaintenance.
+func ValidateNodeMaintenance(nm *maintenance.NodeMaintenance) field.ErrorList {
+	errs := apivalidation.ValidateObjectMeta(&nm.ObjectMeta, false, apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))
+	spec := field.NewPath("spec")
+	errs = append(errs, validateNodeSelector(nm.Spec.NodeSelector, spec.Child("nodeSelector"))...)
+	return append(errs, validateDrainPlan(nm.Spec.DrainPlan, spec.Child("drainPlan"))...)
+}
+
+// ValidateNodeMaintenanceUpdate validates a change of a NodeMaintenance by its main resource.
+func ValidateNodeMaintenanceUpdate(nm, old *maintenance.NodeMaintenance) field.ErrorList {
+	var errs field.ErrorList
+	spec := field.NewPath("spec")
+	if !apiequality.Semantic.DeepEqual(nm.Spec.NodeSelector, old.Spec.NodeSelector) {
+		selector := spec.Child("nodeSelector")
+		switch {
+		case old.DeletionTimestamp != nil:
+			errs = append(errs, field.Forbidden(selector, "may not change while the maintenance is being deleted"))
+		case old.Spec.Stage == maintenance.NodeMaintenanceStageComplete:
+			errs = append(errs, field.Forbidden(selector, "may only change in the stages Idle, Cordon and Drain"))
+		default:
+			errs = append(errs, validateNodeSelector(nm.Spec.NodeSelector, selector)...)
+		}
+	}
+	errs = append(errs, validateStageChange(nm, old, spec.Child("stage"))...)
+	if !SameDrainPlan(nm.Spec.DrainPlan, old.Spec.DrainPlan) {
+		// The value is left out: two whole plans in a message tell less than the field's name.
+		errs = append(errs, field.Invalid(spec.Child("drainPlan"), field.OmitValueType{},
+			"is immutable; leave it out or repeat the plan that the maintenance was created with").WithOrigin("immutable"))
+	}
+	return errs
+}
+
+func validateStageChange(nm, old *maintenance.NodeMaintenance, path *field.Path) field.ErrorList {
+	from, to := old.Spec.Stage, nm.Spec.Stage
+	if _, known := transitions[to]; from == to || !known {
+		return nil
+	}
+	if old.DeletionTimestamp != nil {
+		return field.ErrorList{field.Forbidden(path, "may not change while the maintenance is being deleted")}
+	}
+	next := transitions[from]
+	if slices.Contains(next, to) {
+		return nil
+	}
+	if len(next) == 0 {
+		return field.ErrorList{field.Invalid(path, to, fmt.Sprintf("%s is the last stage; make a new maintenance instead", from))}
+	}
+	names := make([]string, len(next))
+	for i := range next {
+		names[i] = string(next[i])
+	}
+	return field.ErrorList{field.Invalid(path, to, fmt.Sprintf("from %s the stage may stay or change to %s", from, strings.Join(names, " or ")))}
+}
+
+// validateNodeSelector leaves an absent selector alone: the tags require one.
+func validateNodeSelector(selector *corev1.NodeSelector, path *field.Path) field.ErrorList {
+	if selector == nil {
+		return nil
+	}
+	path = path.Child("nodeSelectorTerms")
+	if len(selector.NodeSelectorTerms) == 0 {
+		return field.ErrorList{field.Required(path, "at least one term is needed")}
+	}
+	var errs field.ErrorList
+	for i, term := range selector.NodeSelectorTerms {
+		term, path := term, path.Index(i)
+		if len(term.MatchExpressions) == 0 && len(term.MatchFields) == 0 {
+			errs = append(errs, field.Required(path, "a term needs matchExpressions or matchFields: an empty one selects no node"))
+		}
+		for j, requirement := range term.MatchExpressions {
+			errs = append(errs, validateLabelRequirement(requirement, path.Child("matchExpressions").Index(j))...)
+		}
+		for j, requirement := range term.MatchFields {
+			errs = append(errs, validateFieldRequirement(requirement, path.Child("matchFields").Index(j))...)
+		}
+	}
+	return errs
+}
+
+// validateDrainPlan checks a plan that defaulting has completed. Each check that follows the first takes the earlier ones for granted, and
+// a plan of a megabyte must not make an error of a megabyte.
+func validateDrainPlan(plan []maintenance.DrainPlanEntry, path *field.Path) field.ErrorList {
+	if own := ownEntries(plan); own > v1alpha1.MaxOwnDrainPlanEntries {
+		err := field.TooMany(path, own, v1alpha1.MaxOwnDrainPlanEntries)
+		err.Detail += ", not counting the twelve of every plan"
+		return field.ErrorList{err}
+	}
+	var errs field.ErrorList
+	for i := range plan {
+		errs = append(errs, metav1validation.ValidateLabelSelector(plan[i].PodSelector, metav1validation.LabelSelectorValidationOptions{},
+			path.Index(i).Child("podSelector"))...)
+	}
+	planorder.Check(planKeys(plan), func(index, against int, v planorder.Violation) {
+		if v == planorder.Duplicate {
+			err := field.Duplicate(path.Index(index), describeEntry(&plan[index]))
+			err.Detail = fmt.Sprintf("says the same as entry %d", against)
+			errs = append(errs, err)
+			return
+		}
+		errs = append(errs, field.Invalid(path.Index(index), describeEntry(&plan[index]),
+			fmt.Sprintf("may not stand behind entry %d (%s): %s", against, describeEntry(&plan[against]), v)))
+	})
+	return errs
+}
+
+// SameDrainPlan says whether two plans are the same waves in the same order, however their selectors are written.
+func SameDrainPlan(a, b []maintenance.DrainPlanEntry) bool {
+	return slices.EqualFunc(a, b, func(x, y maintenance.DrainPlanEntry) bool {
+		return x.PodType == y.PodType && x.PodPriority == y.PodPriority &&
+			planorder.CanonicalSelector(x.PodSelector) == planorder.CanonicalSelector(y.PodSelector)
+	})
+}
+
+// ownEntries counts the entries that are not among those that every plan has.
+func ownEntries(plan []maintenance.DrainPlanEntry) int {
+	own := 0
+	for i := range plan {
+		if !planorder.SelectsAll(plan[i].PodSelector) || !slices.Contains(v1alpha1.FrozenPriorities(), plan[i].PodPriority) {
+			own++
+		}
+	}
+	return own
+}
+
+func planKeys(plan []maintenance.DrainPlanEntry) []planorder.Key {
+	keys := make([]planorder.Key, len(plan))
+	for i := range plan {
+		keys[i] = planorder.Key{Type: string(plan[i].PodType), Priority: plan[i].PodPriority, Selector: plan[i].PodSelector}
+	}
+	return keys
+}
+
+// describeEntry names an entry shortly: defaulting may have moved it behind entries that its author has not written, so that the index alone
+// would mislead.
+func describeEntry(e *maintenance.DrainPlanEntry) string {
+	text := fmt.Sprintf("%s %d", e.PodType, e.PodPriority)
+	if !planorder.SelectsAll(e.PodSelector) {
+		text += " with podSelector"
+	}
+	return text
+}

@@ -1,0 +1,91 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package validation
+
+import (
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+var (
+	labelOperators = []corev1.NodeSelectorOperator{
+		corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn, corev1.NodeSelectorOpExists, corev1.NodeSelectorOpDoesNotExist,
+		corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt,
+	}
+	fieldOperators = []corev1.NodeSelectorOperator{corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn}
+)
+
+// validateLabelRequirement is as strict as the matcher of component-helpers, which would give up on the whole term at the first requirement
+// it cannot parse; a label's value that can never be is refused with its index.
+func validateLabelRequirement(r corev1.NodeSelectorRequirement, path *field.Path) field.ErrorList {
+	errs := metav1validation.ValidateLabelName(r.Key, path.Child("key"))
+	values := path.Child("values")
+	switch r.Operator {
+	case corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn:
+		if len(r.Values) == 0 {
+			errs = append(errs, field.Required(values, "at least one value is needed with the operators In and NotIn"))
+		}
+	case corev1.NodeSelectorOpExists, corev1.NodeSelectorOpDoesNotExist:
+		if len(r.Values) > 0 {
+			errs = append(errs, field.Forbidden(values, "no values are allowed with the operators Exists and DoesNotExist"))
+		}
+		return errs
+	case corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt:
+		if len(r.Values) != 1 {
+			return append(errs, field.Invalid(values, r.Values, "exactly one value is needed with the operators Gt and Lt"))
+		}
+		if _, err := strconv.ParseInt(r.Values[0], 10, 64); err != nil {
+			return append(errs, field.Invalid(values.Index(0), r.Values[0], "must be an integer with the operators Gt and Lt"))
+		}
+	default:
+		return append(errs, field.NotSupported(path.Child("operator"), r.Operator, labelOperators))
+	}
+	for i, value := range r.Values {
+		for _, message := range validation.IsValidLabelValue(value) {
+			errs = append(errs, field.Invalid(values.Index(i), value, message).WithOrigin("format=k8s-label-value"))
+		}
+	}
+	return errs
+}
+
+// validateFieldRequirement allows the one field that nodes can be selected by.
+func validateFieldRequirement(r corev1.NodeSelectorRequirement, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if r.Key != metav1.ObjectNameField {
+		errs = append(errs, field.NotSupported(path.Child("key"), r.Key, []string{metav1.ObjectNameField}))
+	}
+	if !slices.Contains(fieldOperators, r.Operator) {
+		return append(errs, field.NotSupported(path.Child("operator"), r.Operator, fieldOperators))
+	}
+	values := path.Child("values")
+	if len(r.Values) != 1 {
+		return append(errs, field.Invalid(values, r.Values, "exactly one value is needed; give each further node a term of its own"))
+	}
+	if r.Key == metav1.ObjectNameField {
+		for _, message := range apivalidation.NameIsDNSSubdomain(r.Values[0], false) {
+			errs = append(errs, field.Invalid(values.Index(0), r.Values[0], message))
+		}
+	}
+	return errs
+}

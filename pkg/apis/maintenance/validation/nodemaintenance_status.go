@@ -1,0 +1,149 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package validation
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
+)
+
+// ValidateNodeMaintenanceStatusUpdate validates a change of a NodeMaintenance by its status subresource.
+func ValidateNodeMaintenanceStatusUpdate(nm, old *maintenance.NodeMaintenance) field.ErrorList {
+	path := field.NewPath("status")
+	errs := validateStageStatuses(nm.Status.StageStatuses, old.Status.StageStatuses, path.Child("stageStatuses"))
+	errs = append(errs, validateNodeStatuses(nm.Status.NodeStatuses, old.Status.NodeStatuses, path.Child("nodeStatuses"))...)
+	for i, condition := range nm.Status.Conditions {
+		errs = append(errs, metav1validation.ValidateCondition(condition, path.Child("conditions").Index(i))...)
+	}
+	return errs
+}
+
+func validateStageStatuses(statuses, old []maintenance.StageStatus, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if len(statuses) < len(old) || !apiequality.Semantic.DeepEqual(statuses[:len(old)], old) {
+		errs = append(errs, field.Invalid(path, field.OmitValueType{}, fmt.Sprintf("may only grow: the first %d entries must stay as they are", len(old))))
+	}
+	seen := map[maintenance.NodeMaintenanceStage]bool{}
+	for i, status := range statuses {
+		if seen[status.Name] {
+			errs = append(errs, field.Duplicate(path.Index(i).Child("name"), status.Name))
+		}
+		seen[status.Name] = true
+		if status.StartTimestamp.IsZero() {
+			errs = append(errs, field.Required(path.Index(i).Child("startTimestamp"), "is the time at which the stage was entered"))
+		}
+	}
+	return errs
+}
+
+func validateNodeStatuses(statuses, old []maintenance.NodeMaintenanceNodeStatus, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	before := make(map[maintenance.NodeReference]*maintenance.NodeMaintenanceNodeStatus, len(old))
+	for i := range old {
+		before[old[i].NodeRef] = &old[i]
+	}
+	seen := make(map[string]bool, len(statuses))
+	for i := range statuses {
+		status, path := &statuses[i], path.Index(i)
+		name := status.NodeRef.Name
+		if seen[name] {
+			errs = append(errs, field.Duplicate(path.Child("nodeRef", "name"), name))
+		}
+		seen[name] = true
+		previous := before[status.NodeRef]
+		if previous != nil && slices.EqualFunc(status.DrainTargets, previous.DrainTargets, sameTarget) {
+			// Thousands of nodes go through here with every write: what has not changed was looked at when it was written.
+			continue
+		}
+		if previous == nil && name != "" {
+			for _, message := range apivalidation.NameIsDNSSubdomain(name, false) {
+				errs = append(errs, field.Invalid(path.Child("nodeRef", "name"), name, message))
+			}
+		}
+		errs = append(errs, validateDrainTargets(status.DrainTargets, previous, path.Child("drainTargets"))...)
+	}
+	return errs
+}
+
+// targetKey is what there may be one target of.
+type targetKey struct {
+	podType  maintenance.PodType
+	selector string
+}
+
+func validateDrainTargets(targets []maintenance.DrainPlanEntry, previous *maintenance.NodeMaintenanceNodeStatus, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	highest := make(map[targetKey]int32, len(targets))
+	for i := range targets {
+		target, path := &targets[i], path.Index(i)
+		errs = append(errs, metav1validation.ValidateLabelSelector(target.PodSelector, metav1validation.LabelSelectorValidationOptions{},
+			path.Child("podSelector"))...)
+		key := targetKey{target.PodType, planorder.CanonicalSelector(target.PodSelector)}
+		if _, duplicate := highest[key]; duplicate {
+			errs = append(errs, field.Duplicate(path, describeEntry(target)))
+			continue
+		}
+		highest[key] = target.PodPriority
+	}
+	if previous == nil {
+		return errs
+	}
+	for i := range previous.DrainTargets {
+		target := &previous.DrainTargets[i]
+		if !covers(highest, target) {
+			errs = append(errs, field.Invalid(path, field.OmitValueType{},
+				fmt.Sprintf("must cover what it covered before for node %s: %s", previous.NodeRef.Name, describeEntry(target))))
+		}
+	}
+	return errs
+}
+
+// covers says whether every pod of a target is a pod of the present targets: one of the same type and at least the same priority, with
+// the same selector or none.
+func covers(highest map[targetKey]int32, target *maintenance.DrainPlanEntry) bool {
+	for _, selector := range []string{"", planorder.CanonicalSelector(target.PodSelector)} {
+		if priority, ok := highest[targetKey{target.PodType, selector}]; ok && priority >= target.PodPriority {
+			return true
+		}
+	}
+	return false
+}
+
+// sameTarget compares to the letter, which is cheap.
+func sameTarget(a, b maintenance.DrainPlanEntry) bool {
+	return a.PodType == b.PodType && a.PodPriority == b.PodPriority && sameSelector(a.PodSelector, b.PodSelector)
+}
+
+func sameSelector(a, b *metav1.LabelSelector) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return maps.Equal(a.MatchLabels, b.MatchLabels) &&
+		slices.EqualFunc(a.MatchExpressions, b.MatchExpressions, func(x, y metav1.LabelSelectorRequirement) bool {
+			return x.Key == y.Key && x.Operator == y.Operator && slices.Equal(x.Values, y.Values)
+		})
+}

@@ -1,0 +1,169 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metatable "k8s.io/apimachinery/pkg/api/meta/table"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
+)
+
+// noValue stands in a column that says nothing in the present stage.
+const noValue = "-"
+
+// tableConvertor makes the columns of kubectl get; those of priority 1 come with -o wide.
+type tableConvertor struct{}
+
+var columns = []metav1.TableColumnDefinition{
+	{Name: "Name", Type: "string", Format: "name", Description: "Name of the maintenance."},
+	{Name: "Stage", Type: "string", Description: "How far the maintenance is ordered to go: Idle, Cordon, Drain or Complete."},
+	{Name: "Nodes", Type: "integer", Description: "Number of nodes under maintenance."},
+	{Name: "Drained", Type: "string", Description: "Nodes that no pod of the plan is left on, of all nodes; only in the stage Drain."},
+	{Name: "Pending", Type: "integer", Description: "Pods that the plan covers and that have not been asked to leave."},
+	{Name: "Evacuating", Type: "integer", Description: "Pods that have been asked to leave."},
+	{Name: "Blocked", Type: "integer", Description: "Evacuating pods that something keeps from leaving."},
+	{Name: "Age", Type: "string", Description: "Time since the maintenance was created."},
+	{Name: "Reason", Type: "string", Priority: 1, Description: "Why the maintenance is made."},
+	{Name: "Target", Type: "string", Priority: 1, Description: "The last wave of pods that has been asked to leave a node."},
+	{Name: "Selector", Type: "string", Priority: 1, Description: "Which nodes are selected."},
+}
+
+// ConvertToTable implements rest.TableConvertor.
+func (tableConvertor) ConvertToTable(_ context.Context, object, tableOptions runtime.Object) (*metav1.Table, error) {
+	table := &metav1.Table{}
+	if options, ok := tableOptions.(*metav1.TableOptions); !ok || !options.NoHeaders {
+		table.ColumnDefinitions = columns
+	}
+	if list, err := meta.ListAccessor(object); err == nil {
+		table.ResourceVersion = list.GetResourceVersion()
+		table.Continue = list.GetContinue()
+		table.RemainingItemCount = list.GetRemainingItemCount()
+	} else if item, err := meta.CommonAccessor(object); err == nil {
+		table.ResourceVersion = item.GetResourceVersion()
+	}
+	var err error
+	table.Rows, err = metatable.MetaToTableRow(object, func(obj runtime.Object, _ metav1.Object, name, age string) ([]any, error) {
+		nm, ok := obj.(*maintenance.NodeMaintenance)
+		if !ok {
+			return nil, fmt.Errorf("a %T is not a NodeMaintenance", obj)
+		}
+		return cells(nm, name, age), nil
+	})
+	return table, err
+}
+
+func cells(nm *maintenance.NodeMaintenance, name, age string) []any {
+	var drained int
+	var pending, evacuating, blocked int64
+	var target *maintenance.DrainPlanEntry
+	nodes := nm.Status.NodeStatuses
+	for i := range nodes {
+		node := &nodes[i]
+		pending += int64(node.PodsPendingEvacuation)
+		evacuating += int64(node.PodsEvacuating)
+		blocked += int64(node.PodsBlocked)
+		// A node without a target is not part of the drain yet, or may not be: its pods have not been counted.
+		if len(node.DrainTargets) > 0 && node.PodsPendingEvacuation == 0 && node.PodsEvacuating == 0 {
+			drained++
+		}
+		for j := range node.DrainTargets {
+			if t := &node.DrainTargets[j]; target == nil || planorder.Before(planKey(target), planKey(t)) {
+				target = t
+			}
+		}
+	}
+	drainedText := noValue
+	if nm.Spec.Stage == maintenance.NodeMaintenanceStageDrain {
+		drainedText = fmt.Sprintf("%d/%d", drained, len(nodes))
+	}
+	return []any{
+		name, string(nm.Spec.Stage), int64(len(nodes)), drainedText, pending, evacuating, blocked, age,
+		orNoValue(nm.Spec.Reason), describeTarget(target), describeNodeSelector(nm.Spec.NodeSelector),
+	}
+}
+
+func planKey(e *maintenance.DrainPlanEntry) planorder.Key {
+	return planorder.Key{Type: string(e.PodType), Priority: e.PodPriority, Selector: e.PodSelector}
+}
+
+func orNoValue(text string) string {
+	if text == "" {
+		return noValue
+	}
+	return text
+}
+
+func describeTarget(target *maintenance.DrainPlanEntry) string {
+	if target == nil {
+		return noValue
+	}
+	text := fmt.Sprintf("%s<=%d", target.PodType, target.PodPriority)
+	if !planorder.SelectsAll(target.PodSelector) {
+		text += " " + metav1.FormatLabelSelector(target.PodSelector)
+	}
+	return text
+}
+
+func describeNodeSelector(selector *corev1.NodeSelector) string {
+	if selector == nil {
+		return noValue
+	}
+	terms := make([]string, 0, len(selector.NodeSelectorTerms))
+	for _, term := range selector.NodeSelectorTerms {
+		var requirements []string
+		for _, r := range append(term.MatchExpressions[:len(term.MatchExpressions):len(term.MatchExpressions)], term.MatchFields...) {
+			requirements = append(requirements, describeRequirement(r))
+		}
+		terms = append(terms, strings.Join(requirements, ","))
+	}
+	return orNoValue(strings.Join(terms, " || "))
+}
+
+// describeRequirement writes as label selectors on the command line are written.
+func describeRequirement(r corev1.NodeSelectorRequirement) string {
+	values := strings.Join(r.Values, ",")
+	switch r.Operator {
+	case corev1.NodeSelectorOpIn:
+		if len(r.Values) == 1 {
+			return r.Key + "=" + values
+		}
+		return fmt.Sprintf("%s in (%s)", r.Key, values)
+	case corev1.NodeSelectorOpNotIn:
+		if len(r.Values) == 1 {
+			return r.Key + "!=" + values
+		}
+		return fmt.Sprintf("%s notin (%s)", r.Key, values)
+	case corev1.NodeSelectorOpExists:
+		return r.Key
+	case corev1.NodeSelectorOpDoesNotExist:
+		return "!" + r.Key
+	case corev1.NodeSelectorOpGt:
+		return r.Key + ">" + values
+	case corev1.NodeSelectorOpLt:
+		return r.Key + "<" + values
+	}
+	return fmt.Sprintf("%s %s (%s)", r.Key, r.Operator, values)
+}
