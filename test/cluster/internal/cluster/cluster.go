@@ -113,6 +113,13 @@ func (c *Cluster) watch(name string, record process.Record) {
 	c.watched[name] = record
 }
 
+// noteChange keeps Up from saying that there was nothing to do.
+func (c *Cluster) noteChange() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.changed = true
+}
+
 func (c *Cluster) forget(name string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

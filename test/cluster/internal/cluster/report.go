@@ -32,8 +32,8 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/options"
 )
 
-// ErrNotRunning is returned by Status when a process that belongs to the cluster does not run.
-var ErrNotRunning = errors.New("the cluster is not complete")
+// errIncomplete is returned by Status when a process that belongs to the cluster does not run.
+var errIncomplete = errors.New("not everything runs, `make cluster-up` starts what is missing")
 
 func (c *Cluster) printReady(took time.Duration) {
 	if c.changed {
@@ -120,8 +120,7 @@ func (c *Cluster) Status(ctx context.Context) error {
 		return err
 	}
 	if !found || len(c.state.Processes) == 0 {
-		c.printf("No cluster runs in %s", c.Layout.Dir)
-		return ErrNotRunning
+		return fmt.Errorf("no cluster runs in %s", c.Layout.Dir)
 	}
 	c.plane = controlplane.ControlPlane{Layout: c.Layout, Options: c.options, Ports: c.state.Ports}
 	complete := true
@@ -137,7 +136,7 @@ func (c *Cluster) Status(ctx context.Context) error {
 	}
 	table.Flush()
 	if !complete {
-		return ErrNotRunning
+		return errIncomplete
 	}
 	return nil
 }

@@ -183,6 +183,10 @@ func (c *Cluster) startNodes(ctx context.Context, admin *clients.Clients) error 
 	if err != nil {
 		return fmt.Errorf("making nodes: %w", err)
 	}
+	if len(made) > 0 {
+		c.printf("Made %d nodes", len(made))
+		c.noteChange()
+	}
 	if err := c.waitReady(ctx, layout.Kwok); err != nil {
 		return err
 	}

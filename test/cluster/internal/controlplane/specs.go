@@ -139,6 +139,8 @@ func (c ControlPlane) APIServer() process.Spec {
 		"--authorization-mode=Node,RBAC",
 		"--enable-admission-plugins=NodeRestriction",
 		"--allow-privileged=true",
+		// Without, the watches of the other processes hold a restart up until their connections time out.
+		"--shutdown-watch-termination-grace-period=2s",
 		"--requestheader-client-ca-file=" + pki.CertFile(dir, pki.FrontProxyCA),
 		"--requestheader-allowed-names=" + pki.FrontProxyClient,
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
@@ -204,6 +206,8 @@ func (c ControlPlane) Kwok() process.Spec {
 		"--manage-all-nodes=false",
 		fmt.Sprintf("--manage-nodes-with-annotation-selector=%s=%s", NodeAnnotation, NodeAnnotationValue),
 		"--node-lease-duration-seconds=40",
+		// Below that, kwok writes several lines for every pod and for every lease, for as long as the cluster runs.
+		"--v=WARN",
 		"--server-address=" + net.JoinHostPort(loopback, c.port(layout.Kwok)),
 	})
 	spec.Env = []string{"KWOK_WORKDIR=" + c.Layout.KwokHome(), "HAULOUT_POD_STAGES=" + c.Options.PodStages}
