@@ -1,0 +1,99 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cache
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// Strip is a transform for a whole informer factory of the host cluster: it takes off pods and nodes what no controller reads, and the
+// managed fields off everything. A cluster with 150,000 pods would not fit into memory otherwise.
+func Strip(obj any) (any, error) {
+	switch o := obj.(type) {
+	case *corev1.Pod:
+		stripPod(o)
+	case *corev1.Node:
+		stripNode(o)
+	case metav1.Object:
+		o.SetManagedFields(nil)
+	}
+	return obj, nil
+}
+
+// stripPod keeps what decides about a pod's leaving: identity, owners, labels, finalizers, the annotations of evacuators and deletion cost,
+// placement, priority, tolerations, volumes' claims, phase and conditions.
+func stripPod(pod *corev1.Pod) {
+	pod.ManagedFields = nil
+	for key := range pod.Annotations {
+		if !keepPodAnnotation(key) {
+			delete(pod.Annotations, key)
+		}
+	}
+	if len(pod.Annotations) == 0 {
+		pod.Annotations = nil
+	}
+	pod.Spec = corev1.PodSpec{
+		NodeName:                      pod.Spec.NodeName,
+		Priority:                      pod.Spec.Priority,
+		Tolerations:                   pod.Spec.Tolerations,
+		TerminationGracePeriodSeconds: pod.Spec.TerminationGracePeriodSeconds,
+		Volumes:                       claims(pod.Spec.Volumes),
+	}
+	pod.Status = corev1.PodStatus{
+		Phase:              pod.Status.Phase,
+		Reason:             pod.Status.Reason,
+		Conditions:         pod.Status.Conditions,
+		NominatedNodeName:  pod.Status.NominatedNodeName,
+		StartTime:          pod.Status.StartTime,
+		ObservedGeneration: pod.Status.ObservedGeneration,
+	}
+}
+
+func keepPodAnnotation(key string) bool {
+	return key == corev1.MirrorPodAnnotationKey || key == corev1.PodDeletionCost ||
+		strings.HasPrefix(key, maintenancev1alpha1.AnnotationEvacuatorPrefix) || strings.HasPrefix(key, ownPrefix)
+}
+
+// ownPrefix starts all keys of our own.
+const ownPrefix = maintenancev1alpha1.GroupName + "/"
+
+// claims returns a new slice, so that the volumes that are left out can be freed.
+func claims(volumes []corev1.Volume) []corev1.Volume {
+	var kept []corev1.Volume
+	for _, v := range volumes {
+		if v.PersistentVolumeClaim != nil {
+			kept = append(kept, corev1.Volume{Name: v.Name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: v.PersistentVolumeClaim}})
+		}
+	}
+	return kept
+}
+
+// stripNode keeps what decides about cordons and reachability: identity, labels, our annotations, the spec and the conditions.
+func stripNode(node *corev1.Node) {
+	node.ManagedFields = nil
+	for key := range node.Annotations {
+		if !strings.HasPrefix(key, ownPrefix) {
+			delete(node.Annotations, key)
+		}
+	}
+	node.Status = corev1.NodeStatus{Conditions: node.Status.Conditions}
+}

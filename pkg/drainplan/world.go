@@ -1,0 +1,87 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package drainplan
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// World is all that a plan depends on. No order in it matters.
+type World struct {
+	// Maintenances are those in stage Drain that are not being deleted.
+	Maintenances []Maintenance
+	// Nodes are at least the nodes of the maintenances.
+	Nodes []Node
+}
+
+// Maintenance is a drain as planning sees it.
+type Maintenance struct {
+	// Name is the name of the maintenance.
+	Name string
+	// Created is its creation time; where plans contradict each other the oldest wins.
+	Created time.Time
+	// Plan is the completed drain plan, in order.
+	Plan []maintenancev1alpha1.DrainPlanEntry
+	// Nodes are the names of the selected nodes that the requester may delete.
+	Nodes []string
+	// Uncordoned are those of Nodes that have not been seen cordoned. While there are any the maintenance raises no targets: pods could
+	// still land behind a wave that has passed.
+	Uncordoned []string
+	// Before are the targets that its status holds for a node of the same UID, by node name.
+	Before map[string][]maintenancev1alpha1.DrainPlanEntry
+}
+
+// Node is a node with its live pods: those that are neither finished nor left running on purpose.
+type Node struct {
+	Name string
+	UID  types.UID
+	Pods []Pod
+}
+
+// Pod is what planning needs to know of a pod.
+type Pod struct {
+	Type     maintenancev1alpha1.PodType
+	Priority int32
+	Labels   labels.Set
+}
+
+// Result is the answer to a World.
+type Result struct {
+	// Targets are the drain targets by node name, for every node of a maintenance.
+	Targets map[string]Targets
+	// Messages are the drain messages by maintenance and node name.
+	Messages map[string]map[string]string
+	// Finished holds the maintenances of which no live pod is left that their plan covers.
+	Finished map[string]bool
+	// FastForwarded says which older maintenance had already taken a node further than the maintenance's own plan, by maintenance and node.
+	FastForwarded map[string]map[string]string
+	// Overrides are the contradictions between plans that were decided in favour of the oldest maintenance.
+	Overrides []Override
+}
+
+// Override tells that the plans of some maintenances contradict each other, so that nothing would move, and whose order was followed.
+type Override struct {
+	// Followed is the maintenance whose order was followed.
+	Followed string
+	// Overridden are the maintenances on the same nodes whose order was not, sorted by name.
+	Overridden []string
+}
