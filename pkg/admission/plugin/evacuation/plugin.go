@@ -1,0 +1,253 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package evacuation is the admission plugin for Evacuations: it looks at the pod in the host cluster, finds out who can evacuate it, and
+// asks whether the user may have it evacuated.
+package evacuation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/admission"
+	genericinitializer "k8s.io/apiserver/pkg/admission/initializer"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/events"
+
+	"haulout.dev/haulout/pkg/admission/initializer"
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancevalidation "haulout.dev/haulout/pkg/apis/maintenance/validation"
+	"haulout.dev/haulout/pkg/identity"
+)
+
+// PluginName is the name of the plugin in the list of those that are on.
+const PluginName = "Evacuation"
+
+// Plugin admits Evacuations.
+type Plugin struct {
+	*admission.Handler
+
+	// builtIn are the built-in evacuators that somebody answers for. Naming another one would make each of its pods wait for nothing.
+	builtIn  sets.Set[string]
+	client   kubernetes.Interface
+	rights   *rights
+	identity *identity.Server
+	recorder events.EventRecorder
+}
+
+var (
+	_ admission.MutationInterface                     = &Plugin{}
+	_ admission.ValidationInterface                   = &Plugin{}
+	_ genericinitializer.WantsExternalKubeClientSet   = &Plugin{}
+	_ genericinitializer.WantsUnconditionalAuthorizer = &Plugin{}
+	_ initializer.WantsServerIdentity                 = &Plugin{}
+	_ initializer.WantsEventRecorder                  = &Plugin{}
+)
+
+// Register adds the plugin to those that may be turned on. builtIn is called when the plugin is made, after flags are parsed, and returns
+// the classes of the built-in evacuators that are on; nil stands for none.
+func Register(plugins *admission.Plugins, builtIn func() []string) {
+	plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) {
+		var classes []string
+		if builtIn != nil {
+			classes = builtIn()
+		}
+		return New(classes...)
+	})
+}
+
+// New returns the plugin with those built-in evacuators that are on.
+func New(builtIn ...string) (*Plugin, error) {
+	for _, class := range builtIn {
+		if !slices.Contains(BuiltInClasses, class) {
+			return nil, fmt.Errorf("%q is no built-in evacuator: there are %q", class, BuiltInClasses)
+		}
+	}
+	return &Plugin{
+		Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete),
+		builtIn: sets.New(builtIn...),
+	}, nil
+}
+
+// SetExternalKubeClientSet gives the client of the host cluster.
+func (p *Plugin) SetExternalKubeClientSet(client kubernetes.Interface) {
+	p.client = client
+}
+
+// SetUnconditionalAuthorizer gives the authorizer.
+func (p *Plugin) SetUnconditionalAuthorizer(authz authorizer.UnconditionalAuthorizer) {
+	p.rights = newRights(authz)
+}
+
+// SetServerIdentity gives the identity of the server's own controllers.
+func (p *Plugin) SetServerIdentity(server *identity.Server) {
+	p.identity = server
+}
+
+// SetEventRecorder gives the recorder for events on pods.
+func (p *Plugin) SetEventRecorder(recorder events.EventRecorder) {
+	p.recorder = recorder
+}
+
+// ValidateInitialization says whether the plugin was given everything.
+func (p *Plugin) ValidateInitialization() error {
+	var missing []error
+	for what, isMissing := range map[string]bool{
+		"client of the host cluster": p.client == nil,
+		"authorizer":                 p.rights == nil,
+		"server identity":            p.identity == nil,
+		"event recorder":             p.recorder == nil,
+	} {
+		if isMissing {
+			missing = append(missing, fmt.Errorf("%s needs a %s", PluginName, what))
+		}
+	}
+	return errors.Join(missing...)
+}
+
+// Admit completes a new Evacuation from its pod. It may run twice on the same object: when a webhook changed the object after the first run.
+func (p *Plugin) Admit(ctx context.Context, attrs admission.Attributes, _ admission.ObjectInterfaces) error {
+	if attrs.GetResource().GroupResource() != resource || attrs.GetSubresource() != "" || attrs.GetOperation() != admission.Create {
+		return nil
+	}
+	evacuation, ok := attrs.GetObject().(*maintenance.Evacuation)
+	if !ok {
+		return apierrors.NewInternalError(fmt.Errorf("object to admit is no Evacuation but %T", attrs.GetObject()))
+	}
+	podRef := evacuation.Spec.PodRef
+	if len(validation.IsDNS1123Subdomain(podRef.Name)) > 0 || podRef.UID == "" {
+		// There is no such pod to be asked for; validation says what is wrong with the reference.
+		return nil
+	}
+	// Asked before the pod is read: the answers below tell whether it exists and what its UID is.
+	if err := p.mayDeletePod(ctx, attrs, podRef.Name); err != nil {
+		return err
+	}
+	pod, err := p.getReferredPod(ctx, attrs.GetNamespace(), evacuation)
+	if err != nil {
+		return err
+	}
+	for key, value := range pod.Labels {
+		metav1.SetMetaDataLabel(&evacuation.ObjectMeta, key, value)
+	}
+	evacuation.Spec.NodeName = pod.Spec.NodeName
+	return p.resolveEvacuators(ctx, attrs, evacuation, pod)
+}
+
+// getReferredPod returns the pod of a new Evacuation, or says what is wrong with the reference.
+func (p *Plugin) getReferredPod(ctx context.Context, namespace string, evacuation *maintenance.Evacuation) (*corev1.Pod, error) {
+	podRef, path := evacuation.Spec.PodRef, field.NewPath("spec", "podRef")
+	pod, err := p.client.CoreV1().Pods(namespace).Get(ctx, podRef.Name, metav1.GetOptions{})
+	var invalid *field.Error
+	switch {
+	case apierrors.IsNotFound(err):
+		invalid = field.NotFound(path.Child("name"), podRef.Name)
+		invalid.Detail = fmt.Sprintf("there is no such pod in namespace %s", namespace)
+	case err != nil:
+		return nil, apierrors.NewInternalError(fmt.Errorf("get pod %s/%s from the host cluster: %w", namespace, podRef.Name, err))
+	case pod.UID != podRef.UID:
+		invalid = field.Invalid(path.Child("uid"), podRef.UID,
+			fmt.Sprintf("the pod named %s has another UID, %s: it is not the pod that was meant", podRef.Name, pod.UID))
+	default:
+		return pod, nil
+	}
+	name := evacuation.Name
+	if name == "" {
+		name = evacuators.CanonicalName(podRef.Name, podRef.UID)
+	}
+	return nil, apierrors.NewInvalid(maintenance.Kind("Evacuation"), name, field.ErrorList{invalid})
+}
+
+// Validate asks whether the user may do what the request does, and refuses to delete what cannot be called off any more.
+func (p *Plugin) Validate(ctx context.Context, attrs admission.Attributes, _ admission.ObjectInterfaces) error {
+	if attrs.GetResource().GroupResource() != resource {
+		return nil
+	}
+	evacuation, old, err := evacuationsOf(attrs)
+	if err != nil {
+		return apierrors.NewInternalError(err)
+	}
+	switch {
+	case attrs.GetSubresource() == "status":
+		return p.mayProgress(ctx, attrs, old.Status.ActiveEvacuatorClass)
+	case attrs.GetSubresource() != "":
+		return nil
+	case attrs.GetOperation() == admission.Create:
+		if err := p.mayDeletePod(ctx, attrs, evacuation.Spec.PodRef.Name); err != nil {
+			return err
+		}
+		return p.mayUseInstigators(ctx, attrs, evacuation.Finalizers, nil)
+	case attrs.GetOperation() == admission.Update:
+		// With an owner that does not exist, the garbage collector would delete the object on the user's behalf.
+		if !equality.Semantic.DeepEqual(evacuation.OwnerReferences, old.OwnerReferences) {
+			if err := p.mayDeletePod(ctx, attrs, old.Spec.PodRef.Name); err != nil {
+				return err
+			}
+		}
+		return p.mayUseInstigators(ctx, attrs, evacuation.Finalizers, old.Finalizers)
+	default:
+		if err := p.mayDeletePod(ctx, attrs, old.Spec.PodRef.Name); err != nil {
+			return err
+		}
+		return p.mayBeCalledOff(ctx, old)
+	}
+}
+
+// evacuationsOf returns the new and the old object of a request, as far as its operation has them.
+func evacuationsOf(attrs admission.Attributes) (evacuation, old *maintenance.Evacuation, err error) {
+	ok := true
+	if attrs.GetOperation() != admission.Delete {
+		if evacuation, ok = attrs.GetObject().(*maintenance.Evacuation); !ok {
+			return nil, nil, fmt.Errorf("object to admit is no Evacuation but %T", attrs.GetObject())
+		}
+	}
+	if attrs.GetOperation() != admission.Create {
+		if old, ok = attrs.GetOldObject().(*maintenance.Evacuation); !ok {
+			return nil, nil, fmt.Errorf("existing object is no Evacuation but %T", attrs.GetOldObject())
+		}
+	}
+	return evacuation, old, nil
+}
+
+// mayBeCalledOff refuses a deletion while the evacuator is past the point of no return and the pod has not left yet.
+func (p *Plugin) mayBeCalledOff(ctx context.Context, evacuation *maintenance.Evacuation) error {
+	if evacuation.Status.EvacuationCancellationPolicy != maintenance.EvacuationCancellationPolicyForbid || maintenancevalidation.IsEvacuationComplete(evacuation) {
+		return nil
+	}
+	podRef := evacuation.Spec.PodRef
+	pod, err := p.client.CoreV1().Pods(evacuation.Namespace).Get(ctx, podRef.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && pod.UID != podRef.UID {
+		return nil
+	}
+	if err != nil {
+		return apierrors.NewInternalError(fmt.Errorf("get pod %s/%s from the host cluster: %w", evacuation.Namespace, podRef.Name, err))
+	}
+	return apierrors.NewConflict(resource, evacuation.Name,
+		fmt.Errorf("evacuator %s does not allow to call it off any more (evacuationCancellationPolicy is Forbid); it can be deleted once pod %s is gone",
+			evacuation.Status.ActiveEvacuatorClass, podRef.Name))
+}

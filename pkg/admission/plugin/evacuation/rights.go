@@ -1,0 +1,174 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+)
+
+var resource = maintenance.Resource("evacuations")
+
+const (
+	// memoSize and memoTTL bound what is remembered of requests; the time is more than a request may take, collection deletions aside.
+	memoSize = 4096
+	memoTTL  = time.Minute
+)
+
+// right is what a user may or may not do in the namespace of an Evacuation.
+type right struct {
+	verb, group, resource, subresource, namespace, name string
+}
+
+func (r right) String() string {
+	s := fmt.Sprintf("%s %s", r.verb, r.resource)
+	if r.group != "" {
+		s += "." + r.group
+	}
+	if r.subresource != "" {
+		s += "/" + r.subresource
+	}
+	if r.name != "" {
+		s += fmt.Sprintf(" %q", r.name)
+	}
+	return fmt.Sprintf("%s in namespace %q", s, r.namespace)
+}
+
+// rights asks the authorizer, once for each right in a request: admission runs inside the storage transaction and again on each conflict.
+type rights struct {
+	authorizer authorizer.UnconditionalAuthorizer
+	memo       *utilcache.LRUExpireCache
+}
+
+// memoKey has the request as a pointer. As long as the memo holds it no other request can have the same.
+type memoKey struct {
+	request *genericapirequest.RequestInfo
+	right   right
+}
+
+func newRights(authz authorizer.UnconditionalAuthorizer) *rights {
+	return &rights{authorizer: authz, memo: utilcache.NewLRUExpireCache(memoSize)}
+}
+
+// has says whether the request's user has a right.
+func (r *rights) has(ctx context.Context, attrs admission.Attributes, asked right) (bool, error) {
+	info, memorable := genericapirequest.RequestInfoFrom(ctx)
+	key := memoKey{request: info, right: asked}
+	if memorable {
+		if allowed, ok := r.memo.Get(key); ok {
+			return allowed.(bool), nil
+		}
+	}
+	decision, _, err := r.authorizer.Authorize(ctx, authorizer.AttributesRecord{
+		User:            attrs.GetUserInfo(),
+		Verb:            asked.verb,
+		Namespace:       asked.namespace,
+		APIGroup:        asked.group,
+		APIVersion:      "*",
+		Resource:        asked.resource,
+		Subresource:     asked.subresource,
+		Name:            asked.name,
+		ResourceRequest: true,
+	})
+	allowed := decision == authorizer.DecisionAllow
+	if err != nil && !allowed {
+		return false, apierrors.NewInternalError(fmt.Errorf("cannot find out whether the user may %s: %w", asked, err))
+	}
+	if memorable {
+		r.memo.Add(key, allowed, memoTTL)
+	}
+	return allowed, nil
+}
+
+// require refuses the request if its user does not have a right. The server itself has them all.
+func (p *Plugin) require(ctx context.Context, attrs admission.Attributes, needed right) error {
+	if p.identity.Is(attrs.GetUserInfo()) {
+		return nil
+	}
+	allowed, err := p.rights.has(ctx, attrs, needed)
+	if err != nil || allowed {
+		return err
+	}
+	return apierrors.NewForbidden(resource, nameOf(attrs), fmt.Errorf("user %q cannot %s", attrs.GetUserInfo().GetName(), needed))
+}
+
+// nameOf returns the name of the object; that of a new one is not filled in yet, and a request for a collection has none.
+func nameOf(attrs admission.Attributes) string {
+	if attrs.GetName() != "" {
+		return attrs.GetName()
+	}
+	if old, ok := attrs.GetOldObject().(*maintenance.Evacuation); ok && old != nil {
+		return old.Name
+	}
+	if evacuation, ok := attrs.GetObject().(*maintenance.Evacuation); ok && evacuation != nil {
+		return evacuators.CanonicalName(evacuation.Spec.PodRef.Name, evacuation.Spec.PodRef.UID)
+	}
+	return ""
+}
+
+// mayDeletePod asks for the right that an evacuation comes down to.
+func (p *Plugin) mayDeletePod(ctx context.Context, attrs admission.Attributes, podName string) error {
+	return p.require(ctx, attrs, right{verb: "delete", resource: "pods", namespace: attrs.GetNamespace(), name: podName})
+}
+
+// mayUseInstigators asks for the right to speak for each instigator that comes or goes.
+func (p *Plugin) mayUseInstigators(ctx context.Context, attrs admission.Attributes, finalizers, oldFinalizers []string) error {
+	now, before := sets.New(evacuators.Instigators(finalizers)...), sets.New(evacuators.Instigators(oldFinalizers)...)
+	for _, name := range sets.List(now.SymmetricDifference(before)) {
+		needed := right{verb: "use", group: maintenance.GroupName, resource: "instigators", namespace: attrs.GetNamespace(), name: name}
+		if err := p.require(ctx, attrs, needed); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mayProgress asks for the right to report as the active evacuator.
+func (p *Plugin) mayProgress(ctx context.Context, attrs admission.Attributes, class string) error {
+	if class == "" && !p.identity.Is(attrs.GetUserInfo()) {
+		// A right without a name would be that to all evacuators.
+		return apierrors.NewForbidden(resource, attrs.GetName(), fmt.Errorf("no evacuator has the turn yet, so none can report"))
+	}
+	return p.require(ctx, attrs, right{verb: "progress", group: maintenance.GroupName, resource: "evacuators", namespace: attrs.GetNamespace(), name: class})
+}
+
+// mayAssign asks for the right to name an evacuator that the pod does not name.
+func (p *Plugin) mayAssign(ctx context.Context, attrs admission.Attributes, class string) error {
+	return p.require(ctx, attrs, right{verb: "assign", group: maintenance.GroupName, resource: "evacuators", namespace: attrs.GetNamespace(), name: class})
+}
+
+// mayScale says whether the user could do what the Deployment's evacuator does with the server's rights. name is empty if the Deployment is
+// not known.
+func (p *Plugin) mayScale(ctx context.Context, attrs admission.Attributes, name string) (bool, error) {
+	if p.identity.Is(attrs.GetUserInfo()) {
+		return true, nil
+	}
+	return p.rights.has(ctx, attrs, right{
+		verb: "update", group: "apps", resource: "deployments", subresource: "scale", namespace: attrs.GetNamespace(), name: name,
+	})
+}
