@@ -233,7 +233,7 @@ func (c *Cluster) startHaulout(ctx context.Context, admin *clients.Clients) erro
 	if _, err := c.ensure(ctx, haulout.Spec(c.Layout, port, c.options.HauloutFlags)); err != nil {
 		return err
 	}
-	if err := haulout.WaitServed(ctx, admin); err != nil {
+	if err := haulout.WaitServed(ctx, admin, port); err != nil {
 		return c.notReady(ctx, layout.Haulout, err)
 	}
 	return nil

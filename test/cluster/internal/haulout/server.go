@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strconv"
 	"time"
 
@@ -27,6 +28,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 
@@ -77,17 +79,50 @@ func Spec(l layout.Layout, port int, flags []string) process.Spec {
 	}
 }
 
-// WaitServed waits until the aggregator passes requests on to our server and it answers them.
-func WaitServed(ctx context.Context, c *clients.Clients) error {
+// nudgeAnnotation is changed on our Service to have the aggregator look at it.
+const nudgeAnnotation = "maintenance.haulout.dev/development-nudged-at"
+
+// nudgeInterval is how often that is done while we wait.
+const nudgeInterval = 300 * time.Millisecond
+
+// WaitServed waits until the aggregator passes requests on to our server, which listens on port, and it answers them.
+func WaitServed(ctx context.Context, c *clients.Clients, port int) error {
 	lastErr := errors.New("not asked yet")
+	nudged := time.Now()
 	err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		lastErr = Served(ctx, c)
-		return lastErr == nil, nil
+		if lastErr = Served(ctx, c); lastErr == nil {
+			return true, nil
+		}
+		if time.Since(nudged) > nudgeInterval && listens(ctx, port) {
+			nudged = time.Now()
+			nudge(ctx, c)
+		}
+		return false, nil
 	})
 	if err != nil {
-		return fmt.Errorf("%w; at last: %w", context.Cause(ctx), lastErr)
+		return lastErr
 	}
 	return nil
+}
+
+func listens(ctx context.Context, port int) bool {
+	var dialer net.Dialer
+	connection, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	if err != nil {
+		return false
+	}
+	connection.Close()
+	return true
+}
+
+// nudge makes the aggregator check our server now. After a server was away it does so at growing intervals of up to half a
+// minute, but also whenever the Service changes. The Service and not the APIService, which the server itself may be about
+// to write.
+func nudge(ctx context.Context, c *clients.Clients) {
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, nudgeAnnotation, time.Now().Format(time.RFC3339Nano))
+	// If it fails the aggregator comes by itself, only later.
+	_, _ = c.Dynamic.Resource(services).Namespace(Namespace).Patch(ctx, Service, types.MergePatchType, patch,
+		metav1.PatchOptions{FieldManager: fieldManager})
 }
 
 // Served asks whether our API can be used; the error says why not.
