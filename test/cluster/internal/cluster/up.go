@@ -179,9 +179,12 @@ func (c *Cluster) startNodes(ctx context.Context, admin *clients.Clients) error 
 	if err != nil {
 		return err
 	}
-	made, err := nodes.EnsureExist(ctx, admin.Kubernetes, c.options.Nodes)
+	made, surplus, err := nodes.EnsureExist(ctx, admin.Kubernetes, c.options.Nodes)
 	if err != nil {
 		return fmt.Errorf("making nodes: %w", err)
+	}
+	if surplus > 0 {
+		c.printf("%d nodes more than NODES=%d are there and stay", surplus, c.options.Nodes)
 	}
 	if len(made) > 0 {
 		c.printf("Made %d nodes", len(made))

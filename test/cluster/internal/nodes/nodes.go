@@ -66,17 +66,17 @@ func New(index int) *corev1.Node {
 	}
 }
 
-// EnsureExist makes those of the first count nodes that are missing and returns the names of the ones it made.
-func EnsureExist(ctx context.Context, client kubernetes.Interface, count int) ([]string, error) {
+// EnsureExist makes those of the first count nodes that are missing and returns the names of the ones it made. Others are
+// left alone, since pods may run there; surplus is their number.
+func EnsureExist(ctx context.Context, client kubernetes.Interface, count int) (made []string, surplus int, err error) {
 	list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	existing := sets.New[string]()
 	for i := range list.Items {
 		existing.Insert(list.Items[i].Name)
 	}
-	var made []string
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(32)
 	for index := range count {
@@ -92,7 +92,7 @@ func EnsureExist(ctx context.Context, client kubernetes.Interface, count int) ([
 			return err
 		})
 	}
-	return made, group.Wait()
+	return made, existing.Len() + len(made) - count, group.Wait()
 }
 
 // WaitReady waits until the named nodes are Ready and the scheduler may use them.

@@ -25,20 +25,20 @@ import (
 )
 
 func TestEnsureExistMakesWhatIsMissing(t *testing.T) {
-	client := fake.NewClientset(New(1))
-	made, err := EnsureExist(t.Context(), client, 4)
+	client := fake.NewClientset(New(1), New(7))
+	made, surplus, err := EnsureExist(t.Context(), client, 4)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(made) != 3 {
-		t.Errorf("made %v, want 3 nodes", made)
+	if len(made) != 3 || surplus != 1 {
+		t.Errorf("made %v and found %d too many, want 3 nodes and 1", made, surplus)
 	}
 	list, err := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(list.Items) != 4 {
-		t.Errorf("%d nodes, want 4", len(list.Items))
+	if len(list.Items) != 5 {
+		t.Errorf("%d nodes, want 5", len(list.Items))
 	}
 	for _, node := range list.Items {
 		if pods := node.Status.Allocatable.Pods().Value(); pods != 250 {
