@@ -1,0 +1,168 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package controlplane
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"haulout.dev/haulout/test/cluster/internal/layout"
+	"haulout.dev/haulout/test/cluster/internal/options"
+	"haulout.dev/haulout/test/cluster/internal/process"
+)
+
+func plane(o options.Options) ControlPlane {
+	ports := map[string]int{}
+	for i, name := range WithPorts {
+		ports[name] = 20000 + i
+	}
+	return ControlPlane{Layout: layout.Layout{Dir: "/cluster", BinDir: "/bin"}, Options: o, Ports: ports}
+}
+
+func (c ControlPlane) all() []process.Spec {
+	return []process.Spec{c.Etcd(), c.APIServer(), c.ControllerManager(), c.Scheduler(), c.Kwok()}
+}
+
+func TestEverythingListensOnLoopbackOnly(t *testing.T) {
+	for _, spec := range plane(options.Options{}).all() {
+		for _, arg := range spec.Args {
+			flag, value, _ := strings.Cut(arg, "=")
+			var ok bool
+			switch flag {
+			case "--bind-address", "--advertise-address":
+				ok = value == "127.0.0.1"
+			case "--server-address":
+				ok = strings.HasPrefix(value, "127.0.0.1:")
+			case "--listen-client-urls", "--listen-peer-urls":
+				ok = strings.HasPrefix(value, "unix://")
+			default:
+				continue
+			}
+			if !ok {
+				t.Errorf("%s is started with %s", spec.Name, arg)
+			}
+		}
+	}
+}
+
+func TestFlagsAreGivenOnceAndUserFlagsLast(t *testing.T) {
+	c := plane(options.Options{
+		FeatureGates:           "A=true",
+		APIServerFlags:         []string{"--v=5"},
+		ControllerManagerFlags: []string{"--v=6"},
+		SchedulerFlags:         []string{"--v=7"},
+	})
+	for _, spec := range c.all() {
+		seen := map[string]bool{}
+		for _, arg := range spec.Args {
+			flag, _, _ := strings.Cut(arg, "=")
+			if seen[flag] {
+				t.Errorf("%s is given %s twice", spec.Name, flag)
+			}
+			seen[flag] = true
+		}
+	}
+	for last, spec := range map[string]process.Spec{"--v=5": c.APIServer(), "--v=6": c.ControllerManager(), "--v=7": c.Scheduler()} {
+		if got := spec.Args[len(spec.Args)-1]; got != last {
+			t.Errorf("the last flag of %s is %s: it has to win over ours", spec.Name, got)
+		}
+		if !slices.Contains(spec.Args, "--feature-gates=A=true") {
+			t.Errorf("%s does not get the feature gates", spec.Name)
+		}
+	}
+}
+
+// An APIService in front of a Service of type ExternalName only works without it.
+func TestAggregatorRoutingIsOff(t *testing.T) {
+	for _, arg := range plane(options.Options{}).APIServer().Args {
+		if strings.HasPrefix(arg, "--enable-aggregator-routing") {
+			t.Errorf("kube-apiserver is started with %s", arg)
+		}
+	}
+}
+
+func TestKwokConfig(t *testing.T) {
+	dir := t.TempDir()
+	stages := filepath.Join(dir, "stages")
+	for _, folder := range []string{"node/fast", "node/heartbeat-with-lease", "pod/fast", "pod/general"} {
+		if err := os.MkdirAll(filepath.Join(stages, folder), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		content := "kind: Stage\nname: " + folder + "\n"
+		if err := os.WriteFile(filepath.Join(stages, folder, "stage.yaml"), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(dir, "kwok.yaml")
+	if err := writeKwokConfig(path, stages, "general"); err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for document := range strings.SplitSeq(string(content), "---\n") {
+		var object struct{ Kind, Name string }
+		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, object.Kind+" "+object.Name)
+	}
+	want := []string{"KwokConfiguration ", "Stage node/fast", "Stage node/heartbeat-with-lease", "Stage pod/general"}
+	if !slices.Equal(found, want) {
+		t.Errorf("got %q, want %q", found, want)
+	}
+	if err := writeKwokConfig(path, filepath.Join(dir, "nothing"), "fast"); err == nil {
+		t.Error("missing stages are no error: the nodes would never become ready")
+	}
+}
+
+func TestDialSocketWithLongPath(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), strings.Repeat("x", 150))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(dir)
+	listener, err := net.Listen("unix", "socket")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	go func() {
+		if connection, err := listener.Accept(); err == nil {
+			io.WriteString(connection, "hello")
+			connection.Close()
+		}
+	}()
+	connection, err := dialSocket(context.Background(), filepath.Join(dir, "socket"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer connection.Close()
+	if got, err := io.ReadAll(connection); err != nil || string(got) != "hello" {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
