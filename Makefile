@@ -43,8 +43,7 @@ LDFLAGS := -X haulout.dev/haulout/pkg/version.gitVersion=$(VERSION)
 
 .PHONY: build
 build: ## Build bin/haulout-apiserver
-	go build $(GO_BUILD_FLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/apiserver
-	@mv -f $(BIN)/apiserver $(BIN)/haulout-apiserver
+	go build $(GO_BUILD_FLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/haulout-apiserver ./cmd/apiserver
 
 .PHONY: clean
 clean: ## Remove everything that was built
