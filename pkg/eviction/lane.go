@@ -1,0 +1,220 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"time"
+
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/flowcontrol"
+)
+
+const (
+	// laneCeiling bounds the calls in flight under one budget. Two calls that meet on a budget cost the API server a conflict and half a
+	// second of sleep, so few are faster than many.
+	laneCeiling = 4
+	// lanePatience is how many good answers, per call in flight, a lane wants before it tries one more.
+	lanePatience = 20
+	// conflictDelay is the least an eviction takes that met a conflict: the API server sleeps that long before it tries again.
+	conflictDelay = 400 * time.Millisecond
+
+	// unconfirmedFor is how long an accepted eviction is taken off what the budget's status allows, if the status never lists it.
+	unconfirmedFor = 5 * time.Second
+
+	// blockedAfter is how long a budget has to allow nothing before its pods are called blocked, and how long it has to stay open before
+	// they no longer are. A drain that moves in steps would otherwise write every pod's status twice for each step.
+	blockedAfter = 10 * time.Second
+
+	// firstProbeAfter is how long a closed lane waits for its watch event before it doubts the cache; the wait doubles with every probe.
+	firstProbeAfter = 10 * time.Second
+	maxProbeDelay   = 15 * time.Minute
+)
+
+// lane is the pods that share a budget, or those that have none.
+type lane struct {
+	// budgetName is empty for the pods without budget.
+	budgetName types.NamespacedName
+	budget     *policyv1.PodDisruptionBudget
+	members    map[*item]struct{}
+	waiting    itemHeap
+
+	window   window
+	inFlight int
+	// unconfirmed are the evictions that the cached status of the budget does not show yet, by pod name; the time is zero until the answer.
+	unconfirmed map[string]time.Time
+	// refusedAt is the resourceVersion of the budget under which the API refused although the status would have let a pod go.
+	refusedAt string
+
+	// open is whether the budget allows a disruption, as far as its status and the API say, and since is since when.
+	open  bool
+	since time.Time
+
+	probeAt    time.Time
+	probeDelay time.Duration
+	// reviewAt is when a member may become blocked or unblocked by the passing of time.
+	reviewAt time.Time
+}
+
+func newLane(name types.NamespacedName, budget *policyv1.PodDisruptionBudget, ceiling int, now time.Time) *lane {
+	l := &lane{
+		budgetName:  name,
+		budget:      budget,
+		members:     map[*item]struct{}{},
+		waiting:     itemHeap{less: (*item).before},
+		window:      window{limit: 1, ceiling: laneCeiling, patience: lanePatience},
+		unconfirmed: map[string]time.Time{},
+		open:        true,
+		since:       now,
+	}
+	if budget == nil {
+		l.window = window{limit: ceiling, ceiling: ceiling}
+		return l
+	}
+	if disruptionsAllowed(budget) == 0 {
+		l.close(now)
+	}
+	return l
+}
+
+func (l *lane) isFree() bool {
+	return l.budget == nil
+}
+
+func (l *lane) isIdle(now time.Time) bool {
+	l.expireUnconfirmed(now)
+	return len(l.members) == 0 && l.inFlight == 0 && len(l.unconfirmed) == 0
+}
+
+func (l *lane) close(now time.Time) {
+	l.open, l.since = false, now
+	l.probeDelay = firstProbeAfter
+	l.probeAt = now.Add(l.probeDelay)
+	l.reviewBy(now.Add(blockedAfter))
+}
+
+// reviewBy asks for a review no later than at t.
+func (l *lane) reviewBy(t time.Time) {
+	if l.reviewAt.IsZero() || t.Before(l.reviewAt) {
+		l.reviewAt = t
+	}
+}
+
+// observe takes in a new version of the budget and says whether it allows a disruption.
+func (l *lane) observe(budget *policyv1.PodDisruptionBudget, now time.Time) (allows bool) {
+	l.budget = budget
+	for pod := range l.unconfirmed {
+		if _, listed := budget.Status.DisruptedPods[pod]; listed {
+			delete(l.unconfirmed, pod)
+		}
+	}
+	allows = disruptionsAllowed(budget) > 0 && budget.ResourceVersion != l.refusedAt
+	switch {
+	case allows && !l.open:
+		l.open, l.since = true, now
+		l.reviewBy(now.Add(blockedAfter))
+	case !allows && l.open:
+		l.close(now)
+	}
+	return allows
+}
+
+// room is how many more evictions the budget would let pass, as far as we know.
+func (l *lane) room(now time.Time) int {
+	if !l.open {
+		return 0
+	}
+	l.expireUnconfirmed(now)
+	return disruptionsAllowed(l.budget) - len(l.unconfirmed)
+}
+
+func (l *lane) expireUnconfirmed(now time.Time) {
+	for pod, accepted := range l.unconfirmed {
+		if !accepted.IsZero() && now.Sub(accepted) >= unconfirmedFor {
+			delete(l.unconfirmed, pod)
+		}
+	}
+}
+
+// pass is the right to send an eviction.
+type pass int
+
+const (
+	passNone pass = iota
+	// passFree: no budget stands in the way.
+	passFree
+	// passBudget: the budget has room.
+	passBudget
+	// passProbe: the budget has none according to the cache, which is doubted.
+	passProbe
+)
+
+// next returns the pod of the lane that may be evicted now, if any.
+func (l *lane) next(now time.Time, probes flowcontrol.PassiveRateLimiter) (*item, pass) {
+	it := l.waiting.first()
+	if it == nil || l.inFlight >= l.window.limit {
+		return nil, passNone
+	}
+	if l.isFree() || it.notReady && letsUnreadyGo(l.budget) {
+		return it, passFree
+	}
+	if l.room(now) > 0 {
+		return it, passBudget
+	}
+	if !l.isProbeDue(now) {
+		return nil, passNone
+	}
+	if !probes.TryAccept() {
+		l.probeAt = now.Add(probeInterval)
+		return nil, passNone
+	}
+	l.probeDelay = min(2*l.probeDelay, maxProbeDelay)
+	l.probeAt = now.Add(l.probeDelay)
+	return it, passProbe
+}
+
+// refuse closes the lane although the status let a pod go, unless the status has changed since that pod was sent.
+func (l *lane) refuse(sentUnder string, now time.Time) {
+	if l.budget == nil || l.budget.ResourceVersion != sentUnder {
+		return
+	}
+	l.refusedAt = sentUnder
+	if l.open {
+		l.close(now)
+	}
+}
+
+func (l *lane) isProbeDue(now time.Time) bool {
+	l.expireUnconfirmed(now)
+	return !l.open && len(l.unconfirmed) == 0 && !now.Before(l.probeAt)
+}
+
+// setAlarm names the times at which the lane has something to do even if nothing happens.
+func (l *lane) setAlarm(w *alarm) {
+	w.ring(l.reviewAt)
+	if l.isFree() || l.waiting.first() == nil {
+		return
+	}
+	if !l.open {
+		w.ring(l.probeAt)
+	}
+	for _, accepted := range l.unconfirmed {
+		if !accepted.IsZero() {
+			w.ring(accepted.Add(unconfirmedFor))
+		}
+	}
+}

@@ -1,0 +1,51 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"sync"
+
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+)
+
+var (
+	evictionsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+		Namespace:      "haulout",
+		Name:           "evictions_total",
+		Help:           "Number of calls of the eviction API, by what the answer meant.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"answer"})
+
+	evictionsInFlight = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace:      "haulout",
+		Name:           "evictions_in_flight",
+		Help:           "Number of calls of the eviction API that wait for their answer.",
+		StabilityLevel: metrics.ALPHA,
+	})
+
+	evictionsWaiting = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace:      "haulout",
+		Name:           "evictions_waiting",
+		Help:           "Number of pods that are to be evicted and have not been asked to stop yet.",
+		StabilityLevel: metrics.ALPHA,
+	})
+
+	registerMetrics = sync.OnceFunc(func() {
+		legacyregistry.MustRegister(evictionsTotal, evictionsInFlight, evictionsWaiting)
+	})
+)

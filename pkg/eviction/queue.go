@@ -1,0 +1,303 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/types"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	policyinformers "k8s.io/client-go/informers/policy/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+)
+
+// probeInterval is how often the closed lanes together may ask the API whether it sees what the cache does: ten times a minute.
+const probeInterval = 6 * time.Second
+
+// Request asks that a pod be evicted.
+type Request struct {
+	// Evacuation is whom the eviction is for. The pod is in its namespace.
+	Evacuation types.NamespacedName
+	// Pod and UID identify the pod.
+	Pod string
+	UID types.UID
+	// FailedEvictions is the counter from which to go on.
+	FailedEvictions int32
+	// Blocker is what is known to have blocked the pod before, so that a restart does not forget it for a while.
+	Blocker *Blocker
+}
+
+// Blocker is what keeps a pod from being evicted.
+type Blocker struct {
+	// Reason is a reason of the condition Blocked.
+	Reason string
+	// Message names what blocks and says what can be done about it.
+	Message string
+}
+
+// State is how far the eviction of a pod is.
+type State struct {
+	// Known is false if the eviction was not asked for; the rest is then empty.
+	Known bool
+	// FailedEvictions counts the calls that were refused because of a budget.
+	FailedEvictions int32
+	// Blocker is nil while nothing blocks the pod. A pod that merely waits for its turn is not blocked.
+	Blocker *Blocker
+}
+
+// Config is what a Queue needs.
+type Config struct {
+	// Host is the cluster whose pods are evicted.
+	Host Host
+	// Pods and Budgets are shared informers of the same cluster. New registers its handlers; the caller starts them.
+	Pods    coreinformers.PodInformer
+	Budgets policyinformers.PodDisruptionBudgetInformer
+	Clock   clock.WithTicker
+	// MaxConcurrent bounds the evictions in flight.
+	MaxConcurrent int
+	// Changed is called when the State of an Evacuation's pod has changed. It must not block nor call the Queue.
+	Changed func(evacuation types.NamespacedName)
+}
+
+// Queue evicts the pods it is given, each once, in an order that empties the budgets without breaking or overrunning them.
+type Queue struct {
+	host    Host
+	pods    corelisters.PodLister
+	clock   clock.WithTicker
+	changed func(types.NamespacedName)
+	synced  []cache.InformerSynced
+	// kick wakes the loop of Run.
+	kick chan struct{}
+
+	// mu guards everything below.
+	mu      sync.Mutex
+	budgets *budgets
+	items   map[types.NamespacedName]*item
+	byUID   map[types.UID]*item
+	free    *lane
+	lanes   map[types.NamespacedName]*lane
+	// ring has all lanes, in the order in which they get their turns; turn is whose is next.
+	ring []*lane
+	turn int
+	// resting are the items that wait for a time.
+	resting itemHeap
+	probes  flowcontrol.PassiveRateLimiter
+
+	window   window
+	inFlight int
+	// pausedUntil is until when the API server wants to be left alone.
+	pausedUntil time.Time
+}
+
+// New returns a Queue that evicts nothing before it runs.
+func New(cfg Config) (*Queue, error) {
+	if cfg.MaxConcurrent < 1 {
+		return nil, fmt.Errorf("max concurrent evictions is %d, must be at least 1", cfg.MaxConcurrent)
+	}
+	registerMetrics()
+	q := &Queue{
+		host:    cfg.Host,
+		pods:    cfg.Pods.Lister(),
+		clock:   cfg.Clock,
+		changed: cfg.Changed,
+		kick:    make(chan struct{}, 1),
+		budgets: newBudgets(cfg.Budgets.Lister()),
+		items:   map[types.NamespacedName]*item{},
+		byUID:   map[types.UID]*item{},
+		lanes:   map[types.NamespacedName]*lane{},
+		resting: itemHeap{less: (*item).dueBefore},
+		probes:  flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(1/probeInterval.Seconds()), 1, cfg.Clock),
+		window:  window{limit: cfg.MaxConcurrent, ceiling: cfg.MaxConcurrent, patience: 1},
+	}
+	q.free = newLane(types.NamespacedName{}, nil, cfg.MaxConcurrent, cfg.Clock.Now())
+	q.ring = []*lane{q.free}
+
+	pods, err := cfg.Pods.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { q.podChanged(obj) },
+		UpdateFunc: func(_, obj any) { q.podChanged(obj) },
+		DeleteFunc: q.podChanged,
+	})
+	if err != nil {
+		return nil, err
+	}
+	budgets, err := cfg.Budgets.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { q.budgetSetChanged(obj) },
+		UpdateFunc: q.budgetUpdated,
+		DeleteFunc: q.budgetSetChanged,
+	})
+	if err != nil {
+		return nil, err
+	}
+	q.synced = []cache.InformerSynced{pods.HasSynced, budgets.HasSynced}
+	return q, nil
+}
+
+// Run evicts until ctx is done, and returns when the last answer has come.
+func (q *Queue) Run(ctx context.Context) {
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, q.synced...) {
+		return
+	}
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	for {
+		wake := q.step(ctx, &calls)
+		var timer clock.Timer
+		var expired <-chan time.Time
+		if !wake.IsZero() {
+			timer = q.clock.NewTimer(wake.Sub(q.clock.Now()))
+			expired = timer.C()
+		}
+		select {
+		case <-ctx.Done():
+		case <-q.kick:
+		case <-expired:
+		}
+		if timer != nil {
+			timer.Stop()
+		}
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// Add asks for a pod to be evicted. Asking again for the same Evacuation changes nothing.
+func (q *Queue) Add(r Request) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if _, known := q.items[r.Evacuation]; known {
+		return
+	}
+	it := &item{Request: r, added: q.clock.Now(), failed: r.FailedEvictions, blocker: r.Blocker, starved: r.Blocker != nil}
+	q.items[r.Evacuation] = it
+	q.byUID[r.UID] = it
+	q.place(it, it.added)
+	q.wake()
+}
+
+// Remove gives up the eviction of an Evacuation's pod. One that has been sent cannot be called back.
+func (q *Queue) Remove(evacuation types.NamespacedName) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	it, known := q.items[evacuation]
+	if !known {
+		return
+	}
+	delete(q.items, evacuation)
+	if q.byUID[it.UID] == it {
+		delete(q.byUID, it.UID)
+	}
+	it.leaveHeap()
+	if it.phase != phaseInFlight {
+		q.leaveLane(it)
+	}
+}
+
+// State returns how far the eviction of an Evacuation's pod is.
+func (q *Queue) State(evacuation types.NamespacedName) State {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	it, known := q.items[evacuation]
+	if !known {
+		return State{}
+	}
+	return State{Known: true, FailedEvictions: it.failed, Blocker: it.blocker}
+}
+
+func (q *Queue) wake() {
+	select {
+	case q.kick <- struct{}{}:
+	default:
+	}
+}
+
+func (q *Queue) podChanged(obj any) {
+	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = tombstone.Obj
+	}
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if it, known := q.byUID[pod.UID]; known && it.phase != phaseInFlight && it.phase != phaseAccepted {
+		q.place(it, q.clock.Now())
+		q.wake()
+	}
+}
+
+func (q *Queue) budgetUpdated(oldObj, newObj any) {
+	old, updated := oldObj.(*policyv1.PodDisruptionBudget), newObj.(*policyv1.PodDisruptionBudget)
+	if old.UID != updated.UID || old.Generation != updated.Generation {
+		q.budgetSetChanged(updated)
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.budgetObserved(updated, q.clock.Now())
+	q.wake()
+}
+
+// budgetSetChanged handles budgets that come, go, or may select other pods than before.
+func (q *Queue) budgetSetChanged(obj any) {
+	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = tombstone.Obj
+	}
+	budget, ok := obj.(*policyv1.PodDisruptionBudget)
+	if !ok {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := q.clock.Now()
+	q.budgets.forget(budget)
+	q.budgetObserved(budget, now)
+	for _, it := range q.items {
+		if it.Evacuation.Namespace == budget.Namespace && it.phase != phaseInFlight && it.phase != phaseAccepted {
+			q.place(it, now)
+		}
+	}
+	q.wake()
+}
+
+// budgetObserved tells the budget's lane and, if it opens, ends the rest of the pods that its budget had refused.
+func (q *Queue) budgetObserved(budget *policyv1.PodDisruptionBudget, now time.Time) {
+	l := q.lanes[nameOf(budget)]
+	if l == nil || !l.observe(budget, now) {
+		return
+	}
+	for it := range l.members {
+		if it.phase == phaseResting && it.restsForBudget {
+			it.due, it.failures = now, 0
+			q.place(it, now)
+		}
+	}
+}
+
+func logger(ctx context.Context, it *item) klog.Logger {
+	return klog.FromContext(ctx).WithValues("pod", klog.KRef(it.Evacuation.Namespace, it.Pod), "podUID", it.UID)
+}
