@@ -1,0 +1,311 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package validation
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+)
+
+const (
+	evacuationTestUID        = "f5823a89-e03f-4752-b013-445643b8c7a0"
+	evacuationTestInstigator = "evacuation.coordination.k8s.io/instigator_nodemaintenance.k8s.io"
+	evacuationTestEviction   = "eviction.maintenance.haulout.dev"
+)
+
+type evacuationMod func(*maintenance.Evacuation)
+
+// newEvacuation returns a valid Evacuation of the pod web-1 with three evacuators, first.example.com before the controller before
+// last.example.com, of which none is active yet.
+func newEvacuation(mods ...evacuationMod) *maintenance.Evacuation {
+	e := &maintenance.Evacuation{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:  "blue",
+			Name:       evacuationTestUID + "-web-1",
+			Finalizers: []string{evacuationTestInstigator},
+		},
+		Spec: maintenance.EvacuationSpec{
+			PodRef:                  maintenance.PodReference{Name: "web-1", UID: evacuationTestUID},
+			ProgressDeadlineSeconds: ptr.To[int32](1800),
+			Evacuators: []maintenance.Evacuator{
+				{EvacuatorClass: "last.example.com", Priority: 5},
+				{EvacuatorClass: "deployment.apps.k8s.io", Priority: 10000, Role: maintenance.EvacuatorRoleController},
+				{EvacuatorClass: "first.example.com", Priority: 20000},
+			},
+			NodeName: "node-7",
+		},
+		Status: maintenance.EvacuationStatus{EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow},
+	}
+	for _, mod := range mods {
+		mod(e)
+	}
+	return e
+}
+
+func withEvacuators(list ...maintenance.Evacuator) evacuationMod {
+	return func(e *maintenance.Evacuation) { e.Spec.Evacuators = list }
+}
+
+func active(class string) evacuationMod {
+	return func(e *maintenance.Evacuation) { e.Status.ActiveEvacuatorClass = class }
+}
+
+func forbid(e *maintenance.Evacuation) {
+	e.Status.EvacuationCancellationPolicy = maintenance.EvacuationCancellationPolicyForbid
+}
+
+func evacuationDeleting(e *maintenance.Evacuation) {
+	e.DeletionTimestamp = &metav1.Time{Time: time.Unix(1000, 0)}
+}
+
+func withoutInstigator(e *maintenance.Evacuation) { e.Finalizers = []string{"example.com/other"} }
+
+func failedEvictions(n int32) evacuationMod {
+	return func(e *maintenance.Evacuation) { e.Status.FailedEvictionCounter = n }
+}
+
+func withMessage(message string) evacuationMod {
+	return func(e *maintenance.Evacuation) { e.Status.Message = message }
+}
+
+func withCondition(conditionType string, status metav1.ConditionStatus, reason string) evacuationMod {
+	return func(e *maintenance.Evacuation) {
+		e.Status.Conditions = append(e.Status.Conditions, metav1.Condition{
+			Type: conditionType, Status: status, Reason: reason, LastTransitionTime: metav1.Unix(1000, 0),
+		})
+	}
+}
+
+var evacuationComplete = withCondition("Complete", metav1.ConditionTrue, "PodDeleted")
+
+// matchEvacuationErrors compares errors by type, path and number.
+func matchEvacuationErrors(t *testing.T, got, want field.ErrorList) {
+	t.Helper()
+	field.ErrorMatcher{}.ByType().ByField().Test(t, want, got)
+	if len(got) != len(want) {
+		t.Errorf("got %d errors, want %d: %v", len(got), len(want), got)
+	}
+}
+
+func TestValidateEvacuation(t *testing.T) {
+	namePath, generateNamePath := field.NewPath("metadata", "name"), field.NewPath("metadata", "generateName")
+	evacuatorPath := func(i int, name string) *field.Path { return field.NewPath("spec", "evacuators").Index(i).Child(name) }
+	controller := maintenance.Evacuator{EvacuatorClass: "deployment.apps.k8s.io", Priority: 10000, Role: "controller"}
+	tests := map[string]struct {
+		mod  evacuationMod
+		want field.ErrorList
+	}{
+		"a valid one":                     {mod: func(*maintenance.Evacuation) {}},
+		"no evacuators at all":            {mod: withEvacuators()},
+		"no node yet":                     {mod: func(e *maintenance.Evacuation) { e.Spec.NodeName = "" }},
+		"other finalizers beside":         {mod: func(e *maintenance.Evacuation) { e.Finalizers = append(e.Finalizers, "example.com/other") }},
+		"a node whose name is none":       {func(e *maintenance.Evacuation) { e.Spec.NodeName = "a/b" }, field.ErrorList{field.Invalid(field.NewPath("spec", "nodeName"), "", "")}},
+		"another name":                    {func(e *maintenance.Evacuation) { e.Name = "other" }, field.ErrorList{field.Invalid(namePath, "", "")}},
+		"the UID alone as name":           {func(e *maintenance.Evacuation) { e.Name = evacuationTestUID }, field.ErrorList{field.Invalid(namePath, "", "")}},
+		"generateName, name made from it": {func(e *maintenance.Evacuation) { e.Name, e.GenerateName = "web-x7k2p", "web-" }, field.ErrorList{field.Invalid(generateNamePath, "", "")}},
+		"generateName beside the right name": {func(e *maintenance.Evacuation) { e.GenerateName = "web-" },
+			field.ErrorList{field.Invalid(generateNamePath, "", "")}},
+		"no pod name": {func(e *maintenance.Evacuation) { e.Spec.PodRef.Name = "" }, field.ErrorList{field.Required(field.NewPath("spec", "podRef", "name"), "")}},
+		"no pod UID":  {func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "" }, field.ErrorList{field.Required(field.NewPath("spec", "podRef", "uid"), "")}},
+		"a UID that no name can be made of": {func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "A/B" },
+			field.ErrorList{field.Invalid(field.NewPath("spec", "podRef", "uid"), "", "")}},
+		"no finalizer":                       {func(e *maintenance.Evacuation) { e.Finalizers = nil }, field.ErrorList{field.Required(field.NewPath("metadata", "finalizers"), "")}},
+		"no instigator among the finalizers": {withoutInstigator, field.ErrorList{field.Required(field.NewPath("metadata", "finalizers"), "")}},
+		"two controllers": {withEvacuators(controller, maintenance.Evacuator{EvacuatorClass: "b.example.com", Priority: 10000, Role: "controller"}),
+			field.ErrorList{field.Invalid(evacuatorPath(1, "role"), "", "")}},
+		"a controller at another priority": {withEvacuators(maintenance.Evacuator{EvacuatorClass: "b.example.com", Priority: 9999, Role: "controller"}),
+			field.ErrorList{field.Invalid(evacuatorPath(0, "priority"), "", "")}},
+		"the controller's priority without the role": {withEvacuators(maintenance.Evacuator{EvacuatorClass: "b.example.com", Priority: 10000}),
+			field.ErrorList{field.Required(evacuatorPath(0, "role"), "")}},
+		"an unknown role is left to the tags": {mod: withEvacuators(maintenance.Evacuator{EvacuatorClass: "b.example.com", Priority: 10000, Role: "boss"})},
+		"a reserved priority under the controller's parent domain": {
+			mod: withEvacuators(maintenance.Evacuator{EvacuatorClass: "before.apps.k8s.io", Priority: 10050}, controller)},
+		"a reserved priority in another domain": {withEvacuators(maintenance.Evacuator{EvacuatorClass: "before.example.com", Priority: 10050}, controller),
+			field.ErrorList{field.Invalid(evacuatorPath(0, "priority"), "", "")}},
+		"a reserved priority without a controller": {withEvacuators(maintenance.Evacuator{EvacuatorClass: "before.apps.k8s.io", Priority: 10050}),
+			field.ErrorList{field.Invalid(evacuatorPath(0, "priority"), "", "")}},
+		"the lowest and the highest reserved priority": {withEvacuators(controller,
+			maintenance.Evacuator{EvacuatorClass: "low.example.com", Priority: 9900}, maintenance.Evacuator{EvacuatorClass: "high.example.com", Priority: 10099}),
+			field.ErrorList{field.Invalid(evacuatorPath(1, "priority"), "", ""), field.Invalid(evacuatorPath(2, "priority"), "", "")}},
+		"the priorities around the reserved ones": {mod: withEvacuators(controller,
+			maintenance.Evacuator{EvacuatorClass: "low.example.com", Priority: 9899}, maintenance.Evacuator{EvacuatorClass: "high.example.com", Priority: 10100})},
+		"the class of eviction": {withEvacuators(maintenance.Evacuator{EvacuatorClass: evacuationTestEviction, Priority: 1}),
+			field.ErrorList{field.Invalid(evacuatorPath(0, "evacuatorClass"), "", "")}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			matchEvacuationErrors(t, ValidateEvacuation(newEvacuation(tt.mod)), tt.want)
+		})
+	}
+}
+
+func TestValidateEvacuationNamesTheCanonicalName(t *testing.T) {
+	for _, mod := range []evacuationMod{
+		func(e *maintenance.Evacuation) { e.Name = "other" },
+		func(e *maintenance.Evacuation) { e.GenerateName = "web-" },
+	} {
+		errs := ValidateEvacuation(newEvacuation(mod))
+		if len(errs) != 1 || !strings.Contains(errs[0].Detail, evacuationTestUID+"-web-1") {
+			t.Errorf("the canonical name is missing in %v", errs)
+		}
+	}
+}
+
+func TestWarnEvacuation(t *testing.T) {
+	tests := map[string]struct {
+		seconds *int32
+		want    bool
+	}{
+		"the default":              {ptr.To[int32](1800), false},
+		"just a minute":            {ptr.To[int32](60), false},
+		"less than a minute":       {ptr.To[int32](59), true},
+		"nothing, which validates": {nil, false},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := WarnEvacuation(newEvacuation(func(e *maintenance.Evacuation) { e.Spec.ProgressDeadlineSeconds = tt.seconds }))
+			if (len(got) > 0) != tt.want {
+				t.Errorf("got %q", got)
+			}
+			for _, text := range got {
+				if len(text) > 120 {
+					t.Errorf("warning of %d characters: %s", len(text), text)
+				}
+			}
+		})
+	}
+}
+
+func TestValidateEvacuationUpdate(t *testing.T) {
+	immutable := field.ErrorList{field.Forbidden(field.NewPath("spec"), "")}
+	tests := map[string]struct {
+		mod  evacuationMod
+		want field.ErrorList
+	}{
+		"an instigator that joins": {mod: func(e *maintenance.Evacuation) {
+			e.Finalizers = append(e.Finalizers, "evacuation.coordination.k8s.io/instigator_a")
+		}},
+		"the last instigator that goes":  {mod: withoutInstigator},
+		"labels":                         {mod: func(e *maintenance.Evacuation) { e.Labels = map[string]string{"a": "b"} }},
+		"another pod":                    {func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "other" }, immutable},
+		"another deadline":               {func(e *maintenance.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](5) }, immutable},
+		"an evacuator more":              {withEvacuators(append(newEvacuation().Spec.Evacuators, maintenance.Evacuator{EvacuatorClass: "x.example.com"})...), immutable},
+		"the same evacuators reshuffled": {withEvacuators(newEvacuation().Spec.Evacuators[2], newEvacuation().Spec.Evacuators[1], newEvacuation().Spec.Evacuators[0]), immutable},
+		"another node":                   {func(e *maintenance.Evacuation) { e.Spec.NodeName = "node-8" }, immutable},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			matchEvacuationErrors(t, ValidateEvacuationUpdate(newEvacuation(tt.mod), newEvacuation()), tt.want)
+		})
+	}
+}
+
+func TestValidateEvacuationStatusUpdate(t *testing.T) {
+	status := field.NewPath("status")
+	class, policy := status.Child("activeEvacuatorClass"), status.Child("evacuationCancellationPolicy")
+	mods := func(m ...evacuationMod) []evacuationMod { return m }
+	tests := map[string]struct {
+		old, mods []evacuationMod
+		want      field.ErrorList
+	}{
+		"the turn starts at the highest priority":     {nil, mods(active("first.example.com")), nil},
+		"the turn starts lower":                       {nil, mods(active("deployment.apps.k8s.io")), field.ErrorList{field.Invalid(class, "", "")}},
+		"the turn starts with eviction":               {nil, mods(active(evacuationTestEviction)), field.ErrorList{field.Invalid(class, "", "")}},
+		"eviction starts where there is no evacuator": {mods(withEvacuators()), mods(withEvacuators(), active(evacuationTestEviction)), nil},
+		"the next one takes over":                     {mods(active("first.example.com")), mods(active("deployment.apps.k8s.io")), nil},
+		"one that cannot act is passed over":          {mods(active("first.example.com")), mods(active("last.example.com")), nil},
+		"eviction takes over":                         {mods(active("last.example.com")), mods(active(evacuationTestEviction)), nil},
+		"the turn moves up":                           {mods(active("last.example.com")), mods(active("first.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
+		"the turn comes back from eviction":           {mods(active(evacuationTestEviction)), mods(active("last.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
+		"the turn is taken back":                      {mods(active("first.example.com")), mods(active("")), field.ErrorList{field.Invalid(class, "", "")}},
+		"the turn goes to one that is not listed":     {mods(active("first.example.com")), mods(active("x.example.com")), field.ErrorList{field.NotSupported(class, "", []string{})}},
+
+		"failed evictions are counted":  {mods(failedEvictions(3)), mods(failedEvictions(4)), nil},
+		"the counter falls":             {mods(failedEvictions(3)), mods(failedEvictions(2)), field.ErrorList{field.Invalid(status.Child("failedEvictionCounter"), "", "")}},
+		"a negative one is for the tag": {mods(failedEvictions(3)), mods(failedEvictions(-1)), nil},
+
+		"the active evacuator forbids":                 {mods(active("first.example.com")), mods(active("first.example.com"), forbid), nil},
+		"it allows again":                              {mods(active("first.example.com"), forbid), mods(active("first.example.com")), nil},
+		"forbidding while the object is being deleted": {mods(active("first.example.com"), evacuationDeleting), mods(active("first.example.com"), forbid, evacuationDeleting), field.ErrorList{field.Invalid(policy, "", "")}},
+		"forbidding without an instigator":             {mods(active("first.example.com"), withoutInstigator), mods(active("first.example.com"), withoutInstigator, forbid), field.ErrorList{field.Invalid(policy, "", "")}},
+		"forbidding before anybody is active":          {nil, mods(forbid), field.ErrorList{field.Invalid(policy, "", "")}},
+		"what was forbidden before the instigators left stays so": {
+			mods(active("first.example.com"), withoutInstigator, forbid), mods(active("first.example.com"), withoutInstigator, forbid, withMessage("on")), nil},
+		"what was forbidden before the deletion stays so": {
+			mods(active("first.example.com"), evacuationDeleting, forbid), mods(active("first.example.com"), evacuationDeleting, forbid, withMessage("on")), nil},
+		"Forbid across a hand-over": {
+			mods(active("first.example.com"), forbid), mods(active("last.example.com"), forbid), field.ErrorList{field.Invalid(policy, "", "")}},
+
+		"it completes": {mods(active("first.example.com")), mods(active("first.example.com"), evacuationComplete), nil},
+		"nothing changes after completion": {
+			mods(active("first.example.com"), evacuationComplete), mods(active("first.example.com"), evacuationComplete), nil},
+		"the message changes after completion": {
+			mods(evacuationComplete), mods(evacuationComplete, withMessage("x")), field.ErrorList{field.Forbidden(status, "")}},
+		"the turn moves after completion": {
+			mods(active("first.example.com"), evacuationComplete), mods(active("last.example.com"), evacuationComplete), field.ErrorList{field.Forbidden(status, "")}},
+		"completion is taken back": {mods(evacuationComplete), nil, field.ErrorList{field.Forbidden(status, "")}},
+		"a condition Complete that is False does not end it": {
+			mods(withCondition("Complete", metav1.ConditionFalse, "Evacuating")), mods(withCondition("Complete", metav1.ConditionFalse, "Evacuating"), withMessage("x")), nil},
+
+		"blocked":                        {nil, mods(withCondition("Blocked", metav1.ConditionTrue, "PodDisruptionBudget")), nil},
+		"a condition without a reason":   {nil, mods(withCondition("Blocked", metav1.ConditionTrue, "")), field.ErrorList{field.Required(status.Child("conditions").Index(0).Child("reason"), "")}},
+		"a condition of unknown status":  {nil, mods(withCondition("Blocked", "Maybe", "A")), field.ErrorList{field.NotSupported(status.Child("conditions").Index(0).Child("status"), "", []string{})}},
+		"duplicates are left to the tag": {nil, mods(withCondition("Blocked", metav1.ConditionTrue, "A"), withCondition("Blocked", metav1.ConditionTrue, "A")), nil},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			matchEvacuationErrors(t, ValidateEvacuationStatusUpdate(newEvacuation(tt.mods...), newEvacuation(tt.old...)), tt.want)
+		})
+	}
+}
+
+func TestValidateEvacuationReport(t *testing.T) {
+	status := field.NewPath("status")
+	mods := func(m ...evacuationMod) []evacuationMod { return m }
+	tests := map[string]struct {
+		old, mods []evacuationMod
+		want      field.ErrorList
+	}{
+		"a sign of life": {mods(active("first.example.com")), mods(active("first.example.com")), nil},
+		"all that an evacuator reports": {mods(active("first.example.com")), mods(active("first.example.com"), forbid, withMessage("x"), func(e *maintenance.Evacuation) {
+			e.Status.ActiveEvacuatorCompleted = true
+			e.Status.ExpectedEvacuationFinishTime = ptr.To(metav1.Unix(2000, 0))
+			e.Status.EvacuationProgressTimestamp = ptr.To(metav1.Unix(1000, 0))
+		}), nil},
+		"nobody is active yet":           {nil, mods(withMessage("x")), field.ErrorList{field.Forbidden(status, "")}},
+		"it makes itself active":         {nil, mods(active("first.example.com")), field.ErrorList{field.Forbidden(status, "")}},
+		"eviction is the server's":       {mods(active(evacuationTestEviction)), mods(active(evacuationTestEviction), withMessage("x")), field.ErrorList{field.Forbidden(status, "")}},
+		"it passes the turn on":          {mods(active("first.example.com")), mods(active("last.example.com")), field.ErrorList{field.Invalid(status.Child("activeEvacuatorClass"), "", "")}},
+		"it lost the turn":               {mods(active("last.example.com")), mods(active("first.example.com"), withMessage("x")), field.ErrorList{field.Invalid(status.Child("activeEvacuatorClass"), "", "")}},
+		"it counts evictions":            {mods(active("first.example.com")), mods(active("first.example.com"), failedEvictions(1)), field.ErrorList{field.Forbidden(status.Child("failedEvictionCounter"), "")}},
+		"it sets a condition":            {mods(active("first.example.com")), mods(active("first.example.com"), evacuationComplete), field.ErrorList{field.Forbidden(status.Child("conditions"), "")}},
+		"it removes a condition":         {mods(active("first.example.com"), withCondition("Blocked", "True", "A")), mods(active("first.example.com")), field.ErrorList{field.Forbidden(status.Child("conditions"), "")}},
+		"it is over, which others check": {mods(active("first.example.com"), evacuationComplete), mods(active("first.example.com"), evacuationComplete, withMessage("x")), nil},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			matchEvacuationErrors(t, ValidateEvacuationReport(newEvacuation(tt.mods...), newEvacuation(tt.old...)), tt.want)
+		})
+	}
+}
