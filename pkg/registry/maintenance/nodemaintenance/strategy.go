@@ -172,9 +172,14 @@ func (*Strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) fiel
 func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
 	// To the second, as it is stored: the answer to the request must not differ from what is read later.
 	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
-	stages := []maintenance.NodeMaintenanceStage{nm.Spec.Stage}
-	if nm.Spec.Stage == maintenance.NodeMaintenanceStageDrain {
-		stages = []maintenance.NodeMaintenanceStage{maintenance.NodeMaintenanceStageCordon, maintenance.NodeMaintenanceStageDrain}
+	var stages []maintenance.NodeMaintenanceStage
+	switch nm.Spec.Stage {
+	case maintenance.NodeMaintenanceStageDrain:
+		stages = append(stages, maintenance.NodeMaintenanceStageCordon, maintenance.NodeMaintenanceStageDrain)
+	case maintenance.NodeMaintenanceStageIdle, maintenance.NodeMaintenanceStageCordon, maintenance.NodeMaintenanceStageComplete:
+		stages = append(stages, nm.Spec.Stage)
+	default:
+		// Validation refuses an unknown stage; recorded, it would be reported a second time.
 	}
 	for _, stage := range stages {
 		entered := slices.ContainsFunc(nm.Status.StageStatuses, func(s maintenance.StageStatus) bool { return s.Name == stage })

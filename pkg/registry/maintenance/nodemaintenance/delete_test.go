@@ -1,0 +1,222 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"reflect"
+	"testing"
+	"time"
+
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/registry/registrytest"
+)
+
+func TestDeleteIdleIsGoneAtOnce(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	for name, options := range map[string]*metav1.DeleteOptions{
+		"without options":                {},
+		"with a grace period":            {GracePeriodSeconds: ptr.To[int64](30)},
+		"in the background":              {PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)},
+		"with a grace period of nothing": {GracePeriodSeconds: ptr.To[int64](0)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRegistry(t, etcd)
+			r.mustCreate(ann, newMaintenance(t, "a"))
+			if err := r.delete(bob, "a", options); err != nil {
+				t.Fatal(err)
+			}
+			if left := r.get("a"); left != nil {
+				t.Errorf("it is still there: %v", left)
+			}
+		})
+	}
+	t.Run("with preconditions", func(t *testing.T) {
+		r := newRegistry(t, etcd)
+		nm := r.mustCreate(ann, newMaintenance(t, "a"))
+		err := r.delete(bob, "a", &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(types.UID("other"))}})
+		if !apierrors.IsConflict(err) {
+			t.Errorf("another UID gives %v, want a conflict", err)
+		}
+		err = r.delete(bob, "a", &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &nm.UID, ResourceVersion: &nm.ResourceVersion}})
+		if err != nil || r.get("a") != nil {
+			t.Errorf("its own UID and version give %v and leave %v", err, r.get("a"))
+		}
+	})
+	t.Run("a dry run leaves it as it is", func(t *testing.T) {
+		r := newRegistry(t, etcd)
+		nm := r.mustCreate(ann, newMaintenance(t, "a"))
+		if err := r.delete(bob, "a", &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+			t.Fatal(err)
+		}
+		if left := r.get("a"); !apiequality.Semantic.DeepEqual(left, nm) {
+			t.Errorf("changed from %v to %v", nm, left)
+		}
+	})
+	t.Run("it waits for the finalizers of others and stays Idle", func(t *testing.T) {
+		r := newRegistry(t, etcd)
+		r.mustCreate(ann, newMaintenance(t, "a"))
+		if err := r.delete(bob, "a", &metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationForeground)}); err != nil {
+			t.Fatal(err)
+		}
+		left := r.get("a")
+		if left == nil || left.DeletionTimestamp == nil || left.Spec.Stage != idle {
+			t.Fatalf("left is %v, want an Idle object that is being deleted", left)
+		}
+		wantFinalizers(t, left, metav1.FinalizerDeleteDependents)
+		r.mustUpdate(bob, "a", setFinalizers())
+		if left := r.get("a"); left != nil {
+			t.Errorf("it is still there: %v", left)
+		}
+	})
+}
+
+func TestDeleteMovesToCompleteInTheSameWrite(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	cascade := func(p metav1.DeletionPropagation) *metav1.DeleteOptions {
+		return &metav1.DeleteOptions{PropagationPolicy: &p}
+	}
+	for name, test := range map[string]struct {
+		stage      maintenance.NodeMaintenanceStage
+		options    *metav1.DeleteOptions
+		by         *user.DefaultInfo
+		wantStages []maintenance.NodeMaintenanceStage
+		finalizers []string
+		wantBy     string
+	}{
+		"from Cordon":                         {cordon, &metav1.DeleteOptions{}, bob, []maintenance.NodeMaintenanceStage{cordon, complete}, []string{completion}, "bob"},
+		"from Drain":                          {drain, &metav1.DeleteOptions{}, bob, []maintenance.NodeMaintenanceStage{cordon, drain, complete}, []string{completion}, "bob"},
+		"from Drain with a grace period":      {drain, &metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](60)}, bob, []maintenance.NodeMaintenanceStage{cordon, drain, complete}, []string{completion}, "bob"},
+		"from Drain in the foreground":        {drain, cascade(metav1.DeletePropagationForeground), bob, []maintenance.NodeMaintenanceStage{cordon, drain, complete}, []string{completion, metav1.FinalizerDeleteDependents}, "bob"},
+		"from Drain with orphans":             {drain, cascade(metav1.DeletePropagationOrphan), bob, []maintenance.NodeMaintenanceStage{cordon, drain, complete}, []string{completion, metav1.FinalizerOrphanDependents}, "bob"},
+		"from Drain by the server":            {drain, &metav1.DeleteOptions{}, self, []maintenance.NodeMaintenanceStage{cordon, drain, complete}, []string{completion}, "ann"},
+		"from Complete, where nothing is new": {complete, &metav1.DeleteOptions{}, bob, []maintenance.NodeMaintenanceStage{complete}, []string{completion}, "ann"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRegistry(t, etcd)
+			created := r.mustCreate(ann, newMaintenance(t, "a", atStage(test.stage)))
+			watch, err := r.storage.NodeMaintenance.Watch(r.ctx(ann, ""), &metainternalversion.ListOptions{ResourceVersion: created.ResourceVersion})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer watch.Stop()
+			r.clock.SetTime(start.Add(time.Hour))
+			if err := r.delete(test.by, "a", test.options); err != nil {
+				t.Fatal(err)
+			}
+			// The first thing anybody sees after the creation has it all.
+			event := <-watch.ResultChan()
+			nm, ok := event.Object.(*maintenance.NodeMaintenance)
+			if !ok || nm.DeletionTimestamp == nil || nm.Spec.Stage != complete {
+				t.Fatalf("the first event is %v, want one of an object that is Complete and being deleted", event)
+			}
+			if nm.Generation != created.Generation+1 {
+				t.Errorf("generation is %d, want %d", nm.Generation, created.Generation+1)
+			}
+			wantStages(t, nm, test.wantStages...)
+			wantFinalizers(t, nm, test.finalizers...)
+			if nm.Spec.RequestedBy.Username != test.wantBy {
+				t.Errorf("requestedBy is %v, want %s", nm.Spec.RequestedBy, test.wantBy)
+			}
+			if stored := r.get("a"); !apiequality.Semantic.DeepEqual(stored, nm) {
+				t.Errorf("there was another write: %v", stored)
+			}
+		})
+	}
+}
+
+func TestDeletionEndsWhenTheServerTakesItsFinalizerOff(t *testing.T) {
+	r := newRegistry(t, registrytest.RunEtcd(t))
+	r.mustCreate(ann, newMaintenance(t, "a", atStage(drain)))
+	if err := r.delete(bob, "a", &metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	deleting := r.get("a")
+	if err := r.delete(bob, "a", &metav1.DeleteOptions{}); err != nil {
+		t.Errorf("delete again: %v", err)
+	}
+	if again := r.get("a"); !apiequality.Semantic.DeepEqual(again.Spec, deleting.Spec) || again.Generation != deleting.Generation {
+		t.Errorf("the second deletion changed %v to %v", deleting, again)
+	}
+	wantFinalizers(t, r.mustUpdate(bob, "a", setFinalizers()), completion)
+	for name, change := range map[string]func(*maintenance.NodeMaintenance){
+		"stage":    setStage(drain),
+		"selector": func(nm *maintenance.NodeMaintenance) { nm.Spec.NodeSelector = poolSelector("red") },
+	} {
+		if _, err := r.update(bob, "a", change); !apierrors.IsInvalid(err) {
+			t.Errorf("changing the %s while deleting gives %v, want invalid", name, err)
+		}
+	}
+	r.mustUpdate(self, "a", setFinalizers())
+	if left := r.get("a"); left != nil {
+		t.Errorf("it is still there: %v", left)
+	}
+}
+
+func TestDeleteCollection(t *testing.T) {
+	r := newRegistry(t, registrytest.RunEtcd(t))
+	for name, stage := range map[string]maintenance.NodeMaintenanceStage{"idle": idle, "drain": drain, "complete": complete} {
+		r.mustCreate(ann, newMaintenance(t, name, atStage(stage)))
+	}
+	_, err := r.storage.NodeMaintenance.DeleteCollection(r.ctx(bob, ""), rest.ValidateAllObjectFunc, &metav1.DeleteOptions{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left := r.get("idle"); left != nil {
+		t.Errorf("the Idle one is still there: %v", left)
+	}
+	for _, name := range []string{"drain", "complete"} {
+		left := r.get(name)
+		if left == nil || left.DeletionTimestamp == nil || left.Spec.Stage != complete {
+			t.Errorf("%s is %v, want it Complete and being deleted", name, left)
+		}
+	}
+}
+
+func TestDeleteOfAnIdleOneThatMovesToDrainMeanwhile(t *testing.T) {
+	r := newRegistry(t, registrytest.RunEtcd(t))
+	r.mustCreate(ann, newMaintenance(t, "a"))
+	store := r.storage.NodeMaintenance.Store
+	inner := store.Storage.Storage
+	store.Storage.Storage = &interceptedStorage{Interface: inner, after: func() {
+		store.Storage.Storage = inner
+		r.mustUpdate(ann, "a", setStage(drain))
+	}}
+	if err := r.delete(bob, "a", &metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	left := r.get("a")
+	if left == nil {
+		t.Fatal("it is gone, and with it the memory of the nodes it has claimed")
+	}
+	if left.DeletionTimestamp == nil || left.Spec.Stage != complete {
+		t.Errorf("left is %v, want it Complete and being deleted", left)
+	}
+	wantStages(t, left, idle, cordon, drain, complete)
+	wantFinalizers(t, left, completion)
+	if !reflect.DeepEqual(left.Spec.RequestedBy, bobInfo()) {
+		t.Errorf("requestedBy is %v, want bob", left.Spec.RequestedBy)
+	}
+}

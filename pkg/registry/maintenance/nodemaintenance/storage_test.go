@@ -1,0 +1,230 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/registry/rest"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/registry/registrytest"
+)
+
+func TestSelectors(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	for mode, options := range map[string]func() *registry{
+		"from etcd": func() *registry { return newRegistry(t, etcd) },
+		"from watch cache": func() *registry {
+			return newRegistryWith(t, etcd.CachedRESTOptions(maintenance.Resource("nodemaintenances")))
+		},
+	} {
+		t.Run(mode, func(t *testing.T) {
+			r := options()
+			r.mustCreate(ann, newMaintenance(t, "a", atStage(drain)))
+			r.mustCreate(ann, newMaintenance(t, "b", func(nm *v1alpha1.NodeMaintenance) { nm.Labels = map[string]string{"team": "blue"} }))
+			r.mustCreate(ann, newMaintenance(t, "c", atStage(drain), func(nm *v1alpha1.NodeMaintenance) { nm.Labels = map[string]string{"team": "blue"} }))
+			for name, test := range map[string]struct {
+				fields fields.Selector
+				labels labels.Selector
+				want   []string
+			}{
+				"by stage":           {fields.OneTermEqualSelector(maintenance.FieldStage, "Drain"), nil, []string{"a", "c"}},
+				"by another stage":   {fields.OneTermNotEqualSelector(maintenance.FieldStage, "Drain"), nil, []string{"b"}},
+				"by name":            {fields.OneTermEqualSelector(maintenance.FieldName, "c"), nil, []string{"c"}},
+				"by label and stage": {fields.OneTermEqualSelector(maintenance.FieldStage, "Drain"), labels.SelectorFromSet(labels.Set{"team": "blue"}), []string{"c"}},
+			} {
+				list, err := r.storage.NodeMaintenance.List(r.ctx(ann, ""), &metainternalversion.ListOptions{FieldSelector: test.fields, LabelSelector: test.labels})
+				if err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+				var got []string
+				for _, nm := range list.(*maintenance.NodeMaintenanceList).Items {
+					got = append(got, nm.Name)
+				}
+				if !slices.Equal(got, test.want) {
+					t.Errorf("%s lists %q, want %q", name, got, test.want)
+				}
+			}
+		})
+	}
+}
+
+func TestNames(t *testing.T) {
+	storage := newRegistry(t, registrytest.RunEtcd(t)).storage
+	if got := storage.NodeMaintenance.ShortNames(); !slices.Equal(got, []string{"nm"}) {
+		t.Errorf("short names are %q", got)
+	}
+	if got := storage.NodeMaintenance.GetSingularName(); got != "nodemaintenance" {
+		t.Errorf("singular name is %q", got)
+	}
+	if storage.NodeMaintenance.NamespaceScoped() {
+		t.Error("it is namespaced")
+	}
+	if _, ok := any(storage.NodeMaintenance).(rest.CategoriesProvider); ok {
+		t.Error("it has categories, but is no workload of a user: kubectl get all must not show it")
+	}
+}
+
+// TestStatusOfFiveThousandNodesFits writes the worst that the default plan gives: every wave open on every node, long names, full messages.
+func TestStatusOfFiveThousandNodesFits(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	r := newRegistry(t, etcd)
+	r.mustCreate(ann, newMaintenance(t, "a", atStage(drain)))
+	nodes := make([]maintenance.NodeMaintenanceNodeStatus, 5000)
+	for i := range nodes {
+		nodes[i] = maintenance.NodeMaintenanceNodeStatus{
+			NodeRef: maintenance.NodeReference{
+				Name: fmt.Sprintf("ip-10-%03d-%03d-100.eu-central-1.compute.internal", i/250, i%250),
+				UID:  types.UID(fmt.Sprintf("f5823a89-e03f-4752-b013-%012d", i)),
+			},
+			DrainTargets: []maintenance.DrainPlanEntry{
+				{PodType: maintenance.PodTypeDefault, PodPriority: v1alpha1.MaxPodPriority},
+				{PodType: maintenance.PodTypeDaemonSet, PodPriority: v1alpha1.MaxPodPriority},
+				{PodType: maintenance.PodTypeStatic, PodPriority: v1alpha1.MaxPodPriority},
+			},
+			DrainMessage:          strings.Repeat("m", 128),
+			PodsPendingEvacuation: 250, PodsEvacuating: 250, PodsBlocked: 250, PodsLeft: 250,
+		}
+	}
+	written, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
+		nm.Status.NodeStatuses = nodes
+		nm.Status.Conditions = []metav1.Condition{{
+			Type: maintenance.ConditionDrained, Status: metav1.ConditionFalse, Reason: maintenance.ReasonDrainInProgress,
+			Message: strings.Repeat("m", 1024), LastTransitionTime: metav1.NewTime(start.Truncate(time.Second)),
+		}}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if read := r.get("a"); !apiequality.Semantic.DeepEqual(read, written) || len(read.Status.NodeStatuses) != 5000 {
+		t.Error("what was read differs from what was written")
+	}
+	size := len(etcd.StoredBytes(t.Context(), t, r.options, "a"))
+	t.Logf("%d bytes", size)
+	if limit := 3 << 19; size >= limit {
+		t.Errorf("it takes %d bytes, etcd's limit for a request is %d", size, limit)
+	}
+	// Raising every message's counter is the write that comes most often.
+	if _, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) { nm.Status.NodeStatuses[4999].PodsEvacuating = 1 }); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTable(t *testing.T) {
+	nodeStatus := func(pending, evacuating, blocked int32, targets ...maintenance.DrainPlanEntry) maintenance.NodeMaintenanceNodeStatus {
+		return maintenance.NodeMaintenanceNodeStatus{
+			DrainTargets: targets, PodsPendingEvacuation: pending, PodsEvacuating: evacuating, PodsBlocked: blocked,
+		}
+	}
+	first := maintenance.DrainPlanEntry{PodType: maintenance.PodTypeDefault, PodPriority: 1000}
+	web := maintenance.DrainPlanEntry{
+		PodType: maintenance.PodTypeDaemonSet, PodPriority: 10, PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+	}
+	for name, test := range map[string]struct {
+		nm   *maintenance.NodeMaintenance
+		want []any
+	}{
+		"one that has just been made": {
+			nm:   newMaintenance(t, "a"),
+			want: []any{"a", "Idle", int64(0), "-", int64(0), int64(0), int64(0), "<unknown>", "-", "-", "pool=blue"},
+		},
+		"one that drains: a node without target is not drained": {
+			nm: func() *maintenance.NodeMaintenance {
+				nm := newMaintenance(t, "a", atStage(drain), func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = "kernel" })
+				nm.Status.NodeStatuses = []maintenance.NodeMaintenanceNodeStatus{
+					nodeStatus(4, 2, 1, first), nodeStatus(0, 0, 0, first, web), nodeStatus(0, 1, 0, first), nodeStatus(0, 0, 0),
+				}
+				return nm
+			}(),
+			want: []any{"a", "Drain", int64(4), "1/4", int64(4), int64(3), int64(1), "<unknown>", "kernel", "DaemonSet<=10 app=web", "pool=blue"},
+		},
+		"every operator of a selector": {
+			nm: newMaintenance(t, "a", func(nm *v1alpha1.NodeMaintenance) {
+				nm.Spec.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+					{MatchExpressions: []corev1.NodeSelectorRequirement{
+						{Key: "a", Operator: "In", Values: []string{"x", "y"}}, {Key: "b", Operator: "NotIn", Values: []string{"x", "y"}},
+						{Key: "c", Operator: "NotIn", Values: []string{"x"}}, {Key: "d", Operator: "Exists"}, {Key: "e", Operator: "DoesNotExist"},
+						{Key: "f", Operator: "Gt", Values: []string{"1"}}, {Key: "g", Operator: "Lt", Values: []string{"2"}},
+					}},
+					{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: "In", Values: []string{"n"}}}},
+				}}
+			}),
+			want: []any{"a", "Idle", int64(0), "-", int64(0), int64(0), int64(0), "<unknown>", "-", "-",
+				"a in (x,y),b notin (x,y),c!=x,d,!e,f>1,g<2 || metadata.name=n"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			table, err := tableConvertor{}.ConvertToTable(t.Context(), test.nm, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(table.Rows) != 1 || !slices.Equal(table.Rows[0].Cells, test.want) {
+				t.Errorf("cells are %v, want %v", table.Rows, test.want)
+			}
+			if len(table.ColumnDefinitions) != len(test.want) {
+				t.Errorf("%d columns for %d cells", len(table.ColumnDefinitions), len(test.want))
+			}
+		})
+	}
+	t.Run("a list without headers", func(t *testing.T) {
+		list := &maintenance.NodeMaintenanceList{
+			ListMeta: metav1.ListMeta{ResourceVersion: "7", Continue: "more"},
+			Items:    []maintenance.NodeMaintenance{*newMaintenance(t, "a"), *newMaintenance(t, "b")},
+		}
+		table, err := tableConvertor{}.ConvertToTable(t.Context(), list, &metav1.TableOptions{NoHeaders: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(table.Rows) != 2 || table.ColumnDefinitions != nil || table.ResourceVersion != "7" || table.Continue != "more" {
+			t.Errorf("table is %v", table)
+		}
+	})
+	t.Run("the columns of api.md", func(t *testing.T) {
+		var narrow, wide []string
+		for _, c := range columns {
+			if c.Priority == 0 {
+				narrow = append(narrow, strings.ToUpper(c.Name))
+			} else {
+				wide = append(wide, strings.ToUpper(c.Name))
+			}
+		}
+		if want := []string{"NAME", "STAGE", "NODES", "DRAINED", "PENDING", "EVACUATING", "BLOCKED", "AGE"}; !slices.Equal(narrow, want) {
+			t.Errorf("columns are %q, want %q", narrow, want)
+		}
+		if want := []string{"REASON", "TARGET", "SELECTOR"}; !slices.Equal(wide, want) {
+			t.Errorf("wide columns are %q, want %q", wide, want)
+		}
+	})
+	t.Run("another kind is an error", func(t *testing.T) {
+		if _, err := (tableConvertor{}).ConvertToTable(t.Context(), &maintenance.Evacuation{}, nil); err == nil {
+			t.Error("there was none")
+		}
+	})
+}

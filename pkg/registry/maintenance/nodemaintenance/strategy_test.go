@@ -1,0 +1,388 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/registry/registrytest"
+)
+
+func TestCreate(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	for name, test := range map[string]struct {
+		stage      maintenance.NodeMaintenanceStage
+		finalizers []string
+		wantStages []maintenance.NodeMaintenanceStage
+		want       []string
+	}{
+		"without a stage it is Idle and has no finalizer": {
+			wantStages: []maintenance.NodeMaintenanceStage{idle},
+		},
+		"in Idle the completion finalizer of a client is dropped, others are kept": {
+			stage: idle, finalizers: []string{completion, "example.com/mine"},
+			wantStages: []maintenance.NodeMaintenanceStage{idle}, want: []string{"example.com/mine"},
+		},
+		"in Cordon it has the finalizer": {
+			stage: cordon, wantStages: []maintenance.NodeMaintenanceStage{cordon}, want: []string{completion},
+		},
+		"in Drain it has entered Cordon and Drain": {
+			stage: drain, finalizers: []string{"example.com/mine"},
+			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain}, want: []string{"example.com/mine", completion},
+		},
+		"in Complete it has the finalizer": {
+			stage: complete, finalizers: []string{completion}, wantStages: []maintenance.NodeMaintenanceStage{complete}, want: []string{completion},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRegistry(t, etcd)
+			in := newMaintenance(t, "a", atStage(test.stage), func(nm *v1alpha1.NodeMaintenance) {
+				nm.Finalizers = test.finalizers
+				nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: "somebody else"}
+				nm.Status.ObservedGeneration = 7
+				nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: "n"}}}
+				nm.Status.StageStatuses = []v1alpha1.StageStatus{{Name: v1alpha1.NodeMaintenanceStageComplete}}
+			})
+			out := r.mustCreate(ann, in)
+			wantStages(t, out, test.wantStages...)
+			stagesOf(t, out, start, start)
+			wantFinalizers(t, out, test.want...)
+			if !reflect.DeepEqual(out.Spec.RequestedBy, annInfo()) {
+				t.Errorf("requestedBy is %v, want ann with groups and extra", out.Spec.RequestedBy)
+			}
+			if out.Generation != 1 || out.Status.ObservedGeneration != 0 || out.Status.NodeStatuses != nil {
+				t.Errorf("generation %d and status %v, want 1 and no status of the client", out.Generation, out.Status)
+			}
+			if stored := r.get("a"); !apiequality.Semantic.DeepEqual(stored, out) {
+				t.Errorf("stored %v differs from the response %v", stored, out)
+			}
+		})
+	}
+}
+
+func TestCreateRefusesWithPathAndType(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	for name, test := range map[string]struct {
+		modify func(*v1alpha1.NodeMaintenance)
+		want   []string
+	}{
+		"no selector":      {func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NodeSelector = nil }, []string{"spec.nodeSelector FieldValueRequired"}},
+		"an unknown stage": {atStage("Sleep"), []string{"spec.stage FieldValueNotSupported"}},
+		"an unknown pod type": {func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.DrainPlan = []v1alpha1.DrainPlanEntry{{PodType: "Bare"}}
+		}, []string{"spec.drainPlan[0].podType FieldValueNotSupported"}},
+		"a reason of 1025 bytes":          {func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = strings.Repeat("x", 1025) }, []string{"spec.reason FieldValueTooLong"}},
+		"a name that is no DNS subdomain": {func(nm *v1alpha1.NodeMaintenance) { nm.Name = "A_b" }, []string{"metadata.name FieldValueInvalid"}},
+		"a plan in the wrong order": {func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.DrainPlan = []v1alpha1.DrainPlanEntry{{PodPriority: 20}, {PodPriority: 10}}
+		}, []string{"spec.drainPlan[1] FieldValueInvalid"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := newRegistry(t, etcd).create(ann, newMaintenance(t, "a", test.modify))
+			if got := causes(err); !apierrors.IsInvalid(err) || !slices.Equal(got, test.want) {
+				t.Errorf("causes are %q, want %q: %v", got, test.want, err)
+			}
+		})
+	}
+}
+
+// causes returns path and type of each cause: tags and written code together must name each mistake once.
+func causes(err error) []string {
+	status, ok := err.(*apierrors.StatusError)
+	if !ok || status.ErrStatus.Details == nil {
+		return nil
+	}
+	var all []string
+	for _, cause := range status.ErrStatus.Details.Causes {
+		all = append(all, cause.Field+" "+string(cause.Type))
+	}
+	return all
+}
+
+func TestStageChanges(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	for name, test := range map[string]struct {
+		from, to maintenance.NodeMaintenanceStage
+		want     []maintenance.NodeMaintenanceStage
+	}{
+		"Idle to Cordon":      {idle, cordon, []maintenance.NodeMaintenanceStage{idle, cordon}},
+		"Idle to Drain":       {idle, drain, []maintenance.NodeMaintenanceStage{idle, cordon, drain}},
+		"Idle to Complete":    {idle, complete, []maintenance.NodeMaintenanceStage{idle, complete}},
+		"Cordon to Drain":     {cordon, drain, []maintenance.NodeMaintenanceStage{cordon, drain}},
+		"Cordon to Complete":  {cordon, complete, []maintenance.NodeMaintenanceStage{cordon, complete}},
+		"Drain to Complete":   {drain, complete, []maintenance.NodeMaintenanceStage{cordon, drain, complete}},
+		"Cordon to Idle":      {cordon, idle, nil},
+		"Drain to Cordon":     {drain, cordon, nil},
+		"Complete to Drain":   {complete, drain, nil},
+		"Complete to Idle":    {complete, idle, nil},
+		"Drain to an unknown": {drain, "Sleep", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRegistry(t, etcd)
+			r.mustCreate(ann, newMaintenance(t, "a", atStage(test.from)))
+			r.clock.SetTime(start.Add(time.Hour))
+			out, err := r.update(bob, "a", setStage(test.to))
+			if test.want == nil {
+				if got := causes(err); !apierrors.IsInvalid(err) || len(got) != 1 || !strings.HasPrefix(got[0], "spec.stage ") {
+					t.Errorf("causes are %q, want one at spec.stage: %v", got, err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			wantStages(t, out, test.want...)
+			last := out.Status.StageStatuses[len(test.want)-1].StartTimestamp.Time
+			if !last.Equal(start.Add(time.Hour).Truncate(time.Second)) {
+				t.Errorf("the stage was entered at %v, want the time of the request", last)
+			}
+			wantFinalizers(t, out, completion)
+			if out.Generation != 2 || !reflect.DeepEqual(out.Spec.RequestedBy, bobInfo()) {
+				t.Errorf("generation %d, requestedBy %v, want 2 and bob", out.Generation, out.Spec.RequestedBy)
+			}
+		})
+	}
+}
+
+func TestRequestedBy(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	for name, test := range map[string]struct {
+		by     user.Info
+		change func(*maintenance.NodeMaintenance)
+		want   *authenticationv1.UserInfo
+	}{
+		"who changes the selector":           {bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.NodeSelector = poolSelector("red") }, bobInfo()},
+		"who advances the stage":             {bob, setStage(drain), bobInfo()},
+		"not who changes the reason":         {bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.Reason = "kernel" }, annInfo()},
+		"not whom a client names":            {bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = bobInfo() }, annInfo()},
+		"nobody else if a client takes it":   {bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = nil }, annInfo()},
+		"not the server, which acts for ann": {self, setStage(complete), annInfo()},
+		"who bears the server's name without being it": {root, setStage(complete),
+			&authenticationv1.UserInfo{Username: "system:apiserver", Groups: []string{user.SystemPrivilegedGroup}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRegistry(t, etcd)
+			r.mustCreate(ann, newMaintenance(t, "a", atStage(cordon)))
+			if out := r.mustUpdate(test.by, "a", test.change); !reflect.DeepEqual(out.Spec.RequestedBy, test.want) {
+				t.Errorf("requestedBy is %v, want %v", out.Spec.RequestedBy, test.want)
+			}
+		})
+	}
+}
+
+func TestUpdateOfNothingWritesNothing(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	inOne := func(values ...string) *metav1.LabelSelector {
+		return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpIn, Values: values}}}
+	}
+	for name, change := range map[string]func(*maintenance.NodeMaintenance){
+		"status, requestedBy and the finalizer are not the client's": func(nm *maintenance.NodeMaintenance) {
+			nm.Status = maintenance.NodeMaintenanceStatus{ObservedGeneration: 9}
+			nm.Spec.RequestedBy = nil
+			nm.Finalizers = nil
+		},
+		"the same plan in other words": func(nm *maintenance.NodeMaintenance) {
+			nm.Spec.DrainPlan[0].PodSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "a"}}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRegistry(t, etcd)
+			before := r.mustCreate(ann, newMaintenance(t, "a", atStage(drain), func(nm *v1alpha1.NodeMaintenance) {
+				nm.Spec.DrainPlan = []v1alpha1.DrainPlanEntry{{PodPriority: 10, PodSelector: inOne("a")}}
+			}))
+			if after := r.mustUpdate(bob, "a", change); !apiequality.Semantic.DeepEqual(before, after) {
+				t.Errorf("changed from %v to %v", before, after)
+			}
+		})
+	}
+}
+
+func TestUpdateNeedsAResourceVersion(t *testing.T) {
+	r := newRegistry(t, registrytest.RunEtcd(t))
+	r.mustCreate(ann, newMaintenance(t, "a"))
+	_, err := r.update(ann, "a", func(nm *maintenance.NodeMaintenance) { nm.ResourceVersion = "" })
+	if got := causes(err); !slices.Equal(got, []string{"metadata.resourceVersion FieldValueInvalid"}) {
+		t.Errorf("causes are %q: %v", got, err)
+	}
+	_, err = r.update(ann, "a", func(nm *maintenance.NodeMaintenance) { nm.ResourceVersion = "1" })
+	if !apierrors.IsConflict(err) {
+		t.Errorf("an old version gives %v, want a conflict", err)
+	}
+}
+
+func TestCompletionFinalizer(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	for name, test := range map[string]struct {
+		stage  maintenance.NodeMaintenanceStage
+		by     user.Info
+		change func(*maintenance.NodeMaintenance)
+		want   []string
+	}{
+		"a client drops it in Cordon":                     {cordon, bob, setFinalizers(), []string{completion}},
+		"a client replaces it in Drain":                   {drain, bob, setFinalizers("example.com/mine"), []string{"example.com/mine", completion}},
+		"a client drops it in Complete":                   {complete, bob, setFinalizers(), []string{completion}},
+		"somebody of the server's name drops it":          {complete, root, setFinalizers(), []string{completion}},
+		"the server drops it in Drain":                    {drain, self, setFinalizers(), []string{completion}},
+		"the server drops it in Complete":                 {complete, self, setFinalizers(), nil},
+		"a client adds it in Idle":                        {idle, bob, setFinalizers(completion), nil},
+		"the server drops it as it advances to Complete":  {drain, self, func(nm *maintenance.NodeMaintenance) { setStage(complete)(nm); setFinalizers()(nm) }, []string{completion}},
+		"a client drops it as it advances Idle to Drain":  {idle, bob, func(nm *maintenance.NodeMaintenance) { setStage(drain)(nm); setFinalizers()(nm) }, []string{completion}},
+		"a client adds one of its own in Idle":            {idle, bob, setFinalizers("example.com/mine"), []string{"example.com/mine"}},
+		"a client drops it together with Cordon to Drain": {cordon, bob, func(nm *maintenance.NodeMaintenance) { setStage(drain)(nm); setFinalizers()(nm) }, []string{completion}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRegistry(t, etcd)
+			r.mustCreate(ann, newMaintenance(t, "a", atStage(test.stage)))
+			wantFinalizers(t, r.mustUpdate(test.by, "a", test.change), test.want...)
+		})
+	}
+	t.Run("it is not put on again once the server has taken it off", func(t *testing.T) {
+		r := newRegistry(t, etcd)
+		r.mustCreate(ann, newMaintenance(t, "a", atStage(complete)))
+		r.mustUpdate(self, "a", setFinalizers())
+		wantFinalizers(t, r.mustUpdate(bob, "a", setFinalizers(completion)))
+		wantFinalizers(t, r.mustUpdate(bob, "a", func(nm *maintenance.NodeMaintenance) { nm.Spec.Reason = "x" }))
+	})
+}
+
+func TestStatusUpdate(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	t.Run("it changes the status alone", func(t *testing.T) {
+		r := newRegistry(t, etcd)
+		before := r.mustCreate(ann, newMaintenance(t, "a", atStage(drain)))
+		after, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
+			nm.Spec.Stage = complete
+			nm.Spec.RequestedBy = nil
+			nm.Labels = map[string]string{"a": "b"}
+			nm.Finalizers = nil
+			nm.Status.ObservedGeneration = 1
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if after.Status.ObservedGeneration != 1 || after.Generation != 1 {
+			t.Errorf("observedGeneration %d, generation %d, want 1 and 1", after.Status.ObservedGeneration, after.Generation)
+		}
+		if !apiequality.Semantic.DeepEqual(after.Spec, before.Spec) || after.Labels != nil {
+			t.Errorf("spec or labels changed: %v", after)
+		}
+		wantFinalizers(t, after, completion)
+	})
+	t.Run("a main update keeps the status", func(t *testing.T) {
+		r := newRegistry(t, etcd)
+		r.mustCreate(ann, newMaintenance(t, "a", atStage(drain)))
+		if _, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) { nm.Status.ObservedGeneration = 1 }); err != nil {
+			t.Fatal(err)
+		}
+		out := r.mustUpdate(ann, "a", func(nm *maintenance.NodeMaintenance) { nm.Status = maintenance.NodeMaintenanceStatus{} })
+		if out.Status.ObservedGeneration != 1 {
+			t.Errorf("the status is %v", out.Status)
+		}
+		wantStages(t, out, cordon, drain)
+	})
+	for name, test := range map[string]struct {
+		change func(*maintenance.NodeMaintenance)
+		want   []string
+	}{
+		"a negative counter": {func(nm *maintenance.NodeMaintenance) {
+			nm.Status.NodeStatuses = []maintenance.NodeMaintenanceNodeStatus{{NodeRef: maintenance.NodeReference{Name: "n"}, PodsBlocked: -1}}
+		}, []string{"status.nodeStatuses[0].podsBlocked FieldValueInvalid"}},
+		"a message of 129 bytes": {func(nm *maintenance.NodeMaintenance) {
+			nm.Status.NodeStatuses = []maintenance.NodeMaintenanceNodeStatus{{
+				NodeRef: maintenance.NodeReference{Name: "n"}, DrainMessage: strings.Repeat("x", 129),
+			}}
+		}, []string{"status.nodeStatuses[0].drainMessage FieldValueTooLong"}},
+		"a nameless node": {func(nm *maintenance.NodeMaintenance) {
+			nm.Status.NodeStatuses = []maintenance.NodeMaintenanceNodeStatus{{}}
+		}, []string{"status.nodeStatuses[0].nodeRef.name FieldValueRequired"}},
+		"two conditions of a type": {func(nm *maintenance.NodeMaintenance) {
+			c := metav1.Condition{Type: "Drained", Status: metav1.ConditionTrue, Reason: "X", LastTransitionTime: metav1.NewTime(start)}
+			nm.Status.Conditions = []metav1.Condition{c, c}
+		}, []string{"status.conditions[1] FieldValueDuplicate"}},
+		"stages taken back": {func(nm *maintenance.NodeMaintenance) {
+			nm.Status.StageStatuses = nm.Status.StageStatuses[:1]
+		}, []string{"status.stageStatuses FieldValueInvalid"}},
+	} {
+		t.Run("it refuses "+name, func(t *testing.T) {
+			r := newRegistry(t, etcd)
+			r.mustCreate(ann, newMaintenance(t, "a", atStage(drain)))
+			_, err := r.updateStatus("a", test.change)
+			if got := causes(err); !slices.Equal(got, test.want) {
+				t.Errorf("causes are %q, want %q: %v", got, test.want, err)
+			}
+		})
+	}
+	t.Run("it creates nothing", func(t *testing.T) {
+		r := newRegistry(t, etcd)
+		_, _, err := r.storage.Status.Update(r.ctx(self, "status"), "a", rest.DefaultUpdatedObjectInfo(newMaintenance(t, "a")),
+			rest.ValidateAllObjectFunc, rest.ValidateAllObjectUpdateFunc, true, &metav1.UpdateOptions{})
+		if !apierrors.IsNotFound(err) {
+			t.Errorf("got %v, want not found", err)
+		}
+	})
+}
+
+func TestServerSideApplyDoesNotOwnWhatIsReset(t *testing.T) {
+	strategy := NewStrategy(registrytest.Scheme, nil, nil)
+	for name, test := range map[string]struct {
+		reset map[fieldpath.APIVersion]*fieldpath.Set
+		want  string
+	}{
+		"main":   {strategy.GetResetFields(), `{"f:spec":{".":{},"f:reason":{}}}`},
+		"status": {NewStatusStrategy(strategy).GetResetFields(), `{"f:status":{".":{},"f:observedGeneration":{}}}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			manager, err := managedfields.NewDefaultFieldManager(managedfields.NewDeducedTypeConverter(), registrytest.Scheme, registrytest.Scheme,
+				registrytest.Scheme, v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance"), v1alpha1.SchemeGroupVersion, "",
+				fieldpath.NewExcludeFilterSetMap(test.reset))
+			if err != nil {
+				t.Fatal(err)
+			}
+			live := &v1alpha1.NodeMaintenance{TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "NodeMaintenance"}}
+			applied := &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "NodeMaintenance",
+				"metadata": map[string]any{"name": "a"},
+				"spec":     map[string]any{"reason": "x", "requestedBy": map[string]any{"username": "ann"}},
+				"status":   map[string]any{"observedGeneration": int64(3)},
+			}}
+			out, err := manager.Apply(live, applied, "kubectl", false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			accessor := out.(*v1alpha1.NodeMaintenance)
+			if fields := accessor.ManagedFields; len(fields) != 1 || string(fields[0].FieldsV1.GetRawBytes()) != test.want {
+				t.Errorf("managed fields are %v, want one entry %s", fields, test.want)
+			}
+		})
+	}
+}
