@@ -1,0 +1,111 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package apiserver
+
+import (
+	"fmt"
+
+	"k8s.io/apiserver/pkg/registry/rest"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/healthz"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/identity"
+	maintenancerest "haulout.dev/haulout/pkg/registry/maintenance"
+)
+
+// ExtraConfig is what the Haulout server needs beyond a generic one.
+type ExtraConfig struct {
+	// Identity learns who the server itself is as soon as its authenticator is complete.
+	Identity *identity.Server
+	// MaintenanceInformers watch our own API through the loopback client, for admission on every replica.
+	MaintenanceInformers informers.SharedInformerFactory
+	// Controllers act on the host cluster; nil runs none, which leaves an API that records intent and does nothing about it.
+	Controllers *Controllers
+}
+
+// Config is the configuration of the server.
+type Config struct {
+	GenericConfig *genericapiserver.RecommendedConfig
+	ExtraConfig   ExtraConfig
+}
+
+type completedConfig struct {
+	generic genericapiserver.CompletedConfig
+	extra   *ExtraConfig
+}
+
+// CompletedConfig is a configuration that a server can be made from; only Complete makes one.
+type CompletedConfig struct {
+	*completedConfig
+}
+
+// Complete fills in what follows from the rest. It fails if the server would not know its own requests.
+func (c *Config) Complete() (CompletedConfig, error) {
+	completed := completedConfig{generic: c.GenericConfig.Complete(), extra: &c.ExtraConfig}
+	auth := c.GenericConfig.Authentication.Authenticator
+	if err := c.ExtraConfig.Identity.Learn(auth, c.GenericConfig.LoopbackClientConfig.BearerToken); err != nil {
+		return CompletedConfig{}, err
+	}
+	return CompletedConfig{&completed}, nil
+}
+
+// Server is the Haulout API server.
+type Server struct {
+	GenericAPIServer *genericapiserver.GenericAPIServer
+}
+
+// New makes the server, its storage and its hooks; nothing runs before GenericAPIServer.PrepareRun().RunWithContext.
+func (c CompletedConfig) New() (*Server, error) {
+	generic, err := c.generic.New("haulout-apiserver", genericapiserver.NewEmptyDelegate())
+	if err != nil {
+		return nil, err
+	}
+	storage, err := maintenancerest.NewStorage(Scheme, c.generic.RESTOptionsGetter, c.extra.Identity.Is)
+	if err != nil {
+		return nil, err
+	}
+	group := genericapiserver.NewDefaultAPIGroupInfo(maintenance.GroupName, Scheme, ParameterCodec, Codecs)
+	group.VersionedResourcesStorageMap[v1alpha1.SchemeGroupVersion.Version] = map[string]rest.Storage(storage)
+	if err := generic.InstallAPIGroup(&group); err != nil {
+		return nil, err
+	}
+	if err := c.addHooks(generic); err != nil {
+		return nil, err
+	}
+	return &Server{GenericAPIServer: generic}, nil
+}
+
+// addHooks starts what runs beside the requests. A post-start hook must return at once, and an error of one ends the process.
+func (c CompletedConfig) addHooks(server *genericapiserver.GenericAPIServer) error {
+	own := c.extra.MaintenanceInformers
+	if err := server.AddPostStartHook("start-maintenance-informers", func(hook genericapiserver.PostStartHookContext) error {
+		own.StartWithContext(hook)
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := server.AddReadyzChecks(healthz.NamedCheck("maintenance-informer-sync", healthz.NewInformerSyncHealthz(own).Check)); err != nil {
+		return fmt.Errorf("watch the informers of our own API: %w", err)
+	}
+	if c.extra.Controllers == nil {
+		return nil
+	}
+	return c.extra.Controllers.addTo(server)
+}

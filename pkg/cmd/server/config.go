@@ -1,0 +1,201 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
+	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	serverstorage "k8s.io/apiserver/pkg/server/storage"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/dynamic"
+	hostinformers "k8s.io/client-go/informers"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+
+	"haulout.dev/haulout/pkg/admission/initializer"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apiserver"
+	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/generated/openapi"
+	"haulout.dev/haulout/pkg/identity"
+	"haulout.dev/haulout/pkg/version"
+)
+
+// resync is how often informers hand everything out again, which heals what a controller has missed.
+const resync = 10 * time.Minute
+
+// config turns the options into the configuration of a server.
+func (o CompletedOptions) config(ctx context.Context, host *hostCluster, replica string) (*apiserver.Config, error) {
+	generic := genericapiserver.NewRecommendedConfig(apiserver.Codecs)
+	if err := o.ServerRun.ApplyTo(&generic.Config); err != nil {
+		return nil, err
+	}
+	namer := openapinamer.NewDefinitionNamer(apiserver.Scheme)
+	generic.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openapi.GetOpenAPIDefinitions, namer)
+	generic.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer)
+	generic.OpenAPIConfig.Info.Title, generic.OpenAPIConfig.Info.Version = "Haulout", version.Get()
+	generic.OpenAPIV3Config.Info.Title, generic.OpenAPIV3Config.Info.Version = "Haulout", version.Get()
+
+	if err := o.applyStorage(generic); err != nil {
+		return nil, err
+	}
+	if err := o.Traces.ApplyTo(nil, &generic.Config); err != nil {
+		return nil, err
+	}
+	if err := o.SecureServing.ApplyToConfig(&generic.Config); err != nil {
+		return nil, err
+	}
+	if err := o.applyAuth(generic); err != nil {
+		return nil, err
+	}
+	if err := o.Audit.ApplyTo(&generic.Config); err != nil {
+		return nil, err
+	}
+	o.Metrics.Apply()
+	generic.ClientConfig = host.config
+	generic.SharedInformerFactory = hostinformers.NewSharedInformerFactory(host.client, resync)
+	if err := o.Features.ApplyTo(&generic.Config, host.client, generic.SharedInformerFactory); err != nil {
+		return nil, err
+	}
+	extra, recorder, err := o.extraConfig(ctx, generic, host, replica)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.applyAdmission(ctx, generic, host, extra, recorder); err != nil {
+		return nil, err
+	}
+	return &apiserver.Config{GenericConfig: generic, ExtraConfig: *extra}, nil
+}
+
+// applyStorage makes every resource be stored as --storage-media-type says, which the library's own shortcut ignores.
+func (o CompletedOptions) applyStorage(generic *genericapiserver.RecommendedConfig) error {
+	backend := o.Etcd.StorageConfig
+	backend.StorageObjectCountTracker = generic.StorageObjectCountTracker
+	factory := serverstorage.NewDefaultStorageFactory(
+		backend, o.Etcd.DefaultStorageMediaType, apiserver.Codecs,
+		serverstorage.NewDefaultResourceEncodingConfig(apiserver.Scheme), serverstorage.NewResourceConfig(), nil)
+	return o.Etcd.ApplyWithStorageFactoryTo(factory, &generic.Config)
+}
+
+func (o CompletedOptions) applyAuth(generic *genericapiserver.RecommendedConfig) error {
+	if err := o.Authentication.ApplyTo(&generic.Authentication, generic.SecureServing, generic.OpenAPIConfig); err != nil {
+		return fmt.Errorf("set up authentication by the host cluster: %w", err)
+	}
+	generic.Authentication.Authenticator = refuseAnonymous(generic.Authentication.Authenticator, o.Authorization.AlwaysAllowPaths)
+	if err := o.Authorization.ApplyTo(&generic.Authorization); err != nil {
+		return fmt.Errorf("set up authorization by the host cluster: %w", err)
+	}
+	return nil
+}
+
+// refuseAnonymous lets requests of nobody in particular through to the given paths only, whatever a cluster role of the host cluster says.
+func refuseAnonymous(next authenticator.Request, paths []string) authenticator.Request {
+	return authenticator.RequestFunc(func(req *http.Request) (*authenticator.Response, bool, error) {
+		resp, ok, err := next.AuthenticateRequest(req)
+		if ok && resp.User.GetName() == user.Anonymous && !slices.Contains(paths, req.URL.Path) {
+			return nil, false, errors.New("anonymous requests are answered on health endpoints only")
+		}
+		return resp, ok, err
+	})
+}
+
+func (o CompletedOptions) extraConfig(ctx context.Context, generic *genericapiserver.RecommendedConfig, host *hostCluster, replica string) (
+	*apiserver.ExtraConfig, events.EventRecorder, error) {
+	loopback := rest.CopyConfig(generic.LoopbackClientConfig)
+	loopback.ContentType = runtime.ContentTypeProtobuf
+	loopback.AcceptContentTypes = runtime.ContentTypeProtobuf
+	own, err := clientset.NewForConfig(rest.AddUserAgent(loopback, "haulout-controllers"))
+	if err != nil {
+		return nil, nil, err
+	}
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: host.client.EventsV1()})
+	recorder := broadcaster.NewRecorder(eventScheme(), "haulout")
+	if err := generic.AddPostStartHook("start-event-recorder", func(hook genericapiserver.PostStartHookContext) error {
+		if err := broadcaster.StartRecordingToSinkWithContext(hook); err != nil {
+			return err
+		}
+		context.AfterFunc(hook, broadcaster.Shutdown)
+		return nil
+	}); err != nil {
+		return nil, nil, err
+	}
+	extra := &apiserver.ExtraConfig{
+		Identity:             &identity.Server{},
+		MaintenanceInformers: informers.NewSharedInformerFactory(own, resync),
+	}
+	if o.Controllers.Enabled {
+		unlimited, err := host.unlimitedClient()
+		if err != nil {
+			return nil, nil, err
+		}
+		deps := controllerDependencies{
+			host: host.client, unlimited: unlimited, own: own, recorder: recorder, authorizer: generic.Authorization.Authorizer, options: o.Controllers,
+		}
+		le := o.Controllers.LeaderElection
+		extra.Controllers = &apiserver.Controllers{
+			Host: host.client,
+			Election: apiserver.LeaderElection{
+				Enabled: le.LeaderElect, Namespace: o.Service.Namespace, Name: le.ResourceName, Identity: replica,
+				LeaseDuration: le.LeaseDuration.Duration, RenewDeadline: le.RenewDeadline.Duration, RetryPeriod: le.RetryPeriod.Duration,
+			},
+			Run: deps.run,
+		}
+	}
+	return extra, recorder, nil
+}
+
+// eventScheme knows the kinds that events are about: those of the host cluster and ours.
+func eventScheme() *runtime.Scheme {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
+	utilruntime.Must(v1alpha1.AddToScheme(scheme))
+	return scheme
+}
+
+func (o CompletedOptions) applyAdmission(ctx context.Context, generic *genericapiserver.RecommendedConfig, host *hostCluster,
+	extra *apiserver.ExtraConfig, recorder events.EventRecorder) error {
+	if err := host.switchOffMissingPolicies(ctx, o.Admission); err != nil {
+		return err
+	}
+	dynamicClient, err := dynamic.NewForConfig(host.config)
+	if err != nil {
+		return err
+	}
+	own := initializer.Initializer{Informers: extra.MaintenanceInformers, Identity: extra.Identity, Recorder: recorder, Self: self()}
+	return o.Admission.ApplyTo(&generic.Config, generic.SharedInformerFactory, host.client, dynamicClient,
+		utilfeature.DefaultFeatureGate, generic.EffectiveVersion, admission.PluginInitializer(own))
+}
+
+// self reads where this server runs from the environment, which the shipped Deployment fills in.
+func self() initializer.Self {
+	return initializer.Self{PodNamespace: os.Getenv("POD_NAMESPACE"), PodName: os.Getenv("POD_NAME"), NodeName: os.Getenv("NODE_NAME")}
+}

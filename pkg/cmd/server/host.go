@@ -1,0 +1,180 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
+	mutatingpolicy "k8s.io/apiserver/pkg/admission/plugin/policy/mutating"
+	validatingpolicy "k8s.io/apiserver/pkg/admission/plugin/policy/validating"
+	genericoptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// hostTimeout is how long the server waits for the host cluster when it starts: they often start together.
+	hostTimeout    = 2 * time.Minute
+	hostRetryDelay = time.Second
+)
+
+// hostCluster is the cluster in front of us, whose nodes and pods we act on.
+type hostCluster struct {
+	config *rest.Config
+	client kubernetes.Interface
+	// policies are the plural names of the resources that the cluster serves in admissionregistration.k8s.io/v1.
+	policies sets.Set[string]
+}
+
+// jsonConfig returns the connection for clients of kinds that have no protobuf.
+func (h *hostCluster) jsonConfig() *rest.Config {
+	c := rest.CopyConfig(h.config)
+	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeJSON, ""
+	return c
+}
+
+// unlimitedClient returns a client for those who limit themselves.
+func (h *hostCluster) unlimitedClient() (kubernetes.Interface, error) {
+	c := rest.CopyConfig(h.config)
+	c.QPS, c.Burst = -1, 0
+	return kubernetes.NewForConfig(c)
+}
+
+// connect waits until the host cluster answers.
+func (o *HostOptions) connect(ctx context.Context) (*hostCluster, error) {
+	config, err := o.restConfig()
+	if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	host := &hostCluster{config: config, client: client}
+	var last error
+	err = wait.PollUntilContextTimeout(ctx, hostRetryDelay, hostTimeout, true, func(context.Context) (bool, error) {
+		list, err := client.Discovery().ServerResourcesForGroupVersion(admissionregistrationv1.SchemeGroupVersion.String())
+		if err != nil {
+			if last == nil {
+				klog.FromContext(ctx).Info("Waiting for the host cluster", "host", config.Host, "err", err)
+			}
+			last = err
+			return apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err), nil
+		}
+		last = nil
+		host.policies = sets.New[string]()
+		for _, r := range list.APIResources {
+			host.policies.Insert(r.Name)
+		}
+		return true, nil
+	})
+	if last != nil {
+		return nil, fmt.Errorf("the host cluster at %s does not answer as it should: %w", config.Host, last)
+	}
+	return host, err
+}
+
+func (o *HostOptions) restConfig() (*rest.Config, error) {
+	var config *rest.Config
+	var err error
+	if o.Kubeconfig != "" {
+		config, err = clientcmd.BuildConfigFromFlags("", o.Kubeconfig)
+		if err != nil {
+			return nil, fmt.Errorf("--kubeconfig: %w", err)
+		}
+	} else {
+		config, err = rest.InClusterConfig()
+		if errors.Is(err, rest.ErrNotInCluster) {
+			return nil, errors.New("--kubeconfig is needed: this process does not run in a pod of the host cluster")
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	config.QPS, config.Burst = o.QPS, o.Burst
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	return rest.AddUserAgent(config, "haulout-apiserver"), nil
+}
+
+// switchOffMissingPolicies turns admission plugins off whose kinds the host cluster does not serve: they would wait for them for ever.
+// MutatingAdmissionPolicy came with 1.36, ValidatingAdmissionPolicy with 1.30.
+func (h *hostCluster) switchOffMissingPolicies(ctx context.Context, o *genericoptions.AdmissionOptions) error {
+	for plugin, resource := range map[string]string{
+		mutatingpolicy.PluginName:   "mutatingadmissionpolicies",
+		validatingpolicy.PluginName: "validatingadmissionpolicies",
+	} {
+		if h.policies.Has(resource) {
+			continue
+		}
+		if sets.New(o.EnablePlugins...).Has(plugin) {
+			return fmt.Errorf("--enable-admission-plugins names %s, but the host cluster does not serve %s of %s", plugin, resource, admissionregistrationv1.SchemeGroupVersion)
+		}
+		klog.FromContext(ctx).Info("Admission plugin is off because the host cluster does not serve its kind", "plugin", plugin, "resource", resource)
+		o.DisablePlugins = append(o.DisablePlugins, plugin)
+	}
+	return nil
+}
+
+// refuseSecondStorage fails if another server with embedded storage is at work: each would keep objects of its own, and users would see now
+// these, now those. One that was killed cannot give its lease back, so it is waited for until the lease has run out.
+func (o CompletedOptions) refuseSecondStorage(ctx context.Context, host *hostCluster, identity string) error {
+	le := o.Controllers.LeaderElection
+	if !o.Controllers.Enabled || !le.LeaderElect {
+		return nil
+	}
+	leases := host.client.CoordinationV1().Leases(o.Service.Namespace)
+	var holder string
+	var unreadable error
+	err := wait.PollUntilContextTimeout(ctx, le.RetryPeriod.Duration, le.LeaseDuration.Duration+le.RetryPeriod.Duration, true, func(ctx context.Context) (bool, error) {
+		lease, err := leases.Get(ctx, le.ResourceName, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return true, nil
+		}
+		if unreadable = err; err != nil {
+			return apierrors.IsForbidden(err), nil
+		}
+		spec := lease.Spec
+		if spec.HolderIdentity == nil || *spec.HolderIdentity == "" || *spec.HolderIdentity == identity || spec.RenewTime == nil || spec.LeaseDurationSeconds == nil {
+			return true, nil
+		}
+		if holder == "" {
+			klog.FromContext(ctx).Info("Another server holds the lease, waiting for it to run out", "lease", klog.KObj(lease), "holder", *spec.HolderIdentity)
+		}
+		holder = *spec.HolderIdentity
+		return time.Since(spec.RenewTime.Time) > time.Duration(*spec.LeaseDurationSeconds)*time.Second, nil
+	})
+	switch {
+	case unreadable != nil:
+		return fmt.Errorf("read Lease %s/%s: %w", o.Service.Namespace, le.ResourceName, unreadable)
+	case wait.Interrupted(err) && ctx.Err() == nil:
+		return fmt.Errorf("another server (%s) is at work and holds Lease %s/%s: with embedded storage there can be only one replica; "+
+			"give all of them the same --etcd-servers, or stop the other one", holder, o.Service.Namespace, le.ResourceName)
+	}
+	return err
+}

@@ -1,0 +1,341 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package server is the command line of the Haulout API server: its options, and how they become a running server.
+package server
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
+	genericoptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/util/compatibility"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	cliflag "k8s.io/component-base/cli/flag"
+	componentbaseconfig "k8s.io/component-base/config"
+	"k8s.io/component-base/logs"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/component-base/metrics"
+
+	"haulout.dev/haulout/pkg/admission"
+	"haulout.dev/haulout/pkg/admission/plugin/nodemaintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apiserver"
+	"haulout.dev/haulout/pkg/cmd/server/embeddedetcd"
+)
+
+// etcdPrefix is where our keys start, so that an etcd can be shared.
+const etcdPrefix = "/registry/" + v1alpha1.GroupName
+
+// Options are the flags of the server.
+type Options struct {
+	ServerRun      *genericoptions.ServerRunOptions
+	Etcd           *genericoptions.EtcdOptions
+	SecureServing  *genericoptions.SecureServingOptionsWithLoopback
+	Authentication *genericoptions.DelegatingAuthenticationOptions
+	Authorization  *genericoptions.DelegatingAuthorizationOptions
+	Audit          *genericoptions.AuditOptions
+	Features       *genericoptions.FeatureOptions
+	Admission      *genericoptions.AdmissionOptions
+	Traces         *genericoptions.TracingOptions
+	Logs           *logs.Options
+	Metrics        *metrics.Options
+
+	Host        HostOptions
+	Storage     StorageOptions
+	Service     ServiceOptions
+	Controllers ControllerOptions
+	// NodeAdmission is how the right to maintain nodes is asked for.
+	NodeAdmission nodemaintenance.Config
+}
+
+// HostOptions say how the host cluster is reached.
+type HostOptions struct {
+	// Kubeconfig is a file; empty means the service account of the pod that the server runs in.
+	Kubeconfig string
+	// QPS and Burst limit the requests of this process to the host cluster, per second and at once.
+	QPS   float32
+	Burst int
+}
+
+// StorageOptions are those of the embedded etcd.
+type StorageOptions struct {
+	// DataDir holds the data of the embedded etcd.
+	DataDir string
+	// QuotaBytes is the size at which the embedded etcd stops taking writes.
+	QuotaBytes int64
+}
+
+// ServiceOptions say where the server is found in the host cluster.
+type ServiceOptions struct {
+	// Namespace is that of the Service, of the Secret with the serving certificate and of the lease.
+	Namespace string
+	// Name is that of the Service.
+	Name string
+}
+
+// ControllerOptions are those of the controllers that act on the host cluster.
+type ControllerOptions struct {
+	// Enabled off serves the API and does nothing about it.
+	Enabled bool
+	// LeaderElection decides which replica runs them.
+	LeaderElection componentbaseconfig.LeaderElectionConfiguration
+	// Workers is the number of objects of a kind that are worked on at the same time.
+	Workers int
+	// MaxConcurrentEvictions bounds the calls of the Eviction API that are under way.
+	MaxConcurrentEvictions int
+	// CompletedEvacuationTTL is how long an Evacuation whose pod has left is kept.
+	CompletedEvacuationTTL time.Duration
+	// EvacuatorStartDeadline is how long an evacuator may take to report for the first time.
+	EvacuatorStartDeadline time.Duration
+}
+
+// NewOptions returns the defaults.
+func NewOptions() *Options {
+	utilruntime.Must(logsapi.AddFeatureGates(utilfeature.DefaultMutableFeatureGate))
+	codec := apiserver.Codecs.LegacyCodec(v1alpha1.SchemeGroupVersion)
+	etcd := genericoptions.NewEtcdOptions(storagebackend.NewDefaultConfig(etcdPrefix, codec))
+	etcd.DefaultStorageMediaType = runtime.ContentTypeProtobuf
+	etcd.StorageConfig.EncodeVersioner = runtime.NewMultiGroupVersioner(v1alpha1.SchemeGroupVersion, schema.GroupKind{Group: v1alpha1.GroupName})
+	serving := genericoptions.NewSecureServingOptions()
+	// The aggregator multiplexes all users, with their watches, over a few connections.
+	serving.HTTP2MaxStreamsPerConnection = 1000
+	serving.BindPort = 8443
+	// Certificates are never written to the working directory, which may be read-only.
+	serving.ServerCert.CertDirectory, serving.ServerCert.PairName = "", ""
+	run := genericoptions.NewServerRunOptions()
+	run.ShutdownWatchTerminationGracePeriod = 5 * time.Second
+
+	o := &Options{
+		ServerRun:      run,
+		Etcd:           etcd,
+		SecureServing:  serving.WithLoopback(),
+		Authentication: genericoptions.NewDelegatingAuthenticationOptions(),
+		Authorization:  genericoptions.NewDelegatingAuthorizationOptions(),
+		Audit:          genericoptions.NewAuditOptions(),
+		Features:       genericoptions.NewFeatureOptions(),
+		Admission:      genericoptions.NewAdmissionOptions(),
+		Traces:         genericoptions.NewTracingOptions(),
+		Logs:           logs.NewOptions(),
+		Metrics:        metrics.NewOptions(),
+		Host:           HostOptions{QPS: 500, Burst: 1000},
+		Storage:        StorageOptions{DataDir: "/var/lib/haulout", QuotaBytes: embeddedetcd.DefaultQuotaBytes},
+		Service:        ServiceOptions{Namespace: "haulout-system", Name: "haulout-apiserver"},
+		Controllers: ControllerOptions{
+			Enabled:                true,
+			LeaderElection:         defaultLeaderElection(),
+			Workers:                8,
+			MaxConcurrentEvictions: 50,
+			CompletedEvacuationTTL: 5 * time.Minute,
+			EvacuatorStartDeadline: 5 * time.Minute,
+		},
+	}
+	admission.Configure(o.Admission, &o.NodeAdmission, builtInEvacuators)
+	return o
+}
+
+// builtInEvacuators are the classes of the built-in evacuators that are on. Admission resolves only these, and the planner leaves pods that
+// only another one could move where they are.
+func builtInEvacuators() []string { return nil }
+
+func defaultLeaderElection() componentbaseconfig.LeaderElectionConfiguration {
+	c := componentbaseconfig.LeaderElectionConfiguration{
+		LeaderElect:  true,
+		ResourceLock: "leases",
+		ResourceName: "haulout-apiserver",
+	}
+	c.LeaseDuration.Duration = 15 * time.Second
+	c.RenewDeadline.Duration = 10 * time.Second
+	c.RetryPeriod.Duration = 2 * time.Second
+	return c
+}
+
+// Flags returns the flags in named sections.
+func (o *Options) Flags() cliflag.NamedFlagSets {
+	var fss cliflag.NamedFlagSets
+	o.Host.addFlags(fss.FlagSet("host cluster"))
+	o.Service.addFlags(fss.FlagSet("service"))
+	o.Storage.addFlags(fss.FlagSet("embedded etcd"))
+	o.Etcd.AddFlags(fss.FlagSet("etcd"))
+	o.Controllers.addFlags(fss.FlagSet("controllers"))
+	o.SecureServing.AddFlags(fss.FlagSet("secure serving"))
+	o.Authentication.AddFlags(fss.FlagSet("authentication"))
+	o.Authorization.AddFlags(fss.FlagSet("authorization"))
+	o.Audit.AddFlags(fss.FlagSet("auditing"))
+	o.Admission.AddFlags(fss.FlagSet("admission"))
+	fss.FlagSet("admission").BoolVar(&o.NodeAdmission.AskEveryNodeByName, "authorize-every-node-by-name", o.NodeAdmission.AskEveryNodeByName,
+		"Ask for the right to delete each selected node by its name, also for users who may delete nodes in general. Needed with authorizers that deny single nodes to such users.")
+	o.Features.AddFlags(fss.FlagSet("features"))
+	compatibility.DefaultComponentGlobalsRegistry.AddFlags(fss.FlagSet("features"))
+	o.ServerRun.AddUniversalFlags(fss.FlagSet("generic"))
+	o.Traces.AddFlags(fss.FlagSet("traces"))
+	o.Metrics.AddFlags(fss.FlagSet("metrics"))
+	logsapi.AddFlags(o.Logs, fss.FlagSet("logs"))
+
+	fss.FlagSet("etcd").Lookup("etcd-servers").Usage = "List of etcd servers to store the objects in (scheme://ip:port, comma separated). " +
+		"Empty runs an etcd inside this process, which allows for one replica only."
+	// Both are always allowed to be left out here, so the text of the library would mislead.
+	for section, flag := range map[string]string{"authentication": "authentication-kubeconfig", "authorization": "authorization-kubeconfig"} {
+		fss.FlagSet(section).Lookup(flag).Usage = "kubeconfig file of the cluster that is asked; the default is that of --kubeconfig."
+	}
+	tls := fss.FlagSet("secure serving")
+	tls.Lookup("tls-cert-file").Usage = "File with the serving certificate, followed by its CA if any. Without it the server makes one, keeps it in the Secret " +
+		"haulout-apiserver-serving of its namespace, renews it, and keeps the caBundle of its APIService."
+	for _, unused := range []string{"cert-dir"} {
+		_ = tls.MarkHidden(unused)
+	}
+	// A server that does not know the front proxy would take every user for anonymous.
+	_ = fss.FlagSet("authentication").MarkHidden("authentication-tolerate-lookup-failure")
+	return fss
+}
+
+func (o *HostOptions) addFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file of the host cluster. Empty means the service account of the pod that the server runs in.")
+	fs.Float32Var(&o.QPS, "kube-api-qps", o.QPS, "Requests per second that this process sends to the host cluster at most.")
+	fs.IntVar(&o.Burst, "kube-api-burst", o.Burst, "Requests that this process may send to the host cluster at once, beyond --kube-api-qps.")
+}
+
+func (o *ServiceOptions) addFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Namespace, "namespace", o.Namespace, "Namespace of the server's Service, of the Secret with its serving certificate and of its lease.")
+	fs.StringVar(&o.Name, "service-name", o.Name, "Name of the Service in front of the server; its serving certificate is made for it.")
+}
+
+func (o *StorageOptions) addFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.DataDir, "data-dir", o.DataDir, "Folder for the data of the embedded etcd, for the server's eyes only. Ignored with --etcd-servers.")
+	fs.Int64Var(&o.QuotaBytes, "embedded-etcd-quota-bytes", o.QuotaBytes, "Size of the database at which the embedded etcd stops taking writes, in bytes.")
+}
+
+func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
+	fs.BoolVar(&o.Enabled, "controllers", o.Enabled, "Run the controllers that cordon nodes and evacuate pods. Off serves the API alone.")
+	fs.IntVar(&o.Workers, "concurrent-syncs", o.Workers, "Objects of a kind that a controller works on at the same time.")
+	fs.IntVar(&o.MaxConcurrentEvictions, "max-concurrent-evictions", o.MaxConcurrentEvictions, "Calls of the Eviction API that are under way at the same time, at most.")
+	fs.DurationVar(&o.CompletedEvacuationTTL, "completed-evacuation-ttl", o.CompletedEvacuationTTL, "How long an Evacuation is kept after its pod has left.")
+	fs.DurationVar(&o.EvacuatorStartDeadline, "evacuator-start-deadline", o.EvacuatorStartDeadline,
+		"How long an evacuator may take to report for the first time before the next one takes over; never longer than the Evacuation's progressDeadlineSeconds.")
+	le := &o.LeaderElection
+	fs.BoolVar(&le.LeaderElect, "leader-elect", le.LeaderElect, "Run the controllers on the one replica that holds the lease. Needed with several replicas.")
+	fs.StringVar(&le.ResourceName, "leader-elect-resource-name", le.ResourceName, "Name of the Lease, in the server's namespace of the host cluster.")
+	fs.DurationVar(&le.LeaseDuration.Duration, "leader-elect-lease-duration", le.LeaseDuration.Duration, "How long other replicas wait before they take over from a leader that is silent.")
+	fs.DurationVar(&le.RenewDeadline.Duration, "leader-elect-renew-deadline", le.RenewDeadline.Duration, "How long a leader tries to renew its lease before it stops. Must be less than the lease duration.")
+	fs.DurationVar(&le.RetryPeriod.Duration, "leader-elect-retry-period", le.RetryPeriod.Duration, "How long to wait between attempts to take or to renew the lease.")
+}
+
+// CompletedOptions are options in which what follows from others is filled in; only Complete makes them.
+type CompletedOptions struct {
+	*completedOptions
+}
+
+type completedOptions struct {
+	*Options
+	// Embedded says that the server runs its own etcd.
+	Embedded bool
+	// SelfManagedCert says that the server keeps its own serving certificate.
+	SelfManagedCert bool
+}
+
+// Complete fills in what follows from other options.
+func (o *Options) Complete() CompletedOptions {
+	completed := &completedOptions{
+		Options:         o,
+		Embedded:        len(o.Etcd.StorageConfig.Transport.ServerList) == 0,
+		SelfManagedCert: o.SecureServing.ServerCert.CertKey.CertFile == "" && o.SecureServing.ServerCert.CertKey.KeyFile == "",
+	}
+	if o.Authentication.RemoteKubeConfigFile == "" {
+		o.Authentication.RemoteKubeConfigFile = o.Host.Kubeconfig
+	}
+	if o.Authorization.RemoteKubeConfigFile == "" {
+		o.Authorization.RemoteKubeConfigFile = o.Host.Kubeconfig
+	}
+	if o.ServerRun.AdvertiseAddress == nil {
+		o.ServerRun.AdvertiseAddress = net.IPv4(127, 0, 0, 1)
+	}
+	return CompletedOptions{completed}
+}
+
+// Validate returns what is wrong with the options, each error naming its flag.
+func (o CompletedOptions) Validate() error {
+	var errs []error
+	if !o.Embedded {
+		errs = append(errs, o.Etcd.Validate()...)
+	}
+	errs = append(errs, o.ServerRun.Validate()...)
+	errs = append(errs, o.SecureServing.Validate()...)
+	errs = append(errs, o.Authentication.Validate()...)
+	errs = append(errs, o.Authorization.Validate()...)
+	errs = append(errs, o.Audit.Validate()...)
+	errs = append(errs, o.Features.Validate()...)
+	errs = append(errs, o.Admission.Validate()...)
+	errs = append(errs, o.Traces.Validate()...)
+	errs = append(errs, o.Metrics.Validate()...)
+	errs = append(errs, compatibility.DefaultComponentGlobalsRegistry.Validate()...)
+	if o.SecureServing.BindPort == 0 && o.SecureServing.Listener == nil {
+		errs = append(errs, errors.New("--secure-port must not be 0: the server has no other way to be reached"))
+	}
+	if o.Embedded && o.Storage.DataDir == "" {
+		errs = append(errs, errors.New("--data-dir must not be empty without --etcd-servers"))
+	}
+	if o.Storage.QuotaBytes < 1<<24 {
+		errs = append(errs, fmt.Errorf("--embedded-etcd-quota-bytes is %d: must be at least %d (16 MiB)", o.Storage.QuotaBytes, 1<<24))
+	}
+	for flag, name := range map[string]string{"namespace": o.Service.Namespace, "service-name": o.Service.Name} {
+		for _, msg := range validation.IsDNS1123Label(name) {
+			errs = append(errs, fmt.Errorf("--%s %q: %s", flag, name, msg))
+		}
+	}
+	errs = append(errs, o.Host.validate()...)
+	errs = append(errs, o.Controllers.validate()...)
+	return errors.Join(errs...)
+}
+
+func (o *HostOptions) validate() []error {
+	var errs []error
+	if o.QPS <= 0 {
+		errs = append(errs, fmt.Errorf("--kube-api-qps is %v: must be greater than 0", o.QPS))
+	}
+	if o.Burst < 1 {
+		errs = append(errs, fmt.Errorf("--kube-api-burst is %d: must be at least 1", o.Burst))
+	}
+	return errs
+}
+
+func (o *ControllerOptions) validate() []error {
+	var errs []error
+	for flag, n := range map[string]int{"concurrent-syncs": o.Workers, "max-concurrent-evictions": o.MaxConcurrentEvictions} {
+		if n < 1 {
+			errs = append(errs, fmt.Errorf("--%s is %d: must be at least 1", flag, n))
+		}
+	}
+	if o.CompletedEvacuationTTL < 0 {
+		errs = append(errs, fmt.Errorf("--completed-evacuation-ttl is %v: must not be negative", o.CompletedEvacuationTTL))
+	}
+	if o.EvacuatorStartDeadline < time.Second {
+		errs = append(errs, fmt.Errorf("--evacuator-start-deadline is %v: must be at least 1s", o.EvacuatorStartDeadline))
+	}
+	le := o.LeaderElection
+	if le.RetryPeriod.Duration <= 0 || le.RenewDeadline.Duration <= le.RetryPeriod.Duration*6/5 || le.LeaseDuration.Duration <= le.RenewDeadline.Duration {
+		errs = append(errs, fmt.Errorf("--leader-elect-lease-duration (%v) must be greater than --leader-elect-renew-deadline (%v), and that greater than 1.2 times "+
+			"--leader-elect-retry-period (%v)", le.LeaseDuration.Duration, le.RenewDeadline.Duration, le.RetryPeriod.Duration))
+	}
+	return errs
+}

@@ -1,0 +1,174 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package server
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/util/compatibility"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	cliflag "k8s.io/component-base/cli/flag"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/component-base/term"
+	"k8s.io/klog/v2"
+	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
+	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/server/embeddedetcd"
+	"haulout.dev/haulout/pkg/cmd/server/servingcert"
+	"haulout.dev/haulout/pkg/version"
+)
+
+// NewCommand returns the command haulout-apiserver.
+func NewCommand() *cobra.Command {
+	o := NewOptions()
+	cmd := &cobra.Command{
+		Use:   "haulout-apiserver",
+		Short: "Take nodes out of service and put them back",
+		Long: `haulout-apiserver serves the API group maintenance.haulout.dev behind the
+kube-apiserver of a cluster and runs the controllers that do what its objects
+ask for: cordon nodes, evacuate their pods in the planned order, make the nodes
+schedulable again.
+
+Objects are kept in an etcd inside this process unless --etcd-servers is given.
+Users are authenticated and authorized by the cluster in front.`,
+		Version:      version.Get(),
+		Args:         cobra.NoArgs,
+		SilenceUsage: true,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			return compatibility.DefaultComponentGlobalsRegistry.Set()
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := logsapi.ValidateAndApply(o.Logs, utilfeature.DefaultFeatureGate); err != nil {
+				return err
+			}
+			completed := o.Complete()
+			if err := completed.Validate(); err != nil {
+				return err
+			}
+			cliflag.PrintFlags(cmd.Flags())
+			return Run(genericapiserver.SetupSignalContext(), completed)
+		},
+	}
+	sections := o.Flags()
+	for _, name := range sections.Order {
+		cmd.Flags().AddFlagSet(sections.FlagSets[name])
+	}
+	global := sections.FlagSet("global")
+	cmd.InitDefaultHelpFlag()
+	cmd.InitDefaultVersionFlag()
+	global.AddFlag(cmd.Flags().Lookup("help"))
+	global.AddFlag(cmd.Flags().Lookup("version"))
+	width, _, _ := term.TerminalSize(cmd.OutOrStdout())
+	cliflag.SetUsageAndHelpFunc(cmd, sections, width)
+	return cmd
+}
+
+// Run serves until the context ends and returns when every request is answered, every controller has stopped and the embedded etcd is
+// closed.
+func Run(ctx context.Context, o CompletedOptions) error {
+	logger := klog.FromContext(ctx)
+	logger.Info("Starting haulout-apiserver", "version", version.Get(), "goVersion", version.GoVersion(), "pid", os.Getpid())
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+
+	host, err := o.Host.connect(ctx)
+	if err != nil {
+		return err
+	}
+	identity := replicaIdentity()
+	if o.Embedded {
+		etcd, err := embeddedetcd.Start(ctx, embeddedetcd.Options{DataDir: o.Storage.DataDir, QuotaBytes: o.Storage.QuotaBytes})
+		if err != nil {
+			return err
+		}
+		// The last client of etcd is the server, so etcd goes after it.
+		defer etcd.Stop()
+		go func() {
+			select {
+			case err := <-etcd.Err():
+				cancel(fmt.Errorf("the embedded etcd failed: %w", err))
+			case <-ctx.Done():
+			}
+		}()
+		o.Etcd.StorageConfig.Transport.ServerList = []string{etcd.Endpoint()}
+		identity = "storage-" + etcd.StorageID()
+		if err := o.refuseSecondStorage(ctx, host, identity); err != nil {
+			return err
+		}
+	}
+	if o.SelfManagedCert {
+		manager, err := o.Service.servingCert(ctx, host)
+		if err != nil {
+			return err
+		}
+		o.SecureServing.ServerCert.GeneratedCert = manager
+	}
+	config, err := o.config(ctx, host, identity)
+	if err != nil {
+		return err
+	}
+	completed, err := config.Complete()
+	if err != nil {
+		return err
+	}
+	server, err := completed.New()
+	if err != nil {
+		return err
+	}
+	if err := server.GenericAPIServer.PrepareRun().RunWithContext(ctx); err != nil {
+		return err
+	}
+	if cause := context.Cause(ctx); cause != nil && cause != context.Canceled {
+		return cause
+	}
+	logger.Info("Stopped")
+	return nil
+}
+
+// servingCert returns a manager that has a certificate.
+func (o *ServiceOptions) servingCert(ctx context.Context, host *hostCluster) (*servingcert.Manager, error) {
+	agg, err := aggregator.NewForConfig(host.jsonConfig())
+	if err != nil {
+		return nil, err
+	}
+	options := servingcert.Options{Namespace: o.Namespace, Service: o.Name, APIService: v1alpha1.SchemeGroupVersion.Version + "." + v1alpha1.GroupName}
+	manager := servingcert.New(options, host.client, agg, clock.RealClock{})
+	if err := manager.RunOnce(ctx); err != nil {
+		if cert, _ := manager.CurrentCertKeyContent(); len(cert) == 0 {
+			return nil, err
+		}
+		// Without the caBundle the aggregator does not trust us yet; the manager keeps trying.
+		klog.FromContext(ctx).Error(err, "Serving certificate could not be announced, will try again")
+	}
+	return manager, nil
+}
+
+// replicaIdentity names this process among the replicas of a server whose storage is elsewhere.
+func replicaIdentity() string {
+	name, err := os.Hostname()
+	if err != nil {
+		name = "unknown-host"
+	}
+	return fmt.Sprintf("%s_%d_%d", name, os.Getpid(), time.Now().UnixNano())
+}

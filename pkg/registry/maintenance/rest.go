@@ -1,0 +1,47 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package maintenance puts together the storage of the API group.
+package maintenance
+
+import (
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/registry/rest"
+
+	"haulout.dev/haulout/pkg/registry/maintenance/evacuation"
+	"haulout.dev/haulout/pkg/registry/maintenance/nodemaintenance"
+)
+
+// NewStorage returns the storage of all resources and subresources of the group by their names. isServer says whether a user is the server
+// itself, which alone may write what the others only read.
+func NewStorage(scheme *runtime.Scheme, opts generic.RESTOptionsGetter, isServer func(user.Info) bool) (map[string]rest.Storage, error) {
+	maintenances, err := nodemaintenance.NewStorage(scheme, opts, isServer)
+	if err != nil {
+		return nil, err
+	}
+	evacuations, err := evacuation.NewStorage(scheme, opts, isServer)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]rest.Storage{
+		"nodemaintenances":        maintenances.NodeMaintenance,
+		"nodemaintenances/status": maintenances.Status,
+		"evacuations":             evacuations.Evacuation,
+		"evacuations/status":      evacuations.Status,
+	}, nil
+}

@@ -1,0 +1,267 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package e2e
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+func entry(priority int32, podType v1alpha1.PodType) v1alpha1.DrainPlanEntry {
+	return v1alpha1.DrainPlanEntry{PodPriority: priority, PodType: podType}
+}
+
+func withPlan(plan ...v1alpha1.DrainPlanEntry) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) { nm.Spec.DrainPlan = plan }
+}
+
+// hasCause says whether an error is a refusal of the given field that contains all the words.
+func hasCause(err error, field string, words ...string) bool {
+	status, ok := err.(apierrors.APIStatus)
+	if !ok || status.Status().Details == nil {
+		return false
+	}
+	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool {
+		return c.Field == field && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(c.Message, w) })
+	})
+}
+
+func TestNodeMaintenanceThatIsRefusedAtCreation(t *testing.T) {
+	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	cases := map[string]struct {
+		modify func(*v1alpha1.NodeMaintenance)
+		field  string
+		words  []string
+	}{
+		"a plan whose priorities descend": {
+			modify: withPlan(entry(2000, v1alpha1.PodTypeDefault), entry(1000, v1alpha1.PodTypeDefault)),
+			field:  "spec.drainPlan[1]", words: []string{"ascend"},
+		},
+		"a plan whose pod types are out of order": {
+			modify: withPlan(entry(1000, v1alpha1.PodTypeStatic), entry(1000, v1alpha1.PodTypeDaemonSet)),
+			field:  "spec.drainPlan[1]", words: []string{"Default, DaemonSet, Static"},
+		},
+		"a plan with a duplicate": {
+			modify: withPlan(entry(1000, v1alpha1.PodTypeDefault), entry(1000, v1alpha1.PodTypeDefault)),
+			field:  "spec.drainPlan[1]", words: []string{"Duplicate"},
+		},
+		"a selector without terms": {
+			modify: func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NodeSelector = &corev1.NodeSelector{} },
+			field:  "spec.nodeSelector.nodeSelectorTerms",
+		},
+		"a selector with an empty term, which would match no node": {
+			modify: func(nm *v1alpha1.NodeMaintenance) {
+				nm.Spec.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{}}}
+			},
+			field: "spec.nodeSelector.nodeSelectorTerms[0]",
+		},
+		"no selector": {
+			modify: func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NodeSelector = nil },
+			field:  "spec.nodeSelector",
+		},
+		"an unknown operator": {
+			modify: func(nm *v1alpha1.NodeMaintenance) {
+				nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions[0].Operator = "Matches"
+			},
+			field: "spec.nodeSelector.nodeSelectorTerms[0].matchExpressions[0].operator",
+		},
+		"an unknown stage": {
+			modify: func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Stage = "Reboot" },
+			field:  "spec.stage", words: []string{"Idle", "Cordon", "Drain", "Complete"},
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			nm := framework.Maintenance("none", v1alpha1.NodeMaintenanceStageIdle, c.modify)
+			_, err := maintenances.Create(t.Context(), nm, metav1.CreateOptions{})
+			if !apierrors.IsInvalid(err) || !hasCause(err, c.field, c.words...) {
+				t.Errorf("got %v, want a refusal of %s that says %q", err, c.field, c.words)
+			}
+		})
+	}
+}
+
+func TestNodeMaintenanceUpdateThatIsRefused(t *testing.T) {
+	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	cases := map[string]struct {
+		from   v1alpha1.NodeMaintenanceStage
+		modify func(*v1alpha1.NodeMaintenance)
+		field  string
+		words  []string
+	}{
+		"Drain to Cordon": {
+			from: v1alpha1.NodeMaintenanceStageDrain, field: "spec.stage", words: []string{"Complete"},
+			modify: func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Stage = v1alpha1.NodeMaintenanceStageCordon },
+		},
+		"Complete to Drain": {
+			from: v1alpha1.NodeMaintenanceStageComplete, field: "spec.stage",
+			modify: func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Stage = v1alpha1.NodeMaintenanceStageDrain },
+		},
+		"another plan": {
+			from: v1alpha1.NodeMaintenanceStageIdle, field: "spec.drainPlan",
+			modify: func(nm *v1alpha1.NodeMaintenance) { nm.Spec.DrainPlan[0].PodPriority = 7 },
+		},
+		"another selector after Complete": {
+			from: v1alpha1.NodeMaintenanceStageComplete, field: "spec.nodeSelector",
+			modify: func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NodeSelector = framework.Select("other", "nodes") },
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			nm := cluster.Create(t, framework.Maintenance(framework.Name("none"), c.from))
+			framework.Eventually(t, "the update is refused for what it says, not for a conflict", func(ctx context.Context) (bool, error) {
+				fresh, err := maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
+				if err != nil {
+					return false, err
+				}
+				c.modify(fresh)
+				_, err = maintenances.Update(ctx, fresh, metav1.UpdateOptions{})
+				if apierrors.IsConflict(err) {
+					return false, err
+				}
+				if !apierrors.IsInvalid(err) || !hasCause(err, c.field, c.words...) {
+					t.Errorf("got %v, want a refusal of %s that says %q", err, c.field, c.words)
+				}
+				return true, nil
+			})
+		})
+	}
+}
+
+func TestWhatTheServerWritesIsDroppedFromClients(t *testing.T) {
+	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	nm := cluster.Create(t, framework.Maintenance(framework.Name("none"), v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: "somebody-else"}
+		nm.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionDrained, Status: metav1.ConditionTrue, Reason: "Lie", LastTransitionTime: metav1.Now()}}
+		nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: "no-such-node"}}}
+	}))
+	check := func(when string, nm *v1alpha1.NodeMaintenance) {
+		if by := nm.Spec.RequestedBy; by == nil || by.Username != "kubernetes-admin" {
+			t.Errorf("%s: requestedBy is %v, want the user who asked", when, by)
+		}
+		if len(nm.Status.NodeStatuses) != 0 || slices.ContainsFunc(nm.Status.Conditions, func(c metav1.Condition) bool { return c.Reason == "Lie" }) {
+			t.Errorf("%s: the client's status was taken: %+v", when, nm.Status)
+		}
+	}
+	check("at creation", nm)
+	updated, err := maintenances.Patch(t.Context(), nm.Name, types.MergePatchType,
+		[]byte(`{"spec":{"requestedBy":{"username":"somebody-else"}},"status":{"nodeStatuses":[{"nodeRef":{"name":"no-such-node"}}]}}`), metav1.PatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("at an update", updated)
+}
+
+func TestNodeMaintenanceStatusIsTheServersAlone(t *testing.T) {
+	for name, clients := range map[string]framework.Clients{
+		"an administrator":                        cluster.As(t),
+		"somebody who takes the server's name":    cluster.As(t, "system:apiserver", "system:masters"),
+		"the server's own account in the cluster": cluster.As(t, "system:serviceaccount:haulout-system:haulout-apiserver", "system:masters"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			nm := cluster.Create(t, framework.Maintenance(framework.Name("none"), v1alpha1.NodeMaintenanceStageIdle))
+			_, err := clients.Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(t.Context(), nm.Name, types.MergePatchType,
+				[]byte(`{"status":{"observedGeneration":99}}`), metav1.PatchOptions{}, "status")
+			if !apierrors.IsForbidden(err) {
+				t.Errorf("got %v, want Forbidden", err)
+			}
+		})
+	}
+}
+
+func TestRightsOnNodes(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 2, false)
+	user := framework.Name("half-operator")
+	cluster.Grant(t, user,
+		rbacv1.PolicyRule{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"nodemaintenances"}, Verbs: []string{"*"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: nodes[:1], Verbs: []string{"delete"}})
+	theirs := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	onlyFirst := framework.Select(corev1.LabelHostname, nodes[0])
+
+	t.Run("a maintenance over a node the user may not delete is refused and names it", func(t *testing.T) {
+		_, err := theirs.Create(t.Context(), framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle), metav1.CreateOptions{})
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), nodes[1]) || strings.Contains(err.Error(), nodes[0]) {
+			t.Errorf("got %v, want Forbidden because of %s", err, nodes[1])
+		}
+	})
+	t.Run("a maintenance over their own node is taken", func(t *testing.T) {
+		nm := framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NodeSelector = onlyFirst })
+		if _, err := theirs.Create(t.Context(), nm, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := theirs.Delete(t.Context(), nm.Name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	admins := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon))
+	t.Run("narrowing the selector would release a node they may not touch", func(t *testing.T) {
+		patch := []byte(`{"spec":{"nodeSelector":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"` + corev1.LabelHostname + `","operator":"In","values":["` + nodes[0] + `"]}]}]}}}`)
+		if _, err := theirs.Patch(t.Context(), admins.Name, types.MergePatchType, patch, metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
+			t.Errorf("got %v, want Forbidden", err)
+		}
+	})
+	t.Run("an ownerReference would have the garbage collector delete it for them", func(t *testing.T) {
+		patch := []byte(`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"gone","uid":"00000000-0000-0000-0000-000000000000"}]}}`)
+		if _, err := theirs.Patch(t.Context(), admins.Name, types.MergePatchType, patch, metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
+			t.Errorf("got %v, want Forbidden", err)
+		}
+	})
+	t.Run("nor may they delete it", func(t *testing.T) {
+		if err := theirs.Delete(t.Context(), admins.Name, metav1.DeleteOptions{}); !apierrors.IsForbidden(err) {
+			t.Errorf("got %v, want Forbidden", err)
+		}
+	})
+}
+
+func TestObjectsThatAreTooLargeAreRefused(t *testing.T) {
+	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	values := make([]string, 40000)
+	for i := range values {
+		values[i] = framework.Name("a-node-with-quite-a-long-name-that-goes-on-and-on")
+	}
+	nm := framework.Maintenance("none", v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, values...)
+	})
+	_, err := maintenances.Create(t.Context(), nm, metav1.CreateOptions{})
+	if !apierrors.IsRequestEntityTooLargeError(err) && !apierrors.IsInvalid(err) {
+		t.Errorf("got %v, want it to be refused as too large", err)
+	}
+}
+
+func TestUnknownFieldsAreRefusedOnRequest(t *testing.T) {
+	body := []byte(`{"apiVersion":"maintenance.haulout.dev/v1alpha1","kind":"NodeMaintenance","metadata":{"name":"` + framework.Name("strict") + `"},` +
+		`"spec":{"nodeSelector":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"pool","operator":"Exists"}]}]},"drainPlann":[]}}`)
+	result := cluster.As(t).Haulout.MaintenanceV1alpha1().RESTClient().Post().Resource("nodemaintenances").
+		Param("fieldValidation", "Strict").Param("dryRun", "All").SetHeader("Content-Type", "application/json").Body(body).Do(t.Context())
+	err := result.Error()
+	if status, ok := err.(apierrors.APIStatus); !ok || status.Status().Code != http.StatusBadRequest || !strings.Contains(err.Error(), "spec.drainPlann") {
+		t.Errorf("got %v, want a bad request that names spec.drainPlann", err)
+	}
+}

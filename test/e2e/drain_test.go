@@ -1,0 +1,327 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+// drained waits until a maintenance is drained.
+func drained(t *testing.T, name string) *v1alpha1.NodeMaintenance {
+	t.Helper()
+	var nm *v1alpha1.NodeMaintenance
+	framework.Eventually(t, name+" is drained", func(ctx context.Context) (bool, error) {
+		var err error
+		nm, err = cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
+		return err == nil && conditionIs(nm.Status.Conditions, v1alpha1.ConditionDrained, metav1.ConditionTrue, ""), err
+	})
+	return nm
+}
+
+// unschedulable waits until all the nodes are, or are not.
+func unschedulable(t *testing.T, want bool, nodes ...string) {
+	t.Helper()
+	framework.Eventually(t, fmt.Sprintf("unschedulable is %v on %v", want, nodes), func(ctx context.Context) (bool, error) {
+		for _, name := range nodes {
+			node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return false, err
+			}
+			if node.Spec.Unschedulable != want {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+}
+
+func setStage(t *testing.T, name string, stage v1alpha1.NodeMaintenanceStage) {
+	t.Helper()
+	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(t.Context(), name, types.MergePatchType,
+		[]byte(fmt.Sprintf(`{"spec":{"stage":%q}}`, stage)), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// podsOn returns the live pods on the nodes.
+func podsOn(ctx context.Context, t *testing.T, nodes ...string) ([]corev1.Pod, error) {
+	t.Helper()
+	list, err := cluster.As(t).Kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return !slices.Contains(nodes, p.Spec.NodeName) }), nil
+}
+
+// availability watches the pods of an app and keeps the lowest number that were there to serve at once.
+type availability struct {
+	mu     sync.Mutex
+	ready  map[types.UID]bool
+	lowest int
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+func watchAvailability(t *testing.T, namespace, app string, now int) *availability {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	a := &availability{ready: map[types.UID]bool{}, lowest: now, cancel: cancel, done: make(chan struct{})}
+	pods := cluster.As(t).Kube.CoreV1().Pods(namespace)
+	list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range list.Items {
+		a.see(&list.Items[i], false)
+	}
+	a.lowest = a.count()
+	w, err := pods.Watch(ctx, metav1.ListOptions{LabelSelector: "app=" + app, ResourceVersion: list.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(a.done)
+		defer w.Stop()
+		for event := range w.ResultChan() {
+			if pod, ok := event.Object.(*corev1.Pod); ok {
+				a.see(pod, event.Type == "DELETED")
+			}
+		}
+	}()
+	return a
+}
+
+func (a *availability) see(pod *corev1.Pod, deleted bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	up := !deleted && pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+	a.ready[pod.UID] = up
+	n := 0
+	for _, r := range a.ready {
+		if r {
+			n++
+		}
+	}
+	a.lowest = min(a.lowest, n)
+}
+
+func (a *availability) count() int {
+	n := 0
+	for _, r := range a.ready {
+		if r {
+			n++
+		}
+	}
+	return n
+}
+
+func (a *availability) stop() int {
+	a.cancel()
+	<-a.done
+	return a.lowest
+}
+
+func TestDrainFollowsThePlanWithinBudgets(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 4, true)
+	namespace := cluster.NewNamespace(t)
+	const replicas, maxUnavailable = 12, 2
+	cluster.Deployment(t, namespace, "web", pool, replicas)
+	cluster.Budget(t, namespace, "web", maxUnavailable)
+	cluster.PodOn(t, namespace, "bare", pool, nodes[0])
+	cluster.PodOn(t, namespace, "important", pool, nodes[1], func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-cluster-critical" })
+	available := watchAvailability(t, namespace, "web", replicas)
+	target := nodes[:2]
+
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, target...)
+	}))
+	nm = drained(t, nm.Name)
+	if pods, err := podsOn(t.Context(), t, target...); err != nil || len(pods) != 0 {
+		t.Errorf("drained with pods left on the nodes: %d, %v", len(pods), err)
+	}
+	if lowest := available.stop(); lowest < replicas-maxUnavailable {
+		t.Errorf("only %d pods were available at a time, the budget wants %d", lowest, replicas-maxUnavailable)
+	}
+	if len(nm.Status.NodeStatuses) != 2 || nm.Status.NodeStatuses[0].NodeRef.Name != target[0] || nm.Status.NodeStatuses[0].NodeRef.UID == "" {
+		t.Errorf("node statuses are %+v", nm.Status.NodeStatuses)
+	}
+	if len(nm.Status.StageStatuses) != 2 || nm.Status.StageStatuses[0].Name != v1alpha1.NodeMaintenanceStageCordon || nm.Status.StageStatuses[1].Name != v1alpha1.NodeMaintenanceStageDrain {
+		t.Errorf("stage statuses are %+v, want Cordon and Drain", nm.Status.StageStatuses)
+	}
+	unschedulable(t, true, target...)
+	unschedulable(t, false, nodes[2:]...)
+
+	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
+	unschedulable(t, false, nodes...)
+	framework.Eventually(t, "the finalizer is off, the annotation gone", func(ctx context.Context) (bool, error) {
+		done, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, target[0], metav1.GetOptions{})
+		return err == nil && len(done.Finalizers) == 0 && node.Annotations[v1alpha1.AnnotationCordonedBy] == "", err
+	})
+}
+
+// No pod of a higher wave may be asked to leave while one of a lower wave is left on any node of the maintenance.
+func TestWavesAreInOrder(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 3, true)
+	namespace := cluster.NewNamespace(t)
+	admin := cluster.As(t)
+	for i, node := range nodes {
+		cluster.PodOn(t, namespace, fmt.Sprintf("low-%d", i), pool, node)
+		cluster.PodOn(t, namespace, fmt.Sprintf("high-%d", i), pool, node, func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-node-critical" })
+	}
+	w, err := admin.Kube.CoreV1().Pods(namespace).Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
+	lowLeft, highLeft := len(nodes), len(nodes)
+	deadline := time.After(framework.Timeout)
+	for lowLeft+highLeft > 0 {
+		select {
+		case event := <-w.ResultChan():
+			pod, ok := event.Object.(*corev1.Pod)
+			if !ok {
+				t.Fatalf("watch ended with %v", event.Object)
+			}
+			high := pod.Spec.PriorityClassName != ""
+			if high && pod.DeletionTimestamp != nil && lowLeft > 0 {
+				t.Fatalf("%s was asked to leave while %d pods of the first wave are left", pod.Name, lowLeft)
+			}
+			if event.Type != "DELETED" {
+				continue
+			}
+			if high {
+				highLeft--
+			} else {
+				lowLeft--
+			}
+		case <-deadline:
+			t.Fatalf("%d and %d pods are left", lowLeft, highLeft)
+		}
+	}
+	drained(t, nm.Name)
+}
+
+func TestDeletionInEveryStageReleasesTheNodes(t *testing.T) {
+	for _, stage := range []v1alpha1.NodeMaintenanceStage{
+		v1alpha1.NodeMaintenanceStageIdle, v1alpha1.NodeMaintenanceStageCordon, v1alpha1.NodeMaintenanceStageDrain, v1alpha1.NodeMaintenanceStageComplete,
+	} {
+		t.Run(string(stage), func(t *testing.T) {
+			pool, nodes := cluster.NewPool(t, 2, true)
+			namespace := cluster.NewNamespace(t)
+			cluster.Deployment(t, namespace, "stuck", pool, 2)
+			cluster.Budget(t, namespace, "stuck", 0) // nothing can ever leave, so a drain is under way when it is deleted
+			maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+			nm := cluster.Create(t, framework.Maintenance(pool, stage))
+			if stage == v1alpha1.NodeMaintenanceStageCordon || stage == v1alpha1.NodeMaintenanceStageDrain {
+				unschedulable(t, true, nodes...)
+			}
+			if stage == v1alpha1.NodeMaintenanceStageDrain {
+				framework.Eventually(t, "both pods have an evacuation", func(ctx context.Context) (bool, error) {
+					list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{})
+					return err == nil && len(list.Items) == 2, err
+				})
+			}
+			if err := maintenances.Delete(t.Context(), nm.Name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			framework.Eventually(t, "the maintenance is gone", func(ctx context.Context) (bool, error) {
+				_, err := maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
+				return apierrors.IsNotFound(err), nil
+			})
+			unschedulable(t, false, nodes...)
+			framework.Eventually(t, "its evacuations are gone and the pods are not", func(ctx context.Context) (bool, error) {
+				list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{})
+				if err != nil || len(list.Items) > 0 {
+					return false, err
+				}
+				pods, err := podsOn(ctx, t, nodes...)
+				return len(pods) == 2, err
+			})
+		})
+	}
+}
+
+func TestForeignCordonIsLeftAlone(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 2, true)
+	cluster.MustKubectl(t, "", "cordon", nodes[0])
+	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+
+	t.Run("by a maintenance that comes and goes at once", func(t *testing.T) {
+		for range 5 {
+			nm := framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon)
+			if _, err := maintenances.Create(t.Context(), nm, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := maintenances.Delete(t.Context(), nm.Name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			framework.Eventually(t, "the maintenance is gone", func(ctx context.Context) (bool, error) {
+				_, err := maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
+				return apierrors.IsNotFound(err), nil
+			})
+		}
+		unschedulable(t, true, nodes[0])
+		unschedulable(t, false, nodes[1])
+	})
+	t.Run("by one that runs its course", func(t *testing.T) {
+		nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
+		drained(t, nm.Name)
+		setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
+		unschedulable(t, false, nodes[1])
+		unschedulable(t, true, nodes[0])
+	})
+	t.Run("but lifted by one that goes from Idle to Complete, which says: make schedulable", func(t *testing.T) {
+		nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle))
+		setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
+		unschedulable(t, false, nodes...)
+	})
+}
+
+func TestNodeHeldByTwoMaintenancesStaysCordoned(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 1, true)
+	first := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon))
+	second := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
+	drained(t, second.Name)
+	setStage(t, first.Name, v1alpha1.NodeMaintenanceStageComplete)
+	framework.Eventually(t, "the first maintenance has let go", func(ctx context.Context) (bool, error) {
+		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, first.Name, metav1.GetOptions{})
+		return err == nil && len(nm.Finalizers) == 0, err
+	})
+	unschedulable(t, true, nodes...)
+	setStage(t, second.Name, v1alpha1.NodeMaintenanceStageComplete)
+	unschedulable(t, false, nodes...)
+}

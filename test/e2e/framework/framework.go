@@ -1,0 +1,210 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package framework is what the end-to-end tests share: a development cluster, clients for its users, builders for what runs on it, and
+// waiting for conditions.
+package framework
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	utilrand "k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
+)
+
+// Timeout is how long a test waits for something that should come soon, on a machine that may be busy.
+const Timeout = 2 * time.Minute
+
+// Cluster is a running development cluster.
+type Cluster struct {
+	dir, root string
+	own       bool
+}
+
+// Clients are the clients of one user.
+type Clients struct {
+	Config  *rest.Config
+	Kube    kubernetes.Interface
+	Haulout clientset.Interface
+}
+
+// Start brings up a development cluster, or uses the one that E2E_CLUSTER_DIR names.
+func Start() (*Cluster, error) {
+	_, file, _, _ := runtime.Caller(0)
+	c := &Cluster{root: filepath.Join(filepath.Dir(file), "..", "..", "..")}
+	if c.dir = os.Getenv("E2E_CLUSTER_DIR"); c.dir != "" {
+		dir, err := filepath.Abs(filepath.Join(c.root, c.dir))
+		if filepath.IsAbs(c.dir) {
+			dir, err = c.dir, nil
+		}
+		c.dir = dir
+		return c, err
+	}
+	dir, err := os.MkdirTemp("", "haulout-e2e-")
+	if err != nil {
+		return nil, err
+	}
+	c.dir, c.own = dir, true
+	if err := c.Up(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Stop ends a cluster that Start has brought up.
+func (c *Cluster) Stop() error {
+	if !c.own {
+		return nil
+	}
+	if err := c.manage("down"); err != nil {
+		return err
+	}
+	return os.RemoveAll(c.dir)
+}
+
+// Up starts what does not run.
+func (c *Cluster) Up() error { return c.manage("up") }
+
+func (c *Cluster) manage(verb string) error {
+	cmd := exec.Command(filepath.Join(c.root, "bin", "cluster"), verb)
+	cmd.Dir = c.root
+	cmd.Env = append(os.Environ(), "CLUSTER_DIR="+c.dir)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("bin/cluster %s (built by `make cluster-binaries build`): %w\n%s", verb, err, out)
+	}
+	return nil
+}
+
+// Kubeconfig is the file with the credentials of the cluster's administrator.
+func (c *Cluster) Kubeconfig() string { return filepath.Join(c.dir, "kubeconfig") }
+
+// Root is the folder of the repository.
+func (c *Cluster) Root() string { return c.root }
+
+// As returns the clients of the administrator, or of a user with the given name and groups.
+func (c *Cluster) As(tb testing.TB, userAndGroups ...string) Clients {
+	tb.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	config.QPS, config.Burst = -1, 0
+	config.UserAgent = "haulout-e2e"
+	if len(userAndGroups) > 0 {
+		config.Impersonate = rest.ImpersonationConfig{UserName: userAndGroups[0], Groups: append([]string{"system:authenticated"}, userAndGroups[1:]...)}
+	}
+	return Clients{Config: config, Kube: kubernetes.NewForConfigOrDie(config), Haulout: clientset.NewForConfigOrDie(config)}
+}
+
+// Kubectl runs kubectl as the administrator and returns what it printed.
+func (c *Cluster) Kubectl(tb testing.TB, stdin string, args ...string) (stdout, stderr string, err error) {
+	tb.Helper()
+	cmd := exec.CommandContext(tb.Context(), filepath.Join(c.root, "bin", "kubectl"), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
+	var out, errOut bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewBufferString(stdin), &out, &errOut
+	err = cmd.Run()
+	return out.String(), errOut.String(), err
+}
+
+// MustKubectl is Kubectl for commands that have to succeed.
+func (c *Cluster) MustKubectl(tb testing.TB, stdin string, args ...string) string {
+	tb.Helper()
+	out, errOut, err := c.Kubectl(tb, stdin, args...)
+	if err != nil {
+		tb.Fatalf("kubectl %v: %v\n%s%s", args, err, out, errOut)
+	}
+	return out
+}
+
+// KillServer ends haulout-apiserver without warning, as a failing machine would.
+func (c *Cluster) KillServer(tb testing.TB) {
+	tb.Helper()
+	content, err := os.ReadFile(filepath.Join(c.dir, "state.json"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var state struct {
+		Processes map[string]struct {
+			PID int `json:"pid"`
+		} `json:"processes"`
+	}
+	if err := json.Unmarshal(content, &state); err != nil {
+		tb.Fatal(err)
+	}
+	pid := state.Processes["haulout-apiserver"].PID
+	if pid <= 1 {
+		tb.Fatal("haulout-apiserver does not run")
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		tb.Fatal(err)
+	}
+	// The port is free again once the process is gone.
+	Eventually(tb, "the killed server is gone", func(context.Context) (bool, error) {
+		return syscall.Kill(pid, 0) != nil || zombie(pid), nil
+	})
+}
+
+// zombie says whether a process has ended and only waits for its parent to take note.
+func zombie(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return true
+	}
+	_, after, _ := bytes.Cut(stat, []byte(") "))
+	return bytes.HasPrefix(after, []byte("Z"))
+}
+
+// Eventually waits until check is true. Its errors are taken for passing faults; the last one is reported.
+func Eventually(tb testing.TB, what string, check func(context.Context) (bool, error)) {
+	tb.Helper()
+	EventuallyWithin(tb, Timeout, what, check)
+}
+
+// EventuallyWithin is Eventually with a limit of its own.
+func EventuallyWithin(tb testing.TB, limit time.Duration, what string, check func(context.Context) (bool, error)) {
+	tb.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(tb.Context(), 50*time.Millisecond, limit, true, func(ctx context.Context) (bool, error) {
+		var done bool
+		done, last = check(ctx)
+		return done && last == nil, nil
+	})
+	if err != nil {
+		tb.Fatalf("waited %v in vain: %s (last error: %v)", limit, what, last)
+	}
+}
+
+// Name returns a name that no other test uses.
+func Name(prefix string) string {
+	return prefix + "-" + utilrand.String(6)
+}

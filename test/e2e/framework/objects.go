@@ -1,0 +1,308 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package framework
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// Pool is the label by which the nodes of a test are told from all others.
+const Pool = "e2e.haulout.dev/pool"
+
+// background is the context of what is cleaned up: that of the test has ended by then.
+func background() context.Context { return context.Background() }
+
+// NewPool makes nodes of the test's own and returns the name of their pool. Simulated nodes run pods; the others are mere objects, for tests
+// that need very many. All are removed with the test.
+func (c *Cluster) NewPool(tb testing.TB, count int, simulated bool) (pool string, nodes []string) {
+	tb.Helper()
+	admin := c.As(tb)
+	pool = Name("pool")
+	nodes = make([]string, count)
+	for i := range nodes {
+		nodes[i] = fmt.Sprintf("%s-%04d", pool, i)
+	}
+	forAll(tb, nodes, func(name string) error {
+		_, err := admin.Kube.CoreV1().Nodes().Create(tb.Context(), newNode(name, pool, simulated), metav1.CreateOptions{})
+		return err
+	})
+	tb.Cleanup(func() {
+		forAll(tb, nodes, func(name string) error {
+			err := admin.Kube.CoreV1().Nodes().Delete(background(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			return err
+		})
+	})
+	if simulated {
+		Eventually(tb, "the nodes of the pool are ready", func(ctx context.Context) (bool, error) {
+			list, err := admin.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: Pool + "=" + pool})
+			if err != nil {
+				return false, err
+			}
+			for i := range list.Items {
+				if !ready(&list.Items[i]) {
+					return false, nil
+				}
+			}
+			return len(list.Items) == count, nil
+		})
+	}
+	return pool, nodes
+}
+
+func ready(node *corev1.Node) bool {
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == corev1.NodeReady {
+			return condition.Status == corev1.ConditionTrue && len(node.Spec.Taints) == 1
+		}
+	}
+	return false
+}
+
+// forAll calls f for every name, 16 at a time.
+func forAll(tb testing.TB, names []string, f func(string) error) {
+	tb.Helper()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var errs []error
+	slots := make(chan struct{}, 16)
+	for _, name := range names {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if err := f(name); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, err)
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// newNode returns a node that takes no pods but those of its pool's tests.
+func newNode(name, pool string, simulated bool) *corev1.Node {
+	capacity := corev1.ResourceList{
+		corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("256Gi"), corev1.ResourcePods: resource.MustParse("250"),
+	}
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{Pool: pool, corev1.LabelHostname: name}},
+		Spec:       corev1.NodeSpec{Taints: []corev1.Taint{{Key: Pool, Value: pool, Effect: corev1.TaintEffectNoSchedule}}},
+		Status:     corev1.NodeStatus{Capacity: capacity, Allocatable: capacity},
+	}
+	if simulated {
+		node.Annotations = map[string]string{"kwok.x-k8s.io/node": "fake", "node.alpha.kubernetes.io/ttl": "0"}
+	}
+	return node
+}
+
+// NewNamespace makes a namespace that goes with the test.
+func (c *Cluster) NewNamespace(tb testing.TB) string {
+	tb.Helper()
+	admin := c.As(tb)
+	name := Name("e2e")
+	if _, err := admin.Kube.CoreV1().Namespaces().Create(tb.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := admin.Kube.CoreV1().Namespaces().Delete(background(), name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			tb.Error(err)
+		}
+	})
+	return name
+}
+
+// PodSpec returns the spec of a pod that only runs in the pool.
+func PodSpec(pool string) corev1.PodSpec {
+	return corev1.PodSpec{
+		Containers:                    []corev1.Container{{Name: "app", Image: "none"}},
+		NodeSelector:                  map[string]string{Pool: pool},
+		Tolerations:                   []corev1.Toleration{{Key: Pool, Operator: corev1.TolerationOpExists}},
+		TerminationGracePeriodSeconds: ptr.To[int64](1),
+	}
+}
+
+// PodOn makes a bare pod on a node and waits until it runs.
+func (c *Cluster) PodOn(tb testing.TB, namespace, name, pool, node string, modify ...func(*corev1.Pod)) *corev1.Pod {
+	tb.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"app": name}}, Spec: PodSpec(pool)}
+	pod.Spec.NodeName = node
+	for _, m := range modify {
+		m(pod)
+	}
+	pods := c.As(tb).Kube.CoreV1().Pods(namespace)
+	if _, err := pods.Create(tb.Context(), pod, metav1.CreateOptions{}); err != nil {
+		tb.Fatal(err)
+	}
+	var running *corev1.Pod
+	Eventually(tb, "pod "+name+" runs", func(ctx context.Context) (bool, error) {
+		var err error
+		running, err = pods.Get(ctx, name, metav1.GetOptions{})
+		return err == nil && running.Status.Phase == corev1.PodRunning, err
+	})
+	return running
+}
+
+// Deployment makes a Deployment in the pool and waits until all replicas are available.
+func (c *Cluster) Deployment(tb testing.TB, namespace, name, pool string, replicas int32, modify ...func(*appsv1.Deployment)) *appsv1.Deployment {
+	tb.Helper()
+	labels := map[string]string{"app": name}
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas,
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: PodSpec(pool)},
+		},
+	}
+	for _, m := range modify {
+		m(d)
+	}
+	deployments := c.As(tb).Kube.AppsV1().Deployments(namespace)
+	if _, err := deployments.Create(tb.Context(), d, metav1.CreateOptions{}); err != nil {
+		tb.Fatal(err)
+	}
+	Eventually(tb, "deployment "+name+" is available", func(ctx context.Context) (bool, error) {
+		var err error
+		d, err = deployments.Get(ctx, name, metav1.GetOptions{})
+		return err == nil && d.Status.AvailableReplicas == replicas, err
+	})
+	return d
+}
+
+// Budget makes a PodDisruptionBudget for the pods with the label app=name and waits until its status is known.
+func (c *Cluster) Budget(tb testing.TB, namespace, name string, maxUnavailable int) {
+	tb.Helper()
+	budgets := c.As(tb).Kube.PolicyV1().PodDisruptionBudgets(namespace)
+	if _, err := budgets.Create(tb.Context(), &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}, MaxUnavailable: ptr.To(intstr.FromInt(maxUnavailable)),
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		tb.Fatal(err)
+	}
+	Eventually(tb, "budget "+name+" is computed", func(ctx context.Context) (bool, error) {
+		b, err := budgets.Get(ctx, name, metav1.GetOptions{})
+		return err == nil && b.Status.ObservedGeneration == b.Generation && b.Status.ExpectedPods > 0, err
+	})
+}
+
+// Grant lets a user do what the rules say, everywhere.
+func (c *Cluster) Grant(tb testing.TB, user string, rules ...rbacv1.PolicyRule) {
+	tb.Helper()
+	rbac := c.As(tb).Kube.RbacV1()
+	name := Name("e2e")
+	if _, err := rbac.ClusterRoles().Create(tb.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{}); err != nil {
+		tb.Fatal(err)
+	}
+	if _, err := rbac.ClusterRoleBindings().Create(tb.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+	}, metav1.CreateOptions{}); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		_ = rbac.ClusterRoleBindings().Delete(background(), name, metav1.DeleteOptions{})
+		_ = rbac.ClusterRoles().Delete(background(), name, metav1.DeleteOptions{})
+	})
+}
+
+// Maintenance returns a NodeMaintenance over the nodes of a pool.
+func Maintenance(pool string, stage v1alpha1.NodeMaintenanceStage, modify ...func(*v1alpha1.NodeMaintenance)) *v1alpha1.NodeMaintenance {
+	nm := &v1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: Name("nm")},
+		Spec:       v1alpha1.NodeMaintenanceSpec{Stage: stage, NodeSelector: Select(Pool, pool)},
+	}
+	for _, m := range modify {
+		m(nm)
+	}
+	return nm
+}
+
+// Select returns a selector of the nodes with one of the values of a label.
+func Select(key string, values ...string) *corev1.NodeSelector {
+	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: corev1.NodeSelectorOpIn, Values: values}},
+	}}}
+}
+
+// Create makes a NodeMaintenance as the administrator; it is completed and removed with the test.
+func (c *Cluster) Create(tb testing.TB, nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
+	tb.Helper()
+	maintenances := c.As(tb).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	created, err := maintenances.Create(tb.Context(), nm, metav1.CreateOptions{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { c.remove(tb, nm.Name) })
+	return created
+}
+
+// remove deletes a NodeMaintenance and waits until it has let its nodes go.
+func (c *Cluster) remove(tb testing.TB, name string) {
+	tb.Helper()
+	maintenances := c.As(tb).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	ctx, cancel := context.WithTimeout(background(), Timeout)
+	defer cancel()
+	if err := maintenances.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+		if !apierrors.IsNotFound(err) {
+			tb.Error(err)
+		}
+		return
+	}
+	for ctx.Err() == nil {
+		w, err := maintenances.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+		if err != nil {
+			tb.Error(err)
+			return
+		}
+		if _, err := maintenances.Get(ctx, name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+			w.Stop()
+			return
+		}
+		for event := range w.ResultChan() {
+			if event.Type == "DELETED" {
+				w.Stop()
+				return
+			}
+		}
+	}
+	tb.Errorf("NodeMaintenance %s does not go away", name)
+}

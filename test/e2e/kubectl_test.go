@@ -1,0 +1,264 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+func manifest(name, pool, stage string) string {
+	return fmt.Sprintf(`apiVersion: maintenance.haulout.dev/v1alpha1
+kind: NodeMaintenance
+metadata:
+  name: %s
+spec:
+  stage: %s
+  reason: kernel update
+  nodeSelector:
+    nodeSelectorTerms:
+    - matchExpressions:
+      - {key: %s, operator: In, values: [%s]}
+`, name, stage, framework.Pool, pool)
+}
+
+// TestKubectl goes through what an administrator does with a maintenance, with nothing but kubectl.
+func TestKubectl(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 3, true)
+	namespace := cluster.NewNamespace(t)
+	cluster.Deployment(t, namespace, "stuck", pool, 3)
+	cluster.Budget(t, namespace, "stuck", 0)
+	name := framework.Name("kernel")
+	t.Cleanup(func() {
+		if _, errOut, err := cluster.Kubectl(&noContext{t}, "", "delete", "nm", name, "--ignore-not-found"); err != nil {
+			t.Error(errOut)
+		}
+	})
+
+	t.Run("apply --server-side twice changes nothing the second time", func(t *testing.T) {
+		apply := func() *v1alpha1.NodeMaintenance {
+			cluster.MustKubectl(t, manifest(name, pool, "Idle"), "apply", "--server-side", "-f", "-")
+			return get(t, name)
+		}
+		first, second := apply(), apply()
+		if first.Generation != second.Generation || len(first.Spec.DrainPlan) != 12 {
+			t.Errorf("generation %d, then %d; %d entries in the plan", first.Generation, second.Generation, len(first.Spec.DrainPlan))
+		}
+	})
+	t.Run("plain apply twice changes nothing either", func(t *testing.T) {
+		cluster.MustKubectl(t, manifest(name, pool, "Idle"), "apply", "-f", "-")
+		if out := cluster.MustKubectl(t, manifest(name, pool, "Idle"), "apply", "-f", "-"); !strings.Contains(out, "unchanged") {
+			t.Errorf("got %q", out)
+		}
+	})
+	t.Run("edit moves the stage on", func(t *testing.T) {
+		cmd := exec.CommandContext(t.Context(), filepath.Join(cluster.Root(), "bin", "kubectl"), "edit", "nm", name)
+		cmd.Env = append(cmd.Environ(), "KUBECONFIG="+cluster.Kubeconfig(), `KUBE_EDITOR=sed -i s/stage:\ Idle/stage:\ Drain/`)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if stage := get(t, name).Spec.Stage; stage != v1alpha1.NodeMaintenanceStageDrain {
+			t.Errorf("stage is %s", stage)
+		}
+	})
+	t.Run("get has the columns of a drain", func(t *testing.T) {
+		want := regexp.MustCompile(`(?m)^NAME +STAGE +NODES +DRAINED +PENDING +EVACUATING +BLOCKED +AGE\n` + name + ` +Drain +3 +\d/3 +0 +3 +3 +\d+`)
+		framework.Eventually(t, "kubectl get nm shows three blocked pods", func(context.Context) (bool, error) {
+			out := cluster.MustKubectl(t, "", "get", "nm", name)
+			if !want.MatchString(out) {
+				return false, fmt.Errorf("got\n%s", out)
+			}
+			return true, nil
+		})
+		if out := cluster.MustKubectl(t, "", "get", "nm", name, "-o", "wide"); !strings.Contains(out, "REASON") || !strings.Contains(out, "kernel update") || !strings.Contains(out, "SELECTOR") {
+			t.Errorf("wide:\n%s", out)
+		}
+	})
+	t.Run("get evac -A names pod, node and what blocks", func(t *testing.T) {
+		out := cluster.MustKubectl(t, "", "get", "evac", "-A", "-o", "wide")
+		for _, word := range []string{"NAMESPACE", "POD", "NODE", "EVACUATOR", "EVICTIONS", "BLOCKED", "stuck-", nodes[0], v1alpha1.EvacuatorClassEviction, v1alpha1.ReasonPodDisruptionBudget} {
+			if !strings.Contains(out, word) {
+				t.Errorf("%q is missing in\n%s", word, out)
+			}
+		}
+		if out := cluster.MustKubectl(t, "", "get", "evac", "-A", "--field-selector", "spec.nodeName="+nodes[1], "-o", "name"); strings.Count(out, "evacuation") != count(t, nodes[1]) {
+			t.Errorf("by node:\n%s", out)
+		}
+	})
+	t.Run("describe and explain speak", func(t *testing.T) {
+		if out := cluster.MustKubectl(t, "", "describe", "nm", name); !strings.Contains(out, "Drain Plan") || !strings.Contains(out, "Drained") {
+			t.Errorf("describe:\n%s", out)
+		}
+		if out := cluster.MustKubectl(t, "", "explain", "nodemaintenance.spec.drainPlan", "--recursive"); !strings.Contains(out, "podPriority") || !strings.Contains(out, "matchExpressions") {
+			t.Errorf("explain:\n%s", out)
+		}
+		if out := cluster.MustKubectl(t, "", "explain", "evac.status.activeEvacuatorClass"); !strings.Contains(out, "evacuator whose turn it is") {
+			t.Errorf("explain:\n%s", out)
+		}
+	})
+	t.Run("wait and get -w see the drain end", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), framework.Timeout)
+		defer cancel()
+		watch := exec.CommandContext(ctx, filepath.Join(cluster.Root(), "bin", "kubectl"), "get", "nm", name, "-w")
+		watch.Env = append(watch.Environ(), "KUBECONFIG="+cluster.Kubeconfig())
+		var seen strings.Builder
+		watch.Stdout = &seen
+		if err := watch.Start(); err != nil {
+			t.Fatal(err)
+		}
+		cluster.MustKubectl(t, "", "delete", "pdb", "stuck", "-n", namespace)
+		cluster.MustKubectl(t, "", "scale", "deployment", "stuck", "--replicas=0", "-n", namespace)
+		cluster.MustKubectl(t, "", "wait", "--for=condition=Drained", "nm/"+name, "--timeout=120s")
+		framework.Eventually(t, "the table shows it too", func(context.Context) (bool, error) {
+			return strings.Contains(cluster.MustKubectl(t, "", "get", "nm", name), "3/3"), nil
+		})
+		_ = watch.Process.Kill()
+		_ = watch.Wait()
+		if strings.Count(seen.String(), "\n") < 3 {
+			t.Errorf("get -w showed too little:\n%s", seen.String())
+		}
+	})
+	t.Run("delete waits until the nodes are schedulable again", func(t *testing.T) {
+		cluster.MustKubectl(t, "", "delete", "nm", name, "--timeout=60s")
+		unschedulable(t, false, nodes...)
+	})
+}
+
+// noContext gives cleanups a context that still lives.
+type noContext struct{ *testing.T }
+
+func (noContext) Context() context.Context { return context.Background() }
+
+func get(t *testing.T, name string) *v1alpha1.NodeMaintenance {
+	t.Helper()
+	nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return nm
+}
+
+func count(t *testing.T, node string) int {
+	t.Helper()
+	pods, err := podsOn(t.Context(), t, node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(pods)
+}
+
+// TestServing looks at the API from the side of programs.
+func TestServing(t *testing.T) {
+	rest := cluster.As(t).Haulout.MaintenanceV1alpha1().RESTClient()
+	get := func(t *testing.T, path, accept string) []byte {
+		t.Helper()
+		body, err := rest.Get().AbsPath(path).SetHeader("Accept", accept).DoRaw(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return body
+	}
+	nm := cluster.Create(t, framework.Maintenance(framework.Name("none"), v1alpha1.NodeMaintenanceStageIdle))
+	path := "/apis/maintenance.haulout.dev/v1alpha1/nodemaintenances/" + nm.Name
+
+	t.Run("in protobuf, JSON and YAML", func(t *testing.T) {
+		if body := get(t, path, "application/vnd.kubernetes.protobuf"); !strings.HasPrefix(string(body), "k8s\x00") {
+			t.Errorf("not protobuf: %q", body[:4])
+		}
+		var decoded v1alpha1.NodeMaintenance
+		if err := json.Unmarshal(get(t, path, "application/json"), &decoded); err != nil || decoded.Name != nm.Name {
+			t.Errorf("JSON: %v, %v", decoded.Name, err)
+		}
+		if body := get(t, path, "application/yaml"); !strings.Contains(string(body), "\nspec:\n") {
+			t.Errorf("not YAML: %s", body)
+		}
+	})
+	t.Run("with a storage version hash in discovery and both OpenAPI documents", func(t *testing.T) {
+		var list metav1.APIResourceList
+		if err := json.Unmarshal(get(t, "/apis/maintenance.haulout.dev/v1alpha1", "application/json"), &list); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range list.APIResources {
+			if !strings.Contains(r.Name, "/") && (r.StorageVersionHash == "" || len(r.ShortNames) != 1) {
+				t.Errorf("%+v", r)
+			}
+		}
+		if body := get(t, "/openapi/v3/apis/maintenance.haulout.dev/v1alpha1", "application/json"); !strings.Contains(string(body), "drainPlan") {
+			t.Error("OpenAPI v3 does not know drainPlan")
+		}
+		framework.Eventually(t, "OpenAPI v2 of the aggregator knows us", func(ctx context.Context) (bool, error) {
+			body, err := rest.Get().AbsPath("/openapi/v2").SetHeader("Accept", "application/json").DoRaw(ctx)
+			return err == nil && strings.Contains(string(body), "dev.haulout.maintenance.v1alpha1.NodeMaintenance"), err
+		})
+	})
+	t.Run("in chunks", func(t *testing.T) {
+		for range 3 {
+			cluster.Create(t, framework.Maintenance(framework.Name("none"), v1alpha1.NodeMaintenanceStageIdle))
+		}
+		seen, token := map[string]bool{}, ""
+		for {
+			list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().List(t.Context(), metav1.ListOptions{Limit: 2, Continue: token})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(list.Items) > 2 {
+				t.Errorf("a chunk of %d", len(list.Items))
+			}
+			for i := range list.Items {
+				seen[list.Items[i].Name] = true
+			}
+			if token = list.Continue; token == "" {
+				break
+			}
+		}
+		if len(seen) < 4 {
+			t.Errorf("%d objects in all chunks together", len(seen))
+		}
+	})
+	t.Run("with bookmarks in watches", func(t *testing.T) {
+		timeout := int64((90 * time.Second).Seconds())
+		w, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Watch(t.Context(), metav1.ListOptions{AllowWatchBookmarks: true, TimeoutSeconds: &timeout})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Stop()
+		for event := range w.ResultChan() {
+			if event.Type == "BOOKMARK" {
+				return
+			}
+		}
+		t.Error("the watch ended without a bookmark")
+	})
+	t.Run("not to anonymous users", func(t *testing.T) {
+		_, _, err := cluster.Kubectl(t, "", "get", "nm", "--as=system:anonymous", "--as-group=system:unauthenticated")
+		if err == nil {
+			t.Error("an anonymous user may list")
+		}
+	})
+}

@@ -1,0 +1,224 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+func TestDrainGoesOnAfterTheServerWasKilled(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 4, true)
+	namespace := cluster.NewNamespace(t)
+	const replicas = 40
+	cluster.Deployment(t, namespace, "web", pool, replicas)
+	cluster.Budget(t, namespace, "web", 1)
+	cluster.PodOn(t, namespace, "important", pool, nodes[0], func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-cluster-critical" })
+	target := nodes[:2]
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, target...)
+	}))
+	before, err := podsOn(t.Context(), t, target...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kill := range 3 {
+		framework.Eventually(t, "some more pods have left", func(ctx context.Context) (bool, error) {
+			left, err := podsOn(ctx, t, target...)
+			return err == nil && len(left) <= len(before)-2*(kill+1), err
+		})
+		cluster.KillServer(t)
+		if err := cluster.Up(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	drained(t, nm.Name)
+	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
+	unschedulable(t, false, nodes...)
+}
+
+// What was acknowledged must still be there, to the last write, after the process was killed in the middle of writing.
+func TestNothingAcknowledgedIsLost(t *testing.T) {
+	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	const label = "e2e.haulout.dev/acknowledged"
+	run := framework.Name("run")
+	selector := labels.Set{label: run}.AsSelector().String()
+	acknowledged := make(chan string, 100000)
+	go func() {
+		defer close(acknowledged)
+		for i := 0; t.Context().Err() == nil; i++ {
+			nm := framework.Maintenance("none", v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) {
+				nm.Name = fmt.Sprintf("%s-%d", run, i)
+				nm.Labels = map[string]string{label: run}
+			})
+			if _, err := maintenances.Create(t.Context(), nm, metav1.CreateOptions{}); err != nil {
+				return
+			}
+			acknowledged <- nm.Name
+		}
+	}()
+	framework.Eventually(t, "some are written", func(context.Context) (bool, error) { return len(acknowledged) >= 50, nil })
+	cluster.KillServer(t)
+	if err := cluster.Up(); err != nil {
+		t.Fatal(err)
+	}
+	list, err := maintenances.List(t.Context(), metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]bool{}
+	for i := range list.Items {
+		found[list.Items[i].Name] = true
+	}
+	total := 0
+	for name := range acknowledged {
+		total++
+		if !found[name] {
+			t.Errorf("%s was acknowledged and is lost", name)
+		}
+	}
+	t.Logf("%d acknowledged, %d found", total, len(found))
+	if err := maintenances.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: selector}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNamespaceDeletion(t *testing.T) {
+	namespaces := cluster.As(t).Kube.CoreV1().Namespaces()
+	gone := func(t *testing.T, name string) {
+		t.Helper()
+		framework.Eventually(t, "namespace "+name+" is gone", func(ctx context.Context) (bool, error) {
+			_, err := namespaces.Get(ctx, name, metav1.GetOptions{})
+			return apierrors.IsNotFound(err), nil
+		})
+	}
+	t.Run("finishes, with pods that are being evacuated in it", func(t *testing.T) {
+		pool, _ := cluster.NewPool(t, 1, true)
+		namespace := cluster.NewNamespace(t)
+		cluster.Deployment(t, namespace, "stuck", pool, 3)
+		cluster.Budget(t, namespace, "stuck", 0)
+		nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
+		framework.Eventually(t, "the pods have evacuations", func(ctx context.Context) (bool, error) {
+			list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{})
+			return err == nil && len(list.Items) == 3, err
+		})
+		if err := namespaces.Delete(t.Context(), namespace, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		gone(t, namespace)
+		drained(t, nm.Name)
+	})
+	t.Run("says what it waits for while our server is down, and finishes when it is back", func(t *testing.T) {
+		namespace := cluster.NewNamespace(t)
+		cluster.KillServer(t)
+		t.Cleanup(func() {
+			if err := cluster.Up(); err != nil {
+				t.Error(err)
+			}
+		})
+		framework.Eventually(t, "the aggregator has noticed", func(ctx context.Context) (bool, error) {
+			_, errOut, err := cluster.Kubectl(t, "", "get", "nodemaintenances")
+			return err != nil && errOut != "", nil
+		})
+		if err := namespaces.Delete(t.Context(), namespace, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		framework.Eventually(t, "the namespace's condition names our API group", func(ctx context.Context) (bool, error) {
+			ns, err := namespaces.Get(ctx, namespace, metav1.GetOptions{})
+			if err != nil {
+				return false, err
+			}
+			for _, c := range ns.Status.Conditions {
+				if c.Type == corev1.NamespaceDeletionDiscoveryFailure && c.Status == corev1.ConditionTrue {
+					return true, nil
+				}
+			}
+			return false, nil
+		})
+		if err := cluster.Up(); err != nil {
+			t.Fatal(err)
+		}
+		gone(t, namespace)
+	})
+}
+
+func TestFiveThousandNodes(t *testing.T) {
+	const count = 5000
+	pool, _ := cluster.NewPool(t, count, false)
+	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	w, err := maintenances.Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.Reason = "a kernel update for everybody"
+	}))
+	full := func(nm *v1alpha1.NodeMaintenance) bool { return len(nm.Status.NodeStatuses) == count }
+	framework.Eventually(t, "the status names all nodes", func(ctx context.Context) (bool, error) {
+		got, err := maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
+		return err == nil && full(got), err
+	})
+	seen := false
+	for !seen {
+		event, open := <-w.ResultChan()
+		if !open {
+			t.Fatal("the watch ended before it showed the full status")
+		}
+		got, ok := event.Object.(*v1alpha1.NodeMaintenance)
+		seen = ok && got.Name == nm.Name && full(got)
+	}
+	got := drained(t, nm.Name)
+	size := got.Size()
+	t.Logf("protobuf size with %d nodes: %d KiB", count, size>>10)
+	if size > 1536<<10 {
+		t.Errorf("%d bytes do not fit the 1.5 MiB of an etcd", size)
+	}
+	// A client writes the whole object, full status and all.
+	got.Annotations = map[string]string{"e2e.haulout.dev/touched": "yes"}
+	framework.Eventually(t, "a client may write it", func(ctx context.Context) (bool, error) {
+		fresh, err := maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		fresh.Annotations = got.Annotations
+		_, err = maintenances.Update(ctx, fresh, metav1.UpdateOptions{})
+		return err == nil, err
+	})
+	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
+	framework.Eventually(t, "all nodes are schedulable again", func(ctx context.Context) (bool, error) {
+		list, err := cluster.As(t).Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: framework.Pool + "=" + pool})
+		if err != nil {
+			return false, err
+		}
+		for i := range list.Items {
+			if list.Items[i].Spec.Unschedulable {
+				return false, nil
+			}
+		}
+		return len(list.Items) == count, nil
+	})
+}
