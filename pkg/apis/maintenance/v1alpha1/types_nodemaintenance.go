@@ -73,6 +73,11 @@ const (
 	ReasonNotRequested = "NotRequested"
 	// ReasonNoNodes (Drained=False): the selector matches no node.
 	ReasonNoNodes = "NoNodesSelected"
+
+	// ConditionNodeMessagesOmitted (added) is True while the status has no messages for single nodes, because it would be too large with them.
+	ConditionNodeMessagesOmitted = "NodeMessagesOmitted"
+	// ReasonStatusTooLarge (NodeMessagesOmitted=True): the status would not fit into storage.
+	ReasonStatusTooLarge = "StatusTooLarge"
 )
 
 // +genclient

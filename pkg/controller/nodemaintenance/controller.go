@@ -1,0 +1,309 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+)
+
+// Name is what this controller is called in logs, metrics, queues and as a field manager.
+const Name = "nodemaintenance"
+
+const (
+	// debounce is how long events of pods, nodes and Evacuations are gathered before their maintenances are looked at. A maintenance that
+	// takes longer than that to look at waits for as long as it took last, up to maxDebounce, so that it leaves room for others.
+	debounce    = 50 * time.Millisecond
+	maxDebounce = 2 * time.Second
+	// resync is how often everything is looked at although nothing happened.
+	resync = 10 * time.Minute
+	// sweepItem is the item of the queue that stands for no maintenance but for the search for what gone ones left behind. No object has an
+	// empty name.
+	sweepItem = ""
+	// fieldManager owns what the controller writes.
+	fieldManager = "haulout-" + Name
+)
+
+// Config is what the controller needs.
+type Config struct {
+	// Host is the client of the host cluster, HostInformers are its informers. Their transform must leave what cache.Strip leaves.
+	Host          kubernetes.Interface
+	HostInformers informers.SharedInformerFactory
+	// Maintenance is the client of our own API as the server itself, MaintenanceInformers are its informers.
+	Maintenance          versioned.Interface
+	MaintenanceInformers externalversions.SharedInformerFactory
+	// Recorder writes events into the host cluster.
+	Recorder events.EventRecorder
+	// Clock is the time; nil is the real one.
+	Clock clock.WithTicker
+	// Authorizer answers for the host cluster who may delete which node.
+	Authorizer authorizer.Authorizer
+	// Evacuators are the classes of the built-in evacuators that are on. Pods that only one of the others could move are left running.
+	Evacuators sets.Set[string]
+}
+
+// Controller runs NodeMaintenances.
+type Controller struct {
+	host        kubernetes.Interface
+	maintenance versioned.Interface
+	recorder    events.EventRecorder
+	clock       clock.WithTicker
+	evacuators  sets.Set[string]
+
+	maintenanceLister maintenancelisters.NodeMaintenanceLister
+	evacuationLister  maintenancelisters.EvacuationLister
+	nodeLister        corelisters.NodeLister
+	podLister         corelisters.PodLister
+	podIndexer        cache.Indexer
+	nodeIndexer       cache.Indexer
+	evacuationIndexer cache.Indexer
+	synced            []cache.InformerSynced
+
+	queue     workqueue.TypedRateLimitingInterface[string]
+	selection *selection
+	authorize *authorizations
+	cordons   *cordonWatch
+	written   *writtenStatuses
+	requested *requestedEvacuations
+	tallies   *tallies
+	costs     *costs
+}
+
+// New makes a controller and registers its handlers and indexes; the informers must not run yet. A controller runs once.
+func New(config Config) (*Controller, error) {
+	registerMetrics()
+	if config.Clock == nil {
+		config.Clock = clock.RealClock{}
+	}
+	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
+	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
+	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
+	c := &Controller{
+		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, evacuators: config.Evacuators,
+		maintenanceLister: maintenances.Lister(), evacuationLister: evacuations.Lister(), nodeLister: nodes.Lister(), podLister: pods.Lister(),
+		podIndexer: pods.Informer().GetIndexer(), nodeIndexer: nodes.Informer().GetIndexer(), evacuationIndexer: evacuations.Informer().GetIndexer(),
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, time.Minute),
+			workqueue.TypedRateLimitingQueueConfig[string]{Name: Name, Clock: config.Clock}),
+		selection: newSelection(),
+		authorize: newAuthorizations(config.Authorizer, config.Clock),
+		cordons:   newCordonWatch(config.Clock),
+		written:   newWrittenStatuses(config.Clock),
+		requested: newRequestedEvacuations(config.Clock),
+		tallies:   &tallies{byName: map[string]tally{}},
+		costs:     &costs{byItem: map[string]time.Duration{}},
+	}
+	if err := errors.Join(
+		controllercache.AddPodsByNode(pods.Informer()),
+		controllercache.AddIndex(nodes.Informer(), nodesByOwner, indexNodeByOwner),
+		controllercache.AddIndex(evacuations.Informer(), evacuationsByNode, indexEvacuationByNode),
+	); err != nil {
+		return nil, fmt.Errorf("add indexes: %w", err)
+	}
+	return c, c.watch(maintenances.Informer(), nodes.Informer(), pods.Informer(), evacuations.Informer())
+}
+
+// Run works until the context ends, and returns when the last write is done. The informers must have been started.
+func (c *Controller) Run(ctx context.Context, workers int) {
+	logger := klog.FromContext(ctx).WithName(Name)
+	ctx = klog.NewContext(ctx, logger)
+	var wg sync.WaitGroup
+	defer func() {
+		c.queue.ShutDown()
+		wg.Wait()
+		c.tallies.reset()
+	}()
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
+		return
+	}
+	logger.Info("Controller starts", "workers", workers)
+	c.queue.Add(sweepItem)
+	for range workers {
+		wg.Go(func() { c.work(ctx) })
+	}
+	wait.UntilWithContext(ctx, c.resync, resync)
+}
+
+// resync has everything looked at again: it only heals what was missed.
+func (c *Controller) resync(context.Context) {
+	for _, obj := range c.maintenances() {
+		c.queue.Add(obj.Name)
+	}
+	c.queue.Add(sweepItem)
+}
+
+func (c *Controller) work(ctx context.Context) {
+	for {
+		item, shutdown := c.queue.Get()
+		if shutdown {
+			return
+		}
+		c.handle(ctx, item)
+	}
+}
+
+func (c *Controller) handle(ctx context.Context, item string) {
+	defer c.queue.Done(item)
+	if ctx.Err() != nil {
+		return
+	}
+	logger := klog.FromContext(ctx).WithValues("nodeMaintenance", item)
+	started := c.clock.Now()
+	err := c.sync(klog.NewContext(ctx, logger), item)
+	took := c.clock.Since(started)
+	syncDuration.Observe(took.Seconds())
+	c.costs.set(item, took)
+	switch {
+	case err == nil:
+		c.queue.Forget(item)
+	case isOnlyConflict(err):
+		logger.V(4).Info("Something changed meanwhile, will look again", "reason", err.Error())
+		c.queue.AddRateLimited(item)
+	default:
+		if ctx.Err() == nil {
+			syncErrors.Inc()
+			logger.Error(err, "Sync failed, will try again")
+		}
+		c.queue.AddRateLimited(item)
+	}
+}
+
+func (c *Controller) sync(ctx context.Context, item string) error {
+	if item == sweepItem {
+		return c.sweep(ctx)
+	}
+	nm, err := c.get(item)
+	if apierrors.IsNotFound(err) {
+		c.forget(item)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := c.selection.setMaintenance(nm); err != nil {
+		return err
+	}
+	switch {
+	case isEnding(nm):
+		return c.complete(ctx, nm)
+	case nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageCordon, nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageDrain:
+		return c.hold(ctx, nm)
+	default:
+		return c.announce(ctx, nm)
+	}
+}
+
+// isEnding says whether a maintenance gives back what it holds.
+func isEnding(nm *maintenancev1alpha1.NodeMaintenance) bool {
+	return nm.DeletionTimestamp != nil || nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageComplete
+}
+
+// isHolding says whether a maintenance keeps nodes cordoned.
+func isHolding(nm *maintenancev1alpha1.NodeMaintenance) bool {
+	return !isEnding(nm) &&
+		(nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageCordon || nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageDrain)
+}
+
+// isDraining says whether a maintenance asks pods to leave.
+func isDraining(nm *maintenancev1alpha1.NodeMaintenance) bool {
+	return isHolding(nm) && nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageDrain
+}
+
+// get returns a maintenance as the cache has it, or as this controller wrote it if that is newer.
+func (c *Controller) get(name string) (*maintenancev1alpha1.NodeMaintenance, error) {
+	nm, err := c.maintenanceLister.Get(name)
+	if err != nil {
+		return nil, err
+	}
+	if written := c.written.latest(name); written != nil && written.UID == nm.UID {
+		if order, err := resourceversion.CompareResourceVersion(written.ResourceVersion, nm.ResourceVersion); err == nil && order > 0 {
+			return written, nil
+		}
+	}
+	return nm, nil
+}
+
+// forget drops what is remembered of a maintenance that is gone.
+func (c *Controller) forget(name string) {
+	c.selection.removeMaintenance(name)
+	c.written.remove(name)
+	c.tallies.remove(name)
+	c.costs.set(name, 0)
+}
+
+// costs remembers how long the last sync of each item took.
+type costs struct {
+	mu     sync.Mutex
+	byItem map[string]time.Duration
+}
+
+func (c *costs) set(item string, took time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if took <= debounce {
+		delete(c.byItem, item)
+		return
+	}
+	c.byItem[item] = min(took, maxDebounce)
+}
+
+// debounce returns how long to gather events before an item is looked at.
+func (c *costs) debounce(item string) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return max(debounce, c.byItem[item])
+}
+
+// isOnlyConflict says whether somebody else wrote first and nothing else went wrong.
+func isOnlyConflict(err error) bool {
+	var all []error
+	switch e := err.(type) {
+	case interface{ Errors() []error }:
+		all = e.Errors()
+	case interface{ Unwrap() []error }:
+		all = e.Unwrap()
+	case interface{ Unwrap() error }:
+		return isOnlyConflict(e.Unwrap())
+	default:
+		return apierrors.IsConflict(err)
+	}
+	return len(all) > 0 && !slices.ContainsFunc(all, func(one error) bool { return !isOnlyConflict(one) })
+}

@@ -1,0 +1,235 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// nodesByOwner is the index of nodes by the UIDs of the maintenances that their annotation names.
+const nodesByOwner = "haulout.dev/nodes-by-cordon-owner"
+
+func indexNodeByOwner(obj any) ([]string, error) {
+	node, ok := obj.(*corev1.Node)
+	if !ok {
+		return nil, nil
+	}
+	var uids []string
+	for _, uid := range ownersOf(node) {
+		uids = append(uids, string(uid))
+	}
+	return uids, nil
+}
+
+// owners are the maintenances that hold a cordon, UIDs by name.
+type owners map[string]types.UID
+
+// ownersOf reads the annotation of a node. One that cannot be read counts as absent: then the cordon is taken for a foreign one.
+func ownersOf(node *corev1.Node) owners {
+	value, ok := node.Annotations[maintenancev1alpha1.AnnotationCordonedBy]
+	if !ok {
+		return nil
+	}
+	var o owners
+	if err := json.Unmarshal([]byte(value), &o); err != nil || len(o) == 0 {
+		return nil
+	}
+	return o
+}
+
+func (o owners) has(nm *maintenancev1alpha1.NodeMaintenance) bool {
+	return o[nm.Name] == nm.UID && nm.UID != ""
+}
+
+// nodeChange is what is to be written to a node; the zero value changes nothing.
+type nodeChange struct {
+	// unschedulable is the wanted value, or nil to leave it.
+	unschedulable *bool
+	// owners is the wanted annotation if setOwners; an empty one is removed.
+	owners    owners
+	setOwners bool
+	// restored says that somebody else has undone our cordon.
+	restored bool
+}
+
+func (n nodeChange) empty() bool { return n.unschedulable == nil && !n.setOwners }
+
+// decideCordon says what makes a node unschedulable on behalf of a maintenance. A cordon without our annotation is somebody else's: it is
+// enough for us, and by not annotating it we know later not to lift it.
+func decideCordon(node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance) nodeChange {
+	current := ownersOf(node)
+	if node.Spec.Unschedulable && (current == nil || current.has(nm)) {
+		return nodeChange{}
+	}
+	wanted := maps.Clone(current)
+	if wanted == nil {
+		wanted = owners{}
+	}
+	wanted[nm.Name] = nm.UID
+	change := nodeChange{owners: wanted, setOwners: !maps.Equal(wanted, current)}
+	if !node.Spec.Unschedulable {
+		yes := true
+		change.unschedulable = &yes
+		change.restored = current.has(nm)
+	}
+	return change
+}
+
+// decideRelease says what remains of a node's cordon when a maintenance lets it go and holders still hold it. Only our own cordon is lifted,
+// unless the maintenance was made to make its nodes schedulable.
+func decideRelease(node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance, holders owners, makeSchedulable bool) nodeChange {
+	current := ownersOf(node)
+	ours := current.has(nm)
+	if !ours && !makeSchedulable {
+		return nodeChange{}
+	}
+	if len(holders) > 0 {
+		if !ours {
+			return nodeChange{}
+		}
+		return nodeChange{owners: holders, setOwners: true}
+	}
+	change := nodeChange{setOwners: current != nil}
+	if node.Spec.Unschedulable {
+		no := false
+		change.unschedulable = &no
+	}
+	return change
+}
+
+// apply writes a change to a node, on the condition that the node is still the one and in the state that the change was decided for.
+func (c *Controller) apply(ctx context.Context, node *corev1.Node, change nodeChange) error {
+	metadata := map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion}
+	if change.setOwners {
+		var value any
+		if len(change.owners) > 0 {
+			text, err := json.Marshal(change.owners)
+			if err != nil {
+				return err
+			}
+			value = string(text)
+		}
+		metadata["annotations"] = map[string]any{maintenancev1alpha1.AnnotationCordonedBy: value}
+	}
+	patch := map[string]any{"metadata": metadata}
+	if change.unschedulable != nil {
+		patch["spec"] = map[string]any{"unschedulable": *change.unschedulable}
+	}
+	data, err := json.Marshal(patch)
+	if err != nil {
+		return err
+	}
+	_, err = c.host.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager})
+	return err
+}
+
+// cordon makes the nodes of a maintenance unschedulable. Before the first write the maintenance is read live: after it has ended, or for a
+// leader that does not know yet that it is none, no cordon may be put back.
+func (c *Controller) cordon(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, nodes []*corev1.Node) error {
+	var pending []*corev1.Node
+	for _, node := range nodes {
+		if change := decideCordon(node, nm); !change.empty() {
+			if wait := c.cordons.backOff(node); change.restored && wait > 0 {
+				c.queue.AddAfter(nm.Name, wait)
+				continue
+			}
+			pending = append(pending, node)
+		}
+	}
+	if len(pending) == 0 {
+		return nil
+	}
+	live, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("read the maintenance before cordoning: %w", err)
+	}
+	if err != nil || live.UID != nm.UID || live.Generation != nm.Generation || !isHolding(live) {
+		return apierrors.NewConflict(maintenancev1alpha1.Resource("nodemaintenances"), nm.Name, errors.New("the maintenance has moved on"))
+	}
+	return inParallel(ctx, len(pending), func(ctx context.Context, i int) error {
+		node := pending[i]
+		change := decideCordon(node, nm)
+		if err := c.apply(ctx, node, change); err != nil {
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			return fmt.Errorf("cordon node %s: %w", node.Name, err)
+		}
+		switch {
+		case change.restored:
+			c.cordonRestored(ctx, node, nm)
+		case change.unschedulable != nil:
+			c.nodeEvent(node, nm, corev1.EventTypeNormal, EventCordoned, actionCordon, "Made unschedulable by NodeMaintenance %s", nm.Name)
+		}
+		return nil
+	})
+}
+
+func (c *Controller) cordonRestored(ctx context.Context, node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance) {
+	if !c.cordons.restored(node) {
+		c.nodeEvent(node, nm, corev1.EventTypeNormal, EventCordonRestored, actionCordon,
+			"Somebody made the node schedulable while NodeMaintenance %s holds it; it was made unschedulable again", nm.Name)
+		return
+	}
+	who := c.otherManager(ctx, node)
+	klog.FromContext(ctx).Info("Somebody keeps making a node schedulable", "node", klog.KObj(node), "fieldManager", who)
+	c.nodeEvent(node, nm, corev1.EventTypeWarning, EventCordonFight, actionCordon,
+		"%s keeps making the node schedulable while NodeMaintenance %s holds it; it is made unschedulable less often from now on", who, nm.Name)
+}
+
+// otherManager guesses from the node's managed fields who made it schedulable: the last other writer of that field, or else the last one who
+// wrote anything but the status. The cache does not keep the managed fields.
+func (c *Controller) otherManager(ctx context.Context, node *corev1.Node) string {
+	live, err := c.host.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
+	if err != nil {
+		return "an unknown writer"
+	}
+	var last, lastOfField *metav1.ManagedFieldsEntry
+	for i := range live.ManagedFields {
+		entry := &live.ManagedFields[i]
+		if entry.Manager == fieldManager || entry.Subresource != "" || entry.Time == nil {
+			continue
+		}
+		if last == nil || last.Time.Before(entry.Time) {
+			last = entry
+		}
+		if entry.FieldsV1 != nil && strings.Contains(string(entry.FieldsV1.GetRawBytes()), `"f:unschedulable"`) &&
+			(lastOfField == nil || lastOfField.Time.Before(entry.Time)) {
+			lastOfField = entry
+		}
+	}
+	switch {
+	case lastOfField != nil:
+		return "field manager " + lastOfField.Manager
+	case last != nil:
+		return "probably field manager " + last.Manager
+	}
+	return "an unknown writer"
+}

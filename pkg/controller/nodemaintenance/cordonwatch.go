@@ -1,0 +1,117 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// settle is how long after the last cordon was seen the scheduler may still bind a pod that it had placed before.
+	settle = 5 * time.Second
+	// fightWindow and fightLimit say how often a cordon may be undone before it is called a fight.
+	fightWindow = 10 * time.Minute
+	fightLimit  = 3
+	// fightPause is how long a cordon that is fought over stays undone before it is set again.
+	fightPause = time.Minute
+)
+
+// cordonWatch remembers since when nodes have been seen cordoned, and how often somebody undid our cordon. A restart forgets it: then the
+// scheduler is waited for once more, and a fight is noticed a little later.
+type cordonWatch struct {
+	clock clock.PassiveClock
+
+	mu       sync.Mutex
+	since    map[types.UID]time.Time
+	restores map[types.UID][]time.Time
+}
+
+func newCordonWatch(clock clock.PassiveClock) *cordonWatch {
+	return &cordonWatch{clock: clock, since: map[types.UID]time.Time{}, restores: map[types.UID][]time.Time{}}
+}
+
+// observe takes in what the cache says of a node.
+func (w *cordonWatch) observe(node *corev1.Node) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !node.Spec.Unschedulable {
+		delete(w.since, node.UID)
+		return
+	}
+	if _, known := w.since[node.UID]; !known {
+		w.since[node.UID] = w.clock.Now()
+	}
+}
+
+// unsettled returns how long it takes until the last of the nodes has been seen cordoned for long enough.
+func (w *cordonWatch) unsettled(nodes []*corev1.Node) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now, longest := w.clock.Now(), time.Duration(0)
+	for _, node := range nodes {
+		since, known := w.since[node.UID]
+		if !known {
+			return settle
+		}
+		longest = max(longest, settle-now.Sub(since))
+	}
+	return longest
+}
+
+// restored notes that our cordon was put back, and says whether that has become a fight.
+func (w *cordonWatch) restored(node *corev1.Node) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.restores[node.UID] = append(w.recent(node.UID), w.clock.Now())
+	return len(w.restores[node.UID]) > fightLimit
+}
+
+// backOff returns how long to leave an undone cordon alone.
+func (w *cordonWatch) backOff(node *corev1.Node) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	recent := w.recent(node.UID)
+	if len(recent) == 0 {
+		delete(w.restores, node.UID)
+		return 0
+	}
+	if len(recent) <= fightLimit {
+		return 0
+	}
+	return fightPause - w.clock.Since(recent[len(recent)-1])
+}
+
+// recent returns the restores that still count.
+func (w *cordonWatch) recent(uid types.UID) []time.Time {
+	now := w.clock.Now()
+	w.restores[uid] = slices.DeleteFunc(w.restores[uid], func(t time.Time) bool { return now.Sub(t) > fightWindow })
+	return w.restores[uid]
+}
+
+// forget drops what is remembered of a node that is gone.
+func (w *cordonWatch) forget(node *corev1.Node) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.since, node.UID)
+	delete(w.restores, node.UID)
+}

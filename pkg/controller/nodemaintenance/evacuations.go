@@ -1,0 +1,346 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	"haulout.dev/haulout/pkg/drainplan"
+)
+
+// evacuationsByNode is the index of Evacuations by spec.nodeName, the empty name included.
+const evacuationsByNode = "haulout.dev/evacuations-by-node"
+
+func indexEvacuationByNode(obj any) ([]string, error) {
+	if e, ok := obj.(*maintenancev1alpha1.Evacuation); ok {
+		return []string{e.Spec.NodeName}, nil
+	}
+	return nil, nil
+}
+
+// evacuationStep is what a pod that is asked to leave needs.
+type evacuationStep int
+
+const (
+	// stepNone: its Evacuation is there, with our finalizer.
+	stepNone evacuationStep = iota
+	// stepCreate: it has none.
+	stepCreate
+	// stepAdopt: somebody else asked for it; our finalizer joins.
+	stepAdopt
+	// stepWait: it has one that is on its way out. When that is gone a new one is made.
+	stepWait
+)
+
+// decideEvacuation says what a pod needs that is asked to leave.
+func decideEvacuation(e *maintenancev1alpha1.Evacuation) evacuationStep {
+	switch {
+	case e == nil:
+		return stepCreate
+	case slices.Contains(e.Finalizers, maintenancev1alpha1.FinalizerInstigatorNodeMaintenance):
+		return stepNone
+	case e.DeletionTimestamp != nil, conditionStatus(e, maintenancev1alpha1.ConditionComplete) != "":
+		return stepWait
+	default:
+		return stepAdopt
+	}
+}
+
+// evacuationOf returns the Evacuation of a pod, or nil.
+func (c *Controller) evacuationOf(pod *corev1.Pod) *maintenancev1alpha1.Evacuation {
+	e, err := c.evacuationLister.Evacuations(pod.Namespace).Get(evacuators.CanonicalName(pod.Name, pod.UID))
+	if err != nil || e.Spec.PodRef.UID != pod.UID {
+		return nil
+	}
+	return e
+}
+
+// evacuate asks the targeted pods of the subject's nodes to leave. It goes by the targets of a node only when every maintenance that drains
+// the node has them in its status: otherwise a crash, or the end of the one that has, would let them fall back.
+func (c *Controller) evacuate(ctx context.Context, g *gathered, targets map[string]drainplan.Targets) error {
+	stored := make([]map[maintenancev1alpha1.NodeReference][]maintenancev1alpha1.DrainPlanEntry, len(g.draining))
+	on := map[string][]int{}
+	for i, m := range g.draining {
+		stored[i] = targetsByNode(m.NodeMaintenance)
+		for _, node := range m.nodes {
+			on[node.Name] = append(on[node.Name], i)
+		}
+	}
+	var work []livePod
+	for _, node := range g.subject.nodes {
+		t := targets[node.Name]
+		confirmed := true
+		for _, i := range on[node.Name] {
+			if !equality.Semantic.DeepEqual(stored[i][refOf(node)], t.Entries) && len(t.Entries) > 0 {
+				confirmed = false
+				if other := g.draining[i]; other != g.subject {
+					c.mark([]string{other.Name})
+				}
+			}
+		}
+		if !confirmed {
+			continue
+		}
+		for _, pod := range g.pods[node.Name] {
+			if pod.left == "" && t.Cover(pod.plan) {
+				if step := decideEvacuation(pod.evacuation); step == stepCreate || step == stepAdopt {
+					work = append(work, pod)
+				}
+			}
+		}
+	}
+	return inParallel(ctx, len(work), func(ctx context.Context, i int) error {
+		pod := work[i]
+		if decideEvacuation(pod.evacuation) == stepAdopt {
+			return c.adopt(ctx, pod.evacuation)
+		}
+		return c.create(ctx, g.subject.NodeMaintenance, pod.Pod)
+	})
+}
+
+func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, pod *corev1.Pod) error {
+	if wait := c.requested.wait(pod.UID); wait > 0 {
+		c.queue.AddAfter(nm.Name, wait)
+		return nil
+	}
+	e := &maintenancev1alpha1.Evacuation{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:  pod.Namespace,
+			Name:       evacuators.CanonicalName(pod.Name, pod.UID),
+			Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
+		},
+		Spec: maintenancev1alpha1.EvacuationSpec{PodRef: maintenancev1alpha1.PodReference{Name: pod.Name, UID: pod.UID}},
+	}
+	_, err := c.maintenance.MaintenanceV1alpha1().Evacuations(pod.Namespace).Create(ctx, e, metav1.CreateOptions{FieldManager: fieldManager})
+	switch {
+	case err == nil, apierrors.IsAlreadyExists(err):
+		// The cache will show it; until then nobody tries again.
+		c.requested.remember(pod.UID, false)
+		return nil
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		// The namespace takes its pods along. The status counts and names them.
+		c.requested.remember(pod.UID, true)
+		c.queue.AddAfter(nm.Name, requestPatience)
+		return nil
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsInvalid(err), apierrors.IsGone(err):
+		// Most likely the pod has just gone: its event is under way. If not, it is tried again.
+		klog.FromContext(ctx).V(2).Info("Evacuation was not accepted", "pod", klog.KObj(pod), "reason", err.Error())
+		c.requested.remember(pod.UID, false)
+		c.queue.AddAfter(nm.Name, requestPatience)
+		return nil
+	default:
+		return fmt.Errorf("create the evacuation of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+}
+
+// adopt joins the instigators of an Evacuation.
+func (c *Controller) adopt(ctx context.Context, e *maintenancev1alpha1.Evacuation) error {
+	finalizers := append(slices.Clone(e.Finalizers), maintenancev1alpha1.FinalizerInstigatorNodeMaintenance)
+	if err := c.setFinalizers(ctx, e, finalizers); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("join evacuation %s/%s: %w", e.Namespace, e.Name, err)
+	}
+	return nil
+}
+
+func (c *Controller) setFinalizers(ctx context.Context, e *maintenancev1alpha1.Evacuation, finalizers []string) error {
+	patch, err := finalizerPatch(e, finalizers)
+	if err != nil {
+		return err
+	}
+	_, err = c.maintenance.MaintenanceV1alpha1().Evacuations(e.Namespace).Patch(ctx, e.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
+	return err
+}
+
+// finalizerPatch sets the finalizers of an object, on the condition that it is in the state it was read in.
+func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
+	if finalizers == nil {
+		finalizers = []string{}
+	}
+	return json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": obj.GetUID(), "resourceVersion": obj.GetResourceVersion(), "finalizers": finalizers,
+	}})
+}
+
+// withdraw takes our finalizer off the Evacuations of pods on the nodes, unless another maintenance than the one of the given UID wants the
+// pod gone. It does not wait for evacuators.
+func (c *Controller) withdraw(ctx context.Context, nodes []string, except types.UID) error {
+	var work []*maintenancev1alpha1.Evacuation
+	for _, node := range nodes {
+		for _, e := range c.ourEvacuationsOn(node) {
+			if !c.wanted(e, node, except) {
+				work = append(work, e)
+			}
+		}
+	}
+	return inParallel(ctx, len(work), func(ctx context.Context, i int) error { return c.leave(ctx, work[i]) })
+}
+
+// ourEvacuationsOn returns the Evacuations with our finalizer of pods that count for a node, those that are only nominated for it included.
+func (c *Controller) ourEvacuationsOn(node string) []*maintenancev1alpha1.Evacuation {
+	var out []*maintenancev1alpha1.Evacuation
+	for _, bucket := range []string{node, ""} {
+		objects, err := c.evacuationIndexer.ByIndex(evacuationsByNode, bucket)
+		if err != nil {
+			continue
+		}
+		for _, obj := range objects {
+			e := obj.(*maintenancev1alpha1.Evacuation)
+			if slices.Contains(e.Finalizers, maintenancev1alpha1.FinalizerInstigatorNodeMaintenance) && c.nodeOf(e) == node {
+				out = append(out, e)
+			}
+		}
+	}
+	return out
+}
+
+// nodeOf returns the node that an Evacuation is about, or "" if that is not known.
+func (c *Controller) nodeOf(e *maintenancev1alpha1.Evacuation) string {
+	if e.Spec.NodeName != "" {
+		return e.Spec.NodeName
+	}
+	if pod := c.podOf(e); pod != nil {
+		return controllercache.NodeOf(pod)
+	}
+	return ""
+}
+
+func (c *Controller) podOf(e *maintenancev1alpha1.Evacuation) *corev1.Pod {
+	pod, err := c.podLister.Pods(e.Namespace).Get(e.Spec.PodRef.Name)
+	if err != nil || pod.UID != e.Spec.PodRef.UID {
+		return nil
+	}
+	return pod
+}
+
+// wanted says whether a maintenance, other than the one of the given UID, has the pod of an Evacuation within the stored targets of its node.
+func (c *Controller) wanted(e *maintenancev1alpha1.Evacuation, nodeName string, except types.UID) bool {
+	node, err := c.nodeLister.Get(nodeName)
+	if err != nil {
+		return false
+	}
+	pod := c.podOf(e)
+	for _, name := range c.selection.maintenancesOn(nodeName) {
+		nm, err := c.get(name)
+		if err != nil || nm.UID == except || !isDraining(nm) {
+			continue
+		}
+		entries := targetsByNode(nm)[refOf(node)]
+		// Of a pod that is gone nobody can say more than that its node is drained.
+		if len(entries) > 0 && pod == nil {
+			return true
+		}
+		if targets, err := drainplan.CompileTargets(entries); err == nil && pod != nil && targets.Cover(drainplan.PodOf(pod, node.UID)) {
+			return true
+		}
+	}
+	return false
+}
+
+// leave takes our finalizer off an Evacuation and, where nobody else asks for it and nothing forbids it, deletes it. One whose evacuator
+// cannot stop any more is left to it.
+func (c *Controller) leave(ctx context.Context, e *maintenancev1alpha1.Evacuation) error {
+	rest := slices.DeleteFunc(slices.Clone(e.Finalizers), func(f string) bool {
+		return f == maintenancev1alpha1.FinalizerInstigatorNodeMaintenance
+	})
+	if err := c.setFinalizers(ctx, e, rest); err != nil {
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("withdraw from evacuation %s/%s: %w", e.Namespace, e.Name, err)
+	}
+	if evacuators.HasInstigator(rest) || e.DeletionTimestamp != nil ||
+		e.Status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid {
+		return nil
+	}
+	err := c.maintenance.MaintenanceV1alpha1().Evacuations(e.Namespace).Delete(ctx, e.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(e.UID))})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete evacuation %s/%s: %w", e.Namespace, e.Name, err)
+	}
+	return nil
+}
+
+// requestPatience is how long a request for an Evacuation is taken for granted although the cache does not show it.
+const requestPatience = 10 * time.Second
+
+// requestedEvacuations remembers for a short while for which pods an Evacuation has been asked, so that they are not asked for again while
+// the cache lags behind, and which pods cannot have one.
+type requestedEvacuations struct {
+	clock clock.PassiveClock
+
+	mu   sync.Mutex
+	pods map[types.UID]evacuationRequest
+}
+
+type evacuationRequest struct {
+	until       time.Time
+	terminating bool
+}
+
+func newRequestedEvacuations(clock clock.PassiveClock) *requestedEvacuations {
+	return &requestedEvacuations{clock: clock, pods: map[types.UID]evacuationRequest{}}
+}
+
+func (r *requestedEvacuations) remember(pod types.UID, terminating bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pods[pod] = evacuationRequest{until: r.clock.Now().Add(requestPatience), terminating: terminating}
+}
+
+// wait returns how long to wait before asking again.
+func (r *requestedEvacuations) wait(pod types.UID) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	request, ok := r.pods[pod]
+	if !ok {
+		return 0
+	}
+	return request.until.Sub(r.clock.Now())
+}
+
+// inTerminatingNamespace says whether the pod was refused an Evacuation because its namespace goes away.
+func (r *requestedEvacuations) inTerminatingNamespace(pod types.UID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pods[pod].terminating
+}
+
+// seen notes that the cache knows an Evacuation.
+func (r *requestedEvacuations) seen(e *maintenancev1alpha1.Evacuation) {
+	r.forget(e.Spec.PodRef.UID)
+}
+
+func (r *requestedEvacuations) forget(pod types.UID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.pods, pod)
+}

@@ -1,0 +1,89 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// Reasons of the events of this controller.
+const (
+	// EventCordoned: a node was made unschedulable.
+	EventCordoned = "NodeMaintenanceCordoned"
+	// EventUncordoned: a node was made schedulable again.
+	EventUncordoned = "NodeMaintenanceUncordoned"
+	// EventCordonRestored: somebody made a node schedulable in the middle of a maintenance, and it was set back.
+	EventCordonRestored = "CordonRestored"
+	// EventCordonFight: somebody keeps making a node schedulable in the middle of a maintenance.
+	EventCordonFight = "CordonFight"
+	// EventNotAuthorized: a node is left alone because the requester of the maintenance may not delete it.
+	EventNotAuthorized = "NotAuthorized"
+	// EventFastForwarded: a node had already come further than the plan of a maintenance that joined late.
+	EventFastForwarded = "DrainFastForwarded"
+	// EventOrderOverridden: the plans of maintenances contradict each other, and the oldest one's order was followed.
+	EventOrderOverridden = "DrainOrderOverridden"
+	// EventDrained: the condition Drained became True.
+	EventDrained = "Drained"
+	// EventCompleted: everything that the maintenance had changed was put back.
+	EventCompleted = "Completed"
+	// EventStatusTooLarge: the status cannot be stored, not even without messages.
+	EventStatusTooLarge = "StatusTooLarge"
+)
+
+const (
+	actionCordon   = "Cordon"
+	actionUncordon = "Uncordon"
+	actionDrain    = "Drain"
+	actionComplete = "Complete"
+)
+
+// maxNote is how much the events API takes.
+const maxNote = 1024
+
+// References instead of objects: they say what they are whatever scheme the recorder has and although informers leave the kind out.
+
+func maintenanceRef(nm *maintenancev1alpha1.NodeMaintenance) *corev1.ObjectReference {
+	return &corev1.ObjectReference{
+		APIVersion: maintenancev1alpha1.SchemeGroupVersion.String(), Kind: "NodeMaintenance",
+		Name: nm.Name, UID: nm.UID, ResourceVersion: nm.ResourceVersion,
+	}
+}
+
+func nodeRef(node *corev1.Node) *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
+}
+
+func (c *Controller) nodeEvent(node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance, eventType, reason, action, format string, args ...any) {
+	c.recorder.Eventf(nodeRef(node), maintenanceRef(nm), eventType, reason, action, "%s", note(format, args...))
+}
+
+func (c *Controller) maintenanceEvent(nm *maintenancev1alpha1.NodeMaintenance, eventType, reason, action, format string, args ...any) {
+	c.recorder.Eventf(maintenanceRef(nm), nil, eventType, reason, action, "%s", note(format, args...))
+}
+
+func note(format string, args ...any) string {
+	s := fmt.Sprintf(format, args...)
+	if len(s) > maxNote {
+		s = strings.ToValidUTF8(s[:maxNote], "")
+	}
+	return s
+}

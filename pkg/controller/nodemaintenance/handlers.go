@@ -1,0 +1,210 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/tools/cache"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/controller/cache"
+)
+
+// watch marks the maintenances that an event concerns.
+func (c *Controller) watch(maintenances, nodes, pods, evacuations cache.SharedIndexInformer) error {
+	for _, w := range []struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandler
+	}{
+		{maintenances, handlerOf(c.maintenanceChanged)},
+		{nodes, handlerOf(c.nodeChanged)},
+		{pods, handlerOf(c.podChanged)},
+		{evacuations, handlerOf(c.evacuationChanged)},
+	} {
+		registration, err := w.informer.AddEventHandler(w.handler)
+		if err != nil {
+			return err
+		}
+		c.synced = append(c.synced, registration.HasSynced)
+	}
+	return nil
+}
+
+// handlerOf calls changed with the old and the new object; old is nil for a new object and the new one is nil for one that is gone.
+func handlerOf[T any](changed func(old, new *T)) cache.ResourceEventHandler {
+	cast := func(obj any) *T {
+		if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+			obj = tombstone.Obj
+		}
+		object, _ := obj.(*T)
+		return object
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { changed(nil, cast(obj)) },
+		UpdateFunc: func(old, obj any) { changed(cast(old), cast(obj)) },
+		DeleteFunc: func(obj any) {
+			if old := cast(obj); old != nil {
+				changed(old, nil)
+			}
+		},
+	}
+}
+
+func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMaintenance) {
+	if nm == nil {
+		// Not through selection: the others on its nodes are found before the sync forgets it.
+		c.markNeighbours(old)
+		c.queue.Add(old.Name)
+		c.queue.AddAfter(sweepItem, debounce)
+		return
+	}
+	if old != nil && old.ResourceVersion == nm.ResourceVersion {
+		return
+	}
+	if err := c.selection.setMaintenance(nm); err != nil {
+		utilruntime.HandleError(err)
+	}
+	statusOnly := old != nil && old.UID == nm.UID && old.Generation == nm.Generation &&
+		slices.Equal(old.Finalizers, nm.Finalizers) && old.DeletionTimestamp.Equal(nm.DeletionTimestamp)
+	if !statusOnly {
+		c.queue.Add(nm.Name)
+	}
+	if old != nil && isHolding(old) != isHolding(nm) || !statusOnly || !sameTargets(old, nm) {
+		c.markNeighbours(nm)
+	}
+	if isEnding(nm) && !slices.Contains(nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion) {
+		c.queue.AddAfter(sweepItem, debounce)
+	}
+}
+
+// markNeighbours marks the maintenances that share a node with nm.
+func (c *Controller) markNeighbours(nm *maintenancev1alpha1.NodeMaintenance) {
+	seen := map[string]bool{nm.Name: true}
+	for _, node := range c.selection.nodesOf(nm.Name) {
+		for _, name := range c.selection.maintenancesOn(node.Name) {
+			if !seen[name] {
+				seen[name] = true
+				c.mark([]string{name})
+			}
+		}
+	}
+}
+
+// sameTargets says whether two states of a maintenance ask the same pods to leave.
+func sameTargets(a, b *maintenancev1alpha1.NodeMaintenance) bool {
+	if len(a.Status.NodeStatuses) != len(b.Status.NodeStatuses) {
+		return false
+	}
+	for i := range a.Status.NodeStatuses {
+		old, new := &a.Status.NodeStatuses[i], &b.Status.NodeStatuses[i]
+		if old.NodeRef != new.NodeRef || !equality.Semantic.DeepEqual(old.DrainTargets, new.DrainTargets) {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *Controller) nodeChanged(old, node *corev1.Node) {
+	if node == nil {
+		c.cordons.forget(old)
+		c.mark(c.selection.removeNode(old.Name))
+		return
+	}
+	if old != nil && old.UID == node.UID && old.Spec.Unschedulable == node.Spec.Unschedulable && labels.Equals(old.Labels, node.Labels) &&
+		old.Annotations[maintenancev1alpha1.AnnotationCordonedBy] == node.Annotations[maintenancev1alpha1.AnnotationCordonedBy] {
+		return
+	}
+	if old != nil && old.UID != node.UID {
+		c.cordons.forget(old)
+	}
+	c.cordons.observe(node)
+	c.mark(c.selection.setNode(node))
+}
+
+func (c *Controller) podChanged(old, pod *corev1.Pod) {
+	if old != nil && pod != nil && samePod(old, pod) {
+		return
+	}
+	if pod == nil {
+		c.requested.forget(old.UID)
+	}
+	for _, p := range []*corev1.Pod{old, pod} {
+		if p != nil {
+			c.markNode(controllercache.NodeOf(p))
+		}
+	}
+}
+
+// samePod says whether nothing has changed that this controller reads.
+func samePod(a, b *corev1.Pod) bool {
+	return a.UID == b.UID && controllercache.NodeOf(a) == controllercache.NodeOf(b) && a.Status.Phase == b.Status.Phase &&
+		labels.Equals(a.Labels, b.Labels) && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) &&
+		equality.Semantic.DeepEqual(a.OwnerReferences, b.OwnerReferences)
+}
+
+func (c *Controller) evacuationChanged(old, evacuation *maintenancev1alpha1.Evacuation) {
+	latest := evacuation
+	if latest == nil {
+		latest = old
+	}
+	c.requested.seen(latest)
+	if old != nil && evacuation != nil && sameEvacuation(old, evacuation) {
+		return
+	}
+	if node := latest.Spec.NodeName; node != "" {
+		c.markNode(node)
+		return
+	}
+	if pod, err := c.podLister.Pods(latest.Namespace).Get(latest.Spec.PodRef.Name); err == nil && pod.UID == latest.Spec.PodRef.UID {
+		c.markNode(controllercache.NodeOf(pod))
+	}
+}
+
+// sameEvacuation says whether nothing has changed that this controller reads.
+func sameEvacuation(a, b *maintenancev1alpha1.Evacuation) bool {
+	return a.UID == b.UID && slices.Equal(a.Finalizers, b.Finalizers) && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) &&
+		conditionStatus(a, maintenancev1alpha1.ConditionComplete) == conditionStatus(b, maintenancev1alpha1.ConditionComplete) &&
+		conditionStatus(a, maintenancev1alpha1.ConditionBlocked) == conditionStatus(b, maintenancev1alpha1.ConditionBlocked)
+}
+
+func conditionStatus(e *maintenancev1alpha1.Evacuation, conditionType string) string {
+	for i := range e.Status.Conditions {
+		if e.Status.Conditions[i].Type == conditionType && e.Status.Conditions[i].Status == metav1.ConditionTrue {
+			return e.Status.Conditions[i].Reason
+		}
+	}
+	return ""
+}
+
+func (c *Controller) markNode(node string) {
+	if node != "" {
+		c.mark(c.selection.maintenancesOn(node))
+	}
+}
+
+// mark has maintenances looked at soon. An item that waits already keeps its time, so that a stream of events cannot put it off.
+func (c *Controller) mark(names []string) {
+	for _, name := range names {
+		c.queue.AddAfter(name, c.costs.debounce(name))
+	}
+}

@@ -1,0 +1,263 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	"haulout.dev/haulout/pkg/drainplan"
+)
+
+// confirmPatience is how long to wait for the cache after a live list showed pods that it does not.
+const confirmPatience = time.Second
+
+// announce answers to a maintenance in stage Idle: it touches no node and no pod.
+func (c *Controller) announce(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+	g, err := c.gather(ctx, nm)
+	if err != nil {
+		return err
+	}
+	status, err := c.statusOf(g, drainplan.Result{})
+	if err != nil {
+		return err
+	}
+	_, err = c.writeStatus(ctx, nm, status)
+	return err
+}
+
+// hold keeps the nodes of a maintenance cordoned and, in stage Drain, takes the drain as far as it may go.
+func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+	g, err := c.gather(ctx, nm)
+	if err != nil {
+		return err
+	}
+	c.announceRefused(g.subject)
+	// One node that cannot be written to must not stop the others. It holds the waves back by not being cordoned.
+	failed := errors.Join(c.releaseStrays(ctx, g.subject), c.cordon(ctx, nm, g.subject.nodes))
+	var plan drainplan.Result
+	if isDraining(nm) {
+		if plan, err = drainplan.Plan(g.world()); err != nil {
+			return errors.Join(failed, err)
+		}
+	}
+	status, err := c.statusOf(g, plan)
+	if err != nil {
+		return errors.Join(failed, err)
+	}
+	if err := c.settleDrained(ctx, g, plan, &status); err != nil {
+		return errors.Join(failed, err)
+	}
+	written, err := c.writeStatus(ctx, nm, status)
+	if err != nil {
+		return errors.Join(failed, err)
+	}
+	c.announceProgress(g, plan, written)
+	if !isDraining(nm) {
+		return failed
+	}
+	// From here on the targets are what is stored.
+	g.subject.NodeMaintenance = written
+	return errors.Join(failed, c.evacuate(ctx, g, plan.Targets))
+}
+
+// releaseStrays lets go of the nodes that bear the maintenance's annotation or stand in its status but are not selected any more.
+func (c *Controller) releaseStrays(ctx context.Context, m *member) error {
+	selected := sets.New[string]()
+	for _, node := range slices.Concat(m.nodes, m.refused) {
+		selected.Insert(node.Name)
+	}
+	strays := c.touchedNodes(m.NodeMaintenance).Difference(selected)
+	if len(strays) == 0 {
+		return nil
+	}
+	return c.release(ctx, m.NodeMaintenance, sets.List(strays), nil)
+}
+
+// touchedNodes returns the names of the nodes that a maintenance may have changed: those of its status and those that bear its annotation.
+func (c *Controller) touchedNodes(nm *maintenancev1alpha1.NodeMaintenance) sets.Set[string] {
+	names := sets.New[string]()
+	for i := range nm.Status.NodeStatuses {
+		names.Insert(nm.Status.NodeStatuses[i].NodeRef.Name)
+	}
+	annotated, err := c.nodeIndexer.IndexKeys(nodesByOwner, string(nm.UID))
+	if err == nil {
+		names.Insert(annotated...)
+	}
+	return names
+}
+
+// announceRefused tells once about each node that the requester may not delete: the message in the status is the memory.
+func (c *Controller) announceRefused(m *member) {
+	message := drainplan.NotAuthorizedMessage(m.username())
+	told := map[maintenancev1alpha1.NodeReference]bool{}
+	for i := range m.Status.NodeStatuses {
+		told[m.Status.NodeStatuses[i].NodeRef] = m.Status.NodeStatuses[i].DrainMessage == message
+	}
+	for _, node := range m.refused {
+		if !told[refOf(node)] {
+			c.nodeEvent(node, m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
+				"Left alone by NodeMaintenance %s: user %q may not delete the node", m.Name, m.username())
+			c.maintenanceEvent(m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
+				"Node %s is left alone: user %q may not delete it", node.Name, m.username())
+		}
+	}
+}
+
+// announceProgress tells what is new in the status that was written. If none was, nothing is told.
+func (c *Controller) announceProgress(g *gathered, plan drainplan.Result, written *maintenancev1alpha1.NodeMaintenance) {
+	nm := g.subject.NodeMaintenance
+	if written.ResourceVersion == nm.ResourceVersion {
+		return
+	}
+	if isDrained(written) && !isDrained(nm) {
+		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventDrained, actionDrain, "%s",
+			meta.FindStatusCondition(written.Status.Conditions, maintenancev1alpha1.ConditionDrained).Message)
+	}
+	before := map[string]string{}
+	for i := range nm.Status.NodeStatuses {
+		before[nm.Status.NodeStatuses[i].NodeRef.Name] = nm.Status.NodeStatuses[i].DrainMessage
+	}
+	told := sets.New[string]()
+	for node, by := range plan.FastForwarded[nm.Name] {
+		if before[node] != plan.Messages[nm.Name][node] && !told.Has(by) {
+			told.Insert(by)
+			c.maintenanceEvent(nm, corev1.EventTypeWarning, EventFastForwarded, actionDrain,
+				"The older NodeMaintenance %s has taken node %s further than the plan of %s: the pods it has passed are asked to leave now", by, node, nm.Name)
+		}
+	}
+	if !sameTargets(nm, written) {
+		for _, o := range plan.Overrides {
+			if slices.Contains(o.Overridden, nm.Name) {
+				c.maintenanceEvent(nm, corev1.EventTypeWarning, EventOrderOverridden, actionDrain,
+					"The drain plans of %s and %s contradict each other: the order of %s is followed", o.Followed, nm.Name, o.Followed)
+			}
+		}
+	}
+}
+
+func isDrained(nm *maintenancev1alpha1.NodeMaintenance) bool {
+	return meta.IsStatusConditionTrue(nm.Status.Conditions, maintenancev1alpha1.ConditionDrained)
+}
+
+// settleDrained lets Drained become True only after the scheduler has had time to bind what it had placed, and after a live list has
+// confirmed the cache. Once it is True for these nodes the cache is enough: every pod that comes is an event.
+func (c *Controller) settleDrained(ctx context.Context, g *gathered, plan drainplan.Result, status *maintenancev1alpha1.NodeMaintenanceStatus) error {
+	nm := g.subject.NodeMaintenance
+	if !meta.IsStatusConditionTrue(status.Conditions, maintenancev1alpha1.ConditionDrained) {
+		return nil
+	}
+	if isDrained(nm) && sameNodes(nm.Status.NodeStatuses, status.NodeStatuses) {
+		return nil
+	}
+	if wait := c.cordons.unsettled(g.subject.nodes); wait > 0 {
+		c.queue.AddAfter(nm.Name, wait)
+		c.notDrainedYet(nm, status, "All pods are gone; waiting for pods that the scheduler may still bind")
+		return nil
+	}
+	found, err := c.liveRemainder(ctx, g)
+	if err != nil {
+		return err
+	}
+	if found != "" {
+		c.queue.AddAfter(nm.Name, confirmPatience)
+		c.notDrainedYet(nm, status, "Pod "+found+" has just appeared")
+	}
+	return nil
+}
+
+func (c *Controller) notDrainedYet(nm *maintenancev1alpha1.NodeMaintenance, status *maintenancev1alpha1.NodeMaintenanceStatus, message string) {
+	// The condition goes back to what it was before, so that its transition time is not lost.
+	status.Conditions = slices.Clone(nm.Status.Conditions)
+	c.setCondition(nm, status, maintenancev1alpha1.ConditionDrained, metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, message)
+}
+
+func sameNodes(a, b []maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {
+	return slices.EqualFunc(a, b, func(x, y maintenancev1alpha1.NodeMaintenanceNodeStatus) bool { return x.NodeRef == y.NodeRef })
+}
+
+// fewNodes is how many nodes are listed one by one; beyond it one list of all pods is cheaper.
+const fewNodes = 64
+
+// liveRemainder returns a live pod of the subject's nodes that the plan covers, read from the API and not from the cache, or "".
+func (c *Controller) liveRemainder(ctx context.Context, g *gathered) (string, error) {
+	plan, err := drainplan.CompileTargets(g.subject.Spec.DrainPlan)
+	if err != nil {
+		return "", err
+	}
+	nodes := make(map[string]*corev1.Node, len(g.subject.nodes))
+	selectors := []string{"spec.nodeName=,status.phase=Pending"}
+	for _, node := range g.subject.nodes {
+		nodes[node.Name] = node
+		selectors = append(selectors, "spec.nodeName="+node.Name)
+	}
+	if len(nodes) > fewNodes {
+		selectors = []string{""}
+	}
+	found := make([]string, len(selectors))
+	err = inParallel(ctx, len(selectors), func(ctx context.Context, i int) error {
+		var err error
+		found[i], err = c.liveRemainderOf(ctx, selectors[i], nodes, plan)
+		return err
+	})
+	for _, f := range found {
+		if f != "" {
+			return f, nil
+		}
+	}
+	return "", err
+}
+
+// pageSize is how many pods a live list asks for at once.
+const pageSize = 1000
+
+func (c *Controller) liveRemainderOf(ctx context.Context, selector string, nodes map[string]*corev1.Node, plan drainplan.Targets) (string, error) {
+	options := metav1.ListOptions{FieldSelector: selector, Limit: pageSize}
+	for {
+		list, err := c.host.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
+		if apierrors.IsResourceExpired(err) && options.Continue != "" {
+			options.Continue = ""
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		for i := range list.Items {
+			pod := &list.Items[i]
+			node := nodes[controllercache.NodeOf(pod)]
+			if node == nil || !drainplan.IsLive(pod) {
+				continue
+			}
+			if live := c.classify(pod, node); live.left == "" && plan.Cover(live.plan) {
+				return pod.Namespace + "/" + pod.Name, nil
+			}
+		}
+		if options.Continue = list.Continue; options.Continue == "" {
+			return "", nil
+		}
+	}
+}

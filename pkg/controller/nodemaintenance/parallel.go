@@ -1,0 +1,66 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"sync"
+
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+)
+
+// maxParallel bounds the calls that one maintenance has under way.
+const maxParallel = 16
+
+// inParallel calls do for 0 … n-1, some at a time, and returns their errors when all have ended. Those not begun when the context ends are
+// left out.
+func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
+	if n == 0 {
+		return nil
+	}
+	var (
+		mu   sync.Mutex
+		errs []error
+		next int
+		wg   sync.WaitGroup
+	)
+	take := func() (int, bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		if next == n || ctx.Err() != nil {
+			return 0, false
+		}
+		next++
+		return next - 1, true
+	}
+	for range min(n, maxParallel) {
+		wg.Go(func() {
+			for i, ok := take(); ok; i, ok = take() {
+				if err := do(ctx, i); err != nil {
+					mu.Lock()
+					errs = append(errs, err)
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if ctx.Err() != nil {
+		errs = append(errs, ctx.Err())
+	}
+	return utilerrors.NewAggregate(errs)
+}

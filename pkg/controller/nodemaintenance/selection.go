@@ -1,0 +1,152 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// selection keeps which maintenance selects which nodes, so that an event of a node or pod finds its maintenances without matching every
+// selector again.
+type selection struct {
+	mu           sync.Mutex
+	nodes        map[string]*corev1.Node
+	maintenances map[string]*selected
+	byNode       map[string]sets.Set[string]
+}
+
+type selected struct {
+	uid        types.UID
+	generation int64
+	selector   *nodeaffinity.NodeSelector
+	nodes      sets.Set[string]
+}
+
+func newSelection() *selection {
+	return &selection{nodes: map[string]*corev1.Node{}, maintenances: map[string]*selected{}, byNode: map[string]sets.Set[string]{}}
+}
+
+// setMaintenance takes in what a maintenance selects. An object that is older than the known one changes nothing.
+func (s *selection) setMaintenance(nm *maintenancev1alpha1.NodeMaintenance) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old := s.maintenances[nm.Name]; old != nil && old.uid == nm.UID && old.generation >= nm.Generation {
+		return nil
+	}
+	var selector *nodeaffinity.NodeSelector
+	if nm.Spec.NodeSelector != nil {
+		var err error
+		if selector, err = nodeaffinity.NewNodeSelector(nm.Spec.NodeSelector); err != nil {
+			return fmt.Errorf("node selector: %w", err)
+		}
+	}
+	s.remove(nm.Name)
+	entry := &selected{uid: nm.UID, generation: nm.Generation, selector: selector, nodes: sets.New[string]()}
+	s.maintenances[nm.Name] = entry
+	for _, node := range s.nodes {
+		s.match(nm.Name, entry, node)
+	}
+	return nil
+}
+
+func (s *selection) removeMaintenance(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.remove(name)
+}
+
+func (s *selection) remove(name string) {
+	entry := s.maintenances[name]
+	if entry == nil {
+		return
+	}
+	for node := range entry.nodes {
+		s.byNode[node].Delete(name)
+	}
+	delete(s.maintenances, name)
+}
+
+// setNode takes in a node and returns the maintenances that selected it before or select it now.
+func (s *selection) setNode(node *corev1.Node) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	touched := s.byNode[node.Name].Clone()
+	s.nodes[node.Name] = node
+	for name, entry := range s.maintenances {
+		s.match(name, entry, node)
+	}
+	return sets.List(touched.Union(s.byNode[node.Name]))
+}
+
+// removeNode forgets a node and returns the maintenances that selected it.
+func (s *selection) removeNode(name string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	touched := s.byNode[name]
+	for maintenance := range touched {
+		s.maintenances[maintenance].nodes.Delete(name)
+	}
+	delete(s.byNode, name)
+	delete(s.nodes, name)
+	return sets.List(touched)
+}
+
+func (s *selection) match(name string, entry *selected, node *corev1.Node) {
+	if entry.selector != nil && entry.selector.Match(node) {
+		entry.nodes.Insert(node.Name)
+		if s.byNode[node.Name] == nil {
+			s.byNode[node.Name] = sets.New[string]()
+		}
+		s.byNode[node.Name].Insert(name)
+		return
+	}
+	entry.nodes.Delete(node.Name)
+	s.byNode[node.Name].Delete(name)
+}
+
+// nodesOf returns the nodes that a maintenance selects, sorted by name.
+func (s *selection) nodesOf(name string) []*corev1.Node {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	entry := s.maintenances[name]
+	if entry == nil {
+		return nil
+	}
+	nodes := make([]*corev1.Node, 0, len(entry.nodes))
+	for node := range entry.nodes {
+		nodes = append(nodes, s.nodes[node])
+	}
+	slices.SortFunc(nodes, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
+	return nodes
+}
+
+// maintenancesOn returns the names of the maintenances that select a node, sorted.
+func (s *selection) maintenancesOn(node string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return sets.List(s.byNode[node])
+}

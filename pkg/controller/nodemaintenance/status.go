@@ -1,0 +1,376 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drainplan"
+)
+
+const (
+	// maxStatusBytes is how large an object may grow before the messages of its nodes are left out; etcd refuses 1.5 MiB by default.
+	maxStatusBytes = 1 << 20
+	// statusPace is how long to wait between two writes of counters and messages, for every bytesPerPace of the object begun.
+	statusPace   = time.Second
+	bytesPerPace = 100 << 10
+)
+
+// statusOf works out the status of the subject. The zero plan is for stages other than Drain.
+func (c *Controller) statusOf(g *gathered, plan drainplan.Result) (maintenancev1alpha1.NodeMaintenanceStatus, error) {
+	nm := g.subject.NodeMaintenance
+	covered, err := drainplan.CompileTargets(nm.Spec.DrainPlan)
+	if err != nil {
+		return maintenancev1alpha1.NodeMaintenanceStatus{}, err
+	}
+	status := *nm.Status.DeepCopy()
+	status.ObservedGeneration = nm.Generation
+	status.NodeStatuses = make([]maintenancev1alpha1.NodeMaintenanceNodeStatus, 0, len(g.subject.nodes)+len(g.subject.refused))
+	stored := targetsByNode(nm)
+	remaining := newRemainder(c.requested)
+	for _, node := range g.subject.nodes {
+		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainTargets: stored[refOf(node)]}
+		var targets drainplan.Targets
+		if isDraining(nm) {
+			targets = plan.Targets[node.Name]
+			entry.DrainTargets = targets.Entries
+			entry.DrainMessage = plan.Messages[nm.Name][node.Name]
+		}
+		remaining.count(&entry, g.pods[node.Name], covered, targets)
+		status.NodeStatuses = append(status.NodeStatuses, entry)
+	}
+	for _, node := range g.subject.refused {
+		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainTargets: stored[refOf(node)]}
+		entry.DrainMessage = drainplan.NotAuthorizedMessage(g.subject.username())
+		// Its counters are shown, but what is left there is not waited for.
+		newRemainder(c.requested).count(&entry, g.pods[node.Name], covered, drainplan.Targets{})
+		status.NodeStatuses = append(status.NodeStatuses, entry)
+	}
+	slices.SortFunc(status.NodeStatuses, func(a, b maintenancev1alpha1.NodeMaintenanceNodeStatus) int {
+		return strings.Compare(a.NodeRef.Name, b.NodeRef.Name)
+	})
+	verdict := decideDrained(drainedFacts{
+		draining: isDraining(nm), nodes: len(g.subject.nodes), refused: len(g.subject.refused), username: g.subject.username(),
+		uncordoned: uncordoned(g.subject.nodes), finished: plan.Finished[nm.Name], remainder: remaining,
+	})
+	c.setCondition(nm, &status, maintenancev1alpha1.ConditionDrained, verdict.status, verdict.reason, verdict.message)
+	c.tallies.set(nm.Name, tallyOf(nm, status.NodeStatuses))
+	return status, nil
+}
+
+func uncordoned(nodes []*corev1.Node) []string {
+	var out []string
+	for _, node := range nodes {
+		if !node.Spec.Unschedulable {
+			out = append(out, node.Name)
+		}
+	}
+	return out
+}
+
+// remainder is what is left on the nodes of a maintenance.
+type remainder struct {
+	requested *requestedEvacuations
+	// covered counts the pods that the plan covers, targeted those of them that are asked to leave, evacuating those that have an
+	// Evacuation, refused those in terminating namespaces that cannot have one.
+	covered, targeted, evacuating, refused int
+	refusedNamespaces                      map[string]int
+	blocked                                []*maintenancev1alpha1.Evacuation
+	left                                   map[string]int
+}
+
+func newRemainder(requested *requestedEvacuations) *remainder {
+	return &remainder{requested: requested, refusedNamespaces: map[string]int{}, left: map[string]int{}}
+}
+
+// count adds the pods of a node, and fills in the counters of its status.
+func (r *remainder) count(entry *maintenancev1alpha1.NodeMaintenanceNodeStatus, pods []livePod, covered, targets drainplan.Targets) {
+	for i := range pods {
+		pod := &pods[i]
+		if pod.left != "" {
+			entry.PodsLeft++
+			r.left[fmt.Sprintf("%s of %s/%s", pod.left, pod.Namespace, ownerName(pod.Pod))]++
+			continue
+		}
+		if !covered.Cover(pod.plan) && pod.evacuation == nil {
+			continue
+		}
+		r.covered++
+		if targets.Cover(pod.plan) {
+			r.targeted++
+		}
+		if pod.evacuation == nil {
+			entry.PodsPendingEvacuation++
+			if r.requested.inTerminatingNamespace(pod.UID) {
+				r.refused++
+				r.refusedNamespaces[pod.Namespace]++
+			}
+			continue
+		}
+		entry.PodsEvacuating++
+		r.evacuating++
+		if conditionStatus(pod.evacuation, maintenancev1alpha1.ConditionBlocked) != "" {
+			entry.PodsBlocked++
+			r.blocked = append(r.blocked, pod.evacuation)
+		}
+	}
+}
+
+func ownerName(pod *corev1.Pod) string {
+	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil && owner.Kind != "Node" {
+		return owner.Name
+	}
+	return pod.Name
+}
+
+// drainedFacts is what the condition Drained depends on, time and the live list aside.
+type drainedFacts struct {
+	draining       bool
+	nodes, refused int
+	username       string
+	uncordoned     []string
+	finished       bool
+	remainder      *remainder
+}
+
+// verdict is a state of a condition.
+type verdict struct {
+	status          metav1.ConditionStatus
+	reason, message string
+}
+
+// decideDrained says what Drained is.
+func decideDrained(f drainedFacts) verdict {
+	r := f.remainder
+	no := func(reason, format string, args ...any) verdict {
+		return verdict{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}
+	}
+	switch {
+	case !f.draining:
+		return no(maintenancev1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain")
+	case f.nodes+f.refused == 0:
+		return no(maintenancev1alpha1.ReasonNoNodes, "The selector matches no node")
+	case f.refused > 0:
+		return no(maintenancev1alpha1.ReasonNotAuthorized, "User %q may not delete %s, which stay as they are; %s",
+			f.username, plural(f.refused, "selected node"), r.progress())
+	case len(f.uncordoned) > 0:
+		return no(maintenancev1alpha1.ReasonDrainInProgress, "Waiting for %s to be cordoned; %s", plural(len(f.uncordoned), "node"), r.progress())
+	case !f.finished && r.isBlocked():
+		return no(maintenancev1alpha1.ReasonDrainBlocked, "No pod is able to leave: %s; %s", r.worst(), r.progress())
+	case !f.finished:
+		return no(maintenancev1alpha1.ReasonDrainInProgress, "%s", capitalize(r.progress()))
+	case len(r.left) > 0:
+		return verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
+			fmt.Sprintf("All pods have left %s but those left running on purpose: %s", plural(f.nodes, "node"), some(r.left))}
+	default:
+		return verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, fmt.Sprintf("All pods have left %s", plural(f.nodes, "node"))}
+	}
+}
+
+// isBlocked says whether nothing moves: every pod that is asked to leave is blocked.
+func (r *remainder) isBlocked() bool {
+	return len(r.blocked) > 0 && len(r.blocked) == r.targeted
+}
+
+func (r *remainder) progress() string {
+	text := fmt.Sprintf("%s left, %d of them evacuating, %d blocked", plural(r.covered, "pod"), r.evacuating, len(r.blocked))
+	if r.refused > 0 {
+		text += fmt.Sprintf("; %s cannot be evacuated because their namespace is being deleted: %s", plural(r.refused, "pod"), some(r.refusedNamespaces))
+	}
+	return text
+}
+
+// worst names the three pods that have been blocked for longest.
+func (r *remainder) worst() string {
+	blocked := slices.Clone(r.blocked)
+	since := func(e *maintenancev1alpha1.Evacuation) *metav1.Condition {
+		return meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked)
+	}
+	slices.SortStableFunc(blocked, func(a, b *maintenancev1alpha1.Evacuation) int {
+		return since(a).LastTransitionTime.Compare(since(b).LastTransitionTime.Time)
+	})
+	var out []string
+	for _, e := range blocked[:min(3, len(blocked))] {
+		out = append(out, fmt.Sprintf("%s/%s (%s)", e.Namespace, e.Spec.PodRef.Name, since(e).Reason))
+	}
+	text := strings.Join(out, ", ")
+	if more := len(blocked) - len(out); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// some names at most five things with their counts.
+func some(counts map[string]int) string {
+	const most = 5
+	names := slices.Sorted(maps.Keys(counts))
+	var out []string
+	for _, name := range names[:min(most, len(names))] {
+		out = append(out, fmt.Sprintf("%s (%d)", name, counts[name]))
+	}
+	text := strings.Join(out, ", ")
+	if more := len(names) - len(out); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+func capitalize(s string) string {
+	if s == "" {
+		return s
+	}
+	return strings.ToUpper(s[:1]) + s[1:]
+}
+
+func (c *Controller) setCondition(nm *maintenancev1alpha1.NodeMaintenance, status *maintenancev1alpha1.NodeMaintenanceStatus, conditionType string, value metav1.ConditionStatus, reason, message string) {
+	meta.SetStatusCondition(&status.Conditions, metav1.Condition{
+		Type: conditionType, Status: value, Reason: reason, Message: message,
+		ObservedGeneration: nm.Generation, LastTransitionTime: metav1.NewTime(c.clock.Now()),
+	})
+}
+
+// writeStatus stores a status if it differs, and returns the maintenance as it is then stored. What others or a restart depend on goes out at
+// once; a difference in counters and messages alone waits its turn.
+func (c *Controller) writeStatus(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, status maintenancev1alpha1.NodeMaintenanceStatus) (*maintenancev1alpha1.NodeMaintenance, error) {
+	next := nm.DeepCopy()
+	next.Status = status
+	c.keepSmall(next)
+	if equality.Semantic.DeepEqual(nm.Status, next.Status) {
+		return nm, nil
+	}
+	if !isUrgent(nm, next) {
+		if wait := c.written.pause(nm.Name, next.Size()); wait > 0 {
+			c.queue.AddAfter(nm.Name, wait)
+			return nm, nil
+		}
+	}
+	stored, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
+	if isTooLarge(err) {
+		c.dropMessages(next)
+		stored, err = c.maintenance.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
+	}
+	if isTooLarge(err) {
+		// Trying again would not make it smaller. The next change does.
+		klog.FromContext(ctx).Error(err, "Status does not fit into storage", "bytes", next.Size())
+		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventStatusTooLarge, actionDrain,
+			"The status of %s is too large to be stored: select fewer nodes per NodeMaintenance or use fewer pod selectors", plural(len(next.Status.NodeStatuses), "node"))
+		return nm, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("write status: %w", err)
+	}
+	c.written.remember(stored)
+	return stored, nil
+}
+
+// isUrgent says whether a status has more news than counters and messages.
+func isUrgent(old, next *maintenancev1alpha1.NodeMaintenance) bool {
+	was := meta.FindStatusCondition(old.Status.Conditions, maintenancev1alpha1.ConditionDrained)
+	is := meta.FindStatusCondition(next.Status.Conditions, maintenancev1alpha1.ConditionDrained)
+	return old.Status.ObservedGeneration != next.Status.ObservedGeneration || was == nil || is == nil || was.Status != is.Status || !sameTargets(old, next)
+}
+
+// keepSmall leaves the messages of the nodes out, and says so, when the object would become too large.
+func (c *Controller) keepSmall(nm *maintenancev1alpha1.NodeMaintenance) {
+	if nm.Size() > maxStatusBytes {
+		c.dropMessages(nm)
+		return
+	}
+	meta.RemoveStatusCondition(&nm.Status.Conditions, maintenancev1alpha1.ConditionNodeMessagesOmitted)
+}
+
+func (c *Controller) dropMessages(nm *maintenancev1alpha1.NodeMaintenance) {
+	for i := range nm.Status.NodeStatuses {
+		nm.Status.NodeStatuses[i].DrainMessage = ""
+	}
+	c.setCondition(nm, &nm.Status, maintenancev1alpha1.ConditionNodeMessagesOmitted, metav1.ConditionTrue, maintenancev1alpha1.ReasonStatusTooLarge,
+		"The status would be too large with a message for each node; the counters are complete")
+}
+
+// isTooLarge says whether the API server or etcd refused an object for its size; etcd has no error type for it that reaches a client.
+func isTooLarge(err error) bool {
+	return err != nil && (apierrors.IsRequestEntityTooLargeError(err) || strings.Contains(err.Error(), "request is too large"))
+}
+
+// writtenStatuses remembers the last status written of each maintenance: to go on from it before the cache has it, and to pace the writes.
+type writtenStatuses struct {
+	clock clock.PassiveClock
+
+	mu     sync.Mutex
+	byName map[string]writtenStatus
+}
+
+type writtenStatus struct {
+	stored *maintenancev1alpha1.NodeMaintenance
+	at     time.Time
+}
+
+func newWrittenStatuses(clock clock.PassiveClock) *writtenStatuses {
+	return &writtenStatuses{clock: clock, byName: map[string]writtenStatus{}}
+}
+
+func (w *writtenStatuses) remember(nm *maintenancev1alpha1.NodeMaintenance) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.byName[nm.Name] = writtenStatus{stored: nm, at: w.clock.Now()}
+}
+
+func (w *writtenStatuses) latest(name string) *maintenancev1alpha1.NodeMaintenance {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.byName[name].stored
+}
+
+func (w *writtenStatuses) remove(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.byName, name)
+}
+
+// pause returns how long to wait before the next write of an object of the given size.
+func (w *writtenStatuses) pause(name string, size int) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	last, ok := w.byName[name]
+	if !ok {
+		return 0
+	}
+	pace := max(statusPace, statusPace*time.Duration(size)/bytesPerPace)
+	return pace - w.clock.Since(last.at)
+}
