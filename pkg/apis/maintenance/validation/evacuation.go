@@ -22,6 +22,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -52,13 +53,9 @@ func ValidateEvacuation(evacuation *maintenance.Evacuation) field.ErrorList {
 
 func validateEvacuationName(evacuation *maintenance.Evacuation) field.ErrorList {
 	podRef, podRefPath := evacuation.Spec.PodRef, field.NewPath("spec", "podRef")
-	// Without a pod there is no name to compare with. The tags report what is missing, in place of these; without them the generic
-	// validation would go on to ask for a name, which may be left out.
-	if podRef.Name == "" {
-		return field.ErrorList{field.Required(podRefPath.Child("name"), "").MarkCoveredByDeclarative()}
-	}
-	if podRef.UID == "" {
-		return field.ErrorList{field.Required(podRefPath.Child("uid"), "").MarkCoveredByDeclarative()}
+	if podRef.Name == "" || podRef.UID == "" {
+		// Without a pod there is no name to compare with; the tags report what is missing.
+		return nil
 	}
 	if msgs := validation.IsDNS1123Subdomain(string(podRef.UID)); len(msgs) > 0 {
 		return field.ErrorList{field.Invalid(podRefPath.Child("uid"), podRef.UID, "is no UID of a pod: "+msgs[0])}
@@ -154,9 +151,18 @@ func ValidateEvacuationStatusUpdate(evacuation, old *maintenance.Evacuation) fie
 	if counter, oldCounter := evacuation.Status.FailedEvictionCounter, old.Status.FailedEvictionCounter; counter >= 0 && counter < oldCounter {
 		errs = append(errs, field.Invalid(path.Child("failedEvictionCounter"), counter, fmt.Sprintf("never falls: it is %d already", oldCounter)))
 	}
-	// Not ValidateConditions, which would report duplicates beside the tags.
-	for i, condition := range evacuation.Status.Conditions {
-		errs = append(errs, metav1validation.ValidateCondition(condition, path.Child("conditions").Index(i))...)
+	return append(errs, validateConditions(evacuation.Status.Conditions, path.Child("conditions"))...)
+}
+
+// validateConditions checks each condition. The library's function for all of them would report duplicates beside the tags.
+func validateConditions(conditions []metav1.Condition, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, condition := range conditions {
+		for _, err := range metav1validation.ValidateCondition(condition, path.Index(i)) {
+			// Conditions are opaque to our tags, so nothing else reports this.
+			err.CoveredByDeclarative = false
+			errs = append(errs, err)
+		}
 	}
 	return errs
 }

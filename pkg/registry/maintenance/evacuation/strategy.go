@@ -20,9 +20,11 @@ package evacuation
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/operation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -97,6 +99,16 @@ func (*Strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
 // Validate checks a new object.
 func (*Strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
 	return validation.ValidateEvacuation(obj.(*maintenance.Evacuation))
+}
+
+// ValidateDeclaratively adds what the tags find. Only an object whose podRef is incomplete comes here without a name; the tags say so, and
+// that the name is missing too would send the client in the wrong direction.
+func (s *Strategy) ValidateDeclaratively(ctx context.Context, obj, old runtime.Object, errs field.ErrorList, operationType operation.Type,
+	config rest.DeclarativeValidationConfig) field.ErrorList {
+	errs = slices.DeleteFunc(errs, func(err *field.Error) bool {
+		return err.Type == field.ErrorTypeRequired && err.Field == "metadata.name"
+	})
+	return s.DeclarativeValidation.ValidateDeclaratively(ctx, obj, old, errs, operationType, config)
 }
 
 // WarningsOnCreate warns about what is hardly meant.
