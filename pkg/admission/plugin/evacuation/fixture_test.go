@@ -1,0 +1,237 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/identity"
+	"haulout.dev/haulout/pkg/registry/registrytest"
+)
+
+const (
+	podUID           = "f5823a89-e03f-4752-b013-445643b8c7a0"
+	evacuationName   = podUID + "-web-1"
+	instigator       = "evacuation.coordination.k8s.io/instigator_nodemaintenance.k8s.io"
+	instigatorA      = "evacuation.coordination.k8s.io/instigator_a"
+	annotationPrefix = "evacuation.coordination.k8s.io/priority_"
+
+	deletePod     = `delete pods "web-1" in namespace "blue"`
+	useOurs       = `use instigators.maintenance.haulout.dev "nodemaintenance.k8s.io" in namespace "blue"`
+	useA          = `use instigators.maintenance.haulout.dev "a" in namespace "blue"`
+	scaleWeb      = `update deployments.apps/scale "web" in namespace "blue"`
+	scaleAny      = `update deployments.apps/scale in namespace "blue"`
+	assignA       = `assign evacuators.maintenance.haulout.dev "a.example.com" in namespace "blue"`
+	progressFirst = `progress evacuators.maintenance.haulout.dev "first.example.com" in namespace "blue"`
+)
+
+var (
+	server = &user.DefaultInfo{Name: "system:apiserver", UID: "1"}
+	ann    = &user.DefaultInfo{Name: "ann"}
+)
+
+// authz allows the rights in it and remembers what it was asked.
+type authz struct {
+	allowed []string
+	err     error
+	asked   []string
+}
+
+func (a *authz) Authorize(_ context.Context, attrs authorizer.Attributes) (authorizer.Decision, string, error) {
+	if !attrs.IsResourceRequest() || attrs.GetUser().GetName() != ann.Name {
+		return authorizer.DecisionNoOpinion, "", fmt.Errorf("asked for the wrong thing: %+v", attrs)
+	}
+	asked := right{
+		verb: attrs.GetVerb(), group: attrs.GetAPIGroup(), resource: attrs.GetResource(), subresource: attrs.GetSubresource(),
+		namespace: attrs.GetNamespace(), name: attrs.GetName(),
+	}.String()
+	a.asked = append(a.asked, asked)
+	if a.err != nil {
+		return authorizer.DecisionNoOpinion, "", a.err
+	}
+	if slices.Contains(a.allowed, asked) {
+		return authorizer.DecisionAllow, "", nil
+	}
+	return authorizer.DecisionNoOpinion, "", nil
+}
+
+// fixture is a plugin in a host cluster of objects.
+type fixture struct {
+	*Plugin
+	t      *testing.T
+	authz  *authz
+	client *fake.Clientset
+	events chan string
+}
+
+func newFixture(t *testing.T, builtIn []string, allowed []string, objects ...runtime.Object) *fixture {
+	t.Helper()
+	plugin, err := New(builtIn...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fixture{Plugin: plugin, t: t, authz: &authz{allowed: allowed}, client: fake.NewClientset(objects...), events: make(chan string, 100)}
+	self := &identity.Server{}
+	self.Set(server)
+	plugin.SetExternalKubeClientSet(f.client)
+	plugin.SetUnconditionalAuthorizer(f.authz)
+	plugin.SetServerIdentity(self)
+	plugin.SetEventRecorder(&events.FakeRecorder{Events: f.events})
+	if err := plugin.ValidateInitialization(); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// request is an admission request for Evacuations, ann's creation unless something else is said.
+type request struct {
+	operation   admission.Operation
+	user        user.Info
+	subresource string
+	object, old *maintenance.Evacuation
+	dryRun      bool
+}
+
+func (f *fixture) attributes(r request) (context.Context, admission.Attributes) {
+	if r.operation == "" {
+		r.operation = admission.Create
+	}
+	if r.user == nil {
+		r.user = ann
+	}
+	var object, old runtime.Object
+	name := ""
+	if r.object != nil {
+		object, name = r.object, r.object.Name
+	}
+	if r.old != nil {
+		old, name = r.old, r.old.Name
+	}
+	ctx := registrytest.Request{User: r.user, Verb: "create", Resource: "evacuations", Subresource: r.subresource, Namespace: "blue", Name: name}.Context(f.t.Context())
+	return ctx, admission.NewAttributesRecord(object, old, v1alpha1.SchemeGroupVersion.WithKind("Evacuation"), "blue", name,
+		v1alpha1.SchemeGroupVersion.WithResource("evacuations"), r.subresource, r.operation, nil, r.dryRun, r.user)
+}
+
+func (f *fixture) admit(r request) ([]string, error) {
+	ctx, attrs := f.attributes(r)
+	ctx, warnings := registrytest.WithWarnings(ctx)
+	err := f.Admit(ctx, attrs, nil)
+	return warnings.Texts(), err
+}
+
+func (f *fixture) validate(r request) error {
+	ctx, attrs := f.attributes(r)
+	return f.Validate(ctx, attrs, nil)
+}
+
+type mod func(*maintenance.Evacuation)
+
+func newEvacuation(mods ...mod) *maintenance.Evacuation {
+	e := &maintenance.Evacuation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: evacuationName, Finalizers: []string{instigator}},
+		Spec: maintenance.EvacuationSpec{
+			PodRef: maintenance.PodReference{Name: "web-1", UID: podUID},
+		},
+		Status: maintenance.EvacuationStatus{EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow},
+	}
+	for _, m := range mods {
+		m(e)
+	}
+	return e
+}
+
+func named(list ...maintenance.Evacuator) mod {
+	return func(e *maintenance.Evacuation) { e.Spec.Evacuators = list }
+}
+
+func finalizers(list ...string) mod {
+	return func(e *maintenance.Evacuation) { e.Finalizers = list }
+}
+
+func active(class string) mod {
+	return func(e *maintenance.Evacuation) { e.Status.ActiveEvacuatorClass = class }
+}
+
+func forbid(e *maintenance.Evacuation) {
+	e.Status.EvacuationCancellationPolicy = maintenance.EvacuationCancellationPolicyForbid
+}
+
+func complete(e *maintenance.Evacuation) {
+	e.Status.Conditions = []metav1.Condition{{Type: maintenance.ConditionComplete, Status: metav1.ConditionTrue}}
+}
+
+type podMod func(*corev1.Pod)
+
+func newPod(mods ...podMod) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "web-1", UID: podUID, Labels: map[string]string{"app": "web"}},
+		Spec:       corev1.PodSpec{NodeName: "node-7"},
+	}
+	for _, m := range mods {
+		m(pod)
+	}
+	return pod
+}
+
+func annotated(class, value string) podMod {
+	return func(pod *corev1.Pod) { metav1.SetMetaDataAnnotation(&pod.ObjectMeta, annotationPrefix+class, value) }
+}
+
+func ownedBy(apiVersion, kind, name string, uid types.UID) podMod {
+	return func(pod *corev1.Pod) {
+		pod.OwnerReferences = []metav1.OwnerReference{controllerRef(apiVersion, kind, name, uid)}
+	}
+}
+
+func controllerRef(apiVersion, kind, name string, uid types.UID) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: name, UID: uid, Controller: ptr.To(true)}
+}
+
+var selectWeb = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
+
+// newDeployment returns the Deployment web and its ReplicaSet.
+func newDeployment() (*appsv1.Deployment, *appsv1.ReplicaSet) {
+	deployment := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "web", UID: "deployment"},
+		Spec:       appsv1.DeploymentSpec{Selector: selectWeb},
+	}
+	replicaSet := &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "blue", Name: "web-6b59", UID: "replicaset",
+			OwnerReferences: []metav1.OwnerReference{controllerRef("apps/v1", "Deployment", "web", "deployment")},
+		},
+		Spec: appsv1.ReplicaSetSpec{Selector: selectWeb},
+	}
+	return deployment, replicaSet
+}
