@@ -1,0 +1,88 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package fuzzer fills objects of the maintenance API at random, so that they are as defaulting leaves them: otherwise a round trip through
+// an encoding would change them.
+package fuzzer
+
+import (
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/randfill"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// Funcs returns the functions for the types that have defaults, internal and versioned.
+func Funcs(serializer.CodecFactory) []any {
+	return []any{
+		func(spec *maintenance.NodeMaintenanceSpec, c randfill.Continue) {
+			c.FillNoCustom(spec)
+			versioned := v1alpha1.NodeMaintenanceSpec{DrainPlan: make([]v1alpha1.DrainPlanEntry, len(spec.DrainPlan))}
+			for i, e := range spec.DrainPlan {
+				versioned.DrainPlan[i] = v1alpha1.DrainPlanEntry{PodSelector: e.PodSelector, PodPriority: e.PodPriority, PodType: v1alpha1.PodType(e.PodType)}
+			}
+			fillVersionedSpec(&versioned, c)
+			spec.Stage = maintenance.NodeMaintenanceStage(versioned.Stage)
+			spec.DrainPlan = make([]maintenance.DrainPlanEntry, len(versioned.DrainPlan))
+			for i, e := range versioned.DrainPlan {
+				spec.DrainPlan[i] = maintenance.DrainPlanEntry{PodSelector: e.PodSelector, PodPriority: e.PodPriority, PodType: maintenance.PodType(e.PodType)}
+			}
+		},
+		func(spec *v1alpha1.NodeMaintenanceSpec, c randfill.Continue) {
+			c.FillNoCustom(spec)
+			fillVersionedSpec(spec, c)
+		},
+		func(entry *maintenance.DrainPlanEntry, c randfill.Continue) {
+			c.FillNoCustom(entry)
+			entry.PodType = pick(c, maintenance.PodTypeDefault, maintenance.PodTypeDaemonSet, maintenance.PodTypeStatic)
+		},
+		func(entry *v1alpha1.DrainPlanEntry, c randfill.Continue) {
+			c.FillNoCustom(entry)
+			entry.PodType = pick(c, v1alpha1.PodTypeDefault, v1alpha1.PodTypeDaemonSet, v1alpha1.PodTypeStatic)
+		},
+		func(spec *maintenance.EvacuationSpec, c randfill.Continue) {
+			c.FillNoCustom(spec)
+			spec.ProgressDeadlineSeconds = ptr.To(c.Int31())
+		},
+		func(spec *v1alpha1.EvacuationSpec, c randfill.Continue) {
+			c.FillNoCustom(spec)
+			spec.ProgressDeadlineSeconds = ptr.To(c.Int31())
+		},
+		func(status *maintenance.EvacuationStatus, c randfill.Continue) {
+			c.FillNoCustom(status)
+			status.EvacuationCancellationPolicy = pick(c, maintenance.EvacuationCancellationPolicyAllow, maintenance.EvacuationCancellationPolicyForbid)
+		},
+		func(status *v1alpha1.EvacuationStatus, c randfill.Continue) {
+			c.FillNoCustom(status)
+			status.EvacuationCancellationPolicy = pick(c, v1alpha1.EvacuationCancellationPolicyAllow, v1alpha1.EvacuationCancellationPolicyForbid)
+		},
+	}
+}
+
+// fillVersionedSpec gives a spec a stage and completes its plan as defaulting does. A random plan of several entries is seldom in order, and
+// is left alone then; with one entry or none it is completed.
+func fillVersionedSpec(spec *v1alpha1.NodeMaintenanceSpec, c randfill.Continue) {
+	spec.Stage = pick(c, v1alpha1.NodeMaintenanceStageIdle, v1alpha1.NodeMaintenanceStageCordon, v1alpha1.NodeMaintenanceStageDrain,
+		v1alpha1.NodeMaintenanceStageComplete)
+	spec.DrainPlan = spec.DrainPlan[:min(len(spec.DrainPlan), c.Intn(4))]
+	v1alpha1.SetDefaults_NodeMaintenanceSpec(spec)
+}
+
+func pick[T any](c randfill.Continue, values ...T) T {
+	return values[c.Intn(len(values))]
+}

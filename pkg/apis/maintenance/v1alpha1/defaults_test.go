@@ -1,0 +1,170 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package v1alpha1_test
+
+import (
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/install"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// web is a selector that a plan may have.
+func web() *metav1.LabelSelector {
+	return &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
+}
+
+// twelve is what every plan has, as literals: the constants may not change.
+var twelve = []string{
+	"Default 1000000000", "Default 2000000000", "Default 2000001000", "Default 2147483647",
+	"DaemonSet 1000000000", "DaemonSet 2000000000", "DaemonSet 2000001000", "DaemonSet 2147483647",
+	"Static 1000000000", "Static 2000000000", "Static 2000001000", "Static 2147483647",
+}
+
+func TestDefaultDrainPlan(t *testing.T) {
+	for name, test := range map[string]struct {
+		plan []v1alpha1.DrainPlanEntry
+		want []string
+	}{
+		"no plan": {nil, twelve},
+		"an own entry goes before those of higher priority, and is Default if it does not say": {
+			[]v1alpha1.DrainPlanEntry{{PodPriority: 1000}},
+			slices.Concat([]string{"Default 1000"}, twelve),
+		},
+		"own entries between the frozen ones": {
+			[]v1alpha1.DrainPlanEntry{
+				{PodPriority: 1500000000}, {PodPriority: 5, PodType: v1alpha1.PodTypeDaemonSet}, {PodPriority: 2100000000, PodType: v1alpha1.PodTypeStatic},
+			},
+			slices.Concat(twelve[:1], []string{"Default 1500000000"}, twelve[1:4], []string{"DaemonSet 5"}, twelve[4:11], []string{"Static 2100000000"}, twelve[11:]),
+		},
+		"a frozen entry with a selector stands before the one without, which is added": {
+			[]v1alpha1.DrainPlanEntry{{PodPriority: 1000000000, PodSelector: web()}},
+			slices.Concat([]string{"Default 1000000000 app=web"}, twelve),
+		},
+		"a frozen entry that is there is not added, even if it selects all by an empty selector": {
+			[]v1alpha1.DrainPlanEntry{{PodPriority: 1000000000, PodSelector: &metav1.LabelSelector{}}, {PodPriority: 2147483647, PodType: v1alpha1.PodTypeStatic}},
+			slices.Concat([]string{"Default 1000000000 <none>"}, twelve[1:]),
+		},
+		"a negative priority": {
+			[]v1alpha1.DrainPlanEntry{{PodPriority: -2147483648}},
+			slices.Concat([]string{"Default -2147483648"}, twelve),
+		},
+		"a plan out of order is left alone, but for the type": {
+			[]v1alpha1.DrainPlanEntry{{PodPriority: 20}, {PodPriority: 10}}, []string{"Default 20", "Default 10"},
+		},
+		"a plan with a duplicate is left alone": {
+			[]v1alpha1.DrainPlanEntry{{PodPriority: 10}, {PodPriority: 10}}, []string{"Default 10", "Default 10"},
+		},
+		"a plan with an unknown type is left alone": {
+			[]v1alpha1.DrainPlanEntry{{PodPriority: 10, PodType: "Bare"}}, []string{"Bare 10"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nm := &v1alpha1.NodeMaintenance{Spec: v1alpha1.NodeMaintenanceSpec{DrainPlan: test.plan}}
+			v1alpha1.SetObjectDefaults_NodeMaintenance(nm)
+			if got := describe(nm.Spec.DrainPlan); !slices.Equal(got, test.want) {
+				t.Errorf("plan is\n%s, want\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
+			}
+			if nm.Spec.Stage != "Idle" {
+				t.Errorf("stage is %q, want Idle", nm.Spec.Stage)
+			}
+			v1alpha1.SetObjectDefaults_NodeMaintenance(nm)
+			if got := describe(nm.Spec.DrainPlan); !slices.Equal(got, test.want) {
+				t.Errorf("defaulting twice gives\n%s", strings.Join(got, "\n"))
+			}
+		})
+	}
+	t.Run("drain targets of the status", func(t *testing.T) {
+		nm := &v1alpha1.NodeMaintenance{Status: v1alpha1.NodeMaintenanceStatus{
+			NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{{DrainTargets: []v1alpha1.DrainPlanEntry{{PodPriority: 1}}}},
+		}}
+		v1alpha1.SetObjectDefaults_NodeMaintenance(nm)
+		if got := describe(nm.Status.NodeStatuses[0].DrainTargets); !slices.Equal(got, []string{"Default 1"}) {
+			t.Errorf("targets are %q: nothing may be added to them", got)
+		}
+	})
+}
+
+func describe(plan []v1alpha1.DrainPlanEntry) []string {
+	texts := make([]string, len(plan))
+	for i, e := range plan {
+		texts[i] = fmt.Sprintf("%s %d", e.PodType, e.PodPriority)
+		if e.PodSelector != nil {
+			texts[i] += " " + metav1.FormatLabelSelector(e.PodSelector)
+		}
+	}
+	return texts
+}
+
+// stored is what etcd holds for a maintenance named "a" in stage Drain with an own entry, Default 5, as v1alpha1 stored it when it was new.
+// It is never to be generated again: objects like it lie in the etcds of users.
+const stored = "" +
+	"6b3873000a330a206d61696e74656e616e63652e6861756c6f75742e6465762f7631616c70686131120f4e6f64654d61696e74656e616e63" +
+	"651280020a110a016112001a0022002a0032003800420012e6011205447261696e1a0b10051a0744656661756c741a0f108094ebdc031a07" +
+	"44656661756c741a0f1080a8d6b9071a0744656661756c741a0f10e8afd6b9071a0744656661756c741a0f10ffffffff071a074465666175" +
+	"6c741a11108094ebdc031a094461656d6f6e5365741a111080a8d6b9071a094461656d6f6e5365741a1110e8afd6b9071a094461656d6f6e" +
+	"5365741a1110ffffffff071a094461656d6f6e5365741a0e108094ebdc031a065374617469631a0e1080a8d6b9071a065374617469631a0e" +
+	"10e8afd6b9071a065374617469631a0e10ffffffff071a0653746174696322001a0208001a002200"
+
+func codec(t *testing.T) runtime.Codec {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	codecs := serializer.NewCodecFactory(scheme)
+	info, ok := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+	if !ok {
+		t.Fatal("no protobuf serializer")
+	}
+	return codecs.CodecForVersions(info.Serializer, codecs.UniversalDeserializer(), v1alpha1.SchemeGroupVersion, maintenance.SchemeGroupVersion)
+}
+
+// TestStoredPlanReadsBackAsItWasWritten pins the twelve entries: defaulting also runs on what is read from etcd, so another set of them would
+// add entries to plans that are immutable, in the middle of their drains.
+func TestStoredPlanReadsBackAsItWasWritten(t *testing.T) {
+	data, err := hex.DecodeString(stored)
+	if err != nil {
+		t.Fatal(err)
+	}
+	obj, err := runtime.Decode(codec(t), data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nm := obj.(*maintenance.NodeMaintenance)
+	versioned := &v1alpha1.NodeMaintenance{}
+	if err := v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(nm, versioned, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := describe(versioned.Spec.DrainPlan), slices.Concat([]string{"Default 5"}, twelve); !slices.Equal(got, want) {
+		t.Errorf("plan is\n%s, want\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	again, err := runtime.Encode(codec(t), nm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := hex.EncodeToString(again); got != stored {
+		t.Errorf("it is stored as\n%s, was\n%s", got, stored)
+	}
+}
