@@ -1,0 +1,124 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"context"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/eviction"
+)
+
+// act makes what was decided true: first evictions that must not happen any more are taken back, then the status is written, and what follows
+// from the status comes after it.
+func (c *Controller) act(ctx context.Context, s situation, d decision) error {
+	key := keyOf(s.evacuation)
+	if !d.evict {
+		c.evictions.Remove(key)
+	}
+	evacuation, err := c.writeStatus(ctx, s, d)
+	if err != nil {
+		return ignoreNotFound(err)
+	}
+	wrote := evacuation != s.evacuation
+	if wrote {
+		// What follows may fail and be decided anew, without the events.
+		c.send(evacuation, d.events)
+	}
+	if d.evict {
+		c.evictions.Add(eviction.Request{
+			Evacuation: key, Pod: evacuation.Spec.PodRef.Name, UID: evacuation.Spec.PodRef.UID,
+			FailedEvictions: evacuation.Status.FailedEvictionCounter, Blocker: blockerOf(&evacuation.Status),
+		})
+	}
+	if d.release != releaseNone {
+		if err := c.let(ctx, evacuation, d.release); err != nil {
+			return ignoreNotFound(err)
+		}
+	}
+	if !wrote {
+		c.send(evacuation, d.events)
+	}
+	if !d.wake.IsZero() {
+		c.queue.AddAfter(key, d.wake.Sub(s.now))
+	}
+	return nil
+}
+
+// writeStatus stores the wanted status if it differs, and returns the Evacuation as it is then.
+func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (*maintenancev1alpha1.Evacuation, error) {
+	before := &s.evacuation.Status
+	if equality.Semantic.DeepEqual(*before, d.status) {
+		return s.evacuation, nil
+	}
+	evacuation := s.evacuation.DeepCopy()
+	evacuation.Status = d.status
+	evacuation, err := c.maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace).UpdateStatus(ctx, evacuation, metav1.UpdateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	logger := klog.FromContext(ctx)
+	if isComplete(evacuation) {
+		logger.V(2).Info("Evacuation is complete", "pod", klog.KRef(evacuation.Namespace, evacuation.Spec.PodRef.Name))
+		if s.pod == nil || isFinished(s.pod) {
+			evacuationDuration.Observe(s.now.Sub(evacuation.CreationTimestamp.Time).Seconds())
+		}
+	} else if before.ActiveEvacuatorClass != d.status.ActiveEvacuatorClass {
+		logger.V(2).Info("Evacuation goes to the next in turn", "from", before.ActiveEvacuatorClass, "to", d.status.ActiveEvacuatorClass)
+	}
+	return evacuation, nil
+}
+
+// let takes off the finalizers of those whose requests are over and deletes the object. Both writes fail if the object has changed since the
+// decision: a new instigator must not be overlooked.
+func (c *Controller) let(ctx context.Context, evacuation *maintenancev1alpha1.Evacuation, which release) error {
+	client := c.maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace)
+	kept := slices.DeleteFunc(slices.Clone(evacuation.Finalizers), func(finalizer string) bool {
+		_, isInstigator := evacuators.IsInstigatorFinalizer(finalizer)
+		return finalizer == maintenancev1alpha1.FinalizerInstigatorNodeMaintenance || isInstigator && which == releaseAll
+	})
+	if len(kept) != len(evacuation.Finalizers) {
+		released := evacuation.DeepCopy()
+		released.Finalizers = kept
+		updated, err := client.Update(ctx, released, metav1.UpdateOptions{})
+		if err != nil {
+			return err
+		}
+		evacuation = updated
+	}
+	if evacuation.DeletionTimestamp != nil {
+		return nil
+	}
+	return client.Delete(ctx, evacuation.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: ptr.To(evacuation.UID), ResourceVersion: ptr.To(evacuation.ResourceVersion)},
+	})
+}
+
+func ignoreNotFound(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,135 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/eviction"
+)
+
+const (
+	// overdueAfter is how long after the end of its grace period a pod may take to vanish. The kubelet needs a moment to tell.
+	overdueAfter = 30 * time.Second
+	// reasonNotBlocked is the reason of Blocked=False.
+	reasonNotBlocked = "NotBlocked"
+)
+
+// decideBlocked says what keeps a pod from leaving whose Evacuation is under way.
+func (d *decision) decideBlocked(s situation) {
+	d.countFailedEvictions(s)
+	switch {
+	case s.pod.DeletionTimestamp != nil:
+		d.decideTerminating(s)
+	case d.evict:
+		// Until the queue knows the pod, what was known before stands.
+		if s.eviction.Known {
+			d.setBlocked(s, s.eviction.Blocker)
+		}
+	case d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassEviction:
+		d.setBlocked(s, noEvacuator(s))
+	default:
+		d.clearBlocked(s)
+	}
+}
+
+// decideTerminating waits for a pod that was asked to stop, and complains when its grace period has passed.
+func (d *decision) decideTerminating(s situation) {
+	if overdue := s.pod.DeletionTimestamp.Add(overdueAfter); s.now.Before(overdue) {
+		d.wakeAt(overdue)
+		d.clearBlocked(s)
+		return
+	}
+	since := s.pod.DeletionTimestamp.UTC().Format(time.RFC3339)
+	switch {
+	case s.nodeUnreachable:
+		d.setBlocked(s, &eviction.Blocker{
+			Reason: maintenancev1alpha1.ReasonNodeUnreachable,
+			Message: fmt.Sprintf("The kubelet of node %s does not answer, so that nobody confirms that the pod has stopped (its grace period ended at %s). "+
+				"Bring the node back, or make sure that it is off and then taint it with %s.", s.pod.Spec.NodeName, since, corev1.TaintNodeOutOfService),
+		})
+	case len(s.pod.Finalizers) > 0:
+		d.setBlocked(s, &eviction.Blocker{
+			Reason: maintenancev1alpha1.ReasonPodFinalizer,
+			Message: fmt.Sprintf("The pod should have been gone at %s and is held by the finalizers %s. Look after the controllers that put them on.",
+				since, strings.Join(s.pod.Finalizers, ", ")),
+		})
+	default:
+		d.setBlocked(s, &eviction.Blocker{
+			Reason:  maintenancev1alpha1.ReasonPodTerminating,
+			Message: fmt.Sprintf("The grace period of the pod ended at %s and it has not stopped. Look at its containers and at the kubelet of node %s.", since, s.pod.Spec.NodeName),
+		})
+	}
+}
+
+func noEvacuator(s situation) *eviction.Blocker {
+	b := &eviction.Blocker{Reason: maintenancev1alpha1.ReasonNoEvacuator}
+	switch s.podType {
+	case maintenancev1alpha1.PodTypeStatic:
+		b.Message = "Nobody is left to take the static pod away, and evicting it would not stop it. Take its manifest off the node, or run the node agent there."
+	default:
+		b.Message = "Nobody is left to take the DaemonSet pod away, and an evicted one would come straight back. " +
+			"Keep the DaemonSet off the node, or switch its evacuator on."
+	}
+	return b
+}
+
+// setBlocked makes the condition say what blocks; nil clears it.
+func (d *decision) setBlocked(s situation, b *eviction.Blocker) {
+	if b == nil {
+		d.clearBlocked(s)
+		return
+	}
+	before := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked)
+	isNew := before == nil || before.Status != metav1.ConditionTrue || before.Reason != b.Reason
+	message := cut(b.Message, maxMessage)
+	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
+		Type: maintenancev1alpha1.ConditionBlocked, Status: metav1.ConditionTrue, Reason: b.Reason, Message: message,
+		LastTransitionTime: *stamp(s.now), ObservedGeneration: s.evacuation.Generation,
+	})
+	if isNew {
+		d.events = append(d.events, event{corev1.EventTypeWarning, EventBlocked, actionEvacuate,
+			fmt.Sprintf("Pod %s cannot leave (%s): %s", s.evacuation.Spec.PodRef.Name, b.Reason, message)})
+	}
+}
+
+// clearBlocked takes Blocked back. An Evacuation that never was blocked does not get the condition.
+func (d *decision) clearBlocked(s situation) {
+	if !meta.IsStatusConditionTrue(d.status.Conditions, maintenancev1alpha1.ConditionBlocked) {
+		return
+	}
+	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
+		Type: maintenancev1alpha1.ConditionBlocked, Status: metav1.ConditionFalse, Reason: reasonNotBlocked,
+		LastTransitionTime: *stamp(s.now), ObservedGeneration: s.evacuation.Generation,
+	})
+}
+
+// blockerOf returns what the stored condition says; nil if the Evacuation is not blocked.
+func blockerOf(status *maintenancev1alpha1.EvacuationStatus) *eviction.Blocker {
+	blocked := meta.FindStatusCondition(status.Conditions, maintenancev1alpha1.ConditionBlocked)
+	if blocked == nil || blocked.Status != metav1.ConditionTrue {
+		return nil
+	}
+	return &eviction.Blocker{Reason: blocked.Reason, Message: blocked.Message}
+}

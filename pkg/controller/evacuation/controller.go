@@ -1,0 +1,250 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package evacuation walks each Evacuation through its evacuators and, when none is left, has the pod evicted.
+//
+// A sync gathers all that is known, decides with a pure function, and acts. What it has to remember lies in the objects' status: a leader that
+// takes over goes on from there.
+package evacuation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/generated/clientset/versioned"
+	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+)
+
+// Name is what this controller is called in logs, metrics and queues.
+const Name = "evacuation"
+
+// The defaults of the options.
+const (
+	DefaultCompletedTTL           = 5 * time.Minute
+	DefaultEvacuatorStartDeadline = 5 * time.Minute
+	DefaultMaxConcurrentEvictions = 50
+)
+
+// resync is how often everything is looked at although nothing happened.
+const resync = 10 * time.Minute
+
+// Config is what the controller needs.
+type Config struct {
+	// Host is the client of the host cluster, which should not be rate limited; HostInformers are its informers. Their transform must leave
+	// what cache.Strip leaves.
+	Host          kubernetes.Interface
+	HostInformers informers.SharedInformerFactory
+	// Maintenance is the client of our own API as the server itself, MaintenanceInformers are its informers.
+	Maintenance          versioned.Interface
+	MaintenanceInformers externalversions.SharedInformerFactory
+	// Recorder writes events into the host cluster.
+	Recorder events.EventRecorder
+	// Clock is the time; nil is the real one.
+	Clock clock.WithTicker
+	// CompletedTTL is how long Evacuations are kept whose pod has left; 0 is the default.
+	CompletedTTL time.Duration
+	// EvacuatorStartDeadline is how long an evacuator has for its first report; 0 is the default.
+	EvacuatorStartDeadline time.Duration
+	// MaxConcurrentEvictions bounds the evictions in flight; 0 is the default.
+	MaxConcurrentEvictions int
+	// Evictions is where evictions are sent to; nil is Host.
+	Evictions eviction.Host
+}
+
+func (c *Config) setDefaults() {
+	if c.Clock == nil {
+		c.Clock = clock.RealClock{}
+	}
+	if c.CompletedTTL == 0 {
+		c.CompletedTTL = DefaultCompletedTTL
+	}
+	if c.EvacuatorStartDeadline == 0 {
+		c.EvacuatorStartDeadline = DefaultEvacuatorStartDeadline
+	}
+	if c.MaxConcurrentEvictions == 0 {
+		c.MaxConcurrentEvictions = DefaultMaxConcurrentEvictions
+	}
+	if c.Evictions == nil {
+		c.Evictions = eviction.NewHost(c.Host)
+	}
+}
+
+// evictions is what the controller asks of the queue of evictions.
+type evictions interface {
+	Add(eviction.Request)
+	Remove(evacuation types.NamespacedName)
+	State(evacuation types.NamespacedName) eviction.State
+	Run(ctx context.Context)
+}
+
+// Controller runs Evacuations.
+type Controller struct {
+	host        kubernetes.Interface
+	maintenance versioned.Interface
+	recorder    events.EventRecorder
+	clock       clock.WithTicker
+	evictions   evictions
+
+	completedTTL  time.Duration
+	startDeadline time.Duration
+	// servingSince is set before the first worker starts.
+	servingSince time.Time
+
+	evacuationLister  maintenancelisters.EvacuationLister
+	evacuationIndexer cache.Indexer
+	maintenanceLister maintenancelisters.NodeMaintenanceLister
+	podLister         corelisters.PodLister
+	nodeLister        corelisters.NodeLister
+	synced            []cache.InformerSynced
+
+	queue    workqueue.TypedRateLimitingInterface[types.NamespacedName]
+	departed departed
+	blocked  blockedTally
+}
+
+// New makes a controller and registers its handlers and indexes; the informers must not run yet. A controller runs once.
+func New(config Config) (*Controller, error) {
+	registerMetrics()
+	config.setDefaults()
+	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
+	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
+	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
+	c := &Controller{
+		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock,
+		completedTTL: config.CompletedTTL, startDeadline: config.EvacuatorStartDeadline,
+		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(),
+		maintenanceLister: maintenances.Lister(), podLister: pods.Lister(), nodeLister: nodes.Lister(),
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](5*time.Millisecond, time.Minute),
+			workqueue.TypedRateLimitingQueueConfig[types.NamespacedName]{Name: Name, Clock: config.Clock}),
+		departed: departed{uids: map[types.UID]struct{}{}},
+		blocked:  blockedTally{reasons: map[types.NamespacedName]string{}},
+	}
+	queue, err := eviction.New(eviction.Config{
+		Host: config.Evictions, Pods: pods, Budgets: config.HostInformers.Policy().V1().PodDisruptionBudgets(), Clock: config.Clock,
+		MaxConcurrent: config.MaxConcurrentEvictions,
+		Changed:       func(evacuation types.NamespacedName) { c.queue.Add(evacuation) },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("queue of evictions: %w", err)
+	}
+	c.evictions = queue
+	if err := controllercache.AddIndex(evacuations.Informer(), evacuationsByNode, indexByNode); err != nil {
+		return nil, fmt.Errorf("add index: %w", err)
+	}
+	// Nothing is done when a maintenance changes; its informer only has to be there when a deadline asks for it.
+	c.synced = append(c.synced, maintenances.Informer().HasSynced)
+	return c, c.watch(evacuations.Informer(), pods.Informer(), nodes.Informer())
+}
+
+// Run works until the context ends, and returns when the last write is done. The informers must have been started.
+func (c *Controller) Run(ctx context.Context, workers int) {
+	logger := klog.FromContext(ctx).WithName(Name)
+	ctx = klog.NewContext(ctx, logger)
+	var wg sync.WaitGroup
+	defer func() {
+		c.queue.ShutDown()
+		wg.Wait()
+	}()
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
+		return
+	}
+	c.servingSince = c.clock.Now()
+	logger.Info("Controller starts", "workers", workers)
+	wg.Go(func() { c.evictions.Run(ctx) })
+	for range workers {
+		wg.Go(func() { c.work(ctx) })
+	}
+	wait.UntilWithContext(ctx, c.resync, resync)
+}
+
+// resync has everything looked at again: it only heals what was missed.
+func (c *Controller) resync(ctx context.Context) {
+	evacuations, err := c.evacuationLister.List(labels.Everything())
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot list Evacuations from the cache")
+		return
+	}
+	for _, evacuation := range evacuations {
+		c.queue.Add(keyOf(evacuation))
+	}
+}
+
+func (c *Controller) work(ctx context.Context) {
+	for {
+		key, shutdown := c.queue.Get()
+		if shutdown {
+			return
+		}
+		c.handle(ctx, key)
+	}
+}
+
+func (c *Controller) handle(ctx context.Context, key types.NamespacedName) {
+	defer c.queue.Done(key)
+	if ctx.Err() != nil {
+		return
+	}
+	logger := klog.FromContext(ctx).WithValues("evacuation", key)
+	err := c.sync(klog.NewContext(ctx, logger), key)
+	switch {
+	case err == nil:
+		c.queue.Forget(key)
+	case apierrors.IsConflict(err):
+		logger.V(4).Info("Evacuation changed meanwhile, will look again", "reason", err.Error())
+		c.queue.AddRateLimited(key)
+	default:
+		if !errors.Is(err, context.Canceled) {
+			logger.Error(err, "Sync failed, will try again")
+		}
+		c.queue.AddRateLimited(key)
+	}
+}
+
+func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
+	evacuation, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
+	if apierrors.IsNotFound(err) {
+		c.evictions.Remove(key)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s, err := c.gather(ctx, evacuation)
+	if err != nil {
+		return err
+	}
+	return c.act(ctx, s, decide(s))
+}

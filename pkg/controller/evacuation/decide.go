@@ -1,0 +1,363 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/eviction"
+)
+
+const (
+	// defaultProgressDeadline is the default of spec.progressDeadlineSeconds.
+	defaultProgressDeadline = 30 * time.Minute
+	// longestGrace bounds how long evacuators get to report to a new leader before it takes a turn away from them.
+	longestGrace = 5 * time.Minute
+	// maxMessage is how much status.message takes.
+	maxMessage = 1024
+)
+
+// situation is all that a decision about an Evacuation depends on.
+type situation struct {
+	now        time.Time
+	evacuation *maintenancev1alpha1.Evacuation
+	// pod is nil if it is gone for good, which the API has confirmed.
+	pod *corev1.Pod
+	// podType is what the pod is.
+	podType maintenancev1alpha1.PodType
+	// nodeUnreachable: the kubelet of the pod's node does not answer.
+	nodeUnreachable bool
+	// targeted: the drain has reached the pod on its node. Only looked up for the evacuators that wait for it.
+	targeted bool
+	// eviction is how far the pod's eviction is, if it was asked for.
+	eviction eviction.State
+	// servingSince is since when this leader serves.
+	servingSince time.Time
+	// completedTTL is how long Evacuations are kept whose pod has left.
+	completedTTL time.Duration
+	// startDeadline is how long an evacuator has for its first report.
+	startDeadline time.Duration
+}
+
+// release says whose requests are over.
+type release int
+
+const (
+	// releaseNone: the Evacuation stays.
+	releaseNone release = iota
+	// releaseOurs: our instigator finalizer comes off and the object is deleted.
+	releaseOurs
+	// releaseAll: the finalizers of all instigators come off and the object is deleted.
+	releaseAll
+)
+
+// decision is what should be.
+type decision struct {
+	// status is the wanted status.
+	status maintenancev1alpha1.EvacuationStatus
+	// evict: the pod is to be evicted, once the status says so.
+	evict   bool
+	release release
+	// wake is when to look again even if nothing happens; zero if never.
+	wake   time.Time
+	events []event
+}
+
+// decide takes the five steps of the protocol; the first that applies decides.
+func decide(s situation) decision {
+	d := decision{status: *s.evacuation.Status.DeepCopy()}
+	switch {
+	case isComplete(s.evacuation):
+		d.decideRelease(s)
+	case s.pod == nil || isFinished(s.pod):
+		d.decidePodLeft(s)
+	case isWithdrawn(s.evacuation) && d.status.EvacuationCancellationPolicy != maintenancev1alpha1.EvacuationCancellationPolicyForbid:
+		d.decideCancel(s)
+	default:
+		d.decideTurn(s)
+	}
+	return d
+}
+
+func isComplete(evacuation *maintenancev1alpha1.Evacuation) bool {
+	return meta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenancev1alpha1.ConditionComplete)
+}
+
+func isFinished(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// isWithdrawn says whether nobody asks for the Evacuation any more.
+func isWithdrawn(evacuation *maintenancev1alpha1.Evacuation) bool {
+	return evacuation.DeletionTimestamp != nil || !evacuators.HasInstigator(evacuation.Finalizers)
+}
+
+// decideRelease lets go of an Evacuation that is over: at once if nobody would miss it, else when it has been seen for a while.
+func (d *decision) decideRelease(s situation) {
+	complete := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionComplete)
+	if s.evacuation.DeletionTimestamp != nil || complete.Reason == maintenancev1alpha1.ReasonCancelled {
+		d.release = releaseAll
+		return
+	}
+	if expiry := complete.LastTransitionTime.Add(s.completedTTL); s.now.Before(expiry) {
+		d.wake = expiry
+	} else {
+		d.release = releaseOurs
+	}
+}
+
+func (d *decision) decidePodLeft(s situation) {
+	reason, message := maintenancev1alpha1.ReasonPodDeleted, "The pod is gone."
+	if s.pod != nil {
+		reason, message = maintenancev1alpha1.ReasonPodTerminated, fmt.Sprintf("The pod has ended: its phase is %s.", s.pod.Status.Phase)
+	}
+	d.complete(s, reason, message)
+	d.decideRelease(s)
+}
+
+// decideCancel lets go of an Evacuation of a pod that may stay. It is not completed first: a new one must be able to take its name at once.
+func (d *decision) decideCancel(s situation) {
+	if s.evacuation.DeletionTimestamp != nil && !evacuators.HasInstigator(s.evacuation.Finalizers) {
+		// Somebody else's finalizer holds it.
+		return
+	}
+	why := "no instigator asks for it any more"
+	if s.evacuation.DeletionTimestamp != nil {
+		why = "it is being deleted"
+	}
+	d.release = releaseAll
+	d.events = append(d.events, event{corev1.EventTypeNormal, EventCancelled, actionCancel, fmt.Sprintf("The evacuation of pod %s is cancelled: %s.", s.evacuation.Spec.PodRef.Name, why)})
+}
+
+// decideTurn finds out whose turn it is and, if it is the eviction's, whether the pod may be evicted.
+func (d *decision) decideTurn(s situation) {
+	withdrawn := isWithdrawn(s.evacuation)
+	switch active := d.status.ActiveEvacuatorClass; {
+	case active == "" && !withdrawn:
+		d.handOver(s, "")
+	case !isEvacuator(s.evacuation, active):
+		// The eviction's turn, which is the last, or a class that the spec does not know: nobody is left either way.
+		if withdrawn {
+			d.endCancelled(s, "no evacuator is left")
+			return
+		}
+		if active != maintenancev1alpha1.EvacuatorClassEviction {
+			d.handOver(s, "is not among the evacuators")
+		}
+	default:
+		why := d.reasonToGiveUp(s)
+		if why != "" && withdrawn {
+			d.endCancelled(s, fmt.Sprintf("%s %s", active, why))
+			return
+		}
+		if why != "" {
+			d.handOver(s, why)
+		}
+	}
+	// The new turn's deadline counts from now on.
+	if isEvacuator(s.evacuation, d.status.ActiveEvacuatorClass) {
+		d.wakeAt(d.deadline(s).at)
+	}
+	d.evict = d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassEviction &&
+		s.pod.DeletionTimestamp == nil && s.podType == maintenancev1alpha1.PodTypeDefault
+	d.decideBlocked(s)
+}
+
+func isEvacuator(evacuation *maintenancev1alpha1.Evacuation, class string) bool {
+	return slices.ContainsFunc(evacuation.Spec.Evacuators, func(e maintenancev1alpha1.Evacuator) bool { return e.EvacuatorClass == class })
+}
+
+// reasonToGiveUp says why the active evacuator loses its turn; "" if it keeps it.
+func (d *decision) reasonToGiveUp(s situation) string {
+	if d.status.ActiveEvacuatorCompleted {
+		if said := d.status.Message; said != "" && !isTurnMessage(said, d.status.ActiveEvacuatorClass) {
+			return fmt.Sprintf("says it is done (%q), and the pod is still there", cut(said, maxMessage/4))
+		}
+		return "says it is done, and the pod is still there"
+	}
+	deadline := d.deadline(s)
+	if s.now.Before(deadline.at) {
+		return ""
+	}
+	if !deadline.runs {
+		d.restartClock(s)
+		return ""
+	}
+	if deadline.reported {
+		return fmt.Sprintf("has not reported for %s", deadline.length)
+	}
+	return fmt.Sprintf("has not started within %s", deadline.length)
+}
+
+// deadline is by when the active evacuator has to report.
+type deadline struct {
+	at     time.Time
+	length time.Duration
+	// reported: the evacuator has reported since it got its turn.
+	reported bool
+	// runs is false while the evacuator still has to wait for the drain to reach the pod. Then at is when to start the clock anew.
+	runs bool
+}
+
+func (d *decision) deadline(s situation) deadline {
+	result := deadline{length: defaultProgressDeadline, reported: d.hasReported(), runs: s.targeted || !waitsForDrain(d.status.ActiveEvacuatorClass)}
+	if seconds := s.evacuation.Spec.ProgressDeadlineSeconds; seconds != nil {
+		result.length = time.Duration(*seconds) * time.Second
+	}
+	if !result.reported {
+		result.length = min(result.length, s.startDeadline)
+	}
+	var progress time.Time
+	if stamp := d.status.EvacuationProgressTimestamp; stamp != nil {
+		progress = stamp.Time
+	}
+	if !result.runs {
+		// Half of it, so that a good part is left whenever the drain gets here.
+		result.at = progress.Add(result.length / 2)
+		return result
+	}
+	result.at = progress.Add(result.length)
+	if grace := s.servingSince.Add(min(result.length, longestGrace)); result.at.Before(grace) {
+		result.at = grace
+	}
+	return result
+}
+
+// waitsForDrain says whether an evacuator acts only when the drain has reached the pod.
+func waitsForDrain(class string) bool {
+	return class == maintenancev1alpha1.EvacuatorClassDaemonSet || class == maintenancev1alpha1.EvacuatorClassKubelet
+}
+
+// hasReported says whether the active evacuator has given any sign since it got its turn: its own words in the status, or a later stamp than
+// the one in the message about its turn.
+func (d *decision) hasReported() bool {
+	st := &d.status
+	since, ok := turnSince(st.Message, st.ActiveEvacuatorClass)
+	return !ok || st.ActiveEvacuatorCompleted || st.ExpectedEvacuationFinishTime != nil ||
+		st.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid ||
+		// The server stamps the turn itself, a moment after the message was made.
+		st.EvacuationProgressTimestamp != nil && st.EvacuationProgressTimestamp.Sub(since) > 2*time.Second
+}
+
+// restartClock has the deadline of an evacuator that waits for the drain count from now.
+func (d *decision) restartClock(s situation) {
+	if !d.hasReported() {
+		d.status.Message = turnMessage(d.status.ActiveEvacuatorClass, s.now, "the drain has not reached the pod yet")
+	}
+	d.status.EvacuationProgressTimestamp = stamp(s.now)
+}
+
+// handOver gives the turn to the next one. why is what happened to the one that had it.
+func (d *decision) handOver(s situation, why string) {
+	from := d.status.ActiveEvacuatorClass
+	to := evacuators.Next(s.evacuation.Spec.Evacuators, from)
+	d.status.ActiveEvacuatorClass = to
+	d.status.ActiveEvacuatorCompleted = false
+	d.status.EvacuationProgressTimestamp = stamp(s.now)
+	d.status.ExpectedEvacuationFinishTime = nil
+	d.status.EvacuationCancellationPolicy = maintenancev1alpha1.EvacuationCancellationPolicyAllow
+	account := "it is the first evacuator"
+	switch {
+	case from != "":
+		account = fmt.Sprintf("%s %s", from, why)
+	case to == maintenancev1alpha1.EvacuatorClassEviction:
+		account = "the pod has no evacuator"
+	}
+	d.status.Message = turnMessage(to, s.now, account)
+	if from != "" {
+		d.events = append(d.events, event{corev1.EventTypeNormal, EventHandedOver, actionHandOver,
+			fmt.Sprintf("The turn to take pod %s away goes from %s to %s: %s.", s.evacuation.Spec.PodRef.Name, from, to, account)})
+	}
+}
+
+// endCancelled ends an Evacuation that could not be cancelled while its evacuator worked on it. The pod is not evicted: nobody asks for it.
+func (d *decision) endCancelled(s situation, why string) {
+	message := fmt.Sprintf("Cancelled: nobody asks for the evacuation any more, and %s.", why)
+	d.complete(s, maintenancev1alpha1.ReasonCancelled, message)
+	d.release = releaseAll
+	d.events = append(d.events, event{corev1.EventTypeNormal, EventCancelled, actionCancel, message})
+}
+
+func (d *decision) complete(s situation, reason, message string) {
+	d.clearBlocked(s)
+	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
+		Type: maintenancev1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: reason, Message: message,
+		LastTransitionTime: *stamp(s.now), ObservedGeneration: s.evacuation.Generation,
+	})
+	d.countFailedEvictions(s)
+}
+
+// countFailedEvictions takes over the queue's count, which goes on from the stored one and so never is behind it.
+func (d *decision) countFailedEvictions(s situation) {
+	d.status.FailedEvictionCounter = max(d.status.FailedEvictionCounter, s.eviction.FailedEvictions)
+}
+
+func (d *decision) wakeAt(t time.Time) {
+	if d.wake.IsZero() || t.Before(d.wake) {
+		d.wake = t
+	}
+}
+
+const turnWords = " has the turn since "
+
+// turnMessage tells whose turn it is. Besides its reader it is for turnSince, and so survives a restart.
+func turnMessage(class string, since time.Time, account string) string {
+	return cut(class+turnWords+since.UTC().Format(time.RFC3339)+": "+account+".", maxMessage)
+}
+
+func isTurnMessage(message, class string) bool {
+	_, ok := turnSince(message, class)
+	return ok
+}
+
+// turnSince returns when the class got its turn, if the message is still the one that told so.
+func turnSince(message, class string) (time.Time, bool) {
+	rest, ok := strings.CutPrefix(message, class+turnWords)
+	if !ok {
+		return time.Time{}, false
+	}
+	at, _, ok := strings.Cut(rest, ": ")
+	if !ok {
+		return time.Time{}, false
+	}
+	since, err := time.Parse(time.RFC3339, at)
+	return since, err == nil
+}
+
+// stamp is a time as the API stores it.
+func stamp(t time.Time) *metav1.Time {
+	at := metav1.NewTime(t)
+	at = at.Rfc3339Copy()
+	return &at
+}
+
+// cut shortens s to at most max bytes, between two characters.
+func cut(s string, max int) string {
+	if len(s) <= max {
+		return s
+	}
+	return strings.ToValidUTF8(s[:max], "")
+}

@@ -1,0 +1,58 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// Reasons of the events of this controller. A pod that leaves without trouble gets none: thousands do at a time.
+const (
+	// EventCancelled: nobody asks for the evacuation any more.
+	EventCancelled = "EvacuationCancelled"
+	// EventHandedOver: an evacuator has lost its turn to the next one.
+	EventHandedOver = "EvacuatorHandedOver"
+	// EventBlocked: something keeps the pod from leaving. Sent when the reason changes.
+	EventBlocked = "EvacuationBlocked"
+)
+
+const (
+	actionCancel   = "Cancel"
+	actionHandOver = "HandOver"
+	actionEvacuate = "Evacuate"
+)
+
+// event is an event about an Evacuation, not yet sent.
+type event struct {
+	eventType, reason, action, note string
+}
+
+func (c *Controller) send(evacuation *maintenancev1alpha1.Evacuation, events []event) {
+	pod := evacuation.Spec.PodRef
+	for _, e := range events {
+		// References instead of objects: they say what they are whatever scheme the recorder has.
+		c.recorder.Eventf(
+			&corev1.ObjectReference{
+				APIVersion: maintenancev1alpha1.SchemeGroupVersion.String(), Kind: "Evacuation",
+				Namespace: evacuation.Namespace, Name: evacuation.Name, UID: evacuation.UID, ResourceVersion: evacuation.ResourceVersion,
+			},
+			&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: evacuation.Namespace, Name: pod.Name, UID: pod.UID},
+			e.eventType, e.reason, e.action, "%s", cut(e.note, maxMessage))
+	}
+}

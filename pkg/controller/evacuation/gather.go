@@ -1,0 +1,132 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drainplan"
+)
+
+// gather reads all that the decision about an Evacuation depends on.
+func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1.Evacuation) (situation, error) {
+	s := situation{
+		evacuation:   evacuation,
+		eviction:     c.evictions.State(keyOf(evacuation)),
+		servingSince: c.servingSince, completedTTL: c.completedTTL, startDeadline: c.startDeadline,
+		now: c.clock.Now(),
+	}
+	if isComplete(evacuation) {
+		return s, nil
+	}
+	pod, err := c.pod(ctx, evacuation)
+	if err != nil || pod == nil {
+		return s, err
+	}
+	s.pod = pod
+	node, err := c.nodeLister.Get(pod.Spec.NodeName)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return s, err
+	}
+	s.podType = podTypeOf(pod, node)
+	s.nodeUnreachable = node != nil && readiness(node) == corev1.ConditionUnknown
+	if waitsForDrain(evacuation.Status.ActiveEvacuatorClass) && node != nil {
+		s.targeted, err = c.isTargeted(pod, node)
+	}
+	return s, err
+}
+
+// pod returns the Evacuation's pod; nil only if it is certain that it is gone. That a pod is not in the cache does not say that: the cache
+// may not have heard of it yet, since Evacuations come from another API server.
+func (c *Controller) pod(ctx context.Context, evacuation *maintenancev1alpha1.Evacuation) (*corev1.Pod, error) {
+	ref := evacuation.Spec.PodRef
+	pod, err := c.podLister.Pods(evacuation.Namespace).Get(ref.Name)
+	if err == nil && pod.UID == ref.UID {
+		return pod, nil
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return nil, err
+	}
+	if c.departed.has(ref.UID) {
+		return nil, nil
+	}
+	pod, err = c.host.CoreV1().Pods(evacuation.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("see whether pod %s is gone: %w", ref.Name, err)
+	}
+	if pod.UID != ref.UID {
+		return nil, nil
+	}
+	return pod, nil
+}
+
+func podTypeOf(pod *corev1.Pod, node *corev1.Node) maintenancev1alpha1.PodType {
+	if node != nil {
+		return drainplan.TypeOf(pod, node.UID)
+	}
+	// Without its node a mirror pod cannot be told from one that pretends to be. Take its word: then it is not evicted.
+	var claimed types.UID
+	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
+		claimed = owner.UID
+	}
+	return drainplan.TypeOf(pod, claimed)
+}
+
+// isTargeted says whether a maintenance asks the pod to leave its node now. All maintenances that drain a node show the same targets.
+func (c *Controller) isTargeted(pod *corev1.Pod, node *corev1.Node) (bool, error) {
+	maintenances, err := c.maintenanceLister.List(labels.Everything())
+	if err != nil {
+		return false, err
+	}
+	planned := drainplan.PodOf(pod, node.UID)
+	for _, nm := range maintenances {
+		for i := range nm.Status.NodeStatuses {
+			status := &nm.Status.NodeStatuses[i]
+			if status.NodeRef.Name != node.Name || status.NodeRef.UID != node.UID {
+				continue
+			}
+			targets, err := drainplan.CompileTargets(status.DrainTargets)
+			if err != nil {
+				return false, fmt.Errorf("drain targets of maintenance %s for node %s: %w", nm.Name, node.Name, err)
+			}
+			if targets.Cover(planned) {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+func readiness(node *corev1.Node) corev1.ConditionStatus {
+	for i := range node.Status.Conditions {
+		if node.Status.Conditions[i].Type == corev1.NodeReady {
+			return node.Status.Conditions[i].Status
+		}
+	}
+	return ""
+}

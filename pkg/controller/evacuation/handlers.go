@@ -1,0 +1,183 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// evacuationsByNode is the index of Evacuations by the node of their pod.
+const evacuationsByNode = "haulout.dev/evacuation-controller-by-node"
+
+func indexByNode(obj any) ([]string, error) {
+	if evacuation, ok := obj.(*maintenancev1alpha1.Evacuation); ok && evacuation.Spec.NodeName != "" {
+		return []string{evacuation.Spec.NodeName}, nil
+	}
+	return nil, nil
+}
+
+func keyOf(evacuation *maintenancev1alpha1.Evacuation) types.NamespacedName {
+	return types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Name}
+}
+
+// keyOfPod returns the key of the only Evacuation that a pod may have.
+func keyOfPod(pod *corev1.Pod) types.NamespacedName {
+	return types.NamespacedName{Namespace: pod.Namespace, Name: evacuators.CanonicalName(pod.Name, pod.UID)}
+}
+
+func (c *Controller) watch(evacuations, pods, nodes cache.SharedIndexInformer) error {
+	for _, w := range []struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandlerFuncs
+	}{
+		{evacuations, cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(obj any) { c.evacuationChanged(obj.(*maintenancev1alpha1.Evacuation)) },
+			UpdateFunc: func(_, obj any) { c.evacuationChanged(obj.(*maintenancev1alpha1.Evacuation)) },
+			DeleteFunc: c.evacuationGone,
+		}},
+		{pods, cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(obj any) { c.enqueueFor(obj.(*corev1.Pod)) },
+			UpdateFunc: func(old, obj any) { c.podChanged(old.(*corev1.Pod), obj.(*corev1.Pod)) },
+			DeleteFunc: c.podGone,
+		}},
+		{nodes, cache.ResourceEventHandlerFuncs{
+			UpdateFunc: func(old, obj any) { c.nodeChanged(old.(*corev1.Node), obj.(*corev1.Node)) },
+		}},
+	} {
+		registration, err := w.informer.AddEventHandler(w.handler)
+		if err != nil {
+			return err
+		}
+		c.synced = append(c.synced, registration.HasSynced)
+	}
+	return nil
+}
+
+func (c *Controller) evacuationChanged(evacuation *maintenancev1alpha1.Evacuation) {
+	reason := ""
+	if blocker := blockerOf(&evacuation.Status); blocker != nil {
+		reason = blocker.Reason
+	}
+	c.blocked.set(keyOf(evacuation), reason)
+	c.queue.Add(keyOf(evacuation))
+}
+
+func (c *Controller) evacuationGone(obj any) {
+	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = tombstone.Obj
+	}
+	evacuation, ok := obj.(*maintenancev1alpha1.Evacuation)
+	if !ok {
+		return
+	}
+	c.departed.forget(evacuation.Spec.PodRef.UID)
+	c.blocked.set(keyOf(evacuation), "")
+	c.queue.Add(keyOf(evacuation))
+}
+
+// enqueueFor has the Evacuation of a pod looked at, if there is one.
+func (c *Controller) enqueueFor(pod *corev1.Pod) {
+	key := keyOfPod(pod)
+	if _, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name); err == nil {
+		c.queue.Add(key)
+	}
+}
+
+func (c *Controller) podChanged(old, pod *corev1.Pod) {
+	if old.UID != pod.UID {
+		c.enqueueFor(old)
+		c.enqueueFor(pod)
+		return
+	}
+	same := old.Status.Phase == pod.Status.Phase && old.DeletionTimestamp.Equal(pod.DeletionTimestamp) && slices.Equal(old.Finalizers, pod.Finalizers)
+	if !same {
+		c.enqueueFor(pod)
+	}
+}
+
+func (c *Controller) podGone(obj any) {
+	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		// Concluded from a list, not told by a watch: the sync asks the API.
+		if pod, ok := tombstone.Obj.(*corev1.Pod); ok {
+			c.enqueueFor(pod)
+		}
+		return
+	}
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return
+	}
+	key := keyOfPod(pod)
+	c.departed.add(pod.UID, func() bool {
+		_, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
+		return err == nil
+	})
+	c.enqueueFor(pod)
+}
+
+// nodeChanged looks at the pods of a node whose kubelet is lost or found.
+func (c *Controller) nodeChanged(old, node *corev1.Node) {
+	if readiness(old) == readiness(node) {
+		return
+	}
+	keys, err := c.evacuationIndexer.IndexKeys(evacuationsByNode, node.Name)
+	if err != nil {
+		return
+	}
+	for _, key := range keys {
+		if namespace, name, err := cache.SplitMetaNamespaceKey(key); err == nil {
+			c.queue.Add(types.NamespacedName{Namespace: namespace, Name: name})
+		}
+	}
+}
+
+// departed remembers the pods of which a watch has told that they are gone, so that the API need not be asked for each. A UID never comes
+// back.
+type departed struct {
+	mu   sync.Mutex
+	uids map[types.UID]struct{}
+}
+
+// add remembers a UID if it matters. That is asked under the lock, since forget may come at the same time.
+func (d *departed) add(uid types.UID, matters func() bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if matters() {
+		d.uids[uid] = struct{}{}
+	}
+}
+
+func (d *departed) has(uid types.UID) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, ok := d.uids[uid]
+	return ok
+}
+
+func (d *departed) forget(uid types.UID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.uids, uid)
+}
