@@ -1,0 +1,336 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package drainplan
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// answer is what is expected of one node: its targets, and its message by maintenance.
+type answer struct {
+	targets  entries
+	messages map[string]string
+}
+
+func says(message string) map[string]string { return map[string]string{"m": message} }
+
+func TestPlanOfOneMaintenance(t *testing.T) {
+	twoWaves := entries{entry(typeDefault, 1000), entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)}
+	tests := map[string]struct {
+		world    World
+		want     map[string]answer
+		finished bool
+	}{
+		"the first wave opens on all nodes, also on those without its pods": {
+			world: World{
+				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two")},
+				Nodes:        []Node{node("one", pod(typeDefault, 0), pod(typeDefault, 5000)), node("two", pod(typeDefault, 5000))},
+			},
+			want: map[string]answer{
+				"one": {entries{entry(typeDefault, 1000)}, says("Evacuating")},
+				"two": {entries{entry(typeDefault, 1000)}, says("Waiting for node one.")},
+			},
+		},
+		"the next wave opens when the last pod has left the last node": {
+			world: World{
+				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, 1000)).before("two", entry(typeDefault, 1000))},
+				Nodes:        []Node{node("one", pod(typeDefault, 5000)), node("two", pod(typeDefault, 5000))},
+			},
+			want: map[string]answer{
+				"one": {entries{entry(typeDefault, maxPriority)}, says("Evacuating")},
+				"two": {entries{entry(typeDefault, maxPriority)}, says("Evacuating")},
+			},
+		},
+		"waves without pods cost nothing": {
+			world: World{
+				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one")},
+				Nodes:        []Node{node("one", pod(typeDaemonSet, 0))},
+			},
+			want: map[string]answer{"one": {entries{entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)}, says("Evacuating")}},
+		},
+		"without pods everything is done": {
+			world: World{
+				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one")},
+				Nodes:        []Node{node("one")},
+			},
+			want:     map[string]answer{"one": {entries{entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)}, says("Drained")}},
+			finished: true,
+		},
+		"a node that joins late starts at the front and pulls nobody back": {
+			world: World{
+				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "late", "old").before("old", entry(typeDefault, maxPriority))},
+				Nodes:        []Node{node("late", pod(typeDefault, 10)), node("old", pod(typeDefault, 5000))},
+			},
+			want: map[string]answer{
+				"late": {entries{entry(typeDefault, 1000)}, says("Evacuating")},
+				"old":  {entries{entry(typeDefault, maxPriority)}, says("Evacuating")},
+			},
+		},
+		"a pod of an earlier wave that appears late is asked to leave at once": {
+			world: World{
+				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, maxPriority)).before("two", entry(typeDefault, maxPriority))},
+				Nodes:        []Node{node("one", pod(typeDefault, 1)), node("two")},
+			},
+			want: map[string]answer{
+				"one": {entries{entry(typeDefault, maxPriority)}, says("Evacuating")},
+				"two": {entries{entry(typeDefault, maxPriority)}, says("Waiting for node one.")},
+			},
+		},
+		"nothing is raised before all nodes are cordoned": {
+			world: World{
+				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two").uncordoned("two")},
+				Nodes:        []Node{node("one", pod(typeDefault, 1)), node("two")},
+			},
+			want: map[string]answer{
+				"one": {entries{}, says("Waiting for node two.")},
+				"two": {entries{}, says("Waiting for node two.")},
+			},
+		},
+		"what is reached goes on while a late node is cordoned": {
+			world: World{
+				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, 1000)).uncordoned("two")},
+				Nodes:        []Node{node("one", pod(typeDefault, 1)), node("two")},
+			},
+			want: map[string]answer{
+				"one": {entries{entry(typeDefault, 1000)}, says("Evacuating")},
+				"two": {entries{}, says("Waiting for nodes one and two.")},
+			},
+		},
+		"an entry with a selector goes before the others of its priority": {
+			world: World{
+				Maintenances: []Maintenance{maintenance("m", 0, entries{entryFor(typeDefault, 1000, "web"), entry(typeDefault, 1000)}, "one")},
+				Nodes:        []Node{node("one", podOf("web", typeDefault, 5), podOf("db", typeDefault, 5))},
+			},
+			want: map[string]answer{"one": {entries{entryFor(typeDefault, 1000, "web")}, says("Evacuating")}},
+		},
+		"a selector that an older status knows stays a target": {
+			world: World{
+				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one").before("one", entryFor(typeDefault, 7000, "web"))},
+				Nodes:        []Node{node("one", pod(typeDefault, 5), podOf("web", typeDefault, 6000))},
+			},
+			want: map[string]answer{"one": {entries{entry(typeDefault, 1000), entryFor(typeDefault, 7000, "web")}, says("Evacuating")}},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			result := mustPlan(t, test.world)
+			check(t, result, test.want)
+			if got := result.Finished["m"]; got != test.finished {
+				t.Errorf("finished = %t, want %t", got, test.finished)
+			}
+		})
+	}
+}
+
+// TestProgressionOfTheKEP is KEP-4212, "PodTypes and Label Selectors Progression".
+func TestProgressionOfTheKEP(t *testing.T) {
+	plan := entries{
+		entry(typeDefault, 1000), entryFor(typeDefault, 2000, "postgres"), entry(typeDefault, maxPriority),
+		entry(typeDaemonSet, 1000), entry(typeDaemonSet, maxPriority), entry(typeStatic, maxPriority),
+	}
+	all := []Pod{
+		pod(typeDefault, 1000), podOf("postgres", typeDefault, 2000), pod(typeDefault, 3000),
+		pod(typeDaemonSet, 0), pod(typeDaemonSet, 2000), pod(typeStatic, 0),
+	}
+	steps := []entries{
+		{entry(typeDefault, 1000), entryFor(typeDefault, 1000, "postgres")},
+		{entry(typeDefault, 1000), entryFor(typeDefault, 2000, "postgres")},
+		{entry(typeDefault, maxPriority), entryFor(typeDefault, maxPriority, "postgres")},
+		{entry(typeDefault, maxPriority), entryFor(typeDefault, maxPriority, "postgres"), entry(typeDaemonSet, 1000)},
+		{entry(typeDefault, maxPriority), entryFor(typeDefault, maxPriority, "postgres"), entry(typeDaemonSet, maxPriority)},
+		{entry(typeDefault, maxPriority), entryFor(typeDefault, maxPriority, "postgres"), entry(typeDaemonSet, maxPriority), entry(typeStatic, maxPriority)},
+	}
+	m := maintenance("m", 0, plan, "five")
+	for i, want := range steps {
+		result := mustPlan(t, World{Maintenances: []Maintenance{m}, Nodes: []Node{node("five", all[i:]...)}})
+		check(t, result, map[string]answer{"five": {want, says("Evacuating")}})
+		m = m.before("five", result.Targets["five"].Entries...)
+	}
+}
+
+// TestExamplesOfTheKEP is KEP-4212, "Pod Selection and DrainTargets Example": maintenance-a over one and two, maintenance-b over one and three.
+func TestExamplesOfTheKEP(t *testing.T) {
+	planA := entries{entry(typeDefault, 5000), entry(typeDefault, 15000), entry(typeDaemonSet, 3000)}
+	planB := entries{entry(typeDefault, 10000), entry(typeDefault, 15000), entry(typeDaemonSet, 4000)}
+	low, middle, high := pod(typeDefault, 5000), pod(typeDefault, 10000), pod(typeDefault, 15000)
+	a := maintenance("maintenance-a", 0, planA, "one", "two")
+	b := maintenance("maintenance-b", 1, planB, "one", "three")
+	at := func(priority int32) entries { return entries{entry(typeDefault, priority)} }
+	steps := []struct {
+		name  string
+		nodes []Node
+		add   *Maintenance
+		want  map[string]answer
+	}{
+		{
+			name:  "at the start",
+			nodes: []Node{node("one", low, middle, high), node("two", low, high), node("three", middle, high)},
+			want: map[string]answer{
+				"one":   {at(5000), map[string]string{"maintenance-a": "Evacuating", "maintenance-b": "Evacuating (limited by maintenance-a)"}},
+				"two":   {at(5000), map[string]string{"maintenance-a": "Evacuating"}},
+				"three": {at(10000), map[string]string{"maintenance-b": "Evacuating"}},
+			},
+		},
+		{
+			name:  "node three drained",
+			nodes: []Node{node("one", low, middle, high), node("two", low, high), node("three", high)},
+			want: map[string]answer{
+				"one":   {at(5000), map[string]string{"maintenance-a": "Evacuating", "maintenance-b": "Evacuating (limited by maintenance-a)"}},
+				"two":   {at(5000), map[string]string{"maintenance-a": "Evacuating"}},
+				"three": {at(10000), map[string]string{"maintenance-b": "Waiting for node one."}},
+			},
+		},
+		{
+			name:  "node one drained",
+			nodes: []Node{node("one", middle, high), node("two", low, high), node("three", high)},
+			want: map[string]answer{
+				"one":   {at(5000), map[string]string{"maintenance-a": "Waiting for node two.", "maintenance-b": "Waiting for node two (maintenance-a)."}},
+				"two":   {at(5000), map[string]string{"maintenance-a": "Evacuating"}},
+				"three": {at(10000), map[string]string{"maintenance-b": "Waiting for node two (maintenance-a)."}},
+			},
+		},
+		{
+			name:  "node two drained",
+			nodes: []Node{node("one", middle, high), node("two", high), node("three", high)},
+			want: map[string]answer{
+				"one":   {at(10000), map[string]string{"maintenance-a": "Evacuating (limited by maintenance-b)", "maintenance-b": "Evacuating"}},
+				"two":   {at(15000), map[string]string{"maintenance-a": "Evacuating"}},
+				"three": {at(10000), map[string]string{"maintenance-b": "Waiting for node one."}},
+			},
+		},
+		{
+			name:  "maintenance-c arrives",
+			nodes: []Node{node("one", middle, high), node("two", high), node("three", high), node("four", pod(typeDefault, 2000))},
+			add:   ptr(maintenance("maintenance-c", 2, entries{entry(typeDefault, 2000), entry(typeDefault, 15000)}, "one", "four")),
+			want: map[string]answer{
+				"one":  {at(10000), map[string]string{"maintenance-c": "Evacuating (fast-forwarded by older maintenance-b)"}},
+				"four": {at(2000), map[string]string{"maintenance-c": "Evacuating"}},
+			},
+		},
+	}
+	maintenances := []Maintenance{a, b}
+	for _, step := range steps {
+		if step.add != nil {
+			maintenances = append(maintenances, *step.add)
+		}
+		result := mustPlan(t, World{Maintenances: maintenances, Nodes: step.nodes})
+		t.Run(step.name, func(t *testing.T) { check(t, result, step.want) })
+		for i := range maintenances {
+			for _, n := range maintenances[i].Nodes {
+				maintenances[i].Before[n] = result.Targets[n].Entries
+			}
+		}
+	}
+}
+
+func TestContradictingPlansFollowTheOldest(t *testing.T) {
+	older := maintenance("older", 0, entries{entryFor(typeDefault, 1000, "x"), entryFor(typeDefault, 2000, "y")}, "one")
+	younger := maintenance("younger", 1, entries{entryFor(typeDefault, 1000, "y"), entryFor(typeDefault, 2000, "x")}, "one")
+	result := mustPlan(t, World{
+		Maintenances: []Maintenance{younger, older},
+		Nodes:        []Node{node("one", podOf("x", typeDefault, 1), podOf("y", typeDefault, 1))},
+	})
+	check(t, result, map[string]answer{"one": {
+		entries{entryFor(typeDefault, 1000, "x")},
+		map[string]string{"older": "Evacuating", "younger": "Evacuating (fast-forwarded by older older)"},
+	}})
+	if want := []Override{{Followed: "older", Overridden: []string{"younger"}}}; !reflect.DeepEqual(result.Overrides, want) {
+		t.Errorf("overrides = %v, want %v", result.Overrides, want)
+	}
+}
+
+func TestPlanRefusesWhatItCannotUnderstand(t *testing.T) {
+	bad := entryFor(typeDefault, 1, "x")
+	bad.PodSelector.MatchLabels["app"] = "not a label value"
+	for name, world := range map[string]World{
+		"a selector that cannot be parsed":    {Maintenances: []Maintenance{maintenance("m", 0, entries{bad}, "one")}, Nodes: []Node{node("one")}},
+		"a node that the world does not have": {Maintenances: []Maintenance{maintenance("m", 0, nil, "one")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := Plan(world); err == nil {
+				t.Error("no error")
+			}
+		})
+	}
+}
+
+func TestWaitMessage(t *testing.T) {
+	long := strings.Repeat("n", 200)
+	for name, test := range map[string]struct {
+		nodes []string
+		of    string
+		want  string
+	}{
+		"one node":                          {[]string{"two"}, "", "Waiting for node two."},
+		"two nodes":                         {[]string{"three", "two"}, "", "Waiting for nodes three and two."},
+		"seven nodes":                       {[]string{"two", "three", "4", "5", "6", "7", "8"}, "", "Waiting for nodes two, three and 5 more."},
+		"a node of another maintenance":     {[]string{"two"}, "maintenance-a", "Waiting for node two (maintenance-a)."},
+		"a name that does not fit":          {[]string{long}, "", "Waiting for node " + strings.Repeat("n", 107) + "…."},
+		"names that do not fit are counted": {[]string{long, "b"}, "", "Waiting for 2 nodes."},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := waitMessage(test.nodes, test.of)
+			if got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+			if len(got) > MaxMessageBytes {
+				t.Errorf("%d bytes, at most %d fit", len(got), MaxMessageBytes)
+			}
+		})
+	}
+}
+
+func TestNotAuthorizedMessage(t *testing.T) {
+	if got, want := NotAuthorizedMessage("x"), `Not drained: user "x" may not delete this node.`; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	for _, user := range []string{strings.Repeat("u", 300), strings.Repeat(`"`, 300), strings.Repeat("ü", 300)} {
+		if got := NotAuthorizedMessage(user); len(got) > MaxMessageBytes || !strings.HasSuffix(got, "may not delete this node.") {
+			t.Errorf("%d bytes: %s", len(got), got)
+		}
+	}
+}
+
+func mustPlan(t *testing.T, world World) Result {
+	t.Helper()
+	result, err := Plan(world)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result
+}
+
+func check(t *testing.T, result Result, want map[string]answer) {
+	t.Helper()
+	for node, w := range want {
+		if got := result.Targets[node].Entries; !slices.EqualFunc(got, w.targets, func(a, b maintenancev1alpha1.DrainPlanEntry) bool { return reflect.DeepEqual(a, b) }) {
+			t.Errorf("targets of %s = %v, want %v", node, got, w.targets)
+		}
+		for maintenance, message := range w.messages {
+			if got := result.Messages[maintenance][node]; got != message {
+				t.Errorf("message of %s for %s = %q, want %q", maintenance, node, got, message)
+			}
+		}
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
