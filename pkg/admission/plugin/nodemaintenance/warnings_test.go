@@ -1,0 +1,159 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func another(name string, stage v1alpha1.NodeMaintenanceStage, selector *corev1.NodeSelector, holds ...string) *v1alpha1.NodeMaintenance {
+	nm := &v1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       v1alpha1.NodeMaintenanceSpec{Stage: stage, NodeSelector: selector},
+	}
+	for _, node := range holds {
+		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: node}})
+	}
+	return nm
+}
+
+func withPlan(plan ...maintenance.DrainPlanEntry) func(*maintenance.NodeMaintenance) {
+	return func(nm *maintenance.NodeMaintenance) { nm.Spec.DrainPlan = plan }
+}
+
+func TestWarnings(t *testing.T) {
+	cluster := []*corev1.Node{
+		node("blue-1", "blue"), node("blue-2", "blue"), node("red-1", "red"), node("home", "home"),
+		node("cp-1", "cp", "control-plane"), node("cp-2", "cp", "control-plane"),
+	}
+	var selectors []maintenance.DrainPlanEntry
+	for i := range 100 {
+		selectors = append(selectors, maintenance.DrainPlanEntry{PodType: "Default", PodSelector: &metav1.LabelSelector{
+			MatchLabels: map[string]string{"app.kubernetes.io/name": fmt.Sprintf("app-%d", i)},
+		}})
+	}
+	for name, test := range map[string]struct {
+		nodes   []*corev1.Node
+		others  []*v1alpha1.NodeMaintenance
+		request request
+		want    []string
+	}{
+		"nothing to say": {cluster, nil, request{nm: maintain(pools("blue"))}, nil},
+		"no node":        {cluster, nil, request{nm: maintain(pools("green"))}, []string{"spec.nodeSelector: no node matches now; nodes that match later join the maintenance"}},
+		"all nodes": {cluster, nil, request{nm: maintain(pools("blue", "red", "home", "cp"))}, []string{
+			"spec.nodeSelector: the Haulout server itself runs on node home",
+			"spec.nodeSelector: all nodes of the cluster match (6)",
+			"spec.nodeSelector: all control-plane nodes match (2)",
+		}},
+		"the control plane":               {cluster, nil, request{nm: maintain(pools("cp"))}, []string{"spec.nodeSelector: all control-plane nodes match (2)"}},
+		"the server's node":               {cluster, nil, request{nm: maintain(pools("home"))}, []string{"spec.nodeSelector: the Haulout server itself runs on node home"}},
+		"it goes for Idle, too":           {cluster, nil, request{nm: maintain(pools("home"), atStage("Idle"))}, []string{"spec.nodeSelector: the Haulout server itself runs on node home"}},
+		"Complete needs none":             {cluster, nil, request{nm: maintain(pools("home"), atStage("Complete"))}, nil},
+		"a deletion needs none":           {cluster, nil, request{old: maintain(pools("home"))}, nil},
+		"another reason needs none":       {cluster, nil, request{nm: maintain(pools("home"), because("x")), old: maintain(pools("home"))}, nil},
+		"another stage warns again":       {cluster, nil, request{nm: maintain(pools("home")), old: maintain(pools("home"), atStage("Cordon"))}, []string{"spec.nodeSelector: the Haulout server itself runs on node home"}},
+		"the server is warned of nothing": {cluster, nil, request{by: self, nm: maintain(pools("home"))}, nil},
+		"others, active on the same nodes": {cluster, []*v1alpha1.NodeMaintenance{
+			another("a", "Drain", pools("blue")),
+			another("by-status", "Cordon", pools("red"), "blue-2"),
+			another("by-selector", "Drain", pools("blue", "red")),
+			another("elsewhere", "Drain", pools("red")),
+			another("has-left", "Drain", pools("blue"), "red-1"),
+			another("idle", "Idle", pools("blue")),
+			another("over", "Complete", pools("blue"), "blue-1"),
+		}, request{nm: maintain(pools("blue"))}, []string{"spec.nodeSelector: under maintenance already by by-selector, by-status"}},
+		"a status that grows large": {manyNodes(300), nil, request{nm: maintain(pools("blue"), withPlan(selectors...))}, []string{
+			"spec.drainPlan: the status of 302 nodes with 100 targets may take 1.6 MiB; messages may be left out",
+		}},
+		"more nodes than are asked about": {manyNodes(600), nil, request{nm: maintain(pools("blue"))}, []string{
+			"spec.nodeSelector: 602 nodes; whether you may delete each is looked at when its turn comes",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if test.request.by == nil {
+				test.request.by = bob
+			}
+			f := newFixture(t, may(append(allOf(test.nodes), "")...), test.nodes, test.others...)
+			ctx, warnings := f.context(test.request)
+			if err := f.validate(ctx, test.request); err != nil {
+				t.Fatal(err)
+			}
+			if got := warnings.Texts(); !slices.Equal(got, test.want) {
+				t.Errorf("warnings are\n%s, want\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
+			}
+		})
+	}
+}
+
+func TestWarningsAreFewAndShort(t *testing.T) {
+	f := newFixture(t, may(), nil)
+	f.plugin.warners = []warner{func(context.Context, *write) []string {
+		var texts []string
+		for range 9 {
+			texts = append(texts, strings.Repeat("ä", 200))
+		}
+		return texts
+	}}
+	texts := f.plugin.warnings(t.Context(), &write{nm: maintain(pools("blue"))})
+	if len(texts) != warningsAtMost {
+		t.Errorf("%d warnings, want %d", len(texts), warningsAtMost)
+	}
+	for _, text := range texts {
+		if n := utf8.RuneCountInString(text); n > warningLength {
+			t.Errorf("a warning of %d characters", n)
+		}
+	}
+}
+
+func TestListNames(t *testing.T) {
+	var hundred []string
+	for i := range 100 {
+		hundred = append(hundred, fmt.Sprintf("maintenance-%02d", i))
+	}
+	long := strings.Repeat("x", 253)
+	for name, test := range map[string]struct {
+		names []string
+		want  string
+	}{
+		"one":                         {[]string{"a"}, "by a"},
+		"two":                         {[]string{"a", "b"}, "by a, b"},
+		"more than there is room for": {hundred, "by maintenance-00, maintenance-01, maintenance-02, maintenance-03, maintenance-04, maintenance-05 and 94 more"},
+		"a long one":                  {[]string{long}, "by " + strings.Repeat("x", 116) + "…"},
+		"two long ones":               {[]string{long, "b"}, "by " + strings.Repeat("x", 100) + "… and 1 more"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := listNames("by ", test.names)
+			if got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+			if n := utf8.RuneCountInString(got); n > warningLength {
+				t.Errorf("%d characters", n)
+			}
+		})
+	}
+}
