@@ -26,19 +26,24 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"go.etcd.io/etcd/client/v3/kubernetes"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authentication/user"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/etcd3/testserver"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/apiserver/pkg/warning"
+	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/install"
@@ -93,10 +98,26 @@ func (e *Etcd) RESTOptions(resource schema.GroupResource) generic.RESTOptions {
 	}
 }
 
-// CachedRESTOptions is RESTOptions with the watch cache in front, which serves lists by index.
+// CachedRESTOptions is RESTOptions with the watch cache in front, which serves lists by index. It refuses requests until it has filled itself,
+// so whoever makes it waits for that.
 func (e *Etcd) CachedRESTOptions(resource schema.GroupResource) generic.RESTOptions {
 	options := e.RESTOptions(resource)
-	options.Decorator = genericregistry.StorageWithCacher()
+	options.Decorator = func(config *storagebackend.ConfigForResource, resourcePrefix string, keyFunc func(runtime.Object) (string, error),
+		newFunc, newListFunc func() runtime.Object, getAttrs storage.AttrFunc, trigger storage.IndexerFuncs, indexers *cache.Indexers,
+	) (storage.Interface, factory.DestroyFunc, error) {
+		cached, destroy, err := genericregistry.StorageWithCacher()(config, resourcePrefix, keyFunc, newFunc, newListFunc, getAttrs, trigger, indexers)
+		if err != nil {
+			return nil, nil, err
+		}
+		err = wait.PollUntilContextTimeout(context.Background(), 5*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+			return cached.ReadinessCheck() == nil, nil
+		})
+		if err != nil {
+			destroy()
+			return nil, nil, fmt.Errorf("wait for the watch cache: %w", err)
+		}
+		return cached, destroy, nil
+	}
 	return options
 }
 
