@@ -62,6 +62,7 @@ type Server struct {
 	storageID string
 	socketDir string
 	lock      *fileutil.LockedFile
+	logLevel  zap.AtomicLevel
 }
 
 // Start brings etcd up and returns when it serves. Writes are synced to disk before they are acknowledged.
@@ -76,7 +77,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if err := os.Chmod(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("keep others out of the data directory: %w", err)
 	}
-	s := &Server{}
+	s := &Server{logLevel: zap.NewAtomicLevelAt(zapcore.WarnLevel)}
 	if err := s.open(ctx, dir, o.QuotaBytes); err != nil {
 		s.release()
 		return nil, err
@@ -102,18 +103,18 @@ func (s *Server) open(ctx context.Context, dir string, quota int64) error {
 	if err != nil {
 		return err
 	}
-	client, peer := socketURL(socketDir, "client.sock"), socketURL(socketDir, "peer.sock")
-	s.endpoint = client.String()
-	return s.start(ctx, config(dir, quota, client, peer))
-}
-
-func (s *Server) start(ctx context.Context, cfg *embed.Config) error {
+	client, peer := filepath.Join(socketDir, "client.sock"), filepath.Join(socketDir, "peer.sock")
 	// A killed process leaves its sockets behind; nobody else owns them, since we hold the lock.
-	for _, u := range []url.URL{cfg.ListenClientUrls[0], cfg.ListenPeerUrls[0]} {
-		if err := os.Remove(u.Path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	for _, path := range []string{client, peer} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("remove a left-over socket: %w", err)
 		}
 	}
+	s.endpoint = "unix://" + client
+	return s.start(ctx, s.config(dir, quota, client, peer))
+}
+
+func (s *Server) start(ctx context.Context, cfg *embed.Config) error {
 	etcd, err := embed.StartEtcd(cfg)
 	if err != nil {
 		return fmt.Errorf("start the embedded etcd in %s: %w", cfg.Dir, err)
@@ -132,12 +133,14 @@ func (s *Server) start(ctx context.Context, cfg *embed.Config) error {
 	return fmt.Errorf("start the embedded etcd in %s: %w", cfg.Dir, err)
 }
 
-func config(dir string, quota int64, client, peer url.URL) *embed.Config {
+func (s *Server) config(dir string, quota int64, client, peer string) *embed.Config {
 	cfg := embed.NewConfig()
 	cfg.Name = "haulout"
 	cfg.Dir = filepath.Join(dir, "etcd")
-	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{socketURL(client)}, []url.URL{socketURL(client)}
+	// For peers etcd listens on the host part of the URL alone. Empty, it would become a socket without a file, which every process of the
+	// machine may open.
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: peer}}, []url.URL{socketURL(peer)}
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 	cfg.QuotaBackendBytes = quota
 	cfg.MaxRequestBytes = MaxRequestBytes
@@ -146,7 +149,7 @@ func config(dir string, quota int64, client, peer url.URL) *embed.Config {
 	// The watch cache's bookmarks are only as fresh as etcd's progress notifications.
 	cfg.WatchProgressNotifyInterval = 5 * time.Second
 	zapConfig := zap.NewProductionConfig()
-	zapConfig.Level = zap.NewAtomicLevelAt(zapcore.WarnLevel)
+	zapConfig.Level = s.logLevel
 	zapConfig.Sampling = nil
 	if logger, err := zapConfig.Build(); err == nil {
 		cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger.Named("etcd"))
@@ -176,8 +179,8 @@ func (s *Server) release() {
 	}
 }
 
-func socketURL(dir, name string) url.URL {
-	return url.URL{Scheme: "unix", Path: filepath.Join(dir, name)}
+func socketURL(path string) url.URL {
+	return url.URL{Scheme: "unix", Path: path}
 }
 
 // loadStorageID returns the identity of the data, drawn once when the directory is new. Two servers with embedded storage are told apart
@@ -209,6 +212,8 @@ func (s *Server) Err() <-chan error { return s.etcd.Err() }
 
 // Stop ends etcd; to be called after the last client is done.
 func (s *Server) Stop() {
+	// Closing its own listeners is an error to etcd, not to anybody who reads the log.
+	s.logLevel.SetLevel(zapcore.FatalLevel)
 	s.etcd.Close()
 	s.release()
 }

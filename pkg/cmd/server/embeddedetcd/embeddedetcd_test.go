@@ -92,6 +92,11 @@ func TestDataDirectoryIsPrivateAndUsedOnce(t *testing.T) {
 	if !strings.HasPrefix(s.Endpoint(), "unix:///") {
 		t.Errorf("endpoint %q is not a unix socket", s.Endpoint())
 	}
+	for _, name := range []string{"client.sock", "peer.sock"} {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Type() != os.ModeSocket {
+			t.Errorf("%s is not a socket in the private directory: %v, %v", name, info, err)
+		}
+	}
 	if second, err := Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes}); err == nil {
 		second.Stop()
 		t.Errorf("a second server may use the same directory")
