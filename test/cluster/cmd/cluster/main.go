@@ -29,10 +29,11 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	// A reader that goes away (`| head`) must not end a start half way. Notify and not Ignore, which the servers would inherit.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	if err := command.New().ExecuteContext(ctx); err != nil {
+	err := command.New().ExecuteContext(ctx)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "Error:", err)
 		os.Exit(1)
 	}

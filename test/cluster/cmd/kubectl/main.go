@@ -21,13 +21,12 @@ package main
 import (
 	"os"
 
+	// Kubeconfigs other than ours may ask for authentication plugins.
+	_ "k8s.io/client-go/plugin/pkg/client/auth"
 	"k8s.io/component-base/cli"
 	"k8s.io/component-base/logs"
 	"k8s.io/kubectl/pkg/cmd"
 	"k8s.io/kubectl/pkg/cmd/util"
-
-	// Kubeconfigs other than ours may ask for authentication plugins.
-	_ "k8s.io/client-go/plugin/pkg/client/auth"
 )
 
 func main() {

@@ -161,9 +161,9 @@ func (c *Cluster) ensure(ctx context.Context, spec process.Spec) (started bool, 
 
 // waitReady waits until a process answers its probe.
 func (c *Cluster) waitReady(ctx context.Context, name string) error {
-	lastErr := errors.New("not asked yet")
 	for {
-		if lastErr = c.plane.Probe(ctx, name); lastErr == nil {
+		lastErr := c.plane.Probe(ctx, name)
+		if lastErr == nil {
 			return nil
 		}
 		select {

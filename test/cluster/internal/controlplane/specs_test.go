@@ -152,9 +152,13 @@ func TestDialSocketWithLongPath(t *testing.T) {
 	}
 	defer listener.Close()
 	go func() {
-		if connection, err := listener.Accept(); err == nil {
-			io.WriteString(connection, "hello")
-			connection.Close()
+		connection, err := listener.Accept()
+		if err != nil {
+			return // the test has ended
+		}
+		defer connection.Close()
+		if _, err := io.WriteString(connection, "hello"); err != nil {
+			t.Error(err)
 		}
 	}()
 	connection, err := dialSocket(context.Background(), filepath.Join(dir, "socket"))

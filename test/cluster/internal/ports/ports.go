@@ -58,7 +58,7 @@ func Complete(known map[string]int, names []string, listen Listener) (map[string
 			return nil, fmt.Errorf("no port for %s: %w", name, err)
 		}
 		// Held until all are chosen: another cluster that starts at the same moment must not find it free, too.
-		defer listener.Close()
+		defer listener.Close() //nolint:gocritic // deferInLoop: that it lasts is the purpose
 		chosen[name] = port
 		taken[port] = true
 	}

@@ -24,6 +24,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 const tailOfStat = " 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20 21"
@@ -106,7 +108,11 @@ func startShell(t *testing.T, script string) Record {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { record.Stop(context.Background(), 0) })
+	t.Cleanup(func() {
+		if _, err := record.Stop(context.Background(), 0); err != nil {
+			t.Error(err)
+		}
+	})
 	return record
 }
 
@@ -144,18 +150,29 @@ func TestStop(t *testing.T) {
 // waitForTrap waits until the shell ignores SIGTERM, which is bit 14 of SigIgn.
 func waitForTrap(t *testing.T, record Record) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	eventually(t, "the shell has set its trap", func() bool {
 		content, err := os.ReadFile("/proc/" + strconv.Itoa(record.PID) + "/status")
 		if err != nil {
-			continue
+			return false
 		}
 		for line := range strings.Lines(string(content)) {
 			if mask, ok := strings.CutPrefix(line, "SigIgn:"); ok && ignoresTerm(strings.TrimSpace(mask)) {
-				return
+				return true
 			}
 		}
+		return false
+	})
+}
+
+// eventually waits until a condition holds, which should be soon.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+		return holds(), nil
+	})
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
 	}
-	t.Fatal("the shell did not set its trap")
 }
 
 func TestStopLeavesForeignProcessesAlone(t *testing.T) {

@@ -98,7 +98,7 @@ func Start(spec Spec, binary Fingerprint) (Record, error) {
 		return Record{}, err
 	}
 	// Reading the exit status is what makes a process that dies early disappear instead of staying a zombie.
-	go command.Wait()
+	go func() { _ = command.Wait() }()
 
 	record := Record{PID: command.Process.Pid, BootID: boot, Args: spec.Args, Env: spec.Env, Binary: binary, LogOffset: info.Size()}
 	s, err := readStat(record.PID)

@@ -98,9 +98,7 @@ func TestStartWritesTheLogOfThisRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); record.Alive() && time.Now().Before(deadline); {
-		time.Sleep(5 * time.Millisecond)
-	}
+	eventually(t, "the shell has ended", func() bool { return !record.Alive() })
 	got, err := Tail(log, record.LogOffset, 10)
 	if err != nil || !strings.HasPrefix(got, "hello from ") || strings.Contains(got, "before") {
 		t.Errorf("got %q, %v", got, err)
