@@ -6,6 +6,13 @@
 KUBE_VERSION := v1.37.1
 KWOK_VERSION := v0.8.0
 
+# The tools of verify and update, which hack/lib.sh fetches through Go modules into bin/tools. None of them is in go.mod, where it would
+# decide on the versions of our own libraries. The code generators have the version of k8s.io/apimachinery.
+GOLANGCI_LINT_VERSION := v2.15.0
+KUSTOMIZE_VERSION := v5.8.1
+GOIMPORTS_VERSION := v0.38.0
+GOGO_PROTOBUF_VERSION := v1.3.2
+
 # --- What a user may set, on the command line or in the environment ---------------------------------------------------
 
 # The variables of the development cluster (NODES, CLUSTER_DIR, HAULOUT, FEATURE_GATES, ...) are read from the environment
@@ -126,3 +133,51 @@ cluster-down: $(CLUSTER_STAMP) ## Stop the development cluster and remove its da
 .PHONY: cluster-status
 cluster-status: $(CLUSTER_STAMP) ## Show the processes of the development cluster
 	@$(BIN)/cluster status
+
+##@ Checks
+
+# What the tests are told: RUN is a pattern of test names, COUNT how often each runs, TEST_FLAGS anything else that go test takes.
+RUN ?=
+COUNT ?= 1
+TEST_FLAGS ?=
+E2E_TIMEOUT ?= 20m
+
+.PHONY: test
+test: unit e2e ## Run all tests: unit, registry, then end to end on a development cluster
+
+.PHONY: unit
+unit: ## Run the tests that need no cluster, of both modules
+	go vet ./test/...
+	packages="$$(go list ./... | grep -v /test/e2e)"; hack/test.sh $(TEST_FLAGS) $$packages
+	cd $(CLUSTER_MODULE) && ../../hack/test.sh $(TEST_FLAGS) ./...
+
+.PHONY: race
+race: ## Run the tests that need no cluster with the race detector (needs a C compiler)
+	@$(MAKE) --no-print-directory unit TEST_FLAGS='-race $(TEST_FLAGS)'
+
+.PHONY: e2e
+e2e: cluster-binaries build ## Run the end-to-end tests (RUN=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster)
+	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -timeout='$(E2E_TIMEOUT)' $(TEST_FLAGS) -p=1 ./test/e2e/...
+
+.PHONY: verify
+verify: ## Check generated code, formatting, lint, manifests, go.mod and licence headers; change nothing
+	@hack/verify.sh
+
+.PHONY: update
+update: ## Write generated code, go.mod and licence headers anew, format everything
+	hack/update-codegen.sh
+	hack/update-boilerplate.sh
+	hack/update-tidy.sh
+	hack/update-format.sh
+
+.PHONY: lint
+lint: ## Run the linters alone
+	@hack/verify.sh lint
+
+.PHONY: fmt
+fmt: ## Format the Go files
+	hack/update-format.sh
+
+.PHONY: tools
+tools: ## Fetch and build the tools of verify and update
+	@hack/tools.sh

@@ -3,6 +3,7 @@
 # configurations. The generators come through Go modules; protoc is Debian's protobuf-compiler.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
+CODE_GENERATOR_VERSION="$(code_generator_version)"
 
 export GOBIN="${ROOT}/bin/codegen"
 mkdir -p "${GOBIN}"

@@ -2,6 +2,9 @@
 # Writes generated.proto, generated.pb.go and their companions of the versioned API types.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
+CODE_GENERATOR_VERSION="$(code_generator_version)"
+GOGO_PROTOBUF_VERSION="$(pinned GOGO_PROTOBUF_VERSION)"
+GOIMPORTS_VERSION="$(pinned GOIMPORTS_VERSION)"
 
 if ! command -v protoc >/dev/null; then
 	echo "protoc is needed to generate the protobuf code: install Debian's package protobuf-compiler" >&2

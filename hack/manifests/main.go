@@ -1,0 +1,121 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Command manifests reads manifests from its standard input and says what a cluster would refuse or take for something else: kinds
+// and fields that do not exist, objects that are there twice, rights without bounds. It needs no cluster.
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	kubernetesscheme "k8s.io/client-go/kubernetes/scheme"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func main() {
+	count, errs := check(os.Stdin)
+	for _, err := range errs {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	if len(errs) > 0 {
+		os.Exit(1)
+	}
+	fmt.Printf("%d objects\n", count)
+}
+
+// newDecoder returns a decoder of everything that stands in artifacts/, which refuses unknown and repeated fields.
+func newDecoder() runtime.Decoder {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{
+		kubernetesscheme.AddToScheme, apiregistrationv1.AddToScheme, v1alpha1.AddToScheme,
+	} {
+		utilruntime.Must(add(scheme))
+	}
+	return serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
+}
+
+// check returns how many objects there are and what is wrong with them.
+func check(manifests io.Reader) (count int, errs []error) {
+	decoder := newDecoder()
+	seen := map[string]bool{}
+	documents := yaml.NewYAMLReader(bufio.NewReader(manifests))
+	for {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			if count == 0 {
+				errs = append(errs, errors.New("no object at all"))
+			}
+			return count, errs
+		}
+		if err != nil {
+			return count, append(errs, err)
+		}
+		object, kind, err := decoder.Decode(document, nil, nil)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%w in\n%s", err, document))
+			continue
+		}
+		count++
+		accessor, err := meta.Accessor(object)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		name := fmt.Sprintf("%s %s/%s", kind.GroupKind(), accessor.GetNamespace(), accessor.GetName())
+		if seen[name] {
+			errs = append(errs, fmt.Errorf("%s is there twice", name))
+		}
+		seen[name] = true
+		for i, rule := range rulesOf(object) {
+			if unbounded(rule) {
+				errs = append(errs, fmt.Errorf("%s: rules[%d] has a *, so that it grows with the cluster; name what is needed", name, i))
+			}
+		}
+	}
+}
+
+func rulesOf(object runtime.Object) []rbacv1.PolicyRule {
+	switch role := object.(type) {
+	case *rbacv1.ClusterRole:
+		return role.Rules
+	case *rbacv1.Role:
+		return role.Rules
+	}
+	return nil
+}
+
+func unbounded(rule rbacv1.PolicyRule) bool {
+	for _, list := range [][]string{rule.Verbs, rule.APIGroups, rule.Resources, rule.NonResourceURLs} {
+		for _, value := range list {
+			if value == rbacv1.VerbAll {
+				return true
+			}
+		}
+	}
+	return false
+}

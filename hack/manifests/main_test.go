@@ -1,0 +1,69 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestCheck(t *testing.T) {
+	tests := map[string]struct {
+		manifests string
+		count     int
+		want      []string
+	}{
+		"objects of the cluster's kinds and of ours": {
+			manifests: "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: a\n---\n" +
+				"apiVersion: maintenance.haulout.dev/v1alpha1\nkind: NodeMaintenance\nmetadata:\n  name: a\n",
+			count: 2,
+		},
+		"nothing": {want: []string{"no object at all"}},
+		"a kind that does not exist": {
+			manifests: "apiVersion: v1\nkind: Nomespace\n",
+			want:      []string{`no kind "Nomespace"`, "no object at all"},
+		},
+		"a field that does not exist": {
+			manifests: "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\nspec:\n  prots: []\n",
+			want:      []string{`unknown field "spec.prots"`, "no object at all"},
+		},
+		"an object that is there twice": {
+			manifests: "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: a\n---\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: a\n",
+			count:     2,
+			want:      []string{"Namespace /a is there twice"},
+		},
+		"a role that may do everything with something": {
+			manifests: "apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata:\n  name: a\n  namespace: b\nrules:\n" +
+				"- {apiGroups: [\"\"], resources: [pods], verbs: [get]}\n- {apiGroups: [\"\"], resources: [pods], verbs: [\"*\"]}\n",
+			count: 1,
+			want:  []string{"Role.rbac.authorization.k8s.io b/a: rules[1]"},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			count, errs := check(strings.NewReader(test.manifests))
+			if count != test.count || len(errs) != len(test.want) {
+				t.Fatalf("got %d objects and %v, want %d and %q", count, errs, test.count, test.want)
+			}
+			for i, want := range test.want {
+				if !strings.Contains(errs[i].Error(), want) {
+					t.Errorf("got %q, want it to have %q", errs[i], want)
+				}
+			}
+		})
+	}
+}

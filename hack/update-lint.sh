@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Mends what the linters know to mend.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+lint="$(golangci_lint)"
+for module in "${MODULES[@]}"; do
+	cd "${ROOT}/${module}"
+	"${lint}" run --config "${ROOT}/.golangci.yaml" --fix ./...
+done

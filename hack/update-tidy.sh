@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Runs `go mod tidy` in both modules.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+for module in "${MODULES[@]}"; do
+	cd "${ROOT}/${module}"
+	go mod tidy
+done

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Generates all code anew in a copy of the tree and says where it differs from what is here. This tree is not touched.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+cd "${ROOT}"
+
+SCRATCH="$(mktemp -d)"
+trap 'rm -rf "${SCRATCH}"' EXIT
+mkdir -p "${SCRATCH}/committed" "${SCRATCH}/generated/bin"
+git ls-files -z --cached --others --exclude-standard |
+	while IFS= read -r -d '' file; do [[ ! -f "${file}" ]] || printf '%s\0' "${file}"; done |
+	tar --create --null --files-from - | tar --extract --directory "${SCRATCH}/committed"
+cp -r "${SCRATCH}/committed/." "${SCRATCH}/generated/"
+# The generators need not be linked twice.
+mkdir -p bin/codegen
+ln -s "${ROOT}/bin/codegen" "${SCRATCH}/generated/bin/codegen"
+
+if ! "${SCRATCH}/generated/hack/update-codegen.sh" >"${SCRATCH}/log" 2>&1; then
+	cat "${SCRATCH}/log" >&2
+	exit 1
+fi
+rm -rf "${SCRATCH}/generated/bin"
+cd "${SCRATCH}"
+if ! diff -Naur committed generated; then
+	echo 'The generated code is not what its sources say: run hack/update-codegen.sh (make update)' >&2
+	exit 1
+fi

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Builds each kustomization of artifacts/ and checks what comes out with hack/manifests; checks the examples, too.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+kustomize="$(kustomize)"
+cd "${ROOT}"
+SCRATCH="$(mktemp -d)"
+trap 'rm -rf "${SCRATCH}"' EXIT
+go build -o "${SCRATCH}/manifests" ./hack/manifests
+
+failed=
+for folder in artifacts/base artifacts/overlays/*; do
+	echo -n "${folder}: "
+	"${kustomize}" build "${folder}" | "${SCRATCH}/manifests" || failed=1
+done
+while IFS= read -r -d '' example; do
+	echo -n "${example}: "
+	"${SCRATCH}/manifests" <"${example}" || failed=1
+done < <(git ls-files -z --cached --others --exclude-standard 'artifacts/examples/*.yaml')
+
+[[ -z "${failed}" ]]
