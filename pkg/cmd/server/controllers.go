@@ -1,0 +1,81 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package server
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	hostinformers "k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/events"
+
+	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	"haulout.dev/haulout/pkg/controller/evacuation"
+	"haulout.dev/haulout/pkg/controller/nodemaintenance"
+	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
+)
+
+// controllerDependencies is what every set of controllers is made from.
+type controllerDependencies struct {
+	// host is limited to --kube-api-qps; unlimited is for evictions, whose queue watches the host cluster's answers and limits itself.
+	host, unlimited kubernetes.Interface
+	own             clientset.Interface
+	recorder        events.EventRecorder
+	authorizer      authorizer.Authorizer
+	options         ControllerOptions
+}
+
+// run makes a set of controllers with caches of its own and runs it until the context ends. Only the leader needs to know all pods, so
+// these caches live and die with its leadership.
+func (d controllerDependencies) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	host := hostinformers.NewSharedInformerFactoryWithOptions(d.host, resync, hostinformers.WithTransform(controllercache.Strip))
+	own := informers.NewSharedInformerFactory(d.own, resync)
+	maintenances, err := nodemaintenance.New(nodemaintenance.Config{
+		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own,
+		Recorder: d.recorder, Authorizer: d.authorizer, Evacuators: sets.New(builtInEvacuators()...),
+	})
+	if err != nil {
+		return fmt.Errorf("make controller %s: %w", nodemaintenance.Name, err)
+	}
+	evacuations, err := evacuation.New(evacuation.Config{
+		Host: d.unlimited, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Recorder: d.recorder,
+		CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
+		MaxConcurrentEvictions: d.options.MaxConcurrentEvictions,
+	})
+	if err != nil {
+		return fmt.Errorf("make controller %s: %w", evacuation.Name, err)
+	}
+	host.StartWithContext(ctx)
+	own.StartWithContext(ctx)
+	// The informers end after the controllers, which may still look at them.
+	defer host.Shutdown()
+	defer own.Shutdown()
+	defer cancel()
+
+	var wg sync.WaitGroup
+	wg.Go(func() { maintenances.Run(ctx, d.options.Workers) })
+	wg.Go(func() { evacuations.Run(ctx, d.options.Workers) })
+	wg.Wait()
+	return nil
+}
