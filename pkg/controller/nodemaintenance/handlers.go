@@ -78,9 +78,6 @@ func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMainten
 		c.queue.AddAfter(sweepItem, debounce)
 		return
 	}
-	if old != nil && old.ResourceVersion == nm.ResourceVersion {
-		return
-	}
 	if err := c.selection.setMaintenance(nm); err != nil {
 		utilruntime.HandleError(err)
 	}
@@ -132,6 +129,8 @@ func (c *Controller) nodeChanged(old, node *corev1.Node) {
 	}
 	if old != nil && old.UID == node.UID && old.Spec.Unschedulable == node.Spec.Unschedulable && labels.Equals(old.Labels, node.Labels) &&
 		old.Annotations[maintenancev1alpha1.AnnotationCordonedBy] == node.Annotations[maintenancev1alpha1.AnnotationCordonedBy] {
+		// Nothing to look at again, but a write is only taken with the latest resource version.
+		c.selection.refreshNode(node)
 		return
 	}
 	if old != nil && old.UID != node.UID {

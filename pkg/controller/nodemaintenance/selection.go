@@ -102,6 +102,15 @@ func (s *selection) setNode(node *corev1.Node) []string {
 	return sets.List(touched.Union(s.byNode[node.Name]))
 }
 
+// refreshNode takes in a newer state of a node in which nothing has changed that decides who selects it.
+func (s *selection) refreshNode(node *corev1.Node) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.nodes[node.Name] != nil {
+		s.nodes[node.Name] = node
+	}
+}
+
 // removeNode forgets a node and returns the maintenances that selected it.
 func (s *selection) removeNode(name string) []string {
 	s.mu.Lock()
