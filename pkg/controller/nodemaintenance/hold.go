@@ -131,7 +131,7 @@ func (c *Controller) announceRefused(m *member) {
 // announceProgress tells what is new in the status that was written. If none was, nothing is told.
 func (c *Controller) announceProgress(g *gathered, plan drainplan.Result, written *maintenancev1alpha1.NodeMaintenance) {
 	nm := g.subject.NodeMaintenance
-	if written.ResourceVersion == nm.ResourceVersion {
+	if written == nm {
 		return
 	}
 	if isDrained(written) && !isDrained(nm) {

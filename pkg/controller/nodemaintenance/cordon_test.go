@@ -1,0 +1,393 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"errors"
+	"math/rand/v2"
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func ownedBy(value string) func(*corev1.Node) {
+	return func(node *corev1.Node) {
+		node.Annotations = map[string]string{maintenancev1alpha1.AnnotationCordonedBy: value}
+	}
+}
+
+func to[T any](v T) *T { return &v }
+
+func TestDecideCordon(t *testing.T) {
+	for name, test := range map[string]struct {
+		node *corev1.Node
+		want nodeChange
+	}{
+		"a schedulable node is cordoned and annotated": {
+			newNode("n"), nodeChange{unschedulable: to(true), owners: owners{"m": "uid-m"}, setOwners: true},
+		},
+		"a foreign cordon is left as it is": {
+			newNode("n", cordoned), nodeChange{},
+		},
+		"a cordon with an annotation that cannot be read is a foreign one": {
+			newNode("n", cordoned, ownedBy("who knows")), nodeChange{},
+		},
+		"our cordon is left as it is": {
+			newNode("n", cordoned, ownedBy(`{"m":"uid-m"}`)), nodeChange{},
+		},
+		"the cordon of another maintenance is joined": {
+			newNode("n", cordoned, ownedBy(`{"other":"1"}`)), nodeChange{owners: owners{"other": "1", "m": "uid-m"}, setOwners: true},
+		},
+		"an earlier maintenance of the same name is replaced": {
+			newNode("n", cordoned, ownedBy(`{"m":"old"}`)), nodeChange{owners: owners{"m": "uid-m"}, setOwners: true},
+		},
+		"our cordon that somebody has lifted is put back": {
+			newNode("n", ownedBy(`{"m":"uid-m"}`)), nodeChange{unschedulable: to(true), owners: owners{"m": "uid-m"}, restored: true},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := decideCordon(test.node, newMaintenance("m")); !reflect.DeepEqual(got, test.want) {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestDecideRelease(t *testing.T) {
+	other := owners{"other": "1"}
+	for name, test := range map[string]struct {
+		node            *corev1.Node
+		holders         owners
+		makeSchedulable bool
+		want            nodeChange
+	}{
+		"our cordon is lifted":                                             {node: newNode("n", cordoned, ownedBy(`{"m":"uid-m"}`)), want: nodeChange{unschedulable: to(false), setOwners: true}},
+		"a foreign cordon stays":                                           {node: newNode("n", cordoned)},
+		"the cordon of another maintenance stays":                          {node: newNode("n", cordoned, ownedBy(`{"other":"1"}`)), holders: other},
+		"a shared cordon is handed over":                                   {node: newNode("n", cordoned, ownedBy(`{"m":"uid-m","other":"1"}`)), holders: other, want: nodeChange{owners: other, setOwners: true}},
+		"a holder that has not signed yet is put on":                       {node: newNode("n", cordoned, ownedBy(`{"m":"uid-m"}`)), holders: other, want: nodeChange{owners: other, setOwners: true}},
+		"one of the same name but another UID is not ours":                 {node: newNode("n", cordoned, ownedBy(`{"m":"new"}`))},
+		"our annotation goes from a node that somebody made schedulable":   {node: newNode("n", ownedBy(`{"m":"uid-m"}`)), want: nodeChange{setOwners: true}},
+		"a foreign cordon is lifted by one that is to make schedulable":    {node: newNode("n", cordoned), makeSchedulable: true, want: nodeChange{unschedulable: to(false)}},
+		"a held node stays cordoned even so":                               {node: newNode("n", cordoned, ownedBy(`{"other":"1"}`)), holders: other, makeSchedulable: true},
+		"a schedulable node needs nothing from one to make it schedulable": {node: newNode("n"), makeSchedulable: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := decideRelease(test.node, newMaintenance("m"), test.holders, test.makeSchedulable); !reflect.DeepEqual(got, test.want) {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestDecideSweep(t *testing.T) {
+	gone := map[types.UID]bool{"1": true, "2": false}
+	for name, test := range map[string]struct {
+		node    *corev1.Node
+		holders owners
+		want    nodeChange
+	}{
+		"the cordon of a maintenance that is gone is lifted": {node: newNode("n", cordoned, ownedBy(`{"a":"1"}`)), want: nodeChange{unschedulable: to(false), owners: owners{}, setOwners: true}},
+		"it stays for those that are there":                  {node: newNode("n", cordoned, ownedBy(`{"a":"1","b":"2"}`)), want: nodeChange{owners: owners{"b": "2"}, setOwners: true}},
+		"it stays for those about to sign":                   {node: newNode("n", cordoned, ownedBy(`{"a":"1"}`)), holders: owners{"c": "3"}, want: nodeChange{owners: owners{"c": "3"}, setOwners: true}},
+		"nothing changes while all are there":                {node: newNode("n", cordoned, ownedBy(`{"b":"2"}`))},
+		"a foreign cordon is none of its business":           {node: newNode("n", cordoned)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := decideSweep(test.node, gone, test.holders); !reflect.DeepEqual(got, test.want) {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+const (
+	stageIdle     = maintenancev1alpha1.NodeMaintenanceStageIdle
+	stageCordon   = maintenancev1alpha1.NodeMaintenanceStageCordon
+	stageComplete = maintenancev1alpha1.NodeMaintenanceStageComplete
+)
+
+func TestCordonAndComplete(t *testing.T) {
+	f := newFixture(t, newNode("one"), newNode("foreign", cordoned), newNode("green", inPool("green")), newMaintenance("m", createdAt(stageCordon)))
+	f.step("m")
+	f.wantCordon("one", true, "m")
+	f.wantCordon("foreign", true)
+	f.wantCordon("green", false)
+	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested)
+	if got := f.nm("m").Status.ObservedGeneration; got != 1 {
+		t.Errorf("observedGeneration = %d, want 1", got)
+	}
+
+	f.enter("m", stageComplete)
+	f.step("m")
+	f.wantCordon("one", false)
+	f.wantCordon("foreign", true)
+	if got := f.nm("m").Finalizers; len(got) > 0 {
+		t.Errorf("finalizers %v are left", got)
+	}
+}
+
+func TestIdleTouchesNothing(t *testing.T) {
+	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", createdAt(stageIdle)))
+	f.step("m")
+	f.wantCordon("one", false)
+	f.wantEvacuating()
+	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested)
+	if got := f.nodeStatus("m", "one").PodsPendingEvacuation; got != 1 {
+		t.Errorf("podsPendingEvacuation = %d, want 1", got)
+	}
+	if f.rights.asked > 0 {
+		t.Error("an Idle maintenance writes to no node, so nobody needs to be asked")
+	}
+}
+
+func TestIdleToCompleteMakesSchedulable(t *testing.T) {
+	f := newFixture(t, newNode("foreign", cordoned), newNode("refused", cordoned), newNode("held"),
+		newMaintenance("m", createdAt(stageIdle)), newMaintenance("holder", createdAt(stageCordon), func(nm *maintenancev1alpha1.NodeMaintenance) {
+			nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchFields = []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"held"}}}
+		}))
+	f.rights.refused.Insert("refused")
+	f.step("holder")
+	f.step("m")
+	f.enter("m", stageComplete)
+	f.step("m")
+	f.wantCordon("foreign", false)
+	f.wantCordon("refused", true)
+	f.wantCordon("held", true, "holder")
+	f.wantEvent(EventNotAuthorized)
+}
+
+// TestCreatedAndDeletedAtOnce covers an object that the controller sees for the first time when it has ended: no stage before was acted on.
+func TestCreatedAndDeletedAtOnce(t *testing.T) {
+	f := newFixture(t, newNode("one"), newNode("foreign", cordoned), newMaintenance("m"))
+	f.enter("m", stageComplete)
+	f.step("m")
+	f.wantCordon("one", false)
+	f.wantCordon("foreign", true)
+	if got := f.nm("m").Finalizers; len(got) > 0 {
+		t.Errorf("finalizers %v are left", got)
+	}
+}
+
+// TestStaleCacheDoesNotCordonAgain has the maintenance end between the event and the write.
+func TestStaleCacheDoesNotCordonAgain(t *testing.T) {
+	f := newFixture(t, newNode("one"), newMaintenance("m"))
+	ended := newMaintenance("m")
+	atStage(stageComplete)(ended)
+	f.maintenance.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) { return true, ended, nil })
+	if err := f.Controller.sync(f.ctx, "m"); !isOnlyConflict(err) {
+		t.Errorf("error %v, want a conflict", err)
+	}
+	f.wantCordon("one", false)
+}
+
+func TestOverlappingMaintenancesShareTheCordon(t *testing.T) {
+	f := newFixture(t, newNode("one"), newMaintenance("a", createdAt(stageCordon)), newMaintenance("b", createdAt(stageCordon)))
+	f.step("a")
+	f.step("b")
+	f.wantCordon("one", true, "a", "b")
+	f.enter("a", stageComplete)
+	f.step("a")
+	f.wantCordon("one", true, "b")
+	f.enter("b", stageComplete)
+	f.step("b")
+	f.wantCordon("one", false)
+}
+
+func TestUncordonWaitsForAHolderThatHasNotSigned(t *testing.T) {
+	f := newFixture(t, newNode("one"), newMaintenance("a", createdAt(stageCordon)))
+	f.step("a")
+	f.create(newMaintenance("b", createdAt(stageCordon)))
+	f.enter("a", stageComplete)
+	f.step("a")
+	f.wantCordon("one", true, "b")
+	f.enter("b", stageComplete)
+	f.step("b")
+	f.wantCordon("one", false)
+}
+
+func TestNodesThatStopMatchingAreReleased(t *testing.T) {
+	f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"))
+	f.step("m")
+	f.wantEvacuating("p", "q")
+	f.updateNode("one", inPool("green"))
+	f.step("m")
+	f.wantCordon("one", false)
+	f.wantCordon("two", true, "m")
+	f.wantEvacuating("q")
+	if got := len(f.nm("m").Status.NodeStatuses); got != 1 {
+		t.Errorf("%d node statuses, want 1", got)
+	}
+}
+
+func TestNodeCreatedAgainIsANewNode(t *testing.T) {
+	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", planning(upTo(1000))))
+	f.step("m")
+	f.deletePod("p")
+	f.step("m")
+	if err := f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	again := newNode("one")
+	again.UID = "again"
+	f.create(again)
+	f.create(newPod("q", "one", 5000))
+	f.create(newPod("r", "one", 500))
+	asked := f.rights.asked
+	f.step("m")
+	f.wantCordon("one", true, "m")
+	// The first node had been through all waves. This one is in its first.
+	f.wantEvacuating("r")
+	if f.rights.asked == asked {
+		t.Error("the new node was not authorized")
+	}
+	if got := f.nodeStatus("m", "one").NodeRef.UID; got != "again" {
+		t.Errorf("the status is of node %s", got)
+	}
+}
+
+func TestCordonIsPutBackUntilItIsAFight(t *testing.T) {
+	f := newFixture(t, newNode("one"), newMaintenance("m", createdAt(stageCordon)))
+	f.step("m")
+	uncordon := func() {
+		node := f.node("one")
+		node.Spec.Unschedulable = false
+		node.Labels["scaled"] = strconv.Itoa(rand.Int())
+		if _, err := f.host.CoreV1().Nodes().Update(f.ctx, node, metav1.UpdateOptions{FieldManager: "autoscaler"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range fightLimit {
+		uncordon()
+		f.step("m")
+		f.wantCordon("one", true, "m")
+		f.wantEvent(EventCordonRestored)
+		f.wait(time.Second)
+	}
+	uncordon()
+	f.step("m")
+	f.wantCordon("one", true, "m")
+	if event := f.wantEvent(EventCordonFight); !strings.HasPrefix(event, corev1.EventTypeWarning) || !strings.Contains(event, "autoscaler") {
+		t.Errorf("event %q, want a warning that names the field manager", event)
+	}
+	// Now it is slow.
+	uncordon()
+	f.step("m")
+	f.wantCordon("one", false, "m")
+	f.wait(fightPause)
+	f.step("m")
+	f.wantCordon("one", true, "m")
+}
+
+func TestRefusedNodesAreNotTouched(t *testing.T) {
+	f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"))
+	f.rights.refused.Insert("two")
+	f.step("m")
+	f.wantCordon("one", true, "m")
+	f.wantCordon("two", false)
+	f.wantEvacuating("p")
+	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized)
+	if got, want := f.nodeStatus("m", "two").DrainMessage, `Not drained: user "jane" may not delete this node.`; got != want {
+		t.Errorf("message %q, want %q", got, want)
+	}
+	f.wantEvent(EventNotAuthorized)
+
+	f.deletePod("p")
+	f.wait(settle)
+	f.step("m")
+	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized)
+}
+
+func TestRightThatIsRevokedUncordonsNothing(t *testing.T) {
+	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", planning(upTo(10))))
+	f.step("m")
+	f.rights.refused.Insert("one")
+	f.wait(authorizationTTL + time.Second)
+	f.create(newPod("q", "one", 0))
+	f.step("m")
+	f.wantCordon("one", true, "m")
+	f.wantEvacuating("p")
+
+	f.enter("m", stageComplete)
+	f.step("m")
+	f.wantCordon("one", false)
+	f.wantEvacuating()
+}
+
+func TestAuthorizerThatFailsStopsEverything(t *testing.T) {
+	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+	f.rights.err = errors.New("not reachable")
+	f.cached()
+	if err := f.Controller.sync(f.ctx, "m"); err == nil {
+		t.Error("no error")
+	}
+	f.wantCordon("one", false)
+	f.wantEvacuating()
+}
+
+func TestConflictOnANodeIsTriedAgain(t *testing.T) {
+	f := newFixture(t, newNode("one"), newMaintenance("m", createdAt(stageCordon)))
+	failed := false
+	f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if failed {
+			return false, nil, nil
+		}
+		failed = true
+		if patch := string(action.(clienttesting.PatchAction).GetPatch()); !strings.Contains(patch, `"resourceVersion"`) || !strings.Contains(patch, `"uid":"uid-one"`) {
+			t.Errorf("patch %s has no preconditions", patch)
+		}
+		return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "one", errors.New("changed"))
+	})
+	if err := f.Controller.sync(f.ctx, "m"); !isOnlyConflict(err) {
+		t.Errorf("error %v, want a conflict", err)
+	}
+	f.wantCordon("one", false)
+	f.step("m")
+	f.wantCordon("one", true, "m")
+}
+
+func TestSweepReleasesWhatGoneMaintenancesLeft(t *testing.T) {
+	f := newFixture(t,
+		newNode("one", cordoned, ownedBy(`{"gone":"1"}`)), newNode("two", cordoned, ownedBy(`{"gone":"1","m":"uid-m"}`)), newNode("foreign", cordoned),
+		newMaintenance("m", selecting("other"), createdAt(stageCordon)),
+		newPod("p", "one", 0), ourEvacuation("p", "one"))
+	f.step(sweepItem)
+	f.wantCordon("one", false)
+	f.wantCordon("two", true, "m")
+	f.wantCordon("foreign", true)
+	f.wantEvacuating()
+}
+
+func TestSweepAsksTheAPIBeforeItBelievesTheCache(t *testing.T) {
+	f := newFixture(t, newNode("one", cordoned, ownedBy(`{"m":"uid-m"}`)))
+	f.maintenance.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, newMaintenance("m"), nil
+	})
+	f.step(sweepItem)
+	f.wantCordon("one", true, "m")
+}

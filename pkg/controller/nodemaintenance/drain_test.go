@@ -1,0 +1,502 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// ourEvacuation is the Evacuation of a pod that newPod makes.
+func ourEvacuation(pod, node string, modify ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+	p := newPod(pod, node, 0)
+	e := &maintenancev1alpha1.Evacuation{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: p.Namespace, Name: evacuators.CanonicalName(p.Name, p.UID), Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
+		},
+		Spec: maintenancev1alpha1.EvacuationSpec{NodeName: node, PodRef: maintenancev1alpha1.PodReference{Name: p.Name, UID: p.UID}},
+	}
+	for _, m := range modify {
+		m(e)
+	}
+	return e
+}
+
+const foreignInstigator = maintenancev1alpha1.FinalizerInstigatorPrefix + "example.com"
+
+func instigatedBy(finalizers ...string) func(*maintenancev1alpha1.Evacuation) {
+	return func(e *maintenancev1alpha1.Evacuation) { e.Finalizers = finalizers }
+}
+
+func forbidden(e *maintenancev1alpha1.Evacuation) {
+	e.Status.EvacuationCancellationPolicy = maintenancev1alpha1.EvacuationCancellationPolicyForbid
+}
+
+func withCondition(conditionType, reason string) func(*maintenancev1alpha1.Evacuation) {
+	return func(e *maintenancev1alpha1.Evacuation) {
+		e.Status.Conditions = append(e.Status.Conditions, metav1.Condition{Type: conditionType, Status: metav1.ConditionTrue, Reason: reason})
+	}
+}
+
+func TestDecideEvacuation(t *testing.T) {
+	for name, test := range map[string]struct {
+		evacuation *maintenancev1alpha1.Evacuation
+		want       evacuationStep
+	}{
+		"a pod without one gets one":                     {nil, stepCreate},
+		"ours is enough":                                 {ourEvacuation("p", "n"), stepNone},
+		"somebody else's is joined":                      {ourEvacuation("p", "n", instigatedBy(foreignInstigator)), stepAdopt},
+		"one that is going away is waited for":           {ourEvacuation("p", "n", instigatedBy(foreignInstigator), func(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = &metav1.Time{} }), stepWait},
+		"one that has ended is waited for":               {ourEvacuation("p", "n", instigatedBy(), withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled)), stepWait},
+		"one without instigators that goes on is joined": {ourEvacuation("p", "n", instigatedBy(), forbidden), stepAdopt},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := decideEvacuation(test.evacuation); got != test.want {
+				t.Errorf("got %d, want %d", got, test.want)
+			}
+		})
+	}
+}
+
+func TestDecideDrained(t *testing.T) {
+	some := func(modify ...func(*remainder)) *remainder {
+		r := newRemainder(nil)
+		for _, m := range modify {
+			m(r)
+		}
+		return r
+	}
+	leaving := func(r *remainder) { r.covered, r.targeted, r.evacuating = 3, 2, 2 }
+	blocked := func(r *remainder) {
+		r.blocked = []*maintenancev1alpha1.Evacuation{
+			ourEvacuation("p", "n", withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget)),
+			ourEvacuation("q", "n", withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodFinalizer)),
+		}
+	}
+	for name, test := range map[string]struct {
+		facts drainedFacts
+		want  verdict
+	}{
+		"in another stage nobody asked":                        {drainedFacts{nodes: 1, finished: true, remainder: some()}, verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain"}},
+		"no node is not drained":                               {drainedFacts{draining: true, finished: true, remainder: some()}, verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonNoNodes, "The selector matches no node"}},
+		"pods that leave are progress":                         {drainedFacts{draining: true, nodes: 1, remainder: some(leaving)}, verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, "3 pods left, 2 of them evacuating, 0 blocked"}},
+		"when all that are asked are blocked, so is the drain": {drainedFacts{draining: true, nodes: 1, remainder: some(leaving, blocked)}, verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainBlocked, "No pod is able to leave: default/p (PodDisruptionBudget), default/q (PodFinalizer); 3 pods left, 2 of them evacuating, 2 blocked"}},
+		"one that is asked and not blocked moves":              {drainedFacts{draining: true, nodes: 1, remainder: some(leaving, blocked, func(r *remainder) { r.targeted = 3 })}, verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, "3 pods left, 2 of them evacuating, 2 blocked"}},
+		"a node that is not cordoned is not drained":           {drainedFacts{draining: true, nodes: 1, finished: true, uncordoned: []string{"n"}, remainder: some()}, verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, "Waiting for 1 node to be cordoned; 0 pods left, 0 of them evacuating, 0 blocked"}},
+		"a refused node holds it back":                         {drainedFacts{draining: true, nodes: 1, refused: 1, username: "x", finished: true, remainder: some()}, verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized, `User "x" may not delete 1 selected node, which stay as they are; 0 pods left, 0 of them evacuating, 0 blocked`}},
+		"all gone is drained":                                  {drainedFacts{draining: true, nodes: 2, finished: true, remainder: some()}, verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, "All pods have left 2 nodes"}},
+		"what is left on purpose is named":                     {drainedFacts{draining: true, nodes: 1, finished: true, remainder: some(func(r *remainder) { r.left["DaemonSet pod of default/logger"] = 2 })}, verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft, "All pods have left 1 node but those left running on purpose: DaemonSet pod of default/logger (2)"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := decideDrained(test.facts); got != test.want {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestDrainInWaves(t *testing.T) {
+	f := newFixture(t, newNode("one"), newNode("two"), newMaintenance("m", planning(upTo(1000))),
+		newPod("low-one", "one", 10), newPod("low-two", "two", 1000), newPod("high-one", "one", 5000),
+		newPod("finished", "one", 0, func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
+		newPod("daemon", "two", 0, ofDaemonSet))
+	f.step("m")
+	f.wantEvacuating("low-one", "low-two")
+	f.deletePod("low-one")
+	f.step("m")
+	f.wantEvacuating("low-two")
+	f.wait(time.Second)
+	f.step("m")
+	want := maintenancev1alpha1.NodeMaintenanceNodeStatus{
+		NodeRef:      maintenancev1alpha1.NodeReference{Name: "one", UID: "uid-one"},
+		DrainTargets: []maintenancev1alpha1.DrainPlanEntry{upTo(1000)}, DrainMessage: "Waiting for node two.", PodsPendingEvacuation: 1,
+	}
+	if got := f.nodeStatus("m", "one"); !reflect.DeepEqual(got, want) {
+		t.Errorf("status of node one = %+v, want %+v", got, want)
+	}
+	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+
+	f.deletePod("low-two")
+	f.step("m")
+	f.wantEvacuating("high-one")
+	f.deletePod("high-one")
+	f.step("m")
+	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+	f.wait(settle)
+	f.step("m")
+	f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
+	if got := f.nodeStatus("m", "two").PodsLeft; got != 1 {
+		t.Errorf("podsLeft = %d, want 1", got)
+	}
+	f.wantEvent(EventDrained)
+
+	f.create(newPod("late", "one", 0))
+	f.step("m")
+	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+	f.wantEvacuating("late")
+}
+
+// TestOrderOfWrites checks what a crash between two writes depends on.
+func TestOrderOfWrites(t *testing.T) {
+	f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newMaintenance("m"))
+	f.cached()
+	if err := f.Controller.sync(f.ctx, "m"); err != nil {
+		t.Fatal(err)
+	}
+	// The cordons are written but not seen, so that nobody is asked to leave.
+	f.wantCordon("one", true, "m")
+	f.wantCordon("two", true, "m")
+	f.wantEvacuating()
+	f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
+		// Not through the client, which is locked while a reactor runs.
+		stored, err := f.maintenance.Tracker().Get(maintenancev1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", "m")
+		if err != nil || len(stored.(*maintenancev1alpha1.NodeMaintenance).Status.NodeStatuses[0].DrainTargets) == 0 {
+			t.Error("a pod is asked to leave before the targets are stored")
+		}
+		return false, nil, nil
+	})
+	f.step("m")
+	f.wantEvacuating("p")
+}
+
+func TestNoEvacuationWhileANodeCannotBeCordoned(t *testing.T) {
+	f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newMaintenance("m"))
+	f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.(clienttesting.PatchAction).GetName() == "two" {
+			return true, nil, errors.New("no")
+		}
+		return false, nil, nil
+	})
+	for range 3 {
+		f.cached()
+		if err := f.Controller.sync(f.ctx, "m"); err == nil {
+			t.Error("no error")
+		}
+		f.wait(statusPace)
+	}
+	f.wantCordon("one", true, "m")
+	f.wantEvacuating()
+	if got, want := f.nodeStatus("m", "one").DrainMessage, "Waiting for node two."; got != want {
+		t.Errorf("message %q, want %q", got, want)
+	}
+}
+
+func TestDrainedNeedsTheLiveListToAgree(t *testing.T) {
+	f := newFixture(t, newNode("one"), newMaintenance("m"))
+	f.step("m")
+	f.wait(settle)
+	hidden := newPod("hidden", "one", 0)
+	f.host.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, &corev1.PodList{Items: []corev1.Pod{*hidden}}, nil
+	})
+	if err := f.Controller.sync(f.ctx, "m"); err != nil {
+		t.Fatal(err)
+	}
+	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+	hidden.Status.Phase = corev1.PodSucceeded
+	if err := f.Controller.sync(f.ctx, "m"); err != nil {
+		t.Fatal(err)
+	}
+	f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
+}
+
+func TestNominatedPodsCount(t *testing.T) {
+	f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("nominee", "", 0, func(p *corev1.Pod) {
+		p.Status = corev1.PodStatus{Phase: corev1.PodPending, NominatedNodeName: "one"}
+	}))
+	f.step("m")
+	f.wait(settle)
+	f.step("m")
+	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+	f.wantEvacuating("nominee")
+	f.enter("m", stageComplete)
+	f.step("m")
+	f.wantEvacuating()
+}
+
+func TestEvacuationsOfOthersAreJoinedAndLeftAlone(t *testing.T) {
+	f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0), newPod("r", "one", 0),
+		ourEvacuation("p", "one", instigatedBy(foreignInstigator)), ourEvacuation("q", "one", forbidden))
+	f.step("m")
+	f.wantEvacuating("p", "q", "r")
+	f.enter("m", stageComplete)
+	f.step("m")
+	f.wantEvacuating()
+	left := map[string][]string{}
+	for _, e := range f.evacuationList() {
+		left[e.Spec.PodRef.Name] = e.Finalizers
+	}
+	// p is still somebody's wish, q is past its point of no return, r is gone.
+	if len(left) != 2 || !slices.Equal(left["p"], []string{foreignInstigator}) || len(left["q"]) != 0 {
+		t.Errorf("evacuations left: %v", left)
+	}
+	f.wantCordon("one", false)
+}
+
+func TestEvacuationsStayWhileAnotherMaintenanceWantsThem(t *testing.T) {
+	f := newFixture(t, newNode("one"), newNode("two", inPool("green")), newPod("p", "one", 0), newPod("q", "two", 0),
+		newMaintenance("a", selecting("blue", "green"), createdMinute(1)), newMaintenance("b", createdMinute(2)))
+	for range 3 {
+		f.step("a")
+		f.step("b")
+	}
+	f.wantEvacuating("p", "q")
+	f.enter("a", stageComplete)
+	f.step("a")
+	f.wantEvacuating("p")
+	f.wantCordon("one", true, "b")
+	f.wantCordon("two", false)
+	f.enter("b", stageComplete)
+	f.step("b")
+	f.wantEvacuating()
+	f.wantCordon("one", false)
+}
+
+// TestTargetsOfANodeAreStoredByAllBeforeAnyoneActs covers the end of the maintenance that had written them alone.
+func TestTargetsOfANodeAreStoredByAllBeforeAnyoneActs(t *testing.T) {
+	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("a", createdMinute(1)), newMaintenance("b", createdMinute(2)))
+	f.step("a")
+	f.wantEvacuating()
+	if len(f.nodeStatus("a", "one").DrainTargets) == 0 {
+		t.Error("a has no targets")
+	}
+	f.step("b")
+	f.wantEvacuating("p")
+	if got, want := f.nodeStatus("b", "one").DrainTargets, f.nodeStatus("a", "one").DrainTargets; !reflect.DeepEqual(got, want) {
+		t.Errorf("targets of b %v, of a %v", got, want)
+	}
+}
+
+func TestPodsInTerminatingNamespacesAreCountedAndNamed(t *testing.T) {
+	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+	refused := 0
+	f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
+		refused++
+		err := apierrors.NewForbidden(maintenancev1alpha1.Resource("evacuations"), "p", errors.New("the namespace is being terminated"))
+		err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
+		return true, nil, err
+	})
+	f.step("m")
+	f.wait(statusPace)
+	f.step("m")
+	if refused != 1 {
+		t.Errorf("%d requests, want 1", refused)
+	}
+	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+	want := "1 pod left, 0 of them evacuating, 0 blocked; 1 pod cannot be evacuated because their namespace is being deleted: default (1)"
+	if got := f.nm("m").Status.Conditions[0].Message; got != want {
+		t.Errorf("message %q, want %q", got, want)
+	}
+}
+
+func TestCountersArePaced(t *testing.T) {
+	f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0), newPod("r", "one", 0))
+	f.step("m")
+	f.wait(statusPace)
+	f.step("m")
+	if got := f.nodeStatus("m", "one").PodsEvacuating; got != 3 {
+		t.Fatalf("podsEvacuating = %d, want 3", got)
+	}
+	f.deletePod("p")
+	f.step("m")
+	if got := f.nodeStatus("m", "one").PodsEvacuating; got != 3 {
+		t.Errorf("podsEvacuating = %d was written too early", got)
+	}
+	f.wait(statusPace)
+	f.step("m")
+	if got := f.nodeStatus("m", "one").PodsEvacuating; got != 2 {
+		t.Errorf("podsEvacuating = %d, want 2", got)
+	}
+}
+
+func TestStatusThatIsTooLargeGoesWithoutMessages(t *testing.T) {
+	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+	refuse := func(always bool) clienttesting.ReactionFunc {
+		return func(action clienttesting.Action) (bool, runtime.Object, error) {
+			nm := action.(clienttesting.UpdateAction).GetObject().(*maintenancev1alpha1.NodeMaintenance)
+			if always || nm.Status.NodeStatuses[0].DrainMessage != "" {
+				return true, nil, apierrors.NewGenericServerResponse(http.StatusRequestEntityTooLarge, "put", maintenancev1alpha1.Resource("nodemaintenances"), "m", "", 0, false)
+			}
+			return false, nil, nil
+		}
+	}
+	f.maintenance.PrependReactor("update", "nodemaintenances", refuse(false))
+	f.step("m")
+	f.wantEvacuating("p")
+	conditions := f.nm("m").Status.Conditions
+	if i := slices.IndexFunc(conditions, func(c metav1.Condition) bool {
+		return c.Type == maintenancev1alpha1.ConditionNodeMessagesOmitted && c.Status == metav1.ConditionTrue
+	}); i < 0 {
+		t.Errorf("no condition says so: %v", conditions)
+	}
+
+	f.maintenance.PrependReactor("update", "nodemaintenances", refuse(true))
+	f.deletePod("p")
+	f.wait(statusPace)
+	f.cached()
+	if err := f.Controller.sync(f.ctx, "m"); err != nil {
+		t.Errorf("error %v would make it try for ever", err)
+	}
+	f.wantEvent(EventStatusTooLarge)
+}
+
+// TestRestartsInTheMiddleOfADrain runs a drain with a controller that forgets everything, or is interrupted by a failing write, at random
+// moments. The waves must hold, no pod may be asked twice, and everything must be as before in the end.
+func TestRestartsInTheMiddleOfADrain(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	r := rand.New(rand.NewPCG(seed, 0))
+	objects := []runtime.Object{newMaintenance("m", planning(upTo(1000), upTo(2000))), newNode("foreign", cordoned)}
+	priority := map[string]int32{}
+	for n := range 3 {
+		node := fmt.Sprintf("node-%d", n)
+		objects = append(objects, newNode(node))
+		for p := range 4 {
+			name := fmt.Sprintf("pod-%d-%d", n, p)
+			priority[name] = int32(p) * 800
+			objects = append(objects, newPod(name, node, priority[name]))
+		}
+	}
+	f := newFixture(t, objects...)
+	asked := map[string]int{}
+	f.maintenance.PrependReactor("create", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		e := action.(clienttesting.CreateAction).GetObject().(*maintenancev1alpha1.Evacuation)
+		asked[e.Spec.PodRef.Name]++
+		for _, pod := range f.pods() {
+			if wave(*pod.Spec.Priority) < wave(priority[e.Spec.PodRef.Name]) {
+				t.Errorf("seed %d: pod %s is asked to leave before %s has left", seed, e.Spec.PodRef.Name, pod.Name)
+			}
+		}
+		return false, nil, nil
+	})
+	flaky := func(clienttesting.Action) (bool, runtime.Object, error) {
+		if r.IntN(4) == 0 {
+			return true, nil, errors.New("interrupted")
+		}
+		return false, nil, nil
+	}
+	f.host.PrependReactor("patch", "nodes", flaky)
+	f.maintenance.PrependReactor("update", "nodemaintenances", flaky)
+	f.drainToTheEnd(seed, r)
+	for name, times := range asked {
+		if times != 1 {
+			t.Errorf("seed %d: pod %s was asked %d times", seed, name, times)
+		}
+	}
+	f.enterDespite("m", stageComplete)
+	for range 100 {
+		f.cached()
+		if err := f.Controller.sync(f.ctx, "m"); err == nil && len(f.nm("m").Finalizers) == 0 {
+			break
+		}
+	}
+	f.wantEvacuating()
+	f.wantCordon("foreign", true)
+	for n := range 3 {
+		f.wantCordon(fmt.Sprintf("node-%d", n), false)
+	}
+}
+
+func wave(priority int32) int {
+	switch {
+	case priority <= 1000:
+		return 0
+	case priority <= 2000:
+		return 1
+	}
+	return 2
+}
+
+// drainToTheEnd syncs, restarts and lets pods go until the maintenance says Drained. A sync that fails is tried again.
+func (f *fixture) drainToTheEnd(seed uint64, r *rand.Rand) {
+	f.t.Helper()
+	for range 1000 {
+		f.cached()
+		if r.IntN(5) == 0 {
+			f.restart()
+		}
+		_ = f.Controller.sync(f.ctx, "m") // An interruption is the point here; what comes of it is checked.
+		if isDrained(f.nm("m")) {
+			if pods := f.pods(); len(pods) > 0 {
+				f.t.Fatalf("seed %d: Drained with %d pods left", seed, len(pods))
+			}
+			return
+		}
+		for _, name := range f.evacuating() {
+			if r.IntN(3) == 0 {
+				f.deletePod(name)
+			}
+		}
+		f.wait(time.Second)
+	}
+	f.t.Fatalf("seed %d: never drained", seed)
+}
+
+// enterDespite enters a stage although writes fail now and then.
+func (f *fixture) enterDespite(name string, stage maintenancev1alpha1.NodeMaintenanceStage) {
+	f.t.Helper()
+	f.eventually("the stage is written", func() bool {
+		nm := f.nm(name)
+		atStage(stage)(nm)
+		nm.Generation++
+		_, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm, metav1.UpdateOptions{})
+		return err == nil
+	})
+}
+
+// TestRun lets the controller run by events alone.
+func TestRun(t *testing.T) {
+	f := newFixture(t, newNode("one"), newNode("two"), newMaintenance("m", planning(upTo(1000))),
+		newPod("low", "one", 10), newPod("high", "two", 5000))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f.Controller.Run(f.ctx, 2)
+	}()
+	f.ticking("low is asked to leave", func() bool { return slices.Equal(f.evacuating(), []string{"low"}) })
+	f.deletePod("low")
+	f.ticking("high is asked to leave", func() bool { return slices.Equal(f.evacuating(), []string{"high"}) })
+	f.deletePod("high")
+	f.ticking("the maintenance is drained", func() bool { return isDrained(f.nm("m")) })
+	f.enter("m", stageComplete)
+	f.ticking("the maintenance is complete", func() bool { return len(f.nm("m").Finalizers) == 0 })
+	f.wantCordon("one", false)
+	f.wantCordon("two", false)
+}
+
+// ticking waits for a condition while the clock runs.
+func (f *fixture) ticking(what string, condition func() bool) {
+	f.t.Helper()
+	f.eventually(what, func() bool {
+		f.wait(debounce)
+		return condition()
+	})
+}

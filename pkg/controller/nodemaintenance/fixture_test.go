@@ -1,0 +1,511 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/informers"
+	hostfake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+)
+
+// fixture is two fake clusters, a clock and the controllers that are started on them.
+type fixture struct {
+	t           *testing.T
+	ctx         context.Context
+	host        *hostfake.Clientset
+	maintenance *maintenancefake.Clientset
+	clock       *clocktesting.FakeClock
+	recorder    *events.FakeRecorder
+	rights      *rights
+	*Controller
+}
+
+// rights lets everybody delete every node but those refused.
+type rights struct {
+	mu      sync.Mutex
+	refused sets.Set[string]
+	err     error
+	asked   int
+}
+
+func (r *rights) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.asked++
+	if a.GetVerb() != "delete" || a.GetResource() != "nodes" || a.GetAPIGroup() != "" || a.GetUser().GetName() == "" {
+		return authorizer.DecisionDeny, "", fmt.Errorf("unexpected question %v", a)
+	}
+	if r.err != nil {
+		return authorizer.DecisionNoOpinion, "", r.err
+	}
+	if r.refused.Has(a.GetName()) {
+		return authorizer.DecisionNoOpinion, "", nil
+	}
+	return authorizer.DecisionAllow, "", nil
+}
+
+func (r *rights) ConditionsAwareAuthorize(ctx context.Context, a authorizer.Attributes) authorizer.ConditionsAwareDecision {
+	return authorizer.ConditionsAwareDecisionFromParts(r.Authorize(ctx, a))
+}
+
+func (r *rights) EvaluateConditions(ctx context.Context, d authorizer.ConditionsAwareDecision, data authorizer.ConditionsData) (authorizer.Decision, string, error) {
+	return authorizer.DecisionDeny, "", nil
+}
+
+func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	f := &fixture{
+		t: t, ctx: ctx, host: hostfake.NewClientset(), maintenance: maintenancefake.NewSimpleClientset(),
+		clock: clocktesting.NewFakeClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)), recorder: events.NewFakeRecorder(10000),
+		rights: &rights{refused: sets.New[string]()},
+	}
+	f.maintenance.PrependReactor("create", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		e := action.(clienttesting.CreateAction).GetObject().(*maintenancev1alpha1.Evacuation)
+		pod, err := f.host.CoreV1().Pods(e.Namespace).Get(ctx, e.Spec.PodRef.Name, metav1.GetOptions{})
+		if err != nil || pod.UID != e.Spec.PodRef.UID {
+			return true, nil, apierrors.NewNotFound(corev1.Resource("pods"), e.Spec.PodRef.Name)
+		}
+		e.Spec.NodeName = pod.Spec.NodeName
+		return false, nil, nil
+	})
+	for _, o := range objects {
+		f.create(o)
+	}
+	f.restart()
+	return f
+}
+
+// restart makes a controller that knows nothing but what the clusters hold.
+func (f *fixture) restart() {
+	f.t.Helper()
+	hostInformers := informers.NewSharedInformerFactoryWithOptions(f.host, 0, informers.WithTransform(controllercache.Strip))
+	maintenanceInformers := externalversions.NewSharedInformerFactory(f.maintenance, 0)
+	c, err := New(Config{
+		Host: f.host, HostInformers: hostInformers, Maintenance: f.maintenance, MaintenanceInformers: maintenanceInformers,
+		Recorder: f.recorder, Clock: f.clock, Authorizer: f.rights, Evacuators: sets.New[string](),
+	})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.Controller = c
+	f.t.Cleanup(c.queue.ShutDown)
+	hostInformers.Start(f.ctx.Done())
+	maintenanceInformers.Start(f.ctx.Done())
+	f.cached()
+}
+
+func (f *fixture) create(o runtime.Object) {
+	f.t.Helper()
+	var err error
+	switch o := o.(type) {
+	case *corev1.Node:
+		_, err = f.host.CoreV1().Nodes().Create(f.ctx, o, metav1.CreateOptions{})
+	case *corev1.Pod:
+		_, err = f.host.CoreV1().Pods(o.Namespace).Create(f.ctx, o, metav1.CreateOptions{})
+	case *maintenancev1alpha1.NodeMaintenance:
+		_, err = f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Create(f.ctx, o, metav1.CreateOptions{})
+	case *maintenancev1alpha1.Evacuation:
+		_, err = f.maintenance.MaintenanceV1alpha1().Evacuations(o.Namespace).Create(f.ctx, o, metav1.CreateOptions{})
+	default:
+		f.t.Fatalf("cannot create %T", o)
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// cached waits until the controller's caches hold what the clusters hold.
+func (f *fixture) cached() {
+	f.t.Helper()
+	f.eventually("the caches are up to date", func() bool {
+		nodes, err := f.nodeLister.List(labels.Everything())
+		ok := err == nil && sameObjects(nodes, f.nodes()) && f.selectionKnows(nodes)
+		pods, err := f.podLister.List(labels.Everything())
+		ok = ok && err == nil && sameObjects(pods, f.pods())
+		maintenances, err := f.maintenanceLister.List(labels.Everything())
+		ok = ok && err == nil && sameObjects(maintenances, f.maintenanceList())
+		evacuations, err := f.evacuationLister.List(labels.Everything())
+		return ok && err == nil && sameObjects(evacuations, f.evacuationList())
+	})
+}
+
+// selectionKnows says whether the handlers have seen what the cache holds.
+func (f *fixture) selectionKnows(nodes []*corev1.Node) bool {
+	f.selection.mu.Lock()
+	defer f.selection.mu.Unlock()
+	if len(nodes) != len(f.selection.nodes) {
+		return false
+	}
+	for _, node := range nodes {
+		known := f.selection.nodes[node.Name]
+		if known == nil || known.UID != node.UID || known.Spec.Unschedulable != node.Spec.Unschedulable ||
+			!maps.Equal(known.Labels, node.Labels) || !maps.Equal(known.Annotations, node.Annotations) {
+			return false
+		}
+	}
+	return true
+}
+
+func sameObjects[T metav1.Object](cached, stored []T) bool {
+	key := func(o T) string {
+		stripped, _ := controllercache.Strip(any(o).(runtime.Object).DeepCopyObject())
+		o = stripped.(T)
+		data, _ := json.Marshal(o)
+		return string(data)
+	}
+	a, b := sets.New[string](), sets.New[string]()
+	for _, o := range cached {
+		a.Insert(key(o))
+	}
+	for _, o := range stored {
+		b.Insert(key(o))
+	}
+	return a.Equal(b)
+}
+
+func (f *fixture) eventually(what string, condition func() bool) {
+	f.t.Helper()
+	err := wait.PollUntilContextTimeout(f.ctx, time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) { return condition(), nil })
+	if err != nil {
+		f.t.Fatalf("never came true: %s", what)
+	}
+}
+
+// step syncs a maintenance as often as it takes until nothing changes any more.
+func (f *fixture) step(name string) {
+	f.t.Helper()
+	for range 20 {
+		before := f.state()
+		f.cached()
+		if err := f.Controller.sync(f.ctx, name); err != nil && !isOnlyConflict(err) {
+			f.t.Fatalf("sync %q: %v", name, err)
+		}
+		f.cached()
+		if f.state() == before {
+			return
+		}
+	}
+	f.t.Fatalf("%q does not come to rest", name)
+}
+
+// wait lets time pass.
+func (f *fixture) wait(d time.Duration) { f.clock.Step(d) }
+
+func (f *fixture) state() string {
+	data, err := json.Marshal([]any{f.nodes(), f.maintenanceList(), f.evacuationList()})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return string(data)
+}
+
+func pointers[T any](items []T) []*T {
+	out := make([]*T, len(items))
+	for i := range items {
+		out[i] = &items[i]
+	}
+	return out
+}
+
+func (f *fixture) nodes() []*corev1.Node {
+	list, err := f.host.CoreV1().Nodes().List(f.ctx, metav1.ListOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return pointers(list.Items)
+}
+
+func (f *fixture) pods() []*corev1.Pod {
+	list, err := f.host.CoreV1().Pods("").List(f.ctx, metav1.ListOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return pointers(list.Items)
+}
+
+func (f *fixture) maintenanceList() []*maintenancev1alpha1.NodeMaintenance {
+	list, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().List(f.ctx, metav1.ListOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return pointers(list.Items)
+}
+
+func (f *fixture) evacuationList() []*maintenancev1alpha1.Evacuation {
+	list, err := f.maintenance.MaintenanceV1alpha1().Evacuations("").List(f.ctx, metav1.ListOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return pointers(list.Items)
+}
+
+func (f *fixture) node(name string) *corev1.Node {
+	f.t.Helper()
+	node, err := f.host.CoreV1().Nodes().Get(f.ctx, name, metav1.GetOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return node
+}
+
+func (f *fixture) updateNode(name string, modify func(*corev1.Node)) {
+	f.t.Helper()
+	node := f.node(name)
+	modify(node)
+	if _, err := f.host.CoreV1().Nodes().Update(f.ctx, node, metav1.UpdateOptions{}); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fixture) nm(name string) *maintenancev1alpha1.NodeMaintenance {
+	f.t.Helper()
+	nm, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(f.ctx, name, metav1.GetOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return nm
+}
+
+// enter moves a maintenance to a stage as the API server does.
+func (f *fixture) enter(name string, stage maintenancev1alpha1.NodeMaintenanceStage) {
+	f.t.Helper()
+	nm := f.nm(name)
+	atStage(stage)(nm)
+	nm.Generation++
+	if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm, metav1.UpdateOptions{}); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// deletePod has a pod gone, and with it its Evacuation, as the evacuation controller does it.
+func (f *fixture) deletePod(name string) {
+	f.t.Helper()
+	pod, err := f.host.CoreV1().Pods("default").Get(f.ctx, name, metav1.GetOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if err := f.host.CoreV1().Pods("default").Delete(f.ctx, name, metav1.DeleteOptions{}); err != nil {
+		f.t.Fatal(err)
+	}
+	err = f.maintenance.MaintenanceV1alpha1().Evacuations("default").Delete(f.ctx, evacuators.CanonicalName(name, pod.UID), metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		f.t.Fatal(err)
+	}
+}
+
+// evacuating returns the names of the pods for which we have asked, sorted.
+func (f *fixture) evacuating() []string {
+	out := []string{}
+	for _, e := range f.evacuationList() {
+		if slices.Contains(e.Finalizers, maintenancev1alpha1.FinalizerInstigatorNodeMaintenance) {
+			out = append(out, e.Spec.PodRef.Name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (f *fixture) wantEvacuating(names ...string) {
+	f.t.Helper()
+	if got := f.evacuating(); !reflect.DeepEqual(got, append([]string{}, names...)) {
+		f.t.Errorf("evacuating %v, want %v", got, names)
+	}
+}
+
+// wantCordon checks a node: whether it is cordoned and which maintenances are on its annotation.
+func (f *fixture) wantCordon(name string, unschedulable bool, by ...string) {
+	f.t.Helper()
+	node := f.node(name)
+	if node.Spec.Unschedulable != unschedulable {
+		f.t.Errorf("node %s: unschedulable = %t, want %t", name, node.Spec.Unschedulable, unschedulable)
+	}
+	if got := slices.Sorted(maps.Keys(ownersOf(node))); !slices.Equal(got, by) {
+		f.t.Errorf("node %s: cordoned by %v, want %v", name, got, by)
+	}
+	if _, there := node.Annotations[maintenancev1alpha1.AnnotationCordonedBy]; there && len(by) == 0 {
+		f.t.Errorf("node %s still bears the annotation", name)
+	}
+}
+
+func (f *fixture) wantDrained(name string, status metav1.ConditionStatus, reason string) {
+	f.t.Helper()
+	for _, c := range f.nm(name).Status.Conditions {
+		if c.Type == maintenancev1alpha1.ConditionDrained {
+			if c.Status != status || c.Reason != reason {
+				f.t.Errorf("Drained = %s %s (%s), want %s %s", c.Status, c.Reason, c.Message, status, reason)
+			}
+			return
+		}
+	}
+	f.t.Error("no condition Drained")
+}
+
+// wantEvent takes the events that have been recorded so far and looks for a reason among them.
+func (f *fixture) wantEvent(reason string) string {
+	f.t.Helper()
+	var seen []string
+	for {
+		select {
+		case e := <-f.recorder.Events:
+			if strings.Contains(e, " "+reason+" ") {
+				return e
+			}
+			seen = append(seen, e)
+		default:
+			f.t.Errorf("no event %s among %q", reason, seen)
+			return ""
+		}
+	}
+}
+
+func (f *fixture) nodeStatus(maintenance, node string) maintenancev1alpha1.NodeMaintenanceNodeStatus {
+	f.t.Helper()
+	for _, n := range f.nm(maintenance).Status.NodeStatuses {
+		if n.NodeRef.Name == node {
+			return n
+		}
+	}
+	f.t.Fatalf("no status of node %s", node)
+	return maintenancev1alpha1.NodeMaintenanceNodeStatus{}
+}
+
+func newNode(name string, modify ...func(*corev1.Node)) *corev1.Node {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"pool": "blue"}}}
+	for _, m := range modify {
+		m(node)
+	}
+	return node
+}
+
+func cordoned(node *corev1.Node) { node.Spec.Unschedulable = true }
+
+func inPool(pool string) func(*corev1.Node) {
+	return func(node *corev1.Node) { node.Labels["pool"] = pool }
+}
+
+func newPod(name, node string, priority int32, modify ...func(*corev1.Pod)) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)},
+		Spec:       corev1.PodSpec{NodeName: node, Priority: &priority},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+	for _, m := range modify {
+		m(pod)
+	}
+	return pod
+}
+
+func ofDaemonSet(pod *corev1.Pod) {
+	yes := true
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logger", UID: "ds", Controller: &yes}}
+}
+
+// newMaintenance makes one of pool blue in stage Drain, as the API server stores it.
+func newMaintenance(name string, modify ...func(*maintenancev1alpha1.NodeMaintenance)) *maintenancev1alpha1.NodeMaintenance {
+	nm := &maintenancev1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), Generation: 1},
+		Spec:       maintenancev1alpha1.NodeMaintenanceSpec{RequestedBy: &authenticationv1.UserInfo{Username: "jane"}},
+	}
+	selecting("blue")(nm)
+	atStage(maintenancev1alpha1.NodeMaintenanceStageDrain)(nm)
+	for _, m := range modify {
+		m(nm)
+	}
+	maintenancev1alpha1.SetDefaults_NodeMaintenanceSpec(&nm.Spec)
+	return nm
+}
+
+func selecting(pools ...string) func(*maintenancev1alpha1.NodeMaintenance) {
+	return func(nm *maintenancev1alpha1.NodeMaintenance) {
+		nm.Spec.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: pools}},
+		}}}
+	}
+}
+
+func planning(entries ...maintenancev1alpha1.DrainPlanEntry) func(*maintenancev1alpha1.NodeMaintenance) {
+	return func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.DrainPlan = entries }
+}
+
+func upTo(priority int32) maintenancev1alpha1.DrainPlanEntry {
+	return maintenancev1alpha1.DrainPlanEntry{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: priority}
+}
+
+// atStage sets the stage with what the API server sets with it.
+func atStage(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1alpha1.NodeMaintenance) {
+	return func(nm *maintenancev1alpha1.NodeMaintenance) {
+		if nm.Spec.Stage == "" {
+			nm.Status.StageStatuses, nm.Finalizers = nil, nil
+		}
+		nm.Spec.Stage = stage
+		entered := []maintenancev1alpha1.NodeMaintenanceStage{stage}
+		if stage == maintenancev1alpha1.NodeMaintenanceStageDrain {
+			entered = []maintenancev1alpha1.NodeMaintenanceStage{maintenancev1alpha1.NodeMaintenanceStageCordon, stage}
+		}
+		for _, name := range entered {
+			nm.Status.StageStatuses = append(nm.Status.StageStatuses, maintenancev1alpha1.StageStatus{Name: name})
+		}
+		if stage != maintenancev1alpha1.NodeMaintenanceStageIdle && !slices.Contains(nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion) {
+			nm.Finalizers = append(nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion)
+		}
+	}
+}
+
+// createdAt makes a maintenance that begins its life at a stage.
+func createdAt(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1alpha1.NodeMaintenance) {
+	return func(nm *maintenancev1alpha1.NodeMaintenance) {
+		nm.Spec.Stage = ""
+		atStage(stage)(nm)
+	}
+}
+
+func createdMinute(minute int) func(*maintenancev1alpha1.NodeMaintenance) {
+	return func(nm *maintenancev1alpha1.NodeMaintenance) {
+		nm.CreationTimestamp = metav1.NewTime(time.Date(2026, 11, 1, 0, minute, 0, 0, time.UTC))
+	}
+}
