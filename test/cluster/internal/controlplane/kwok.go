@@ -46,6 +46,9 @@ func writeKwokConfig(path, stages, podStages string) error {
 			"nodePlayStageParallelism":  16,
 			"nodeLeaseParallelism":      8,
 			"podsOnNodeSyncParallelism": 8,
+			// What a pod's address is if its node has none. Without one the stages "general" never end: creating a pod is done
+			// again and again until it has an address.
+			"nodeIP": "10.0.0.1",
 		},
 	})
 	if err != nil {
