@@ -179,7 +179,7 @@ func TestAdmitEvacuators(t *testing.T) {
 	byDaemonSet := ownedBy("apps/v1", "DaemonSet", "agent", "daemonset")
 	byNode := ownedBy("v1", "Node", "node-7", "node")
 	relabelled := func(pod *corev1.Pod) { pod.Labels = map[string]string{"app": "other"} }
-	pods := func(mods ...podMod) *corev1.Pod { return newPod(mods...) }
+	pods := newPod
 
 	tests := map[string]struct {
 		builtIn  []string

@@ -220,7 +220,7 @@ func (p *Plugin) Validate(ctx context.Context, attrs admission.Attributes, _ adm
 
 // evacuationsOf returns the new and the old object of a request, as far as its operation has them.
 func evacuationsOf(attrs admission.Attributes) (evacuation, old *maintenance.Evacuation, err error) {
-	ok := true
+	var ok bool
 	if attrs.GetOperation() != admission.Delete {
 		if evacuation, ok = attrs.GetObject().(*maintenance.Evacuation); !ok {
 			return nil, nil, fmt.Errorf("object to admit is no Evacuation but %T", attrs.GetObject())

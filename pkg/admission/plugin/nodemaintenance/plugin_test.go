@@ -480,7 +480,10 @@ func (noConfig) ConfigFor(string) (io.Reader, error) { return nil, nil }
 // initialize gives a plugin all it asks for, with the configuration asserted that flags have filled in.
 type initialize struct{ t *testing.T }
 
-func everything(t *testing.T) admission.PluginInitializer { return initialize{t} }
+func everything(t *testing.T) admission.PluginInitializer {
+	t.Helper()
+	return initialize{t}
+}
 
 func (i initialize) Initialize(plugin admission.Interface) {
 	p := plugin.(*Plugin)

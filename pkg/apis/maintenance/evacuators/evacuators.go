@@ -40,9 +40,11 @@ const (
 	MaxClassLength = 54
 	// MaxPriority is the highest priority of an evacuator.
 	MaxPriority int32 = 100000
-	// LowestReservedPriority and HighestReservedPriority bound the priorities around the controller's, which are kept for classes under
-	// the controller's parent domain.
-	LowestReservedPriority, HighestReservedPriority int32 = 9900, 10099
+	// LowestReservedPriority is where the priorities around the controller's begin, which are kept for classes under the controller's
+	// parent domain.
+	LowestReservedPriority int32 = 9900
+	// HighestReservedPriority is where they end.
+	HighestReservedPriority int32 = 10099
 )
 
 // CanonicalName returns the name of the Evacuation of a pod: the only one it may have, so that there is at most one per pod.

@@ -109,7 +109,7 @@ func validateNodeSelector(selector *corev1.NodeSelector, path *field.Path) field
 	}
 	var errs field.ErrorList
 	for i, term := range selector.NodeSelectorTerms {
-		term, path := term, path.Index(i)
+		path := path.Index(i)
 		if len(term.MatchExpressions) == 0 && len(term.MatchFields) == 0 {
 			errs = append(errs, field.Required(path, "a term needs matchExpressions or matchFields: an empty one selects no node"))
 		}

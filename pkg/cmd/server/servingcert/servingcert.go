@@ -125,7 +125,7 @@ func (m *Manager) Run(ctx context.Context, _ int) {
 		if err := m.RunOnce(ctx); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Serving certificate could not be kept up to date, will try again")
 		}
-	}, wait.NewJitteredBackoffManager(checkInterval, 0.1, m.clock), true)
+	}, wait.NewJitteredBackoffManager(checkInterval, 0.1, m.clock), true) //nolint:staticcheck // SA1019: nothing else there runs on a clock
 }
 
 func (m *Manager) use(next material) {

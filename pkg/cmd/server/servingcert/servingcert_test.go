@@ -41,6 +41,7 @@ type fixture struct {
 }
 
 func newFixture(t *testing.T) fixture {
+	t.Helper()
 	return fixture{
 		T: t, host: fake.NewClientset(), clock: clocktesting.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),
 		agg: aggregatorfake.NewClientset(&apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: options.APIService}}),

@@ -133,6 +133,7 @@ func newRegistry(t *testing.T, options generic.RESTOptions) *registry {
 }
 
 func request(t *testing.T, u user.Info, verb, subresource, name string) context.Context {
+	t.Helper()
 	return registrytest.Request{User: u, Verb: verb, Resource: "evacuations", Subresource: subresource, Namespace: "blue", Name: name}.Context(t.Context())
 }
 

@@ -17,6 +17,7 @@ limitations under the License.
 package nodemaintenance
 
 import (
+	"errors"
 	"reflect"
 	"slices"
 	"strings"
@@ -118,8 +119,8 @@ func TestCreateRefusesWithPathAndType(t *testing.T) {
 
 // causes returns path and type of each cause: tags and written code together must name each mistake once.
 func causes(err error) []string {
-	status, ok := err.(*apierrors.StatusError)
-	if !ok || status.ErrStatus.Details == nil {
+	var status *apierrors.StatusError
+	if !errors.As(err, &status) || status.ErrStatus.Details == nil {
 		return nil
 	}
 	var all []string
