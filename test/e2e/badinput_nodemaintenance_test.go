@@ -163,7 +163,7 @@ func TestWhatTheServerWritesIsDroppedFromClients(t *testing.T) {
 		nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: "no-such-node"}}}
 	}))
 	check := func(when string, nm *v1alpha1.NodeMaintenance) {
-		if by := nm.Spec.RequestedBy; by == nil || by.Username != "kubernetes-admin" {
+		if by := nm.Spec.RequestedBy; by == nil || by.Username != "cluster-admin" {
 			t.Errorf("%s: requestedBy is %v, want the user who asked", when, by)
 		}
 		if len(nm.Status.NodeStatuses) != 0 || slices.ContainsFunc(nm.Status.Conditions, func(c metav1.Condition) bool { return c.Reason == "Lie" }) {
@@ -250,7 +250,7 @@ func TestObjectsThatAreTooLargeAreRefused(t *testing.T) {
 		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, values...)
 	})
 	_, err := maintenances.Create(t.Context(), nm, metav1.CreateOptions{})
-	if !apierrors.IsRequestEntityTooLargeError(err) && !apierrors.IsInvalid(err) {
+	if !apierrors.IsInvalid(err) || !hasCause(err, "spec", "too large", "512 KiB") {
 		t.Errorf("got %v, want it to be refused as too large", err)
 	}
 }

@@ -42,6 +42,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+	"haulout.dev/haulout/pkg/registry/maintenance/size"
 )
 
 // Strategy is what creation, update and deletion of Evacuations do to them besides storing them.
@@ -97,8 +98,8 @@ func (*Strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
 }
 
 // Validate checks a new object.
-func (*Strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	return validation.ValidateEvacuation(obj.(*maintenance.Evacuation))
+func (s *Strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
+	return append(validation.ValidateEvacuation(obj.(*maintenance.Evacuation)), size.Validate(s.Scheme, obj)...)
 }
 
 // ValidateDeclaratively adds what the tags find. Only an object whose podRef is incomplete comes here without a name; the tags say so, and
@@ -138,8 +139,8 @@ func (*Strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 }
 
 // ValidateUpdate checks an update.
-func (*Strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	return validation.ValidateEvacuationUpdate(obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation))
+func (s *Strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
+	return append(validation.ValidateEvacuationUpdate(obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)), size.Validate(s.Scheme, obj)...)
 }
 
 // WarningsOnUpdate returns nothing.

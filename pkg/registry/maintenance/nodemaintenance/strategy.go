@@ -37,6 +37,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+	"haulout.dev/haulout/pkg/registry/maintenance/size"
 )
 
 // Strategy is what the main resource does with a NodeMaintenance before it is stored.
@@ -159,13 +160,13 @@ func (s *Strategy) CheckGracefulDelete(ctx context.Context, obj runtime.Object, 
 }
 
 // Validate validates a new object.
-func (*Strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	return validation.ValidateNodeMaintenance(obj.(*maintenance.NodeMaintenance))
+func (s *Strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
+	return append(validation.ValidateNodeMaintenance(obj.(*maintenance.NodeMaintenance)), size.Validate(s.Scheme, obj)...)
 }
 
 // ValidateUpdate validates a change.
-func (*Strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	return validation.ValidateNodeMaintenanceUpdate(obj.(*maintenance.NodeMaintenance), old.(*maintenance.NodeMaintenance))
+func (s *Strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
+	return append(validation.ValidateNodeMaintenanceUpdate(obj.(*maintenance.NodeMaintenance), old.(*maintenance.NodeMaintenance)), size.Validate(s.Scheme, obj)...)
 }
 
 // enterStage records the stages that a maintenance is in from now on. Drain cordons too, so it enters both.
