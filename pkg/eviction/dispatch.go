@@ -274,9 +274,9 @@ func (it *item) rest(now time.Time, longest time.Duration, forBudget bool) {
 func (q *Queue) place(it *item, now time.Time) {
 	it.leaveHeap()
 	if it.phase == phaseAccepted && it.due.After(now) {
+		// What blocked it stays on show: the pod's own change will tell that it is over, with one write of the status instead of two.
 		q.leaveLane(it)
 		q.resting.add(it)
-		q.show(it, nil)
 		return
 	}
 	pod := q.cached(it)

@@ -52,9 +52,10 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 	}
 	s.podType = podTypeOf(pod, node)
 	s.nodeUnreachable = node != nil && readiness(node) == corev1.ConditionUnknown
-	if waitsForDrain(evacuation.Status.ActiveEvacuatorClass) && node != nil {
-		s.targeted, err = c.isTargeted(pod, node)
+	if node == nil || !waitsForDrain(evacuation.Status.ActiveEvacuatorClass) {
+		return s, nil
 	}
+	s.targeted, err = c.isTargeted(pod, node)
 	return s, err
 }
 

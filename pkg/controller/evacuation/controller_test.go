@@ -1,0 +1,601 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+)
+
+var (
+	evacuationsResource = maintenancev1alpha1.SchemeGroupVersion.WithResource("evacuations")
+	podsResource        = corev1.SchemeGroupVersion.WithResource("pods")
+)
+
+// fakeAPI makes the fake clientset behave as our API does where the controller depends on it: versions, conflicts, the status subresource,
+// finalizers. It counts the writes.
+type fakeAPI struct {
+	client *versionedfake.Clientset
+	clock  *clocktesting.FakeClock
+
+	mu      sync.Mutex
+	version int
+	writes  []string
+}
+
+func newFakeAPI(clock *clocktesting.FakeClock, objects ...runtime.Object) *fakeAPI {
+	api := &fakeAPI{client: versionedfake.NewSimpleClientset(objects...), clock: clock, version: 1000}
+	api.client.PrependReactor("update", "evacuations", api.update)
+	api.client.PrependReactor("delete", "evacuations", api.delete)
+	return api
+}
+
+func (a *fakeAPI) stored(namespace, name string) (*maintenancev1alpha1.Evacuation, error) {
+	obj, err := a.client.Tracker().Get(evacuationsResource, namespace, name)
+	if err != nil {
+		return nil, err
+	}
+	return obj.(*maintenancev1alpha1.Evacuation).DeepCopy(), nil
+}
+
+func (a *fakeAPI) update(action clienttesting.Action) (bool, runtime.Object, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	sent := action.(clienttesting.UpdateAction).GetObject().(*maintenancev1alpha1.Evacuation)
+	stored, err := a.stored(sent.Namespace, sent.Name)
+	if err != nil {
+		return true, nil, err
+	}
+	if sent.ResourceVersion != stored.ResourceVersion {
+		a.writes = append(a.writes, "conflict")
+		return true, nil, apierrors.NewConflict(evacuationsResource.GroupResource(), sent.Name, fmt.Errorf("has %s", stored.ResourceVersion))
+	}
+	updated := sent.DeepCopy()
+	if action.GetSubresource() == "status" {
+		a.writes = append(a.writes, "status")
+		updated = stored
+		updated.Status = *sent.Status.DeepCopy()
+	} else {
+		a.writes = append(a.writes, "finalizers")
+		updated.Status = stored.Status
+	}
+	return true, updated, a.store(updated)
+}
+
+// store needs the lock.
+func (a *fakeAPI) store(evacuation *maintenancev1alpha1.Evacuation) error {
+	a.version++
+	evacuation.ResourceVersion = strconv.Itoa(a.version)
+	if evacuation.DeletionTimestamp != nil && len(evacuation.Finalizers) == 0 {
+		return a.client.Tracker().Delete(evacuationsResource, evacuation.Namespace, evacuation.Name)
+	}
+	return a.client.Tracker().Update(evacuationsResource, evacuation, evacuation.Namespace)
+}
+
+func (a *fakeAPI) delete(action clienttesting.Action) (bool, runtime.Object, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	request := action.(clienttesting.DeleteActionImpl)
+	stored, err := a.stored(request.Namespace, request.Name)
+	if err != nil {
+		return true, nil, err
+	}
+	if p := request.DeleteOptions.Preconditions; p != nil && (*p.UID != stored.UID || *p.ResourceVersion != stored.ResourceVersion) {
+		return true, nil, apierrors.NewConflict(evacuationsResource.GroupResource(), stored.Name, fmt.Errorf("precondition"))
+	}
+	a.writes = append(a.writes, "delete")
+	stored.DeletionTimestamp = &metav1.Time{Time: a.clock.Now()}
+	return true, nil, a.store(stored)
+}
+
+// edit is a write by somebody else.
+func (a *fakeAPI) edit(t *testing.T, evacuation *maintenancev1alpha1.Evacuation, mod func(*maintenancev1alpha1.Evacuation)) {
+	t.Helper()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	stored, err := a.stored(evacuation.Namespace, evacuation.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mod(stored)
+	if err := a.store(stored); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (a *fakeAPI) written() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.writes)
+}
+
+// fakeHost evicts from the fake host cluster.
+type fakeHost struct {
+	client *fake.Clientset
+	mu     sync.Mutex
+	evict  func(*policyv1.Eviction) error
+	calls  int
+}
+
+func (h *fakeHost) Evict(_ context.Context, eviction *policyv1.Eviction) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.calls++
+	return h.evict(eviction)
+}
+
+func (h *fakeHost) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	return h.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+// answer changes how evictions are answered, and returns how they were before.
+func (h *fakeHost) answer(evict func(*policyv1.Eviction) error) func(*policyv1.Eviction) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	before := h.evict
+	h.evict = evict
+	return before
+}
+
+// refuse is the answer of a closed budget.
+func refuse(*policyv1.Eviction) error {
+	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
+	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause})
+	return err
+}
+
+func (h *fakeHost) sent() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.calls
+}
+
+// world is a controller between two fake clusters.
+type world struct {
+	*testing.T
+	clock  *clocktesting.FakeClock
+	api    *fakeAPI
+	client *fake.Clientset
+	host   *fakeHost
+	events *events.FakeRecorder
+	target *maintenancev1alpha1.Evacuation
+}
+
+// newWorld starts a controller at the time of the clock, which is when it starts to serve. The eviction of a pod removes it.
+func newWorld(t *testing.T, at time.Duration, evacuation *maintenancev1alpha1.Evacuation, host ...runtime.Object) *world {
+	t.Helper()
+	clock := clocktesting.NewFakeClock(start.Add(at))
+	w := &world{
+		T: t, clock: clock, api: newFakeAPI(clock, evacuation), client: fake.NewClientset(host...), events: events.NewFakeRecorder(100), target: evacuation,
+	}
+	w.host = &fakeHost{client: w.client, evict: func(e *policyv1.Eviction) error {
+		return w.client.Tracker().Delete(podsResource, e.Namespace, e.Name)
+	}}
+	hostInformers := informers.NewSharedInformerFactory(w.client, 0)
+	ownInformers := externalversions.NewSharedInformerFactory(w.api.client, 0)
+	c, err := New(Config{
+		Host: w.client, HostInformers: hostInformers, Maintenance: w.api.client, MaintenanceInformers: ownInformers,
+		Recorder: w.events, Clock: clock, Evictions: w.host,
+	})
+	w.must(err)
+	ctx, cancel := context.WithCancel(t.Context())
+	hostInformers.Start(ctx.Done())
+	ownInformers.Start(ctx.Done())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.Run(ctx, 2)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+		hostInformers.Shutdown()
+		ownInformers.Shutdown()
+	})
+	return w
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// get returns the Evacuation as it is stored; nil if it is gone.
+func (w *world) get() *maintenancev1alpha1.Evacuation {
+	w.Helper()
+	evacuation, err := w.api.stored(w.target.Namespace, w.target.Name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	w.must(err)
+	return evacuation
+}
+
+// until waits for a condition of the stored Evacuation, which is nil when it is gone; step, if not 0, is how far the clock is moved between
+// two looks.
+func (w *world) until(what string, step time.Duration, condition func(*maintenancev1alpha1.Evacuation) bool) {
+	w.Helper()
+	err := wait.PollUntilContextTimeout(w.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		if condition(w.get()) {
+			return true, nil
+		}
+		if step != 0 {
+			w.clock.Step(step)
+		}
+		return false, nil
+	})
+	if err != nil {
+		w.Fatalf("waited in vain until %s at %s; writes: %v; evacuation: %+v", what, w.clock.Since(start), w.api.written(), w.get())
+	}
+}
+
+func (w *world) expectEvent(reason string) {
+	w.Helper()
+	select {
+	case got := <-w.events.Events:
+		if !strings.Contains(got, reason) {
+			w.Errorf("got event %q, want %s", got, reason)
+		}
+	case <-time.After(10 * time.Second):
+		w.Errorf("got no event, want %s", reason)
+	}
+}
+
+func hasClass(class string) func(*maintenancev1alpha1.Evacuation) bool {
+	return func(e *maintenancev1alpha1.Evacuation) bool {
+		return e != nil && e.Status.ActiveEvacuatorClass == class
+	}
+}
+
+func hasReason(conditionType, reason string) func(*maintenancev1alpha1.Evacuation) bool {
+	return func(e *maintenancev1alpha1.Evacuation) bool {
+		if e == nil {
+			return false
+		}
+		condition := meta.FindStatusCondition(e.Status.Conditions, conditionType)
+		return condition != nil && condition.Status == metav1.ConditionTrue && condition.Reason == reason
+	}
+}
+
+var (
+	podDeleted = hasReason(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted)
+	gone       = func(e *maintenancev1alpha1.Evacuation) bool { return e == nil }
+)
+
+func newNode(ready corev1.ConditionStatus) *corev1.Node {
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: testNode, UID: "uid-" + testNode},
+		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}},
+	}
+}
+
+func newBudget(version string, allowed int32) *policyv1.PodDisruptionBudget {
+	return &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "uid-web", ResourceVersion: version, Generation: 1},
+		Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{}},
+		Status: policyv1.PodDisruptionBudgetStatus{
+			ObservedGeneration: 1, DisruptionsAllowed: allowed, CurrentHealthy: 9 + allowed, DesiredHealthy: 9, ExpectedPods: 10,
+		},
+	}
+}
+
+func TestPlainEvictionTakesFewWrites(t *testing.T) {
+	w := newWorld(t, 0, newEvacuation(), newPod(), newNode(corev1.ConditionTrue))
+	w.until("the pod is gone", 0, podDeleted)
+	w.until("it is released when its time has come", 10*time.Second, gone)
+	if elapsed := w.clock.Since(start); elapsed < DefaultCompletedTTL {
+		t.Errorf("got released after %s, want it kept for %s", elapsed, DefaultCompletedTTL)
+	}
+	writes := slices.DeleteFunc(w.api.written(), func(write string) bool { return write == "conflict" })
+	if want := []string{"status", "status", "finalizers", "delete"}; !slices.Equal(writes, want) {
+		t.Errorf("got writes %v, want %v", writes, want)
+	}
+	if w.host.sent() != 1 {
+		t.Errorf("got %d evictions, want 1", w.host.sent())
+	}
+}
+
+func TestBudgetClosedThenOpened(t *testing.T) {
+	w := newWorld(t, 0, newEvacuation(), newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
+	accept := w.host.answer(refuse)
+	w.until("it is blocked", 100*time.Millisecond, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget))
+	w.expectEvent(EventBlocked)
+	w.host.answer(accept)
+	_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1), metav1.UpdateOptions{})
+	w.must(err)
+	w.until("the pod is gone", 0, podDeleted)
+	if meta.IsStatusConditionTrue(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked) {
+		t.Error("it is still blocked although the pod is gone")
+	}
+}
+
+func TestRefusalsAreCounted(t *testing.T) {
+	w := newWorld(t, 0, newEvacuation(withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.FailedEvictionCounter = 2 })),
+		newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
+	w.host.answer(refuse)
+	w.until("a probe was refused and counted", 100*time.Millisecond, func(e *maintenancev1alpha1.Evacuation) bool {
+		return e.Status.FailedEvictionCounter == 3
+	})
+}
+
+func TestCancelled(t *testing.T) {
+	tests := map[string]struct {
+		finalizers []string
+		withdraw   func(*maintenancev1alpha1.Evacuation)
+		// wantLeft are the finalizers of the object if it stays, held by somebody else.
+		wantLeft []string
+	}{
+		"the last instigator withdraws":  {[]string{ours}, withFinalizers(), nil},
+		"the object is deleted":          {[]string{ours, theirs}, deleting, nil},
+		"somebody else holds the object": {[]string{foreign, ours}, deleting, []string{foreign}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 0, newEvacuation(withFinalizers(tc.finalizers...)), newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
+			w.until("the eviction has the turn", 0, hasClass(evict))
+			w.api.edit(t, w.target, tc.withdraw)
+			w.until("it makes way", 0, func(e *maintenancev1alpha1.Evacuation) bool {
+				return e == nil && tc.wantLeft == nil || e != nil && tc.wantLeft != nil && slices.Equal(e.Finalizers, tc.wantLeft)
+			})
+			w.expectEvent(EventCancelled)
+
+			// The pod stays, whatever its budget says from now on.
+			_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1), metav1.UpdateOptions{})
+			w.must(err)
+			if w.host.sent() != 0 {
+				t.Errorf("got %d evictions, want none", w.host.sent())
+			}
+		})
+	}
+}
+
+func TestCompletedWithoutInstigatorOnTime(t *testing.T) {
+	w := newWorld(t, 0, newEvacuation(withFinalizers(ours, theirs)), newPod(), newNode(corev1.ConditionTrue))
+	w.until("the pod is gone", 0, podDeleted)
+	w.until("another instigator does not hold it for ever", 10*time.Second, gone)
+}
+
+func TestForbidIsNeverEvicted(t *testing.T) {
+	evacuation := newEvacuation(withEvacuators(classA, classB), active(classA), reported(time.Second, "past the point of no return"), withFinalizers(),
+		withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }))
+	w := newWorld(t, 0, evacuation, newPod(), newNode(corev1.ConditionTrue))
+	w.api.edit(t, evacuation, reported(5*time.Second, "nearly there"))
+	w.api.edit(t, evacuation, withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
+	w.until("it makes way", 0, gone)
+	w.expectEvent(EventCancelled)
+	if w.host.sent() != 0 {
+		t.Errorf("got %d evictions, want none", w.host.sent())
+	}
+}
+
+func TestHandOverByDeadline(t *testing.T) {
+	w := newWorld(t, 0, newEvacuation(withEvacuators(classA, classB)), newPod(), newNode(corev1.ConditionTrue))
+	w.until("the first has the turn", 0, hasClass(classA))
+	w.until("the second has the turn", time.Second, hasClass(classB))
+	w.expectEvent(EventHandedOver)
+	if elapsed := w.clock.Since(start); elapsed < DefaultEvacuatorStartDeadline {
+		t.Errorf("got the hand-over after %s, want not before %s", elapsed, DefaultEvacuatorStartDeadline)
+	}
+	w.api.edit(t, w.target, withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
+	w.until("the pod was evicted", 0, podDeleted)
+	w.expectEvent(EventHandedOver)
+}
+
+func TestRestartGivesEvacuatorsTime(t *testing.T) {
+	// The evacuator's deadline passed an hour ago, while nobody served.
+	evacuation := newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying"))
+	w := newWorld(t, 2*time.Hour, evacuation, newPod(), newNode(corev1.ConditionTrue))
+	w.until("the leader has served for a while", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
+		return w.clock.Since(start) >= 2*time.Hour+4*time.Minute
+	})
+	if !hasClass(classA)(w.get()) {
+		t.Fatal("the evacuator lost its turn before it could report to the new leader")
+	}
+	w.api.edit(t, evacuation, reported(2*time.Hour+4*time.Minute, "still copying"))
+	w.until("the grace is over", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
+		return w.clock.Since(start) >= 2*time.Hour+10*time.Minute
+	})
+	if !hasClass(classA)(w.get()) {
+		t.Error("the evacuator lost its turn although it has reported")
+	}
+}
+
+func TestRestartGoesOnWithAnEviction(t *testing.T) {
+	evacuation := newEvacuation(active(evict), withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0))
+	w := newWorld(t, time.Hour, evacuation, newPod(), newNode(corev1.ConditionTrue), newBudget("1", 1))
+	w.until("the pod is gone", 0, podDeleted)
+	if writes := w.api.written(); writes[0] != "status" || len(writes) > 1 {
+		t.Errorf("got writes %v, want no more than the one that completes", writes)
+	}
+}
+
+func TestTerminatingNamespaceDoesNotWait(t *testing.T) {
+	w := newWorld(t, 0, newEvacuation(withEvacuators(classA), withFinalizers(ours, theirs),
+		withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }), active(classA)),
+		newPod(), newNode(corev1.ConditionTrue))
+	w.api.edit(t, w.target, deleting)
+	if w.get() == nil {
+		t.Fatal("the object vanished although its evacuator is at work")
+	}
+	w.must(w.client.Tracker().Delete(podsResource, "shop", podName))
+	w.until("the object is gone with the pod", 0, gone)
+}
+
+func TestNamesakeIsAnotherPod(t *testing.T) {
+	w := newWorld(t, 0, newEvacuation(), newPod(func(p *corev1.Pod) { p.UID = types.UID("another") }), newNode(corev1.ConditionTrue))
+	w.until("the pod counts as gone", 0, podDeleted)
+	if w.host.sent() != 0 {
+		t.Errorf("got %d evictions, want none of the namesake", w.host.sent())
+	}
+}
+
+// atRest is a controller that does not run and whose caches have only what the test puts there.
+func atRest(t *testing.T, client *fake.Clientset, evacuation *maintenancev1alpha1.Evacuation) (*Controller, externalversions.SharedInformerFactory) {
+	t.Helper()
+	own := versionedfake.NewSimpleClientset()
+	ownInformers := externalversions.NewSharedInformerFactory(own, 0)
+	c, err := New(Config{
+		Host: client, HostInformers: informers.NewSharedInformerFactory(client, 0), Maintenance: own, MaintenanceInformers: ownInformers,
+		Recorder: &events.FakeRecorder{}, Evictions: &fakeHost{client: client},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ownInformers.Maintenance().V1alpha1().Evacuations().Informer().GetIndexer().Add(evacuation); err != nil {
+		t.Fatal(err)
+	}
+	return c, ownInformers
+}
+
+func TestPodThatTheCacheDoesNotHave(t *testing.T) {
+	unavailable := func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewServiceUnavailable("starting")
+	}
+	tests := map[string]struct {
+		// live are the pods that the API has.
+		live []runtime.Object
+		// broken: the API does not answer.
+		broken  bool
+		told    func(*Controller)
+		wantPod bool
+		wantErr bool
+	}{
+		"the API has it: the cache has not heard of it yet": {live: []runtime.Object{newPod()}, wantPod: true},
+		"the API has none":        {},
+		"the API has a namesake":  {live: []runtime.Object{newPod(func(p *corev1.Pod) { p.UID = "another" })}},
+		"the API does not answer": {broken: true, wantErr: true},
+		"the watch has told that it is gone: the API is not asked": {broken: true, told: func(c *Controller) { c.podGone(newPod()) }},
+		"a list has left it out: the API is asked": {
+			live: []runtime.Object{newPod()}, told: func(c *Controller) { c.podGone(cache.DeletedFinalStateUnknown{Obj: newPod()}) }, wantPod: true,
+		},
+		"the watch has told of a namesake": {
+			live: []runtime.Object{newPod()}, told: func(c *Controller) { c.podGone(newPod(func(p *corev1.Pod) { p.UID = "another" })) }, wantPod: true,
+		},
+		"what the watch told is forgotten with the Evacuation": {
+			broken: true, wantErr: true, told: func(c *Controller) {
+				c.podGone(newPod())
+				c.evacuationGone(newEvacuation())
+			},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			client := fake.NewClientset(tc.live...)
+			if tc.broken {
+				client.PrependReactor("get", "pods", unavailable)
+			}
+			c, _ := atRest(t, client, newEvacuation())
+			if tc.told != nil {
+				tc.told(c)
+			}
+			s, err := c.gather(t.Context(), newEvacuation())
+			if (err != nil) != tc.wantErr || (s.pod != nil) != tc.wantPod {
+				t.Errorf("got a pod: %v, error %v; want %v, %v", s.pod != nil, err, tc.wantPod, tc.wantErr)
+			}
+		})
+	}
+}
+
+func TestLostNodeIsNamedAndFoundAgain(t *testing.T) {
+	pod := newPod(terminatingUntil(time.Minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} })
+	w := newWorld(t, time.Hour, newEvacuation(active(evict)), pod, newNode(corev1.ConditionUnknown))
+	w.until("the node is named", 0, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonNodeUnreachable))
+	_, err := w.client.CoreV1().Nodes().Update(t.Context(), newNode(corev1.ConditionTrue), metav1.UpdateOptions{})
+	w.must(err)
+	w.until("the finalizer is named", 0, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodFinalizer))
+}
+
+func TestTargetedPodsAreFoundInAllMaintenances(t *testing.T) {
+	node, pod := newNode(corev1.ConditionTrue), newPod()
+	maintenance := func(name string, uid types.UID, targets ...maintenancev1alpha1.DrainPlanEntry) *maintenancev1alpha1.NodeMaintenance {
+		return &maintenancev1alpha1.NodeMaintenance{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Status: maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
+				NodeRef: maintenancev1alpha1.NodeReference{Name: testNode, UID: uid}, DrainTargets: targets,
+			}}},
+		}
+	}
+	covers := maintenancev1alpha1.DrainPlanEntry{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: 1000}
+	tests := map[string]struct {
+		maintenances []*maintenancev1alpha1.NodeMaintenance
+		want         bool
+	}{
+		"no maintenance": {nil, false},
+		"one that has reached the pod, after one that has not": {
+			[]*maintenancev1alpha1.NodeMaintenance{maintenance("a", node.UID), maintenance("b", node.UID, covers)}, true,
+		},
+		"one of a former node of that name": {[]*maintenancev1alpha1.NodeMaintenance{maintenance("a", "former", covers)}, false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			c, ownInformers := atRest(t, fake.NewClientset(), newEvacuation())
+			for _, nm := range tc.maintenances {
+				if err := ownInformers.Maintenance().V1alpha1().NodeMaintenances().Informer().GetIndexer().Add(nm); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got, err := c.isTargeted(pod, node)
+			if err != nil || got != tc.want {
+				t.Errorf("got %v, %v; want %v", got, err, tc.want)
+			}
+		})
+	}
+}
+
+func TestPodTypeWithoutItsNode(t *testing.T) {
+	mirror := newPod(func(p *corev1.Pod) {
+		yes := true
+		p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: testNode, UID: "uid-" + testNode, Controller: &yes}}
+	})
+	if got := podTypeOf(mirror, nil); got != maintenancev1alpha1.PodTypeStatic {
+		t.Errorf("got %s for a mirror pod without its node, want Static: it must not be evicted", got)
+	}
+	if got := podTypeOf(mirror, newNode(corev1.ConditionTrue)); got != maintenancev1alpha1.PodTypeStatic {
+		t.Errorf("got %s for a mirror pod, want Static", got)
+	}
+	if got := podTypeOf(newPod(), nil); got != maintenancev1alpha1.PodTypeDefault {
+		t.Errorf("got %s for a bare pod, want Default", got)
+	}
+}
