@@ -111,9 +111,13 @@ type ControllerOptions struct {
 	EvacuatorStartDeadline time.Duration
 }
 
+// The feature gates of a process are global, and closed once they have been put into a flag set.
+func init() {
+	utilruntime.Must(logsapi.AddFeatureGates(utilfeature.DefaultMutableFeatureGate))
+}
+
 // NewOptions returns the defaults.
 func NewOptions() *Options {
-	utilruntime.Must(logsapi.AddFeatureGates(utilfeature.DefaultMutableFeatureGate))
 	codec := apiserver.Codecs.LegacyCodec(v1alpha1.SchemeGroupVersion)
 	etcd := genericoptions.NewEtcdOptions(storagebackend.NewDefaultConfig(etcdPrefix, codec))
 	etcd.DefaultStorageMediaType = runtime.ContentTypeProtobuf

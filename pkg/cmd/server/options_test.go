@@ -1,0 +1,111 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package server
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+func parse(t *testing.T, args ...string) CompletedOptions {
+	t.Helper()
+	o := NewOptions()
+	all := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	sections := o.Flags()
+	for _, name := range sections.Order {
+		all.AddFlagSet(sections.FlagSets[name])
+	}
+	if err := all.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return o.Complete()
+}
+
+func TestDefaultsAreValid(t *testing.T) {
+	if err := parse(t).Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWrongFlagIsNamed(t *testing.T) {
+	cases := map[string]string{
+		"--data-dir=":                         "--data-dir",
+		"--secure-port=0":                     "--secure-port",
+		"--embedded-etcd-quota-bytes=1":       "--embedded-etcd-quota-bytes",
+		"--namespace=Not_A_Label":             "--namespace",
+		"--service-name=a.b":                  "--service-name",
+		"--kube-api-qps=0":                    "--kube-api-qps",
+		"--kube-api-burst=-1":                 "--kube-api-burst",
+		"--concurrent-syncs=0":                "--concurrent-syncs",
+		"--max-concurrent-evictions=0":        "--max-concurrent-evictions",
+		"--completed-evacuation-ttl=-1s":      "--completed-evacuation-ttl",
+		"--evacuator-start-deadline=0s":       "--evacuator-start-deadline",
+		"--leader-elect-lease-duration=1s":    "--leader-elect-lease-duration",
+		"--leader-elect-retry-period=0s":      "--leader-elect-retry-period",
+		"--enable-admission-plugins=Nonsense": "Nonsense",
+	}
+	for arg, want := range cases {
+		t.Run(arg, func(t *testing.T) {
+			if err := parse(t, arg).Validate(); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("got %v, want an error that names %s", err, want)
+			}
+		})
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	t.Run("one kubeconfig serves for everything", func(t *testing.T) {
+		o := parse(t, "--kubeconfig=/a")
+		if o.Authentication.RemoteKubeConfigFile != "/a" || o.Authorization.RemoteKubeConfigFile != "/a" {
+			t.Errorf("authentication asks %q, authorization %q", o.Authentication.RemoteKubeConfigFile, o.Authorization.RemoteKubeConfigFile)
+		}
+	})
+	t.Run("unless another one is named", func(t *testing.T) {
+		o := parse(t, "--kubeconfig=/a", "--authentication-kubeconfig=/b")
+		if o.Authentication.RemoteKubeConfigFile != "/b" || o.Authorization.RemoteKubeConfigFile != "/a" {
+			t.Errorf("authentication asks %q, authorization %q", o.Authentication.RemoteKubeConfigFile, o.Authorization.RemoteKubeConfigFile)
+		}
+	})
+	t.Run("etcd is embedded unless servers are named", func(t *testing.T) {
+		if !parse(t).Embedded || parse(t, "--etcd-servers=http://127.0.0.1:1").Embedded {
+			t.Error("it is the other way round")
+		}
+	})
+	t.Run("the serving certificate is the server's own unless files are named", func(t *testing.T) {
+		if !parse(t).SelfManagedCert || parse(t, "--tls-cert-file=/c", "--tls-private-key-file=/k").SelfManagedCert {
+			t.Error("it is the other way round")
+		}
+	})
+}
+
+func TestHelpHasSections(t *testing.T) {
+	cmd := NewCommand()
+	var out strings.Builder
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	cmd.SetArgs([]string{"--help"})
+	if err := cmd.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	for _, section := range []string{"Host cluster flags:", "Embedded etcd flags:", "Controllers flags:", "Admission flags:", "--version"} {
+		if !strings.Contains(out.String(), section) {
+			t.Errorf("%q is missing in\n%s", section, out.String())
+		}
+	}
+}

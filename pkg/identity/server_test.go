@@ -1,0 +1,79 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package identity
+
+import (
+	"net/http"
+	"testing"
+
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/authenticatorfactory"
+	"k8s.io/apiserver/pkg/authentication/user"
+)
+
+func loopback(uid string) *user.DefaultInfo {
+	return &user.DefaultInfo{Name: user.APIServerUser, UID: uid, Groups: []string{user.SystemPrivilegedGroup}}
+}
+
+func TestServerKnowsItself(t *testing.T) {
+	auth := authenticatorfactory.NewFromTokens(map[string]*user.DefaultInfo{"secret": loopback("drawn-at-random")}, nil)
+	var server Server
+	if server.Is(loopback("drawn-at-random")) || server.Is(&user.DefaultInfo{}) {
+		t.Error("a server that has not learned who it is recognizes somebody")
+	}
+	if err := server.Learn(auth, "secret"); err != nil {
+		t.Fatal(err)
+	}
+	cases := map[string]struct {
+		user user.Info
+		want bool
+	}{
+		"the bearer of the loopback token":                     {loopback("drawn-at-random"), true},
+		"the kube-apiserver in front, which has the same name": {loopback("another"), false},
+		"somebody who impersonates the name and the group":     {loopback(""), false},
+		"somebody who has the UID and another name":            {&user.DefaultInfo{Name: "mallory", UID: "drawn-at-random"}, false},
+		"an administrator":                                     {&user.DefaultInfo{Name: "admin", Groups: []string{user.SystemPrivilegedGroup}}, false},
+		"nobody":                                               {nil, false},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			if got := server.Is(c.user); got != c.want {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+}
+
+func TestLearnFails(t *testing.T) {
+	cases := map[string]authenticator.Request{
+		"for a token that is nobody's": authenticatorfactory.NewFromTokens(map[string]*user.DefaultInfo{"other": loopback("uid")}, nil),
+		"for a user without a UID, which anybody could be": authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
+			return &authenticator.Response{User: loopback("")}, true, nil
+		}),
+	}
+	for name, auth := range cases {
+		t.Run(name, func(t *testing.T) {
+			var server Server
+			if err := server.Learn(auth, "secret"); err == nil {
+				t.Error("no error")
+			}
+			if server.Is(loopback("")) || server.Is(loopback("uid")) {
+				t.Error("somebody is recognized all the same")
+			}
+		})
+	}
+}
