@@ -38,14 +38,7 @@ var (
 		StabilityLevel: metrics.ALPHA,
 	})
 
-	evictionsWaiting = metrics.NewGauge(&metrics.GaugeOpts{
-		Namespace:      "haulout",
-		Name:           "evictions_waiting",
-		Help:           "Number of pods that are to be evicted and have not been asked to stop yet.",
-		StabilityLevel: metrics.ALPHA,
-	})
-
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(evictionsTotal, evictionsInFlight, evictionsWaiting)
+		legacyregistry.MustRegister(evictionsTotal, evictionsInFlight)
 	})
 )

@@ -161,7 +161,10 @@ func (q *Queue) Run(ctx context.Context) {
 		return
 	}
 	var calls sync.WaitGroup
-	defer calls.Wait()
+	defer func() {
+		calls.Wait()
+		evictionsInFlight.Set(0)
+	}()
 	for {
 		wake := q.step(ctx, &calls)
 		var timer clock.Timer

@@ -177,6 +177,7 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	defer func() {
 		c.queue.ShutDown()
 		wg.Wait()
+		c.blocked.reset()
 	}()
 	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
 		return

@@ -284,9 +284,12 @@ func (d *decision) handOver(s situation, why string) {
 	case from != "":
 		account = fmt.Sprintf("%s %s", from, why)
 	case to == maintenancev1alpha1.EvacuatorClassEviction:
-		account = "the pod has no evacuator"
+		account = "it has no evacuator"
 	}
 	d.status.Message = turnMessage(to, s.now, account)
+	if to == maintenancev1alpha1.EvacuatorClassEviction {
+		d.status.Message = cut(fmt.Sprintf("The pod is up for eviction, as its disruption budget allows: %s.", account), maxMessage)
+	}
 	if from != "" {
 		d.events = append(d.events, event{corev1.EventTypeNormal, EventHandedOver, actionHandOver,
 			fmt.Sprintf("The turn to take pod %s away goes from %s to %s: %s.", s.evacuation.Spec.PodRef.Name, from, to, account)})

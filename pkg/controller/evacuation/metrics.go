@@ -64,3 +64,11 @@ func (t *blockedTally) set(key types.NamespacedName, reason string) {
 		t.reasons[key] = reason
 	}
 }
+
+// reset takes everything back: after it, somebody else leads and counts.
+func (t *blockedTally) reset() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	clear(t.reasons)
+	evacuationsBlocked.Reset()
+}

@@ -1,0 +1,319 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+)
+
+var (
+	evacuationsResource = maintenancev1alpha1.SchemeGroupVersion.WithResource("evacuations")
+	podsResource        = corev1.SchemeGroupVersion.WithResource("pods")
+)
+
+// fakeAPI makes the fake clientset behave as our API does where the controller depends on it: versions, conflicts, the status subresource,
+// finalizers. It counts the writes.
+type fakeAPI struct {
+	client *versionedfake.Clientset
+	clock  *clocktesting.FakeClock
+
+	mu      sync.Mutex
+	version int
+	writes  []string
+}
+
+func newFakeAPI(clock *clocktesting.FakeClock, objects ...runtime.Object) *fakeAPI {
+	api := &fakeAPI{client: versionedfake.NewSimpleClientset(objects...), clock: clock, version: 1000}
+	api.client.PrependReactor("update", "evacuations", api.update)
+	api.client.PrependReactor("delete", "evacuations", api.delete)
+	return api
+}
+
+func (a *fakeAPI) stored(namespace, name string) (*maintenancev1alpha1.Evacuation, error) {
+	obj, err := a.client.Tracker().Get(evacuationsResource, namespace, name)
+	if err != nil {
+		return nil, err
+	}
+	return obj.(*maintenancev1alpha1.Evacuation).DeepCopy(), nil
+}
+
+func (a *fakeAPI) update(action clienttesting.Action) (bool, runtime.Object, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	sent := action.(clienttesting.UpdateAction).GetObject().(*maintenancev1alpha1.Evacuation)
+	stored, err := a.stored(sent.Namespace, sent.Name)
+	if err != nil {
+		return true, nil, err
+	}
+	if sent.ResourceVersion != stored.ResourceVersion {
+		a.writes = append(a.writes, "conflict")
+		return true, nil, apierrors.NewConflict(evacuationsResource.GroupResource(), sent.Name, fmt.Errorf("has %s", stored.ResourceVersion))
+	}
+	updated := sent.DeepCopy()
+	if action.GetSubresource() == "status" {
+		a.writes = append(a.writes, "status")
+		updated = stored
+		updated.Status = *sent.Status.DeepCopy()
+	} else {
+		a.writes = append(a.writes, "finalizers")
+		updated.Status = stored.Status
+	}
+	return true, updated, a.store(updated)
+}
+
+// store needs the lock.
+func (a *fakeAPI) store(evacuation *maintenancev1alpha1.Evacuation) error {
+	a.version++
+	evacuation.ResourceVersion = strconv.Itoa(a.version)
+	if evacuation.DeletionTimestamp != nil && len(evacuation.Finalizers) == 0 {
+		return a.client.Tracker().Delete(evacuationsResource, evacuation.Namespace, evacuation.Name)
+	}
+	return a.client.Tracker().Update(evacuationsResource, evacuation, evacuation.Namespace)
+}
+
+func (a *fakeAPI) delete(action clienttesting.Action) (bool, runtime.Object, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	request := action.(clienttesting.DeleteActionImpl)
+	stored, err := a.stored(request.Namespace, request.Name)
+	if err != nil {
+		return true, nil, err
+	}
+	if p := request.DeleteOptions.Preconditions; p != nil && (*p.UID != stored.UID || *p.ResourceVersion != stored.ResourceVersion) {
+		return true, nil, apierrors.NewConflict(evacuationsResource.GroupResource(), stored.Name, fmt.Errorf("precondition"))
+	}
+	a.writes = append(a.writes, "delete")
+	stored.DeletionTimestamp = &metav1.Time{Time: a.clock.Now()}
+	return true, nil, a.store(stored)
+}
+
+// edit is a write by somebody else.
+func (a *fakeAPI) edit(t *testing.T, evacuation *maintenancev1alpha1.Evacuation, mod func(*maintenancev1alpha1.Evacuation)) {
+	t.Helper()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	stored, err := a.stored(evacuation.Namespace, evacuation.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mod(stored)
+	if err := a.store(stored); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (a *fakeAPI) written() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.writes)
+}
+
+// fakeHost evicts from the fake host cluster.
+type fakeHost struct {
+	client *fake.Clientset
+	mu     sync.Mutex
+	evict  func(*policyv1.Eviction) error
+	calls  int
+}
+
+func (h *fakeHost) Evict(_ context.Context, eviction *policyv1.Eviction) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.calls++
+	return h.evict(eviction)
+}
+
+func (h *fakeHost) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	return h.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+// answer changes how evictions are answered, and returns how they were before.
+func (h *fakeHost) answer(evict func(*policyv1.Eviction) error) func(*policyv1.Eviction) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	before := h.evict
+	h.evict = evict
+	return before
+}
+
+// refuse is the answer of a closed budget.
+func refuse(*policyv1.Eviction) error {
+	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
+	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause})
+	return err
+}
+
+func (h *fakeHost) sent() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.calls
+}
+
+// world is a controller between two fake clusters.
+type world struct {
+	*testing.T
+	clock  *clocktesting.FakeClock
+	api    *fakeAPI
+	client *fake.Clientset
+	host   *fakeHost
+	events *events.FakeRecorder
+	target *maintenancev1alpha1.Evacuation
+}
+
+// newWorld starts a controller at the time of the clock, which is when it starts to serve. The eviction of a pod removes it.
+func newWorld(t *testing.T, at time.Duration, evacuation *maintenancev1alpha1.Evacuation, host ...runtime.Object) *world {
+	t.Helper()
+	clock := clocktesting.NewFakeClock(start.Add(at))
+	w := &world{
+		T: t, clock: clock, api: newFakeAPI(clock, evacuation), client: fake.NewClientset(host...), events: events.NewFakeRecorder(100), target: evacuation,
+	}
+	w.host = &fakeHost{client: w.client, evict: func(e *policyv1.Eviction) error {
+		return w.client.Tracker().Delete(podsResource, e.Namespace, e.Name)
+	}}
+	hostInformers := informers.NewSharedInformerFactory(w.client, 0)
+	ownInformers := externalversions.NewSharedInformerFactory(w.api.client, 0)
+	c, err := New(Config{
+		Host: w.client, HostInformers: hostInformers, Maintenance: w.api.client, MaintenanceInformers: ownInformers,
+		Recorder: w.events, Clock: clock, Evictions: w.host,
+	})
+	w.must(err)
+	ctx, cancel := context.WithCancel(t.Context())
+	hostInformers.Start(ctx.Done())
+	ownInformers.Start(ctx.Done())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.Run(ctx, 2)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+		hostInformers.Shutdown()
+		ownInformers.Shutdown()
+	})
+	return w
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// get returns the Evacuation as it is stored; nil if it is gone.
+func (w *world) get() *maintenancev1alpha1.Evacuation {
+	w.Helper()
+	evacuation, err := w.api.stored(w.target.Namespace, w.target.Name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	w.must(err)
+	return evacuation
+}
+
+// until waits for a condition of the stored Evacuation, which is nil when it is gone; step, if not 0, is how far the clock is moved between
+// two looks.
+func (w *world) until(what string, step time.Duration, condition func(*maintenancev1alpha1.Evacuation) bool) {
+	w.Helper()
+	err := wait.PollUntilContextTimeout(w.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		if condition(w.get()) {
+			return true, nil
+		}
+		if step != 0 {
+			w.clock.Step(step)
+		}
+		return false, nil
+	})
+	if err != nil {
+		w.Fatalf("waited in vain until %s at %s; writes: %v; evacuation: %+v", what, w.clock.Since(start), w.api.written(), w.get())
+	}
+}
+
+func (w *world) expectEvent(reason string) {
+	w.Helper()
+	select {
+	case got := <-w.events.Events:
+		if !strings.Contains(got, reason) {
+			w.Errorf("got event %q, want %s", got, reason)
+		}
+	case <-time.After(10 * time.Second):
+		w.Errorf("got no event, want %s", reason)
+	}
+}
+
+func hasClass(class string) func(*maintenancev1alpha1.Evacuation) bool {
+	return func(e *maintenancev1alpha1.Evacuation) bool {
+		return e != nil && e.Status.ActiveEvacuatorClass == class
+	}
+}
+
+func hasReason(conditionType, reason string) func(*maintenancev1alpha1.Evacuation) bool {
+	return func(e *maintenancev1alpha1.Evacuation) bool {
+		if e == nil {
+			return false
+		}
+		condition := meta.FindStatusCondition(e.Status.Conditions, conditionType)
+		return condition != nil && condition.Status == metav1.ConditionTrue && condition.Reason == reason
+	}
+}
+
+var (
+	podDeleted = hasReason(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted)
+	gone       = func(e *maintenancev1alpha1.Evacuation) bool { return e == nil }
+)
+
+func newNode(ready corev1.ConditionStatus) *corev1.Node {
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: testNode, UID: "uid-" + testNode},
+		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}},
+	}
+}
+
+func newBudget(version string, allowed int32) *policyv1.PodDisruptionBudget {
+	return &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "uid-web", ResourceVersion: version, Generation: 1},
+		Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{}},
+		Status: policyv1.PodDisruptionBudgetStatus{
+			ObservedGeneration: 1, DisruptionsAllowed: allowed, CurrentHealthy: 9 + allowed, DesiredHealthy: 9, ExpectedPods: 10,
+		},
+	}
+}
