@@ -134,6 +134,19 @@ cluster-down: $(CLUSTER_STAMP) ## Stop the development cluster and remove its da
 cluster-status: $(CLUSTER_STAMP) ## Show the processes of the development cluster
 	@$(BIN)/cluster status
 
+##@ Demo
+
+# A mistake in a variable should show before minutes of building.
+.PHONY: demo-check
+demo-check:
+	@echo 'First everything is built: about eight minutes the first time, seconds after that.'
+	go build $(GO_BUILD_FLAGS) -o $(BIN)/demo ./test/demo
+	@$(BIN)/demo check
+
+.PHONY: demo
+demo: demo-check cluster-binaries build ## Drain four of twenty nodes and put them back, on a cluster of its own (KEEP=1 leaves it up)
+	@$(BIN)/demo
+
 ##@ Checks
 
 # What the tests are told: RUN is a pattern of test names, COUNT how often each runs, TEST_FLAGS anything else that go test takes.

@@ -1,0 +1,151 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package screen
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func terminal(out *strings.Builder, columns, rows int) *Screen {
+	return &Screen{out: out, size: func() (int, int) { return columns, rows }}
+}
+
+func text(lines ...string) []Line {
+	var result []Line
+	for _, line := range lines {
+		result = append(result, Line{Text: line})
+	}
+	return result
+}
+
+func TestScreen(t *testing.T) {
+	for name, test := range map[string]struct {
+		columns, rows int
+		colors        bool
+		tell          func(*Screen)
+		want          string
+	}{
+		"what is drawn is drawn over by the next": {
+			columns: 80, rows: 24,
+			tell: func(s *Screen) { s.Draw(text("a", "b")); s.Draw(text("c")) },
+			want: "a\nb\n\x1b[2A\x1b[Jc\n",
+		},
+		"what is printed takes the place of what is drawn and stays": {
+			columns: 80, rows: 24,
+			tell: func(s *Screen) { s.Draw(text("a")); s.Printf("%s", "b"); s.Draw(text("c")) },
+			want: "a\n\x1b[1A\x1b[Jb\nc\n",
+		},
+		"what is kept is not drawn over": {
+			columns: 80, rows: 24,
+			tell: func(s *Screen) { s.Draw(text("a")); s.Keep(); s.Draw(text("b")) },
+			want: "a\nb\n",
+		},
+		"a line that is too long is cut, lest it wraps": {
+			columns: 6, rows: 24,
+			tell: func(s *Screen) { s.Draw(text("abcde", "abcdef")) },
+			want: "abcde\nabcd>\n",
+		},
+		"lines that would scroll out are left out": {
+			columns: 80, rows: 3,
+			tell: func(s *Screen) { s.Draw(text("a", "b", "c")) },
+			want: "a\nb\n",
+		},
+		"a styled line is reset at its end": {
+			columns: 80, rows: 24, colors: true,
+			tell: func(s *Screen) { s.Println(Line{"a", Good}, Line{"b", Plain}) },
+			want: "\x1b[32ma\x1b[0m\nb\n",
+		},
+		"without colors styles do not show": {
+			columns: 80, rows: 24,
+			tell: func(s *Screen) { s.Println(Line{"a", Good}) },
+			want: "a\n",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out strings.Builder
+			s := terminal(&out, test.columns, test.rows)
+			s.colors = test.colors
+			test.tell(s)
+			if got := out.String(); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestAFileIsNoTerminal(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "out")
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	s := New(file, func(string) string { return "" })
+	if s.Live() {
+		t.Error("a file is taken for a terminal")
+	}
+	s.Draw(text("drawn"))
+	s.Println(Line{"printed", Good})
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(content); got != "printed\n" {
+		t.Errorf("got %q, want the printed line alone, without sequences", got)
+	}
+}
+
+func TestBar(t *testing.T) {
+	for name, test := range map[string]struct {
+		done, whole int
+		want        string
+	}{
+		"nothing done":      {0, 8, "[....]"},
+		"half done":         {4, 8, "[##..]"},
+		"almost done":       {7, 8, "[###.]"},
+		"all done":          {8, 8, "[####]"},
+		"more than all":     {9, 8, "[####]"},
+		"less than nothing": {-1, 8, "[....]"},
+		"nothing to do":     {0, 0, "[####]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := Bar(test.done, test.whole, 4); got != test.want {
+				t.Errorf("got %s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+func TestShorten(t *testing.T) {
+	for name, test := range map[string]struct {
+		text string
+		want []string
+	}{
+		"few lines are left as they are": {"a\nb\n", []string{"a", "b"}},
+		"many lines are counted":         {"a\nb\nc\nd\n", []string{"a", "b", "... and 2 more"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := Shorten(test.text, 2); !slices.Equal(got, test.want) {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
