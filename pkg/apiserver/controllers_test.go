@@ -1,0 +1,171 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// set stands for a set of controllers: it counts how many run and takes its time to stop.
+type set struct {
+	host             *fake.Clientset
+	running, started atomic.Int32
+	overlapped       atomic.Bool
+	finish           chan struct{}
+	holderAtEnd      atomic.Value
+}
+
+func (s *set) run(ctx context.Context) error {
+	if s.running.Add(1) > 1 {
+		s.overlapped.Store(true)
+	}
+	s.started.Add(1)
+	<-ctx.Done()
+	<-s.finish
+	s.holderAtEnd.Store(holder(s.host))
+	s.running.Add(-1)
+	return nil
+}
+
+func holder(host *fake.Clientset) string {
+	lease, err := host.CoordinationV1().Leases("ns").Get(context.Background(), "lease", metav1.GetOptions{})
+	if err != nil || lease.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *lease.Spec.HolderIdentity
+}
+
+func replica(host *fake.Clientset, s *set, identity string) *Controllers {
+	return &Controllers{Host: host, Run: s.run, Election: LeaderElection{
+		Enabled: true, Namespace: "ns", Name: "lease", Identity: identity,
+		LeaseDuration: 3 * time.Second, RenewDeadline: 2 * time.Second, RetryPeriod: 50 * time.Millisecond,
+	}}
+}
+
+func eventually(t *testing.T, what string, check func() bool) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) { return check(), nil })
+	if err != nil {
+		t.Fatalf("in vain: %s", what)
+	}
+}
+
+// lead starts a replica and returns how to stop it; stopping waits until it has left the election.
+func lead(t *testing.T, c *Controllers) (stop func(), left <-chan struct{}) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.lead(ctx)
+	}()
+	return cancel, done
+}
+
+func TestOneReplicaRunsControllersAndHandsOver(t *testing.T) {
+	host := fake.NewClientset()
+	s := &set{host: host, finish: make(chan struct{})}
+	stopA, leftA := lead(t, replica(host, s, "a"))
+	eventually(t, "a leads", func() bool { return s.running.Load() == 1 && holder(host) == "a" })
+	stopB, leftB := lead(t, replica(host, s, "b"))
+
+	stopA()
+	// The set of a is told to stop and still writes: the lease must not go to b before it is done.
+	s.finish <- struct{}{}
+	<-leftA
+	if at := s.holderAtEnd.Load(); at != "a" {
+		t.Errorf("the lease was with %q while the controllers of a still ran", at)
+	}
+	eventually(t, "b leads", func() bool { return s.running.Load() == 1 && holder(host) == "b" })
+	stopB()
+	close(s.finish)
+	<-leftB
+	if s.overlapped.Load() {
+		t.Error("two sets of controllers ran at the same time")
+	}
+	if got := holder(host); got != "" {
+		t.Errorf("the lease was not given back: %q holds it", got)
+	}
+}
+
+func TestReplicaThatNeverLedLeavesAtOnce(t *testing.T) {
+	now := metav1.NewMicroTime(time.Now().Add(time.Hour))
+	other, seconds := "other", int32(3600)
+	host := fake.NewClientset(&coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &other, LeaseDurationSeconds: &seconds, RenewTime: &now, AcquireTime: &now},
+	})
+	s := &set{host: host, finish: make(chan struct{})}
+	stop, left := lead(t, replica(host, s, "a"))
+	eventually(t, "a has asked for the lease", func() bool { return len(host.Actions()) > 1 })
+	stop()
+	<-left
+	if s.started.Load() != 0 || holder(host) != other {
+		t.Errorf("%d sets ran, %q holds the lease", s.started.Load(), holder(host))
+	}
+}
+
+func TestControllersStopWithTheLeaseAndComeBackWithIt(t *testing.T) {
+	host := fake.NewClientset()
+	var down atomic.Bool
+	host.PrependReactor("*", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if down.Load() {
+			return true, nil, errors.New("the host cluster is down")
+		}
+		return false, nil, nil
+	})
+	s := &set{host: host, finish: make(chan struct{})}
+	close(s.finish)
+	stop, left := lead(t, replica(host, s, "a"))
+	eventually(t, "a leads", func() bool { return s.running.Load() == 1 })
+	down.Store(true)
+	eventually(t, "the controllers stop when the lease cannot be renewed", func() bool { return s.running.Load() == 0 })
+	down.Store(false)
+	eventually(t, "they start anew", func() bool { return s.running.Load() == 1 && s.started.Load() == 2 })
+	stop()
+	<-left
+	if s.overlapped.Load() {
+		t.Error("two sets of controllers ran at the same time")
+	}
+}
+
+func TestControllersThatFailStartAgain(t *testing.T) {
+	for _, election := range []bool{true, false} {
+		host := fake.NewClientset()
+		var attempts atomic.Int32
+		c := replica(host, nil, "a")
+		c.Election.Enabled = election
+		c.Run = func(context.Context) error {
+			attempts.Add(1)
+			return errors.New("no caches")
+		}
+		stop, left := lead(t, c)
+		eventually(t, "a third attempt", func() bool { return attempts.Load() >= 3 })
+		stop()
+		<-left
+	}
+}
