@@ -179,8 +179,15 @@ func randomWorld(r *rand.Rand) World {
 }
 
 func addMaintenance(r *rand.Rand, w *World) {
-	i := len(w.Maintenances)
-	m := maintenance(fmt.Sprintf("m%d", r.IntN(1000)*10+i), r.IntN(3), randomPlan(r))
+	taken := func(name string) bool {
+		return slices.ContainsFunc(w.Maintenances, func(m Maintenance) bool { return m.Name == name })
+	}
+	name := ""
+	// Names decide between maintenances of the same age, so that they come in any order, but there is only one of each.
+	for name == "" || taken(name) {
+		name = fmt.Sprintf("m%d", r.IntN(1000))
+	}
+	m := maintenance(name, r.IntN(3), randomPlan(r))
 	for _, n := range w.Nodes {
 		if r.IntN(2) == 0 {
 			m.Nodes = append(m.Nodes, n.Name)
