@@ -149,10 +149,11 @@ demo: demo-check cluster-binaries build ## Drain four of twenty nodes and put th
 
 ##@ Checks
 
-# What the tests are told: RUN is a pattern of test names, COUNT how often each runs, TEST_FLAGS anything else that go test takes.
+# What go test is told: RUN is a pattern of test names, COUNT how often each runs, the FLAGS anything else that it takes.
 RUN ?=
 COUNT ?= 1
-TEST_FLAGS ?=
+UNIT_FLAGS ?=
+E2E_FLAGS ?=
 E2E_TIMEOUT ?= 20m
 
 .PHONY: test
@@ -161,16 +162,16 @@ test: unit e2e ## Run all tests: unit, registry, then end to end on a developmen
 .PHONY: unit
 unit: ## Run the tests that need no cluster, of both modules
 	go vet ./test/...
-	packages="$$(go list ./... | grep -v /test/e2e)"; hack/test.sh $(TEST_FLAGS) $$packages
-	cd $(CLUSTER_MODULE) && ../../hack/test.sh $(TEST_FLAGS) ./...
+	packages="$$(go list ./... | grep -v /test/e2e)"; hack/test.sh $(UNIT_FLAGS) $$packages
+	cd $(CLUSTER_MODULE) && ../../hack/test.sh $(UNIT_FLAGS) ./...
 
 .PHONY: race
 race: ## Run the tests that need no cluster with the race detector (needs a C compiler)
-	@$(MAKE) --no-print-directory unit TEST_FLAGS='-race $(TEST_FLAGS)'
+	@$(MAKE) --no-print-directory unit UNIT_FLAGS='-race $(UNIT_FLAGS)'
 
 .PHONY: e2e
 e2e: cluster-binaries build ## Run the end-to-end tests (RUN=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster)
-	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -timeout='$(E2E_TIMEOUT)' $(TEST_FLAGS) -p=1 ./test/e2e/...
+	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -timeout='$(E2E_TIMEOUT)' $(E2E_FLAGS) -p=1 ./test/e2e/...
 
 .PHONY: verify
 verify: ## Check generated code, formatting, lint, manifests, go.mod and licence headers; change nothing
