@@ -128,7 +128,7 @@ func (q *Queue) begin(it *item, p pass, now time.Time) call {
 		it.lane.unconfirmed[it.Pod] = time.Time{}
 	}
 	it.phase = phaseInFlight
-	it.lane.inFlight++
+	it.lane.sending[it] = now
 	q.inFlight++
 	return c
 }
@@ -177,7 +177,7 @@ func (q *Queue) reread(ctx context.Context, it *item, a answer) answer {
 func (q *Queue) settle(c call, a answer, mayHaveCounted bool, took time.Duration) {
 	now := q.clock.Now()
 	q.inFlight--
-	c.lane.inFlight--
+	delete(c.lane.sending, c.it)
 	q.pace(c, a, took, now)
 	if _, counted := c.lane.unconfirmed[c.it.Pod]; counted {
 		if mayHaveCounted || a.verdict == verdictAccepted {

@@ -30,6 +30,9 @@ const (
 	laneCeiling = 4
 	// lanePatience is how many good answers, per call in flight, a lane wants before it tries one more.
 	lanePatience = 20
+	// asleepAfter is how long a call may take before it is taken to have met a conflict and to sleep in the API server. Somebody else can go
+	// meanwhile.
+	asleepAfter = 200 * time.Millisecond
 	// conflictDelay is the least an eviction takes that met a conflict: the API server sleeps that long before it tries again.
 	conflictDelay = 400 * time.Millisecond
 
@@ -53,8 +56,9 @@ type lane struct {
 	members    map[*item]struct{}
 	waiting    itemHeap
 
-	window   window
-	inFlight int
+	window window
+	// sending are the calls in flight, and when they were sent.
+	sending map[*item]time.Time
 	// unconfirmed are the evictions that the cached status of the budget does not show yet, by pod name; the time is zero until the answer.
 	unconfirmed map[string]time.Time
 	// refusedAt is the resourceVersion of the budget under which the API refused although the status would have let a pod go.
@@ -77,6 +81,7 @@ func newLane(name types.NamespacedName, budget *policyv1.PodDisruptionBudget, ce
 		members:     map[*item]struct{}{},
 		waiting:     itemHeap{less: (*item).before},
 		window:      window{limit: 1, ceiling: laneCeiling, patience: lanePatience},
+		sending:     map[*item]time.Time{},
 		unconfirmed: map[string]time.Time{},
 		open:        true,
 		since:       now,
@@ -97,7 +102,7 @@ func (l *lane) isFree() bool {
 
 func (l *lane) isIdle(now time.Time) bool {
 	l.expireUnconfirmed(now)
-	return len(l.members) == 0 && l.inFlight == 0 && len(l.unconfirmed) == 0
+	return len(l.members) == 0 && len(l.sending) == 0 && len(l.unconfirmed) == 0
 }
 
 func (l *lane) close(now time.Time) {
@@ -166,7 +171,7 @@ const (
 // next returns the pod of the lane that may be evicted now, if any.
 func (l *lane) next(now time.Time, probes flowcontrol.PassiveRateLimiter) (*item, pass) {
 	it := l.waiting.first()
-	if it == nil || l.inFlight >= l.window.limit {
+	if it == nil || !l.hasSlot(now) {
 		return nil, passNone
 	}
 	if l.isFree() || it.notReady && letsUnreadyGo(l.budget) {
@@ -198,6 +203,22 @@ func (l *lane) refuse(sentUnder string, now time.Time) {
 	}
 }
 
+// hasSlot says whether another call may be sent.
+func (l *lane) hasSlot(now time.Time) bool {
+	if len(l.sending) >= l.window.ceiling {
+		return false
+	}
+	busy := len(l.sending)
+	if !l.isFree() && busy >= l.window.limit {
+		for _, sent := range l.sending {
+			if now.Sub(sent) >= asleepAfter {
+				busy--
+			}
+		}
+	}
+	return busy < l.window.limit
+}
+
 func (l *lane) isProbeDue(now time.Time) bool {
 	l.expireUnconfirmed(now)
 	return !l.open && len(l.unconfirmed) == 0 && !now.Before(l.probeAt)
@@ -211,6 +232,9 @@ func (l *lane) setAlarm(w *alarm) {
 	}
 	if !l.open {
 		w.ring(l.probeAt)
+	}
+	for _, sent := range l.sending {
+		w.ring(sent.Add(asleepAfter))
 	}
 	for _, accepted := range l.unconfirmed {
 		if !accepted.IsZero() {

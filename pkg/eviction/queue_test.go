@@ -465,6 +465,20 @@ func TestLanesTakeTurns(t *testing.T) {
 	}
 }
 
+func TestCallThatSleepsInTheAPIHoldsNobodyUp(t *testing.T) {
+	hold := make(chan struct{})
+	names, pods := podNames(10)
+	w := newWorld(t, worldConfig{live: true, maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 10)},
+		answer: func(string) error { <-hold; return nil }})
+	defer close(hold)
+	w.add(names...)
+	w.until("the first is in flight", 0, func() bool { return w.host.inFlight() == 1 })
+	w.until("others are in flight", 10*time.Millisecond, func() bool { return w.host.inFlight() == laneCeiling })
+	if elapsed := w.clock.Since(start); elapsed < 3*asleepAfter {
+		t.Errorf("got %d calls in flight after %s, want one more each %s", laneCeiling, elapsed, asleepAfter)
+	}
+}
+
 func TestWindow(t *testing.T) {
 	w := window{limit: 4, ceiling: 5, patience: 2}
 	for range 8 {
