@@ -1,0 +1,146 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package examples tests the manifests of this folder.
+package examples
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/install"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+)
+
+func newScheme(t *testing.T) *runtime.Scheme {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	return scheme
+}
+
+// decode returns the objects of a file. Unknown and repeated fields are errors.
+func decode(t *testing.T, scheme *runtime.Scheme, path string) []runtime.Object {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
+	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
+	var objects []runtime.Object
+	for {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return objects
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		object, _, err := decoder.Decode(document, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		objects = append(objects, object)
+	}
+}
+
+// validate returns what the server would refuse about an object of ours.
+func validate(t *testing.T, scheme *runtime.Scheme, object runtime.Object) field.ErrorList {
+	t.Helper()
+	scheme.Default(object)
+	errs := scheme.Validate(t.Context(), nil, object)
+	internal, err := scheme.ConvertToVersion(object, maintenance.SchemeGroupVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	switch typed := internal.(type) {
+	case *maintenance.NodeMaintenance:
+		return append(errs, validation.ValidateNodeMaintenance(typed)...)
+	case *maintenance.Evacuation:
+		// What admission fills in from the pod: here, only the name has to be there.
+		if typed.Name == "" {
+			typed.Name = string(typed.Spec.PodRef.UID) + "-" + typed.Spec.PodRef.Name
+		}
+		return append(errs, validation.ValidateEvacuation(typed)...)
+	}
+	t.Fatalf("a %T cannot be validated here", internal)
+	return nil
+}
+
+func TestExamplesAreValid(t *testing.T) {
+	scheme := newScheme(t)
+	paths, err := filepath.Glob("*.yaml")
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("found no examples (error %v)", err)
+	}
+	for _, path := range paths {
+		t.Run(path, func(t *testing.T) {
+			objects := decode(t, scheme, path)
+			if len(objects) == 0 {
+				t.Fatal("the file is empty")
+			}
+			for _, object := range objects {
+				switch object.(type) {
+				case *v1alpha1.NodeMaintenance, *v1alpha1.Evacuation:
+					if errs := validate(t, scheme, object); len(errs) > 0 {
+						t.Error(errs.ToAggregate())
+					}
+				}
+			}
+		})
+	}
+}
+
+// A plan that the server completes is another one than was sent, which a second manager that applies server-side gets a conflict for.
+func TestPlansAreLeftOutOrWhole(t *testing.T) {
+	scheme := newScheme(t)
+	paths, err := filepath.Glob("*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		for _, object := range decode(t, scheme, path) {
+			nm, ok := object.(*v1alpha1.NodeMaintenance)
+			if !ok || len(nm.Spec.DrainPlan) == 0 {
+				continue
+			}
+			sent := nm.DeepCopy()
+			scheme.Default(nm)
+			if !reflect.DeepEqual(nm.Spec.DrainPlan, sent.Spec.DrainPlan) {
+				t.Errorf("%s: the plan of %s is neither left out nor whole: defaulting makes %d entries of %d", path, nm.Name,
+					len(nm.Spec.DrainPlan), len(sent.Spec.DrainPlan))
+			}
+		}
+	}
+}
