@@ -58,8 +58,15 @@ func runWorld(r *rand.Rand) error {
 		if err != nil {
 			return err
 		}
-		if shuffled, err := Plan(shuffle(r, w)); err != nil || !reflect.DeepEqual(entriesOf(result), entriesOf(shuffled)) || !reflect.DeepEqual(result.Messages, shuffled.Messages) {
-			return fmt.Errorf("step %d: the order of the input changed the answer: %v %v", step, entriesOf(result), entriesOf(shuffled))
+		shuffled, err := Plan(shuffle(r, w))
+		if err != nil {
+			return err
+		}
+		if got, want := entriesOf(shuffled), entriesOf(result); !reflect.DeepEqual(got, want) {
+			return fmt.Errorf("step %d: the order of the input changed the targets from %v to %v", step, want, got)
+		}
+		if !reflect.DeepEqual(shuffled.Messages, result.Messages) {
+			return fmt.Errorf("step %d: the order of the input changed the messages from %v to %v of %+v", step, result.Messages, shuffled.Messages, w)
 		}
 		if err := checkStep(w, result); err != nil {
 			return fmt.Errorf("step %d: %w", step, err)

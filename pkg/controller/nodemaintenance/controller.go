@@ -294,8 +294,9 @@ func (c *costs) debounce(item string) time.Duration {
 
 // isOnlyConflict says whether somebody else wrote first and nothing else went wrong.
 func isOnlyConflict(err error) bool {
+	// Not errors.As: that would be content with the first conflict among several errors.
 	var all []error
-	switch e := err.(type) {
+	switch e := any(err).(type) {
 	case interface{ Errors() []error }:
 		all = e.Errors()
 	case interface{ Unwrap() []error }:

@@ -391,3 +391,10 @@ func TestSweepAsksTheAPIBeforeItBelievesTheCache(t *testing.T) {
 	f.step(sweepItem)
 	f.wantCordon("one", true, "m")
 }
+
+// TestHeartbeatsDoNotStopTheCordon covers a node that changes in nothing that this controller reads: its writes need the latest version.
+func TestHeartbeatsDoNotStopTheCordon(t *testing.T) {
+	f := newFixture(t, newNode("one", func(node *corev1.Node) { node.ResourceVersion = "1" }), newMaintenance("m", createdAt(stageCordon)))
+	f.updateNode("one", func(node *corev1.Node) { node.ResourceVersion = "2" })
+	f.eventually("the latest version is known", func() bool { return f.selection.nodesOf("m")[0].ResourceVersion == "2" })
+}

@@ -120,6 +120,22 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	return f
 }
 
+// newController makes a controller on empty clusters whose informers do not run.
+func newController(tb testing.TB) *Controller {
+	tb.Helper()
+	host, maintenance := hostfake.NewClientset(), maintenancefake.NewSimpleClientset()
+	c, err := New(Config{
+		Host: host, HostInformers: informers.NewSharedInformerFactory(host, 0),
+		Maintenance: maintenance, MaintenanceInformers: externalversions.NewSharedInformerFactory(maintenance, 0),
+		Recorder: events.NewFakeRecorder(1), Authorizer: &rights{refused: sets.New[string]()}, Evacuators: sets.New[string](),
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(c.queue.ShutDown)
+	return c
+}
+
 // restart makes a controller that knows nothing but what the clusters hold.
 func (f *fixture) restart() {
 	f.t.Helper()

@@ -69,7 +69,7 @@ func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaint
 	if err != nil {
 		return errors.Join(failed, err)
 	}
-	if err := c.settleDrained(ctx, g, plan, &status); err != nil {
+	if err := c.settleDrained(ctx, g, &status); err != nil {
 		return errors.Join(failed, err)
 	}
 	written, err := c.writeStatus(ctx, nm, status)
@@ -166,7 +166,7 @@ func isDrained(nm *maintenancev1alpha1.NodeMaintenance) bool {
 
 // settleDrained lets Drained become True only after the scheduler has had time to bind what it had placed, and after a live list has
 // confirmed the cache. Once it is True for these nodes the cache is enough: every pod that comes is an event.
-func (c *Controller) settleDrained(ctx context.Context, g *gathered, plan drainplan.Result, status *maintenancev1alpha1.NodeMaintenanceStatus) error {
+func (c *Controller) settleDrained(ctx context.Context, g *gathered, status *maintenancev1alpha1.NodeMaintenanceStatus) error {
 	nm := g.subject.NodeMaintenance
 	if !meta.IsStatusConditionTrue(status.Conditions, maintenancev1alpha1.ConditionDrained) {
 		return nil

@@ -1,0 +1,114 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drainplan"
+)
+
+// BenchmarkLook gathers and decides, without writing, for one maintenance over 5,000 nodes with 150,000 pods.
+func BenchmarkLook(b *testing.B) {
+	const nodes, podsPerNode = 5000, 30
+	c, nm := largeCluster(b, nodes, podsPerNode)
+	for b.Loop() {
+		g, err := c.gather(b.Context(), nm)
+		if err != nil {
+			b.Fatal(err)
+		}
+		plan, err := drainplan.Plan(g.world())
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := c.statusOf(g, plan); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// TestStatusOf5000NodesFits fills the status of as many nodes and checks that it can be stored with all messages.
+func TestStatusOf5000NodesFits(t *testing.T) {
+	c, nm := largeCluster(t, 5000, 1)
+	g, err := c.gather(t.Context(), nm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := drainplan.Plan(g.world())
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, err := c.statusOf(g, plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The longest that the plan without own entries comes to.
+	for i := range status.NodeStatuses {
+		status.NodeStatuses[i].DrainTargets = []maintenancev1alpha1.DrainPlanEntry{
+			{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: maintenancev1alpha1.MaxPodPriority},
+			{PodType: maintenancev1alpha1.PodTypeDaemonSet, PodPriority: maintenancev1alpha1.MaxPodPriority},
+			{PodType: maintenancev1alpha1.PodTypeStatic, PodPriority: maintenancev1alpha1.MaxPodPriority},
+		}
+		status.NodeStatuses[i].DrainMessage = "Waiting for nodes node-0001, node-0002 and 1234 more."
+	}
+	full := nm.DeepCopy()
+	full.Status = status
+	c.keepSmall(full)
+	if got := len(full.Status.NodeStatuses); got != 5000 {
+		t.Fatalf("%d node statuses, want 5000", got)
+	}
+	if slices.ContainsFunc(full.Status.Conditions, func(c metav1.Condition) bool { return c.Type == maintenancev1alpha1.ConditionNodeMessagesOmitted }) {
+		t.Errorf("%d bytes did not fit", full.Size())
+	}
+}
+
+// largeCluster fills the caches directly: no informer would change anything about what is measured.
+func largeCluster(tb testing.TB, nodes, podsPerNode int) (*Controller, *maintenancev1alpha1.NodeMaintenance) {
+	tb.Helper()
+	f := newController(tb)
+	nm := newMaintenance("m")
+	add := func(err error) {
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+	for n := range nodes {
+		node := newNode(fmt.Sprintf("node-%04d", n), cordoned, ownedBy(`{"m":"uid-m"}`), func(node *corev1.Node) {
+			node.UID = types.UID(fmt.Sprintf("7c1f4f0e-3a52-4b7d-9e51-%012d", n))
+		})
+		add(f.nodeIndexer.Add(node))
+		f.selection.setNode(node)
+		for p := range podsPerNode {
+			pod := newPod(fmt.Sprintf("pod-%04d-%d", n, p), node.Name, int32(p*100))
+			add(f.podIndexer.Add(pod))
+			if p%2 == 0 {
+				e := ourEvacuation(pod.Name, node.Name)
+				add(f.evacuationIndexer.Add(runtime.Object(e)))
+			}
+		}
+	}
+	add(f.selection.setMaintenance(nm))
+	return f, nm
+}
