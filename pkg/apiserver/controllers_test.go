@@ -77,6 +77,7 @@ func eventually(t *testing.T, what string, check func() bool) {
 
 // lead starts a replica and returns how to stop it; stopping waits until it has left the election.
 func lead(t *testing.T, c *Controllers) (stop func(), left <-chan struct{}) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {

@@ -18,6 +18,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -139,7 +140,7 @@ func Run(ctx context.Context, o CompletedOptions) error {
 	if err := server.GenericAPIServer.PrepareRun().RunWithContext(ctx); err != nil {
 		return err
 	}
-	if cause := context.Cause(ctx); cause != nil && cause != context.Canceled {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
 	}
 	logger.Info("Stopped")
