@@ -45,7 +45,7 @@ func main() {
 	if len(errs) > 0 {
 		os.Exit(1)
 	}
-	fmt.Printf("%d objects\n", count)
+	fmt.Printf("%d checked\n", count)
 }
 
 // newDecoder returns a decoder of everything that stands in artifacts/, which refuses unknown and repeated fields.
