@@ -19,6 +19,7 @@ package apiserver
 import (
 	"context"
 	"errors"
+	"net/http"
 	"sync"
 	"time"
 
@@ -55,6 +56,9 @@ type Controllers struct {
 	// again if leadership was lost and comes back.
 	Run func(context.Context) error
 
+	// Liveness says whether the controllers' loops move; nil is always healthy.
+	Liveness func(*http.Request) error
+
 	watchdog *leaderelection.HealthzAdaptor
 	// running is held while a set of controllers runs, so that two never do.
 	running sync.Mutex
@@ -70,6 +74,13 @@ func (c *Controllers) addTo(server *genericapiserver.GenericAPIServer) error {
 		// A follower that waits is healthy; a leader that has not renewed for longer than its lease is stuck.
 		c.watchdog = leaderelection.NewLeaderHealthzAdaptor(c.Election.LeaseDuration)
 		if err := server.AddHealthChecks(healthz.NamedCheck("leader-election", c.watchdog.Check)); err != nil {
+			cancel()
+			return err
+		}
+	}
+	if c.Liveness != nil {
+		// Not part of readiness: a stuck controller is no reason to refuse requests.
+		if err := server.AddLivezChecks(0, healthz.NamedCheck("controllers", c.Liveness)); err != nil {
 			cancel()
 			return err
 		}

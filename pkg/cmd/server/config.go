@@ -39,10 +39,12 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apiserver"
+	"haulout.dev/haulout/pkg/controller/liveness"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/generated/openapi"
@@ -86,7 +88,7 @@ func (o CompletedOptions) config(ctx context.Context, host *hostCluster, replica
 	if err := o.Features.ApplyTo(&generic.Config, host.client, generic.SharedInformerFactory); err != nil {
 		return nil, err
 	}
-	extra, recorder, err := o.extraConfig(ctx, generic, host, replica)
+	extra, recorder, err := o.extraConfig(generic, host, replica)
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +130,7 @@ func refuseAnonymous(next authenticator.Request, paths []string) authenticator.R
 	})
 }
 
-func (o CompletedOptions) extraConfig(ctx context.Context, generic *genericapiserver.RecommendedConfig, host *hostCluster, replica string) (
+func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfig, host *hostCluster, replica string) (
 	*apiserver.ExtraConfig, events.EventRecorder, error) {
 	loopback := rest.CopyConfig(generic.LoopbackClientConfig)
 	loopback.ContentType = runtime.ContentTypeProtobuf
@@ -157,8 +159,10 @@ func (o CompletedOptions) extraConfig(ctx context.Context, generic *genericapise
 		if err != nil {
 			return nil, nil, err
 		}
+		alive := liveness.New(clock.RealClock{})
 		deps := controllerDependencies{
-			host: host.client, unlimited: unlimited, own: own, recorder: recorder, authorizer: generic.Authorization.Authorizer, options: o.Controllers,
+			host: host.client, unlimited: unlimited, own: own, recorder: recorder, authorizer: generic.Authorization.Authorizer,
+			liveness: alive, options: o.Controllers,
 		}
 		le := o.Controllers.LeaderElection
 		extra.Controllers = &apiserver.Controllers{
@@ -167,7 +171,8 @@ func (o CompletedOptions) extraConfig(ctx context.Context, generic *genericapise
 				Enabled: le.LeaderElect, Namespace: o.Service.Namespace, Name: le.ResourceName, Identity: replica,
 				LeaseDuration: le.LeaseDuration.Duration, RenewDeadline: le.RenewDeadline.Duration, RetryPeriod: le.RetryPeriod.Duration,
 			},
-			Run: deps.run,
+			Run:      deps.run,
+			Liveness: alive.Check,
 		}
 	}
 	return extra, recorder, nil

@@ -29,6 +29,7 @@ import (
 
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/controller/evacuation"
+	"haulout.dev/haulout/pkg/controller/liveness"
 	"haulout.dev/haulout/pkg/controller/nodemaintenance"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
@@ -41,6 +42,7 @@ type controllerDependencies struct {
 	own             clientset.Interface
 	recorder        events.EventRecorder
 	authorizer      authorizer.Authorizer
+	liveness        *liveness.Tracker
 	options         ControllerOptions
 }
 
@@ -53,14 +55,14 @@ func (d controllerDependencies) run(ctx context.Context) error {
 	own := informers.NewSharedInformerFactory(d.own, resync)
 	maintenances, err := nodemaintenance.New(nodemaintenance.Config{
 		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own,
-		Recorder: d.recorder, Authorizer: d.authorizer, Evacuators: sets.New(builtInEvacuators()...),
+		Recorder: d.recorder, Authorizer: d.authorizer, Liveness: d.liveness, Evacuators: sets.New(builtInEvacuators()...),
 	})
 	if err != nil {
 		return fmt.Errorf("make controller %s: %w", nodemaintenance.Name, err)
 	}
 	evacuations, err := evacuation.New(evacuation.Config{
 		Host: d.unlimited, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Recorder: d.recorder,
-		CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
+		Liveness: d.liveness, CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
 		MaxConcurrentEvictions: d.options.MaxConcurrentEvictions,
 	})
 	if err != nil {

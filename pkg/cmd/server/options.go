@@ -330,8 +330,8 @@ func (o *ControllerOptions) validate() []error {
 			errs = append(errs, fmt.Errorf("--%s is %d: must be at least 1", flag, n))
 		}
 	}
-	if o.CompletedEvacuationTTL < 0 {
-		errs = append(errs, fmt.Errorf("--completed-evacuation-ttl is %v: must not be negative", o.CompletedEvacuationTTL))
+	if o.CompletedEvacuationTTL < time.Second {
+		errs = append(errs, fmt.Errorf("--completed-evacuation-ttl is %v: must be at least 1s", o.CompletedEvacuationTTL))
 	}
 	if o.EvacuatorStartDeadline < time.Second {
 		errs = append(errs, fmt.Errorf("--evacuator-start-deadline is %v: must be at least 1s", o.EvacuatorStartDeadline))

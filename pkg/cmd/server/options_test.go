@@ -54,7 +54,7 @@ func TestWrongFlagIsNamed(t *testing.T) {
 		"--kube-api-burst=-1":                 "--kube-api-burst",
 		"--concurrent-syncs=0":                "--concurrent-syncs",
 		"--max-concurrent-evictions=0":        "--max-concurrent-evictions",
-		"--completed-evacuation-ttl=-1s":      "--completed-evacuation-ttl",
+		"--completed-evacuation-ttl=0s":       "--completed-evacuation-ttl",
 		"--evacuator-start-deadline=0s":       "--evacuator-start-deadline",
 		"--leader-elect-lease-duration=1s":    "--leader-elect-lease-duration",
 		"--leader-elect-retry-period=0s":      "--leader-elect-retry-period",

@@ -41,6 +41,7 @@ import (
 	"k8s.io/utils/clock"
 
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	"haulout.dev/haulout/pkg/controller/liveness"
 	"haulout.dev/haulout/pkg/eviction"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
@@ -73,6 +74,8 @@ type Config struct {
 	Recorder events.EventRecorder
 	// Clock is the time; nil is the real one.
 	Clock clock.WithTicker
+	// Liveness is told what the workers are busy with; nil tells nobody.
+	Liveness *liveness.Tracker
 	// CompletedTTL is how long Evacuations are kept whose pod has left; 0 is the default.
 	CompletedTTL time.Duration
 	// EvacuatorStartDeadline is how long an evacuator has for its first report; 0 is the default.
@@ -111,6 +114,7 @@ type evictions interface {
 
 // Controller runs Evacuations.
 type Controller struct {
+	liveness    *liveness.Tracker
 	host        kubernetes.Interface
 	maintenance versioned.Interface
 	recorder    events.EventRecorder
@@ -142,7 +146,7 @@ func New(config Config) (*Controller, error) {
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
-		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock,
+		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, liveness: config.Liveness,
 		completedTTL: config.CompletedTTL, startDeadline: config.EvacuatorStartDeadline,
 		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(),
 		maintenanceLister: maintenances.Lister(), podLister: pods.Lister(), nodeLister: nodes.Lister(),
@@ -218,6 +222,7 @@ func (c *Controller) handle(ctx context.Context, key types.NamespacedName) {
 	if ctx.Err() != nil {
 		return
 	}
+	defer c.liveness.Start(Name + " " + key.String())()
 	logger := klog.FromContext(ctx).WithValues("evacuation", key)
 	err := c.sync(klog.NewContext(ctx, logger), key)
 	switch {

@@ -40,6 +40,7 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	"haulout.dev/haulout/pkg/controller/liveness"
 	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
@@ -76,12 +77,15 @@ type Config struct {
 	Clock clock.WithTicker
 	// Authorizer answers for the host cluster who may delete which node.
 	Authorizer authorizer.Authorizer
+	// Liveness is told what the workers are busy with; nil tells nobody.
+	Liveness *liveness.Tracker
 	// Evacuators are the classes of the built-in evacuators that are on. Pods that only one of the others could move are left running.
 	Evacuators sets.Set[string]
 }
 
 // Controller runs NodeMaintenances.
 type Controller struct {
+	liveness    *liveness.Tracker
 	host        kubernetes.Interface
 	maintenance versioned.Interface
 	recorder    events.EventRecorder
@@ -117,7 +121,7 @@ func New(config Config) (*Controller, error) {
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
-		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, evacuators: config.Evacuators,
+		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, liveness: config.Liveness, evacuators: config.Evacuators,
 		maintenanceLister: maintenances.Lister(), evacuationLister: evacuations.Lister(), nodeLister: nodes.Lister(), podLister: pods.Lister(),
 		podIndexer: pods.Informer().GetIndexer(), nodeIndexer: nodes.Informer().GetIndexer(), evacuationIndexer: evacuations.Informer().GetIndexer(),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
@@ -185,6 +189,7 @@ func (c *Controller) handle(ctx context.Context, item string) {
 	if ctx.Err() != nil {
 		return
 	}
+	defer c.liveness.Start(Name + " " + item)()
 	logger := klog.FromContext(ctx).WithValues("nodeMaintenance", item)
 	started := c.clock.Now()
 	err := c.sync(klog.NewContext(ctx, logger), item)
