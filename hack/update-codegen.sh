@@ -37,10 +37,14 @@ kube::codegen::gen_openapi \
 	--boilerplate hack/boilerplate.go.txt \
 	pkg/apis
 
+# To a file first: the failure of a command in a process substitution goes unnoticed.
+models="$(mktemp)"
+trap 'rm -f "${models}"' EXIT
+go run "${MODULE}/pkg/generated/openapi/cmd/models-schema" >"${models}"
 kube::codegen::gen_client \
 	--with-watch \
 	--with-applyconfig \
-	--applyconfig-openapi-schema <(go run "${MODULE}/pkg/generated/openapi/cmd/models-schema") \
+	--applyconfig-openapi-schema "${models}" \
 	--prefers-protobuf \
 	--plural-exceptions "" \
 	--output-dir pkg/generated \

@@ -214,7 +214,7 @@ func TestServing(t *testing.T) {
 		}
 		framework.Eventually(t, "OpenAPI v2 of the aggregator knows us", func(ctx context.Context) (bool, error) {
 			body, err := rest.Get().AbsPath("/openapi/v2").SetHeader("Accept", "application/json").DoRaw(ctx)
-			return err == nil && strings.Contains(string(body), "dev.haulout.maintenance.v1alpha1.NodeMaintenance"), err
+			return err == nil && strings.Contains(string(body), "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenance"), err
 		})
 	})
 	t.Run("in chunks", func(t *testing.T) {

@@ -15,7 +15,7 @@ limitations under the License.
 */
 
 // +k8s:openapi-gen=true
-// +k8s:openapi-model-package=dev.haulout.maintenance.v1alpha1
+// +k8s:openapi-model-package=dev.haulout.haulout.pkg.apis.maintenance.v1alpha1
 // +k8s:deepcopy-gen=package
 // +k8s:protobuf-gen=package
 // +k8s:conversion-gen=haulout.dev/haulout/pkg/apis/maintenance

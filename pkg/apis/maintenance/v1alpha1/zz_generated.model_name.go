@@ -23,70 +23,70 @@ package v1alpha1
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in DrainPlanEntry) OpenAPIModelName() string {
-	return "dev.haulout.maintenance.v1alpha1.DrainPlanEntry"
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.DrainPlanEntry"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in Evacuation) OpenAPIModelName() string {
-	return "dev.haulout.maintenance.v1alpha1.Evacuation"
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.Evacuation"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in EvacuationList) OpenAPIModelName() string {
-	return "dev.haulout.maintenance.v1alpha1.EvacuationList"
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.EvacuationList"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in EvacuationSpec) OpenAPIModelName() string {
-	return "dev.haulout.maintenance.v1alpha1.EvacuationSpec"
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.EvacuationSpec"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in EvacuationStatus) OpenAPIModelName() string {
-	return "dev.haulout.maintenance.v1alpha1.EvacuationStatus"
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.EvacuationStatus"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in Evacuator) OpenAPIModelName() string {
-	return "dev.haulout.maintenance.v1alpha1.Evacuator"
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.Evacuator"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in NodeMaintenance) OpenAPIModelName() string {
-	return "dev.haulout.maintenance.v1alpha1.NodeMaintenance"
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenance"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in NodeMaintenanceList) OpenAPIModelName() string {
-	return "dev.haulout.maintenance.v1alpha1.NodeMaintenanceList"
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceList"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in NodeMaintenanceNodeStatus) OpenAPIModelName() string {
-	return "dev.haulout.maintenance.v1alpha1.NodeMaintenanceNodeStatus"
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceNodeStatus"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in NodeMaintenanceSpec) OpenAPIModelName() string {
-	return "dev.haulout.maintenance.v1alpha1.NodeMaintenanceSpec"
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceSpec"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in NodeMaintenanceStatus) OpenAPIModelName() string {
-	return "dev.haulout.maintenance.v1alpha1.NodeMaintenanceStatus"
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceStatus"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in NodeReference) OpenAPIModelName() string {
-	return "dev.haulout.maintenance.v1alpha1.NodeReference"
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeReference"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in PodReference) OpenAPIModelName() string {
-	return "dev.haulout.maintenance.v1alpha1.PodReference"
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PodReference"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in StageStatus) OpenAPIModelName() string {
-	return "dev.haulout.maintenance.v1alpha1.StageStatus"
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.StageStatus"
 }

@@ -39,26 +39,492 @@ func Parser() *typed.Parser {
 var parserOnce sync.Once
 var parser *typed.Parser
 var schemaYAML = typed.YAMLObject(`types:
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.DrainPlanEntry
+  map:
+    fields:
+    - name: podPriority
+      type:
+        scalar: numeric
+      default: 0
+    - name: podSelector
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelector
+    - name: podType
+      type:
+        scalar: string
+      default: Default
 - name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.Evacuation
-  scalar: untyped
-  list:
-    elementType:
-      namedType: __untyped_atomic_
-    elementRelationship: atomic
   map:
-    elementType:
-      namedType: __untyped_deduced_
-    elementRelationship: separable
+    fields:
+    - name: apiVersion
+      type:
+        scalar: string
+    - name: kind
+      type:
+        scalar: string
+    - name: metadata
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta
+      default: {}
+    - name: spec
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.EvacuationSpec
+      default: {}
+    - name: status
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.EvacuationStatus
+      default: {}
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.EvacuationSpec
+  map:
+    fields:
+    - name: evacuators
+      type:
+        list:
+          elementType:
+            namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.Evacuator
+          elementRelationship: associative
+          keys:
+          - evacuatorClass
+    - name: nodeName
+      type:
+        scalar: string
+    - name: podRef
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PodReference
+      default: {}
+    - name: progressDeadlineSeconds
+      type:
+        scalar: numeric
+      default: 1800
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.EvacuationStatus
+  map:
+    fields:
+    - name: activeEvacuatorClass
+      type:
+        scalar: string
+    - name: activeEvacuatorCompleted
+      type:
+        scalar: boolean
+      default: false
+    - name: conditions
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Condition
+          elementRelationship: associative
+          keys:
+          - type
+    - name: evacuationCancellationPolicy
+      type:
+        scalar: string
+      default: Allow
+    - name: evacuationProgressTimestamp
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: expectedEvacuationFinishTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: failedEvictionCounter
+      type:
+        scalar: numeric
+      default: 0
+    - name: message
+      type:
+        scalar: string
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.Evacuator
+  map:
+    fields:
+    - name: evacuatorClass
+      type:
+        scalar: string
+      default: ""
+    - name: priority
+      type:
+        scalar: numeric
+      default: 0
+    - name: role
+      type:
+        scalar: string
 - name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenance
-  scalar: untyped
-  list:
-    elementType:
-      namedType: __untyped_atomic_
+  map:
+    fields:
+    - name: apiVersion
+      type:
+        scalar: string
+    - name: kind
+      type:
+        scalar: string
+    - name: metadata
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta
+      default: {}
+    - name: spec
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceSpec
+      default: {}
+    - name: status
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceStatus
+      default: {}
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceNodeStatus
+  map:
+    fields:
+    - name: drainMessage
+      type:
+        scalar: string
+    - name: drainTargets
+      type:
+        list:
+          elementType:
+            namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.DrainPlanEntry
+          elementRelationship: atomic
+    - name: nodeRef
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeReference
+      default: {}
+    - name: podsBlocked
+      type:
+        scalar: numeric
+    - name: podsEvacuating
+      type:
+        scalar: numeric
+      default: 0
+    - name: podsLeft
+      type:
+        scalar: numeric
+    - name: podsPendingEvacuation
+      type:
+        scalar: numeric
+      default: 0
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceSpec
+  map:
+    fields:
+    - name: drainPlan
+      type:
+        list:
+          elementType:
+            namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.DrainPlanEntry
+          elementRelationship: atomic
+    - name: nodeSelector
+      type:
+        namedType: io.k8s.api.core.v1.NodeSelector
+    - name: reason
+      type:
+        scalar: string
+    - name: requestedBy
+      type:
+        namedType: io.k8s.api.authentication.v1.UserInfo
+    - name: stage
+      type:
+        scalar: string
+      default: Idle
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceStatus
+  map:
+    fields:
+    - name: conditions
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Condition
+          elementRelationship: associative
+          keys:
+          - type
+    - name: nodeStatuses
+      type:
+        list:
+          elementType:
+            namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceNodeStatus
+          elementRelationship: atomic
+    - name: observedGeneration
+      type:
+        scalar: numeric
+    - name: stageStatuses
+      type:
+        list:
+          elementType:
+            namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.StageStatus
+          elementRelationship: atomic
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeReference
+  map:
+    fields:
+    - name: name
+      type:
+        scalar: string
+      default: ""
+    - name: uid
+      type:
+        scalar: string
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PodReference
+  map:
+    fields:
+    - name: name
+      type:
+        scalar: string
+      default: ""
+    - name: uid
+      type:
+        scalar: string
+      default: ""
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.StageStatus
+  map:
+    fields:
+    - name: name
+      type:
+        scalar: string
+      default: ""
+    - name: startTimestamp
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+- name: io.k8s.api.authentication.v1.UserInfo
+  map:
+    fields:
+    - name: extra
+      type:
+        map:
+          elementType:
+            list:
+              elementType:
+                scalar: string
+              elementRelationship: atomic
+    - name: groups
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
+    - name: uid
+      type:
+        scalar: string
+    - name: username
+      type:
+        scalar: string
+- name: io.k8s.api.core.v1.NodeSelector
+  map:
+    fields:
+    - name: nodeSelectorTerms
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.api.core.v1.NodeSelectorTerm
+          elementRelationship: atomic
     elementRelationship: atomic
+- name: io.k8s.api.core.v1.NodeSelectorRequirement
+  map:
+    fields:
+    - name: key
+      type:
+        scalar: string
+      default: ""
+    - name: operator
+      type:
+        scalar: string
+      default: ""
+    - name: values
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
+- name: io.k8s.api.core.v1.NodeSelectorTerm
+  map:
+    fields:
+    - name: matchExpressions
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.api.core.v1.NodeSelectorRequirement
+          elementRelationship: atomic
+    - name: matchFields
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.api.core.v1.NodeSelectorRequirement
+          elementRelationship: atomic
+    elementRelationship: atomic
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.Condition
+  map:
+    fields:
+    - name: lastTransitionTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: message
+      type:
+        scalar: string
+      default: ""
+    - name: observedGeneration
+      type:
+        scalar: numeric
+    - name: reason
+      type:
+        scalar: string
+      default: ""
+    - name: status
+      type:
+        scalar: string
+      default: ""
+    - name: type
+      type:
+        scalar: string
+      default: ""
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1
   map:
     elementType:
-      namedType: __untyped_deduced_
-    elementRelationship: separable
+      scalar: untyped
+      list:
+        elementType:
+          namedType: __untyped_atomic_
+        elementRelationship: atomic
+      map:
+        elementType:
+          namedType: __untyped_deduced_
+        elementRelationship: separable
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelector
+  map:
+    fields:
+    - name: matchExpressions
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelectorRequirement
+          elementRelationship: atomic
+    - name: matchLabels
+      type:
+        map:
+          elementType:
+            scalar: string
+    elementRelationship: atomic
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelectorRequirement
+  map:
+    fields:
+    - name: key
+      type:
+        scalar: string
+      default: ""
+    - name: operator
+      type:
+        scalar: string
+      default: ""
+    - name: values
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.ManagedFieldsEntry
+  map:
+    fields:
+    - name: apiVersion
+      type:
+        scalar: string
+    - name: fieldsType
+      type:
+        scalar: string
+    - name: fieldsV1
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1
+    - name: manager
+      type:
+        scalar: string
+    - name: operation
+      type:
+        scalar: string
+    - name: subresource
+      type:
+        scalar: string
+    - name: time
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta
+  map:
+    fields:
+    - name: annotations
+      type:
+        map:
+          elementType:
+            scalar: string
+    - name: creationTimestamp
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: deletionGracePeriodSeconds
+      type:
+        scalar: numeric
+    - name: deletionTimestamp
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: finalizers
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: associative
+    - name: generateName
+      type:
+        scalar: string
+    - name: generation
+      type:
+        scalar: numeric
+    - name: labels
+      type:
+        map:
+          elementType:
+            scalar: string
+    - name: managedFields
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.apimachinery.pkg.apis.meta.v1.ManagedFieldsEntry
+          elementRelationship: atomic
+    - name: name
+      type:
+        scalar: string
+    - name: namespace
+      type:
+        scalar: string
+    - name: ownerReferences
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.apimachinery.pkg.apis.meta.v1.OwnerReference
+          elementRelationship: associative
+          keys:
+          - uid
+    - name: resourceVersion
+      type:
+        scalar: string
+    - name: selfLink
+      type:
+        scalar: string
+    - name: uid
+      type:
+        scalar: string
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.OwnerReference
+  map:
+    fields:
+    - name: apiVersion
+      type:
+        scalar: string
+      default: ""
+    - name: blockOwnerDeletion
+      type:
+        scalar: boolean
+    - name: controller
+      type:
+        scalar: boolean
+    - name: kind
+      type:
+        scalar: string
+      default: ""
+    - name: name
+      type:
+        scalar: string
+      default: ""
+    - name: uid
+      type:
+        scalar: string
+      default: ""
+    elementRelationship: atomic
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+  scalar: untyped
 - name: __untyped_atomic_
   scalar: untyped
   list:
