@@ -63,7 +63,7 @@ func (d *demo) steps(watching context.Context) []step {
 			return d.startCluster(ctx, watching)
 		}},
 		{"Put work on it", 2 * time.Minute, d.startWork},
-		{fmt.Sprintf("Take %d nodes out of service", drainedNodes), 4 * time.Minute, d.drain},
+		{fmt.Sprintf("Take %d nodes out of service", drainedNodes), 3 * time.Minute, d.drain},
 		{"Look at what has happened", time.Minute, d.look},
 		{"Put the nodes back", time.Minute, d.putBack},
 	}

@@ -20,7 +20,7 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
@@ -40,8 +40,7 @@ func main() { os.Exit(run()) }
 
 func run() int {
 	// Libraries log to the error output, in the middle of what is redrawn. What matters comes back as an error.
-	klog.LogToStderr(false)
-	klog.SetOutput(io.Discard)
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	settings, err := newSettings(os.Getenv, os.Executable)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "Error:", err)
