@@ -20,19 +20,22 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Strip is a transform for a whole informer factory of the host cluster: it takes off pods and nodes what no controller reads, and the
-// managed fields off everything. A cluster with 150,000 pods would not fit into memory otherwise.
+// Strip is a transform for a whole informer factory of the host cluster: it takes off pods, nodes and volume attachments what no controller
+// reads, and the managed fields off everything. A cluster with 150,000 pods would not fit into memory otherwise.
 func Strip(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *corev1.Pod:
 		stripPod(o)
 	case *corev1.Node:
 		stripNode(o)
+	case *storagev1.VolumeAttachment:
+		stripVolumeAttachment(o)
 	case metav1.Object:
 		o.SetManagedFields(nil)
 	}
@@ -96,4 +99,12 @@ func stripNode(node *corev1.Node) {
 		}
 	}
 	node.Status = corev1.NodeStatus{Conditions: node.Status.Conditions}
+}
+
+// stripVolumeAttachment keeps which node a volume is on and whether it is still attached. An inline volume can be a whole specification.
+func stripVolumeAttachment(attachment *storagev1.VolumeAttachment) {
+	attachment.ManagedFields = nil
+	attachment.Annotations = nil
+	attachment.Spec = storagev1.VolumeAttachmentSpec{NodeName: attachment.Spec.NodeName}
+	attachment.Status = storagev1.VolumeAttachmentStatus{Attached: attachment.Status.Attached}
 }

@@ -191,7 +191,7 @@ func TestNamesakeIsAnotherPod(t *testing.T) {
 // atRest is a controller that does not run and whose caches have only what the test puts there.
 func atRest(t *testing.T, client *fake.Clientset, evacuation *maintenancev1alpha1.Evacuation) (*Controller, externalversions.SharedInformerFactory) {
 	t.Helper()
-	own := versionedfake.NewSimpleClientset()
+	own := versionedfake.NewClientset()
 	ownInformers := externalversions.NewSharedInformerFactory(own, 0)
 	c, err := New(Config{
 		Host: client, HostInformers: informers.NewSharedInformerFactory(client, 0), Maintenance: own, MaintenanceInformers: ownInformers,

@@ -61,7 +61,7 @@ type fakeAPI struct {
 }
 
 func newFakeAPI(clock *clocktesting.FakeClock, objects ...runtime.Object) *fakeAPI {
-	api := &fakeAPI{client: versionedfake.NewSimpleClientset(objects...), clock: clock, version: 1000}
+	api := &fakeAPI{client: versionedfake.NewClientset(objects...), clock: clock, version: 1000}
 	api.client.PrependReactor("update", "evacuations", api.update)
 	api.client.PrependReactor("delete", "evacuations", api.delete)
 	return api

@@ -99,6 +99,7 @@ type Controller struct {
 	podIndexer        cache.Indexer
 	nodeIndexer       cache.Indexer
 	evacuationIndexer cache.Indexer
+	volumeIndexer     cache.Indexer
 	synced            []cache.InformerSynced
 
 	queue     workqueue.TypedRateLimitingInterface[string]
@@ -118,12 +119,14 @@ func New(config Config) (*Controller, error) {
 		config.Clock = clock.RealClock{}
 	}
 	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
+	volumes := config.HostInformers.Storage().V1().VolumeAttachments()
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
 		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, liveness: config.Liveness, evacuators: config.Evacuators,
 		maintenanceLister: maintenances.Lister(), evacuationLister: evacuations.Lister(), nodeLister: nodes.Lister(), podLister: pods.Lister(),
 		podIndexer: pods.Informer().GetIndexer(), nodeIndexer: nodes.Informer().GetIndexer(), evacuationIndexer: evacuations.Informer().GetIndexer(),
+		volumeIndexer: volumes.Informer().GetIndexer(),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, time.Minute),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: Name, Clock: config.Clock}),
@@ -139,10 +142,11 @@ func New(config Config) (*Controller, error) {
 		controllercache.AddPodsByNode(pods.Informer()),
 		controllercache.AddIndex(nodes.Informer(), nodesByOwner, indexNodeByOwner),
 		controllercache.AddIndex(evacuations.Informer(), evacuationsByNode, indexEvacuationByNode),
+		controllercache.AddIndex(volumes.Informer(), attachedByNode, indexAttachedByNode),
 	); err != nil {
 		return nil, fmt.Errorf("add indexes: %w", err)
 	}
-	return c, c.watch(maintenances.Informer(), nodes.Informer(), pods.Informer(), evacuations.Informer())
+	return c, c.watch(maintenances.Informer(), nodes.Informer(), pods.Informer(), evacuations.Informer(), volumes.Informer())
 }
 
 // Run works until the context ends, and returns when the last write is done. The informers must have been started.

@@ -25,6 +25,5 @@ limitations under the License.
 //
 // Limits: DaemonSet and static pods are left running unless their evacuator is enabled. Where maintenances overlap targets, cordons and
 // Evacuations are right, but every maintenance plans its whole connected component again, and a maintenance that was fast-forwarded or
-// overridden is told so by its messages and an event on itself only. Node conditions and taints are not set. Volumes that are still attached
-// are not counted.
+// overridden is told so by its messages and an event on itself only. Node conditions and taints are not set.
 package nodemaintenance

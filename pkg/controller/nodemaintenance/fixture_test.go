@@ -30,6 +30,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -100,7 +101,7 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	f := &fixture{
-		t: t, ctx: ctx, host: hostfake.NewClientset(), maintenance: maintenancefake.NewSimpleClientset(),
+		t: t, ctx: ctx, host: hostfake.NewClientset(), maintenance: maintenancefake.NewClientset(),
 		clock: clocktesting.NewFakeClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)), recorder: events.NewFakeRecorder(10000),
 		rights: &rights{refused: sets.New[string]()},
 	}
@@ -123,7 +124,7 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 // newController makes a controller on empty clusters whose informers do not run.
 func newController(tb testing.TB) *Controller {
 	tb.Helper()
-	host, maintenance := hostfake.NewClientset(), maintenancefake.NewSimpleClientset()
+	host, maintenance := hostfake.NewClientset(), maintenancefake.NewClientset()
 	c, err := New(Config{
 		Host: host, HostInformers: informers.NewSharedInformerFactory(host, 0),
 		Maintenance: maintenance, MaintenanceInformers: externalversions.NewSharedInformerFactory(maintenance, 0),
@@ -163,6 +164,8 @@ func (f *fixture) create(o runtime.Object) {
 		_, err = f.host.CoreV1().Nodes().Create(f.ctx, o, metav1.CreateOptions{})
 	case *corev1.Pod:
 		_, err = f.host.CoreV1().Pods(o.Namespace).Create(f.ctx, o, metav1.CreateOptions{})
+	case *storagev1.VolumeAttachment:
+		_, err = f.host.StorageV1().VolumeAttachments().Create(f.ctx, o, metav1.CreateOptions{})
 	case *maintenancev1alpha1.NodeMaintenance:
 		_, err = f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Create(f.ctx, o, metav1.CreateOptions{})
 	case *maintenancev1alpha1.Evacuation:
@@ -186,7 +189,12 @@ func (f *fixture) cached() {
 		maintenances, err := f.maintenanceLister.List(labels.Everything())
 		ok = ok && err == nil && sameObjects(maintenances, f.maintenanceList())
 		evacuations, err := f.evacuationLister.List(labels.Everything())
-		return ok && err == nil && sameObjects(evacuations, f.evacuationList())
+		ok = ok && err == nil && sameObjects(evacuations, f.evacuationList())
+		var volumes []*storagev1.VolumeAttachment
+		for _, obj := range f.volumeIndexer.List() {
+			volumes = append(volumes, obj.(*storagev1.VolumeAttachment))
+		}
+		return ok && sameObjects(volumes, f.volumeAttachments())
 	})
 }
 
@@ -278,6 +286,14 @@ func (f *fixture) nodes() []*corev1.Node {
 
 func (f *fixture) pods() []*corev1.Pod {
 	list, err := f.host.CoreV1().Pods("").List(f.ctx, metav1.ListOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return pointers(list.Items)
+}
+
+func (f *fixture) volumeAttachments() []*storagev1.VolumeAttachment {
+	list, err := f.host.StorageV1().VolumeAttachments().List(f.ctx, metav1.ListOptions{})
 	if err != nil {
 		f.t.Fatal(err)
 	}

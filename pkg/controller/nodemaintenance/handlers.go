@@ -31,7 +31,7 @@ import (
 )
 
 // watch marks the maintenances that an event concerns.
-func (c *Controller) watch(maintenances, nodes, pods, evacuations cache.SharedIndexInformer) error {
+func (c *Controller) watch(maintenances, nodes, pods, evacuations, volumes cache.SharedIndexInformer) error {
 	for _, w := range []struct {
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandler
@@ -40,6 +40,7 @@ func (c *Controller) watch(maintenances, nodes, pods, evacuations cache.SharedIn
 		{nodes, handlerOf(c.nodeChanged)},
 		{pods, handlerOf(c.podChanged)},
 		{evacuations, handlerOf(c.evacuationChanged)},
+		{volumes, handlerOf(c.volumeAttachmentChanged)},
 	} {
 		registration, err := w.informer.AddEventHandler(w.handler)
 		if err != nil {

@@ -78,9 +78,13 @@ func (c *Controller) statusOf(g *gathered, plan drainplan.Result) (maintenancev1
 	slices.SortFunc(status.NodeStatuses, func(a, b maintenancev1alpha1.NodeMaintenanceNodeStatus) int {
 		return strings.Compare(a.NodeRef.Name, b.NodeRef.Name)
 	})
+	attached, err := c.attachedVolumes(g.subject.nodes)
+	if err != nil {
+		return maintenancev1alpha1.NodeMaintenanceStatus{}, err
+	}
 	verdict := decideDrained(drainedFacts{
 		draining: isDraining(nm), nodes: len(g.subject.nodes), refused: len(g.subject.refused), username: g.subject.username(),
-		uncordoned: uncordoned(g.subject.nodes), finished: plan.Finished[nm.Name], remainder: remaining,
+		uncordoned: uncordoned(g.subject.nodes), finished: plan.Finished[nm.Name], remainder: remaining, attached: attached,
 	})
 	c.setCondition(nm, &status, maintenancev1alpha1.ConditionDrained, verdict.status, verdict.reason, verdict.message)
 	c.tallies.set(nm.Name, tallyOf(nm, status.NodeStatuses))
@@ -160,6 +164,8 @@ type drainedFacts struct {
 	uncordoned     []string
 	finished       bool
 	remainder      *remainder
+	// attached does not hold Drained back, since volumes may stay attached until the node is off; whoever switches it off wants to know.
+	attached attachedVolumes
 }
 
 // verdict is a state of a condition.
@@ -190,9 +196,9 @@ func decideDrained(f drainedFacts) verdict {
 		return no(maintenancev1alpha1.ReasonDrainInProgress, "%s", capitalize(r.progress()))
 	case len(r.left) > 0:
 		return verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
-			fmt.Sprintf("All pods have left %s but those left running on purpose: %s", plural(f.nodes, "node"), some(r.left))}
+			fmt.Sprintf("All pods have left %s but those left running on purpose: %s", plural(f.nodes, "node"), some(r.left)) + f.attached.remark()}
 	default:
-		return verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, fmt.Sprintf("All pods have left %s", plural(f.nodes, "node"))}
+		return verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, fmt.Sprintf("All pods have left %s", plural(f.nodes, "node")) + f.attached.remark()}
 	}
 }
 

@@ -1,0 +1,77 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cache
+
+import (
+	"reflect"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+func TestStrip(t *testing.T) {
+	full := metav1.ObjectMeta{
+		Name: "a", UID: "1", Labels: map[string]string{"app": "web"}, ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl"}},
+		Annotations: map[string]string{ownPrefix + "x": "ours", corev1.LastAppliedConfigAnnotation: "long"},
+	}
+	ours := metav1.ObjectMeta{Name: "a", UID: "1", Labels: full.Labels, Annotations: map[string]string{ownPrefix + "x": "ours"}}
+	bare := metav1.ObjectMeta{Name: "a", UID: "1", Labels: full.Labels}
+	source := "pv"
+	for name, test := range map[string]struct {
+		object, want runtime.Object
+	}{
+		"a pod keeps where it is, not what it runs": {
+			&corev1.Pod{ObjectMeta: *full.DeepCopy(), Spec: corev1.PodSpec{NodeName: "n", Containers: []corev1.Container{{Name: "c"}}}, Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1"}},
+			&corev1.Pod{ObjectMeta: ours, Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{Phase: corev1.PodRunning}},
+		},
+		"a pod keeps its claims and no other volumes": {
+			&corev1.Pod{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "tmp"}, claimed("data")}}},
+			&corev1.Pod{Spec: corev1.PodSpec{Volumes: []corev1.Volume{claimed("data")}}},
+		},
+		"a node keeps its cordon and conditions, not its images": {
+			&corev1.Node{ObjectMeta: *full.DeepCopy(), Spec: corev1.NodeSpec{Unschedulable: true}, Status: corev1.NodeStatus{Images: []corev1.ContainerImage{{}}, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}}}},
+			&corev1.Node{ObjectMeta: ours, Spec: corev1.NodeSpec{Unschedulable: true}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}}}},
+		},
+		"a volume attachment keeps its node and whether it is attached": {
+			&storagev1.VolumeAttachment{
+				ObjectMeta: *full.DeepCopy(),
+				Spec:       storagev1.VolumeAttachmentSpec{Attacher: "csi", NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &source}},
+				Status:     storagev1.VolumeAttachmentStatus{Attached: true, AttachmentMetadata: map[string]string{"device": "sda"}, DetachError: &storagev1.VolumeError{}},
+			},
+			&storagev1.VolumeAttachment{ObjectMeta: bare, Spec: storagev1.VolumeAttachmentSpec{NodeName: "n"}, Status: storagev1.VolumeAttachmentStatus{Attached: true}},
+		},
+		"of anything else only the managed fields go": {
+			&policyv1.PodDisruptionBudget{ObjectMeta: *full.DeepCopy(), Status: policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 1}},
+			&policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1", Labels: full.Labels, Annotations: full.Annotations}, Status: policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 1}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := Strip(test.object)
+			if err != nil || !reflect.DeepEqual(got, test.want) {
+				t.Errorf("got %+v, %v, want %+v", got, err, test.want)
+			}
+		})
+	}
+}
+
+func claimed(name string) corev1.Volume {
+	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}}
+}

@@ -1,0 +1,84 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+)
+
+// attachedByNode is the index of VolumeAttachments by the node that the volume is attached to. Those that are only asked for, or have been
+// detached, are not in it: a node may be switched off in spite of them.
+const attachedByNode = "haulout.dev/attached-volumes-by-node"
+
+func indexAttachedByNode(obj any) ([]string, error) {
+	if attachment, ok := obj.(*storagev1.VolumeAttachment); ok {
+		if node := attachedTo(attachment); node != "" {
+			return []string{node}, nil
+		}
+	}
+	return nil, nil
+}
+
+// attachedTo returns the node that a volume is attached to, or "".
+func attachedTo(attachment *storagev1.VolumeAttachment) string {
+	if attachment == nil || !attachment.Status.Attached {
+		return ""
+	}
+	return attachment.Spec.NodeName
+}
+
+func (c *Controller) volumeAttachmentChanged(old, attachment *storagev1.VolumeAttachment) {
+	before, now := attachedTo(old), attachedTo(attachment)
+	if before == now {
+		return
+	}
+	c.markNode(before)
+	c.markNode(now)
+}
+
+// attachedVolumes counts the volumes that are still attached to nodes.
+type attachedVolumes struct {
+	volumes, nodes int
+}
+
+func (c *Controller) attachedVolumes(nodes []*corev1.Node) (attachedVolumes, error) {
+	var out attachedVolumes
+	for _, node := range nodes {
+		keys, err := c.volumeIndexer.IndexKeys(attachedByNode, node.Name)
+		if err != nil {
+			return attachedVolumes{}, err
+		}
+		out.volumes += len(keys)
+		out.nodes += min(len(keys), 1)
+	}
+	return out, nil
+}
+
+// remark says that volumes are still attached, as the end of a message; it is empty if none are.
+func (a attachedVolumes) remark() string {
+	if a.volumes == 0 {
+		return ""
+	}
+	are := "are"
+	if a.volumes == 1 {
+		are = "is"
+	}
+	return fmt.Sprintf("; %s %s still attached to %s", plural(a.volumes, "volume"), are, plural(a.nodes, "node"))
+}
