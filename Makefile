@@ -42,7 +42,7 @@ GO_VERSION := $(shell go env GOVERSION)
 help: ## List the targets
 	@echo 'Usage: make <target> [VARIABLE=value ...]'
 	@awk 'BEGIN { FS = ":.*## " } /^##@ / { printf "\n%s\n", substr($$0, 5) } \
-		/^[a-z][a-z-]*:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+		/^[a-z][a-z0-9-]*:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 ##@ Build
 
