@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -166,6 +167,26 @@ func (c *Controller) dropFinalizer(ctx context.Context, nm *maintenancev1alpha1.
 	}
 	if err == nil {
 		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventCompleted, actionComplete, "Everything that the maintenance had changed is as before")
+	}
+	return nil
+}
+
+// deletionPatience is how long the API server may take between the two writes of a deletion.
+const deletionPatience = 5 * time.Second
+
+// finishDeletion deletes a maintenance again that is marked as deleted although nothing holds it. An Idle one is marked in one write and deleted
+// in the next: a server that dies between them leaves an object that nobody else would ever remove.
+func (c *Controller) finishDeletion(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+	if wait := deletionPatience - c.clock.Since(nm.DeletionTimestamp.Time); wait > 0 {
+		// Not longer, whatever the clock of the server that marked it says.
+		c.queue.AddAfter(nm.Name, min(wait, deletionPatience))
+		return nil
+	}
+	options := metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(nm.UID))}
+	err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(ctx, nm.Name, options)
+	// A conflict tells that another one has taken its name.
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete again: %w", err)
 	}
 	return nil
 }

@@ -231,6 +231,8 @@ func (c *Controller) sync(ctx context.Context, item string) error {
 		return err
 	}
 	switch {
+	case nm.DeletionTimestamp != nil && len(nm.Finalizers) == 0:
+		return c.finishDeletion(ctx, nm)
 	case isEnding(nm):
 		return c.complete(ctx, nm)
 	case nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageCordon, nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageDrain:

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -369,6 +370,40 @@ func TestConflictOnANodeIsTriedAgain(t *testing.T) {
 	f.wantCordon("one", false)
 	f.step("m")
 	f.wantCordon("one", true, "m")
+}
+
+// TestDeletionThatWasInterruptedIsFinished covers an Idle maintenance whose deletion the API server had begun when it died.
+func TestDeletionThatWasInterruptedIsFinished(t *testing.T) {
+	deleting := func(finalizers ...string) func(*maintenancev1alpha1.NodeMaintenance) {
+		return func(nm *maintenancev1alpha1.NodeMaintenance) {
+			createdAt(stageIdle)(nm)
+			nm.DeletionTimestamp, nm.Finalizers = &metav1.Time{Time: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)}, finalizers
+		}
+	}
+	f := newFixture(t, newNode("one"), newMaintenance("left", deleting()), newMaintenance("held", deleting("example.com/held")))
+	var deleted []string
+	f.maintenance.PrependReactor("delete", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		d := action.(clienttesting.DeleteActionImpl)
+		if p := d.DeleteOptions.Preconditions; p == nil || p.UID == nil || *p.UID != types.UID("uid-"+d.Name) {
+			t.Errorf("preconditions %v do not name the UID", p)
+		}
+		deleted = append(deleted, d.Name)
+		return false, nil, nil
+	})
+	f.step("left")
+	f.step("held")
+	if len(deleted) > 0 {
+		t.Errorf("%q were deleted although the API server may still do it", deleted)
+	}
+	f.wait(deletionPatience)
+	f.step("left")
+	f.step("held")
+	if !slices.Equal(deleted, []string{"left"}) {
+		t.Errorf("%q were deleted, want left", deleted)
+	}
+	if got := f.maintenanceList(); len(got) != 1 || got[0].Name != "held" {
+		t.Errorf("%d maintenances are there, want held", len(got))
+	}
 }
 
 func TestSweepReleasesWhatGoneMaintenancesLeft(t *testing.T) {

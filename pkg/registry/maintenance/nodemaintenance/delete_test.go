@@ -17,6 +17,8 @@ limitations under the License.
 package nodemaintenance
 
 import (
+	"context"
+	"errors"
 	"reflect"
 	"testing"
 	"time"
@@ -25,9 +27,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
@@ -173,6 +177,39 @@ func TestDeletionEndsWhenTheServerTakesItsFinalizerOff(t *testing.T) {
 	if left := r.get("a"); left != nil {
 		t.Errorf("it is still there: %v", left)
 	}
+}
+
+// TestDeletionThatWasInterruptedIsFinishedByTheNext has the server die between the two writes of the deletion of an Idle maintenance.
+func TestDeletionThatWasInterruptedIsFinishedByTheNext(t *testing.T) {
+	r := newRegistry(t, registrytest.RunEtcd(t))
+	created := r.mustCreate(ann, newMaintenance(t, "a"))
+	store := r.storage.NodeMaintenance.Store
+	inner := store.Storage.Storage
+	store.Storage.Storage = undeletable{inner}
+	if err := r.delete(bob, "a", &metav1.DeleteOptions{}); !errors.Is(err, errInterrupted) {
+		t.Fatalf("error %v, want the interruption", err)
+	}
+	store.Storage.Storage = inner
+	if left := r.get("a"); left == nil || left.DeletionTimestamp == nil || len(left.Finalizers) > 0 {
+		t.Fatalf("left is %v, want an object that is being deleted and held by nothing", left)
+	}
+	if err := r.delete(self, "a", &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(created.UID))}); err != nil {
+		t.Fatal(err)
+	}
+	if left := r.get("a"); left != nil {
+		t.Errorf("it is still there: %v", left)
+	}
+}
+
+var errInterrupted = errors.New("interrupted")
+
+// undeletable is a storage in which nothing can be deleted.
+type undeletable struct {
+	storage.Interface
+}
+
+func (undeletable) Delete(context.Context, string, runtime.Object, *storage.Preconditions, storage.ValidateObjectFunc, runtime.Object, storage.DeleteOptions) error {
+	return errInterrupted
 }
 
 func TestDeleteCollection(t *testing.T) {
