@@ -18,37 +18,28 @@ package eviction
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	policylisters "k8s.io/client-go/listers/policy/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/eviction/pdb"
 )
 
 // maxDisruptedPods is how many evictions the API server lets a budget have before the disruption controller has confirmed them.
 const maxDisruptedPods = 2000
 
-// budgets finds the budgets of a pod. It keeps the parsed selectors, since a namespace with many budgets and pods matches each with each.
+// budgets finds the budgets of a pod in the cache.
 type budgets struct {
-	lister policylisters.PodDisruptionBudgetLister
-	parsed map[types.NamespacedName]parsedSelector
-}
-
-type parsedSelector struct {
-	uid        types.UID
-	generation int64
-	selector   labels.Selector
+	lister  policylisters.PodDisruptionBudgetLister
+	matcher *pdb.Matcher
 }
 
 func newBudgets(lister policylisters.PodDisruptionBudgetLister) *budgets {
-	return &budgets{lister: lister, parsed: map[types.NamespacedName]parsedSelector{}}
+	return &budgets{lister: lister, matcher: pdb.NewMatcher()}
 }
 
 // of returns the budgets that select the pod, ordered by name.
@@ -57,46 +48,12 @@ func (b *budgets) of(pod *corev1.Pod) []*policyv1.PodDisruptionBudget {
 	if err != nil {
 		return nil
 	}
-	var matching []*policyv1.PodDisruptionBudget
-	for _, budget := range all {
-		if b.selector(budget).Matches(labels.Set(pod.Labels)) {
-			matching = append(matching, budget)
-		}
-	}
-	slices.SortFunc(matching, func(x, y *policyv1.PodDisruptionBudget) int { return strings.Compare(x.Name, y.Name) })
-	return matching
-}
-
-func (b *budgets) selector(budget *policyv1.PodDisruptionBudget) labels.Selector {
-	name := nameOf(budget)
-	if known, ok := b.parsed[name]; ok && known.uid == budget.UID && known.generation == budget.Generation {
-		return known.selector
-	}
-	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
-	if err != nil {
-		// The eviction API ignores a budget with a broken selector, too.
-		selector = labels.Nothing()
-	}
-	b.parsed[name] = parsedSelector{budget.UID, budget.Generation, selector}
-	return selector
-}
-
-func (b *budgets) forget(budget *policyv1.PodDisruptionBudget) {
-	delete(b.parsed, nameOf(budget))
-}
-
-func nameOf(budget *policyv1.PodDisruptionBudget) types.NamespacedName {
-	return types.NamespacedName{Namespace: budget.Namespace, Name: budget.Name}
-}
-
-// isCurrent says whether the status answers to the spec. While it does not, the eviction API refuses.
-func isCurrent(budget *policyv1.PodDisruptionBudget) bool {
-	return budget.Status.ObservedGeneration >= budget.Generation
+	return b.matcher.Matching(pod.Labels, all)
 }
 
 // disruptionsAllowed predicts how many evictions the API would let pass.
 func disruptionsAllowed(budget *policyv1.PodDisruptionBudget) int {
-	if !isCurrent(budget) || hasTooManyDisruptedPods(budget) {
+	if !pdb.IsCurrent(budget) || hasTooManyDisruptedPods(budget) {
 		return 0
 	}
 	return int(budget.Status.DisruptionsAllowed)
@@ -106,26 +63,10 @@ func hasTooManyDisruptedPods(budget *policyv1.PodDisruptionBudget) bool {
 	return budget.Status.DisruptionsAllowed < 0 || len(budget.Status.DisruptedPods) > maxDisruptedPods
 }
 
-// letsUnreadyGo says whether a pod that is not ready may be evicted without using up the budget.
-func letsUnreadyGo(budget *policyv1.PodDisruptionBudget) bool {
-	if policy := budget.Spec.UnhealthyPodEvictionPolicy; policy != nil && *policy == policyv1.AlwaysAllow {
-		return true
-	}
-	return budget.Status.DesiredHealthy > 0 && budget.Status.CurrentHealthy >= budget.Status.DesiredHealthy
-}
-
-func syncFailure(budget *policyv1.PodDisruptionBudget) (message string, failed bool) {
-	condition := meta.FindStatusCondition(budget.Status.Conditions, policyv1.DisruptionAllowedCondition)
-	if condition == nil || condition.Status != metav1.ConditionFalse || condition.Reason != policyv1.SyncFailedReason {
-		return "", false
-	}
-	return condition.Message, true
-}
-
 // explain says why a budget lets nothing go and what can be done.
 func explain(budget *policyv1.PodDisruptionBudget) *Blocker {
 	status := budget.Status
-	if message, failed := syncFailure(budget); failed {
+	if message, failed := pdb.SyncFailure(budget); failed {
 		return &Blocker{
 			Reason: maintenancev1alpha1.ReasonPodDisruptionBudgetSyncFailed,
 			Message: fmt.Sprintf("PodDisruptionBudget %s cannot be computed and so never allows a disruption: %s. Correct the budget, or delete the pod by hand.",
@@ -137,7 +78,7 @@ func explain(budget *policyv1.PodDisruptionBudget) *Blocker {
 			budget.Name, status.DisruptionsAllowed, len(status.DisruptedPods)))
 	}
 	blocker := &Blocker{Reason: maintenancev1alpha1.ReasonPodDisruptionBudget}
-	if !isCurrent(budget) {
+	if !pdb.IsCurrent(budget) {
 		blocker.Message = fmt.Sprintf("PodDisruptionBudget %s has changed and its status has not been computed since. Check that the disruption controller runs.",
 			budget.Name)
 		return blocker

@@ -26,9 +26,9 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/eviction/pdb"
 )
 
 const (
@@ -66,7 +66,7 @@ func (q *Queue) step(ctx context.Context, calls *sync.WaitGroup) time.Time {
 		q.place(it, now)
 	}
 	if !now.Before(q.pausedUntil) {
-		for _, c := range q.pick(now) {
+		for _, c := range append(q.pickInterrupted(now), q.pick(now)...) {
 			calls.Go(func() { q.send(ctx, c) })
 		}
 	}
@@ -124,7 +124,7 @@ func (q *Queue) begin(it *item, p pass, now time.Time) call {
 		c.budgetVersion = it.lane.budget.ResourceVersion
 		c.unready = p == passFree
 	}
-	if p != passFree {
+	if p != passFree && p != passGranted {
 		it.lane.unconfirmed[it.Pod] = time.Time{}
 	}
 	it.phase = phaseInFlight
@@ -135,13 +135,10 @@ func (q *Queue) begin(it *item, p pass, now time.Time) call {
 
 // send makes one call. It is the only place where the queue talks to the API, and it does so without the lock.
 func (q *Queue) send(ctx context.Context, c call) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := untilFinished(ctx)
 	defer cancel()
 	it := c.it
-	err := q.host.Evict(ctx, &policyv1.Eviction{
-		ObjectMeta:    metav1.ObjectMeta{Namespace: it.Evacuation.Namespace, Name: it.Pod},
-		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(it.UID)}},
-	})
+	err := q.call(ctx, c)
 	took := q.clock.Since(c.sent)
 	a := answerOf(err, c.unready)
 	evictionsTotal.WithLabelValues(string(a.verdict)).Inc()
@@ -155,6 +152,10 @@ func (q *Queue) send(ctx context.Context, c call) {
 	defer q.mu.Unlock()
 	q.settle(c, a, mayHaveCounted, took)
 	q.wake()
+}
+
+func evictionOf(it *item, options metav1.DeleteOptions) *policyv1.Eviction {
+	return &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: it.Evacuation.Namespace, Name: it.Pod}, DeleteOptions: &options}
 }
 
 // reread finds out what has become of a pod whose eviction got lost.
@@ -289,8 +290,7 @@ func (q *Queue) place(it *item, now time.Time) {
 	}
 	it.read(pod)
 	var matching []*policyv1.PodDisruptionBudget
-	if pod.Status.Phase != corev1.PodPending {
-		// Pending pods bypass budgets, even several of them.
+	if pdb.Holds(pod) {
 		matching = q.budgets.of(pod)
 	}
 	if len(matching) > 1 {
@@ -318,7 +318,7 @@ func (q *Queue) laneOf(matching []*policyv1.PodDisruptionBudget, now time.Time) 
 	if len(matching) == 0 {
 		return q.free
 	}
-	name := nameOf(matching[0])
+	name := pdb.NameOf(matching[0])
 	l := q.lanes[name]
 	if l == nil {
 		l = newLane(name, matching[0], laneCeiling, now)

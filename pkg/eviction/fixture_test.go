@@ -66,6 +66,13 @@ func (h *fakeHost) Evict(_ context.Context, eviction *policyv1.Eviction) error {
 	return h.answer(eviction.Name)
 }
 
+func (h *fakeHost) Finish(_ context.Context, _, name string, options metav1.DeleteOptions) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.calls = append(h.calls, fmt.Sprintf("finish %s/%s", name, *options.Preconditions.UID))
+	return nil
+}
+
 func (h *fakeHost) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 	return h.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 }

@@ -33,6 +33,8 @@ import (
 type Host interface {
 	// Evict posts one eviction, once: whatever the answer, it does not try again by itself. Any answer but success is an error.
 	Evict(ctx context.Context, eviction *policyv1.Eviction) error
+	// Finish deletes a pod whose eviction its budget has already granted.
+	Finish(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error
 	// Pod reads a pod from the API, not from a cache.
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
 }
@@ -60,6 +62,10 @@ func (h host) Evict(ctx context.Context, eviction *policyv1.Eviction) error {
 		Do(ctx).
 		Get()
 	return err
+}
+
+func (h host) Finish(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error {
+	return h.client.CoreV1().Pods(namespace).Delete(ctx, name, options)
 }
 
 func (h host) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {

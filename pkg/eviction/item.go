@@ -22,6 +22,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"haulout.dev/haulout/pkg/eviction/pdb"
 )
 
 // phase is where a pod stands on its way out.
@@ -88,16 +90,7 @@ func (it *item) dueBefore(other *item) bool {
 // read copies from the pod what the order depends on.
 func (it *item) read(pod *corev1.Pod) {
 	it.created = pod.CreationTimestamp.Time
-	it.notReady = !isReady(pod)
-}
-
-func isReady(pod *corev1.Pod) bool {
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == corev1.PodReady {
-			return condition.Status == corev1.ConditionTrue
-		}
-	}
-	return false
+	it.notReady = !pdb.IsReady(pod)
 }
 
 // itemHeap is a priority queue of items. An item is in one heap at most and knows in which.

@@ -22,6 +22,8 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/flowcontrol"
+
+	"haulout.dev/haulout/pkg/eviction/pdb"
 )
 
 const (
@@ -61,6 +63,8 @@ type lane struct {
 	sending map[*item]time.Time
 	// unconfirmed are the evictions that the cached status of the budget does not show yet, by pod name; the time is zero until the answer.
 	unconfirmed map[string]time.Time
+	// granted is since when the budget's status has listed pods as about to be disrupted, by name.
+	granted map[string]time.Time
 	// refusedAt is the resourceVersion of the budget under which the API refused although the status would have let a pod go.
 	refusedAt string
 
@@ -83,6 +87,7 @@ func newLane(name types.NamespacedName, budget *policyv1.PodDisruptionBudget, ce
 		window:      window{limit: 1, ceiling: laneCeiling, patience: lanePatience},
 		sending:     map[*item]time.Time{},
 		unconfirmed: map[string]time.Time{},
+		granted:     map[string]time.Time{},
 		open:        true,
 		since:       now,
 	}
@@ -90,6 +95,7 @@ func newLane(name types.NamespacedName, budget *policyv1.PodDisruptionBudget, ce
 		l.window = window{limit: ceiling, ceiling: ceiling}
 		return l
 	}
+	l.noteGranted(now)
 	if disruptionsAllowed(budget) == 0 {
 		l.close(now)
 	}
@@ -122,6 +128,7 @@ func (l *lane) reviewBy(t time.Time) {
 // observe takes in a new version of the budget and says whether it allows a disruption.
 func (l *lane) observe(budget *policyv1.PodDisruptionBudget, now time.Time) (allows bool) {
 	l.budget = budget
+	l.noteGranted(now)
 	for pod := range l.unconfirmed {
 		if _, listed := budget.Status.DisruptedPods[pod]; listed {
 			delete(l.unconfirmed, pod)
@@ -166,6 +173,8 @@ const (
 	passBudget
 	// passProbe: the budget has none according to the cache, which is doubted.
 	passProbe
+	// passGranted: the budget has let the pod go already, see interruptedAfter.
+	passGranted
 )
 
 // next returns the pod of the lane that may be evicted now, if any.
@@ -174,7 +183,7 @@ func (l *lane) next(now time.Time, probes flowcontrol.PassiveRateLimiter) (*item
 	if it == nil || !l.hasSlot(now) {
 		return nil, passNone
 	}
-	if l.isFree() || it.notReady && letsUnreadyGo(l.budget) {
+	if l.isFree() || it.notReady && pdb.LetsUnreadyGo(l.budget) {
 		return it, passFree
 	}
 	if l.room(now) > 0 {
@@ -227,6 +236,9 @@ func (l *lane) isProbeDue(now time.Time) bool {
 // setAlarm names the times at which the lane has something to do even if nothing happens.
 func (l *lane) setAlarm(w *alarm) {
 	w.ring(l.reviewAt)
+	for _, since := range l.granted {
+		w.ring(since.Add(interruptedAfter))
+	}
 	if l.isFree() || l.waiting.first() == nil {
 		return
 	}

@@ -32,6 +32,8 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/eviction/pdb"
 )
 
 // probeInterval is how often the closed lanes together may ask the API whether it sees what the cache does: ten times a minute.
@@ -277,7 +279,7 @@ func (q *Queue) budgetSetChanged(obj any) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := q.clock.Now()
-	q.budgets.forget(budget)
+	q.budgets.matcher.Forget(budget)
 	q.budgetObserved(budget, now)
 	for _, it := range q.items {
 		if it.Evacuation.Namespace == budget.Namespace && it.phase != phaseInFlight && it.phase != phaseAccepted {
@@ -289,7 +291,7 @@ func (q *Queue) budgetSetChanged(obj any) {
 
 // budgetObserved tells the budget's lane and, if it opens, ends the rest of the pods that its budget had refused.
 func (q *Queue) budgetObserved(budget *policyv1.PodDisruptionBudget, now time.Time) {
-	l := q.lanes[nameOf(budget)]
+	l := q.lanes[pdb.NameOf(budget)]
 	if l == nil || !l.observe(budget, now) {
 		return
 	}

@@ -1,0 +1,114 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+func granting(pod string, at time.Time) func(*policyv1.PodDisruptionBudget) {
+	return func(b *policyv1.PodDisruptionBudget) {
+		b.Status.DisruptedPods = map[string]metav1.Time{pod: metav1.NewTime(at)}
+	}
+}
+
+func TestInterruptedEvictionIsFinished(t *testing.T) {
+	cases := map[string]struct {
+		budget *policyv1.PodDisruptionBudget
+		pods   []*corev1.Pod
+		later  func(w *world)
+		want   []string
+	}{
+		"once, and of no other pod, when the budget has granted it and nothing happens": {
+			budget: newBudget("web", 0, granting("web-0", start)),
+			pods:   []*corev1.Pod{newPod("web-0"), newPod("web-1")},
+			want:   []string{"finish web-0/uid-web-0"},
+		},
+		"but not if the grant is so old that it may lapse": {
+			budget: newBudget("web", 0, granting("web-0", start.Add(-interruptedUntil))),
+			pods:   []*corev1.Pod{newPod("web-0")},
+		},
+		"but not if the grant was for an earlier pod of that name": {
+			budget: newBudget("web", 0, granting("web-0", start.Add(-2*time.Second))),
+			pods:   []*corev1.Pod{newPod("web-0", younger(time.Hour))},
+		},
+		"but not if the API server withdraws the grant meanwhile": {
+			budget: newBudget("web", 0, granting("web-0", start)),
+			pods:   []*corev1.Pod{newPod("web-0")},
+			later: func(w *world) {
+				w.updateBudget(newBudget("web", 0))
+				w.until("the queue knows", 0, func() bool {
+					w.queue.mu.Lock()
+					defer w.queue.mu.Unlock()
+					return len(w.queue.lanes[types.NamespacedName{Namespace: namespace, Name: "web"}].granted) == 0
+				})
+			},
+		},
+		"but not if the pod is stopping after all": {
+			budget: newBudget("web", 0, granting("web-0", start)),
+			pods:   []*corev1.Pod{newPod("web-0")},
+			later: func(w *world) {
+				w.updatePod(newPod("web-0", func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: start} }))
+				w.until("the queue knows", 0, func() bool {
+					pod, err := w.queue.pods.Pods(namespace).Get("web-0")
+					return err == nil && pod.DeletionTimestamp != nil
+				})
+			},
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, worldConfig{
+				maxConcurrent: 50, pods: c.pods, budgets: []*policyv1.PodDisruptionBudget{c.budget},
+				answer: func(string) error { t.Error("the closed budget was asked"); return nil },
+			})
+			for _, pod := range c.pods {
+				w.add(pod.Name)
+			}
+			w.pass(interruptedAfter-time.Second, 500*time.Millisecond)
+			if sent := w.host.sent(); len(sent) != 0 {
+				t.Fatalf("got %v at once, want time to be given to an eviction that may be under way", sent)
+			}
+			if c.later != nil {
+				c.later(w)
+			}
+			w.pass(4*time.Second, 500*time.Millisecond)
+			if sent := w.host.sent(); !slices.Equal(sent, c.want) {
+				t.Errorf("got %v, want %v", sent, c.want)
+			}
+		})
+	}
+}
+
+func TestCallOutlivesItsQueueForAWhile(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	call, done := untilFinished(ctx)
+	stop()
+	if err := call.Err(); err != nil {
+		t.Errorf("a call is cut off with its queue: %v", err)
+	}
+	done()
+	<-call.Done()
+}
