@@ -281,7 +281,7 @@ func decideSweep(node *corev1.Node, gone map[types.UID]bool, holders owners) nod
 	return change
 }
 
-// sweepEvacuations withdraws from the pods of nodes that no maintenance drains.
+// sweepEvacuations withdraws from the pods of nodes that no maintenance looks after.
 func (c *Controller) sweepEvacuations(ctx context.Context) error {
 	all, err := c.evacuationLister.List(labels.Everything())
 	if err != nil {
@@ -289,20 +289,18 @@ func (c *Controller) sweepEvacuations(ctx context.Context) error {
 	}
 	var work []*maintenancev1alpha1.Evacuation
 	for _, e := range all {
-		if !slices.Contains(e.Finalizers, maintenancev1alpha1.FinalizerInstigatorNodeMaintenance) {
-			continue
-		}
-		if node := c.nodeOf(e); node != "" && !c.drains(node) {
+		if c.isStray(e, "") {
 			work = append(work, e)
 		}
 	}
 	return inParallel(ctx, len(work), func(ctx context.Context, i int) error { return c.leave(ctx, work[i]) })
 }
 
-// drains says whether a maintenance that is not ending drains a node.
-func (c *Controller) drains(node string) bool {
+// isLookedAfter says whether a maintenance, other than the one of the given UID, drains a node, or will withdraw from it before it lets go of its
+// finalizer.
+func (c *Controller) isLookedAfter(node string, except types.UID) bool {
 	return slices.ContainsFunc(c.selection.maintenancesOn(node), func(name string) bool {
 		nm, err := c.get(name)
-		return err == nil && isDraining(nm)
+		return err == nil && nm.UID != except && (isDraining(nm) || isEnding(nm) && !isDone(nm))
 	})
 }

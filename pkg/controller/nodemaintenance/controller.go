@@ -107,6 +107,7 @@ type Controller struct {
 	authorize *authorizations
 	cordons   *cordonWatch
 	written   *writtenStatuses
+	confirmed *confirmations
 	requested *requestedEvacuations
 	tallies   *tallies
 	costs     *costs
@@ -134,6 +135,7 @@ func New(config Config) (*Controller, error) {
 		authorize: newAuthorizations(config.Authorizer, config.Clock),
 		cordons:   newCordonWatch(config.Clock),
 		written:   newWrittenStatuses(config.Clock),
+		confirmed: newConfirmations(config.Clock),
 		requested: newRequestedEvacuations(config.Clock),
 		tallies:   &tallies{byName: map[string]tally{}},
 		costs:     &costs{byItem: map[string]time.Duration{}},
@@ -276,6 +278,7 @@ func (c *Controller) get(name string) (*maintenancev1alpha1.NodeMaintenance, err
 func (c *Controller) forget(name string) {
 	c.selection.removeMaintenance(name)
 	c.written.remove(name)
+	c.confirmed.remove(name)
 	c.tallies.remove(name)
 	c.costs.set(name, 0)
 }

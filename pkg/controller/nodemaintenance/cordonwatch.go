@@ -78,6 +78,23 @@ func (w *cordonWatch) unsettled(nodes []*corev1.Node) time.Duration {
 	return longest
 }
 
+// latest returns when the last of the nodes was first seen cordoned; now, if one of them is not.
+func (w *cordonWatch) latest(nodes []*corev1.Node) time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var latest time.Time
+	for _, node := range nodes {
+		since, known := w.since[node.UID]
+		if !known {
+			return w.clock.Now()
+		}
+		if since.After(latest) {
+			latest = since
+		}
+	}
+	return latest
+}
+
 // restored notes that our cordon was put back, and says whether that has become a fight.
 func (w *cordonWatch) restored(node *corev1.Node) bool {
 	w.mu.Lock()

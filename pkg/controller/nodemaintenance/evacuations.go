@@ -22,15 +22,15 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -67,7 +67,7 @@ func decideEvacuation(e *maintenancev1alpha1.Evacuation) evacuationStep {
 	switch {
 	case e == nil:
 		return stepCreate
-	case slices.Contains(e.Finalizers, maintenancev1alpha1.FinalizerInstigatorNodeMaintenance):
+	case isOurs(e):
 		return stepNone
 	case e.DeletionTimestamp != nil, conditionStatus(e, maintenancev1alpha1.ConditionComplete) != "":
 		return stepWait
@@ -122,7 +122,7 @@ func (c *Controller) evacuate(ctx context.Context, g *gathered, targets map[stri
 	return inParallel(ctx, len(work), func(ctx context.Context, i int) error {
 		pod := work[i]
 		if decideEvacuation(pod.evacuation) == stepAdopt {
-			return c.adopt(ctx, pod.evacuation)
+			return c.adopt(ctx, pod)
 		}
 		return c.create(ctx, g.subject.NodeMaintenance, pod.Pod)
 	})
@@ -133,6 +133,8 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 		c.queue.AddAfter(nm.Name, wait)
 		return nil
 	}
+	// Before the request, lest the event outrun the memory of it. The cache will show it; until then nobody tries again.
+	c.requested.remember(pod)
 	e := &maintenancev1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:  pod.Namespace,
@@ -144,27 +146,32 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	_, err := c.maintenance.MaintenanceV1alpha1().Evacuations(pod.Namespace).Create(ctx, e, metav1.CreateOptions{FieldManager: fieldManager})
 	switch {
 	case err == nil, apierrors.IsAlreadyExists(err):
-		// The cache will show it; until then nobody tries again.
-		c.requested.remember(pod.UID, false)
 		return nil
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		// The namespace takes its pods along. The status counts and names them.
-		c.requested.remember(pod.UID, true)
+		c.requested.refuse(pod.UID)
 		c.queue.AddAfter(nm.Name, requestPatience)
 		return nil
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsInvalid(err), apierrors.IsGone(err):
-		// Most likely the pod has just gone: its event is under way. If not, it is tried again.
+		// Most likely the pod has just gone: its event is under way, or has been. If not, it is tried again.
+		if current, err := c.podLister.Pods(pod.Namespace).Get(pod.Name); err != nil || current.UID != pod.UID {
+			c.requested.forget(pod.UID)
+			return nil
+		}
 		klog.FromContext(ctx).V(2).Info("Evacuation was not accepted", "pod", klog.KObj(pod), "reason", err.Error())
-		c.requested.remember(pod.UID, false)
 		c.queue.AddAfter(nm.Name, requestPatience)
 		return nil
 	default:
+		// It may have been made all the same.
+		c.requested.retry(pod.UID)
 		return fmt.Errorf("create the evacuation of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 }
 
-// adopt joins the instigators of an Evacuation.
-func (c *Controller) adopt(ctx context.Context, e *maintenancev1alpha1.Evacuation) error {
+// adopt joins the instigators of a pod's Evacuation.
+func (c *Controller) adopt(ctx context.Context, pod livePod) error {
+	e := pod.evacuation
+	c.requested.remember(pod.Pod)
 	finalizers := append(slices.Clone(e.Finalizers), maintenancev1alpha1.FinalizerInstigatorNodeMaintenance)
 	if err := c.setFinalizers(ctx, e, finalizers); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("join evacuation %s/%s: %w", e.Namespace, e.Name, err)
@@ -194,33 +201,99 @@ func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
 // withdraw takes our finalizer off the Evacuations of pods on the nodes, unless another maintenance than the one of the given UID wants the
 // pod gone. It does not wait for evacuators.
 func (c *Controller) withdraw(ctx context.Context, nodes []string, except types.UID) error {
-	var work []*maintenancev1alpha1.Evacuation
+	// Those that the cache does not show come first: one that it shows meanwhile is then found twice, and not missed.
+	found, err := c.unseenEvacuationsOn(ctx, sets.New(nodes...))
+	if err != nil {
+		return err
+	}
 	for _, node := range nodes {
 		for _, e := range c.ourEvacuationsOn(node) {
-			if !c.wanted(e, node, except) {
-				work = append(work, e)
-			}
+			found[types.NamespacedName{Namespace: e.Namespace, Name: e.Name}] = located{e, node}
+		}
+	}
+	var work []*maintenancev1alpha1.Evacuation
+	for _, at := range found {
+		if !c.wanted(at.Evacuation, at.node, except) {
+			work = append(work, at.Evacuation)
+		}
+	}
+	for _, e := range c.evacuationsWithoutNode() {
+		// They were asked for when their pods were nominated for a node of ours.
+		if c.isStray(e, except) {
+			work = append(work, e)
 		}
 	}
 	return inParallel(ctx, len(work), func(ctx context.Context, i int) error { return c.leave(ctx, work[i]) })
 }
 
+// located is an Evacuation with the node that its pod counts for.
+type located struct {
+	*maintenancev1alpha1.Evacuation
+	node string
+}
+
+func isOurs(e *maintenancev1alpha1.Evacuation) bool {
+	return slices.Contains(e.Finalizers, maintenancev1alpha1.FinalizerInstigatorNodeMaintenance)
+}
+
+// unseenEvacuationsOn returns, from the API, the Evacuations that were asked for a moment ago and that the cache does not show yet.
+func (c *Controller) unseenEvacuationsOn(ctx context.Context, nodes sets.Set[string]) (map[types.NamespacedName]located, error) {
+	var mu sync.Mutex
+	out := map[types.NamespacedName]located{}
+	requests := c.requested.on(nodes)
+	err := inParallel(ctx, len(requests), func(ctx context.Context, i int) error {
+		request := requests[i]
+		e, err := c.maintenance.MaintenanceV1alpha1().Evacuations(request.evacuation.Namespace).Get(ctx, request.evacuation.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) || err == nil && !isOurs(e) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read evacuation %s: %w", request.evacuation, err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		out[request.evacuation] = located{e, request.node}
+		return nil
+	})
+	return out, err
+}
+
 // ourEvacuationsOn returns the Evacuations with our finalizer of pods that count for a node, those that are only nominated for it included.
 func (c *Controller) ourEvacuationsOn(node string) []*maintenancev1alpha1.Evacuation {
-	var out []*maintenancev1alpha1.Evacuation
-	for _, bucket := range []string{node, ""} {
-		objects, err := c.evacuationIndexer.ByIndex(evacuationsByNode, bucket)
-		if err != nil {
-			continue
-		}
-		for _, obj := range objects {
-			e := obj.(*maintenancev1alpha1.Evacuation)
-			if slices.Contains(e.Finalizers, maintenancev1alpha1.FinalizerInstigatorNodeMaintenance) && c.nodeOf(e) == node {
-				out = append(out, e)
-			}
-		}
+	return slices.DeleteFunc(slices.Concat(c.evacuationsIn(node), c.evacuationsWithoutNode()), func(e *maintenancev1alpha1.Evacuation) bool {
+		return !isOurs(e) || c.nodeOf(e) != node
+	})
+}
+
+// evacuationsWithoutNode returns the Evacuations of pods that were on no node when they were asked for.
+func (c *Controller) evacuationsWithoutNode() []*maintenancev1alpha1.Evacuation {
+	return c.evacuationsIn("")
+}
+
+// evacuationsIn returns the Evacuations whose spec has the given node.
+func (c *Controller) evacuationsIn(node string) []*maintenancev1alpha1.Evacuation {
+	objects, err := c.evacuationIndexer.ByIndex(evacuationsByNode, node)
+	if err != nil {
+		utilruntime.HandleError(fmt.Errorf("list evacuations by node from the cache: %w", err))
+	}
+	out := make([]*maintenancev1alpha1.Evacuation, len(objects))
+	for i := range objects {
+		out[i] = objects[i].(*maintenancev1alpha1.Evacuation)
 	}
 	return out
+}
+
+// isStray says whether an Evacuation bears our finalizer although no maintenance, other than the one of the given UID, looks after the node that
+// its pod counts for.
+func (c *Controller) isStray(e *maintenancev1alpha1.Evacuation, except types.UID) bool {
+	if !isOurs(e) {
+		return false
+	}
+	if node := c.nodeOf(e); node != "" {
+		return !c.isLookedAfter(node, except)
+	}
+	// The pod was nominated for a node and is not any more. One that is not known is gone, which ends the Evacuation, or not yet in the cache.
+	return c.podOf(e) != nil
 }
 
 // nodeOf returns the node that an Evacuation is about, or "" if that is not known.
@@ -287,60 +360,4 @@ func (c *Controller) leave(ctx context.Context, e *maintenancev1alpha1.Evacuatio
 		return fmt.Errorf("delete evacuation %s/%s: %w", e.Namespace, e.Name, err)
 	}
 	return nil
-}
-
-// requestPatience is how long a request for an Evacuation is taken for granted although the cache does not show it.
-const requestPatience = 10 * time.Second
-
-// requestedEvacuations remembers for a short while for which pods an Evacuation has been asked, so that they are not asked for again while
-// the cache lags behind, and which pods cannot have one.
-type requestedEvacuations struct {
-	clock clock.PassiveClock
-
-	mu   sync.Mutex
-	pods map[types.UID]evacuationRequest
-}
-
-type evacuationRequest struct {
-	until       time.Time
-	terminating bool
-}
-
-func newRequestedEvacuations(clock clock.PassiveClock) *requestedEvacuations {
-	return &requestedEvacuations{clock: clock, pods: map[types.UID]evacuationRequest{}}
-}
-
-func (r *requestedEvacuations) remember(pod types.UID, terminating bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.pods[pod] = evacuationRequest{until: r.clock.Now().Add(requestPatience), terminating: terminating}
-}
-
-// wait returns how long to wait before asking again.
-func (r *requestedEvacuations) wait(pod types.UID) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	request, ok := r.pods[pod]
-	if !ok {
-		return 0
-	}
-	return request.until.Sub(r.clock.Now())
-}
-
-// inTerminatingNamespace says whether the pod was refused an Evacuation because its namespace goes away.
-func (r *requestedEvacuations) inTerminatingNamespace(pod types.UID) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.pods[pod].terminating
-}
-
-// seen notes that the cache knows an Evacuation.
-func (r *requestedEvacuations) seen(e *maintenancev1alpha1.Evacuation) {
-	r.forget(e.Spec.PodRef.UID)
-}
-
-func (r *requestedEvacuations) forget(pod types.UID) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.pods, pod)
 }

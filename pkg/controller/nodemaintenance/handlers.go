@@ -76,7 +76,7 @@ func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMainten
 		// Not through selection: the others on its nodes are found before the sync forgets it.
 		c.markNeighbours(old)
 		c.queue.Add(old.Name)
-		c.queue.AddAfter(sweepItem, debounce)
+		c.mark([]string{sweepItem})
 		return
 	}
 	if err := c.selection.setMaintenance(nm); err != nil {
@@ -91,7 +91,7 @@ func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMainten
 		c.markNeighbours(nm)
 	}
 	if isEnding(nm) && !slices.Contains(nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion) {
-		c.queue.AddAfter(sweepItem, debounce)
+		c.mark([]string{sweepItem})
 	}
 }
 
@@ -138,7 +138,20 @@ func (c *Controller) nodeChanged(old, node *corev1.Node) {
 		c.cordons.forget(old)
 	}
 	c.cordons.observe(node)
+	if c.bearsStrayCordon(node) {
+		c.mark([]string{sweepItem})
+	}
 	c.mark(c.selection.setNode(node))
+}
+
+// bearsStrayCordon says whether a node's annotation names a maintenance that has let go of it: the write may have landed after that.
+func (c *Controller) bearsStrayCordon(node *corev1.Node) bool {
+	for name, uid := range ownersOf(node) {
+		if nm, err := c.get(name); err != nil || nm.UID != uid || isDone(nm) {
+			return true
+		}
+	}
+	return false
 }
 
 func (c *Controller) podChanged(old, pod *corev1.Pod) {
@@ -147,6 +160,9 @@ func (c *Controller) podChanged(old, pod *corev1.Pod) {
 	}
 	if pod == nil {
 		c.requested.forget(old.UID)
+	}
+	if old != nil && pod != nil && controllercache.NodeOf(old) != controllercache.NodeOf(pod) {
+		c.markIfStray(c.evacuationOf(pod))
 	}
 	for _, p := range []*corev1.Pod{old, pod} {
 		if p != nil {
@@ -167,16 +183,26 @@ func (c *Controller) evacuationChanged(old, evacuation *maintenancev1alpha1.Evac
 	if latest == nil {
 		latest = old
 	}
-	c.requested.seen(latest)
+	if evacuation == nil || isOurs(evacuation) {
+		c.requested.forget(latest.Spec.PodRef.UID)
+	}
 	if old != nil && evacuation != nil && sameEvacuation(old, evacuation) {
 		return
 	}
+	c.markIfStray(evacuation)
 	if node := latest.Spec.NodeName; node != "" {
 		c.markNode(node)
 		return
 	}
 	if pod, err := c.podLister.Pods(latest.Namespace).Get(latest.Spec.PodRef.Name); err == nil && pod.UID == latest.Spec.PodRef.UID {
 		c.markNode(controllercache.NodeOf(pod))
+	}
+}
+
+// markIfStray has an Evacuation withdrawn that is, or has become, nobody's wish. A leader that does not know yet that it is none may have made it.
+func (c *Controller) markIfStray(e *maintenancev1alpha1.Evacuation) {
+	if e != nil && c.isStray(e, "") {
+		c.mark([]string{sweepItem})
 	}
 }
 

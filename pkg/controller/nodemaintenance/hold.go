@@ -20,13 +20,16 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
@@ -58,7 +61,9 @@ func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaint
 	}
 	c.announceRefused(g.subject)
 	// One node that cannot be written to must not stop the others. It holds the waves back by not being cordoned.
-	failed := errors.Join(c.releaseStrays(ctx, g.subject), c.cordon(ctx, nm, g.subject.nodes))
+	strays := c.strays(g.subject)
+	releaseFailed := c.releaseStrays(ctx, nm, strays)
+	failed := errors.Join(releaseFailed, c.cordon(ctx, nm, g.subject.nodes))
 	var plan drainplan.Result
 	if isDraining(nm) {
 		if plan, err = drainplan.Plan(g.world()); err != nil {
@@ -68,6 +73,9 @@ func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaint
 	status, err := c.statusOf(g, plan)
 	if err != nil {
 		return errors.Join(failed, err)
+	}
+	if releaseFailed != nil {
+		keepNodes(&status, nm, strays)
 	}
 	if err := c.settleDrained(ctx, g, &status); err != nil {
 		return errors.Join(failed, err)
@@ -85,17 +93,32 @@ func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaint
 	return errors.Join(failed, c.evacuate(ctx, g, plan.Targets))
 }
 
-// releaseStrays lets go of the nodes that bear the maintenance's annotation or stand in its status but are not selected any more.
-func (c *Controller) releaseStrays(ctx context.Context, m *member) error {
+// strays returns the nodes that bear the maintenance's annotation or stand in its status but are not selected any more.
+func (c *Controller) strays(m *member) sets.Set[string] {
 	selected := sets.New[string]()
 	for _, node := range slices.Concat(m.nodes, m.refused) {
 		selected.Insert(node.Name)
 	}
-	strays := c.touchedNodes(m.NodeMaintenance).Difference(selected)
+	return c.touchedNodes(m.NodeMaintenance).Difference(selected)
+}
+
+func (c *Controller) releaseStrays(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, strays sets.Set[string]) error {
 	if len(strays) == 0 {
 		return nil
 	}
-	return c.release(ctx, m.NodeMaintenance, sets.List(strays), nil)
+	return c.release(ctx, nm, sets.List(strays), nil)
+}
+
+// keepNodes keeps in a status the nodes that could not be released: for one that is gone, or whose cordon is not ours, it is the only memory of
+// the Evacuations on it.
+func keepNodes(status *maintenancev1alpha1.NodeMaintenanceStatus, nm *maintenancev1alpha1.NodeMaintenance, names sets.Set[string]) {
+	for i := range nm.Status.NodeStatuses {
+		entry := &nm.Status.NodeStatuses[i]
+		if names.Has(entry.NodeRef.Name) {
+			status.NodeStatuses = append(status.NodeStatuses, maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: entry.NodeRef, DrainTargets: entry.DrainTargets})
+		}
+	}
+	sortNodes(status.NodeStatuses)
 }
 
 // touchedNodes returns the names of the nodes that a maintenance may have changed: those of its status and those that bear its annotation.
@@ -165,16 +188,21 @@ func isDrained(nm *maintenancev1alpha1.NodeMaintenance) bool {
 }
 
 // settleDrained lets Drained become True only after the scheduler has had time to bind what it had placed, and after a live list has
-// confirmed the cache. Once it is True for these nodes the cache is enough: every pod that comes is an event.
+// confirmed the cache. Once this leader has confirmed it for these nodes, and as long as none of them is seen cordoned anew, the cache is
+// enough: every pod that comes is an event.
 func (c *Controller) settleDrained(ctx context.Context, g *gathered, status *maintenancev1alpha1.NodeMaintenanceStatus) error {
 	nm := g.subject.NodeMaintenance
 	if !meta.IsStatusConditionTrue(status.Conditions, maintenancev1alpha1.ConditionDrained) {
 		return nil
 	}
-	if isDrained(nm) && sameNodes(nm.Status.NodeStatuses, status.NodeStatuses) {
+	was := isDrained(nm) && sameNodes(nm.Status.NodeStatuses, status.NodeStatuses)
+	confirmed, ours := c.confirmed.at(nm)
+	if was && ours && !c.cordons.latest(g.subject.nodes).After(confirmed) {
 		return nil
 	}
-	if wait := c.cordons.unsettled(g.subject.nodes); wait > 0 {
+	// What a leader inherits as True has been waited for by another one.
+	inherited := was && !ours
+	if wait := c.cordons.unsettled(g.subject.nodes); wait > 0 && !inherited {
 		c.queue.AddAfter(nm.Name, wait)
 		c.notDrainedYet(nm, status, "All pods are gone; waiting for pods that the scheduler may still bind")
 		return nil
@@ -186,7 +214,9 @@ func (c *Controller) settleDrained(ctx context.Context, g *gathered, status *mai
 	if found != "" {
 		c.queue.AddAfter(nm.Name, confirmPatience)
 		c.notDrainedYet(nm, status, "Pod "+found+" has just appeared")
+		return nil
 	}
+	c.confirmed.set(nm)
 	return nil
 }
 
@@ -194,6 +224,42 @@ func (c *Controller) notDrainedYet(nm *maintenancev1alpha1.NodeMaintenance, stat
 	// The condition goes back to what it was before, so that its transition time is not lost.
 	status.Conditions = slices.Clone(nm.Status.Conditions)
 	c.setCondition(nm, status, maintenancev1alpha1.ConditionDrained, metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, message)
+}
+
+// confirmations remembers when this leader has seen, by a live list, that a maintenance is drained.
+type confirmations struct {
+	clock clock.PassiveClock
+
+	mu     sync.Mutex
+	byName map[string]confirmation
+}
+
+type confirmation struct {
+	uid types.UID
+	at  time.Time
+}
+
+func newConfirmations(clock clock.PassiveClock) *confirmations {
+	return &confirmations{clock: clock, byName: map[string]confirmation{}}
+}
+
+func (c *confirmations) set(nm *maintenancev1alpha1.NodeMaintenance) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.byName[nm.Name] = confirmation{uid: nm.UID, at: c.clock.Now()}
+}
+
+func (c *confirmations) at(nm *maintenancev1alpha1.NodeMaintenance) (time.Time, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	one, ok := c.byName[nm.Name]
+	return one.at, ok && one.uid == nm.UID
+}
+
+func (c *confirmations) remove(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.byName, name)
 }
 
 func sameNodes(a, b []maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {

@@ -75,9 +75,7 @@ func (c *Controller) statusOf(g *gathered, plan drainplan.Result) (maintenancev1
 		newRemainder(c.requested).count(&entry, g.pods[node.Name], covered, drainplan.Targets{})
 		status.NodeStatuses = append(status.NodeStatuses, entry)
 	}
-	slices.SortFunc(status.NodeStatuses, func(a, b maintenancev1alpha1.NodeMaintenanceNodeStatus) int {
-		return strings.Compare(a.NodeRef.Name, b.NodeRef.Name)
-	})
+	sortNodes(status.NodeStatuses)
 	attached, err := c.attachedVolumes(g.subject.nodes)
 	if err != nil {
 		return maintenancev1alpha1.NodeMaintenanceStatus{}, err
@@ -89,6 +87,12 @@ func (c *Controller) statusOf(g *gathered, plan drainplan.Result) (maintenancev1
 	c.setCondition(nm, &status, maintenancev1alpha1.ConditionDrained, verdict.status, verdict.reason, verdict.message)
 	c.tallies.set(nm.Name, tallyOf(nm, status.NodeStatuses))
 	return status, nil
+}
+
+func sortNodes(nodes []maintenancev1alpha1.NodeMaintenanceNodeStatus) {
+	slices.SortFunc(nodes, func(a, b maintenancev1alpha1.NodeMaintenanceNodeStatus) int {
+		return strings.Compare(a.NodeRef.Name, b.NodeRef.Name)
+	})
 }
 
 func uncordoned(nodes []*corev1.Node) []string {
