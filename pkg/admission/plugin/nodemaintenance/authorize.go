@@ -29,7 +29,6 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
@@ -45,7 +44,7 @@ const (
 	askBesideShortcut = 100
 	// refusalsAtMost is how many refused nodes an error names; it is pointless to look for more.
 	refusalsAtMost = 10
-	// rememberedRequests bounds how many requests have their answers remembered.
+	// rememberedRequests bounds how many requests are remembered.
 	rememberedRequests = 64
 )
 
@@ -126,7 +125,7 @@ func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, touched 
 	if len(touched) == 0 {
 		return nil
 	}
-	q := questioner{authorizer: p.authorizer, user: a.GetUserInfo(), known: p.decisions(ctx)}
+	q := questioner{authorizer: p.authorizer, user: a.GetUserInfo(), known: &p.remembered(ctx).decisions}
 	controlPlane, names := touched.byImportance()
 	if !p.config.AskEveryNodeByName {
 		all, err := q.mayDelete(ctx, "")
@@ -210,8 +209,7 @@ func (q questioner) refused(ctx context.Context, names []string) (refused []stri
 	return refused[:min(len(refused), refusalsAtMost)], more, firstErr
 }
 
-// decisions are the authorizer's answers for one request. Admission runs within the storage transaction and again after each conflict: the
-// hundreds of questions must not be repeated there.
+// decisions are the authorizer's answers for one request.
 type decisions struct {
 	mu     sync.Mutex
 	byName map[string]bool
@@ -227,20 +225,8 @@ func (d *decisions) get(name string) (allowed, ok bool) {
 func (d *decisions) set(name string, allowed bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.byName == nil {
+		d.byName = map[string]bool{}
+	}
 	d.byName[name] = allowed
-}
-
-// decisions returns the answers of the request that ctx belongs to. What tells requests apart is the address of the RequestInfo that the
-// handler chain has put there: unlike an audit ID no client can choose it. The cache holds it, so it cannot be another request's meanwhile.
-func (p *Plugin) decisions(ctx context.Context) *decisions {
-	fresh := &decisions{byName: map[string]bool{}}
-	request, ok := genericapirequest.RequestInfoFrom(ctx)
-	if !ok {
-		return fresh
-	}
-	if known, ok := p.answers.Get(request); ok {
-		return known.(*decisions)
-	}
-	p.answers.Add(request, fresh)
-	return fresh
 }

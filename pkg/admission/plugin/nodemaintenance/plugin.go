@@ -34,6 +34,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/warning"
 	kubeinformers "k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/utils/lru"
 
@@ -58,15 +59,20 @@ type Config struct {
 	AskEveryNodeByName bool
 }
 
-// Register adds the plugin with its defaults.
+// Register adds the plugin with its defaults, for a server without built-in evacuators.
 func Register(plugins *admission.Plugins) {
-	RegisterWithConfig(plugins, &Config{})
+	RegisterWithConfig(plugins, &Config{}, nil)
 }
 
-// RegisterWithConfig adds the plugin. The configuration is read when the plugin is made, so flags may fill it in after this call.
-func RegisterWithConfig(plugins *admission.Plugins, config *Config) {
+// RegisterWithConfig adds the plugin. The configuration is read, and builtIn is called, when the plugin is made, after flags are parsed. builtIn
+// returns the classes of the built-in evacuators that are on; nil stands for none.
+func RegisterWithConfig(plugins *admission.Plugins, config *Config, builtIn func() []string) {
 	plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) {
-		return New(*config), nil
+		var classes []string
+		if builtIn != nil {
+			classes = builtIn()
+		}
+		return New(*config, classes...), nil
 	})
 }
 
@@ -81,8 +87,10 @@ type Plugin struct {
 	maintenances listers.NodeMaintenanceLister
 	self         initializer.Self
 
-	// answers remembers, by request, what the authorizer has said; see decisions.
-	answers *lru.Cache
+	looker *looker
+
+	// requests remembers, by request, what was asked already; see memory.
+	requests *lru.Cache
 	// warners each look for one thing that is worth a warning, the most important first.
 	warners []warner
 }
@@ -90,22 +98,27 @@ type Plugin struct {
 var (
 	_ admission.ValidationInterface                       = &Plugin{}
 	_ genericinitializer.WantsExternalKubeInformerFactory = &Plugin{}
+	_ genericinitializer.WantsExternalKubeClientSet       = &Plugin{}
 	_ genericinitializer.WantsUnconditionalAuthorizer     = &Plugin{}
 	_ initializer.WantsMaintenanceInformers               = &Plugin{}
 	_ initializer.WantsServerIdentity                     = &Plugin{}
 	_ initializer.WantsSelf                               = &Plugin{}
 )
 
-// New returns the plugin, to be initialized.
-func New(config Config) *Plugin {
+// New returns the plugin, to be initialized, for a server with the given built-in evacuators.
+func New(config Config, builtIn ...string) *Plugin {
 	p := &Plugin{
-		Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete),
-		config:  config,
-		answers: lru.New(rememberedRequests),
+		Handler:  admission.NewHandler(admission.Create, admission.Update, admission.Delete),
+		config:   config,
+		looker:   newLooker(builtIn),
+		requests: lru.New(rememberedRequests),
 	}
-	p.warners = []warner{p.warnOfServerNode, warnOfExtent, p.warnOfOthers, warnOfStatusSize}
+	p.warners = []warner{p.warnOfServerNode, warnOfPods, warnOfExtent, p.warnOfOthers, warnOfStatusSize, warnOfPodsLeft}
 	return p
 }
+
+// SetExternalKubeClientSet gives the client of the host cluster. It feeds warnings only.
+func (p *Plugin) SetExternalKubeClientSet(client kubernetes.Interface) { p.looker.client = client }
 
 // SetExternalKubeInformerFactory gives the informers of the host cluster. Nothing is admitted before its nodes are known: who may touch a
 // node cannot be asked about a node that is not seen.
@@ -134,6 +147,8 @@ func (p *Plugin) ValidateInitialization() error {
 	switch {
 	case p.nodes == nil:
 		return errors.New("the informers of the host cluster are missing")
+	case p.looker.client == nil:
+		return errors.New("the client of the host cluster is missing")
 	case p.authorizer == nil:
 		return errors.New("the authorizer is missing")
 	case p.maintenances == nil:
@@ -228,7 +243,7 @@ func (p *Plugin) warn(ctx context.Context, nm, old *maintenance.NodeMaintenance,
 	if old != nil && nm.Spec.Stage == old.Spec.Stage && apiequality.Semantic.DeepEqual(nm.Spec.NodeSelector, old.Spec.NodeSelector) {
 		return nil
 	}
-	w, err := p.newWrite(nm, touched)
+	w, err := p.newWrite(ctx, nm, touched)
 	if err != nil {
 		return apierrors.NewInternalError(err)
 	}

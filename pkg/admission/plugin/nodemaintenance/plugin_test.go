@@ -100,17 +100,20 @@ type fixture struct {
 	t      *testing.T
 	plugin *Plugin
 	host   *host
+	kube   *kubefake.Clientset
 }
 
 func newFixture(t *testing.T, h *host, nodes []*corev1.Node, others ...*v1alpha1.NodeMaintenance) *fixture {
 	t.Helper()
-	host := kubeinformers.NewSharedInformerFactory(kubefake.NewClientset(), 0)
+	kube := kubefake.NewClientset()
+	host := kubeinformers.NewSharedInformerFactory(kube, 0)
 	own := informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0)
 	plugin := New(Config{})
 	server := &identity.Server{}
 	server.Set(self)
 	initializer.Initializer{Informers: own, Identity: server, Self: initializer.Self{NodeName: "home"}}.Initialize(plugin)
 	plugin.SetExternalKubeInformerFactory(host)
+	plugin.SetExternalKubeClientSet(kube)
 	plugin.SetUnconditionalAuthorizer(h)
 	if err := plugin.ValidateInitialization(); err != nil {
 		t.Fatal(err)
@@ -127,7 +130,7 @@ func newFixture(t *testing.T, h *host, nodes []*corev1.Node, others ...*v1alpha1
 			t.Fatal(err)
 		}
 	}
-	return &fixture{t: t, plugin: plugin, host: h}
+	return &fixture{t: t, plugin: plugin, host: h, kube: kube}
 }
 
 // request is an admission request with its context.
@@ -455,7 +458,7 @@ func TestAnEndedRequestIsNotAllowed(t *testing.T) {
 func TestRegister(t *testing.T) {
 	plugins := admission.NewPlugins()
 	config := &Config{}
-	RegisterWithConfig(plugins, config)
+	RegisterWithConfig(plugins, config, nil)
 	config.AskEveryNodeByName = true
 	made, err := plugins.InitPlugin(PluginName, nil, admission.PluginInitializers{})
 	if err == nil {
@@ -491,6 +494,7 @@ func (i initialize) Initialize(plugin admission.Interface) {
 		i.t.Error("the configuration was read before the flags")
 	}
 	p.SetExternalKubeInformerFactory(kubeinformers.NewSharedInformerFactory(kubefake.NewClientset(), 0))
+	p.SetExternalKubeClientSet(kubefake.NewClientset())
 	p.SetMaintenanceInformers(informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0))
 	p.SetUnconditionalAuthorizer(may())
 	p.SetServerIdentity(&identity.Server{})

@@ -54,12 +54,14 @@ type write struct {
 	all []*corev1.Node
 	// touched are the nodes that were authorized.
 	touched nodeSet
+	// outlook is what the pods on the selected nodes have in store.
+	outlook *outlook
 }
 
 // warner looks for one kind of trouble. A warner never fails: what it cannot find out it does not warn of.
 type warner func(context.Context, *write) []string
 
-func (p *Plugin) newWrite(nm *maintenance.NodeMaintenance, touched nodeSet) (*write, error) {
+func (p *Plugin) newWrite(ctx context.Context, nm *maintenance.NodeMaintenance, touched nodeSet) (*write, error) {
 	selected, err := p.selectedNodes(nm.Spec.NodeSelector)
 	if err != nil {
 		return nil, err
@@ -69,7 +71,8 @@ func (p *Plugin) newWrite(nm *maintenance.NodeMaintenance, touched nodeSet) (*wr
 	if err != nil {
 		return nil, err
 	}
-	return &write{nm: nm, selected: selected, all: all, touched: touched}, nil
+	outlook := p.remembered(ctx).look.at(selected, func() *outlook { return p.looker.look(ctx, selected) })
+	return &write{nm: nm, selected: selected, all: all, touched: touched, outlook: outlook}, nil
 }
 
 func (p *Plugin) warnings(ctx context.Context, w *write) []string {

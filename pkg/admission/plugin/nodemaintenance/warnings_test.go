@@ -119,7 +119,7 @@ func TestWarningsAreFewAndShort(t *testing.T) {
 		}
 		return texts
 	}}
-	texts := f.plugin.warnings(t.Context(), &write{nm: maintain(pools("blue"))})
+	texts := f.plugin.warnings(t.Context(), &write{nm: maintain(pools("blue")), outlook: &outlook{}})
 	if len(texts) != warningsAtMost {
 		t.Errorf("%d warnings, want %d", len(texts), warningsAtMost)
 	}

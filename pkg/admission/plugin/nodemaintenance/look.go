@@ -1,0 +1,269 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/preflight"
+)
+
+const (
+	// lookFor is how long a request waits for its warnings about pods.
+	lookFor = 3 * time.Second
+	// looksAtOnce bounds the memory that requests take together.
+	looksAtOnce = 4
+	// listAtOnce is how many lists a look has under way.
+	listAtOnce = 16
+	// listedByNode is up to how many nodes are asked for one by one; beyond, reading all pods in pages is cheaper for the host cluster.
+	listedByNode = 64
+	// listedByNamespace is the same for the budgets of namespaces.
+	listedByNamespace = 16
+	// podsAtMost bounds what a look reads.
+	podsAtMost = 50_000
+	// podsPerPage is how many pods are asked for at once when all are read.
+	podsPerPage = 1000
+	// unfinished leaves out the pods that do not run any more; there may be many, and none of them matters.
+	unfinished = "status.phase!=Succeeded,status.phase!=Failed"
+	// fromCache lets the host cluster answer from its watch cache, where pods are indexed by node. A warning may be a moment behind.
+	fromCache = "0"
+)
+
+// looker looks at the pods on nodes. It asks the host cluster each time: a cache of all pods in each replica, for a few warnings, would cost
+// much more.
+type looker struct {
+	client     kubernetes.Interface
+	evacuators sets.Set[string]
+	slots      chan struct{}
+	// timeLimit and podLimit bound a look.
+	timeLimit time.Duration
+	podLimit  int
+}
+
+func newLooker(evacuators []string) *looker {
+	return &looker{evacuators: sets.New(evacuators...), slots: make(chan struct{}, looksAtOnce), timeLimit: lookFor, podLimit: podsAtMost}
+}
+
+// outlook is what the pods on the selected nodes have in store.
+type outlook struct {
+	tally preflight.Tally
+	// read is how many pods were read when the limit ended the look; 0 if it came to its end.
+	read int
+	// late and failed say why there is nothing to tell.
+	late, failed bool
+}
+
+// look never fails a request, whatever happens: at worst the outlook says that it does not know.
+func (l *looker) look(ctx context.Context, nodes []*corev1.Node) *outlook {
+	out := &outlook{}
+	if len(nodes) == 0 {
+		return out
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.timeFor(ctx))
+	defer cancel()
+	if err := l.fill(ctx, out, nodes); err != nil {
+		klog.FromContext(ctx).Info("Could not look at the pods on the nodes of a maintenance, for its warnings", "nodes", len(nodes), "err", err)
+		return &outlook{late: ctx.Err() != nil, failed: ctx.Err() == nil}
+	}
+	return out
+}
+
+// timeFor returns how long a request may wait. The write itself needs some of the request's time, too.
+func (l *looker) timeFor(ctx context.Context) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return min(l.timeLimit, time.Until(deadline)/2)
+	}
+	return l.timeLimit
+}
+
+func (l *looker) fill(ctx context.Context, out *outlook, nodes []*corev1.Node) error {
+	select {
+	case l.slots <- struct{}{}:
+		defer func() { <-l.slots }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	c := &collection{evacuators: l.evacuators, limit: l.podLimit, nodes: make(map[string]*corev1.Node, len(nodes))}
+	for _, node := range nodes {
+		c.nodes[node.Name] = node
+	}
+	list := l.listByNode
+	if len(nodes) > listedByNode {
+		list = l.listAll
+	}
+	if err := list(ctx, c); err != nil {
+		return err
+	}
+	budgets, err := l.budgets(ctx, c.pods)
+	if err != nil {
+		return err
+	}
+	check := preflight.NewCheck(budgets)
+	for _, pod := range c.pods {
+		// Many budgets in a namespace with many pods take their time.
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		out.tally.Add(check.Pod(pod)...)
+	}
+	if c.cut {
+		out.read = c.read
+	}
+	return nil
+}
+
+func (l *looker) listByNode(ctx context.Context, c *collection) error {
+	var names []string
+	for name := range c.nodes {
+		names = append(names, name)
+	}
+	return inParallel(ctx, names, func(ctx context.Context, name string) error {
+		if c.full() {
+			return nil
+		}
+		list, err := l.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+			FieldSelector: "spec.nodeName=" + name + "," + unfinished, ResourceVersion: fromCache,
+		})
+		if err == nil {
+			c.add(list.Items)
+		}
+		return err
+	})
+}
+
+// listAll reads pages, for which no resource version may be given: a list from the watch cache would come in one piece.
+func (l *looker) listAll(ctx context.Context, c *collection) error {
+	options := metav1.ListOptions{FieldSelector: unfinished, Limit: podsPerPage}
+	for {
+		list, err := l.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
+		if err != nil {
+			return err
+		}
+		c.add(list.Items)
+		if options.Continue = list.Continue; options.Continue == "" || c.full() {
+			return nil
+		}
+	}
+}
+
+// budgets returns the budgets of the pods' namespaces, at least.
+func (l *looker) budgets(ctx context.Context, pods []preflight.Pod) ([]policyv1.PodDisruptionBudget, error) {
+	found := sets.New[string]()
+	for i := range pods {
+		found.Insert(pods[i].Namespace)
+	}
+	namespaces := sets.List(found)
+	if len(namespaces) > listedByNamespace {
+		namespaces = []string{metav1.NamespaceAll}
+	}
+	var mu sync.Mutex
+	var budgets []policyv1.PodDisruptionBudget
+	err := inParallel(ctx, namespaces, func(ctx context.Context, namespace string) error {
+		list, err := l.client.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, metav1.ListOptions{ResourceVersion: fromCache})
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		budgets = append(budgets, list.Items...)
+		return nil
+	})
+	return budgets, err
+}
+
+// inParallel calls f for each name until one call fails, and returns that error.
+func inParallel(ctx context.Context, names []string, f func(context.Context, string) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	workqueue.ParallelizeUntil(ctx, listAtOnce, len(names), func(i int) {
+		if err := f(ctx, names[i]); err != nil {
+			cancel(err)
+		}
+	})
+	return context.Cause(ctx)
+}
+
+// collection gathers pods from lists, and keeps of each only what is looked at.
+type collection struct {
+	nodes      map[string]*corev1.Node
+	evacuators sets.Set[string]
+	limit      int
+
+	mu   sync.Mutex
+	pods []preflight.Pod
+	read int
+	// cut: something was left out because of the limit.
+	cut bool
+}
+
+func (c *collection) add(list []corev1.Pod) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.read += len(list)
+	for i := range list {
+		node := c.nodes[list[i].Spec.NodeName]
+		if node == nil {
+			continue
+		}
+		if pod, staying := preflight.PodOf(&list[i], node, c.evacuators); staying {
+			c.pods = append(c.pods, pod)
+		}
+	}
+}
+
+// full says whether no more is to be read; who asks would have read more.
+func (c *collection) full() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.read >= c.limit {
+		c.cut = true
+	}
+	return c.cut
+}
+
+// lastLook is what a request has seen already. It is seen again only if the request turns out to be about other nodes, when what it patches has
+// changed meanwhile.
+type lastLook struct {
+	mu      sync.Mutex
+	nodes   []string
+	outlook *outlook
+}
+
+// at returns the outlook on the nodes.
+func (s *lastLook) at(nodes []*corev1.Node, look func() *outlook) *outlook {
+	keys := make([]string, 0, len(nodes))
+	for _, node := range nodes {
+		keys = append(keys, node.Name+" "+string(node.UID))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.outlook == nil || !slices.Equal(s.nodes, keys) {
+		s.nodes, s.outlook = keys, look()
+	}
+	return s.outlook
+}
