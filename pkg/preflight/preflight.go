@@ -39,13 +39,13 @@ import (
 type Kind string
 
 const (
-	// BudgetNeverAllows: the pod's budget allows no eviction, even with all of its pods healthy.
+	// BudgetNeverAllows says that the pod's budget allows no eviction, even with all of its pods healthy.
 	BudgetNeverAllows Kind = "BudgetNeverAllows"
-	// SeveralBudgets: more than one budget selects the pod, and the eviction API refuses such pods.
+	// SeveralBudgets says that more than one budget selects the pod, and the eviction API refuses such pods.
 	SeveralBudgets Kind = "SeveralBudgets"
-	// NoController: nothing makes the pod anew when it is gone.
+	// NoController says that nothing makes the pod anew when it is gone.
 	NoController Kind = "NoController"
-	// LeftRunning: the drain does not ask the pod to leave.
+	// LeftRunning says that the drain does not ask the pod to leave.
 	LeftRunning Kind = "LeftRunning"
 )
 
