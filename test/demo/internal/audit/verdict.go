@@ -112,7 +112,7 @@ func budgetCheck(s Snapshot) Check {
 	for i, b := range s.Budgets {
 		disrupted += b.Disrupted
 		if b.Lowest < b.Floor {
-			broken = append(broken, fmt.Sprintf("%s had %d healthy pods, at least %d are needed", b.Name, b.Lowest, b.Floor))
+			broken = append(broken, fmt.Sprintf("%s had %d healthy, %d are needed", b.Name, b.Lowest, b.Floor))
 		}
 		if b.Disrupted > 0 && (closest < 0 || b.Lowest-b.Floor < s.Budgets[closest].Lowest-s.Budgets[closest].Floor) {
 			closest = i
