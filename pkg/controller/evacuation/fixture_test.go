@@ -161,6 +161,10 @@ func (h *fakeHost) Evict(_ context.Context, eviction *policyv1.Eviction) error {
 	return h.evict(eviction)
 }
 
+func (h *fakeHost) Finish(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error {
+	return h.client.CoreV1().Pods(namespace).Delete(ctx, name, options)
+}
+
 func (h *fakeHost) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 	return h.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 }
