@@ -199,12 +199,13 @@ func someProgress() progress {
 		nodes:   []string{"node-000", "node-001", "node-002"},
 		maintenance: &v1alpha1.NodeMaintenance{Status: v1alpha1.NodeMaintenanceStatus{NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{
 			{NodeRef: v1alpha1.NodeReference{Name: "node-000"}, DrainTargets: []v1alpha1.DrainPlanEntry{entry(1000)}, DrainMessage: "Evacuating",
-				PodsPendingEvacuation: 1, PodsEvacuating: 5, PodsBlocked: 2},
-			{NodeRef: v1alpha1.NodeReference{Name: "node-001"}, DrainTargets: []v1alpha1.DrainPlanEntry{entry(1000)}, DrainMessage: "Drained"},
+				PodsEvacuating: 5, PodsBlocked: 2},
+			{NodeRef: v1alpha1.NodeReference{Name: "node-001"}, DrainTargets: []v1alpha1.DrainPlanEntry{entry(1000)}, DrainMessage: "Drained",
+				PodsEvacuating: 1, PodsBlocked: 1}, // not yet told that it is gone
 			{NodeRef: v1alpha1.NodeReference{Name: "node-002"}},
 		}}},
 		seen: audit.Snapshot{
-			Nodes:   map[string]int{"node-000": 12, "node-001": 3, "node-002": 4},
+			Nodes:   map[string]audit.NodeCount{"node-000": {Pods: 12, Left: 6}, "node-001": {Pods: 3}, "node-002": {Pods: 4, Left: 4}},
 			Waves:   []audit.Wave{{Entry: entry(1000), Pods: 17, Asked: 9, Gone: 9}, {Entry: entry(v1alpha1.SystemClusterCritical), Pods: 2}},
 			Budgets: []audit.Budget{{Name: "shop/web", Expected: 12, Floor: 10, Healthy: 10, Lowest: 10}},
 		},

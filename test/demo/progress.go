@@ -43,7 +43,8 @@ type nodeRow struct {
 	message                         string
 }
 
-// rows returns the state of each node as the maintenance tells it.
+// rows returns the state of each node: how many pods are left from the books, the rest as the maintenance tells it. Its counters are
+// written once a second at most, so they may be behind.
 func (p progress) rows() []nodeRow {
 	var statuses []v1alpha1.NodeMaintenanceNodeStatus
 	if p.maintenance != nil {
@@ -51,16 +52,13 @@ func (p progress) rows() []nodeRow {
 	}
 	var rows []nodeRow
 	for _, name := range p.nodes {
-		row := nodeRow{name: name, pods: p.seen.Nodes[name], left: p.seen.Nodes[name]}
+		row := nodeRow{name: name, pods: p.seen.Nodes[name].Pods, left: p.seen.Nodes[name].Left}
 		for i := range statuses {
-			// Before it has a target the pods of a node have not been counted.
-			if s := &statuses[i]; s.NodeRef.Name == name && len(s.DrainTargets) > 0 {
-				row.left = int(s.PodsPendingEvacuation + s.PodsEvacuating)
-				row.evacuating, row.blocked, row.message = int(s.PodsEvacuating), int(s.PodsBlocked), s.DrainMessage
+			if s := &statuses[i]; s.NodeRef.Name == name {
+				row.evacuating, row.blocked = min(int(s.PodsEvacuating), row.left), min(int(s.PodsBlocked), row.left)
+				row.message = s.DrainMessage
 			}
 		}
-		// One that came later was not counted in the beginning.
-		row.pods = max(row.pods, row.left)
 		rows = append(rows, row)
 	}
 	return rows

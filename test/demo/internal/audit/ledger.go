@@ -62,6 +62,11 @@ type Wave struct {
 // Left is the number of pods of the wave that are still there.
 func (w Wave) Left() int { return w.Pods - w.Gone }
 
+// NodeCount counts the pods on a node that have to leave it: those that were ever there, and those that are.
+type NodeCount struct {
+	Pods, Left int
+}
+
 // pod is what is remembered of a pod.
 type pod struct {
 	name, node, workload string
@@ -82,8 +87,8 @@ type Ledger struct {
 	pods    map[types.UID]*pod
 	budgets []*Budget
 	waves   []Wave
-	// perNode counts the pods of waves that were ever on a node.
-	perNode map[string]int
+	// perNode counts the pods of waves on each node.
+	perNode map[string]NodeCount
 	// healthy counts the healthy pods of each workload, before those it had when the books were opened.
 	healthy, before map[string]int
 	// overtaken describes the first pods that were asked to leave before their turn.
@@ -94,7 +99,7 @@ type Ledger struct {
 
 // New returns empty books about drains of the given nodes.
 func New(nodes ...string) *Ledger {
-	return &Ledger{nodes: sets.New(nodes...), pods: map[types.UID]*pod{}, perNode: map[string]int{}, healthy: map[string]int{}}
+	return &Ledger{nodes: sets.New(nodes...), pods: map[types.UID]*pod{}, perNode: map[string]NodeCount{}, healthy: map[string]int{}}
 }
 
 // Open takes what was seen so far for the state before the drain: budgets are worked out against the pods that there are, and pods are
@@ -196,6 +201,7 @@ func (l *Ledger) observe(event watch.EventType, p *corev1.Pod) {
 	if gone {
 		if known.wave != noWave {
 			l.waves[known.wave].Gone++
+			l.countOnNode(known.node, 0, -1)
 			known.wave = noWave
 		}
 	}
@@ -216,8 +222,13 @@ func (l *Ledger) assign(known *pod, p *corev1.Pod) {
 	known.wave = slices.IndexFunc(l.waves, func(w Wave) bool { return covers(w.Entry, p) })
 	if known.wave != noWave {
 		l.waves[known.wave].Pods++
-		l.perNode[known.node]++
+		l.countOnNode(known.node, 1, 1)
 	}
+}
+
+func (l *Ledger) countOnNode(node string, pods, left int) {
+	count := l.perNode[node]
+	l.perNode[node] = NodeCount{count.Pods + pods, count.Left + left}
 }
 
 // ask notes that a pod was asked to leave.

@@ -39,8 +39,8 @@ type Snapshot struct {
 	Waves []Wave
 	// Budgets are all budgets.
 	Budgets []Budget
-	// Nodes counts for each watched node the pods that ever had to leave it.
-	Nodes map[string]int
+	// Nodes counts the pods on each watched node.
+	Nodes map[string]NodeCount
 	// Missing names the workloads that have fewer healthy pods than before, with what is missing.
 	Missing []string
 }
