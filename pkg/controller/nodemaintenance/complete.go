@@ -117,8 +117,14 @@ func (c *Controller) release(ctx context.Context, nm *maintenancev1alpha1.NodeMa
 	})
 }
 
-// uncordon reads the node live: the cache may not show yet the cordon that this controller has just set.
+// uncordon gives back a node. What the cache shows as cordoned by the maintenance is so, or the write is refused; anything else is read live:
+// the cache may not show yet the cordon that this controller has just set.
 func (c *Controller) uncordon(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, name string, makeSchedulable bool) error {
+	if node, err := c.nodeLister.Get(name); err == nil && ownersOf(node).has(nm) {
+		if err := c.giveBackNode(ctx, node, nm, makeSchedulable); !apierrors.IsConflict(err) {
+			return err
+		}
+	}
 	node, err := c.host.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -129,9 +135,13 @@ func (c *Controller) uncordon(ctx context.Context, nm *maintenancev1alpha1.NodeM
 	if !makeSchedulable && !ownersOf(node).has(nm) {
 		return nil
 	}
+	return c.giveBackNode(ctx, node, nm, makeSchedulable)
+}
+
+func (c *Controller) giveBackNode(ctx context.Context, node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance, makeSchedulable bool) error {
 	holders, err := c.holders(ctx, node, nm.UID)
 	if err != nil {
-		return fmt.Errorf("see who else holds node %s: %w", name, err)
+		return fmt.Errorf("see who else holds node %s: %w", node.Name, err)
 	}
 	return c.lift(ctx, node, nm, decideRelease(node, nm, holders, makeSchedulable))
 }

@@ -279,7 +279,7 @@ func (c *Cluster) Create(tb testing.TB, nm *v1alpha1.NodeMaintenance) *v1alpha1.
 func (c *Cluster) remove(tb testing.TB, name string) {
 	tb.Helper()
 	maintenances := c.As(tb).Haulout.MaintenanceV1alpha1().NodeMaintenances()
-	ctx, cancel := context.WithTimeout(background(), Timeout)
+	ctx, cancel := context.WithTimeout(background(), 3*Timeout)
 	defer cancel()
 	if err := maintenances.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
 		if !apierrors.IsNotFound(err) {
