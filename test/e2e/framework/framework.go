@@ -119,6 +119,8 @@ func (c *Cluster) As(tb testing.TB, userAndGroups ...string) Clients {
 	}
 	config.QPS, config.Burst = -1, 0
 	config.UserAgent = "haulout-e2e"
+	// Tests that are about warnings collect them; to the others they are noise.
+	config.WarningHandler = rest.NoWarnings{}
 	if len(userAndGroups) > 0 {
 		config.Impersonate = rest.ImpersonationConfig{UserName: userAndGroups[0], Groups: append([]string{"system:authenticated"}, userAndGroups[1:]...)}
 	}
