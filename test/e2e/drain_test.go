@@ -19,6 +19,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"testing"
@@ -89,10 +90,10 @@ type availability struct {
 	done   chan struct{}
 }
 
-func watchAvailability(t *testing.T, namespace, app string, now int) *availability {
+func watchAvailability(t *testing.T, namespace, app string) *availability {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	a := &availability{ready: map[types.UID]bool{}, lowest: now, cancel: cancel, done: make(chan struct{})}
+	a := &availability{ready: map[types.UID]bool{}, lowest: math.MaxInt, cancel: cancel, done: make(chan struct{})}
 	pods := cluster.As(t).Kube.CoreV1().Pods(namespace)
 	list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
 	if err != nil {
@@ -125,13 +126,7 @@ func (a *availability) see(pod *corev1.Pod, deleted bool) {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
 	a.ready[pod.UID] = up
-	n := 0
-	for _, r := range a.ready {
-		if r {
-			n++
-		}
-	}
-	a.lowest = min(a.lowest, n)
+	a.lowest = min(a.lowest, a.count())
 }
 
 func (a *availability) count() int {
@@ -158,7 +153,7 @@ func TestDrainFollowsThePlanWithinBudgets(t *testing.T) {
 	cluster.Budget(t, namespace, "web", maxUnavailable)
 	cluster.PodOn(t, namespace, "bare", pool, nodes[0])
 	cluster.PodOn(t, namespace, "important", pool, nodes[1], func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-cluster-critical" })
-	available := watchAvailability(t, namespace, "web", replicas)
+	available := watchAvailability(t, namespace, "web")
 	target := nodes[:2]
 
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {

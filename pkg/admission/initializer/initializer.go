@@ -27,11 +27,9 @@ import (
 	"haulout.dev/haulout/pkg/identity"
 )
 
-// Self says where the server runs; both fields are empty when it does not run as a pod.
+// Self says where the server runs.
 type Self struct {
-	// PodNamespace and PodName name the pod of this server.
-	PodNamespace, PodName string
-	// NodeName is the node that pod runs on.
+	// NodeName is the node of the pod of this server; empty when it does not run as a pod.
 	NodeName string
 }
 

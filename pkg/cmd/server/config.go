@@ -202,5 +202,5 @@ func (o CompletedOptions) applyAdmission(ctx context.Context, generic *genericap
 
 // self reads where this server runs from the environment, which the shipped Deployment fills in.
 func self() initializer.Self {
-	return initializer.Self{PodNamespace: os.Getenv("POD_NAMESPACE"), PodName: os.Getenv("POD_NAME"), NodeName: os.Getenv("NODE_NAME")}
+	return initializer.Self{NodeName: os.Getenv("NODE_NAME")}
 }

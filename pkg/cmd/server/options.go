@@ -206,9 +206,7 @@ func (o *Options) Flags() cliflag.NamedFlagSets {
 	tls := fss.FlagSet("secure serving")
 	tls.Lookup("tls-cert-file").Usage = "File with the serving certificate, followed by its CA if any. Without it the server makes one, keeps it in the Secret " +
 		"haulout-apiserver-serving of its namespace, renews it, and keeps the caBundle of its APIService."
-	for _, unused := range []string{"cert-dir"} {
-		_ = tls.MarkHidden(unused)
-	}
+	_ = tls.MarkHidden("cert-dir")
 	// A server that does not know the front proxy would take every user for anonymous.
 	_ = fss.FlagSet("authentication").MarkHidden("authentication-tolerate-lookup-failure")
 	return fss

@@ -59,14 +59,9 @@ type Config struct {
 	AskEveryNodeByName bool
 }
 
-// Register adds the plugin with its defaults, for a server without built-in evacuators.
-func Register(plugins *admission.Plugins) {
-	RegisterWithConfig(plugins, &Config{}, nil)
-}
-
-// RegisterWithConfig adds the plugin. The configuration is read, and builtIn is called, when the plugin is made, after flags are parsed. builtIn
+// Register adds the plugin. The configuration is read, and builtIn is called, when the plugin is made, after flags are parsed. builtIn
 // returns the classes of the built-in evacuators that are on; nil stands for none.
-func RegisterWithConfig(plugins *admission.Plugins, config *Config, builtIn func() []string) {
+func Register(plugins *admission.Plugins, config *Config, builtIn func() []string) {
 	plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) {
 		var classes []string
 		if builtIn != nil {

@@ -458,7 +458,7 @@ func TestAnEndedRequestIsNotAllowed(t *testing.T) {
 func TestRegister(t *testing.T) {
 	plugins := admission.NewPlugins()
 	config := &Config{}
-	RegisterWithConfig(plugins, config, nil)
+	Register(plugins, config, nil)
 	config.AskEveryNodeByName = true
 	made, err := plugins.InitPlugin(PluginName, nil, admission.PluginInitializers{})
 	if err == nil {

@@ -17,10 +17,8 @@ limitations under the License.
 package evacuation
 
 import (
-	"context"
 	"fmt"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/registry/generic"
@@ -29,9 +27,9 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/registry/maintenance/status"
 )
 
 // Storage has the endpoints of the kind.
@@ -39,7 +37,7 @@ type Storage struct {
 	// Evacuation serves evacuations.
 	Evacuation *REST
 	// Status serves evacuations/status.
-	Status *StatusREST
+	Status *status.REST
 }
 
 // REST serves Evacuations.
@@ -87,12 +85,7 @@ func newStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, is
 	if err := store.CompleteWithOptions(options); err != nil {
 		return Storage{}, fmt.Errorf("complete the store of evacuations: %w", err)
 	}
-
-	statusStore := *store
-	statusStrategy := NewStatusStrategy(strategy)
-	statusStore.UpdateStrategy = statusStrategy
-	statusStore.ResetFieldsStrategy = statusStrategy
-	return Storage{Evacuation: &REST{Store: store}, Status: &StatusREST{store: &statusStore}}, nil
+	return Storage{Evacuation: &REST{Store: store}, Status: status.New(store, NewStatusStrategy(strategy))}, nil
 }
 
 func activeEvacuatorClass(obj runtime.Object) string {
@@ -116,43 +109,4 @@ func index(value func(runtime.Object) string) cache.IndexFunc {
 // ShortNames lets "kubectl get evac" work.
 func (*REST) ShortNames() []string {
 	return []string{"evac"}
-}
-
-// StatusREST serves the status of Evacuations.
-type StatusREST struct {
-	store *genericregistry.Store
-}
-
-var (
-	_ rest.Patcher             = &StatusREST{}
-	_ rest.ResetFieldsStrategy = &StatusREST{}
-)
-
-// New returns an empty Evacuation.
-func (*StatusREST) New() runtime.Object {
-	return &maintenance.Evacuation{}
-}
-
-// Destroy does nothing: the storage belongs to REST.
-func (*StatusREST) Destroy() {}
-
-// Get reads an Evacuation; patches need it.
-func (r *StatusREST) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
-	return r.store.Get(ctx, name, options)
-}
-
-// Update writes the status. A status that is applied does not create the object.
-func (r *StatusREST) Update(ctx context.Context, name string, objInfo rest.UpdatedObjectInfo, createValidation rest.ValidateObjectFunc,
-	updateValidation rest.ValidateObjectUpdateFunc, _ bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
-	return r.store.Update(ctx, name, objInfo, createValidation, updateValidation, false, options)
-}
-
-// GetResetFields names what a write to the status cannot change.
-func (r *StatusREST) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return r.store.GetResetFields()
-}
-
-// ConvertToTable prints the object whose status was asked for.
-func (r *StatusREST) ConvertToTable(ctx context.Context, object, tableOptions runtime.Object) (*metav1.Table, error) {
-	return r.store.ConvertToTable(ctx, object, tableOptions)
 }

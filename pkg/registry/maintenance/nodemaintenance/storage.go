@@ -17,10 +17,8 @@ limitations under the License.
 package nodemaintenance
 
 import (
-	"context"
 	"fmt"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -29,15 +27,15 @@ import (
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/registry/maintenance/status"
 )
 
 // Storage has the REST storage of NodeMaintenances and of their subresources.
 type Storage struct {
 	NodeMaintenance *REST
-	Status          *StatusREST
+	Status          *status.REST
 }
 
 // NewStorage returns the storage. isServer tells requests of the server's own controllers from all others.
@@ -60,11 +58,7 @@ func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy) (Stora
 	if err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: optsGetter, AttrFunc: getAttrs}); err != nil {
 		return Storage{}, err
 	}
-	statusStrategy := NewStatusStrategy(strategy)
-	statusStore := *store
-	statusStore.UpdateStrategy = statusStrategy
-	statusStore.ResetFieldsStrategy = statusStrategy
-	return Storage{NodeMaintenance: &REST{store}, Status: &StatusREST{&statusStore}}, nil
+	return Storage{NodeMaintenance: &REST{store}, Status: status.New(store, NewStatusStrategy(strategy))}, nil
 }
 
 // getAttrs returns what selectors of lists and watches look at.
@@ -91,41 +85,3 @@ var (
 
 // ShortNames implements rest.ShortNamesProvider.
 func (*REST) ShortNames() []string { return []string{"nm"} }
-
-// StatusREST serves nodemaintenances/status.
-type StatusREST struct {
-	store *genericregistry.Store
-}
-
-var (
-	_ rest.Patcher             = &StatusREST{}
-	_ rest.ResetFieldsStrategy = &StatusREST{}
-	_ rest.TableConvertor      = &StatusREST{}
-)
-
-// New implements rest.Storage.
-func (*StatusREST) New() runtime.Object { return &maintenance.NodeMaintenance{} }
-
-// Destroy leaves the store to REST, which shares it.
-func (*StatusREST) Destroy() {}
-
-// Get implements rest.Getter.
-func (r *StatusREST) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
-	return r.store.Get(ctx, name, options)
-}
-
-// Update implements rest.Updater. A subresource never creates its object, whatever the request allows.
-func (r *StatusREST) Update(ctx context.Context, name string, objInfo rest.UpdatedObjectInfo, createValidation rest.ValidateObjectFunc,
-	updateValidation rest.ValidateObjectUpdateFunc, _ bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
-	return r.store.Update(ctx, name, objInfo, createValidation, updateValidation, false, options)
-}
-
-// GetResetFields implements rest.ResetFieldsStrategy.
-func (r *StatusREST) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return r.store.GetResetFields()
-}
-
-// ConvertToTable implements rest.TableConvertor.
-func (r *StatusREST) ConvertToTable(ctx context.Context, object, tableOptions runtime.Object) (*metav1.Table, error) {
-	return r.store.ConvertToTable(ctx, object, tableOptions)
-}
