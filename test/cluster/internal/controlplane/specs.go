@@ -58,7 +58,7 @@ func (c ControlPlane) Server() string {
 
 func (c ControlPlane) port(name string) string { return strconv.Itoa(c.Ports[name]) }
 
-// PrepareFiles makes keys, certificates, kubeconfigs and kwok's configuration.
+// PrepareFiles makes keys, certificates, kubeconfigs, the audit policy and kwok's configuration.
 func (c ControlPlane) PrepareFiles() error {
 	dir := c.Layout.PKI()
 	if err := pki.Ensure(dir, leaves()); err != nil {
@@ -71,6 +71,9 @@ func (c ControlPlane) PrepareFiles() error {
 		if err := kubeconfig.WriteClient(c.Layout.ComponentKubeconfig(name), c.Server(), dir, clientCert(name)); err != nil {
 			return err
 		}
+	}
+	if err := kubeconfig.WriteFile(c.Layout.AuditPolicy(), []byte(auditPolicy)); err != nil {
+		return err
 	}
 	return writeKwokConfig(c.Layout.KwokConfig(), c.Layout.KwokStages(), c.Options.PodStages)
 }
@@ -148,6 +151,9 @@ func (c ControlPlane) APIServer() process.Spec {
 		"--requestheader-username-headers=X-Remote-User",
 		"--proxy-client-cert-file=" + pki.CertFile(dir, pki.FrontProxyClient),
 		"--proxy-client-key-file=" + pki.KeyFile(dir, pki.FrontProxyClient),
+	}
+	if c.Options.Audit {
+		args = append(args, c.auditFlags()...)
 	}
 	return c.spec(layout.APIServer, append(c.withFeatureGates(args), c.Options.APIServerFlags...))
 }

@@ -94,6 +94,23 @@ func TestFlagsAreGivenOnceAndUserFlagsLast(t *testing.T) {
 	}
 }
 
+func TestAuditLogIsAnOption(t *testing.T) {
+	for name, test := range map[string]struct {
+		options options.Options
+		want    bool
+	}{
+		"on":  {options.Options{Audit: true}, true},
+		"off": {options.Options{}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := slices.Contains(plane(test.options).APIServer().Args, "--audit-log-path=/cluster/logs/kube-apiserver-audit.log")
+			if got != test.want {
+				t.Errorf("the audit log is written: %t, want %t", got, test.want)
+			}
+		})
+	}
+}
+
 // An APIService in front of a Service of type ExternalName only works without it.
 func TestAggregatorRoutingIsOff(t *testing.T) {
 	for _, arg := range plane(options.Options{}).APIServer().Args {

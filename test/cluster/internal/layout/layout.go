@@ -60,6 +60,12 @@ func (l Layout) Logs() string { return filepath.Join(l.Dir, "logs") }
 // Log returns the log file of a process.
 func (l Layout) Log(name string) string { return filepath.Join(l.Logs(), name+".log") }
 
+// AuditLog returns the file to which kube-apiserver writes who evicts and deletes pods.
+func (l Layout) AuditLog() string { return filepath.Join(l.Logs(), APIServer+"-audit.log") }
+
+// AuditPolicy returns the file that says what goes there.
+func (l Layout) AuditPolicy() string { return filepath.Join(l.Dir, "audit-policy.yaml") }
+
 // EtcdData returns the data folder of the host cluster's etcd.
 func (l Layout) EtcdData() string { return filepath.Join(l.Dir, "etcd") }
 
@@ -93,7 +99,7 @@ func (l Layout) KwokHome() string { return filepath.Join(l.Dir, "kwok") }
 func (l Layout) Data() []string {
 	return []string{
 		l.PKI(), l.EtcdData(), l.HauloutData(), l.HauloutToken(), l.HauloutKubeconfig(), l.AdminKubeconfig(),
-		l.KwokConfig(), l.KwokHome(),
+		l.KwokConfig(), l.KwokHome(), l.AuditPolicy(),
 		filepath.Join(l.Dir, EtcdClientSocket), filepath.Join(l.Dir, EtcdPeerSocket),
 	}
 }

@@ -51,6 +51,7 @@ type Options struct {
 	Haulout                Mode
 	HauloutFlags           []string
 	FeatureGates           string
+	Audit                  bool
 	APIServerFlags         []string
 	ControllerManagerFlags []string
 	SchedulerFlags         []string
@@ -93,6 +94,11 @@ var variables = []variable{
 		func(o *Options, value string) error {
 			o.FeatureGates = value
 			return checkFeatureGates(value)
+		}},
+	{"AUDIT", "true", "true: kube-apiserver writes who evicts and deletes pods to logs/kube-apiserver-audit.log; false: it does not",
+		func(o *Options, value string) (err error) {
+			o.Audit, err = ParseBool("AUDIT", value)
+			return err
 		}},
 	{"APISERVER_FLAGS", "", "more flags for kube-apiserver", func(o *Options, value string) (err error) {
 		o.APIServerFlags, err = splitFlags(value)

@@ -51,7 +51,7 @@ func TestParseDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Options{
-		Nodes: 20, PodStages: "fast", Haulout: ModeRun, StartTimeout: 2 * time.Minute,
+		Nodes: 20, PodStages: "fast", Haulout: ModeRun, Audit: true, StartTimeout: 2 * time.Minute,
 		HauloutFlags: []string{}, APIServerFlags: []string{}, ControllerManagerFlags: []string{}, SchedulerFlags: []string{},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -83,6 +83,8 @@ func TestParse(t *testing.T) {
 		"a quote that is not closed":          {values: map[string]string{"HAULOUT_FLAGS": "--a='b"}, wrong: []string{"HAULOUT_FLAGS"}},
 		"a timeout without unit":              {values: map[string]string{"START_TIMEOUT": "10"}, wrong: []string{"START_TIMEOUT"}},
 		"all mistakes are reported, not one":  {values: map[string]string{"NODES": "x", "HAULOUT": "x"}, wrong: []string{"NODES", "HAULOUT"}},
+		"no audit log":                        {values: map[string]string{"AUDIT": "false"}, check: func(o Options) bool { return !o.Audit }},
+		"an audit log perhaps":                {values: map[string]string{"AUDIT": "perhaps"}, wrong: []string{"AUDIT"}},
 		"flags of the controller manager":     {values: map[string]string{"CONTROLLER_MANAGER_FLAGS": "--a=1"}, check: func(o Options) bool { return reflect.DeepEqual(o.ControllerManagerFlags, []string{"--a=1"}) }},
 		"a value with blanks stays one flag":  {values: map[string]string{"APISERVER_FLAGS": `--a="b c" --d`}, check: func(o Options) bool { return reflect.DeepEqual(o.APIServerFlags, []string{"--a=b c", "--d"}) }},
 		"flags of the scheduler and of ours":  {values: map[string]string{"SCHEDULER_FLAGS": "--v=4", "HAULOUT_FLAGS": "--v=5"}, check: func(o Options) bool { return o.SchedulerFlags[0] == "--v=4" && o.HauloutFlags[0] == "--v=5" }},

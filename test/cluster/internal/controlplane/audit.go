@@ -1,0 +1,44 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package controlplane
+
+// auditPolicy has kube-apiserver note who makes pods leave, and nothing else, so that the log costs a busy cluster little. The body of an
+// eviction names the UID of its pod.
+const auditPolicy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+omitManagedFields: true
+rules:
+- level: Request
+  verbs: [create]
+  resources: [{group: "", resources: [pods/eviction]}]
+- level: Request
+  verbs: [delete, deletecollection]
+  resources: [{group: "", resources: [pods]}]
+- level: None
+`
+
+// auditFlags are the flags of kube-apiserver for an audit log. Its default mode writes before the answer goes out: whoever has the answer finds
+// the line.
+func (c ControlPlane) auditFlags() []string {
+	return []string{
+		"--audit-policy-file=" + c.Layout.AuditPolicy(),
+		"--audit-log-path=" + c.Layout.AuditLog(),
+		// In MB. Above, the log would be renamed under the hands of who reads it.
+		"--audit-log-maxsize=4096",
+	}
+}
