@@ -23,8 +23,8 @@ import (
 	"strings"
 	"time"
 
-	"haulout.dev/haulout/test/demo/internal/audit"
 	"haulout.dev/haulout/test/demo/internal/screen"
+	"haulout.dev/haulout/test/internal/audit"
 )
 
 const (

@@ -30,8 +30,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/test/demo/internal/audit"
 	"haulout.dev/haulout/test/demo/internal/screen"
+	"haulout.dev/haulout/test/internal/audit"
 )
 
 func environment(variables map[string]string) func(string) string {

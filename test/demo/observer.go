@@ -26,21 +26,17 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
-	toolswatch "k8s.io/client-go/tools/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
-	"haulout.dev/haulout/test/demo/internal/audit"
+	"haulout.dev/haulout/test/internal/audit"
+	"haulout.dev/haulout/test/internal/follow"
 )
 
 // observer knows the pods, the nodes and the maintenances of the cluster from watching them. Events come to it each one and in order: an
@@ -82,47 +78,13 @@ func newObserver(kubeconfig string) (*observer, error) {
 
 // start begins to watch; it ends with the context.
 func (o *observer) start(ctx context.Context) error {
-	for what, lw := range map[string]*cache.ListWatch{
-		"pods":             cache.NewListWatchFromClient(o.kube.CoreV1().RESTClient(), "pods", "", fields.Everything()),
-		"nodes":            cache.NewListWatchFromClient(o.kube.CoreV1().RESTClient(), "nodes", "", fields.Everything()),
-		"nodemaintenances": cache.NewListWatchFromClient(o.haulout.MaintenanceV1alpha1().RESTClient(), "nodemaintenances", "", fields.Everything()),
+	for name, client := range map[string]cache.Getter{
+		"pods": o.kube.CoreV1().RESTClient(), "nodes": o.kube.CoreV1().RESTClient(), "nodemaintenances": o.haulout.MaintenanceV1alpha1().RESTClient(),
 	} {
-		if err := o.follow(ctx, what, lw); err != nil {
-			return fmt.Errorf("watch %s: %w", what, err)
+		if err := follow.Start(ctx, follow.Resource{Client: client, Name: name, See: o.see, Fail: o.fail}); err != nil {
+			return err
 		}
 	}
-	return nil
-}
-
-func (o *observer) follow(ctx context.Context, what string, lw *cache.ListWatch) error {
-	list, err := lw.ListWithContext(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err
-	}
-	objects, err := meta.ExtractList(list)
-	if err != nil {
-		return err
-	}
-	for _, object := range objects {
-		o.see(watch.Event{Type: watch.Added, Object: object})
-	}
-	accessor, err := meta.ListAccessor(list)
-	if err != nil {
-		return err
-	}
-	watcher, err := toolswatch.NewRetryWatcherWithContext(ctx, accessor.GetResourceVersion(), lw)
-	if err != nil {
-		return err
-	}
-	go func() {
-		defer watcher.Stop()
-		for event := range watcher.ResultChan() {
-			o.see(event)
-		}
-		if ctx.Err() == nil {
-			o.fail(fmt.Errorf("the watch of %s ended, events may be missing", what))
-		}
-	}()
 	return nil
 }
 
@@ -144,8 +106,6 @@ func (o *observer) see(event watch.Event) {
 		}
 	case *v1alpha1.NodeMaintenance:
 		remember(o.maintenances, object.Name, object, gone)
-	case *metav1.Status:
-		o.failed = fmt.Errorf("a watch failed: %w", apierrors.FromObject(object))
 	}
 	o.notify()
 }

@@ -22,8 +22,8 @@ import (
 	"time"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/test/demo/internal/audit"
 	"haulout.dev/haulout/test/demo/internal/screen"
+	"haulout.dev/haulout/test/internal/audit"
 )
 
 const barColumns = 24

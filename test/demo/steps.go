@@ -31,8 +31,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/test/demo/internal/audit"
 	"haulout.dev/haulout/test/demo/internal/screen"
+	"haulout.dev/haulout/test/internal/audit"
 )
 
 // startCluster starts a cluster in an empty folder and begins to watch it.

@@ -215,11 +215,11 @@ func (l *Ledger) assign(known *pod, p *corev1.Pod) {
 	if !l.nodes.Has(known.node) {
 		return
 	}
-	if podType(p) == v1alpha1.PodTypeDaemonSet {
+	if TypeOf(p) == v1alpha1.PodTypeDaemonSet {
 		l.daemonPods = append(l.daemonPods, known.name)
 		return
 	}
-	known.wave = slices.IndexFunc(l.waves, func(w Wave) bool { return covers(w.Entry, p) })
+	known.wave = slices.IndexFunc(l.waves, func(w Wave) bool { return Covers(w.Entry, p) })
 	if known.wave != noWave {
 		l.waves[known.wave].Pods++
 		l.countOnNode(known.node, 1, 1)
@@ -272,13 +272,13 @@ func (l *Ledger) setHealthy(known *pod, healthy bool) {
 	}
 }
 
-// covers says whether an entry of a plan covers a pod.
-func covers(e v1alpha1.DrainPlanEntry, p *corev1.Pod) bool {
+// Covers says whether an entry of a plan covers a pod.
+func Covers(e v1alpha1.DrainPlanEntry, p *corev1.Pod) bool {
 	var priority int32
 	if p.Spec.Priority != nil {
 		priority = *p.Spec.Priority
 	}
-	if e.PodType != podType(p) || priority > e.PodPriority {
+	if e.PodType != TypeOf(p) || priority > e.PodPriority {
 		return false
 	}
 	if e.PodSelector == nil {
@@ -288,7 +288,8 @@ func covers(e v1alpha1.DrainPlanEntry, p *corev1.Pod) bool {
 	return err == nil && selector.Matches(labels.Set(p.Labels))
 }
 
-func podType(p *corev1.Pod) v1alpha1.PodType {
+// TypeOf returns the type of a pod, as its controller tells it.
+func TypeOf(p *corev1.Pod) v1alpha1.PodType {
 	switch owner := metav1.GetControllerOf(p); {
 	case owner == nil:
 		return v1alpha1.PodTypeDefault
@@ -303,7 +304,7 @@ func podType(p *corev1.Pod) v1alpha1.PodType {
 // workloadOf names what replaces a pod that goes; empty if nothing does. Pods of the demo carry the name of their workload as a label, which
 // spares the way through their ReplicaSet.
 func workloadOf(p *corev1.Pod) string {
-	if metav1.GetControllerOf(p) == nil || podType(p) == v1alpha1.PodTypeDaemonSet {
+	if metav1.GetControllerOf(p) == nil || TypeOf(p) == v1alpha1.PodTypeDaemonSet {
 		return ""
 	}
 	return p.Namespace + "/" + p.Labels["app"]

@@ -1,0 +1,177 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package follow watches the objects of a resource without skipping an event: an informer might miss the moment in which a promise is broken.
+package follow
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	toolswatch "k8s.io/client-go/tools/watch"
+)
+
+// relistInterval is how often a server is asked again that does not answer.
+const relistInterval = 100 * time.Millisecond
+
+// Resource is what to watch: all objects of one resource in all namespaces.
+type Resource struct {
+	// Client serves the resource, Name is its name in the plural.
+	Client cache.Getter
+	Name   string
+	// MayRestart says that the server of the resource may end and come back, and then not know what happened in between. The state that it
+	// comes back with is taken for events. Without, events that are lost are an error.
+	MayRestart bool
+	// See is told each event, in order. What is there at the beginning is added.
+	See func(watch.Event)
+	// Fail is told why no more events will come. It is not called for the end of the context.
+	Fail func(error)
+}
+
+type follower struct {
+	Resource
+	listWatch *cache.ListWatch
+	// known is what is there, for a resource whose server may restart.
+	known map[types.UID]runtime.Object
+}
+
+// Start tells See what is there and then, until the context ends, what happens.
+func Start(ctx context.Context, r Resource) error {
+	f := &follower{
+		Resource: r, known: map[types.UID]runtime.Object{},
+		listWatch: cache.NewListWatchFromClient(r.Client, r.Name, metav1.NamespaceAll, fields.Everything()),
+	}
+	version, err := f.list(ctx)
+	if err != nil {
+		return fmt.Errorf("list %s: %w", r.Name, err)
+	}
+	go f.run(ctx, version)
+	return nil
+}
+
+func (f *follower) run(ctx context.Context, version string) {
+	for {
+		err := f.watch(ctx, version)
+		if ctx.Err() != nil {
+			return
+		}
+		if !f.MayRestart {
+			f.Fail(fmt.Errorf("watch %s, events may be missing: %w", f.Name, err))
+			return
+		}
+		err = wait.PollUntilContextCancel(ctx, relistInterval, true, func(ctx context.Context) (bool, error) {
+			version, err = f.list(ctx)
+			return err == nil, nil
+		})
+		if err != nil {
+			return
+		}
+	}
+}
+
+// watch passes events on until the server cannot say what came next.
+func (f *follower) watch(ctx context.Context, version string) error {
+	watcher, err := toolswatch.NewRetryWatcherWithContext(ctx, version, f.listWatch)
+	if err != nil {
+		return err
+	}
+	defer watcher.Stop()
+	for event := range watcher.ResultChan() {
+		switch event.Type {
+		case watch.Error:
+			return apierrors.FromObject(event.Object)
+		case watch.Added, watch.Modified, watch.Deleted:
+			if err := f.see(event); err != nil {
+				return err
+			}
+		}
+	}
+	return fmt.Errorf("the watch ended")
+}
+
+// list tells See how the objects differ from those that are known, and returns the version of the list.
+func (f *follower) list(ctx context.Context) (version string, err error) {
+	list, err := f.listWatch.ListWithContext(ctx, metav1.ListOptions{})
+	if err != nil {
+		return "", err
+	}
+	objects, err := meta.ExtractList(list)
+	if err != nil {
+		return "", err
+	}
+	gone := make(map[types.UID]runtime.Object, len(f.known))
+	for uid, object := range f.known {
+		gone[uid] = object
+	}
+	for _, object := range objects {
+		accessor, err := meta.Accessor(object)
+		if err != nil {
+			return "", err
+		}
+		event := watch.Event{Type: watch.Added, Object: object}
+		if known, ok := gone[accessor.GetUID()]; ok {
+			delete(gone, accessor.GetUID())
+			if sameVersion(known, accessor) {
+				continue
+			}
+			event.Type = watch.Modified
+		}
+		if err := f.see(event); err != nil {
+			return "", err
+		}
+	}
+	for _, object := range gone {
+		if err := f.see(watch.Event{Type: watch.Deleted, Object: object}); err != nil {
+			return "", err
+		}
+	}
+	accessor, err := meta.ListAccessor(list)
+	if err != nil {
+		return "", err
+	}
+	return accessor.GetResourceVersion(), nil
+}
+
+func sameVersion(known runtime.Object, now metav1.Object) bool {
+	accessor, err := meta.Accessor(known)
+	return err == nil && accessor.GetResourceVersion() == now.GetResourceVersion()
+}
+
+func (f *follower) see(event watch.Event) error {
+	if f.MayRestart {
+		accessor, err := meta.Accessor(event.Object)
+		if err != nil {
+			return err
+		}
+		if event.Type == watch.Deleted {
+			delete(f.known, accessor.GetUID())
+		} else {
+			f.known[accessor.GetUID()] = event.Object
+		}
+	}
+	f.See(event)
+	return nil
+}
