@@ -50,7 +50,7 @@ func podOf(app string, t maintenancev1alpha1.PodType, priority int32) Pod {
 	return Pod{Type: t, Priority: priority, Labels: labels.Set{"app": app}}
 }
 
-func node(name string, pods ...Pod) Node { return Node{Name: name, Pods: pods} }
+func node(name string, pods ...Pod) *Node { return &Node{Name: name, Pods: pods} }
 
 // maintenance makes one that was created at the given minute.
 func maintenance(name string, minute int, plan entries, nodes ...string) Maintenance {

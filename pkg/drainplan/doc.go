@@ -19,8 +19,8 @@ limitations under the License.
 // Plan takes the world as it is (maintenances in stage Drain, their nodes, the live pods, what the statuses say) and returns, for each node,
 // the targets, and for each maintenance and node the message. A maintenance opens an entry of its plan on all of its nodes at once, when
 // the entries before it have left all of them. Targets belong to the node: where maintenances overlap, the one that has come least far
-// limits the node, and what a node has reached it never loses while it is held. Nothing is kept between two calls, so a restart needs
-// only the statuses.
+// limits the node, and what a node has reached it never loses while it is held.
 //
-// Limits: every call plans the whole world that it is given; the caller passes the connected component that changed.
+// A Planner answers the same from call to call, but remembers what it worked out, so that an event costs what it changes. Its memory is a
+// cache and nothing else: every answer follows from the world alone, and after a restart the statuses are enough.
 package drainplan

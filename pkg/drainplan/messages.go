@@ -18,7 +18,6 @@ package drainplan
 
 import (
 	"fmt"
-	"slices"
 	"unicode/utf8"
 )
 
@@ -43,114 +42,133 @@ func NotAuthorizedMessage(username string) string {
 	}
 }
 
+// remark is what there is to say to a maintenance about a node on which pods have to leave.
+type remark struct {
+	message string
+	// limiter is the maintenance that has come least far on the node, if the node's targets are lower than the maintenance's own because of it.
+	limiter *progress
+	// fastForwardedBy is the older maintenance that had taken the node further than the maintenance's own plan, or "".
+	fastForwardedBy string
+}
+
 // describe fills in the messages, and who was fast-forwarded.
-func (p *planner) describe(result *Result) {
-	result.Messages = make(map[string]map[string]string, len(p.maintenances))
-	result.FastForwarded = map[string]map[string]string{}
-	for _, m := range p.maintenances {
-		m.waits = p.waitsOf(m)
+func (c *component) describe(call uint64, result *Result) {
+	for _, m := range c.maintenances {
+		m.takeStock(call)
 	}
-	for _, m := range p.maintenances {
-		messages := make(map[string]string, len(m.Nodes))
+	for _, m := range c.maintenances {
 		waiting := MessageDrained
 		if !m.finished() || m.held() {
-			waiting = p.waiting(m)
+			waiting = m.waiting()
 		}
-		for _, name := range m.Nodes {
-			n := p.byName[name]
-			if !n.moving {
-				messages[name] = waiting
-				continue
+		messages := result.Messages[m.name]
+		for _, h := range m.holds {
+			message, ahead := waiting, ""
+			if h.node.moving {
+				r := h.remark()
+				message, ahead = r.message, r.fastForwardedBy
 			}
-			if by := n.fastForwardedBy(m); by != "" {
-				messages[name] = withName("Evacuating (fast-forwarded by older ", by, ")")
-				if result.FastForwarded[m.Name] == nil {
-					result.FastForwarded[m.Name] = map[string]string{}
-				}
-				result.FastForwarded[m.Name][name] = by
-				continue
+			if h.message != message {
+				h.message = message
+				messages[h.name] = message
 			}
-			messages[name] = MessageEvacuating
-			if by := n.limiterOf(m); by != nil {
-				messages[name] = withName("Evacuating (limited by ", by.Name, ")")
-			}
+			h.fastForwarded(result, ahead)
 		}
-		result.Messages[m.Name] = messages
 	}
 }
 
-// waitsOf returns the nodes that hold the maintenance up by themselves.
-func (p *planner) waitsOf(m *progress) []string {
-	waits := slices.Clone(m.Uncordoned)
-	for _, name := range m.Nodes {
-		if n := p.byName[name]; n.moving && m.first[name] <= m.frontier && !m.finished() && n.movesFor(m) {
-			waits = append(waits, name)
-		}
+// fastForwarded writes down by whom the maintenance was fast-forwarded on the node.
+func (h *hold) fastForwarded(result *Result, by string) {
+	if h.ahead == by {
+		return
 	}
-	slices.Sort(waits)
-	return slices.Compact(waits)
+	h.ahead = by
+	all := result.FastForwarded[h.by.name]
+	switch {
+	case by == "":
+		if delete(all, h.name); len(all) == 0 {
+			delete(result.FastForwarded, h.by.name)
+		}
+	case all == nil:
+		result.FastForwarded[h.by.name] = map[string]string{h.name: by}
+	default:
+		all[h.name] = by
+	}
 }
 
-// movesFor says whether a pod of the node that the maintenance's frontier waits for is asked to leave.
-func (n *nodeState) movesFor(m *progress) bool {
-	return slices.ContainsFunc(n.Pods, func(pod Pod) bool { return m.index(pod) <= m.frontier && n.targets.Cover(pod) })
+// takeStock finds out what the maintenance waits for.
+func (m *progress) takeStock(call uint64) {
+	m.waits, m.stuck, m.limiter = nodeList{}, nodeList{}, nil
+	for _, h := range m.holds {
+		n := h.node
+		if n.touched == call || m.changed == call {
+			h.moves = n.moving && h.first <= m.frontier && !m.finished() && n.movesFor(h)
+		}
+		if h.moves || h.uncordoned {
+			m.waits.add(h.name)
+		}
+		if h.first == m.frontier {
+			m.stuck.add(h.name)
+			if m.limiter == nil {
+				m.limiter = h.remark().limiter
+			}
+		}
+	}
 }
 
 // waiting is the message of the nodes of m on which nothing is asked to leave: they wait for other nodes of m or, where another maintenance
 // limits these, for the nodes that that one waits for.
-func (p *planner) waiting(m *progress) string {
+func (m *progress) waiting() string {
 	seen := map[*progress]bool{}
-	for at := m; at != nil && !seen[at]; at = p.limiter(at) {
+	for at := m; at != nil && !seen[at]; at = at.limiter {
 		seen[at] = true
-		if len(at.waits) == 0 {
+		if at.waits.count == 0 {
 			continue
 		}
 		if at == m {
-			return waitMessage(at.waits, "")
+			return at.waits.message("")
 		}
-		return waitMessage(at.waits, at.Name)
+		return at.waits.message(at.name)
 	}
-	return waitMessage(p.stuckOn(m), "")
+	return m.stuck.message("")
 }
 
-// limiter returns the maintenance that keeps the pods that m waits for from being asked to leave.
-func (p *planner) limiter(m *progress) *progress {
-	for _, name := range p.stuckOn(m) {
-		if by := p.byName[name].limiterOf(m); by != nil {
-			return by
+// remark returns what there is to say about the node. It is the same for all nodes with the same answer.
+func (h *hold) remark() *remark {
+	g, a := h.node.group, h.node.answer
+	if a.remarked != g.changed {
+		a.remarked = g.changed
+		a.remarks = make([]remark, len(g.members))
+		for i := range a.remarks {
+			r := remark{message: MessageEvacuating, limiter: g.limiterOf(i, a.reached), fastForwardedBy: g.fastForwardedBy(i, a.reached)}
+			switch {
+			case r.fastForwardedBy != "":
+				r.message = withName("Evacuating (fast-forwarded by older ", r.fastForwardedBy, ")")
+			case r.limiter != nil:
+				r.message = withName("Evacuating (limited by ", r.limiter.name, ")")
+			}
+			a.remarks[i] = r
 		}
 	}
-	return nil
+	return &a.remarks[h.index]
 }
 
-// stuckOn returns the nodes with live pods at the frontier, sorted by name.
-func (p *planner) stuckOn(m *progress) []string {
-	var out []string
-	for _, name := range m.Nodes {
-		if m.first[name] == m.frontier {
-			out = append(out, name)
-		}
-	}
-	slices.Sort(out)
-	return out
-}
-
-// limiterOf returns the maintenance that has come least far on the node, if the node's targets are lower than m's own because of it.
-func (n *nodeState) limiterOf(m *progress) *progress {
-	for _, k := range n.keysInOrder(m.own) {
-		want := m.own[k]
-		if got, ok := n.reached[k]; ok && got >= want {
+// limiterOf returns the maintenance that has come least far, if what is reached is less than the member asks for because of it.
+func (g *group) limiterOf(member int, reached reach) *progress {
+	for k := range g.keys {
+		want := g.members[member].own(k)
+		if reached[k] >= want {
 			continue
 		}
 		var limiter *progress
-		lowest, lowestReached := want, true
-		for _, other := range n.maintenances {
-			priority, reached := other.at(k)
-			if other.held() {
-				reached = false
+		lowest := want
+		for i := range g.members {
+			at := g.members[i].at(k)
+			if g.members[i].of.held() {
+				at = unreached
 			}
-			if other != m && lowestReached && (!reached || priority < lowest) {
-				limiter, lowest, lowestReached = other, priority, reached
+			if i != member && at < lowest {
+				limiter, lowest = g.members[i].of, at
 			}
 		}
 		if limiter != nil {
@@ -160,68 +178,64 @@ func (n *nodeState) limiterOf(m *progress) *progress {
 	return nil
 }
 
-// fastForwardedBy returns the older maintenance that had taken the node further than m's own plan, or "". Of several it is the one that has
-// come least far: the one whose progress the node shows.
-func (n *nodeState) fastForwardedBy(m *progress) string {
-	for _, k := range n.keysInOrder(n.reached) {
-		got := n.reached[k]
-		if want, ok := m.at(k); ok && want >= got {
+// fastForwardedBy returns the older maintenance that had taken a node further than the member's own plan, or "". Of several it is the one
+// that has come least far: the one whose progress the node shows.
+func (g *group) fastForwardedBy(member int, reached reach) string {
+	for k := range g.keys {
+		want := g.members[member].at(k)
+		if want >= reached[k] {
 			continue
 		}
 		var by *progress
-		lowest := int32(0)
-		for _, other := range n.maintenances {
-			if other == m {
-				break
-			}
-			priority, ok := other.at(k)
-			if own, has := m.at(k); !ok || has && priority <= own {
-				continue
-			}
-			if by == nil || priority < lowest {
-				by, lowest = other, priority
+		var lowest int64
+		for i := range g.members[:member] {
+			if at := g.members[i].at(k); at > want && (by == nil || at < lowest) {
+				by, lowest = g.members[i].of, at
 			}
 		}
 		if by != nil {
-			return by.Name
+			return by.name
 		}
 	}
 	return ""
 }
 
-// keysInOrder returns the keys of r in the order of the status.
-func (n *nodeState) keysInOrder(r reach) []key {
-	keys := make([]key, 0, len(r))
-	for k := range r {
-		keys = append(keys, k)
-	}
-	slices.SortFunc(keys, n.words.compare)
-	return keys
+// nodeList is as much of a list of nodes as a message says.
+type nodeList struct {
+	first [2]string
+	count int
 }
 
-// waitMessage names at most two of the nodes, and fewer if their names are long.
-func waitMessage(nodes []string, of string) string {
+func (l *nodeList) add(name string) {
+	if l.count < len(l.first) {
+		l.first[l.count] = name
+	}
+	l.count++
+}
+
+// message names at most two of the nodes, and fewer if their names are long.
+func (l *nodeList) message(of string) string {
 	suffix := "."
 	if of != "" {
 		suffix = " (" + of + ")."
 	}
 	var message string
-	switch len(nodes) {
+	switch l.count {
 	case 0:
 		return MessageEvacuating
 	case 1:
-		message = "Waiting for node " + nodes[0]
+		message = "Waiting for node " + l.first[0]
 	case 2:
-		message = "Waiting for nodes " + nodes[0] + " and " + nodes[1]
+		message = "Waiting for nodes " + l.first[0] + " and " + l.first[1]
 	default:
-		message = fmt.Sprintf("Waiting for nodes %s, %s and %d more", nodes[0], nodes[1], len(nodes)-2)
+		message = fmt.Sprintf("Waiting for nodes %s, %s and %d more", l.first[0], l.first[1], l.count-2)
 	}
 	if len(message)+len(suffix) <= MaxMessageBytes {
 		return message + suffix
 	}
-	message = fmt.Sprintf("Waiting for %d nodes", len(nodes))
-	if len(nodes) == 1 {
-		message = "Waiting for node " + nodes[0]
+	message = fmt.Sprintf("Waiting for %d nodes", l.count)
+	if l.count == 1 {
+		message = "Waiting for node " + l.first[0]
 	}
 	return fit(message, MaxMessageBytes-1) + "."
 }

@@ -25,8 +25,8 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// answer is what is expected of one node: its targets, and its message by maintenance.
-type answer struct {
+// expected is what is expected of one node: its targets, and its message by maintenance.
+type expected struct {
 	targets  entries
 	messages map[string]string
 }
@@ -37,15 +37,15 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 	twoWaves := entries{entry(typeDefault, 1000), entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)}
 	tests := map[string]struct {
 		world    World
-		want     map[string]answer
+		want     map[string]expected
 		finished bool
 	}{
 		"the first wave opens on all nodes, also on those without its pods": {
 			world: World{
 				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two")},
-				Nodes:        []Node{node("one", pod(typeDefault, 0), pod(typeDefault, 5000)), node("two", pod(typeDefault, 5000))},
+				Nodes:        []*Node{node("one", pod(typeDefault, 0), pod(typeDefault, 5000)), node("two", pod(typeDefault, 5000))},
 			},
-			want: map[string]answer{
+			want: map[string]expected{
 				"one": {entries{entry(typeDefault, 1000)}, says("Evacuating")},
 				"two": {entries{entry(typeDefault, 1000)}, says("Waiting for node one.")},
 			},
@@ -53,9 +53,9 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		"the next wave opens when the last pod has left the last node": {
 			world: World{
 				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, 1000)).before("two", entry(typeDefault, 1000))},
-				Nodes:        []Node{node("one", pod(typeDefault, 5000)), node("two", pod(typeDefault, 5000))},
+				Nodes:        []*Node{node("one", pod(typeDefault, 5000)), node("two", pod(typeDefault, 5000))},
 			},
-			want: map[string]answer{
+			want: map[string]expected{
 				"one": {entries{entry(typeDefault, maxPriority)}, says("Evacuating")},
 				"two": {entries{entry(typeDefault, maxPriority)}, says("Evacuating")},
 			},
@@ -63,24 +63,24 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		"waves without pods cost nothing": {
 			world: World{
 				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one")},
-				Nodes:        []Node{node("one", pod(typeDaemonSet, 0))},
+				Nodes:        []*Node{node("one", pod(typeDaemonSet, 0))},
 			},
-			want: map[string]answer{"one": {entries{entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)}, says("Evacuating")}},
+			want: map[string]expected{"one": {entries{entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)}, says("Evacuating")}},
 		},
 		"without pods everything is done": {
 			world: World{
 				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one")},
-				Nodes:        []Node{node("one")},
+				Nodes:        []*Node{node("one")},
 			},
-			want:     map[string]answer{"one": {entries{entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)}, says("Drained")}},
+			want:     map[string]expected{"one": {entries{entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)}, says("Drained")}},
 			finished: true,
 		},
 		"a node that joins late starts at the front and pulls nobody back": {
 			world: World{
 				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "late", "old").before("old", entry(typeDefault, maxPriority))},
-				Nodes:        []Node{node("late", pod(typeDefault, 10)), node("old", pod(typeDefault, 5000))},
+				Nodes:        []*Node{node("late", pod(typeDefault, 10)), node("old", pod(typeDefault, 5000))},
 			},
-			want: map[string]answer{
+			want: map[string]expected{
 				"late": {entries{entry(typeDefault, 1000)}, says("Evacuating")},
 				"old":  {entries{entry(typeDefault, maxPriority)}, says("Evacuating")},
 			},
@@ -88,9 +88,9 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		"a pod of an earlier wave that appears late is asked to leave at once": {
 			world: World{
 				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, maxPriority)).before("two", entry(typeDefault, maxPriority))},
-				Nodes:        []Node{node("one", pod(typeDefault, 1)), node("two")},
+				Nodes:        []*Node{node("one", pod(typeDefault, 1)), node("two")},
 			},
-			want: map[string]answer{
+			want: map[string]expected{
 				"one": {entries{entry(typeDefault, maxPriority)}, says("Evacuating")},
 				"two": {entries{entry(typeDefault, maxPriority)}, says("Waiting for node one.")},
 			},
@@ -98,9 +98,9 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		"nothing is raised before all nodes are cordoned": {
 			world: World{
 				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two").uncordoned("two")},
-				Nodes:        []Node{node("one", pod(typeDefault, 1)), node("two")},
+				Nodes:        []*Node{node("one", pod(typeDefault, 1)), node("two")},
 			},
-			want: map[string]answer{
+			want: map[string]expected{
 				"one": {entries{}, says("Waiting for node two.")},
 				"two": {entries{}, says("Waiting for node two.")},
 			},
@@ -108,9 +108,9 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		"what is reached goes on while a late node is cordoned": {
 			world: World{
 				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, 1000)).uncordoned("two")},
-				Nodes:        []Node{node("one", pod(typeDefault, 1)), node("two")},
+				Nodes:        []*Node{node("one", pod(typeDefault, 1)), node("two")},
 			},
-			want: map[string]answer{
+			want: map[string]expected{
 				"one": {entries{entry(typeDefault, 1000)}, says("Evacuating")},
 				"two": {entries{}, says("Waiting for nodes one and two.")},
 			},
@@ -118,16 +118,16 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		"an entry with a selector goes before the others of its priority": {
 			world: World{
 				Maintenances: []Maintenance{maintenance("m", 0, entries{entryFor(typeDefault, 1000, "web"), entry(typeDefault, 1000)}, "one")},
-				Nodes:        []Node{node("one", podOf("web", typeDefault, 5), podOf("db", typeDefault, 5))},
+				Nodes:        []*Node{node("one", podOf("web", typeDefault, 5), podOf("db", typeDefault, 5))},
 			},
-			want: map[string]answer{"one": {entries{entryFor(typeDefault, 1000, "web")}, says("Evacuating")}},
+			want: map[string]expected{"one": {entries{entryFor(typeDefault, 1000, "web")}, says("Evacuating")}},
 		},
 		"a selector that an older status knows stays a target": {
 			world: World{
 				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one").before("one", entryFor(typeDefault, 7000, "web"))},
-				Nodes:        []Node{node("one", pod(typeDefault, 5), podOf("web", typeDefault, 6000))},
+				Nodes:        []*Node{node("one", pod(typeDefault, 5), podOf("web", typeDefault, 6000))},
 			},
-			want: map[string]answer{"one": {entries{entry(typeDefault, 1000), entryFor(typeDefault, 7000, "web")}, says("Evacuating")}},
+			want: map[string]expected{"one": {entries{entry(typeDefault, 1000), entryFor(typeDefault, 7000, "web")}, says("Evacuating")}},
 		},
 	}
 	for name, test := range tests {
@@ -161,8 +161,8 @@ func TestProgressionOfTheKEP(t *testing.T) {
 	}
 	m := maintenance("m", 0, plan, "five")
 	for i, want := range steps {
-		result := mustPlan(t, World{Maintenances: []Maintenance{m}, Nodes: []Node{node("five", all[i:]...)}})
-		check(t, result, map[string]answer{"five": {want, says("Evacuating")}})
+		result := mustPlan(t, World{Maintenances: []Maintenance{m}, Nodes: []*Node{node("five", all[i:]...)}})
+		check(t, result, map[string]expected{"five": {want, says("Evacuating")}})
 		m = m.before("five", result.Targets["five"].Entries...)
 	}
 }
@@ -177,14 +177,14 @@ func TestExamplesOfTheKEP(t *testing.T) {
 	at := func(priority int32) entries { return entries{entry(typeDefault, priority)} }
 	steps := []struct {
 		name  string
-		nodes []Node
+		nodes []*Node
 		add   *Maintenance
-		want  map[string]answer
+		want  map[string]expected
 	}{
 		{
 			name:  "at the start",
-			nodes: []Node{node("one", low, middle, high), node("two", low, high), node("three", middle, high)},
-			want: map[string]answer{
+			nodes: []*Node{node("one", low, middle, high), node("two", low, high), node("three", middle, high)},
+			want: map[string]expected{
 				"one":   {at(5000), map[string]string{"maintenance-a": "Evacuating", "maintenance-b": "Evacuating (limited by maintenance-a)"}},
 				"two":   {at(5000), map[string]string{"maintenance-a": "Evacuating"}},
 				"three": {at(10000), map[string]string{"maintenance-b": "Evacuating"}},
@@ -192,8 +192,8 @@ func TestExamplesOfTheKEP(t *testing.T) {
 		},
 		{
 			name:  "node three drained",
-			nodes: []Node{node("one", low, middle, high), node("two", low, high), node("three", high)},
-			want: map[string]answer{
+			nodes: []*Node{node("one", low, middle, high), node("two", low, high), node("three", high)},
+			want: map[string]expected{
 				"one":   {at(5000), map[string]string{"maintenance-a": "Evacuating", "maintenance-b": "Evacuating (limited by maintenance-a)"}},
 				"two":   {at(5000), map[string]string{"maintenance-a": "Evacuating"}},
 				"three": {at(10000), map[string]string{"maintenance-b": "Waiting for node one."}},
@@ -201,8 +201,8 @@ func TestExamplesOfTheKEP(t *testing.T) {
 		},
 		{
 			name:  "node one drained",
-			nodes: []Node{node("one", middle, high), node("two", low, high), node("three", high)},
-			want: map[string]answer{
+			nodes: []*Node{node("one", middle, high), node("two", low, high), node("three", high)},
+			want: map[string]expected{
 				"one":   {at(5000), map[string]string{"maintenance-a": "Waiting for node two.", "maintenance-b": "Waiting for node two (maintenance-a)."}},
 				"two":   {at(5000), map[string]string{"maintenance-a": "Evacuating"}},
 				"three": {at(10000), map[string]string{"maintenance-b": "Waiting for node two (maintenance-a)."}},
@@ -210,8 +210,8 @@ func TestExamplesOfTheKEP(t *testing.T) {
 		},
 		{
 			name:  "node two drained",
-			nodes: []Node{node("one", middle, high), node("two", high), node("three", high)},
-			want: map[string]answer{
+			nodes: []*Node{node("one", middle, high), node("two", high), node("three", high)},
+			want: map[string]expected{
 				"one":   {at(10000), map[string]string{"maintenance-a": "Evacuating (limited by maintenance-b)", "maintenance-b": "Evacuating"}},
 				"two":   {at(15000), map[string]string{"maintenance-a": "Evacuating"}},
 				"three": {at(10000), map[string]string{"maintenance-b": "Waiting for node one."}},
@@ -219,9 +219,9 @@ func TestExamplesOfTheKEP(t *testing.T) {
 		},
 		{
 			name:  "maintenance-c arrives",
-			nodes: []Node{node("one", middle, high), node("two", high), node("three", high), node("four", pod(typeDefault, 2000))},
+			nodes: []*Node{node("one", middle, high), node("two", high), node("three", high), node("four", pod(typeDefault, 2000))},
 			add:   ptr(maintenance("maintenance-c", 2, entries{entry(typeDefault, 2000), entry(typeDefault, 15000)}, "one", "four")),
-			want: map[string]answer{
+			want: map[string]expected{
 				"one":  {at(10000), map[string]string{"maintenance-c": "Evacuating (fast-forwarded by older maintenance-b)"}},
 				"four": {at(2000), map[string]string{"maintenance-c": "Evacuating"}},
 			},
@@ -247,9 +247,9 @@ func TestContradictingPlansFollowTheOldest(t *testing.T) {
 	younger := maintenance("younger", 1, entries{entryFor(typeDefault, 1000, "y"), entryFor(typeDefault, 2000, "x")}, "one")
 	result := mustPlan(t, World{
 		Maintenances: []Maintenance{younger, older},
-		Nodes:        []Node{node("one", podOf("x", typeDefault, 1), podOf("y", typeDefault, 1))},
+		Nodes:        []*Node{node("one", podOf("x", typeDefault, 1), podOf("y", typeDefault, 1))},
 	})
-	check(t, result, map[string]answer{"one": {
+	check(t, result, map[string]expected{"one": {
 		entries{entryFor(typeDefault, 1000, "x")},
 		map[string]string{"older": "Evacuating", "younger": "Evacuating (fast-forwarded by older older)"},
 	}})
@@ -262,7 +262,7 @@ func TestPlanRefusesWhatItCannotUnderstand(t *testing.T) {
 	bad := entryFor(typeDefault, 1, "x")
 	bad.PodSelector.MatchLabels["app"] = "not a label value"
 	for name, world := range map[string]World{
-		"a selector that cannot be parsed":    {Maintenances: []Maintenance{maintenance("m", 0, entries{bad}, "one")}, Nodes: []Node{node("one")}},
+		"a selector that cannot be parsed":    {Maintenances: []Maintenance{maintenance("m", 0, entries{bad}, "one")}, Nodes: []*Node{node("one")}},
 		"a node that the world does not have": {Maintenances: []Maintenance{maintenance("m", 0, nil, "one")}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -288,7 +288,11 @@ func TestWaitMessage(t *testing.T) {
 		"names that do not fit are counted": {[]string{long, "b"}, "", "Waiting for 2 nodes."},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := waitMessage(test.nodes, test.of)
+			var nodes nodeList
+			for _, name := range test.nodes {
+				nodes.add(name)
+			}
+			got := nodes.message(test.of)
 			if got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
@@ -319,7 +323,7 @@ func mustPlan(t *testing.T, world World) Result {
 	return result
 }
 
-func check(t *testing.T, result Result, want map[string]answer) {
+func check(t *testing.T, result Result, want map[string]expected) {
 	t.Helper()
 	for node, w := range want {
 		if got := result.Targets[node].Entries; !slices.EqualFunc(got, w.targets, func(a, b maintenancev1alpha1.DrainPlanEntry) bool { return reflect.DeepEqual(a, b) }) {

@@ -18,6 +18,7 @@ package drainplan
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -50,6 +51,8 @@ const (
 
 func runWorld(r *rand.Rand) error {
 	w := randomWorld(r)
+	planner := NewPlanner()
+	var shown map[string]Targets
 	for step := 0; ; step++ {
 		if step < lively {
 			disturb(r, &w)
@@ -68,6 +71,14 @@ func runWorld(r *rand.Rand) error {
 		if !reflect.DeepEqual(shuffled.Messages, result.Messages) {
 			return fmt.Errorf("step %d: the order of the input changed the messages from %v to %v of %+v", step, result.Messages, shuffled.Messages, w)
 		}
+		remembered, err := planner.Plan(w)
+		if err != nil {
+			return err
+		}
+		if err := checkRemembered(result, remembered, shown); err != nil {
+			return fmt.Errorf("step %d: %w", step, err)
+		}
+		shown = maps.Clone(remembered.Targets)
 		if err := checkStep(w, result); err != nil {
 			return fmt.Errorf("step %d: %w", step, err)
 		}
@@ -87,6 +98,23 @@ func runWorld(r *rand.Rand) error {
 		}
 		leave(r, &w, result, step >= lively)
 	}
+}
+
+// checkRemembered checks that a planner that remembers says what a fresh one does, and that what it says again is the same.
+func checkRemembered(fresh, remembered Result, shown map[string]Targets) error {
+	if got, want := entriesOf(remembered), entriesOf(fresh); !reflect.DeepEqual(got, want) {
+		return fmt.Errorf("targets as remembered %v, worked out anew %v", got, want)
+	}
+	for name, now := range remembered.Targets {
+		if was, ok := shown[name]; ok && reflect.DeepEqual(was.Entries, now.Entries) && !was.Same(now) {
+			return fmt.Errorf("the targets of node %s have not changed but are not the same", name)
+		}
+	}
+	fresh.Targets, remembered.Targets = nil, nil
+	if !reflect.DeepEqual(fresh, remembered) {
+		return fmt.Errorf("as remembered %+v, worked out anew %+v", remembered, fresh)
+	}
+	return nil
 }
 
 // checkStep checks what the answer raises against the world it was given.
@@ -123,14 +151,14 @@ func checkOrder(m *Maintenance, node string, p Pod, pods map[string][]Pod, resul
 	if len(m.Uncordoned) > 0 {
 		return fmt.Errorf("pod %v of node %s is asked to leave while %s has nodes that are not cordoned", p, node, m.Name)
 	}
-	progress, err := newProgress(m)
-	if err != nil {
+	progress := &progress{}
+	if err := progress.compile(m.Plan); err != nil {
 		return err
 	}
-	own := progress.index(p)
+	own := progress.index(&p)
 	for _, n := range m.Nodes {
 		for _, other := range pods[n] {
-			if progress.index(other) < own {
+			if progress.index(&other) < own {
 				return fmt.Errorf("pod %v of node %s overtakes pod %v of node %s, which %s covers earlier", p, node, other, n, m.Name)
 			}
 		}
@@ -173,7 +201,7 @@ var (
 func randomWorld(r *rand.Rand) World {
 	var w World
 	for i := range 1 + r.IntN(6) {
-		n := Node{Name: fmt.Sprintf("n%d", i)}
+		n := &Node{Name: fmt.Sprintf("n%d", i)}
 		for range r.IntN(6) {
 			n.Pods = append(n.Pods, randomPod(r))
 		}
@@ -241,10 +269,12 @@ func randomPlan(r *rand.Rand) entries {
 
 // disturb lets a pod appear, a node join, be cordoned or be made schedulable, a maintenance arrive or go.
 func disturb(r *rand.Rand, w *World) {
-	n := &w.Nodes[r.IntN(len(w.Nodes))]
+	at := r.IntN(len(w.Nodes))
+	n := w.Nodes[at]
 	switch r.IntN(7) {
 	case 0, 1:
-		n.Pods = append(n.Pods, randomPod(r))
+		w.Nodes = slices.Clone(w.Nodes)
+		w.Nodes[at] = &Node{Name: n.Name, Pods: append(slices.Clone(n.Pods), randomPod(r))}
 	case 2:
 		if m := &w.Maintenances[r.IntN(len(w.Maintenances))]; !slices.Contains(m.Nodes, n.Name) {
 			m.Nodes = append(m.Nodes, n.Name)
@@ -273,12 +303,15 @@ func leave(r *rand.Rand, w *World, result Result, calm bool) {
 	}
 	gone := false
 	for i := range w.Nodes {
-		n := &w.Nodes[i]
-		n.Pods = slices.DeleteFunc(slices.Clone(n.Pods), func(p Pod) bool {
+		n := w.Nodes[i]
+		left := slices.DeleteFunc(slices.Clone(n.Pods), func(p Pod) bool {
 			leaves := result.Targets[n.Name].Cover(p) && (r.IntN(2) == 0 || calm && !gone)
 			gone = gone || leaves
 			return leaves
 		})
+		if len(left) != len(n.Pods) {
+			w.Nodes[i] = &Node{Name: n.Name, Pods: left}
+		}
 	}
 }
 
@@ -289,7 +322,7 @@ func shuffle(r *rand.Rand, w World) World {
 	for i := range s.Nodes {
 		pods := slices.Clone(s.Nodes[i].Pods)
 		r.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
-		s.Nodes[i].Pods = pods
+		s.Nodes[i] = &Node{Name: s.Nodes[i].Name, Pods: pods}
 	}
 	return s
 }

@@ -17,9 +17,7 @@ limitations under the License.
 package drainplan
 
 import (
-	"cmp"
 	"fmt"
-	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -52,16 +50,16 @@ func CompileTargets(entries []maintenancev1alpha1.DrainPlanEntry) (Targets, erro
 // Cover says whether the pod is asked to leave.
 func (t Targets) Cover(pod Pod) bool {
 	for i := range t.Entries {
-		if t.Entries[i].PodType == pod.Type && pod.Priority <= t.Entries[i].PodPriority && matches(t.selectors[i], pod) {
+		if t.Entries[i].PodType == pod.Type && pod.Priority <= t.Entries[i].PodPriority && matches(t.selectors[i], &pod) {
 			return true
 		}
 	}
 	return false
 }
 
-// CoverAny says whether one of the pods is asked to leave.
-func (t Targets) CoverAny(pods []Pod) bool {
-	return slices.ContainsFunc(pods, t.Cover)
+// Same says, at once, whether the two are the same value and not merely equal ones.
+func (t Targets) Same(other Targets) bool {
+	return len(t.Entries) == len(other.Entries) && (len(t.Entries) == 0 || &t.Entries[0] == &other.Entries[0])
 }
 
 // compileSelector returns nil for a selector of all pods.
@@ -72,7 +70,7 @@ func compileSelector(s *metav1.LabelSelector) (labels.Selector, error) {
 	return metav1.LabelSelectorAsSelector(s)
 }
 
-func matches(s labels.Selector, pod Pod) bool {
+func matches(s labels.Selector, pod *Pod) bool {
 	return s == nil || s.Matches(pod.Labels)
 }
 
@@ -82,56 +80,12 @@ type key struct {
 	selector string
 }
 
-func (k key) generic() key { return key{podType: k.podType} }
-
-// reach is how far each key has come: the highest priority that is asked to leave. A key that is absent has not come anywhere.
-type reach map[key]int32
-
-// raise lifts a key to a priority unless it is there already.
-func (r reach) raise(k key, priority int32) {
-	if old, ok := r[k]; !ok || priority > old {
-		r[k] = priority
-	}
-}
-
-// normalize lifts every selector to the priority that all pods of its type have reached.
-func (r reach) normalize() {
-	for k, priority := range r {
-		if all, ok := r[k.generic()]; ok && all > priority {
-			r[k] = all
-		}
-	}
-}
+// generically returns the key of all pods of the type.
+func (k key) generically() key { return key{podType: k.podType} }
 
 func typeRank(t maintenancev1alpha1.PodType) int {
 	rank, _ := planorder.TypeRank(string(t))
 	return rank
-}
-
-// vocabulary gives the keys of one node their order and their selectors back. Keys stand in the order in which the plans of the node's
-// maintenances, oldest first, name them, so that all of these show the same list.
-type vocabulary struct {
-	place     map[key]int
-	selectors map[key]*metav1.LabelSelector
-}
-
-func newVocabulary() *vocabulary {
-	return &vocabulary{place: map[key]int{}, selectors: map[key]*metav1.LabelSelector{}}
-}
-
-func (v *vocabulary) learn(k key, selector *metav1.LabelSelector) {
-	if _, known := v.place[k]; !known {
-		v.place[k] = len(v.place)
-		v.selectors[k] = selector
-	}
-}
-
-func (v *vocabulary) compare(a, b key) int {
-	return cmp.Or(
-		cmp.Compare(typeRank(a.podType), typeRank(b.podType)),
-		compareGenericFirst(a, b),
-		cmp.Compare(v.place[a], v.place[b]),
-	)
 }
 
 func compareGenericFirst(a, b key) int {
@@ -142,24 +96,6 @@ func compareGenericFirst(a, b key) int {
 		return 1
 	}
 	return 0
-}
-
-// entries writes a reach down as drain targets.
-func (v *vocabulary) entries(r reach) []maintenancev1alpha1.DrainPlanEntry {
-	keys := make([]key, 0, len(r))
-	for k := range r {
-		keys = append(keys, k)
-	}
-	slices.SortFunc(keys, v.compare)
-	out := make([]maintenancev1alpha1.DrainPlanEntry, 0, len(keys))
-	for _, k := range keys {
-		e := maintenancev1alpha1.DrainPlanEntry{PodType: k.podType, PodPriority: r[k]}
-		if k.selector != "" {
-			e.PodSelector = v.selectors[k]
-		}
-		out = append(out, e)
-	}
-	return out
 }
 
 func entryKey(e *maintenancev1alpha1.DrainPlanEntry) key {

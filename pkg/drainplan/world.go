@@ -26,11 +26,16 @@ import (
 )
 
 // World is all that a plan depends on. No order in it matters.
+//
+// A Planner tells what has changed since its last call by what it is handed: a Node, a plan and the targets of a status must not be changed
+// after they were handed in, but replaced. What is equal to what was there before is recognised, at the price of a comparison; what is the
+// same is recognised at once.
 type World struct {
-	// Maintenances are those in stage Drain that are not being deleted.
+	// Maintenances are those in stage Drain that are not being deleted, each once.
 	Maintenances []Maintenance
-	// Nodes are at least the nodes of the maintenances.
-	Nodes []Node
+	// Nodes are at least the nodes of the maintenances, each once. The same pointer as in the call before says that nothing of the node has
+	// changed.
+	Nodes []*Node
 }
 
 // Maintenance is a drain as planning sees it.
@@ -39,14 +44,15 @@ type Maintenance struct {
 	Name string
 	// Created is its creation time; where plans contradict each other the oldest wins.
 	Created time.Time
-	// Plan is the completed drain plan, in order.
+	// Plan is the completed drain plan, in order. The same slice as in the call before says that it has not changed.
 	Plan []maintenancev1alpha1.DrainPlanEntry
 	// Nodes are the names of the selected nodes that the requester may delete.
 	Nodes []string
 	// Uncordoned are those of Nodes that have not been seen cordoned. While there are any the maintenance raises no targets: pods could
 	// still land behind a wave that has passed.
 	Uncordoned []string
-	// Before are the targets that its status holds for a node of the same UID, by node name.
+	// Before are the targets that its status holds for a node of the same UID, by node name. The map may be used again by the caller, its
+	// slices may not.
 	Before map[string][]maintenancev1alpha1.DrainPlanEntry
 }
 
@@ -64,9 +70,10 @@ type Pod struct {
 	Labels   labels.Set
 }
 
-// Result is the answer to a World.
+// Result is the answer to a World. It is valid until the next call of the Planner that gave it, which writes into the same maps.
 type Result struct {
-	// Targets are the drain targets by node name, for every node of a maintenance.
+	// Targets are the drain targets by node name, for every node of a maintenance. Those of a node that have not changed since the Planner's
+	// last call are the Same.
 	Targets map[string]Targets
 	// Messages are the drain messages by maintenance and node name.
 	Messages map[string]map[string]string

@@ -188,7 +188,7 @@ func (g *gathered) world() drainplan.World {
 			}
 			if !added[node.Name] {
 				added[node.Name] = true
-				w.Nodes = append(w.Nodes, drainplan.Node{Name: node.Name, UID: node.UID, Pods: leaving(g.pods[node.Name])})
+				w.Nodes = append(w.Nodes, &drainplan.Node{Name: node.Name, UID: node.UID, Pods: leaving(g.pods[node.Name])})
 			}
 		}
 		w.Maintenances = append(w.Maintenances, pm)
