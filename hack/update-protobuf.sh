@@ -33,6 +33,7 @@ lay_out() { # MODULE VERSION
 lay_out k8s.io/api "${CODE_GENERATOR_VERSION}"
 lay_out k8s.io/apimachinery "${CODE_GENERATOR_VERSION}"
 lay_out github.com/gogo/protobuf "${GOGO_PROTOBUF_VERSION}"
+# Only the .proto files are needed: its own, and google/protobuf/descriptor.proto, which Debian's protobuf-compiler does not bring.
 find "${SCRATCH}/github.com" -type f ! -name '*.proto' -delete
 mkdir -p "${SCRATCH}/$(dirname "${MODULE}")"
 ln -s "${ROOT}" "${SCRATCH}/${MODULE}"
@@ -54,6 +55,7 @@ readonly_packages=(
 		--go-header-file "${ROOT}/hack/boilerplate.go.txt" \
 		--output-dir "${SCRATCH}" \
 		--proto-import "${SCRATCH}" \
+		--proto-import "${SCRATCH}/github.com/gogo/protobuf/protobuf" \
 		--apimachinery-packages "${readonly_packages[*]}" \
 		--packages "${MODULE}/pkg/apis/maintenance/v1alpha1"
 )
