@@ -21,27 +21,20 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/admission"
-	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/noderights"
 )
 
 const (
-	// askAtOnce is how many questions the authorizer gets at the same time.
-	askAtOnce = 16
 	// askAtMost bounds the time of a request. What lies beyond is asked by the controller, before it touches the node.
 	askAtMost = 500
-	// askBesideShortcut is how many nodes, beside the control plane's, are asked by name although the user may delete all of them.
-	askBesideShortcut = 100
 	// refusalsAtMost is how many refused nodes an error names; it is pointless to look for more.
 	refusalsAtMost = 10
 	// rememberedRequests bounds how many requests are remembered.
@@ -95,52 +88,33 @@ func (p *Plugin) selectedNodes(selector *corev1.NodeSelector) ([]*corev1.Node, e
 	return slices.DeleteFunc(all, func(node *corev1.Node) bool { return !parsed.Match(node) }), nil
 }
 
-func isControlPlane(node *corev1.Node) bool {
-	if node == nil {
-		return false
-	}
-	_, ok := node.Labels["node-role.kubernetes.io/control-plane"]
-	if !ok {
-		_, ok = node.Labels["node-role.kubernetes.io/master"]
-	}
-	return ok
-}
+func isControlPlane(node *corev1.Node) bool { return node != nil && noderights.IsControlPlane(node) }
 
-// byImportance returns the names of the control plane's nodes and of the others, each in order, so that a repeated request asks the same.
-func (s nodeSet) byImportance() (controlPlane, others []string) {
+// byImportance returns the nodes in order, so that a repeated request asks about the same.
+func (s nodeSet) byImportance() noderights.Nodes {
+	var nodes noderights.Nodes
 	for name, node := range s {
 		if isControlPlane(node) {
-			controlPlane = append(controlPlane, name)
+			nodes.ControlPlane = append(nodes.ControlPlane, name)
 		} else {
-			others = append(others, name)
+			nodes.Others = append(nodes.Others, name)
 		}
 	}
-	slices.Sort(controlPlane)
-	slices.Sort(others)
-	return controlPlane, others
+	slices.Sort(nodes.ControlPlane)
+	slices.Sort(nodes.Others)
+	return nodes
 }
 
 // authorize returns an error that names the nodes that the user may not delete.
 func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, touched nodeSet) error {
-	if len(touched) == 0 {
-		return nil
+	q := noderights.Questioner{
+		Authorizer: p.authorizer, User: a.GetUserInfo(), Known: &p.remembered(ctx).decisions,
+		EveryByName: p.config.AskEveryNodeByName, AtMost: askAtMost, RefusalsAtMost: refusalsAtMost,
 	}
-	q := questioner{authorizer: p.authorizer, user: a.GetUserInfo(), known: &p.remembered(ctx).decisions}
-	controlPlane, names := touched.byImportance()
-	if !p.config.AskEveryNodeByName {
-		all, err := q.mayDelete(ctx, "")
-		if err != nil {
-			return apierrors.NewInternalError(err)
-		}
-		if all {
-			names = names[:min(len(names), askBesideShortcut)]
-		}
-	}
-	names = slices.Concat(controlPlane, names)
-	refused, more, err := q.refused(ctx, names[:min(len(names), askAtMost)])
-	if len(refused) > 0 {
-		text := strings.Join(refused, ", ")
-		if more {
+	verdict, err := q.Ask(ctx, touched.byImportance())
+	if len(verdict.Refused) > 0 {
+		text := strings.Join(verdict.Refused, ", ")
+		if verdict.More {
 			text += ", … and more"
 		}
 		return admission.NewForbidden(a, fmt.Errorf("user %q may not delete these nodes, so may not put them under maintenance or release them: %s",
@@ -150,83 +124,4 @@ func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, touched 
 		return apierrors.NewInternalError(err)
 	}
 	return nil
-}
-
-// questioner asks the authorizer for one request.
-type questioner struct {
-	authorizer authorizer.UnconditionalAuthorizer
-	user       user.Info
-	known      *decisions
-}
-
-// mayDelete asks about one node, or about all of them if the name is empty.
-func (q questioner) mayDelete(ctx context.Context, name string) (bool, error) {
-	if allowed, ok := q.known.get(name); ok {
-		return allowed, nil
-	}
-	decision, _, err := q.authorizer.Authorize(ctx, authorizer.AttributesRecord{
-		User: q.user, Verb: "delete", APIVersion: "v1", Resource: "nodes", Name: name, ResourceRequest: true,
-	})
-	allowed := decision == authorizer.DecisionAllow
-	if err != nil && !allowed {
-		return false, fmt.Errorf("ask whether user %q may delete node %q: %w", q.user.GetName(), name, err)
-	}
-	q.known.set(name, allowed)
-	return allowed, nil
-}
-
-// refused returns which of the nodes the user may not delete; more says that there are others, or may be.
-func (q questioner) refused(ctx context.Context, names []string) (refused []string, more bool, firstErr error) {
-	// Only the handing out of questions is cancelled: those that are under way shall have their answer.
-	asking, stop := context.WithCancel(ctx)
-	defer stop()
-	var mu sync.Mutex
-	answered := 0
-	workqueue.ParallelizeUntil(asking, askAtOnce, len(names), func(i int) {
-		allowed, err := q.mayDelete(ctx, names[i])
-		mu.Lock()
-		defer mu.Unlock()
-		answered++
-		switch {
-		case err != nil:
-			if firstErr == nil {
-				firstErr = err
-			}
-			stop()
-		case !allowed:
-			refused = append(refused, names[i])
-			if len(refused) >= refusalsAtMost {
-				stop()
-			}
-		}
-	})
-	if err := ctx.Err(); err != nil && firstErr == nil {
-		// The request has ended: what was not asked must not pass for allowed.
-		firstErr = err
-	}
-	slices.Sort(refused)
-	more = len(refused) > refusalsAtMost || answered < len(names)
-	return refused[:min(len(refused), refusalsAtMost)], more, firstErr
-}
-
-// decisions are the authorizer's answers for one request.
-type decisions struct {
-	mu     sync.Mutex
-	byName map[string]bool
-}
-
-func (d *decisions) get(name string) (allowed, ok bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	allowed, ok = d.byName[name]
-	return allowed, ok
-}
-
-func (d *decisions) set(name string, allowed bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.byName == nil {
-		d.byName = map[string]bool{}
-	}
-	d.byName[name] = allowed
 }

@@ -20,12 +20,14 @@ import (
 	"context"
 
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"haulout.dev/haulout/pkg/noderights"
 )
 
 // memory is what is remembered of one request. Admission runs within the storage transaction and again after each conflict: hundreds of
 // questions and lists must not be repeated there.
 type memory struct {
-	decisions decisions
+	decisions noderights.Answers
 	look      lastLook
 }
 

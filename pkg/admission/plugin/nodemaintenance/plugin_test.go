@@ -42,6 +42,7 @@ import (
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/identity"
+	"haulout.dev/haulout/pkg/noderights"
 	"haulout.dev/haulout/pkg/registry/registrytest"
 )
 
@@ -371,7 +372,7 @@ func TestQuestions(t *testing.T) {
 			host: may(append(allOf(nodes), "")...), byName: true, least: 500, most: 500, always: []string{"z-1", "z-2", "n-0497"},
 		},
 		"after ten refusals no more are asked": {
-			host: may(), least: 11, most: 11 + askAtOnce, err: apierrors.IsForbidden, more: true,
+			host: may(), least: 11, most: 11 + noderights.AtOnce, err: apierrors.IsForbidden, more: true,
 		},
 		"a question without an answer is an error": {
 			host: func() *host { h := may(allOf(nodes)...); h.fails["n-0005"] = true; return h }(), least: 2, most: 501, err: apierrors.IsInternalError,
@@ -408,7 +409,7 @@ func TestQuestions(t *testing.T) {
 					t.Errorf("%q was not asked", name)
 				}
 			}
-			if test.host.most > askAtOnce {
+			if test.host.most > noderights.AtOnce {
 				t.Errorf("%d questions at a time", test.host.most)
 			}
 		})
