@@ -23,14 +23,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/preflight"
+	"haulout.dev/haulout/pkg/survey"
 )
 
 const (
@@ -38,24 +36,11 @@ const (
 	lookFor = 3 * time.Second
 	// looksAtOnce bounds the memory that requests take together.
 	looksAtOnce = 4
-	// listAtOnce is how many lists a look has under way.
-	listAtOnce = 16
-	// listedByNode is up to how many nodes are asked for one by one; beyond, reading all pods in pages is cheaper for the host cluster.
-	listedByNode = 64
-	// listedByNamespace is the same for the budgets of namespaces.
-	listedByNamespace = 16
 	// podsAtMost bounds what a look reads.
 	podsAtMost = 50_000
-	// podsPerPage is how many pods are asked for at once when all are read.
-	podsPerPage = 1000
-	// unfinished leaves out the pods that do not run any more; there may be many, and none of them matters.
-	unfinished = "status.phase!=Succeeded,status.phase!=Failed"
-	// fromCache lets the host cluster answer from its watch cache, where pods are indexed by node. A warning may be a moment behind.
-	fromCache = "0"
 )
 
-// looker looks at the pods on nodes. It asks the host cluster each time: a cache of all pods in each replica, for a few warnings, would cost
-// much more.
+// looker looks at the pods on nodes.
 type looker struct {
 	client     kubernetes.Interface
 	evacuators sets.Set[string]
@@ -112,14 +97,11 @@ func (l *looker) fill(ctx context.Context, out *outlook, nodes []*corev1.Node) e
 	for _, node := range nodes {
 		c.nodes[node.Name] = node
 	}
-	list := l.listByNode
-	if len(nodes) > listedByNode {
-		list = l.listAll
-	}
-	if err := list(ctx, c); err != nil {
+	reader := survey.Reader{Client: l.client}
+	if err := reader.Pods(ctx, sets.KeySet(c.nodes), c.add, c.more); err != nil {
 		return err
 	}
-	budgets, err := l.budgets(ctx, c.pods)
+	budgets, err := reader.Budgets(ctx, c.namespaces())
 	if err != nil {
 		return err
 	}
@@ -135,77 +117,6 @@ func (l *looker) fill(ctx context.Context, out *outlook, nodes []*corev1.Node) e
 		out.read = c.read
 	}
 	return nil
-}
-
-func (l *looker) listByNode(ctx context.Context, c *collection) error {
-	var names []string
-	for name := range c.nodes {
-		names = append(names, name)
-	}
-	return inParallel(ctx, names, func(ctx context.Context, name string) error {
-		if c.full() {
-			return nil
-		}
-		list, err := l.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
-			FieldSelector: "spec.nodeName=" + name + "," + unfinished, ResourceVersion: fromCache,
-		})
-		if err == nil {
-			c.add(list.Items)
-		}
-		return err
-	})
-}
-
-// listAll reads pages, for which no resource version may be given: a list from the watch cache would come in one piece.
-func (l *looker) listAll(ctx context.Context, c *collection) error {
-	options := metav1.ListOptions{FieldSelector: unfinished, Limit: podsPerPage}
-	for {
-		list, err := l.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
-		if err != nil {
-			return err
-		}
-		c.add(list.Items)
-		if options.Continue = list.Continue; options.Continue == "" || c.full() {
-			return nil
-		}
-	}
-}
-
-// budgets returns the budgets of the pods' namespaces, at least.
-func (l *looker) budgets(ctx context.Context, pods []preflight.Pod) ([]policyv1.PodDisruptionBudget, error) {
-	found := sets.New[string]()
-	for i := range pods {
-		found.Insert(pods[i].Namespace)
-	}
-	namespaces := sets.List(found)
-	if len(namespaces) > listedByNamespace {
-		namespaces = []string{metav1.NamespaceAll}
-	}
-	var mu sync.Mutex
-	var budgets []policyv1.PodDisruptionBudget
-	err := inParallel(ctx, namespaces, func(ctx context.Context, namespace string) error {
-		list, err := l.client.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, metav1.ListOptions{ResourceVersion: fromCache})
-		if err != nil {
-			return err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		budgets = append(budgets, list.Items...)
-		return nil
-	})
-	return budgets, err
-}
-
-// inParallel calls f for each name until one call fails, and returns that error.
-func inParallel(ctx context.Context, names []string, f func(context.Context, string) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	workqueue.ParallelizeUntil(ctx, listAtOnce, len(names), func(i int) {
-		if err := f(ctx, names[i]); err != nil {
-			cancel(err)
-		}
-	})
-	return context.Cause(ctx)
 }
 
 // collection gathers pods from lists, and keeps of each only what is looked at.
@@ -236,14 +147,23 @@ func (c *collection) add(list []corev1.Pod) {
 	}
 }
 
-// full says whether no more is to be read; who asks would have read more.
-func (c *collection) full() bool {
+// more says whether more is to be read; who asks would read it.
+func (c *collection) more() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.read >= c.limit {
 		c.cut = true
 	}
-	return c.cut
+	return !c.cut
+}
+
+// namespaces returns the namespaces of the pods.
+func (c *collection) namespaces() sets.Set[string] {
+	found := sets.New[string]()
+	for i := range c.pods {
+		found.Insert(c.pods[i].Namespace)
+	}
+	return found
 }
 
 // lastLook is what a request has seen already. It is seen again only if the request turns out to be about other nodes, when what it patches has

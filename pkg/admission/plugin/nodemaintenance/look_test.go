@@ -42,6 +42,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/preflight"
+	"haulout.dev/haulout/pkg/survey"
 )
 
 // hostPods answers lists of pods as a host cluster would: by field selector, and in pages.
@@ -346,7 +347,7 @@ func TestListsOfPods(t *testing.T) {
 			}
 			for _, options := range asked {
 				// A list without a limit must come from the watch cache, and only lists without a resource version are cut into pages.
-				if (options.Limit == 0) != (options.ResourceVersion == "0") || !strings.HasSuffix(options.FieldSelector, unfinished) {
+				if (options.Limit == 0) != (options.ResourceVersion == "0") || !strings.HasSuffix(options.FieldSelector, survey.Unfinished) {
 					t.Errorf("asked with %+v", options)
 				}
 			}
@@ -367,7 +368,7 @@ func TestFewNodesWithTooManyPods(t *testing.T) {
 	pods := f.run(running)
 	out := f.plugin.looker.look(t.Context(), nodes)
 	// Those under way when the limit is reached are counted, but no more are asked for.
-	if n := len(pods.asked()); n > listAtOnce || out.read != 10*n || out.tally.Summary(preflight.NoController).Pods != out.read {
+	if n := len(pods.asked()); n > survey.AtOnce || out.read != 10*n || out.tally.Summary(preflight.NoController).Pods != out.read {
 		t.Errorf("%d lists, %d pods read, %+v", n, out.read, out.tally.Summary(preflight.NoController))
 	}
 }
