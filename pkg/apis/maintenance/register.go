@@ -46,7 +46,7 @@ func Resource(resource string) schema.GroupResource {
 
 func addKnownTypes(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(SchemeGroupVersion,
-		&NodeMaintenance{}, &NodeMaintenanceList{},
+		&NodeMaintenance{}, &NodeMaintenanceList{}, &NodeMaintenancePreview{},
 		&Evacuation{}, &EvacuationList{},
 	)
 	return nil

@@ -44,10 +44,22 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.NodeMaintenance{}.OpenAPIModelName():                  schema_pkg_apis_maintenance_v1alpha1_NodeMaintenance(ref),
 		v1alpha1.NodeMaintenanceList{}.OpenAPIModelName():              schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceList(ref),
 		v1alpha1.NodeMaintenanceNodeStatus{}.OpenAPIModelName():        schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref),
+		v1alpha1.NodeMaintenancePreview{}.OpenAPIModelName():           schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref),
 		v1alpha1.NodeMaintenanceSpec{}.OpenAPIModelName():              schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref),
 		v1alpha1.NodeMaintenanceStatus{}.OpenAPIModelName():            schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref),
 		v1alpha1.NodeReference{}.OpenAPIModelName():                    schema_pkg_apis_maintenance_v1alpha1_NodeReference(ref),
 		v1alpha1.PodReference{}.OpenAPIModelName():                     schema_pkg_apis_maintenance_v1alpha1_PodReference(ref),
+		v1alpha1.PreviewBlocker{}.OpenAPIModelName():                   schema_pkg_apis_maintenance_v1alpha1_PreviewBlocker(ref),
+		v1alpha1.PreviewBudget{}.OpenAPIModelName():                    schema_pkg_apis_maintenance_v1alpha1_PreviewBudget(ref),
+		v1alpha1.PreviewEvacuator{}.OpenAPIModelName():                 schema_pkg_apis_maintenance_v1alpha1_PreviewEvacuator(ref),
+		v1alpha1.PreviewMaintenance{}.OpenAPIModelName():               schema_pkg_apis_maintenance_v1alpha1_PreviewMaintenance(ref),
+		v1alpha1.PreviewNode{}.OpenAPIModelName():                      schema_pkg_apis_maintenance_v1alpha1_PreviewNode(ref),
+		v1alpha1.PreviewPod{}.OpenAPIModelName():                       schema_pkg_apis_maintenance_v1alpha1_PreviewPod(ref),
+		v1alpha1.PreviewPodReference{}.OpenAPIModelName():              schema_pkg_apis_maintenance_v1alpha1_PreviewPodReference(ref),
+		v1alpha1.PreviewPodsLeft{}.OpenAPIModelName():                  schema_pkg_apis_maintenance_v1alpha1_PreviewPodsLeft(ref),
+		v1alpha1.PreviewWave{}.OpenAPIModelName():                      schema_pkg_apis_maintenance_v1alpha1_PreviewWave(ref),
+		v1alpha1.PreviewWaveNamespace{}.OpenAPIModelName():             schema_pkg_apis_maintenance_v1alpha1_PreviewWaveNamespace(ref),
+		v1alpha1.PreviewWaveNode{}.OpenAPIModelName():                  schema_pkg_apis_maintenance_v1alpha1_PreviewWaveNode(ref),
 		v1alpha1.StageStatus{}.OpenAPIModelName():                      schema_pkg_apis_maintenance_v1alpha1_StageStatus(ref),
 		v1.BoundObjectReference{}.OpenAPIModelName():                   schema_k8sio_api_authentication_v1_BoundObjectReference(ref),
 		v1.SelfSubjectReview{}.OpenAPIModelName():                      schema_k8sio_api_authentication_v1_SelfSubjectReview(ref),
@@ -866,6 +878,200 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 	}
 }
 
+func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeMaintenancePreview (added) says what the drain of a NodeMaintenance would do if it began now or, in stage Drain, what it still has to do: the waves, who takes each pod away, and what is in the way. It is worked out on request from the cluster as it is, and never stored. Nothing is touched. Lists are cut to what can be read; the counts are always those of everything.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "metadata has the name, the uid and the generation of the NodeMaintenance that this is about.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"timestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "timestamp is when the server began to look at the cluster.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"stage": {
+						SchemaProps: spec.SchemaProps{
+							Description: "stage is the stage of the NodeMaintenance. In Complete and while it is being deleted nothing is to come, and there are no waves.\n\nPossible enum values:\n - `\"Complete\"` withdraws the Evacuations that are still open and makes the nodes schedulable again, unless another maintenance still holds them.\n - `\"Cordon\"` makes every selected node unschedulable.\n - `\"Drain\"` makes every selected node unschedulable and asks its pods to leave, wave by wave, with Evacuations.\n - `\"Idle\"` announces a maintenance; no node and no pod is touched.",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Complete", "Cordon", "Drain", "Idle"},
+						},
+					},
+					"podCount": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podCount is how many pods have to leave.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"podsLeftCount": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podsLeftCount is how many pods are left running on purpose.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"nodeCount": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodeCount is how many nodes are selected.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"nodesRefused": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodesRefused is how many of the nodes are left alone because the user of spec.requestedBy may not delete them.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"nodesUnchecked": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodesUnchecked is how many of the nodes the preview takes for allowed without having asked. The drain itself asks about each.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"waves": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "waves are the entries of the drain plan that have pods to wait for, in their order. Entries without pods cost no time and are left out.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PreviewWave{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"blockers": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "blockers are what is in the way, the worst first: by effect (Never, NotNow, Lost, Delayed), then by the number of pods. Budgets are worked out for all pods of the drain together. At most 200.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PreviewBlocker{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"blockersOmitted": {
+						SchemaProps: spec.SchemaProps{
+							Description: "blockersOmitted is how many blockers there are beyond those listed.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"podsLeft": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "podsLeft are the pods that are left running on purpose, by reason.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PreviewPodsLeft{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"maintenances": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "maintenances are the other NodeMaintenances on the same nodes, by name; those in stage Complete are not among them. At most 100.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PreviewMaintenance{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"nodes": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "nodes are the selected nodes, by name. At most 5000.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PreviewNode{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"nodesOmitted": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodesOmitted is how many nodes there are beyond those listed.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"timestamp"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.PreviewBlocker{}.OpenAPIModelName(), v1alpha1.PreviewMaintenance{}.OpenAPIModelName(), v1alpha1.PreviewNode{}.OpenAPIModelName(), v1alpha1.PreviewPodsLeft{}.OpenAPIModelName(), v1alpha1.PreviewWave{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+	}
+}
+
 func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -1065,6 +1271,648 @@ func schema_pkg_apis_maintenance_v1alpha1_PodReference(ref common.ReferenceCallb
 				Required: []string{"name", "uid"},
 			},
 		},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_PreviewBlocker(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PreviewBlocker is trouble that some pods have in common.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"effect": {
+						SchemaProps: spec.SchemaProps{
+							Description: "effect says what it comes to: Never, NotNow, Lost or Delayed.\n\nPossible enum values:\n - `\"Delayed\"` : the pods leave, but not all at once.\n - `\"Lost\"` : the pods leave, and nothing makes them anew.\n - `\"Never\"` : the pods cannot leave until somebody changes what is in the way.\n - `\"NotNow\"` : as things stand the pods cannot leave; that may pass by itself.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Delayed", "Lost", "Never", "NotNow"},
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "reason is what it is: one of the reasons of the condition Blocked of Evacuations, NoController or NamespaceTerminating.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "message says in words what is in the way, and what can be done.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"budgets": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "budgets are the PodDisruptionBudgets behind it.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PreviewBudget{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"rounds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "rounds is into how many groups a budget breaks the pods up, one after the other, if it goes on to allow what it allows now. The pods of a group leave together; their replacements have to be ready before the next. 0 if it has nothing to do with rounds.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"podCount": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podCount is how many pods it concerns.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"pods": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "pods are these pods, by namespace, name and node. At most 50.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PreviewPodReference{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"podsOmitted": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podsOmitted is how many pods there are beyond those listed.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"effect", "reason"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.PreviewBudget{}.OpenAPIModelName(), v1alpha1.PreviewPodReference{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_PreviewBudget(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PreviewBudget is a PodDisruptionBudget as it was read.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "namespace of the budget.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "name of the budget.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"disruptionsAllowed": {
+						SchemaProps: spec.SchemaProps{
+							Description: "disruptionsAllowed is how many evictions it allows now.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"namespace", "name"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_PreviewEvacuator(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PreviewEvacuator counts the pods of an evacuator.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"evacuatorClass": {
+						SchemaProps: spec.SchemaProps{
+							Description: "evacuatorClass is the class of the evacuator; it is empty for pods that nothing is able to take away.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"podCount": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podCount is how many pods it is.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_PreviewMaintenance(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PreviewMaintenance is another NodeMaintenance on some of the same nodes.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "name of the maintenance.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"stage": {
+						SchemaProps: spec.SchemaProps{
+							Description: "stage of the maintenance. While one is in Drain, each of its nodes follows the plan of the one that has come least far there.\n\nPossible enum values:\n - `\"Complete\"` withdraws the Evacuations that are still open and makes the nodes schedulable again, unless another maintenance still holds them.\n - `\"Cordon\"` makes every selected node unschedulable.\n - `\"Drain\"` makes every selected node unschedulable and asks its pods to leave, wave by wave, with Evacuations.\n - `\"Idle\"` announces a maintenance; no node and no pod is touched.",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Complete", "Cordon", "Drain", "Idle"},
+						},
+					},
+					"nodeCount": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodeCount is how many of the nodes it selects, too.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"nodesFastForwarded": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodesFastForwarded is on how many of these nodes it has come further than the plan of the previewed maintenance would, so that the drain of these goes on from there.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"name"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_PreviewNode(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PreviewNode is a selected node.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "name of the node.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "uid of the node.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"refused": {
+						SchemaProps: spec.SchemaProps{
+							Description: "refused says that the user of spec.requestedBy may not delete the node, so that it is neither cordoned nor drained.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"podCount": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podCount is how many pods have to leave the node; 0 if it is refused.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"podsLeft": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podsLeft is how many pods are left running on the node on purpose.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "message is the drainMessage that the node's status would have first in stage Drain: it names other maintenances that hold the drain of the node back or have taken it further. In stage Drain it is that of now.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"name"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_PreviewPod(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PreviewPod is a pod that has to leave.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "name of the pod.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"evacuatorClasses": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "evacuatorClasses are who takes the pod away: its evacuators in the order of their turns and, for a pod of type Default, eviction at last. It is empty if nothing is able to.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"blockers": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "blockers are the reasons of the blockers that the pod is among, the worst first.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"terminating": {
+						SchemaProps: spec.SchemaProps{
+							Description: "terminating says that the pod has been told to stop already.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"name"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_PreviewPodReference(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PreviewPodReference names a pod and where it is.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "namespace of the pod.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "name of the pod.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"node": {
+						SchemaProps: spec.SchemaProps{
+							Description: "node is where the pod runs.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"namespace", "name", "node"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_PreviewPodsLeft(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PreviewPodsLeft is pods that are left running for the same reason.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "reason says in words why: \"DaemonSet pod\", \"DaemonSet pod that tolerates the drain taint\" or \"static pod\".",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"podCount": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podCount is how many pods it is.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"pods": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "pods are these pods, by namespace, name and node. At most 50.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PreviewPodReference{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"podsOmitted": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podsOmitted is how many pods there are beyond those listed.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"reason"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.PreviewPodReference{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_PreviewWave(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PreviewWave is an entry of the drain plan with the pods that it is the first to cover.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"index": {
+						SchemaProps: spec.SchemaProps{
+							Description: "index is the place of the entry in spec.drainPlan, from 0.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"podType": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podType is the type of the pods.\n\nPossible enum values:\n - `\"DaemonSet\"` is a pod whose controller is a DaemonSet.\n - `\"Default\"` is every pod that is neither a DaemonSet pod nor a static pod.\n - `\"Static\"` is a static pod, seen through its mirror pod.",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"DaemonSet", "Default", "Static"},
+						},
+					},
+					"podPriority": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podPriority is the highest priority of a pod that the entry covers.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"podSelector": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podSelector is what else the entry asks of a pod.",
+							Ref:         ref(metav1.LabelSelector{}.OpenAPIModelName()),
+						},
+					},
+					"podCount": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podCount is how many pods the wave waits for.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"podsAsked": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podsAsked is how many of them are asked to leave at once: in stage Drain now, before that as soon as the maintenance drains and all its nodes are cordoned. Without other maintenances these are the pods of the first wave. A maintenance on the same nodes that has come less far makes it less; one that has come further makes it more, in later waves, too.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"podsTerminating": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podsTerminating is how many of them have been told to stop already.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"nodeCount": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodeCount is how many nodes they are on.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"evacuators": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "evacuators counts the pods by who has the first turn; the class eviction.maintenance.haulout.dev stands for the Eviction API. The most pods come first. At most 50.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PreviewEvacuator{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"nodes": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "nodes has the pods by node and namespace, each in the order of their names. At most 1000 pods of a wave and 5000 of all waves.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PreviewWaveNode{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"podsOmitted": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podsOmitted is how many pods the wave has beyond those listed.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"index", "podPriority"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.PreviewEvacuator{}.OpenAPIModelName(), v1alpha1.PreviewWaveNode{}.OpenAPIModelName(), metav1.LabelSelector{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_PreviewWaveNamespace(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PreviewWaveNamespace is the pods of a wave on a node in a namespace.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "name of the namespace.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"pods": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "pods of the namespace.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PreviewPod{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"name"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.PreviewPod{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_PreviewWaveNode(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PreviewWaveNode is the pods of a wave on a node.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "name of the node.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"podCount": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podCount is how many pods of the wave are on the node.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"namespaces": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "namespaces has these pods by namespace.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PreviewWaveNamespace{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"name"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.PreviewWaveNamespace{}.OpenAPIModelName()},
 	}
 }
 

@@ -82,6 +82,7 @@ const (
 
 // +genclient
 // +genclient:nonNamespaced
+// +genclient:method=GetPreview,verb=get,subresource=preview,result=NodeMaintenancePreview
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +k8s:supportsSubresource="/status"
 

@@ -126,6 +126,16 @@ func RegisterConversions(s *runtime.Scheme) error {
 	}); err != nil {
 		return err
 	}
+	if err := s.AddGeneratedConversionFunc((*NodeMaintenancePreview)(nil), (*maintenance.NodeMaintenancePreview)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_NodeMaintenancePreview_To_maintenance_NodeMaintenancePreview(a.(*NodeMaintenancePreview), b.(*maintenance.NodeMaintenancePreview), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.NodeMaintenancePreview)(nil), (*NodeMaintenancePreview)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_NodeMaintenancePreview_To_v1alpha1_NodeMaintenancePreview(a.(*maintenance.NodeMaintenancePreview), b.(*NodeMaintenancePreview), scope)
+	}); err != nil {
+		return err
+	}
 	if err := s.AddGeneratedConversionFunc((*NodeMaintenanceSpec)(nil), (*maintenance.NodeMaintenanceSpec)(nil), func(a, b interface{}, scope conversion.Scope) error {
 		return Convert_v1alpha1_NodeMaintenanceSpec_To_maintenance_NodeMaintenanceSpec(a.(*NodeMaintenanceSpec), b.(*maintenance.NodeMaintenanceSpec), scope)
 	}); err != nil {
@@ -163,6 +173,116 @@ func RegisterConversions(s *runtime.Scheme) error {
 	}
 	if err := s.AddGeneratedConversionFunc((*maintenance.PodReference)(nil), (*PodReference)(nil), func(a, b interface{}, scope conversion.Scope) error {
 		return Convert_maintenance_PodReference_To_v1alpha1_PodReference(a.(*maintenance.PodReference), b.(*PodReference), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*PreviewBlocker)(nil), (*maintenance.PreviewBlocker)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_PreviewBlocker_To_maintenance_PreviewBlocker(a.(*PreviewBlocker), b.(*maintenance.PreviewBlocker), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.PreviewBlocker)(nil), (*PreviewBlocker)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_PreviewBlocker_To_v1alpha1_PreviewBlocker(a.(*maintenance.PreviewBlocker), b.(*PreviewBlocker), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*PreviewBudget)(nil), (*maintenance.PreviewBudget)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_PreviewBudget_To_maintenance_PreviewBudget(a.(*PreviewBudget), b.(*maintenance.PreviewBudget), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.PreviewBudget)(nil), (*PreviewBudget)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_PreviewBudget_To_v1alpha1_PreviewBudget(a.(*maintenance.PreviewBudget), b.(*PreviewBudget), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*PreviewEvacuator)(nil), (*maintenance.PreviewEvacuator)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_PreviewEvacuator_To_maintenance_PreviewEvacuator(a.(*PreviewEvacuator), b.(*maintenance.PreviewEvacuator), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.PreviewEvacuator)(nil), (*PreviewEvacuator)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_PreviewEvacuator_To_v1alpha1_PreviewEvacuator(a.(*maintenance.PreviewEvacuator), b.(*PreviewEvacuator), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*PreviewMaintenance)(nil), (*maintenance.PreviewMaintenance)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_PreviewMaintenance_To_maintenance_PreviewMaintenance(a.(*PreviewMaintenance), b.(*maintenance.PreviewMaintenance), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.PreviewMaintenance)(nil), (*PreviewMaintenance)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_PreviewMaintenance_To_v1alpha1_PreviewMaintenance(a.(*maintenance.PreviewMaintenance), b.(*PreviewMaintenance), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*PreviewNode)(nil), (*maintenance.PreviewNode)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_PreviewNode_To_maintenance_PreviewNode(a.(*PreviewNode), b.(*maintenance.PreviewNode), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.PreviewNode)(nil), (*PreviewNode)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_PreviewNode_To_v1alpha1_PreviewNode(a.(*maintenance.PreviewNode), b.(*PreviewNode), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*PreviewPod)(nil), (*maintenance.PreviewPod)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_PreviewPod_To_maintenance_PreviewPod(a.(*PreviewPod), b.(*maintenance.PreviewPod), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.PreviewPod)(nil), (*PreviewPod)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_PreviewPod_To_v1alpha1_PreviewPod(a.(*maintenance.PreviewPod), b.(*PreviewPod), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*PreviewPodReference)(nil), (*maintenance.PreviewPodReference)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_PreviewPodReference_To_maintenance_PreviewPodReference(a.(*PreviewPodReference), b.(*maintenance.PreviewPodReference), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.PreviewPodReference)(nil), (*PreviewPodReference)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_PreviewPodReference_To_v1alpha1_PreviewPodReference(a.(*maintenance.PreviewPodReference), b.(*PreviewPodReference), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*PreviewPodsLeft)(nil), (*maintenance.PreviewPodsLeft)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_PreviewPodsLeft_To_maintenance_PreviewPodsLeft(a.(*PreviewPodsLeft), b.(*maintenance.PreviewPodsLeft), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.PreviewPodsLeft)(nil), (*PreviewPodsLeft)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_PreviewPodsLeft_To_v1alpha1_PreviewPodsLeft(a.(*maintenance.PreviewPodsLeft), b.(*PreviewPodsLeft), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*PreviewWave)(nil), (*maintenance.PreviewWave)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_PreviewWave_To_maintenance_PreviewWave(a.(*PreviewWave), b.(*maintenance.PreviewWave), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.PreviewWave)(nil), (*PreviewWave)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_PreviewWave_To_v1alpha1_PreviewWave(a.(*maintenance.PreviewWave), b.(*PreviewWave), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*PreviewWaveNamespace)(nil), (*maintenance.PreviewWaveNamespace)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_PreviewWaveNamespace_To_maintenance_PreviewWaveNamespace(a.(*PreviewWaveNamespace), b.(*maintenance.PreviewWaveNamespace), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.PreviewWaveNamespace)(nil), (*PreviewWaveNamespace)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_PreviewWaveNamespace_To_v1alpha1_PreviewWaveNamespace(a.(*maintenance.PreviewWaveNamespace), b.(*PreviewWaveNamespace), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*PreviewWaveNode)(nil), (*maintenance.PreviewWaveNode)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_PreviewWaveNode_To_maintenance_PreviewWaveNode(a.(*PreviewWaveNode), b.(*maintenance.PreviewWaveNode), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.PreviewWaveNode)(nil), (*PreviewWaveNode)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_PreviewWaveNode_To_v1alpha1_PreviewWaveNode(a.(*maintenance.PreviewWaveNode), b.(*PreviewWaveNode), scope)
 	}); err != nil {
 		return err
 	}
@@ -387,6 +507,54 @@ func Convert_maintenance_NodeMaintenanceNodeStatus_To_v1alpha1_NodeMaintenanceNo
 	return autoConvert_maintenance_NodeMaintenanceNodeStatus_To_v1alpha1_NodeMaintenanceNodeStatus(in, out, s)
 }
 
+func autoConvert_v1alpha1_NodeMaintenancePreview_To_maintenance_NodeMaintenancePreview(in *NodeMaintenancePreview, out *maintenance.NodeMaintenancePreview, s conversion.Scope) error {
+	out.ObjectMeta = in.ObjectMeta
+	out.Timestamp = in.Timestamp
+	out.Stage = maintenance.NodeMaintenanceStage(in.Stage)
+	out.PodCount = in.PodCount
+	out.PodsLeftCount = in.PodsLeftCount
+	out.NodeCount = in.NodeCount
+	out.NodesRefused = in.NodesRefused
+	out.NodesUnchecked = in.NodesUnchecked
+	out.Waves = *(*[]maintenance.PreviewWave)(unsafe.Pointer(&in.Waves))
+	out.Blockers = *(*[]maintenance.PreviewBlocker)(unsafe.Pointer(&in.Blockers))
+	out.BlockersOmitted = in.BlockersOmitted
+	out.PodsLeft = *(*[]maintenance.PreviewPodsLeft)(unsafe.Pointer(&in.PodsLeft))
+	out.Maintenances = *(*[]maintenance.PreviewMaintenance)(unsafe.Pointer(&in.Maintenances))
+	out.Nodes = *(*[]maintenance.PreviewNode)(unsafe.Pointer(&in.Nodes))
+	out.NodesOmitted = in.NodesOmitted
+	return nil
+}
+
+// Convert_v1alpha1_NodeMaintenancePreview_To_maintenance_NodeMaintenancePreview is an autogenerated conversion function.
+func Convert_v1alpha1_NodeMaintenancePreview_To_maintenance_NodeMaintenancePreview(in *NodeMaintenancePreview, out *maintenance.NodeMaintenancePreview, s conversion.Scope) error {
+	return autoConvert_v1alpha1_NodeMaintenancePreview_To_maintenance_NodeMaintenancePreview(in, out, s)
+}
+
+func autoConvert_maintenance_NodeMaintenancePreview_To_v1alpha1_NodeMaintenancePreview(in *maintenance.NodeMaintenancePreview, out *NodeMaintenancePreview, s conversion.Scope) error {
+	out.ObjectMeta = in.ObjectMeta
+	out.Timestamp = in.Timestamp
+	out.Stage = NodeMaintenanceStage(in.Stage)
+	out.PodCount = in.PodCount
+	out.PodsLeftCount = in.PodsLeftCount
+	out.NodeCount = in.NodeCount
+	out.NodesRefused = in.NodesRefused
+	out.NodesUnchecked = in.NodesUnchecked
+	out.Waves = *(*[]PreviewWave)(unsafe.Pointer(&in.Waves))
+	out.Blockers = *(*[]PreviewBlocker)(unsafe.Pointer(&in.Blockers))
+	out.BlockersOmitted = in.BlockersOmitted
+	out.PodsLeft = *(*[]PreviewPodsLeft)(unsafe.Pointer(&in.PodsLeft))
+	out.Maintenances = *(*[]PreviewMaintenance)(unsafe.Pointer(&in.Maintenances))
+	out.Nodes = *(*[]PreviewNode)(unsafe.Pointer(&in.Nodes))
+	out.NodesOmitted = in.NodesOmitted
+	return nil
+}
+
+// Convert_maintenance_NodeMaintenancePreview_To_v1alpha1_NodeMaintenancePreview is an autogenerated conversion function.
+func Convert_maintenance_NodeMaintenancePreview_To_v1alpha1_NodeMaintenancePreview(in *maintenance.NodeMaintenancePreview, out *NodeMaintenancePreview, s conversion.Scope) error {
+	return autoConvert_maintenance_NodeMaintenancePreview_To_v1alpha1_NodeMaintenancePreview(in, out, s)
+}
+
 func autoConvert_v1alpha1_NodeMaintenanceSpec_To_maintenance_NodeMaintenanceSpec(in *NodeMaintenanceSpec, out *maintenance.NodeMaintenanceSpec, s conversion.Scope) error {
 	*out = *(*maintenance.NodeMaintenanceSpec)(unsafe.Pointer(in))
 	return nil
@@ -465,6 +633,226 @@ func autoConvert_maintenance_PodReference_To_v1alpha1_PodReference(in *maintenan
 // Convert_maintenance_PodReference_To_v1alpha1_PodReference is an autogenerated conversion function.
 func Convert_maintenance_PodReference_To_v1alpha1_PodReference(in *maintenance.PodReference, out *PodReference, s conversion.Scope) error {
 	return autoConvert_maintenance_PodReference_To_v1alpha1_PodReference(in, out, s)
+}
+
+func autoConvert_v1alpha1_PreviewBlocker_To_maintenance_PreviewBlocker(in *PreviewBlocker, out *maintenance.PreviewBlocker, s conversion.Scope) error {
+	*out = *(*maintenance.PreviewBlocker)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_PreviewBlocker_To_maintenance_PreviewBlocker is an autogenerated conversion function.
+func Convert_v1alpha1_PreviewBlocker_To_maintenance_PreviewBlocker(in *PreviewBlocker, out *maintenance.PreviewBlocker, s conversion.Scope) error {
+	return autoConvert_v1alpha1_PreviewBlocker_To_maintenance_PreviewBlocker(in, out, s)
+}
+
+func autoConvert_maintenance_PreviewBlocker_To_v1alpha1_PreviewBlocker(in *maintenance.PreviewBlocker, out *PreviewBlocker, s conversion.Scope) error {
+	*out = *(*PreviewBlocker)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_PreviewBlocker_To_v1alpha1_PreviewBlocker is an autogenerated conversion function.
+func Convert_maintenance_PreviewBlocker_To_v1alpha1_PreviewBlocker(in *maintenance.PreviewBlocker, out *PreviewBlocker, s conversion.Scope) error {
+	return autoConvert_maintenance_PreviewBlocker_To_v1alpha1_PreviewBlocker(in, out, s)
+}
+
+func autoConvert_v1alpha1_PreviewBudget_To_maintenance_PreviewBudget(in *PreviewBudget, out *maintenance.PreviewBudget, s conversion.Scope) error {
+	*out = *(*maintenance.PreviewBudget)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_PreviewBudget_To_maintenance_PreviewBudget is an autogenerated conversion function.
+func Convert_v1alpha1_PreviewBudget_To_maintenance_PreviewBudget(in *PreviewBudget, out *maintenance.PreviewBudget, s conversion.Scope) error {
+	return autoConvert_v1alpha1_PreviewBudget_To_maintenance_PreviewBudget(in, out, s)
+}
+
+func autoConvert_maintenance_PreviewBudget_To_v1alpha1_PreviewBudget(in *maintenance.PreviewBudget, out *PreviewBudget, s conversion.Scope) error {
+	*out = *(*PreviewBudget)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_PreviewBudget_To_v1alpha1_PreviewBudget is an autogenerated conversion function.
+func Convert_maintenance_PreviewBudget_To_v1alpha1_PreviewBudget(in *maintenance.PreviewBudget, out *PreviewBudget, s conversion.Scope) error {
+	return autoConvert_maintenance_PreviewBudget_To_v1alpha1_PreviewBudget(in, out, s)
+}
+
+func autoConvert_v1alpha1_PreviewEvacuator_To_maintenance_PreviewEvacuator(in *PreviewEvacuator, out *maintenance.PreviewEvacuator, s conversion.Scope) error {
+	*out = *(*maintenance.PreviewEvacuator)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_PreviewEvacuator_To_maintenance_PreviewEvacuator is an autogenerated conversion function.
+func Convert_v1alpha1_PreviewEvacuator_To_maintenance_PreviewEvacuator(in *PreviewEvacuator, out *maintenance.PreviewEvacuator, s conversion.Scope) error {
+	return autoConvert_v1alpha1_PreviewEvacuator_To_maintenance_PreviewEvacuator(in, out, s)
+}
+
+func autoConvert_maintenance_PreviewEvacuator_To_v1alpha1_PreviewEvacuator(in *maintenance.PreviewEvacuator, out *PreviewEvacuator, s conversion.Scope) error {
+	*out = *(*PreviewEvacuator)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_PreviewEvacuator_To_v1alpha1_PreviewEvacuator is an autogenerated conversion function.
+func Convert_maintenance_PreviewEvacuator_To_v1alpha1_PreviewEvacuator(in *maintenance.PreviewEvacuator, out *PreviewEvacuator, s conversion.Scope) error {
+	return autoConvert_maintenance_PreviewEvacuator_To_v1alpha1_PreviewEvacuator(in, out, s)
+}
+
+func autoConvert_v1alpha1_PreviewMaintenance_To_maintenance_PreviewMaintenance(in *PreviewMaintenance, out *maintenance.PreviewMaintenance, s conversion.Scope) error {
+	*out = *(*maintenance.PreviewMaintenance)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_PreviewMaintenance_To_maintenance_PreviewMaintenance is an autogenerated conversion function.
+func Convert_v1alpha1_PreviewMaintenance_To_maintenance_PreviewMaintenance(in *PreviewMaintenance, out *maintenance.PreviewMaintenance, s conversion.Scope) error {
+	return autoConvert_v1alpha1_PreviewMaintenance_To_maintenance_PreviewMaintenance(in, out, s)
+}
+
+func autoConvert_maintenance_PreviewMaintenance_To_v1alpha1_PreviewMaintenance(in *maintenance.PreviewMaintenance, out *PreviewMaintenance, s conversion.Scope) error {
+	*out = *(*PreviewMaintenance)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_PreviewMaintenance_To_v1alpha1_PreviewMaintenance is an autogenerated conversion function.
+func Convert_maintenance_PreviewMaintenance_To_v1alpha1_PreviewMaintenance(in *maintenance.PreviewMaintenance, out *PreviewMaintenance, s conversion.Scope) error {
+	return autoConvert_maintenance_PreviewMaintenance_To_v1alpha1_PreviewMaintenance(in, out, s)
+}
+
+func autoConvert_v1alpha1_PreviewNode_To_maintenance_PreviewNode(in *PreviewNode, out *maintenance.PreviewNode, s conversion.Scope) error {
+	*out = *(*maintenance.PreviewNode)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_PreviewNode_To_maintenance_PreviewNode is an autogenerated conversion function.
+func Convert_v1alpha1_PreviewNode_To_maintenance_PreviewNode(in *PreviewNode, out *maintenance.PreviewNode, s conversion.Scope) error {
+	return autoConvert_v1alpha1_PreviewNode_To_maintenance_PreviewNode(in, out, s)
+}
+
+func autoConvert_maintenance_PreviewNode_To_v1alpha1_PreviewNode(in *maintenance.PreviewNode, out *PreviewNode, s conversion.Scope) error {
+	*out = *(*PreviewNode)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_PreviewNode_To_v1alpha1_PreviewNode is an autogenerated conversion function.
+func Convert_maintenance_PreviewNode_To_v1alpha1_PreviewNode(in *maintenance.PreviewNode, out *PreviewNode, s conversion.Scope) error {
+	return autoConvert_maintenance_PreviewNode_To_v1alpha1_PreviewNode(in, out, s)
+}
+
+func autoConvert_v1alpha1_PreviewPod_To_maintenance_PreviewPod(in *PreviewPod, out *maintenance.PreviewPod, s conversion.Scope) error {
+	*out = *(*maintenance.PreviewPod)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_PreviewPod_To_maintenance_PreviewPod is an autogenerated conversion function.
+func Convert_v1alpha1_PreviewPod_To_maintenance_PreviewPod(in *PreviewPod, out *maintenance.PreviewPod, s conversion.Scope) error {
+	return autoConvert_v1alpha1_PreviewPod_To_maintenance_PreviewPod(in, out, s)
+}
+
+func autoConvert_maintenance_PreviewPod_To_v1alpha1_PreviewPod(in *maintenance.PreviewPod, out *PreviewPod, s conversion.Scope) error {
+	*out = *(*PreviewPod)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_PreviewPod_To_v1alpha1_PreviewPod is an autogenerated conversion function.
+func Convert_maintenance_PreviewPod_To_v1alpha1_PreviewPod(in *maintenance.PreviewPod, out *PreviewPod, s conversion.Scope) error {
+	return autoConvert_maintenance_PreviewPod_To_v1alpha1_PreviewPod(in, out, s)
+}
+
+func autoConvert_v1alpha1_PreviewPodReference_To_maintenance_PreviewPodReference(in *PreviewPodReference, out *maintenance.PreviewPodReference, s conversion.Scope) error {
+	*out = *(*maintenance.PreviewPodReference)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_PreviewPodReference_To_maintenance_PreviewPodReference is an autogenerated conversion function.
+func Convert_v1alpha1_PreviewPodReference_To_maintenance_PreviewPodReference(in *PreviewPodReference, out *maintenance.PreviewPodReference, s conversion.Scope) error {
+	return autoConvert_v1alpha1_PreviewPodReference_To_maintenance_PreviewPodReference(in, out, s)
+}
+
+func autoConvert_maintenance_PreviewPodReference_To_v1alpha1_PreviewPodReference(in *maintenance.PreviewPodReference, out *PreviewPodReference, s conversion.Scope) error {
+	*out = *(*PreviewPodReference)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_PreviewPodReference_To_v1alpha1_PreviewPodReference is an autogenerated conversion function.
+func Convert_maintenance_PreviewPodReference_To_v1alpha1_PreviewPodReference(in *maintenance.PreviewPodReference, out *PreviewPodReference, s conversion.Scope) error {
+	return autoConvert_maintenance_PreviewPodReference_To_v1alpha1_PreviewPodReference(in, out, s)
+}
+
+func autoConvert_v1alpha1_PreviewPodsLeft_To_maintenance_PreviewPodsLeft(in *PreviewPodsLeft, out *maintenance.PreviewPodsLeft, s conversion.Scope) error {
+	*out = *(*maintenance.PreviewPodsLeft)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_PreviewPodsLeft_To_maintenance_PreviewPodsLeft is an autogenerated conversion function.
+func Convert_v1alpha1_PreviewPodsLeft_To_maintenance_PreviewPodsLeft(in *PreviewPodsLeft, out *maintenance.PreviewPodsLeft, s conversion.Scope) error {
+	return autoConvert_v1alpha1_PreviewPodsLeft_To_maintenance_PreviewPodsLeft(in, out, s)
+}
+
+func autoConvert_maintenance_PreviewPodsLeft_To_v1alpha1_PreviewPodsLeft(in *maintenance.PreviewPodsLeft, out *PreviewPodsLeft, s conversion.Scope) error {
+	*out = *(*PreviewPodsLeft)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_PreviewPodsLeft_To_v1alpha1_PreviewPodsLeft is an autogenerated conversion function.
+func Convert_maintenance_PreviewPodsLeft_To_v1alpha1_PreviewPodsLeft(in *maintenance.PreviewPodsLeft, out *PreviewPodsLeft, s conversion.Scope) error {
+	return autoConvert_maintenance_PreviewPodsLeft_To_v1alpha1_PreviewPodsLeft(in, out, s)
+}
+
+func autoConvert_v1alpha1_PreviewWave_To_maintenance_PreviewWave(in *PreviewWave, out *maintenance.PreviewWave, s conversion.Scope) error {
+	*out = *(*maintenance.PreviewWave)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_PreviewWave_To_maintenance_PreviewWave is an autogenerated conversion function.
+func Convert_v1alpha1_PreviewWave_To_maintenance_PreviewWave(in *PreviewWave, out *maintenance.PreviewWave, s conversion.Scope) error {
+	return autoConvert_v1alpha1_PreviewWave_To_maintenance_PreviewWave(in, out, s)
+}
+
+func autoConvert_maintenance_PreviewWave_To_v1alpha1_PreviewWave(in *maintenance.PreviewWave, out *PreviewWave, s conversion.Scope) error {
+	*out = *(*PreviewWave)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_PreviewWave_To_v1alpha1_PreviewWave is an autogenerated conversion function.
+func Convert_maintenance_PreviewWave_To_v1alpha1_PreviewWave(in *maintenance.PreviewWave, out *PreviewWave, s conversion.Scope) error {
+	return autoConvert_maintenance_PreviewWave_To_v1alpha1_PreviewWave(in, out, s)
+}
+
+func autoConvert_v1alpha1_PreviewWaveNamespace_To_maintenance_PreviewWaveNamespace(in *PreviewWaveNamespace, out *maintenance.PreviewWaveNamespace, s conversion.Scope) error {
+	*out = *(*maintenance.PreviewWaveNamespace)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_PreviewWaveNamespace_To_maintenance_PreviewWaveNamespace is an autogenerated conversion function.
+func Convert_v1alpha1_PreviewWaveNamespace_To_maintenance_PreviewWaveNamespace(in *PreviewWaveNamespace, out *maintenance.PreviewWaveNamespace, s conversion.Scope) error {
+	return autoConvert_v1alpha1_PreviewWaveNamespace_To_maintenance_PreviewWaveNamespace(in, out, s)
+}
+
+func autoConvert_maintenance_PreviewWaveNamespace_To_v1alpha1_PreviewWaveNamespace(in *maintenance.PreviewWaveNamespace, out *PreviewWaveNamespace, s conversion.Scope) error {
+	*out = *(*PreviewWaveNamespace)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_PreviewWaveNamespace_To_v1alpha1_PreviewWaveNamespace is an autogenerated conversion function.
+func Convert_maintenance_PreviewWaveNamespace_To_v1alpha1_PreviewWaveNamespace(in *maintenance.PreviewWaveNamespace, out *PreviewWaveNamespace, s conversion.Scope) error {
+	return autoConvert_maintenance_PreviewWaveNamespace_To_v1alpha1_PreviewWaveNamespace(in, out, s)
+}
+
+func autoConvert_v1alpha1_PreviewWaveNode_To_maintenance_PreviewWaveNode(in *PreviewWaveNode, out *maintenance.PreviewWaveNode, s conversion.Scope) error {
+	*out = *(*maintenance.PreviewWaveNode)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_PreviewWaveNode_To_maintenance_PreviewWaveNode is an autogenerated conversion function.
+func Convert_v1alpha1_PreviewWaveNode_To_maintenance_PreviewWaveNode(in *PreviewWaveNode, out *maintenance.PreviewWaveNode, s conversion.Scope) error {
+	return autoConvert_v1alpha1_PreviewWaveNode_To_maintenance_PreviewWaveNode(in, out, s)
+}
+
+func autoConvert_maintenance_PreviewWaveNode_To_v1alpha1_PreviewWaveNode(in *maintenance.PreviewWaveNode, out *PreviewWaveNode, s conversion.Scope) error {
+	*out = *(*PreviewWaveNode)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_PreviewWaveNode_To_v1alpha1_PreviewWaveNode is an autogenerated conversion function.
+func Convert_maintenance_PreviewWaveNode_To_v1alpha1_PreviewWaveNode(in *maintenance.PreviewWaveNode, out *PreviewWaveNode, s conversion.Scope) error {
+	return autoConvert_maintenance_PreviewWaveNode_To_v1alpha1_PreviewWaveNode(in, out, s)
 }
 
 func autoConvert_v1alpha1_StageStatus_To_maintenance_StageStatus(in *StageStatus, out *maintenance.StageStatus, s conversion.Scope) error {

@@ -67,6 +67,11 @@ func (in NodeMaintenanceNodeStatus) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeMaintenancePreview) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenancePreview"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in NodeMaintenanceSpec) OpenAPIModelName() string {
 	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceSpec"
 }
@@ -84,6 +89,61 @@ func (in NodeReference) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in PodReference) OpenAPIModelName() string {
 	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PodReference"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PreviewBlocker) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PreviewBlocker"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PreviewBudget) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PreviewBudget"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PreviewEvacuator) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PreviewEvacuator"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PreviewMaintenance) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PreviewMaintenance"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PreviewNode) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PreviewNode"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PreviewPod) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PreviewPod"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PreviewPodReference) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PreviewPodReference"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PreviewPodsLeft) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PreviewPodsLeft"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PreviewWave) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PreviewWave"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PreviewWaveNamespace) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PreviewWaveNamespace"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PreviewWaveNode) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PreviewWaveNode"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.

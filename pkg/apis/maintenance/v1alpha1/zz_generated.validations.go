@@ -73,6 +73,21 @@ func RegisterValidations(scheme *runtime.Scheme) error {
 				field.InternalError(nil, fmt.Errorf("no validation found for %T, subresource: %v", obj, op.Request.SubresourcePath())),
 			}
 		})
+	// type NodeMaintenancePreview
+	scheme.AddValidationFunc(
+		(*NodeMaintenancePreview)(nil),
+		func(ctx context.Context, op operation.Operation, obj, oldObj interface{}) field.ErrorList {
+			switch op.Request.SubresourcePath() {
+			case "/":
+				return Validate_NodeMaintenancePreview(
+					ctx, op, nil, /* fldPath */
+					obj.(*NodeMaintenancePreview),
+					safe.Cast[*NodeMaintenancePreview](oldObj))
+			}
+			return field.ErrorList{
+				field.InternalError(nil, fmt.Errorf("no validation found for %T, subresource: %v", obj, op.Request.SubresourcePath())),
+			}
+		})
 	return nil
 }
 
@@ -920,6 +935,156 @@ func Validate_NodeMaintenanceNodeStatus(
 	return errs
 }
 
+// Validate_NodeMaintenancePreview validates an instance of NodeMaintenancePreview according
+// to declarative validation rules in the API schema.
+func Validate_NodeMaintenancePreview(
+	ctx context.Context, op operation.Operation, fldPath *field.Path,
+	obj, oldObj *NodeMaintenancePreview) (errs field.ErrorList) {
+
+	// field NodeMaintenancePreview.TypeMeta has no validation
+	// field NodeMaintenancePreview.ObjectMeta has no validation
+	// field NodeMaintenancePreview.Timestamp has no validation
+
+	{ // field NodeMaintenancePreview.Stage
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *NodeMaintenanceStage,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalValue(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			// call the type's validation function
+			errs = append(errs, Validate_NodeMaintenanceStage(ctx, op, fldPath, obj, oldObj)...)
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenancePreview) *NodeMaintenanceStage {
+				return &oldObj.Stage
+			})
+		errs = append(errs, fn(fldPath.Child("stage"), &obj.Stage, oldVal, oldObj != nil)...)
+	}
+
+	// field NodeMaintenancePreview.PodCount has no validation
+	// field NodeMaintenancePreview.PodsLeftCount has no validation
+	// field NodeMaintenancePreview.NodeCount has no validation
+	// field NodeMaintenancePreview.NodesRefused has no validation
+	// field NodeMaintenancePreview.NodesUnchecked has no validation
+
+	{ // field NodeMaintenancePreview.Waves
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj []PreviewWave,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if equality.Semantic.DeepEqual(obj, oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalSlice(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			// iterate the list and call the type's validation function
+			if e := validate.EachValSliceVal(ctx, op, fldPath, obj, oldObj, nil, nil, Validate_PreviewWave); len(e) != 0 {
+				errs = append(errs, e...)
+			}
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenancePreview) []PreviewWave {
+				return oldObj.Waves
+			})
+		errs = append(errs, fn(fldPath.Child("waves"), obj.Waves, oldVal, oldObj != nil)...)
+	}
+
+	{ // field NodeMaintenancePreview.Blockers
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj []PreviewBlocker,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if equality.Semantic.DeepEqual(obj, oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalSlice(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			// iterate the list and call the type's validation function
+			if e := validate.EachValSliceVal(ctx, op, fldPath, obj, oldObj, nil, nil, Validate_PreviewBlocker); len(e) != 0 {
+				errs = append(errs, e...)
+			}
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenancePreview) []PreviewBlocker {
+				return oldObj.Blockers
+			})
+		errs = append(errs, fn(fldPath.Child("blockers"), obj.Blockers, oldVal, oldObj != nil)...)
+	}
+
+	// field NodeMaintenancePreview.BlockersOmitted has no validation
+	// field NodeMaintenancePreview.PodsLeft has no validation
+
+	{ // field NodeMaintenancePreview.Maintenances
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj []PreviewMaintenance,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if equality.Semantic.DeepEqual(obj, oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalSlice(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			// iterate the list and call the type's validation function
+			if e := validate.EachValSliceVal(ctx, op, fldPath, obj, oldObj, nil, nil, Validate_PreviewMaintenance); len(e) != 0 {
+				errs = append(errs, e...)
+			}
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenancePreview) []PreviewMaintenance {
+				return oldObj.Maintenances
+			})
+		errs = append(errs, fn(fldPath.Child("maintenances"), obj.Maintenances, oldVal, oldObj != nil)...)
+	}
+
+	// field NodeMaintenancePreview.Nodes has no validation
+	// field NodeMaintenancePreview.NodesOmitted has no validation
+	return errs
+}
+
 // Validate_NodeMaintenanceSpec validates an instance of NodeMaintenanceSpec according
 // to declarative validation rules in the API schema.
 func Validate_NodeMaintenanceSpec(
@@ -1354,6 +1519,161 @@ func Validate_PodType(
 		errs = append(errs, e...)
 	}
 
+	return errs
+}
+
+// Validate_PreviewBlocker validates an instance of PreviewBlocker according
+// to declarative validation rules in the API schema.
+func Validate_PreviewBlocker(
+	ctx context.Context, op operation.Operation, fldPath *field.Path,
+	obj, oldObj *PreviewBlocker) (errs field.ErrorList) {
+
+	{ // field PreviewBlocker.Effect
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *PreviewEffect,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.RequiredValue(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				errs = append(errs, e...)
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			// call the type's validation function
+			errs = append(errs, Validate_PreviewEffect(ctx, op, fldPath, obj, oldObj)...)
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *PreviewBlocker) *PreviewEffect {
+				return &oldObj.Effect
+			})
+		errs = append(errs, fn(fldPath.Child("effect"), &obj.Effect, oldVal, oldObj != nil)...)
+	}
+
+	// field PreviewBlocker.Reason has no validation
+	// field PreviewBlocker.Message has no validation
+	// field PreviewBlocker.Budgets has no validation
+	// field PreviewBlocker.Rounds has no validation
+	// field PreviewBlocker.PodCount has no validation
+	// field PreviewBlocker.Pods has no validation
+	// field PreviewBlocker.PodsOmitted has no validation
+	return errs
+}
+
+var symbolsForPreviewEffect = sets.New(PreviewEffectDelayed, PreviewEffectLost, PreviewEffectNever, PreviewEffectNotNow)
+
+// Validate_PreviewEffect validates an instance of PreviewEffect according
+// to declarative validation rules in the API schema.
+func Validate_PreviewEffect(
+	ctx context.Context, op operation.Operation, fldPath *field.Path,
+	obj, oldObj *PreviewEffect) (errs field.ErrorList) {
+
+	if e := validate.Enum(ctx, op, fldPath, obj, oldObj, symbolsForPreviewEffect, nil); len(e) != 0 {
+		errs = append(errs, e...)
+	}
+
+	return errs
+}
+
+// Validate_PreviewMaintenance validates an instance of PreviewMaintenance according
+// to declarative validation rules in the API schema.
+func Validate_PreviewMaintenance(
+	ctx context.Context, op operation.Operation, fldPath *field.Path,
+	obj, oldObj *PreviewMaintenance) (errs field.ErrorList) {
+
+	// field PreviewMaintenance.Name has no validation
+
+	{ // field PreviewMaintenance.Stage
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *NodeMaintenanceStage,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalValue(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			// call the type's validation function
+			errs = append(errs, Validate_NodeMaintenanceStage(ctx, op, fldPath, obj, oldObj)...)
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *PreviewMaintenance) *NodeMaintenanceStage {
+				return &oldObj.Stage
+			})
+		errs = append(errs, fn(fldPath.Child("stage"), &obj.Stage, oldVal, oldObj != nil)...)
+	}
+
+	// field PreviewMaintenance.NodeCount has no validation
+	// field PreviewMaintenance.NodesFastForwarded has no validation
+	return errs
+}
+
+// Validate_PreviewWave validates an instance of PreviewWave according
+// to declarative validation rules in the API schema.
+func Validate_PreviewWave(
+	ctx context.Context, op operation.Operation, fldPath *field.Path,
+	obj, oldObj *PreviewWave) (errs field.ErrorList) {
+
+	// field PreviewWave.Index has no validation
+
+	{ // field PreviewWave.PodType
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *PodType,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalValue(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			// call the type's validation function
+			errs = append(errs, Validate_PodType(ctx, op, fldPath, obj, oldObj)...)
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *PreviewWave) *PodType {
+				return &oldObj.PodType
+			})
+		errs = append(errs, fn(fldPath.Child("podType"), &obj.PodType, oldVal, oldObj != nil)...)
+	}
+
+	// field PreviewWave.PodPriority has no validation
+	// field PreviewWave.PodSelector has no validation
+	// field PreviewWave.PodCount has no validation
+	// field PreviewWave.PodsAsked has no validation
+	// field PreviewWave.PodsTerminating has no validation
+	// field PreviewWave.NodeCount has no validation
+	// field PreviewWave.Evacuators has no validation
+	// field PreviewWave.Nodes has no validation
+	// field PreviewWave.PodsOmitted has no validation
 	return errs
 }
 

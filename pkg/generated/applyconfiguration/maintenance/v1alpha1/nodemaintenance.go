@@ -85,6 +85,12 @@ func ExtractNodeMaintenance(nodeMaintenance *maintenancev1alpha1.NodeMaintenance
 	return ExtractNodeMaintenanceFrom(nodeMaintenance, fieldManager, "")
 }
 
+// ExtractNodeMaintenancePreview extracts the applied configuration owned by fieldManager from
+// nodeMaintenance for the preview subresource.
+func ExtractNodeMaintenancePreview(nodeMaintenance *maintenancev1alpha1.NodeMaintenance, fieldManager string) (*NodeMaintenanceApplyConfiguration, error) {
+	return ExtractNodeMaintenanceFrom(nodeMaintenance, fieldManager, "preview")
+}
+
 // ExtractNodeMaintenanceStatus extracts the applied configuration owned by fieldManager from
 // nodeMaintenance for the status subresource.
 func ExtractNodeMaintenanceStatus(nodeMaintenance *maintenancev1alpha1.NodeMaintenance, fieldManager string) (*NodeMaintenanceApplyConfiguration, error) {

@@ -51,6 +51,8 @@ type NodeMaintenanceInterface interface {
 	Apply(ctx context.Context, nodeMaintenance *applyconfigurationmaintenancev1alpha1.NodeMaintenanceApplyConfiguration, opts v1.ApplyOptions) (result *maintenancev1alpha1.NodeMaintenance, err error)
 	// Add a +genclient:noStatus comment above the type to avoid generating ApplyStatus().
 	ApplyStatus(ctx context.Context, nodeMaintenance *applyconfigurationmaintenancev1alpha1.NodeMaintenanceApplyConfiguration, opts v1.ApplyOptions) (result *maintenancev1alpha1.NodeMaintenance, err error)
+	GetPreview(ctx context.Context, nodeMaintenanceName string, options v1.GetOptions) (*maintenancev1alpha1.NodeMaintenancePreview, error)
+
 	NodeMaintenanceExpansion
 }
 
@@ -72,4 +74,18 @@ func newNodeMaintenances(c *MaintenanceV1alpha1Client) *nodeMaintenances {
 			gentype.PrefersProtobuf[*maintenancev1alpha1.NodeMaintenance](),
 		),
 	}
+}
+
+// GetPreview takes name of the nodeMaintenance, and returns the corresponding maintenancev1alpha1.NodeMaintenancePreview object, and an error if there is any.
+func (c *nodeMaintenances) GetPreview(ctx context.Context, nodeMaintenanceName string, options v1.GetOptions) (result *maintenancev1alpha1.NodeMaintenancePreview, err error) {
+	result = &maintenancev1alpha1.NodeMaintenancePreview{}
+	err = c.GetClient().Get().
+		UseProtobufAsDefault().
+		Resource("nodemaintenances").
+		Name(nodeMaintenanceName).
+		SubResource("preview").
+		VersionedParams(&options, scheme.ParameterCodec).
+		Do(ctx).
+		Into(result)
+	return
 }

@@ -19,10 +19,14 @@ limitations under the License.
 package fake
 
 import (
+	context "context"
+
 	v1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/generated/applyconfiguration/maintenance/v1alpha1"
 	typedmaintenancev1alpha1 "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
+	v1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gentype "k8s.io/client-go/gentype"
+	testing "k8s.io/client-go/testing"
 )
 
 // fakeNodeMaintenances implements NodeMaintenanceInterface
@@ -50,4 +54,15 @@ func newFakeNodeMaintenances(fake *FakeMaintenanceV1alpha1) typedmaintenancev1al
 		),
 		fake,
 	}
+}
+
+// GetPreview takes name of the nodeMaintenance, and returns the corresponding nodeMaintenancePreview object, and an error if there is any.
+func (c *fakeNodeMaintenances) GetPreview(ctx context.Context, nodeMaintenanceName string, options v1.GetOptions) (result *v1alpha1.NodeMaintenancePreview, err error) {
+	emptyResult := &v1alpha1.NodeMaintenancePreview{}
+	obj, err := c.Fake.
+		Invokes(testing.NewRootGetSubresourceActionWithOptions(c.Resource(), "preview", nodeMaintenanceName, options), emptyResult)
+	if obj == nil {
+		return emptyResult, err
+	}
+	return obj.(*v1alpha1.NodeMaintenancePreview), err
 }
