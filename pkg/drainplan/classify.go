@@ -36,6 +36,8 @@ const (
 	LeftTolerant LeftReason = "DaemonSet pod that tolerates the drain taint"
 	// LeftStatic is the reason of static pods on a node without an agent.
 	LeftStatic LeftReason = "static pod"
+	// LeftOwn is the reason of the server's own pods while no other node would take them.
+	LeftOwn LeftReason = "server pod that no other node would take"
 )
 
 // IsLive says whether a pod still runs or will run. Terminating pods are live until they are gone.

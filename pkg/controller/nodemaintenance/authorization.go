@@ -19,6 +19,7 @@ package nodemaintenance
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -41,14 +42,10 @@ type authorizations struct {
 	authorizer authorizer.Authorizer
 	clock      clock.PassiveClock
 
-	mu      sync.Mutex
-	answers map[authorizationKey]authorizationAnswer
+	mu sync.Mutex
+	// answers are by what identifies the user, then by node.
+	answers map[string]map[types.UID]authorizationAnswer
 	swept   time.Time
-}
-
-type authorizationKey struct {
-	node types.UID
-	user string
 }
 
 type authorizationAnswer struct {
@@ -57,7 +54,7 @@ type authorizationAnswer struct {
 }
 
 func newAuthorizations(a authorizer.Authorizer, clock clock.PassiveClock) *authorizations {
-	return &authorizations{authorizer: a, clock: clock, answers: map[authorizationKey]authorizationAnswer{}, swept: clock.Now()}
+	return &authorizations{authorizer: a, clock: clock, answers: map[string]map[types.UID]authorizationAnswer{}, swept: clock.Now()}
 }
 
 // allowed says which of the nodes the requester may delete, by name. An authorizer that does not answer is an error, never an answer.
@@ -65,27 +62,23 @@ func (a *authorizations) allowed(ctx context.Context, requester *authenticationv
 	if requester == nil || requester.Username == "" {
 		return map[string]bool{}, nil
 	}
-	var mu sync.Mutex
-	out := make(map[string]bool, len(nodes))
 	identity := identify(requester)
-	err := inParallel(ctx, len(nodes), func(ctx context.Context, i int) error {
-		ok, err := a.one(ctx, requester, identity, nodes[i])
+	out, unknown := a.known(identity, nodes)
+	var mu sync.Mutex
+	err := inParallel(ctx, len(unknown), func(ctx context.Context, i int) error {
+		ok, err := a.ask(ctx, requester, identity, unknown[i])
 		if err != nil {
-			return fmt.Errorf("authorize %s to delete node %s: %w", requester.Username, nodes[i].Name, err)
+			return fmt.Errorf("authorize %s to delete node %s: %w", requester.Username, unknown[i].Name, err)
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		out[nodes[i].Name] = ok
+		out[unknown[i].Name] = ok
 		return nil
 	})
 	return out, err
 }
 
-func (a *authorizations) one(ctx context.Context, requester *authenticationv1.UserInfo, identity string, node *corev1.Node) (bool, error) {
-	key := authorizationKey{node: node.UID, user: identity}
-	if allowed, known := a.known(key); known {
-		return allowed, nil
-	}
+func (a *authorizations) ask(ctx context.Context, requester *authenticationv1.UserInfo, identity string, node *corev1.Node) (bool, error) {
 	decision, _, err := a.authorizer.Authorize(ctx, authorizer.AttributesRecord{
 		User:            userOf(requester),
 		Verb:            "delete",
@@ -100,27 +93,43 @@ func (a *authorizations) one(ctx context.Context, requester *authenticationv1.Us
 	answer := authorizationAnswer{allowed: decision == authorizer.DecisionAllow, until: a.clock.Now().Add(authorizationTTL)}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.answers[key] = answer
+	if a.answers[identity] == nil {
+		a.answers[identity] = map[types.UID]authorizationAnswer{}
+	}
+	a.answers[identity][node.UID] = answer
 	return answer.allowed, nil
 }
 
-func (a *authorizations) known(key authorizationKey) (allowed, known bool) {
+// known returns the answers that still count, by node name, and the nodes without one.
+func (a *authorizations) known(identity string, nodes []*corev1.Node) (answers map[string]bool, unknown []*corev1.Node) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := a.clock.Now()
-	if now.Sub(a.swept) > authorizationTTL {
-		a.swept = now
-		for k, answer := range a.answers {
-			if now.After(answer.until) {
-				delete(a.answers, k)
-			}
+	a.sweep(now)
+	mine := a.answers[identity]
+	answers = make(map[string]bool, len(nodes))
+	for _, node := range nodes {
+		if answer, ok := mine[node.UID]; ok && !now.After(answer.until) {
+			answers[node.Name] = answer.allowed
+		} else {
+			unknown = append(unknown, node)
 		}
 	}
-	answer, ok := a.answers[key]
-	if !ok || now.After(answer.until) {
-		return false, false
+	return answers, unknown
+}
+
+// sweep forgets, now and then, what does not count any more.
+func (a *authorizations) sweep(now time.Time) {
+	if now.Sub(a.swept) <= authorizationTTL {
+		return
 	}
-	return answer.allowed, true
+	a.swept = now
+	for identity, answers := range a.answers {
+		maps.DeleteFunc(answers, func(_ types.UID, answer authorizationAnswer) bool { return now.After(answer.until) })
+		if len(answers) == 0 {
+			delete(a.answers, identity)
+		}
+	}
 }
 
 func userOf(u *authenticationv1.UserInfo) user.Info {

@@ -50,6 +50,8 @@ func (c *Controller) complete(ctx context.Context, nm *maintenancev1alpha1.NodeM
 			return err
 		}
 	}
+	c.memories.remove(nm.Name)
+	c.retainViews()
 	c.tallies.set(nm.Name, tallyOf(nm, nm.Status.NodeStatuses))
 	status := completedStatus(nm)
 	c.setCondition(nm, &status, maintenancev1alpha1.ConditionDrained, metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested, "The maintenance is complete")

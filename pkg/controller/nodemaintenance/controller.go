@@ -25,6 +25,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -81,6 +82,9 @@ type Config struct {
 	Liveness *liveness.Tracker
 	// Evacuators are the classes of the built-in evacuators that are on. Pods that only one of the others could move are left running.
 	Evacuators sets.Set[string]
+	// OwnPod is the pod that this server runs in; an empty name means none. It and the replicas with the same controller leave their nodes
+	// last, and only for a node that would take them.
+	OwnPod types.NamespacedName
 }
 
 // Controller runs NodeMaintenances.
@@ -109,6 +113,10 @@ type Controller struct {
 	written   *writtenStatuses
 	confirmed *confirmations
 	requested *requestedEvacuations
+	own       *ownPods
+	views     *views
+	memories  *memories
+	stored    *storedTargets
 	tallies   *tallies
 	costs     *costs
 }
@@ -137,6 +145,10 @@ func New(config Config) (*Controller, error) {
 		written:   newWrittenStatuses(config.Clock),
 		confirmed: newConfirmations(config.Clock),
 		requested: newRequestedEvacuations(config.Clock),
+		own:       newOwnPods(config.OwnPod),
+		views:     newViews(),
+		memories:  newMemories(),
+		stored:    newStoredTargets(),
 		tallies:   &tallies{byName: map[string]tally{}},
 		costs:     &costs{byItem: map[string]time.Duration{}},
 	}
@@ -267,7 +279,7 @@ func (c *Controller) get(name string) (*maintenancev1alpha1.NodeMaintenance, err
 		return nil, err
 	}
 	if written := c.written.latest(name); written != nil && written.UID == nm.UID {
-		if order, err := resourceversion.CompareResourceVersion(written.ResourceVersion, nm.ResourceVersion); err == nil && order > 0 {
+		if order, err := resourceversion.CompareResourceVersion(written.ResourceVersion, nm.ResourceVersion); err == nil && order >= 0 {
 			return written, nil
 		}
 	}
@@ -279,8 +291,21 @@ func (c *Controller) forget(name string) {
 	c.selection.removeMaintenance(name)
 	c.written.remove(name)
 	c.confirmed.remove(name)
+	c.memories.remove(name)
+	c.stored.remove(name)
 	c.tallies.remove(name)
 	c.costs.set(name, 0)
+	c.retainViews()
+}
+
+// retainViews forgets what is on nodes that no maintenance looks at any more.
+func (c *Controller) retainViews() {
+	c.views.retain(func(node string) bool {
+		return slices.ContainsFunc(c.selection.maintenancesOn(node), func(name string) bool {
+			nm, err := c.get(name)
+			return err == nil && !isDone(nm)
+		})
+	})
 }
 
 // costs remembers how long the last sync of each item took.

@@ -68,6 +68,11 @@ func (o owners) has(nm *maintenancev1alpha1.NodeMaintenance) bool {
 	return o[nm.Name] == nm.UID && nm.UID != ""
 }
 
+// soleOwner is the annotation of a node that only one maintenance holds. Neither names nor UIDs have anything in them that JSON escapes.
+func soleOwner(nm *maintenancev1alpha1.NodeMaintenance) string {
+	return `{"` + nm.Name + `":"` + string(nm.UID) + `"}`
+}
+
 // nodeChange is what is to be written to a node; the zero value changes nothing.
 type nodeChange struct {
 	// unschedulable is the wanted value, or nil to leave it.
@@ -84,6 +89,10 @@ func (n nodeChange) empty() bool { return n.unschedulable == nil && !n.setOwners
 // decideCordon says what makes a node unschedulable on behalf of a maintenance. A cordon without our annotation is somebody else's: it is
 // enough for us, and by not annotating it we know later not to lift it.
 func decideCordon(node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance) nodeChange {
+	// What most nodes of a drain look like, without reading the annotation.
+	if value := node.Annotations[maintenancev1alpha1.AnnotationCordonedBy]; node.Spec.Unschedulable && (value == "" || value == soleOwner(nm)) {
+		return nodeChange{}
+	}
 	current := ownersOf(node)
 	if node.Spec.Unschedulable && (current == nil || current.has(nm)) {
 		return nodeChange{}

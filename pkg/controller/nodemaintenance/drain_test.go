@@ -89,7 +89,7 @@ func TestDecideEvacuation(t *testing.T) {
 
 func TestDecideDrained(t *testing.T) {
 	some := func(modify ...func(*remainder)) *remainder {
-		r := newRemainder(nil)
+		r := newRemainder()
 		for _, m := range modify {
 			m(r)
 		}
@@ -445,6 +445,9 @@ func (f *fixture) drainToTheEnd(seed uint64, r *rand.Rand) {
 		f.cached()
 		if r.IntN(5) == 0 {
 			f.restart()
+		}
+		if r.IntN(3) == 0 {
+			f.wantSameLooks("m")
 		}
 		_ = f.Controller.sync(f.ctx, "m") // An interruption is the point here; what comes of it is checked.
 		if isDrained(f.nm("m")) {

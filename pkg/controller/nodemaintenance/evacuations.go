@@ -24,7 +24,6 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -87,38 +86,8 @@ func (c *Controller) evacuationOf(pod *corev1.Pod) *maintenancev1alpha1.Evacuati
 
 // evacuate asks the targeted pods of the subject's nodes to leave. It goes by the targets of a node only when every maintenance that drains
 // the node has them in its status: otherwise a crash, or the end of the one that has, would let them fall back.
-func (c *Controller) evacuate(ctx context.Context, g *gathered, targets map[string]drainplan.Targets) error {
-	stored := make([]map[maintenancev1alpha1.NodeReference][]maintenancev1alpha1.DrainPlanEntry, len(g.draining))
-	on := map[string][]int{}
-	for i, m := range g.draining {
-		stored[i] = targetsByNode(m.NodeMaintenance)
-		for _, node := range m.nodes {
-			on[node.Name] = append(on[node.Name], i)
-		}
-	}
-	var work []livePod
-	for _, node := range g.subject.nodes {
-		t := targets[node.Name]
-		confirmed := true
-		for _, i := range on[node.Name] {
-			if !equality.Semantic.DeepEqual(stored[i][refOf(node)], t.Entries) && len(t.Entries) > 0 {
-				confirmed = false
-				if other := g.draining[i]; other != g.subject {
-					c.mark([]string{other.Name})
-				}
-			}
-		}
-		if !confirmed {
-			continue
-		}
-		for _, pod := range g.pods[node.Name] {
-			if pod.left == "" && t.Cover(pod.plan) {
-				if step := decideEvacuation(pod.evacuation); step == stepCreate || step == stepAdopt {
-					work = append(work, pod)
-				}
-			}
-		}
-	}
+func (c *Controller) evacuate(ctx context.Context, g *gathered, l *look) error {
+	work := c.due(g, l)
 	return inParallel(ctx, len(work), func(ctx context.Context, i int) error {
 		pod := work[i]
 		if decideEvacuation(pod.evacuation) == stepAdopt {
@@ -126,6 +95,65 @@ func (c *Controller) evacuate(ctx context.Context, g *gathered, targets map[stri
 		}
 		return c.create(ctx, g.subject.NodeMaintenance, pod.Pod)
 	})
+}
+
+// due returns the pods that need an Evacuation on the nodes whose targets are stored by all maintenances that drain them. The others of
+// these maintenances are looked at at once.
+func (c *Controller) due(g *gathered, l *look) []livePod {
+	var behind sets.Set[string]
+	var work []livePod
+	ownToo := ownPodsAreNext(l.counts)
+	for i, node := range g.subject.nodes {
+		n := l.counts[i]
+		if len(n.unasked) == 0 {
+			continue
+		}
+		stored := true
+		for _, name := range c.selection.maintenancesOn(node.Name) {
+			m := g.drainingOn(name, node)
+			if m == nil || sameEntries(c.stored.targets(m.NodeMaintenance)[refOf(node)], n.targets.Entries) {
+				continue
+			}
+			stored = false
+			if m != g.subject {
+				behind = behind.Union(sets.New(name))
+			}
+		}
+		if stored {
+			work = append(work, n.unasked...)
+		}
+	}
+	for name := range behind {
+		c.queue.Add(name)
+	}
+	if !ownToo {
+		work = slices.DeleteFunc(work, func(pod livePod) bool { return pod.own })
+	}
+	return work
+}
+
+// ownPodsAreNext says whether nobody but pods of this server is left to leave.
+func ownPodsAreNext(counts []*nodeCount) bool {
+	for _, n := range counts {
+		if n.targeted > n.targetedOwn {
+			return false
+		}
+	}
+	return true
+}
+
+// withdrawUnwanted takes our finalizer off the Evacuations of pods that nobody wants gone: their labels have changed, or their node is another
+// one of the same name.
+func (c *Controller) withdrawUnwanted(ctx context.Context, g *gathered, l *look) error {
+	var work []*maintenancev1alpha1.Evacuation
+	for i, node := range g.subject.nodes {
+		for _, e := range l.counts[i].unwanted {
+			if !c.wanted(e, node.Name, "") {
+				work = append(work, e)
+			}
+		}
+	}
+	return inParallel(ctx, len(work), func(ctx context.Context, i int) error { return c.leave(ctx, work[i]) })
 }
 
 func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, pod *corev1.Pod) error {
@@ -150,6 +178,7 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		// The namespace takes its pods along. The status counts and names them.
 		c.requested.refuse(pod.UID)
+		c.views.drop(controllercache.NodeOf(pod))
 		c.queue.AddAfter(nm.Name, requestPatience)
 		return nil
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsInvalid(err), apierrors.IsGone(err):
@@ -327,7 +356,7 @@ func (c *Controller) wanted(e *maintenancev1alpha1.Evacuation, nodeName string, 
 		if err != nil || nm.UID == except || !isDraining(nm) {
 			continue
 		}
-		entries := targetsByNode(nm)[refOf(node)]
+		entries := c.stored.targets(nm)[refOf(node)]
 		// Of a pod that is gone nobody can say more than that its node is drained.
 		if len(entries) > 0 && pod == nil {
 			return true

@@ -145,6 +145,7 @@ func (f *fixture) restart() {
 	c, err := New(Config{
 		Host: f.host, HostInformers: hostInformers, Maintenance: f.maintenance, MaintenanceInformers: maintenanceInformers,
 		Recorder: f.recorder, Clock: f.clock, Authorizer: f.rights, Evacuators: sets.New[string](),
+		OwnPod: types.NamespacedName{Namespace: "default", Name: "haulout-1"},
 	})
 	if err != nil {
 		f.t.Fatal(err)
@@ -164,6 +165,10 @@ func (f *fixture) create(o runtime.Object) {
 		_, err = f.host.CoreV1().Nodes().Create(f.ctx, o, metav1.CreateOptions{})
 	case *corev1.Pod:
 		_, err = f.host.CoreV1().Pods(o.Namespace).Create(f.ctx, o, metav1.CreateOptions{})
+	case *corev1.PersistentVolumeClaim:
+		_, err = f.host.CoreV1().PersistentVolumeClaims(o.Namespace).Create(f.ctx, o, metav1.CreateOptions{})
+	case *corev1.PersistentVolume:
+		_, err = f.host.CoreV1().PersistentVolumes().Create(f.ctx, o, metav1.CreateOptions{})
 	case *storagev1.VolumeAttachment:
 		_, err = f.host.StorageV1().VolumeAttachments().Create(f.ctx, o, metav1.CreateOptions{})
 	case *maintenancev1alpha1.NodeMaintenance:
@@ -187,14 +192,14 @@ func (f *fixture) cached() {
 		pods, err := f.podLister.List(labels.Everything())
 		ok = ok && err == nil && sameObjects(pods, f.pods())
 		maintenances, err := f.maintenanceLister.List(labels.Everything())
-		ok = ok && err == nil && sameObjects(maintenances, f.maintenanceList())
+		ok = ok && err == nil && sameObjects(maintenances, f.maintenanceList()) && f.selectionKnowsMaintenances(maintenances)
 		evacuations, err := f.evacuationLister.List(labels.Everything())
 		ok = ok && err == nil && sameObjects(evacuations, f.evacuationList())
 		var volumes []*storagev1.VolumeAttachment
 		for _, obj := range f.volumeIndexer.List() {
 			volumes = append(volumes, obj.(*storagev1.VolumeAttachment))
 		}
-		return ok && sameObjects(volumes, f.volumeAttachments())
+		return ok && sameObjects(volumes, f.volumeAttachments()) && f.viewsKnow()
 	})
 }
 
@@ -213,6 +218,15 @@ func (f *fixture) selectionKnows(nodes []*corev1.Node) bool {
 		}
 	}
 	return true
+}
+
+func (f *fixture) selectionKnowsMaintenances(maintenances []*maintenancev1alpha1.NodeMaintenance) bool {
+	f.selection.mu.Lock()
+	defer f.selection.mu.Unlock()
+	return !slices.ContainsFunc(maintenances, func(nm *maintenancev1alpha1.NodeMaintenance) bool {
+		known := f.selection.maintenances[nm.Name]
+		return known == nil || known.uid != nm.UID || known.generation != nm.Generation
+	})
 }
 
 func sameObjects[T metav1.Object](cached, stored []T) bool {
@@ -251,6 +265,7 @@ func (f *fixture) step(name string) {
 		}
 		f.cached()
 		if f.state() == before {
+			f.wantSameLooks(name)
 			return
 		}
 	}

@@ -20,7 +20,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -29,18 +28,8 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/drainplan"
 )
-
-// livePod is a pod that counts for a node.
-type livePod struct {
-	*corev1.Pod
-	plan drainplan.Pod
-	left drainplan.LeftReason
-	// evacuation is the pod's Evacuation, or nil.
-	evacuation *maintenancev1alpha1.Evacuation
-}
 
 // member is a maintenance with its nodes.
 type member struct {
@@ -55,8 +44,10 @@ type gathered struct {
 	// draining are the maintenances in stage Drain that share nodes with the subject, directly or through others, and the subject itself if
 	// it drains.
 	draining []*member
-	// pods are the live pods by node name, for all nodes of subject and draining.
-	pods map[string][]livePod
+	// views are what is on the nodes, by name, for all nodes of subject and draining.
+	views map[string]*nodeView
+	// memory is what earlier syncs of the subject have worked out.
+	memory *memory
 }
 
 func (c *Controller) gather(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*gathered, error) {
@@ -64,16 +55,17 @@ func (c *Controller) gather(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	if err != nil {
 		return nil, err
 	}
-	g := &gathered{subject: subject, pods: map[string][]livePod{}}
+	g := &gathered{subject: subject, memory: c.memories.of(nm)}
 	if isDraining(nm) {
 		if g.draining, err = c.component(ctx, subject); err != nil {
 			return nil, err
 		}
 	}
+	g.views = make(map[string]*nodeView, len(subject.nodes)+len(subject.refused))
 	for _, m := range append(slices.Clone(g.draining), subject) {
 		for _, node := range slices.Concat(m.nodes, m.refused) {
-			if _, done := g.pods[node.Name]; !done {
-				if g.pods[node.Name], err = c.podsOf(node); err != nil {
+			if _, done := g.views[node.Name]; !done {
+				if g.views[node.Name], err = c.view(ctx, node); err != nil {
 					return nil, err
 				}
 			}
@@ -82,30 +74,49 @@ func (c *Controller) gather(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	return g, nil
 }
 
+// stays says whether a pod of this server is left on its node.
+func (g *gathered) stays(pod *corev1.Pod) bool {
+	view := g.views[pod.Spec.NodeName]
+	return view != nil && slices.ContainsFunc(view.pods, func(p livePod) bool { return p.UID == pod.UID && p.left == drainplan.LeftOwn })
+}
+
+// drainingOn returns the maintenance of the given name if it drains the node, or nil.
+func (g *gathered) drainingOn(name string, node *corev1.Node) *member {
+	for _, m := range g.draining {
+		if m.Name == name && m.mayTouch(node) {
+			return m
+		}
+	}
+	return nil
+}
+
+// mayTouch says whether a selected node is one that the requester may delete.
+func (m *member) mayTouch(node *corev1.Node) bool {
+	return !slices.ContainsFunc(m.refused, func(r *corev1.Node) bool { return r.Name == node.Name })
+}
+
 // component returns the draining maintenances that share nodes with the subject, directly or through others, the subject first.
 func (c *Controller) component(ctx context.Context, subject *member) ([]*member, error) {
 	component := []*member{subject}
 	seen := map[string]bool{subject.Name: true}
 	for i := 0; i < len(component); i++ {
-		for _, node := range component[i].nodes {
-			for _, name := range c.selection.maintenancesOn(node.Name) {
-				if seen[name] {
-					continue
-				}
-				seen[name] = true
-				other, err := c.get(name)
-				if apierrors.IsNotFound(err) || err == nil && !isDraining(other) {
-					continue
-				}
-				if err != nil {
-					return nil, err
-				}
-				m, err := c.member(ctx, other)
-				if err != nil {
-					return nil, fmt.Errorf("maintenance %s on the same nodes: %w", name, err)
-				}
-				component = append(component, m)
+		for _, name := range c.selection.neighbours(component[i].nodes) {
+			if seen[name] {
+				continue
 			}
+			seen[name] = true
+			other, err := c.get(name)
+			if apierrors.IsNotFound(err) || err == nil && !isDraining(other) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			m, err := c.member(ctx, other)
+			if err != nil {
+				return nil, fmt.Errorf("maintenance %s on the same nodes: %w", name, err)
+			}
+			component = append(component, m)
 		}
 	}
 	return component, nil
@@ -140,44 +151,16 @@ func (m *member) username() string {
 	return m.Spec.RequestedBy.Username
 }
 
-// podsOf returns the live pods that count for a node, in the order of their names.
-func (c *Controller) podsOf(node *corev1.Node) ([]livePod, error) {
-	objects, err := c.podIndexer.ByIndex(controllercache.PodsByNode, node.Name)
-	if err != nil {
-		return nil, err
-	}
-	pods := make([]livePod, 0, len(objects))
-	for _, obj := range objects {
-		if pod := obj.(*corev1.Pod); drainplan.IsLive(pod) {
-			live := c.classify(pod, node)
-			live.evacuation = c.evacuationOf(pod)
-			pods = append(pods, live)
-		}
-	}
-	slices.SortFunc(pods, func(a, b livePod) int {
-		if a.Namespace != b.Namespace {
-			return strings.Compare(a.Namespace, b.Namespace)
-		}
-		return strings.Compare(a.Name, b.Name)
-	})
-	return pods, nil
-}
-
-func (c *Controller) classify(pod *corev1.Pod, node *corev1.Node) livePod {
-	plan := drainplan.PodOf(pod, node.UID)
-	return livePod{Pod: pod, plan: plan, left: drainplan.Left(pod, plan.Type, c.evacuators)}
-}
-
 // world is what the planner is asked about.
-func (g *gathered) world() drainplan.World {
+func (c *Controller) world(g *gathered) drainplan.World {
 	var w drainplan.World
-	added := map[string]bool{}
+	added := make(map[string]bool, len(g.views))
 	for _, m := range g.draining {
 		pm := drainplan.Maintenance{
 			Name: m.Name, Created: m.CreationTimestamp.Time, Plan: m.Spec.DrainPlan,
-			Before: make(map[string][]maintenancev1alpha1.DrainPlanEntry, len(m.nodes)),
+			Nodes: make([]string, 0, len(m.nodes)), Before: make(map[string][]maintenancev1alpha1.DrainPlanEntry, len(m.nodes)),
 		}
-		before := targetsByNode(m.NodeMaintenance)
+		before := c.stored.targets(m.NodeMaintenance)
 		for _, node := range m.nodes {
 			pm.Nodes = append(pm.Nodes, node.Name)
 			if !node.Spec.Unschedulable {
@@ -188,7 +171,7 @@ func (g *gathered) world() drainplan.World {
 			}
 			if !added[node.Name] {
 				added[node.Name] = true
-				w.Nodes = append(w.Nodes, &drainplan.Node{Name: node.Name, UID: node.UID, Pods: leaving(g.pods[node.Name])})
+				w.Nodes = append(w.Nodes, g.views[node.Name].plan)
 			}
 		}
 		w.Maintenances = append(w.Maintenances, pm)
@@ -196,29 +179,8 @@ func (g *gathered) world() drainplan.World {
 	return w
 }
 
-func leaving(pods []livePod) []drainplan.Pod {
-	out := make([]drainplan.Pod, 0, len(pods))
-	for i := range pods {
-		if pods[i].left == "" {
-			out = append(out, pods[i].plan)
-		}
-	}
-	return out
-}
-
 func refOf(node *corev1.Node) maintenancev1alpha1.NodeReference {
 	return maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID}
-}
-
-// targetsByNode returns what a status says, by name and UID: a node that was created again starts anew.
-func targetsByNode(nm *maintenancev1alpha1.NodeMaintenance) map[maintenancev1alpha1.NodeReference][]maintenancev1alpha1.DrainPlanEntry {
-	out := make(map[maintenancev1alpha1.NodeReference][]maintenancev1alpha1.DrainPlanEntry, len(nm.Status.NodeStatuses))
-	for i := range nm.Status.NodeStatuses {
-		if entry := &nm.Status.NodeStatuses[i]; len(entry.DrainTargets) > 0 {
-			out[entry.NodeRef] = entry.DrainTargets
-		}
-	}
-	return out
 }
 
 // holders returns the maintenances, other than the one of the given UID, that keep a node cordoned: those whose annotation is on it and those

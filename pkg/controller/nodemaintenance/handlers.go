@@ -88,6 +88,7 @@ func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMainten
 		c.queue.Add(nm.Name)
 	}
 	if old != nil && isHolding(old) != isHolding(nm) || !statusOnly || !sameTargets(old, nm) {
+		// Not gathered with other events: they wait for these targets to be stored.
 		c.markNeighbours(nm)
 	}
 	if isEnding(nm) && !slices.Contains(nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion) {
@@ -95,15 +96,11 @@ func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMainten
 	}
 }
 
-// markNeighbours marks the maintenances that share a node with nm.
+// markNeighbours has the maintenances that share a node with nm looked at, at once.
 func (c *Controller) markNeighbours(nm *maintenancev1alpha1.NodeMaintenance) {
-	seen := map[string]bool{nm.Name: true}
-	for _, node := range c.selection.nodesOf(nm.Name) {
-		for _, name := range c.selection.maintenancesOn(node.Name) {
-			if !seen[name] {
-				seen[name] = true
-				c.mark([]string{name})
-			}
+	for _, name := range c.selection.neighbours(c.selection.nodesOf(nm.Name)) {
+		if name != nm.Name {
+			c.queue.Add(name)
 		}
 	}
 }
@@ -115,7 +112,7 @@ func sameTargets(a, b *maintenancev1alpha1.NodeMaintenance) bool {
 	}
 	for i := range a.Status.NodeStatuses {
 		old, new := &a.Status.NodeStatuses[i], &b.Status.NodeStatuses[i]
-		if old.NodeRef != new.NodeRef || !equality.Semantic.DeepEqual(old.DrainTargets, new.DrainTargets) {
+		if old.NodeRef != new.NodeRef || !sameEntries(old.DrainTargets, new.DrainTargets) {
 			return false
 		}
 	}
@@ -123,6 +120,7 @@ func sameTargets(a, b *maintenancev1alpha1.NodeMaintenance) bool {
 }
 
 func (c *Controller) nodeChanged(old, node *corev1.Node) {
+	c.nodeOffersMore(old, node)
 	if node == nil {
 		c.cordons.forget(old)
 		c.mark(c.selection.removeNode(old.Name))
@@ -155,11 +153,17 @@ func (c *Controller) bearsStrayCordon(node *corev1.Node) bool {
 }
 
 func (c *Controller) podChanged(old, pod *corev1.Pod) {
+	for _, p := range []*corev1.Pod{old, pod} {
+		if p != nil {
+			c.views.drop(controllercache.NodeOf(p))
+		}
+	}
 	if old != nil && pod != nil && samePod(old, pod) {
 		return
 	}
 	if pod == nil {
 		c.requested.forget(old.UID)
+		c.forgetOwn(old.UID)
 	}
 	if old != nil && pod != nil && controllercache.NodeOf(old) != controllercache.NodeOf(pod) {
 		c.markIfStray(c.evacuationOf(pod))
@@ -183,6 +187,8 @@ func (c *Controller) evacuationChanged(old, evacuation *maintenancev1alpha1.Evac
 	if latest == nil {
 		latest = old
 	}
+	node := c.nodeOf(latest)
+	c.views.drop(node)
 	if evacuation == nil || isOurs(evacuation) {
 		c.requested.forget(latest.Spec.PodRef.UID)
 	}
@@ -190,13 +196,7 @@ func (c *Controller) evacuationChanged(old, evacuation *maintenancev1alpha1.Evac
 		return
 	}
 	c.markIfStray(evacuation)
-	if node := latest.Spec.NodeName; node != "" {
-		c.markNode(node)
-		return
-	}
-	if pod, err := c.podLister.Pods(latest.Namespace).Get(latest.Spec.PodRef.Name); err == nil && pod.UID == latest.Spec.PodRef.UID {
-		c.markNode(controllercache.NodeOf(pod))
-	}
+	c.markNode(node)
 }
 
 // markIfStray has an Evacuation withdrawn that is, or has become, nobody's wish. A leader that does not know yet that it is none may have made it.

@@ -45,11 +45,11 @@ func (c *Controller) announce(ctx context.Context, nm *maintenancev1alpha1.NodeM
 	if err != nil {
 		return err
 	}
-	status, err := c.statusOf(g, drainplan.Result{})
+	l, err := c.look(g)
 	if err != nil {
 		return err
 	}
-	_, err = c.writeStatus(ctx, nm, status)
+	_, err = c.writeStatus(ctx, nm, l.status)
 	return err
 }
 
@@ -64,42 +64,39 @@ func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaint
 	strays := c.strays(g.subject)
 	releaseFailed := c.releaseStrays(ctx, nm, strays)
 	failed := errors.Join(releaseFailed, c.cordon(ctx, nm, g.subject.nodes))
-	var plan drainplan.Result
-	if isDraining(nm) {
-		if plan, err = drainplan.Plan(g.world()); err != nil {
-			return errors.Join(failed, err)
-		}
-	}
-	status, err := c.statusOf(g, plan)
+	l, err := c.look(g)
 	if err != nil {
 		return errors.Join(failed, err)
 	}
 	if releaseFailed != nil {
-		keepNodes(&status, nm, strays)
+		keepNodes(&l.status, nm, strays)
 	}
-	if err := c.settleDrained(ctx, g, &status); err != nil {
+	if err := c.settleDrained(ctx, g, &l.status); err != nil {
 		return errors.Join(failed, err)
 	}
-	written, err := c.writeStatus(ctx, nm, status)
+	written, err := c.writeStatus(ctx, nm, l.status)
 	if err != nil {
 		return errors.Join(failed, err)
 	}
-	c.announceProgress(g, plan, written)
+	c.announceProgress(g, l.plan, written)
 	if !isDraining(nm) {
 		return failed
 	}
 	// From here on the targets are what is stored.
 	g.subject.NodeMaintenance = written
-	return errors.Join(failed, c.evacuate(ctx, g, plan.Targets))
+	return errors.Join(failed, c.evacuate(ctx, g, l), c.withdrawUnwanted(ctx, g, l))
 }
 
 // strays returns the nodes that bear the maintenance's annotation or stand in its status but are not selected any more.
 func (c *Controller) strays(m *member) sets.Set[string] {
-	selected := sets.New[string]()
-	for _, node := range slices.Concat(m.nodes, m.refused) {
-		selected.Insert(node.Name)
+	touched := c.touchedNodes(m.NodeMaintenance)
+	for _, node := range m.nodes {
+		touched.Delete(node.Name)
 	}
-	return c.touchedNodes(m.NodeMaintenance).Difference(selected)
+	for _, node := range m.refused {
+		touched.Delete(node.Name)
+	}
+	return touched
 }
 
 func (c *Controller) releaseStrays(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, strays sets.Set[string]) error {
@@ -123,7 +120,7 @@ func keepNodes(status *maintenancev1alpha1.NodeMaintenanceStatus, nm *maintenanc
 
 // touchedNodes returns the names of the nodes that a maintenance may have changed: those of its status and those that bear its annotation.
 func (c *Controller) touchedNodes(nm *maintenancev1alpha1.NodeMaintenance) sets.Set[string] {
-	names := sets.New[string]()
+	names := make(sets.Set[string], len(nm.Status.NodeStatuses))
 	for i := range nm.Status.NodeStatuses {
 		names.Insert(nm.Status.NodeStatuses[i].NodeRef.Name)
 	}
@@ -136,6 +133,9 @@ func (c *Controller) touchedNodes(nm *maintenancev1alpha1.NodeMaintenance) sets.
 
 // announceRefused tells once about each node that the requester may not delete: the message in the status is the memory.
 func (c *Controller) announceRefused(m *member) {
+	if len(m.refused) == 0 {
+		return
+	}
 	message := drainplan.NotAuthorizedMessage(m.username())
 	told := map[maintenancev1alpha1.NodeReference]bool{}
 	for i := range m.Status.NodeStatuses {
@@ -161,6 +161,21 @@ func (c *Controller) announceProgress(g *gathered, plan drainplan.Result, writte
 		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventDrained, actionDrain, "%s",
 			meta.FindStatusCondition(written.Status.Conditions, maintenancev1alpha1.ConditionDrained).Message)
 	}
+	if len(plan.FastForwarded[nm.Name]) > 0 {
+		c.announceFastForward(nm, plan)
+	}
+	if !sameTargets(nm, written) {
+		for _, o := range plan.Overrides {
+			if slices.Contains(o.Overridden, nm.Name) {
+				c.maintenanceEvent(nm, corev1.EventTypeWarning, EventOrderOverridden, actionDrain,
+					"The drain plans of %s and %s contradict each other: the order of %s is followed", o.Followed, nm.Name, o.Followed)
+			}
+		}
+	}
+}
+
+// announceFastForward tells once about each maintenance that has taken nodes further than the plan of nm would have.
+func (c *Controller) announceFastForward(nm *maintenancev1alpha1.NodeMaintenance, plan drainplan.Result) {
 	before := map[string]string{}
 	for i := range nm.Status.NodeStatuses {
 		before[nm.Status.NodeStatuses[i].NodeRef.Name] = nm.Status.NodeStatuses[i].DrainMessage
@@ -171,14 +186,6 @@ func (c *Controller) announceProgress(g *gathered, plan drainplan.Result, writte
 			told.Insert(by)
 			c.maintenanceEvent(nm, corev1.EventTypeWarning, EventFastForwarded, actionDrain,
 				"The older NodeMaintenance %s has taken node %s further than the plan of %s: the pods it has passed are asked to leave now", by, node, nm.Name)
-		}
-	}
-	if !sameTargets(nm, written) {
-		for _, o := range plan.Overrides {
-			if slices.Contains(o.Overridden, nm.Name) {
-				c.maintenanceEvent(nm, corev1.EventTypeWarning, EventOrderOverridden, actionDrain,
-					"The drain plans of %s and %s contradict each other: the order of %s is followed", o.Followed, nm.Name, o.Followed)
-			}
 		}
 	}
 }
@@ -287,7 +294,7 @@ func (c *Controller) liveRemainder(ctx context.Context, g *gathered) (string, er
 	found := make([]string, len(selectors))
 	err = inParallel(ctx, len(selectors), func(ctx context.Context, i int) error {
 		var err error
-		found[i], err = c.liveRemainderOf(ctx, selectors[i], nodes, plan)
+		found[i], err = c.liveRemainderOf(ctx, selectors[i], g, nodes, plan)
 		return err
 	})
 	for _, f := range found {
@@ -301,7 +308,7 @@ func (c *Controller) liveRemainder(ctx context.Context, g *gathered) (string, er
 // pageSize is how many pods a live list asks for at once.
 const pageSize = 1000
 
-func (c *Controller) liveRemainderOf(ctx context.Context, selector string, nodes map[string]*corev1.Node, plan drainplan.Targets) (string, error) {
+func (c *Controller) liveRemainderOf(ctx context.Context, selector string, g *gathered, nodes map[string]*corev1.Node, plan drainplan.Targets) (string, error) {
 	options := metav1.ListOptions{FieldSelector: selector, Limit: pageSize}
 	for {
 		list, err := c.host.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
@@ -318,7 +325,7 @@ func (c *Controller) liveRemainderOf(ctx context.Context, selector string, nodes
 			if node == nil || !drainplan.IsLive(pod) {
 				continue
 			}
-			if live := c.classify(pod, node); live.left == "" && plan.Cover(live.plan) {
+			if live := c.classify(pod, node); live.left == "" && plan.Cover(live.plan) && !g.stays(pod) {
 				return pod.Namespace + "/" + pod.Name, nil
 			}
 		}

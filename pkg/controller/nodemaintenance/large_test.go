@@ -27,26 +27,39 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drainplan"
 )
 
 // BenchmarkLook gathers and decides, without writing, for one maintenance over 5,000 nodes with 150,000 pods.
 func BenchmarkLook(b *testing.B) {
 	const nodes, podsPerNode = 5000, 30
 	c, nm := largeCluster(b, nodes, podsPerNode)
-	for b.Loop() {
+	look := func() {
 		g, err := c.gather(b.Context(), nm)
 		if err != nil {
 			b.Fatal(err)
 		}
-		plan, err := drainplan.Plan(g.world())
-		if err != nil {
+		if _, err := c.look(g); err != nil {
 			b.Fatal(err)
 		}
-		if _, err := c.statusOf(g, plan); err != nil {
+		c.strays(g.subject)
+		if err := c.cordon(b.Context(), nm, g.subject.nodes); err != nil {
 			b.Fatal(err)
 		}
 	}
+	b.Run("first", func(b *testing.B) {
+		for b.Loop() {
+			c.memories.remove(nm.Name)
+			c.views.retain(func(string) bool { return false })
+			look()
+		}
+	})
+	b.Run("after a pod event", func(b *testing.B) {
+		look()
+		for i := 0; b.Loop(); i++ {
+			c.views.drop(fmt.Sprintf("node-%04d", i%nodes))
+			look()
+		}
+	})
 }
 
 // TestStatusOf5000NodesFits fills the status of as many nodes and checks that it can be stored with all messages.
@@ -56,14 +69,11 @@ func TestStatusOf5000NodesFits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan, err := drainplan.Plan(g.world())
+	l, err := c.look(g)
 	if err != nil {
 		t.Fatal(err)
 	}
-	status, err := c.statusOf(g, plan)
-	if err != nil {
-		t.Fatal(err)
-	}
+	status := l.status
 	// The longest that the plan without own entries comes to.
 	for i := range status.NodeStatuses {
 		status.NodeStatuses[i].DrainTargets = []maintenancev1alpha1.DrainPlanEntry{

@@ -18,8 +18,6 @@ package nodemaintenance
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -44,6 +42,8 @@ type selected struct {
 	generation int64
 	selector   *nodeaffinity.NodeSelector
 	nodes      sets.Set[string]
+	// sorted are the names of nodes in order; nil when they have to be sorted again.
+	sorted []string
 }
 
 func newSelection() *selection {
@@ -117,7 +117,9 @@ func (s *selection) removeNode(name string) []string {
 	defer s.mu.Unlock()
 	touched := s.byNode[name]
 	for maintenance := range touched {
-		s.maintenances[maintenance].nodes.Delete(name)
+		entry := s.maintenances[maintenance]
+		entry.nodes.Delete(name)
+		entry.sorted = nil
 	}
 	delete(s.byNode, name)
 	delete(s.nodes, name)
@@ -125,16 +127,21 @@ func (s *selection) removeNode(name string) []string {
 }
 
 func (s *selection) match(name string, entry *selected, node *corev1.Node) {
-	if entry.selector != nil && entry.selector.Match(node) {
-		entry.nodes.Insert(node.Name)
-		if s.byNode[node.Name] == nil {
-			s.byNode[node.Name] = sets.New[string]()
-		}
-		s.byNode[node.Name].Insert(name)
+	matches := entry.selector != nil && entry.selector.Match(node)
+	if matches == entry.nodes.Has(node.Name) {
 		return
 	}
-	entry.nodes.Delete(node.Name)
-	s.byNode[node.Name].Delete(name)
+	entry.sorted = nil
+	if !matches {
+		entry.nodes.Delete(node.Name)
+		s.byNode[node.Name].Delete(name)
+		return
+	}
+	entry.nodes.Insert(node.Name)
+	if s.byNode[node.Name] == nil {
+		s.byNode[node.Name] = sets.New[string]()
+	}
+	s.byNode[node.Name].Insert(name)
 }
 
 // nodesOf returns the nodes that a maintenance selects, sorted by name.
@@ -145,12 +152,27 @@ func (s *selection) nodesOf(name string) []*corev1.Node {
 	if entry == nil {
 		return nil
 	}
-	nodes := make([]*corev1.Node, 0, len(entry.nodes))
-	for node := range entry.nodes {
-		nodes = append(nodes, s.nodes[node])
+	if entry.sorted == nil {
+		entry.sorted = sets.List(entry.nodes)
 	}
-	slices.SortFunc(nodes, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
+	nodes := make([]*corev1.Node, len(entry.sorted))
+	for i, node := range entry.sorted {
+		nodes[i] = s.nodes[node]
+	}
 	return nodes
+}
+
+// neighbours returns the names of the maintenances that select one of the nodes, sorted.
+func (s *selection) neighbours(nodes []*corev1.Node) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	names := sets.New[string]()
+	for _, node := range nodes {
+		for name := range s.byNode[node.Name] {
+			names.Insert(name)
+		}
+	}
+	return sets.List(names)
 }
 
 // maintenancesOn returns the names of the maintenances that select a node, sorted.

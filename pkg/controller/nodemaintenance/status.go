@@ -26,7 +26,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -45,48 +44,87 @@ const (
 	bytesPerPace = 100 << 10
 )
 
-// statusOf works out the status of the subject. The zero plan is for stages other than Drain.
-func (c *Controller) statusOf(g *gathered, plan drainplan.Result) (maintenancev1alpha1.NodeMaintenanceStatus, error) {
+// look is what a sync has decided.
+type look struct {
+	// plan is empty for stages other than Drain.
+	plan   drainplan.Result
+	status maintenancev1alpha1.NodeMaintenanceStatus
+	// counts are those of the nodes that the requester may delete, in their order.
+	counts []*nodeCount
+}
+
+// look decides, from what was gathered and without writing anything.
+func (c *Controller) look(g *gathered) (*look, error) {
 	nm := g.subject.NodeMaintenance
-	covered, err := drainplan.CompileTargets(nm.Spec.DrainPlan)
-	if err != nil {
-		return maintenancev1alpha1.NodeMaintenanceStatus{}, err
+	l := &look{}
+	var err error
+	if isDraining(nm) {
+		if l.plan, err = g.memory.planner.Plan(c.world(g)); err != nil {
+			return nil, err
+		}
 	}
-	status := *nm.Status.DeepCopy()
-	status.ObservedGeneration = nm.Generation
-	status.NodeStatuses = make([]maintenancev1alpha1.NodeMaintenanceNodeStatus, 0, len(g.subject.nodes)+len(g.subject.refused))
-	stored := targetsByNode(nm)
-	remaining := newRemainder(c.requested)
+	covered, err := g.memory.plannedFor(nm)
+	if err != nil {
+		return nil, err
+	}
+	l.status = maintenancev1alpha1.NodeMaintenanceStatus{
+		ObservedGeneration: nm.Generation,
+		StageStatuses:      nm.Status.StageStatuses,
+		Conditions:         slices.Clone(nm.Status.Conditions),
+		NodeStatuses:       make([]maintenancev1alpha1.NodeMaintenanceNodeStatus, 0, len(g.subject.nodes)+len(g.subject.refused)),
+	}
+	l.counts = make([]*nodeCount, 0, len(g.subject.nodes))
+	stored := c.stored.targets(nm)
+	left := newRemainder()
+	messages := l.plan.Messages[nm.Name]
+	g.memory.begin(len(g.subject.nodes))
 	for _, node := range g.subject.nodes {
-		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainTargets: stored[refOf(node)]}
+		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node)}
 		var targets drainplan.Targets
 		if isDraining(nm) {
-			targets = plan.Targets[node.Name]
-			entry.DrainTargets = targets.Entries
-			entry.DrainMessage = plan.Messages[nm.Name][node.Name]
+			targets = l.plan.Targets[node.Name]
+			entry.DrainTargets, entry.DrainMessage = targets.Entries, messages[node.Name]
+		} else {
+			entry.DrainTargets = stored[entry.NodeRef]
 		}
-		remaining.count(&entry, g.pods[node.Name], covered, targets)
-		status.NodeStatuses = append(status.NodeStatuses, entry)
+		view := g.views[node.Name]
+		n := g.memory.count(node.Name, view, targets, func() *nodeCount { return c.count(view, covered, targets) })
+		n.fill(&entry)
+		left.add(n)
+		l.counts = append(l.counts, n)
+		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
 	}
+	g.memory.end()
 	for _, node := range g.subject.refused {
-		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainTargets: stored[refOf(node)]}
-		entry.DrainMessage = drainplan.NotAuthorizedMessage(g.subject.username())
+		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainMessage: drainplan.NotAuthorizedMessage(g.subject.username())}
+		entry.DrainTargets = stored[entry.NodeRef]
 		// Its counters are shown, but what is left there is not waited for.
-		newRemainder(c.requested).count(&entry, g.pods[node.Name], covered, drainplan.Targets{})
-		status.NodeStatuses = append(status.NodeStatuses, entry)
+		c.count(g.views[node.Name], covered, drainplan.Targets{}).fill(&entry)
+		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
 	}
-	sortNodes(status.NodeStatuses)
-	attached, err := c.attachedVolumes(g.subject.nodes)
-	if err != nil {
-		return maintenancev1alpha1.NodeMaintenanceStatus{}, err
+	if len(g.subject.refused) > 0 {
+		sortNodes(l.status.NodeStatuses)
 	}
-	verdict := decideDrained(drainedFacts{
+	return l, c.conclude(g, l, left)
+}
+
+// conclude sets the condition Drained, and counts what the gauges show.
+func (c *Controller) conclude(g *gathered, l *look, left *remainder) error {
+	nm := g.subject.NodeMaintenance
+	facts := drainedFacts{
 		draining: isDraining(nm), nodes: len(g.subject.nodes), refused: len(g.subject.refused), username: g.subject.username(),
-		uncordoned: uncordoned(g.subject.nodes), finished: plan.Finished[nm.Name], remainder: remaining, attached: attached,
-	})
-	c.setCondition(nm, &status, maintenancev1alpha1.ConditionDrained, verdict.status, verdict.reason, verdict.message)
-	c.tallies.set(nm.Name, tallyOf(nm, status.NodeStatuses))
-	return status, nil
+		uncordoned: uncordoned(g.subject.nodes), finished: l.plan.Finished[nm.Name], remainder: left,
+	}
+	if facts.finished {
+		var err error
+		if facts.attached, err = c.attachedVolumes(g.subject.nodes); err != nil {
+			return err
+		}
+	}
+	verdict := decideDrained(facts)
+	c.setCondition(nm, &l.status, maintenancev1alpha1.ConditionDrained, verdict.status, verdict.reason, verdict.message)
+	c.tallies.set(nm.Name, tallyOf(nm, l.status.NodeStatuses))
+	return nil
 }
 
 func sortNodes(nodes []maintenancev1alpha1.NodeMaintenanceNodeStatus) {
@@ -103,61 +141,6 @@ func uncordoned(nodes []*corev1.Node) []string {
 		}
 	}
 	return out
-}
-
-// remainder is what is left on the nodes of a maintenance.
-type remainder struct {
-	requested *requestedEvacuations
-	// covered counts the pods that the plan covers, targeted those of them that are asked to leave, evacuating those that have an
-	// Evacuation, refused those in terminating namespaces that cannot have one.
-	covered, targeted, evacuating, refused int
-	refusedNamespaces                      map[string]int
-	blocked                                []*maintenancev1alpha1.Evacuation
-	left                                   map[string]int
-}
-
-func newRemainder(requested *requestedEvacuations) *remainder {
-	return &remainder{requested: requested, refusedNamespaces: map[string]int{}, left: map[string]int{}}
-}
-
-// count adds the pods of a node, and fills in the counters of its status.
-func (r *remainder) count(entry *maintenancev1alpha1.NodeMaintenanceNodeStatus, pods []livePod, covered, targets drainplan.Targets) {
-	for i := range pods {
-		pod := &pods[i]
-		if pod.left != "" {
-			entry.PodsLeft++
-			r.left[fmt.Sprintf("%s of %s/%s", pod.left, pod.Namespace, ownerName(pod.Pod))]++
-			continue
-		}
-		if !covered.Cover(pod.plan) && pod.evacuation == nil {
-			continue
-		}
-		r.covered++
-		if targets.Cover(pod.plan) {
-			r.targeted++
-		}
-		if pod.evacuation == nil {
-			entry.PodsPendingEvacuation++
-			if r.requested.inTerminatingNamespace(pod.UID) {
-				r.refused++
-				r.refusedNamespaces[pod.Namespace]++
-			}
-			continue
-		}
-		entry.PodsEvacuating++
-		r.evacuating++
-		if conditionStatus(pod.evacuation, maintenancev1alpha1.ConditionBlocked) != "" {
-			entry.PodsBlocked++
-			r.blocked = append(r.blocked, pod.evacuation)
-		}
-	}
-}
-
-func ownerName(pod *corev1.Pod) string {
-	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil && owner.Kind != "Node" {
-		return owner.Name
-	}
-	return pod.Name
 }
 
 // drainedFacts is what the condition Drained depends on, time and the live list aside.
@@ -276,12 +259,13 @@ func (c *Controller) setCondition(nm *maintenancev1alpha1.NodeMaintenance, statu
 }
 
 // writeStatus stores a status if it differs, and returns the maintenance as it is then stored. What others or a restart depend on goes out at
-// once; a difference in counters and messages alone waits its turn.
+// once; a difference in counters and messages alone waits its turn. The status is the callee's from then on.
 func (c *Controller) writeStatus(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, status maintenancev1alpha1.NodeMaintenanceStatus) (*maintenancev1alpha1.NodeMaintenance, error) {
-	next := nm.DeepCopy()
+	changed := *nm
+	next := &changed
 	next.Status = status
 	c.keepSmall(next)
-	if equality.Semantic.DeepEqual(nm.Status, next.Status) {
+	if sameStatus(&nm.Status, &next.Status) {
 		return nm, nil
 	}
 	if !isUrgent(nm, next) {

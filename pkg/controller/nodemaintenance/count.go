@@ -1,0 +1,137 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drainplan"
+)
+
+// nodeCount is what one node adds to the status of a maintenance and what is to be done there. It is never changed.
+type nodeCount struct {
+	// view and targets are what was counted.
+	view    *nodeView
+	targets drainplan.Targets
+
+	pending, evacuating, stuck, left int32
+	// covered counts the pods that the plan covers, targeted those of them that are asked to leave.
+	covered, targeted int
+	// targetedOwn are those of the targeted ones that are pods of this server.
+	targetedOwn int
+	blocked     []*maintenancev1alpha1.Evacuation
+	// refused are the namespaces of the pods that cannot have an Evacuation because their namespace goes away, one entry for each pod.
+	refused []string
+	// leftOnPurpose names the pods that stay, with the reason.
+	leftOnPurpose []string
+	// unasked are the pods that are asked to leave and need an Evacuation, or our finalizer on theirs.
+	unasked []livePod
+	// unwanted are the Evacuations with our finalizer of pods that the targets do not cover (any more).
+	unwanted []*maintenancev1alpha1.Evacuation
+}
+
+// count adds the pods of a node up. covered are all entries of the plan, targets those that the node has reached.
+func (c *Controller) count(view *nodeView, covered, targets drainplan.Targets) *nodeCount {
+	n := &nodeCount{view: view, targets: targets}
+	for i := range view.pods {
+		pod := &view.pods[i]
+		ours := pod.evacuation != nil && isOurs(pod.evacuation)
+		targeted := pod.left == "" && targets.Cover(pod.plan)
+		if ours && !targeted {
+			n.unwanted = append(n.unwanted, pod.evacuation)
+		}
+		if pod.left != "" {
+			n.left++
+			n.leftOnPurpose = append(n.leftOnPurpose, fmt.Sprintf("%s of %s/%s", pod.left, pod.Namespace, ownerName(pod.Pod)))
+			continue
+		}
+		if !covered.Cover(pod.plan) && pod.evacuation == nil {
+			continue
+		}
+		n.covered++
+		if targeted {
+			n.targeted++
+			if pod.own {
+				n.targetedOwn++
+			}
+			if step := decideEvacuation(pod.evacuation); step == stepCreate || step == stepAdopt {
+				n.unasked = append(n.unasked, *pod)
+			}
+		}
+		if pod.evacuation == nil {
+			n.pending++
+			if c.requested.inTerminatingNamespace(pod.UID) {
+				n.refused = append(n.refused, pod.Namespace)
+			}
+			continue
+		}
+		n.evacuating++
+		if conditionStatus(pod.evacuation, maintenancev1alpha1.ConditionBlocked) != "" {
+			n.stuck++
+			n.blocked = append(n.blocked, pod.evacuation)
+		}
+	}
+	return n
+}
+
+// fill writes the counters into the status of the node.
+func (n *nodeCount) fill(entry *maintenancev1alpha1.NodeMaintenanceNodeStatus) {
+	entry.PodsPendingEvacuation = n.pending
+	entry.PodsEvacuating = n.evacuating
+	entry.PodsBlocked = n.stuck
+	entry.PodsLeft = n.left
+}
+
+func ownerName(pod *corev1.Pod) string {
+	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil && owner.Kind != "Node" {
+		return owner.Name
+	}
+	return pod.Name
+}
+
+// remainder is what is left on the nodes of a maintenance.
+type remainder struct {
+	// covered counts the pods that the plan covers, targeted those of them that are asked to leave, evacuating those that have an
+	// Evacuation, refused those in terminating namespaces that cannot have one.
+	covered, targeted, evacuating, refused int
+	refusedNamespaces                      map[string]int
+	blocked                                []*maintenancev1alpha1.Evacuation
+	left                                   map[string]int
+}
+
+func newRemainder() *remainder {
+	return &remainder{refusedNamespaces: map[string]int{}, left: map[string]int{}}
+}
+
+// add adds what is left on one node.
+func (r *remainder) add(n *nodeCount) {
+	r.covered += n.covered
+	r.targeted += n.targeted
+	r.evacuating += int(n.evacuating)
+	r.refused += len(n.refused)
+	for _, namespace := range n.refused {
+		r.refusedNamespaces[namespace]++
+	}
+	r.blocked = append(r.blocked, n.blocked...)
+	for _, what := range n.leftOnPurpose {
+		r.left[what]++
+	}
+}

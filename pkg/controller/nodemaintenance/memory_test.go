@@ -1,0 +1,163 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"reflect"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drainplan"
+)
+
+// wantSameLooks checks that what the controller remembers makes no difference: the next look at a maintenance comes to what a look without any
+// memory comes to.
+func (f *fixture) wantSameLooks(name string) {
+	f.t.Helper()
+	nm, err := f.get(name)
+	if err != nil || isEnding(nm) {
+		return
+	}
+	remembered := f.lookAt(nm)
+	f.memories.remove(name)
+	f.stored.remove(name)
+	f.views.retain(func(string) bool { return false })
+	if fresh := f.lookAt(nm); !reflect.DeepEqual(remembered, fresh) {
+		f.t.Errorf("%s: with memory %+v, without %+v", name, remembered, fresh)
+	}
+}
+
+// seen is what a look comes to.
+type seen struct {
+	status  maintenancev1alpha1.NodeMaintenanceStatus
+	targets map[string][]maintenancev1alpha1.DrainPlanEntry
+	unasked []string
+	// unwanted are Evacuations.
+	unwanted []string
+}
+
+func (f *fixture) lookAt(nm *maintenancev1alpha1.NodeMaintenance) seen {
+	f.t.Helper()
+	g, err := f.gather(f.ctx, nm)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	l, err := f.look(g)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	s := seen{status: *l.status.DeepCopy(), targets: map[string][]maintenancev1alpha1.DrainPlanEntry{}}
+	for node, targets := range l.plan.Targets {
+		s.targets[node] = targets.Entries
+	}
+	for _, n := range l.counts {
+		for _, pod := range n.unasked {
+			s.unasked = append(s.unasked, pod.Name)
+		}
+		for _, e := range n.unwanted {
+			s.unwanted = append(s.unwanted, e.Name)
+		}
+	}
+	return s
+}
+
+// viewsKnow says whether the handlers have seen all events of what is on the nodes.
+func (f *fixture) viewsKnow() bool {
+	f.views.mu.Lock()
+	kept := map[string]*nodeView{}
+	for name, slot := range f.views.byNode {
+		if slot.view != nil {
+			kept[name] = slot.view
+		}
+	}
+	f.views.mu.Unlock()
+	for name, view := range kept {
+		node, err := f.nodeLister.Get(name)
+		if err != nil || node.UID != view.plan.UID {
+			continue
+		}
+		fresh, err := f.buildView(node)
+		if err != nil || !reflect.DeepEqual(fresh, view) {
+			return false
+		}
+	}
+	return true
+}
+
+func TestViewsThatWereBegunBeforeAnEventAreNotKept(t *testing.T) {
+	v := newViews()
+	node := newNode("n")
+	old, current := &nodeView{}, &nodeView{plan: &drainplan.Node{}}
+	got, err := v.of(node, func(*corev1.Node) (*nodeView, error) {
+		v.drop("n")
+		return old, nil
+	})
+	if err != nil || got != old {
+		t.Fatalf("got %v, %v", got, err)
+	}
+	for range 2 {
+		if got, err = v.of(node, func(*corev1.Node) (*nodeView, error) { return current, nil }); err != nil || got != current {
+			t.Fatalf("got %v, %v, want the newer one", got, err)
+		}
+	}
+	if got, err = v.of(newNode("n", func(node *corev1.Node) { node.UID = "other" }), func(*corev1.Node) (*nodeView, error) { return old, nil }); err != nil || got != old {
+		t.Errorf("got %v, %v: a node that was created again is another node", got, err)
+	}
+}
+
+// TestEveryFieldOfANodeStatusIsCompared changes one field after the other: one that is not compared would never be written.
+func TestEveryFieldOfANodeStatusIsCompared(t *testing.T) {
+	for _, list := range []reflect.Type{reflect.TypeFor[maintenancev1alpha1.NodeMaintenanceNodeStatus](), reflect.TypeFor[maintenancev1alpha1.DrainPlanEntry]()} {
+		for i := range list.NumField() {
+			name := list.Field(i).Name
+			a := maintenancev1alpha1.NodeMaintenanceNodeStatus{DrainTargets: []maintenancev1alpha1.DrainPlanEntry{{}}}
+			b := *a.DeepCopy()
+			if !sameNodeStatus(&a, &b) {
+				t.Fatal("a copy differs")
+			}
+			value := reflect.ValueOf(&b).Elem()
+			if list == reflect.TypeFor[maintenancev1alpha1.DrainPlanEntry]() {
+				value = reflect.ValueOf(&b.DrainTargets[0]).Elem()
+			}
+			change(t, value.FieldByName(name))
+			if sameNodeStatus(&a, &b) {
+				t.Errorf("%s.%s is not compared", list.Name(), name)
+			}
+		}
+	}
+}
+
+// change gives a field another value.
+func change(t *testing.T, field reflect.Value) {
+	t.Helper()
+	switch field.Kind() {
+	case reflect.String:
+		field.SetString("changed")
+	case reflect.Int32:
+		field.SetInt(7)
+	case reflect.Slice:
+		field.SetZero()
+	case reflect.Pointer:
+		field.Set(reflect.New(field.Type().Elem()))
+	case reflect.Struct:
+		change(t, field.Field(0))
+	default:
+		t.Fatalf("no other value for a %s", field.Kind())
+	}
+}
