@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
@@ -162,7 +163,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		alive := liveness.New(clock.RealClock{})
 		deps := controllerDependencies{
 			host: host.client, unlimited: unlimited, own: own, recorder: recorder, authorizer: generic.Authorization.Authorizer,
-			liveness: alive, options: o.Controllers,
+			liveness: alive, options: o.Controllers, ownPod: ownPod(),
 		}
 		le := o.Controllers.LeaderElection
 		extra.Controllers = &apiserver.Controllers{
@@ -198,6 +199,11 @@ func (o CompletedOptions) applyAdmission(ctx context.Context, generic *genericap
 	own := initializer.Initializer{Informers: extra.MaintenanceInformers, Identity: extra.Identity, Recorder: recorder, Self: self()}
 	return o.Admission.ApplyTo(&generic.Config, generic.SharedInformerFactory, host.client, dynamicClient,
 		utilfeature.DefaultFeatureGate, generic.EffectiveVersion, admission.PluginInitializer(own))
+}
+
+// ownPod reads which pod this server runs in from the environment, which the shipped Deployment fills in.
+func ownPod() types.NamespacedName {
+	return types.NamespacedName{Namespace: os.Getenv("POD_NAMESPACE"), Name: os.Getenv("POD_NAME")}
 }
 
 // self reads where this server runs from the environment, which the shipped Deployment fills in.

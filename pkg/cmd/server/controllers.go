@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	hostinformers "k8s.io/client-go/informers"
@@ -44,6 +45,8 @@ type controllerDependencies struct {
 	authorizer      authorizer.Authorizer
 	liveness        *liveness.Tracker
 	options         ControllerOptions
+	// ownPod is the pod that this server runs in, if any.
+	ownPod types.NamespacedName
 }
 
 // run makes a set of controllers with caches of its own and runs it until the context ends. Only the leader needs to know all pods, so
@@ -56,6 +59,7 @@ func (d controllerDependencies) run(ctx context.Context) error {
 	maintenances, err := nodemaintenance.New(nodemaintenance.Config{
 		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own,
 		Recorder: d.recorder, Authorizer: d.authorizer, Liveness: d.liveness, Evacuators: sets.New(builtInEvacuators()...),
+		OwnPod: d.ownPod,
 	})
 	if err != nil {
 		return fmt.Errorf("make controller %s: %w", nodemaintenance.Name, err)
