@@ -17,8 +17,12 @@ limitations under the License.
 package drainplan
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"unicode/utf8"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // MaxMessageBytes is the room that the status has for a drain message.
@@ -63,10 +67,11 @@ func (c *component) describe(call uint64, result *Result) {
 		}
 		messages := result.Messages[m.name]
 		for _, h := range m.holds {
-			message, ahead := waiting, ""
+			message, ahead := waiting, h.joinedBehind()
 			if h.node.moving {
 				r := h.remark()
-				message, ahead = r.message, r.fastForwardedBy
+				message = r.message
+				ahead = cmp.Or(r.fastForwardedBy, ahead)
 			}
 			if h.message != message {
 				h.message = message
@@ -75,6 +80,29 @@ func (c *component) describe(call uint64, result *Result) {
 			h.fastForwarded(result, ahead)
 		}
 	}
+}
+
+// joinedBehind returns the oldest maintenance that had taken the node further than the plan of the maintenance, which has just joined and has
+// nothing of the node in its status yet, or "". This is said even if there is no pod on the node now: those that come will not be given
+// the turn that the plan has for them.
+func (h *hold) joinedBehind() string {
+	if len(h.before) > 0 {
+		return ""
+	}
+	n := h.node
+	for k, reached := range n.before {
+		if reached <= n.group.members[h.index].at(k) {
+			continue
+		}
+		for _, other := range n.holds {
+			if slices.ContainsFunc(other.before, func(e maintenancev1alpha1.DrainPlanEntry) bool {
+				return int64(e.PodPriority) == reached && n.group.find(&e, k-1) == k
+			}) {
+				return other.by.name
+			}
+		}
+	}
+	return ""
 }
 
 // fastForwarded writes down by whom the maintenance was fast-forwarded on the node.

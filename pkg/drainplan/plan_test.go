@@ -162,83 +162,175 @@ func TestProgressionOfTheKEP(t *testing.T) {
 	m := maintenance("m", 0, plan, "five")
 	for i, want := range steps {
 		result := mustPlan(t, World{Maintenances: []Maintenance{m}, Nodes: []*Node{node("five", all[i:]...)}})
-		check(t, result, map[string]expected{"five": {want, says("Evacuating")}})
+		checkAll(t, result, map[string]expected{"five": {want, says("Evacuating")}})
 		m = m.before("five", result.Targets["five"].Entries...)
 	}
 }
 
-// TestExamplesOfTheKEP is KEP-4212, "Pod Selection and DrainTargets Example": maintenance-a over one and two, maintenance-b over one and three.
+// TestExamplesOfTheKEP is KEP-4212, "Pod Selection and DrainTargets Example": the targets and messages of all nodes of all maintenances at
+// each of its steps. What the KEP leaves out of a step is what it was in the step before.
 func TestExamplesOfTheKEP(t *testing.T) {
-	planA := entries{entry(typeDefault, 5000), entry(typeDefault, 15000), entry(typeDaemonSet, 3000)}
-	planB := entries{entry(typeDefault, 10000), entry(typeDefault, 15000), entry(typeDaemonSet, 4000)}
-	low, middle, high := pod(typeDefault, 5000), pod(typeDefault, 10000), pod(typeDefault, 15000)
-	a := maintenance("maintenance-a", 0, planA, "one", "two")
-	b := maintenance("maintenance-b", 1, planB, "one", "three")
+	const a, b, c = "maintenance-a", "maintenance-b", "maintenance-c"
+	low, middle, high, daemon := pod(typeDefault, 5000), pod(typeDefault, 10000), pod(typeDefault, 15000), pod(typeDaemonSet, 0)
 	at := func(priority int32) entries { return entries{entry(typeDefault, priority)} }
+	limitedByA, waitsForOne, waitsForTwo := "Evacuating (limited by maintenance-a)", "Waiting for node one.", "Waiting for node two (maintenance-a)."
 	steps := []struct {
-		name  string
-		nodes []*Node
-		add   *Maintenance
-		want  map[string]expected
+		name     string
+		one      []Pod
+		two      []Pod
+		three    []Pod
+		arriving bool
+		want     map[string]expected
+		// told is who is fast-forwarded where, and by whom.
+		told map[string]map[string]string
 	}{
 		{
-			name:  "at the start",
-			nodes: []*Node{node("one", low, middle, high), node("two", low, high), node("three", middle, high)},
+			name: "at the start the lowest entry of a decides on the node that a and b share",
+			one:  []Pod{low, middle, high, daemon}, two: []Pod{low, high, daemon}, three: []Pod{middle, high, daemon},
 			want: map[string]expected{
-				"one":   {at(5000), map[string]string{"maintenance-a": "Evacuating", "maintenance-b": "Evacuating (limited by maintenance-a)"}},
-				"two":   {at(5000), map[string]string{"maintenance-a": "Evacuating"}},
-				"three": {at(10000), map[string]string{"maintenance-b": "Evacuating"}},
+				"one":   {at(5000), map[string]string{a: "Evacuating", b: limitedByA}},
+				"two":   {at(5000), map[string]string{a: "Evacuating"}},
+				"three": {at(10000), map[string]string{b: "Evacuating"}},
 			},
 		},
 		{
-			name:  "node three drained",
-			nodes: []*Node{node("one", low, middle, high), node("two", low, high), node("three", high)},
+			name: "node three is drained and waits for node one",
+			one:  []Pod{low, middle, high, daemon}, two: []Pod{low, high, daemon}, three: []Pod{high, daemon},
 			want: map[string]expected{
-				"one":   {at(5000), map[string]string{"maintenance-a": "Evacuating", "maintenance-b": "Evacuating (limited by maintenance-a)"}},
-				"two":   {at(5000), map[string]string{"maintenance-a": "Evacuating"}},
-				"three": {at(10000), map[string]string{"maintenance-b": "Waiting for node one."}},
+				"one":   {at(5000), map[string]string{a: "Evacuating", b: limitedByA}},
+				"two":   {at(5000), map[string]string{a: "Evacuating"}},
+				"three": {at(10000), map[string]string{b: waitsForOne}},
 			},
 		},
 		{
-			name:  "node one drained",
-			nodes: []*Node{node("one", middle, high), node("two", low, high), node("three", high)},
+			name: "node one is drained and everything waits for node two",
+			one:  []Pod{middle, high, daemon}, two: []Pod{low, high, daemon}, three: []Pod{high, daemon},
 			want: map[string]expected{
-				"one":   {at(5000), map[string]string{"maintenance-a": "Waiting for node two.", "maintenance-b": "Waiting for node two (maintenance-a)."}},
-				"two":   {at(5000), map[string]string{"maintenance-a": "Evacuating"}},
-				"three": {at(10000), map[string]string{"maintenance-b": "Waiting for node two (maintenance-a)."}},
+				"one":   {at(5000), map[string]string{a: "Waiting for node two.", b: waitsForTwo}},
+				"two":   {at(5000), map[string]string{a: "Evacuating"}},
+				"three": {at(10000), map[string]string{b: waitsForTwo}},
 			},
 		},
 		{
-			name:  "node two drained",
-			nodes: []*Node{node("one", middle, high), node("two", high), node("three", high)},
+			name: "node two is drained and the targets go up",
+			one:  []Pod{middle, high, daemon}, two: []Pod{high, daemon}, three: []Pod{high, daemon},
 			want: map[string]expected{
-				"one":   {at(10000), map[string]string{"maintenance-a": "Evacuating (limited by maintenance-b)", "maintenance-b": "Evacuating"}},
-				"two":   {at(15000), map[string]string{"maintenance-a": "Evacuating"}},
-				"three": {at(10000), map[string]string{"maintenance-b": "Waiting for node one."}},
+				"one":   {at(10000), map[string]string{a: "Evacuating (limited by maintenance-b)", b: "Evacuating"}},
+				"two":   {at(15000), map[string]string{a: "Evacuating"}},
+				"three": {at(10000), map[string]string{b: waitsForOne}},
 			},
 		},
 		{
-			name:  "maintenance-c arrives",
-			nodes: []*Node{node("one", middle, high), node("two", high), node("three", high), node("four", pod(typeDefault, 2000))},
-			add:   ptr(maintenance("maintenance-c", 2, entries{entry(typeDefault, 2000), entry(typeDefault, 15000)}, "one", "four")),
+			name: "maintenance-c arrives, is fast-forwarded on node one and begins on node four",
+			one:  []Pod{middle, high, daemon}, two: []Pod{high, daemon}, three: []Pod{high, daemon}, arriving: true,
 			want: map[string]expected{
-				"one":  {at(10000), map[string]string{"maintenance-c": "Evacuating (fast-forwarded by older maintenance-b)"}},
-				"four": {at(2000), map[string]string{"maintenance-c": "Evacuating"}},
+				"one": {at(10000), map[string]string{
+					// Of those that keep the node back, c has come least far now.
+					a: "Evacuating (limited by maintenance-c)", b: "Evacuating", c: "Evacuating (fast-forwarded by older maintenance-b)",
+				}},
+				"two":   {at(15000), map[string]string{a: "Evacuating"}},
+				"three": {at(10000), map[string]string{b: waitsForOne}},
+				"four":  {at(2000), map[string]string{c: "Evacuating"}},
 			},
+			told: map[string]map[string]string{c: {"one": b}},
 		},
 	}
-	maintenances := []Maintenance{a, b}
+	maintenances := []Maintenance{
+		maintenance(a, 0, entries{entry(typeDefault, 5000), entry(typeDefault, 15000), entry(typeDaemonSet, 3000)}, "one", "two"),
+		maintenance(b, 1, entries{entry(typeDefault, 10000), entry(typeDefault, 15000), entry(typeDaemonSet, 4000)}, "one", "three"),
+	}
+	planner := NewPlanner()
 	for _, step := range steps {
-		if step.add != nil {
-			maintenances = append(maintenances, *step.add)
+		w := World{Nodes: []*Node{node("one", step.one...), node("two", step.two...), node("three", step.three...)}}
+		if step.arriving {
+			maintenances = append(maintenances, maintenance(c, 2, entries{entry(typeDefault, 2000), entry(typeDefault, 15000)}, "one", "four"))
+			w.Nodes = append(w.Nodes, node("four", pod(typeDefault, 2000), pod(typeDefault, 3000)))
 		}
-		result := mustPlan(t, World{Maintenances: maintenances, Nodes: step.nodes})
-		t.Run(step.name, func(t *testing.T) { check(t, result, step.want) })
-		for i := range maintenances {
-			for _, n := range maintenances[i].Nodes {
-				maintenances[i].Before[n] = result.Targets[n].Entries
+		w.Maintenances = maintenances
+		result, err := planner.Plan(w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Run(step.name, func(t *testing.T) {
+			checkAll(t, result, step.want)
+			if step.told == nil {
+				step.told = map[string]map[string]string{}
 			}
+			if !reflect.DeepEqual(result.FastForwarded, step.told) {
+				t.Errorf("fast-forwarded = %v, want %v", result.FastForwarded, step.told)
+			}
+			if len(result.Overrides) > 0 {
+				t.Errorf("overrides = %v", result.Overrides)
+			}
+		})
+		store(maintenances, result)
+	}
+}
+
+// store writes the targets into all statuses.
+func store(maintenances []Maintenance, result Result) {
+	for i := range maintenances {
+		for _, n := range maintenances[i].Nodes {
+			maintenances[i].Before[n] = result.Targets[n].Entries
 		}
+	}
+}
+
+func TestFastForwarding(t *testing.T) {
+	twoWaves := entries{entry(typeDefault, 1000), entry(typeDefault, maxPriority)}
+	low, high := pod(typeDefault, 0), pod(typeDefault, 5000)
+	far := entry(typeDefault, maxPriority)
+	tests := map[string]struct {
+		world   World
+		told    string
+		message string
+	}{
+		"a younger maintenance that joins": {
+			world: World{
+				Maintenances: []Maintenance{maintenance("b", 0, twoWaves, "one").before("one", far), maintenance("m", 1, twoWaves, "one", "two")},
+				Nodes:        []*Node{node("one", high), node("two", low)},
+			},
+			told: "b", message: "Evacuating (fast-forwarded by older b)",
+		},
+		"one that joins while there is no pod on the node": {
+			world: World{
+				Maintenances: []Maintenance{maintenance("b", 0, twoWaves, "one").before("one", far), maintenance("m", 1, twoWaves, "one", "two")},
+				Nodes:        []*Node{node("one"), node("two", low)},
+			},
+			told: "b", message: "Waiting for node two.",
+		},
+		"one that was created earlier but began to drain later": {
+			world: World{
+				Maintenances: []Maintenance{maintenance("b", 1, twoWaves, "one").before("one", far), maintenance("m", 0, twoWaves, "one", "two")},
+				Nodes:        []*Node{node("one", high), node("two", low)},
+			},
+			told: "b", message: "Evacuating",
+		},
+		"one whose own plan has come as far": {
+			world: World{
+				Maintenances: []Maintenance{maintenance("b", 0, twoWaves, "one").before("one", far), maintenance("m", 1, twoWaves, "one", "two")},
+				Nodes:        []*Node{node("one", high), node("two")},
+			},
+			message: "Evacuating",
+		},
+		"one that has been there all the time and falls back for a late pod": {
+			world: World{
+				Maintenances: []Maintenance{maintenance("m", 1, twoWaves, "one", "two").before("one", far).before("two", far)},
+				Nodes:        []*Node{node("one", high), node("two", low)},
+			},
+			message: "Evacuating",
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			result := mustPlan(t, test.world)
+			if got := result.FastForwarded["m"]["one"]; got != test.told {
+				t.Errorf("fast-forwarded by %q, want %q", got, test.told)
+			}
+			if got := result.Messages["m"]["one"]; got != test.message {
+				t.Errorf("message = %q, want %q", got, test.message)
+			}
+		})
 	}
 }
 
@@ -323,6 +415,25 @@ func mustPlan(t *testing.T, world World) Result {
 	return result
 }
 
+// checkAll checks that there is nothing but what is expected.
+func checkAll(t *testing.T, result Result, want map[string]expected) {
+	t.Helper()
+	check(t, result, want)
+	if got := len(result.Targets); got != len(want) {
+		t.Errorf("targets of %d nodes, want %d", got, len(want))
+	}
+	messages := 0
+	for _, of := range result.Messages {
+		messages += len(of)
+	}
+	for _, w := range want {
+		messages -= len(w.messages)
+	}
+	if messages != 0 {
+		t.Errorf("%d messages too many", messages)
+	}
+}
+
 func check(t *testing.T, result Result, want map[string]expected) {
 	t.Helper()
 	for node, w := range want {
@@ -336,5 +447,3 @@ func check(t *testing.T, result Result, want map[string]expected) {
 		}
 	}
 }
-
-func ptr[T any](v T) *T { return &v }

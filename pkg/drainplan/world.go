@@ -79,7 +79,8 @@ type Result struct {
 	Messages map[string]map[string]string
 	// Finished holds the maintenances of which no live pod is left that their plan covers.
 	Finished map[string]bool
-	// FastForwarded says which older maintenance had already taken a node further than the maintenance's own plan, by maintenance and node.
+	// FastForwarded says which other maintenance had already taken a node further than the maintenance's own plan, by maintenance and node.
+	// It is said when the maintenance joins, and as long as pods leave because of an older one.
 	FastForwarded map[string]map[string]string
 	// Overrides are the contradictions between plans that were decided in favour of the oldest maintenance.
 	Overrides []Override

@@ -185,7 +185,7 @@ func (c *Controller) announceFastForward(nm *maintenancev1alpha1.NodeMaintenance
 		if before[node] != plan.Messages[nm.Name][node] && !told.Has(by) {
 			told.Insert(by)
 			c.maintenanceEvent(nm, corev1.EventTypeWarning, EventFastForwarded, actionDrain,
-				"The older NodeMaintenance %s has taken node %s further than the plan of %s: the pods it has passed are asked to leave now", by, node, nm.Name)
+				"NodeMaintenance %s has taken node %s further than the plan of %s: the pods it has passed are asked to leave now", by, node, nm.Name)
 		}
 	}
 }
