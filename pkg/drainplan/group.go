@@ -21,9 +21,6 @@ import (
 	"encoding/binary"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/api/equality"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -269,8 +266,4 @@ func (a *answer) moves(lowest []int64) bool {
 		}
 	}
 	return false
-}
-
-func sameSelector(a, b *metav1.LabelSelector) bool {
-	return a == b || a != nil && b != nil && equality.Semantic.DeepEqual(a, b)
 }

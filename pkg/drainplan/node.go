@@ -18,9 +18,12 @@ package drainplan
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -190,4 +193,14 @@ func sameEntries(a, b []maintenancev1alpha1.DrainPlanEntry) bool {
 		}
 	}
 	return true
+}
+
+func sameSelector(a, b *metav1.LabelSelector) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a == b || maps.Equal(a.MatchLabels, b.MatchLabels) &&
+		slices.EqualFunc(a.MatchExpressions, b.MatchExpressions, func(a, b metav1.LabelSelectorRequirement) bool {
+			return a.Key == b.Key && a.Operator == b.Operator && slices.Equal(a.Values, b.Values)
+		})
 }

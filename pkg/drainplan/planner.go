@@ -158,13 +158,14 @@ func (p *Planner) learnMaintenances(maintenances []Maintenance) (bool, error) {
 		relink = relink || changed
 	}
 	for name, m := range p.maintenances {
-		if m.seen != p.call {
-			delete(p.maintenances, name)
-			delete(p.result.Messages, name)
-			delete(p.result.Finished, name)
-			delete(p.result.FastForwarded, name)
-			relink = true
+		if m.seen == p.call {
+			continue
 		}
+		delete(p.maintenances, name)
+		delete(p.result.Messages, name)
+		delete(p.result.Finished, name)
+		delete(p.result.FastForwarded, name)
+		relink = true
 	}
 	return relink, nil
 }
