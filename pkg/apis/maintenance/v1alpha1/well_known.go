@@ -16,6 +16,8 @@ limitations under the License.
 
 package v1alpha1
 
+import corev1 "k8s.io/api/core/v1"
+
 const (
 	// FinalizerMaintenanceCompletion holds a NodeMaintenance until its nodes are released (KEP-4212, "Finalizers and Deletion of the
 	// NodeMaintenance"). The server puts it on and takes it off.
@@ -50,11 +52,51 @@ const (
 	// maintenances that hold the cordon. A cordon without it belongs to somebody else and is not lifted.
 	AnnotationCordonedBy = "maintenance.haulout.dev/cordoned-by"
 
+	// AnnotationConditionsBy is put on a node in the write that sets its conditions. Its value is a JSON object: "conditions" lists the types
+	// of the conditions that are the server's, "maintenances" holds the UIDs and stages of the maintenances that they are about, by name. A
+	// condition that it does not list belongs to somebody else and is not touched.
+	AnnotationConditionsBy = "maintenance.haulout.dev/conditions-by"
+
 	// TaintDrain keeps new DaemonSet pods off a node whose DaemonSet pods are asked to leave.
 	TaintDrain = "maintenance.haulout.dev/drain"
 
 	// AnnotationSurge on a Deployment with the value "Disabled" keeps the built-in evacuator from scaling it up.
 	AnnotationSurge = "maintenance.haulout.dev/surge"
+)
+
+// The conditions of a node that say what maintenances do with it (KEP-4212, "Status"). None of them is on a node that no maintenance holds.
+const (
+	// NodeConditionMaintenancePlanned is True while a maintenance in stage Idle selects the node. It is only set if the server is told to.
+	NodeConditionMaintenancePlanned corev1.NodeConditionType = "MaintenancePlanned"
+	// NodeConditionMaintenanceInProgress is True while a maintenance in stage Cordon or Drain holds the node.
+	NodeConditionMaintenanceInProgress corev1.NodeConditionType = "MaintenanceInProgress"
+	// NodeConditionDrainInProgress is True while a maintenance in stage Drain holds the node and waits for pods to leave it, and False when it
+	// waits for none.
+	NodeConditionDrainInProgress corev1.NodeConditionType = "DrainInProgress"
+	// NodeConditionDrained is True while maintenances in stage Drain hold the node and no pod is left there that the plan of any of them
+	// covers, and False while some are.
+	NodeConditionDrained corev1.NodeConditionType = "Drained"
+)
+
+// Reasons of the conditions of nodes. They all start with NodeReasonPrefix, so that whose they are can be seen.
+const (
+	// NodeReasonPrefix starts the reason of every condition that the server sets on nodes.
+	NodeReasonPrefix = "Haulout"
+	// NodeReasonPlanned (MaintenancePlanned=True): maintenances in stage Idle select the node.
+	NodeReasonPlanned = NodeReasonPrefix + "MaintenancePlanned"
+	// NodeReasonCordon (MaintenanceInProgress=True): maintenances keep the node cordoned, none of them drains it.
+	NodeReasonCordon = NodeReasonPrefix + "Cordon"
+	// NodeReasonDrain (MaintenanceInProgress=True): maintenances are to drain the node.
+	NodeReasonDrain = NodeReasonPrefix + "Drain"
+	// NodeReasonPodsLeaving (DrainInProgress=True, Drained=False): pods are asked to leave, or may still be bound to the node.
+	NodeReasonPodsLeaving = NodeReasonPrefix + "PodsLeaving"
+	// NodeReasonPodsReturned (Drained=False): the node was drained, and then a pod came or the node was made schedulable.
+	NodeReasonPodsReturned = NodeReasonPrefix + "PodsReturned"
+	// NodeReasonNoPodsLeft (DrainInProgress=False, Drained=True): no covered pod is left.
+	NodeReasonNoPodsLeft = NodeReasonPrefix + "NoPodsLeft"
+	// NodeReasonNotAuthorized (DrainInProgress=False, Drained=False): the requester of a maintenance has lost the right to delete the node, which
+	// therefore is not drained any further.
+	NodeReasonNotAuthorized = NodeReasonPrefix + "NotAuthorized"
 )
 
 // The priorities that every drain plan contains for every pod type (KEP-4212, "Pod Selection").
