@@ -35,6 +35,16 @@ const (
 	EventCordonRestored = "CordonRestored"
 	// EventCordonFight: somebody keeps making a node schedulable in the middle of a maintenance.
 	EventCordonFight = "CordonFight"
+	// EventNodeMaintenanceStarted: a maintenance holds a node from now on.
+	EventNodeMaintenanceStarted = "NodeMaintenanceStarted"
+	// EventNodeDrainStarted: a maintenance drains a node from now on.
+	EventNodeDrainStarted = "NodeDrainStarted"
+	// EventNodeDrained: no pod is left on a node that the maintenances that drain it cover.
+	EventNodeDrained = "NodeDrained"
+	// EventNodeDrainResumed: a node was drained and is not any more.
+	EventNodeDrainResumed = "NodeDrainResumed"
+	// EventNodeReleased: a maintenance holds a node no longer.
+	EventNodeReleased = "NodeMaintenanceReleased"
 	// EventNotAuthorized: a node is left alone because the requester of the maintenance may not delete it.
 	EventNotAuthorized = "NotAuthorized"
 	// EventFastForwarded: a node had already come further than the plan of a maintenance that joined late.
@@ -50,6 +60,7 @@ const (
 )
 
 const (
+	actionMaintain = "Maintain"
 	actionCordon   = "Cordon"
 	actionUncordon = "Uncordon"
 	actionDrain    = "Drain"

@@ -1,0 +1,344 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// nodeConditionTypes are the conditions that this controller may put on nodes, in the order in which it writes them.
+var nodeConditionTypes = []corev1.NodeConditionType{
+	maintenancev1alpha1.NodeConditionMaintenancePlanned,
+	maintenancev1alpha1.NodeConditionMaintenanceInProgress,
+	maintenancev1alpha1.NodeConditionDrainInProgress,
+	maintenancev1alpha1.NodeConditionDrained,
+}
+
+// holder is a maintenance as one of its nodes sees it.
+type holder struct {
+	name, reason string
+	uid          types.UID
+	stage        maintenancev1alpha1.NodeMaintenanceStage
+	// refused says that the requester may not delete the node any more: what was begun there stays, but the drain does not go on.
+	refused bool
+	// left says that live pods are on the node that the plan covers.
+	left bool
+}
+
+// conditionsRecord is what AnnotationConditionsBy holds: which conditions of a node are ours, and what they were last about.
+type conditionsRecord struct {
+	Conditions   []corev1.NodeConditionType `json:"conditions"`
+	Maintenances map[string]recordedHolder  `json:"maintenances"`
+}
+
+type recordedHolder struct {
+	UID   types.UID                                `json:"uid"`
+	Stage maintenancev1alpha1.NodeMaintenanceStage `json:"stage"`
+}
+
+// recordOf reads the annotation of a node. One that cannot be read counts as absent: then the conditions are taken for foreign ones.
+func recordOf(node *corev1.Node) conditionsRecord {
+	var record conditionsRecord
+	if err := json.Unmarshal([]byte(node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]), &record); err != nil {
+		return conditionsRecord{}
+	}
+	return record
+}
+
+// stageOf returns the stage in which a maintenance was recorded, or "" if it was not.
+func (r conditionsRecord) stageOf(name string, uid types.UID) maintenancev1alpha1.NodeMaintenanceStage {
+	if recorded := r.Maintenances[name]; recorded.UID == uid {
+		return recorded.Stage
+	}
+	return ""
+}
+
+// holds says whether a maintenance was recorded as one that holds the node.
+func (r conditionsRecord) holds(name string, uid types.UID) bool {
+	stage := r.stageOf(name, uid)
+	return stage != "" && stage != maintenancev1alpha1.NodeMaintenanceStageIdle
+}
+
+// ours returns a condition of the node if it is ours: the annotation says so, and nobody has put another reason there since.
+func (r conditionsRecord) ours(node *corev1.Node, conditionType corev1.NodeConditionType) *corev1.NodeCondition {
+	condition := nodeCondition(node, conditionType)
+	if condition == nil || !slices.Contains(r.Conditions, conditionType) || !strings.HasPrefix(condition.Reason, maintenancev1alpha1.NodeReasonPrefix) {
+		return nil
+	}
+	return condition
+}
+
+func nodeCondition(node *corev1.Node, conditionType corev1.NodeConditionType) *corev1.NodeCondition {
+	for i := range node.Status.Conditions {
+		if node.Status.Conditions[i].Type == conditionType {
+			return &node.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+// conditionsChange is what is to be written to a node's status; the zero value changes nothing.
+type conditionsChange struct {
+	set    []corev1.NodeCondition
+	remove []corev1.NodeConditionType
+	// record is the wanted annotation if setRecord; an empty one is removed.
+	record    string
+	setRecord bool
+	// drained says that the node is, or is to be, shown as drained.
+	drained bool
+	// news are to be told when the change is written.
+	news []conditionNews
+}
+
+func (c conditionsChange) empty() bool { return len(c.set) == 0 && len(c.remove) == 0 && !c.setRecord }
+
+// conditionNews is an event of a node.
+type conditionNews struct {
+	reason, action, note string
+	name                 string
+	uid                  types.UID
+}
+
+// decideConditions says what changes about a node's conditions when the given maintenances, sorted by name, hold or plan to hold it. Conditions
+// that are not ours are left as they are. That no covered pod is left counts only if quiet.
+func decideConditions(node *corev1.Node, holders []holder, quiet bool, now metav1.Time) conditionsChange {
+	before := recordOf(node)
+	drain := drainOf(holders, quiet)
+	change := conditionsChange{drained: drain == drainDone}
+	after := conditionsRecord{Conditions: []corev1.NodeConditionType{}, Maintenances: map[string]recordedHolder{}}
+	for _, h := range holders {
+		after.Maintenances[h.name] = recordedHolder{UID: h.uid, Stage: h.stage}
+	}
+	wanted := wantedConditions(node, before, holders, drain)
+	for _, conditionType := range nodeConditionTypes {
+		current, want := before.ours(node, conditionType), wanted[conditionType]
+		switch {
+		case current == nil && nodeCondition(node, conditionType) != nil:
+			// Somebody else's.
+		case want.status == "":
+			if current != nil {
+				change.remove = append(change.remove, conditionType)
+			}
+		default:
+			after.Conditions = append(after.Conditions, conditionType)
+			if current == nil || current.Status != want.status || current.Reason != want.reason || current.Message != want.message {
+				next := corev1.NodeCondition{
+					Type: conditionType, Status: want.status, Reason: want.reason, Message: want.message, LastHeartbeatTime: now, LastTransitionTime: now,
+				}
+				if current != nil && current.Status == want.status {
+					next.LastTransitionTime = current.LastTransitionTime
+				}
+				change.set = append(change.set, next)
+			}
+		}
+	}
+	change.record = after.encode()
+	change.setRecord = change.record != node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]
+	change.news = newsOf(node, before, holders, drain)
+	return change
+}
+
+// encode returns the annotation, or "" if there is nothing to remember.
+func (r conditionsRecord) encode() string {
+	if len(r.Maintenances) == 0 {
+		return ""
+	}
+	text, err := json.Marshal(r)
+	if err != nil {
+		// Strings and lists of strings: there is nothing in it that could fail.
+		panic(err)
+	}
+	return string(text)
+}
+
+// drainState is how far the drain of a node is.
+type drainState int
+
+const (
+	// drainNone: no maintenance drains it.
+	drainNone drainState = iota
+	// drainGoesOn: pods are left, or it is too early to say that none are.
+	drainGoesOn
+	// drainDone: no pod is left.
+	drainDone
+	// drainRefused: pods are waited for no longer, but for a maintenance that may not go on.
+	drainRefused
+)
+
+func drainOf(holders []holder, quiet bool) drainState {
+	draining, refused := drainingOf(holders), 0
+	for _, h := range draining {
+		if h.refused {
+			refused++
+		} else if h.left || !quiet {
+			return drainGoesOn
+		}
+	}
+	switch {
+	case refused > 0:
+		return drainRefused
+	case len(draining) > 0:
+		return drainDone
+	}
+	return drainNone
+}
+
+func drainingOf(holders []holder) []holder {
+	return inStages(holders, maintenancev1alpha1.NodeMaintenanceStageDrain)
+}
+
+func inStages(holders []holder, stages ...maintenancev1alpha1.NodeMaintenanceStage) []holder {
+	var out []holder
+	for _, h := range holders {
+		if slices.Contains(stages, h.stage) {
+			out = append(out, h)
+		}
+	}
+	return out
+}
+
+// nodeVerdict is a state of a condition of a node. The zero value is its absence.
+type nodeVerdict struct {
+	status          corev1.ConditionStatus
+	reason, message string
+}
+
+// wantedConditions says what the conditions of a node are, if all of them are ours. They change with stages and not with every pod.
+func wantedConditions(node *corev1.Node, before conditionsRecord, holders []holder, drain drainState) map[corev1.NodeConditionType]nodeVerdict {
+	wanted := map[corev1.NodeConditionType]nodeVerdict{}
+	planned := inStages(holders, maintenancev1alpha1.NodeMaintenanceStageIdle)
+	if len(planned) > 0 {
+		wanted[maintenancev1alpha1.NodeConditionMaintenancePlanned] = nodeVerdict{
+			corev1.ConditionTrue, maintenancev1alpha1.NodeReasonPlanned, "Planned by " + listHolders(planned),
+		}
+	}
+	holding := inStages(holders, maintenancev1alpha1.NodeMaintenanceStageCordon, maintenancev1alpha1.NodeMaintenanceStageDrain)
+	if len(holding) == 0 {
+		return wanted
+	}
+	inProgress := nodeVerdict{corev1.ConditionTrue, maintenancev1alpha1.NodeReasonCordon, "Held by " + listHolders(holding)}
+	if drain != drainNone {
+		inProgress.reason = maintenancev1alpha1.NodeReasonDrain
+	}
+	wanted[maintenancev1alpha1.NodeConditionMaintenanceInProgress] = inProgress
+
+	set := func(draining, drained corev1.ConditionStatus, reason, format string) {
+		message := fmt.Sprintf(format, listHolders(drainingOf(holders)))
+		wanted[maintenancev1alpha1.NodeConditionDrainInProgress] = nodeVerdict{draining, reason, message}
+		wanted[maintenancev1alpha1.NodeConditionDrained] = nodeVerdict{drained, reason, message}
+	}
+	switch drain {
+	case drainNone:
+	case drainGoesOn:
+		set(corev1.ConditionTrue, corev1.ConditionFalse, maintenancev1alpha1.NodeReasonPodsLeaving, "Waiting for the pods that are covered by %s")
+		if hasResumed(node, before, holders) {
+			drained := wanted[maintenancev1alpha1.NodeConditionDrained]
+			drained.reason = maintenancev1alpha1.NodeReasonPodsReturned
+			wanted[maintenancev1alpha1.NodeConditionDrained] = drained
+		}
+	case drainDone:
+		set(corev1.ConditionFalse, corev1.ConditionTrue, maintenancev1alpha1.NodeReasonNoPodsLeft, "No pod is left that is covered by %s")
+	case drainRefused:
+		set(corev1.ConditionFalse, corev1.ConditionFalse, maintenancev1alpha1.NodeReasonNotAuthorized, "A requester may not delete this node any more, of %s")
+	}
+	return wanted
+}
+
+// hasResumed says whether a node that is not drained was so before, for the same maintenances.
+func hasResumed(node *corev1.Node, before conditionsRecord, holders []holder) bool {
+	for _, h := range drainingOf(holders) {
+		if before.stageOf(h.name, h.uid) != maintenancev1alpha1.NodeMaintenanceStageDrain {
+			return false
+		}
+	}
+	drained := before.ours(node, maintenancev1alpha1.NodeConditionDrained)
+	return drained != nil && (drained.Status == corev1.ConditionTrue || drained.Reason == maintenancev1alpha1.NodeReasonPodsReturned)
+}
+
+const (
+	// maxNamedHolders is how many maintenances a message names, and maxReasonRunes how much of the reason of each it quotes.
+	maxNamedHolders = 5
+	maxReasonRunes  = 120
+)
+
+// listHolders names maintenances with what they are for.
+func listHolders(holders []holder) string {
+	named := make([]string, 0, maxNamedHolders)
+	for _, h := range holders[:min(maxNamedHolders, len(holders))] {
+		text := h.name
+		if reason := []rune(strings.Join(strings.Fields(h.reason), " ")); len(reason) > maxReasonRunes {
+			text += " (" + string(reason[:maxReasonRunes]) + "…)"
+		} else if len(reason) > 0 {
+			text += " (" + string(reason) + ")"
+		}
+		named = append(named, text)
+	}
+	text := "NodeMaintenance " + strings.Join(named, ", ")
+	if more := len(holders) - len(named); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// newsOf says what is new about a node, compared to what was recorded when its conditions were last written.
+func newsOf(node *corev1.Node, before conditionsRecord, holders []holder, drain drainState) []conditionNews {
+	var news []conditionNews
+	tell := func(reason, action, name string, uid types.UID, format string, args ...any) {
+		news = append(news, conditionNews{reason: reason, action: action, note: fmt.Sprintf(format, args...), name: name, uid: uid})
+	}
+	holding := map[types.UID]bool{}
+	for _, h := range holders {
+		if h.stage == maintenancev1alpha1.NodeMaintenanceStageIdle {
+			continue
+		}
+		holding[h.uid] = true
+		if !before.holds(h.name, h.uid) {
+			tell(EventNodeMaintenanceStarted, actionMaintain, h.name, h.uid, "Held by %s", listHolders([]holder{h}))
+		}
+		if h.stage == maintenancev1alpha1.NodeMaintenanceStageDrain && before.stageOf(h.name, h.uid) != h.stage {
+			tell(EventNodeDrainStarted, actionDrain, h.name, h.uid, "%s drains the node", listHolders([]holder{h}))
+		}
+	}
+	drained := before.ours(node, maintenancev1alpha1.NodeConditionDrained)
+	was := drained != nil && drained.Status == corev1.ConditionTrue
+	foreign := drained == nil && nodeCondition(node, maintenancev1alpha1.NodeConditionDrained) != nil
+	if draining := drainingOf(holders); len(draining) > 0 && !foreign {
+		first := draining[0]
+		switch {
+		case drain == drainDone && !was:
+			tell(EventNodeDrained, actionDrain, first.name, first.uid, "No pod is left that is covered by %s", listHolders(draining))
+		case drain == drainGoesOn && was && hasResumed(node, before, holders):
+			tell(EventNodeDrainResumed, actionDrain, first.name, first.uid, "Not drained any more: waiting again for pods that are covered by %s", listHolders(draining))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(before.Maintenances)) {
+		if uid := before.Maintenances[name].UID; before.holds(name, uid) && !holding[uid] {
+			tell(EventNodeReleased, actionComplete, name, uid, "No longer held by NodeMaintenance %s", name)
+		}
+	}
+	return news
+}

@@ -1,0 +1,316 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+const stageDrain = maintenancev1alpha1.NodeMaintenanceStageDrain
+
+var (
+	longAgo = metav1.NewTime(time.Date(2026, 11, 1, 8, 0, 0, 0, time.UTC))
+	justNow = metav1.NewTime(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC))
+)
+
+func heldBy(name string, stage maintenancev1alpha1.NodeMaintenanceStage, modify ...func(*holder)) holder {
+	h := holder{name: name, uid: types.UID("uid-" + name), stage: stage}
+	for _, m := range modify {
+		m(&h)
+	}
+	return h
+}
+
+func withPods(h *holder)      { h.left = true }
+func notAllowed(h *holder)    { h.refused = true }
+func because(h *holder)       { h.reason = "kernel\n update" }
+func at(t metav1.Time) string { return t.Format(time.TimeOnly) }
+
+// showing puts conditions on a node, "Type=Status Reason", since long ago, without saying that they are ours.
+func showing(conditions ...string) func(*corev1.Node) {
+	return func(node *corev1.Node) {
+		for _, c := range conditions {
+			var conditionType, status, reason string
+			if _, err := fmt.Sscanf(strings.Replace(c, "=", " ", 1), "%s %s %s", &conditionType, &status, &reason); err != nil {
+				panic(err)
+			}
+			node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
+				Type: corev1.NodeConditionType(conditionType), Status: corev1.ConditionStatus(status), Reason: reason, LastTransitionTime: longAgo,
+			})
+		}
+	}
+}
+
+// shownFor brings a node to where its conditions are about the given maintenances, written long ago.
+func shownFor(holders ...holder) func(*corev1.Node) {
+	return func(node *corev1.Node) { applyConditions(node, decideConditions(node, holders, true, longAgo)) }
+}
+
+// applyConditions does to a node what the API server does with the patch.
+func applyConditions(node *corev1.Node, change conditionsChange) {
+	node.Status.Conditions = slices.DeleteFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return slices.Contains(change.remove, c.Type) || slices.ContainsFunc(change.set, func(s corev1.NodeCondition) bool { return s.Type == c.Type })
+	})
+	node.Status.Conditions = append(node.Status.Conditions, change.set...)
+	if change.setRecord {
+		if node.Annotations == nil {
+			node.Annotations = map[string]string{}
+		}
+		node.Annotations[maintenancev1alpha1.AnnotationConditionsBy] = change.record
+		if change.record == "" {
+			delete(node.Annotations, maintenancev1alpha1.AnnotationConditionsBy)
+		}
+	}
+}
+
+// shown returns the conditions of a node with the time of their last transition, sorted.
+func shown(node *corev1.Node) []string {
+	out := []string{}
+	for _, c := range node.Status.Conditions {
+		out = append(out, fmt.Sprintf("%s=%s %s %s", c.Type, c.Status, c.Reason, at(c.LastTransitionTime)))
+	}
+	slices.Sort(out)
+	return out
+}
+
+func TestDecideConditions(t *testing.T) {
+	const before, now = " 08:00:00", " 12:00:00"
+	const (
+		cordonedOnly = "MaintenanceInProgress=True HauloutCordon"
+		inProgress   = "MaintenanceInProgress=True HauloutDrain"
+		draining     = "DrainInProgress=True HauloutPodsLeaving"
+		notDraining  = "DrainInProgress=False HauloutNoPodsLeft"
+		drained      = "Drained=True HauloutNoPodsLeft"
+		notDrained   = "Drained=False HauloutPodsLeaving"
+		returned     = "Drained=False HauloutPodsReturned"
+		planned      = "MaintenancePlanned=True HauloutMaintenancePlanned"
+	)
+	for name, tc := range map[string]struct {
+		node    *corev1.Node
+		holders []holder
+		// early: it is not known yet that no pods are left.
+		early    bool
+		want     []string
+		wantNews []string
+	}{
+		"nobody holds the node": {node: newNode("one"), want: []string{}},
+		"a maintenance cordons it": {
+			node: newNode("one"), holders: []holder{heldBy("a", stageCordon)},
+			want: []string{cordonedOnly + now}, wantNews: []string{"NodeMaintenanceStarted a"},
+		},
+		"a maintenance drains it": {
+			node: newNode("one"), holders: []holder{heldBy("a", stageDrain, withPods)},
+			want:     []string{draining + now, notDrained + now, inProgress + now},
+			wantNews: []string{"NodeMaintenanceStarted a", "NodeDrainStarted a"},
+		},
+		"a cordon becomes a drain": {
+			node: newNode("one", shownFor(heldBy("a", stageCordon))), holders: []holder{heldBy("a", stageDrain, withPods)},
+			want: []string{draining + now, notDrained + now, inProgress + before}, wantNews: []string{"NodeDrainStarted a"},
+		},
+		"no pod is left, but some may still come": {
+			node: newNode("one", shownFor(heldBy("a", stageDrain, withPods))), holders: []holder{heldBy("a", stageDrain)}, early: true,
+			want: []string{draining + before, notDrained + before, inProgress + before},
+		},
+		"no pod is left": {
+			node: newNode("one", shownFor(heldBy("a", stageDrain, withPods))), holders: []holder{heldBy("a", stageDrain)},
+			want: []string{notDraining + now, drained + now, inProgress + before}, wantNews: []string{"NodeDrained a"},
+		},
+		"a pod comes to a drained node": {
+			node: newNode("one", shownFor(heldBy("a", stageDrain))), holders: []holder{heldBy("a", stageDrain, withPods)},
+			want: []string{draining + now, returned + now, inProgress + before}, wantNews: []string{"NodeDrainResumed a"},
+		},
+		"the pod that came is still there": {
+			node:    newNode("one", shownFor(heldBy("a", stageDrain)), shownFor(heldBy("a", stageDrain, withPods))),
+			holders: []holder{heldBy("a", stageDrain, withPods)},
+			want:    []string{draining + before, returned + before, inProgress + before},
+		},
+		"a second maintenance cordons a node that is drained": {
+			node: newNode("one", shownFor(heldBy("a", stageDrain))), holders: []holder{heldBy("a", stageDrain), heldBy("b", stageCordon)},
+			want: []string{notDraining + before, drained + before, inProgress + before}, wantNews: []string{"NodeMaintenanceStarted b"},
+		},
+		"a second maintenance covers more pods than the first, which is done": {
+			node: newNode("one", shownFor(heldBy("a", stageDrain))), holders: []holder{heldBy("a", stageDrain), heldBy("b", stageDrain, withPods)},
+			want:     []string{draining + now, notDrained + now, inProgress + before},
+			wantNews: []string{"NodeMaintenanceStarted b", "NodeDrainStarted b"},
+		},
+		"one of two lets go": {
+			node: newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageDrain, withPods))), holders: []holder{heldBy("b", stageDrain, withPods)},
+			want: []string{draining + before, notDrained + before, inProgress + before}, wantNews: []string{"NodeMaintenanceReleased a"},
+		},
+		"the only one that drains lets go, another keeps the cordon": {
+			node: newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageCordon))), holders: []holder{heldBy("b", stageCordon)},
+			want: []string{cordonedOnly + before}, wantNews: []string{"NodeMaintenanceReleased a"},
+		},
+		"the one that covers more lets go": {
+			node:    newNode("one", shownFor(heldBy("a", stageDrain), heldBy("b", stageDrain, withPods))),
+			holders: []holder{heldBy("a", stageDrain)},
+			want:    []string{notDraining + now, drained + now, inProgress + before}, wantNews: []string{"NodeDrained a", "NodeMaintenanceReleased b"},
+		},
+		"the last one lets go": {
+			node: newNode("one", shownFor(heldBy("a", stageDrain))), want: []string{}, wantNews: []string{"NodeMaintenanceReleased a"},
+		},
+		"another one of the same name comes": {
+			node:    newNode("one", shownFor(heldBy("a", stageCordon))),
+			holders: []holder{heldBy("a", stageCordon, func(h *holder) { h.uid = "other" })},
+			want:    []string{cordonedOnly + before}, wantNews: []string{"NodeMaintenanceStarted a", "NodeMaintenanceReleased a"},
+		},
+		"a maintenance is planned": {
+			node: newNode("one"), holders: []holder{heldBy("a", stageIdle)}, want: []string{planned + now},
+		},
+		"a planned maintenance begins": {
+			node: newNode("one", shownFor(heldBy("a", stageIdle))), holders: []holder{heldBy("a", stageCordon)},
+			want: []string{cordonedOnly + now}, wantNews: []string{"NodeMaintenanceStarted a"},
+		},
+		"a planned maintenance is called off": {
+			node: newNode("one", shownFor(heldBy("a", stageIdle))), want: []string{},
+		},
+		"one is planned for a node that another one holds": {
+			node: newNode("one", shownFor(heldBy("a", stageCordon))), holders: []holder{heldBy("a", stageCordon), heldBy("b", stageIdle)},
+			want: []string{cordonedOnly + before, planned + now},
+		},
+		"a right is lost in the middle of a drain": {
+			node: newNode("one", shownFor(heldBy("a", stageDrain, withPods))), holders: []holder{heldBy("a", stageDrain, withPods, notAllowed)},
+			want: []string{"DrainInProgress=False HauloutNotAuthorized" + now, "Drained=False HauloutNotAuthorized" + before, inProgress + before},
+		},
+		"one of two lost the right, the other goes on": {
+			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageDrain, withPods))),
+			holders: []holder{heldBy("a", stageDrain, withPods, notAllowed), heldBy("b", stageDrain, withPods)},
+			want:    []string{draining + before, notDrained + before, inProgress + before},
+		},
+		"one of two lost the right, the other is done": {
+			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageDrain, withPods))),
+			holders: []holder{heldBy("a", stageDrain, withPods, notAllowed), heldBy("b", stageDrain)},
+			want:    []string{"DrainInProgress=False HauloutNotAuthorized" + now, "Drained=False HauloutNotAuthorized" + before, inProgress + before},
+		},
+		"somebody else's condition stays, also while the node is held": {
+			node: newNode("one", showing("Drained=True Manual", "Ready=True KubeletReady")), holders: []holder{heldBy("a", stageDrain, withPods)},
+			want: []string{
+				draining + now, "Drained=True Manual" + before, inProgress + now, "Ready=True KubeletReady" + before,
+			},
+			wantNews: []string{"NodeMaintenanceStarted a", "NodeDrainStarted a"},
+		},
+		"somebody else's condition stays when the node is released": {
+			node: newNode("one", showing("Drained=True Manual"), shownFor(heldBy("a", stageDrain, withPods))),
+			want: []string{"Drained=True Manual" + before}, wantNews: []string{"NodeMaintenanceReleased a"},
+		},
+		"a condition that somebody took over is theirs": {
+			node: newNode("one", shownFor(heldBy("a", stageDrain)), func(node *corev1.Node) {
+				nodeCondition(node, maintenancev1alpha1.NodeConditionDrained).Reason = "Manual"
+			}),
+			want: []string{"Drained=True Manual" + before}, wantNews: []string{"NodeMaintenanceReleased a"},
+		},
+		"without the annotation a condition is not ours, whatever its reason": {
+			node: newNode("one", showing(drained)), want: []string{drained + before},
+		},
+		"an annotation that cannot be read makes nothing ours": {
+			node: newNode("one", showing(drained), func(node *corev1.Node) {
+				node.Annotations = map[string]string{maintenancev1alpha1.AnnotationConditionsBy: "{"}
+			}),
+			want: []string{drained + before},
+		},
+		"one that somebody took off is put back": {
+			node: newNode("one", shownFor(heldBy("a", stageDrain)), func(node *corev1.Node) {
+				node.Status.Conditions = slices.DeleteFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+					return c.Type == maintenancev1alpha1.NodeConditionDrainInProgress
+				})
+			}),
+			holders: []holder{heldBy("a", stageDrain)},
+			want:    []string{notDraining + now, drained + before, inProgress + before},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			change := decideConditions(tc.node, tc.holders, !tc.early, justNow)
+			applyConditions(tc.node, change)
+			if got := shown(tc.node); !slices.Equal(got, tc.want) {
+				t.Errorf("conditions\n%q, want\n%q", got, tc.want)
+			}
+			var news []string
+			for _, n := range change.news {
+				news = append(news, n.reason+" "+n.name)
+			}
+			if !slices.Equal(news, tc.wantNews) {
+				t.Errorf("news %q, want %q", news, tc.wantNews)
+			}
+			if _, there := tc.node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]; there != (len(tc.holders) > 0) {
+				t.Errorf("annotation %q with %d holders", tc.node.Annotations, len(tc.holders))
+			}
+			again := decideConditions(tc.node, tc.holders, !tc.early, metav1.NewTime(justNow.Add(time.Hour)))
+			if !again.empty() || len(again.news) > 0 {
+				t.Errorf("decided again: %+v", again)
+			}
+		})
+	}
+}
+
+func TestConditionsNameMaintenancesAndReasons(t *testing.T) {
+	var many []holder
+	for _, name := range []string{"a", "b", "c", "d", "e", "f", "g"} {
+		many = append(many, heldBy(name, stageCordon))
+	}
+	for name, tc := range map[string]struct {
+		holders []holder
+		want    map[corev1.NodeConditionType]string
+	}{
+		"one with a reason": {
+			[]holder{heldBy("a", stageDrain, withPods, because)},
+			map[corev1.NodeConditionType]string{
+				"MaintenanceInProgress": "Held by NodeMaintenance a (kernel update)",
+				"DrainInProgress":       "Waiting for the pods that are covered by NodeMaintenance a (kernel update)",
+				"Drained":               "Waiting for the pods that are covered by NodeMaintenance a (kernel update)",
+			},
+		},
+		"one that drains and one that does not": {
+			[]holder{heldBy("a", stageDrain, because), heldBy("b", stageCordon)},
+			map[corev1.NodeConditionType]string{
+				"MaintenanceInProgress": "Held by NodeMaintenance a (kernel update), b",
+				"DrainInProgress":       "No pod is left that is covered by NodeMaintenance a (kernel update)",
+				"Drained":               "No pod is left that is covered by NodeMaintenance a (kernel update)",
+			},
+		},
+		"a planned one": {
+			[]holder{heldBy("a", stageIdle, because)},
+			map[corev1.NodeConditionType]string{"MaintenancePlanned": "Planned by NodeMaintenance a (kernel update)"},
+		},
+		"many": {many, map[corev1.NodeConditionType]string{"MaintenanceInProgress": "Held by NodeMaintenance a, b, c, d, e and 2 more"}},
+		"a long reason": {
+			[]holder{heldBy("a", stageCordon, func(h *holder) { h.reason = strings.Repeat("é", 500) })},
+			map[corev1.NodeConditionType]string{"MaintenanceInProgress": "Held by NodeMaintenance a (" + strings.Repeat("é", maxReasonRunes) + "…)"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			change := decideConditions(newNode("one"), tc.holders, true, justNow)
+			if len(change.set) != len(tc.want) {
+				t.Errorf("%d conditions, want %d", len(change.set), len(tc.want))
+			}
+			for _, c := range change.set {
+				if c.Message != tc.want[c.Type] {
+					t.Errorf("%s says %q, want %q", c.Type, c.Message, tc.want[c.Type])
+				}
+			}
+		})
+	}
+}
