@@ -100,7 +100,7 @@ func (c *Controller) giveBack(ctx context.Context, nm *maintenancev1alpha1.NodeM
 	return c.release(ctx, nm, sets.List(nodes), mayMakeSchedulable)
 }
 
-// release withdraws a maintenance from nodes: first its Evacuations, then its cordon. Of the nodes in makeSchedulable any cordon is lifted.
+// release withdraws a maintenance from nodes: first its Evacuations, then its conditions and its cordon. Of the nodes in makeSchedulable any cordon is lifted.
 // Releasing a node twice does no harm.
 func (c *Controller) release(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, nodes []string, makeSchedulable map[string]bool) error {
 	if err := c.withdraw(ctx, nodes, nm.UID); err != nil {
@@ -115,14 +115,15 @@ func (c *Controller) release(ctx context.Context, nm *maintenancev1alpha1.NodeMa
 		return apierrors.NewConflict(maintenancev1alpha1.Resource("nodemaintenances"), nm.Name, errors.New("the maintenance has moved on"))
 	}
 	return inParallel(ctx, len(nodes), func(ctx context.Context, i int) error {
-		return c.uncordon(ctx, nm, nodes[i], makeSchedulable[nodes[i]])
+		// What a node says goes first: whoever sees it schedulable sees nothing of the maintenance any more.
+		return errors.Join(c.conditions.reconcile(ctx, nodes[i]), c.uncordon(ctx, nm, nodes[i], makeSchedulable[nodes[i]]))
 	})
 }
 
 // uncordon gives back a node. What the cache shows as cordoned by the maintenance is so, or the write is refused; anything else is read live:
 // the cache may not show yet the cordon that this controller has just set.
 func (c *Controller) uncordon(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, name string, makeSchedulable bool) error {
-	if node, err := c.nodeLister.Get(name); err == nil && ownersOf(node).has(nm) {
+	if node, err := c.conditions.latest(name); err == nil && ownersOf(node).has(nm) {
 		if err := c.giveBackNode(ctx, node, nm, makeSchedulable); !apierrors.IsConflict(err) {
 			return err
 		}

@@ -85,6 +85,8 @@ type Config struct {
 	// OwnPod is the pod that this server runs in; an empty name means none. It and the replicas with the same controller leave their nodes
 	// last, and only for a node that would take them.
 	OwnPod types.NamespacedName
+	// AdvertisePlanned has a condition put on the nodes that maintenances in stage Idle select. Without it they touch no node.
+	AdvertisePlanned bool
 }
 
 // Controller runs NodeMaintenances.
@@ -119,6 +121,8 @@ type Controller struct {
 	stored    *storedTargets
 	tallies   *tallies
 	costs     *costs
+
+	conditions *nodeConditions
 }
 
 // New makes a controller and registers its handlers and indexes; the informers must not run yet. A controller runs once.
@@ -152,9 +156,11 @@ func New(config Config) (*Controller, error) {
 		tallies:   &tallies{byName: map[string]tally{}},
 		costs:     &costs{byItem: map[string]time.Duration{}},
 	}
+	c.conditions = newNodeConditions(c, config.AdvertisePlanned)
 	if err := errors.Join(
 		controllercache.AddPodsByNode(pods.Informer()),
 		controllercache.AddIndex(nodes.Informer(), nodesByOwner, indexNodeByOwner),
+		controllercache.AddIndex(nodes.Informer(), nodesByConditionsOf, indexNodeByConditionsOf),
 		controllercache.AddIndex(evacuations.Informer(), evacuationsByNode, indexEvacuationByNode),
 		controllercache.AddIndex(volumes.Informer(), attachedByNode, indexAttachedByNode),
 	); err != nil {
@@ -170,6 +176,7 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	var wg sync.WaitGroup
 	defer func() {
 		c.queue.ShutDown()
+		c.conditions.queue.ShutDown()
 		wg.Wait()
 		c.tallies.reset()
 	}()
@@ -181,6 +188,9 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	for range workers {
 		wg.Go(func() { c.work(ctx) })
 	}
+	for range conditionsWorkers {
+		wg.Go(func() { c.conditions.work(ctx) })
+	}
 	wait.UntilWithContext(ctx, c.resync, resync)
 }
 
@@ -190,6 +200,7 @@ func (c *Controller) resync(context.Context) {
 		c.queue.Add(obj.Name)
 	}
 	c.queue.Add(sweepItem)
+	c.conditions.markAll()
 }
 
 func (c *Controller) work(ctx context.Context) {

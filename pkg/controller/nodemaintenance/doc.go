@@ -23,7 +23,9 @@ limitations under the License.
 // on after a crash stands in the API: the status, the annotation on the cordoned nodes, the finalizer on the Evacuations. What it keeps in
 // memory (authorizations, when a cordon was seen, when the status was written) only spares calls or makes it wait once more.
 //
-// Limits: DaemonSet and static pods are left running unless their evacuator is enabled. Where maintenances overlap targets, cordons and
-// Evacuations are right, but every maintenance plans its whole connected component again, and a maintenance that was fast-forwarded or
-// overridden is told so by its messages and an event on itself only. Node conditions and taints are not set.
+// Beside the syncs, the conditions of every node are kept for all maintenances of the node together (conditions.go): what they say follows from
+// the stages and from the pods that are left, and nothing waits for them but the release of a node.
+//
+// Limits: DaemonSet and static pods are left running unless their evacuator is enabled. A maintenance
+// that was fast-forwarded or overridden is told so by its messages and an event on itself only. Taints are not set.
 package nodemaintenance

@@ -36,8 +36,8 @@ func (c *Controller) watch(maintenances, nodes, pods, evacuations, volumes cache
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandler
 	}{
-		{maintenances, handlerOf(c.maintenanceChanged)},
-		{nodes, handlerOf(c.nodeChanged)},
+		{maintenances, handlerOf(both(c.maintenanceChanged, c.conditions.maintenanceChanged))},
+		{nodes, handlerOf(both(c.nodeChanged, c.conditions.nodeChanged))},
 		{pods, handlerOf(c.podChanged)},
 		{evacuations, handlerOf(c.evacuationChanged)},
 		{volumes, handlerOf(c.volumeAttachmentChanged)},
@@ -223,8 +223,9 @@ func conditionStatus(e *maintenancev1alpha1.Evacuation, conditionType string) st
 }
 
 func (c *Controller) markNode(node string) {
-	if node != "" {
-		c.mark(c.selection.maintenancesOn(node))
+	if names := c.selection.maintenancesOn(node); len(names) > 0 {
+		c.mark(names)
+		c.conditions.mark(node)
 	}
 }
 

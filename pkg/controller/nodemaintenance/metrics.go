@@ -47,8 +47,18 @@ var (
 		Buckets:        metrics.ExponentialBuckets(0.001, 4, 8),
 		StabilityLevel: metrics.ALPHA,
 	})
+	conditionWrites = metrics.NewCounter(&metrics.CounterOpts{
+		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "node_condition_writes_total",
+		Help:           "Writes of the conditions of nodes.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	conditionErrors = metrics.NewCounter(&metrics.CounterOpts{
+		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "node_condition_errors_total",
+		Help:           "Attempts to keep the conditions of a node that failed and are tried again. Conflicts do not count.",
+		StabilityLevel: metrics.ALPHA,
+	})
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(nodesHeld, podsByState, syncErrors, syncDuration)
+		legacyregistry.MustRegister(nodesHeld, podsByState, syncErrors, syncDuration, conditionWrites, conditionErrors)
 	})
 )
 
