@@ -59,7 +59,7 @@ func (d controllerDependencies) run(ctx context.Context) error {
 	maintenances, err := nodemaintenance.New(nodemaintenance.Config{
 		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own,
 		Recorder: d.recorder, Authorizer: d.authorizer, Liveness: d.liveness, Evacuators: sets.New(builtInEvacuators()...),
-		OwnPod: d.ownPod,
+		OwnPod: d.ownPod, AdvertisePlanned: d.options.AdvertisePlannedMaintenance,
 	})
 	if err != nil {
 		return fmt.Errorf("make controller %s: %w", nodemaintenance.Name, err)

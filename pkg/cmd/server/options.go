@@ -109,6 +109,8 @@ type ControllerOptions struct {
 	CompletedEvacuationTTL time.Duration
 	// EvacuatorStartDeadline is how long an evacuator may take to report for the first time.
 	EvacuatorStartDeadline time.Duration
+	// AdvertisePlannedMaintenance has the condition MaintenancePlanned put on the nodes of maintenances in stage Idle.
+	AdvertisePlannedMaintenance bool
 }
 
 // The feature gates of a process are global, and closed once they have been put into a flag set.
@@ -235,6 +237,8 @@ func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.CompletedEvacuationTTL, "completed-evacuation-ttl", o.CompletedEvacuationTTL, "How long an Evacuation is kept after its pod has left.")
 	fs.DurationVar(&o.EvacuatorStartDeadline, "evacuator-start-deadline", o.EvacuatorStartDeadline,
 		"How long an evacuator may take to report for the first time before the next one takes over; never longer than the Evacuation's progressDeadlineSeconds.")
+	fs.BoolVar(&o.AdvertisePlannedMaintenance, "advertise-planned-maintenance", o.AdvertisePlannedMaintenance,
+		"Put the condition MaintenancePlanned on the nodes that a NodeMaintenance in stage Idle selects and its requester may delete. Off, such a NodeMaintenance touches no node.")
 	le := &o.LeaderElection
 	fs.BoolVar(&le.LeaderElect, "leader-elect", le.LeaderElect, "Run the controllers on the one replica that holds the lease. Needed with several replicas.")
 	fs.StringVar(&le.ResourceName, "leader-elect-resource-name", le.ResourceName, "Name of the Lease, in the server's namespace of the host cluster.")
