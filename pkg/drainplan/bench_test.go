@@ -24,31 +24,54 @@ import (
 
 const (
 	benchNodes, benchPodsPerNode, benchMaintenances = 5000, 30, 20
+	benchShare                                      = benchNodes / benchMaintenances
 )
 
+// benchPods has mostly Default pods of many priorities, and some of the other types.
+func benchPods() []Pod {
+	var pods []Pod
+	for p := range benchPodsPerNode {
+		t := typeDefault
+		switch p % 10 {
+		case 8:
+			t = typeDaemonSet
+		case 9:
+			t = typeStatic
+		}
+		pods = append(pods, podOf(fmt.Sprintf("app-%d", p), t, int32(p*100)))
+	}
+	return pods
+}
+
 // benchWorld has 5,000 nodes with 150,000 pods under 20 maintenances, every second of which shares half of its nodes with the one before.
-func benchWorld(plan func() entries) World {
+// All statuses are written.
+func benchWorld(b *testing.B, plan func() entries) World {
+	b.Helper()
 	var w World
 	for i := range benchNodes {
-		n := &Node{Name: fmt.Sprintf("node-%04d", i)}
-		for p := range benchPodsPerNode {
-			n.Pods = append(n.Pods, podOf(fmt.Sprintf("app-%d", p), typeDefault, int32(p*100)))
-		}
-		w.Nodes = append(w.Nodes, n)
+		w.Nodes = append(w.Nodes, &Node{Name: fmt.Sprintf("node-%04d", i), Pods: benchPods()})
 	}
-	const share = benchNodes / benchMaintenances
 	for i := range benchMaintenances {
-		m := maintenance(fmt.Sprintf("m%d", i), i, plan())
-		from, to := i*share, (i+1)*share
-		if i%2 == 1 {
-			from -= share / 2
-		}
-		for _, n := range w.Nodes[from:to] {
-			m.Nodes = append(m.Nodes, n.Name)
-		}
-		w.Maintenances = append(w.Maintenances, m)
+		w.Maintenances = append(w.Maintenances, benchMaintenance(w, i, i*benchShare, plan))
 	}
+	planned, err := Plan(w)
+	if err != nil {
+		b.Fatal(err)
+	}
+	store(w.Maintenances, planned)
 	return w
+}
+
+// benchMaintenance holds as many nodes as all others, from the given one on or, every second time, half of them before.
+func benchMaintenance(w World, i, from int, plan func() entries) Maintenance {
+	if i%2 == 1 {
+		from -= benchShare / 2
+	}
+	m := maintenance(fmt.Sprintf("m%d", i), i, plan())
+	for _, n := range w.Nodes[from : from+benchShare] {
+		m.Nodes = append(m.Nodes, n.Name)
+	}
+	return m
 }
 
 // selectorPlan is the default plan with ten entries of its own before it.
@@ -65,7 +88,7 @@ var benchPlans = map[string]func() entries{"default": defaultPlan, "selectors": 
 // BenchmarkFullPlan plans without any memory.
 func BenchmarkFullPlan(b *testing.B) {
 	for name, plan := range benchPlans {
-		w := benchWorld(plan)
+		w := benchWorld(b, plan)
 		b.Run("plan="+name, func(b *testing.B) {
 			for b.Loop() {
 				if _, err := Plan(w); err != nil {
@@ -79,11 +102,12 @@ func BenchmarkFullPlan(b *testing.B) {
 // BenchmarkEvent plans anew after one event.
 func BenchmarkEvent(b *testing.B) {
 	for name, plan := range benchPlans {
-		b.Run("plan="+name, func(b *testing.B) {
-			b.Run("event=pod", func(b *testing.B) { benchEvents(b, benchWorld(plan), podGoes) })
-			b.Run("event=wave", func(b *testing.B) { benchEvents(b, benchWorld(plan), waveOpens) })
-			b.Run("event=status", func(b *testing.B) { benchEvents(b, benchWorld(plan), statusIsWritten) })
-		})
+		for event, happens := range map[string]func(int, *World, Result){
+			"pod": podGoes, "wave": waveOpens, "status": statusIsWritten, "node": nodeJoins,
+			"maintenance": func(i int, w *World, _ Result) { maintenanceArrivesOrGoes(i, w, plan) },
+		} {
+			b.Run("plan="+name+"/event="+event, func(b *testing.B) { benchEvents(b, benchWorld(b, plan), happens) })
+		}
 	}
 }
 
@@ -105,26 +129,26 @@ func benchEvents(b *testing.B, w World, event func(i int, w *World, planned Resu
 
 // podGoes takes one pod off a node, or brings it back.
 func podGoes(i int, w *World, _ Result) {
-	n := *w.Nodes[1]
-	n.Pods = append(slices.Clone(w.Nodes[2].Pods), n.Pods[:i%2]...)
-	w.Nodes[1] = &n
+	w.Nodes[1] = &Node{Name: w.Nodes[1].Name, Pods: benchPods()[1-i%2:]}
 }
 
-// waveOpens takes the pod that all other nodes of two maintenances wait for off its node, or brings it back: all of them are answered anew.
+// waveOpens takes the one pod that all nodes of a maintenance wait for off its node, so that their DaemonSet pods are asked to leave, or
+// brings it back.
 func waveOpens(i int, w *World, _ Result) {
 	if i == 0 {
-		for at := range benchNodes / benchMaintenances * 2 {
-			n := *w.Nodes[at]
-			n.Pods = n.Pods[20:]
-			w.Nodes[at] = &n
+		for at := range 2 * benchShare {
+			left := slices.DeleteFunc(benchPods(), func(p Pod) bool { return p.Type == typeDefault })
+			w.Nodes[at] = &Node{Name: w.Nodes[at].Name, Pods: left}
+		}
+		for m := range 2 {
+			clear(w.Maintenances[m].Before)
 		}
 	}
-	n := *w.Nodes[1]
-	n.Pods = slices.Clone(w.Nodes[2].Pods)
-	if i%2 == 1 {
-		n.Pods = append(n.Pods, podOf("app-0", typeDefault, -1000))
+	pods := slices.Clone(w.Nodes[0].Pods)
+	if i%2 == 0 {
+		pods = append(pods, podOf("app-0", typeDefault, 0))
 	}
-	w.Nodes[1] = &n
+	w.Nodes[1] = &Node{Name: w.Nodes[1].Name, Pods: pods}
 }
 
 // statusIsWritten hands the targets in as they are read back: equal to those of the answer, or to nothing, but never the same.
@@ -132,10 +156,27 @@ func statusIsWritten(i int, w *World, planned Result) {
 	m := &w.Maintenances[0]
 	for _, name := range m.Nodes {
 		m.Before[name] = nil
-		if i%2 == 0 {
+		if i%2 == 1 {
 			for _, e := range planned.Targets[name].Entries {
 				m.Before[name] = append(m.Before[name], *e.DeepCopy())
 			}
 		}
+	}
+}
+
+// nodeJoins lets a maintenance select one node more, or release it.
+func nodeJoins(i int, w *World, _ Result) {
+	m := &w.Maintenances[0]
+	m.Nodes = slices.Clone(m.Nodes[:benchShare])
+	if i%2 == 0 {
+		m.Nodes = append(m.Nodes, w.Nodes[4*benchShare].Name)
+	}
+}
+
+// maintenanceArrivesOrGoes lets there be one maintenance more on nodes of others, or one less.
+func maintenanceArrivesOrGoes(i int, w *World, plan func() entries) {
+	w.Maintenances = slices.Clone(w.Maintenances[:benchMaintenances])
+	if i%2 == 0 {
+		w.Maintenances = append(w.Maintenances, benchMaintenance(*w, benchMaintenances, benchShare/2, plan))
 	}
 }

@@ -354,12 +354,29 @@ func TestPlanRefusesWhatItCannotUnderstand(t *testing.T) {
 	bad := entryFor(typeDefault, 1, "x")
 	bad.PodSelector.MatchLabels["app"] = "not a label value"
 	for name, world := range map[string]World{
-		"a selector that cannot be parsed":    {Maintenances: []Maintenance{maintenance("m", 0, entries{bad}, "one")}, Nodes: []*Node{node("one")}},
+		"a selector that cannot be parsed": {Maintenances: []Maintenance{maintenance("m", 0, entries{bad}, "one")}, Nodes: []*Node{node("one")}},
+		"a selector of a status that cannot be parsed": {
+			Maintenances: []Maintenance{maintenance("m", 0, nil, "one").before("one", bad)}, Nodes: []*Node{node("one")},
+		},
 		"a node that the world does not have": {Maintenances: []Maintenance{maintenance("m", 0, nil, "one")}},
+		"a node that is there twice":          {Nodes: []*Node{node("one"), node("one")}},
+		"a maintenance that is there twice":   {Maintenances: []Maintenance{maintenance("m", 0, nil), maintenance("m", 0, nil)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := Plan(world); err == nil {
-				t.Error("no error")
+			planner := NewPlanner()
+			good := World{Maintenances: []Maintenance{maintenance("m", 0, defaultPlan(), "two")}, Nodes: []*Node{node("two", pod(typeDefault, 0))}}
+			if _, err := planner.Plan(good); err != nil {
+				t.Fatal(err)
+			}
+			if result, err := planner.Plan(world); err == nil || result.Targets != nil {
+				t.Errorf("result %v, error %v", result, err)
+			}
+			again, err := planner.Plan(good)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if difference := differ(again, mustPlan(t, good)); difference != "" {
+				t.Errorf("after the error: %s", difference)
 			}
 		})
 	}

@@ -22,6 +22,8 @@ import (
 	"slices"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -239,10 +241,13 @@ func (w *writer) nodeAppears() {
 }
 
 func (w *writer) maintenanceArrives() {
-	// Names decide between maintenances of the same age, so that they come in any order, but there is only one of each.
+	// Names decide between maintenances of the same age, so that they come in any order. Seldom one takes the place of another of its name.
 	name := ""
-	for name == "" || slices.Contains(w.maintenances, name) {
+	for name == "" || slices.Contains(w.maintenances, name) && w.IntN(8) > 0 {
 		name = fmt.Sprintf("m%d", w.IntN(1000))
+		if len(w.maintenances) > 0 && w.IntN(8) == 0 {
+			name = w.one(w.maintenances)
+		}
 	}
 	w.maintenances = append(w.maintenances, name)
 	s := step{do: maintenanceArrives, maintenance: name, minute: w.IntN(3), plan: w.randomPlan()}
@@ -277,11 +282,30 @@ func (w *writer) randomPlan() entries {
 	for range w.IntN(6) {
 		e := entry(w.types[w.IntN(len(w.types))], w.priorities[w.IntN(len(w.priorities))])
 		if app := w.one(w.apps); app != "" && w.IntN(4) > 0 {
-			e = entryFor(e.PodType, e.PodPriority, app)
+			e.PodSelector = w.selector(app)
 		}
 		plan = append(plan, e)
 	}
 	return plan
+}
+
+// selector selects by the label of an app. There are several ways to write it.
+func (w *writer) selector(app string) *metav1.LabelSelector {
+	requirement := metav1.LabelSelectorRequirement{Key: "app", Operator: metav1.LabelSelectorOpIn, Values: []string{app}}
+	switch w.IntN(8) {
+	case 0:
+	case 1:
+		requirement.Values = append(requirement.Values, w.apps[0])
+	case 2:
+		requirement.Operator = metav1.LabelSelectorOpNotIn
+	case 3:
+		requirement.Operator, requirement.Values = metav1.LabelSelectorOpExists, nil
+	case 4:
+		return &metav1.LabelSelector{}
+	default:
+		return entryFor(typeDefault, 0, app).PodSelector
+	}
+	return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{requirement}}
 }
 
 // completed adds entries for all pods, as the API does, and puts them in the order that validation asks for, each of them once.

@@ -218,9 +218,7 @@ func (sim *simulation) do(s step) {
 	case podGoesByItself, podIsRelabelled:
 		sim.change(s)
 	case maintenanceArrives:
-		if m == nil {
-			sim.arrive(s)
-		}
+		sim.arrive(s)
 	case maintenanceIsOver:
 		delete(sim.maintenances, s.maintenance)
 	case podsLeave:
