@@ -135,9 +135,7 @@ func (n *nodeState) decide(call uint64) {
 	}
 	// What the others say of it may have changed as well.
 	n.holds[0].by.component.dirty = true
-	if !n.overridden {
-		n.take(plain, call)
-	}
+	n.take(plain, call)
 }
 
 // take makes an answer the one that counts.

@@ -21,6 +21,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -35,6 +38,9 @@ func says(message string) map[string]string { return map[string]string{"m": mess
 
 func TestPlanOfOneMaintenance(t *testing.T) {
 	twoWaves := entries{entry(typeDefault, 1000), entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)}
+	webFirst := entries{entryFor(typeDefault, 1000, "web"), entry(typeDefault, maxPriority)}
+	labelled := entry(typeDefault, 7000)
+	labelled.PodSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}}}
 	tests := map[string]struct {
 		world    World
 		want     map[string]expected
@@ -121,6 +127,26 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 				Nodes:        []*Node{node("one", podOf("web", typeDefault, 5), podOf("db", typeDefault, 5))},
 			},
 			want: map[string]expected{"one": {entries{entryFor(typeDefault, 1000, "web")}, says("Evacuating")}},
+		},
+		"a pod that leaves for the selector of an older status is waited for": {
+			world: World{
+				Maintenances: []Maintenance{maintenance("m", 0, webFirst, "one", "two").before("one", labelled).uncordoned("two")},
+				Nodes:        []*Node{node("one", podOf("web", typeDefault, 5)), node("two")},
+			},
+			want: map[string]expected{
+				"one": {entries{labelled}, says("Evacuating")},
+				"two": {entries{}, says("Waiting for nodes one and two.")},
+			},
+		},
+		"a pod whose turn has not come is not waited for although it leaves for the selector of an older status": {
+			world: World{
+				Maintenances: []Maintenance{maintenance("m", 0, webFirst, "one", "two").before("one", entryFor(typeDefault, 7000, "db")).uncordoned("two")},
+				Nodes:        []*Node{node("one", podOf("web", typeDefault, 5), podOf("db", typeDefault, 5)), node("two")},
+			},
+			want: map[string]expected{
+				"one": {entries{entryFor(typeDefault, 7000, "db")}, says("Evacuating")},
+				"two": {entries{}, says("Waiting for node two.")},
+			},
 		},
 		"a selector that an older status knows stays a target": {
 			world: World{
@@ -347,6 +373,21 @@ func TestContradictingPlansFollowTheOldest(t *testing.T) {
 	}})
 	if want := []Override{{Followed: "older", Overridden: []string{"younger"}}}; !reflect.DeepEqual(result.Overrides, want) {
 		t.Errorf("overrides = %v, want %v", result.Overrides, want)
+	}
+}
+
+func TestAMaintenanceThatIsCreatedAnewIsYounger(t *testing.T) {
+	x := maintenance("x", 0, entries{entryFor(typeDefault, 1000, "x"), entryFor(typeDefault, 2000, "y")}, "one")
+	y := maintenance("y", 1, entries{entryFor(typeDefault, 1000, "y"), entryFor(typeDefault, 2000, "x")}, "one")
+	nodes := []*Node{node("one", podOf("x", typeDefault, 1), podOf("y", typeDefault, 1))}
+	planner := NewPlanner()
+	for _, followed := range []string{"x", "y"} {
+		result, err := planner.Plan(World{Maintenances: []Maintenance{x, y}, Nodes: nodes})
+		if err != nil {
+			t.Fatal(err)
+		}
+		check(t, result, map[string]expected{"one": {targets: entries{entryFor(typeDefault, 1000, followed)}}})
+		x.Created = x.Created.Add(time.Hour)
 	}
 }
 

@@ -159,9 +159,6 @@ func (m *progress) cordon(uncordoned []string, call uint64) {
 // advance finds the frontier and what is asked for up to there.
 func (m *progress) advance(call uint64) {
 	if !m.stale {
-		if m.changed == call {
-			m.component.dirty = true
-		}
 		return
 	}
 	m.stale = false
