@@ -1,0 +1,259 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+// What a node shows of maintenances, as nodeShows sees it.
+var (
+	showsNothing  = []string{}
+	showsCordoned = []string{"MaintenanceInProgress=True HauloutCordon"}
+	showsDraining = []string{"DrainInProgress=True HauloutPodsLeaving", "Drained=False HauloutPodsLeaving", "MaintenanceInProgress=True HauloutDrain"}
+	showsDrained  = []string{"DrainInProgress=False HauloutNoPodsLeft", "Drained=True HauloutNoPodsLeft", "MaintenanceInProgress=True HauloutDrain"}
+)
+
+// shownOn returns what a node says about maintenances, sorted.
+func shownOn(node *corev1.Node) []string {
+	shown := []string{}
+	for _, c := range node.Status.Conditions {
+		switch c.Type {
+		case v1alpha1.NodeConditionMaintenancePlanned, v1alpha1.NodeConditionMaintenanceInProgress,
+			v1alpha1.NodeConditionDrainInProgress, v1alpha1.NodeConditionDrained:
+			shown = append(shown, fmt.Sprintf("%s=%s %s", c.Type, c.Status, c.Reason))
+		}
+	}
+	slices.Sort(shown)
+	return shown
+}
+
+// nodeShows waits until a node says just that about maintenances, and bears our annotation if and only if conditions of ours are among it.
+func nodeShows(t *testing.T, name string, want []string) *corev1.Node {
+	t.Helper()
+	annotated := slices.ContainsFunc(want, func(s string) bool { return strings.Contains(s, " "+v1alpha1.NodeReasonPrefix) })
+	var node *corev1.Node
+	framework.Eventually(t, fmt.Sprintf("node %s shows %q", name, want), func(ctx context.Context) (bool, error) {
+		var err error
+		if node, err = cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{}); err != nil {
+			return false, err
+		}
+		_, there := node.Annotations[v1alpha1.AnnotationConditionsBy]
+		if shown := shownOn(node); !slices.Equal(shown, want) || there != annotated {
+			return false, fmt.Errorf("it shows %q and has the annotations %q", shown, node.Annotations)
+		}
+		return true, nil
+	})
+	return node
+}
+
+// messageOf returns the message of a condition of a node.
+func messageOf(node *corev1.Node, conditionType corev1.NodeConditionType) string {
+	for _, c := range node.Status.Conditions {
+		if c.Type == conditionType {
+			return c.Message
+		}
+	}
+	return ""
+}
+
+// setCondition sets a condition of a node as somebody else would, and an annotation if key is not empty.
+func setCondition(t *testing.T, node string, condition corev1.NodeCondition, key, value string) {
+	t.Helper()
+	metadata := map[string]any{}
+	if key != "" {
+		metadata["annotations"] = map[string]string{key: value}
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": metadata, "status": map[string]any{"conditions": []corev1.NodeCondition{condition}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cluster.As(t).Kube.CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventsOn returns how often which reason was told about a node.
+func eventsOn(ctx context.Context, t *testing.T, node string) (map[string]int, error) {
+	t.Helper()
+	list, err := cluster.As(t).Kube.EventsV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "regarding.name=" + node})
+	if err != nil {
+		return nil, err
+	}
+	counts := map[string]int{}
+	for i := range list.Items {
+		counts[list.Items[i].Reason]++
+		if series := list.Items[i].Series; series != nil {
+			counts[list.Items[i].Reason] += int(series.Count) - 1
+		}
+	}
+	return counts, nil
+}
+
+// stuckOn has a pod run on a node that its budget lets nobody evict; its label app is the name.
+func stuckOn(t *testing.T, namespace, name, pool, node string) {
+	t.Helper()
+	cluster.Deployment(t, namespace, name, pool, 1, func(d *appsv1.Deployment) {
+		d.Spec.Template.Spec.NodeSelector[corev1.LabelHostname] = node
+	})
+	cluster.Budget(t, namespace, name, 0)
+}
+
+func onNodes(nodes ...string) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes...)
+	}
+}
+
+func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 3, true)
+	namespace := cluster.NewNamespace(t)
+	// The budget keeps the pod on the node that both maintenances have until it is deleted.
+	stuckOn(t, namespace, "held", pool, nodes[1])
+	setCondition(t, nodes[2], corev1.NodeCondition{Type: v1alpha1.NodeConditionDrained, Status: corev1.ConditionTrue, Reason: "Manual", Message: "by hand"}, "", "")
+	const foreign = "Drained=True Manual"
+	nodeShows(t, nodes[2], []string{foreign})
+
+	a := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, onNodes(nodes[:2]...), func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.Reason = "kernel update"
+	}))
+	b := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon, onNodes(nodes[1:]...)))
+	nodeShows(t, nodes[0], showsDrained)
+	nodeShows(t, nodes[1], showsDraining)
+	nodeShows(t, nodes[2], []string{foreign, "MaintenanceInProgress=True HauloutCordon"})
+	setStage(t, b.Name, v1alpha1.NodeMaintenanceStageDrain)
+	nodeShows(t, nodes[2], []string{"DrainInProgress=False HauloutNoPodsLeft", foreign, "MaintenanceInProgress=True HauloutDrain"})
+	both := nodeShows(t, nodes[1], showsDraining)
+	for _, want := range []string{a.Name + " (kernel update)", b.Name} {
+		if message := messageOf(both, v1alpha1.NodeConditionMaintenanceInProgress); !strings.Contains(message, want) {
+			t.Errorf("%q does not name %s", message, want)
+		}
+	}
+
+	// One is cancelled: the node that both had stays as it is, for the other one.
+	setStage(t, a.Name, v1alpha1.NodeMaintenanceStageComplete)
+	nodeShows(t, nodes[0], showsNothing)
+	framework.Eventually(t, "only the second maintenance is named", func(ctx context.Context) (bool, error) {
+		node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, nodes[1], metav1.GetOptions{})
+		return err == nil && messageOf(node, v1alpha1.NodeConditionMaintenanceInProgress) == "Held by NodeMaintenance "+b.Name, err
+	})
+	nodeShows(t, nodes[1], showsDraining)
+	cluster.MustKubectl(t, "", "delete", "pods", "-n", namespace, "-l", "app=held")
+	nodeShows(t, nodes[1], showsDrained)
+
+	// A pod that does not ask the scheduler, and has the same budget; then the last maintenance is deleted in the middle of it.
+	cluster.PodOn(t, namespace, "late", pool, nodes[1], func(p *corev1.Pod) { p.Labels["app"] = "held" })
+	nodeShows(t, nodes[1], []string{"DrainInProgress=True HauloutPodsLeaving", "Drained=False HauloutPodsReturned", "MaintenanceInProgress=True HauloutDrain"})
+	cluster.MustKubectl(t, "", "delete", "nodemaintenance", b.Name, "--timeout=60s")
+	// The deletion has waited for it.
+	for name, want := range map[string][]string{nodes[1]: showsNothing, nodes[2]: {foreign}} {
+		node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if shown := shownOn(node); !slices.Equal(shown, want) || node.Annotations[v1alpha1.AnnotationConditionsBy] != "" || node.Spec.Unschedulable {
+			t.Errorf("node %s shows %q and has the annotations %q, want %q and none; unschedulable: %t", name, shown, node.Annotations, want, node.Spec.Unschedulable)
+		}
+	}
+	want := map[string]int{"NodeMaintenanceStarted": 2, "NodeDrainStarted": 2, "NodeDrained": 1, "NodeDrainResumed": 1, "NodeMaintenanceReleased": 2}
+	framework.Eventually(t, fmt.Sprintf("the events of the node are %v", want), func(ctx context.Context) (bool, error) {
+		got, err := eventsOn(ctx, t, nodes[1])
+		for reason, n := range want {
+			if err == nil && got[reason] != n {
+				err = fmt.Errorf("%d times %s", got[reason], reason)
+			}
+		}
+		return err == nil, err
+	})
+}
+
+// What a killed server left on nodes, and what has changed about them while none ran, is put right by the next one.
+func TestNodeConditionsAfterTheServerWasKilled(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 4, true)
+	namespace := cluster.NewNamespace(t)
+	stuckOn(t, namespace, "one", pool, nodes[0])
+	stuckOn(t, namespace, "two", pool, nodes[1])
+	kept := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, onNodes(nodes[0], nodes[2])))
+	deleted := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, onNodes(nodes[1])))
+	before := nodeShows(t, nodes[0], showsDraining)
+	nodeShows(t, nodes[1], showsDraining)
+	nodeShows(t, nodes[2], showsDrained)
+	drained := func(node *corev1.Node) metav1.Time {
+		i := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == v1alpha1.NodeConditionDrained })
+		return node.Status.Conditions[i].LastTransitionTime
+	}
+
+	if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), deleted.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	cluster.KillServer(t)
+	// A maintenance that is gone for good has left this behind; and one node is not selected any more.
+	setCondition(t, nodes[3], corev1.NodeCondition{Type: v1alpha1.NodeConditionMaintenanceInProgress, Status: corev1.ConditionTrue, Reason: v1alpha1.NodeReasonCordon},
+		v1alpha1.AnnotationConditionsBy, `{"conditions":["MaintenanceInProgress"],"maintenances":{"gone":{"uid":"c0a8","stage":"Cordon"}}}`)
+	cluster.MustKubectl(t, "", "label", "node", nodes[2], corev1.LabelHostname+"=other", "--overwrite")
+	if err := cluster.Up(); err != nil {
+		t.Fatal(err)
+	}
+	for _, released := range nodes[1:] {
+		nodeShows(t, released, showsNothing)
+	}
+	unschedulable(t, false, nodes[1:]...)
+	after := nodeShows(t, nodes[0], showsDraining)
+	if was, is := drained(before), drained(after); !was.Equal(&is) {
+		t.Errorf("Drained is False since %v, not since %v", is, was)
+	}
+	setStage(t, kept.Name, v1alpha1.NodeMaintenanceStageComplete)
+	nodeShows(t, nodes[0], showsNothing)
+}
+
+// Without --advertise-planned-maintenance a maintenance in stage Idle touches no node.
+func TestIdleMaintenancesAreNotShownByDefault(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 2, true)
+	idle := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, onNodes(nodes[0])))
+	framework.Eventually(t, "the idle maintenance has been looked at", func(ctx context.Context) (bool, error) {
+		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, idle.Name, metav1.GetOptions{})
+		return err == nil && nm.Status.ObservedGeneration == nm.Generation, err
+	})
+	// What is asked for later shows later.
+	cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon, onNodes(nodes[1])))
+	nodeShows(t, nodes[1], showsCordoned)
+	node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(t.Context(), nodes[0], metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if shown := shownOn(node); len(shown) > 0 {
+		t.Errorf("it shows %q", shown)
+	}
+	for _, entry := range node.ManagedFields {
+		if entry.Manager == "haulout-nodemaintenance" {
+			t.Errorf("%s has written to it", entry.Manager)
+		}
+	}
+}
