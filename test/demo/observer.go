@@ -21,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -175,6 +176,23 @@ func (o *observer) unschedulable(nodes []string) []string {
 		}
 	}
 	return closed
+}
+
+// marked returns those of the nodes that bear something of the maintenance: an annotation of ours, without which no condition is ours either.
+func (o *observer) marked(nodes []string) []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var marked []string
+	for _, name := range nodes {
+		if node, ok := o.nodes[name]; ok {
+			for key := range node.Annotations {
+				if strings.HasPrefix(key, v1alpha1.GroupName+"/") {
+					marked = append(marked, name+" ("+key+")")
+				}
+			}
+		}
+	}
+	return marked
 }
 
 // strangers returns nodes that were cordoned at some time although they are none of the given ones.

@@ -248,6 +248,9 @@ func (d *demo) putBack(ctx context.Context) error {
 		if closed := d.observer.unschedulable(d.nodes); len(closed) > 0 {
 			return "not schedulable again: " + strings.Join(closed, ", ")
 		}
+		if marked := d.observer.marked(d.nodes); len(marked) > 0 {
+			return "not cleaned: " + strings.Join(marked, ", ")
+		}
 		return ""
 	}); err != nil {
 		return err
@@ -273,6 +276,9 @@ func (d *demo) putBack(ctx context.Context) error {
 func (d *demo) nodesCheck() audit.Check {
 	if closed := d.observer.unschedulable(d.nodes); len(closed) > 0 {
 		return audit.Check{Text: "nodes were closed again: " + strings.Join(closed, ", ")}
+	}
+	if marked := d.observer.marked(d.nodes); len(marked) > 0 {
+		return audit.Check{Text: "nodes bear what the maintenance has put there: " + strings.Join(marked, ", ")}
 	}
 	if strangers := d.observer.strangers(d.nodes); len(strangers) > 0 {
 		return audit.Check{Text: "nodes were cordoned that are not part of the maintenance: " + strings.Join(strangers, ", ")}
