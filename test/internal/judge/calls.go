@@ -1,0 +1,144 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+	http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+package judge
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"time"
+
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+)
+
+// Call is a request to make a pod leave that kube-apiserver has answered.
+type Call struct {
+	// Verb and Subresource say what was asked for: create of eviction, or delete.
+	Verb, Subresource string
+	// Namespace and Name are those of the pod, UID the precondition that the caller set.
+	Namespace, Name string
+	UID             types.UID
+	// User is who asked.
+	User string
+	// Code is the HTTP status of the answer.
+	Code int32
+	// Received is when the request came, Answered when the answer went out.
+	Received, Answered time.Time
+}
+
+// Evicted says whether an eviction was granted.
+func (c *Call) Evicted() bool {
+	return c.Subresource == "eviction" && c.Code == http.StatusCreated
+}
+
+// Deleted says whether a pod was deleted.
+func (c *Call) Deleted() bool {
+	return c.Verb == "delete" && c.Subresource == "" && c.Code == http.StatusOK
+}
+
+// ReadCalls reads an audit log. Dry runs are left out. A last line without its end is one that is being written.
+func ReadCalls(log io.Reader) ([]Call, error) {
+	var calls []Call
+	lines := bufio.NewReader(log)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			return calls, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		call, err := parseCall(line)
+		if err != nil {
+			return nil, fmt.Errorf("audit log: %w", err)
+		}
+		if call != nil {
+			calls = append(calls, *call)
+		}
+	}
+}
+
+func parseCall(line []byte) (*Call, error) {
+	var event auditv1.Event
+	if err := json.Unmarshal(line, &event); err != nil {
+		return nil, err
+	}
+	if event.Stage != auditv1.StageResponseComplete || event.ObjectRef == nil || event.ResponseStatus == nil {
+		return nil, nil
+	}
+	call := &Call{
+		Verb: event.Verb, Subresource: event.ObjectRef.Subresource, Namespace: event.ObjectRef.Namespace, Name: event.ObjectRef.Name,
+		User: event.User.Username, Code: event.ResponseStatus.Code, Received: event.RequestReceivedTimestamp.Time, Answered: event.StageTimestamp.Time,
+	}
+	if event.RequestObject == nil {
+		return call, nil
+	}
+	options := &metav1.DeleteOptions{}
+	if call.Subresource == "eviction" {
+		var eviction policyv1.Eviction
+		if err := json.Unmarshal(event.RequestObject.Raw, &eviction); err != nil {
+			return nil, err
+		}
+		if eviction.DeleteOptions != nil {
+			options = eviction.DeleteOptions
+		}
+	} else if err := json.Unmarshal(event.RequestObject.Raw, options); err != nil {
+		return nil, err
+	}
+	if slices.Contains(options.DryRun, metav1.DryRunAll) {
+		return nil, nil
+	}
+	if options.Preconditions != nil && options.Preconditions.UID != nil {
+		call.UID = *options.Preconditions.UID
+	}
+	return call, nil
+}
+
+// Log is an audit log from some point on.
+type Log struct {
+	path   string
+	offset int64
+}
+
+// OpenLog takes the present end of an audit log for the beginning. It fails if there is none.
+func OpenLog(path string) (Log, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return Log{}, fmt.Errorf("the cluster keeps no audit log (AUDIT=true make cluster-up): %w", err)
+	}
+	return Log{path, info.Size()}, nil
+}
+
+// Calls returns what was written since.
+func (l Log) Calls() ([]Call, error) {
+	file, err := os.Open(l.path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	if _, err := file.Seek(l.offset, io.SeekStart); err != nil {
+		return nil, err
+	}
+	return ReadCalls(file)
+}

@@ -1,0 +1,171 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+	http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+package judge
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/internal/audit"
+)
+
+// line returns a line of an audit log about pod shop/web.
+func line(verb, subresource, code, body string) string {
+	if body != "" {
+		body = `,"requestObject":` + body
+	}
+	return `{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Request","auditID":"1","stage":"ResponseComplete","requestURI":"/","verb":"` + verb +
+		`","user":{"username":"haulout"},"objectRef":{"resource":"pods","namespace":"shop","name":"web","apiVersion":"v1","subresource":"` + subresource +
+		`"},"responseStatus":{"metadata":{},"code":` + code + `}` + body +
+		`,"requestReceivedTimestamp":"2026-11-21T10:00:00.100000Z","stageTimestamp":"2026-11-21T10:00:00.250000Z"}` + "\n"
+}
+
+const (
+	withUID = `{"kind":"Eviction","apiVersion":"policy/v1","metadata":{"name":"web","namespace":"shop"},"deleteOptions":{"preconditions":{"uid":"u"}}}`
+	dryRun  = `{"kind":"Eviction","apiVersion":"policy/v1","metadata":{"name":"web","namespace":"shop"},"deleteOptions":{"dryRun":["All"]}}`
+	noUID   = `{"kind":"Eviction","apiVersion":"policy/v1","metadata":{"name":"web","namespace":"shop"}}`
+)
+
+func TestReadCalls(t *testing.T) {
+	received := time.Date(2026, 11, 21, 10, 0, 0, 100e6, time.UTC)
+	answered := received.Add(150 * time.Millisecond)
+	for name, test := range map[string]struct {
+		log  string
+		want []Call
+		bad  bool
+	}{
+		"an eviction": {
+			log:  line("create", "eviction", "201", withUID),
+			want: []Call{{"create", "eviction", "shop", "web", "u", "haulout", 201, received, answered}},
+		},
+		"an eviction that was refused": {
+			log:  line("create", "eviction", "429", withUID),
+			want: []Call{{"create", "eviction", "shop", "web", "u", "haulout", 429, received, answered}},
+		},
+		"an eviction of whichever pod has the name": {
+			log:  line("create", "eviction", "201", noUID),
+			want: []Call{{"create", "eviction", "shop", "web", "", "haulout", 201, received, answered}},
+		},
+		"a dry run is none": {log: line("create", "eviction", "201", dryRun)},
+		"a deletion": {
+			log:  line("delete", "", "200", `{"kind":"DeleteOptions","apiVersion":"v1","preconditions":{"uid":"u"}}`),
+			want: []Call{{"delete", "", "shop", "web", "u", "haulout", 200, received, answered}},
+		},
+		"a deletion without a body": {
+			log:  line("delete", "", "200", ""),
+			want: []Call{{"delete", "", "shop", "web", "", "haulout", 200, received, answered}},
+		},
+		"a line that is being written": {log: strings.TrimSuffix(line("create", "eviction", "201", withUID), "\n")},
+		"a line that is damaged":       {log: "{\n", bad: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := ReadCalls(strings.NewReader(test.log))
+			if (err != nil) != test.bad {
+				t.Fatalf("error is %v", err)
+			}
+			if !slices.EqualFunc(got, test.want, func(a, b Call) bool {
+				times := a.Received.Equal(b.Received) && a.Answered.Equal(b.Answered)
+				a.Received, a.Answered, b.Received, b.Answered = time.Time{}, time.Time{}, time.Time{}, time.Time{}
+				return times && a == b
+			}) {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestLogBeginsWhereItIsOpened(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit.log")
+	if _, err := OpenLog(path); err == nil {
+		t.Error("a missing log is no error")
+	}
+	if err := os.WriteFile(path, []byte(line("delete", "", "200", "")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log, err := OpenLog(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if _, err := file.WriteString(line("create", "eviction", "201", withUID)); err != nil {
+		t.Fatal(err)
+	}
+	calls, err := log.Calls()
+	if err != nil || len(calls) != 1 || calls[0].Verb != "create" {
+		t.Errorf("got %+v, %v, want the one call that came later", calls, err)
+	}
+}
+
+func TestEvictedTwice(t *testing.T) {
+	granted := Call{Subresource: "eviction", Name: "web", UID: "u", Code: 201}
+	refused, another, anybody := granted, granted, granted
+	refused.Code, another.UID, anybody.UID = 429, "v", ""
+	deleted := Call{Verb: "delete", Name: "web", UID: "u", Code: 200}
+	for name, test := range map[string]struct {
+		calls []Call
+		want  []string
+	}{
+		"tries until one is granted":           {calls: []Call{refused, refused, granted, deleted}},
+		"two pods of one name":                 {calls: []Call{granted, another}},
+		"two that are granted":                 {calls: []Call{granted, refused, granted}, want: []string{"was evicted more than once"}},
+		"three that are granted are told once": {calls: []Call{granted, granted, granted}, want: []string{"was evicted more than once"}},
+		"one that may hit another pod":         {calls: []Call{anybody}, want: []string{"whichever has that name"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			expect(t, EvictedTwice(test.calls), test.want...)
+		})
+	}
+}
+
+func TestBroken(t *testing.T) {
+	expect(t, Broken(audit.Snapshot{Budgets: []audit.Budget{
+		{Name: "shop/web", Floor: 9, Healthy: 10, Lowest: 9}, {Name: "shop/db", Floor: 2, Healthy: 3, Lowest: 1},
+	}}), "budget shop/db had 1 healthy pods, 2 are needed")
+}
+
+func TestPauses(t *testing.T) {
+	p := newTape(t)
+	begin(p)
+	p.drain("a", "blue")
+	p.ask("low-1", "low-2")
+	p.end("low-1", "low-2")
+	gone := p.now().Add(-time.Second) // its Evacuation went after it
+	p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
+	p.evict("high-1")
+	p.calls[len(p.calls)-1].Received = gone.Add(1700 * time.Millisecond)
+	// The deletion was answered before the watcher had the event.
+	p.calls = append(p.calls, Call{Verb: "delete", Namespace: "shop", Name: "low-2", Code: 200, Received: gone.Add(-400 * time.Millisecond), Answered: gone.Add(-300 * time.Millisecond)})
+	got, err := p.h.Pauses(p.calls, Rules{})
+	want := []Pause{{Maintenance: "a", From: 1, To: 2, Length: 2 * time.Second}}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+	if got := Median([]Pause{{Length: 3}, {Length: 1}, {Length: 2}}); got != 2 {
+		t.Errorf("the median is %d, want 2", got)
+	}
+	if got := Median(nil); got != 0 {
+		t.Errorf("the median of nothing is %d, want 0", got)
+	}
+}

@@ -1,0 +1,497 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+	http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+package judge
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// tape plays events into a history. Both servers count their versions up; a second passes between two events.
+type tape struct {
+	t     *testing.T
+	h     *History
+	host  int
+	ours  int
+	nodes map[string]*corev1.Node
+	pods  map[string]*corev1.Pod
+	nms   map[string]*v1alpha1.NodeMaintenance
+	evacs map[string]*v1alpha1.Evacuation
+	calls []Call
+}
+
+func newTape(t *testing.T) *tape {
+	t.Helper()
+	return &tape{
+		t: t, h: NewHistory(), host: 100, ours: 7,
+		nodes: map[string]*corev1.Node{}, pods: map[string]*corev1.Pod{}, nms: map[string]*v1alpha1.NodeMaintenance{}, evacs: map[string]*v1alpha1.Evacuation{},
+	}
+}
+
+func (p *tape) now() time.Time { return time.Unix(int64(p.host), 0) }
+
+func (p *tape) onHost(kind watch.EventType, object interface {
+	metav1.Object
+	runtime.Object
+}) {
+	p.t.Helper()
+	p.host++
+	object.SetResourceVersion(strconv.Itoa(p.host))
+	if err := p.h.HostEvent(watch.Event{Type: kind, Object: object.DeepCopyObject()}, p.now()); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *tape) onOurs(kind watch.EventType, object interface {
+	metav1.Object
+	runtime.Object
+}) {
+	p.t.Helper()
+	p.host++
+	p.ours++
+	object.SetResourceVersion(strconv.Itoa(p.ours))
+	if err := p.h.HauloutEvent(watch.Event{Type: kind, Object: object.DeepCopyObject()}, moment(p.host), p.now()); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// node makes or changes a node in a pool.
+func (p *tape) node(name, pool string, modify ...func(*corev1.Node)) {
+	p.t.Helper()
+	node := p.nodes[name]
+	if node == nil {
+		node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}}
+		p.nodes[name] = node
+	}
+	node.Labels = map[string]string{"pool": pool}
+	for _, m := range modify {
+		m(node)
+	}
+	p.onHost(watch.Modified, node)
+}
+
+func closed(n *corev1.Node) { n.Spec.Unschedulable = true }
+func open(n *corev1.Node)   { n.Spec.Unschedulable = false }
+
+// pod makes a pod.
+func (p *tape) pod(name, node string, priority int32, modify ...func(*corev1.Pod)) {
+	p.t.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name)},
+		Spec:       corev1.PodSpec{NodeName: node, Priority: &priority},
+	}
+	for _, m := range modify {
+		m(pod)
+	}
+	p.pods[name] = pod
+	p.onHost(watch.Added, pod)
+}
+
+func ofDaemonSet(p *corev1.Pod) {
+	yes := true
+	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Controller: &yes}}
+}
+
+// ask makes an Evacuation of pods, and evicts them.
+func (p *tape) ask(names ...string) {
+	p.t.Helper()
+	for _, name := range names {
+		p.evacuation(name, v1alpha1.FinalizerInstigatorNodeMaintenance)
+		p.evict(name)
+	}
+}
+
+func (p *tape) evacuation(name string, finalizers ...string) {
+	p.t.Helper()
+	e := &v1alpha1.Evacuation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID("evacuation-" + name), Finalizers: finalizers},
+		Spec:       v1alpha1.EvacuationSpec{PodRef: v1alpha1.PodReference{Name: name, UID: types.UID(name)}},
+	}
+	p.evacs[name] = e
+	p.onOurs(watch.Added, e)
+}
+
+func (p *tape) evict(name string) {
+	p.t.Helper()
+	p.calls = append(p.calls, Call{
+		Verb: "create", Subresource: "eviction", Namespace: "shop", Name: name, UID: types.UID(name), User: "haulout", Code: 201,
+		Received: p.now(), Answered: p.now(),
+	})
+	pod := p.pods[name]
+	pod.DeletionTimestamp = &metav1.Time{Time: p.now()}
+	p.onHost(watch.Modified, pod)
+}
+
+// end lets pods end, and their Evacuations with them.
+func (p *tape) end(names ...string) {
+	p.t.Helper()
+	for _, name := range names {
+		p.onHost(watch.Deleted, p.pods[name])
+		if e := p.evacs[name]; e != nil {
+			p.onOurs(watch.Deleted, e)
+		}
+	}
+}
+
+// plan has a wave for each of the priorities.
+func plan(priorities ...int32) []v1alpha1.DrainPlanEntry {
+	var out []v1alpha1.DrainPlanEntry
+	for _, priority := range priorities {
+		out = append(out, v1alpha1.DrainPlanEntry{PodPriority: priority, PodType: v1alpha1.PodTypeDefault})
+	}
+	return out
+}
+
+// drain makes a maintenance of a pool with waves up to priority 1000 and 2000.
+func (p *tape) drain(name, pool string) {
+	p.t.Helper()
+	nm := &v1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)},
+		Spec: v1alpha1.NodeMaintenanceSpec{
+			Stage: v1alpha1.NodeMaintenanceStageDrain, DrainPlan: plan(1000, 2000),
+			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: strings.Split(pool, ",")}},
+			}}},
+		},
+	}
+	p.nms[name] = nm
+	p.onOurs(watch.Added, nm)
+}
+
+// reach writes the targets of nodes into the status of a maintenance. One without nodes has let go of all.
+func (p *tape) reach(name string, priority int32, nodes ...string) {
+	p.t.Helper()
+	nm := p.nms[name]
+	nm.Status.NodeStatuses = nil
+	for _, node := range nodes {
+		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
+			NodeRef: v1alpha1.NodeReference{Name: node, UID: types.UID(node)}, DrainTargets: plan(priority),
+		})
+	}
+	p.onOurs(watch.Modified, nm)
+}
+
+func (p *tape) complete(name string) {
+	p.t.Helper()
+	p.nms[name].Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
+	p.onOurs(watch.Modified, p.nms[name])
+}
+
+// expect compares what was found with parts of what should be.
+func expect(t *testing.T, found []string, want ...string) {
+	t.Helper()
+	if len(found) != len(want) {
+		t.Fatalf("got %q, want %d findings", found, len(want))
+	}
+	for _, part := range want {
+		if !slices.ContainsFunc(found, func(text string) bool { return strings.Contains(text, part) }) {
+			t.Errorf("%q is not in %q", part, found)
+		}
+	}
+}
+
+// begin has two nodes of one pool with a pod of the first wave each, and one of the second.
+func begin(p *tape) {
+	p.node("one", "blue")
+	p.node("two", "blue")
+	p.node("green", "green")
+	p.pod("low-1", "one", 0)
+	p.pod("low-2", "two", 1000)
+	p.pod("high-1", "one", 1001)
+	p.pod("other", "green", 0)
+	p.h.Begin()
+}
+
+func TestOutOfOrder(t *testing.T) {
+	rules := Rules{Running: []v1alpha1.PodType{v1alpha1.PodTypeDaemonSet, v1alpha1.PodTypeStatic}}
+	for name, test := range map[string]struct {
+		play func(p *tape)
+		want []string
+	}{
+		"waves one after another are right": {play: func(p *tape) {
+			p.drain("a", "blue")
+			p.reach("a", 1000, "one", "two")
+			p.ask("low-1", "low-2")
+			p.end("low-1", "low-2")
+			p.reach("a", 2000, "one", "two")
+			p.ask("high-1")
+		}},
+		"an evacuation before the wave before it has left another node": {want: []string{"shop/high-1 on node one, in wave 2 of a, was asked to leave while shop/low-2 on node two"}, play: func(p *tape) {
+			p.drain("a", "blue")
+			p.ask("low-1", "low-2")
+			p.end("low-1")
+			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
+			p.end("low-2")
+			p.evict("high-1")
+		}},
+		"an eviction without an evacuation, before its turn": {want: []string{"shop/high-1"}, play: func(p *tape) {
+			p.drain("a", "blue")
+			p.evict("high-1")
+		}},
+		"pods that are asked although the status opened their wave too early": {want: []string{"shop/high-1"}, play: func(p *tape) {
+			p.drain("a", "blue")
+			p.reach("a", 2000, "one", "two")
+			p.ask("low-1", "low-2")
+			p.end("low-1", "low-2")
+			p.ask("high-1")
+		}},
+		"everything seen at once, but in the wrong order": {want: []string{"shop/high-1"}, play: func(p *tape) {
+			p.drain("a", "blue")
+			p.reach("a", 2000, "one", "two")
+			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
+		}},
+		"a pod that was not asked but ended by itself is nobody's fault": {play: func(p *tape) {
+			p.drain("a", "blue")
+			p.end("high-1")
+		}},
+		"a pod that somebody else asked to leave is nobody's fault": {play: func(p *tape) {
+			p.drain("a", "blue")
+			p.evacuation("high-1", "evacuation.coordination.k8s.io/instigator_example.com")
+			p.evict("high-1")
+		}},
+		"a pod that comes after the next wave was opened is late": {play: func(p *tape) {
+			p.drain("a", "blue")
+			p.ask("low-1", "low-2")
+			p.end("low-1", "low-2")
+			p.reach("a", 2000, "one", "two")
+			p.pod("late", "two", 0)
+			p.ask("high-1")
+		}},
+		"a pod that comes before the next wave is opened is waited for": {want: []string{"while shop/late on node two"}, play: func(p *tape) {
+			p.drain("a", "blue")
+			p.ask("low-1", "low-2")
+			p.pod("late", "two", 0)
+			p.end("low-1", "low-2")
+			p.reach("a", 2000, "one", "two")
+			p.ask("high-1")
+		}},
+		"a pod that the scheduler puts behind a cordon at the very last moment cannot be known": {play: func(p *tape) {
+			p.drain("a", "blue")
+			p.node("two", "blue", closed)
+			p.ask("low-1", "low-2")
+			p.end("low-1", "low-2")
+			p.pod("late", "two", 0)
+			p.reach("a", 2000, "one", "two")
+			p.ask("high-1")
+		}},
+		"a node that joins late does not hold back what was opened before": {play: func(p *tape) {
+			p.drain("a", "blue")
+			p.ask("low-1", "low-2")
+			p.end("low-1", "low-2")
+			p.reach("a", 2000, "one", "two")
+			p.node("green", "blue")
+			p.ask("high-1")
+		}},
+		"but its own pods leave in order": {want: []string{"shop/vip on node green"}, play: func(p *tape) {
+			p.drain("a", "blue")
+			p.pod("vip", "green", 2000)
+			p.ask("low-1", "low-2")
+			p.end("low-1", "low-2")
+			p.reach("a", 2000, "one", "two")
+			p.node("green", "blue")
+			p.ask("vip")
+		}},
+		"a node that was released does not count": {play: func(p *tape) {
+			p.drain("a", "blue")
+			p.ask("low-1")
+			p.end("low-1")
+			p.node("two", "grey")
+			p.ask("high-1")
+		}},
+		"a maintenance that joins late is fast-forwarded": {play: func(p *tape) {
+			p.drain("a", "blue")
+			p.ask("low-1", "low-2")
+			p.end("low-1", "low-2")
+			p.reach("a", 2000, "one", "two")
+			p.drain("b", "blue,green")
+			p.ask("high-1")
+		}},
+		"a maintenance that joins in time has its say": {want: []string{"in wave 2 of b"}, play: func(p *tape) {
+			p.drain("a", "blue")
+			p.ask("low-1", "low-2")
+			p.end("low-1", "low-2")
+			p.drain("b", "blue,green")
+			p.reach("a", 2000, "one", "two")
+			p.ask("high-1")
+		}},
+		"a maintenance whose order was overridden, as an event says, has none": {play: func(p *tape) {
+			p.drain("a", "blue")
+			p.h.Overridden("a")
+			p.ask("high-1")
+		}},
+		"a maintenance that is complete waits for nothing": {play: func(p *tape) {
+			p.drain("a", "blue")
+			p.complete("a")
+			p.evict("high-1")
+		}},
+		"a pod that is left running holds nothing up": {play: func(p *tape) {
+			p.pod("logs", "one", 0, ofDaemonSet)
+			p.drain("a", "blue")
+			p.ask("low-1", "low-2")
+			p.end("low-1", "low-2")
+			p.ask("high-1")
+		}},
+		"a pod that should have been left running was asked": {want: []string{"shop/logs was asked to leave, although"}, play: func(p *tape) {
+			p.pod("logs", "one", 0, ofDaemonSet)
+			p.drain("a", "blue")
+			p.ask("logs")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newTape(t)
+			begin(p)
+			test.play(p)
+			found, err := p.h.OutOfOrder(p.calls, rules)
+			if err != nil {
+				t.Fatal(err)
+			}
+			expect(t, found, test.want...)
+		})
+	}
+}
+
+func TestOutOfOrderRefusesAPlanThatMoved(t *testing.T) {
+	p := newTape(t)
+	begin(p)
+	p.drain("a", "blue")
+	p.nms["a"].Spec.DrainPlan = plan(5)
+	p.onOurs(watch.Modified, p.nms["a"])
+	if found, err := p.h.OutOfOrder(nil, Rules{}); err == nil {
+		t.Errorf("got %q and no error", found)
+	}
+}
+
+func TestWentBack(t *testing.T) {
+	for name, test := range map[string]struct {
+		play func(p *tape)
+		want []string
+	}{
+		"targets that rise are right": {play: func(p *tape) {
+			p.reach("a", 1000, "one")
+			p.reach("a", 2000, "one", "two")
+		}},
+		"targets that fall in one status": {want: []string{"node one went back in the status of a"}, play: func(p *tape) {
+			p.reach("a", 2000, "one")
+			p.reach("a", 1000, "one")
+		}},
+		"targets that vanish from a status": {want: []string{"node one went back in the status of a"}, play: func(p *tape) {
+			p.reach("a", 2000, "one")
+			p.nms["a"].Status.NodeStatuses[0].DrainTargets = nil
+			p.onOurs(watch.Modified, p.nms["a"])
+		}},
+		"a node that is let go of and taken again starts anew": {play: func(p *tape) {
+			p.reach("a", 2000, "one")
+			p.reach("a", 0)
+			p.reach("a", 1000, "one")
+		}},
+		"a node of another UID starts anew": {play: func(p *tape) {
+			p.reach("a", 2000, "one")
+			p.nms["a"].Status.NodeStatuses[0] = v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: "one", UID: "again"}, DrainTargets: plan(1000)}
+			p.onOurs(watch.Modified, p.nms["a"])
+		}},
+		"what all had agreed on is forgotten when one lets go": {want: []string{"node one went back when a let go of it"}, play: func(p *tape) {
+			p.drain("b", "blue")
+			p.reach("a", 2000, "one")
+			p.reach("b", 2000, "one")
+			p.drain("c", "blue")
+			p.reach("c", 1000, "one")
+			p.complete("b")
+			p.complete("a")
+		}},
+		"what not all had heard of may be forgotten": {play: func(p *tape) {
+			p.drain("b", "blue")
+			p.reach("b", 1000, "one")
+			p.reach("a", 1000, "one")
+			p.reach("a", 2000, "one")
+			p.complete("a")
+		}},
+		"the last to let go forgets": {play: func(p *tape) {
+			p.reach("a", 2000, "one")
+			p.complete("a")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newTape(t)
+			begin(p)
+			p.drain("a", "blue")
+			test.play(p)
+			expect(t, p.h.WentBack(), test.want...)
+		})
+	}
+}
+
+func TestNotPutBack(t *testing.T) {
+	for name, test := range map[string]struct {
+		change   func(*corev1.Node)
+		cordoned bool
+		want     []string
+	}{
+		"a node as it was":                    {change: open},
+		"a node that is closed":               {change: closed, want: []string{"node one is not schedulable"}},
+		"somebody else's cordon":              {change: closed, cordoned: true},
+		"somebody else's cordon that is gone": {change: open, cordoned: true, want: []string{"node one is schedulable, although"}},
+		"an annotation of ours": {
+			change: func(n *corev1.Node) {
+				n.Annotations = map[string]string{v1alpha1.AnnotationCordonedBy: "{}", "example.com/mine": ""}
+			},
+			want: []string{"has the annotation maintenance.haulout.dev/cordoned-by"},
+		},
+		"a taint of ours": {
+			change: func(n *corev1.Node) {
+				n.Spec.Taints = []corev1.Taint{{Key: v1alpha1.TaintDrain}, {Key: "example.com/mine"}}
+			},
+			want: []string{"has the taint maintenance.haulout.dev/drain"},
+		},
+		"a condition of a maintenance": {
+			change: func(n *corev1.Node) {
+				n.Status.Conditions = []corev1.NodeCondition{
+					{Type: "Ready", Status: corev1.ConditionTrue}, {Type: "Drained", Status: corev1.ConditionTrue}, {Type: "DrainInProgress", Status: corev1.ConditionFalse},
+				}
+			},
+			want: []string{"has the condition Drained"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newTape(t)
+			begin(p)
+			p.node("one", "blue", test.change)
+			var cordoned []string
+			if test.cordoned {
+				cordoned = []string{"one"}
+			}
+			expect(t, p.h.NotPutBack(cordoned...), test.want...)
+		})
+	}
+}
+
+func TestLeftOver(t *testing.T) {
+	p := newTape(t)
+	begin(p)
+	p.ask("low-1", "low-2")
+	p.end("low-1")
+	expect(t, p.h.LeftOver(), "Evacuation shop/low-2 is still there")
+}

@@ -1,0 +1,327 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+	http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+package judge
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/internal/audit"
+)
+
+// Rules say what is allowed in a history.
+type Rules struct {
+	// Running are the types of pods that are left running on purpose: no wave waits for them and none of them may be asked to leave.
+	Running []v1alpha1.PodType
+}
+
+// raceTime is how old a pod may be that the scheduler has put behind a cordon before the server has to know of it.
+const raceTime = 2 * time.Second
+
+// notCovered is the wave of a pod that a plan does not cover.
+const notCovered = -1
+
+// docket is a maintenance as the verdict on the order needs it.
+type docket struct {
+	*maintenanceRecord
+
+	selector *nodeaffinity.NodeSelector
+	// waves are the indexes of the first entries of the plan that cover the pods.
+	waves map[types.UID]int
+	// answers are those that overtaken has given.
+	answers map[question]*podRecord
+}
+
+// question is what overtaken is asked.
+type question struct {
+	wave   int
+	opened stamp
+}
+
+// change is a difference in what a maintenance's status says of a node.
+type change struct {
+	stamp
+
+	maintenance types.UID
+	// held says that the maintenance drains and names the node.
+	held    bool
+	targets []v1alpha1.DrainPlanEntry
+}
+
+// OutOfOrder describes the pods that were asked to leave while a pod that an earlier entry of the plan covers was on any node of the
+// maintenance. Nothing is wrong with it where that pod, its node or the maintenance came only after the node had the asked one within its
+// drain targets: these do not fall back, so the late are behind the times (KEP-4212, "Pod Selection and DrainTargets Example"). The same goes
+// for a maintenance whose order was overridden, if an event says so.
+func (h *History) OutOfOrder(calls []Call, rules Rules) ([]string, error) {
+	h.straighten()
+	dockets, err := h.dockets(rules)
+	if err != nil {
+		return nil, err
+	}
+	evicted := map[types.UID]bool{}
+	for _, call := range calls {
+		evicted[call.UID] = evicted[call.UID] || call.Evicted()
+	}
+	changes, nodes := h.changes(), h.nodesByName()
+	var found []string
+	for _, p := range h.sortedPods() {
+		asked, ok := h.askedAt(p, evicted)
+		if !ok {
+			continue
+		}
+		node := nodes.at(p.Spec.NodeName, asked.at)
+		if node == nil {
+			continue
+		}
+		if slices.Contains(rules.Running, audit.TypeOf(p.Pod)) {
+			found = append(found, fmt.Sprintf("pod %s/%s was asked to leave, although pods of type %s are left running", p.Namespace, p.Name, audit.TypeOf(p.Pod)))
+			continue
+		}
+		opened := openedAt(p.Pod, changes[node.last.UID], asked)
+		for _, d := range dockets {
+			wave, covered := d.waves[p.UID]
+			if !covered || h.overridden[d.last.UID] || d.drainingSince(opened) == nil || d.joined(node, opened.at) == nil {
+				continue
+			}
+			if other := d.overtaken(h.pods, nodes, wave, opened); other != nil {
+				found = append(found, fmt.Sprintf("pod %s/%s on node %s, in wave %d of %s, was asked to leave while %s/%s on node %s, in wave %d, was there",
+					p.Namespace, p.Name, p.Spec.NodeName, wave+1, d.last.Name, other.Namespace, other.Name, other.Spec.NodeName, d.waves[other.UID]+1))
+				break
+			}
+		}
+	}
+	return found, nil
+}
+
+// dockets prepares the maintenances.
+func (h *History) dockets(rules Rules) ([]*docket, error) {
+	var dockets []*docket
+	for _, m := range h.maintenances {
+		if m.moved {
+			return nil, fmt.Errorf("the selector or the plan of %s was changed: its order cannot be judged", m.last.Name)
+		}
+		selector, err := nodeaffinity.NewNodeSelector(m.last.Spec.NodeSelector)
+		if err != nil {
+			return nil, fmt.Errorf("selector of %s: %w", m.last.Name, err)
+		}
+		d := &docket{maintenanceRecord: m, selector: selector, waves: map[types.UID]int{}, answers: map[question]*podRecord{}}
+		for uid, p := range h.pods {
+			wave := slices.IndexFunc(m.last.Spec.DrainPlan, func(e v1alpha1.DrainPlanEntry) bool { return audit.Covers(e, p.Pod) })
+			if wave != notCovered && !slices.Contains(rules.Running, audit.TypeOf(p.Pod)) {
+				d.waves[uid] = wave
+			}
+		}
+		dockets = append(dockets, d)
+	}
+	slices.SortFunc(dockets, func(a, b *docket) int { return cmp.Compare(a.last.Name, b.last.Name) })
+	return dockets, nil
+}
+
+func (h *History) sortedPods() []*podRecord {
+	return slices.SortedFunc(maps.Values(h.pods), func(a, b *podRecord) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.bound.at, b.bound.at))
+	})
+}
+
+// askedAt returns when a maintenance first asked a pod to leave. A pod that ends for reasons of its own was not asked.
+func (h *History) askedAt(p *podRecord, evicted map[types.UID]bool) (stamp, bool) {
+	asked, evacuated := p.asked, false
+	for _, e := range h.byPod[p.UID] {
+		if e.made == nil {
+			return stamp{}, false // somebody else asked
+		}
+		evacuated = true
+		if e.made.before(asked) {
+			asked = *e.made
+		}
+	}
+	return asked, (evacuated || evicted[p.UID]) && asked.at != never
+}
+
+// nodesByName are the nodes that had a name, one after another.
+type nodesByName map[string][]*nodeRecord
+
+func (h *History) nodesByName() nodesByName {
+	nodes := nodesByName{}
+	for _, n := range h.nodes {
+		nodes[n.last.Name] = append(nodes[n.last.Name], n)
+	}
+	return nodes
+}
+
+// at returns the node that had a name at a place in the history, or nil.
+func (n nodesByName) at(name string, at moment) *nodeRecord {
+	for _, node := range n[name] {
+		if node.states[0].at <= at && at < node.gone.at {
+			return node
+		}
+	}
+	return nil
+}
+
+// changes returns what the statuses said of each node, by UID and in order.
+func (h *History) changes() map[types.UID][]change {
+	out := map[types.UID][]change{}
+	for uid, m := range h.maintenances {
+		last := map[types.UID]change{}
+		for _, state := range m.states {
+			nodes := maps.Clone(state.targets)
+			for node := range last {
+				if _, named := nodes[node]; !named {
+					nodes[node] = nil
+				}
+			}
+			for node, targets := range nodes {
+				_, named := state.targets[node]
+				c := change{stamp: state.stamp, maintenance: uid, held: state.draining && named, targets: targets}
+				if before, ok := last[node]; ok && before.held == c.held && sameTargets(before.targets, c.targets) {
+					continue
+				}
+				last[node] = c
+				out[node] = append(out[node], c)
+			}
+		}
+		if m.gone != nil {
+			for node, c := range last {
+				if c.held {
+					out[node] = append(out[node], change{stamp: *m.gone, maintenance: uid})
+				}
+			}
+		}
+	}
+	for _, changes := range out {
+		slices.SortStableFunc(changes, func(a, b change) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.version, b.version)) })
+	}
+	return out
+}
+
+// openedAt returns since when the targets of a pod's node have covered it without interruption, if that is before it was asked to leave.
+func openedAt(p *corev1.Pod, changes []change, asked stamp) stamp {
+	covering := map[types.UID]bool{}
+	var since stamp
+	for _, c := range changes {
+		if asked.before(c.stamp) {
+			break
+		}
+		before := len(covering)
+		delete(covering, c.maintenance)
+		if c.held && slices.ContainsFunc(c.targets, func(e v1alpha1.DrainPlanEntry) bool { return audit.Covers(e, p) }) {
+			covering[c.maintenance] = true
+		}
+		if before == 0 && len(covering) > 0 {
+			since = c.stamp
+		}
+	}
+	if len(covering) == 0 {
+		return asked
+	}
+	return since
+}
+
+// overtaken returns a pod that should have left before the given wave was opened, or nil.
+func (d *docket) overtaken(pods map[types.UID]*podRecord, nodes nodesByName, wave int, opened stamp) *podRecord {
+	q := question{wave, opened}
+	if answer, ok := d.answers[q]; ok {
+		return answer
+	}
+	d.answers[q] = nil
+	draining := d.drainingSince(opened)
+	if draining == nil || !draining.before(opened) {
+		return nil
+	}
+	for uid, w := range d.waves {
+		p := pods[uid]
+		if w >= wave || p.bound.at >= opened.at || p.gone.at <= opened.at {
+			continue
+		}
+		node := nodes.at(p.Spec.NodeName, opened.at)
+		if node == nil {
+			continue
+		}
+		if joined := d.joined(node, opened.at); joined == nil || joined.at >= opened.at {
+			continue
+		}
+		if node.cordonedAt(p.bound.at) && opened.seen.Sub(p.bound.seen) < raceTime {
+			continue
+		}
+		d.answers[q] = p
+		return p
+	}
+	return nil
+}
+
+// drainingSince returns since when the maintenance had drained; nil if it did not.
+func (d *docket) drainingSince(now stamp) *stamp {
+	if d.gone != nil && d.gone.at <= now.at {
+		return nil
+	}
+	var since *stamp
+	for _, state := range d.states {
+		if now.before(state.stamp) {
+			break
+		}
+		switch {
+		case !state.draining:
+			since = nil
+		case since == nil:
+			since = &state.stamp
+		}
+	}
+	return since
+}
+
+// joined returns since when a node is one of the maintenance's at a place in the history; nil if it is not.
+func (d *docket) joined(node *nodeRecord, at moment) *stamp {
+	if node.gone.at <= at {
+		return nil
+	}
+	var since *stamp
+	for i := range node.states {
+		state := &node.states[i]
+		if state.at > at {
+			break
+		}
+		matches := d.selector.Match(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.last.Name, Labels: state.labels}})
+		switch {
+		case !matches:
+			since = nil
+		case since == nil:
+			since = &state.stamp
+		}
+	}
+	return since
+}
+
+// cordonedAt says whether the node was closed to new pods at a place in the history.
+func (n *nodeRecord) cordonedAt(at moment) bool {
+	closed := false
+	for _, state := range n.states {
+		if state.at > at {
+			break
+		}
+		closed = state.unschedulable
+	}
+	return closed
+}

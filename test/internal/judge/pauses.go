@@ -1,0 +1,127 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+	http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+package judge
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Pause is the time from the last pod of a wave being gone from all nodes of a maintenance to the first eviction of its next wave.
+type Pause struct {
+	Maintenance string
+	// From and To are the waves, counted from 1.
+	From, To int
+	Length   time.Duration
+}
+
+// Pauses returns the pauses of all maintenances. Where another maintenance on the same nodes had already opened a wave there is none. The time
+// of an eviction is when kube-apiserver received the call, that of a pod's end when it answered its deletion or, if that is earlier, when its
+// event came.
+func (h *History) Pauses(calls []Call, rules Rules) ([]Pause, error) {
+	h.straighten()
+	dockets, err := h.dockets(rules)
+	if err != nil {
+		return nil, err
+	}
+	evicted := firstEvictions(calls)
+	ended := h.ends(calls)
+	nodes := h.nodesByName()
+	var pauses []Pause
+	for _, d := range dockets {
+		// Of each wave that had pods: when its last pod was gone, and when the first was evicted.
+		last, first := map[int]time.Time{}, map[int]time.Time{}
+		for uid, wave := range d.waves {
+			p := h.pods[uid]
+			call, ok := evicted[uid]
+			node := nodes.at(p.Spec.NodeName, p.asked.at)
+			if !ok || node == nil || d.drainingSince(p.asked) == nil || d.joined(node, p.asked.at) == nil {
+				continue
+			}
+			if end := ended[uid]; end.After(last[wave]) {
+				last[wave] = end
+			}
+			if begin, ok := first[wave]; !ok || call.Before(begin) {
+				first[wave] = call
+			}
+		}
+		waves := slices.Sorted(maps.Keys(first))
+		for i := 1; i < len(waves); i++ {
+			if length := first[waves[i]].Sub(last[waves[i-1]]); length > 0 {
+				pauses = append(pauses, Pause{Maintenance: d.last.Name, From: waves[i-1] + 1, To: waves[i] + 1, Length: length})
+			}
+		}
+	}
+	return pauses, nil
+}
+
+// Median returns the middle one of some pauses.
+func Median(pauses []Pause) time.Duration {
+	if len(pauses) == 0 {
+		return 0
+	}
+	sorted := slices.SortedFunc(slices.Values(pauses), func(a, b Pause) int { return cmp.Compare(a.Length, b.Length) })
+	return sorted[len(sorted)/2].Length
+}
+
+func (p Pause) String() string {
+	return fmt.Sprintf("%s, wave %d to %d: %v", p.Maintenance, p.From, p.To, p.Length.Round(time.Millisecond))
+}
+
+// firstEvictions returns when the eviction of each pod was first tried.
+func firstEvictions(calls []Call) map[types.UID]time.Time {
+	out := map[types.UID]time.Time{}
+	for _, call := range calls {
+		if call.Subresource != "eviction" || call.UID == "" {
+			continue
+		}
+		if before, ok := out[call.UID]; !ok || call.Received.Before(before) {
+			out[call.UID] = call.Received
+		}
+	}
+	return out
+}
+
+// ends returns when the pods that are gone had ended.
+func (h *History) ends(calls []Call) map[types.UID]time.Time {
+	deletions := map[types.NamespacedName][]Call{}
+	for _, call := range calls {
+		if call.Deleted() {
+			name := types.NamespacedName{Namespace: call.Namespace, Name: call.Name}
+			deletions[name] = append(deletions[name], call)
+		}
+	}
+	out := map[types.UID]time.Time{}
+	for uid, p := range h.pods {
+		if p.gone.at == never {
+			continue
+		}
+		end := p.gone.seen
+		for _, call := range deletions[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] {
+			// Of several pods of that name it is the deletion of the one whose event came after it.
+			if call.Received.After(p.bound.seen) && call.Received.Before(p.gone.seen) && call.Answered.Before(end) {
+				end = call.Answered
+			}
+		}
+		out[uid] = end
+	}
+	return out
+}

@@ -1,0 +1,369 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+	http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+package judge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	"haulout.dev/haulout/test/internal/audit"
+	"haulout.dev/haulout/test/internal/follow"
+)
+
+// overriddenReason is the reason of the event that tells of a maintenance whose order is not followed.
+const overriddenReason = "DrainOrderOverridden"
+
+// Scope is what a Recorder looks at.
+type Scope struct {
+	// Nodes selects the nodes. Their labels that it looks at must not change.
+	Nodes labels.Selector
+	// Namespace is that of the pods and Evacuations.
+	Namespace string
+	// AuditLog is the file that kube-apiserver writes its audit log to.
+	AuditLog string
+}
+
+// Recorder watches a cluster and keeps the history of it, and the books of its budgets.
+type Recorder struct {
+	Scope
+
+	kube kubernetes.Interface
+	log  Log
+	// books count the healthy pods of budgets; waves are not their business here.
+	books *audit.Ledger
+
+	mu      sync.Mutex
+	history *History
+	// waiting are events of Haulout's server that have no place in the history yet.
+	waiting []foreignEvent
+	// arrived has an element if there are any.
+	arrived chan struct{}
+	// placed is closed and made anew with each event.
+	placed chan struct{}
+	failed error
+}
+
+type foreignEvent struct {
+	watch.Event
+
+	seen time.Time
+}
+
+// Start begins to record; it ends with the context. It fails if a budget of the namespace is broken already.
+func Start(ctx context.Context, kube kubernetes.Interface, haulout clientset.Interface, scope Scope) (*Recorder, error) {
+	log, err := OpenLog(scope.AuditLog)
+	if err != nil {
+		return nil, err
+	}
+	budgets, err := kube.PolicyV1().PodDisruptionBudgets(scope.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	r := &Recorder{
+		Scope: scope, kube: kube, log: log, books: audit.New(), history: NewHistory(), arrived: make(chan struct{}, 1), placed: make(chan struct{}),
+	}
+	resources := []follow.Resource{
+		{Client: kube.CoreV1().RESTClient(), Name: "pods", See: r.seeHost},
+		{Client: kube.CoreV1().RESTClient(), Name: "nodes", See: r.seeHost},
+		{Client: kube.EventsV1().RESTClient(), Name: "events", See: r.seeEvent},
+		{Client: haulout.MaintenanceV1alpha1().RESTClient(), Name: "nodemaintenances", See: r.seeHaulout, MayRestart: true},
+		{Client: haulout.MaintenanceV1alpha1().RESTClient(), Name: "evacuations", See: r.seeHaulout, MayRestart: true},
+	}
+	for _, resource := range resources {
+		resource.Fail = r.fail
+		if err := follow.Start(ctx, resource); err != nil {
+			return nil, err
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	pods := make([]corev1.Pod, 0, len(r.history.pods))
+	for _, p := range r.history.pods {
+		if p.gone.at == never {
+			pods = append(pods, *p.Pod)
+		}
+	}
+	if err := r.books.Open(budgets.Items, pods, nil); err != nil {
+		return nil, err
+	}
+	r.history.Begin()
+	go r.place(ctx)
+	return r, nil
+}
+
+func (r *Recorder) seeHost(event watch.Event) {
+	switch object := event.Object.(type) {
+	case *corev1.Pod:
+		if object.Namespace != r.Namespace {
+			return
+		}
+	case *corev1.Node:
+		if !r.Nodes.Matches(labels.Set(object.Labels)) {
+			return
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.history.HostEvent(event, time.Now()); err != nil {
+		r.failed = errors.Join(r.failed, err)
+	}
+	if pod, ok := event.Object.(*corev1.Pod); ok {
+		r.books.Observe(event.Type, pod)
+	}
+	r.wake()
+}
+
+func (r *Recorder) seeEvent(event watch.Event) {
+	if e, ok := event.Object.(*eventsv1.Event); ok && e.Reason == overriddenReason {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.history.Overridden(e.Regarding.UID)
+	}
+}
+
+func (r *Recorder) seeHaulout(event watch.Event) {
+	if e, ok := event.Object.(*v1alpha1.Evacuation); ok && e.Namespace != r.Namespace {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waiting = append(r.waiting, foreignEvent{event, time.Now()})
+	select {
+	case r.arrived <- struct{}{}:
+	default:
+	}
+}
+
+// place gives the events of Haulout's server their place in the history of the host cluster, those that have come meanwhile together.
+func (r *Recorder) place(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.arrived:
+		}
+		r.mu.Lock()
+		batch := r.waiting
+		r.waiting = nil
+		r.mu.Unlock()
+		now, err := r.now(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		r.mu.Lock()
+		for _, event := range batch {
+			err = errors.Join(err, r.history.HauloutEvent(event.Event, now, event.seen))
+		}
+		r.failed = errors.Join(r.failed, err)
+		r.wake()
+		r.mu.Unlock()
+	}
+}
+
+// now returns the present version of the host cluster: that of a list that was not answered from a cache alone.
+func (r *Recorder) now(ctx context.Context) (moment, error) {
+	list, err := r.kube.CoreV1().Namespaces().List(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		return 0, fmt.Errorf("read the version of the host cluster: %w", err)
+	}
+	return parseMoment(list.ResourceVersion)
+}
+
+func (r *Recorder) fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failed = errors.Join(r.failed, err)
+	r.wake()
+}
+
+func (r *Recorder) wake() {
+	close(r.placed)
+	r.placed = make(chan struct{})
+}
+
+// Wait waits until check, which sees the present state, returns an empty text. Until then that says what is missing.
+func (r *Recorder) Wait(ctx context.Context, check func(*View) (missing string)) error {
+	for {
+		r.mu.Lock()
+		missing, failed, placed := check(&View{r.history}), r.failed, r.placed
+		r.mu.Unlock()
+		if failed != nil {
+			return failed
+		}
+		if missing == "" {
+			return nil
+		}
+		select {
+		case <-placed:
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %s", context.Cause(ctx), missing)
+		}
+	}
+}
+
+// Settle waits until everything that has happened to pods so far has been recorded: it makes a pod that never runs, and removes it.
+func (r *Recorder) Settle(ctx context.Context) error {
+	marker, err := r.kube.CoreV1().Pods(r.Namespace).Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "judge-"},
+		Spec:       corev1.PodSpec{SchedulerName: "none", Containers: []corev1.Container{{Name: "none", Image: "none"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	if err := r.kube.CoreV1().Pods(r.Namespace).Delete(ctx, marker.Name, metav1.DeleteOptions{}); err != nil {
+		return err
+	}
+	return r.Wait(ctx, func(v *View) string {
+		if p := v.history.pods[marker.UID]; p == nil || p.gone.at == never {
+			return "the last event of the pods has not come"
+		}
+		return ""
+	})
+}
+
+// Verdict judges what was recorded so far, given the names of the nodes that somebody else has cordoned.
+func (r *Recorder) Verdict(rules Rules, cordoned ...string) ([]string, error) {
+	calls, err := r.Calls()
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.failed != nil {
+		return nil, r.failed
+	}
+	found, err := r.history.OutOfOrder(calls, rules)
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, r.history.WentBack()...)
+	found = append(found, r.history.NotPutBack(cordoned...)...)
+	found = append(found, EvictedTwice(calls)...)
+	found = append(found, r.history.LeftOver()...)
+	return append(found, Broken(r.books.Snapshot())...), nil
+}
+
+// Pauses returns the pauses between waves so far.
+func (r *Recorder) Pauses(rules Rules) ([]Pause, error) {
+	calls, err := r.Calls()
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.history.Pauses(calls, rules)
+}
+
+// Calls returns the requests to make pods leave so far.
+func (r *Recorder) Calls() ([]Call, error) {
+	calls, err := r.log.Calls()
+	return slices.DeleteFunc(calls, func(c Call) bool { return c.Namespace != r.Namespace }), err
+}
+
+// View is the present state of what is recorded.
+type View struct {
+	history *History
+}
+
+// Events counts what was recorded.
+func (v *View) Events() int { return v.history.events }
+
+// Asked counts the pods that were told to end.
+func (v *View) Asked() int {
+	asked := 0
+	for _, p := range v.history.pods {
+		if p.asked.at != never {
+			asked++
+		}
+	}
+	return asked
+}
+
+// Drained says whether a maintenance says so of itself.
+func (v *View) Drained(name string) bool {
+	nm := v.maintenance(name)
+	if nm == nil {
+		return false
+	}
+	for _, condition := range nm.Status.Conditions {
+		if condition.Type == v1alpha1.ConditionDrained {
+			return condition.Status == metav1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// Done says whether a maintenance has put everything back, or is gone.
+func (v *View) Done(name string) bool {
+	nm := v.maintenance(name)
+	return nm == nil || nm.Spec.Stage == v1alpha1.NodeMaintenanceStageComplete && len(nm.Finalizers) == 0
+}
+
+func (v *View) maintenance(name string) *v1alpha1.NodeMaintenance {
+	for _, m := range v.history.maintenances {
+		if m.last.Name == name && m.gone == nil {
+			return m.last
+		}
+	}
+	return nil
+}
+
+// Evacuations returns the UIDs of the pods of those that are there.
+func (v *View) Evacuations() []types.UID {
+	var pods []types.UID
+	for _, e := range v.history.evacuations {
+		if !e.gone {
+			pods = append(pods, e.Spec.PodRef.UID)
+		}
+	}
+	return pods
+}
+
+// Closed returns the names of the nodes that are not schedulable.
+func (v *View) Closed() []string {
+	var closed []string
+	for _, n := range v.history.nodes {
+		if n.gone.at == never && n.last.Spec.Unschedulable {
+			closed = append(closed, n.last.Name)
+		}
+	}
+	return closed
+}
+
+// On returns the pods that have not ended on the nodes with the names.
+func (v *View) On(nodes map[string]bool) []*corev1.Pod {
+	var pods []*corev1.Pod
+	for _, p := range v.history.pods {
+		if p.gone.at == never && nodes[p.Spec.NodeName] {
+			pods = append(pods, p.Pod)
+		}
+	}
+	return pods
+}

@@ -1,0 +1,166 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+	http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+package judge
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// key is what drain targets are told apart by: one priority belongs to each.
+type key struct {
+	podType  v1alpha1.PodType
+	selector string
+}
+
+// reach are the drain targets of a node: how far each type and selector has come.
+type reach map[key]int32
+
+func reachOf(targets []v1alpha1.DrainPlanEntry) reach {
+	r := reach{}
+	for _, e := range targets {
+		k := key{podType: e.PodType}
+		if e.PodSelector != nil {
+			k.selector = metav1.FormatLabelSelector(e.PodSelector)
+		}
+		if before, ok := r[k]; !ok || before < e.PodPriority {
+			r[k] = e.PodPriority
+		}
+	}
+	return r
+}
+
+// of returns how far a key has come: by itself, or by the entry of its type that has no selector.
+func (r reach) of(k key) (priority int32, ok bool) {
+	priority, ok = r[k]
+	if all, reached := r[key{podType: k.podType}]; reached && (!ok || all > priority) {
+		return all, true
+	}
+	return priority, ok
+}
+
+// covers says whether everything that another reach covers is covered.
+func (r reach) covers(other reach) bool {
+	for k, priority := range other {
+		if mine, ok := r.of(k); !ok || mine < priority {
+			return false
+		}
+	}
+	return true
+}
+
+// both returns what two reaches cover alike.
+func both(a, b reach) reach {
+	out := reach{}
+	for _, r := range []reach{a, b} {
+		for k := range r {
+			inA, okA := a.of(k)
+			if inB, okB := b.of(k); okA && okB {
+				out[k] = min(inA, inB)
+			}
+		}
+	}
+	return out
+}
+
+// either returns what at least one of two reaches covers.
+func either(a, b reach) reach {
+	out := reach{}
+	for _, r := range []reach{a, b} {
+		for k, priority := range r {
+			if before, ok := out[k]; !ok || before < priority {
+				out[k] = priority
+			}
+		}
+	}
+	return out
+}
+
+func sameTargets(a, b []v1alpha1.DrainPlanEntry) bool {
+	x, y := reachOf(a), reachOf(b)
+	return x.covers(y) && y.covers(x)
+}
+
+// holders are the maintenances that hold a node, with what each of them says of it.
+type holders map[types.UID]reach
+
+// all returns what all holders agree on that the node has reached, any what at least one says. One that says nothing yet has no voice.
+func (h holders) all() reach {
+	var out reach
+	for _, r := range h {
+		switch {
+		case len(r) == 0:
+		case out == nil:
+			out = r
+		default:
+			out = both(out, r)
+		}
+	}
+	return out
+}
+
+func (h holders) any() reach {
+	out := reach{}
+	for _, r := range h {
+		out = either(out, r)
+	}
+	return out
+}
+
+// WentBack describes the nodes whose drain targets covered less than before while they were held: in the status of one maintenance, or because
+// one let go of the node and those that still hold it know of less than all holders had once agreed on.
+func (h *History) WentBack() []string {
+	h.straighten()
+	var found []string
+	for uid, changes := range h.changes() {
+		held, agreed := holders{}, reach{}
+		for _, c := range changes {
+			before, was := held[c.maintenance]
+			now := reachOf(c.targets)
+			if c.held {
+				held[c.maintenance] = now
+			} else {
+				delete(held, c.maintenance)
+			}
+			switch {
+			case was && c.held && !now.covers(before):
+				found = append(found, fmt.Sprintf("drain targets of node %s went back in the status of %s: from %v to %v",
+					h.nodeName(uid), h.maintenances[c.maintenance].last.Name, before, now))
+			case was && !c.held && len(held) > 0 && !held.any().covers(agreed):
+				found = append(found, fmt.Sprintf("drain targets of node %s went back when %s let go of it: from %v to %v",
+					h.nodeName(uid), h.maintenances[c.maintenance].last.Name, agreed, held.any()))
+			}
+			if agreed = either(agreed, held.all()); len(held) == 0 {
+				agreed = reach{}
+			}
+		}
+	}
+	slices.SortFunc(found, cmp.Compare[string])
+	return found
+}
+
+func (h *History) nodeName(uid types.UID) string {
+	if node := h.nodes[uid]; node != nil {
+		return node.last.Name
+	}
+	return string(uid)
+}

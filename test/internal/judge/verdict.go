@@ -1,0 +1,116 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+	http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+package judge
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"haulout.dev/haulout/test/internal/audit"
+)
+
+// ourPrefix starts the names of what Haulout writes on nodes.
+const ourPrefix = "maintenance.haulout.dev/"
+
+// nodeConditions are those that tell of maintenances (KEP-4212, "Node Conditions").
+var nodeConditions = sets.New[corev1.NodeConditionType]("MaintenancePlanned", "MaintenanceInProgress", "DrainInProgress", "Drained")
+
+// NotPutBack describes what maintenances have left behind on nodes, given the names of those that somebody else had cordoned.
+func (h *History) NotPutBack(cordoned ...string) []string {
+	var found []string
+	for _, n := range h.nodes {
+		if n.gone.at == never {
+			found = append(found, leftOn(n.last, slices.Contains(cordoned, n.last.Name))...)
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+func leftOn(node *corev1.Node, cordoned bool) []string {
+	var found []string
+	switch {
+	case node.Spec.Unschedulable && !cordoned:
+		found = append(found, fmt.Sprintf("node %s is not schedulable", node.Name))
+	case !node.Spec.Unschedulable && cordoned:
+		found = append(found, fmt.Sprintf("node %s is schedulable, although somebody else had cordoned it", node.Name))
+	}
+	for name := range node.Annotations {
+		if strings.HasPrefix(name, ourPrefix) {
+			found = append(found, fmt.Sprintf("node %s has the annotation %s", node.Name, name))
+		}
+	}
+	for _, taint := range node.Spec.Taints {
+		if strings.HasPrefix(taint.Key, ourPrefix) {
+			found = append(found, fmt.Sprintf("node %s has the taint %s", node.Name, taint.Key))
+		}
+	}
+	for _, condition := range node.Status.Conditions {
+		if nodeConditions.Has(condition.Type) && condition.Status == corev1.ConditionTrue {
+			found = append(found, fmt.Sprintf("node %s has the condition %s", node.Name, condition.Type))
+		}
+	}
+	return found
+}
+
+// EvictedTwice describes the pods of which more than one eviction was granted, and the evictions that were not bound to the UID of a pod: they
+// may hit another pod of the same name.
+func EvictedTwice(calls []Call) []string {
+	var found []string
+	granted := map[string]int{}
+	for _, call := range calls {
+		if !call.Evicted() {
+			continue
+		}
+		if call.UID == "" {
+			found = append(found, fmt.Sprintf("%s evicted pod %s/%s, whichever has that name", call.User, call.Namespace, call.Name))
+			continue
+		}
+		id := string(call.UID)
+		if granted[id]++; granted[id] == 2 {
+			found = append(found, fmt.Sprintf("pod %s/%s (%s) was evicted more than once", call.Namespace, call.Name, call.UID))
+		}
+	}
+	return found
+}
+
+// LeftOver describes the Evacuations that are still there.
+func (h *History) LeftOver() []string {
+	var found []string
+	for _, e := range h.evacuations {
+		if !e.gone {
+			found = append(found, fmt.Sprintf("Evacuation %s/%s is still there: finalizers %v, deleted %t, conditions %v",
+				e.Namespace, e.Name, e.Finalizers, e.DeletionTimestamp != nil, e.Status.Conditions))
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+// Broken describes the budgets that had fewer healthy pods at some time than they demand.
+func Broken(books audit.Snapshot) []string {
+	var found []string
+	for _, b := range books.Budgets {
+		if b.Lowest < b.Floor {
+			found = append(found, fmt.Sprintf("budget %s had %d healthy pods, %d are needed", b.Name, b.Lowest, b.Floor))
+		}
+	}
+	return found
+}
