@@ -23,6 +23,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -185,6 +186,10 @@ func (c *Controller) cordon(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	return inParallel(ctx, len(pending), func(ctx context.Context, i int) error {
 		node := pending[i]
 		change := decideCordon(node, nm)
+		var who string
+		if change.restored && c.cordons.isFight(node) {
+			who = c.meddler(ctx, node) // once we have written, the field is ours again
+		}
 		if err := c.apply(ctx, node, change); err != nil {
 			if apierrors.IsNotFound(err) {
 				return nil
@@ -193,7 +198,7 @@ func (c *Controller) cordon(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 		}
 		switch {
 		case change.restored:
-			c.cordonRestored(ctx, node, nm)
+			c.cordonRestored(ctx, node, nm, who)
 		case change.unschedulable != nil:
 			c.nodeEvent(node, nm, corev1.EventTypeNormal, EventCordoned, actionCordon, "Made unschedulable by NodeMaintenance %s", nm.Name)
 		}
@@ -201,44 +206,56 @@ func (c *Controller) cordon(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	})
 }
 
-func (c *Controller) cordonRestored(ctx context.Context, node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance) {
-	if !c.cordons.restored(node) {
+// cordonRestored tells that somebody has undone our cordon, and who if it is a fight.
+func (c *Controller) cordonRestored(ctx context.Context, node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance, who string) {
+	c.cordons.restored(node)
+	if who == "" {
 		c.nodeEvent(node, nm, corev1.EventTypeNormal, EventCordonRestored, actionCordon,
 			"Somebody made the node schedulable while NodeMaintenance %s holds it; it was made unschedulable again", nm.Name)
 		return
 	}
-	who := c.otherManager(ctx, node)
 	klog.FromContext(ctx).Info("Somebody keeps making a node schedulable", "node", klog.KObj(node), "fieldManager", who)
 	c.nodeEvent(node, nm, corev1.EventTypeWarning, EventCordonFight, actionCordon,
 		"%s keeps making the node schedulable while NodeMaintenance %s holds it; it is made unschedulable less often from now on", who, nm.Name)
 }
 
-// otherManager guesses from the node's managed fields who made it schedulable: the last other writer of that field, or else the last one who
-// wrote anything but the status. The cache does not keep the managed fields.
-func (c *Controller) otherManager(ctx context.Context, node *corev1.Node) string {
+// unknownWriter is who makes a node schedulable without leaving a trace in its managed fields.
+const unknownWriter = "An unknown writer"
+
+// meddler finds out who has made a node schedulable. The cache does not keep the managed fields.
+func (c *Controller) meddler(ctx context.Context, node *corev1.Node) string {
 	live, err := c.host.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
 	if err != nil {
-		return "an unknown writer"
+		return unknownWriter
 	}
-	var last, lastOfField *metav1.ManagedFieldsEntry
-	for i := range live.ManagedFields {
-		entry := &live.ManagedFields[i]
+	return decideMeddler(live.ManagedFields)
+}
+
+// decideMeddler guesses from the managed fields of a node that is schedulable again who did it. An apply leaves the field with its manager. Any
+// other write takes it out of the node, since false is its zero value, and nobody has it: then it is probably the last one who has written
+// since we did. kube-controller-manager is not meant: it follows with the taint that goes with the field.
+func decideMeddler(fields []metav1.ManagedFieldsEntry) string {
+	var ours time.Time
+	for i := range fields {
+		if entry := &fields[i]; entry.Manager == fieldManager && entry.Subresource == "" && entry.Time != nil {
+			ours = entry.Time.Time
+		}
+	}
+	var last *metav1.ManagedFieldsEntry
+	for i := range fields {
+		entry := &fields[i]
 		if entry.Manager == fieldManager || entry.Subresource != "" || entry.Time == nil {
 			continue
 		}
-		if last == nil || last.Time.Before(entry.Time) {
+		if entry.FieldsV1 != nil && strings.Contains(string(entry.FieldsV1.GetRawBytes()), `"f:unschedulable"`) {
+			return "Field manager " + entry.Manager
+		}
+		if entry.Manager != "kube-controller-manager" && !entry.Time.Time.Before(ours) && (last == nil || last.Time.Before(entry.Time)) {
 			last = entry
 		}
-		if entry.FieldsV1 != nil && strings.Contains(string(entry.FieldsV1.GetRawBytes()), `"f:unschedulable"`) &&
-			(lastOfField == nil || lastOfField.Time.Before(entry.Time)) {
-			lastOfField = entry
-		}
 	}
-	switch {
-	case lastOfField != nil:
-		return "field manager " + lastOfField.Manager
-	case last != nil:
-		return "probably field manager " + last.Manager
+	if last != nil {
+		return "Probably field manager " + last.Manager
 	}
-	return "an unknown writer"
+	return unknownWriter
 }

@@ -95,12 +95,18 @@ func (w *cordonWatch) latest(nodes []*corev1.Node) time.Time {
 	return latest
 }
 
-// restored notes that our cordon was put back, and says whether that has become a fight.
-func (w *cordonWatch) restored(node *corev1.Node) bool {
+// isFight says whether it has become a fight if our cordon is put back now.
+func (w *cordonWatch) isFight(node *corev1.Node) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.recent(node.UID)) >= fightLimit
+}
+
+// restored notes that our cordon was put back.
+func (w *cordonWatch) restored(node *corev1.Node) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.restores[node.UID] = append(w.recent(node.UID), w.clock.Now())
-	return len(w.restores[node.UID]) > fightLimit
 }
 
 // backOff returns how long to leave an undone cordon alone.
