@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
@@ -27,6 +28,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -46,18 +48,25 @@ func background() context.Context { return context.Background() }
 // that need very many. All are removed with the test.
 func (c *Cluster) NewPool(tb testing.TB, count int, simulated bool) (pool string, nodes []string) {
 	tb.Helper()
-	admin := c.As(tb)
 	pool = Name("pool")
 	nodes = make([]string, count)
 	for i := range nodes {
 		nodes[i] = fmt.Sprintf("%s-%04d", pool, i)
 	}
-	forAll(tb, nodes, func(name string) error {
+	c.NewNodes(tb, pool, simulated, nodes...)
+	return pool, nodes
+}
+
+// NewNodes makes nodes with the given names in a pool. They are removed with the test.
+func (c *Cluster) NewNodes(tb testing.TB, pool string, simulated bool, names ...string) {
+	tb.Helper()
+	admin := c.As(tb)
+	forAll(tb, names, func(name string) error {
 		_, err := admin.Kube.CoreV1().Nodes().Create(tb.Context(), newNode(name, pool, simulated), metav1.CreateOptions{})
 		return err
 	})
 	tb.Cleanup(func() {
-		forAll(tb, nodes, func(name string) error {
+		forAll(tb, names, func(name string) error {
 			err := admin.Kube.CoreV1().Nodes().Delete(background(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
 			if apierrors.IsNotFound(err) {
 				return nil
@@ -72,20 +81,21 @@ func (c *Cluster) NewPool(tb testing.TB, count int, simulated bool) (pool string
 				return false, err
 			}
 			for i := range list.Items {
-				if !ready(&list.Items[i]) {
+				if slices.Contains(names, list.Items[i].Name) && !ready(&list.Items[i]) {
 					return false, nil
 				}
 			}
-			return len(list.Items) == count, nil
+			return len(list.Items) >= len(names), nil
 		})
 	}
-	return pool, nodes
 }
 
 func ready(node *corev1.Node) bool {
 	for _, condition := range node.Status.Conditions {
 		if condition.Type == corev1.NodeReady {
-			return condition.Status == corev1.ConditionTrue && len(node.Spec.Taints) == 1
+			return condition.Status == corev1.ConditionTrue && !slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool {
+				return t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable
+			})
 		}
 	}
 	return false
@@ -176,6 +186,61 @@ func (c *Cluster) PodOn(tb testing.TB, namespace, name, pool, node string, modif
 		return err == nil && running.Status.Phase == corev1.PodRunning, err
 	})
 	return running
+}
+
+// PodsOn makes bare pods whose spec names their nodes and waits until all of them run. It does for many what PodOn does for one.
+func (c *Cluster) PodsOn(tb testing.TB, namespace, pool string, pods ...*corev1.Pod) {
+	tb.Helper()
+	admin := c.As(tb)
+	byName := make(map[string]*corev1.Pod, len(pods))
+	names := make([]string, len(pods))
+	for i, pod := range pods {
+		node := pod.Spec.NodeName
+		priority := pod.Spec.PriorityClassName
+		pod.Spec = PodSpec(pool)
+		pod.Spec.NodeName, pod.Spec.PriorityClassName = node, priority
+		byName[pod.Name], names[i] = pod, pod.Name
+	}
+	forAll(tb, names, func(name string) error {
+		_, err := admin.Kube.CoreV1().Pods(namespace).Create(tb.Context(), byName[name], metav1.CreateOptions{})
+		return err
+	})
+	Eventually(tb, "the pods run", func(ctx context.Context) (bool, error) {
+		list, err := admin.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		running := 0
+		for i := range list.Items {
+			if byName[list.Items[i].Name] != nil && list.Items[i].Status.Phase == corev1.PodRunning {
+				running++
+			}
+		}
+		return running == len(pods), nil
+	})
+}
+
+// PriorityClass makes a class of a priority that goes with the test, and returns its name.
+func (c *Cluster) PriorityClass(tb testing.TB, priority int32) string {
+	tb.Helper()
+	classes := c.As(tb).Kube.SchedulingV1().PriorityClasses()
+	name := Name(fmt.Sprintf("priority-%d", priority))
+	if _, err := classes.Create(tb.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: priority}, metav1.CreateOptions{}); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := classes.Delete(background(), name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			tb.Error(err)
+		}
+	})
+	// Admission looks for it in a cache.
+	Eventually(tb, "priority class "+name+" is known", func(ctx context.Context) (bool, error) {
+		probe := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "probe"}, Spec: PodSpec("none")}
+		probe.Spec.PriorityClassName = name
+		_, err := c.As(tb).Kube.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err == nil, err
+	})
+	return name
 }
 
 // Deployment makes a Deployment in the pool and waits until all replicas are available.

@@ -32,6 +32,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	toolswatch "k8s.io/client-go/tools/watch"
+	"k8s.io/klog/v2"
 )
 
 // relistInterval is how often a server is asked again that does not answer.
@@ -68,6 +69,8 @@ func Start(ctx context.Context, r Resource) error {
 	if err != nil {
 		return fmt.Errorf("list %s: %w", r.Name, err)
 	}
+	// What it cannot mend is told to Fail; the rest would only fill the output of tests.
+	ctx = klog.NewContext(ctx, klog.Logger{})
 	go f.run(ctx, version)
 	return nil
 }

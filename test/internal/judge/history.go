@@ -20,8 +20,9 @@ limitations under the License.
 //
 // Two servers with histories of their own have to be put into one order. Events of the host cluster are placed by their resource versions,
 // which count the writes to its etcd: that is exact. Whatever Haulout's server shows is placed by a version of the host cluster that was read
-// after it was seen. So it is placed too late by the time that it took to get here and for that read to answer, and what a pod does in that
-// time is taken in favour of the accused. The pods' own deletions, which follow from it, are placed exactly.
+// after it was seen. So it is placed too late by the time that it took to get here and for that read to answer. A pod that ends in that time is
+// taken in favour of the accused; the deletions of the pods that were asked to leave, which follow, are placed exactly. One that comes in that
+// time is not: whoever lets pods come late has to wait until the Recorder has seen what they are too late for.
 package judge
 
 import (

@@ -298,6 +298,16 @@ func TestOutOfOrder(t *testing.T) {
 			p.reach("a", 2000, "one", "two")
 			p.ask("high-1")
 		}},
+		"one that has been there for long can": {want: []string{"while shop/late on node two"}, play: func(p *tape) {
+			p.drain("a", "blue")
+			p.node("two", "blue", closed)
+			p.ask("low-1", "low-2")
+			p.pod("late", "two", 0)
+			p.host += 20 // seconds, too
+			p.end("low-1", "low-2")
+			p.reach("a", 2000, "one", "two")
+			p.ask("high-1")
+		}},
 		"a node that joins late does not hold back what was opened before": {play: func(p *tape) {
 			p.drain("a", "blue")
 			p.ask("low-1", "low-2")

@@ -35,10 +35,13 @@ import (
 type Rules struct {
 	// Running are the types of pods that are left running on purpose: no wave waits for them and none of them may be asked to leave.
 	Running []v1alpha1.PodType
+	// BudgetsMove says that budgets are changed in the course of it, so that what they demanded at the beginning does not hold.
+	BudgetsMove bool
 }
 
-// raceTime is how old a pod may be that the scheduler has put behind a cordon before the server has to know of it.
-const raceTime = 2 * time.Second
+// raceTime is how old a pod may be that the scheduler has put behind a cordon before the server has to know of it. It allows for what Haulout's
+// server shows coming here late.
+const raceTime = 10 * time.Second
 
 // notCovered is the wave of a pod that a plan does not cover.
 const notCovered = -1

@@ -25,6 +25,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -56,11 +57,11 @@ type Recorder struct {
 
 	kube kubernetes.Interface
 	log  Log
-	// books count the healthy pods of budgets; waves are not their business here.
-	books *audit.Ledger
 
 	mu      sync.Mutex
 	history *History
+	// books count the healthy pods of budgets; waves are not their business here. There are none before Start has seen all pods.
+	books *audit.Ledger
 	// waiting are events of Haulout's server that have no place in the history yet.
 	waiting []foreignEvent
 	// arrived has an element if there are any.
@@ -87,7 +88,7 @@ func Start(ctx context.Context, kube kubernetes.Interface, haulout clientset.Int
 		return nil, err
 	}
 	r := &Recorder{
-		Scope: scope, kube: kube, log: log, books: audit.New(), history: NewHistory(), arrived: make(chan struct{}, 1), placed: make(chan struct{}),
+		Scope: scope, kube: kube, log: log, history: NewHistory(), arrived: make(chan struct{}, 1), placed: make(chan struct{}),
 	}
 	resources := []follow.Resource{
 		{Client: kube.CoreV1().RESTClient(), Name: "pods", See: r.seeHost},
@@ -110,9 +111,11 @@ func Start(ctx context.Context, kube kubernetes.Interface, haulout clientset.Int
 			pods = append(pods, *p.Pod)
 		}
 	}
-	if err := r.books.Open(budgets.Items, pods, nil); err != nil {
+	books := audit.New()
+	if err := books.Open(budgets.Items, pods, nil); err != nil {
 		return nil, err
 	}
+	r.books = books
 	r.history.Begin()
 	go r.place(ctx)
 	return r, nil
@@ -134,7 +137,7 @@ func (r *Recorder) seeHost(event watch.Event) {
 	if err := r.history.HostEvent(event, time.Now()); err != nil {
 		r.failed = errors.Join(r.failed, err)
 	}
-	if pod, ok := event.Object.(*corev1.Pod); ok {
+	if pod, ok := event.Object.(*corev1.Pod); ok && r.books != nil {
 		r.books.Observe(event.Type, pod)
 	}
 	r.wake()
@@ -267,7 +270,10 @@ func (r *Recorder) Verdict(rules Rules, cordoned ...string) ([]string, error) {
 	found = append(found, r.history.NotPutBack(cordoned...)...)
 	found = append(found, EvictedTwice(calls)...)
 	found = append(found, r.history.LeftOver()...)
-	return append(found, Broken(r.books.Snapshot())...), nil
+	if !rules.BudgetsMove {
+		found = append(found, Broken(r.books.Snapshot())...)
+	}
+	return found, nil
 }
 
 // Pauses returns the pauses between waves so far.
@@ -308,16 +314,23 @@ func (v *View) Asked() int {
 
 // Drained says whether a maintenance says so of itself.
 func (v *View) Drained(name string) bool {
-	nm := v.maintenance(name)
-	if nm == nil {
-		return false
+	condition := v.drained(name)
+	return condition != nil && condition.Status == metav1.ConditionTrue
+}
+
+// Progress is what a maintenance says of its drain.
+func (v *View) Progress(name string) string {
+	if condition := v.drained(name); condition != nil {
+		return condition.Message
 	}
-	for _, condition := range nm.Status.Conditions {
-		if condition.Type == v1alpha1.ConditionDrained {
-			return condition.Status == metav1.ConditionTrue
-		}
+	return "it does not say"
+}
+
+func (v *View) drained(name string) *metav1.Condition {
+	if nm := v.maintenance(name); nm != nil {
+		return meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
 	}
-	return false
+	return nil
 }
 
 // Done says whether a maintenance has put everything back, or is gone.
@@ -354,16 +367,6 @@ func (v *View) Closed() []string {
 			closed = append(closed, n.last.Name)
 		}
 	}
+	slices.Sort(closed)
 	return closed
-}
-
-// On returns the pods that have not ended on the nodes with the names.
-func (v *View) On(nodes map[string]bool) []*corev1.Pod {
-	var pods []*corev1.Pod
-	for _, p := range v.history.pods {
-		if p.gone.at == never && nodes[p.Spec.NodeName] {
-			pods = append(pods, p.Pod)
-		}
-	}
-	return pods
 }

@@ -37,14 +37,15 @@ func (h *History) NotPutBack(cordoned ...string) []string {
 	var found []string
 	for _, n := range h.nodes {
 		if n.gone.at == never {
-			found = append(found, leftOn(n.last, slices.Contains(cordoned, n.last.Name))...)
+			found = append(found, LeftOn(n.last, slices.Contains(cordoned, n.last.Name))...)
 		}
 	}
 	slices.Sort(found)
 	return found
 }
 
-func leftOn(node *corev1.Node, cordoned bool) []string {
+// LeftOn describes what maintenances have left behind on a node that is in none, and that somebody else has cordoned or not.
+func LeftOn(node *corev1.Node, cordoned bool) []string {
 	var found []string
 	switch {
 	case node.Spec.Unschedulable && !cordoned:

@@ -1,0 +1,351 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+	http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+	"haulout.dev/haulout/test/internal/judge"
+)
+
+// roleLabel selects nodes within a pool, so that a test may take it off.
+const roleLabel = "e2e.haulout.dev/role"
+
+// mover is the class of an evacuator that the tests play.
+const mover = "mover.example.com"
+
+// movable makes a pod that the evacuator of the tests takes away.
+func movable(p *corev1.Pod) {
+	p.Annotations = map[string]string{v1alpha1.AnnotationEvacuatorPrefix + mover: "20000"}
+}
+
+// evacuationFor returns the Evacuation of a pod once there is one of which check is true.
+func evacuationFor(t *testing.T, pod *corev1.Pod, what string, check func(*v1alpha1.Evacuation) bool) *v1alpha1.Evacuation {
+	t.Helper()
+	var found *v1alpha1.Evacuation
+	framework.Eventually(t, "the evacuation of "+pod.Name+" "+what, func(ctx context.Context) (bool, error) {
+		var err error
+		found, err = cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(pod.Namespace).Get(ctx, string(pod.UID)+"-"+pod.Name, metav1.GetOptions{})
+		return err == nil && check(found), err
+	})
+	return found
+}
+
+func isOurs(e *v1alpha1.Evacuation) bool {
+	return slices.Contains(e.Finalizers, v1alpha1.FinalizerInstigatorNodeMaintenance)
+}
+
+// report writes into the status of an Evacuation as its evacuator.
+func report(t *testing.T, e *v1alpha1.Evacuation, status string) {
+	t.Helper()
+	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Patch(t.Context(), e.Name, types.MergePatchType,
+		fmt.Appendf(nil, `{"status":%s}`, status), metav1.PatchOptions{}, "status"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCallingOff ends a drain of which nothing can move, in both ways, and looks at Evacuations that stand for all cases.
+func TestCallingOff(t *testing.T) {
+	for name, end := range map[string]func(t *testing.T, name string){
+		"by completing it": func(t *testing.T, name string) { setStage(t, name, v1alpha1.NodeMaintenanceStageComplete) },
+		// kubectl waits until the object is gone, which must not take as long as an evacuator.
+		"by deleting it": func(t *testing.T, name string) {
+			cluster.MustKubectl(t, "", "delete", "nodemaintenance", name, "--timeout=60s")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool, nodes := cluster.NewPool(t, 1, true)
+			namespace := cluster.NewNamespace(t)
+			cluster.Deployment(t, namespace, "stuck", pool, 3)
+			cluster.Budget(t, namespace, "stuck", 0)
+			// Of its two instigators one stays. An evacuator that does nothing keeps the pod.
+			shared := cluster.PodOn(t, namespace, "shared", pool, nodes[0], movable)
+			busy := cluster.PodOn(t, namespace, "busy", pool, nodes[0], movable)
+			evacuations := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace)
+			if _, err := evacuations.Create(t.Context(), evacuationOf(shared), metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			recorder := cluster.Judge(t, pool, namespace)
+			nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
+			framework.Eventually(t, "all five pods have an evacuation of ours", func(ctx context.Context) (bool, error) {
+				list, err := evacuations.List(ctx, metav1.ListOptions{})
+				if err != nil {
+					return false, err
+				}
+				list.Items = slices.DeleteFunc(list.Items, func(e v1alpha1.Evacuation) bool { return !isOurs(&e) })
+				return len(list.Items) == 5, nil
+			})
+			turn := evacuationFor(t, busy, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool { return e.Status.ActiveEvacuatorClass == mover })
+			report(t, turn, `{"evacuationCancellationPolicy":"Forbid","message":"flushing"}`)
+
+			end(t, nm.Name)
+			waitFor(t, recorder, func(v *judge.View) string {
+				if !v.Done(nm.Name) {
+					return "the maintenance is not done"
+				}
+				return ""
+			})
+			done := time.Now()
+			list, err := evacuations.List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			left := map[string][]string{}
+			for i := range list.Items {
+				left[list.Items[i].Spec.PodRef.Name] = list.Items[i].Finalizers
+			}
+			if diff := cmp.Diff(map[string][]string{"shared": {testInstigator}, "busy": nil}, left); diff != "" {
+				t.Errorf("Evacuations that are left, with their finalizers (-want +got):\n%s", diff)
+			}
+			putBack := func() []string {
+				var node *corev1.Node
+				if node, err = cluster.As(t).Kube.CoreV1().Nodes().Get(t.Context(), nodes[0], metav1.GetOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				return judge.LeftOn(node, false)
+			}
+			framework.Accept(t, putBack(), nil)
+
+			// The one that could not be called off goes on, with its evacuator only: when that one gives up, nobody is evicted.
+			report(t, turn, `{"activeEvacuatorCompleted":true}`)
+			framework.Eventually(t, "the evacuation without instigators has ended", func(ctx context.Context) (bool, error) {
+				_, err := evacuations.Get(ctx, turn.Name, metav1.GetOptions{})
+				return apierrors.IsNotFound(err), nil
+			})
+			// Another drain takes the same pods up again, and has them in its own right.
+			again := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
+			evacuationFor(t, busy, "is made again", isOurs)
+			calls, err := recorder.Calls()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, call := range calls {
+				if call.Evicted() || call.Deleted() {
+					t.Errorf("%s made pod %s leave", call.User, call.Name)
+				}
+				if call.Received.After(done) && call.Received.Before(again.CreationTimestamp.Time) {
+					t.Errorf("%s asked pod %s to leave after the drain was called off", call.User, call.Name)
+				}
+			}
+			// The other instigator lets go, or the namespace would wait for it.
+			if err := evacuations.Delete(t.Context(), string(shared.UID)+"-"+shared.Name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// TestIdleTouchesNothing makes an Idle maintenance and deletes it.
+func TestIdleTouchesNothing(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 2, true)
+	cluster.MustKubectl(t, "", "cordon", nodes[1])
+	kube := cluster.As(t).Kube
+	look := func() []corev1.Node {
+		var seen []corev1.Node
+		for _, name := range nodes {
+			node, err := kube.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			// What a kubelet writes again and again.
+			node.ResourceVersion, node.ManagedFields, node.Status = "", nil, corev1.NodeStatus{}
+			seen = append(seen, *node)
+		}
+		return seen
+	}
+	before := look()
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle))
+	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	framework.Eventually(t, "the controller has seen it", func(ctx context.Context) (bool, error) {
+		got, err := maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
+		return err == nil && len(got.Status.NodeStatuses) == len(nodes), err
+	})
+	if err := maintenances.Delete(t.Context(), nm.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := maintenances.Get(t.Context(), nm.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("it is not gone at once: %v", err)
+	}
+	// What the controller does next, it does after it has seen the deletion.
+	probe, probed := cluster.NewPool(t, 1, true)
+	cluster.Create(t, framework.Maintenance(probe, v1alpha1.NodeMaintenanceStageCordon))
+	unschedulable(t, true, probed...)
+	if diff := cmp.Diff(before, look()); diff != "" {
+		t.Errorf("an Idle maintenance has changed its nodes (-before +after):\n%s", diff)
+	}
+}
+
+// TestNodeThatIsMadeAgain deletes a node in the middle of its drain and makes another one of the same name: that is a new node, which joins late.
+func TestNodeThatIsMadeAgain(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 2, true)
+	namespace := cluster.NewNamespace(t)
+	stays, again := nodes[0], nodes[1]
+	critical := func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-cluster-critical" }
+	cluster.PodOn(t, namespace, "low-1", pool, stays)
+	cluster.PodOn(t, namespace, "low-2", pool, again)
+	// It holds the second wave open for as long as its evacuator does nothing.
+	held := cluster.PodOn(t, namespace, "held", pool, stays, critical, movable)
+	recorder := cluster.Judge(t, pool, namespace)
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
+	// What is to be late has to come after the judge has seen what it is too late for.
+	waitFor(t, recorder, func(v *judge.View) string {
+		if !slices.Contains(v.Evacuations(), held.UID) {
+			return "the second wave is not open"
+		}
+		return ""
+	})
+
+	kube := cluster.As(t).Kube
+	before, err := kube.CoreV1().Nodes().Get(t.Context(), again, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kube.CoreV1().Nodes().Delete(t.Context(), again, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+		t.Fatal(err)
+	}
+	// It bears pods from the moment it is there, as one does that registers anew. On an empty node both waves would be over.
+	var late, last *corev1.Pod
+	for pod, name := range map[**corev1.Pod]string{&late: "late", &last: "last"} {
+		*pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: framework.PodSpec(pool)}
+		(*pod).Spec.NodeName = again
+		movable(*pod)
+		if name == "last" {
+			critical(*pod)
+		}
+		if *pod, err = kube.CoreV1().Pods(namespace).Create(t.Context(), *pod, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cluster.NewNodes(t, pool, true, again)
+	unschedulable(t, true, nodes...)
+	after, err := kube.CoreV1().Nodes().Get(t.Context(), again, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after.UID == before.UID {
+		t.Fatal("the node was not made again")
+	}
+	framework.Eventually(t, "the status names the new node, which is at the first wave", func(ctx context.Context) (bool, error) {
+		got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		for _, entry := range got.Status.NodeStatuses {
+			if entry.NodeRef.UID == before.UID {
+				return false, fmt.Errorf("the old node is still named")
+			}
+			if entry.NodeRef.UID == after.UID {
+				want := []v1alpha1.DrainPlanEntry{{PodPriority: 1000000000, PodType: v1alpha1.PodTypeDefault}}
+				if diff := cmp.Diff(want, entry.DrainTargets); diff != "" {
+					return false, fmt.Errorf("drain targets (-want +got):\n%s", diff)
+				}
+				return true, nil
+			}
+		}
+		return false, nil
+	})
+	evacuationFor(t, late, "is made", isOurs)
+	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).
+		Get(t.Context(), string(last.UID)+"-"+last.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("a critical pod on the new node was asked to leave before the ordinary one was gone: %v", err)
+	}
+	for _, pod := range []*corev1.Pod{late, last, held} {
+		evacuationFor(t, pod, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool { return e.Status.ActiveEvacuatorClass == mover })
+		if err := kube.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waitFor(t, recorder, allDrained(nm.Name))
+	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
+	waitFor(t, recorder, allPutBack(nil, nm.Name))
+	found, err := recorder.Verdict(judge.Rules{})
+	framework.Accept(t, found, err)
+}
+
+// TestNodeThatNoLongerMatches takes the selected label off a node in the middle of its drain: it is released as if the maintenance was complete.
+func TestNodeThatNoLongerMatches(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 2, true)
+	namespace := cluster.NewNamespace(t)
+	for _, node := range nodes {
+		cluster.MustKubectl(t, "", "label", "node", node, roleLabel+"="+pool)
+	}
+	stays := cluster.PodOn(t, namespace, "stays", pool, nodes[0], movable)
+	released := cluster.PodOn(t, namespace, "released", pool, nodes[1], movable)
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.NodeSelector = framework.Select(roleLabel, pool)
+	}))
+	evacuationFor(t, stays, "is made", isOurs)
+	evacuationFor(t, released, "is made", isOurs)
+	cluster.MustKubectl(t, "", "label", "node", nodes[1], roleLabel+"-")
+	unschedulable(t, false, nodes[1])
+	framework.Eventually(t, "nothing is left of it", func(ctx context.Context) (bool, error) {
+		node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, nodes[1], metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		if left := judge.LeftOn(node, false); len(left) > 0 {
+			return false, fmt.Errorf("%v", left)
+		}
+		_, err = cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(ctx, string(released.UID)+"-"+released.Name, metav1.GetOptions{})
+		return apierrors.IsNotFound(err), nil
+	})
+	framework.Eventually(t, "the status names the other node only", func(ctx context.Context) (bool, error) {
+		got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
+		return err == nil && len(got.Status.NodeStatuses) == 1 && got.Status.NodeStatuses[0].NodeRef.Name == nodes[0], err
+	})
+	unschedulable(t, true, nodes[0])
+	if pods, err := podsOn(t.Context(), t, nodes...); err != nil || len(pods) != 2 {
+		t.Errorf("%d pods are left of two (error %v)", len(pods), err)
+	}
+}
+
+// TestSomebodyUncordons has another writer make a node schedulable again and again in the middle of a drain.
+func TestSomebodyUncordons(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 1, true)
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
+	unschedulable(t, true, nodes...)
+	const meddler, allowed = "e2e-meddler", 3
+	for range allowed + 1 {
+		// As GitOps does. After a merge patch nobody would have the field, and nobody could be named.
+		if _, err := cluster.As(t).Kube.CoreV1().Nodes().Patch(t.Context(), nodes[0], types.ApplyPatchType,
+			fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Node","metadata":{"name":%q},"spec":{"unschedulable":false}}`, nodes[0]),
+			metav1.PatchOptions{FieldManager: meddler, Force: ptr.To(true)}); err != nil {
+			t.Fatal(err)
+		}
+		unschedulable(t, true, nodes...)
+	}
+	framework.Eventually(t, "an event tells that it was set back", func(ctx context.Context) (bool, error) {
+		return hasEvent(ctx, t, nodes[0], "CordonRestored", nm.Name)
+	})
+	framework.Eventually(t, "a warning names who keeps doing it", func(ctx context.Context) (bool, error) {
+		return hasEvent(ctx, t, nodes[0], "CordonFight", "Field manager "+meddler, nm.Name)
+	})
+	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
+	unschedulable(t, false, nodes...)
+}

@@ -1,0 +1,473 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+	http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+	"haulout.dev/haulout/test/internal/judge"
+)
+
+// size is how large a fleet is and how hard it is treated.
+type size struct {
+	// nodes is how many there are, drained how many three maintenances take out at a time, pods how many run there.
+	nodes, drained, pods int
+	// kills is how often the server is killed, cancellations how often drains are called off.
+	kills, cancellations int
+	// patience is how long one step may take on a machine that is busy.
+	patience time.Duration
+}
+
+var (
+	smallSize = size{nodes: 40, drained: 12, pods: 600, kills: 3, cancellations: 3, patience: 5 * time.Minute}
+	fullSize  = size{nodes: 200, drained: 60, pods: 6000, kills: 20, cancellations: 10, patience: 30 * time.Minute}
+)
+
+// leftRunning are the types of pods that a drain leaves running, as there is no evacuator for them yet.
+var leftRunning = judge.Rules{Running: []v1alpha1.PodType{v1alpha1.PodTypeDaemonSet, v1alpha1.PodTypeStatic}}
+
+// fleet is many nodes with workloads of mixed priority. One of its nodes was cordoned by somebody else.
+type fleet struct {
+	size
+
+	random          *rand.Rand
+	pool, namespace string
+	nodes           []string
+	foreign         string
+}
+
+// workload is one kind of pods of a fleet. Of a share of 1000 pods, in thousandths, so many are its own.
+type workload struct {
+	name     string
+	priority int32
+	share    int
+	// budget is how many of 100 of its pods may be away; nothing says so if it is 0.
+	budget int
+	kind   string
+}
+
+// workloads of a fleet besides its DaemonSets. Budgets hold some of the lower waves up, so that a server that does not wait would be seen.
+var workloads = []workload{
+	{name: "batch", priority: 0, share: 200},
+	{name: "web", priority: 0, share: 150, budget: 15},
+	{name: "reports", priority: 1000, share: 100},
+	{name: "search", priority: 1000, share: 100, budget: 20},
+	{name: "shop", priority: 5000, share: 150},
+	{name: "carts", priority: 5000, share: 50, budget: 20},
+	{name: "database", priority: 10000, share: 100, budget: 20, kind: "StatefulSet"},
+	{name: "queue", priority: 50000, share: 100},
+	{name: "dns", priority: v1alpha1.SystemClusterCritical, share: 50, budget: 25},
+}
+
+func newFleet(t *testing.T) *fleet {
+	t.Helper()
+	f := &fleet{size: smallSize, random: framework.Random(t), namespace: cluster.NewNamespace(t)}
+	if framework.Full(t) {
+		f.size = fullSize
+	}
+	f.pool, f.nodes = cluster.NewPool(t, f.size.nodes, true)
+	begin := time.Now()
+	classes := map[int32]string{0: "", v1alpha1.SystemClusterCritical: "system-cluster-critical"}
+	for _, name := range []string{"logs", "network"} {
+		f.daemonSet(t, name)
+	}
+	for _, w := range workloads {
+		if _, ok := classes[w.priority]; !ok {
+			classes[w.priority] = cluster.PriorityClass(t, w.priority)
+		}
+		f.start(t, w, classes[w.priority])
+	}
+	want := map[string]int{"logs": len(f.nodes), "network": len(f.nodes)}
+	for _, w := range workloads {
+		want[w.name] = f.podsOf(w)
+	}
+	framework.EventuallyWithin(t, f.patience, "all pods are ready", func(ctx context.Context) (bool, error) {
+		ready, err := f.readyPods(ctx, t)
+		if err != nil {
+			return false, err
+		}
+		for name, count := range want {
+			if ready[name] != count {
+				return false, fmt.Errorf("%d of %d pods of %s are ready", ready[name], count, name)
+			}
+		}
+		return true, nil
+	})
+	for _, w := range workloads {
+		if w.budget > 0 {
+			cluster.Budget(t, f.namespace, w.name, max(1, f.podsOf(w)*w.budget/100))
+		}
+	}
+	f.foreign = f.nodes[f.random.IntN(len(f.nodes))]
+	cluster.MustKubectl(t, "", "cordon", f.foreign)
+	t.Logf("%d pods run on %d nodes after %v", f.size.pods, f.size.nodes, time.Since(begin).Round(time.Second))
+	return f
+}
+
+// podsOf returns how many pods a workload has. Those of DaemonSets, two on each node, count as part of the fleet's.
+func (f *fleet) podsOf(w workload) int {
+	return (f.size.pods - 2*f.size.nodes) * w.share / 1000
+}
+
+func (f *fleet) template(name, class string) (metav1.ObjectMeta, *metav1.LabelSelector, corev1.PodTemplateSpec) {
+	labels := map[string]string{"app": name}
+	template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: framework.PodSpec(f.pool)}
+	template.Spec.PriorityClassName = class
+	return metav1.ObjectMeta{Namespace: f.namespace, Name: name}, &metav1.LabelSelector{MatchLabels: labels}, template
+}
+
+func (f *fleet) daemonSet(t *testing.T, name string) {
+	t.Helper()
+	meta, selector, template := f.template(name, "system-node-critical")
+	_, err := cluster.As(t).Kube.AppsV1().DaemonSets(f.namespace).Create(t.Context(),
+		&appsv1.DaemonSet{ObjectMeta: meta, Spec: appsv1.DaemonSetSpec{Selector: selector, Template: template}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (f *fleet) start(t *testing.T, w workload, class string) {
+	t.Helper()
+	apps := cluster.As(t).Kube.AppsV1()
+	meta, selector, template := f.template(w.name, class)
+	replicas := int32(f.podsOf(w))
+	var err error
+	if w.kind == "StatefulSet" {
+		_, err = apps.StatefulSets(f.namespace).Create(t.Context(), &appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{
+			Replicas: &replicas, Selector: selector, Template: template, ServiceName: w.name, PodManagementPolicy: appsv1.ParallelPodManagement,
+		}}, metav1.CreateOptions{})
+	} else {
+		_, err = apps.Deployments(f.namespace).Create(t.Context(), &appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas, Selector: selector, Template: template,
+		}}, metav1.CreateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// readyPods counts the ready pods by the name of their workload.
+func (f *fleet) readyPods(ctx context.Context, t *testing.T) (map[string]int, error) {
+	t.Helper()
+	list, err := cluster.As(t).Kube.CoreV1().Pods(f.namespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return nil, err
+	}
+	ready := map[string]int{}
+	for i := range list.Items {
+		p := &list.Items[i]
+		if p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+		}) {
+			ready[p.Labels["app"]]++
+		}
+	}
+	return ready, nil
+}
+
+// drain is three maintenances whose nodes overlap.
+type drain struct {
+	nodes []string
+	names []string
+	// pods is how many have to leave.
+	pods int
+}
+
+// drain makes three maintenances over nodes left to chance, one of which is that which somebody else has cordoned.
+func (f *fleet) drain(t *testing.T) *drain {
+	t.Helper()
+	d := &drain{}
+	for _, i := range f.random.Perm(len(f.nodes)) {
+		if f.nodes[i] != f.foreign && len(d.nodes) < f.drained-1 {
+			d.nodes = append(d.nodes, f.nodes[i])
+		}
+	}
+	// In the middle, where maintenances overlap.
+	d.nodes = slices.Insert(d.nodes, f.drained/2-1, f.foreign)
+	pods, err := podsOn(t.Context(), t, d.nodes...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.pods = len(leaving(pods))
+	k := f.drained
+	for i, part := range [][]string{d.nodes[:k/2], d.nodes[k/3 : k*5/6], d.nodes[k*2/3:]} {
+		plans := [][]v1alpha1.DrainPlanEntry{
+			{{PodPriority: 1000, PodType: v1alpha1.PodTypeDefault}, {PodPriority: 10000, PodType: v1alpha1.PodTypeDefault}},
+			{{PodPriority: 5000, PodType: v1alpha1.PodTypeDefault}},
+			nil,
+		}
+		nm := cluster.Create(t, framework.Maintenance(f.pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.DrainPlan = plans[i]
+			nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, part...)
+		}))
+		d.names = append(d.names, nm.Name)
+	}
+	return d
+}
+
+// leaving returns the pods that a drain asks to leave.
+func leaving(pods []corev1.Pod) []corev1.Pod {
+	return slices.DeleteFunc(slices.Clone(pods), func(p corev1.Pod) bool {
+		owner := metav1.GetControllerOf(&p)
+		return owner != nil && owner.Kind == "DaemonSet"
+	})
+}
+
+// waitFor waits until a check of what was recorded has nothing to say.
+func waitFor(t *testing.T, recorder *judge.Recorder, check func(*judge.View) string) {
+	t.Helper()
+	patience := smallSize.patience
+	if framework.Full(t) {
+		patience = fullSize.patience
+	}
+	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("waited %v in vain", patience))
+	defer cancel()
+	if err := recorder.Wait(ctx, check); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// allDrained is true once all of some maintenances are.
+func allDrained(names ...string) func(*judge.View) string {
+	return func(v *judge.View) string {
+		for _, name := range names {
+			if !v.Drained(name) {
+				return name + " is not drained: " + v.Progress(name)
+			}
+		}
+		return ""
+	}
+}
+
+// allPutBack is true once all of some maintenances have put back everything but the cordons that were there before.
+func allPutBack(cordoned []string, names ...string) func(*judge.View) string {
+	return func(v *judge.View) string {
+		for _, name := range names {
+			if !v.Done(name) {
+				return name + " is not done"
+			}
+		}
+		if left := len(v.Evacuations()); left > 0 {
+			return fmt.Sprintf("%d Evacuations are left", left)
+		}
+		if closed := v.Closed(); !slices.Equal(closed, cordoned) {
+			return "not schedulable: " + strings.Join(closed, ", ")
+		}
+		return ""
+	}
+}
+
+// finish waits until a drain is complete, puts its nodes back in an order left to chance, and judges. Between is called after each stage that
+// was set.
+func (f *fleet) finish(t *testing.T, recorder *judge.Recorder, d *drain, between func()) {
+	t.Helper()
+	waitFor(t, recorder, allDrained(d.names...))
+	pods, err := podsOn(t.Context(), t, d.nodes...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left := leaving(pods); len(left) > 0 {
+		t.Errorf("%d pods are on nodes that are drained, first %s", len(left), left[0].Name)
+	}
+	for _, i := range f.random.Perm(len(d.names)) {
+		stage(t, d.names[i], v1alpha1.NodeMaintenanceStageComplete)
+		between()
+	}
+	waitFor(t, recorder, allPutBack([]string{f.foreign}, d.names...))
+	f.judge(t, recorder, d)
+}
+
+// judge fails the test for every promise that was broken.
+func (f *fleet) judge(t *testing.T, recorder *judge.Recorder, d *drain) {
+	t.Helper()
+	if err := recorder.Settle(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	found, err := recorder.Verdict(leftRunning, f.foreign)
+	framework.Accept(t, found, err)
+	calls, err := recorder.Calls()
+	if err != nil {
+		t.Fatal(err)
+	}
+	evictions, tries := 0, 0
+	for _, call := range calls {
+		if call.Evicted() {
+			evictions++
+		}
+		if call.Subresource == "eviction" {
+			tries++
+		}
+	}
+	// A judge that has seen nothing has nothing to say.
+	if evictions < d.pods*9/10 {
+		t.Errorf("the judge has seen %d evictions of %d", evictions, d.pods)
+	}
+	t.Logf("%d evictions granted of %d tried", evictions, tries)
+}
+
+// stage sets the stage of a maintenance, also while the server may be away.
+func stage(t *testing.T, name string, stage v1alpha1.NodeMaintenanceStage) {
+	t.Helper()
+	framework.Eventually(t, fmt.Sprintf("%s is put into stage %s", name, stage), func(ctx context.Context) (bool, error) {
+		_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, name, types.MergePatchType,
+			fmt.Appendf(nil, `{"spec":{"stage":%q}}`, stage), metav1.PatchOptions{})
+		return err == nil, err
+	})
+}
+
+// TestOverlappingMaintenances drains a part of a fleet with three maintenances that share nodes, undisturbed, then with a server that is killed,
+// then called off. Each time a judge that sees only the API looks whether anything was done that should not have been.
+func TestOverlappingMaintenances(t *testing.T) {
+	f := newFleet(t)
+	t.Run("take their nodes out in waves and put them back", func(t *testing.T) {
+		recorder := cluster.Judge(t, f.pool, f.namespace)
+		begin := time.Now()
+		d := f.drain(t)
+		waitFor(t, recorder, allDrained(d.names...))
+		t.Logf("%d pods left %d nodes in %v", d.pods, len(d.nodes), time.Since(begin).Round(100*time.Millisecond))
+		f.finish(t, recorder, d, func() {})
+		pauses, err := recorder.Pauses(leftRunning)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, pause := range pauses {
+			t.Log(pause)
+		}
+		t.Logf("from the last pod of a wave gone to the first eviction of the next: %v at the median of %d", judge.Median(pauses).Round(time.Millisecond), len(pauses))
+	})
+	t.Run("have the same outcome when the leader is killed at random moments", func(t *testing.T) {
+		f.killLeader(t)
+	})
+	t.Run("are called off at any moment", func(t *testing.T) {
+		f.callOff(t)
+	})
+}
+
+// killLeader drains until the server has been killed often enough.
+func (f *fleet) killLeader(t *testing.T) {
+	t.Helper()
+	for kills := 0; kills < f.kills; {
+		recorder := cluster.Judge(t, f.pool, f.namespace)
+		d := f.drain(t)
+		for kills < f.kills {
+			// Some number of pods later, which may be none. One drain is long enough for most of the kills.
+			later := f.random.IntN(max(1, d.pods/f.kills))
+			var asked int
+			waitFor(t, recorder, func(v *judge.View) string { asked = v.Asked(); return "" })
+			waitFor(t, recorder, func(v *judge.View) string {
+				if v.Asked() >= asked+later || allDrained(d.names...)(v) == "" {
+					return ""
+				}
+				return fmt.Sprintf("%d pods were asked to leave, waiting for %d", v.Asked(), asked+later)
+			})
+			var drained bool
+			waitFor(t, recorder, func(v *judge.View) string { drained = allDrained(d.names...)(v) == ""; return "" })
+			if drained {
+				break
+			}
+			kills++
+			f.kill(t)
+		}
+		f.finish(t, recorder, d, func() {
+			if kills < f.kills && f.random.IntN(3) == 0 {
+				kills++
+				f.kill(t)
+			}
+		})
+		t.Logf("%d kills so far, %d pods have left %d nodes", kills, d.pods, len(d.nodes))
+	}
+}
+
+func (f *fleet) kill(t *testing.T) {
+	t.Helper()
+	cluster.KillServer(t)
+	if err := cluster.Up(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// callOff drains and completes or deletes maintenances before they are done.
+func (f *fleet) callOff(t *testing.T) {
+	t.Helper()
+	for range f.cancellations {
+		recorder := cluster.Judge(t, f.pool, f.namespace)
+		d := f.drain(t)
+		when := f.random.IntN(d.pods)
+		waitFor(t, recorder, func(v *judge.View) string {
+			if v.Asked() >= when {
+				return ""
+			}
+			return fmt.Sprintf("%d pods were asked to leave, waiting for %d", v.Asked(), when)
+		})
+		for _, i := range f.random.Perm(len(d.names)) {
+			if f.random.IntN(2) == 0 {
+				stage(t, d.names[i], v1alpha1.NodeMaintenanceStageComplete)
+			} else if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), d.names[i], metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		waitFor(t, recorder, func(v *judge.View) string {
+			for _, name := range d.names {
+				if !v.Done(name) {
+					return name + " is not done"
+				}
+			}
+			return ""
+		})
+		// A maintenance that is done has withdrawn from every pod: nothing may be left, and nothing be evicted after it.
+		done := time.Now()
+		evacuations, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(f.namespace).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range evacuations.Items {
+			t.Errorf("Evacuation %s is left, with the finalizers %v", evacuations.Items[i].Name, evacuations.Items[i].Finalizers)
+		}
+		waitFor(t, recorder, allPutBack([]string{f.foreign}, d.names...))
+		if err := recorder.Settle(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		found, err := recorder.Verdict(leftRunning, f.foreign)
+		framework.Accept(t, found, err)
+		calls, err := recorder.Calls()
+		if err != nil {
+			t.Fatal(err)
+		}
+		evicted := 0
+		for _, call := range calls {
+			if call.Evicted() {
+				evicted++
+			}
+			if call.Subresource == "eviction" && call.Received.After(done) {
+				t.Errorf("pod %s was up for eviction %v after everything had been called off", call.Name, call.Received.Sub(done))
+			}
+		}
+		t.Logf("called off when %d of %d pods had been asked to leave; %d were evicted", when, d.pods, evicted)
+	}
+}
