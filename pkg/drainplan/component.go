@@ -85,13 +85,24 @@ func (c *component) override(call uint64) {
 		n.take(n.group.answer(n.plain.reached, n.group.asked(h.index)), call)
 		n.overridden = true
 		for _, other := range n.holds {
-			if other.by != oldest && n.moving {
+			if n.overrules(other) {
 				overridden[other.by.name] = true
 			}
 		}
 	}
 	c.decided = &Override{Followed: oldest.name, Overridden: slices.AppendSeq(make([]string, 0, len(overridden)), maps.Keys(overridden))}
 	slices.Sort(c.decided.Overridden)
+}
+
+// overrules says whether the decision has raised a target of the node beyond what the plan of one that holds it asks for. Whether a pod
+// leaves for it now is not the question: one may come.
+func (n *nodeState) overrules(h *hold) bool {
+	for k, reached := range n.answer.reached {
+		if reached > n.plain.reached[k] && reached > n.group.members[h.index].at(k) {
+			return true
+		}
+	}
+	return false
 }
 
 // publish writes the targets down. Those of a node that say the same as before stay the Same.

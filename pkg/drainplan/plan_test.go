@@ -376,6 +376,24 @@ func TestContradictingPlansFollowTheOldest(t *testing.T) {
 	}
 }
 
+func TestAllMaintenancesOfARaisedNodeAreOverridden(t *testing.T) {
+	labelled := entry(typeDefault, 20)
+	labelled.PodSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}}}
+	result := mustPlan(t, World{
+		Maintenances: []Maintenance{
+			maintenance("oldest", 0, completed(nil), "empty", "static"),
+			// These two name the pod by different selectors and so wait for each other.
+			maintenance("a", 1, completed(entries{labelled}), "both"),
+			maintenance("b", 2, completed(entries{entryFor(typeDefault, 10, "x")}), "both", "static"),
+			maintenance("c", 3, completed(nil), "empty", "both"),
+		},
+		Nodes: []*Node{node("empty"), node("both", podOf("x", typeDefault, 10)), node("static", pod(typeStatic, 10))},
+	})
+	if want := []Override{{Followed: "oldest", Overridden: []string{"b", "c"}}}; !reflect.DeepEqual(result.Overrides, want) {
+		t.Errorf("overrides = %v, want %v", result.Overrides, want)
+	}
+}
+
 func TestAMaintenanceThatIsCreatedAnewIsYounger(t *testing.T) {
 	x := maintenance("x", 0, entries{entryFor(typeDefault, 1000, "x"), entryFor(typeDefault, 2000, "y")}, "one")
 	y := maintenance("y", 1, entries{entryFor(typeDefault, 1000, "y"), entryFor(typeDefault, 2000, "x")}, "one")

@@ -90,6 +90,6 @@ type Result struct {
 type Override struct {
 	// Followed is the maintenance whose order was followed.
 	Followed string
-	// Overridden are the maintenances on the same nodes whose order was not, sorted by name.
+	// Overridden are the maintenances on the same nodes whose order was not, also where there is no pod to suffer from it, sorted by name.
 	Overridden []string
 }
