@@ -20,14 +20,24 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"runtime/debug"
+	"slices"
 	"testing"
 	"time"
 )
 
 var (
-	worlds = flag.Int("worlds", 3000, "how many random worlds TestRandomWorlds goes through")
+	worlds = flag.Int("worlds", usualWorlds(), "how many random worlds TestRandomWorlds goes through")
 	seed   = flag.Uint64("seed", 0, "where TestRandomWorlds begins; 0 for another place each time")
 )
+
+// usualWorlds takes some seconds. The race detector would make a minute of them and has nothing to find: nothing here is concurrent.
+func usualWorlds() int {
+	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		return 300
+	}
+	return 3000
+}
 
 // TestRandomWorlds lets random maintenances drain random nodes while pods, nodes, maintenances and leaders come and go, and checks every
 // answer. Of a world that fails it shows the smallest part that still does.
