@@ -5,7 +5,7 @@ Licensed under the Apache License, Version 2.0 (the "License");
 you may not use this file except in compliance with the License.
 You may obtain a copy of the License at
 
-	http://www.apache.org/licenses/LICENSE-2.0
+    http://www.apache.org/licenses/LICENSE-2.0
 
 Unless required by applicable law or agreed to in writing, software
 distributed under the License is distributed on an "AS IS" BASIS,
@@ -13,6 +13,7 @@ WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 See the License for the specific language governing permissions and
 limitations under the License.
 */
+
 package e2e
 
 import (
@@ -72,13 +73,7 @@ func report(t *testing.T, e *v1alpha1.Evacuation, status string) {
 
 // TestCallingOff ends a drain of which nothing can move, in both ways, and looks at Evacuations that stand for all cases.
 func TestCallingOff(t *testing.T) {
-	for name, end := range map[string]func(t *testing.T, name string){
-		"by completing it": func(t *testing.T, name string) { setStage(t, name, v1alpha1.NodeMaintenanceStageComplete) },
-		// kubectl waits until the object is gone, which must not take as long as an evacuator.
-		"by deleting it": func(t *testing.T, name string) {
-			cluster.MustKubectl(t, "", "delete", "nodemaintenance", name, "--timeout=60s")
-		},
-	} {
+	for name, verb := range map[string]string{"by completing it": "complete", "by deleting it": "delete"} {
 		t.Run(name, func(t *testing.T) {
 			pool, nodes := cluster.NewPool(t, 1, true)
 			namespace := cluster.NewNamespace(t)
@@ -104,7 +99,12 @@ func TestCallingOff(t *testing.T) {
 			turn := evacuationFor(t, busy, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool { return e.Status.ActiveEvacuatorClass == mover })
 			report(t, turn, `{"evacuationCancellationPolicy":"Forbid","message":"flushing"}`)
 
-			end(t, nm.Name)
+			if verb == "complete" {
+				setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
+			} else {
+				// It waits until the object is gone, which must not take as long as an evacuator.
+				cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=60s")
+			}
 			waitFor(t, recorder, func(v *judge.View) string {
 				if !v.Done(nm.Name) {
 					return "the maintenance is not done"

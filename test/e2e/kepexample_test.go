@@ -5,7 +5,7 @@ Licensed under the Apache License, Version 2.0 (the "License");
 you may not use this file except in compliance with the License.
 You may obtain a copy of the License at
 
-	http://www.apache.org/licenses/LICENSE-2.0
+    http://www.apache.org/licenses/LICENSE-2.0
 
 Unless required by applicable law or agreed to in writing, software
 distributed under the License is distributed on an "AS IS" BASIS,
@@ -13,6 +13,7 @@ WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 See the License for the specific language governing permissions and
 limitations under the License.
 */
+
 package e2e
 
 import (
@@ -52,12 +53,11 @@ func (g group) name() string { return fmt.Sprintf("%s-%d", g.node, g.priority) }
 // story is the stage of KEP-4212, "Pod Selection and DrainTargets Example". All names end with a suffix of the test's own.
 type story struct {
 	suffix, pool, namespace string
-	groups                  []group
 }
 
 func newStory(t *testing.T, groups ...group) *story {
 	t.Helper()
-	s := &story{pool: framework.Name("pool"), namespace: cluster.NewNamespace(t), groups: groups}
+	s := &story{pool: framework.Name("pool"), namespace: cluster.NewNamespace(t)}
 	_, s.suffix, _ = strings.Cut(s.pool, "-")
 	var nodes []string
 	for _, g := range groups {
@@ -218,8 +218,8 @@ func TestTheExampleOfTheKEP(t *testing.T) {
 		return hasEvent(ctx, t, s.real("maintenance-c"), "DrainFastForwarded", s.real("maintenance-b"))
 	})
 
-	for _, g := range s.groups {
-		s.leave(t, g.name(), 0)
+	if err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(s.namespace).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		t.Fatal(err)
 	}
 	names := []string{s.real("maintenance-a"), s.real("maintenance-b"), s.real("maintenance-c")}
 	for _, name := range names {

@@ -13,6 +13,7 @@ WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 See the License for the specific language governing permissions and
 limitations under the License.
 */
+
 // Package judge tells whether drains kept their promises, from nothing but what the API shows of them: the events of pods, nodes,
 // NodeMaintenances, Evacuations and Events, and kube-apiserver's audit log. It shares no code with the planner that it judges.
 //
