@@ -96,7 +96,7 @@ func newLane(name types.NamespacedName, budget *policyv1.PodDisruptionBudget, ce
 		return l
 	}
 	l.noteGranted(now)
-	if disruptionsAllowed(budget) == 0 {
+	if pdb.Allowed(budget) == 0 {
 		l.close(now)
 	}
 	return l
@@ -134,7 +134,7 @@ func (l *lane) observe(budget *policyv1.PodDisruptionBudget, now time.Time) (all
 			delete(l.unconfirmed, pod)
 		}
 	}
-	allows = disruptionsAllowed(budget) > 0 && budget.ResourceVersion != l.refusedAt
+	allows = pdb.Allowed(budget) > 0 && budget.ResourceVersion != l.refusedAt
 	switch {
 	case allows && !l.open:
 		l.open, l.since = true, now
@@ -151,7 +151,7 @@ func (l *lane) room(now time.Time) int {
 		return 0
 	}
 	l.expireUnconfirmed(now)
-	return disruptionsAllowed(l.budget) - len(l.unconfirmed)
+	return pdb.Allowed(l.budget) - len(l.unconfirmed)
 }
 
 func (l *lane) expireUnconfirmed(now time.Time) {
