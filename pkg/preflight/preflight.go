@@ -17,20 +17,22 @@ limitations under the License.
 // Package preflight predicts what the drain of some nodes will run into, before anything is touched: pods that no eviction can remove, pods that
 // nothing brings back, pods that are left running on purpose. Values in, values out, without client or clock.
 //
-// Admission warns with its counts, and the preview of a maintenance shows its findings pod by pod. It says what would be true if the drain
-// started now; a budget that is merely used up at the moment is no finding, for it opens again.
+// Admission warns with its counts, and the preview of a maintenance (pkg/preview) shows its findings pod by pod. It says what would be true if
+// the drain started now; a budget that is merely used up at the moment is no finding, for it opens again.
 //
 // A Check is made once from the budgets, then asked about each pod; a Tally counts what it finds.
 package preflight
 
 import (
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drainplan"
 	"haulout.dev/haulout/pkg/eviction/pdb"
 )
@@ -49,33 +51,47 @@ const (
 	LeftRunning Kind = "LeftRunning"
 )
 
-// Pod is what matters of a pod that runs on a node and is not about to go. It is small, so that those of many nodes can be held at once.
+// Pod is what matters of a pod that counts for a node. It is small, so that those of many nodes can be held at once.
 type Pod struct {
 	Namespace, Name, Node string
 	Labels                labels.Set
+	// Type and Priority decide when its turn comes.
+	Type     maintenancev1alpha1.PodType
+	Priority int32
 	// Left says why the drain leaves the pod running; it is empty for a pod that is asked to leave.
 	Left drainplan.LeftReason
 	// Controlled: a controller owns the pod.
 	Controlled bool
-	// Held: the eviction API looks at budgets for the pod.
+	// Held: the eviction API looks at budgets for the pod. Pods that are not evicted but taken away by an evacuator are not held.
 	Held bool
 	// Ready: the pod counts as healthy for budgets.
 	Ready bool
+	// GoneBy is when a pod that has been told to stop is to be gone; zero for a pod that has not.
+	GoneBy time.Time
 }
 
-// PodOf returns what matters of a pod on the node, given the built-in evacuators that are on. It returns false for a pod that is finished or
-// already on its way out.
+// Terminating says whether the pod has been told to stop.
+func (p *Pod) Terminating() bool { return !p.GoneBy.IsZero() }
+
+// PodOf returns what matters of a pod that counts for the node, given the built-in evacuators that are on. It returns false for a pod that is
+// finished.
 func PodOf(pod *corev1.Pod, node *corev1.Node, evacuators sets.Set[string]) (Pod, bool) {
-	if !drainplan.IsLive(pod) || pod.DeletionTimestamp != nil {
+	if !drainplan.IsLive(pod) {
 		return Pod{}, false
 	}
-	return Pod{
+	planned := drainplan.PodOf(pod, node.UID)
+	p := Pod{
 		Namespace: pod.Namespace, Name: pod.Name, Node: node.Name, Labels: pod.Labels,
-		Left:       drainplan.Left(pod, drainplan.TypeOf(pod, node.UID), evacuators),
+		Type: planned.Type, Priority: planned.Priority,
+		Left:       drainplan.Left(pod, planned.Type, evacuators),
 		Controlled: metav1.GetControllerOfNoCopy(pod) != nil,
-		Held:       pdb.Holds(pod),
+		Held:       planned.Type == maintenancev1alpha1.PodTypeDefault && pdb.Holds(pod),
 		Ready:      pdb.IsReady(pod),
-	}, true
+	}
+	if pod.DeletionTimestamp != nil {
+		p.GoneBy = pod.DeletionTimestamp.Time
+	}
+	return p, true
 }
 
 // Finding is one kind of trouble with one pod.
@@ -85,7 +101,7 @@ type Finding struct {
 	// Left is the reason of LeftRunning.
 	Left drainplan.LeftReason
 	// Budgets are the budgets behind BudgetNeverAllows (one) and SeveralBudgets (two or more), ordered by name.
-	Budgets []types.NamespacedName
+	Budgets []*policyv1.PodDisruptionBudget
 	// Why says in few words what in its budget never allows an eviction, for BudgetNeverAllows.
 	Why string
 }
@@ -105,39 +121,48 @@ func NewCheck(budgets []policyv1.PodDisruptionBudget) *Check {
 	return c
 }
 
-// Pod returns the trouble with a pod.
+// Pod returns the trouble with a pod. One that is on its way out already is in none.
 func (c *Check) Pod(pod Pod) []Finding {
-	if pod.Left != "" {
-		return []Finding{{Pod: pod, Kind: LeftRunning, Left: pod.Left}}
+	found, _ := c.Look(pod)
+	return found
+}
+
+// Look returns what Pod returns and, for a pod that is not in trouble with budgets, the budget that its eviction uses up, if any.
+func (c *Check) Look(pod Pod) (found []Finding, uses *policyv1.PodDisruptionBudget) {
+	switch {
+	case pod.Terminating():
+		return nil, nil
+	case pod.Left != "":
+		return []Finding{{Pod: pod, Kind: LeftRunning, Left: pod.Left}}, nil
 	}
-	var found []Finding
-	if f, stuck := c.stuck(pod); stuck {
+	f, uses := c.budget(pod)
+	if f.Kind != "" {
 		found = append(found, f)
 	}
 	if !pod.Controlled {
 		found = append(found, Finding{Pod: pod, Kind: NoController})
 	}
-	return found
+	return found, uses
 }
 
-// stuck says whether no eviction can remove the pod.
-func (c *Check) stuck(pod Pod) (Finding, bool) {
+// budget says whether no eviction can remove the pod, with a Finding that has a kind, or else which budget has to let it go.
+func (c *Check) budget(pod Pod) (Finding, *policyv1.PodDisruptionBudget) {
 	if !pod.Held {
-		return Finding{}, false
+		return Finding{}, nil
 	}
 	matching := c.matcher.Matching(pod.Labels, c.budgets[pod.Namespace])
-	f := Finding{Pod: pod}
-	for _, budget := range matching {
-		f.Budgets = append(f.Budgets, pdb.NameOf(budget))
-	}
 	switch len(matching) {
 	case 0:
-		return Finding{}, false
+		return Finding{}, nil
 	case 1:
-		why, never := pdb.NeverAllows(matching[0])
-		f.Kind, f.Why = BudgetNeverAllows, why
-		return f, never && (pod.Ready || !pdb.LetsUnreadyGo(matching[0]))
+		budget := matching[0]
+		if !pod.Ready && pdb.LetsUnreadyGo(budget) {
+			return Finding{}, nil
+		}
+		if why, never := pdb.NeverAllows(budget); never {
+			return Finding{Pod: pod, Kind: BudgetNeverAllows, Budgets: matching, Why: why}, nil
+		}
+		return Finding{}, budget
 	}
-	f.Kind = SeveralBudgets
-	return f, true
+	return Finding{Pod: pod, Kind: SeveralBudgets, Budgets: matching}, nil
 }

@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"reflect"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -31,6 +32,7 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drainplan"
+	"haulout.dev/haulout/pkg/eviction/pdb"
 )
 
 var node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "uid-1"}}
@@ -68,7 +70,7 @@ func inPhase(phase corev1.PodPhase) func(*corev1.Pod) {
 
 func unready(p *corev1.Pod) { p.Status.Conditions = nil }
 
-func terminating(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }
+func terminating(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Unix(0, 0)} }
 
 func tolerant(p *corev1.Pod) {
 	p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
@@ -130,7 +132,7 @@ func TestFindings(t *testing.T) {
 		"the mirror annotation on any pod":              {pod("web", mirror, bare), nil, nil, []string{"NoController"}},
 		"a mirror of a node that is gone":               {pod("web", mirror, ownedBy("v1", "Node", "uid-0")), nil, nil, nil},
 		"a DaemonSet pod, whatever its budget":          {pod("web", ownedBy("apps/v1", "DaemonSet", "uid-ds")), closed, nil, []string{"LeftRunning DaemonSet pod"}},
-		"a DaemonSet pod, with its evacuator":           {pod("web", ownedBy("apps/v1", "DaemonSet", "uid-ds")), nil, []string{maintenancev1alpha1.EvacuatorClassDaemonSet}, nil},
+		"a DaemonSet pod, with its evacuator":           {pod("web", ownedBy("apps/v1", "DaemonSet", "uid-ds")), closed, []string{maintenancev1alpha1.EvacuatorClassDaemonSet}, nil},
 		"a tolerant DaemonSet pod, even with an evacuator": {pod("web", ownedBy("apps/v1", "DaemonSet", "uid-ds"), tolerant), nil,
 			[]string{maintenancev1alpha1.EvacuatorClassDaemonSet}, []string{"LeftRunning DaemonSet pod that tolerates the drain taint"}},
 	} {
@@ -154,7 +156,7 @@ func TestFindings(t *testing.T) {
 func write(f Finding) string {
 	s := string(f.Kind)
 	for _, b := range f.Budgets {
-		s += " " + b.String()
+		s += " " + pdb.NameOf(b).String()
 	}
 	if f.Why != "" {
 		s += " " + f.Why

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/drainplan"
+	"haulout.dev/haulout/pkg/eviction/pdb"
 )
 
 // Cause is what several findings of a kind have in common; see Finding for the fields.
@@ -64,7 +65,7 @@ func (t *Tally) Add(findings ...Finding) {
 			t.causes = map[causeKey]*Cause{}
 		}
 		if t.causes[k] == nil {
-			t.causes[k] = &Cause{Left: f.Left, Budgets: f.Budgets, Why: f.Why}
+			t.causes[k] = &Cause{Left: f.Left, Budgets: namesOf(f), Why: f.Why}
 		}
 		t.causes[k].Pods++
 	}
@@ -72,10 +73,18 @@ func (t *Tally) Add(findings ...Finding) {
 
 func nameOf(f *Finding) string {
 	names := []string{string(f.Left)}
-	for _, budget := range f.Budgets {
+	for _, budget := range namesOf(f) {
 		names = append(names, budget.String())
 	}
 	return strings.Join(names, " ")
+}
+
+func namesOf(f *Finding) []types.NamespacedName {
+	var names []types.NamespacedName
+	for _, budget := range f.Budgets {
+		names = append(names, pdb.NameOf(budget))
+	}
+	return names
 }
 
 // Summary returns what was found of a kind.
