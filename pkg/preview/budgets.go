@@ -1,0 +1,88 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preview
+
+import (
+	"fmt"
+
+	policyv1 "k8s.io/api/policy/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/eviction/pdb"
+)
+
+// budgetUse is what the drain as a whole wants of a budget that is not closed for ever. To ask the eviction API pod by pod would not tell: a dry
+// run uses nothing up, so that each pod hears yes although one of them may go.
+type budgetUse struct {
+	budget *policyv1.PodDisruptionBudget
+	pods   []*leavingPod
+	// byWave counts the pods: waves come one after the other, and by then the replacements of the one before have filled the budget up.
+	byWave map[int]int
+	// unready are pods that are not ready and are held all the same.
+	unready int
+}
+
+func (u *budgetUse) add(pod *leavingPod) {
+	u.pods = append(u.pods, pod)
+	u.byWave[pod.wave.index]++
+	if !pod.Ready {
+		u.unready++
+	}
+}
+
+// rounds returns into how many groups the budget breaks the pods up while it allows as many at once, and whether it breaks a wave up at all.
+func (u *budgetUse) rounds(allowed int) (rounds int, broken bool) {
+	for _, pods := range u.byWave {
+		rounds += (pods + allowed - 1) / allowed
+		broken = broken || pods > allowed
+	}
+	return rounds, broken
+}
+
+// addUse adds the blocker that a budget is, if it is one.
+func (t *trouble) addUse(u *budgetUse) {
+	allowed := pdb.Allowed(u.budget)
+	if allowed <= 0 {
+		refusal := u.refusal()
+		b := t.of(maintenancev1alpha1.PreviewEffectNotNow, refusal.Reason, u.budget)
+		b.Message, b.pods = refusal.Message, u.pods
+		return
+	}
+	rounds, broken := u.rounds(allowed)
+	if !broken {
+		return
+	}
+	b := t.of(maintenancev1alpha1.PreviewEffectDelayed, maintenancev1alpha1.ReasonPodDisruptionBudget, u.budget)
+	b.pods, b.Rounds = u.pods, int32(rounds)
+	b.Message = fmt.Sprintf("PodDisruptionBudget %s allows %d of these %d pods at once, so they leave in %d groups, each when the replacements of the one before are ready.",
+		u.budget.Name, allowed, len(u.pods), rounds)
+}
+
+// refusal says why the budget allows nothing now.
+func (u *budgetUse) refusal() pdb.Refusal {
+	refusal, status := pdb.Explain(u.budget), u.budget.Status
+	unhealthy := status.ExpectedPods - status.CurrentHealthy
+	if refusal.Reason != maintenancev1alpha1.ReasonPodDisruptionBudget || !pdb.IsCurrent(u.budget) || u.unready == 0 || unhealthy <= 0 {
+		return refusal
+	}
+	return pdb.Refusal{
+		Reason: maintenancev1alpha1.ReasonUnhealthyPodsHoldBudget,
+		Message: fmt.Sprintf("PodDisruptionBudget %s allows no disruption, not even of pods that are not ready: %d of %d pods are healthy and %d must be. "+
+			"Get the others ready, or set unhealthyPodEvictionPolicy to AlwaysAllow, which lets them go.",
+			u.budget.Name, status.CurrentHealthy, status.ExpectedPods, status.DesiredHealthy),
+	}
+}
