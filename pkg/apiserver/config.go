@@ -27,6 +27,7 @@ import (
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/identity"
 	maintenancerest "haulout.dev/haulout/pkg/registry/maintenance"
+	"haulout.dev/haulout/pkg/registry/maintenance/nodemaintenance"
 )
 
 // ExtraConfig is what the Haulout server needs beyond a generic one.
@@ -35,6 +36,8 @@ type ExtraConfig struct {
 	Identity *identity.Server
 	// MaintenanceInformers watch our own API through the loopback client, for admission on every replica.
 	MaintenanceInformers informers.SharedInformerFactory
+	// Previewer makes previews of maintenances.
+	Previewer nodemaintenance.Previewer
 	// Controllers act on the host cluster; nil runs none, which leaves an API that records intent and does nothing about it.
 	Controllers *Controllers
 }
@@ -76,7 +79,7 @@ func (c CompletedConfig) New() (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	storage, err := maintenancerest.NewStorage(Scheme, c.generic.RESTOptionsGetter, c.extra.Identity.Is)
+	storage, err := maintenancerest.NewStorage(Scheme, c.generic.RESTOptionsGetter, c.extra.Identity.Is, c.extra.Previewer)
 	if err != nil {
 		return nil, err
 	}

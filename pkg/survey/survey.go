@@ -85,12 +85,13 @@ func (r Reader) Pods(ctx context.Context, nodes sets.Set[string], visit func([]c
 			return nil
 		}, more)
 	}
-	return inParallel(ctx, sets.List(nodes), func(ctx context.Context, name string) error {
+	names := sets.List(nodes)
+	return inParallel(ctx, len(names), func(ctx context.Context, i int) error {
 		if !more() {
 			return nil
 		}
 		list, err := r.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
-			FieldSelector: "spec.nodeName=" + name + "," + Unfinished, ResourceVersion: fromCache,
+			FieldSelector: "spec.nodeName=" + names[i] + "," + Unfinished, ResourceVersion: fromCache,
 		})
 		if err == nil {
 			visit(list.Items)
@@ -150,8 +151,9 @@ func (r Reader) TerminatingNamespaces(ctx context.Context) (sets.Set[string], er
 func (r Reader) byNamespace(ctx context.Context, namespaces sets.Set[string],
 	list func(ctx context.Context, namespace string, options metav1.ListOptions) (next string, err error)) error {
 	if namespaces.Len() <= listedByNamespace {
-		return inParallel(ctx, sets.List(namespaces), func(ctx context.Context, namespace string) error {
-			_, err := list(ctx, namespace, metav1.ListOptions{ResourceVersion: fromCache})
+		names := sets.List(namespaces)
+		return inParallel(ctx, len(names), func(ctx context.Context, i int) error {
+			_, err := list(ctx, names[i], metav1.ListOptions{ResourceVersion: fromCache})
 			return err
 		})
 	}
@@ -185,12 +187,12 @@ func pages[L metav1.ListInterface](ctx context.Context, size int64, fieldSelecto
 	}
 }
 
-// inParallel calls f for each name until one call fails, and returns that error.
-func inParallel(ctx context.Context, names []string, f func(context.Context, string) error) error {
+// inParallel calls f for each index below n until one call fails, and returns that error.
+func inParallel(ctx context.Context, n int, f func(context.Context, int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	workqueue.ParallelizeUntil(ctx, AtOnce, len(names), func(i int) {
-		if err := f(ctx, names[i]); err != nil {
+	workqueue.ParallelizeUntil(ctx, AtOnce, n, func(i int) {
+		if err := f(ctx, i); err != nil {
 			cancel(err)
 		}
 	})

@@ -49,6 +49,7 @@ import (
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/generated/openapi"
 	"haulout.dev/haulout/pkg/identity"
+	"haulout.dev/haulout/pkg/previewer"
 	"haulout.dev/haulout/pkg/version"
 )
 
@@ -154,6 +155,10 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 	extra := &apiserver.ExtraConfig{
 		Identity:             &identity.Server{},
 		MaintenanceInformers: informers.NewSharedInformerFactory(own, resync),
+		Previewer: previewer.New(previewer.Config{
+			Host: host.client, Authorizer: generic.Authorization.Authorizer, Evacuators: builtInEvacuators(),
+			AskEveryNodeByName: o.NodeAdmission.AskEveryNodeByName, Clock: clock.RealClock{},
+		}),
 	}
 	if o.Controllers.Enabled {
 		unlimited, err := host.unlimitedClient()

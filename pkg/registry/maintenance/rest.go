@@ -28,9 +28,10 @@ import (
 )
 
 // NewStorage returns the storage of all resources and subresources of the group by their names. isServer says whether a user is the server
-// itself, which alone may write what the others only read.
-func NewStorage(scheme *runtime.Scheme, opts generic.RESTOptionsGetter, isServer func(user.Info) bool) (map[string]rest.Storage, error) {
-	maintenances, err := nodemaintenance.NewStorage(scheme, opts, isServer)
+// itself, which alone may write what the others only read. previewer makes the previews of maintenances.
+func NewStorage(scheme *runtime.Scheme, opts generic.RESTOptionsGetter, isServer func(user.Info) bool, previewer nodemaintenance.Previewer) (
+	map[string]rest.Storage, error) {
+	maintenances, err := nodemaintenance.NewStorage(scheme, opts, isServer, previewer)
 	if err != nil {
 		return nil, err
 	}
@@ -39,9 +40,10 @@ func NewStorage(scheme *runtime.Scheme, opts generic.RESTOptionsGetter, isServer
 		return nil, err
 	}
 	return map[string]rest.Storage{
-		"nodemaintenances":        maintenances.NodeMaintenance,
-		"nodemaintenances/status": maintenances.Status,
-		"evacuations":             evacuations.Evacuation,
-		"evacuations/status":      evacuations.Status,
+		"nodemaintenances":         maintenances.NodeMaintenance,
+		"nodemaintenances/status":  maintenances.Status,
+		"nodemaintenances/preview": maintenances.Preview,
+		"evacuations":              evacuations.Evacuation,
+		"evacuations/status":       evacuations.Status,
 	}, nil
 }

@@ -74,6 +74,8 @@ type registry struct {
 	storage Storage
 	clock   *testclock.FakePassiveClock
 	options generic.RESTOptions
+
+	previewer *fakePreviewer
 }
 
 func newRegistry(t testing.TB, etcd *registrytest.Etcd) *registry {
@@ -85,12 +87,13 @@ func newRegistryWith(t testing.TB, options generic.RESTOptions) *registry {
 	t.Helper()
 	clock := testclock.NewFakePassiveClock(start)
 	isServer := func(u user.Info) bool { return u.GetName() == self.Name && u.GetUID() == self.UID }
-	storage, err := newStorage(options, NewStrategy(registrytest.Scheme, isServer, clock))
+	previewer := &fakePreviewer{}
+	storage, err := newStorage(options, NewStrategy(registrytest.Scheme, isServer, clock), previewer)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(storage.NodeMaintenance.Destroy)
-	return &registry{t: t, storage: storage, clock: clock, options: options}
+	return &registry{t: t, storage: storage, clock: clock, options: options, previewer: previewer}
 }
 
 func (r *registry) ctx(u user.Info, subresource string) context.Context {

@@ -36,14 +36,15 @@ import (
 type Storage struct {
 	NodeMaintenance *REST
 	Status          *status.REST
+	Preview         *PreviewREST
 }
 
 // NewStorage returns the storage. isServer tells requests of the server's own controllers from all others.
-func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool) (Storage, error) {
-	return newStorage(optsGetter, NewStrategy(scheme, isServer, clock.RealClock{}))
+func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, previewer Previewer) (Storage, error) {
+	return newStorage(optsGetter, NewStrategy(scheme, isServer, clock.RealClock{}), previewer)
 }
 
-func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy) (Storage, error) {
+func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, previewer Previewer) (Storage, error) {
 	store := &genericregistry.Store{
 		NewFunc:                   func() runtime.Object { return &maintenance.NodeMaintenance{} },
 		NewListFunc:               func() runtime.Object { return &maintenance.NodeMaintenanceList{} },
@@ -58,7 +59,11 @@ func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy) (Stora
 	if err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: optsGetter, AttrFunc: getAttrs}); err != nil {
 		return Storage{}, err
 	}
-	return Storage{NodeMaintenance: &REST{store}, Status: status.New(store, NewStatusStrategy(strategy))}, nil
+	return Storage{
+		NodeMaintenance: &REST{store},
+		Status:          status.New(store, NewStatusStrategy(strategy)),
+		Preview:         newPreview(store, strategy.Scheme, previewer),
+	}, nil
 }
 
 // getAttrs returns what selectors of lists and watches look at.

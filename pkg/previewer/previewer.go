@@ -1,0 +1,298 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package previewer makes previews of NodeMaintenances: it reads what pkg/preview decides from. It looks at the cluster as it is, each time.
+package previewer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/utils/clock"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	"haulout.dev/haulout/pkg/noderights"
+	"haulout.dev/haulout/pkg/preview"
+	"haulout.dev/haulout/pkg/survey"
+)
+
+const (
+	// atOnce is how many previews are made at the same time; one of a large cluster takes some tens of megabytes.
+	atOnce = 2
+	// waitFor is how long a request waits for its turn.
+	waitFor = 10 * time.Second
+	// workFor is how long a preview may take.
+	workFor = 45 * time.Second
+	// retryAfter is when a request that did not get its turn, or was not done in time, may come again.
+	retryAfter = 10
+	// askAtMost bounds how many nodes are asked about by name for each maintenance; the others are taken for allowed.
+	askAtMost = 1000
+)
+
+// Config is what a Previewer needs.
+type Config struct {
+	// Host is the client of the host cluster.
+	Host kubernetes.Interface
+	// Authorizer is that of the host cluster.
+	Authorizer authorizer.UnconditionalAuthorizer
+	// Evacuators are the classes of the built-in evacuators that are on.
+	Evacuators []string
+	// AskEveryNodeByName is that of admission.
+	AskEveryNodeByName bool
+	// Clock says what time it is.
+	Clock clock.PassiveClock
+}
+
+// Previewer makes previews.
+type Previewer struct {
+	config     Config
+	reader     survey.Reader
+	evacuators sets.Set[string]
+	slots      chan struct{}
+}
+
+// New returns a Previewer.
+func New(config Config) *Previewer {
+	return &Previewer{
+		config: config, reader: survey.Reader{Client: config.Host}, evacuators: sets.New(config.Evacuators...), slots: make(chan struct{}, atOnce),
+	}
+}
+
+// Preview returns the preview of a maintenance. others returns all maintenances, with or without it. An error is one that a client can be
+// answered with.
+func (p *Previewer) Preview(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance,
+	others func(context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error)) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
+	timer := time.NewTimer(waitFor)
+	defer timer.Stop()
+	select {
+	case p.slots <- struct{}{}:
+		defer func() { <-p.slots }()
+	case <-timer.C:
+		return nil, apierrors.NewTooManyRequests("too many previews are being made, try again later", retryAfter)
+	case <-ctx.Done():
+		return nil, apierrors.NewTimeoutError("the preview did not get its turn in time", retryAfter)
+	}
+	ctx, cancel := context.WithTimeout(ctx, workFor)
+	defer cancel()
+	out, err := p.work(ctx, nm, others)
+	var status apierrors.APIStatus
+	switch {
+	case err == nil:
+		return out, nil
+	case ctx.Err() != nil:
+		return nil, apierrors.NewTimeoutError("the cluster was not read in time", retryAfter)
+	case errors.As(err, &status):
+		// That the server may not list pods, or meets no pods there, must not read as if it were about the client or the maintenance.
+		return nil, apierrors.NewInternalError(fmt.Errorf("the host cluster answers: %w", err))
+	}
+	return nil, apierrors.NewInternalError(err)
+}
+
+func (p *Previewer) work(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance,
+	others func(context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error)) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
+	s := &preview.Situation{Now: p.config.Clock.Now(), Evacuators: p.evacuators}
+	nodes, err := p.reader.Nodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(nodes, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
+	all, err := others(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.choose(s, nm, all, nodes); err != nil {
+		return nil, err
+	}
+	if !preview.IsOver(nm) {
+		if err := p.authorize(ctx, s); err != nil {
+			return nil, err
+		}
+		if err := p.look(ctx, s, nodes); err != nil {
+			return nil, err
+		}
+	}
+	return preview.Decide(ctx, s)
+}
+
+// choose finds out which maintenances count, and their nodes.
+func (p *Previewer) choose(s *preview.Situation, nm *maintenancev1alpha1.NodeMaintenance, all []*maintenancev1alpha1.NodeMaintenance, nodes []*corev1.Node) error {
+	var err error
+	if s.Subject, err = member(nm, nodes); err != nil {
+		return err
+	}
+	// reached are the nodes of the subject and of those that drain nodes that are reached.
+	reached := sets.New[string]()
+	reach := func(m *preview.Member) {
+		for _, n := range m.Nodes {
+			reached.Insert(n.Name)
+		}
+	}
+	reach(&s.Subject)
+	touches := func(m preview.Member) bool {
+		return slices.ContainsFunc(m.Nodes, func(n *corev1.Node) bool { return reached.Has(n.Name) })
+	}
+	var candidates []preview.Member
+	for _, other := range all {
+		if other.Name == nm.Name || preview.IsOver(other) {
+			continue
+		}
+		m, err := member(other, nodes)
+		if err != nil {
+			return err
+		}
+		if touches(m) {
+			s.Sharing = append(s.Sharing, m)
+		}
+		if preview.IsDraining(other) {
+			candidates = append(candidates, m)
+		}
+	}
+	if preview.IsOver(nm) {
+		return nil
+	}
+	for {
+		i := slices.IndexFunc(candidates, touches)
+		if i < 0 {
+			return nil
+		}
+		reach(&candidates[i])
+		s.Draining = append(s.Draining, candidates[i])
+		candidates = slices.Delete(candidates, i, i+1)
+	}
+}
+
+func member(nm *maintenancev1alpha1.NodeMaintenance, nodes []*corev1.Node) (preview.Member, error) {
+	m := preview.Member{NodeMaintenance: nm, Refused: sets.New[string]()}
+	if nm.Spec.NodeSelector == nil {
+		return m, nil
+	}
+	selector, err := nodeaffinity.NewNodeSelector(nm.Spec.NodeSelector)
+	if err != nil {
+		return m, fmt.Errorf("parse the node selector of maintenance %s: %w", nm.Name, err)
+	}
+	for _, n := range nodes {
+		if selector.Match(n) {
+			m.Nodes = append(m.Nodes, n)
+		}
+	}
+	return m, nil
+}
+
+// authorize finds out which nodes the maintenances may not touch. It asks live, as the controller would before it goes to work.
+func (p *Previewer) authorize(ctx context.Context, s *preview.Situation) error {
+	unchecked, err := p.refuse(ctx, &s.Subject)
+	if err != nil {
+		return err
+	}
+	s.Unchecked = unchecked
+	for i := range s.Draining {
+		if _, err := p.refuse(ctx, &s.Draining[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refuse fills in which nodes of a maintenance its requester may not delete, and returns how many were not asked about.
+func (p *Previewer) refuse(ctx context.Context, m *preview.Member) (unchecked int, err error) {
+	requester := m.Spec.RequestedBy
+	if requester == nil || requester.Username == "" {
+		for _, n := range m.Nodes {
+			m.Refused.Insert(n.Name)
+		}
+		return 0, nil
+	}
+	var nodes noderights.Nodes
+	for _, n := range m.Nodes {
+		if noderights.IsControlPlane(n) {
+			nodes.ControlPlane = append(nodes.ControlPlane, n.Name)
+		} else {
+			nodes.Others = append(nodes.Others, n.Name)
+		}
+	}
+	q := noderights.Questioner{
+		Authorizer: p.config.Authorizer, User: userOf(requester), Known: &noderights.Answers{},
+		EveryByName: p.config.AskEveryNodeByName, AtMost: askAtMost,
+	}
+	verdict, err := q.Ask(ctx, nodes)
+	m.Refused.Insert(verdict.Refused...)
+	return verdict.Unasked, err
+}
+
+func userOf(u *authenticationv1.UserInfo) user.Info {
+	extra := make(map[string][]string, len(u.Extra))
+	for key, values := range u.Extra {
+		extra[key] = values
+	}
+	return &user.DefaultInfo{Name: u.Username, UID: u.UID, Groups: u.Groups, Extra: extra}
+}
+
+// look reads the pods of the nodes that count, and what decides about them.
+func (p *Previewer) look(ctx context.Context, s *preview.Situation, nodes []*corev1.Node) error {
+	touched, names := touchedNodes(s)
+	s.Pods = preview.NewPods(touched, p.evacuators, controllercache.NodeOf)
+	if len(touched) == 0 {
+		return nil
+	}
+	if err := p.reader.Pods(ctx, names, s.Pods.Add, func() bool { return true }); err != nil {
+		return err
+	}
+	if err := p.reader.NominatedPods(ctx, s.Pods.Add); err != nil {
+		return err
+	}
+	var err error
+	if s.Budgets, err = p.reader.Budgets(ctx, s.Pods.Namespaces()); err != nil {
+		return err
+	}
+	if s.TerminatingNamespaces, err = p.reader.TerminatingNamespaces(ctx); err != nil {
+		return err
+	}
+	var owners survey.OwnerNames
+	if p.evacuators.Len() > 0 {
+		s.Pods.Owners(owners.Add)
+	}
+	s.Owners, err = p.reader.Owners(ctx, owners, nodes)
+	return err
+}
+
+// touchedNodes returns the nodes that the maintenances drain or would drain.
+func touchedNodes(s *preview.Situation) ([]*corev1.Node, sets.Set[string]) {
+	var nodes []*corev1.Node
+	names := sets.New[string]()
+	members := append([]preview.Member{s.Subject}, s.Draining...)
+	for i := range members {
+		for _, n := range members[i].Allowed() {
+			if !names.Has(n.Name) {
+				names.Insert(n.Name)
+				nodes = append(nodes, n)
+			}
+		}
+	}
+	return nodes, names
+}

@@ -1,0 +1,100 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// Previewer makes previews. others returns all maintenances, with or without the previewed one. Its errors are answers to clients.
+type Previewer interface {
+	Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance,
+		others func(context.Context) ([]*v1alpha1.NodeMaintenance, error)) (*v1alpha1.NodeMaintenancePreview, error)
+}
+
+// PreviewREST serves nodemaintenances/preview, which can only be got. Nothing is stored.
+type PreviewREST struct {
+	// TableConvertor makes the one row that kubectl get shows without -o.
+	rest.TableConvertor
+
+	store     *genericregistry.Store
+	scheme    *runtime.Scheme
+	previewer Previewer
+}
+
+var _ rest.Getter = &PreviewREST{}
+
+func newPreview(store *genericregistry.Store, scheme *runtime.Scheme, previewer Previewer) *PreviewREST {
+	return &PreviewREST{
+		TableConvertor: rest.NewDefaultTableConvertor(maintenance.Resource("nodemaintenances/preview")),
+		store:          store, scheme: scheme, previewer: previewer,
+	}
+}
+
+// New implements rest.Storage.
+func (*PreviewREST) New() runtime.Object { return &maintenance.NodeMaintenancePreview{} }
+
+// Destroy implements rest.Storage. The store belongs to the main resource.
+func (*PreviewREST) Destroy() {}
+
+// Get makes the preview of a maintenance.
+func (r *PreviewREST) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
+	stored, err := r.store.Get(ctx, name, options)
+	if err != nil {
+		return nil, err
+	}
+	nm := &v1alpha1.NodeMaintenance{}
+	if err := r.scheme.Convert(stored, nm, nil); err != nil {
+		return nil, err
+	}
+	preview, err := r.previewer.Preview(ctx, nm, r.all)
+	if err != nil {
+		return nil, err
+	}
+	out := &maintenance.NodeMaintenancePreview{}
+	return out, r.scheme.Convert(preview, out, nil)
+}
+
+// all returns all maintenances.
+func (r *PreviewREST) all(ctx context.Context) ([]*v1alpha1.NodeMaintenance, error) {
+	stored, err := r.store.List(ctx, &internalversion.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	list, ok := stored.(*maintenance.NodeMaintenanceList)
+	if !ok {
+		return nil, fmt.Errorf("a %T is not a list of NodeMaintenances", stored)
+	}
+	all := make([]*v1alpha1.NodeMaintenance, len(list.Items))
+	for i := range list.Items {
+		all[i] = &v1alpha1.NodeMaintenance{}
+		if err := r.scheme.Convert(&list.Items[i], all[i], nil); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,101 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/registry/registrytest"
+)
+
+// fakePreviewer remembers what it was asked, and answers with a wave.
+type fakePreviewer struct {
+	err    error
+	asked  []*v1alpha1.NodeMaintenance
+	others []string
+}
+
+// Preview implements Previewer.
+func (p *fakePreviewer) Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance,
+	others func(context.Context) ([]*v1alpha1.NodeMaintenance, error)) (*v1alpha1.NodeMaintenancePreview, error) {
+	p.asked = append(p.asked, nm)
+	all, err := others(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, other := range all {
+		p.others = append(p.others, other.Name)
+	}
+	return &v1alpha1.NodeMaintenancePreview{
+		ObjectMeta: metav1.ObjectMeta{Name: nm.Name},
+		Waves:      []v1alpha1.PreviewWave{{Index: 2, PodType: v1alpha1.PodTypeStatic, PodCount: 7}},
+	}, p.err
+}
+
+func TestPreview(t *testing.T) {
+	r := newRegistry(t, registrytest.RunEtcd(t))
+	for _, name := range []string{"a", "b"} {
+		r.mustCreate(ann, newMaintenance(t, name))
+	}
+	get := func(name string) (*maintenance.NodeMaintenancePreview, error) {
+		out, err := r.storage.Preview.Get(r.ctx(bob, "preview"), name, &metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		return out.(*maintenance.NodeMaintenancePreview), nil
+	}
+	out, err := get("b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out.Name != "b" || len(out.Waves) != 1 || out.Waves[0].PodType != maintenance.PodTypeStatic || out.Waves[0].PodCount != 7 {
+		t.Errorf("got %+v", out)
+	}
+	// The previewer sees what is stored: defaulted, with who asked for it.
+	if asked := r.previewer.asked[0]; asked.Name != "b" || len(asked.Spec.DrainPlan) != 12 || asked.Spec.RequestedBy.Username != "ann" {
+		t.Errorf("asked about %+v", asked)
+	}
+	if want := []string{"a", "b"}; !slices.Equal(r.previewer.others, want) {
+		t.Errorf("others are %q, want %q", r.previewer.others, want)
+	}
+	if _, err := get("c"); !apierrors.IsNotFound(err) || len(r.previewer.asked) != 1 {
+		t.Errorf("a maintenance that does not exist: %v", err)
+	}
+	r.previewer.err = errors.New("no")
+	if _, err := get("a"); !errors.Is(err, r.previewer.err) {
+		t.Errorf("the error of the previewer became %v", err)
+	}
+	if stored := r.get("a"); len(stored.Status.NodeStatuses) > 0 || stored.Generation != 1 {
+		t.Errorf("the preview has changed the maintenance: %+v", stored)
+	}
+}
+
+func TestPreviewInATable(t *testing.T) {
+	r := newRegistry(t, registrytest.RunEtcd(t))
+	table, err := r.storage.Preview.ConvertToTable(r.ctx(bob, "preview"), &maintenance.NodeMaintenancePreview{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, nil)
+	if err != nil || len(table.Rows) != 1 || table.Rows[0].Cells[0] != "a" {
+		t.Errorf("table is %+v (%v)", table, err)
+	}
+}
