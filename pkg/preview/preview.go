@@ -116,11 +116,12 @@ type Situation struct {
 func Decide(ctx context.Context, s *Situation) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
 	d := &decision{Situation: s, subject: s.Subject.Name}
 	out := &maintenancev1alpha1.NodeMaintenancePreview{
-		ObjectMeta: metav1.ObjectMeta{Name: s.Subject.Name, UID: s.Subject.UID, Generation: s.Subject.Generation},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: s.Subject.Name, UID: s.Subject.UID, Generation: s.Subject.Generation, CreationTimestamp: s.Subject.CreationTimestamp,
+		},
 		Timestamp:  metav1.NewTime(s.Now),
 		Stage:      s.Subject.Spec.Stage,
 		NodeCount:  int32(len(s.Subject.Nodes)), NodesRefused: int32(s.Subject.Refused.Len()), NodesUnchecked: int32(s.Unchecked),
-		Maintenances: nil,
 	}
 	d.nodes = newNodes(s)
 	if !IsOver(s.Subject.NodeMaintenance) {

@@ -50,7 +50,7 @@ const (
 // Nothing is touched. Lists are cut to what can be read; the counts are always those of everything.
 type NodeMaintenancePreview struct {
 	metav1.TypeMeta
-	// metadata has the name, the uid and the generation of the NodeMaintenance that this is about.
+	// metadata has the name, uid, generation and creationTimestamp of the NodeMaintenance that this is about.
 	metav1.ObjectMeta
 
 	// timestamp is when the server began to look at the cluster.
@@ -175,7 +175,7 @@ type PreviewPod struct {
 	// last. It is empty if nothing is able to.
 	EvacuatorClasses []string
 
-	// blockers are the reasons of the blockers that the pod is among, the worst first.
+	// blockers are the reasons of all blockers that the pod is among, the worst first.
 	Blockers []string
 
 	// terminating says that the pod has been told to stop already.

@@ -901,7 +901,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "metadata has the name, the uid and the generation of the NodeMaintenance that this is about.",
+							Description: "metadata has the name, uid, generation and creationTimestamp of the NodeMaintenance that this is about.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
 						},
@@ -1583,7 +1583,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewPod(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "blockers are the reasons of the blockers that the pod is among, the worst first.",
+							Description: "blockers are the reasons of all blockers that the pod is among, the worst first.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

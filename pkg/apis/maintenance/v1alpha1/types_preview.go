@@ -53,7 +53,7 @@ const (
 type NodeMaintenancePreview struct {
 	// +k8s:opaqueType
 	metav1.TypeMeta `json:",inline"`
-	// metadata has the name, the uid and the generation of the NodeMaintenance that this is about.
+	// metadata has the name, uid, generation and creationTimestamp of the NodeMaintenance that this is about.
 	// +optional
 	// +k8s:opaqueType
 	metav1.ObjectMeta `json:"metadata,omitempty" protobuf:"bytes,1,opt,name=metadata"`
@@ -231,7 +231,7 @@ type PreviewPod struct {
 	// +listType=atomic
 	EvacuatorClasses []string `json:"evacuatorClasses,omitempty" protobuf:"bytes,2,rep,name=evacuatorClasses"`
 
-	// blockers are the reasons of the blockers that the pod is among, the worst first.
+	// blockers are the reasons of all blockers that the pod is among, the worst first.
 	// +optional
 	// +listType=atomic
 	Blockers []string `json:"blockers,omitempty" protobuf:"bytes,3,rep,name=blockers"`
