@@ -273,10 +273,8 @@ func (p *Previewer) look(ctx context.Context, s *preview.Situation, nodes []*cor
 	if s.TerminatingNamespaces, err = p.reader.TerminatingNamespaces(ctx); err != nil {
 		return err
 	}
-	var owners survey.OwnerNames
-	if p.evacuators.Len() > 0 {
-		s.Pods.Owners(owners.Add)
-	}
+	owners := survey.NewOwnerNames(p.evacuators)
+	s.Pods.Owners(owners.Add)
 	s.Owners, err = p.reader.Owners(ctx, owners, nodes)
 	return err
 }

@@ -28,21 +28,28 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// OwnerNames are the names of owners of pods.
+// OwnerNames are the names of owners of pods that decide about evacuators.
 type OwnerNames struct {
-	ReplicaSets, DaemonSets sets.Set[types.NamespacedName]
+	evacuators              sets.Set[string]
+	replicaSets, daemonSets sets.Set[types.NamespacedName]
 }
 
-// Add adds the owner of a pod, if it is of a kind that is read.
+// NewOwnerNames returns the names of nobody yet. Only owners whose built-in evacuators are on are taken in.
+func NewOwnerNames(builtIn sets.Set[string]) *OwnerNames {
+	return &OwnerNames{evacuators: builtIn, replicaSets: sets.New[types.NamespacedName](), daemonSets: sets.New[types.NamespacedName]()}
+}
+
+// Add takes in the owner of a pod.
 func (n *OwnerNames) Add(namespace string, owner *metav1.OwnerReference) {
 	name := types.NamespacedName{Namespace: namespace, Name: owner.Name}
-	switch owner.Kind {
-	case "ReplicaSet":
-		n.ReplicaSets = n.ReplicaSets.Insert(name)
-	case "DaemonSet":
-		n.DaemonSets = n.DaemonSets.Insert(name)
+	switch {
+	case owner.Kind == "ReplicaSet" && n.evacuators.Has(maintenancev1alpha1.EvacuatorClassDeployment):
+		n.replicaSets.Insert(name)
+	case owner.Kind == "DaemonSet" && n.evacuators.Has(maintenancev1alpha1.EvacuatorClassDaemonSet):
+		n.daemonSets.Insert(name)
 	}
 }
 
@@ -58,14 +65,14 @@ var _ evacuators.Owners = &Owners{}
 
 // Owners reads the owners of pods and the Deployments of those that are ReplicaSets. The nodes are handed in. Those that do not exist are not
 // among them.
-func (r Reader) Owners(ctx context.Context, names OwnerNames, nodes []*corev1.Node) (*Owners, error) {
+func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.Node) (*Owners, error) {
 	o := &Owners{nodes: make(map[string]*corev1.Node, len(nodes))}
 	for _, node := range nodes {
 		o.nodes[node.Name] = node
 	}
 	apps := r.Client.AppsV1()
 	var err error
-	o.replicaSets, err = owners(ctx, r, names.ReplicaSets, ownerKind[appsv1.ReplicaSet]{
+	o.replicaSets, err = owners(ctx, r, names.replicaSets, ownerKind[appsv1.ReplicaSet]{
 		get: func(ctx context.Context, n types.NamespacedName) (*appsv1.ReplicaSet, error) {
 			return apps.ReplicaSets(n.Namespace).Get(ctx, n.Name, metav1.GetOptions{})
 		},
@@ -101,7 +108,7 @@ func (r Reader) Owners(ctx context.Context, names OwnerNames, nodes []*corev1.No
 	if err != nil {
 		return nil, err
 	}
-	o.daemonSets, err = owners(ctx, r, names.DaemonSets, ownerKind[appsv1.DaemonSet]{
+	o.daemonSets, err = owners(ctx, r, names.daemonSets, ownerKind[appsv1.DaemonSet]{
 		get: func(ctx context.Context, n types.NamespacedName) (*appsv1.DaemonSet, error) {
 			return apps.DaemonSets(n.Namespace).Get(ctx, n.Name, metav1.GetOptions{})
 		},
