@@ -1,0 +1,411 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+// wavesOf returns the pods of each wave of a preview, as namespace/name.
+func wavesOf(p *v1alpha1.NodeMaintenancePreview) [][]string {
+	var waves [][]string
+	for i := range p.Waves {
+		var pods []string
+		for _, node := range p.Waves[i].Nodes {
+			for _, namespace := range node.Namespaces {
+				for _, pod := range namespace.Pods {
+					pods = append(pods, namespace.Name+"/"+pod.Name)
+				}
+			}
+		}
+		waves = append(waves, pods)
+	}
+	return waves
+}
+
+// blockersOf returns the pods of a preview's blockers by what they come to, as namespace/name.
+func blockersOf(p *v1alpha1.NodeMaintenancePreview) map[v1alpha1.PreviewEffect][]string {
+	blockers := map[v1alpha1.PreviewEffect][]string{}
+	for i := range p.Blockers {
+		for _, pod := range p.Blockers[i].Pods {
+			blockers[p.Blockers[i].Effect] = append(blockers[p.Blockers[i].Effect], pod.Namespace+"/"+pod.Name)
+		}
+	}
+	for effect := range blockers {
+		slices.Sort(blockers[effect])
+	}
+	return blockers
+}
+
+// TestPreviewComesTrue looks at the preview of an Idle maintenance, and then whether the drain does what it has said.
+func TestPreviewComesTrue(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 3, true)
+	namespace := cluster.NewNamespace(t)
+	admin := cluster.As(t)
+	maintenances := admin.Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	cluster.Deployment(t, namespace, "web", pool, 9)
+	cluster.Budget(t, namespace, "web", 1)
+	cluster.PodOn(t, namespace, "bare", pool, nodes[0])
+	cluster.PodOn(t, namespace, "important", pool, nodes[0], func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-cluster-critical" })
+	stuck := stuckOn(t, namespace, pool, nodes[1], "system-node-critical")
+	target := nodes[:2]
+
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, target...)
+	}))
+	before := namesOn(t, target...)
+	preview, err := maintenances.GetPreview(t.Context(), nm.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("the preview", func(t *testing.T) { checkPreview(t, preview, nm, stuck, before) })
+	t.Run("nothing was touched", func(t *testing.T) {
+		if after := namesOn(t, target...); !slices.Equal(before, after) {
+			t.Errorf("pods are %q, were %q", after, before)
+		}
+		unschedulable(t, false, nodes...)
+		stored, err := maintenances.Get(t.Context(), nm.Name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if stored.Generation != nm.Generation || stored.Spec.Stage != v1alpha1.NodeMaintenanceStageIdle {
+			t.Errorf("the maintenance has become %+v", stored.Spec)
+		}
+	})
+
+	order := watchDepartures(t, namespace)
+	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageDrain)
+	var drained *v1alpha1.NodeMaintenance
+	framework.Eventually(t, "only the pod that can never be evicted is left", func(ctx context.Context) (bool, error) {
+		left, err := podsOn(ctx, t, target...)
+		if err != nil || len(left) != 1 {
+			return false, err
+		}
+		drained, err = maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
+		return err == nil && conditionIs(drained.Status.Conditions, v1alpha1.ConditionDrained, metav1.ConditionFalse, v1alpha1.ReasonDrainBlocked), err
+	})
+	t.Run("the pods left in the order of the waves", func(t *testing.T) {
+		waves := wavesOf(preview)
+		place := map[string]int{}
+		for i, pods := range waves {
+			for _, pod := range pods {
+				place[pod] = i
+			}
+		}
+		last, count := 0, 0
+		for _, pod := range order() {
+			wave, predicted := place[pod]
+			if !predicted {
+				// A replacement that came to a node before the cordon, or went elsewhere and back.
+				continue
+			}
+			count++
+			if wave < last {
+				t.Errorf("%s of wave %d left after a pod of wave %d", pod, wave, last)
+			}
+			last = max(last, wave)
+		}
+		if want := len(before) - 1; count != want {
+			t.Errorf("%d of the pods of the preview left, want %d", count, want)
+		}
+	})
+	t.Run("what was predicted to be blocked is", func(t *testing.T) {
+		evacuations, err := admin.Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "status.blocked=true"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(evacuations.Items) != 1 || evacuations.Items[0].Spec.PodRef.UID != stuck.UID {
+			t.Fatalf("blocked are %+v", evacuations.Items)
+		}
+		blocked := meta.FindStatusCondition(evacuations.Items[0].Status.Conditions, v1alpha1.ConditionBlocked)
+		if blocked.Reason != preview.Blockers[0].Reason {
+			t.Errorf("the reason is %s, predicted was %s", blocked.Reason, preview.Blockers[0].Reason)
+		}
+	})
+	t.Run("the preview of a drain shows what is still to come", func(t *testing.T) {
+		now, err := maintenances.GetPreview(t.Context(), nm.Name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := wavesOf(now), [][]string{{namespace + "/" + stuck.Name}}; fmt.Sprint(got) != fmt.Sprint(want) || now.Stage != v1alpha1.NodeMaintenanceStageDrain {
+			t.Errorf("waves are %q in stage %s, want %q", got, now.Stage, want)
+		}
+		if w := now.Waves[0]; w.Index != 2 || w.PodsAsked != 1 {
+			t.Errorf("the wave is %d and asks %d pods, want 2 and 1", w.Index, w.PodsAsked)
+		}
+		for i, node := range now.Nodes {
+			if status := drained.Status.NodeStatuses[i]; node.Name != status.NodeRef.Name || node.Message != status.DrainMessage {
+				t.Errorf("the preview says of %s %q, the status of %s %q", node.Name, node.Message, status.NodeRef.Name, status.DrainMessage)
+			}
+		}
+	})
+	t.Run("and that of a complete maintenance nothing", func(t *testing.T) {
+		setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
+		now, err := maintenances.GetPreview(t.Context(), nm.Name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if now.PodCount != 0 || len(now.Waves) != 0 || len(now.Blockers) != 0 || len(now.Nodes) != 2 {
+			t.Errorf("got %+v", now)
+		}
+	})
+}
+
+// namesOn returns the pods on nodes, as namespace/name.
+func namesOn(t *testing.T, nodes ...string) []string {
+	t.Helper()
+	pods, err := podsOn(t.Context(), t, nodes...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for i := range pods {
+		names = append(names, pods[i].Namespace+"/"+pods[i].Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// stuckOn makes a pod on a node that its budget never lets go.
+func stuckOn(t *testing.T, namespace, pool, node, priorityClass string) *corev1.Pod {
+	t.Helper()
+	cluster.Deployment(t, namespace, "stuck", pool, 1, func(d *appsv1.Deployment) {
+		d.Spec.Template.Spec.PriorityClassName = priorityClass
+		d.Spec.Template.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
+	})
+	cluster.Budget(t, namespace, "stuck", 0)
+	pods, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=stuck"})
+	if err != nil || len(pods.Items) != 1 {
+		t.Fatalf("%d pods are stuck (%v)", len(pods.Items), err)
+	}
+	return &pods.Items[0]
+}
+
+// checkPreview checks the preview of the Idle maintenance.
+func checkPreview(t *testing.T, preview *v1alpha1.NodeMaintenancePreview, nm *v1alpha1.NodeMaintenance, stuck *corev1.Pod, pods []string) {
+	t.Helper()
+	namespace, never := stuck.Namespace, []string{stuck.Namespace + "/" + stuck.Name}
+	if preview.Name != nm.Name || preview.UID != nm.UID || preview.Stage != v1alpha1.NodeMaintenanceStageIdle || time.Since(preview.Timestamp.Time) > time.Hour {
+		t.Errorf("it is about %s (%s) in %s at %s", preview.Name, preview.UID, preview.Stage, preview.Timestamp)
+	}
+	if preview.NodeCount != 2 || preview.NodesRefused != 0 || int(preview.PodCount) != len(pods) {
+		t.Errorf("%d nodes, %d refused, %d pods, want 2, 0 and %d", preview.NodeCount, preview.NodesRefused, preview.PodCount, len(pods))
+	}
+	waves := wavesOf(preview)
+	if len(waves) != 3 || !slices.Contains(waves[0], namespace+"/bare") ||
+		!slices.Equal(waves[1], []string{namespace + "/important"}) || !slices.Equal(waves[2], never) {
+		t.Fatalf("waves are %q", waves)
+	}
+	for i := range preview.Waves {
+		w := &preview.Waves[i]
+		asked := int32(0)
+		if i == 0 {
+			asked = w.PodCount
+		}
+		if int(w.Index) != i || w.PodsAsked != asked || len(w.Evacuators) != 1 || w.Evacuators[0].EvacuatorClass != v1alpha1.EvacuatorClassEviction {
+			t.Errorf("wave %d has index %d, asks %d of %d pods, by %+v", i, w.Index, w.PodsAsked, w.PodCount, w.Evacuators)
+		}
+	}
+	blockers := blockersOf(preview)
+	web := slices.DeleteFunc(slices.Clone(waves[0]), func(pod string) bool { return pod == namespace+"/bare" })
+	slices.Sort(web)
+	want := map[v1alpha1.PreviewEffect][]string{
+		v1alpha1.PreviewEffectNever: never,
+		v1alpha1.PreviewEffectLost:  {namespace + "/bare", namespace + "/important"},
+	}
+	if len(web) > 1 {
+		// As many rounds as pods: the budget allows one at a time.
+		want[v1alpha1.PreviewEffectDelayed] = web
+		if last := preview.Blockers[len(preview.Blockers)-1]; int(last.Rounds) != len(web) || last.Budgets[0].Name != "web" {
+			t.Errorf("the last blocker is %+v, want %d rounds of the budget web", last, len(web))
+		}
+	}
+	if fmt.Sprint(blockers) != fmt.Sprint(want) {
+		t.Errorf("blockers are %v, want %v", blockers, want)
+	}
+	if first := preview.Blockers[0]; first.Reason != v1alpha1.ReasonPodDisruptionBudget || first.Effect != v1alpha1.PreviewEffectNever {
+		t.Errorf("the worst blocker is %+v", first)
+	}
+}
+
+// watchDepartures returns what returns the pods of a namespace in the order in which they were told to stop, as namespace/name.
+func watchDepartures(t *testing.T, namespace string) func() []string {
+	t.Helper()
+	pods := cluster.As(t).Kube.CoreV1().Pods(namespace)
+	list, err := pods.List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := pods.Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan []string, 1)
+	go func() {
+		var order []string
+		seen := map[types.UID]bool{}
+		for event := range w.ResultChan() {
+			pod, ok := event.Object.(*corev1.Pod)
+			if ok && (event.Type == watch.Deleted || pod.DeletionTimestamp != nil) && !seen[pod.UID] {
+				seen[pod.UID] = true
+				order = append(order, pod.Namespace+"/"+pod.Name)
+			}
+		}
+		done <- order
+	}()
+	return func() []string {
+		w.Stop()
+		return <-done
+	}
+}
+
+func TestWhoMaySeeAPreview(t *testing.T) {
+	pool, _ := cluster.NewPool(t, 1, false)
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle))
+	viewer, operator := framework.Name("viewer"), framework.Name("operator")
+	bind := func(user, role string) {
+		t.Helper()
+		bindings := cluster.As(t).Kube.RbacV1().ClusterRoleBindings()
+		if _, err := bindings.Create(t.Context(), &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: user},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = bindings.Delete(context.Background(), user, metav1.DeleteOptions{}) })
+	}
+	bind(viewer, "haulout-maintenance-view")
+	bind(operator, "haulout-maintenance-admin")
+	framework.Eventually(t, "the roles have come into effect", func(ctx context.Context) (bool, error) {
+		for _, user := range []string{viewer, operator} {
+			if _, err := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{}); err != nil {
+				return false, err
+			}
+		}
+		return true, nil
+	})
+	for name, test := range map[string]struct {
+		user, maintenance string
+		is                func(error) bool
+	}{
+		"whoever administers maintenances may":       {operator, nm.Name, func(err error) bool { return err == nil }},
+		"whoever views maintenances may not":         {viewer, nm.Name, apierrors.IsForbidden},
+		"nor may anybody else":                       {framework.Name("nobody"), nm.Name, apierrors.IsForbidden},
+		"a maintenance that does not exist has none": {operator, "none", apierrors.IsNotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			maintenances := cluster.As(t, test.user).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+			if _, err := maintenances.GetPreview(t.Context(), test.maintenance, metav1.GetOptions{}); !test.is(err) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+// TestPreviewOfSharedNodes looks at the preview of a maintenance whose requester may not delete one of its nodes, and whose other node is held
+// by another.
+func TestPreviewOfSharedNodes(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 2, true)
+	namespace := cluster.NewNamespace(t)
+	stuck := stuckOn(t, namespace, pool, nodes[0], "")
+	cluster.PodOn(t, namespace, "important", pool, nodes[0], func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-cluster-critical" })
+	user := framework.Name("operator")
+	cluster.Grant(t, user,
+		rbacv1.PolicyRule{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"nodemaintenances", "nodemaintenances/preview"}, Verbs: []string{"get", "create"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"delete"}, ResourceNames: nodes[:1]},
+	)
+	other := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes[0])
+	}))
+	framework.Eventually(t, "the other one drains", func(ctx context.Context) (bool, error) {
+		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{})
+		return err == nil && len(list.Items) == 1 && list.Items[0].Spec.PodRef.UID == stuck.UID, err
+	})
+	// The user may have the first node maintained; the second joins when it gets the label of the first.
+	label := framework.Name("e2e.haulout.dev/group")
+	patch := func(node string) {
+		t.Helper()
+		if _, err := cluster.As(t).Kube.CoreV1().Nodes().Patch(t.Context(), node, types.MergePatchType,
+			[]byte(fmt.Sprintf(`{"metadata":{"labels":{%q:"x"}}}`, label)), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	patch(nodes[0])
+	nm := framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NodeSelector = framework.Select(label, "x") })
+	framework.Eventually(t, "the user may create it", func(ctx context.Context) (bool, error) {
+		_, err := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, nm, metav1.CreateOptions{})
+		return err == nil || apierrors.IsAlreadyExists(err), err
+	})
+	t.Cleanup(func() {
+		_ = cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(context.Background(), nm.Name, metav1.DeleteOptions{})
+	})
+	patch(nodes[1])
+	preview, err := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(t.Context(), nm.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if preview.NodeCount != 2 || preview.NodesRefused != 1 || !preview.Nodes[1].Refused || preview.Nodes[1].Name != nodes[1] {
+		t.Errorf("%d nodes, %d refused: %+v", preview.NodeCount, preview.NodesRefused, preview.Nodes)
+	}
+	if got := preview.Maintenances; len(got) != 1 || got[0].Name != other.Name || got[0].NodeCount != 1 {
+		t.Errorf("other maintenances are %+v", got)
+	}
+	if got, want := wavesOf(preview), [][]string{{namespace + "/" + stuck.Name}, {namespace + "/important"}}; fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("waves are %q, want %q", got, want)
+	}
+}
+
+// TestPreviewWithKubectl reads a preview as people do.
+func TestPreviewWithKubectl(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	cluster.PodOn(t, namespace, "bare", pool, nodes[0])
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle))
+	raw := cluster.MustKubectl(t, "", "get", "--raw", "/apis/maintenance.haulout.dev/v1alpha1/nodemaintenances/"+nm.Name+"/preview")
+	var preview v1alpha1.NodeMaintenancePreview
+	if err := json.Unmarshal([]byte(raw), &preview); err != nil {
+		t.Fatal(err)
+	}
+	if preview.Kind != "NodeMaintenancePreview" || preview.PodCount != 1 || preview.Blockers[0].Reason != v1alpha1.ReasonNoController {
+		t.Errorf("got %s", raw)
+	}
+	yaml := cluster.MustKubectl(t, "", "get", "nodemaintenance", nm.Name, "--subresource=preview", "-o", "yaml")
+	for _, want := range []string{"kind: NodeMaintenancePreview\n", "  reason: NoController\n", "      - blockers:\n        - NoController\n"} {
+		if !strings.Contains(yaml, want) {
+			t.Errorf("there is no %q in\n%s", want, yaml)
+		}
+	}
+}
