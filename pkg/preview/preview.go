@@ -40,8 +40,10 @@ import (
 
 // The limits of the lists in a preview: with all of them reached it takes a few megabytes of JSON. Counts have no limit.
 const (
-	// MaxPods is how many pods are listed in all waves, MaxPodsOfWave in each.
-	MaxPods, MaxPodsOfWave = 5000, 1000
+	// MaxPods is how many pods are listed in all waves.
+	MaxPods = 5000
+	// MaxPodsOfWave is how many pods are listed in each wave.
+	MaxPodsOfWave = 1000
 	// MaxNodes is how many nodes are listed.
 	MaxNodes = 5000
 	// MaxBlockers is how many blockers are listed.
@@ -119,9 +121,9 @@ func Decide(ctx context.Context, s *Situation) (*maintenancev1alpha1.NodeMainten
 		ObjectMeta: metav1.ObjectMeta{
 			Name: s.Subject.Name, UID: s.Subject.UID, Generation: s.Subject.Generation, CreationTimestamp: s.Subject.CreationTimestamp,
 		},
-		Timestamp:  metav1.NewTime(s.Now),
-		Stage:      s.Subject.Spec.Stage,
-		NodeCount:  int32(len(s.Subject.Nodes)), NodesRefused: int32(s.Subject.Refused.Len()), NodesUnchecked: int32(s.Unchecked),
+		Timestamp: metav1.NewTime(s.Now),
+		Stage:     s.Subject.Spec.Stage,
+		NodeCount: int32(len(s.Subject.Nodes)), NodesRefused: int32(s.Subject.Refused.Len()), NodesUnchecked: int32(s.Unchecked),
 	}
 	d.nodes = newNodes(s)
 	if !IsOver(s.Subject.NodeMaintenance) {

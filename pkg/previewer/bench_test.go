@@ -185,7 +185,7 @@ func benchPod(i int) corev1.Pod {
 			},
 			Annotations:     map[string]string{"kubectl.kubernetes.io/restartedAt": "2026-11-21T08:00:00Z"},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: benchApp(app), UID: types.UID("rs-" + benchApp(app)), Controller: ptr.To(true)}},
-			ManagedFields:   []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":"` + strings.Repeat("x", 800) + `"}`)}}},
+			ManagedFields:   []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":"` + strings.Repeat("x", 800) + `"}`)}},
 		},
 		Spec: corev1.PodSpec{
 			NodeName: benchNode(i % benchNodes), Priority: &priority,

@@ -25,13 +25,13 @@ import (
 type PreviewEffect string
 
 const (
-	// PreviewEffectNever: the pods cannot leave until somebody changes what is in the way.
+	// PreviewEffectNever means that the pods cannot leave until somebody changes what is in the way.
 	PreviewEffectNever PreviewEffect = "Never"
-	// PreviewEffectNotNow: as things stand the pods cannot leave; that may pass by itself.
+	// PreviewEffectNotNow means that as things stand the pods cannot leave, which may pass by itself.
 	PreviewEffectNotNow PreviewEffect = "NotNow"
-	// PreviewEffectLost: the pods leave, and nothing makes them anew.
+	// PreviewEffectLost means that the pods leave, and nothing makes them anew.
 	PreviewEffectLost PreviewEffect = "Lost"
-	// PreviewEffectDelayed: the pods leave, but not all at once.
+	// PreviewEffectDelayed means that the pods leave, but not all at once.
 	PreviewEffectDelayed PreviewEffect = "Delayed"
 )
 

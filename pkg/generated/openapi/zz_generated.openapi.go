@@ -1283,7 +1283,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewBlocker(ref common.ReferenceCal
 				Properties: map[string]spec.Schema{
 					"effect": {
 						SchemaProps: spec.SchemaProps{
-							Description: "effect says what it comes to: Never, NotNow, Lost or Delayed.\n\nPossible enum values:\n - `\"Delayed\"` : the pods leave, but not all at once.\n - `\"Lost\"` : the pods leave, and nothing makes them anew.\n - `\"Never\"` : the pods cannot leave until somebody changes what is in the way.\n - `\"NotNow\"` : as things stand the pods cannot leave; that may pass by itself.",
+							Description: "effect says what it comes to: Never, NotNow, Lost or Delayed.\n\nPossible enum values:\n - `\"Delayed\"` means that the pods leave, but not all at once.\n - `\"Lost\"` means that the pods leave, and nothing makes them anew.\n - `\"Never\"` means that the pods cannot leave until somebody changes what is in the way.\n - `\"NotNow\"` means that as things stand the pods cannot leave, which may pass by itself.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
