@@ -79,7 +79,7 @@ func TestPreviewComesTrue(t *testing.T) {
 	cluster.Budget(t, namespace, "web", 1)
 	cluster.PodOn(t, namespace, "bare", pool, nodes[0])
 	cluster.PodOn(t, namespace, "important", pool, nodes[0], func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-cluster-critical" })
-	stuck := stuckOn(t, namespace, pool, nodes[1], "system-node-critical")
+	stuck := neverEvictedOn(t, namespace, pool, nodes[1], "system-node-critical")
 	target := nodes[:2]
 
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) {
@@ -198,8 +198,8 @@ func namesOn(t *testing.T, nodes ...string) []string {
 	return names
 }
 
-// stuckOn makes a pod on a node that its budget never lets go.
-func stuckOn(t *testing.T, namespace, pool, node, priorityClass string) *corev1.Pod {
+// neverEvictedOn makes a pod on a node that its budget never lets go.
+func neverEvictedOn(t *testing.T, namespace, pool, node, priorityClass string) *corev1.Pod {
 	t.Helper()
 	cluster.Deployment(t, namespace, "stuck", pool, 1, func(d *appsv1.Deployment) {
 		d.Spec.Template.Spec.PriorityClassName = priorityClass
@@ -340,7 +340,7 @@ func TestWhoMaySeeAPreview(t *testing.T) {
 func TestPreviewOfSharedNodes(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
-	stuck := stuckOn(t, namespace, pool, nodes[0], "")
+	stuck := neverEvictedOn(t, namespace, pool, nodes[0], "")
 	cluster.PodOn(t, namespace, "important", pool, nodes[0], func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-cluster-critical" })
 	user := framework.Name("operator")
 	cluster.Grant(t, user,
