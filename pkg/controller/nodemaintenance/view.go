@@ -78,9 +78,9 @@ func (v *views) of(node *corev1.Node, build func(*corev1.Node) (*nodeView, error
 		slot = &viewSlot{uid: node.UID}
 		v.byNode[node.Name] = slot
 	}
-	if slot.view != nil {
+	if kept := slot.view; kept != nil {
 		v.mu.Unlock()
-		return slot.view, nil
+		return kept, nil
 	}
 	changes := slot.changes
 	v.mu.Unlock()
