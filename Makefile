@@ -170,7 +170,7 @@ race: ## Run the tests that need no cluster with the race detector (needs a C co
 	@$(MAKE) --no-print-directory unit UNIT_FLAGS='-race $(UNIT_FLAGS)'
 
 .PHONY: e2e
-e2e: cluster-binaries build ## Run the end-to-end tests (RUN=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster)
+e2e: cluster-binaries build ## Run the end-to-end tests (RUN=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster, E2E_FULL=1 the large sizes)
 	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -timeout='$(E2E_TIMEOUT)' $(E2E_FLAGS) -p=1 ./test/e2e/...
 
 .PHONY: verify

@@ -77,8 +77,8 @@ type History struct {
 	byPod map[types.UID][]*evacuationRecord
 	// foreign are the stamps of Haulout's server, for straighten.
 	foreign []*stamp
-	// events counts what was entered.
-	events int
+	// asked counts the pods that were told to end since the beginning.
+	asked int
 }
 
 // podRecord is the life of a pod.
@@ -148,12 +148,11 @@ func (h *History) Begin() {
 		n.states = n.states[len(n.states)-1:]
 		n.states[0].stamp = stamp{}
 	}
-	h.events = 0
+	h.asked = 0
 }
 
 // HostEvent enters an event of a pod, a node or an Event. Those of a kind have to come in the order in which they happened.
 func (h *History) HostEvent(event watch.Event, seen time.Time) error {
-	h.events++
 	switch object := event.Object.(type) {
 	case *corev1.Pod:
 		at, err := momentOf(object)
@@ -203,6 +202,7 @@ func (h *History) pod(kind watch.EventType, pod *corev1.Pod, now stamp) {
 	deleted := kind == watch.Deleted
 	if known.asked.at == never && (deleted || pod.DeletionTimestamp != nil) {
 		known.asked = now
+		h.asked++
 	}
 	finished := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 	if known.gone.at == never && (deleted || finished) {
@@ -228,7 +228,6 @@ func (h *History) node(kind watch.EventType, node *corev1.Node, now stamp) {
 
 // HauloutEvent enters an event of a NodeMaintenance or an Evacuation. now is a version of the host cluster that was read after it was seen.
 func (h *History) HauloutEvent(event watch.Event, now moment, seen time.Time) error {
-	h.events++
 	switch object := event.Object.(type) {
 	case *v1alpha1.NodeMaintenance:
 		version, err := momentOf(object)

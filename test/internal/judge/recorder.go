@@ -299,19 +299,8 @@ type View struct {
 	history *History
 }
 
-// Events counts what was recorded.
-func (v *View) Events() int { return v.history.events }
-
-// Asked counts the pods that were told to end.
-func (v *View) Asked() int {
-	asked := 0
-	for _, p := range v.history.pods {
-		if p.asked.at != never {
-			asked++
-		}
-	}
-	return asked
-}
+// Asked counts the pods that were told to end since the recording began.
+func (v *View) Asked() int { return v.history.asked }
 
 // Drained says whether a maintenance says so of itself.
 func (v *View) Drained(name string) bool {
