@@ -20,6 +20,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -127,22 +128,36 @@ func TestKubectl(t *testing.T) {
 		defer cancel()
 		watch := exec.CommandContext(ctx, filepath.Join(cluster.Root(), "bin", "kubectl"), "get", "nm", name, "-w")
 		watch.Env = append(watch.Environ(), "KUBECONFIG="+cluster.Kubeconfig())
-		var seen strings.Builder
-		watch.Stdout = &seen
+		// A file, which can be read while the watch still writes it.
+		seen, err := os.Create(filepath.Join(t.TempDir(), "seen"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = seen.Close() }()
+		watch.Stdout = seen
 		if err := watch.Start(); err != nil {
 			t.Fatal(err)
 		}
+		shows := func(text string) {
+			t.Helper()
+			framework.Eventually(t, "get -w shows"+text, func(context.Context) (bool, error) {
+				out, err := os.ReadFile(seen.Name())
+				if err == nil && !strings.Contains(string(out), text) {
+					err = fmt.Errorf("it shows\n%s", out)
+				}
+				return err == nil, err
+			})
+		}
+		shows(" 0/3 ")
 		cluster.MustKubectl(t, "", "delete", "pdb", "stuck", "-n", namespace)
 		cluster.MustKubectl(t, "", "scale", "deployment", "stuck", "--replicas=0", "-n", namespace)
 		cluster.MustKubectl(t, "", "wait", "--for=condition=Drained", "nm/"+name, "--timeout=120s")
 		framework.Eventually(t, "the table shows it too", func(context.Context) (bool, error) {
 			return strings.Contains(cluster.MustKubectl(t, "", "get", "nm", name), "3/3"), nil
 		})
+		shows(" 3/3 ")
 		_ = watch.Process.Kill()
 		_ = watch.Wait()
-		if strings.Count(seen.String(), "\n") < 3 {
-			t.Errorf("get -w showed too little:\n%s", seen.String())
-		}
 	})
 	t.Run("delete waits until the nodes are schedulable again", func(t *testing.T) {
 		cluster.MustKubectl(t, "", "delete", "nm", name, "--timeout=60s")
