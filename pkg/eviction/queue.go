@@ -33,6 +33,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/eviction/pdb"
 )
 
@@ -122,7 +123,7 @@ func New(cfg Config) (*Queue, error) {
 	registerMetrics()
 	q := &Queue{
 		host:    cfg.Host,
-		pods:    cfg.Pods.Lister(),
+		pods:    controllercache.PodLister(cfg.Pods.Informer().GetIndexer()),
 		clock:   cfg.Clock,
 		changed: cfg.Changed,
 		kick:    make(chan struct{}, 1),
@@ -137,11 +138,11 @@ func New(cfg Config) (*Queue, error) {
 	q.free = newLane(types.NamespacedName{}, nil, cfg.MaxConcurrent, cfg.Clock.Now())
 	q.ring = []*lane{q.free}
 
-	pods, err := cfg.Pods.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+	pods, err := cfg.Pods.Informer().AddEventHandler(controllercache.UnpackedPods(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { q.podChanged(obj) },
 		UpdateFunc: func(_, obj any) { q.podChanged(obj) },
 		DeleteFunc: q.podChanged,
-	})
+	}))
 	if err != nil {
 		return nil, err
 	}

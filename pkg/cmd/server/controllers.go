@@ -54,7 +54,7 @@ type controllerDependencies struct {
 func (d controllerDependencies) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	host := hostinformers.NewSharedInformerFactoryWithOptions(d.host, resync, hostinformers.WithTransform(controllercache.Strip))
+	host := hostinformers.NewSharedInformerFactoryWithOptions(d.host, resync, hostinformers.WithTransform(controllercache.NewTransform()))
 	own := informers.NewSharedInformerFactory(d.own, resync)
 	maintenances, err := nodemaintenance.New(nodemaintenance.Config{
 		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own,

@@ -39,7 +39,7 @@ func NodeOf(pod *corev1.Pod) string {
 // AddPodsByNode adds the index PodsByNode, unless another controller has done so. The informer must not run yet.
 func AddPodsByNode(informer cache.SharedIndexInformer) error {
 	return AddIndex(informer, PodsByNode, func(obj any) ([]string, error) {
-		if pod, ok := obj.(*corev1.Pod); ok {
+		if pod := UnpackPod(obj); pod != nil {
 			if node := NodeOf(pod); node != "" {
 				return []string{node}, nil
 			}

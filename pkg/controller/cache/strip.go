@@ -22,14 +22,32 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Strip is a transform for a whole informer factory of the host cluster: it takes off pods, nodes and volume attachments what no controller
-// reads, and the managed fields off everything. A cluster with 150,000 pods would not fit into memory otherwise.
+// NewTransform returns a transform for a whole informer factory of the host cluster: it takes off what no controller reads, as Strip does, has
+// pods with the same controller share what they have in common, and packs them: they have to be read with PodLister, UnpackPod and
+// UnpackedPods. A cluster with 150,000 pods would not fit into memory otherwise.
+func NewTransform() cache.TransformFunc {
+	s := newSharing()
+	return func(obj any) (any, error) {
+		if _, err := Strip(obj); err != nil {
+			return nil, err
+		}
+		if pod, ok := obj.(*corev1.Pod); ok {
+			s.share(pod)
+			return pack(pod), nil
+		}
+		return obj, nil
+	}
+}
+
+// Strip takes off pods, nodes and volume attachments what no controller reads, and the managed fields off everything.
 func Strip(obj any) (any, error) {
 	switch o := obj.(type) {
+	case *packedPod:
 	case *corev1.Pod:
 		stripPod(o)
 	case *corev1.Node:
@@ -43,9 +61,10 @@ func Strip(obj any) (any, error) {
 }
 
 // stripPod keeps what decides about a pod's leaving: identity, owners, labels, finalizers, the annotations of evacuators and deletion cost,
-// placement, priority, tolerations, volumes' claims, phase and conditions.
+// placement, priority, tolerations, volumes' claims, phase and the conditions that tell whether it serves and why it has no node.
 func stripPod(pod *corev1.Pod) {
 	pod.ManagedFields = nil
+	pod.GenerateName = ""
 	for key := range pod.Annotations {
 		if !keepPodAnnotation(key) {
 			delete(pod.Annotations, key)
@@ -62,13 +81,39 @@ func stripPod(pod *corev1.Pod) {
 		Volumes:                       claims(pod.Spec.Volumes),
 	}
 	pod.Status = corev1.PodStatus{
-		Phase:              pod.Status.Phase,
-		Reason:             pod.Status.Reason,
-		Conditions:         pod.Status.Conditions,
-		NominatedNodeName:  pod.Status.NominatedNodeName,
-		StartTime:          pod.Status.StartTime,
-		ObservedGeneration: pod.Status.ObservedGeneration,
+		Phase:             pod.Status.Phase,
+		Conditions:        telling(pod.Status.Conditions),
+		NominatedNodeName: pod.Status.NominatedNodeName,
 	}
+}
+
+// telling returns the conditions that are read, in a new slice, so that the others can be freed.
+func telling(conditions []corev1.PodCondition) []corev1.PodCondition {
+	keep := func(c *corev1.PodCondition) bool {
+		switch c.Type {
+		case corev1.PodReady, corev1.DisruptionTarget:
+			return true
+		case corev1.PodScheduled:
+			return c.Status != corev1.ConditionTrue
+		}
+		return false
+	}
+	n := 0
+	for i := range conditions {
+		if keep(&conditions[i]) {
+			n++
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	kept := make([]corev1.PodCondition, 0, n)
+	for i := range conditions {
+		if keep(&conditions[i]) {
+			kept = append(kept, conditions[i])
+		}
+	}
+	return kept
 }
 
 func keepPodAnnotation(key string) bool {

@@ -149,7 +149,7 @@ func New(config Config) (*Controller, error) {
 		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, liveness: config.Liveness,
 		completedTTL: config.CompletedTTL, startDeadline: config.EvacuatorStartDeadline,
 		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(),
-		maintenanceLister: maintenances.Lister(), podLister: pods.Lister(), nodeLister: nodes.Lister(),
+		maintenanceLister: maintenances.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), nodeLister: nodes.Lister(),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](5*time.Millisecond, time.Minute),
 			workqueue.TypedRateLimitingQueueConfig[types.NamespacedName]{Name: Name, Clock: config.Clock}),

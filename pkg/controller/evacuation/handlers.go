@@ -26,6 +26,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/controller/cache"
 )
 
 // evacuationsByNode is the index of Evacuations by the node of their pod.
@@ -50,18 +51,18 @@ func keyOfPod(pod *corev1.Pod) types.NamespacedName {
 func (c *Controller) watch(evacuations, pods, nodes cache.SharedIndexInformer) error {
 	for _, w := range []struct {
 		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandlerFuncs
+		handler  cache.ResourceEventHandler
 	}{
 		{evacuations, cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(obj any) { c.evacuationChanged(obj.(*maintenancev1alpha1.Evacuation)) },
 			UpdateFunc: func(_, obj any) { c.evacuationChanged(obj.(*maintenancev1alpha1.Evacuation)) },
 			DeleteFunc: c.evacuationGone,
 		}},
-		{pods, cache.ResourceEventHandlerFuncs{
+		{pods, controllercache.UnpackedPods(cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(obj any) { c.enqueueFor(obj.(*corev1.Pod)) },
 			UpdateFunc: func(old, obj any) { c.podChanged(old.(*corev1.Pod), obj.(*corev1.Pod)) },
 			DeleteFunc: c.podGone,
-		}},
+		})},
 		{nodes, cache.ResourceEventHandlerFuncs{
 			UpdateFunc: func(old, obj any) { c.nodeChanged(old.(*corev1.Node), obj.(*corev1.Node)) },
 		}},

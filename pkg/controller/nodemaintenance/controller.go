@@ -137,7 +137,7 @@ func New(config Config) (*Controller, error) {
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
 		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, liveness: config.Liveness, evacuators: config.Evacuators,
-		maintenanceLister: maintenances.Lister(), evacuationLister: evacuations.Lister(), nodeLister: nodes.Lister(), podLister: pods.Lister(),
+		maintenanceLister: maintenances.Lister(), evacuationLister: evacuations.Lister(), nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()),
 		podIndexer: pods.Informer().GetIndexer(), nodeIndexer: nodes.Informer().GetIndexer(), evacuationIndexer: evacuations.Informer().GetIndexer(),
 		volumeIndexer: volumes.Informer().GetIndexer(),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(

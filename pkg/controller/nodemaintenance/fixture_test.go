@@ -35,6 +35,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -140,7 +141,7 @@ func newController(tb testing.TB) *Controller {
 // restart makes a controller that knows nothing but what the clusters hold.
 func (f *fixture) restart() {
 	f.t.Helper()
-	hostInformers := informers.NewSharedInformerFactoryWithOptions(f.host, 0, informers.WithTransform(controllercache.Strip))
+	hostInformers := informers.NewSharedInformerFactoryWithOptions(f.host, 0, informers.WithTransform(controllercache.NewTransform()))
 	maintenanceInformers := externalversions.NewSharedInformerFactory(f.maintenance, 0)
 	c, err := New(Config{
 		Host: f.host, HostInformers: hostInformers, Maintenance: f.maintenance, MaintenanceInformers: maintenanceInformers,
@@ -231,7 +232,10 @@ func (f *fixture) selectionKnowsMaintenances(maintenances []*maintenancev1alpha1
 
 func sameObjects[T metav1.Object](cached, stored []T) bool {
 	key := func(o T) string {
-		stripped, _ := controllercache.Strip(any(o).(runtime.Object).DeepCopyObject())
+		plain := any(o).(runtime.Object).DeepCopyObject()
+		// Informers leave the kind out.
+		plain.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
+		stripped, _ := controllercache.Strip(plain)
 		o = stripped.(T)
 		data, _ := json.Marshal(o)
 		return string(data)

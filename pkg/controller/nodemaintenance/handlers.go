@@ -38,7 +38,7 @@ func (c *Controller) watch(maintenances, nodes, pods, evacuations, volumes cache
 	}{
 		{maintenances, handlerOf(both(c.maintenanceChanged, c.conditions.maintenanceChanged))},
 		{nodes, handlerOf(both(c.nodeChanged, c.conditions.nodeChanged))},
-		{pods, handlerOf(c.podChanged)},
+		{pods, controllercache.UnpackedPods(handlerOf(c.podChanged))},
 		{evacuations, handlerOf(c.evacuationChanged)},
 		{volumes, handlerOf(c.volumeAttachmentChanged)},
 	} {

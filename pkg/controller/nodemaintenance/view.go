@@ -133,7 +133,7 @@ func (c *Controller) buildView(node *corev1.Node) (*nodeView, error) {
 	}
 	view := &nodeView{pods: make([]livePod, 0, len(objects)), plan: &drainplan.Node{Name: node.Name, UID: node.UID}}
 	for _, obj := range objects {
-		if pod := obj.(*corev1.Pod); drainplan.IsLive(pod) {
+		if pod := controllercache.UnpackPod(obj); drainplan.IsLive(pod) {
 			live := c.classify(pod, node)
 			live.evacuation = c.evacuationOf(pod)
 			view.pods = append(view.pods, live)

@@ -1,0 +1,153 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cache
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+)
+
+// podOf returns a pod as the API has it, with its own copy of everything.
+func podOf(controller types.UID, i int) *corev1.Pod {
+	yes, priority, grace := true, int32(1000), int64(30)
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ns", Name: fmt.Sprintf("web-%d", i), UID: types.UID(fmt.Sprintf("uid-%d", i)), GenerateName: "web-", Labels: map[string]string{"app": "web"},
+			Annotations: map[string]string{corev1.PodDeletionCost: "1", "other": "x"}, Finalizers: []string{"f"},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: controller, Controller: &yes}},
+		},
+		Spec: corev1.PodSpec{
+			NodeName: "n", Priority: &priority, TerminationGracePeriodSeconds: &grace, Volumes: []corev1.Volume{claimed("data")},
+			Tolerations: []corev1.Toleration{{Key: "k", Operator: corev1.TolerationOpExists}}, Containers: []corev1.Container{{Name: "c"}},
+		},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
+			{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}, {Type: corev1.ContainersReady, Status: corev1.ConditionTrue},
+			{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Unix(int64(i), 0)},
+		}},
+	}
+}
+
+func TestSiblingsShareWhatIsEqual(t *testing.T) {
+	transform := NewTransform()
+	stripped := func(pod *corev1.Pod) *corev1.Pod {
+		t.Helper()
+		out, err := transform(pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return UnpackPod(out)
+	}
+	a, b, stranger := stripped(podOf("rs", 1)), stripped(podOf("rs", 2)), stripped(podOf("other", 3))
+	relabelled := podOf("rs", 4)
+	relabelled.Labels["app"] = "canary"
+	canary := stripped(relabelled)
+	for name, shared := range map[string]func(x, y *corev1.Pod) bool{
+		"labels": func(x, y *corev1.Pod) bool {
+			return reflect.ValueOf(x.Labels).Pointer() == reflect.ValueOf(y.Labels).Pointer()
+		},
+		"annotations": func(x, y *corev1.Pod) bool {
+			return reflect.ValueOf(x.Annotations).Pointer() == reflect.ValueOf(y.Annotations).Pointer()
+		},
+		"owners":      func(x, y *corev1.Pod) bool { return &x.OwnerReferences[0] == &y.OwnerReferences[0] },
+		"tolerations": func(x, y *corev1.Pod) bool { return &x.Spec.Tolerations[0] == &y.Spec.Tolerations[0] },
+		"volumes":     func(x, y *corev1.Pod) bool { return &x.Spec.Volumes[0] == &y.Spec.Volumes[0] },
+		"finalizers":  func(x, y *corev1.Pod) bool { return &x.Finalizers[0] == &y.Finalizers[0] },
+		"priority":    func(x, y *corev1.Pod) bool { return x.Spec.Priority == y.Spec.Priority },
+		"grace": func(x, y *corev1.Pod) bool {
+			return x.Spec.TerminationGracePeriodSeconds == y.Spec.TerminationGracePeriodSeconds
+		},
+	} {
+		if !shared(a, b) {
+			t.Errorf("siblings do not share their %s", name)
+		}
+		if shared(a, stranger) {
+			t.Errorf("pods of different controllers share their %s", name)
+		}
+	}
+	if canary.Labels["app"] != "canary" || a.Labels["app"] != "web" {
+		t.Errorf("labels are mixed up: %v, %v", canary.Labels, a.Labels)
+	}
+}
+
+// Sharing and packing must not change what a pod says.
+func TestTransformKeepsWhatStripKeeps(t *testing.T) {
+	transform := NewTransform()
+	for i := range 20 {
+		pod := podOf(types.UID(fmt.Sprint(i%3)), i)
+		if i%5 == 0 {
+			pod.Spec.Volumes, pod.Labels, pod.OwnerReferences = nil, map[string]string{}, nil
+		}
+		switch i % 4 {
+		case 1:
+			pod.Status.Conditions[2].Reason = "ReadinessGatesNotReady"
+		case 2:
+			pod.Status.Conditions[2].Status = corev1.ConditionFalse
+		case 3:
+			pod.Status.Conditions[0] = corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/3 nodes are available"}
+			pod.Status.Phase, pod.Spec.NodeName, pod.Status.NominatedNodeName = corev1.PodPending, "", "other"
+		}
+		want, err := Strip(pod.DeepCopy())
+		if err != nil {
+			t.Fatal(err)
+		}
+		packed, err := transform(pod)
+		if got := UnpackPod(packed); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("got %+v, %v, want %+v", got, err, want)
+		}
+	}
+}
+
+func TestListerOfPackedPods(t *testing.T) {
+	indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+	transform := NewTransform()
+	for i := range 3 {
+		pod := podOf("rs", i)
+		if i == 0 {
+			pod.Labels["app"] = "canary"
+		}
+		packed, err := transform(pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := indexer.Add(packed); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lister := PodLister(indexer)
+	if pod, err := lister.Pods("ns").Get("web-1"); err != nil || pod.UID != "uid-1" || pod.Spec.NodeName != "n" {
+		t.Errorf("got %+v, %v", pod, err)
+	}
+	if _, err := lister.Pods("other").Get("web-1"); !apierrors.IsNotFound(err) {
+		t.Errorf("got error %v, want one that says not found", err)
+	}
+	web := labels.SelectorFromSet(labels.Set{"app": "web"})
+	all, err := lister.List(web)
+	inNamespace, err2 := lister.Pods("ns").List(web)
+	elsewhere, err3 := lister.Pods("other").List(web)
+	if err := errors.Join(err, err2, err3); err != nil || len(all) != 2 || len(inNamespace) != 2 || len(elsewhere) != 0 {
+		t.Errorf("got %d, %d and %d pods, %v, want 2, 2 and none", len(all), len(inNamespace), len(elsewhere), err)
+	}
+}
