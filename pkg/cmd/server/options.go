@@ -122,6 +122,8 @@ func init() {
 func NewOptions() *Options {
 	codec := apiserver.Codecs.LegacyCodec(v1alpha1.SchemeGroupVersion)
 	etcd := genericoptions.NewEtcdOptions(storagebackend.NewDefaultConfig(etcdPrefix, codec))
+	// A watch cache keeps the last hundred states of all objects. Of a maintenance over thousands of nodes each is megabytes, and few watch it.
+	etcd.WatchCacheSizes = []string{v1alpha1.Resource("nodemaintenances").String() + "#0"}
 	etcd.DefaultStorageMediaType = runtime.ContentTypeProtobuf
 	etcd.StorageConfig.EncodeVersioner = runtime.NewMultiGroupVersioner(v1alpha1.SchemeGroupVersion, schema.GroupKind{Group: v1alpha1.GroupName})
 	serving := genericoptions.NewSecureServingOptions()
