@@ -1,0 +1,349 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
+)
+
+const (
+	// podsPerApp is how many pods have the same controller.
+	podsPerApp = 50
+	// writers is how many requests make objects at a time.
+	writers = 32
+	// drainLabel is on the nodes that are drained.
+	drainLabel  = "memory.haulout.dev/drain"
+	namespace   = "default"
+	maintenance = "drain"
+	// server is what the development cluster calls our server.
+	server = "haulout-apiserver"
+)
+
+// cluster is the development cluster that is measured on.
+type cluster struct {
+	dir, bin    string
+	environment []string
+	out         io.Writer
+	config      *rest.Config
+	kube        kubernetes.Interface
+	haulout     clientset.Interface
+}
+
+func (c *cluster) connect() error {
+	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(c.dir, "kubeconfig"))
+	if err != nil {
+		return err
+	}
+	config.QPS = -1
+	c.config = rest.CopyConfig(config)
+	if c.haulout, err = clientset.NewForConfig(config); err != nil {
+		return err
+	}
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf
+	c.kube, err = kubernetes.NewForConfig(config)
+	return err
+}
+
+// fill makes the nodes and the pods.
+func (c *cluster) fill(ctx context.Context, s settings) error {
+	if err := each(ctx, s.nodes, func(ctx context.Context, i int) error {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i), Labels: map[string]string{
+			corev1.LabelHostname: nodeName(i), corev1.LabelTopologyZone: fmt.Sprint("zone-", i%3), corev1.LabelInstanceTypeStable: "large",
+			drainLabel: strconv.FormatBool(i < s.drain),
+		}}}
+		_, err := c.kube.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
+		return err
+	}); err != nil {
+		return fmt.Errorf("make nodes: %w", err)
+	}
+	apps := (s.pods + podsPerApp - 1) / podsPerApp
+	owners := make([]types.UID, apps)
+	if err := each(ctx, apps, func(ctx context.Context, i int) error {
+		// What the pods are controlled by must exist, or they would be collected, and must not count them.
+		owner, err := c.kube.CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: appName(i)}}, metav1.CreateOptions{})
+		if err == nil {
+			owners[i] = owner.UID
+		}
+		return err
+	}); err != nil {
+		return fmt.Errorf("make the owners of the pods: %w", err)
+	}
+	if err := c.fillPods(ctx, s, owners); err != nil {
+		return fmt.Errorf("make pods: %w", err)
+	}
+	return nil
+}
+
+// fillPods puts the pods straight into the cluster's etcd, as kube-apiserver would store them: through it they would take an hour.
+func (c *cluster) fillPods(ctx context.Context, s settings, owners []types.UID) error {
+	socket := filepath.Join(c.dir, "etcd-client.sock")
+	store, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + socket}, DialTimeout: time.Minute})
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	info, ok := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+	if !ok {
+		return errors.New("no serializer for protobuf")
+	}
+	encoder := scheme.Codecs.EncoderForVersion(info.Serializer, corev1.SchemeGroupVersion)
+	return each(ctx, s.pods, func(ctx context.Context, i int) error {
+		pod := newPod(i, i/podsPerApp, owners[i/podsPerApp], nodeName(i%s.nodes))
+		pod.Namespace, pod.UID, pod.CreationTimestamp, pod.Status = namespace, uuid.NewUUID(), metav1.Now(), running()
+		data, err := runtime.Encode(encoder, pod)
+		if err != nil {
+			return err
+		}
+		_, err = store.Put(ctx, "/registry/pods/"+namespace+"/"+pod.Name, string(data))
+		return err
+	})
+}
+
+func nodeName(i int) string { return fmt.Sprintf("ip-10-%d-%d.example.internal", i/250, i%250) }
+
+func appName(i int) string { return fmt.Sprintf("service-%d-7c9f6d5b8f", i) }
+
+// newPod returns a pod of the size that pods of a service have.
+func newPod(i, app int, owner types.UID, node string) *corev1.Pod {
+	name := appName(app)
+	container := func(n string) corev1.Container {
+		c := corev1.Container{
+			Name: n, Image: "none",
+			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("16Mi"),
+			}},
+			ReadinessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}},
+		}
+		for v := range 10 {
+			c.Env = append(c.Env, corev1.EnvVar{Name: fmt.Sprint("VARIABLE_", v), Value: "a value of some length that says how the service is set up"})
+		}
+		return c
+	}
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("%s-%06d", name, i), GenerateName: name + "-",
+			Labels:      map[string]string{"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": "shop", "pod-template-hash": "7c9f6d5b8f", "team": fmt.Sprint("team-", app%40)},
+			Annotations: map[string]string{"prometheus.io/scrape": "true", "checksum/config": strings.Repeat("0123456789abcdef", 4)},
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: "v1", Kind: "ConfigMap", Name: name, UID: owner, Controller: ptr.To(true), BlockOwnerDeletion: ptr.To(false),
+			}},
+		},
+		Spec: corev1.PodSpec{
+			NodeName: node, Containers: []corev1.Container{container("app"), container("proxy")},
+			Volumes:     []corev1.Volume{{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}},
+			Tolerations: []corev1.Toleration{{Key: "node.kubernetes.io/not-ready", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}},
+		},
+	}
+}
+
+// running is the status that a kubelet gives a pod that serves.
+func running() corev1.PodStatus {
+	status := corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.2.3", HostIP: "10.0.0.1", StartTime: ptr.To(metav1.Now())}
+	for _, t := range []corev1.PodConditionType{corev1.PodScheduled, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady, corev1.PodReadyToStartContainers} {
+		status.Conditions = append(status.Conditions, corev1.PodCondition{Type: t, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()})
+	}
+	return status
+}
+
+// each calls do for 0 … n-1, some at a time, until one fails.
+func each(ctx context.Context, n int, do func(context.Context, int) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	next := make(chan int)
+	for range writers {
+		wg.Go(func() {
+			for i := range next {
+				if err := do(ctx, i); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	for i := 0; i < n && ctx.Err() == nil; i++ {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// know waits until the server has all pods in its cache, which shows them all at once or none: it counts those of the nodes that will be drained.
+func (c *cluster) know(ctx context.Context, s settings) error {
+	_, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, &v1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: maintenance},
+		Spec: v1alpha1.NodeMaintenanceSpec{NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: drainLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{"true"}}},
+		}}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	return c.counted(ctx, s, func(n *v1alpha1.NodeMaintenanceNodeStatus) int { return int(n.PodsPendingEvacuation) })
+}
+
+// drain drains the nodes and waits until every pod on them has an Evacuation.
+func (c *cluster) drain(ctx context.Context, s settings) error {
+	_, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, maintenance, types.MergePatchType, []byte(`{"spec":{"stage":"Drain"}}`), metav1.PatchOptions{})
+	if err != nil {
+		return err
+	}
+	return c.counted(ctx, s, func(n *v1alpha1.NodeMaintenanceNodeStatus) int { return int(n.PodsEvacuating) })
+}
+
+// counted waits until a counter of the nodes that are drained adds up to the number of their pods.
+func (c *cluster) counted(ctx context.Context, s settings, count func(*v1alpha1.NodeMaintenanceNodeStatus) int) error {
+	pods := 0
+	for i := range s.pods {
+		if i%s.nodes < s.drain {
+			pods++
+		}
+	}
+	return eventually(ctx, func(ctx context.Context) (bool, error) {
+		nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, maintenance, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		sum := 0
+		for i := range nm.Status.NodeStatuses {
+			sum += count(&nm.Status.NodeStatuses[i])
+		}
+		return sum == pods, nil
+	})
+}
+
+// cancel deletes the drain and waits until nothing of it is left.
+func (c *cluster) cancel(ctx context.Context) error {
+	if err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(ctx, maintenance, metav1.DeleteOptions{}); err != nil {
+		return err
+	}
+	return eventually(ctx, func(ctx context.Context) (bool, error) {
+		list, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + maintenance})
+		return err == nil && len(list.Items) == 0, err
+	})
+}
+
+// figures are bytes.
+type figures struct {
+	resident, peak, heap int64
+}
+
+// figures reads what the server takes: from the kernel, and from its own metrics.
+func (c *cluster) figures(ctx context.Context) (figures, error) {
+	content, err := os.ReadFile(filepath.Join(c.dir, "state.json"))
+	if err != nil {
+		return figures{}, err
+	}
+	var state struct {
+		Ports     map[string]int `json:"ports"`
+		Processes map[string]struct {
+			PID int `json:"pid"`
+		} `json:"processes"`
+	}
+	if err := json.Unmarshal(content, &state); err != nil {
+		return figures{}, err
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", state.Processes[server].PID))
+	if err != nil {
+		return figures{}, err
+	}
+	f, err := parse(string(status))
+	if err != nil {
+		return figures{}, err
+	}
+	f.heap, err = c.heap(ctx, state.Ports[server])
+	return f, err
+}
+
+// parse reads the resident size and its peak from the text that Linux has about a process.
+func parse(status string) (figures, error) {
+	var f figures
+	lines := bufio.NewScanner(strings.NewReader(status))
+	for lines.Scan() {
+		fields := strings.Fields(lines.Text())
+		if len(fields) != 3 || fields[2] != "kB" {
+			continue
+		}
+		kilobytes, err := strconv.ParseInt(fields[1], 10, 64)
+		if err != nil {
+			return figures{}, err
+		}
+		switch fields[0] {
+		case "VmRSS:":
+			f.resident = kilobytes << 10
+		case "VmHWM:":
+			f.peak = kilobytes << 10
+		}
+	}
+	if f.resident == 0 || f.peak == 0 {
+		return figures{}, fmt.Errorf("no VmRSS or VmHWM in %q", status)
+	}
+	return f, nil
+}
+
+// heapMetric is what the Go heap of the server holds, free room included.
+const heapMetric = "go_memstats_heap_inuse_bytes"
+
+// heap asks the server itself, past the aggregator, which passes on the API only.
+func (c *cluster) heap(ctx context.Context, port int) (int64, error) {
+	config := rest.CopyConfig(c.config)
+	config.Host = fmt.Sprintf("https://127.0.0.1:%d", port)
+	// Its certificate is not the cluster's; nothing but figures comes from there.
+	config.TLSClientConfig.Insecure, config.TLSClientConfig.CAData, config.TLSClientConfig.CAFile = true, nil, ""
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return 0, err
+	}
+	text, err := client.Discovery().RESTClient().Get().AbsPath("/metrics").Do(ctx).Raw()
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && name == heapMetric {
+			bytes, err := strconv.ParseFloat(value, 64)
+			return int64(bytes), err
+		}
+	}
+	return 0, fmt.Errorf("the server has no metric %s", heapMetric)
+}

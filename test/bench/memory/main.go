@@ -1,0 +1,155 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Command memory measures how much memory haulout-apiserver takes in front of a large cluster: it makes nodes and pods of the size that real
+// ones have on a development cluster of its own, starts the server, drains some of the nodes and cancels that again. No kubelet runs, so that
+// pods which are asked to leave stay: what is shown for the drain is the most that so many pods take.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+type settings struct {
+	nodes, pods, drain int
+	gogc               int
+	bin, use           string
+	keep               bool
+}
+
+func main() {
+	var s settings
+	flag.IntVar(&s.nodes, "nodes", 5000, "number of nodes")
+	flag.IntVar(&s.pods, "pods", 150000, "number of pods, spread evenly over the nodes")
+	flag.IntVar(&s.drain, "drain", 250, "number of nodes to drain")
+	flag.IntVar(&s.gogc, "gogc", 30, "GOGC of the server: how much garbage Go lets pile up, in percent of what is in use; 30 is what the Deployment sets")
+	flag.StringVar(&s.bin, "bin", "bin", "folder of the programs")
+	flag.StringVar(&s.use, "use", "", "folder of a cluster that an earlier run with --keep and the same numbers has left; its server is started anew")
+	flag.BoolVar(&s.keep, "keep", false, "leave the cluster up in the end")
+	flag.Parse()
+	if s.nodes < 1 || s.pods < s.nodes || s.drain < 1 || s.drain > s.nodes {
+		fmt.Fprintf(os.Stderr, "memory: --nodes is %d, --pods %d, --drain %d: want --nodes of at least 1, --pods of at least --nodes, --drain of 1 to --nodes\n", s.nodes, s.pods, s.drain)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := run(ctx, s, os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "memory:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, s settings, out io.Writer) (err error) {
+	c := &cluster{dir: s.use, bin: s.bin, out: out}
+	if s.use == "" {
+		if c.dir, err = os.MkdirTemp("", "haulout-memory-"); err != nil {
+			return err
+		}
+	}
+	// Without the controllers that would take the nodes, which send no heartbeats, for lost.
+	c.environment = []string{
+		"CLUSTER_DIR=" + c.dir, "NODES=0", "CONTROLLER_MANAGER_FLAGS=--controllers=*,-node-lifecycle-controller,-taint-eviction-controller,-node-ipam-controller",
+	}
+	defer func() {
+		if s.keep {
+			fmt.Fprintln(c.out, "The cluster is left in", c.dir)
+			return
+		}
+		err = errors.Join(err, c.manage(context.WithoutCancel(ctx), "down"), os.RemoveAll(c.dir))
+	}()
+	if err := c.manage(ctx, "up", "HAULOUT=false"); err != nil {
+		return err
+	}
+	if err := c.connect(); err != nil {
+		return err
+	}
+	if s.use == "" {
+		started := time.Now()
+		if err := c.fill(ctx, s); err != nil {
+			return err
+		}
+		fmt.Fprintf(c.out, "%d nodes and %d pods made in %v\n", s.nodes, s.pods, time.Since(started).Round(time.Second))
+	}
+	return c.measure(ctx, s)
+}
+
+// measure takes the figures at each step of a drain.
+func (c *cluster) measure(ctx context.Context, s settings) error {
+	if err := c.manage(ctx, "up", "HAULOUT=true", fmt.Sprintf("GOGC=%d", s.gogc)); err != nil {
+		return err
+	}
+	fmt.Fprintf(c.out, "%-24s %10s %10s %10s %8s\n", "STEP", "RESIDENT", "PEAK", "GO HEAP", "AFTER")
+	for _, step := range []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"all pods known", func(ctx context.Context) error { return c.know(ctx, s) }},
+		{"a minute later", func(ctx context.Context) error { return pause(ctx, time.Minute) }},
+		{fmt.Sprintf("%d nodes draining", s.drain), func(ctx context.Context) error { return c.drain(ctx, s) }},
+		{"a minute later", func(ctx context.Context) error { return pause(ctx, time.Minute) }},
+		{"cancelled", c.cancel},
+		{"a minute later", func(ctx context.Context) error { return pause(ctx, time.Minute) }},
+	} {
+		started := time.Now()
+		if err := step.do(ctx); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+		figures, err := c.figures(ctx)
+		if err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+		fmt.Fprintf(c.out, "%-24s %7d MB %7d MB %7d MB %8v\n", step.name, figures.resident/1e6, figures.peak/1e6, figures.heap/1e6, time.Since(started).Round(time.Second))
+	}
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// manage runs bin/cluster.
+func (c *cluster) manage(ctx context.Context, verb string, environment ...string) error {
+	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "cluster"), verb)
+	cmd.Env = append(append(os.Environ(), c.environment...), environment...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("bin/cluster %s: %w\n%s", verb, err, out)
+	}
+	return nil
+}
+
+// patience is how long a step may take.
+const patience = 30 * time.Minute
+
+func eventually(ctx context.Context, check func(context.Context) (bool, error)) error {
+	return wait.PollUntilContextTimeout(ctx, time.Second, patience, true, check)
+}
