@@ -41,7 +41,8 @@ func TestServerLeavesItsNodeLastAndOnlyForAnother(t *testing.T) {
 	const hold = "e2e.haulout.dev/hold"
 	web := cluster.PodOn(t, namespace, "web", pool, home, func(pod *corev1.Pod) { pod.Finalizers = []string{hold} })
 	restartIn(t, namespace, serverPod(t, namespace, labels).Name)
-	t.Cleanup(func() { restartIn(t, "", "") })
+	// Not in a cleanup: by then the context of the test has ended.
+	defer restartIn(t, "", "")
 
 	first := cluster.Create(t, over(home))
 	framework.Eventually(t, "the other pod leaves and the server's pod waits", func(ctx context.Context) (bool, error) {
