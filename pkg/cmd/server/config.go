@@ -44,6 +44,7 @@ import (
 	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apiserver"
+	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/controller/liveness"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
@@ -154,7 +155,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 	}
 	extra := &apiserver.ExtraConfig{
 		Identity:             &identity.Server{},
-		MaintenanceInformers: informers.NewSharedInformerFactory(own, resync),
+		MaintenanceInformers: informers.NewSharedInformerFactoryWithOptions(own, resync, informers.WithTransform(controllercache.Strip)),
 		Previewer: previewer.New(previewer.Config{
 			Host: host.client, Authorizer: generic.Authorization.Authorizer, Evacuators: builtInEvacuators(),
 			AskEveryNodeByName: o.NodeAdmission.AskEveryNodeByName, Clock: clock.RealClock{},

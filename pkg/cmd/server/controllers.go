@@ -55,7 +55,7 @@ func (d controllerDependencies) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	host := hostinformers.NewSharedInformerFactoryWithOptions(d.host, resync, hostinformers.WithTransform(controllercache.NewTransform()))
-	own := informers.NewSharedInformerFactory(d.own, resync)
+	own := informers.NewSharedInformerFactoryWithOptions(d.own, resync, informers.WithTransform(controllercache.Strip))
 	maintenances, err := nodemaintenance.New(nodemaintenance.Config{
 		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own,
 		Recorder: d.recorder, Authorizer: d.authorizer, Liveness: d.liveness, Evacuators: sets.New(builtInEvacuators()...),
