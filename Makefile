@@ -163,7 +163,7 @@ RUN ?=
 COUNT ?= 1
 UNIT_FLAGS ?=
 E2E_FLAGS ?=
-E2E_TIMEOUT ?= 20m
+E2E_TIMEOUT ?= 40m
 
 .PHONY: test
 test: unit e2e ## Run all tests: unit, registry, then end to end on a development cluster
