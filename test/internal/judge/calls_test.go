@@ -163,6 +163,17 @@ func TestPauses(t *testing.T) {
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %v, %v, want %v", got, err, want)
 	}
+	// Another maintenance of the same nodes may have held the second wave up.
+	p = newTape(t)
+	begin(p)
+	p.drain("a", "blue")
+	p.drain("b", "blue")
+	p.ask("low-1", "low-2")
+	p.end("low-1", "low-2")
+	p.ask("high-1")
+	if got, err := p.h.Pauses(p.calls, Rules{}); err != nil || len(got) > 0 {
+		t.Errorf("got %v, %v for nodes of two maintenances, want none", got, err)
+	}
 	if got := Median([]Pause{{Length: 3}, {Length: 1}, {Length: 2}}); got != 2 {
 		t.Errorf("the median is %d, want 2", got)
 	}

@@ -34,8 +34,8 @@ type Pause struct {
 	Length   time.Duration
 }
 
-// Pauses returns the pauses of all maintenances. Where another maintenance on the same nodes had already opened a wave there is none. The time
-// of an eviction is when kube-apiserver received the call, that of a pod's end when it answered its deletion or, if that is earlier, when its
+// Pauses returns the pauses of all maintenances. The wave before has to have left all their nodes; of the next one only those nodes count that
+// no other maintenance drains, which might hold it up or have opened it already. The time of an eviction is when kube-apiserver received the call, that of a pod's end when it answered its deletion or, if that is earlier, when its
 // event came.
 func (h *History) Pauses(calls []Call, rules Rules) ([]Pause, error) {
 	h.straighten()
@@ -48,7 +48,7 @@ func (h *History) Pauses(calls []Call, rules Rules) ([]Pause, error) {
 	nodes := h.nodesByName()
 	var pauses []Pause
 	for _, d := range dockets {
-		// Of each wave that had pods: when its last pod was gone, and when the first was evicted.
+		// Of each wave that had pods: when its last pod was gone, and when the first was evicted that only this maintenance waited with.
 		last, first := map[int]time.Time{}, map[int]time.Time{}
 		for uid, wave := range d.waves {
 			p := h.pods[uid]
@@ -57,21 +57,31 @@ func (h *History) Pauses(calls []Call, rules Rules) ([]Pause, error) {
 			if !ok || node == nil || d.drainingSince(p.asked) == nil || d.joined(node, p.asked.at) == nil {
 				continue
 			}
-			if end := ended[uid]; end.After(last[wave]) {
-				last[wave] = end
-			}
-			if begin, ok := first[wave]; !ok || call.Before(begin) {
+			last[wave] = later(last[wave], ended[uid])
+			shared := slices.ContainsFunc(dockets, func(other *docket) bool {
+				return other != d && other.drainingSince(p.asked) != nil && other.joined(node, p.asked.at) != nil
+			})
+			if begin, ok := first[wave]; !shared && (!ok || call.Before(begin)) {
 				first[wave] = call
 			}
 		}
-		waves := slices.Sorted(maps.Keys(first))
+		waves := slices.Sorted(maps.Keys(last))
 		for i := 1; i < len(waves); i++ {
-			if length := first[waves[i]].Sub(last[waves[i-1]]); length > 0 {
+			begin, ok := first[waves[i]]
+			end := last[waves[i-1]]
+			if length := begin.Sub(end); ok && !end.IsZero() && length > 0 {
 				pauses = append(pauses, Pause{Maintenance: d.last.Name, From: waves[i-1] + 1, To: waves[i] + 1, Length: length})
 			}
 		}
 	}
 	return pauses, nil
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 // Median returns the middle one of some pauses.
