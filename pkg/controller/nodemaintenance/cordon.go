@@ -183,7 +183,7 @@ func (c *Controller) cordon(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	if err != nil || live.UID != nm.UID || live.Generation != nm.Generation || !isHolding(live) {
 		return apierrors.NewConflict(maintenancev1alpha1.Resource("nodemaintenances"), nm.Name, errors.New("the maintenance has moved on"))
 	}
-	return inParallel(ctx, len(pending), func(ctx context.Context, i int) error {
+	return c.inRounds(ctx, nm.Name, len(pending), func(ctx context.Context, i int) error {
 		node := pending[i]
 		change := decideCordon(node, nm)
 		var who string

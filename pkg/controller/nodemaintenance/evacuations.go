@@ -88,7 +88,7 @@ func (c *Controller) evacuationOf(pod *corev1.Pod) *maintenancev1alpha1.Evacuati
 // the node has them in its status: otherwise a crash, or the end of the one that has, would let them fall back.
 func (c *Controller) evacuate(ctx context.Context, g *gathered, l *look) error {
 	work := c.due(g, l)
-	return inParallel(ctx, len(work), func(ctx context.Context, i int) error {
+	return c.inRounds(ctx, g.subject.Name, len(work), func(ctx context.Context, i int) error {
 		pod := work[i]
 		if decideEvacuation(pod.evacuation) == stepAdopt {
 			return c.adopt(ctx, pod)

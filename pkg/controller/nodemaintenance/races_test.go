@@ -18,6 +18,7 @@ package nodemaintenance
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -304,4 +305,31 @@ func TestRefusedNodesOfARunningDrainKeepWhatTheyHave(t *testing.T) {
 	f.step("m")
 	f.wantEvacuating("p", "q", "r", "s")
 	f.wantCordon("one", true, "m")
+}
+
+// TestManyEvacuationsAreAskedForInRounds has every request take a while: in between the maintenance is looked at again, so that it can be cancelled.
+func TestManyEvacuationsAreAskedForInRounds(t *testing.T) {
+	objects := []runtime.Object{newMaintenance("m", createdAt(stageCordon)), newNode("one")}
+	for i := range 10 * maxParallel {
+		objects = append(objects, newPod(fmt.Sprintf("pod-%03d", i), "one", 0))
+	}
+	f := newFixture(t, objects...)
+	f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
+		f.wait(roundTime / maxParallel)
+		return false, nil, nil
+	})
+	f.step("m")
+	f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
+	f.cached()
+	if err := f.Controller.sync(f.ctx, "m"); err != nil {
+		t.Fatal(err)
+	}
+	asked := len(f.evacuating())
+	if asked == 0 || asked == 10*maxParallel {
+		t.Fatalf("%d pods were asked in the first rounds", asked)
+	}
+	f.wantMarked("m")
+	f.enter("m", stageComplete)
+	f.step("m")
+	f.wantEvacuating()
 }
