@@ -47,7 +47,7 @@ type size struct {
 
 var (
 	smallSize = size{nodes: 40, drained: 12, pods: 600, kills: 3, cancellations: 2, patience: 5 * time.Minute}
-	fullSize  = size{nodes: 200, drained: 60, pods: 6000, kills: 20, cancellations: 10, patience: 30 * time.Minute}
+	fullSize  = size{nodes: 200, drained: 60, pods: 6000, kills: 20, cancellations: 5, patience: 30 * time.Minute}
 )
 
 // leftRunning are the types of pods that a drain leaves running, as there is no evacuator for them yet.
