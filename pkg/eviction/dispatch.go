@@ -288,7 +288,9 @@ func (q *Queue) place(it *item, now time.Time) {
 	if it.phase == phaseParked {
 		it.trouble = nil
 	}
-	it.read(pod)
+	if bad := it.read(pod); bad != "" {
+		q.badCost(pod, bad)
+	}
 	var matching []*policyv1.PodDisruptionBudget
 	if pdb.Holds(pod) {
 		matching = q.budgets.of(pod)

@@ -100,6 +100,7 @@ type world struct {
 	live    bool
 	mu      sync.Mutex
 	changes map[string]int
+	costs   []string
 	version int
 }
 
@@ -131,6 +132,11 @@ func newWorld(t *testing.T, cfg worldConfig) *world {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.changes[evacuation.Name]++
+		},
+		BadDeletionCost: func(pod *corev1.Pod, value string) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.costs = append(w.costs, pod.Name+" "+value)
 		},
 	})
 	w.must(err)
@@ -216,6 +222,13 @@ func (w *world) state(pod string) State {
 	return w.queue.State(evacuationOf(pod))
 }
 
+// badCosts are the malformed deletion costs that were told, with their pods.
+func (w *world) badCosts() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.costs)
+}
+
 func (w *world) reason(pod string) string {
 	if blocker := w.state(pod).Blocker; blocker != nil {
 		return blocker.Reason
@@ -273,6 +286,10 @@ func newPod(name string, mods ...func(*corev1.Pod)) *corev1.Pod {
 }
 
 func notReady(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }
+
+func costs(cost string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.PodDeletionCost: cost} }
+}
 
 func younger(by time.Duration) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(p.CreationTimestamp.Add(by)) }

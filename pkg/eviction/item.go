@@ -18,6 +18,7 @@ package eviction
 
 import (
 	"container/heap"
+	"strconv"
 	"strings"
 	"time"
 
@@ -49,9 +50,13 @@ type item struct {
 	phase phase
 	// lane is nil while the item is parked.
 	lane *lane
-	// created and notReady are what the order in the lane depends on; they are copied so that a heap never compares what may change under it.
-	created  time.Time
+	// notReady, cost and created are what the order in the lane depends on; they are copied so that a heap never compares what may change
+	// under it.
 	notReady bool
+	cost     int32
+	created  time.Time
+	// badCost is the malformed deletion cost that has been told of; "" if none was.
+	badCost string
 
 	// due is when the item's rest, or the wait after its acceptance, ends.
 	due time.Time
@@ -72,10 +77,13 @@ type item struct {
 	index int
 }
 
-// before is the order within a lane: pods that are not ready serve nobody and go first, then the younger ones.
+// before is the order within a lane: pods that are not ready serve nobody and go first, then those that are cheaper to lose, then the younger.
 func (it *item) before(other *item) bool {
 	if it.notReady != other.notReady {
 		return it.notReady
+	}
+	if it.cost != other.cost {
+		return it.cost < other.cost
 	}
 	if !it.created.Equal(other.created) {
 		return it.created.After(other.created)
@@ -87,10 +95,34 @@ func (it *item) dueBefore(other *item) bool {
 	return it.due.Before(other.due)
 }
 
-// read copies from the pod what the order depends on.
-func (it *item) read(pod *corev1.Pod) {
+// read copies from the pod what the order depends on. It returns a deletion cost that is malformed and has not been told of.
+func (it *item) read(pod *corev1.Pod) (badCost string) {
 	it.created = pod.CreationTimestamp.Time
 	it.notReady = !pdb.IsReady(pod)
+	var ok bool
+	if it.cost, ok = deletionCost(pod); ok {
+		return ""
+	}
+	badCost = pod.Annotations[corev1.PodDeletionCost]
+	if badCost == it.badCost {
+		return ""
+	}
+	it.badCost = badCost
+	return badCost
+}
+
+// deletionCost is what it costs to lose the pod, compared to others of its kind (KEP-2255): a 32-bit integer, written without sign or zeros that
+// it does not need. Not ok if it is something else, in which case it counts as 0, as it does where there is none.
+func deletionCost(pod *corev1.Pod) (cost int32, ok bool) {
+	value, set := pod.Annotations[corev1.PodDeletionCost]
+	if !set {
+		return 0, true
+	}
+	n, err := strconv.ParseInt(value, 10, 32)
+	if err != nil || value != "0" && strings.ContainsRune("+0", rune(value[0])) {
+		return 0, false
+	}
+	return int32(n), true
 }
 
 // itemHeap is a priority queue of items. An item is in one heap at most and knows in which.

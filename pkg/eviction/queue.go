@@ -83,6 +83,9 @@ type Config struct {
 	MaxConcurrent int
 	// Changed is called when the State of an Evacuation's pod has changed. It must not block nor call the Queue.
 	Changed func(evacuation types.NamespacedName)
+	// BadDeletionCost is called, once for each value, when the deletion cost of a pod to evict is malformed. It must not block nor call the
+	// Queue. Nil is not called.
+	BadDeletionCost func(pod *corev1.Pod, value string)
 }
 
 // Queue evicts the pods it is given, each once, in an order that empties the budgets without breaking or overrunning them.
@@ -91,6 +94,7 @@ type Queue struct {
 	pods    corelisters.PodLister
 	clock   clock.WithTicker
 	changed func(types.NamespacedName)
+	badCost func(pod *corev1.Pod, value string)
 	synced  []cache.InformerSynced
 	// kick wakes the loop of Run.
 	kick chan struct{}
@@ -120,12 +124,16 @@ func New(cfg Config) (*Queue, error) {
 	if cfg.MaxConcurrent < 1 {
 		return nil, fmt.Errorf("max concurrent evictions is %d, must be at least 1", cfg.MaxConcurrent)
 	}
+	if cfg.BadDeletionCost == nil {
+		cfg.BadDeletionCost = func(*corev1.Pod, string) {}
+	}
 	registerMetrics()
 	q := &Queue{
 		host:    cfg.Host,
 		pods:    controllercache.PodLister(cfg.Pods.Informer().GetIndexer()),
 		clock:   cfg.Clock,
 		changed: cfg.Changed,
+		badCost: cfg.BadDeletionCost,
 		kick:    make(chan struct{}, 1),
 		budgets: newBudgets(cfg.Budgets.Lister()),
 		items:   map[types.NamespacedName]*item{},

@@ -158,8 +158,9 @@ func New(config Config) (*Controller, error) {
 	}
 	queue, err := eviction.New(eviction.Config{
 		Host: config.Evictions, Pods: pods, Budgets: config.HostInformers.Policy().V1().PodDisruptionBudgets(), Clock: config.Clock,
-		MaxConcurrent: config.MaxConcurrentEvictions,
-		Changed:       func(evacuation types.NamespacedName) { c.queue.Add(evacuation) },
+		MaxConcurrent:   config.MaxConcurrentEvictions,
+		Changed:         func(evacuation types.NamespacedName) { c.queue.Add(evacuation) },
+		BadDeletionCost: c.sendBadDeletionCost,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("queue of evictions: %w", err)

@@ -68,6 +68,13 @@ func TestBudgetClosedThenOpened(t *testing.T) {
 	}
 }
 
+func TestMalformedDeletionCostGetsAnEvent(t *testing.T) {
+	w := newWorld(t, 0, newEvacuation(), newPod(func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.PodDeletionCost: "low"} }),
+		newNode(corev1.ConditionTrue))
+	w.until("the pod is gone", 0, podDeleted)
+	w.expectEvent(EventBadDeletionCost)
+}
+
 func TestRefusalsAreCounted(t *testing.T) {
 	w := newWorld(t, 0, newEvacuation(withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.FailedEvictionCounter = 2 })),
 		newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))

@@ -30,6 +30,8 @@ const (
 	EventHandedOver = "EvacuatorHandedOver"
 	// EventBlocked: something keeps the pod from leaving. Sent when the reason changes.
 	EventBlocked = "EvacuationBlocked"
+	// EventBadDeletionCost: the deletion cost of a pod that is to be evicted is no number. About the pod.
+	EventBadDeletionCost = "BadPodDeletionCost"
 )
 
 const (
@@ -55,4 +57,13 @@ func (c *Controller) send(evacuation *maintenancev1alpha1.Evacuation, events []e
 			&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: evacuation.Namespace, Name: pod.Name, UID: pod.UID},
 			e.eventType, e.reason, e.action, "%s", cut(e.note, maxMessage))
 	}
+}
+
+// sendBadDeletionCost tells a pod's owner that its deletion cost counts as 0 in the order of evictions.
+func (c *Controller) sendBadDeletionCost(pod *corev1.Pod, value string) {
+	c.recorder.Eventf(
+		&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}, nil,
+		corev1.EventTypeWarning, EventBadDeletionCost, actionEvacuate,
+		"The annotation %s is %q, which is not a 32-bit integer in plain notation. It counts as 0 in the order of evictions.",
+		corev1.PodDeletionCost, cut(value, maxMessage/4))
 }
