@@ -44,6 +44,8 @@ type Budget struct {
 	Expected, Floor int
 	// Healthy is how many are healthy now, Lowest how few ever were.
 	Healthy, Lowest int
+	// Below counts the moments in which a healthy pod was lost that left fewer of them than Floor.
+	Below int
 	// Disrupted counts the pods that were asked to leave.
 	Disrupted int
 
@@ -268,6 +270,9 @@ func (l *Ledger) setHealthy(known *pod, healthy bool) {
 		b.Healthy += change
 		if l.open {
 			b.Lowest = min(b.Lowest, b.Healthy)
+			if !healthy && b.Healthy < b.Floor {
+				b.Below++
+			}
 		}
 	}
 }

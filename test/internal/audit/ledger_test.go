@@ -236,3 +236,19 @@ func TestSnapshotCountsWaves(t *testing.T) {
 		t.Errorf("got %+v, want %+v", s.Waves, want)
 	}
 }
+
+func TestSnapshotCountsMomentsBelowABudget(t *testing.T) {
+	ledger := New("blue")
+	if err := ledger.Open([]policyv1.PodDisruptionBudget{newPDB(intstr.FromInt32(1))}, []corev1.Pod{newPod("web-1"), newPod("web-2"), newPod("web-3")}, plan); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []event{
+		{watch.Modified, newPod("web-1", asked)}, {watch.Modified, newPod("web-2", asked)}, {watch.Deleted, newPod("web-2", asked)},
+		{watch.Added, newPod("web-4", onNode("green"))}, {watch.Modified, newPod("web-3", notReady)},
+	} {
+		ledger.Observe(e.kind, &e.pod)
+	}
+	if b := ledger.Snapshot().Budgets[0]; b.Below != 2 || b.Lowest != 1 || b.Floor != 2 {
+		t.Errorf("got %d moments below %d healthy pods, the lowest %d, want 2 below 2 and 1", b.Below, b.Floor, b.Lowest)
+	}
+}
