@@ -17,13 +17,10 @@ limitations under the License.
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -45,6 +42,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	"haulout.dev/haulout/test/bench/internal/usage"
 )
 
 const (
@@ -271,55 +269,17 @@ type figures struct {
 
 // figures reads what the server takes: from the kernel, and from its own metrics.
 func (c *cluster) figures(ctx context.Context) (figures, error) {
-	content, err := os.ReadFile(filepath.Join(c.dir, "state.json"))
+	running, err := usage.Open(c.dir)
 	if err != nil {
 		return figures{}, err
 	}
-	var state struct {
-		Ports     map[string]int `json:"ports"`
-		Processes map[string]struct {
-			PID int `json:"pid"`
-		} `json:"processes"`
-	}
-	if err := json.Unmarshal(content, &state); err != nil {
-		return figures{}, err
-	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", state.Processes[server].PID))
+	memory, err := running.Processes[server].Memory()
 	if err != nil {
 		return figures{}, err
 	}
-	f, err := parse(string(status))
-	if err != nil {
-		return figures{}, err
-	}
-	f.heap, err = c.heap(ctx, state.Ports[server])
+	f := figures{resident: memory.Resident, peak: memory.Peak}
+	f.heap, err = c.heap(ctx, running.Ports[server])
 	return f, err
-}
-
-// parse reads the resident size and its peak from the text that Linux has about a process.
-func parse(status string) (figures, error) {
-	var f figures
-	lines := bufio.NewScanner(strings.NewReader(status))
-	for lines.Scan() {
-		fields := strings.Fields(lines.Text())
-		if len(fields) != 3 || fields[2] != "kB" {
-			continue
-		}
-		kilobytes, err := strconv.ParseInt(fields[1], 10, 64)
-		if err != nil {
-			return figures{}, err
-		}
-		switch fields[0] {
-		case "VmRSS:":
-			f.resident = kilobytes << 10
-		case "VmHWM:":
-			f.peak = kilobytes << 10
-		}
-	}
-	if f.resident == 0 || f.peak == 0 {
-		return figures{}, fmt.Errorf("no VmRSS or VmHWM in %q", status)
-	}
-	return f, nil
 }
 
 // heapMetric is what the Go heap of the server holds, free room included.

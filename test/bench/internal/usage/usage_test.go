@@ -1,0 +1,65 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package usage
+
+import (
+	"os"
+	"testing"
+	"time"
+)
+
+func TestParseMemory(t *testing.T) {
+	m, err := parseMemory("Name:\thaulout\nVmPeak:\t 3 kB\nVmHWM:\t  2048 kB\nVmRSS:\t  1024 kB\nThreads:\t9\n")
+	if err != nil || m.Peak != 2<<20 || m.Resident != 1<<20 {
+		t.Errorf("got %+v, %v", m, err)
+	}
+	if _, err := parseMemory("Name:\thaulout\n"); err == nil {
+		t.Error("no error for a text without sizes")
+	}
+}
+
+func TestParseCPU(t *testing.T) {
+	for name, test := range map[string]struct {
+		stat string
+		want time.Duration
+		fail bool
+	}{
+		"user and system time are added":                   {stat: "7 (etcd) S 1 2 3 4 5 6 7 8 9 10 250 51 0 0 20 0", want: 3010 * time.Millisecond},
+		"a name with blanks and parentheses is one field":  {stat: "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 1 1 0", want: 20 * time.Millisecond},
+		"a line that ends early is an error":               {stat: "7 (etcd) S 1 2 3", fail: true},
+		"a line without a name is an error":                {stat: "7 etcd", fail: true},
+		"something else than a number of ticks is refused": {stat: "7 (etcd) S 1 2 3 4 5 6 7 8 9 10 x 51 0", fail: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := parseCPU(test.stat)
+			if got != test.want || (err != nil) != test.fail {
+				t.Errorf("got %v (error %v), want %v", got, err, test.want)
+			}
+		})
+	}
+}
+
+func TestMeterMeasuresAProcess(t *testing.T) {
+	m, err := Cluster{Processes: map[string]Process{"this": {PID: os.Getpid()}}}.Start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	costs, err := m.Read()
+	if err != nil || costs["this"].Peak == 0 || costs["this"].CPU < 0 {
+		t.Errorf("got %+v, %v", costs, err)
+	}
+}
