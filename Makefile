@@ -156,6 +156,14 @@ memory: cluster-binaries build ## Measure what the server takes with 5,000 nodes
 	go build $(GO_BUILD_FLAGS) -o $(BIN)/memory ./test/bench/memory
 	@$(BIN)/memory $(MEMORY_FLAGS)
 
+# What bin/bench is told: the flags that `bin/bench --help` explains.
+BENCH_FLAGS ?=
+
+.PHONY: bench
+bench: cluster-binaries build ## Drain the same pods by kubectl, a bare loop and a NodeMaintenance and compare (a quarter of an hour; BENCH_FLAGS='--pods=60 --nodes=6 --repetitions=4')
+	go build $(GO_BUILD_FLAGS) -o $(BIN)/bench ./test/bench/drain
+	@$(BIN)/bench $(BENCH_FLAGS)
+
 ##@ Checks
 
 # What go test is told: RUN is a pattern of test names, COUNT how often each runs, the FLAGS anything else that it takes.

@@ -1,0 +1,189 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/test/internal/judge"
+)
+
+// bench has all contenders drain all workloads on a cluster of its own.
+func bench(ctx context.Context, args []string, out io.Writer) (err error) {
+	s, err := readSettings(args)
+	if err != nil {
+		return err
+	}
+	started := time.Now()
+	load, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return err
+	}
+	bin, err := filepath.Abs(s.bin)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "haulout-bench-")
+	if err != nil {
+		return err
+	}
+	c := &cluster{programs: programs{binDir: bin, dir: dir}}
+	defer func() { err = errors.Join(err, c.stop(ctx)) }()
+	if err := c.start(ctx, s); err != nil {
+		return err
+	}
+	version, err := c.kube.Discovery().ServerVersion()
+	if err != nil {
+		return err
+	}
+	minute, _, _ := strings.Cut(string(load), " ")
+	r := report{
+		Machine: machine{CPUs: runtime.NumCPU(), Go: runtime.Version(), Kubernetes: version.GitVersion, Load: minute, Started: started.UTC()},
+		Settings: figures{
+			Pods: s.pods, Deployments: s.deployments, Nodes: s.nodes, Spare: s.spare, Workers: s.workers, Retry: s.retry.Seconds(),
+			Repetitions: s.repetitions, GOGC: s.gogc,
+		},
+	}
+	fmt.Fprintf(out, "%d pods on %d nodes, %d processors, load before %s, Kubernetes %s\n\n", s.pods, s.nodes, r.Machine.CPUs, minute, version.GitVersion)
+	for repetition := range s.repetitions {
+		for _, name := range s.workloads {
+			w := newWorkload(name, s)
+			for position, contender := range order(s.contenders, repetition) {
+				drain := result{Workload: name, Contender: contender, Repetition: repetition, Position: position, Pods: w.pods()}
+				if err := c.measure(ctx, s, w, &drain); err != nil {
+					return fmt.Errorf("%s, %s: %w", name, contender, err)
+				}
+				fmt.Fprintln(out, line(&drain))
+				r.Drains = append(r.Drains, drain)
+			}
+		}
+	}
+	r.Summaries = summarize(r.Drains, s.workloads, s.contenders)
+	r.Goals = judgeGoals(r.Summaries)
+	return r.publish(out, s.json)
+}
+
+// line tells of a drain as soon as it is over.
+func line(r *result) string {
+	text := fmt.Sprintf("%s, %s: %.1f s, %d calls, %d of them rejected", r.Workload, r.Contender, r.Seconds, r.Calls, r.Rejected)
+	if r.Failed != "" {
+		text += fmt.Sprintf("; FAILED, %d pods left: %s", r.Left, r.Failed)
+	}
+	return text
+}
+
+// publish prints the tables and writes the file.
+func (r *report) publish(out io.Writer, file string) error {
+	fmt.Fprintln(out)
+	if err := printSummaries(out, r.Summaries); err != nil {
+		return err
+	}
+	fmt.Fprintln(out)
+	if err := printGoals(out, r.Goals); err != nil {
+		return err
+	}
+	content, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(file, append(content, '\n'), 0o644); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\nAll figures of each drain are in %s.\n", file)
+	return nil
+}
+
+// measure prepares the cluster and has a contender drain it. A drain that fails is a result, too; an error is what makes it none.
+func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result) error {
+	if err := c.prepare(ctx, w); err != nil {
+		return err
+	}
+	watching, stopWatching := context.WithCancel(ctx)
+	defer stopWatching()
+	budgets := make([]policyv1.PodDisruptionBudget, 0, len(w.budgets))
+	for _, b := range w.budgets {
+		own := *b
+		own.ObjectMeta = metav1.ObjectMeta{Namespace: namespace, Name: b.Name}
+		budgets = append(budgets, own)
+	}
+	books, err := startWatcher(watching, c.kube, c.drained, budgets)
+	if err != nil {
+		return err
+	}
+	log, err := judge.OpenLog(c.auditLog())
+	if err != nil {
+		return err
+	}
+	meter, err := c.running.Start()
+	if err != nil {
+		return err
+	}
+
+	limited, cancel := context.WithTimeoutCause(ctx, s.timeout, fmt.Errorf("not done within %v", s.timeout))
+	defer cancel()
+	begin := time.Now()
+	took, failed := c.drain(limited, r.Contender, s)
+	done := time.Now()
+	emptied := done
+	if failed == nil {
+		var at time.Time
+		if at, failed = books.wait(limited); failed == nil {
+			emptied, done = at, latest(done, at)
+		} else {
+			emptied, done = time.Now(), time.Now()
+		}
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	costs, err := meter.Read()
+	if err != nil {
+		return err
+	}
+	calls, err := log.Calls()
+	if err != nil {
+		return err
+	}
+	if failed != nil {
+		r.Failed = failed.Error()
+	}
+	r.Seconds, r.DoneSeconds = emptied.Sub(begin).Seconds(), done.Sub(begin).Seconds()
+	r.Starts, r.ClientCPUSeconds = took.starts, took.cpu.Seconds()
+	r.enterBooks(books.ledger.Snapshot())
+	r.enterCalls(calls, begin)
+	r.enterCosts(costs)
+	return nil
+}
+
+func latest(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,332 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	"haulout.dev/haulout/test/bench/internal/usage"
+	"haulout.dev/haulout/test/internal/judge"
+)
+
+const (
+	namespace = "bench"
+	// poolLabel tells the nodes that are drained from those that the pods go to.
+	poolLabel   = "bench.haulout.dev/pool"
+	drainedPool = "drained"
+	sparePool   = "spare"
+	// server and host are what the cluster program calls the processes that matter most.
+	server = "haulout-apiserver"
+	host   = "kube-apiserver"
+	// setupTime is how long the cluster may take to reach a state that is asked for.
+	setupTime = 5 * time.Minute
+	// setupWriters is how many requests prepare the cluster at a time.
+	setupWriters = 16
+	// calmShare is what the processes of a cluster that has nothing to do may take of one processor, all together.
+	calmShare = 0.3
+)
+
+// cluster is the development cluster that all contenders share.
+type cluster struct {
+	programs
+	kube    kubernetes.Interface
+	haulout clientset.Interface
+	running usage.Cluster
+	drained []string
+	spare   []string
+}
+
+// connect returns clients that are not held back by limits of their own.
+func connect(kubeconfig string) (kubernetes.Interface, clientset.Interface, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, nil, err
+	}
+	config.QPS = -1
+	// JSON as well, in which alone the version is told.
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, nil, err
+	}
+	haulout, err := clientset.NewForConfig(config)
+	return kube, haulout, err
+}
+
+// start starts the cluster and makes the namespace and the pools of nodes.
+func (c *cluster) start(ctx context.Context, s settings) error {
+	up := []string{"up", "--cluster-dir=" + c.dir, "--nodes=" + strconv.Itoa(s.nodes+s.spare), "--pod-stages=fast", "--audit=true"}
+	// In two steps: how much garbage Go lets pile up is a setting of our server, and not of the others.
+	if _, err := c.run(ctx, nil, c.bin("cluster"), append(up, "--haulout=false")...); err != nil {
+		return err
+	}
+	if _, err := c.run(ctx, []string{fmt.Sprintf("GOGC=%d", s.gogc)}, c.bin("cluster"), append(up, "--haulout=true")...); err != nil {
+		return err
+	}
+	var err error
+	if c.running, err = usage.Open(c.dir); err != nil {
+		return err
+	}
+	if c.kube, c.haulout, err = connect(c.kubeconfig()); err != nil {
+		return err
+	}
+	nodes, err := c.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range nodes.Items {
+		pool, names := sparePool, &c.spare
+		if i < s.nodes {
+			pool, names = drainedPool, &c.drained
+		}
+		name := nodes.Items[i].Name
+		*names = append(*names, name)
+		patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, poolLabel, pool)
+		if _, err := c.kube.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			return err
+		}
+	}
+	_, err = c.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	return err
+}
+
+// stop ends the cluster, whatever has happened, and removes what is left of it.
+func (c *cluster) stop(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), setupTime)
+	defer cancel()
+	_, err := c.run(ctx, nil, c.bin("cluster"), "down", "--cluster-dir="+c.dir, "--keep-data=0")
+	if err != nil {
+		return err
+	}
+	return os.RemoveAll(c.dir)
+}
+
+func (c *cluster) auditLog() string { return filepath.Join(c.dir, "logs", "kube-apiserver-audit.log") }
+
+// prepare puts the cluster into the state that every drain begins with: the workload runs on the nodes to be drained, all other nodes are
+// empty and open, nothing of an earlier drain is left, and no process has anything to do.
+func (c *cluster) prepare(ctx context.Context, w workload) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, setupTime, fmt.Errorf("the cluster was not ready for a drain within %v", setupTime))
+	defer cancel()
+	for _, step := range []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"remove the maintenances", c.removeMaintenances},
+		{"remove the workload", c.removeWorkload},
+		{"open the nodes to drain", func(ctx context.Context) error { return c.setNodes(ctx, c.drained, c.spare) }},
+		{"start the workload", func(ctx context.Context) error { return c.startWorkload(ctx, w) }},
+		{"open all nodes", func(ctx context.Context) error { return c.setNodes(ctx, slices.Concat(c.drained, c.spare), nil) }},
+		{"wait for calm", c.calm},
+	} {
+		if err := step.do(ctx); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+	}
+	return nil
+}
+
+func (c *cluster) removeMaintenances(ctx context.Context) error {
+	background := metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}
+	maintenances, evacuations := c.haulout.MaintenanceV1alpha1().NodeMaintenances(), c.haulout.MaintenanceV1alpha1().Evacuations(namespace)
+	if err := maintenances.DeleteCollection(ctx, background, metav1.ListOptions{}); err != nil {
+		return err
+	}
+	if err := until(ctx, func(ctx context.Context) (string, error) {
+		list, err := maintenances.List(ctx, metav1.ListOptions{})
+		return missing(err, len(list.Items), "NodeMaintenances are left")
+	}); err != nil {
+		return err
+	}
+	if err := evacuations.DeleteCollection(ctx, background, metav1.ListOptions{}); err != nil {
+		return err
+	}
+	return until(ctx, func(ctx context.Context) (string, error) {
+		list, err := evacuations.List(ctx, metav1.ListOptions{})
+		return missing(err, len(list.Items), "Evacuations are left")
+	})
+}
+
+func (c *cluster) removeWorkload(ctx context.Context) error {
+	background, all := metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}, metav1.ListOptions{}
+	if err := errors.Join(
+		c.kube.AppsV1().Deployments(namespace).DeleteCollection(ctx, background, all),
+		c.kube.PolicyV1().PodDisruptionBudgets(namespace).DeleteCollection(ctx, background, all),
+	); err != nil {
+		return err
+	}
+	if err := until(ctx, func(ctx context.Context) (string, error) {
+		sets, err := c.kube.AppsV1().ReplicaSets(namespace).List(ctx, all)
+		if err != nil || len(sets.Items) > 0 {
+			return missing(err, 1, "ReplicaSets are left")
+		}
+		pods, err := c.kube.CoreV1().Pods(namespace).List(ctx, all)
+		return missing(err, len(pods.Items), "pods are left")
+	}); err != nil {
+		return err
+	}
+	// Last, since the end of the pods has brought new ones.
+	return c.kube.EventsV1().Events(namespace).DeleteCollection(ctx, background, all)
+}
+
+func (c *cluster) startWorkload(ctx context.Context, w workload) error {
+	for _, d := range w.deployments {
+		if _, err := c.kube.AppsV1().Deployments(namespace).Create(ctx, d, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+	}
+	for _, b := range w.budgets {
+		if _, err := c.kube.PolicyV1().PodDisruptionBudgets(namespace).Create(ctx, b, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+	}
+	return until(ctx, func(ctx context.Context) (string, error) {
+		pods, err := c.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", err
+		}
+		ready := 0
+		for i := range pods.Items {
+			if slices.Contains(c.drained, pods.Items[i].Spec.NodeName) && serves(&pods.Items[i]) {
+				ready++
+			}
+		}
+		if ready != w.pods() || len(pods.Items) != ready {
+			return fmt.Sprintf("%d of %d pods are ready", ready, w.pods()), nil
+		}
+		budgets, err := c.kube.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", err
+		}
+		closed := 0
+		for i := range budgets.Items {
+			if !full(&budgets.Items[i]) {
+				closed++
+			}
+		}
+		return missing(nil, closed, "budgets are not up to date")
+	})
+}
+
+func serves(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// full says whether the disruption controller knows of a budget that all of its pods are there.
+func full(b *policyv1.PodDisruptionBudget) bool {
+	return b.Status.ObservedGeneration == b.Generation && b.Status.ExpectedPods > 0 && b.Status.CurrentHealthy == b.Status.ExpectedPods &&
+		b.Status.DisruptionsAllowed > 0 && len(b.Status.DisruptedPods) == 0
+}
+
+// setNodes opens and closes nodes to new pods, and waits until their taints say so.
+func (c *cluster) setNodes(ctx context.Context, open, closed []string) error {
+	if err := each(ctx, open, setupWriters, func(ctx context.Context, node *string) error { return setUnschedulable(ctx, c.kube, *node, false) }); err != nil {
+		return err
+	}
+	if err := each(ctx, closed, setupWriters, func(ctx context.Context, node *string) error { return setUnschedulable(ctx, c.kube, *node, true) }); err != nil {
+		return err
+	}
+	return until(ctx, func(ctx context.Context) (string, error) {
+		nodes, err := c.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", err
+		}
+		var wrong []string
+		for i := range nodes.Items {
+			node := &nodes.Items[i]
+			want := slices.Contains(closed, node.Name)
+			if tainted := slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnschedulable }); tainted != want {
+				wrong = append(wrong, fmt.Sprintf("node %s: the taint for being unschedulable is there: %t", node.Name, tainted))
+			}
+			wrong = append(wrong, judge.LeftOn(node, want)...)
+		}
+		return strings.Join(wrong, ", "), nil
+	})
+}
+
+// calm waits for a second in which the processes of the cluster do next to nothing.
+func (c *cluster) calm(ctx context.Context) error {
+	const window = time.Second
+	before := time.Duration(-1)
+	return untilEvery(ctx, window, func(context.Context) (string, error) {
+		var now time.Duration
+		for name, p := range c.running.Processes {
+			cpu, err := p.CPU()
+			if err != nil {
+				return "", fmt.Errorf("%s: %w", name, err)
+			}
+			now += cpu
+		}
+		share := (now - before).Seconds() / window.Seconds()
+		first := before < 0
+		before = now
+		if first || share > calmShare {
+			return fmt.Sprintf("the processes of the cluster take %.0f%% of a processor", share*100), nil
+		}
+		return "", nil
+	})
+}
+
+// missing says what is left of something; nothing if it is none, or if that is unknown.
+func missing(err error, count int, text string) (string, error) {
+	if err != nil || count == 0 {
+		return "", err
+	}
+	return fmt.Sprintf("%d %s", count, text), nil
+}
+
+// until waits until check, which says what is missing, says nothing.
+func until(ctx context.Context, check func(context.Context) (missing string, err error)) error {
+	return untilEvery(ctx, 200*time.Millisecond, check)
+}
+
+func untilEvery(ctx context.Context, interval time.Duration, check func(context.Context) (string, error)) error {
+	var last string
+	err := wait.PollUntilContextCancel(ctx, interval, true, func(ctx context.Context) (bool, error) {
+		missing, err := check(ctx)
+		if apierrors.IsConflict(err) || apierrors.IsTooManyRequests(err) {
+			missing, err = err.Error(), nil
+		}
+		last = missing
+		return missing == "" && err == nil, err
+	})
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: %s", context.Cause(ctx), last)
+	}
+	return err
+}

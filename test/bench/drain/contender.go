@@ -1,0 +1,156 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/internal/follow"
+)
+
+const (
+	drainPool   = "drain-pool"
+	drainNodes  = "drain-nodes"
+	bareLoop    = "bare-loop"
+	maintenance = "maintenance"
+	// attempts is how often a kubectl drain is started again that has failed.
+	attempts = 20
+)
+
+var contenderNames = []string{drainPool, drainNodes, bareLoop, maintenance}
+
+// effort is what a contender took beside what is measured of the cluster.
+type effort struct {
+	// cpu is that of the programs that were started for it.
+	cpu time.Duration
+	// starts is how often a program had to be started.
+	starts int
+}
+
+// selector selects the nodes that are drained.
+const selector = poolLabel + "=" + drainedPool
+
+// drain has a contender drain the nodes, and returns when it says that it is done.
+func (c *cluster) drain(ctx context.Context, contender string, s settings) (effort, error) {
+	switch contender {
+	case drainPool:
+		return c.kubectlDrain(ctx, s.timeout, "--selector="+selector)
+	case drainNodes:
+		return c.drainEachNode(ctx, s.timeout)
+	case bareLoop:
+		return c.runLoop(ctx, s)
+	case maintenance:
+		return effort{}, c.maintain(ctx)
+	default:
+		return effort{}, fmt.Errorf("there is no contender %q", contender)
+	}
+}
+
+// kubectlDrain runs kubectl drain again until it succeeds, as somebody would at a terminal: it gives up when the API server answers an eviction
+// with an error that it does not know, as when two evictions are after one budget.
+func (c *cluster) kubectlDrain(ctx context.Context, timeout time.Duration, what string) (effort, error) {
+	var sum effort
+	var errs error
+	for sum.starts < attempts {
+		cpu, err := c.run(ctx, nil, c.bin("kubectl"), "drain", what, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout="+timeout.String())
+		sum.cpu += cpu
+		sum.starts++
+		if err == nil || ctx.Err() != nil {
+			return sum, err
+		}
+		errs = errors.Join(errs, err)
+	}
+	return sum, errs
+}
+
+// drainEachNode runs one kubectl drain for each node, all at the same time.
+func (c *cluster) drainEachNode(ctx context.Context, timeout time.Duration) (effort, error) {
+	var wg sync.WaitGroup
+	efforts, errs := make([]effort, len(c.drained)), make([]error, len(c.drained))
+	for i, node := range c.drained {
+		wg.Go(func() { efforts[i], errs[i] = c.kubectlDrain(ctx, timeout, node) })
+	}
+	wg.Wait()
+	var sum effort
+	for _, e := range efforts {
+		sum.cpu += e.cpu
+		sum.starts += e.starts
+	}
+	return sum, errors.Join(errs...)
+}
+
+func (c *cluster) runLoop(ctx context.Context, s settings) (effort, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return effort{}, err
+	}
+	cpu, err := c.run(ctx, nil, self, loopCommand, "--kubeconfig="+c.kubeconfig(), "--namespace="+namespace, "--nodes="+selector,
+		"--workers="+strconv.Itoa(s.workers), "--retry="+s.retry.String())
+	return effort{cpu: cpu, starts: 1}, err
+}
+
+// maintain makes a NodeMaintenance and waits until it says that its nodes are drained.
+func (c *cluster) maintain(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	result := make(chan error, 1)
+	tell := func(err error) {
+		select {
+		case result <- err:
+		default:
+		}
+	}
+	if err := follow.Start(ctx, follow.Resource{
+		Client: c.haulout.MaintenanceV1alpha1().RESTClient(), Name: "nodemaintenances", Fail: tell,
+		See: func(event watch.Event) {
+			if nm, ok := event.Object.(*v1alpha1.NodeMaintenance); ok && meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained) {
+				tell(nil)
+			}
+		},
+	}); err != nil {
+		return err
+	}
+	if _, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, &v1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: "bench"},
+		Spec: v1alpha1.NodeMaintenanceSpec{
+			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: poolLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{drainedPool}}},
+			}}},
+			Stage: v1alpha1.NodeMaintenanceStageDrain,
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	select {
+	case err := <-result:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

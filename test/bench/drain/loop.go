@@ -1,0 +1,170 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+// loopCommand is the argument that makes this program the bare loop: a process of its own, as the other contenders have, whose time on the
+// processors can be told from that of the observer.
+const loopCommand = "loop"
+
+// loop empties nodes as fast as many workers can evict that know nothing of budgets.
+func loop(ctx context.Context, args []string, _ io.Writer) error {
+	var kubeconfig, namespace, nodes string
+	var workers int
+	var retry time.Duration
+	flags := flag.NewFlagSet(loopCommand, flag.ContinueOnError)
+	flags.StringVar(&kubeconfig, "kubeconfig", "", "kubeconfig of the cluster")
+	flags.StringVar(&namespace, "namespace", "", "namespace of the pods")
+	flags.StringVar(&nodes, "nodes", "", "label selector of the nodes to empty")
+	flags.IntVar(&workers, "workers", 1, "number of evictions at the same time")
+	flags.DurationVar(&retry, "retry", 0, "how long a worker waits after an eviction that was refused")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	kube, _, err := connect(kubeconfig)
+	if err != nil {
+		return err
+	}
+	list, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: nodes})
+	if err != nil {
+		return err
+	}
+	closed := map[string]bool{}
+	for i := range list.Items {
+		closed[list.Items[i].Name] = true
+	}
+	if err := each(ctx, list.Items, workers, func(ctx context.Context, node *corev1.Node) error {
+		return setUnschedulable(ctx, kube, node.Name, true)
+	}); err != nil {
+		return err
+	}
+	pods, err := kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	var names []string
+	for i := range pods.Items {
+		if closed[pods.Items[i].Spec.NodeName] {
+			names = append(names, pods.Items[i].Name)
+		}
+	}
+	return evictAll(ctx, names, workers, retry, func(ctx context.Context, name string) error { return evict(ctx, kube, namespace, name) })
+}
+
+// evict sends one eviction. Without the retries of the client, which would wait for as long as the answer says.
+func evict(ctx context.Context, kube kubernetes.Interface, namespace, name string) error {
+	return kube.CoreV1().RESTClient().Post().Namespace(namespace).Resource("pods").Name(name).SubResource("eviction").MaxRetries(0).
+		Body(&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}).Do(ctx).Error()
+}
+
+// evictAll evicts all pods. One that was refused goes to the end of the queue, and whoever sent that waits.
+func evictAll(ctx context.Context, pods []string, workers int, retry time.Duration, evict func(context.Context, string) error) error {
+	queue := make(chan string, len(pods))
+	for _, pod := range pods {
+		queue <- pod
+	}
+	if len(pods) == 0 {
+		return nil
+	}
+	var running sync.WaitGroup
+	var left atomic.Int64
+	left.Store(int64(len(pods)))
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	for range workers {
+		running.Go(func() {
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case pod := <-queue:
+					switch err := evict(ctx, pod); {
+					case err == nil || apierrors.IsNotFound(err):
+						if left.Add(-1) == 0 {
+							stop(errDone)
+						}
+						continue
+					case !again(err):
+						stop(fmt.Errorf("evict %s: %w", pod, err))
+						return
+					}
+					queue <- pod
+					select {
+					case <-ctx.Done():
+					case <-time.After(retry):
+					}
+				}
+			}
+		})
+	}
+	running.Wait()
+	if err := context.Cause(ctx); !errors.Is(err, errDone) {
+		return err
+	}
+	return nil
+}
+
+var errDone = errors.New("all pods are evicted")
+
+// again says whether an eviction that had this answer may succeed later: the budget is closed, the server is overloaded or lost the race for
+// the budget with another eviction.
+func again(err error) bool {
+	return apierrors.IsTooManyRequests(err) || apierrors.IsConflict(err) || apierrors.IsInternalError(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsServerTimeout(err) || apierrors.IsServiceUnavailable(err)
+}
+
+// setUnschedulable closes a node to new pods or opens it.
+func setUnschedulable(ctx context.Context, kube kubernetes.Interface, node string, closed bool) error {
+	_, err := kube.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, fmt.Appendf(nil, `{"spec":{"unschedulable":%t}}`, closed), metav1.PatchOptions{})
+	return err
+}
+
+// each calls do for each item, some at a time, and returns the errors.
+func each[T any](ctx context.Context, items []T, workers int, do func(context.Context, *T) error) error {
+	var wg sync.WaitGroup
+	next, errs := make(chan *T), make([]error, workers)
+	for i := range workers {
+		wg.Go(func() {
+			for item := range next {
+				errs[i] = errors.Join(errs[i], do(ctx, item))
+			}
+		})
+	}
+	for i := range items {
+		next <- &items[i]
+	}
+	close(next)
+	wg.Wait()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,247 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"net/http"
+	"slices"
+	"time"
+
+	"haulout.dev/haulout/test/bench/internal/usage"
+	"haulout.dev/haulout/test/internal/audit"
+	"haulout.dev/haulout/test/internal/judge"
+)
+
+// report is what is written as JSON.
+type report struct {
+	Machine  machine  `json:"machine"`
+	Settings figures  `json:"settings"`
+	Drains   []result `json:"drains"`
+	// Summaries are over the repetitions, in the order of the table.
+	Summaries []summary `json:"summaries"`
+	Goals     []goal    `json:"goals"`
+}
+
+// machine is where it was measured.
+type machine struct {
+	CPUs       int    `json:"cpus"`
+	Go         string `json:"go"`
+	Kubernetes string `json:"kubernetes"`
+	// Load is the load average of the last minute before anything was started.
+	Load    string    `json:"loadBefore"`
+	Started time.Time `json:"started"`
+}
+
+// figures are the settings that tell what was measured.
+type figures struct {
+	Pods        int     `json:"pods"`
+	Deployments int     `json:"deployments"`
+	Nodes       int     `json:"nodes"`
+	Spare       int     `json:"spareNodes"`
+	Workers     int     `json:"loopWorkers"`
+	Retry       float64 `json:"loopRetrySeconds"`
+	Repetitions int     `json:"repetitions"`
+	GOGC        int     `json:"gogc"`
+}
+
+// result is one drain.
+type result struct {
+	Workload   string `json:"workload"`
+	Contender  string `json:"contender"`
+	Repetition int    `json:"repetition"`
+	// Position is the contender's place in the order of the repetition, from 0.
+	Position int `json:"position"`
+	// Failed is why the drain did not end well.
+	Failed string `json:"failed,omitempty"`
+	Pods   int    `json:"pods"`
+	// Left is the number of pods that did not leave.
+	Left int `json:"podsLeft"`
+	// FirstSeconds is the time until the first eviction was sent, Seconds that until the last pod had left the nodes, DoneSeconds that until the contender said that it was done.
+	FirstSeconds float64 `json:"firstEvictionSeconds"`
+	Seconds      float64 `json:"seconds"`
+	DoneSeconds  float64 `json:"doneSeconds"`
+	// Starts is how often its programs were started.
+	Starts int `json:"starts"`
+	// Calls counts the calls of the Eviction API, Rejected those that moved nothing, Answers all by the status of their answers.
+	Calls    int           `json:"evictionCalls"`
+	Rejected int           `json:"rejectedCalls"`
+	Answers  map[int32]int `json:"answers"`
+	// ClientCPUSeconds is the time that the contender's own programs took.
+	ClientCPUSeconds float64 `json:"clientCPUSeconds"`
+	// Processes are those of the cluster, from the beginning until the contender was done.
+	Processes map[string]cost `json:"processes"`
+	Budgets   []budget        `json:"budgets,omitempty"`
+}
+
+// cost is what a process took.
+type cost struct {
+	CPUSeconds float64 `json:"cpuSeconds"`
+	PeakBytes  int64   `json:"peakBytes"`
+}
+
+// budget is what became of a PodDisruptionBudget.
+type budget struct {
+	Name     string `json:"name"`
+	Expected int    `json:"pods"`
+	Needed   int    `json:"needed"`
+	// Lowest is how few of its pods were ever available, Below how often a pod was lost although no more than needed were.
+	Lowest int `json:"lowest"`
+	Below  int `json:"momentsBelow"`
+}
+
+// enterBooks takes over what the watcher saw.
+func (r *result) enterBooks(s audit.Snapshot) {
+	r.Left = s.Left()
+	for _, b := range s.Budgets {
+		r.Budgets = append(r.Budgets, budget{Name: b.Name, Expected: b.Expected, Needed: b.Floor, Lowest: b.Lowest, Below: b.Below})
+	}
+}
+
+// enterCalls counts the evictions since the drain began.
+func (r *result) enterCalls(calls []judge.Call, begin time.Time) {
+	r.Answers = map[int32]int{}
+	var first time.Time
+	for i := range calls {
+		if calls[i].Namespace != namespace || calls[i].Subresource != "eviction" {
+			continue
+		}
+		if first.IsZero() || calls[i].Received.Before(first) {
+			first = calls[i].Received
+			r.FirstSeconds = first.Sub(begin).Seconds()
+		}
+		r.Calls++
+		r.Answers[calls[i].Code]++
+		// A pod that was gone already is as good as evicted.
+		if !calls[i].Evicted() && calls[i].Code != http.StatusNotFound {
+			r.Rejected++
+		}
+	}
+}
+
+func (r *result) enterCosts(costs map[string]usage.Cost) {
+	r.Processes = map[string]cost{}
+	for name, c := range costs {
+		r.Processes[name] = cost{CPUSeconds: c.CPU.Seconds(), PeakBytes: c.Peak}
+	}
+}
+
+// summary is what the repetitions of a contender with a workload have in common: medians of those that did not fail, and of the budgets the worst
+// of all.
+type summary struct {
+	Workload      string  `json:"workload"`
+	Contender     string  `json:"contender"`
+	Drains        int     `json:"drains"`
+	Failed        int     `json:"failed"`
+	FirstSeconds  float64 `json:"firstEvictionSeconds"`
+	Seconds       float64 `json:"seconds"`
+	DoneSeconds   float64 `json:"doneSeconds"`
+	PodsPerSecond float64 `json:"podsPerSecond"`
+	CallsPerPod   float64 `json:"evictionCallsPerPod"`
+	// Rejected is the median number of calls, RejectedShare their part of all.
+	Rejected         float64 `json:"rejectedCalls"`
+	RejectedShare    float64 `json:"rejectedShare"`
+	Host             cost    `json:"kubeAPIServer"`
+	Server           cost    `json:"hauloutAPIServer"`
+	ClientCPUSeconds float64 `json:"clientCPUSeconds"`
+	// Budgets is the number of budgets. LowestShare is the availability of the one that fell furthest, in parts of its pods, NeededShare what it needs.
+	Budgets     int     `json:"budgets"`
+	LowestShare float64 `json:"lowestShare"`
+	NeededShare float64 `json:"neededShare"`
+	Below       int     `json:"momentsBelow"`
+}
+
+// summarize puts the repetitions together, in the order of workloads and contenders that is given.
+func summarize(results []result, workloads, contenders []string) []summary {
+	var out []summary
+	for _, workload := range workloads {
+		for _, contender := range contenders {
+			var all, good []result
+			for i := range results {
+				if results[i].Workload != workload || results[i].Contender != contender {
+					continue
+				}
+				all = append(all, results[i])
+				if results[i].Failed == "" {
+					good = append(good, results[i])
+				}
+			}
+			if len(all) == 0 {
+				continue
+			}
+			s := summary{Workload: workload, Contender: contender, Drains: len(all), Failed: len(all) - len(good), LowestShare: 1}
+			s.enterMedians(good)
+			for i := range all {
+				s.enterBudgets(all[i].Budgets)
+			}
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func (s *summary) enterMedians(good []result) {
+	of := func(figure func(*result) float64) float64 {
+		values := make([]float64, 0, len(good))
+		for i := range good {
+			values = append(values, figure(&good[i]))
+		}
+		return median(values)
+	}
+	s.FirstSeconds = of(func(r *result) float64 { return r.FirstSeconds })
+	s.Seconds = of(func(r *result) float64 { return r.Seconds })
+	s.DoneSeconds = of(func(r *result) float64 { return r.DoneSeconds })
+	s.PodsPerSecond = of(func(r *result) float64 { return share(float64(r.Pods), r.Seconds) })
+	s.CallsPerPod = of(func(r *result) float64 { return share(float64(r.Calls), float64(r.Pods)) })
+	s.Rejected = of(func(r *result) float64 { return float64(r.Rejected) })
+	s.RejectedShare = of(func(r *result) float64 { return share(float64(r.Rejected), float64(r.Calls)) })
+	s.ClientCPUSeconds = of(func(r *result) float64 { return r.ClientCPUSeconds })
+	for name, c := range map[string]*cost{host: &s.Host, server: &s.Server} {
+		c.CPUSeconds = of(func(r *result) float64 { return r.Processes[name].CPUSeconds })
+		c.PeakBytes = int64(of(func(r *result) float64 { return float64(r.Processes[name].PeakBytes) }))
+	}
+}
+
+func (s *summary) enterBudgets(budgets []budget) {
+	s.Budgets = max(s.Budgets, len(budgets))
+	for _, b := range budgets {
+		s.Below += b.Below
+		if lowest := share(float64(b.Lowest), float64(b.Expected)); lowest < s.LowestShare || s.NeededShare == 0 {
+			s.LowestShare, s.NeededShare = lowest, share(float64(b.Needed), float64(b.Expected))
+		}
+	}
+}
+
+// share is part of whole; nothing has no part.
+func share(part, whole float64) float64 {
+	if whole == 0 {
+		return 0
+	}
+	return part / whole
+}
+
+// median returns the middle one of some values, or the mean of the two in the middle.
+func median(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	middle := len(sorted) / 2
+	if len(sorted)%2 == 1 {
+		return sorted[middle]
+	}
+	return (sorted[middle-1] + sorted[middle]) / 2
+}

@@ -1,0 +1,211 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"haulout.dev/haulout/test/internal/audit"
+	"haulout.dev/haulout/test/internal/judge"
+)
+
+func TestEnterCalls(t *testing.T) {
+	begin := time.Unix(100, 0)
+	call := func(namespace, subresource string, code int32, after time.Duration) judge.Call {
+		return judge.Call{Namespace: namespace, Subresource: subresource, Code: code, Received: begin.Add(after)}
+	}
+	var r result
+	r.enterCalls([]judge.Call{
+		call("bench", "eviction", http.StatusTooManyRequests, 3*time.Second),
+		call("bench", "eviction", http.StatusCreated, 2*time.Second),
+		call("bench", "eviction", http.StatusCreated, 4*time.Second),
+		call("bench", "eviction", http.StatusNotFound, 5*time.Second),
+		call("bench", "eviction", http.StatusInternalServerError, 5*time.Second),
+		call("bench", "", http.StatusOK, time.Second),
+		call("other", "eviction", http.StatusTooManyRequests, time.Second),
+	}, begin)
+	want := result{Calls: 5, Rejected: 2, FirstSeconds: 2, Answers: map[int32]int{201: 2, 404: 1, 429: 1, 500: 1}}
+	if diff := cmp.Diff(want, r); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestEnterBooks(t *testing.T) {
+	var r result
+	r.enterBooks(audit.Snapshot{
+		Waves:   []audit.Wave{{Pods: 10, Gone: 7}},
+		Budgets: []audit.Budget{{Name: "bench/app-00", Expected: 10, Floor: 9, Lowest: 8, Below: 2, Disrupted: 7}},
+	})
+	want := result{Left: 3, Budgets: []budget{{Name: "bench/app-00", Expected: 10, Needed: 9, Lowest: 8, Below: 2}}}
+	if diff := cmp.Diff(want, r); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// newResult returns a drain of 100 pods that took so many seconds.
+func newResult(contender string, seconds float64, modifiers ...func(*result)) result {
+	r := result{Workload: oneBudget, Contender: contender, Pods: 100, Seconds: seconds, DoneSeconds: seconds + 1, Calls: 100}
+	for _, modify := range modifiers {
+		modify(&r)
+	}
+	return r
+}
+
+func withRejected(n int) func(*result) {
+	return func(r *result) { r.Calls, r.Rejected = r.Calls+n, n }
+}
+
+func withBudget(lowest, below int) func(*result) {
+	return func(r *result) {
+		r.Budgets = append(r.Budgets, budget{Expected: 100, Needed: 90, Lowest: lowest, Below: below})
+	}
+}
+
+func failed(r *result) { r.Failed = "it did" }
+
+func TestSummarize(t *testing.T) {
+	for name, test := range map[string]struct {
+		results []result
+		want    []summary
+	}{
+		"figures are medians": {
+			[]result{newResult(bareLoop, 10), newResult(bareLoop, 50), newResult(bareLoop, 20, withRejected(100))},
+			[]summary{{
+				Workload: oneBudget, Contender: bareLoop, Drains: 3, Seconds: 20, DoneSeconds: 21, PodsPerSecond: 5, CallsPerPod: 1, LowestShare: 1,
+			}},
+		},
+		"a drain that failed tells nothing but that": {
+			[]result{newResult(bareLoop, 10, withRejected(100)), newResult(bareLoop, 1, failed)},
+			[]summary{{
+				Workload: oneBudget, Contender: bareLoop, Drains: 2, Failed: 1, Seconds: 10, DoneSeconds: 11, PodsPerSecond: 10, CallsPerPod: 2,
+				Rejected: 100, RejectedShare: 0.5, LowestShare: 1,
+			}},
+		},
+		"budgets are the worst of all, also where a drain failed": {
+			[]result{newResult(bareLoop, 10, withBudget(95, 0), withBudget(91, 0)), newResult(bareLoop, 10, failed, withBudget(88, 3), withBudget(93, 1))},
+			[]summary{{
+				Workload: oneBudget, Contender: bareLoop, Drains: 2, Failed: 1, Seconds: 10, DoneSeconds: 11, PodsPerSecond: 10, CallsPerPod: 1,
+				Budgets: 2, LowestShare: 0.88, NeededShare: 0.9, Below: 4,
+			}},
+		},
+		"contenders come in the order of the table, without those that were not there": {
+			[]result{newResult(maintenance, 10), newResult(drainPool, 10)},
+			[]summary{
+				{Workload: oneBudget, Contender: drainPool, Drains: 1, Seconds: 10, DoneSeconds: 11, PodsPerSecond: 10, CallsPerPod: 1, LowestShare: 1},
+				{Workload: oneBudget, Contender: maintenance, Drains: 1, Seconds: 10, DoneSeconds: 11, PodsPerSecond: 10, CallsPerPod: 1, LowestShare: 1},
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(test.want, summarize(test.results, workloadNames, contenderNames)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestMedian(t *testing.T) {
+	for name, test := range map[string]struct {
+		values []float64
+		want   float64
+	}{
+		"of nothing it is 0":                       {nil, 0},
+		"of an odd number it is the middle one":    {[]float64{9, 1, 2}, 2},
+		"of an even number it lies between two":    {[]float64{9, 1, 2, 4}, 3},
+		"of one value it is that and nothing else": {[]float64{7}, 7},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := median(test.values); got != test.want {
+				t.Errorf("got %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestGoals(t *testing.T) {
+	for name, test := range map[string]struct {
+		results []result
+		// kept is whether each goal was, in order.
+		kept []bool
+	}{
+		"a maintenance that is as fast as the loop": {
+			[]result{newResult(drainPool, 50), newResult(drainNodes, 10), newResult(bareLoop, 9), newResult(maintenance, 10)},
+			[]bool{true, true, true, true, true, true},
+		},
+		"a maintenance that is slower than all but the pool": {
+			[]result{newResult(drainPool, 49), newResult(drainNodes, 9), newResult(bareLoop, 8), newResult(maintenance, 10)},
+			[]bool{false, false, false, true, true, true},
+		},
+		"two rejected calls of a hundred": {
+			[]result{newResult(maintenance, 10, func(r *result) { r.Rejected = 2 })}, []bool{true, true, true},
+		},
+		"three rejected calls of a hundred": {
+			[]result{newResult(maintenance, 10, func(r *result) { r.Rejected = 3 })}, []bool{false, true, true},
+		},
+		"a moment below a budget": {
+			[]result{newResult(maintenance, 10, withBudget(89, 1))}, []bool{true, false, true},
+		},
+		"a maintenance that failed keeps no promise": {
+			[]result{newResult(bareLoop, 10), newResult(maintenance, 1, failed)}, []bool{false, false, false, false},
+		},
+		"a contender that failed is nothing to compare with": {
+			[]result{newResult(bareLoop, 1, failed), newResult(maintenance, 10)}, []bool{true, true, true},
+		},
+		"without a maintenance there is nothing to judge": {[]result{newResult(bareLoop, 1)}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var kept []bool
+			for _, g := range judgeGoals(summarize(test.results, workloadNames, contenderNames)) {
+				kept = append(kept, g.Kept)
+			}
+			if diff := cmp.Diff(test.kept, kept); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestTable(t *testing.T) {
+	results := []result{newResult(bareLoop, 10, withRejected(50), withBudget(91, 0)), newResult(maintenance, 8), newResult(drainPool, 8, failed)}
+	results[0].Processes = map[string]cost{host: {CPUSeconds: 3.14, PeakBytes: 400e6}, server: {CPUSeconds: 0.2, PeakBytes: 99e6}}
+	summaries := summarize(results, workloadNames, contenderNames)
+	var out strings.Builder
+	if err := printSummaries(&out, summaries); err != nil {
+		t.Fatal(err)
+	}
+	if err := printGoals(&out, judgeGoals(summaries)); err != nil {
+		t.Fatal(err)
+	}
+	want := `WORKLOAD    CONTENDER            FIRST  SECONDS  DONE  PODS/S  CALLS/POD  REJECTED    API CPU  API MB  OUR CPU  OUR MB  CLIENT CPU  LOWEST  NEEDED  BELOW
+one-budget  drain-pool (failed)  -      -        -     -       -          -           -        -       -        -       -           -       -       -
+one-budget  bare-loop            0.0    10.0     11.0  10.0    1.50       50 (33.3%)  3.1      400     0.2      99      0.0         91.0%   90.0%   0
+one-budget  maintenance          0.0    8.0      9.0   12.5    1.00       0 (0.0%)    0.0      0       0.0      0       0.0         -       -       -
+WORKLOAD    GOAL                                          MEASURED  WANTED  RESULT
+one-budget  rate of maintenance: that of bare-loop times  1.25      >= 0.9  kept
+one-budget  rejected evictions, in percent                0.00      <= 2    kept
+one-budget  moments below a budget                        0.00      <= 0    kept
+one-budget  failed drains                                 0.00      <= 0    kept
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Error(diff)
+	}
+}

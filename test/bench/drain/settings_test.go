@@ -1,0 +1,69 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestSettings(t *testing.T) {
+	for name, test := range map[string]struct {
+		args []string
+		fail bool
+	}{
+		"the defaults hold":                         {},
+		"a small size":                              {args: []string{"--pods=60", "--deployments=6", "--nodes=6", "--spare=4"}},
+		"one workload and two contenders":           {args: []string{"--workloads=no-budgets", "--contenders=bare-loop,maintenance"}},
+		"pods that do not divide into Deployments":  {args: []string{"--pods=601"}, fail: true},
+		"more pods than the spare nodes can take":   {args: []string{"--pods=600", "--spare=2"}, fail: true},
+		"more pods than the nodes to drain can run": {args: []string{"--pods=600", "--nodes=2"}, fail: true},
+		"no repetition":                             {args: []string{"--repetitions=0"}, fail: true},
+		"a contender that there is not":             {args: []string{"--contenders=somebody"}, fail: true},
+		"a workload that there is not":              {args: []string{"--workloads="}, fail: true},
+		"no time for a drain":                       {args: []string{"--timeout=0s"}, fail: true},
+		"a word that is no flag":                    {args: []string{"fast"}, fail: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := readSettings(test.args); (err != nil) != test.fail {
+				t.Errorf("got error %v, want one: %t", err, test.fail)
+			}
+		})
+	}
+}
+
+func TestOrder(t *testing.T) {
+	for repetition, want := range [][]string{{"a", "b", "c"}, {"b", "c", "a"}, {"c", "a", "b"}, {"a", "b", "c"}} {
+		if diff := cmp.Diff(want, order([]string{"a", "b", "c"}, repetition)); diff != "" {
+			t.Errorf("repetition %d: %s", repetition, diff)
+		}
+	}
+}
+
+func TestWorkloads(t *testing.T) {
+	s, err := readSettings(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string][2]int{oneBudget: {1, 1}, manyBudgets: {30, 30}, noBudgets: {1, 0}} {
+		w := newWorkload(name, s)
+		if got := [2]int{len(w.deployments), len(w.budgets)}; got != want || w.pods() != 600 {
+			t.Errorf("%s: got %d Deployments and %d budgets for %d pods, want %d and %d for 600", name, got[0], got[1], w.pods(), want[0], want[1])
+		}
+	}
+}

@@ -1,0 +1,108 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/internal/audit"
+	"haulout.dev/haulout/test/internal/follow"
+)
+
+// watcher keeps the books of one drain.
+type watcher struct {
+	ledger *audit.Ledger
+	// emptied is closed when no pod is left on the nodes or no more events come.
+	emptied chan struct{}
+
+	mu     sync.Mutex
+	open   bool
+	pods   map[types.UID]*corev1.Pod
+	at     time.Time // when the last pod had left
+	failed error
+}
+
+// everything is a drain plan that covers all pods with one entry.
+var everything = []v1alpha1.DrainPlanEntry{{PodPriority: v1alpha1.MaxPodPriority, PodType: v1alpha1.PodTypeDefault}}
+
+// startWatcher begins to watch until the context ends; what it sees first is the state before the drain.
+func startWatcher(ctx context.Context, kube kubernetes.Interface, nodes []string, budgets []policyv1.PodDisruptionBudget) (*watcher, error) {
+	w := &watcher{ledger: audit.New(nodes...), emptied: make(chan struct{}), pods: map[types.UID]*corev1.Pod{}}
+	if err := follow.Start(ctx, follow.Resource{Client: kube.CoreV1().RESTClient(), Name: "pods", See: w.see, Fail: w.fail}); err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	pods := make([]corev1.Pod, 0, len(w.pods))
+	for _, pod := range w.pods {
+		pods = append(pods, *pod)
+	}
+	w.open, w.pods = true, nil
+	return w, w.ledger.Open(budgets, pods, everything)
+}
+
+func (w *watcher) see(event watch.Event) {
+	pod, ok := event.Object.(*corev1.Pod)
+	if !ok || pod.Namespace != namespace {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.open:
+		w.ledger.Observe(event.Type, pod)
+		if w.at.IsZero() && w.failed == nil && w.ledger.Snapshot().Left() == 0 {
+			w.at = time.Now()
+			close(w.emptied)
+		}
+	case event.Type == watch.Deleted:
+		delete(w.pods, pod.UID)
+	default:
+		w.pods[pod.UID] = pod
+	}
+}
+
+func (w *watcher) fail(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.failed == nil && w.at.IsZero() {
+		close(w.emptied)
+	}
+	w.failed = errors.Join(w.failed, err)
+}
+
+// wait returns when the last pod had left.
+func (w *watcher) wait(ctx context.Context) (time.Time, error) {
+	select {
+	case <-w.emptied:
+	case <-ctx.Done():
+		return time.Time{}, context.Cause(ctx)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.at, w.failed
+}

@@ -1,0 +1,102 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+)
+
+const (
+	oneBudget   = "one-budget"
+	manyBudgets = "many-budgets"
+	noBudgets   = "no-budgets"
+	// appLabel tells the Deployments apart.
+	appLabel = "app"
+	// mayBeMissing is what every budget allows.
+	mayBeMissing = "10%"
+)
+
+var workloadNames = []string{oneBudget, manyBudgets, noBudgets}
+
+// workload is what runs on the nodes that are drained.
+type workload struct {
+	name        string
+	deployments []*appsv1.Deployment
+	budgets     []*policyv1.PodDisruptionBudget
+}
+
+func newWorkload(name string, s settings) workload {
+	w, apps := workload{name: name}, 1
+	if name == manyBudgets {
+		apps = s.deployments
+	}
+	for i := range apps {
+		app := fmt.Sprintf("app-%02d", i)
+		w.deployments = append(w.deployments, newDeployment(app, s.pods/apps))
+		if name != noBudgets {
+			w.budgets = append(w.budgets, newBudget(app))
+		}
+	}
+	return w
+}
+
+func newDeployment(app string, replicas int) *appsv1.Deployment {
+	labels := map[string]string{appLabel: app}
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: app},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: ptr.To(int32(replicas)),
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: corev1.PodSpec{Containers: []corev1.Container{{
+					Name: "app", Image: "example/app",
+					Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
+						corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("32Mi"),
+					}},
+				}}},
+			},
+		},
+	}
+}
+
+func newBudget(app string) *policyv1.PodDisruptionBudget {
+	return &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: app},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MaxUnavailable: ptr.To(intstr.FromString(mayBeMissing)),
+			Selector:       &metav1.LabelSelector{MatchLabels: map[string]string{appLabel: app}},
+		},
+	}
+}
+
+// pods is how many pods the workload has.
+func (w workload) pods() int {
+	sum := 0
+	for _, d := range w.deployments {
+		sum += int(*d.Spec.Replicas)
+	}
+	return sum
+}
