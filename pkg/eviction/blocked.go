@@ -27,7 +27,7 @@ func (q *Queue) review(now time.Time) {
 		l.reviewAt = time.Time{}
 		for it := range l.members {
 			q.show(it, q.blockerOf(it, now))
-			if at := changesAt(it, l); at.After(now) {
+			if at := changesAt(it, l, now); at.After(now) {
 				l.reviewBy(at)
 			}
 		}
@@ -35,9 +35,12 @@ func (q *Queue) review(now time.Time) {
 }
 
 // changesAt is when the item becomes blocked by its lane, or no longer is, if nothing happens until then.
-func changesAt(it *item, l *lane) time.Time {
+func changesAt(it *item, l *lane, now time.Time) time.Time {
 	if !l.open {
-		return starvedAt(it, l)
+		if at := starvedAt(it, l); at.After(now) {
+			return at
+		}
+		return l.steadySince.Add(steadyAfter)
 	}
 	if it.blocker != nil {
 		return l.since.Add(blockedAfter)
@@ -75,8 +78,8 @@ func (q *Queue) blockerOf(it *item, now time.Time) *Blocker {
 	if !wasStarved && now.Before(starvedAt(it, l)) {
 		return nil
 	}
-	why := explain(l.budget)
-	if wasStarved && it.blocker.Reason == why.Reason {
+	why := explain(l.budget, !it.notReady, now.Sub(l.steadySince) >= steadyAfter)
+	if wasStarved && (it.blocker.Reason == why.Reason || now.Before(starvedAt(it, l))) {
 		return it.blocker
 	}
 	it.starved = true

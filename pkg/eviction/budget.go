@@ -44,9 +44,13 @@ func (b *budgets) of(pod *corev1.Pod) []*policyv1.PodDisruptionBudget {
 	return b.matcher.Matching(pod.Labels, all)
 }
 
-// explain says why a budget lets nothing go and what can be done.
-func explain(budget *policyv1.PodDisruptionBudget) *Blocker {
-	b := Blocker(pdb.Explain(budget))
+// explain says why a budget lets a pod not go and what can be done. steady says that its pods have been as they are for a while.
+func explain(budget *policyv1.PodDisruptionBudget, ready, steady bool) *Blocker {
+	refusal, held := pdb.HeldByUnhealthy(budget, ready, steady)
+	if !held {
+		refusal = pdb.Explain(budget)
+	}
+	b := Blocker(refusal)
 	return &b
 }
 

@@ -309,6 +309,10 @@ func newBudget(name string, allowed int32, mods ...func(*policyv1.PodDisruptionB
 	return b
 }
 
+func withHealthy(healthy int32) func(*policyv1.PodDisruptionBudget) {
+	return func(b *policyv1.PodDisruptionBudget) { b.Status.CurrentHealthy = healthy }
+}
+
 func success(string) error { return nil }
 
 func podNames(n int) ([]string, []*corev1.Pod) {

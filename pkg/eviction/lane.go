@@ -45,6 +45,10 @@ const (
 	// they no longer are. A drain that moves in steps would otherwise write every pod's status twice for each step.
 	blockedAfter = 10 * time.Second
 
+	// steadyAfter is how long the numbers of healthy and expected pods have to stay as they are before the unhealthy ones are held to have stuck,
+	// and not only to be starting.
+	steadyAfter = time.Minute
+
 	// firstProbeAfter is how long a closed lane waits for its watch event before it doubts the cache; the wait doubles with every probe.
 	firstProbeAfter = 10 * time.Second
 	maxProbeDelay   = 15 * time.Minute
@@ -72,6 +76,9 @@ type lane struct {
 	open  bool
 	since time.Time
 
+	// steadySince is since when the budget has counted as many healthy pods of as many.
+	steadySince time.Time
+
 	probeAt    time.Time
 	probeDelay time.Duration
 	// reviewAt is when a member may become blocked or unblocked by the passing of time.
@@ -90,6 +97,7 @@ func newLane(name types.NamespacedName, budget *policyv1.PodDisruptionBudget, ce
 		granted:     map[string]time.Time{},
 		open:        true,
 		since:       now,
+		steadySince: now,
 	}
 	if budget == nil {
 		l.window = window{limit: ceiling, ceiling: ceiling}
@@ -125,8 +133,18 @@ func (l *lane) reviewBy(t time.Time) {
 	}
 }
 
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
 // observe takes in a new version of the budget and says whether it allows a disruption.
 func (l *lane) observe(budget *policyv1.PodDisruptionBudget, now time.Time) (allows bool) {
+	if was, is := l.budget.Status, budget.Status; was.CurrentHealthy != is.CurrentHealthy || was.ExpectedPods != is.ExpectedPods {
+		l.steadySince = now
+	}
 	l.budget = budget
 	l.noteGranted(now)
 	for pod := range l.unconfirmed {
@@ -141,6 +159,9 @@ func (l *lane) observe(budget *policyv1.PodDisruptionBudget, now time.Time) (all
 		l.reviewBy(now.Add(blockedAfter))
 	case !allows && l.open:
 		l.close(now)
+	case !allows:
+		// Why it allows nothing may have changed.
+		l.reviewBy(latest(now, l.since.Add(blockedAfter)))
 	}
 	return allows
 }

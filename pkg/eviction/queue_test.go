@@ -187,99 +187,6 @@ func TestStaleBudgetIsNotCounted(t *testing.T) {
 	w.until("the status has caught up", 0, w.sentTo(2))
 }
 
-func TestOrderWithinALane(t *testing.T) {
-	tests := map[string]struct {
-		pods []*corev1.Pod
-		want []string
-	}{
-		"the younger go first": {
-			[]*corev1.Pod{newPod("old"), newPod("young", younger(time.Minute)), newPod("older", younger(-time.Minute))}, []string{"young", "old", "older"},
-		},
-		"those that are not ready go before the younger": {
-			[]*corev1.Pod{newPod("young", younger(time.Minute)), newPod("broken", notReady)}, []string{"broken", "young"},
-		},
-		"those that are cheaper to lose go before the younger": {
-			[]*corev1.Pod{newPod("young", younger(time.Minute)), newPod("cheap", costs("-5")), newPod("dear", costs("100")), newPod("cheaper", costs("-50"))},
-			[]string{"cheaper", "cheap", "young", "dear"},
-		},
-		"those that are not ready go before the cheaper": {
-			[]*corev1.Pod{newPod("cheap", costs("-2147483648")), newPod("broken", notReady, costs("2147483647"))}, []string{"broken", "cheap"},
-		},
-		"at the same cost the younger go first": {
-			[]*corev1.Pod{newPod("old", costs("7")), newPod("young", costs("7"), younger(time.Minute))}, []string{"young", "old"},
-		},
-		"a malformed cost counts as none": {
-			[]*corev1.Pod{newPod("old", costs("cheap")), newPod("young", younger(time.Minute)), newPod("dear", costs("1"))}, []string{"young", "old", "dear"},
-		},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, worldConfig{maxConcurrent: 50, pods: tc.pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success})
-			for _, pod := range tc.pods {
-				w.add(pod.Name)
-			}
-			w.settled()
-			w.updateBudget(newBudget("web", int32(len(tc.pods))))
-			w.until("all were sent", 0, w.sentTo(len(tc.pods)))
-			var want []string
-			for _, pod := range tc.want {
-				want = append(want, pod+"/uid-"+pod)
-			}
-			if got := w.host.sent(); !slices.Equal(got, want) {
-				t.Errorf("got %v, want %v", got, want)
-			}
-		})
-	}
-}
-
-func TestDeletionCost(t *testing.T) {
-	for name, tc := range map[string]struct {
-		pod  *corev1.Pod
-		want int32
-		ok   bool
-	}{
-		"none is 0":               {newPod("web-0"), 0, true},
-		"0":                       {newPod("web-0", costs("0")), 0, true},
-		"a positive one":          {newPod("web-0", costs("10")), 10, true},
-		"a negative one":          {newPod("web-0", costs("-10")), -10, true},
-		"the greatest":            {newPod("web-0", costs("2147483647")), 2147483647, true},
-		"the least":               {newPod("web-0", costs("-2147483648")), -2147483648, true},
-		"one beyond the greatest": {newPod("web-0", costs("2147483648")), 0, false},
-		"an empty one":            {newPod("web-0", costs("")), 0, false},
-		"a word":                  {newPod("web-0", costs("low")), 0, false},
-		"a fraction":              {newPod("web-0", costs("1.5")), 0, false},
-		"a plus sign":             {newPod("web-0", costs("+1")), 0, false},
-		"a leading zero":          {newPod("web-0", costs("010")), 0, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got, ok := deletionCost(tc.pod); got != tc.want || ok != tc.ok {
-				t.Errorf("got %d, %v, want %d, %v", got, ok, tc.want, tc.ok)
-			}
-		})
-	}
-}
-
-func TestMalformedDeletionCostIsToldOnce(t *testing.T) {
-	pod := newPod("web-0", costs("low"))
-	w := newWorld(t, worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{pod}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success})
-	w.add("web-0")
-	w.settled()
-	w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {
-		b.Generation, b.Status.ObservedGeneration, b.Status.CurrentHealthy = 2, 2, 3 // a pod that is not ready may not go then
-	}))
-	w.updatePod(newPod("web-0", costs("low"), notReady))
-	w.until("the pod's change was seen", 0, func() bool {
-		w.queue.mu.Lock()
-		defer w.queue.mu.Unlock()
-		return w.queue.items[evacuationOf("web-0")].notReady
-	})
-	w.updatePod(newPod("web-0", costs("lower")))
-	w.until("the other value was told", 0, func() bool { return len(w.badCosts()) == 2 })
-	if got, want := w.badCosts(), []string{"web-0 low", "web-0 lower"}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
-}
-
 func TestPodsThatBypassTheirBudget(t *testing.T) {
 	closed := func(mods ...func(*policyv1.PodDisruptionBudget)) []*policyv1.PodDisruptionBudget {
 		return []*policyv1.PodDisruptionBudget{newBudget("web", 0, mods...)}
@@ -312,6 +219,8 @@ func TestPodsThatBypassTheirBudget(t *testing.T) {
 
 func TestBlockers(t *testing.T) {
 	tests := map[string]struct {
+		// pod is an ordinary one if nil.
+		pod     *corev1.Pod
 		budgets []*policyv1.PodDisruptionBudget
 		answer  func(string) error
 		want    string
@@ -341,6 +250,16 @@ func TestBlockers(t *testing.T) {
 			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 5, func(b *policyv1.PodDisruptionBudget) { b.Generation = 2 })},
 			want:    "PodDisruptionBudget", maxCalls: 1, failed: 1,
 		},
+		"a budget below what it desires, which no eviction has done": {
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, withHealthy(8))}, want: "UnhealthyPodsHoldBudget", maxCalls: 1, failed: 1,
+		},
+		"a pod that is not ready in such a budget": {
+			pod: newPod("web-0", notReady), budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, withHealthy(8))},
+			want: "UnhealthyPodsHoldBudget", maxCalls: 1, failed: 1,
+		},
+		"a budget that is at what it desires": {
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, want: "PodDisruptionBudget", maxCalls: 1, failed: 1,
+		},
 		"a right that is missing": {
 			answer: func(string) error { return apierrors.NewForbidden(podResource, "web-0", fmt.Errorf("RBAC")) }, want: "EvictionForbidden", maxCalls: 1,
 		},
@@ -357,7 +276,11 @@ func TestBlockers(t *testing.T) {
 			if answer == nil {
 				answer = func(string) error { return budgetClosed() }
 			}
-			w := newWorld(t, worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")}, budgets: tc.budgets, answer: answer})
+			pod := tc.pod
+			if pod == nil {
+				pod = newPod("web-0")
+			}
+			w := newWorld(t, worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{pod}, budgets: tc.budgets, answer: answer})
 			w.add("web-0")
 			w.settled()
 			w.until("it is blocked", 10*time.Millisecond, func() bool { return w.reason("web-0") != "" })
@@ -383,6 +306,40 @@ func TestBlockers(t *testing.T) {
 			w.until("it was sent", 100*time.Millisecond, w.sentTo(calls+1))
 		})
 	}
+}
+
+// At its limit a budget looks the same between two steps of a drain and when a pod never gets ready; only time tells.
+func TestUnhealthyPodsAreToldFromThoseThatStart(t *testing.T) {
+	w := newWorld(t, worldConfig{
+		maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
+		answer: func(string) error { return budgetClosed() },
+	})
+	w.add("web-0")
+	w.settled()
+	w.pass(blockedAfter+time.Second, time.Second)
+	if got := w.reason("web-0"); got != "PodDisruptionBudget" {
+		t.Fatalf("got %q after %s, want PodDisruptionBudget", got, blockedAfter)
+	}
+	w.pass(steadyAfter-blockedAfter-2*time.Second, time.Second)
+	if got := w.reason("web-0"); got != "PodDisruptionBudget" {
+		t.Errorf("got %q before a minute has passed, want PodDisruptionBudget", got)
+	}
+	w.pass(2*time.Second, time.Second)
+	if got := w.reason("web-0"); got != "UnhealthyPodsHoldBudget" {
+		t.Errorf("got %q after a minute, want UnhealthyPodsHoldBudget", got)
+	}
+	// One more is missing: the pods are moving again, but the budget is below what it desires.
+	w.updateBudget(newBudget("web", 0, withHealthy(8)))
+	w.until("the budget was seen", 0, func() bool {
+		w.queue.mu.Lock()
+		defer w.queue.mu.Unlock()
+		return w.queue.items[evacuationOf("web-0")].lane.budget.Status.CurrentHealthy == 8
+	})
+	if got := w.reason("web-0"); got != "UnhealthyPodsHoldBudget" {
+		t.Errorf("got %q with one more missing, want UnhealthyPodsHoldBudget", got)
+	}
+	w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) { b.Status.ExpectedPods = 9 }))
+	w.until("all pods are healthy, which the budget wants", 0, func() bool { return w.reason("web-0") == "PodDisruptionBudget" })
 }
 
 func TestOverloadSlowsEverythingDown(t *testing.T) {

@@ -74,15 +74,10 @@ func (t *trouble) addUse(u *budgetUse) {
 
 // refusal says why the budget allows nothing now.
 func (u *budgetUse) refusal() pdb.Refusal {
-	refusal, status := pdb.Explain(u.budget), u.budget.Status
-	unhealthy := status.ExpectedPods - status.CurrentHealthy
-	if refusal.Reason != maintenancev1alpha1.ReasonPodDisruptionBudget || !pdb.IsCurrent(u.budget) || u.unready == 0 || unhealthy <= 0 {
-		return refusal
+	if u.unready > 0 {
+		if refusal, held := pdb.HeldByUnhealthy(u.budget, false, false); held {
+			return refusal
+		}
 	}
-	return pdb.Refusal{
-		Reason: maintenancev1alpha1.ReasonUnhealthyPodsHoldBudget,
-		Message: fmt.Sprintf("PodDisruptionBudget %s allows no disruption, not even of pods that are not ready: %d of %d pods are healthy and %d must be. "+
-			"Get the others ready, or set unhealthyPodEvictionPolicy to AlwaysAllow, which lets them go.",
-			u.budget.Name, status.CurrentHealthy, status.ExpectedPods, status.DesiredHealthy),
-	}
+	return pdb.Explain(u.budget)
 }

@@ -18,6 +18,7 @@ package pdb
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -156,6 +157,47 @@ func TestHolds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if got := Holds(&test.pod); got != test.want {
 				t.Errorf("got %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestHeldByUnhealthy(t *testing.T) {
+	always := func(b *policyv1.PodDisruptionBudget) {
+		b.Spec.UnhealthyPodEvictionPolicy = ptr.To(policyv1.AlwaysAllow)
+	}
+	for name, tc := range map[string]struct {
+		healthy, desired, expected int32
+		mod                        func(*policyv1.PodDisruptionBudget)
+		ready, steady, want        bool
+		says                       string
+	}{
+		"a pod that is not ready, in a budget that has too few":           {healthy: 3, desired: 4, expected: 5, want: true, says: "2 of 5 pods are not ready"},
+		"a pod that is not ready, in a budget that has enough":            {healthy: 4, desired: 4, expected: 5},
+		"a pod that is not ready, if such always go":                      {healthy: 3, desired: 4, expected: 5, mod: always},
+		"a pod that is not ready, in a budget that never allows":          {healthy: 4, desired: 5, expected: 5, want: true, says: "AlwaysAllow"},
+		"a ready pod, in a budget that has too few":                       {healthy: 3, desired: 4, expected: 5, ready: true, want: true, says: "PodDisruptionBudget web"},
+		"a ready pod, in a budget that has too few, if such always go":    {healthy: 3, desired: 4, expected: 5, ready: true, mod: always, want: true, says: "Get them ready."},
+		"a ready pod, in a budget that has just enough":                   {healthy: 4, desired: 4, expected: 5, ready: true},
+		"a ready pod, in a budget that has had just enough for a while":   {healthy: 4, desired: 4, expected: 5, ready: true, steady: true, want: true, says: "1 of 5"},
+		"a ready pod, in a budget that would not let it go if all were":   {healthy: 4, desired: 5, expected: 5, ready: true, steady: true},
+		"a ready pod, in a budget whose pods are all healthy":             {healthy: 5, desired: 5, expected: 5, ready: true, steady: true},
+		"a budget whose status is that of another spec":                   {healthy: 3, desired: 4, expected: 5, mod: func(b *policyv1.PodDisruptionBudget) { b.Generation++ }},
+		"a budget with more evictions than the API server stands for now": {healthy: 3, desired: 4, expected: 5, mod: func(b *policyv1.PodDisruptionBudget) { b.Status.DisruptionsAllowed = -1 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := &policyv1.PodDisruptionBudget{
+				ObjectMeta: metav1.ObjectMeta{Name: "web", Generation: 1},
+				Status: policyv1.PodDisruptionBudgetStatus{
+					ObservedGeneration: 1, CurrentHealthy: tc.healthy, DesiredHealthy: tc.desired, ExpectedPods: tc.expected,
+				},
+			}
+			if tc.mod != nil {
+				tc.mod(b)
+			}
+			got, held := HeldByUnhealthy(b, tc.ready, tc.steady)
+			if held != tc.want || !strings.Contains(got.Message, tc.says) {
+				t.Errorf("got %v and %q, want %v and %q", held, got.Message, tc.want, tc.says)
 			}
 		})
 	}

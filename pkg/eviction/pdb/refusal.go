@@ -74,6 +74,33 @@ func Explain(budget *policyv1.PodDisruptionBudget) Refusal {
 	return refusal
 }
 
+// HeldByUnhealthy says whether what keeps a pod under a budget that allows nothing is that others of its kind, or it itself, are not healthy, and
+// explains it then. steady says that as many are missing as a while ago: a budget that is merely between two steps of a drain looks alike,
+// except that no eviction takes it below what it desires.
+func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (Refusal, bool) {
+	refusal, status := Explain(budget), budget.Status
+	unhealthy := status.ExpectedPods - status.CurrentHealthy
+	if refusal.Reason != maintenancev1alpha1.ReasonPodDisruptionBudget || !IsCurrent(budget) || unhealthy <= 0 {
+		return Refusal{}, false
+	}
+	short := status.CurrentHealthy < status.DesiredHealthy
+	switch {
+	case !ready && !LetsUnreadyGo(budget):
+	case ready && status.ExpectedPods > status.DesiredHealthy && (short || steady):
+	default:
+		return Refusal{}, false
+	}
+	advice := "Get them ready."
+	if policy := budget.Spec.UnhealthyPodEvictionPolicy; policy == nil || *policy != policyv1.AlwaysAllow {
+		advice = "Get them ready, or set unhealthyPodEvictionPolicy to AlwaysAllow in the budget, which lets pods go that are not."
+	}
+	return Refusal{
+		Reason: maintenancev1alpha1.ReasonUnhealthyPodsHoldBudget,
+		Message: fmt.Sprintf("PodDisruptionBudget %s allows no disruption, because %d of %d pods are not ready or missing: %d are healthy and %d must be. %s",
+			budget.Name, unhealthy, status.ExpectedPods, status.CurrentHealthy, status.DesiredHealthy, advice),
+	}, true
+}
+
 // TooManyDisruptedPods is the refusal by a budget whose status is out of order; what says in a sentence how.
 func TooManyDisruptedPods(what string) Refusal {
 	return Refusal{

@@ -1,0 +1,119 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+)
+
+func TestOrderWithinALane(t *testing.T) {
+	tests := map[string]struct {
+		pods []*corev1.Pod
+		want []string
+	}{
+		"the younger go first": {
+			[]*corev1.Pod{newPod("old"), newPod("young", younger(time.Minute)), newPod("older", younger(-time.Minute))}, []string{"young", "old", "older"},
+		},
+		"those that are not ready go before the younger": {
+			[]*corev1.Pod{newPod("young", younger(time.Minute)), newPod("broken", notReady)}, []string{"broken", "young"},
+		},
+		"those that are cheaper to lose go before the younger": {
+			[]*corev1.Pod{newPod("young", younger(time.Minute)), newPod("cheap", costs("-5")), newPod("dear", costs("100")), newPod("cheaper", costs("-50"))},
+			[]string{"cheaper", "cheap", "young", "dear"},
+		},
+		"those that are not ready go before the cheaper": {
+			[]*corev1.Pod{newPod("cheap", costs("-2147483648")), newPod("broken", notReady, costs("2147483647"))}, []string{"broken", "cheap"},
+		},
+		"at the same cost the younger go first": {
+			[]*corev1.Pod{newPod("old", costs("7")), newPod("young", costs("7"), younger(time.Minute))}, []string{"young", "old"},
+		},
+		"a malformed cost counts as none": {
+			[]*corev1.Pod{newPod("old", costs("cheap")), newPod("young", younger(time.Minute)), newPod("dear", costs("1"))}, []string{"young", "old", "dear"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, worldConfig{maxConcurrent: 50, pods: tc.pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success})
+			for _, pod := range tc.pods {
+				w.add(pod.Name)
+			}
+			w.settled()
+			w.updateBudget(newBudget("web", int32(len(tc.pods))))
+			w.until("all were sent", 0, w.sentTo(len(tc.pods)))
+			var want []string
+			for _, pod := range tc.want {
+				want = append(want, pod+"/uid-"+pod)
+			}
+			if got := w.host.sent(); !slices.Equal(got, want) {
+				t.Errorf("got %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+func TestDeletionCost(t *testing.T) {
+	for name, tc := range map[string]struct {
+		pod  *corev1.Pod
+		want int32
+		ok   bool
+	}{
+		"none is 0":               {newPod("web-0"), 0, true},
+		"0":                       {newPod("web-0", costs("0")), 0, true},
+		"a positive one":          {newPod("web-0", costs("10")), 10, true},
+		"a negative one":          {newPod("web-0", costs("-10")), -10, true},
+		"the greatest":            {newPod("web-0", costs("2147483647")), 2147483647, true},
+		"the least":               {newPod("web-0", costs("-2147483648")), -2147483648, true},
+		"one beyond the greatest": {newPod("web-0", costs("2147483648")), 0, false},
+		"an empty one":            {newPod("web-0", costs("")), 0, false},
+		"a word":                  {newPod("web-0", costs("low")), 0, false},
+		"a fraction":              {newPod("web-0", costs("1.5")), 0, false},
+		"a plus sign":             {newPod("web-0", costs("+1")), 0, false},
+		"a leading zero":          {newPod("web-0", costs("010")), 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got, ok := deletionCost(tc.pod); got != tc.want || ok != tc.ok {
+				t.Errorf("got %d, %v, want %d, %v", got, ok, tc.want, tc.ok)
+			}
+		})
+	}
+}
+
+func TestMalformedDeletionCostIsToldOnce(t *testing.T) {
+	pod := newPod("web-0", costs("low"))
+	w := newWorld(t, worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{pod}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success})
+	w.add("web-0")
+	w.settled()
+	w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {
+		b.Generation, b.Status.ObservedGeneration, b.Status.CurrentHealthy = 2, 2, 3 // a pod that is not ready may not go then
+	}))
+	w.updatePod(newPod("web-0", costs("low"), notReady))
+	w.until("the pod's change was seen", 0, func() bool {
+		w.queue.mu.Lock()
+		defer w.queue.mu.Unlock()
+		return w.queue.items[evacuationOf("web-0")].notReady
+	})
+	w.updatePod(newPod("web-0", costs("lower")))
+	w.until("the other value was told", 0, func() bool { return len(w.badCosts()) == 2 })
+	if got, want := w.badCosts(), []string{"web-0 low", "web-0 lower"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
