@@ -47,10 +47,14 @@ func (d *decision) decideBlocked(s situation) {
 		if s.eviction.Known {
 			d.setBlocked(s, s.eviction.Blocker)
 		}
-	case d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassEviction:
-		d.setBlocked(s, noEvacuator(s))
+	case d.status.ActiveEvacuatorClass != maintenancev1alpha1.EvacuatorClassEviction:
+		d.decideProgress(s)
+	case s.podType == maintenancev1alpha1.PodTypeDefault:
+		until := heldUntil(s)
+		d.wakeAt(until)
+		d.setBlocked(s, recreated(s, until))
 	default:
-		d.clearBlocked(s)
+		d.setBlocked(s, noEvacuator(s))
 	}
 }
 

@@ -137,7 +137,12 @@ func TestForbidIsNeverEvicted(t *testing.T) {
 func TestHandOverByDeadline(t *testing.T) {
 	w := newWorld(t, 0, newEvacuation(withEvacuators(classA, classB)), newPod(), newNode(corev1.ConditionTrue))
 	w.until("the first has the turn", 0, hasClass(classA))
+	w.until("it is named since it is silent", time.Second, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuatorNotProgressing))
+	w.expectEvent(EventBlocked)
 	w.until("the second has the turn", time.Second, hasClass(classB))
+	if meta.IsStatusConditionTrue(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked) {
+		t.Error("it is still blocked although the next one has just got its turn")
+	}
 	w.expectEvent(EventHandedOver)
 	if elapsed := w.clock.Since(start); elapsed < DefaultEvacuatorStartDeadline {
 		t.Errorf("got the hand-over after %s, want not before %s", elapsed, DefaultEvacuatorStartDeadline)

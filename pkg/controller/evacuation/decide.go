@@ -52,6 +52,8 @@ type situation struct {
 	nodeUnreachable bool
 	// targeted: the drain has reached the pod on its node. Only looked up for the evacuators that wait for it.
 	targeted bool
+	// comebacks is how often pods like this one were evacuated from the node and came back.
+	comebacks int
 	// eviction is how far the pod's eviction is, if it was asked for.
 	eviction eviction.State
 	// servingSince is since when this leader serves.
@@ -182,7 +184,7 @@ func (d *decision) decideTurn(s situation) {
 		d.wakeAt(d.deadline(s).at)
 	}
 	d.evict = d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassEviction &&
-		s.pod.DeletionTimestamp == nil && s.podType == maintenancev1alpha1.PodTypeDefault
+		s.pod.DeletionTimestamp == nil && s.podType == maintenancev1alpha1.PodTypeDefault && !s.now.Before(heldUntil(s))
 	d.decideBlocked(s)
 }
 
@@ -214,6 +216,8 @@ func (d *decision) reasonToGiveUp(s situation) string {
 
 // deadline is by when the active evacuator has to report.
 type deadline struct {
+	// since is when it last reported, or got its turn.
+	since  time.Time
 	at     time.Time
 	length time.Duration
 	// reported: the evacuator has reported since it got its turn.
@@ -230,16 +234,15 @@ func (d *decision) deadline(s situation) deadline {
 	if !result.reported {
 		result.length = min(result.length, s.startDeadline)
 	}
-	var progress time.Time
 	if stamp := d.status.EvacuationProgressTimestamp; stamp != nil {
-		progress = stamp.Time
+		result.since = stamp.Time
 	}
 	if !result.runs {
 		// Half of it, so that a good part is left whenever the drain gets here.
-		result.at = progress.Add(result.length / 2)
+		result.at = result.since.Add(result.length / 2)
 		return result
 	}
-	result.at = progress.Add(result.length)
+	result.at = result.since.Add(result.length)
 	if grace := s.servingSince.Add(min(result.length, longestGrace)); result.at.Before(grace) {
 		result.at = grace
 	}

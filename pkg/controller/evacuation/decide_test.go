@@ -304,7 +304,7 @@ func TestDecideCancellation(t *testing.T) {
 		"the evacuator forbids it and goes on": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "moving"), forbidding, withFinalizers()), pod: newPod(),
 			at:   2 * time.Minute,
-			want: outcome{Active: classA, Progress: time.Minute, Policy: forbid, Wake: 31 * time.Minute},
+			want: outcome{Active: classA, Progress: time.Minute, Policy: forbid, Wake: 16 * time.Minute},
 		},
 		"the evacuator forbade it, then gave up: the pod is not evicted": {
 			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA), reported(time.Minute, "moving"), forbidding, withFinalizers(),
@@ -340,15 +340,15 @@ func TestDecideTurn(t *testing.T) {
 		},
 		"the highest priority comes first": {
 			evacuation: newEvacuation(withEvacuators(classB, classA)), pod: newPod(), at: time.Minute,
-			want: outcome{Active: classB, Progress: time.Minute, Policy: allow, Wake: 6 * time.Minute}, says: classB,
+			want: outcome{Active: classB, Progress: time.Minute, Policy: allow, Wake: 3*time.Minute + 30*time.Second}, says: classB,
 		},
 		"an evacuator that has not reported has until the start deadline": {
 			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA)), pod: newPod(), at: 5*time.Minute - time.Second,
-			want: outcome{Active: classA, Policy: allow, Wake: 5 * time.Minute},
+			want: outcome{Active: classA, Policy: allow, Wake: 5 * time.Minute, Blocked: "EvacuatorNotProgressing", Events: EventBlocked},
 		},
 		"an evacuator that has not reported by then loses its turn": {
 			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA)), pod: newPod(), at: 5 * time.Minute,
-			want: outcome{Active: classB, Progress: 5 * time.Minute, Policy: allow, Wake: 10 * time.Minute, Events: EventHandedOver},
+			want: outcome{Active: classB, Progress: 5 * time.Minute, Policy: allow, Wake: 7*time.Minute + 30*time.Second, Events: EventHandedOver},
 			says: "a.example.com has not started within 5m0s",
 		},
 		"a shorter progress deadline counts for the start, too": {
@@ -359,15 +359,17 @@ func TestDecideTurn(t *testing.T) {
 		},
 		"a report that only moves the time is a report": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(3*time.Second, "")), pod: newPod(), at: 10 * time.Minute,
-			want: outcome{Active: classA, Progress: 3 * time.Second, Policy: allow, Wake: 30*time.Minute + 3*time.Second},
+			want: outcome{Active: classA, Progress: 3 * time.Second, Policy: allow, Wake: 15*time.Minute + 3*time.Second},
 		},
 		"the server's own stamp of the turn is no report": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Second, "")), pod: newPod(), at: time.Minute,
-			want: outcome{Active: classA, Progress: time.Second, Policy: allow, Wake: 5*time.Minute + time.Second},
+			want: outcome{Active: classA, Progress: time.Second, Policy: allow, Wake: 2*time.Minute + 31*time.Second},
 		},
 		"an evacuator that reports keeps its turn for the progress deadline": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(20*time.Minute, "copying")), pod: newPod(), at: 49 * time.Minute,
-			want: outcome{Active: classA, Progress: 20 * time.Minute, Policy: allow, Wake: 50 * time.Minute}, says: "copying",
+			want: outcome{
+				Active: classA, Progress: 20 * time.Minute, Policy: allow, Wake: 50 * time.Minute, Blocked: "EvacuatorNotProgressing", Events: EventBlocked,
+			}, says: "copying",
 		},
 		"an evacuator that falls silent loses its turn": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(20*time.Minute, "copying")), pod: newPod(), at: 50 * time.Minute,
@@ -378,20 +380,20 @@ func TestDecideTurn(t *testing.T) {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying"), func(e *maintenancev1alpha1.Evacuation) {
 				e.Spec.ProgressDeadlineSeconds = nil
 			}), pod: newPod(), at: 2 * time.Minute,
-			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 31 * time.Minute},
+			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 16 * time.Minute},
 		},
 		"an evacuator that is done hands over at once, with what it said": {
 			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA), reported(time.Minute, "strategy is Recreate"), done,
 				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
 					st.ExpectedEvacuationFinishTime, st.EvacuationCancellationPolicy = after(time.Hour), forbid
 				})), pod: newPod(), at: time.Minute,
-			want: outcome{Active: classB, Progress: time.Minute, Policy: allow, Wake: 6 * time.Minute, Events: EventHandedOver},
+			want: outcome{Active: classB, Progress: time.Minute, Policy: allow, Wake: 3*time.Minute + 30*time.Second, Events: EventHandedOver},
 			says: `a.example.com says it is done ("strategy is Recreate")`,
 		},
 		"a new leader lets evacuators report first": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")), pod: newPod(), at: 62 * time.Minute,
 			mod:  servingSince(time.Hour),
-			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 65 * time.Minute},
+			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 62*time.Minute + 30*time.Second},
 		},
 		"a new leader does not wait longer than the deadline": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying"), func(e *maintenancev1alpha1.Evacuation) {

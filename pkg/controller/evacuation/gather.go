@@ -51,12 +51,34 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 		return s, err
 	}
 	s.podType = podTypeOf(pod, node)
+	if s.comebacks, err = c.comebacks(evacuation, pod); err != nil {
+		return s, err
+	}
 	s.nodeUnreachable = node != nil && readiness(node) == corev1.ConditionUnknown
 	if node == nil || !waitsForDrain(evacuation.Status.ActiveEvacuatorClass) {
 		return s, nil
 	}
 	s.targeted, err = c.isTargeted(pod, node)
 	return s, err
+}
+
+// comebacks counts how often the pod has come back to its node. Evacuations tell only while they are kept, so it need not be asked of pods that
+// are older than that.
+func (c *Controller) comebacks(evacuation *maintenancev1alpha1.Evacuation, pod *corev1.Pod) (int, error) {
+	if evacuation.CreationTimestamp.Sub(pod.CreationTimestamp.Time) > c.completedTTL {
+		return 0, nil
+	}
+	objects, err := c.evacuationIndexer.ByIndex(evacuationsByNode, pod.Spec.NodeName)
+	if err != nil {
+		return 0, err
+	}
+	evacuations := make([]*maintenancev1alpha1.Evacuation, 0, len(objects))
+	for _, object := range objects {
+		if e, ok := object.(*maintenancev1alpha1.Evacuation); ok {
+			evacuations = append(evacuations, e)
+		}
+	}
+	return countComebacks(pod, evacuations), nil
 }
 
 // pod returns the Evacuation's pod; nil only if it is certain that it is gone. That a pod is not in the cache does not say that: the cache

@@ -1,0 +1,72 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"fmt"
+	"time"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/eviction"
+)
+
+// decideProgress complains about an active evacuator that has been silent for half of its deadline: early enough for somebody to look after it
+// before it loses its turn.
+func (d *decision) decideProgress(s situation) {
+	deadline := d.deadline(s)
+	quiet := d.quietAt(s, deadline)
+	switch {
+	case !deadline.runs:
+		d.clearBlocked(s)
+	case s.now.Before(quiet):
+		d.wakeAt(quiet)
+		d.clearBlocked(s)
+	default:
+		d.setBlocked(s, d.notProgressing(s, deadline))
+	}
+}
+
+// quietAt is when the active evacuator has been silent for too long. As with its deadline, a new leader gives it time to report first, but
+// does not take back what the one before has said.
+func (d *decision) quietAt(s situation, deadline deadline) time.Time {
+	quiet := deadline.since.Add(deadline.length / 2)
+	if was := blockerOf(&d.status); was != nil && was.Reason == maintenancev1alpha1.ReasonEvacuatorNotProgressing {
+		return quiet
+	}
+	if grace := s.servingSince.Add(min(deadline.length, longestGrace) / 2); quiet.Before(grace) {
+		return grace
+	}
+	return quiet
+}
+
+func (d *decision) notProgressing(s situation, deadline deadline) *eviction.Blocker {
+	active := d.status.ActiveEvacuatorClass
+	silent := fmt.Sprintf("Evacuator %s has not reported since %s", active, deadline.since.UTC().Format(time.RFC3339))
+	if !deadline.reported {
+		silent = fmt.Sprintf("Evacuator %s has not reported since it got its turn at %s", active, deadline.since.UTC().Format(time.RFC3339))
+	}
+	end := fmt.Sprintf("the turn goes to %s", evacuators.Next(s.evacuation.Spec.Evacuators, active))
+	if isWithdrawn(s.evacuation) {
+		end = "the evacuation ends, as nobody asks for it any more,"
+	}
+	return &eviction.Blocker{
+		Reason: maintenancev1alpha1.ReasonEvacuatorNotProgressing,
+		Message: fmt.Sprintf("%s. Unless it does, %s at %s. Check that the controller behind it runs and what it says about the pod.",
+			silent, end, deadline.at.UTC().Format(time.RFC3339)),
+	}
+}

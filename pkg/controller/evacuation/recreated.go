@@ -1,0 +1,107 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/eviction"
+)
+
+const (
+	// comebacksTolerated is how often a pod may come back to the node before it is held to be put there on purpose: the scheduler may bind one
+	// that it had chosen the node for before the cordon, and a controller may have been about to make another.
+	comebacksTolerated = 2
+	// firstHold is how long the first pod after those is left alone. Each further one is for twice as long.
+	firstHold = 10 * time.Second
+	// longestHold bounds it, and so how often a pod is evicted that always comes back.
+	longestHold = 5 * time.Minute
+)
+
+// countComebacks counts how many pods like this one were evacuated from the node one after the other, each made after the one before. Those that
+// were there together are siblings that left in one drain and count as one. What is known about pods that are gone is in the Evacuations that
+// are still kept: a name or, where each pod gets a new one, the labels.
+func countComebacks(pod *corev1.Pod, evacuations []*maintenancev1alpha1.Evacuation) int {
+	var left []*maintenancev1alpha1.Evacuation
+	for _, e := range evacuations {
+		if e.Namespace == pod.Namespace && e.Spec.PodRef.UID != pod.UID && hasEvacuated(e) && isAlike(pod, e) {
+			left = append(left, e)
+		}
+	}
+	slices.SortFunc(left, func(a, b *maintenancev1alpha1.Evacuation) int {
+		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
+	})
+	count := 0
+	var last *maintenancev1alpha1.Evacuation
+	for _, e := range left {
+		if last == nil || e.Spec.PodRef.Name == last.Spec.PodRef.Name || e.CreationTimestamp.After(goneAt(last)) {
+			last = e
+			count++
+		}
+	}
+	if last == nil || pod.Name != last.Spec.PodRef.Name && !pod.CreationTimestamp.After(last.CreationTimestamp.Time) {
+		return 0
+	}
+	return count
+}
+
+func hasEvacuated(e *maintenancev1alpha1.Evacuation) bool {
+	complete := meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionComplete)
+	return complete != nil && complete.Status == metav1.ConditionTrue && complete.Reason == maintenancev1alpha1.ReasonPodDeleted
+}
+
+func goneAt(e *maintenancev1alpha1.Evacuation) time.Time {
+	return meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionComplete).LastTransitionTime.Time
+}
+
+func isAlike(pod *corev1.Pod, e *maintenancev1alpha1.Evacuation) bool {
+	return e.Spec.PodRef.Name == pod.Name || len(pod.Labels) > 0 && equality.Semantic.DeepEqual(pod.Labels, e.Labels)
+}
+
+// heldUntil is until when a pod that keeps coming back is left alone; zero if it is not.
+func heldUntil(s situation) time.Time {
+	if s.comebacks <= comebacksTolerated {
+		return time.Time{}
+	}
+	hold := min(firstHold<<min(s.comebacks-comebacksTolerated-1, 10), longestHold)
+	return s.pod.CreationTimestamp.Add(hold)
+}
+
+// recreated is what to say about a pod that keeps coming back while it is left alone.
+func recreated(s situation, until time.Time) *eviction.Blocker {
+	owner := fmt.Sprintf("Pod %s, which has no owner,", s.pod.Name)
+	if refs := s.pod.OwnerReferences; len(refs) > 0 {
+		ref := &refs[0]
+		if controller := metav1.GetControllerOfNoCopy(s.pod); controller != nil {
+			ref = controller
+		}
+		owner = fmt.Sprintf("A pod of %s %s", ref.Kind, ref.Name)
+	}
+	return &eviction.Blocker{
+		Reason: maintenancev1alpha1.ReasonRecreated,
+		Message: fmt.Sprintf("%s has come back to node %s %d times after it was evacuated, the last time at %s. Stop what puts it there. It is evicted again at %s.",
+			owner, s.pod.Spec.NodeName, s.comebacks, s.pod.CreationTimestamp.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339)),
+	}
+}

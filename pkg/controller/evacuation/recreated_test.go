@@ -1,0 +1,175 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// pastEvacuation is the Evacuation of a pod that was asked to leave at some time and was gone at another.
+func pastEvacuation(pod string, asked, left time.Duration, mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+	uid := types.UID(fmt.Sprintf("%s-%d", pod, asked))
+	return newEvacuation(append([]func(*maintenancev1alpha1.Evacuation){func(e *maintenancev1alpha1.Evacuation) {
+		e.Name, e.UID, e.CreationTimestamp, e.Labels = evacuators.CanonicalName(pod, uid), "evacuation-"+uid, *after(asked), map[string]string{"app": "web"}
+		e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: pod, UID: uid}
+	}, withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, left)}, mods...)...)
+}
+
+func createdAt(at time.Duration) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.CreationTimestamp, p.Labels = *after(at), map[string]string{"app": "web"} }
+}
+
+func TestCountComebacks(t *testing.T) {
+	cancelled := func(e *maintenancev1alpha1.Evacuation) {
+		e.Status.Conditions[0].Reason = maintenancev1alpha1.ReasonCancelled
+	}
+	elsewhere := func(e *maintenancev1alpha1.Evacuation) { e.Namespace = "other" }
+	otherApp := func(e *maintenancev1alpha1.Evacuation) { e.Labels = map[string]string{"app": "api"} }
+	past := func(es ...*maintenancev1alpha1.Evacuation) []*maintenancev1alpha1.Evacuation { return es }
+	for name, tc := range map[string]struct {
+		pod  *corev1.Pod
+		past []*maintenancev1alpha1.Evacuation
+		want int
+	}{
+		"none if nothing was evacuated": {newPod(createdAt(time.Minute)), nil, 0},
+		"each earlier pod of the same name, however fast": {
+			newPod(createdAt(time.Second)), past(pastEvacuation(podName, 0, 0), pastEvacuation(podName, 0, time.Second), pastEvacuation(podName, time.Second, time.Second)), 3,
+		},
+		"each earlier pod with the same labels": {
+			newPod(createdAt(30 * time.Second)), past(pastEvacuation("web-x", 0, 5*time.Second), pastEvacuation("web-y", 10*time.Second, 15*time.Second)), 2,
+		},
+		"siblings that left together as one": {
+			newPod(createdAt(30 * time.Second)), past(pastEvacuation("web-x", 0, 5*time.Second), pastEvacuation("web-y", 0, 15*time.Second), pastEvacuation("web-z", time.Second, time.Second)), 1,
+		},
+		"none if the pod was there before the others left": {newPod(createdAt(-time.Hour)), past(pastEvacuation("web-x", 0, 5*time.Second)), 0},
+		"not those that were cancelled":                    {newPod(createdAt(time.Minute)), past(pastEvacuation(podName, 0, 5*time.Second, cancelled)), 0},
+		"not those of other namespaces":                    {newPod(createdAt(time.Minute)), past(pastEvacuation(podName, 0, 5*time.Second, elsewhere)), 0},
+		"not those of other apps":                          {newPod(createdAt(time.Minute)), past(pastEvacuation("api-x", 0, 5*time.Second, otherApp)), 0},
+		"not those without labels, unless by name": {
+			newPod(createdAt(time.Minute), func(p *corev1.Pod) { p.Labels = nil }),
+			past(pastEvacuation("x", 0, time.Second, func(e *maintenancev1alpha1.Evacuation) { e.Labels = nil })), 0,
+		},
+		"not its own": {newPod(createdAt(0)), past(newEvacuation(withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, 0))), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := countComebacks(tc.pod, tc.past); got != tc.want {
+				t.Errorf("got %d, want %d", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestDecideRecreated(t *testing.T) {
+	times := func(n int) func(*situation) { return func(s *situation) { s.comebacks = n } }
+	wasRecreated := withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonRecreated, 0)
+	runDecide(t, map[string]decideTest{
+		"a pod that came back twice is evicted": {
+			evacuation: newEvacuation(active(evict)), pod: newPod(createdAt(0)), mod: times(2), want: outcome{Active: evict, Policy: allow, Evict: true},
+		},
+		"one that came back three times is left alone for a while": {
+			evacuation: newEvacuation(active(evict)), pod: newPod(createdAt(0)), at: 9 * time.Second, mod: times(3),
+			want: outcome{Active: evict, Policy: allow, Blocked: "Recreated", Wake: 10 * time.Second, Events: EventBlocked},
+		},
+		"and evicted then": {
+			evacuation: newEvacuation(active(evict), wasRecreated), pod: newPod(createdAt(0)), at: 10 * time.Second,
+			mod:  func(s *situation) { s.comebacks, s.eviction.Known = 3, true },
+			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Evict: true},
+		},
+		"each time it is left alone for longer": {
+			evacuation: newEvacuation(active(evict), wasRecreated), pod: newPod(createdAt(0)), at: 10 * time.Second, mod: times(5),
+			want: outcome{Active: evict, Policy: allow, Blocked: "Recreated", Wake: 40 * time.Second},
+		},
+		"but not for ever": {
+			evacuation: newEvacuation(active(evict), wasRecreated), pod: newPod(createdAt(0)), at: 10 * time.Second, mod: times(1000),
+			want: outcome{Active: evict, Policy: allow, Blocked: "Recreated", Wake: longestHold},
+		},
+		"it is over when the pods that went before are forgotten": {
+			evacuation: newEvacuation(active(evict), wasRecreated), pod: newPod(createdAt(0)), at: 9 * time.Second,
+			mod: func(s *situation) { s.eviction.Known = true }, want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Evict: true},
+		},
+		"evacuators are not held back": {
+			evacuation: newEvacuation(withEvacuators(classA), active(classA)), pod: newPod(createdAt(0)), at: 9 * time.Second, mod: times(3),
+			want: outcome{Active: classA, Policy: allow, Wake: 2*time.Minute + 30*time.Second},
+		},
+		"DaemonSet pods are not evicted anyway": {
+			evacuation: newEvacuation(active(evict)), pod: newPod(createdAt(0)), at: 9 * time.Second,
+			mod:  func(s *situation) { s.comebacks, s.podType = 3, maintenancev1alpha1.PodTypeDaemonSet },
+			want: outcome{Active: evict, Policy: allow, Blocked: "NoEvacuator", Events: EventBlocked},
+		},
+	})
+}
+
+func TestRecreatedNamesTheOwner(t *testing.T) {
+	for name, tc := range map[string]struct {
+		owners []metav1.OwnerReference
+		want   string
+	}{
+		"the controller":                {[]metav1.OwnerReference{{Kind: "ConfigMap", Name: "c"}, {Kind: "ReplicaSet", Name: "web-1", Controller: ptr.To(true)}}, "A pod of ReplicaSet web-1 has come back to node node-7 3 times"},
+		"an owner that does not manage": {[]metav1.OwnerReference{{Kind: "ConfigMap", Name: "revision-3"}}, "A pod of ConfigMap revision-3"},
+		"the pod if it has none":        {nil, "Pod web-1, which has no owner, has come back"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := decide(situation{
+				now: start, evacuation: newEvacuation(active(evict)), comebacks: 3, podType: maintenancev1alpha1.PodTypeDefault,
+				pod: newPod(createdAt(0), func(p *corev1.Pod) { p.OwnerReferences, p.Spec.NodeName = tc.owners, testNode }),
+			})
+			blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked)
+			if blocked == nil || !strings.Contains(blocked.Message, tc.want) {
+				t.Errorf("got %+v, want it to say %q", blocked, tc.want)
+			}
+		})
+	}
+}
+
+func TestComebacksAreGathered(t *testing.T) {
+	for name, tc := range map[string]struct {
+		created time.Duration
+		want    int
+	}{
+		"those of the node's Evacuations":                       {time.Minute, 3},
+		"of no pod that is older than what Evacuations tell of": {-DefaultCompletedTTL, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := newPod(createdAt(tc.created), func(p *corev1.Pod) { p.Spec.NodeName = testNode })
+			evacuation := newEvacuation(func(e *maintenancev1alpha1.Evacuation) { e.CreationTimestamp = *after(time.Minute) })
+			c, own := atRest(t, fake.NewClientset(pod), evacuation)
+			for i := range 3 {
+				past := pastEvacuation(podName, time.Duration(i)*time.Second, time.Duration(i)*time.Second)
+				if err := own.Maintenance().V1alpha1().Evacuations().Informer().GetIndexer().Add(past); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s, err := c.gather(t.Context(), evacuation)
+			if err != nil || s.comebacks != tc.want {
+				t.Errorf("got %d, %v, want %d", s.comebacks, err, tc.want)
+			}
+		})
+	}
+}
