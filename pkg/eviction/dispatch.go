@@ -192,6 +192,10 @@ func (q *Queue) settle(c call, a answer, mayHaveCounted bool, took time.Duration
 		c.lane.refuse(c.budgetVersion, now)
 	}
 	c.it.settle(a, now)
+	if a.verdict == verdictBudgetClosed && c.pass == passProbe && c.lane.open {
+		// The budget opened while it refused the probe, which must not make the pod miss that.
+		c.it.due, c.it.failures = now, 0
+	}
 	if q.items[c.it.Evacuation] != c.it {
 		q.leaveLane(c.it)
 		return

@@ -107,6 +107,21 @@ func TestClosedBudget(t *testing.T) {
 	}
 }
 
+func TestProbeThatIsRefusedWhileItsBudgetOpens(t *testing.T) {
+	answers := make(chan error)
+	w := newWorld(t, worldConfig{
+		live: true, maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
+		answer: func(string) error { return <-answers },
+	})
+	w.add("web-0")
+	w.until("a probe was sent", time.Second, w.sentTo(1))
+	w.updateBudget(newBudget("web", 1))
+	w.until("the opening was seen", 0, func() bool { return w.isOpen("web") })
+	answers <- budgetClosed()
+	w.until("the pod is sent at once", 0, w.sentTo(2))
+	answers <- nil
+}
+
 func TestBlockedStaysThroughAShortOpening(t *testing.T) {
 	w := newWorld(t, worldConfig{
 		maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
