@@ -23,7 +23,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"time"
@@ -31,6 +30,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"haulout.dev/haulout/test/bench/internal/devcluster"
 	"haulout.dev/haulout/test/internal/judge"
 )
 
@@ -45,17 +45,15 @@ func bench(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	bin, err := filepath.Abs(s.bin)
+	running, err := devcluster.Start(ctx, s.bin, s.nodes+s.spare, s.gogc)
+	if running != nil {
+		defer func() { err = errors.Join(err, running.Stop(ctx)) }()
+	}
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "haulout-bench-")
-	if err != nil {
-		return err
-	}
-	c := &cluster{programs: programs{binDir: bin, dir: dir}}
-	defer func() { err = errors.Join(err, c.stop(ctx)) }()
-	if err := c.start(ctx, s); err != nil {
+	c := &cluster{Cluster: running}
+	if err := c.setUp(ctx, s); err != nil {
 		return err
 	}
 	version, err := c.kube.Discovery().ServerVersion()
@@ -136,7 +134,7 @@ func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result
 	if err != nil {
 		return err
 	}
-	log, err := judge.OpenLog(c.auditLog())
+	log, err := judge.OpenLog(c.AuditLog())
 	if err != nil {
 		return err
 	}

@@ -20,10 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -38,6 +35,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	"haulout.dev/haulout/test/bench/internal/devcluster"
 	"haulout.dev/haulout/test/bench/internal/usage"
 	"haulout.dev/haulout/test/internal/judge"
 )
@@ -61,7 +59,7 @@ const (
 
 // cluster is the development cluster that all contenders share.
 type cluster struct {
-	programs
+	*devcluster.Cluster
 	kube    kubernetes.Interface
 	haulout clientset.Interface
 	running usage.Cluster
@@ -86,21 +84,13 @@ func connect(kubeconfig string) (kubernetes.Interface, clientset.Interface, erro
 	return kube, haulout, err
 }
 
-// start starts the cluster and makes the namespace and the pools of nodes.
-func (c *cluster) start(ctx context.Context, s settings) error {
-	up := []string{"up", "--cluster-dir=" + c.dir, "--nodes=" + strconv.Itoa(s.nodes+s.spare), "--pod-stages=fast", "--audit=true"}
-	// In two steps: how much garbage Go lets pile up is a setting of our server, and not of the others.
-	if _, err := c.run(ctx, nil, c.bin("cluster"), append(up, "--haulout=false")...); err != nil {
-		return err
-	}
-	if _, err := c.run(ctx, []string{fmt.Sprintf("GOGC=%d", s.gogc)}, c.bin("cluster"), append(up, "--haulout=true")...); err != nil {
-		return err
-	}
+// setUp makes the namespace and the pools of nodes.
+func (c *cluster) setUp(ctx context.Context, s settings) error {
 	var err error
-	if c.running, err = usage.Open(c.dir); err != nil {
+	if c.running, err = usage.Open(c.Dir); err != nil {
 		return err
 	}
-	if c.kube, c.haulout, err = connect(c.kubeconfig()); err != nil {
+	if c.kube, c.haulout, err = connect(c.Kubeconfig()); err != nil {
 		return err
 	}
 	nodes, err := c.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
@@ -122,19 +112,6 @@ func (c *cluster) start(ctx context.Context, s settings) error {
 	_, err = c.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	return err
 }
-
-// stop ends the cluster, whatever has happened, and removes what is left of it.
-func (c *cluster) stop(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), setupTime)
-	defer cancel()
-	_, err := c.run(ctx, nil, c.bin("cluster"), "down", "--cluster-dir="+c.dir, "--keep-data=0")
-	if err != nil {
-		return err
-	}
-	return os.RemoveAll(c.dir)
-}
-
-func (c *cluster) auditLog() string { return filepath.Join(c.dir, "logs", "kube-apiserver-audit.log") }
 
 // prepare puts the cluster into the state that every drain begins with: the workload runs on the nodes to be drained, all other nodes are
 // empty and open, nothing of an earlier drain is left, and no process has anything to do.

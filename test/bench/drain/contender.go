@@ -78,7 +78,7 @@ func (c *cluster) kubectlDrain(ctx context.Context, timeout time.Duration, what 
 	var sum effort
 	var errs error
 	for sum.starts < attempts {
-		cpu, err := c.run(ctx, nil, c.bin("kubectl"), "drain", what, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout="+timeout.String())
+		cpu, err := c.Run(ctx, nil, c.Program("kubectl"), "drain", what, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout="+timeout.String())
 		sum.cpu += cpu
 		sum.starts++
 		if err == nil || ctx.Err() != nil {
@@ -110,7 +110,7 @@ func (c *cluster) runLoop(ctx context.Context, s settings) (effort, error) {
 	if err != nil {
 		return effort{}, err
 	}
-	cpu, err := c.run(ctx, nil, self, loopCommand, "--kubeconfig="+c.kubeconfig(), "--namespace="+namespace, "--nodes="+selector,
+	cpu, err := c.Run(ctx, nil, self, loopCommand, "--kubeconfig="+c.Kubeconfig(), "--namespace="+namespace, "--nodes="+selector,
 		"--workers="+strconv.Itoa(s.workers), "--retry="+s.retry.String())
 	return effort{cpu: cpu, starts: 1}, err
 }

@@ -40,8 +40,8 @@ func main() { os.Exit(run()) }
 func run() int {
 	// Libraries would log into the table. What matters comes back as an error.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
-	// SIGHUP, too: a terminal that goes away must not leave a cluster behind.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	// SIGHUP and SIGPIPE, too: a terminal or a reader that goes away must not leave a cluster behind.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	defer stop()
 	do, args, out := bench, os.Args[1:], io.Writer(os.Stdout)
 	if len(args) > 0 && args[0] == loopCommand {

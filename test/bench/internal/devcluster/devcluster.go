@@ -1,0 +1,111 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package devcluster starts a development cluster for a measurement, runs programs on it, and stops it.
+package devcluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// stopTime is how long a program may take to end after it was told to.
+const stopTime = time.Minute
+
+// startTime is how long a start or a stop may take.
+const startTime = 5 * time.Minute
+
+// Cluster is a development cluster and the programs for it.
+type Cluster struct {
+	// Bin is the folder of the programs, Dir that of the cluster.
+	Bin, Dir string
+}
+
+// Start starts a cluster in a folder of its own, whose haulout-apiserver has GOGC set. What was started is there to be stopped in case of an
+// error, too.
+func Start(ctx context.Context, bin string, nodes, gogc int) (*Cluster, error) {
+	bin, err := filepath.Abs(bin)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "haulout-bench-")
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{Bin: bin, Dir: dir}
+	ctx, cancel := context.WithTimeoutCause(ctx, startTime, fmt.Errorf("the cluster did not start within %v", startTime))
+	defer cancel()
+	up := []string{"up", "--cluster-dir=" + dir, "--nodes=" + strconv.Itoa(nodes), "--pod-stages=fast", "--audit=true"}
+	// In two steps: how much garbage Go lets pile up is a setting of our server, and not of the others.
+	if _, err := c.Run(ctx, nil, c.Program("cluster"), append(up, "--haulout=false")...); err != nil {
+		return c, err
+	}
+	_, err = c.Run(ctx, []string{fmt.Sprintf("GOGC=%d", gogc)}, c.Program("cluster"), append(up, "--haulout=true")...)
+	return c, err
+}
+
+// Stop ends the cluster, also after the end of the context, and removes what is left of it.
+func (c *Cluster) Stop(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), startTime)
+	defer cancel()
+	if _, err := c.Run(ctx, nil, c.Program("cluster"), "down", "--cluster-dir="+c.Dir, "--keep-data=0"); err != nil {
+		return err
+	}
+	return os.RemoveAll(c.Dir)
+}
+
+// Program returns the path of a program.
+func (c *Cluster) Program(name string) string { return filepath.Join(c.Bin, name) }
+
+// Kubeconfig returns the path of the administrator's kubeconfig.
+func (c *Cluster) Kubeconfig() string { return filepath.Join(c.Dir, "kubeconfig") }
+
+// AuditLog returns the path of kube-apiserver's audit log.
+func (c *Cluster) AuditLog() string { return filepath.Join(c.Dir, "logs", "kube-apiserver-audit.log") }
+
+// Run runs a program as the cluster's administrator and returns the time that it took of the processors. The error has what it printed.
+func (c *Cluster) Run(ctx context.Context, environment []string, path string, args ...string) (time.Duration, error) {
+	var out bytes.Buffer
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env = append(append(os.Environ(), "KUBECONFIG="+c.Kubeconfig()), environment...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	// Ctrl-C reaches every process of the terminal's foreground group. These get it from here alone, once, so that they can clean up.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = stopTime
+	err := cmd.Run()
+	var cpu time.Duration
+	if cmd.ProcessState != nil {
+		cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	}
+	if ctx.Err() != nil {
+		return cpu, context.Cause(ctx)
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return cpu, fmt.Errorf("%s %s: %w\n%s", filepath.Base(path), args[0], err, strings.TrimSpace(out.String()))
+	}
+	return cpu, err
+}
