@@ -1,0 +1,101 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/kube-openapi/pkg/common"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/generated/openapi"
+)
+
+func TestStructural(t *testing.T) {
+	text := spec.Schema{SchemaProps: spec.SchemaProps{Type: []string{"string"}, Default: ""}}
+	models := map[string]common.OpenAPIDefinition{
+		"outer": {Schema: spec.Schema{SchemaProps: spec.SchemaProps{
+			Type: []string{"object"},
+			Properties: map[string]spec.Schema{
+				"one":  {SchemaProps: spec.SchemaProps{Ref: reference("inner"), Default: map[string]any{}}},
+				"many": {SchemaProps: spec.SchemaProps{Type: []string{"array"}, Items: &spec.SchemaOrArray{Schema: &spec.Schema{SchemaProps: spec.SchemaProps{Ref: reference("inner")}}}}},
+				"map":  {SchemaProps: spec.SchemaProps{Type: []string{"object"}, AdditionalProperties: &spec.SchemaOrBool{Allows: true, Schema: &text}}},
+			},
+		}}},
+		"inner": {Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{Type: []string{"object"}, Properties: map[string]spec.Schema{"name": text}},
+			VendorExtensible: spec.VendorExtensible{Extensions: spec.Extensions{
+				"x-kubernetes-map-type": "atomic", "x-kubernetes-patch-strategy": "merge",
+			}},
+		}},
+		"torn": {Schema: spec.Schema{SchemaProps: spec.SchemaProps{Ref: reference("nothing")}}},
+	}
+	inner := `{"type":"object","x-kubernetes-map-type":"atomic","properties":{"name":{"type":"string"}}}`
+	var want map[string]any
+	if err := json.Unmarshal([]byte(`{"type":"object","properties":{"one":`+inner+`,"many":{"type":"array","items":`+inner+
+		`},"map":{"type":"object","additionalProperties":{"type":"string"}}}}`), &want); err != nil {
+		t.Fatal(err)
+	}
+	got, err := structural(models, "outer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if _, err := structural(models, "torn"); err == nil {
+		t.Error("got no error for a reference to nothing")
+	}
+}
+
+func TestTheModelOfOursHasNoReferences(t *testing.T) {
+	model, err := structural(openapi.GetOpenAPIDefinitions(reference), v1alpha1.NodeMaintenance{}.OpenAPIModelName())
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := json.Marshal(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(content), `"$ref"`) || !strings.Contains(string(content), `"nodeSelectorTerms"`) {
+		t.Errorf("a reference is left, or the selector of nodes is not there: %s", content)
+	}
+}
+
+func TestPrintFigures(t *testing.T) {
+	var out strings.Builder
+	if err := printFigures(&out, []figure{newFigure("create, per object", [2]time.Duration{3 * time.Second, 2 * time.Second}, 100)}); err != nil {
+		t.Fatal(err)
+	}
+	want := "FIGURE              OURS      CRD       OURS / CRD\ncreate, per object  30.00 ms  20.00 ms  1.50\n"
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestMiddle(t *testing.T) {
+	given := []time.Duration{9, 1, 5}
+	if got := middle(given); got != 5 || !slices.Equal(given, []time.Duration{9, 1, 5}) {
+		t.Errorf("got %v of %v", got, given)
+	}
+}

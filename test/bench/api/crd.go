@@ -1,0 +1,79 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/dynamic"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/generated/openapi"
+)
+
+const (
+	crdGroup = "crd.bench.haulout.dev"
+	plural   = "nodemaintenances"
+	kind     = "NodeMaintenance"
+)
+
+var crds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+
+// makeCRD has kube-apiserver serve NodeMaintenances of another group, with the schema of ours, and waits until it does.
+func makeCRD(ctx context.Context, client dynamic.Interface) (dynamic.ResourceInterface, error) {
+	model, err := structural(openapi.GetOpenAPIDefinitions(reference), v1alpha1.NodeMaintenance{}.OpenAPIModelName())
+	if err != nil {
+		return nil, err
+	}
+	properties, ok := model["properties"].(map[string]any)
+	if !ok {
+		return nil, fmt.Errorf("the model of %s has no properties", kind)
+	}
+	// That of every object.
+	properties["metadata"] = map[string]any{"type": "object"}
+	definition := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": crds.GroupVersion().String(), "kind": "CustomResourceDefinition",
+		"metadata": map[string]any{"name": plural + "." + crdGroup},
+		"spec": map[string]any{
+			"group": crdGroup, "scope": "Cluster",
+			"names": map[string]any{"kind": kind, "plural": plural},
+			"versions": []any{map[string]any{
+				"name": v1alpha1.SchemeGroupVersion.Version, "served": true, "storage": true,
+				"subresources": map[string]any{"status": map[string]any{}},
+				"schema":       map[string]any{"openAPIV3Schema": model},
+			}},
+		},
+	}}
+	if _, err := client.Resource(crds).Create(ctx, definition, metav1.CreateOptions{}); err != nil {
+		return nil, err
+	}
+	served := client.Resource(schema.GroupVersionResource{Group: crdGroup, Version: v1alpha1.SchemeGroupVersion.Version, Resource: plural})
+	return served, wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		_, err := served.List(ctx, metav1.ListOptions{Limit: 1})
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+}

@@ -1,0 +1,211 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Command api measures what our API costs beside a CustomResourceDefinition with the same schema on the same kube-apiserver: to make objects, to
+// update them, to list all of them, and to hear of a change. Our server validates, keeps the history of stages and has controllers that look at
+// each object; nobody looks at the others.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/bench/internal/devcluster"
+)
+
+type settings struct {
+	objects, workers, turns, lists, samples, gogc int
+	bin, json                                     string
+}
+
+func main() {
+	// Libraries would log into the table. What matters comes back as an error.
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	var s settings
+	flag.IntVar(&s.objects, "objects", 10000, "number of objects of each kind")
+	flag.IntVar(&s.workers, "workers", 16, "number of requests at the same time")
+	flag.IntVar(&s.turns, "turns", 4, "how often the two take turns to make and to write their parts of the objects")
+	flag.IntVar(&s.lists, "lists", 5, "how often all objects are listed; the median counts")
+	flag.IntVar(&s.samples, "samples", 200, "how many changes are waited for; the median counts")
+	flag.IntVar(&s.gogc, "gogc", 30, "GOGC of haulout-apiserver; 30 is what its Deployment sets")
+	flag.StringVar(&s.bin, "bin", "bin", "folder of the programs of the development cluster")
+	flag.StringVar(&s.json, "json", "bin/bench-api.json", "file that the figures are written to")
+	flag.Parse()
+	if s.workers < 1 || s.turns < 1 || s.lists < 1 || s.samples < 1 || s.objects < s.turns || s.gogc < 1 || flag.NArg() > 0 {
+		fmt.Fprintln(os.Stderr, "bench-api: want --objects of at least --turns, all other numbers of at least 1, and nothing but flags")
+		os.Exit(2)
+	}
+	// SIGHUP and SIGPIPE, too: a terminal or a reader that goes away must not leave a cluster behind.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	err := run(ctx, s, os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench-api:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, s settings, out io.Writer) (err error) {
+	cluster, err := devcluster.Start(ctx, s.bin, 1, s.gogc)
+	if cluster != nil {
+		defer func() { err = errors.Join(err, cluster.Stop(ctx)) }()
+	}
+	if err != nil {
+		return err
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", cluster.Kubeconfig())
+	if err != nil {
+		return err
+	}
+	config.QPS = -1
+	client, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	ours := &target{client.Resource(v1alpha1.SchemeGroupVersion.WithResource(plural)), v1alpha1.SchemeGroupVersion.String()}
+	theirs := &target{apiVersion: crdGroup + "/" + v1alpha1.SchemeGroupVersion.Version}
+	if theirs.client, err = makeCRD(ctx, client); err != nil {
+		return err
+	}
+	spec, err := completeSpec(ctx, ours)
+	if err != nil {
+		return err
+	}
+	figures, err := compare(ctx, s, [2]*target{ours, theirs}, spec)
+	if err != nil {
+		return err
+	}
+	if err := printFigures(out, figures); err != nil {
+		return err
+	}
+	content, err := json.MarshalIndent(map[string]any{"objects": s.objects, "workers": s.workers, "figures": figures}, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(s.json, append(content, '\n'), 0o644)
+}
+
+// completeSpec returns the spec of a maintenance of no node as our server completes it, so that both store the same.
+func completeSpec(ctx context.Context, ours *target) (map[string]any, error) {
+	completed, err := ours.client.Create(ctx, ours.object(0, map[string]any{
+		"reason": "new kernel",
+		"nodeSelector": map[string]any{"nodeSelectorTerms": []any{map[string]any{
+			"matchExpressions": []any{map[string]any{"key": "bench.haulout.dev/none", "operator": "In", "values": []any{"true"}}},
+		}}},
+	}), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err != nil {
+		return nil, err
+	}
+	spec, _, err := unstructured.NestedMap(completed.Object, "spec")
+	return spec, err
+}
+
+// figure is what both took for the same, in seconds.
+type figure struct {
+	Name string `json:"name"`
+	// Ours is that of our API, CRD that of the CustomResourceDefinition, Ratio the former in parts of the latter: less is better for us.
+	Ours  float64 `json:"ours"`
+	CRD   float64 `json:"crd"`
+	Ratio float64 `json:"ratio"`
+}
+
+func newFigure(name string, took [2]time.Duration, per int) figure {
+	f := figure{Name: name, Ours: took[0].Seconds() / float64(per), CRD: took[1].Seconds() / float64(per)}
+	if took[1] > 0 {
+		f.Ratio = f.Ours / f.CRD
+	}
+	return f
+}
+
+// compare lets the two take turns, so that neither always gets the machine first.
+func compare(ctx context.Context, s settings, targets [2]*target, spec map[string]any) ([]figure, error) {
+	var created, updated [2]time.Duration
+	for _, phase := range []struct {
+		sums *[2]time.Duration
+		do   func(t *target, from, to int) (time.Duration, error)
+	}{
+		{&created, func(t *target, from, to int) (time.Duration, error) { return t.create(ctx, from, to, s.workers, spec) }},
+		{&updated, func(t *target, from, to int) (time.Duration, error) { return t.update(ctx, from, to, s.workers) }},
+	} {
+		for turn := range s.turns {
+			from, to := s.objects*turn/s.turns, s.objects*(turn+1)/s.turns
+			for _, i := range inTurn(turn) {
+				took, err := phase.do(targets[i], from, to)
+				if err != nil {
+					return nil, err
+				}
+				phase.sums[i] += took
+			}
+		}
+	}
+	var lists, latencies [2][]time.Duration
+	for turn := range s.lists {
+		for _, i := range inTurn(turn) {
+			took, err := targets[i].list(ctx, s.objects)
+			if err != nil {
+				return nil, err
+			}
+			lists[i] = append(lists[i], took)
+		}
+	}
+	for i, t := range targets {
+		var err error
+		if latencies[i], err = t.latencies(ctx, s.samples); err != nil {
+			return nil, err
+		}
+	}
+	return []figure{
+		newFigure("create, per object", created, s.objects),
+		newFigure("read and update, per object", updated, s.objects),
+		newFigure(fmt.Sprintf("list of %d", s.objects), [2]time.Duration{middle(lists[0]), middle(lists[1])}, 1),
+		newFigure("from write to watch event", [2]time.Duration{middle(latencies[0]), middle(latencies[1])}, 1),
+	}, nil
+}
+
+// inTurn is who begins in a turn, and who comes second.
+func inTurn(turn int) [2]int { return [2]int{turn % 2, (turn + 1) % 2} }
+
+// middle returns the median; of an even number the later one of the two in the middle.
+func middle(durations []time.Duration) time.Duration {
+	return slices.Sorted(slices.Values(durations))[len(durations)/2]
+}
+
+func printFigures(out io.Writer, figures []figure) error {
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "FIGURE\tOURS\tCRD\tOURS / CRD")
+	for _, f := range figures {
+		fmt.Fprintf(table, "%s\t%.2f ms\t%.2f ms\t%.2f\n", f.Name, f.Ours*1000, f.CRD*1000, f.Ratio)
+	}
+	return table.Flush()
+}

@@ -1,0 +1,154 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/util/retry"
+)
+
+// target is one of the two that are compared.
+type target struct {
+	client     dynamic.ResourceInterface
+	apiVersion string
+}
+
+func objectName(i int) string { return fmt.Sprintf("bench-%05d", i) }
+
+// object returns the object with a number.
+func (t *target) object(i int, spec map[string]any) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": t.apiVersion, "kind": kind, "metadata": map[string]any{"name": objectName(i)}, "spec": spec,
+	}}
+}
+
+// create makes the objects from one number up to another.
+func (t *target) create(ctx context.Context, from, to, workers int, spec map[string]any) (time.Duration, error) {
+	return timed(ctx, from, to, workers, func(ctx context.Context, i int) error {
+		_, err := t.client.Create(ctx, t.object(i, spec), metav1.CreateOptions{})
+		return err
+	})
+}
+
+// update reads each object, changes it and writes it back, as controllers do.
+func (t *target) update(ctx context.Context, from, to, workers int) (time.Duration, error) {
+	return timed(ctx, from, to, workers, func(ctx context.Context, i int) error {
+		return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+			object, err := t.client.Get(ctx, objectName(i), metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			object.SetAnnotations(map[string]string{annotation: "updated"})
+			_, err = t.client.Update(ctx, object, metav1.UpdateOptions{})
+			return err
+		})
+	})
+}
+
+// list reads all objects in one answer.
+func (t *target) list(ctx context.Context, want int) (time.Duration, error) {
+	begin := time.Now()
+	list, err := t.client.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return 0, err
+	}
+	if len(list.Items) != want {
+		return 0, fmt.Errorf("%s: %d objects are listed, there are %d", t.apiVersion, len(list.Items), want)
+	}
+	return time.Since(begin), nil
+}
+
+// annotation is what is changed.
+const annotation = "bench.haulout.dev/sample"
+
+// latencies writes to an object that many times and returns how long each write took to come back in a watch.
+func (t *target) latencies(ctx context.Context, samples int) ([]time.Duration, error) {
+	now, err := t.client.Get(ctx, objectName(0), metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	watcher, err := t.client.Watch(ctx, metav1.ListOptions{
+		FieldSelector: "metadata.name=" + objectName(0), ResourceVersion: now.GetResourceVersion(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer watcher.Stop()
+	out := make([]time.Duration, 0, samples)
+	for i := range samples {
+		sample := fmt.Sprint(i)
+		begin := time.Now()
+		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, annotation, sample)
+		if _, err := t.client.Patch(ctx, objectName(0), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			return nil, err
+		}
+		if err := await(ctx, watcher, sample); err != nil {
+			return nil, err
+		}
+		out = append(out, time.Since(begin))
+	}
+	return out, nil
+}
+
+// await reads a watch up to the event that shows a sample.
+func await(ctx context.Context, watcher watch.Interface, sample string) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case event, open := <-watcher.ResultChan():
+			if !open {
+				return errors.New("the watch ended")
+			}
+			if object, ok := event.Object.(*unstructured.Unstructured); ok && object.GetAnnotations()[annotation] == sample {
+				return nil
+			}
+		}
+	}
+}
+
+// timed calls do for each number, some at a time, and says how long all of it took.
+func timed(ctx context.Context, from, to, workers int, do func(context.Context, int) error) (time.Duration, error) {
+	var wg sync.WaitGroup
+	next, errs := make(chan int), make([]error, workers)
+	begin := time.Now()
+	for w := range workers {
+		wg.Go(func() {
+			for i := range next {
+				if errs[w] == nil {
+					errs[w] = do(ctx, i)
+				}
+			}
+		})
+	}
+	for i := from; i < to; i++ {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	return time.Since(begin), errors.Join(errs...)
+}

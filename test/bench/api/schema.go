@@ -1,0 +1,91 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"k8s.io/kube-openapi/pkg/common"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+)
+
+// structural returns a model as a CustomResourceDefinition takes it: without references and without what only describes built-in kinds.
+func structural(models map[string]common.OpenAPIDefinition, name string) (map[string]any, error) {
+	model, ok := models[name]
+	if !ok {
+		return nil, fmt.Errorf("there is no model %q", name)
+	}
+	content, err := json.Marshal(model.Schema)
+	if err != nil {
+		return nil, err
+	}
+	var schema map[string]any
+	if err := json.Unmarshal(content, &schema); err != nil {
+		return nil, err
+	}
+	return inline(models, schema)
+}
+
+// inline puts models in the place of references to them.
+func inline(models map[string]common.OpenAPIDefinition, schema map[string]any) (map[string]any, error) {
+	if reference, ok := schema["$ref"].(string); ok {
+		return structural(models, strings.TrimPrefix(reference, refPrefix))
+	}
+	for key := range schema {
+		if strings.HasPrefix(key, "x-kubernetes-patch-") || key == "x-kubernetes-group-version-kind" || key == "x-kubernetes-unions" {
+			delete(schema, key)
+		}
+	}
+	// The generator writes down the zero value of whatever must be given. That is no default, and may not even be allowed.
+	if schema["default"] == "" {
+		delete(schema, "default")
+	}
+	if properties, ok := schema["properties"].(map[string]any); ok {
+		for name, property := range properties {
+			replaced, err := inlineAny(models, property)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", name, err)
+			}
+			properties[name] = replaced
+		}
+	}
+	for _, key := range []string{"items", "additionalProperties"} {
+		if nested, ok := schema[key].(map[string]any); ok {
+			replaced, err := inline(models, nested)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", key, err)
+			}
+			schema[key] = replaced
+		}
+	}
+	return schema, nil
+}
+
+func inlineAny(models map[string]common.OpenAPIDefinition, schema any) (map[string]any, error) {
+	object, ok := schema.(map[string]any)
+	if !ok {
+		return nil, fmt.Errorf("%v is no schema", schema)
+	}
+	return inline(models, object)
+}
+
+const refPrefix = "#/definitions/"
+
+// reference is how models refer to each other.
+func reference(name string) spec.Ref { return spec.MustCreateRef(refPrefix + name) }
