@@ -1,0 +1,329 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+// serverRole is the role that lets the server do what it does in the cluster.
+const serverRole = "haulout-apiserver"
+
+// evacuate asks for a pod's evacuation, as an administrator who is not a maintenance. It is withdrawn with the test.
+func evacuate(t *testing.T, pod *corev1.Pod, modify ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
+	t.Helper()
+	evacuations := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(pod.Namespace)
+	e, err := evacuations.Create(t.Context(), evacuationOf(pod, modify...), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		// It may be gone already.
+		_, _ = evacuations.Patch(context.Background(), e.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	})
+	return e
+}
+
+// blocked waits until an Evacuation is blocked for a reason, in words that name what blocks it and what the reader can do.
+func blocked(t *testing.T, e *v1alpha1.Evacuation, reason string, words ...string) {
+	t.Helper()
+	var condition *metav1.Condition
+	framework.Eventually(t, fmt.Sprintf("pod %s is blocked: %s", e.Spec.PodRef.Name, reason), func(ctx context.Context) (bool, error) {
+		now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Get(ctx, e.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		condition = meta.FindStatusCondition(now.Status.Conditions, v1alpha1.ConditionBlocked)
+		if condition == nil || condition.Status != metav1.ConditionTrue || condition.Reason != reason {
+			return false, fmt.Errorf("status is %+v", now.Status)
+		}
+		return true, nil
+	})
+	if condition.LastTransitionTime.Before(&e.CreationTimestamp) {
+		t.Errorf("it says that it is blocked since %s, before it was asked for", condition.LastTransitionTime)
+	}
+	for _, word := range words {
+		if !strings.Contains(condition.Message, word) {
+			t.Errorf("%s does not say %q: %s", reason, word, condition.Message)
+		}
+	}
+}
+
+// notBlocked waits until nothing blocks an Evacuation any more: it says so, or its pod has left.
+func notBlocked(t *testing.T, e *v1alpha1.Evacuation) {
+	t.Helper()
+	framework.Eventually(t, "pod "+e.Spec.PodRef.Name+" is not blocked any more", func(ctx context.Context) (bool, error) {
+		now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Get(ctx, e.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		return !meta.IsStatusConditionTrue(now.Status.Conditions, v1alpha1.ConditionBlocked), nil
+	})
+}
+
+// leaves waits until an Evacuation's pod has left, which nothing blocks then.
+func leaves(t *testing.T, e *v1alpha1.Evacuation) {
+	t.Helper()
+	framework.Eventually(t, "pod "+e.Spec.PodRef.Name+" has left", func(ctx context.Context) (bool, error) {
+		now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Get(ctx, e.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		return conditionIs(now.Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue, v1alpha1.ReasonPodDeleted) &&
+			!meta.IsStatusConditionTrue(now.Status.Conditions, v1alpha1.ConditionBlocked), nil
+	})
+}
+
+// merge changes an object of the host cluster.
+func merge(t *testing.T, namespace, resource, name, patch string, more ...string) {
+	t.Helper()
+	cluster.MustKubectl(t, "", append([]string{"patch", resource, name, "-n", namespace, "--type=merge", "-p", patch}, more...)...)
+}
+
+// blockedCase is something that keeps a pod from leaving. It gets a node and a namespace of its own.
+type blockedCase func(t *testing.T, pool, node, namespace string)
+
+// TestBlocked tries each thing that may keep a pod from leaving: it is named with the object that blocks and with what the reader can do, and no
+// longer is when it is over.
+func TestBlocked(t *testing.T) {
+	t.Run("by a right that was taken away", func(t *testing.T) {
+		pool, nodes := cluster.NewPool(t, 1, true)
+		blockedByRights(t, pool, nodes[0], cluster.NewNamespace(t))
+	})
+	// The others do not disturb one another, and most of their time is waiting.
+	t.Run("together", func(t *testing.T) {
+		for name, try := range map[string]blockedCase{
+			"by a budget at its limit":                        blockedByBudget,
+			"by two budgets":                                  blockedByTwoBudgets,
+			"by pods that crash":                              blockedByCrashingPods,
+			"by a finalizer and by a dead kubelet":            blockedAfterItsGrace,
+			"by an evacuator that has stopped":                blockedByEvacuator,
+			"by somebody who puts the pod back":               blockedByReturn,
+			"by a namespace that cannot have new Evacuations": blockedByNamespace,
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				pool, nodes := cluster.NewPool(t, 1, true)
+				try(t, pool, nodes[0], cluster.NewNamespace(t))
+			})
+		}
+	})
+}
+
+func blockedByRights(t *testing.T, pool, node, namespace string) {
+	t.Helper()
+	roles := cluster.As(t).Kube.RbacV1().ClusterRoles()
+	role, err := roles.Get(t.Context(), serverRole, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := slices.Clone(role.Rules)
+	role.Rules = slices.DeleteFunc(role.Rules, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.Resources, "pods/eviction") })
+	if role, err = roles.Update(t.Context(), role, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	restored := false
+	restore := func(ctx context.Context) {
+		if restored {
+			return
+		}
+		restored = true
+		role.Rules = whole
+		if _, err := roles.Update(ctx, role, metav1.UpdateOptions{}); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(func() { restore(context.Background()) })
+	pod := cluster.PodOn(t, namespace, "web", pool, node)
+	framework.Eventually(t, "the right is gone", func(context.Context) (bool, error) {
+		out, _, _ := cluster.Kubectl(t, "", "auth", "can-i", "create", "pods/eviction", "--as=system:serviceaccount:haulout-system:haulout-apiserver")
+		return strings.TrimSpace(out) == "no", nil
+	})
+	e := evacuate(t, pod)
+	blocked(t, e, v1alpha1.ReasonEvictionForbidden, "pods/eviction", "Grant the server the right")
+	restore(t.Context())
+	leaves(t, e)
+}
+
+func blockedByBudget(t *testing.T, pool, node, namespace string) {
+	t.Helper()
+	pod := cluster.PodOn(t, namespace, "web", pool, node)
+	controlled(t, namespace, pool, "web", 1)
+	cluster.Budget(t, namespace, "web", 0)
+	e := evacuate(t, pod)
+	blocked(t, e, v1alpha1.ReasonPodDisruptionBudget, "PodDisruptionBudget web", "the budget asks for less")
+	merge(t, namespace, "pdb", "web", `{"spec":{"maxUnavailable":1}}`)
+	leaves(t, e)
+}
+
+func blockedByTwoBudgets(t *testing.T, pool, node, namespace string) {
+	t.Helper()
+	pod := cluster.PodOn(t, namespace, "web", pool, node, func(p *corev1.Pod) { p.Labels["tier"] = "front" })
+	controlled(t, namespace, pool, "web", 1)
+	cluster.Budget(t, namespace, "web", 1)
+	cluster.MustKubectl(t, "", "create", "poddisruptionbudget", "front", "-n", namespace, "--selector=tier=front", "--min-available=0")
+	e := evacuate(t, pod)
+	blocked(t, e, v1alpha1.ReasonMultiplePodDisruptionBudgets, "front, web", "delete all but one")
+	cluster.MustKubectl(t, "", "delete", "pdb", "front", "-n", namespace)
+	leaves(t, e)
+}
+
+func blockedByCrashingPods(t *testing.T, pool, node, namespace string) {
+	t.Helper()
+	controlled(t, namespace, pool, "web", 3)
+	cluster.Budget(t, namespace, "web", 1)
+	pods := livePods(t, namespace)
+	for _, pod := range pods[:2] {
+		merge(t, namespace, "pod", pod.Name, `{"status":{"conditions":[{"type":"Ready","status":"False","reason":"ContainersNotReady"}]}}`, "--subresource=status")
+	}
+	framework.Eventually(t, "the budget has counted", func(ctx context.Context) (bool, error) {
+		budget, err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(namespace).Get(ctx, "web", metav1.GetOptions{})
+		return err == nil && budget.Status.CurrentHealthy == 1, err
+	})
+	sick, healthy := evacuate(t, &pods[0]), evacuate(t, &pods[2])
+	for _, e := range []*v1alpha1.Evacuation{sick, healthy} {
+		blocked(t, e, v1alpha1.ReasonUnhealthyPodsHoldBudget, "PodDisruptionBudget web", "2 of 3 pods", "AlwaysAllow")
+	}
+	merge(t, namespace, "pdb", "web", `{"spec":{"unhealthyPodEvictionPolicy":"AlwaysAllow"}}`)
+	leaves(t, sick)
+	merge(t, namespace, "pod", pods[1].Name, `{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`, "--subresource=status")
+	leaves(t, healthy)
+}
+
+// blockedAfterItsGrace waits half a minute for two pods at once, whose grace period has passed: one that a finalizer holds, and one on a node that
+// nothing simulates, so that no kubelet ever stops it. What the control plane would conclude from that after a minute is written by the test.
+func blockedAfterItsGrace(t *testing.T, pool, node, namespace string) {
+	t.Helper()
+	const name, hold = "web", "e2e.haulout.dev/hold"
+	held := evacuate(t, cluster.PodOn(t, namespace, "held", pool, node, func(p *corev1.Pod) { p.Finalizers = []string{hold} }))
+	pool, nodes := cluster.NewPool(t, 1, false)
+	node = nodes[0]
+	answers := func(status corev1.ConditionStatus) {
+		merge(t, "", "node", node, fmt.Sprintf(`{"status":{"conditions":[{"type":"Ready","status":%q,"reason":"Test"}]}}`, status), "--subresource=status")
+	}
+	answers(corev1.ConditionTrue)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: framework.PodSpec(pool)}
+	pod.Spec.NodeName = node
+	pod, err := cluster.As(t).Kube.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	merge(t, namespace, "pod", name, `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`, "--subresource=status")
+	answers(corev1.ConditionUnknown)
+	e := evacuate(t, pod)
+	blocked(t, held, v1alpha1.ReasonPodFinalizer, hold, "Look after the controllers")
+	merge(t, namespace, "pod", "held", `{"metadata":{"finalizers":null}}`)
+	leaves(t, held)
+	blocked(t, e, v1alpha1.ReasonNodeUnreachable, node, "Bring the node back", corev1.TaintNodeOutOfService)
+	answers(corev1.ConditionTrue)
+	blocked(t, e, v1alpha1.ReasonPodTerminating, node, "has not stopped")
+	cluster.MustKubectl(t, "", "delete", "pod", name, "-n", namespace, "--force", "--grace-period=0")
+	leaves(t, e)
+}
+
+func blockedByEvacuator(t *testing.T, pool, node, namespace string) {
+	t.Helper()
+	const class, next = "mover.example.com", "helper.example.com"
+	pod := cluster.PodOn(t, namespace, "web", pool, node, func(p *corev1.Pod) {
+		p.Annotations = map[string]string{v1alpha1.AnnotationEvacuatorPrefix + class: "20000", v1alpha1.AnnotationEvacuatorPrefix + next: "15000"}
+	})
+	e := evacuate(t, pod, func(e *v1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](20) })
+	blocked(t, e, v1alpha1.ReasonEvacuatorNotProgressing, "Evacuator "+class, "goes to "+next, "Check that the controller")
+	report := []byte(`{"status":{"message":"copying"}}`)
+	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).
+		Patch(t.Context(), e.Name, types.MergePatchType, report, metav1.PatchOptions{}, "status"); err != nil {
+		t.Fatal(err)
+	}
+	notBlocked(t, e)
+}
+
+func blockedByReturn(t *testing.T, pool, node, namespace string) {
+	t.Helper()
+	for range 3 {
+		leaves(t, evacuate(t, cluster.PodOn(t, namespace, "installer", pool, node)))
+	}
+	e := evacuate(t, cluster.PodOn(t, namespace, "installer", pool, node))
+	blocked(t, e, v1alpha1.ReasonRecreated, "Pod installer, which has no owner", node, "3 times", "Stop what puts it there")
+	leaves(t, e)
+}
+
+// blockedByNamespace is the one that no Evacuation can tell of, as the namespace takes none: the maintenance does.
+func blockedByNamespace(t *testing.T, pool, node, namespace string) {
+	t.Helper()
+	const hold = "e2e.haulout.dev/hold"
+	cluster.PodOn(t, namespace, "web", pool, node, func(p *corev1.Pod) { p.Finalizers = []string{hold} })
+	cluster.MustKubectl(t, "", "delete", "namespace", namespace, "--wait=false")
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
+	framework.Eventually(t, "Drained names the namespace", func(ctx context.Context) (bool, error) {
+		now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		condition := meta.FindStatusCondition(now.Status.Conditions, v1alpha1.ConditionDrained)
+		if condition == nil || condition.Status != metav1.ConditionFalse || !strings.Contains(condition.Message, "namespace is being deleted: "+namespace) {
+			return false, fmt.Errorf("status is %+v", now.Status)
+		}
+		return true, nil
+	})
+	merge(t, namespace, "pod", "web", `{"metadata":{"finalizers":null}}`)
+	drained(t, nm.Name)
+}
+
+// controlled makes pods that a controller answers for, as budgets want it. A bare pod with the same label is adopted.
+func controlled(t *testing.T, namespace, pool, app string, replicas int32) {
+	t.Helper()
+	labels := map[string]string{"app": app}
+	sets := cluster.As(t).Kube.AppsV1().ReplicaSets(namespace)
+	if _, err := sets.Create(t.Context(), &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: app},
+		Spec: appsv1.ReplicaSetSpec{
+			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: framework.PodSpec(pool)},
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, "the pods of "+app+" are ready", func(ctx context.Context) (bool, error) {
+		set, err := sets.Get(ctx, app, metav1.GetOptions{})
+		return err == nil && set.Status.ReadyReplicas == replicas, err
+	})
+}
+
+// livePods returns the pods of a namespace that were not asked to stop.
+func livePods(t *testing.T, namespace string) []corev1.Pod {
+	t.Helper()
+	list, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
+}
