@@ -73,6 +73,7 @@ func (q *Queue) step(ctx context.Context, calls *sync.WaitGroup) time.Time {
 	q.tidyLanes(now)
 	q.review(now)
 	evictionsInFlight.Set(float64(q.inFlight))
+	countLanes(q.ring)
 	return q.wakeAt(now)
 }
 

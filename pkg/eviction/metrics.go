@@ -38,7 +38,30 @@ var (
 		StabilityLevel: metrics.ALPHA,
 	})
 
+	evictionLanes = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Namespace:      "haulout",
+		Name:           "eviction_lanes",
+		Help:           "Number of disruption budgets whose pods wait to be evicted, by whether the budget lets a pod go (open) or not (closed).",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"state"})
+
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(evictionsTotal, evictionsInFlight)
+		legacyregistry.MustRegister(evictionsTotal, evictionsInFlight, evictionLanes)
 	})
 )
+
+// countLanes shows how many budgets have pods that wait.
+func countLanes(lanes []*lane) {
+	open, closed := 0, 0
+	for _, l := range lanes {
+		switch {
+		case l.isFree():
+		case l.open:
+			open++
+		default:
+			closed++
+		}
+	}
+	evictionLanes.WithLabelValues("open").Set(float64(open))
+	evictionLanes.WithLabelValues("closed").Set(float64(closed))
+}

@@ -175,6 +175,7 @@ func (q *Queue) Run(ctx context.Context) {
 	defer func() {
 		calls.Wait()
 		evictionsInFlight.Set(0)
+		countLanes(nil)
 	}()
 	for {
 		wake := q.step(ctx, &calls)

@@ -1,0 +1,62 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-base/metrics/testutil"
+)
+
+func TestMetricsOfLanesAndAnswers(t *testing.T) {
+	api := func(b *policyv1.PodDisruptionBudget) {
+		b.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "api"}}
+	}
+	w := newWorld(t, worldConfig{
+		maxConcurrent: 50, answer: success, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0), newBudget("api", 1, api)},
+		pods: []*corev1.Pod{newPod("web-0"), newPod("api-0", func(p *corev1.Pod) { p.Labels["app"] = "api" })},
+	})
+	value := func(get func() (float64, error)) float64 {
+		t.Helper()
+		v, err := get()
+		w.must(err)
+		return v
+	}
+	lanes := func(state string) float64 {
+		return value(func() (float64, error) { return testutil.GetGaugeMetricValue(evictionLanes.WithLabelValues(state)) })
+	}
+	accepted := func() float64 {
+		return value(func() (float64, error) {
+			return testutil.GetCounterMetricValue(evictionsTotal.WithLabelValues("accepted"))
+		})
+	}
+	before := accepted()
+	w.add("web-0", "api-0")
+	w.settled()
+	if open, closed := lanes("open"), lanes("closed"); open != 1 || closed != 1 {
+		t.Errorf("got %v open and %v closed lanes, want one of each", open, closed)
+	}
+	if got := accepted() - before; got != 1 {
+		t.Errorf("got %v accepted evictions, want 1", got)
+	}
+	if got := value(func() (float64, error) { return testutil.GetGaugeMetricValue(evictionsInFlight) }); got != 0 {
+		t.Errorf("got %v evictions in flight, want none", got)
+	}
+}
