@@ -62,6 +62,7 @@ type fixture struct {
 	clock       *clocktesting.FakeClock
 	recorder    *events.FakeRecorder
 	rights      *rights
+	watches     *watches
 	*Controller
 }
 
@@ -104,8 +105,10 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	f := &fixture{
 		t: t, ctx: ctx, host: hostfake.NewClientset(), maintenance: maintenancefake.NewClientset(),
 		clock: clocktesting.NewFakeClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)), recorder: events.NewFakeRecorder(10000),
-		rights: &rights{refused: sets.New[string]()},
+		rights: &rights{refused: sets.New[string]()}, watches: &watches{begun: map[string]int{}},
 	}
+	f.host.PrependWatchReactor("*", f.watches.counting(f.host.Tracker()))
+	f.maintenance.PrependWatchReactor("*", f.watches.counting(f.maintenance.Tracker()))
 	f.maintenance.PrependReactor("create", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		e := action.(clienttesting.CreateAction).GetObject().(*maintenancev1alpha1.Evacuation)
 		pod, err := f.host.CoreV1().Pods(e.Namespace).Get(ctx, e.Spec.PodRef.Name, metav1.GetOptions{})
@@ -153,8 +156,10 @@ func (f *fixture) restart() {
 	}
 	f.Controller = c
 	f.t.Cleanup(c.queue.ShutDown)
+	begun := f.watches.all()
 	hostInformers.Start(f.ctx.Done())
 	maintenanceInformers.Start(f.ctx.Done())
+	f.eventually("the informers watch", func() bool { return f.watches.all() > begun })
 	f.cached()
 }
 

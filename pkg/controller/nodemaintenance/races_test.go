@@ -73,7 +73,10 @@ func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 	f.step("m")
 	f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
 	// From here on no event of an Evacuation comes.
-	f.maintenance.PrependWatchReactor("evacuations", func(clienttesting.Action) (bool, watch.Interface, error) { return true, watch.NewFake(), nil })
+	f.maintenance.PrependWatchReactor("evacuations", func(clienttesting.Action) (bool, watch.Interface, error) {
+		f.watches.begin("evacuations")
+		return true, watch.NewFake(), nil
+	})
 	f.restart()
 	if err := f.Controller.sync(f.ctx, "m"); err != nil {
 		t.Fatal(err)
