@@ -157,7 +157,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		Identity:             &identity.Server{},
 		MaintenanceInformers: informers.NewSharedInformerFactoryWithOptions(own, resync, informers.WithTransform(controllercache.Strip)),
 		Previewer: previewer.New(previewer.Config{
-			Host: host.client, Authorizer: generic.Authorization.Authorizer, Evacuators: builtInEvacuators(),
+			Host: host.client, Authorizer: generic.Authorization.Authorizer, Evacuators: o.Evacuators.BuiltIn,
 			AskEveryNodeByName: o.NodeAdmission.AskEveryNodeByName, Clock: clock.RealClock{},
 		}),
 	}
@@ -169,7 +169,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		alive := liveness.New(clock.RealClock{})
 		deps := controllerDependencies{
 			host: host.client, unlimited: unlimited, own: own, recorder: recorder, authorizer: generic.Authorization.Authorizer,
-			liveness: alive, options: o.Controllers, ownPod: ownPod(),
+			liveness: alive, options: o.Controllers, evacuators: o.Evacuators, ownPod: ownPod(),
 		}
 		le := o.Controllers.LeaderElection
 		extra.Controllers = &apiserver.Controllers{

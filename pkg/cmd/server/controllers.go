@@ -45,6 +45,7 @@ type controllerDependencies struct {
 	authorizer      authorizer.Authorizer
 	liveness        *liveness.Tracker
 	options         ControllerOptions
+	evacuators      EvacuatorOptions
 	// ownPod is the pod that this server runs in, if any.
 	ownPod types.NamespacedName
 }
@@ -58,7 +59,7 @@ func (d controllerDependencies) run(ctx context.Context) error {
 	own := informers.NewSharedInformerFactoryWithOptions(d.own, resync, informers.WithTransform(controllercache.Strip))
 	maintenances, err := nodemaintenance.New(nodemaintenance.Config{
 		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own,
-		Recorder: d.recorder, Authorizer: d.authorizer, Liveness: d.liveness, Evacuators: sets.New(builtInEvacuators()...),
+		Recorder: d.recorder, Authorizer: d.authorizer, Liveness: d.liveness, Evacuators: sets.New(d.evacuators.BuiltIn...),
 		OwnPod: d.ownPod, AdvertisePlanned: d.options.AdvertisePlannedMaintenance,
 	})
 	if err != nil {

@@ -66,6 +66,7 @@ type Options struct {
 	Storage     StorageOptions
 	Service     ServiceOptions
 	Controllers ControllerOptions
+	Evacuators  EvacuatorOptions
 	// NodeAdmission is how the right to maintain nodes is asked for.
 	NodeAdmission nodemaintenance.Config
 }
@@ -158,14 +159,11 @@ func NewOptions() *Options {
 			CompletedEvacuationTTL: 5 * time.Minute,
 			EvacuatorStartDeadline: 5 * time.Minute,
 		},
+		Evacuators: defaultEvacuators(),
 	}
-	admission.Configure(o.Admission, &o.NodeAdmission, builtInEvacuators)
+	admission.Configure(o.Admission, &o.NodeAdmission, func() []string { return o.Evacuators.BuiltIn })
 	return o
 }
-
-// builtInEvacuators are the classes of the built-in evacuators that are on. Admission resolves only these, and the planner leaves pods that
-// only another one could move where they are.
-func builtInEvacuators() []string { return nil }
 
 func defaultLeaderElection() componentbaseconfig.LeaderElectionConfiguration {
 	c := componentbaseconfig.LeaderElectionConfiguration{
@@ -187,6 +185,7 @@ func (o *Options) Flags() cliflag.NamedFlagSets {
 	o.Storage.addFlags(fss.FlagSet("embedded etcd"))
 	o.Etcd.AddFlags(fss.FlagSet("etcd"))
 	o.Controllers.addFlags(fss.FlagSet("controllers"))
+	o.Evacuators.addFlags(fss.FlagSet("controllers"))
 	o.SecureServing.AddFlags(fss.FlagSet("secure serving"))
 	o.Authentication.AddFlags(fss.FlagSet("authentication"))
 	o.Authorization.AddFlags(fss.FlagSet("authorization"))
@@ -313,6 +312,7 @@ func (o CompletedOptions) Validate() error {
 	}
 	errs = append(errs, o.Host.validate()...)
 	errs = append(errs, o.Controllers.validate()...)
+	errs = append(errs, o.Evacuators.validate()...)
 	return errors.Join(errs...)
 }
 

@@ -45,20 +45,21 @@ func TestDefaultsAreValid(t *testing.T) {
 
 func TestWrongFlagIsNamed(t *testing.T) {
 	cases := map[string]string{
-		"--data-dir=":                         "--data-dir",
-		"--secure-port=0":                     "--secure-port",
-		"--embedded-etcd-quota-bytes=1":       "--embedded-etcd-quota-bytes",
-		"--namespace=Not_A_Label":             "--namespace",
-		"--service-name=a.b":                  "--service-name",
-		"--kube-api-qps=0":                    "--kube-api-qps",
-		"--kube-api-burst=-1":                 "--kube-api-burst",
-		"--concurrent-syncs=0":                "--concurrent-syncs",
-		"--max-concurrent-evictions=0":        "--max-concurrent-evictions",
-		"--completed-evacuation-ttl=0s":       "--completed-evacuation-ttl",
-		"--evacuator-start-deadline=0s":       "--evacuator-start-deadline",
-		"--leader-elect-lease-duration=1s":    "--leader-elect-lease-duration",
-		"--leader-elect-retry-period=0s":      "--leader-elect-retry-period",
-		"--enable-admission-plugins=Nonsense": "Nonsense",
+		"--data-dir=":                          "--data-dir",
+		"--secure-port=0":                      "--secure-port",
+		"--embedded-etcd-quota-bytes=1":        "--embedded-etcd-quota-bytes",
+		"--namespace=Not_A_Label":              "--namespace",
+		"--service-name=a.b":                   "--service-name",
+		"--kube-api-qps=0":                     "--kube-api-qps",
+		"--kube-api-burst=-1":                  "--kube-api-burst",
+		"--concurrent-syncs=0":                 "--concurrent-syncs",
+		"--max-concurrent-evictions=0":         "--max-concurrent-evictions",
+		"--completed-evacuation-ttl=0s":        "--completed-evacuation-ttl",
+		"--evacuator-start-deadline=0s":        "--evacuator-start-deadline",
+		"--evacuators=statefulset.apps.k8s.io": "--evacuators",
+		"--leader-elect-lease-duration=1s":     "--leader-elect-lease-duration",
+		"--leader-elect-retry-period=0s":       "--leader-elect-retry-period",
+		"--enable-admission-plugins=Nonsense":  "Nonsense",
 	}
 	for arg, want := range cases {
 		t.Run(arg, func(t *testing.T) {
