@@ -18,12 +18,12 @@ package eviction
 
 import (
 	"container/heap"
-	"strconv"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"haulout.dev/haulout/pkg/deletioncost"
 	"haulout.dev/haulout/pkg/eviction/pdb"
 )
 
@@ -100,7 +100,7 @@ func (it *item) read(pod *corev1.Pod) (badCost string) {
 	it.created = pod.CreationTimestamp.Time
 	it.notReady = !pdb.IsReady(pod)
 	var ok bool
-	if it.cost, ok = deletionCost(pod); ok {
+	if it.cost, ok = deletioncost.Of(pod); ok {
 		return ""
 	}
 	badCost = pod.Annotations[corev1.PodDeletionCost]
@@ -109,20 +109,6 @@ func (it *item) read(pod *corev1.Pod) (badCost string) {
 	}
 	it.badCost = badCost
 	return badCost
-}
-
-// deletionCost is what it costs to lose the pod, compared to others of its kind (KEP-2255): a 32-bit integer, written without sign or zeros that
-// it does not need. Not ok if it is something else, in which case it counts as 0, as it does where there is none.
-func deletionCost(pod *corev1.Pod) (cost int32, ok bool) {
-	value, set := pod.Annotations[corev1.PodDeletionCost]
-	if !set {
-		return 0, true
-	}
-	n, err := strconv.ParseInt(value, 10, 32)
-	if err != nil || value != "0" && strings.ContainsRune("+0", rune(value[0])) {
-		return 0, false
-	}
-	return int32(n), true
 }
 
 // itemHeap is a priority queue of items. An item is in one heap at most and knows in which.

@@ -70,33 +70,6 @@ func TestOrderWithinALane(t *testing.T) {
 	}
 }
 
-func TestDeletionCost(t *testing.T) {
-	for name, tc := range map[string]struct {
-		pod  *corev1.Pod
-		want int32
-		ok   bool
-	}{
-		"none is 0":               {newPod("web-0"), 0, true},
-		"0":                       {newPod("web-0", costs("0")), 0, true},
-		"a positive one":          {newPod("web-0", costs("10")), 10, true},
-		"a negative one":          {newPod("web-0", costs("-10")), -10, true},
-		"the greatest":            {newPod("web-0", costs("2147483647")), 2147483647, true},
-		"the least":               {newPod("web-0", costs("-2147483648")), -2147483648, true},
-		"one beyond the greatest": {newPod("web-0", costs("2147483648")), 0, false},
-		"an empty one":            {newPod("web-0", costs("")), 0, false},
-		"a word":                  {newPod("web-0", costs("low")), 0, false},
-		"a fraction":              {newPod("web-0", costs("1.5")), 0, false},
-		"a plus sign":             {newPod("web-0", costs("+1")), 0, false},
-		"a leading zero":          {newPod("web-0", costs("010")), 0, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got, ok := deletionCost(tc.pod); got != tc.want || ok != tc.ok {
-				t.Errorf("got %d, %v, want %d, %v", got, ok, tc.want, tc.ok)
-			}
-		})
-	}
-}
-
 func TestMalformedDeletionCostIsToldOnce(t *testing.T) {
 	pod := newPod("web-0", costs("low"))
 	w := newWorld(t, worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{pod}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success})

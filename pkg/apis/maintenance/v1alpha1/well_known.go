@@ -62,6 +62,10 @@ const (
 
 	// AnnotationSurge on a Deployment with the value "Disabled" keeps the built-in evacuator from scaling it up.
 	AnnotationSurge = "maintenance.haulout.dev/surge"
+
+	// AnnotationOriginalPodDeletionCost is put on a pod in the write that gives it the lowest deletion cost, so that a scale-down takes it before
+	// others (KEP-2255). Its value is the cost that the pod had, empty if it had none; that comes back when the pod may stay.
+	AnnotationOriginalPodDeletionCost = "maintenance.haulout.dev/original-pod-deletion-cost"
 )
 
 // The conditions of a node that say what maintenances do with it (KEP-4212, "Status"). None of them is on a node that no maintenance holds.

@@ -1,0 +1,285 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+	http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deletioncost
+
+import (
+	"encoding/json"
+	"maps"
+	"strconv"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+const (
+	costKey     = "controller.kubernetes.io/pod-deletion-cost"
+	originalKey = "maintenance.haulout.dev/original-pod-deletion-cost"
+	lowest      = "-2147483647"
+)
+
+// newPod takes keys and values of annotations in turn.
+func newPod(pairs ...string) *corev1.Pod {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-0", UID: "uid-0", ResourceVersion: "1"}}
+	for i := 0; i < len(pairs); i += 2 {
+		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, pairs[i], pairs[i+1])
+	}
+	return pod
+}
+
+func TestOf(t *testing.T) {
+	for name, tc := range map[string]struct {
+		pod  *corev1.Pod
+		want int32
+		ok   bool
+	}{
+		"none is 0":                             {newPod(), 0, true},
+		"0":                                     {newPod(costKey, "0"), 0, true},
+		"a positive one":                        {newPod(costKey, "10"), 10, true},
+		"a negative one":                        {newPod(costKey, "-10"), -10, true},
+		"the greatest":                          {newPod(costKey, "2147483647"), 2147483647, true},
+		"the least":                             {newPod(costKey, "-2147483648"), -2147483648, true},
+		"one beyond the greatest":               {newPod(costKey, "2147483648"), 0, false},
+		"an empty one":                          {newPod(costKey, ""), 0, false},
+		"a word":                                {newPod(costKey, "low"), 0, false},
+		"a fraction":                            {newPod(costKey, "1.5"), 0, false},
+		"a plus sign":                           {newPod(costKey, "+1"), 0, false},
+		"a leading zero":                        {newPod(costKey, "010"), 0, false},
+		"one that was lowered is what it was":   {newPod(costKey, lowest, originalKey, "7"), 7, true},
+		"none that was lowered is 0":            {newPod(costKey, lowest, originalKey, ""), 0, true},
+		"the lowest by its owner's will":        {newPod(costKey, lowest), -2147483647, true},
+		"one that somebody has changed since":   {newPod(costKey, "3", originalKey, "7"), 3, true},
+		"one that somebody has taken off since": {newPod(originalKey, "7"), 0, true},
+		"one that somebody has changed badly since":        {newPod(costKey, "low", originalKey, "7"), 0, false},
+		"an annotation of ours that we cannot have put on": {newPod(costKey, lowest, originalKey, "low"), 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got, ok := Of(tc.pod); got != tc.want || ok != tc.ok {
+				t.Errorf("got %d, %v, want %d, %v", got, ok, tc.want, tc.ok)
+			}
+		})
+	}
+}
+
+func TestLowerAndRestore(t *testing.T) {
+	type meanwhile func(annotations map[string]string)
+	nothing := func(map[string]string) {}
+	for name, tc := range map[string]struct {
+		before    map[string]string
+		lowered   map[string]string
+		meanwhile meanwhile
+		after     map[string]string
+	}{
+		"no cost": {
+			before: nil, lowered: map[string]string{costKey: lowest, originalKey: ""}, meanwhile: nothing, after: nil,
+		},
+		"a cost beside another annotation": {
+			before:  map[string]string{costKey: "7", "owner": "shop"},
+			lowered: map[string]string{costKey: lowest, originalKey: "7", "owner": "shop"}, meanwhile: nothing,
+			after: map[string]string{costKey: "7", "owner": "shop"},
+		},
+		"a cost of 0": {
+			before: map[string]string{costKey: "0"}, lowered: map[string]string{costKey: lowest, originalKey: "0"}, meanwhile: nothing,
+			after: map[string]string{costKey: "0"},
+		},
+		"a cost that somebody changes while it is lowered stays changed": {
+			before: map[string]string{costKey: "7"}, lowered: map[string]string{costKey: lowest, originalKey: "7"},
+			meanwhile: func(a map[string]string) { a[costKey] = "9" }, after: map[string]string{costKey: "9"},
+		},
+		"a cost that somebody takes off while it is lowered stays off": {
+			before: map[string]string{costKey: "7"}, lowered: map[string]string{costKey: lowest, originalKey: "7"},
+			meanwhile: func(a map[string]string) { delete(a, costKey) }, after: nil,
+		},
+		"a malformed cost is left alone, as it could not be put back": {
+			before: map[string]string{costKey: "low"}, lowered: map[string]string{costKey: "low"}, meanwhile: nothing, after: map[string]string{costKey: "low"},
+		},
+		"the lowest cost is left alone": {
+			before: map[string]string{costKey: lowest}, lowered: map[string]string{costKey: lowest}, meanwhile: nothing, after: map[string]string{costKey: lowest},
+		},
+		"a cost that is lower still is left alone": {
+			before: map[string]string{costKey: "-2147483648"}, lowered: map[string]string{costKey: "-2147483648"}, meanwhile: nothing,
+			after: map[string]string{costKey: "-2147483648"},
+		},
+		"what somebody wrote over our annotation does not come back if the API server would refuse it": {
+			before: map[string]string{costKey: "7"}, lowered: map[string]string{costKey: lowest, originalKey: "7"},
+			meanwhile: func(a map[string]string) { a[originalKey] = "low" }, after: nil,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := newPod()
+			pod.Annotations = tc.before
+			c := newCluster(t, pod)
+			c.lower(pod)
+			c.want("after lowering", tc.lowered)
+			c.lower(c.pod())
+			c.want("after lowering again", tc.lowered)
+			changed := c.pod()
+			if changed.Annotations != nil {
+				tc.meanwhile(changed.Annotations)
+				c.update(changed)
+			}
+			c.restore(c.pod())
+			c.want("after restoring", tc.after)
+			c.restore(c.pod())
+			c.want("after restoring again", tc.after)
+		})
+	}
+}
+
+func TestACostThatWasChangedIsNotLoweredAgain(t *testing.T) {
+	c := newCluster(t, newPod(costKey, "9", originalKey, "7"))
+	if CanLower(c.pod()) {
+		t.Error("got a pod that can be lowered, want it left to who has changed it")
+	}
+	c.lower(c.pod())
+	c.want("after lowering", map[string]string{costKey: "9", originalKey: "7"})
+}
+
+func TestStalePods(t *testing.T) {
+	t.Run("what is kept is the cost at the time of the write, not in the cache", func(t *testing.T) {
+		c := newCluster(t, newPod(costKey, "7"))
+		stale := c.pod()
+		changed := c.pod()
+		changed.Annotations[costKey] = "8"
+		c.update(changed)
+		c.lower(stale)
+		c.want("after lowering", map[string]string{costKey: lowest, originalKey: "8"})
+	})
+	t.Run("a cost that somebody changes at the last moment is not overwritten", func(t *testing.T) {
+		c := newCluster(t, newPod(costKey, lowest, originalKey, "7"))
+		stale := c.pod()
+		changed := c.pod()
+		changed.Annotations[costKey] = "8"
+		c.update(changed)
+		c.restore(stale)
+		c.want("after restoring", map[string]string{costKey: "8"})
+	})
+	t.Run("another pod of the name is left alone", func(t *testing.T) {
+		c := newCluster(t, newPod(costKey, "7"))
+		old := c.pod()
+		old.UID = "uid-before"
+		c.lower(old)
+		c.want("after lowering", map[string]string{costKey: "7"})
+	})
+	t.Run("a pod that is gone is no error", func(t *testing.T) {
+		c := newCluster(t, newPod())
+		gone := newPod()
+		gone.Name = "web-1"
+		c.lower(gone)
+	})
+	t.Run("a pod that is written all the time is an error, and a conflict", func(t *testing.T) {
+		c := newCluster(t, newPod())
+		pod := c.pod()
+		// Not by the client: it is within a call already.
+		c.interfere = func() { c.update(pod.DeepCopy()) }
+		if err := Lower(t.Context(), c.client, pod); !apierrors.IsConflict(err) {
+			t.Errorf("got %v, want a conflict", err)
+		}
+	})
+}
+
+// cluster is a fake one that refuses writes whose conditions do not hold, as a real one does.
+type cluster struct {
+	*testing.T
+	client  *fake.Clientset
+	version int
+	// interfere is called before a patch is looked at.
+	interfere func()
+}
+
+func newCluster(t *testing.T, pod *corev1.Pod) *cluster {
+	t.Helper()
+	c := &cluster{T: t, client: fake.NewClientset(pod), version: 1, interfere: func() {}}
+	c.client.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		c.interfere()
+		patch := action.(clienttesting.PatchAction)
+		stored, err := c.client.Tracker().Get(corev1.SchemeGroupVersion.WithResource("pods"), patch.GetNamespace(), patch.GetName())
+		if err != nil {
+			return true, nil, err
+		}
+		var body struct {
+			Metadata struct {
+				UID             types.UID          `json:"uid"`
+				ResourceVersion string             `json:"resourceVersion"`
+				Annotations     map[string]*string `json:"annotations"`
+			} `json:"metadata"`
+		}
+		if err := json.Unmarshal(patch.GetPatch(), &body); err != nil {
+			return true, nil, err
+		}
+		pod := stored.(*corev1.Pod).DeepCopy()
+		if pod.UID != body.Metadata.UID || pod.ResourceVersion != body.Metadata.ResourceVersion {
+			return true, nil, apierrors.NewConflict(corev1.Resource("pods"), pod.Name, nil)
+		}
+		for key, value := range body.Metadata.Annotations {
+			delete(pod.Annotations, key)
+			if value != nil {
+				metav1.SetMetaDataAnnotation(&pod.ObjectMeta, key, *value)
+			}
+		}
+		return true, pod, c.store(pod)
+	})
+	return c
+}
+
+func (c *cluster) store(pod *corev1.Pod) error {
+	c.version++
+	pod.ResourceVersion = strconv.Itoa(c.version)
+	return c.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), pod, pod.Namespace)
+}
+
+func (c *cluster) update(pod *corev1.Pod) {
+	c.Helper()
+	if err := c.store(pod); err != nil {
+		c.Fatal(err)
+	}
+}
+
+func (c *cluster) pod() *corev1.Pod {
+	c.Helper()
+	pod, err := c.client.CoreV1().Pods("shop").Get(c.Context(), "web-0", metav1.GetOptions{})
+	if err != nil {
+		c.Fatal(err)
+	}
+	return pod
+}
+
+func (c *cluster) lower(pod *corev1.Pod) {
+	c.Helper()
+	if err := Lower(c.Context(), c.client, pod); err != nil {
+		c.Fatal(err)
+	}
+}
+
+func (c *cluster) restore(pod *corev1.Pod) {
+	c.Helper()
+	if err := Restore(c.Context(), c.client, pod); err != nil {
+		c.Fatal(err)
+	}
+}
+
+func (c *cluster) want(when string, annotations map[string]string) {
+	c.Helper()
+	if got := c.pod().Annotations; !maps.Equal(got, annotations) {
+		c.Errorf("%s: got %v, want %v", when, got, annotations)
+	}
+}
