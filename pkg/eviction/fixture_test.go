@@ -34,6 +34,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"haulout.dev/haulout/pkg/informertest"
 )
 
 const namespace = "shop"
@@ -142,7 +144,9 @@ func newWorld(t *testing.T, cfg worldConfig) *world {
 	w.must(err)
 	w.queue = queue
 	ctx, cancel := context.WithCancel(t.Context())
+	watches := informertest.Count(client)
 	factory.Start(ctx.Done())
+	watches.Wait(t, 0, "pods", "poddisruptionbudgets")
 	cache.WaitForCacheSync(ctx.Done(), queue.synced...)
 	done := make(chan struct{})
 	go func() {

@@ -42,6 +42,7 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/informertest"
 )
 
 var (
@@ -220,8 +221,10 @@ func newWorld(t *testing.T, at time.Duration, evacuation *maintenancev1alpha1.Ev
 	})
 	w.must(err)
 	ctx, cancel := context.WithCancel(t.Context())
+	watches := informertest.Count(w.client, w.api.client)
 	hostInformers.Start(ctx.Done())
 	ownInformers.Start(ctx.Done())
+	watches.Wait(t, 0, "nodes", "pods", "poddisruptionbudgets", "nodemaintenances", "evacuations")
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

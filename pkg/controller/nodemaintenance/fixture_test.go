@@ -51,6 +51,7 @@ import (
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/informertest"
 )
 
 // fixture is two fake clusters, a clock and the controllers that are started on them.
@@ -62,7 +63,7 @@ type fixture struct {
 	clock       *clocktesting.FakeClock
 	recorder    *events.FakeRecorder
 	rights      *rights
-	watches     *watches
+	watches     *informertest.Watches
 	*Controller
 }
 
@@ -105,10 +106,9 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	f := &fixture{
 		t: t, ctx: ctx, host: hostfake.NewClientset(), maintenance: maintenancefake.NewClientset(),
 		clock: clocktesting.NewFakeClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)), recorder: events.NewFakeRecorder(10000),
-		rights: &rights{refused: sets.New[string]()}, watches: &watches{begun: map[string]int{}},
+		rights: &rights{refused: sets.New[string]()},
 	}
-	f.host.PrependWatchReactor("*", f.watches.counting(f.host.Tracker()))
-	f.maintenance.PrependWatchReactor("*", f.watches.counting(f.maintenance.Tracker()))
+	f.watches = informertest.Count(f.host, f.maintenance)
 	f.maintenance.PrependReactor("create", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		e := action.(clienttesting.CreateAction).GetObject().(*maintenancev1alpha1.Evacuation)
 		pod, err := f.host.CoreV1().Pods(e.Namespace).Get(ctx, e.Spec.PodRef.Name, metav1.GetOptions{})
@@ -156,10 +156,11 @@ func (f *fixture) restart() {
 	}
 	f.Controller = c
 	f.t.Cleanup(c.queue.ShutDown)
-	begun := f.watches.all()
+	watched := []string{"nodes", "pods", "volumeattachments", "nodemaintenances", "evacuations"}
+	begun := f.watches.Fewest(watched...)
 	hostInformers.Start(f.ctx.Done())
 	maintenanceInformers.Start(f.ctx.Done())
-	f.eventually("the informers watch", func() bool { return f.watches.all() > begun })
+	f.watches.Wait(f.t, begun, watched...)
 	f.cached()
 }
 

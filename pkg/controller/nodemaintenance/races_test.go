@@ -74,7 +74,7 @@ func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 	f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
 	// From here on no event of an Evacuation comes.
 	f.maintenance.PrependWatchReactor("evacuations", func(clienttesting.Action) (bool, watch.Interface, error) {
-		f.watches.begin("evacuations")
+		f.watches.Begin("evacuations")
 		return true, watch.NewFake(), nil
 	})
 	f.restart()
