@@ -18,6 +18,7 @@ package apiserver
 
 import (
 	"fmt"
+	"time"
 
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
@@ -38,6 +39,8 @@ type ExtraConfig struct {
 	MaintenanceInformers informers.SharedInformerFactory
 	// Previewer makes previews of maintenances.
 	Previewer nodemaintenance.Previewer
+	// EvacuatorStartDeadline is how long an evacuator has for its first report before its turn may be taken away.
+	EvacuatorStartDeadline time.Duration
 	// Controllers act on the host cluster; nil runs none, which leaves an API that records intent and does nothing about it.
 	Controllers *Controllers
 }
@@ -79,7 +82,7 @@ func (c CompletedConfig) New() (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	storage, err := maintenancerest.NewStorage(Scheme, c.generic.RESTOptionsGetter, c.extra.Identity.Is, c.extra.Previewer)
+	storage, err := maintenancerest.NewStorage(Scheme, c.generic.RESTOptionsGetter, c.extra.Identity.Is, c.extra.Previewer, c.extra.EvacuatorStartDeadline)
 	if err != nil {
 		return nil, err
 	}

@@ -160,6 +160,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 			Host: host.client, Authorizer: generic.Authorization.Authorizer, Evacuators: o.Evacuators.BuiltIn,
 			AskEveryNodeByName: o.NodeAdmission.AskEveryNodeByName, Clock: clock.RealClock{},
 		}),
+		EvacuatorStartDeadline: o.Controllers.EvacuatorStartDeadline,
 	}
 	if o.Controllers.Enabled {
 		unlimited, err := host.unlimitedClient()

@@ -32,8 +32,6 @@ import (
 )
 
 const (
-	// defaultProgressDeadline is the default of spec.progressDeadlineSeconds.
-	defaultProgressDeadline = 30 * time.Minute
 	// longestGrace bounds how long evacuators get to report to a new leader before it takes a turn away from them.
 	longestGrace = 5 * time.Minute
 	// maxMessage is how much status.message takes.
@@ -227,19 +225,14 @@ type deadline struct {
 }
 
 func (d *decision) deadline(s situation) deadline {
-	result := deadline{length: defaultProgressDeadline, reported: d.hasReported(), runs: s.targeted || !waitsForDrain(d.status.ActiveEvacuatorClass)}
-	if seconds := s.evacuation.Spec.ProgressDeadlineSeconds; seconds != nil {
-		result.length = time.Duration(*seconds) * time.Second
-	}
-	if !result.reported {
-		result.length = min(result.length, s.startDeadline)
-	}
-	if stamp := d.status.EvacuationProgressTimestamp; stamp != nil {
-		result.since = stamp.Time
+	turn := evacuators.TurnOf(&d.status)
+	result := deadline{
+		since: turn.Since, reported: turn.Reported, length: turn.Patience(s.evacuation.Spec.ProgressDeadlineSeconds, s.startDeadline),
+		runs: s.targeted || !waitsForDrain(turn.Class),
 	}
 	if !result.runs {
-		// Half of it, so that a good part is left whenever the drain gets here.
-		result.at = result.since.Add(result.length / 2)
+		// Half of it, so that a good part is left whenever the drain gets here. Stamps are whole seconds: in less the new one would not differ.
+		result.at = result.since.Add(max(result.length/2, time.Second))
 		return result
 	}
 	result.at = result.since.Add(result.length)
@@ -254,20 +247,9 @@ func waitsForDrain(class string) bool {
 	return class == maintenancev1alpha1.EvacuatorClassDaemonSet || class == maintenancev1alpha1.EvacuatorClassKubelet
 }
 
-// hasReported says whether the active evacuator has given any sign since it got its turn: its own words in the status, or a later stamp than
-// the one in the message about its turn.
-func (d *decision) hasReported() bool {
-	st := &d.status
-	since, ok := turnSince(st.Message, st.ActiveEvacuatorClass)
-	return !ok || st.ActiveEvacuatorCompleted || st.ExpectedEvacuationFinishTime != nil ||
-		st.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid ||
-		// The server stamps the turn itself, a moment after the message was made.
-		st.EvacuationProgressTimestamp != nil && st.EvacuationProgressTimestamp.Sub(since) > 2*time.Second
-}
-
 // restartClock has the deadline of an evacuator that waits for the drain count from now.
 func (d *decision) restartClock(s situation) {
-	if !d.hasReported() {
+	if !evacuators.TurnOf(&d.status).Reported {
 		d.status.Message = turnMessage(d.status.ActiveEvacuatorClass, s.now, "the drain has not reached the pod yet")
 	}
 	d.status.EvacuationProgressTimestamp = stamp(s.now)
@@ -327,30 +309,14 @@ func (d *decision) wakeAt(t time.Time) {
 	}
 }
 
-const turnWords = " has the turn since "
-
-// turnMessage tells whose turn it is. Besides its reader it is for turnSince, and so survives a restart.
+// turnMessage tells whose turn it is.
 func turnMessage(class string, since time.Time, account string) string {
-	return cut(class+turnWords+since.UTC().Format(time.RFC3339)+": "+account+".", maxMessage)
+	return cut(evacuators.TurnMessage(class, since, account), maxMessage)
 }
 
 func isTurnMessage(message, class string) bool {
-	_, ok := turnSince(message, class)
+	_, ok := evacuators.TurnSince(message, class)
 	return ok
-}
-
-// turnSince returns when the class got its turn, if the message is still the one that told so.
-func turnSince(message, class string) (time.Time, bool) {
-	rest, ok := strings.CutPrefix(message, class+turnWords)
-	if !ok {
-		return time.Time{}, false
-	}
-	at, _, ok := strings.Cut(rest, ": ")
-	if !ok {
-		return time.Time{}, false
-	}
-	since, err := time.Parse(time.RFC3339, at)
-	return since, err == nil
 }
 
 // stamp is a time as the API stores it.

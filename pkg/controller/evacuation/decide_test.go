@@ -498,11 +498,11 @@ func TestTurnMessage(t *testing.T) {
 	if len(message) > maxMessage {
 		t.Errorf("the message has %d bytes, more than the %d that the API takes", len(message), maxMessage)
 	}
-	if since, ok := turnSince(message, classA); !ok || !since.Equal(start) {
+	if since, ok := evacuators.TurnSince(message, classA); !ok || !since.Equal(start) {
 		t.Errorf("got %v, %v from %q; want %v", since, ok, message, start)
 	}
-	for _, other := range []string{"", "copying", classB + turnWords + "2026-11-03T10:00:00Z: x.", classA + turnWords + "yesterday: x."} {
-		if since, ok := turnSince(other, classA); ok {
+	for _, other := range []string{"", "copying", classB + " has the turn since " + "2026-11-03T10:00:00Z: x.", classA + " has the turn since " + "yesterday: x."} {
+		if since, ok := evacuators.TurnSince(other, classA); ok {
 			t.Errorf("got %v from %q, want nothing", since, other)
 		}
 	}

@@ -18,6 +18,8 @@ limitations under the License.
 package maintenance
 
 import (
+	"time"
+
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/registry/generic"
@@ -28,14 +30,15 @@ import (
 )
 
 // NewStorage returns the storage of all resources and subresources of the group by their names. isServer says whether a user is the server
-// itself, which alone may write what the others only read. previewer makes the previews of maintenances.
-func NewStorage(scheme *runtime.Scheme, opts generic.RESTOptionsGetter, isServer func(user.Info) bool, previewer nodemaintenance.Previewer) (
-	map[string]rest.Storage, error) {
+// itself, which alone may write what the others only read. previewer makes the previews of maintenances; evacuatorStartDeadline is how long an
+// evacuator has for its first report.
+func NewStorage(scheme *runtime.Scheme, opts generic.RESTOptionsGetter, isServer func(user.Info) bool, previewer nodemaintenance.Previewer,
+	evacuatorStartDeadline time.Duration) (map[string]rest.Storage, error) {
 	maintenances, err := nodemaintenance.NewStorage(scheme, opts, isServer, previewer)
 	if err != nil {
 		return nil, err
 	}
-	evacuations, err := evacuation.NewStorage(scheme, opts, isServer)
+	evacuations, err := evacuation.NewStorage(scheme, opts, isServer, evacuatorStartDeadline)
 	if err != nil {
 		return nil, err
 	}

@@ -19,6 +19,7 @@ package validation
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
@@ -137,8 +138,17 @@ func IsEvacuationComplete(evacuation *maintenance.Evacuation) bool {
 	return apimeta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenance.ConditionComplete)
 }
 
-// ValidateEvacuationStatusUpdate checks an update of the status by whomever.
-func ValidateEvacuationStatusUpdate(evacuation, old *maintenance.Evacuation) field.ErrorList {
+// Turns is what it depends on besides the object whether the active evacuator may lose its turn.
+type Turns struct {
+	// Now is the time by which deadlines have passed or not. The clock should be the one that decides on hand-overs: stamps of another replica, whose
+	// clock may differ, then only move a deadline by that difference.
+	Now time.Time
+	// StartDeadline is how long an evacuator has for its first report.
+	StartDeadline time.Duration
+}
+
+// ValidateEvacuationStatusUpdate checks an update of the status by whomever, the server's own controllers included.
+func ValidateEvacuationStatusUpdate(evacuation, old *maintenance.Evacuation, turns Turns) field.ErrorList {
 	path := field.NewPath("status")
 	if IsEvacuationComplete(old) {
 		if equality.Semantic.DeepEqual(evacuation.Status, old.Status) {
@@ -146,7 +156,7 @@ func ValidateEvacuationStatusUpdate(evacuation, old *maintenance.Evacuation) fie
 		}
 		return field.ErrorList{field.Forbidden(path, "cannot be changed: the evacuation is complete")}
 	}
-	errs := validateHandOver(evacuation, old, path.Child("activeEvacuatorClass"))
+	errs := validateHandOver(evacuation, old, turns, path.Child("activeEvacuatorClass"))
 	errs = append(errs, validateCancellationPolicy(evacuation, old, path.Child("evacuationCancellationPolicy"))...)
 	if counter, oldCounter := evacuation.Status.FailedEvictionCounter, old.Status.FailedEvictionCounter; counter >= 0 && counter < oldCounter {
 		errs = append(errs, field.Invalid(path.Child("failedEvictionCounter"), counter, fmt.Sprintf("never falls: it is %d already", oldCounter)))
@@ -167,25 +177,50 @@ func validateConditions(conditions []metav1.Condition, path *field.Path) field.E
 	return errs
 }
 
-// validateHandOver lets the turn start at the highest priority and go down from there, the eviction after all others.
-func validateHandOver(evacuation, old *maintenance.Evacuation, path *field.Path) field.ErrorList {
+// validateHandOver lets the turn start at the highest priority and go down from there, one by one, the eviction after all others: each evacuator gets
+// its turn, and keeps it until it says that it is done or its deadline has passed.
+//
+// When the deadline of those counts that wait for the drain to reach the pod is left to the controller, which stamps their turn anew meanwhile.
+func validateHandOver(evacuation, old *maintenance.Evacuation, turns Turns, path *field.Path) field.ErrorList {
 	class, oldClass := evacuation.Status.ActiveEvacuatorClass, old.Status.ActiveEvacuatorClass
 	if class == oldClass {
 		return nil
 	}
 	order := evacuatorOrder(old.Spec.Evacuators)
 	to, from := slices.Index(order, class), slices.Index(order, oldClass)
+	last := len(order) - 1
 	switch {
 	case class == "":
 		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("cannot be taken back once set: it is %s", oldClass))}
 	case to < 0:
 		return field.ErrorList{field.NotSupported(path, class, order)}
+	case isWithdrawn(old):
+		return field.ErrorList{field.Invalid(path, class, "comes too late: nobody asks for the evacuation any more, so nobody else gets the turn")}
 	case oldClass == "" && to != 0:
 		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("starts at the highest priority: %s", order[0]))}
-	case oldClass != "" && to < from:
+	case oldClass == "":
+		return nil
+	case from < 0 && to != last:
+		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("%s has the turn, which is not among the evacuators: after it comes %s", oldClass, order[last]))}
+	case from < 0:
+		return nil
+	case to < from:
 		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("only moves down, and the turn is with %s", oldClass))}
+	case to > from+1:
+		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("leaves out %s, which comes after %s", order[from+1], oldClass))}
 	}
-	return nil
+	turn := evacuators.TurnOfInternal(&old.Status)
+	patience := turn.Patience(old.Spec.ProgressDeadlineSeconds, turns.StartDeadline)
+	if turn.Completed || !turns.Now.Before(turn.Since.Add(patience)) {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("comes too early: %s has neither completed nor been silent for %s, since %s",
+		oldClass, patience, turn.Since.UTC().Format(time.RFC3339)))}
+}
+
+// isWithdrawn says whether nobody asks for the Evacuation any more.
+func isWithdrawn(evacuation *maintenance.Evacuation) bool {
+	return evacuation.DeletionTimestamp != nil || !evacuators.HasInstigator(evacuation.Finalizers)
 }
 
 // evacuatorOrder returns the classes in the order in which they get their turn, the eviction last.
@@ -210,14 +245,18 @@ func validateCancellationPolicy(evacuation, old *maintenance.Evacuation, path *f
 		return field.ErrorList{field.Invalid(path, forbid, "falls back to Allow when the turn goes to the next evacuator")}
 	case old.Status.EvacuationCancellationPolicy == forbid:
 		return nil
-	case evacuation.Status.ActiveEvacuatorClass == "":
-		return field.ErrorList{field.Invalid(path, forbid, "only the active evacuator can set it, and none is active")}
+	case !isEvacuator(old, evacuation.Status.ActiveEvacuatorClass):
+		return field.ErrorList{field.Invalid(path, forbid, "only an evacuator that has the turn can set it, and none has")}
 	case old.DeletionTimestamp != nil:
 		return field.ErrorList{field.Invalid(path, forbid, "comes too late: the evacuation is being deleted")}
 	case !evacuators.HasInstigator(old.Finalizers):
 		return field.ErrorList{field.Invalid(path, forbid, "comes too late: no instigator asks for the evacuation any more")}
 	}
 	return nil
+}
+
+func isEvacuator(evacuation *maintenance.Evacuation, class string) bool {
+	return slices.ContainsFunc(evacuation.Spec.Evacuators, func(e maintenance.Evacuator) bool { return e.EvacuatorClass == class })
 }
 
 // ValidateEvacuationReport checks an update of the status by somebody other than the server: that of an evacuator, which has to have the

@@ -71,6 +71,12 @@ func active(class string) evacuationMod {
 	return func(e *maintenance.Evacuation) { e.Status.ActiveEvacuatorClass = class }
 }
 
+func reportedAt(seconds int64) evacuationMod {
+	return func(e *maintenance.Evacuation) {
+		e.Status.EvacuationProgressTimestamp = ptr.To(metav1.Unix(seconds, 0))
+	}
+}
+
 func forbid(e *maintenance.Evacuation) {
 	e.Status.EvacuationCancellationPolicy = maintenance.EvacuationCancellationPolicyForbid
 }
@@ -225,21 +231,30 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 	status := field.NewPath("status")
 	class, policy := status.Child("activeEvacuatorClass"), status.Child("evacuationCancellationPolicy")
 	mods := func(m ...evacuationMod) []evacuationMod { return m }
+	turns := Turns{Now: time.Unix(10000, 0), StartDeadline: 5 * time.Minute}
 	tests := map[string]struct {
 		old, mods []evacuationMod
 		want      field.ErrorList
 	}{
-		"the turn starts at the highest priority":     {nil, mods(active("first.example.com")), nil},
-		"the turn starts lower":                       {nil, mods(active("deployment.apps.k8s.io")), field.ErrorList{field.Invalid(class, "", "")}},
-		"the turn starts with eviction":               {nil, mods(active(evacuationTestEviction)), field.ErrorList{field.Invalid(class, "", "")}},
-		"eviction starts where there is no evacuator": {mods(withEvacuators()), mods(withEvacuators(), active(evacuationTestEviction)), nil},
-		"the next one takes over":                     {mods(active("first.example.com")), mods(active("deployment.apps.k8s.io")), nil},
-		"one that cannot act is passed over":          {mods(active("first.example.com")), mods(active("last.example.com")), nil},
-		"eviction takes over":                         {mods(active("last.example.com")), mods(active(evacuationTestEviction)), nil},
-		"the turn moves up":                           {mods(active("last.example.com")), mods(active("first.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
-		"the turn comes back from eviction":           {mods(active(evacuationTestEviction)), mods(active("last.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
-		"the turn is taken back":                      {mods(active("first.example.com")), mods(active("")), field.ErrorList{field.Invalid(class, "", "")}},
-		"the turn goes to one that is not listed":     {mods(active("first.example.com")), mods(active("x.example.com")), field.ErrorList{field.NotSupported(class, "", []string{})}},
+		"the turn starts at the highest priority":          {nil, mods(active("first.example.com")), nil},
+		"the turn starts lower":                            {nil, mods(active("deployment.apps.k8s.io")), field.ErrorList{field.Invalid(class, "", "")}},
+		"the turn starts with eviction":                    {nil, mods(active(evacuationTestEviction)), field.ErrorList{field.Invalid(class, "", "")}},
+		"eviction starts where there is no evacuator":      {mods(withEvacuators()), mods(withEvacuators(), active(evacuationTestEviction)), nil},
+		"the next one takes over":                          {mods(active("first.example.com")), mods(active("deployment.apps.k8s.io")), nil},
+		"one is left out":                                  {mods(active("first.example.com")), mods(active("last.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
+		"one that keeps reporting":                         {mods(active("first.example.com"), reportedAt(9000)), mods(active("deployment.apps.k8s.io"), reportedAt(10000)), field.ErrorList{field.Invalid(class, "", "")}},
+		"one that has been silent for its deadline":        {mods(active("first.example.com"), reportedAt(8200)), mods(active("deployment.apps.k8s.io"), reportedAt(10000)), nil},
+		"one that has never started":                       {mods(active("first.example.com"), reportedAt(9700), withMessage("first.example.com has the turn since 1970-01-01T02:41:40Z: test.")), mods(active("deployment.apps.k8s.io")), nil},
+		"one that may still start":                         {mods(active("first.example.com"), reportedAt(9701), withMessage("first.example.com has the turn since 1970-01-01T02:41:41Z: test.")), mods(active("deployment.apps.k8s.io")), field.ErrorList{field.Invalid(class, "", "")}},
+		"one that nobody wrote down":                       {mods(active("x.example.com"), reportedAt(9999)), mods(active(evacuationTestEviction)), nil},
+		"one that nobody wrote down, and then one that is": {mods(active("x.example.com"), reportedAt(9999)), mods(active("last.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
+		"nobody asks any more, and nobody has the turn":    {mods(withoutInstigator), mods(active("first.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
+		"it is being deleted, and the next one takes over": {mods(active("first.example.com"), evacuationDeleting), mods(active("deployment.apps.k8s.io")), field.ErrorList{field.Invalid(class, "", "")}},
+		"eviction takes over":                              {mods(active("last.example.com")), mods(active(evacuationTestEviction)), nil},
+		"the turn moves up":                                {mods(active("last.example.com")), mods(active("first.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
+		"the turn comes back from eviction":                {mods(active(evacuationTestEviction)), mods(active("last.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
+		"the turn is taken back":                           {mods(active("first.example.com")), mods(active("")), field.ErrorList{field.Invalid(class, "", "")}},
+		"the turn goes to one that is not listed":          {mods(active("first.example.com")), mods(active("x.example.com")), field.ErrorList{field.NotSupported(class, "", []string{})}},
 
 		"failed evictions are counted":  {mods(failedEvictions(3)), mods(failedEvictions(4)), nil},
 		"the counter falls":             {mods(failedEvictions(3)), mods(failedEvictions(2)), field.ErrorList{field.Invalid(status.Child("failedEvictionCounter"), "", "")}},
@@ -254,8 +269,9 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 			mods(active("first.example.com"), withoutInstigator, forbid), mods(active("first.example.com"), withoutInstigator, forbid, withMessage("on")), nil},
 		"what was forbidden before the deletion stays so": {
 			mods(active("first.example.com"), evacuationDeleting, forbid), mods(active("first.example.com"), evacuationDeleting, forbid, withMessage("on")), nil},
+		"forbidding for the eviction": {mods(active(evacuationTestEviction)), mods(active(evacuationTestEviction), forbid), field.ErrorList{field.Invalid(policy, "", "")}},
 		"Forbid across a hand-over": {
-			mods(active("first.example.com"), forbid), mods(active("last.example.com"), forbid), field.ErrorList{field.Invalid(policy, "", "")}},
+			mods(active("first.example.com"), forbid), mods(active("deployment.apps.k8s.io"), forbid), field.ErrorList{field.Invalid(policy, "", "")}},
 
 		"it completes": {mods(active("first.example.com")), mods(active("first.example.com"), evacuationComplete), nil},
 		"nothing changes after completion": {
@@ -275,7 +291,7 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			matchEvacuationErrors(t, ValidateEvacuationStatusUpdate(newEvacuation(tt.mods...), newEvacuation(tt.old...)), tt.want)
+			matchEvacuationErrors(t, ValidateEvacuationStatusUpdate(newEvacuation(tt.mods...), newEvacuation(tt.old...), turns), tt.want)
 		})
 	}
 }

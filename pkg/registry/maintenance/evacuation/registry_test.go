@@ -39,6 +39,9 @@ const (
 	name       = podUID + "-web-1"
 	instigator = "evacuation.coordination.k8s.io/instigator_nodemaintenance.k8s.io"
 	eviction   = "eviction.maintenance.haulout.dev"
+
+	// startDeadline is how long an evacuator has for its first report.
+	startDeadline = 5 * time.Minute
 )
 
 var (
@@ -88,6 +91,8 @@ func forbid(e *maintenance.Evacuation) {
 	e.Status.EvacuationCancellationPolicy = maintenance.EvacuationCancellationPolicyForbid
 }
 
+func completed(e *maintenance.Evacuation) { e.Status.ActiveEvacuatorCompleted = true }
+
 func finalizers(list ...string) mod {
 	return func(e *maintenance.Evacuation) { e.Finalizers = list }
 }
@@ -118,7 +123,7 @@ type registry struct {
 func newRegistry(t *testing.T, options generic.RESTOptions) *registry {
 	t.Helper()
 	clock := clocktesting.NewFakePassiveClock(start)
-	storage, err := newStorage(registrytest.Scheme, options, func(u user.Info) bool { return u.GetUID() == server.UID }, clock)
+	storage, err := newStorage(registrytest.Scheme, options, func(u user.Info) bool { return u.GetUID() == server.UID }, startDeadline, clock)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,6 +177,13 @@ func (r *registry) update(u user.Info, mods ...mod) (*maintenance.Evacuation, er
 		return nil, err
 	}
 	return obj.(*maintenance.Evacuation), nil
+}
+
+func (r *registry) mustUpdate(mods ...mod) {
+	r.t.Helper()
+	if _, err := r.update(ann, mods...); err != nil {
+		r.t.Fatal(err)
+	}
 }
 
 func (r *registry) updateStatus(u user.Info, mods ...mod) (*maintenance.Evacuation, error) {

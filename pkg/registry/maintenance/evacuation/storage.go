@@ -18,6 +18,7 @@ package evacuation
 
 import (
 	"fmt"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -50,13 +51,15 @@ var (
 	_ rest.ShortNamesProvider = &REST{}
 )
 
-// NewStorage returns the endpoints on the storage that optsGetter gives. isServer recognizes the server's own controllers.
-func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool) (Storage, error) {
-	return newStorage(scheme, optsGetter, isServer, clock.RealClock{})
+// NewStorage returns the endpoints on the storage that optsGetter gives. isServer recognizes the server's own controllers; startDeadline is how long
+// an evacuator has for its first report.
+func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, startDeadline time.Duration) (Storage, error) {
+	return newStorage(scheme, optsGetter, isServer, startDeadline, clock.RealClock{})
 }
 
-func newStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, clock clock.PassiveClock) (Storage, error) {
-	strategy := NewStrategy(scheme, isServer, clock)
+func newStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, startDeadline time.Duration,
+	clock clock.PassiveClock) (Storage, error) {
+	strategy := NewStrategy(scheme, isServer, startDeadline, clock)
 	store := &genericregistry.Store{
 		NewFunc:                   func() runtime.Object { return &maintenance.Evacuation{} },
 		NewListFunc:               func() runtime.Object { return &maintenance.EvacuationList{} },

@@ -234,6 +234,19 @@ func TestStatusTransitions(t *testing.T) {
 	etcd := registrytest.RunEtcd(t)
 	first, last := active("first.example.com"), active("last.example.com")
 	mods := func(m ...mod) []mod { return m }
+	// inTurn gives the turn to each, as the one before has completed.
+	inTurn := func(classes ...string) []mod {
+		var steps []mod
+		for i, class := range classes {
+			if i > 0 {
+				steps = append(steps, completed)
+			}
+			steps = append(steps, active(class))
+		}
+		return steps
+	}
+	third := inTurn("first.example.com", "deployment.apps.k8s.io", "last.example.com")
+	evicted := inTurn("first.example.com", "deployment.apps.k8s.io", "last.example.com", eviction)
 	tests := map[string]struct {
 		// before are writes of the server, one after the other.
 		before []mod
@@ -241,35 +254,39 @@ func TestStatusTransitions(t *testing.T) {
 		mods   []mod
 		want   []string
 	}{
-		"the server starts at the highest priority":  {nil, server, mods(first), nil},
-		"the server starts lower":                    {nil, server, mods(last), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
-		"the server moves down":                      {mods(first), server, mods(active("deployment.apps.k8s.io")), nil},
-		"the server moves to eviction":               {mods(first, last), server, mods(active(eviction)), nil},
-		"the server moves up":                        {mods(first, last), server, mods(first), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
-		"the server moves up from eviction":          {mods(first, active(eviction)), server, mods(first), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
-		"the server names an unknown class":          {mods(first), server, mods(active("x.example.com")), []string{"FieldValueNotSupported status.activeEvacuatorClass"}},
-		"the server takes the turn back":             {mods(first), server, mods(active("")), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
-		"the counter rises":                          {mods(first, counter(2)), server, mods(counter(3)), nil},
-		"the counter falls":                          {mods(first, counter(2)), server, mods(counter(1)), []string{"FieldValueInvalid status.failedEvictionCounter"}},
-		"the counter is negative":                    {mods(first), server, mods(counter(-1)), []string{"FieldValueInvalid status.failedEvictionCounter"}},
-		"a policy that is none":                      {mods(first), server, mods(func(e *maintenance.Evacuation) { e.Status.EvacuationCancellationPolicy = "Perhaps" }), []string{"FieldValueNotSupported status.evacuationCancellationPolicy"}},
-		"a message of 1025 bytes":                    {mods(first), ann, mods(message(strings.Repeat("x", 1025))), []string{"FieldValueTooLong status.message"}},
-		"a condition twice":                          {mods(first), server, mods(condition("Blocked", "A"), condition("Blocked", "A")), []string{"FieldValueDuplicate status.conditions[1]"}},
-		"a condition without reason":                 {mods(first), server, mods(condition("Blocked", "")), []string{"FieldValueRequired status.conditions[0].reason"}},
-		"the server completes it":                    {mods(first), server, mods(condition("Complete", "PodDeleted")), nil},
-		"the server changes a complete one":          {mods(first, condition("Complete", "PodDeleted")), server, mods(message("x")), []string{"FieldValueForbidden status"}},
-		"the server moves a complete one on":         {mods(first, condition("Complete", "PodDeleted")), server, mods(last), []string{"FieldValueForbidden status"}},
-		"an evacuator reports on a complete one":     {mods(first, condition("Complete", "PodDeleted")), ann, mods(message("x")), []string{"FieldValueForbidden status"}},
-		"an evacuator beats on a complete one":       {mods(first, condition("Complete", "PodDeleted")), ann, nil, nil},
-		"the active evacuator reports":               {mods(first), ann, mods(message("x"), forbid), nil},
-		"an evacuator reports before its turn":       {nil, ann, mods(message("x")), []string{"FieldValueForbidden status"}},
-		"an evacuator takes the turn":                {nil, ann, mods(first), []string{"FieldValueForbidden status"}},
-		"an evacuator passes the turn on":            {mods(first), ann, mods(last), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
-		"an evacuator that lost its turn writes":     {mods(first, last), ann, mods(first, message("x")), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
-		"somebody reports for eviction":              {mods(first, active(eviction)), ann, mods(message("x")), []string{"FieldValueForbidden status"}},
-		"an evacuator counts evictions":              {mods(first), ann, mods(counter(1)), []string{"FieldValueForbidden status.failedEvictionCounter"}},
-		"an evacuator completes the evacuation":      {mods(first), ann, mods(condition("Complete", "PodDeleted")), []string{"FieldValueForbidden status.conditions"}},
-		"an evacuator forbids before it is its turn": {nil, server, mods(forbid), []string{"FieldValueInvalid status.evacuationCancellationPolicy"}},
+		"the server starts at the highest priority":   {nil, server, mods(first), nil},
+		"the server starts lower":                     {nil, server, mods(last), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
+		"the server moves down":                       {mods(first, completed), server, mods(active("deployment.apps.k8s.io")), nil},
+		"the server moves to eviction":                {append(slices.Clone(third), completed), server, mods(active(eviction)), nil},
+		"the server leaves one out":                   {mods(first, completed), server, mods(last), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
+		"the server goes straight to eviction":        {mods(first, completed), server, mods(active(eviction)), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
+		"the server moves up":                         {third, server, mods(first), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
+		"the server moves up from eviction":           {evicted, server, mods(first), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
+		"the server names an unknown class":           {mods(first), server, mods(active("x.example.com")), []string{"FieldValueNotSupported status.activeEvacuatorClass"}},
+		"the server takes the turn back":              {mods(first), server, mods(active("")), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
+		"the counter rises":                           {mods(first, counter(2)), server, mods(counter(3)), nil},
+		"the counter falls":                           {mods(first, counter(2)), server, mods(counter(1)), []string{"FieldValueInvalid status.failedEvictionCounter"}},
+		"the counter is negative":                     {mods(first), server, mods(counter(-1)), []string{"FieldValueInvalid status.failedEvictionCounter"}},
+		"a policy that is none":                       {mods(first), server, mods(func(e *maintenance.Evacuation) { e.Status.EvacuationCancellationPolicy = "Perhaps" }), []string{"FieldValueNotSupported status.evacuationCancellationPolicy"}},
+		"a message of 1025 bytes":                     {mods(first), ann, mods(message(strings.Repeat("x", 1025))), []string{"FieldValueTooLong status.message"}},
+		"a condition twice":                           {mods(first), server, mods(condition("Blocked", "A"), condition("Blocked", "A")), []string{"FieldValueDuplicate status.conditions[1]"}},
+		"a condition without reason":                  {mods(first), server, mods(condition("Blocked", "")), []string{"FieldValueRequired status.conditions[0].reason"}},
+		"the server completes it":                     {mods(first), server, mods(condition("Complete", "PodDeleted")), nil},
+		"the server changes a complete one":           {mods(first, condition("Complete", "PodDeleted")), server, mods(message("x")), []string{"FieldValueForbidden status"}},
+		"the server moves a complete one on":          {mods(first, condition("Complete", "PodDeleted")), server, mods(last), []string{"FieldValueForbidden status"}},
+		"an evacuator reports on a complete one":      {mods(first, condition("Complete", "PodDeleted")), ann, mods(message("x")), []string{"FieldValueForbidden status"}},
+		"an evacuator beats on a complete one":        {mods(first, condition("Complete", "PodDeleted")), ann, nil, nil},
+		"the active evacuator reports":                {mods(first), ann, mods(message("x"), forbid), nil},
+		"an evacuator reports before its turn":        {nil, ann, mods(message("x")), []string{"FieldValueForbidden status"}},
+		"an evacuator takes the turn":                 {nil, ann, mods(first), []string{"FieldValueForbidden status"}},
+		"an evacuator passes the turn on":             {mods(first), ann, mods(last), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
+		"an evacuator that lost its turn writes":      {third, ann, mods(first, message("x")), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
+		"somebody reports for eviction":               {evicted, ann, mods(message("x")), []string{"FieldValueForbidden status"}},
+		"an evacuator counts evictions":               {mods(first), ann, mods(counter(1)), []string{"FieldValueForbidden status.failedEvictionCounter"}},
+		"an evacuator completes the evacuation":       {mods(first), ann, mods(condition("Complete", "PodDeleted")), []string{"FieldValueForbidden status.conditions"}},
+		"the server completes and hands over at once": {mods(first), server, mods(completed, active("deployment.apps.k8s.io")), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
+		"the server forbids for the eviction":         {evicted, server, mods(forbid), []string{"FieldValueInvalid status.evacuationCancellationPolicy"}},
+		"an evacuator forbids before it is its turn":  {nil, server, mods(forbid), []string{"FieldValueInvalid status.evacuationCancellationPolicy"}},
 	}
 	for desc, tt := range tests {
 		t.Run(desc, func(t *testing.T) {
@@ -331,11 +348,17 @@ func TestProgressTimestamp(t *testing.T) {
 	}), at(3*time.Minute))
 
 	r.clock.SetTime(start.Add(4 * time.Minute))
-	expect("the next one gets the turn", r.mustUpdateStatus(server, active("last.example.com"), theirs), at(4*time.Minute))
+	expect("the server's own evacuator makes up a time", r.mustUpdateStatus(server, theirs), at(4*time.Minute))
+	r.clock.SetTime(start.Add(5 * time.Minute))
+	expect("the server removes the time", r.mustUpdateStatus(server, message("y"), func(e *maintenance.Evacuation) { e.Status.EvacuationProgressTimestamp = nil }), at(4*time.Minute))
+
+	r.mustUpdateStatus(ann, completed)
+	r.clock.SetTime(start.Add(6 * time.Minute))
+	expect("the next one gets the turn", r.mustUpdateStatus(server, active("deployment.apps.k8s.io"), theirs), at(6*time.Minute))
 
 	r.mustUpdateStatus(server, condition("Complete", "PodDeleted"))
-	r.clock.SetTime(start.Add(5 * time.Minute))
-	expect("it reports on a complete one", r.mustUpdateStatus(ann), at(4*time.Minute))
+	r.clock.SetTime(start.Add(7 * time.Minute))
+	expect("it reports on a complete one", r.mustUpdateStatus(ann), at(6*time.Minute))
 }
 
 func TestHandOverClearsWhatTheLastOneReported(t *testing.T) {
@@ -347,9 +370,9 @@ func TestHandOverClearsWhatTheLastOneReported(t *testing.T) {
 		e.Status.ActiveEvacuatorCompleted = true
 		e.Status.ExpectedEvacuationFinishTime = ptr.To(metav1.NewTime(start))
 	})
-	got := r.mustUpdateStatus(server, active("last.example.com"), message("first.example.com said it completed"))
+	got := r.mustUpdateStatus(server, active("deployment.apps.k8s.io"), message("first.example.com said it completed"))
 	want := maintenance.EvacuationStatus{
-		ActiveEvacuatorClass:         "last.example.com",
+		ActiveEvacuatorClass:         "deployment.apps.k8s.io",
 		EvacuationProgressTimestamp:  ptr.To(metav1.NewTime(start).Rfc3339Copy()),
 		EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow,
 		Message:                      "first.example.com said it completed",
@@ -510,7 +533,9 @@ func TestWatchByActiveEvacuator(t *testing.T) {
 	next(watch.Added)
 	r.mustUpdateStatus(server, message("x"))
 	next(watch.Modified)
-	r.mustUpdateStatus(server, active("last.example.com"))
+	r.mustUpdateStatus(ann, completed)
+	next(watch.Modified)
+	r.mustUpdateStatus(server, active("deployment.apps.k8s.io"))
 	next(watch.Deleted)
 }
 

@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/operation"
@@ -50,8 +51,9 @@ type Strategy struct {
 	rest.DeclarativeValidation
 	names.NameGenerator
 
-	isServer func(user.Info) bool
-	clock    clock.PassiveClock
+	isServer      func(user.Info) bool
+	startDeadline time.Duration
+	clock         clock.PassiveClock
 }
 
 var (
@@ -63,12 +65,14 @@ var (
 	_ rest.ResetFieldsStrategy = &StatusStrategy{}
 )
 
-// NewStrategy returns the strategy. isServer recognizes the server's own controllers.
-func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, clock clock.PassiveClock) *Strategy {
+// NewStrategy returns the strategy. isServer recognizes the server's own controllers; startDeadline is how long an evacuator has for its first
+// report.
+func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, startDeadline time.Duration, clock clock.PassiveClock) *Strategy {
 	return &Strategy{
 		DeclarativeValidation: rest.DeclarativeValidation{Scheme: scheme},
 		NameGenerator:         names.SimpleNameGenerator,
 		isServer:              isServer,
+		startDeadline:         startDeadline,
 		clock:                 clock,
 	}
 }
@@ -166,7 +170,8 @@ func (*StatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set 
 	}
 }
 
-// PrepareForUpdate keeps metadata and spec, stamps the time of a report, and clears at a hand-over what the last evacuator reported.
+// PrepareForUpdate keeps metadata and spec, stamps the time of a report, and clears at a hand-over what the last evacuator reported. The stamp is
+// always made here: deadlines count from it, so nobody can shorten or stretch them with a time of its own.
 func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
 	evacuation, oldEvacuation := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
 	evacuation.Spec = oldEvacuation.Spec
@@ -186,6 +191,11 @@ func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 		status.EvacuationProgressTimestamp = &now
 		status.ExpectedEvacuationFinishTime = nil
 		status.EvacuationCancellationPolicy = maintenance.EvacuationCancellationPolicyAllow
+	case status.EvacuationProgressTimestamp == nil:
+		status.EvacuationProgressTimestamp = oldEvacuation.Status.EvacuationProgressTimestamp
+	case !status.EvacuationProgressTimestamp.Equal(oldEvacuation.Status.EvacuationProgressTimestamp):
+		// A sign of life of an evacuator within the server.
+		status.EvacuationProgressTimestamp = &now
 	}
 }
 
@@ -198,7 +208,7 @@ func (s *StatusStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Ob
 			return errs
 		}
 	}
-	return validation.ValidateEvacuationStatusUpdate(evacuation, oldEvacuation)
+	return validation.ValidateEvacuationStatusUpdate(evacuation, oldEvacuation, validation.Turns{Now: s.clock.Now(), StartDeadline: s.startDeadline})
 }
 
 func (s *Strategy) byServer(ctx context.Context) bool {
