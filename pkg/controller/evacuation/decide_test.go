@@ -417,6 +417,12 @@ func TestDecideTurn(t *testing.T) {
 			want: outcome{Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Progress: 3 * time.Minute, Policy: allow, Wake: 5*time.Minute + 30*time.Second},
 			says: "the drain has not reached the pod yet",
 		},
+		"a clock of one second starts anew once a second": {
+			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet), active(maintenancev1alpha1.EvacuatorClassDaemonSet),
+				func(e *maintenancev1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](1) }),
+			pod: newPod(), at: 3*time.Minute + 700*time.Millisecond,
+			want: outcome{Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Progress: 3 * time.Minute, Policy: allow, Wake: 3*time.Minute + time.Second},
+		},
 		"the DaemonSet evacuator's clock runs when the drain has reached the pod": {
 			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet), active(maintenancev1alpha1.EvacuatorClassDaemonSet)),
 			pod:        newPod(), at: 5 * time.Minute,
