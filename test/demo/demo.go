@@ -23,7 +23,7 @@ import (
 	"strings"
 	"time"
 
-	"haulout.dev/haulout/test/demo/internal/screen"
+	"haulout.dev/haulout/pkg/cmd/screen"
 	"haulout.dev/haulout/test/internal/audit"
 )
 

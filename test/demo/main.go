@@ -27,7 +27,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"haulout.dev/haulout/test/demo/internal/screen"
+	"haulout.dev/haulout/pkg/cmd/screen"
 )
 
 const (

@@ -22,7 +22,7 @@ import (
 	"time"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/test/demo/internal/screen"
+	"haulout.dev/haulout/pkg/cmd/screen"
 	"haulout.dev/haulout/test/internal/audit"
 )
 

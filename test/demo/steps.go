@@ -31,7 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/test/demo/internal/screen"
+	"haulout.dev/haulout/pkg/cmd/screen"
 	"haulout.dev/haulout/test/internal/audit"
 )
 
