@@ -59,9 +59,14 @@ type Screen struct {
 	drawn int
 }
 
-// New returns the screen that a file stands for. TERM=dumb and NO_COLOR (https://no-color.org) are honoured.
-func New(file *os.File, getenv func(string) string) *Screen {
-	s := &Screen{out: file}
+// New returns the screen that a writer stands for: that of a terminal if it is the file of one. TERM=dumb and NO_COLOR
+// (https://no-color.org) are honoured.
+func New(out io.Writer, getenv func(string) string) *Screen {
+	s := &Screen{out: out}
+	file, ok := out.(*os.File)
+	if !ok {
+		return s
+	}
 	descriptor := int(file.Fd())
 	if !term.IsTerminal(descriptor) || getenv("TERM") == "dumb" {
 		return s
@@ -77,8 +82,25 @@ func New(file *os.File, getenv func(string) string) *Screen {
 	return s
 }
 
+// NewTerminal returns the screen of a terminal that is no file, of a fixed size and without colors.
+func NewTerminal(out io.Writer, columns, rows int) *Screen {
+	return &Screen{out: out, size: func() (int, int) { return columns, rows }}
+}
+
 // Live tells whether Draw shows anything.
 func (s *Screen) Live() bool { return s.size != nil }
+
+// Colors tells whether styles show.
+func (s *Screen) Colors() bool { return s.colors }
+
+// Columns returns how wide the terminal is; 0 if there is none.
+func (s *Screen) Columns() int {
+	if s.size == nil {
+		return 0
+	}
+	columns, _ := s.size()
+	return columns
+}
 
 // Println prints lines that stay.
 func (s *Screen) Println(lines ...Line) {
