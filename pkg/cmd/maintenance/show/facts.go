@@ -1,0 +1,188 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package show
+
+import (
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// Facts is what is known of a maintenance at one moment.
+type Facts struct {
+	// Maintenance is the object as it was last read.
+	Maintenance *v1alpha1.NodeMaintenance
+	// Evacuations are those that were read; those on other nodes are passed over.
+	Evacuations []v1alpha1.Evacuation
+	// Departures are the pods that were seen leaving the nodes; nil if nobody could see them.
+	Departures *Departures
+	// Waves are what a preview says is still to come; nil if nobody was asked.
+	Waves []v1alpha1.PreviewWave
+	// Notes are what else there is to say: what could not be read, and why.
+	Notes []string
+	// Now is when that was.
+	Now time.Time
+}
+
+// Departures remembers which pods have left the nodes of a maintenance. The server forgets an Evacuation some minutes after its pod has gone, so
+// whoever looks once sees the last of them, and whoever watches sees all from then on.
+type Departures struct {
+	byPod map[types.UID]departure
+}
+
+type departure struct {
+	node string
+	at   time.Time
+}
+
+// See adds the departures that Evacuations tell of: those on nodes of the maintenance, since it drains.
+func (d *Departures) See(nm *v1alpha1.NodeMaintenance, evacuations []v1alpha1.Evacuation) {
+	start, draining := Entered(nm, v1alpha1.NodeMaintenanceStageDrain)
+	if !draining {
+		return
+	}
+	if d.byPod == nil {
+		d.byPod = map[types.UID]departure{}
+	}
+	nodes := Nodes(nm)
+	for i := range evacuations {
+		e := &evacuations[i]
+		complete := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionComplete)
+		if complete == nil || !meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete) || complete.Reason == v1alpha1.ReasonCancelled {
+			continue
+		}
+		if nodes.Has(e.Spec.NodeName) && !complete.LastTransitionTime.Time.Before(start) {
+			d.byPod[e.Spec.PodRef.UID] = departure{node: e.Spec.NodeName, at: complete.LastTransitionTime.Time}
+		}
+	}
+}
+
+// from returns how many pods have left a node.
+func (d *Departures) from(node string) int {
+	count := 0
+	for _, one := range d.all() {
+		if one.node == node {
+			count++
+		}
+	}
+	return count
+}
+
+// since returns how many pods have left since a time.
+func (d *Departures) since(start time.Time) int {
+	count := 0
+	for _, one := range d.all() {
+		if !one.at.Before(start) {
+			count++
+		}
+	}
+	return count
+}
+
+func (d *Departures) all() map[types.UID]departure {
+	if d == nil {
+		return nil
+	}
+	return d.byPod
+}
+
+// Entered returns when a maintenance entered a stage, and whether it has.
+func Entered(nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage) (time.Time, bool) {
+	i := slices.IndexFunc(nm.Status.StageStatuses, func(s v1alpha1.StageStatus) bool { return s.Name == stage })
+	if i < 0 {
+		return time.Time{}, false
+	}
+	if at := nm.Status.StageStatuses[i].StartTimestamp; at != nil {
+		return at.Time, true
+	}
+	return time.Time{}, true
+}
+
+// Nodes returns the names of the nodes of a maintenance.
+func Nodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
+	nodes := sets.New[string]()
+	for i := range nm.Status.NodeStatuses {
+		nodes.Insert(nm.Status.NodeStatuses[i].NodeRef.Name)
+	}
+	return nodes
+}
+
+// count adds up a maintenance's nodes.
+type count struct {
+	nodes, drained                  int
+	gone, pending, evacuating, held int
+	blocked                         int
+}
+
+func (c count) left() int { return c.pending + c.evacuating }
+
+// done says whether a node has no pod left that has to leave. A node without a target is not part of the drain yet, or may not be.
+func done(n *v1alpha1.NodeMaintenanceNodeStatus) bool {
+	return len(n.DrainTargets) > 0 && n.PodsPendingEvacuation == 0 && n.PodsEvacuating == 0
+}
+
+func (f *Facts) count() count {
+	c := count{nodes: len(f.Maintenance.Status.NodeStatuses), gone: len(f.Departures.all())}
+	for i := range f.Maintenance.Status.NodeStatuses {
+		n := &f.Maintenance.Status.NodeStatuses[i]
+		c.pending += int(n.PodsPendingEvacuation)
+		c.evacuating += int(n.PodsEvacuating)
+		c.blocked += int(n.PodsBlocked)
+		c.held += int(n.PodsLeft)
+		if done(n) {
+			c.drained++
+		}
+	}
+	return c
+}
+
+// paceWindow is how far back departures are counted for the pace.
+const paceWindow = time.Minute
+
+// pace is how fast pods leave.
+type pace struct {
+	// departures is how many have left in the time before now.
+	departures int
+	over       time.Duration
+}
+
+func (f *Facts) pace() pace {
+	start, _ := Entered(f.Maintenance, v1alpha1.NodeMaintenanceStageDrain)
+	over := min(max(f.Now.Sub(start), 0), paceWindow)
+	return pace{departures: f.Departures.since(f.Now.Add(-over)), over: over}
+}
+
+// perMinute is the pace in pods.
+func (p pace) perMinute() int {
+	if p.over < time.Second {
+		return 0
+	}
+	return int(float64(p.departures)/p.over.Minutes() + 0.5)
+}
+
+// forPods is how long so many pods take at this pace; 0 if it cannot be said.
+func (p pace) forPods(pods int) time.Duration {
+	if p.departures == 0 || p.over < time.Second || pods <= 0 {
+		return 0
+	}
+	return max((p.over * time.Duration(pods) / time.Duration(p.departures)).Round(time.Second), time.Second)
+}

@@ -1,0 +1,105 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package show
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/screen"
+)
+
+// Moment is something that happened to a maintenance.
+type Moment struct {
+	// Time is when.
+	Time metav1.Time `json:"time"`
+	// What is a stage, a condition or the reason of an event.
+	What string `json:"what"`
+	// Object is what it happened to, a node say; empty for the maintenance itself.
+	Object string `json:"object,omitempty"`
+	// Detail says it in words.
+	Detail string `json:"detail,omitempty"`
+	// Warning says that somebody should look at it.
+	Warning bool `json:"warning,omitempty"`
+}
+
+// History puts together what a maintenance's status and the events about it tell, the oldest first. Stages are kept in the object; events are
+// forgotten by the cluster after an hour, unless it is configured otherwise.
+func History(nm *v1alpha1.NodeMaintenance, events []eventsv1.Event) []Moment {
+	by := ""
+	if nm.Spec.RequestedBy != nil && nm.Spec.RequestedBy.Username != "" {
+		by = ", requested by " + nm.Spec.RequestedBy.Username
+	}
+	moments := []Moment{{Time: nm.CreationTimestamp, What: "Created", Detail: nm.Spec.Reason}}
+	for i, stage := range nm.Status.StageStatuses {
+		if stage.StartTimestamp == nil {
+			continue
+		}
+		m := Moment{Time: *stage.StartTimestamp, What: "Stage " + string(stage.Name)}
+		if i == len(nm.Status.StageStatuses)-1 {
+			m.Detail = "the present stage" + by
+		}
+		moments = append(moments, m)
+	}
+	if drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained); drained != nil {
+		moments = append(moments, Moment{
+			Time: drained.LastTransitionTime, What: "Drained is " + string(drained.Status), Detail: drained.Reason + ": " + drained.Message,
+			Warning: drained.Reason == v1alpha1.ReasonDrainBlocked || drained.Reason == v1alpha1.ReasonNotAuthorized,
+		})
+	}
+	if nm.DeletionTimestamp != nil {
+		moments = append(moments, Moment{Time: *nm.DeletionTimestamp, What: "Deletion asked for"})
+	}
+	for i := range events {
+		moments = append(moments, momentOf(&events[i], nm))
+	}
+	slices.SortStableFunc(moments, func(a, b Moment) int { return a.Time.Compare(b.Time.Time) })
+	return moments
+}
+
+func momentOf(e *eventsv1.Event, nm *v1alpha1.NodeMaintenance) Moment {
+	at := cmp.Or(e.EventTime.UTC(), e.DeprecatedFirstTimestamp.UTC(), e.CreationTimestamp.UTC())
+	m := Moment{Time: metav1.NewTime(at), What: e.Reason, Detail: e.Note, Warning: e.Type == corev1.EventTypeWarning}
+	if e.Regarding.Name != nm.Name || e.Regarding.Kind != "NodeMaintenance" {
+		m.Object = e.Regarding.Kind + "/" + e.Regarding.Name
+	}
+	if e.Series != nil && e.Series.Count > 1 {
+		m.Detail += " (" + plural(e.Series.Count, "time") + ")"
+	}
+	return m
+}
+
+// HistoryTable shows moments in a row each, with the time since the first.
+func HistoryTable(moments []Moment) []screen.Line {
+	rows, styles := [][]string{{"TIME", "AFTER", "WHAT", "OBJECT", "DETAIL"}}, []screen.Style{screen.Faint}
+	for _, m := range moments {
+		style := screen.Plain
+		if m.Warning {
+			style = screen.Warning
+		}
+		rows = append(rows, []string{m.Time.UTC().Format(time.RFC3339), ago(m.Time.Time, moments[0].Time.Time), m.What, orNone(m.Object), m.Detail})
+		styles = append(styles, style)
+	}
+	return table("", rows, styles)
+}

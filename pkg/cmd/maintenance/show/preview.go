@@ -1,0 +1,192 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package show
+
+import (
+	"fmt"
+	"strings"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/screen"
+)
+
+// effects say in words what the trouble that a preview predicts comes to.
+var effects = map[v1alpha1.PreviewEffect]struct {
+	text  string
+	style screen.Style
+}{
+	v1alpha1.PreviewEffectNever:   {"will not leave until somebody acts", screen.Bad},
+	v1alpha1.PreviewEffectNotNow:  {"cannot leave now, which may pass by itself", screen.Warning},
+	v1alpha1.PreviewEffectLost:    {"will leave and not come back", screen.Warning},
+	v1alpha1.PreviewEffectDelayed: {"will leave in groups", screen.Plain},
+}
+
+// Preview shows what a drain will do: what is in the way first, then the waves with who takes each pod away, then what stays.
+func Preview(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
+	lines := []screen.Line{line(screen.Heading, "%s to leave %s, %d left running. Nothing has been touched.",
+		havePods(p.PodCount), plural(p.NodeCount, "node"), p.PodsLeftCount), {}}
+	if p.Stage == v1alpha1.NodeMaintenanceStageComplete {
+		lines[0] = line(screen.Heading, "%s is complete: nothing is to come.", p.Name)
+	}
+	if len(p.Blockers) > 0 {
+		lines = append(lines, line(screen.Heading, "IN THE WAY"))
+		for i := range p.Blockers {
+			lines = append(lines, previewBlocker(&p.Blockers[i], o)...)
+		}
+		lines = append(lines, more(int(p.BlockersOmitted), "blocker", "  ")...)
+		lines = append(lines, screen.Line{})
+	}
+	for i := range p.Waves {
+		lines = append(lines, previewWave(&p.Waves[i], o)...)
+		lines = append(lines, screen.Line{})
+	}
+	lines = append(lines, previewRest(p, o)...)
+	for len(lines) > 1 && lines[len(lines)-1].Text == "" {
+		lines = lines[:len(lines)-1]
+	}
+	return lines
+}
+
+func havePods(count int32) string {
+	if count == 1 {
+		return "1 pod has"
+	}
+	return fmt.Sprintf("%d pods have", count)
+}
+
+// Blocks says whether a preview predicts a drain that does not end by itself.
+func Blocks(p *v1alpha1.NodeMaintenancePreview) bool {
+	for i := range p.Blockers {
+		if p.Blockers[i].Effect == v1alpha1.PreviewEffectNever {
+			return true
+		}
+	}
+	return p.NodesRefused > 0
+}
+
+func previewBlocker(b *v1alpha1.PreviewBlocker, o Options) []screen.Line {
+	effect, known := effects[b.Effect]
+	if !known {
+		effect.text = string(b.Effect)
+	}
+	lines := []screen.Line{line(effect.style, "  %s: %s %s", b.Reason, plural(b.PodCount, "pod"), effect.text)}
+	lines = append(lines, wrap("    ", b.Message, o.columns(), screen.Plain)...)
+	if len(b.Pods) == 0 {
+		return lines
+	}
+	if b.Effect != v1alpha1.PreviewEffectDelayed {
+		first := Blocker{Namespace: b.Pods[0].Namespace, Pod: b.Pods[0].Name, Node: b.Pods[0].Node, Reason: b.Reason}
+		lines = append(lines, plain("    move   %s", first.Who()), plain("    look   %s", first.Look()))
+	}
+	const podsShown = 5
+	shown := o.cut(len(b.Pods), podsShown)
+	names := make([]string, 0, shown)
+	for _, pod := range b.Pods[:shown] {
+		names = append(names, fmt.Sprintf("%s/%s (%s)", pod.Namespace, pod.Name, pod.Node))
+	}
+	if rest := int(b.PodCount) - shown; rest > 0 {
+		names = append(names, fmt.Sprintf("and %d more", rest))
+	}
+	return append(lines, wrap("    ", "pods: "+strings.Join(names, ", "), o.columns(), screen.Faint)...)
+}
+
+// handler says who an evacuator class is.
+func handler(class string) string {
+	switch class {
+	case v1alpha1.EvacuatorClassEviction:
+		return "eviction"
+	case "":
+		return "nobody"
+	}
+	return class
+}
+
+func handlers(classes []string) string {
+	if len(classes) == 0 {
+		return handler("")
+	}
+	names := make([]string, 0, len(classes))
+	for _, class := range classes {
+		names = append(names, handler(class))
+	}
+	return strings.Join(names, ", then ")
+}
+
+func previewWave(w *v1alpha1.PreviewWave, o Options) []screen.Line {
+	entry := Entry(v1alpha1.DrainPlanEntry{PodType: w.PodType, PodPriority: w.PodPriority, PodSelector: w.PodSelector})
+	var by []string
+	for _, e := range w.Evacuators {
+		by = append(by, fmt.Sprintf("%s %d", handler(e.EvacuatorClass), e.PodCount))
+	}
+	title := fmt.Sprintf("WAVE %d  %s  %s on %s", w.Index+1, entry, plural(w.PodCount, "pod"), plural(w.NodeCount, "node"))
+	if len(by) > 0 {
+		title += ", by " + strings.Join(by, ", ")
+	}
+	lines := []screen.Line{line(screen.Heading, "%s", title)}
+	const podsShown = 20
+	rows := [][]string{{"NODE", "NAMESPACE", "POD", "TAKEN AWAY BY", "IN THE WAY"}}
+	var styles = []screen.Style{screen.Faint}
+	for _, node := range w.Nodes {
+		for _, namespace := range node.Namespaces {
+			for i := range namespace.Pods {
+				pod := &namespace.Pods[i]
+				inTheWay, style := strings.Join(pod.Blockers, ", "), screen.Plain
+				if pod.Terminating {
+					inTheWay = strings.TrimPrefix(inTheWay+", stopping already", ", ")
+				}
+				if len(pod.Blockers) > 0 {
+					style = screen.Warning
+				}
+				rows = append(rows, []string{node.Name, namespace.Name, pod.Name, handlers(pod.EvacuatorClasses), orNone(inTheWay)})
+				styles = append(styles, style)
+			}
+		}
+	}
+	shown := o.cut(len(rows)-1, podsShown)
+	lines = append(lines, table("  ", rows[:shown+1], styles)...)
+	return append(lines, more(int(w.PodCount)-shown, "pod", "  ")...)
+}
+
+// previewRest is what else there is: what stays, which nodes are left alone, who else is at the nodes.
+func previewRest(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
+	var lines []screen.Line
+	for _, left := range p.PodsLeft {
+		lines = append(lines, plain("LEFT RUNNING  %s: %s", left.Reason, plural(left.PodCount, "pod")))
+		if o.Wide {
+			for _, pod := range left.Pods {
+				lines = append(lines, line(screen.Faint, "  %s/%s (%s)", pod.Namespace, pod.Name, pod.Node))
+			}
+			lines = append(lines, more(int(left.PodsOmitted), "pod", "  ")...)
+		}
+	}
+	for _, other := range p.Maintenances {
+		text := fmt.Sprintf("OTHER MAINTENANCE  %s in stage %s holds %s of these", other.Name, other.Stage, plural(other.NodeCount, "node"))
+		if other.NodesFastForwarded > 0 {
+			text += fmt.Sprintf(" and has come further on %d", other.NodesFastForwarded)
+		}
+		lines = append(lines, line(screen.Warning, "%s", text))
+	}
+	for i := range p.Nodes {
+		if n := &p.Nodes[i]; n.Refused {
+			lines = append(lines, line(screen.Bad, "LEFT ALONE  node %s: %s", n.Name, n.Message))
+		}
+	}
+	if p.NodesUnchecked > 0 {
+		lines = append(lines, line(screen.Faint, "For %s it was not asked whether they may be drained; the drain itself asks.", plural(p.NodesUnchecked, "node")))
+	}
+	return lines
+}

@@ -1,0 +1,167 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package show turns what is known of maintenances into lines for people. Values in, lines out: it has no client and no clock.
+package show
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/screen"
+)
+
+// Width is where text is wrapped if nothing is known of a terminal.
+const Width = 100
+
+// Options are what a user chooses about the lines.
+type Options struct {
+	// Wide leaves nothing out: all nodes, all pods.
+	Wide bool
+	// Columns is where text is wrapped; 0 stands for Width.
+	Columns int
+}
+
+func (o Options) columns() int {
+	if o.Columns <= 0 {
+		return Width
+	}
+	return o.Columns
+}
+
+// cut returns how many of count things are listed where limit are enough to begin with.
+func (o Options) cut(count, limit int) int {
+	if o.Wide {
+		return count
+	}
+	return min(count, limit)
+}
+
+// Text returns lines as they are written where nothing is colored.
+func Text(lines []screen.Line) string {
+	var b strings.Builder
+	for _, line := range lines {
+		b.WriteString(strings.TrimRight(line.Text, " ") + "\n")
+	}
+	return b.String()
+}
+
+// Entry says in words which pods an entry of a plan stands for.
+func Entry(e v1alpha1.DrainPlanEntry) string {
+	text := fmt.Sprintf("priority <= %d", e.PodPriority)
+	switch e.PodPriority {
+	case v1alpha1.SystemClusterCritical:
+		text = "system-cluster-critical"
+	case v1alpha1.SystemNodeCritical:
+		text = "system-node-critical"
+	}
+	if e.PodType != v1alpha1.PodTypeDefault {
+		text = string(e.PodType) + " " + text
+	}
+	if e.PodSelector != nil {
+		text += " " + metav1.FormatLabelSelector(e.PodSelector)
+	}
+	return text
+}
+
+func line(style screen.Style, format string, args ...any) screen.Line {
+	return screen.Line{Text: strings.TrimRight(fmt.Sprintf(format, args...), " "), Style: style}
+}
+
+func plain(format string, args ...any) screen.Line { return line(screen.Plain, format, args...) }
+
+// table lays cells out in columns, two spaces apart. The first row is the heading. The style of a row is that of the same index.
+func table(indent string, rows [][]string, styles []screen.Style) []screen.Line {
+	var widths []int
+	for _, row := range rows {
+		for i, cell := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], len([]rune(cell)))
+		}
+	}
+	lines := make([]screen.Line, 0, len(rows))
+	for i, row := range rows {
+		var b strings.Builder
+		b.WriteString(indent)
+		for j, cell := range row {
+			b.WriteString(cell)
+			if j < len(row)-1 {
+				b.WriteString(strings.Repeat(" ", widths[j]-len([]rune(cell))+2))
+			}
+		}
+		style := screen.Faint
+		if i > 0 {
+			style = screen.Plain
+			if i < len(styles) {
+				style = styles[i]
+			}
+		}
+		lines = append(lines, line(style, "%s", b.String()))
+	}
+	return lines
+}
+
+// wrap breaks text between words, so that the lines with their indent are no longer than columns where that is possible.
+func wrap(indent, text string, columns int, style screen.Style) []screen.Line {
+	var lines []screen.Line
+	at := indent
+	for _, word := range strings.Fields(text) {
+		switch {
+		case at == indent:
+			at += word
+		case len([]rune(at))+1+len([]rune(word)) > columns:
+			lines = append(lines, line(style, "%s", at))
+			at = indent + word
+		default:
+			at += " " + word
+		}
+	}
+	if at != indent {
+		lines = append(lines, line(style, "%s", at))
+	}
+	return lines
+}
+
+// plural returns a number with its noun.
+func plural[N int | int32 | int64](n N, noun string) string {
+	if n == 1 {
+		return fmt.Sprintf("1 %s", noun)
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// ago returns how long something has lasted, as kubectl writes ages.
+func ago(now, since time.Time) string {
+	if since.IsZero() {
+		return "?"
+	}
+	return duration.HumanDuration(max(now.Sub(since), 0))
+}
+
+// orNone returns text, or what stands for none.
+func orNone(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}

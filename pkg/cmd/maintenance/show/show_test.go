@@ -1,0 +1,146 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package show
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/screen"
+)
+
+var now = time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
+
+func TestPace(t *testing.T) {
+	for name, test := range map[string]struct {
+		pace      pace
+		pods      int
+		perMinute int
+		wantETA   time.Duration
+	}{
+		"pods leave steadily":                               {pace{30, time.Minute}, 15, 30, 30 * time.Second},
+		"a drain that has just begun has a pace, too":       {pace{5, 10 * time.Second}, 20, 30, 40 * time.Second},
+		"nothing can be said in the first second":           {pace{5, time.Second / 2}, 20, 0, 0},
+		"nothing can be said if no pod has left":            {pace{0, time.Minute}, 20, 0, 0},
+		"where nobody is left there is nothing to wait for": {pace{30, time.Minute}, 0, 30, 0},
+		"a moment is a second at least":                     {pace{6000, time.Minute}, 1, 6000, time.Second},
+		"very many pods do not overflow":                    {pace{1, time.Minute}, 150_000, 1, 150_000 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := test.pace.perMinute(); got != test.perMinute {
+				t.Errorf("%d a minute, want %d", got, test.perMinute)
+			}
+			if got := test.pace.forPods(test.pods); got != test.wantETA {
+				t.Errorf("%v to go, want %v", got, test.wantETA)
+			}
+		})
+	}
+}
+
+// TestDeparturesOfBefore does not count what left the node under another maintenance.
+func TestDeparturesOfBefore(t *testing.T) {
+	nm := &v1alpha1.NodeMaintenance{Status: v1alpha1.NodeMaintenanceStatus{
+		StageStatuses: []v1alpha1.StageStatus{{Name: v1alpha1.NodeMaintenanceStageDrain, StartTimestamp: new(metav1.NewTime(now))}},
+		NodeStatuses:  []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: "a"}}},
+	}}
+	complete := func(pod, node, reason string, at time.Time) v1alpha1.Evacuation {
+		return v1alpha1.Evacuation{
+			Spec: v1alpha1.EvacuationSpec{NodeName: node, PodRef: v1alpha1.PodReference{Name: pod, UID: types.UID(pod)}},
+			Status: v1alpha1.EvacuationStatus{Conditions: []metav1.Condition{{
+				Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: reason, LastTransitionTime: metav1.NewTime(at),
+			}}},
+		}
+	}
+	var d Departures
+	d.See(nm, []v1alpha1.Evacuation{
+		complete("gone", "a", v1alpha1.ReasonPodDeleted, now.Add(time.Second)),
+		complete("gone", "a", v1alpha1.ReasonPodDeleted, now.Add(time.Second)),
+		complete("finished", "a", v1alpha1.ReasonPodTerminated, now.Add(2*time.Second)),
+		complete("earlier", "a", v1alpha1.ReasonPodDeleted, now.Add(-time.Second)),
+		complete("elsewhere", "b", v1alpha1.ReasonPodDeleted, now.Add(time.Second)),
+		complete("cancelled", "a", v1alpha1.ReasonCancelled, now.Add(time.Second)),
+		{Spec: v1alpha1.EvacuationSpec{NodeName: "a"}},
+	})
+	if all, late := d.from("a"), d.since(now.Add(2*time.Second)); all != 2 || late != 1 {
+		t.Errorf("%d pods have left, %d of them late, want 2 and 1", all, late)
+	}
+}
+
+// TestEveryReasonHasAMove makes sure that whoever adds a reason says whose move it is.
+func TestEveryReasonHasAMove(t *testing.T) {
+	for _, reason := range []string{
+		v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonPodDisruptionBudgetSyncFailed, v1alpha1.ReasonTooManyDisruptedPods,
+		v1alpha1.ReasonMultiplePodDisruptionBudgets, v1alpha1.ReasonUnhealthyPodsHoldBudget, v1alpha1.ReasonEvacuatorNotProgressing,
+		v1alpha1.ReasonPodTerminating, v1alpha1.ReasonPodFinalizer, v1alpha1.ReasonNodeUnreachable, v1alpha1.ReasonNoEvacuator,
+		v1alpha1.ReasonRecreated, v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionError, v1alpha1.ReasonNoController,
+		v1alpha1.ReasonNamespaceTerminating, "SomethingNew",
+	} {
+		b := Blocker{Namespace: "shop", Pod: "web-1", Node: "node-3", Reason: reason, evacuator: "example.com"}
+		for _, text := range []string{b.Who(), b.Look()} {
+			if text == "" || strings.Contains(text, "%") {
+				t.Errorf("%s: %q", reason, text)
+			}
+		}
+		if _, known := moves[reason]; !known && reason != "SomethingNew" {
+			t.Errorf("%s has no move", reason)
+		}
+	}
+}
+
+func TestWrap(t *testing.T) {
+	for name, test := range map[string]struct {
+		text    string
+		columns int
+		want    string
+	}{
+		"what fits stays on a line":                     {"one two", 20, "  one two\n"},
+		"what does not is broken between words":         {"one two three", 9, "  one two\n  three\n"},
+		"a word that is too long has a line of its own": {"a pneumonoultramicroscopic b", 10, "  a\n  pneumonoultramicroscopic\n  b\n"},
+		"nothing is no line":                            {"", 10, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := Text(wrap("  ", test.text, test.columns, screen.Plain)); got != test.want {
+				t.Errorf("got\n%swant\n%s", got, test.want)
+			}
+		})
+	}
+}
+
+// TestManyNodes cuts lists that nobody would read, and says so.
+func TestManyNodes(t *testing.T) {
+	nm := &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: "all"}, Spec: v1alpha1.NodeMaintenanceSpec{Stage: v1alpha1.NodeMaintenanceStageDrain}}
+	for range 5000 {
+		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: "node"}, PodsEvacuating: 1})
+	}
+	nm.Status.NodeStatuses[4999].NodeRef.Name, nm.Status.NodeStatuses[4999].PodsBlocked = "worst", 1
+	facts := Facts{Maintenance: nm, Departures: &Departures{}, Now: now}
+	short, long := Text(Status(facts, Options{})), Text(Status(facts, Options{Wide: true}))
+	if !strings.Contains(short, "... and 4960 more nodes (-o wide lists all)") || strings.Count(short, "\n") > 60 {
+		t.Errorf("got\n%s", short)
+	}
+	if strings.Index(short, "worst") > strings.Index(short, "node  ") || !strings.Contains(short, "worst") {
+		t.Errorf("the blocked node is not the first:\n%s", short)
+	}
+	if strings.Count(long, "\n") < 5000 {
+		t.Error("-o wide leaves nodes out")
+	}
+}

@@ -1,0 +1,284 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package show
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/screen"
+)
+
+const (
+	barColumns = 24
+	// nodesShown and blockersShown are how many fit a screen.
+	nodesShown    = 40
+	blockersShown = 5
+)
+
+// Status shows how far a maintenance is, what is in the way first.
+func Status(f Facts, o Options) []screen.Line {
+	nm, c := f.Maintenance, f.count()
+	lines := []screen.Line{f.title()}
+	if nm.Spec.Reason != "" {
+		lines = append(lines, wrap("  ", nm.Spec.Reason, o.columns(), screen.Plain)...)
+	}
+	if drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained); drained != nil && nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
+		lines = append(lines, wrap("  ", fmt.Sprintf("%s: %s", drained.Reason, drained.Message), o.columns(), conditionStyle(drained))...)
+	}
+	for _, note := range f.Notes {
+		lines = append(lines, wrap("  ", "note: "+note, o.columns(), screen.Warning)...)
+	}
+	lines = append(lines, screen.Line{})
+	lines = append(lines, f.blockerLines(o)...)
+	if nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
+		lines = append(lines, f.waveLines(c)...)
+	}
+	lines = append(lines, f.nodeLines(o)...)
+	if last := len(lines) - 1; lines[last].Text == "" {
+		lines = lines[:last]
+	}
+	return lines
+}
+
+// title is what the maintenance is.
+func (f *Facts) title() screen.Line {
+	nm := f.Maintenance
+	text := fmt.Sprintf("%s  %s", nm.Name, Stage(nm))
+	if at, ok := Entered(nm, nm.Spec.Stage); ok && !at.IsZero() {
+		text += " for " + ago(f.Now, at)
+	}
+	text += ", " + plural(len(nm.Status.NodeStatuses), "node")
+	if by := nm.Spec.RequestedBy; by != nil && by.Username != "" {
+		text += ", requested by " + by.Username
+	}
+	return line(screen.Heading, "%s", text)
+}
+
+// Stage says in which stage a maintenance is, and whether it is being deleted.
+func Stage(nm *v1alpha1.NodeMaintenance) string {
+	stage := string(nm.Spec.Stage)
+	if nm.DeletionTimestamp != nil {
+		stage += " (being deleted)"
+	}
+	return stage
+}
+
+func conditionStyle(c *metav1.Condition) screen.Style {
+	switch {
+	case c.Status == metav1.ConditionTrue:
+		return screen.Good
+	case c.Reason == v1alpha1.ReasonDrainInProgress:
+		return screen.Plain
+	}
+	return screen.Warning
+}
+
+// blockerLines come before everything else: they are what somebody has to act on.
+func (f *Facts) blockerLines(o Options) []screen.Line {
+	nodes := Nodes(f.Maintenance)
+	blockers := BlockersOf(f.Evacuations, func(node string) bool { return nodes.Has(node) })
+	if len(blockers) == 0 {
+		return nil
+	}
+	lines := []screen.Line{line(screen.Bad, "  BLOCKED  %s", plural(len(blockers), "pod"))}
+	all := groups(blockers)
+	shown := o.cut(len(all), blockersShown)
+	for _, g := range all[:shown] {
+		who := fmt.Sprintf("%s/%s on %s", g.first.Namespace, g.first.Pod, g.first.Node)
+		if count := len(g.all) - 1; count > 0 {
+			who += fmt.Sprintf(" and %d more", count)
+		}
+		lines = append(lines, line(screen.Warning, "  %-8s %s: %s", ago(f.Now, g.first.Since), who, g.first.Reason))
+		lines = append(lines, wrap("           ", g.first.Message, o.columns(), screen.Plain)...)
+		lines = append(lines, plain("           move: %s", g.first.Who()))
+	}
+	if rest := len(all) - shown; rest > 0 {
+		lines = append(lines, line(screen.Faint, "           ... and %s: kubectl maintenance blockers %s", plural(rest, "more cause"), f.Maintenance.Name))
+	}
+	return append(lines, screen.Line{})
+}
+
+// waveLines show the pods: how many have left, how fast, and what is still to come.
+func (f *Facts) waveLines(c count) []screen.Line {
+	lines := []screen.Line{plain("  PODS     %s%s", f.progress(c.gone, c.left(), " gone"), f.paceText(c))}
+	target := f.target()
+	switch {
+	case c.left() == 0:
+	case len(f.Waves) > 0:
+		for i := range f.Waves {
+			w := &f.Waves[i]
+			entry := Entry(v1alpha1.DrainPlanEntry{PodType: w.PodType, PodPriority: w.PodPriority, PodSelector: w.PodSelector})
+			style, state := screen.Faint, "later"
+			if w.PodsAsked > 0 {
+				style, state = screen.Plain, "leaving"
+			}
+			lines = append(lines, line(style, "  WAVE %-3d %-40s  %s left, %s", w.Index+1, entry, plural(w.PodCount, "pod"), state))
+		}
+	case target != nil:
+		lines = append(lines, plain("  WAVE     %s  %s leaving, %d for later waves", Entry(*target), plural(c.evacuating, "pod"), c.pending))
+	}
+	return append(lines, screen.Line{})
+}
+
+// progress is a bar, or how many pods are left if nobody knows how many have gone.
+func (f *Facts) progress(gone, left int, what string) string {
+	if f.Departures == nil {
+		return plural(left, "pod") + " left"
+	}
+	return fmt.Sprintf("%s %d of %d%s", screen.Bar(gone, gone+left, barColumns), gone, gone+left, what)
+}
+
+// paceText says how fast pods leave and how long those that are asked to leave take at this pace, which is the wave.
+func (f *Facts) paceText(c count) string {
+	if c.left() == 0 || f.Departures == nil {
+		return ""
+	}
+	p := f.pace()
+	if p.departures == 0 {
+		if p.over < paceWindow {
+			return ""
+		}
+		return ", none in the last minute"
+	}
+	text := fmt.Sprintf(", %d a minute", p.perMinute())
+	if eta := p.forPods(c.evacuating - c.blocked); eta > 0 {
+		text += fmt.Sprintf(", this wave in about %s", duration.HumanDuration(eta))
+		if c.blocked > 0 {
+			text += fmt.Sprintf(" but for %d blocked", c.blocked)
+		}
+	}
+	return text
+}
+
+// target returns the furthest entry of the plan that a node has come to.
+func (f *Facts) target() *v1alpha1.DrainPlanEntry {
+	place := func(e *v1alpha1.DrainPlanEntry) int {
+		return slices.IndexFunc(f.Maintenance.Spec.DrainPlan, func(p v1alpha1.DrainPlanEntry) bool { return Entry(p) == Entry(*e) })
+	}
+	var furthest *v1alpha1.DrainPlanEntry
+	for i := range f.Maintenance.Status.NodeStatuses {
+		targets := f.Maintenance.Status.NodeStatuses[i].DrainTargets
+		for j := range targets {
+			if furthest == nil || place(&targets[j]) > place(furthest) {
+				furthest = &targets[j]
+			}
+		}
+	}
+	return furthest
+}
+
+// nodeLines show each node, those with blocked pods first, then those that pods are left on.
+func (f *Facts) nodeLines(o Options) []screen.Line {
+	nm := f.Maintenance
+	if len(nm.Status.NodeStatuses) == 0 {
+		if nm.Spec.Stage == v1alpha1.NodeMaintenanceStageComplete {
+			return nil
+		}
+		if nm.Status.ObservedGeneration < nm.Generation {
+			return []screen.Line{line(screen.Faint, "  The server has not looked at it yet.")}
+		}
+		return []screen.Line{line(screen.Warning, "  No node matches the selector.")}
+	}
+	nodes := slices.Clone(nm.Status.NodeStatuses)
+	rank := func(n *v1alpha1.NodeMaintenanceNodeStatus) int {
+		switch {
+		case n.PodsBlocked > 0, strings.HasPrefix(n.DrainMessage, refusedStart):
+			return 0
+		case done(n):
+			return 2
+		}
+		return 1
+	}
+	slices.SortStableFunc(nodes, func(a, b v1alpha1.NodeMaintenanceNodeStatus) int { return rank(&a) - rank(&b) })
+	draining := nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain
+	heading := []string{"NODE"}
+	if draining {
+		heading = []string{"NODE", "PROGRESS", "PENDING", "EVACUATING", "BLOCKED", "KEPT", "MESSAGE"}
+	}
+	rows, styles := [][]string{heading}, []screen.Style{screen.Faint}
+	shown := o.cut(len(nodes), nodesShown)
+	for i := range nodes[:shown] {
+		n := &nodes[i]
+		row, style := []string{n.NodeRef.Name}, screen.Plain
+		if draining {
+			gone, left := f.Departures.from(n.NodeRef.Name), int(n.PodsPendingEvacuation+n.PodsEvacuating)
+			row = append(row, f.progress(gone, left, ""),
+				fmt.Sprint(n.PodsPendingEvacuation), fmt.Sprint(n.PodsEvacuating), fmt.Sprint(n.PodsBlocked), fmt.Sprint(n.PodsLeft), n.DrainMessage)
+			style = []screen.Style{screen.Warning, screen.Plain, screen.Good}[rank(n)]
+		}
+		rows, styles = append(rows, row), append(styles, style)
+	}
+	return append(table("  ", rows, styles), more(len(nodes)-shown, "node", "  ")...)
+}
+
+// Summary is how far a maintenance is, in one line.
+func Summary(f Facts) string {
+	nm, c := f.Maintenance, f.count()
+	if nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain {
+		return fmt.Sprintf("%s: %s, %s", nm.Name, Stage(nm), plural(c.nodes, "node"))
+	}
+	text := fmt.Sprintf("%s: %d of %s drained", nm.Name, c.drained, plural(c.nodes, "node"))
+	if f.Departures != nil {
+		text += fmt.Sprintf(", %d of %s gone", c.gone, plural(c.gone+c.left(), "pod"))
+	}
+	if c.evacuating+c.pending > 0 {
+		text += fmt.Sprintf(", %d leaving, %d for later waves", c.evacuating, c.pending)
+	}
+	if c.blocked > 0 {
+		text += fmt.Sprintf(", %d blocked", c.blocked)
+		nodes := Nodes(nm)
+		if all := groups(BlockersOf(f.Evacuations, func(node string) bool { return nodes.Has(node) })); len(all) > 0 {
+			text += fmt.Sprintf(" (%s/%s: %s)", all[0].first.Namespace, all[0].first.Pod, all[0].first.Reason)
+		}
+	}
+	return text
+}
+
+// Table shows maintenances in a row each.
+func Table(all []Facts) []screen.Line {
+	rows, styles := [][]string{{"NAME", "STAGE", "NODES", "PODS GONE", "LEFT", "BLOCKED", "FOR", "REASON"}}, []screen.Style{screen.Faint}
+	for i := range all {
+		f := &all[i]
+		c, nm, style := f.count(), f.Maintenance, screen.Plain
+		gone, left := "-", "-"
+		if nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
+			gone, left = fmt.Sprintf("%s %d", screen.Bar(c.gone, c.gone+c.left(), barColumns/2), c.gone), fmt.Sprint(c.left())
+		}
+		age := "-"
+		if at, ok := Entered(nm, nm.Spec.Stage); ok {
+			age = ago(f.Now, at)
+		}
+		switch {
+		case c.blocked > 0:
+			style = screen.Warning
+		case meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained):
+			style = screen.Good
+		case nm.Spec.Stage == v1alpha1.NodeMaintenanceStageComplete:
+			style = screen.Faint
+		}
+		rows = append(rows, []string{nm.Name, Stage(nm), fmt.Sprint(c.nodes), gone, left, fmt.Sprint(c.blocked), age, orNone(nm.Spec.Reason)})
+		styles = append(styles, style)
+	}
+	return table("", rows, styles)
+}
