@@ -1,0 +1,126 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package maintenance
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+const drainExample = `  # Drain a node, as kubectl drain does, and wait until it is empty
+  kubectl maintenance drain node-003
+
+  # The flags that hands know are understood
+  kubectl maintenance drain node-003 --ignore-daemonsets --delete-emptydir-data --timeout=30m
+
+  # Several nodes go together, not one after the other
+  kubectl maintenance drain -l pool=blue`
+
+// drainFlags are the flags of kubectl drain that have no meaning here.
+type drainFlags struct {
+	force, ignoreDaemonSets, deleteEmptyDirData, disableEviction bool
+	gracePeriod, skipWaitForDelete                               int
+	podSelector                                                  string
+	chunkSize                                                    int64
+}
+
+func (e *environment) newDrainCommand() *cobra.Command {
+	o := &startOptions{output: outputOfObjects("created"), stage: string(v1alpha1.NodeMaintenanceStageDrain), wait: true}
+	var habits drainFlags
+	cmd := &cobra.Command{
+		Use:   "drain (NODE... | -l SELECTOR)",
+		Short: "Drain nodes and wait until they are empty, with the words of kubectl drain",
+		Long: `Drain nodes and wait until they are empty: start --stage=Drain --wait, for hands that are used to kubectl drain.
+
+What is different:
+  - All nodes are cordoned before the first pod leaves, and drained together.
+  - Budgets are always kept. A pod that its budget holds back is waited for, and named with whose move it is.
+  - Pods without a controller and pods with emptyDir volumes leave without being asked about; the server warns of the
+    former before it begins. "kubectl maintenance preview NODE" shows what will happen without touching anything.
+  - DaemonSet pods and static pods stay and are named.
+  - Interrupting this command does not stop the drain: "kubectl maintenance cancel NAME" does.
+  - When you are done with the nodes, "kubectl maintenance complete NAME" takes the place of kubectl uncordon.
+
+Flags of kubectl drain that have no meaning here are accepted with a note, or refused where leaving them out would do
+something else than you mean.`,
+		Example:           drainExample,
+		ValidArgsFunction: e.completeNodes,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			notes, err := habits.check(cmd.Flags())
+			if err != nil {
+				return err
+			}
+			for _, note := range notes {
+				_, _ = fmt.Fprintln(e.ErrOut, "Note: "+note)
+			}
+			o.wait = !o.dryRun.isOn()
+			if !o.wait {
+				o.timeout = 0
+			}
+			return e.start(cmd.Context(), o, args)
+		},
+	}
+	o.addFlags(cmd)
+	flags := cmd.Flags()
+	flags.BoolVar(&habits.ignoreDaemonSets, "ignore-daemonsets", false, "Not needed: DaemonSet pods are left running and named.")
+	flags.BoolVar(&habits.deleteEmptyDirData, "delete-emptydir-data", false, "Not needed: pods with emptyDir volumes leave like all others.")
+	flags.BoolVar(&habits.force, "force", false, "Not needed: pods without a controller leave like all others, within their budgets.")
+	flags.IntVar(&habits.skipWaitForDelete, "skip-wait-for-delete-timeout", 0, "Not needed: pods that do not stop are named with the reason.")
+	flags.Int64Var(&habits.chunkSize, "chunk-size", 500, "Not needed: the server reads the pods.")
+	flags.BoolVar(&habits.disableEviction, "disable-eviction", false, "Refused: budgets are always kept.")
+	flags.IntVar(&habits.gracePeriod, "grace-period", -1, "Refused, unless negative: each pod has its own.")
+	flags.StringVar(&habits.podSelector, "pod-selector", "", "Refused: all pods leave; --plan of start says in which order.")
+	return cmd
+}
+
+// check says kindly which of the flags do nothing here, and refuses those without which something else would be done than is meant.
+func (d *drainFlags) check(flags *pflag.FlagSet) (notes []string, err error) {
+	var refused []string
+	refuse := func(flag, why string) {
+		refused = append(refused, fmt.Sprintf("--%s has no counterpart here: %s", flag, why))
+	}
+	if d.disableEviction {
+		refuse("disable-eviction", "disruption budgets are always kept. \"kubectl maintenance blockers\" names the budgets that are in the way and what their owners can do")
+	}
+	if d.gracePeriod >= 0 {
+		refuse("grace-period", "a pod gets the time that its terminationGracePeriodSeconds gives it. Set it in the pod's template")
+	}
+	if d.podSelector != "" {
+		refuse("pod-selector", "all pods leave the nodes. \"kubectl maintenance start --plan=FILE\" orders them by label; none can be left out")
+	}
+	if len(refused) > 0 {
+		return nil, errors.New(strings.Join(refused, "\n       "))
+	}
+	note := func(flag string, set bool, what string) {
+		if set {
+			notes = append(notes, fmt.Sprintf("--%s is not needed: %s.", flag, what))
+		}
+	}
+	note("ignore-daemonsets", d.ignoreDaemonSets, "DaemonSet pods are left running and named")
+	note("delete-emptydir-data", d.deleteEmptyDirData, "pods with emptyDir volumes leave like all others, and their data with them")
+	note("force", d.force, "pods without a controller leave like all others and do not come back; budgets are kept all the same")
+	note("skip-wait-for-delete-timeout", flags.Changed("skip-wait-for-delete-timeout"),
+		"a pod that does not stop is waited for and named with the reason (kubectl maintenance blockers)")
+	note("chunk-size", flags.Changed("chunk-size"), "the server reads the pods")
+	return notes, nil
+}

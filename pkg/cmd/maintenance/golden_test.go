@@ -1,0 +1,377 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package maintenance
+
+import (
+	"bufio"
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+const manifest = `apiVersion: maintenance.haulout.dev/v1alpha1
+kind: NodeMaintenance
+metadata:
+  name: planned
+spec:
+  stage: Drain
+  nodeSelector:
+    nodeSelectorTerms:
+    - matchExpressions:
+      - {key: pool, operator: In, values: [blue]}
+`
+
+// golden is a command line with what it answers.
+type golden struct {
+	line string
+	// stdin is what comes from the standard input.
+	stdin string
+	// objects are what there is in the cluster; everything if nil.
+	objects []runtime.Object
+	// arrange changes the world before the command runs.
+	arrange func(*world)
+}
+
+var goldens = map[string]golden{
+	"help":                    {line: "--help"},
+	"help-drain":              {line: "drain --help"},
+	"start-node":              {line: "start node-003"},
+	"start-names":             {line: "start node/node-003 node-004 node-003 -o yaml --dry-run=client"},
+	"start-selector":          {line: "start -l pool=blue,zone!=a,!gpu --stage=cordon --reason=network -o yaml --dry-run=client"},
+	"start-plan":              {line: "start node-003 --plan=- -o yaml --dry-run=client", stdin: "- {podPriority: 0, podSelector: {matchLabels: {tier: batch}}}\n"},
+	"start-plan-of-manifest":  {line: "start node-003 --plan=- -o name --dry-run=client", stdin: manifest + "  drainPlan: [{podPriority: 5}]\n"},
+	"start-plan-misspelled":   {line: "start node-003 --plan=-", stdin: "- {podPriority: 0, podSelektor: {}}\n"},
+	"start-plan-empty":        {line: "start node-003 --plan=-", stdin: "drainPlan: []\n"},
+	"start-server-dry-run":    {line: "start node-003 --dry-run=server"},
+	"start-wait":              {line: "start node-005 --wait --timeout=1m"},
+	"start-wait-cordon":       {line: "start node-003 --stage=Cordon --wait", arrange: cordonsWhatIsMade},
+	"start-nothing":           {line: "start"},
+	"start-both":              {line: "start node-003 -l pool=blue"},
+	"start-empty-selector":    {line: "start -l ,"},
+	"start-bad-stage":         {line: "start node-003 --stage=Complete"},
+	"start-bad-dry-run":       {line: "start node-003 --dry-run=maybe"},
+	"start-bad-output":        {line: "start node-003 -o table"},
+	"start-timeout-alone":     {line: "start node-003 --timeout=1m"},
+	"start-negative-timeout":  {line: "start node-003 --wait --timeout=-1m"},
+	"start-unknown-node":      {line: "start node-099"},
+	"start-unknown-flag":      {line: "start node-003 --when=now"},
+	"start-all-refused":       {line: "start -l kubernetes.io/os=linux"},
+	"start-all-yes":           {line: "start -l kubernetes.io/os=linux --yes"},
+	"start-control-plane":     {line: "start node-001"},
+	"start-asked-no":          {line: "start node-001", stdin: "n\n", arrange: interactive},
+	"start-asked-yes":         {line: "start node-001", stdin: "Y\n", arrange: interactive},
+	"start-may-not-list":      {line: "start node-003", arrange: forbid("list", "nodes")},
+	"start-not-installed":     {line: "start node-003", arrange: notInstalled},
+	"drain":                   {line: "drain node-005"},
+	"drain-habits":            {line: "drain node-005 --ignore-daemonsets --delete-emptydir-data --force --chunk-size=100 --skip-wait-for-delete-timeout=5"},
+	"drain-refused":           {line: "drain node-005 --disable-eviction --grace-period=0 --pod-selector=app=web"},
+	"drain-negative-grace":    {line: "drain node-005 --grace-period=-1 -o name"},
+	"drain-dry-run":           {line: "drain node-005 --dry-run=server --timeout=5m"},
+	"preview":                 {line: "preview kernel-update"},
+	"preview-wide":            {line: "preview nm/kernel-update -o wide"},
+	"preview-nodes":           {line: "preview node-003 node-004"},
+	"preview-node":            {line: "preview node-003 -o name"},
+	"preview-file":            {line: "preview -f -", stdin: manifest},
+	"preview-file-misspelled": {line: "preview -f -", stdin: manifest + "  drainPlann: []\n"},
+	"preview-file-other":      {line: "preview -f -", stdin: "apiVersion: v1\nkind: Node\nmetadata: {name: x}\n"},
+	"preview-file-and-nodes":  {line: "preview -f x.yaml node-003"},
+	"preview-unknown":         {line: "preview nm/none"},
+	"preview-forbidden":       {line: "preview node-003", arrange: forbid("get", "nodemaintenances/preview")},
+	"status":                  {line: "status kernel-update"},
+	"status-table":            {line: "status"},
+	"status-only-one":         {line: "status", objects: []runtime.Object{cordon(), complete()}},
+	"status-none":             {line: "status", objects: []runtime.Object{}},
+	"status-name":             {line: "status -o name"},
+	"status-one-name":         {line: "status kernel-update -o name"},
+	"status-jsonpath":         {line: "status kernel-update -o jsonpath={.spec.stage}"},
+	"status-complete":         {line: "status memory"},
+	"status-unknown":          {line: "status none"},
+	"status-two-names":        {line: "status a b"},
+	"status-watch-json":       {line: "status -w -o json"},
+	"status-watch-complete":   {line: "status memory --watch"},
+	"status-without-rights":   {line: "status kernel-update", arrange: forbid("list", "evacuations")},
+	"status-no-preview":       {line: "status kernel-update", arrange: forbid("get", "nodemaintenances/preview")},
+	"status-blocked":          {line: "status kernel-update", objects: append([]runtime.Object{stuck()}, evacuations()...)},
+	"blockers":                {line: "blockers"},
+	"blockers-of-one":         {line: "blockers kernel-update"},
+	"blockers-wide":           {line: "blockers kernel-update -o wide"},
+	"blockers-name":           {line: "blockers kernel-update -o name"},
+	"blockers-none":           {line: "blockers memory"},
+	"blockers-refused":        {line: "blockers kernel-update", objects: []runtime.Object{stuck()}},
+	"blockers-namespace":      {line: "blockers --namespace=db"},
+	"blockers-forbidden":      {line: "blockers", arrange: forbid("list", "evacuations")},
+	"stage":                   {line: "stage zone-a Drain"},
+	"stage-wait":              {line: "stage zone-a cordon --wait"},
+	"stage-complete":          {line: "stage nm/memory complete --wait"},
+	"stage-bad":               {line: "stage zone-a Idle"},
+	"stage-no-stage":          {line: "stage zone-a"},
+	"stage-client-dry-run":    {line: "stage zone-a Drain --dry-run=client"},
+	"complete":                {line: "complete memory"},
+	"complete-no-wait":        {line: "complete kernel-update --wait=false"},
+	"complete-timeout":        {line: "complete kernel-update --timeout=20ms"},
+	"complete-nothing":        {line: "complete"},
+	"cancel":                  {line: "cancel kernel-update"},
+	"cancel-server-dry-run":   {line: "cancel kernel-update --dry-run=server", arrange: dryRunsDelete},
+	"cancel-unknown":          {line: "cancel none"},
+	"history":                 {line: "history kernel-update"},
+	"history-json":            {line: "history kernel-update -o json"},
+	"history-yaml":            {line: "history kernel-update -o yaml"},
+	"history-bad-output":      {line: "history kernel-update -o table"},
+	"history-without-events":  {line: "history kernel-update", arrange: forbid("list", "events")},
+	"wait-timeout":            {line: "stage kernel-update Drain --wait --timeout=20ms"},
+	"wait-blocked":            {line: "stage kernel-update Drain --wait --timeout=20ms", objects: []runtime.Object{stuck()}},
+	"completion-names":        {line: "__complete status "},
+	"completion-active":       {line: "__complete complete "},
+	"completion-nodes":        {line: "__complete drain node-003 node-00"},
+	"completion-preview":      {line: "__complete preview "},
+	"completion-stages":       {line: "__complete stage zone-a "},
+	"completion-output":       {line: "__complete status -o "},
+}
+
+// stuck is draining when nothing moves, with a node that is left alone.
+func stuck() *v1alpha1.NodeMaintenance {
+	nm := draining()
+	nm.Status.NodeStatuses[0].DrainMessage = `Not drained: user "alice" may not delete this node.`
+	nm.Status.Conditions[0].Reason = v1alpha1.ReasonDrainBlocked
+	nm.Status.Conditions[0].Message = "No pod is able to leave: shop/checkout-a (PodDisruptionBudget); 12 pods left, 9 of them evacuating, 3 blocked"
+	return nm
+}
+
+func interactive(w *world) { w.environment.interactive = func() bool { return true } }
+
+func forbid(verb, resource string) func(*world) {
+	return func(w *world) {
+		react := func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewForbidden(v1alpha1.Resource(resource), "", fmt.Errorf("user bob may not %s %s", verb, resource))
+		}
+		w.kube.PrependReactor(verb, resource, react)
+		w.haulout.PrependReactor(verb, resource, react)
+	}
+}
+
+func notInstalled(w *world) {
+	w.haulout.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewGenericServerResponse(404, action.GetVerb(), v1alpha1.Resource("nodemaintenances"), "", "404 page not found", 0, true)
+	})
+}
+
+func cordonsWhatIsMade(w *world) {
+	w.haulout.PrependReactor("create", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		nm := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance)
+		nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: "node-005"}}}
+		return false, nil, nil
+	})
+}
+
+// dryRunsDelete keeps the fake from deleting in a dry run.
+func dryRunsDelete(w *world) {
+	w.haulout.PrependReactor("delete", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		return len(action.(clienttesting.DeleteActionImpl).DeleteOptions.DryRun) > 0, nil, nil
+	})
+}
+
+// runGolden runs a command and returns what it answered as a transcript.
+func runGolden(t *testing.T, g golden) (*world, string) {
+	t.Helper()
+	objects := g.objects
+	if objects == nil {
+		objects = everything()
+	}
+	w := newWorld(t, g.stdin, objects...)
+	if g.arrange != nil {
+		g.arrange(w)
+	}
+	args := strings.Fields(g.line)
+	if strings.HasSuffix(g.line, " ") {
+		args = append(args, "")
+	}
+	code := w.run(t.Context(), args)
+	text := "$ kubectl maintenance " + strings.TrimRight(g.line, " ") + "\n" + w.out.String()
+	if w.err.String() != "" {
+		text += "--- stderr\n" + w.err.String()
+	}
+	return w, text + fmt.Sprintf("--- exit %d\n", code)
+}
+
+// TestGolden compares what every command answers with the files in testdata.
+func TestGolden(t *testing.T) {
+	for name, g := range goldens {
+		t.Run(name, func(t *testing.T) {
+			w, got := runGolden(t, g)
+			path := filepath.Join("testdata", name+".txt")
+			if *update {
+				if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("not as in %s; -update writes it anew (-want +got):\n%s", path, diff)
+			}
+			leavesNothing(t, w)
+		})
+	}
+}
+
+// leavesNothing checks that no temporary object is left.
+func leavesNothing(t *testing.T, w *world) {
+	t.Helper()
+	for _, action := range w.haulout.Actions() {
+		create, ok := action.(clienttesting.CreateActionImpl)
+		if !ok || len(create.CreateOptions.DryRun) > 0 {
+			continue
+		}
+		nm, ok := create.Object.(*v1alpha1.NodeMaintenance)
+		if !ok || nm.Spec.Reason != previewReason {
+			continue
+		}
+		if nm.Spec.Stage != v1alpha1.NodeMaintenanceStageIdle {
+			t.Errorf("a temporary maintenance was made in stage %s", nm.Spec.Stage)
+		}
+		if _, err := w.haulout.Tracker().Get(v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", nm.Name); !apierrors.IsNotFound(err) {
+			t.Errorf("%s is left (%v)", nm.Name, err)
+		}
+	}
+}
+
+// TestNoFileIsLeftOver says which golden files no case has.
+func TestNoFileIsLeftOver(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if _, known := goldens[strings.TrimSuffix(filepath.Base(file), ".txt")]; !known {
+			t.Errorf("%s belongs to no case", file)
+		}
+	}
+}
+
+// fields splits a command line as a shell does, as far as examples need it.
+func shellFields(line string) []string {
+	var out []string
+	for _, word := range regexp.MustCompile(`(?:[^\s"']|"[^"]*"|'[^']*')+`).FindAllString(line, -1) {
+		out = append(out, strings.NewReplacer(`"`, "", `'`, "").Replace(word))
+	}
+	return out
+}
+
+// tryLine runs a command line of an example or a page, in a cluster that has what they are about.
+func tryLine(t *testing.T, line string) {
+	t.Helper()
+	w := newWorld(t, "", everything()...)
+	// A drain of an example comes to its end, as does a maintenance that is completed.
+	w.haulout.PrependReactor("patch", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		nm := draining()
+		nm.Finalizers = nil
+		nm.Status.Conditions[0].Status = metav1.ConditionTrue
+		if bytes.Contains(action.(clienttesting.PatchAction).GetPatch(), []byte("Complete")) {
+			nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
+		}
+		return true, nm, w.haulout.Tracker().Update(v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), nm, "")
+	})
+	ctx := t.Context()
+	args := shellFields(strings.TrimPrefix(line, "kubectl maintenance"))
+	if slices.Contains(args, "--watch") {
+		args = slices.DeleteFunc(args, func(arg string) bool { return arg == "--watch" })
+	}
+	if code := w.run(ctx, args); code != exitDone && code != exitBlocked {
+		t.Errorf("%s ends with %d: %s", line, code, w.err.String())
+	}
+}
+
+// TestExamples tries the examples of every help text.
+func TestExamples(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.WriteFile("maintenance.yaml", []byte(manifest), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var visit func(cmd *cobra.Command)
+	tried := 0
+	visit = func(cmd *cobra.Command) {
+		for _, child := range cmd.Commands() {
+			visit(child)
+		}
+		if cmd.Runnable() && cmd.GroupID != "" && cmd.Example == "" {
+			t.Errorf("%s has no example", cmd.CommandPath())
+		}
+		for line := range strings.Lines(cmd.Example) {
+			line = strings.TrimSpace(line)
+			switch {
+			case line == "" || strings.HasPrefix(line, "#"):
+			case strings.HasPrefix(line, "kubectl maintenance "+cmd.Name()+" ") || line == "kubectl maintenance "+cmd.Name():
+				tryLine(t, line)
+				tried++
+			default:
+				t.Errorf("an example of %s is %q", cmd.CommandPath(), line)
+			}
+		}
+	}
+	visit(newWorld(t, "").newCommand())
+	if tried < 15 {
+		t.Errorf("only %d examples were found", tried)
+	}
+}
+
+// TestThePageOfThePlugin tries the commands of docs/kubectl-plugin.md, and checks that it has every command and exit code.
+func TestThePageOfThePlugin(t *testing.T) {
+	content, err := os.ReadFile("../../../docs/kubectl-plugin.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(t.TempDir())
+	if err := os.WriteFile("maintenance.yaml", []byte(manifest), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	scanner := bufio.NewScanner(bytes.NewReader(content))
+	for scanner.Scan() {
+		line, _, _ := strings.Cut(strings.TrimPrefix(scanner.Text(), "$ "), "  #")
+		if strings.HasPrefix(line, "kubectl maintenance ") {
+			tryLine(t, strings.TrimSpace(line))
+		}
+	}
+	for _, cmd := range newWorld(t, "").newCommand().Commands() {
+		if cmd.GroupID != "" && !bytes.Contains(content, []byte("## `"+cmd.Name())) {
+			t.Errorf("%s has no section", cmd.Name())
+		}
+	}
+	for _, code := range []int{exitDone, exitFailed, exitTimeout, exitBlocked, exitEnded, exitInterrupted} {
+		if !bytes.Contains(content, []byte(fmt.Sprintf("| %d |", code))) {
+			t.Errorf("the exit code %d is not explained", code)
+		}
+	}
+}
