@@ -49,8 +49,17 @@ help: ## List the targets
 LDFLAGS := -X haulout.dev/haulout/pkg/version.gitVersion=$(VERSION)
 
 .PHONY: build
-build: ## Build bin/haulout-apiserver
+build: plugin ## Build bin/haulout-apiserver and bin/kubectl-maintenance
 	go build $(GO_BUILD_FLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/haulout-apiserver ./cmd/apiserver
+
+.PHONY: plugin
+plugin: ## Build the kubectl plugin, bin/kubectl-maintenance, with its shell completion
+	go build $(GO_BUILD_FLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/kubectl-maintenance ./cmd/kubectl-maintenance
+	install -m 755 artifacts/krew/kubectl_complete-maintenance $(BIN)/kubectl_complete-maintenance
+
+.PHONY: krew
+krew: ## Build archives of the plugin and a manifest for krew in bin/krew (PLATFORMS='linux/amd64', KREW_URI=https://...)
+	VERSION='$(VERSION)' hack/krew.sh
 
 .PHONY: clean
 clean: ## Remove everything that was built
