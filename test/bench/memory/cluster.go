@@ -18,38 +18,31 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
-	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	"haulout.dev/haulout/test/bench/internal/crowd"
 	"haulout.dev/haulout/test/bench/internal/usage"
 )
 
 const (
 	// podsPerApp is how many pods have the same controller.
 	podsPerApp = 50
-	// writers is how many requests make objects at a time.
-	writers = 32
+	// teams is how many teams have the controllers.
+	teams = 40
 	// drainLabel is on the nodes that are drained.
 	drainLabel  = "memory.haulout.dev/drain"
 	namespace   = "default"
@@ -85,7 +78,7 @@ func (c *cluster) connect() error {
 
 // fill makes the nodes and the pods.
 func (c *cluster) fill(ctx context.Context, s settings) error {
-	if err := each(ctx, s.nodes, func(ctx context.Context, i int) error {
+	if err := crowd.Each(ctx, s.nodes, func(ctx context.Context, i int) error {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i), Labels: map[string]string{
 			corev1.LabelHostname: nodeName(i), corev1.LabelTopologyZone: fmt.Sprint("zone-", i%3), corev1.LabelInstanceTypeStable: "large",
 			drainLabel: strconv.FormatBool(i < s.drain),
@@ -97,7 +90,7 @@ func (c *cluster) fill(ctx context.Context, s settings) error {
 	}
 	apps := (s.pods + podsPerApp - 1) / podsPerApp
 	owners := make([]types.UID, apps)
-	if err := each(ctx, apps, func(ctx context.Context, i int) error {
+	if err := crowd.Each(ctx, apps, func(ctx context.Context, i int) error {
 		// What the pods are controlled by must exist, or they would be collected, and must not count them.
 		owner, err := c.kube.CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: appName(i)}}, metav1.CreateOptions{})
 		if err == nil {
@@ -113,99 +106,17 @@ func (c *cluster) fill(ctx context.Context, s settings) error {
 	return nil
 }
 
-// fillPods puts the pods straight into the cluster's etcd, as kube-apiserver would store them: through it they would take an hour.
+// fillPods spreads the pods over the nodes.
 func (c *cluster) fillPods(ctx context.Context, s settings, owners []types.UID) error {
-	socket := filepath.Join(c.dir, "etcd-client.sock")
-	store, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + socket}, DialTimeout: time.Minute})
-	if err != nil {
-		return err
-	}
-	defer store.Close()
-	info, ok := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
-	if !ok {
-		return errors.New("no serializer for protobuf")
-	}
-	encoder := scheme.Codecs.EncoderForVersion(info.Serializer, corev1.SchemeGroupVersion)
-	return each(ctx, s.pods, func(ctx context.Context, i int) error {
-		pod := newPod(i, i/podsPerApp, owners[i/podsPerApp], nodeName(i%s.nodes))
-		pod.Namespace, pod.UID, pod.CreationTimestamp, pod.Status = namespace, uuid.NewUUID(), metav1.Now(), running()
-		data, err := runtime.Encode(encoder, pod)
-		if err != nil {
-			return err
-		}
-		_, err = store.Put(ctx, "/registry/pods/"+namespace+"/"+pod.Name, string(data))
-		return err
+	return crowd.Store(ctx, c.dir, s.pods, func(i int) *corev1.Pod {
+		app := i / podsPerApp
+		return crowd.NewPod(crowd.Name{Namespace: namespace, App: appName(app), Team: app % teams}, i, owners[app], nodeName(i%s.nodes))
 	})
 }
 
 func nodeName(i int) string { return fmt.Sprintf("ip-10-%d-%d.example.internal", i/250, i%250) }
 
 func appName(i int) string { return fmt.Sprintf("service-%d-7c9f6d5b8f", i) }
-
-// newPod returns a pod of the size that pods of a service have.
-func newPod(i, app int, owner types.UID, node string) *corev1.Pod {
-	name := appName(app)
-	container := func(n string) corev1.Container {
-		c := corev1.Container{
-			Name: n, Image: "none",
-			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
-				corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("16Mi"),
-			}},
-			ReadinessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}},
-		}
-		for v := range 10 {
-			c.Env = append(c.Env, corev1.EnvVar{Name: fmt.Sprint("VARIABLE_", v), Value: "a value of some length that says how the service is set up"})
-		}
-		return c
-	}
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: fmt.Sprintf("%s-%06d", name, i), GenerateName: name + "-",
-			Labels:      map[string]string{"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": "shop", "pod-template-hash": "7c9f6d5b8f", "team": fmt.Sprint("team-", app%40)},
-			Annotations: map[string]string{"prometheus.io/scrape": "true", "checksum/config": strings.Repeat("0123456789abcdef", 4)},
-			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: "v1", Kind: "ConfigMap", Name: name, UID: owner, Controller: ptr.To(true), BlockOwnerDeletion: ptr.To(false),
-			}},
-		},
-		Spec: corev1.PodSpec{
-			NodeName: node, Containers: []corev1.Container{container("app"), container("proxy")},
-			Volumes:     []corev1.Volume{{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}},
-			Tolerations: []corev1.Toleration{{Key: "node.kubernetes.io/not-ready", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}},
-		},
-	}
-}
-
-// running is the status that a kubelet gives a pod that serves.
-func running() corev1.PodStatus {
-	status := corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.2.3", HostIP: "10.0.0.1", StartTime: ptr.To(metav1.Now())}
-	for _, t := range []corev1.PodConditionType{corev1.PodScheduled, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady, corev1.PodReadyToStartContainers} {
-		status.Conditions = append(status.Conditions, corev1.PodCondition{Type: t, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()})
-	}
-	return status
-}
-
-// each calls do for 0 … n-1, some at a time, until one fails.
-func each(ctx context.Context, n int, do func(context.Context, int) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var wg sync.WaitGroup
-	next := make(chan int)
-	for range writers {
-		wg.Go(func() {
-			for i := range next {
-				if err := do(ctx, i); err != nil {
-					cancel(err)
-				}
-			}
-		})
-	}
-	for i := 0; i < n && ctx.Err() == nil; i++ {
-		next <- i
-	}
-	close(next)
-	wg.Wait()
-	return context.Cause(ctx)
-}
 
 // know waits until the server has all pods in its cache, which shows them all at once or none: it counts those of the nodes that will be drained.
 func (c *cluster) know(ctx context.Context, s settings) error {
