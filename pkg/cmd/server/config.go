@@ -203,8 +203,12 @@ func (o CompletedOptions) applyAdmission(ctx context.Context, generic *genericap
 	if err != nil {
 		return err
 	}
+	client, err := host.admissionClient()
+	if err != nil {
+		return err
+	}
 	own := initializer.Initializer{Informers: extra.MaintenanceInformers, Identity: extra.Identity, Recorder: recorder, Self: self()}
-	return o.Admission.ApplyTo(&generic.Config, generic.SharedInformerFactory, host.client, dynamicClient,
+	return o.Admission.ApplyTo(&generic.Config, generic.SharedInformerFactory, client, dynamicClient,
 		utilfeature.DefaultFeatureGate, generic.EffectiveVersion, admission.PluginInitializer(own))
 }
 
