@@ -175,6 +175,7 @@ func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result
 	r.Starts, r.ClientCPUSeconds = took.starts, took.cpu.Seconds()
 	r.enterBooks(books.ledger.Snapshot())
 	r.enterCalls(calls, begin)
+	r.enterClosed(&books.budgets, calls)
 	r.enterCosts(costs)
 	return nil
 }

@@ -63,6 +63,7 @@ func judgeGoals(summaries []summary) []goal {
 			}
 		}
 		add("rejected evictions, in percent", s.RejectedShare*100, maxRejected*100, true)
+		add("evictions sent to closed budgets", float64(s.ToClosed), 0, true)
 		add("moments below a budget", float64(s.Below), 0, true)
 		add("failed drains", float64(s.Failed), 0, true)
 	}

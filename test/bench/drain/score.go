@@ -80,6 +80,10 @@ type result struct {
 	Calls    int           `json:"evictionCalls"`
 	Rejected int           `json:"rejectedCalls"`
 	Answers  map[int32]int `json:"answers"`
+	// ToClosed counts the calls that a budget refused which had let no pod go for a while when they were sent, but not the Probes: one in six
+	// seconds may ask whether the budget is still closed.
+	ToClosed int `json:"callsToClosedBudgets"`
+	Probes   int `json:"probes"`
 	// ClientCPUSeconds is the time that the contender's own programs took.
 	ClientCPUSeconds float64 `json:"clientCPUSeconds"`
 	// Processes are those of the cluster, from the beginning until the contender was done.
@@ -132,6 +136,13 @@ func (r *result) enterCalls(calls []judge.Call, begin time.Time) {
 	}
 }
 
+// enterClosed counts the evictions that were sent although nothing could come of them.
+func (r *result) enterClosed(budgets *judge.Budgets, calls []judge.Call) {
+	evictions := slices.DeleteFunc(slices.Clone(calls), func(c judge.Call) bool { return c.Namespace != namespace })
+	found, probes := budgets.SentToClosed(evictions)
+	r.ToClosed, r.Probes = len(found), probes
+}
+
 func (r *result) enterCosts(costs map[string]usage.Cost) {
 	r.Processes = map[string]cost{}
 	for name, c := range costs {
@@ -152,8 +163,10 @@ type summary struct {
 	PodsPerSecond float64 `json:"podsPerSecond"`
 	CallsPerPod   float64 `json:"evictionCallsPerPod"`
 	// Rejected is the median number of calls, RejectedShare their part of all.
-	Rejected         float64 `json:"rejectedCalls"`
-	RejectedShare    float64 `json:"rejectedShare"`
+	Rejected      float64 `json:"rejectedCalls"`
+	RejectedShare float64 `json:"rejectedShare"`
+	// ToClosed is the most calls that any of the drains sent to closed budgets, probes aside.
+	ToClosed         int     `json:"callsToClosedBudgets"`
 	Host             cost    `json:"kubeAPIServer"`
 	Server           cost    `json:"hauloutAPIServer"`
 	ClientCPUSeconds float64 `json:"clientCPUSeconds"`
@@ -185,6 +198,7 @@ func summarize(results []result, workloads, contenders []string) []summary {
 			s := summary{Workload: workload, Contender: contender, Drains: len(all), Failed: len(all) - len(good), LowestShare: 1}
 			s.enterMedians(good)
 			for i := range all {
+				s.ToClosed = max(s.ToClosed, all[i].ToClosed)
 				s.enterBudgets(all[i].Budgets)
 			}
 			out = append(out, s)

@@ -149,26 +149,29 @@ func TestGoals(t *testing.T) {
 	}{
 		"a maintenance that is as fast as the loop": {
 			[]result{newResult(drainPool, 50), newResult(drainNodes, 10), newResult(bareLoop, 9), newResult(maintenance, 10)},
-			[]bool{true, true, true, true, true, true},
+			[]bool{true, true, true, true, true, true, true},
 		},
 		"a maintenance that is slower than all but the pool": {
 			[]result{newResult(drainPool, 49), newResult(drainNodes, 9), newResult(bareLoop, 8), newResult(maintenance, 10)},
-			[]bool{false, false, false, true, true, true},
+			[]bool{false, false, false, true, true, true, true},
 		},
 		"two rejected calls of a hundred": {
-			[]result{newResult(maintenance, 10, func(r *result) { r.Rejected = 2 })}, []bool{true, true, true},
+			[]result{newResult(maintenance, 10, func(r *result) { r.Rejected = 2 })}, []bool{true, true, true, true},
 		},
 		"three rejected calls of a hundred": {
-			[]result{newResult(maintenance, 10, func(r *result) { r.Rejected = 3 })}, []bool{false, true, true},
+			[]result{newResult(maintenance, 10, func(r *result) { r.Rejected = 3 })}, []bool{false, true, true, true},
+		},
+		"an eviction that was sent to a closed budget": {
+			[]result{newResult(maintenance, 10, func(r *result) { r.ToClosed = 1 })}, []bool{true, false, true, true},
 		},
 		"a moment below a budget": {
-			[]result{newResult(maintenance, 10, withBudget(89, 1))}, []bool{true, false, true},
+			[]result{newResult(maintenance, 10, withBudget(89, 1))}, []bool{true, true, false, true},
 		},
 		"a maintenance that failed keeps no promise": {
-			[]result{newResult(bareLoop, 10), newResult(maintenance, 1, failed)}, []bool{false, false, false, false},
+			[]result{newResult(bareLoop, 10), newResult(maintenance, 1, failed)}, []bool{false, false, false, false, false},
 		},
 		"a contender that failed is nothing to compare with": {
-			[]result{newResult(bareLoop, 1, failed), newResult(maintenance, 10)}, []bool{true, true, true},
+			[]result{newResult(bareLoop, 1, failed), newResult(maintenance, 10)}, []bool{true, true, true, true},
 		},
 		"without a maintenance there is nothing to judge": {[]result{newResult(bareLoop, 1)}, nil},
 	} {
@@ -195,13 +198,14 @@ func TestTable(t *testing.T) {
 	if err := printGoals(&out, judgeGoals(summaries)); err != nil {
 		t.Fatal(err)
 	}
-	want := `WORKLOAD    CONTENDER            FIRST  SECONDS  DONE  PODS/S  CALLS/POD  REJECTED    API CPU  API MB  OUR CPU  OUR MB  CLIENT CPU  LOWEST  NEEDED  BELOW
-one-budget  drain-pool (failed)  -      -        -     -       -          -           -        -       -        -       -           -       -       -
-one-budget  bare-loop            0.0    10.0     11.0  10.0    1.50       50 (33.3%)  3.1      400     0.2      99      0.0         91.0%   90.0%   0
-one-budget  maintenance          0.0    8.0      9.0   12.5    1.00       0 (0.0%)    0.0      0       0.0      0       0.0         -       -       -
+	want := `WORKLOAD    CONTENDER            FIRST  SECONDS  DONE  PODS/S  CALLS/POD  REJECTED    TO CLOSED  API CPU  API MB  OUR CPU  OUR MB  CLIENT CPU  LOWEST  NEEDED  BELOW
+one-budget  drain-pool (failed)  -      -        -     -       -          -           -          -        -       -        -       -           -       -       -
+one-budget  bare-loop            0.0    10.0     11.0  10.0    1.50       50 (33.3%)  0          3.1      400     0.2      99      0.0         91.0%   90.0%   0
+one-budget  maintenance          0.0    8.0      9.0   12.5    1.00       0 (0.0%)    0          0.0      0       0.0      0       0.0         -       -       -
 WORKLOAD    GOAL                                          MEASURED  WANTED  RESULT
 one-budget  rate of maintenance: that of bare-loop times  1.25      >= 0.9  kept
 one-budget  rejected evictions, in percent                0.00      <= 2    kept
+one-budget  evictions sent to closed budgets              0.00      <= 0    kept
 one-budget  moments below a budget                        0.00      <= 0    kept
 one-budget  failed drains                                 0.00      <= 0    kept
 `

@@ -27,7 +27,7 @@ import (
 // printSummaries prints a row for each workload and contender.
 func printSummaries(out io.Writer, summaries []summary) error {
 	rows := [][]string{{
-		"WORKLOAD", "CONTENDER", "FIRST", "SECONDS", "DONE", "PODS/S", "CALLS/POD", "REJECTED", "API CPU", "API MB", "OUR CPU", "OUR MB", "CLIENT CPU", "LOWEST", "NEEDED", "BELOW",
+		"WORKLOAD", "CONTENDER", "FIRST", "SECONDS", "DONE", "PODS/S", "CALLS/POD", "REJECTED", "TO CLOSED", "API CPU", "API MB", "OUR CPU", "OUR MB", "CLIENT CPU", "LOWEST", "NEEDED", "BELOW",
 	}}
 	for _, s := range summaries {
 		if s.Failed == s.Drains {
@@ -46,7 +46,7 @@ func printSummaries(out io.Writer, summaries []summary) error {
 		}
 		rows = append(rows, []string{
 			s.Workload, name, seconds(s.FirstSeconds), seconds(s.Seconds), seconds(s.DoneSeconds), fmt.Sprintf("%.1f", s.PodsPerSecond), fmt.Sprintf("%.2f", s.CallsPerPod),
-			fmt.Sprintf("%.0f (%s)", s.Rejected, percent(s.RejectedShare)), seconds(s.Host.CPUSeconds), megabytes(s.Host.PeakBytes),
+			fmt.Sprintf("%.0f (%s)", s.Rejected, percent(s.RejectedShare)), fmt.Sprint(s.ToClosed), seconds(s.Host.CPUSeconds), megabytes(s.Host.PeakBytes),
 			seconds(s.Server.CPUSeconds), megabytes(s.Server.PeakBytes), seconds(s.ClientCPUSeconds), lowest, needed, below,
 		})
 	}

@@ -31,11 +31,14 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/internal/audit"
 	"haulout.dev/haulout/test/internal/follow"
+	"haulout.dev/haulout/test/internal/judge"
 )
 
 // watcher keeps the books of one drain.
 type watcher struct {
 	ledger *audit.Ledger
+	// budgets is how the budgets opened and closed.
+	budgets judge.Budgets
 	// emptied is closed when no pod is left on the nodes or no more events come.
 	emptied chan struct{}
 
@@ -53,6 +56,10 @@ var everything = []v1alpha1.DrainPlanEntry{{PodPriority: v1alpha1.MaxPodPriority
 func startWatcher(ctx context.Context, kube kubernetes.Interface, nodes []string, budgets []policyv1.PodDisruptionBudget) (*watcher, error) {
 	w := &watcher{ledger: audit.New(nodes...), emptied: make(chan struct{}), pods: map[types.UID]*corev1.Pod{}}
 	if err := follow.Start(ctx, follow.Resource{Client: kube.CoreV1().RESTClient(), Name: "pods", See: w.see, Fail: w.fail}); err != nil {
+		return nil, err
+	}
+	opening := func(event watch.Event) { w.budgets.See(event, time.Now()) }
+	if err := follow.Start(ctx, follow.Resource{Client: kube.PolicyV1().RESTClient(), Name: "poddisruptionbudgets", See: opening, Fail: w.fail}); err != nil {
 		return nil, err
 	}
 	w.mu.Lock()

@@ -25,6 +25,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	policyv1 "k8s.io/api/policy/v1"
@@ -44,6 +45,8 @@ type Call struct {
 	User string
 	// Code is the HTTP status of the answer.
 	Code int32
+	// RefusedBy is the name of the budget that refused an eviction, if one did.
+	RefusedBy string
 	// Received is when the request came, Answered when the answer went out.
 	Received, Answered time.Time
 }
@@ -92,6 +95,7 @@ func parseCall(line []byte) (*Call, error) {
 		Verb: event.Verb, Subresource: event.ObjectRef.Subresource, Namespace: event.ObjectRef.Namespace, Name: event.ObjectRef.Name,
 		User: event.User.Username, Code: event.ResponseStatus.Code, Received: event.RequestReceivedTimestamp.Time, Answered: event.StageTimestamp.Time,
 	}
+	call.RefusedBy = refusingBudget(event.ResponseStatus)
 	if event.RequestObject == nil {
 		return call, nil
 	}
@@ -114,6 +118,20 @@ func parseCall(line []byte) (*Call, error) {
 		call.UID = *options.Preconditions.UID
 	}
 	return call, nil
+}
+
+// refusingBudget reads from the answer to an eviction by which budget it was refused; "" if by none. The API names it in a sentence only: "The
+// disruption budget web needs 9 healthy pods and has 9 currently", "The disruption budget web is still being processed by the server."
+func refusingBudget(answer *metav1.Status) string {
+	if answer.Code != http.StatusTooManyRequests || answer.Details == nil {
+		return ""
+	}
+	for _, cause := range answer.Details.Causes {
+		if words := strings.Fields(cause.Message); cause.Type == policyv1.DisruptionBudgetCause && len(words) > 3 {
+			return words[3]
+		}
+	}
+	return ""
 }
 
 // Log is an audit log from some point on.

@@ -55,24 +55,28 @@ func TestReadCalls(t *testing.T) {
 	}{
 		"an eviction": {
 			log:  line("create", "eviction", "201", withUID),
-			want: []Call{{"create", "eviction", "shop", "web", "u", "haulout", 201, received, answered}},
+			want: []Call{{"create", "eviction", "shop", "web", "u", "haulout", 201, "", received, answered}},
 		},
 		"an eviction that was refused": {
 			log:  line("create", "eviction", "429", withUID),
-			want: []Call{{"create", "eviction", "shop", "web", "u", "haulout", 429, received, answered}},
+			want: []Call{{"create", "eviction", "shop", "web", "u", "haulout", 429, "", received, answered}},
+		},
+		"an eviction that a budget refused": {
+			log:  strings.Replace(line("create", "eviction", "429", withUID), `"code":429`, `"code":429,"details":{"causes":[{"reason":"DisruptionBudget","message":"The disruption budget web needs 9 healthy pods and has 9 currently"}]}`, 1),
+			want: []Call{{"create", "eviction", "shop", "web", "u", "haulout", 429, "web", received, answered}},
 		},
 		"an eviction of whichever pod has the name": {
 			log:  line("create", "eviction", "201", noUID),
-			want: []Call{{"create", "eviction", "shop", "web", "", "haulout", 201, received, answered}},
+			want: []Call{{"create", "eviction", "shop", "web", "", "haulout", 201, "", received, answered}},
 		},
 		"a dry run is none": {log: line("create", "eviction", "201", dryRun)},
 		"a deletion": {
 			log:  line("delete", "", "200", `{"kind":"DeleteOptions","apiVersion":"v1","preconditions":{"uid":"u"}}`),
-			want: []Call{{"delete", "", "shop", "web", "u", "haulout", 200, received, answered}},
+			want: []Call{{"delete", "", "shop", "web", "u", "haulout", 200, "", received, answered}},
 		},
 		"a deletion without a body": {
 			log:  line("delete", "", "200", ""),
-			want: []Call{{"delete", "", "shop", "web", "", "haulout", 200, received, answered}},
+			want: []Call{{"delete", "", "shop", "web", "", "haulout", 200, "", received, answered}},
 		},
 		"a line that is being written": {log: strings.TrimSuffix(line("create", "eviction", "201", withUID), "\n")},
 		"a line that is damaged":       {log: "{\n", bad: true},

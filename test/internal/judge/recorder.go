@@ -63,6 +63,8 @@ type Recorder struct {
 	history *History
 	// books count the healthy pods of budgets; waves are not their business here. There are none before Start has seen all pods.
 	books *audit.Ledger
+	// budgets is how budgets opened and closed.
+	budgets Budgets
 	// waiting are events of Haulout's server that have no place in the history yet.
 	waiting []foreignEvent
 	// arrived has an element if there are any.
@@ -94,6 +96,7 @@ func Start(ctx context.Context, kube kubernetes.Interface, haulout clientset.Int
 	resources := []follow.Resource{
 		{Client: kube.CoreV1().RESTClient(), Name: "pods", See: r.seeHost},
 		{Client: kube.CoreV1().RESTClient(), Name: "nodes", See: r.seeHost},
+		{Client: kube.PolicyV1().RESTClient(), Name: "poddisruptionbudgets", See: func(e watch.Event) { r.budgets.See(e, time.Now()) }},
 		{Client: kube.EventsV1().RESTClient(), Name: "events", See: r.seeEvent},
 		{Client: haulout.MaintenanceV1alpha1().RESTClient(), Name: "nodemaintenances", See: r.seeHaulout, MayRestart: true},
 		{Client: haulout.MaintenanceV1alpha1().RESTClient(), Name: "evacuations", See: r.seeHaulout, MayRestart: true},
@@ -270,6 +273,8 @@ func (r *Recorder) Verdict(rules Rules, cordoned ...string) ([]string, error) {
 	found = append(found, r.history.WentBack()...)
 	found = append(found, r.history.NotPutBack(cordoned...)...)
 	found = append(found, EvictedTwice(calls)...)
+	toClosed, _ := r.budgets.SentToClosed(calls)
+	found = append(found, toClosed...)
 	found = append(found, r.history.LeftOver()...)
 	if !rules.BudgetsMove {
 		found = append(found, Broken(r.books.Snapshot())...)
