@@ -40,7 +40,7 @@ func NotAuthorizedMessage(username string) string {
 	const around = len(`Not drained: user "" may not delete this node.`)
 	for limit := MaxMessageBytes - around; ; limit-- {
 		// A name that has to be escaped grows when it is quoted.
-		if message := fmt.Sprintf("Not drained: user %q may not delete this node.", fit(username, limit)); len(message) <= MaxMessageBytes {
+		if message := fmt.Sprintf("Not drained: user %q may not delete this node.", Fit(username, limit)); len(message) <= MaxMessageBytes {
 			return message
 		}
 	}
@@ -265,15 +265,15 @@ func (l *nodeList) message(of string) string {
 	if l.count == 1 {
 		message = "Waiting for node " + l.first[0]
 	}
-	return fit(message, MaxMessageBytes-1) + "."
+	return Fit(message, MaxMessageBytes-1) + "."
 }
 
 func withName(start, name, end string) string {
-	return start + fit(name, MaxMessageBytes-len(start)-len(end)) + end
+	return start + Fit(name, MaxMessageBytes-len(start)-len(end)) + end
 }
 
-// fit shortens s to at most limit bytes without cutting a character in two.
-func fit(s string, limit int) string {
+// Fit shortens s to at most limit bytes without cutting a character in two.
+func Fit(s string, limit int) string {
 	if len(s) <= limit {
 		return s
 	}

@@ -283,7 +283,7 @@ func blockedByNamespace(t *testing.T, pool, node, namespace string) {
 	cluster.PodOn(t, namespace, "web", pool, node, func(p *corev1.Pod) { p.Finalizers = []string{hold} })
 	cluster.MustKubectl(t, "", "delete", "namespace", namespace, "--wait=false")
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
-	framework.Eventually(t, "Drained names the namespace", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "Drained names the namespace, and the node's message the pod", func(ctx context.Context) (bool, error) {
 		now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
 		if err != nil {
 			return false, err
@@ -291,6 +291,10 @@ func blockedByNamespace(t *testing.T, pool, node, namespace string) {
 		condition := meta.FindStatusCondition(now.Status.Conditions, v1alpha1.ConditionDrained)
 		if condition == nil || condition.Status != metav1.ConditionFalse || !strings.Contains(condition.Message, "namespace is being deleted: "+namespace) {
 			return false, fmt.Errorf("status is %+v", now.Status)
+		}
+		want := "Evacuating; 1 pod of terminating namespaces: " + namespace + "/web"
+		if of := now.Status.NodeStatuses[0]; of.DrainMessage != want || of.PodsPendingEvacuation != 1 {
+			return false, fmt.Errorf("node status is %+v, want message %q", of, want)
 		}
 		return true, nil
 	})

@@ -18,6 +18,8 @@ package nodemaintenance
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,8 +40,8 @@ type nodeCount struct {
 	// targetedOwn are those of the targeted ones that are pods of this server.
 	targetedOwn int
 	blocked     []*maintenancev1alpha1.Evacuation
-	// refused are the namespaces of the pods that cannot have an Evacuation because their namespace goes away, one entry for each pod.
-	refused []string
+	// refused are the pods that cannot have an Evacuation because their namespace goes away.
+	refused []*corev1.Pod
 	// leftOnPurpose names the pods that stay, with the reason.
 	leftOnPurpose []string
 	// unasked are the pods that are asked to leave and need an Evacuation, or our finalizer on theirs.
@@ -79,7 +81,7 @@ func (c *Controller) count(view *nodeView, covered, targets drainplan.Targets) *
 		if pod.evacuation == nil {
 			n.pending++
 			if c.requested.inTerminatingNamespace(pod.UID) {
-				n.refused = append(n.refused, pod.Namespace)
+				n.refused = append(n.refused, pod.Pod)
 			}
 			continue
 		}
@@ -90,6 +92,32 @@ func (c *Controller) count(view *nodeView, covered, targets drainplan.Targets) *
 		}
 	}
 	return n
+}
+
+// addendum comes between what the plan has to say about a node and the pods that cannot have an Evacuation.
+const addendum = "; "
+
+// leastAddendum is the room that is worth saying something in about such pods.
+const leastAddendum = len(addendum) + 40
+
+// messageOf is what there is to say about the node: what the plan says, and the pods for which no Evacuation can speak because their namespace
+// takes no new objects.
+func (n *nodeCount) messageOf(planned string) string {
+	room := drainplan.MaxMessageBytes - len(planned)
+	if len(n.refused) == 0 || room < leastAddendum {
+		return planned
+	}
+	names := make([]string, 0, len(n.refused))
+	for _, pod := range n.refused {
+		names = append(names, pod.Namespace+"/"+pod.Name)
+	}
+	slices.Sort(names)
+	return planned + drainplan.Fit(addendum+plural(len(names), "pod")+" of terminating namespaces: "+strings.Join(names, ", "), room)
+}
+
+// isMessageOf says whether a message is what the plan says, whatever was added.
+func isMessageOf(message, planned string) bool {
+	return message == planned || strings.HasPrefix(message, planned+addendum)
 }
 
 // fill writes the counters into the status of the node.
@@ -127,8 +155,8 @@ func (r *remainder) add(n *nodeCount) {
 	r.targeted += n.targeted
 	r.evacuating += int(n.evacuating)
 	r.refused += len(n.refused)
-	for _, namespace := range n.refused {
-		r.refusedNamespaces[namespace]++
+	for _, pod := range n.refused {
+		r.refusedNamespaces[pod.Namespace]++
 	}
 	r.blocked = append(r.blocked, n.blocked...)
 	for _, what := range n.leftOnPurpose {

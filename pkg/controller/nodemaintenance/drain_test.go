@@ -23,6 +23,7 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -315,9 +316,48 @@ func TestPodsInTerminatingNamespacesAreCountedAndNamed(t *testing.T) {
 		t.Errorf("%d requests, want 1", refused)
 	}
 	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+	if got, want := f.nodeStatus("m", "one").DrainMessage, "Evacuating; 1 pod of terminating namespaces: default/p"; got != want {
+		t.Errorf("drainMessage %q, want %q", got, want)
+	}
 	want := "1 pod left, 0 of them evacuating, 0 blocked; 1 pod cannot be evacuated because their namespace is being deleted: default (1)"
 	if got := f.nm("m").Status.Conditions[0].Message; got != want {
 		t.Errorf("message %q, want %q", got, want)
+	}
+}
+
+func TestMessageNamesPodsOfTerminatingNamespaces(t *testing.T) {
+	pods := func(names ...string) []*corev1.Pod {
+		var out []*corev1.Pod
+		for _, name := range names {
+			out = append(out, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: name}})
+		}
+		return out
+	}
+	long := strings.Repeat("x", 60)
+	for sentence, tc := range map[string]struct {
+		planned string
+		refused []*corev1.Pod
+		want    string
+	}{
+		"nothing is added where all pods can be asked": {"Evacuating", nil, "Evacuating"},
+		"a pod is named":                 {"Evacuating", pods("web"), "Evacuating; 1 pod of terminating namespaces: blue/web"},
+		"several are in order":           {"Evacuating", pods("b", "a"), "Evacuating; 2 pods of terminating namespaces: blue/a, blue/b"},
+		"what does not fit is cut":       {"Evacuating", pods(long, long), "Evacuating; 2 pods of terminating namespaces: blue/" + long + ", blue/xxxxxxx…"},
+		"what the plan says comes first": {strings.Repeat("m", 90), pods("web"), strings.Repeat("m", 90)},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			n := &nodeCount{refused: tc.refused}
+			got := n.messageOf(tc.planned)
+			if got != tc.want {
+				t.Errorf("message %q, want %q", got, tc.want)
+			}
+			if len(got) > 128 {
+				t.Errorf("%d bytes", len(got))
+			}
+			if !isMessageOf(got, tc.planned) {
+				t.Errorf("%q is not taken for what the plan says", got)
+			}
+		})
 	}
 }
 

@@ -182,7 +182,7 @@ func (c *Controller) announceFastForward(nm *maintenancev1alpha1.NodeMaintenance
 	}
 	told := sets.New[string]()
 	for node, by := range plan.FastForwarded[nm.Name] {
-		if before[node] != plan.Messages[nm.Name][node] && !told.Has(by) {
+		if !isMessageOf(before[node], plan.Messages[nm.Name][node]) && !told.Has(by) {
 			told.Insert(by)
 			c.maintenanceEvent(nm, corev1.EventTypeWarning, EventFastForwarded, actionDrain,
 				"NodeMaintenance %s has taken node %s further than the plan of %s: the pods it has passed are asked to leave now", by, node, nm.Name)

@@ -83,13 +83,16 @@ func (c *Controller) look(g *gathered) (*look, error) {
 		var targets drainplan.Targets
 		if isDraining(nm) {
 			targets = l.plan.Targets[node.Name]
-			entry.DrainTargets, entry.DrainMessage = targets.Entries, messages[node.Name]
+			entry.DrainTargets = targets.Entries
 		} else {
 			entry.DrainTargets = stored[entry.NodeRef]
 		}
 		view := g.views[node.Name]
 		n := g.memory.count(node.Name, view, targets, func() *nodeCount { return c.count(view, covered, targets) })
 		n.fill(&entry)
+		if isDraining(nm) {
+			entry.DrainMessage = n.messageOf(messages[node.Name])
+		}
 		left.add(n)
 		l.counts = append(l.counts, n)
 		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
