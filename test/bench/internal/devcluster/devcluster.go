@@ -25,6 +25,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -43,9 +44,9 @@ type Cluster struct {
 	Bin, Dir string
 }
 
-// Start starts a cluster in a folder of its own, whose haulout-apiserver has GOGC set. What was started is there to be stopped in case of an
-// error, too.
-func Start(ctx context.Context, bin string, nodes, gogc int) (*Cluster, error) {
+// Start starts a cluster in a folder of its own, whose haulout-apiserver has GOGC set; environment has more variables of the cluster program.
+// What was started is there to be stopped in case of an error, too.
+func Start(ctx context.Context, bin string, nodes, gogc int, environment ...string) (*Cluster, error) {
 	bin, err := filepath.Abs(bin)
 	if err != nil {
 		return nil, err
@@ -59,10 +60,10 @@ func Start(ctx context.Context, bin string, nodes, gogc int) (*Cluster, error) {
 	defer cancel()
 	up := []string{"up", "--cluster-dir=" + dir, "--nodes=" + strconv.Itoa(nodes), "--pod-stages=fast", "--audit=true"}
 	// In two steps: how much garbage Go lets pile up is a setting of our server, and not of the others.
-	if _, err := c.Run(ctx, nil, c.Program("cluster"), append(up, "--haulout=false")...); err != nil {
+	if _, err := c.Run(ctx, environment, c.Program("cluster"), append(up, "--haulout=false")...); err != nil {
 		return c, err
 	}
-	_, err = c.Run(ctx, []string{fmt.Sprintf("GOGC=%d", gogc)}, c.Program("cluster"), append(up, "--haulout=true")...)
+	_, err = c.Run(ctx, append(slices.Clone(environment), fmt.Sprintf("GOGC=%d", gogc)), c.Program("cluster"), append(up, "--haulout=true")...)
 	return c, err
 }
 

@@ -1,0 +1,142 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Command idle measures what a drain costs that cannot go on: thousands of Evacuations whose pods are under budgets that allow none to go. It
+// makes the pods on a development cluster of its own, drains their nodes, waits until all is said, and then counts for a while the requests that
+// haulout-apiserver sends to kube-apiserver, as the audit log of that has them, and its time on the processors.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/test/bench/internal/devcluster"
+)
+
+// podsPerNode is how many pods a simulated node has room for.
+const podsPerNode = 250
+
+type settings struct {
+	pods, budgets, nodes int
+	settle, duration     time.Duration
+	gogc                 int
+	bin, use, json       string
+	keep                 bool
+}
+
+func main() {
+	// Libraries would log into the table. What matters comes back as an error.
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	var s settings
+	flag.IntVar(&s.pods, "pods", 10000, "number of pods that cannot leave")
+	flag.IntVar(&s.budgets, "budgets", 60, "number of budgets that they are under")
+	flag.IntVar(&s.nodes, "nodes", 100, "number of nodes that they are on")
+	flag.DurationVar(&s.settle, "settle", time.Minute, "how long to wait after the last pod was called blocked")
+	flag.DurationVar(&s.duration, "duration", time.Minute, "how long to measure")
+	flag.IntVar(&s.gogc, "gogc", 30, "GOGC of haulout-apiserver; 30 is what its Deployment sets")
+	flag.StringVar(&s.bin, "bin", "bin", "folder of the programs of the development cluster")
+	flag.StringVar(&s.use, "use", "", "folder of a cluster that an earlier run with --keep and the same numbers has left: only measure")
+	flag.BoolVar(&s.keep, "keep", false, "leave the cluster up in the end")
+	flag.StringVar(&s.json, "json", "bin/bench-idle.json", "file that the figures are written to")
+	flag.Parse()
+	if err := s.check(); err != nil {
+		fmt.Fprintln(os.Stderr, "idle:", err)
+		os.Exit(2)
+	}
+	// SIGHUP and SIGPIPE, too: a terminal or a reader that goes away must not leave a cluster behind.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	err := run(ctx, s, os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "idle:", err)
+		os.Exit(1)
+	}
+}
+
+func (s settings) check() error {
+	if flag.NArg() > 0 {
+		return fmt.Errorf("%q is no flag", flag.Arg(0))
+	}
+	for _, number := range []struct {
+		flag       string
+		value, min int
+	}{{"pods", s.pods, s.budgets}, {"budgets", s.budgets, 1}, {"nodes", s.nodes, 1}, {"gogc", s.gogc, 1}} {
+		if number.value < number.min {
+			return fmt.Errorf("--%s=%d: must be at least %d", number.flag, number.value, number.min)
+		}
+	}
+	if room := s.nodes * podsPerNode; s.pods > room {
+		return fmt.Errorf("--pods=%d: must be at most %d, which is what --nodes=%d have room for", s.pods, room, s.nodes)
+	}
+	if s.settle < 0 || s.duration < time.Second {
+		return fmt.Errorf("--settle=%v must not be negative, --duration=%v must be at least 1s", s.settle, s.duration)
+	}
+	return nil
+}
+
+func run(ctx context.Context, s settings, out io.Writer) (err error) {
+	c := &cluster{Cluster: &devcluster.Cluster{Bin: s.bin, Dir: s.use}, out: out}
+	defer func() {
+		switch {
+		case c.Cluster == nil:
+		case s.keep || s.use != "":
+			fmt.Fprintln(out, "The cluster is left in", c.Dir)
+		default:
+			err = errors.Join(err, c.Stop(ctx))
+		}
+	}()
+	if s.use == "" {
+		if err := c.start(ctx, s); err != nil {
+			return err
+		}
+	}
+	if err := c.connect(); err != nil {
+		return err
+	}
+	if s.use == "" {
+		if err := c.drain(ctx, s); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(out, "Wait for %v, then measure for %v\n", s.settle, s.duration)
+	if err := pause(ctx, s.settle); err != nil {
+		return err
+	}
+	r, err := c.measure(ctx, s)
+	if err != nil {
+		return err
+	}
+	return r.publish(out, s.json)
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}

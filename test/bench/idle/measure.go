@@ -1,0 +1,209 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"haulout.dev/haulout/test/bench/internal/usage"
+)
+
+const (
+	// server and host are what the cluster program calls the processes that matter most.
+	server = "haulout-apiserver"
+	host   = "kube-apiserver"
+
+	// maxCPU is how much of one processor a drain may take that waits, maxRequests how many requests it may send in a second, maxEvictions how many
+	// of them in a minute may be evictions: the probes that all closed lanes share.
+	maxCPU       = 0.05
+	maxRequests  = 1
+	maxEvictions = 10
+	evictionKind = "create pods/eviction"
+)
+
+// report is what is written as JSON.
+type report struct {
+	CPUs       int       `json:"cpus"`
+	Started    time.Time `json:"started"`
+	Pods       int       `json:"pods"`
+	Budgets    int       `json:"budgets"`
+	Nodes      int       `json:"nodes"`
+	Seconds    float64   `json:"seconds"`
+	Settled    float64   `json:"settledSeconds"`
+	ServerCPU  float64   `json:"hauloutAPIServerCPU"`
+	HostCPU    float64   `json:"kubeAPIServerCPU"`
+	PeakBytes  int64     `json:"hauloutAPIServerPeakBytes"`
+	PerSecond  float64   `json:"requestsPerSecond"`
+	Evictions  float64   `json:"evictionsPerMinute"`
+	Requests   []request `json:"requests"`
+	EvacsStill int       `json:"evacuations"`
+	Goals      []goal    `json:"goals"`
+}
+
+// request is how often our server sent a kind of request.
+type request struct {
+	Kind  string `json:"kind"`
+	Count int    `json:"count"`
+}
+
+// goal is what was measured beside what it may be at most.
+type goal struct {
+	Text  string  `json:"text"`
+	Value float64 `json:"value"`
+	Bound float64 `json:"bound"`
+	Kept  bool    `json:"kept"`
+}
+
+// measure counts for a while what our server takes and sends.
+func (c *cluster) measure(ctx context.Context, s settings) (*report, error) {
+	running, err := usage.Open(c.Dir)
+	if err != nil {
+		return nil, err
+	}
+	log, err := os.Open(c.AuditLog())
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	if _, err := log.Seek(0, io.SeekEnd); err != nil {
+		return nil, err
+	}
+	meter, err := running.Start()
+	if err != nil {
+		return nil, err
+	}
+	started := time.Now()
+	if err := pause(ctx, s.duration); err != nil {
+		return nil, err
+	}
+	costs, err := meter.Read()
+	if err != nil {
+		return nil, err
+	}
+	took := time.Since(started)
+	counts, err := countRequests(log)
+	if err != nil {
+		return nil, err
+	}
+	evacuations, err := c.haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	r := &report{
+		CPUs: runtime.NumCPU(), Started: started.UTC(), Pods: s.pods, Budgets: s.budgets, Nodes: s.nodes, Seconds: took.Seconds(), Settled: s.settle.Seconds(),
+		ServerCPU: costs[server].CPU.Seconds() / took.Seconds(), HostCPU: costs[host].CPU.Seconds() / took.Seconds(), PeakBytes: costs[server].Peak,
+		Evictions: float64(counts[evictionKind]) / took.Minutes(), EvacsStill: len(evacuations.Items),
+	}
+	for kind, count := range counts {
+		r.Requests = append(r.Requests, request{kind, count})
+		r.PerSecond += float64(count) / took.Seconds()
+	}
+	slices.SortFunc(r.Requests, func(a, b request) int { return cmp.Or(b.Count-a.Count, strings.Compare(a.Kind, b.Kind)) })
+	if r.EvacsStill != s.pods {
+		return nil, fmt.Errorf("there are %d Evacuations, want one of each of %d pods: something else was measured", r.EvacsStill, s.pods)
+	}
+	r.judge()
+	return r, nil
+}
+
+// countRequests counts the requests in an audit log by what they ask for.
+func countRequests(log io.Reader) (map[string]int, error) {
+	counts := map[string]int{}
+	lines := bufio.NewReader(log)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			// What has no end yet is being written.
+			return counts, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		var event auditv1.Event
+		if err := json.Unmarshal(line, &event); err != nil {
+			return nil, fmt.Errorf("audit log: %w", err)
+		}
+		// A request that goes on tells of itself when its answer begins, all others when it ends.
+		if goesOn := event.Verb == "watch"; goesOn == (event.Stage == auditv1.StageResponseStarted) {
+			counts[kindOf(&event)]++
+		}
+	}
+}
+
+func kindOf(event *auditv1.Event) string {
+	if event.ObjectRef == nil {
+		path, _, _ := strings.Cut(event.RequestURI, "?")
+		return event.Verb + " " + path
+	}
+	kind := event.Verb + " " + event.ObjectRef.Resource
+	if event.ObjectRef.Subresource != "" {
+		kind += "/" + event.ObjectRef.Subresource
+	}
+	return kind
+}
+
+func (r *report) judge() {
+	for _, g := range []goal{
+		{Text: "processor time, in percent of one", Value: r.ServerCPU * 100, Bound: maxCPU * 100},
+		{Text: "requests to kube-apiserver in a second", Value: r.PerSecond, Bound: maxRequests},
+		{Text: "evictions in a minute", Value: r.Evictions, Bound: maxEvictions},
+	} {
+		g.Kept = g.Value <= g.Bound
+		r.Goals = append(r.Goals, g)
+	}
+}
+
+// publish prints the figures and writes the file.
+func (r *report) publish(out io.Writer, file string) error {
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(table, "\nREQUEST\tCOUNT IN %.0f s\n", r.Seconds)
+	for _, q := range r.Requests {
+		fmt.Fprintf(table, "%s\t%d\n", q.Kind, q.Count)
+	}
+	fmt.Fprintln(table, "\nGOAL\tMEASURED\tWANTED\tRESULT")
+	for _, g := range r.Goals {
+		result := "kept"
+		if !g.Kept {
+			result = "MISSED"
+		}
+		fmt.Fprintf(table, "%s\t%.2f\t<= %.4g\t%s\n", g.Text, g.Value, g.Bound, result)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\n%d Evacuations under %d closed budgets; kube-apiserver takes %.1f%% of a processor beside.\n", r.EvacsStill, r.Budgets, r.HostCPU*100)
+	content, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, append(content, '\n'), 0o644)
+}

@@ -1,0 +1,44 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestCountRequests(t *testing.T) {
+	line := func(stage, verb, rest string) string {
+		return `{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"1","stage":"` + stage + `","verb":"` + verb + `",` + rest + "}\n"
+	}
+	const pods, evictions = `"objectRef":{"resource":"pods"}`, `"objectRef":{"resource":"pods","subresource":"eviction"}`
+	got, err := countRequests(strings.NewReader(
+		line("ResponseComplete", "create", evictions) + line("ResponseComplete", "create", evictions) +
+			// A watch that begins, and one that ends.
+			line("ResponseStarted", "watch", pods) + line("ResponseComplete", "watch", pods) +
+			line("ResponseComplete", "get", `"requestURI":"/openapi/v3?timeout=32s"`) +
+			strings.TrimSuffix(line("ResponseComplete", "get", pods), "\n")))
+	want := map[string]int{"create pods/eviction": 2, "watch pods": 1, "get /openapi/v3": 1}
+	if err != nil || !cmp.Equal(got, want) {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+	if _, err := countRequests(strings.NewReader("{\n")); err == nil {
+		t.Error("a damaged line is no error")
+	}
+}
