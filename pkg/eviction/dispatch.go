@@ -214,15 +214,19 @@ func (q *Queue) pace(c call, a answer, took time.Duration, now time.Time) {
 		q.pausedUntil = now.Add(max(overloadPause, a.retryAfter))
 		return
 	}
+	if c.lane.isFree() && took >= slowAnswer {
+		q.window.bad(c.sent, now)
+		return
+	}
 	q.window.good()
-	if c.lane.isFree() {
-		return
-	}
-	if a.verdict == verdictUnknown || took >= conflictDelay {
+	switch {
+	case c.lane.isFree():
+	case a.verdict == verdictUnknown:
 		c.lane.window.bad(c.sent, now)
-		return
+	case took < conflictDelay:
+		// One that met a conflict says neither that more would do nor that fewer would be quicker.
+		c.lane.window.good()
 	}
-	c.lane.window.good()
 }
 
 // settle draws the consequences of an answer for the pod itself.
@@ -328,7 +332,7 @@ func (q *Queue) laneOf(matching []*policyv1.PodDisruptionBudget, now time.Time) 
 	name := pdb.NameOf(matching[0])
 	l := q.lanes[name]
 	if l == nil {
-		l = newLane(name, matching[0], laneCeiling, now)
+		l = newLane(name, matching[0], laneCalls, now)
 		q.lanes[name] = l
 		q.ring = append(q.ring, l)
 	}

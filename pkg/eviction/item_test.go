@@ -52,7 +52,7 @@ func TestOrderWithinALane(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, worldConfig{maxConcurrent: 50, pods: tc.pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success})
+			w := newWorld(t, worldConfig{maxConcurrent: 1, pods: tc.pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success})
 			for _, pod := range tc.pods {
 				w.add(pod.Name)
 			}

@@ -72,8 +72,8 @@ func TestBudgetIsNotOverrun(t *testing.T) {
 	if n := len(w.host.sent()); n != 5 {
 		t.Errorf("got %d evictions, want 5", n)
 	}
-	if w.host.mostEver > laneCeiling {
-		t.Errorf("got %d at once under one budget, want at most %d", w.host.mostEver, laneCeiling)
+	if w.host.mostEver > laneCalls {
+		t.Errorf("got %d at once under one budget, want at most %d", w.host.mostEver, laneCalls)
 	}
 }
 
@@ -517,16 +517,41 @@ func TestLanesTakeTurns(t *testing.T) {
 
 func TestCallThatSleepsInTheAPIHoldsNobodyUp(t *testing.T) {
 	hold := make(chan struct{})
-	names, pods := podNames(10)
-	w := newWorld(t, worldConfig{live: true, maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 10)},
+	names, pods := podNames(laneCalls + 4)
+	w := newWorld(t, worldConfig{live: true, maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", laneCalls+4)},
 		answer: func(string) error { <-hold; return nil }})
 	defer close(hold)
 	w.add(names...)
 	w.until("the first is in flight", 0, func() bool { return w.host.inFlight() == 1 })
-	w.until("others are in flight", 10*time.Millisecond, func() bool { return w.host.inFlight() == laneCeiling })
-	if elapsed := w.clock.Since(start); elapsed < 3*asleepAfter {
-		t.Errorf("got %d calls in flight after %s, want one more each %s", laneCeiling, elapsed, asleepAfter)
+	w.until("others are in flight", 10*time.Millisecond, func() bool { return w.host.inFlight() == laneCalls })
+	if elapsed := w.clock.Since(start); elapsed < (laneCalls-1)*asleepAfter {
+		t.Errorf("got %d calls in flight after %s, want one more each %s", laneCalls, elapsed, asleepAfter)
 	}
+	if w.host.mostEver > laneCalls {
+		t.Errorf("got %d at once under one budget, want at most %d", w.host.mostEver, laneCalls)
+	}
+}
+
+func TestSlowAnswersAreOverload(t *testing.T) {
+	hold := make(chan struct{})
+	names, pods := podNames(60)
+	w := newWorld(t, worldConfig{live: true, maxConcurrent: 8, pods: pods, answer: func(string) error { <-hold; return nil }})
+	limit := func(n int) func() bool {
+		return func() bool {
+			w.queue.mu.Lock()
+			defer w.queue.mu.Unlock()
+			return w.queue.window.limit == n
+		}
+	}
+	w.add(names...)
+	w.until("the first are in flight", 0, func() bool { return w.host.inFlight() == 8 })
+	w.clock.Step(slowAnswer)
+	for range 8 {
+		hold <- struct{}{}
+	}
+	w.until("half as many as before are in flight", 0, func() bool { return limit(4)() && w.host.inFlight() == 4 })
+	close(hold)
+	w.until("quick answers have undone that", 0, limit(8))
 }
 
 func TestWindow(t *testing.T) {

@@ -264,17 +264,12 @@ func (d *decision) handOver(s situation, why string) {
 	d.status.EvacuationProgressTimestamp = stamp(s.now)
 	d.status.ExpectedEvacuationFinishTime = nil
 	d.status.EvacuationCancellationPolicy = maintenancev1alpha1.EvacuationCancellationPolicyAllow
-	account := "it is the first evacuator"
-	switch {
-	case from != "":
-		account = fmt.Sprintf("%s %s", from, why)
-	case to == maintenancev1alpha1.EvacuatorClassEviction:
-		account = "it has no evacuator"
+	account := fmt.Sprintf("%s %s", from, why)
+	if from == "" {
+		// The API gives the first turn when it stores a new Evacuation. This one came another way.
+		account = "nobody has had it before"
 	}
 	d.status.Message = turnMessage(to, s.now, account)
-	if to == maintenancev1alpha1.EvacuatorClassEviction {
-		d.status.Message = cut(fmt.Sprintf("The pod is up for eviction, as its disruption budget allows: %s.", account), maxMessage)
-	}
 	if from != "" {
 		d.events = append(d.events, event{corev1.EventTypeNormal, EventHandedOver, actionHandOver,
 			fmt.Sprintf("The turn to take pod %s away goes from %s to %s: %s.", s.evacuation.Spec.PodRef.Name, from, to, account)})

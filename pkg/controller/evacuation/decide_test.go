@@ -336,7 +336,7 @@ func TestDecideTurn(t *testing.T) {
 	runDecide(t, map[string]decideTest{
 		"without evacuators the pod is evicted": {
 			evacuation: newEvacuation(), pod: newPod(), at: time.Minute,
-			want: outcome{Active: evict, Progress: time.Minute, Policy: allow, Evict: true}, says: "it has no evacuator",
+			want: outcome{Active: evict, Progress: time.Minute, Policy: allow, Evict: true}, says: "nobody has had it before",
 		},
 		"the highest priority comes first": {
 			evacuation: newEvacuation(withEvacuators(classB, classA)), pod: newPod(), at: time.Minute,

@@ -29,6 +29,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -340,5 +341,48 @@ func TestBuiltInEvacuatorsNeedTheOwner(t *testing.T) {
 				t.Errorf("got %v", evacuation.Spec.Evacuators)
 			}
 		})
+	}
+}
+
+func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
+	deployment, replicaSet := newDeployment()
+	f := newFixture(t, BuiltInClasses, []string{deletePod, scaleWeb}, newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet)
+	reads := map[string]int{}
+	f.client.PrependReactor("get", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		reads[action.GetResource().Resource]++
+		return false, nil, nil
+	})
+	ask := func() []maintenance.Evacuator {
+		t.Helper()
+		evacuation := newEvacuation()
+		if _, err := f.admit(request{object: evacuation}); err != nil {
+			t.Fatal(err)
+		}
+		return evacuation.Spec.Evacuators
+	}
+	for range 3 {
+		if got := ask(); len(got) != 1 || got[0].EvacuatorClass != "deployment.apps.k8s.io" {
+			t.Fatalf("got %v", got)
+		}
+	}
+	if reads["replicasets"] != 1 || reads["deployments"] != 1 || reads["pods"] != 3 {
+		t.Errorf("got %v reads, want one of each owner and three of the pod", reads)
+	}
+
+	// An owner that was made anew under its name has another UID: what is remembered of the old one must not leave the pod without evacuator.
+	update := func(resource schema.GroupVersionResource, object runtime.Object) {
+		t.Helper()
+		if err := f.client.Tracker().Update(resource, object, "blue"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	deployment, replicaSet = newDeployment()
+	deployment.UID, replicaSet.UID = "new", "new-too"
+	replicaSet.OwnerReferences[0].UID = "new"
+	update(appsv1.SchemeGroupVersion.WithResource("deployments"), deployment)
+	update(appsv1.SchemeGroupVersion.WithResource("replicasets"), replicaSet)
+	update(corev1.SchemeGroupVersion.WithResource("pods"), newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "new-too")))
+	if got := ask(); len(got) != 1 || got[0].EvacuatorClass != "deployment.apps.k8s.io" {
+		t.Errorf("with new owners got %v", got)
 	}
 }

@@ -19,11 +19,13 @@ package evacuation
 import (
 	"context"
 	"fmt"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/kubernetes"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
@@ -62,6 +64,83 @@ func (o liveOwners) DaemonSet(ctx context.Context, namespace, name string) (*app
 func (o liveOwners) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	object, err := o.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	return found(object, err, "Node", name)
+}
+
+const (
+	// recentTTL is how long an owner is remembered that many pods have in common. A wave asks for thousands of them within seconds.
+	recentTTL  = 2 * time.Second
+	recentSize = 1024
+)
+
+// recentOwners remembers for a moment which owners exist, and of each what BuiltInOf looks at. Only who is found there is certain: others may have
+// come meanwhile.
+type recentOwners struct {
+	evacuators.Owners
+	memo *utilcache.LRUExpireCache
+}
+
+// ownerKey names an owner.
+type ownerKey struct {
+	kind, namespace, name string
+}
+
+// ReplicaSet implements evacuators.Owners.
+func (o recentOwners) ReplicaSet(ctx context.Context, namespace, name string) (*appsv1.ReplicaSet, error) {
+	return recent(o.memo, ownerKey{"ReplicaSet", namespace, name}, func() (*appsv1.ReplicaSet, error) {
+		full, err := o.Owners.ReplicaSet(ctx, namespace, name)
+		if full == nil || err != nil {
+			return nil, err
+		}
+		return &appsv1.ReplicaSet{ObjectMeta: identityOf(&full.ObjectMeta), Spec: appsv1.ReplicaSetSpec{Selector: full.Spec.Selector}}, nil
+	})
+}
+
+// Deployment implements evacuators.Owners.
+func (o recentOwners) Deployment(ctx context.Context, namespace, name string) (*appsv1.Deployment, error) {
+	return recent(o.memo, ownerKey{"Deployment", namespace, name}, func() (*appsv1.Deployment, error) {
+		full, err := o.Owners.Deployment(ctx, namespace, name)
+		if full == nil || err != nil {
+			return nil, err
+		}
+		return &appsv1.Deployment{ObjectMeta: identityOf(&full.ObjectMeta), Spec: appsv1.DeploymentSpec{Selector: full.Spec.Selector}}, nil
+	})
+}
+
+// DaemonSet implements evacuators.Owners.
+func (o recentOwners) DaemonSet(ctx context.Context, namespace, name string) (*appsv1.DaemonSet, error) {
+	return recent(o.memo, ownerKey{"DaemonSet", namespace, name}, func() (*appsv1.DaemonSet, error) {
+		full, err := o.Owners.DaemonSet(ctx, namespace, name)
+		if full == nil || err != nil {
+			return nil, err
+		}
+		return &appsv1.DaemonSet{ObjectMeta: identityOf(&full.ObjectMeta), Spec: appsv1.DaemonSetSpec{Selector: full.Spec.Selector}}, nil
+	})
+}
+
+func identityOf(meta *metav1.ObjectMeta) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: meta.Namespace, Name: meta.Name, UID: meta.UID, OwnerReferences: meta.OwnerReferences}
+}
+
+// recent returns what is remembered, or else what get finds.
+func recent[T any](memo *utilcache.LRUExpireCache, key ownerKey, get func() (*T, error)) (*T, error) {
+	if object, ok := memo.Get(key); ok {
+		return object.(*T), nil
+	}
+	object, err := get()
+	if object != nil && err == nil {
+		memo.Add(key, object, recentTTL)
+	}
+	return object, err
+}
+
+// builtInOf returns the built-in evacuator of a pod.
+func (p *Plugin) builtInOf(ctx context.Context, pod *corev1.Pod) (evacuators.BuiltIn, error) {
+	live := liveOwners{p.client}
+	builtIn, err := evacuators.BuiltInOf(ctx, pod, p.builtIn, recentOwners{live, p.owners})
+	if err != nil || builtIn.Class != "" {
+		return builtIn, err
+	}
+	return evacuators.BuiltInOf(ctx, pod, p.builtIn, live)
 }
 
 // found turns the answer to a get into that of Owners.

@@ -29,6 +29,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -53,7 +54,9 @@ type Plugin struct {
 	*admission.Handler
 
 	// builtIn are the built-in evacuators that somebody answers for. Naming another one would make each of its pods wait for nothing.
-	builtIn  sets.Set[string]
+	builtIn sets.Set[string]
+	// owners remembers the owners of pods that were asked for a moment ago.
+	owners   *utilcache.LRUExpireCache
 	client   kubernetes.Interface
 	rights   *rights
 	identity *identity.Server
@@ -91,6 +94,7 @@ func New(builtIn ...string) (*Plugin, error) {
 	return &Plugin{
 		Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete),
 		builtIn: sets.New(builtIn...),
+		owners:  utilcache.NewLRUExpireCache(recentSize),
 	}, nil
 }
 

@@ -40,7 +40,7 @@ const (
 
 // resolveEvacuators sets the evacuators of a new Evacuation: those of its pod and those that the client names beside them.
 func (p *Plugin) resolveEvacuators(ctx context.Context, attrs admission.Attributes, evacuation *maintenance.Evacuation, pod *corev1.Pod) error {
-	builtIn, err := evacuators.BuiltInOf(ctx, pod, p.builtIn, liveOwners{p.client})
+	builtIn, err := p.builtInOf(ctx, pod)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ limitations under the License.
 package evacuators
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -84,8 +85,21 @@ func (t Turn) Patience(progressDeadlineSeconds *int32, start time.Duration) time
 	return min(patience, start)
 }
 
+// FirstTurn returns who has the turn in a new Evacuation with the given evacuators, and why.
+func FirstTurn(evacuators []maintenance.Evacuator) (class, account string) {
+	if len(evacuators) == 0 {
+		return maintenancev1alpha1.EvacuatorClassEviction, "it has no evacuator"
+	}
+	sorted := slices.Clone(evacuators)
+	SortInternal(sorted)
+	return sorted[0].EvacuatorClass, "it is the first evacuator"
+}
+
 // TurnMessage tells whose turn it is and why. Besides its reader it is for TurnSince, and so survives a restart.
 func TurnMessage(class string, since time.Time, account string) string {
+	if class == maintenancev1alpha1.EvacuatorClassEviction {
+		return "The pod is up for eviction, as its disruption budget allows: " + account + "."
+	}
 	return class + turnWords + since.UTC().Format(time.RFC3339) + ": " + account + "."
 }
 

@@ -80,8 +80,9 @@ func TestCreate(t *testing.T) {
 	if got.Name != name {
 		t.Errorf("the name is %q, want %q", got.Name, name)
 	}
-	if want := (maintenance.EvacuationStatus{EvacuationCancellationPolicy: "Allow"}); !equality.Semantic.DeepEqual(got.Status, want) {
-		t.Errorf("the status is %+v, want that of a new object", got.Status)
+	if st := got.Status; st.ActiveEvacuatorClass != "first.example.com" || st.ActiveEvacuatorCompleted || st.EvacuationProgressTimestamp == nil ||
+		!strings.Contains(st.Message, "first.example.com has the turn since ") || st.EvacuationCancellationPolicy != "Allow" || len(st.Conditions) != 0 {
+		t.Errorf("the status is %+v, want that of a new object whose first evacuator has its turn", st)
 	}
 	if got.Generation != 1 {
 		t.Errorf("the generation is %d, want 1", got.Generation)
@@ -254,8 +255,7 @@ func TestStatusTransitions(t *testing.T) {
 		mods   []mod
 		want   []string
 	}{
-		"the server starts at the highest priority":   {nil, server, mods(first), nil},
-		"the server starts lower":                     {nil, server, mods(last), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
+		"the first evacuator reports at once":         {nil, ann, mods(message("x"), forbid), nil},
 		"the server moves down":                       {mods(first, completed), server, mods(active("deployment.apps.k8s.io")), nil},
 		"the server moves to eviction":                {append(slices.Clone(third), completed), server, mods(active(eviction)), nil},
 		"the server leaves one out":                   {mods(first, completed), server, mods(last), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
@@ -277,8 +277,6 @@ func TestStatusTransitions(t *testing.T) {
 		"an evacuator reports on a complete one":      {mods(first, condition("Complete", "PodDeleted")), ann, mods(message("x")), []string{"FieldValueForbidden status"}},
 		"an evacuator beats on a complete one":        {mods(first, condition("Complete", "PodDeleted")), ann, nil, nil},
 		"the active evacuator reports":                {mods(first), ann, mods(message("x"), forbid), nil},
-		"an evacuator reports before its turn":        {nil, ann, mods(message("x")), []string{"FieldValueForbidden status"}},
-		"an evacuator takes the turn":                 {nil, ann, mods(first), []string{"FieldValueForbidden status"}},
 		"an evacuator passes the turn on":             {mods(first), ann, mods(last), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
 		"an evacuator that lost its turn writes":      {third, ann, mods(first, message("x")), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
 		"somebody reports for eviction":               {evicted, ann, mods(message("x")), []string{"FieldValueForbidden status"}},
@@ -286,7 +284,6 @@ func TestStatusTransitions(t *testing.T) {
 		"an evacuator completes the evacuation":       {mods(first), ann, mods(condition("Complete", "PodDeleted")), []string{"FieldValueForbidden status.conditions"}},
 		"the server completes and hands over at once": {mods(first), server, mods(completed, active("deployment.apps.k8s.io")), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
 		"the server forbids for the eviction":         {evicted, server, mods(forbid), []string{"FieldValueInvalid status.evacuationCancellationPolicy"}},
-		"an evacuator forbids before it is its turn":  {nil, server, mods(forbid), []string{"FieldValueInvalid status.evacuationCancellationPolicy"}},
 	}
 	for desc, tt := range tests {
 		t.Run(desc, func(t *testing.T) {
@@ -465,7 +462,8 @@ func TestFieldSelectors(t *testing.T) {
 	etcd := registrytest.RunEtcd(t)
 	r := newRegistry(t, etcd.CachedRESTOptions(maintenance.Resource("evacuations")))
 	r.mustCreate()
-	r.mustUpdateStatus(server, active("first.example.com"))
+	r.mustUpdateStatus(server, completed)
+	r.mustUpdateStatus(server, active("deployment.apps.k8s.io"))
 	r.mustUpdateStatus(server, condition("Blocked", "PodDisruptionBudget"))
 	r.mustCreate(forPod("web-2"), func(e *maintenance.Evacuation) { e.Spec.NodeName = "node-8" })
 	r.mustCreate(forPod("web-3"))
@@ -481,12 +479,13 @@ func TestFieldSelectors(t *testing.T) {
 		"by node, with nothing there":   {"spec.nodeName=node-9", nil},
 		"by other nodes":                {"spec.nodeName!=node-7", []string{"web-2"}},
 		"by pod":                        {"spec.podRef.name=web-2", []string{"web-2"}},
-		"by active evacuator":           {"status.activeEvacuatorClass=first.example.com", []string{"web-1"}},
-		"by nobody's turn":              {"status.activeEvacuatorClass=", []string{"web-2", "web-3"}},
+		"by active evacuator":           {"status.activeEvacuatorClass=deployment.apps.k8s.io", []string{"web-1"}},
+		"by the first evacuator":        {"status.activeEvacuatorClass=first.example.com", []string{"web-2", "web-3"}},
+		"by nobody's turn":              {"status.activeEvacuatorClass=", nil},
 		"by blocked":                    {"status.blocked=true", []string{"web-1"}},
 		"by not blocked":                {"status.blocked=false", []string{"web-2", "web-3"}},
 		"by node and not blocked":       {"spec.nodeName=node-7,status.blocked=false", []string{"web-3"}},
-		"by everything, with an answer": {"spec.nodeName=node-7,status.blocked=true,status.activeEvacuatorClass=first.example.com", []string{"web-1"}},
+		"by everything, with an answer": {"spec.nodeName=node-7,status.blocked=true,status.activeEvacuatorClass=deployment.apps.k8s.io", []string{"web-1"}},
 	}
 	for desc, tt := range tests {
 		t.Run(desc, func(t *testing.T) {

@@ -89,11 +89,19 @@ func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	}
 }
 
-// PrepareForCreate drops the status and gives the object its name if the client left it out. What admission resolved stays.
-func (*Strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
+// PrepareForCreate drops the client's status and gives the object its name if the client left it out. What admission resolved stays. The first
+// evacuator has its turn from the start: the spec says who it is, and a drain is spared one write for each pod.
+func (s *Strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
 	evacuation := obj.(*maintenance.Evacuation)
-	// The policy is what defaulting gives an object that is read; the tags' validation insists on it.
-	evacuation.Status = maintenance.EvacuationStatus{EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow}
+	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
+	class, account := evacuators.FirstTurn(evacuation.Spec.Evacuators)
+	evacuation.Status = maintenance.EvacuationStatus{
+		ActiveEvacuatorClass:        class,
+		EvacuationProgressTimestamp: &now,
+		Message:                     evacuators.TurnMessage(class, now.Time, account),
+		// What defaulting gives an object that is read; the tags' validation insists on it.
+		EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow,
+	}
 	evacuation.Generation = 1
 	podRef := evacuation.Spec.PodRef
 	if evacuation.Name == "" && evacuation.GenerateName == "" && podRef.Name != "" && podRef.UID != "" {
