@@ -70,6 +70,9 @@ func (q *Queue) step(ctx context.Context, calls *sync.WaitGroup) time.Time {
 			calls.Go(func() { q.send(ctx, c) })
 		}
 	}
+	if it, pod := q.pickLowered(now); it != nil {
+		calls.Go(func() { q.lower(ctx, it, pod) })
+	}
 	q.tidyLanes(now)
 	q.review(now)
 	evictionsInFlight.Set(float64(q.inFlight))
@@ -379,6 +382,7 @@ func (q *Queue) wakeAt(now time.Time) time.Time {
 		w.ring(it.due)
 	}
 	w.ring(q.pausedUntil)
+	q.lowering.setAlarm(&w)
 	for _, l := range q.ring {
 		l.setAlarm(&w)
 	}

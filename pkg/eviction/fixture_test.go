@@ -48,10 +48,13 @@ type fakeHost struct {
 	// answer is called without a lock held; it may block.
 	answer func(pod string) error
 
-	mu       sync.Mutex
-	calls    []string
-	flying   int
-	mostEver int
+	mu      sync.Mutex
+	calls   []string
+	lowered []string
+	// refuseLower is the answer to Lower.
+	refuseLower error
+	flying      int
+	mostEver    int
 }
 
 func (h *fakeHost) Evict(_ context.Context, eviction *policyv1.Eviction) error {
@@ -77,6 +80,20 @@ func (h *fakeHost) Finish(_ context.Context, _, name string, options metav1.Dele
 
 func (h *fakeHost) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 	return h.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+func (h *fakeHost) Lower(_ context.Context, pod *corev1.Pod) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lowered = append(h.lowered, pod.Name)
+	return h.refuseLower
+}
+
+// cheapened are the pods whose deletion cost was lowered, or tried to be, in that order.
+func (h *fakeHost) cheapened() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.lowered)
 }
 
 func (h *fakeHost) sent() []string {

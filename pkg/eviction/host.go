@@ -27,6 +27,8 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"haulout.dev/haulout/pkg/deletioncost"
 )
 
 // Host is what the queue asks of the host cluster.
@@ -37,6 +39,8 @@ type Host interface {
 	Finish(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error
 	// Pod reads a pod from the API, not from a cache.
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
+	// Lower gives a pod the lowest deletion cost, as deletioncost.Lower does.
+	Lower(ctx context.Context, pod *corev1.Pod) error
 }
 
 type host struct {
@@ -70,4 +74,8 @@ func (h host) Finish(ctx context.Context, namespace, name string, options metav1
 
 func (h host) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 	return h.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+func (h host) Lower(ctx context.Context, pod *corev1.Pod) error {
+	return deletioncost.Lower(ctx, h.client, pod)
 }

@@ -65,6 +65,9 @@ type item struct {
 	// restsForBudget: the rest ends at once when the budget opens.
 	restsForBudget bool
 
+	// lowerFailures counts how often its pod's deletion cost could not be lowered.
+	lowerFailures int
+
 	failed int32
 	// trouble is what stands in the way of this pod whatever its lane does.
 	trouble *Blocker

@@ -110,8 +110,9 @@ type Queue struct {
 	ring []*lane
 	turn int
 	// resting are the items that wait for a time.
-	resting itemHeap
-	probes  flowcontrol.PassiveRateLimiter
+	resting  itemHeap
+	lowering lowering
+	probes   flowcontrol.PassiveRateLimiter
 
 	window   window
 	inFlight int
@@ -139,9 +140,9 @@ func New(cfg Config) (*Queue, error) {
 		items:   map[types.NamespacedName]*item{},
 		byUID:   map[types.UID]*item{},
 		lanes:   map[types.NamespacedName]*lane{},
-		resting: itemHeap{less: (*item).dueBefore},
-		probes:  flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(1/probeInterval.Seconds()), 1, cfg.Clock),
-		window:  window{limit: cfg.MaxConcurrent, ceiling: cfg.MaxConcurrent, patience: 1},
+		resting: itemHeap{less: (*item).dueBefore}, lowering: newLowering(),
+		probes: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(1/probeInterval.Seconds()), 1, cfg.Clock),
+		window: window{limit: cfg.MaxConcurrent, ceiling: cfg.MaxConcurrent, patience: 1},
 	}
 	q.free = newLane(types.NamespacedName{}, nil, cfg.MaxConcurrent, cfg.Clock.Now())
 	q.ring = []*lane{q.free}
@@ -209,6 +210,7 @@ func (q *Queue) Add(r Request) {
 	it := &item{Request: r, added: q.clock.Now(), failed: r.FailedEvictions, blocker: r.Blocker, starved: r.Blocker != nil}
 	q.items[r.Evacuation] = it
 	q.byUID[r.UID] = it
+	q.lowering.add(it, it.added)
 	q.place(it, it.added)
 	q.wake()
 }

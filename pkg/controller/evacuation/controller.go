@@ -133,7 +133,9 @@ type Controller struct {
 	nodeLister        corelisters.NodeLister
 	synced            []cache.InformerSynced
 
-	queue    workqueue.TypedRateLimitingInterface[types.NamespacedName]
+	queue workqueue.TypedRateLimitingInterface[types.NamespacedName]
+	// lowered are the pods whose deletion cost was lowered and may have to be restored.
+	lowered  workqueue.TypedRateLimitingInterface[types.NamespacedName]
 	departed departed
 	blocked  blockedTally
 }
@@ -153,6 +155,9 @@ func New(config Config) (*Controller, error) {
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](5*time.Millisecond, time.Minute),
 			workqueue.TypedRateLimitingQueueConfig[types.NamespacedName]{Name: Name, Clock: config.Clock}),
+		lowered: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](100*time.Millisecond, time.Minute),
+			workqueue.TypedRateLimitingQueueConfig[types.NamespacedName]{Name: Name + "-deletion-cost", Clock: config.Clock}),
 		departed: departed{uids: map[types.UID]struct{}{}},
 		blocked:  blockedTally{reasons: map[types.NamespacedName]string{}},
 	}
@@ -181,6 +186,7 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	var wg sync.WaitGroup
 	defer func() {
 		c.queue.ShutDown()
+		c.lowered.ShutDown()
 		wg.Wait()
 		c.blocked.reset()
 	}()
@@ -190,6 +196,7 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	c.servingSince = c.clock.Now()
 	logger.Info("Controller starts", "workers", workers)
 	wg.Go(func() { c.evictions.Run(ctx) })
+	wg.Go(func() { c.restoreCosts(ctx) })
 	for range workers {
 		wg.Go(func() { c.work(ctx) })
 	}

@@ -40,6 +40,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/deletioncost"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/informertest"
@@ -170,6 +171,10 @@ func (h *fakeHost) Pod(ctx context.Context, namespace, name string) (*corev1.Pod
 	return h.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
+func (h *fakeHost) Lower(ctx context.Context, pod *corev1.Pod) error {
+	return deletioncost.Lower(ctx, h.client, pod)
+}
+
 // answer changes how evictions are answered, and returns how they were before.
 func (h *fakeHost) answer(evict func(*policyv1.Eviction) error) func(*policyv1.Eviction) error {
 	h.mu.Lock()
@@ -206,10 +211,17 @@ type world struct {
 // newWorld starts a controller at the time of the clock, which is when it starts to serve. The eviction of a pod removes it.
 func newWorld(t *testing.T, at time.Duration, evacuation *maintenancev1alpha1.Evacuation, host ...runtime.Object) *world {
 	t.Helper()
+	return newWorldWith(t, at, evacuation, func(*fake.Clientset) {}, host...)
+}
+
+// newWorldWith has the fake host cluster prepared before the controller starts.
+func newWorldWith(t *testing.T, at time.Duration, evacuation *maintenancev1alpha1.Evacuation, prepare func(*fake.Clientset), host ...runtime.Object) *world {
+	t.Helper()
 	clock := clocktesting.NewFakeClock(start.Add(at))
 	w := &world{
 		T: t, clock: clock, api: newFakeAPI(clock, evacuation), client: fake.NewClientset(host...), events: events.NewFakeRecorder(100), target: evacuation,
 	}
+	prepare(w.client)
 	w.host = &fakeHost{client: w.client, evict: func(e *policyv1.Eviction) error {
 		return w.client.Tracker().Delete(podsResource, e.Namespace, e.Name)
 	}}

@@ -59,7 +59,7 @@ func (c *Controller) watch(evacuations, pods, nodes cache.SharedIndexInformer) e
 			DeleteFunc: c.evacuationGone,
 		}},
 		{pods, controllercache.UnpackedPods(cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { c.enqueueFor(obj.(*corev1.Pod)) },
+			AddFunc:    func(obj any) { c.podAdded(obj.(*corev1.Pod)) },
 			UpdateFunc: func(old, obj any) { c.podChanged(old.(*corev1.Pod), obj.(*corev1.Pod)) },
 			DeleteFunc: c.podGone,
 		})},
@@ -83,6 +83,7 @@ func (c *Controller) evacuationChanged(evacuation *maintenancev1alpha1.Evacuatio
 	}
 	c.blocked.set(keyOf(evacuation), reason)
 	c.queue.Add(keyOf(evacuation))
+	c.podOfSettled(evacuation)
 }
 
 func (c *Controller) evacuationGone(obj any) {
@@ -96,6 +97,9 @@ func (c *Controller) evacuationGone(obj any) {
 	c.departed.forget(evacuation.Spec.PodRef.UID)
 	c.blocked.set(keyOf(evacuation), "")
 	c.queue.Add(keyOf(evacuation))
+	if pod, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name); err == nil {
+		c.podSettled(pod)
+	}
 }
 
 // enqueueFor has the Evacuation of a pod looked at, if there is one.
@@ -106,7 +110,13 @@ func (c *Controller) enqueueFor(pod *corev1.Pod) {
 	}
 }
 
+func (c *Controller) podAdded(pod *corev1.Pod) {
+	c.enqueueFor(pod)
+	c.podSettled(pod)
+}
+
 func (c *Controller) podChanged(old, pod *corev1.Pod) {
+	c.podSettled(pod)
 	if old.UID != pod.UID {
 		c.enqueueFor(old)
 		c.enqueueFor(pod)

@@ -1,0 +1,138 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"context"
+	"maps"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+const (
+	costKey     = "controller.kubernetes.io/pod-deletion-cost"
+	originalKey = "maintenance.haulout.dev/original-pod-deletion-cost"
+	lowest      = "-2147483647"
+)
+
+func ofReplicaSet(p *corev1.Pod) {
+	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: "uid-web", Controller: ptr.To(true)}}
+}
+
+func annotated(annotations map[string]string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Annotations = annotations }
+}
+
+// untilAnnotations waits until the pod has just these annotations.
+func (w *world) untilAnnotations(step time.Duration, want map[string]string) {
+	w.Helper()
+	var got map[string]string
+	err := wait.PollUntilContextTimeout(w.Context(), time.Millisecond, 20*time.Second, true, func(ctx context.Context) (bool, error) {
+		pod, err := w.client.CoreV1().Pods("shop").Get(ctx, podName, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		if got = pod.Annotations; maps.Equal(got, want) {
+			return true, nil
+		}
+		if step != 0 {
+			w.clock.Step(step)
+		}
+		return false, nil
+	})
+	if err != nil {
+		w.Fatalf("got annotations %v, want %v: %v", got, want, err)
+	}
+}
+
+func TestDeletionCostOfAPodThatWaits(t *testing.T) {
+	withdraw := func(w *world) { w.api.edit(w.T, w.target, withFinalizers()) }
+	for name, tc := range map[string]struct {
+		original   map[string]string
+		evacuation []func(*maintenancev1alpha1.Evacuation)
+		end        func(*world)
+	}{
+		"comes back when the evacuation is cancelled":     {map[string]string{costKey: "7"}, nil, withdraw},
+		"is taken off again where there was none":         {nil, nil, withdraw},
+		"comes back when somebody deletes the evacuation": {map[string]string{costKey: "7"}, nil, func(w *world) { w.api.edit(w.T, w.target, deleting) }},
+		"comes back when the evacuation is forced off the API": {map[string]string{costKey: "7"}, nil, func(w *world) {
+			w.must(w.api.client.Tracker().Delete(evacuationsResource, w.target.Namespace, w.target.Name))
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 0, newEvacuation(tc.evacuation...), newPod(ofReplicaSet, annotated(tc.original)), newNode(corev1.ConditionTrue), newBudget("1", 0))
+			w.host.answer(refuse)
+			w.until("the eviction has the turn", 0, hasClass(evict))
+			w.untilAnnotations(time.Second, map[string]string{costKey: lowest, originalKey: tc.original[costKey]})
+			if waited := w.clock.Since(start); waited < 10*time.Second {
+				t.Errorf("got lowered after %s, want it only after ten seconds", waited)
+			}
+			tc.end(w)
+			w.untilAnnotations(0, tc.original)
+		})
+	}
+}
+
+func TestDeletionCostThatAFormerLeaderLowered(t *testing.T) {
+	lowered := map[string]string{costKey: lowest, originalKey: "7"}
+	t.Run("comes back if the evacuation is gone", func(t *testing.T) {
+		other := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
+			e.Name, e.Spec.PodRef.Name, e.Spec.PodRef.UID = "uid-web-2", "web-2", "uid"
+		})
+		w := newWorld(t, 0, other, newPod(ofReplicaSet, annotated(lowered)), newNode(corev1.ConditionTrue))
+		w.untilAnnotations(0, map[string]string{costKey: "7"})
+	})
+	t.Run("comes back if the evacuation has ended without the pod", func(t *testing.T) {
+		w := newWorld(t, 0, newEvacuation(withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled, 0)),
+			newPod(ofReplicaSet, annotated(lowered)), newNode(corev1.ConditionTrue))
+		w.untilAnnotations(0, map[string]string{costKey: "7"})
+	})
+	t.Run("stays while the pod is asked to leave", func(t *testing.T) {
+		w := newWorld(t, 0, newEvacuation(), newPod(ofReplicaSet, annotated(lowered)), newNode(corev1.ConditionTrue), newBudget("1", 0))
+		w.host.answer(refuse)
+		w.until("it is blocked", time.Second, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget))
+		w.untilAnnotations(0, lowered)
+	})
+	t.Run("comes back although the first attempts fail", func(t *testing.T) {
+		other := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
+			e.Name, e.Spec.PodRef.Name, e.Spec.PodRef.UID = "uid-web-2", "web-2", "uid"
+		})
+		pod := newPod(ofReplicaSet, annotated(lowered))
+		failures := 3
+		w := newWorldWith(t, 0, other, func(client *fake.Clientset) {
+			client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+				failures--
+				if failures >= 0 {
+					return true, nil, apierrors.NewInternalError(context.DeadlineExceeded)
+				}
+				return false, nil, nil
+			})
+		}, pod, newNode(corev1.ConditionTrue))
+		w.untilAnnotations(50*time.Millisecond, map[string]string{costKey: "7"})
+	})
+}

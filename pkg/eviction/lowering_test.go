@@ -1,0 +1,142 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+func ownedBy(apiVersion, kind string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: "web", UID: "uid-web", Controller: ptr.To(true)}}
+	}
+}
+
+var ofReplicaSet = ownedBy("apps/v1", "ReplicaSet")
+
+// closed is a world in which nothing can be evicted, with the pods waiting since now.
+func closed(t *testing.T, pods ...*corev1.Pod) *world {
+	t.Helper()
+	w := newWorld(t, worldConfig{
+		maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: func(string) error { return budgetClosed() },
+	})
+	for _, pod := range pods {
+		w.add(pod.Name)
+	}
+	return w
+}
+
+func TestCostOfPodsThatWaitIsLowered(t *testing.T) {
+	lowered := func(p *corev1.Pod) {
+		costs("-2147483647")(p)
+		p.Annotations["maintenance.haulout.dev/original-pod-deletion-cost"] = "1000"
+	}
+	for name, tc := range map[string]struct {
+		pods []*corev1.Pod
+		want []string
+	}{
+		"in the order of the lane": {
+			[]*corev1.Pod{
+				newPod("old", ofReplicaSet), newPod("young", ofReplicaSet, younger(time.Minute)), newPod("cheap", ofReplicaSet, costs("-5")),
+				newPod("broken", ofReplicaSet, costs("7"), notReady),
+			},
+			[]string{"broken", "cheap", "young", "old"},
+		},
+		"not where no ReplicaSet could be scaled down": {
+			[]*corev1.Pod{
+				newPod("single"), newPod("stateful", ownedBy("apps/v1", "StatefulSet")), newPod("theirs", ownedBy("example.com/v1", "ReplicaSet")),
+				newPod("odd", ownedBy("a/b/c", "ReplicaSet")), newPod("web", ofReplicaSet),
+			},
+			[]string{"web"},
+		},
+		"not where it has been": {
+			[]*corev1.Pod{newPod("before", ofReplicaSet, lowered), newPod("web", ofReplicaSet)}, []string{"web"},
+		},
+		"not where it is malformed and could not be put back": {
+			[]*corev1.Pod{newPod("odd", ofReplicaSet, costs("low")), newPod("web", ofReplicaSet)}, []string{"web"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := closed(t, tc.pods...)
+			w.pass(lowerAfter-time.Second, time.Second)
+			if got := w.host.cheapened(); len(got) != 0 {
+				t.Fatalf("got %v before the pods have waited for %s, want none", got, lowerAfter)
+			}
+			w.pass(lowerAfter, lowerEvery)
+			if got := w.host.cheapened(); !slices.Equal(got, tc.want) {
+				t.Errorf("got %v, want %v", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestLoweringHasARate(t *testing.T) {
+	names, pods := podNames(50)
+	for _, pod := range pods {
+		ofReplicaSet(pod)
+	}
+	w := closed(t, pods...)
+	w.pass(lowerAfter, time.Second)
+	w.pass(2*time.Second, 10*time.Millisecond)
+	if n, most := len(w.host.cheapened()), int(2*time.Second/lowerEvery)+1; n > most || n < most-2 {
+		t.Errorf("got %d in two seconds, want up to %d", n, most)
+	}
+	w.until("all have been lowered", 10*time.Millisecond, func() bool { return len(w.host.cheapened()) == len(names) })
+}
+
+func TestPodsThatDoNotWaitAnyMoreAreNotLowered(t *testing.T) {
+	w := closed(t, newPod("stays", ofReplicaSet), newPod("leaves", ofReplicaSet))
+	w.pass(lowerAfter/2, time.Second)
+	w.queue.Remove(evacuationOf("leaves"))
+	w.pass(lowerAfter, lowerEvery)
+	if got, want := w.host.cheapened(), []string{"stays"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestLoweringThatFailsIsTriedAgainAFewTimes(t *testing.T) {
+	w := closed(t, newPod("web-0", ofReplicaSet))
+	w.host.refuseLower = errors.New("no")
+	w.pass(20*lowerAfter, time.Second)
+	if n := len(w.host.cheapened()); n != lowerAttempts {
+		t.Errorf("got %d attempts, want %d", n, lowerAttempts)
+	}
+}
+
+func TestLoweredPodsKeepTheirPlaceInTheLane(t *testing.T) {
+	dear := newPod("dear", ofReplicaSet, costs("-2147483647"))
+	dear.Annotations["maintenance.haulout.dev/original-pod-deletion-cost"] = "1000"
+	w := newWorld(t, worldConfig{
+		maxConcurrent: 50, pods: []*corev1.Pod{dear, newPod("cheap", ofReplicaSet, costs("-5"))},
+		budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success,
+	})
+	w.add("dear", "cheap")
+	w.settled()
+	w.updateBudget(newBudget("web", 2))
+	w.until("both were sent", 0, w.sentTo(2))
+	if got, want := w.host.sent(), []string{"cheap/uid-cheap", "dear/uid-dear"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
