@@ -1,0 +1,167 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+// withoutSurge leaves a Deployment's pods to eviction.
+func withoutSurge(d *appsv1.Deployment) {
+	d.Annotations = map[string]string{v1alpha1.AnnotationSurge: "Disabled"}
+}
+
+// costs returns the annotations about deletion cost of the pods of an app, by the pod's name.
+func costs(ctx context.Context, t *testing.T, namespace, app string) (map[string]map[string]string, error) {
+	t.Helper()
+	list, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]map[string]string{}
+	for i := range list.Items {
+		pod := &list.Items[i]
+		out[pod.Name] = map[string]string{}
+		for _, key := range []string{corev1.PodDeletionCost, v1alpha1.AnnotationOriginalPodDeletionCost} {
+			if value, set := pod.Annotations[key]; set {
+				out[pod.Name][key] = value
+			}
+		}
+	}
+	return out, nil
+}
+
+// waitForCosts waits until check is true of the annotations of the pods of an app.
+func waitForCosts(t *testing.T, namespace, app, what string, check func(pod string, annotations map[string]string) bool) {
+	t.Helper()
+	framework.Eventually(t, what, func(ctx context.Context) (bool, error) {
+		found, err := costs(ctx, t, namespace, app)
+		if err != nil {
+			return false, err
+		}
+		for pod, annotations := range found {
+			if !check(pod, annotations) {
+				return false, fmt.Errorf("pod %s has %v", pod, annotations)
+			}
+		}
+		return true, nil
+	})
+}
+
+var loweredCost = map[string]string{corev1.PodDeletionCost: "-2147483647", v1alpha1.AnnotationOriginalPodDeletionCost: ""}
+
+// TestScaleDownTakesThePodsThatWait scales an app down while some of its pods are blocked on a node that is drained: those go, and no other.
+func TestScaleDownTakesThePodsThatWait(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 3, true)
+	namespace := cluster.NewNamespace(t)
+	const replicas = 6
+	cluster.Deployment(t, namespace, "web", pool, replicas, withoutSurge)
+	cluster.Budget(t, namespace, "web", 0)
+	blocked, safe := map[types.UID]string{}, map[types.UID]string{}
+	for _, pod := range livePods(t, namespace) {
+		if pod.Spec.NodeName == nodes[0] {
+			blocked[pod.UID] = pod.Name
+		} else {
+			safe[pod.UID] = pod.Name
+		}
+	}
+	if len(blocked) == 0 || len(safe) == 0 {
+		t.Fatalf("%d pods are on %s and %d elsewhere", len(blocked), nodes[0], len(safe))
+	}
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes[0])
+	}))
+	waitForCosts(t, namespace, "web", "just the pods that wait are cheap", func(pod string, annotations map[string]string) bool {
+		for _, name := range blocked {
+			if pod == name {
+				return maps.Equal(annotations, loweredCost)
+			}
+		}
+		return len(annotations) == 0
+	})
+	cluster.MustKubectl(t, "", "scale", "deployment", "web", "-n", namespace, fmt.Sprintf("--replicas=%d", replicas-len(blocked)))
+	drained(t, nm.Name)
+	framework.Eventually(t, "the app is as small as it was told", func(ctx context.Context) (bool, error) {
+		d, err := cluster.As(t).Kube.AppsV1().Deployments(namespace).Get(ctx, "web", metav1.GetOptions{})
+		return err == nil && d.Status.ObservedGeneration == d.Generation && int(d.Status.Replicas) == len(safe), err
+	})
+	for _, pod := range livePods(t, namespace) {
+		if _, was := safe[pod.UID]; !was {
+			t.Errorf("pod %s was started although others could stay", pod.Name)
+		}
+	}
+}
+
+// TestDeletionCostsComeBack ends drains in which pods wait, in every way, and once with a server that is killed meanwhile.
+func TestDeletionCostsComeBack(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	cluster.Deployment(t, namespace, "web", pool, 3, withoutSurge)
+	cluster.Budget(t, namespace, "web", 0)
+	pods := livePods(t, namespace)
+	dear, changed := pods[0].Name, pods[1].Name
+	merge(t, namespace, "pod", dear, `{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":"7"}}}`)
+	before, err := costs(t.Context(), t, namespace, "web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, end := range map[string]func(nm string){
+		"by completing it": func(nm string) { setStage(t, nm, v1alpha1.NodeMaintenanceStageComplete) },
+		"by deleting it":   func(nm string) { cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm, "--timeout=60s") },
+		"by deleting it while the server is down": func(nm string) {
+			cluster.KillServer(t)
+			if err := cluster.Up(); err != nil {
+				t.Fatal(err)
+			}
+			cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm, "--timeout=60s")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
+			waitForCosts(t, namespace, "web", "all pods are cheap", func(pod string, annotations map[string]string) bool {
+				want := maps.Clone(loweredCost)
+				if pod == dear {
+					want[v1alpha1.AnnotationOriginalPodDeletionCost] = "7"
+				}
+				return maps.Equal(annotations, want)
+			})
+			merge(t, namespace, "pod", changed, `{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":"9"}}}`)
+			end(nm.Name)
+			waitForCosts(t, namespace, "web", "the costs are as before, but for the one that was changed", func(pod string, annotations map[string]string) bool {
+				if pod == changed {
+					return maps.Equal(annotations, map[string]string{corev1.PodDeletionCost: "9"})
+				}
+				return maps.Equal(annotations, before[pod])
+			})
+			merge(t, namespace, "pod", changed, `{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":null}}}`)
+		})
+	}
+	if now := livePods(t, namespace); len(now) != 3 || now[0].Spec.NodeName != nodes[0] {
+		t.Errorf("the pods have not stayed: %d are left", len(now))
+	}
+}
