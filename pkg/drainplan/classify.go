@@ -17,6 +17,8 @@ limitations under the License.
 package drainplan
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -86,6 +88,13 @@ func Left(pod *corev1.Pod, podType maintenancev1alpha1.PodType, evacuators sets.
 		}
 	}
 	return ""
+}
+
+// IsTainted says whether a node bears the taint that keeps new DaemonSet pods off, whoever has put it there.
+func IsTainted(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool {
+		return t.Key == maintenancev1alpha1.TaintDrain && t.Effect == corev1.TaintEffectNoSchedule
+	})
 }
 
 func toleratesDrain(pod *corev1.Pod) bool {

@@ -123,7 +123,7 @@ func (c *Controller) release(ctx context.Context, nm *maintenancev1alpha1.NodeMa
 // uncordon gives back a node. What the cache shows as cordoned by the maintenance is so, or the write is refused; anything else is read live:
 // the cache may not show yet the cordon that this controller has just set.
 func (c *Controller) uncordon(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, name string, makeSchedulable bool) error {
-	if node, err := c.conditions.latest(name); err == nil && ownersOf(node).has(nm) {
+	if node, err := c.conditions.latest(name); err == nil && (ownersOf(node).has(nm) || taintersOf(node).has(nm)) {
 		if err := c.giveBackNode(ctx, node, nm, makeSchedulable); !apierrors.IsConflict(err) {
 			return err
 		}
@@ -135,7 +135,7 @@ func (c *Controller) uncordon(ctx context.Context, nm *maintenancev1alpha1.NodeM
 	if err != nil {
 		return fmt.Errorf("read node %s before uncordoning: %w", name, err)
 	}
-	if !makeSchedulable && !ownersOf(node).has(nm) {
+	if !makeSchedulable && !ownersOf(node).has(nm) && !taintersOf(node).has(nm) {
 		return nil
 	}
 	return c.giveBackNode(ctx, node, nm, makeSchedulable)
@@ -146,7 +146,12 @@ func (c *Controller) giveBackNode(ctx context.Context, node *corev1.Node, nm *ma
 	if err != nil {
 		return fmt.Errorf("see who else holds node %s: %w", node.Name, err)
 	}
-	return c.lift(ctx, node, nm, decideRelease(node, nm, holders, makeSchedulable))
+	tainting, err := c.taintHolders(ctx, node, nm.UID)
+	if err != nil {
+		return fmt.Errorf("see who else asks DaemonSet pods to leave node %s: %w", node.Name, err)
+	}
+	untaint := decideUntaint(node, tainting, func(_ string, uid types.UID) bool { return uid == nm.UID })
+	return c.lift(ctx, node, nm, decideRelease(node, nm, holders, makeSchedulable).with(untaint))
 }
 
 func (c *Controller) lift(ctx context.Context, node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance, change nodeChange) error {
@@ -219,13 +224,15 @@ func (c *Controller) sweepNodes(ctx context.Context) error {
 	var stale []string
 	for _, node := range all {
 		found := false
-		for name, uid := range ownersOf(node) {
-			if _, asked := gone[uid]; !asked {
-				if gone[uid], err = c.isGone(ctx, name, uid); err != nil {
-					return err
+		for _, owners := range []owners{ownersOf(node), taintersOf(node)} {
+			for name, uid := range owners {
+				if _, asked := gone[uid]; !asked {
+					if gone[uid], err = c.isGone(ctx, name, uid); err != nil {
+						return err
+					}
 				}
+				found = found || gone[uid]
 			}
-			found = found || gone[uid]
 		}
 		if found {
 			stale = append(stale, node.Name)
@@ -266,11 +273,15 @@ func (c *Controller) sweepNode(ctx context.Context, name string, gone map[types.
 	if err != nil {
 		return fmt.Errorf("see who else holds node %s: %w", name, err)
 	}
-	change := decideSweep(node, gone, holders)
+	tainting, err := c.taintHolders(ctx, node, "")
+	if err != nil {
+		return fmt.Errorf("see who else asks DaemonSet pods to leave node %s: %w", name, err)
+	}
+	change := decideSweep(node, gone, holders).with(decideUntaint(node, tainting, func(_ string, uid types.UID) bool { return gone[uid] }))
 	if change.empty() {
 		return nil
 	}
-	klog.FromContext(ctx).Info("Node bears the cordon of a maintenance that is gone", "node", klog.KObj(node))
+	klog.FromContext(ctx).Info("Node bears the cordon or the taint of a maintenance that is gone", "node", klog.KObj(node))
 	if err := c.apply(ctx, node, change); err != nil {
 		return fmt.Errorf("release node %s: %w", name, err)
 	}

@@ -112,6 +112,8 @@ type Controller struct {
 	selection *selection
 	authorize *authorizations
 	cordons   *cordonWatch
+	// taints knows how often somebody took our taint off.
+	taints    *cordonWatch
 	written   *writtenStatuses
 	confirmed *confirmations
 	requested *requestedEvacuations
@@ -146,6 +148,7 @@ func New(config Config) (*Controller, error) {
 		selection: newSelection(),
 		authorize: newAuthorizations(config.Authorizer, config.Clock),
 		cordons:   newCordonWatch(config.Clock),
+		taints:    newCordonWatch(config.Clock),
 		written:   newWrittenStatuses(config.Clock),
 		confirmed: newConfirmations(config.Clock),
 		requested: newRequestedEvacuations(config.Clock),

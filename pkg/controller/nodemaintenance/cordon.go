@@ -22,6 +22,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -43,18 +44,25 @@ func indexNodeByOwner(obj any) ([]string, error) {
 		return nil, nil
 	}
 	var uids []string
-	for _, uid := range ownersOf(node) {
-		uids = append(uids, string(uid))
+	for _, o := range []owners{ownersOf(node), taintersOf(node)} {
+		for _, uid := range o {
+			uids = append(uids, string(uid))
+		}
 	}
-	return uids, nil
+	slices.Sort(uids)
+	return slices.Compact(uids), nil
 }
 
-// owners are the maintenances that hold a cordon, UIDs by name.
+// owners are the maintenances that hold a cordon, or the taint, UIDs by name.
 type owners map[string]types.UID
 
-// ownersOf reads the annotation of a node. One that cannot be read counts as absent: then the cordon is taken for a foreign one.
+// ownersOf returns who holds the cordon of a node. An annotation that cannot be read counts as absent: then the cordon is taken for a foreign one.
 func ownersOf(node *corev1.Node) owners {
-	value, ok := node.Annotations[maintenancev1alpha1.AnnotationCordonedBy]
+	return ownersIn(node, maintenancev1alpha1.AnnotationCordonedBy)
+}
+
+func ownersIn(node *corev1.Node, annotation string) owners {
+	value, ok := node.Annotations[annotation]
 	if !ok {
 		return nil
 	}
@@ -69,6 +77,18 @@ func (o owners) has(nm *maintenancev1alpha1.NodeMaintenance) bool {
 	return o[nm.Name] == nm.UID && nm.UID != ""
 }
 
+// text is what stands in the annotation, nil if nobody is left.
+func (o owners) text() any {
+	if len(o) == 0 {
+		return nil
+	}
+	text, err := json.Marshal(o)
+	if err != nil {
+		panic(err) // strings by strings
+	}
+	return string(text)
+}
+
 // soleOwner is the annotation of a node that only one maintenance holds. Neither names nor UIDs have anything in them that JSON escapes.
 func soleOwner(nm *maintenancev1alpha1.NodeMaintenance) string {
 	return `{"` + nm.Name + `":"` + string(nm.UID) + `"}`
@@ -81,11 +101,23 @@ type nodeChange struct {
 	// owners is the wanted annotation if setOwners; an empty one is removed.
 	owners    owners
 	setOwners bool
-	// restored says that somebody else has undone our cordon.
+	// taints are the wanted ones if setTaints; tainters is the wanted annotation about ours if setTainters, an empty one is removed.
+	taints                 []corev1.Taint
+	tainters               owners
+	setTaints, setTainters bool
+	// restored says that somebody else has undone our cordon, or taken off our taint.
 	restored bool
 }
 
-func (n nodeChange) empty() bool { return n.unschedulable == nil && !n.setOwners }
+func (n nodeChange) empty() bool {
+	return n.unschedulable == nil && !n.setOwners && !n.setTaints && !n.setTainters
+}
+
+// with adds what another change wants about the taint.
+func (n nodeChange) with(taint nodeChange) nodeChange {
+	n.taints, n.setTaints, n.tainters, n.setTainters = taint.taints, taint.setTaints, taint.tainters, taint.setTainters
+	return n
+}
 
 // decideCordon says what makes a node unschedulable on behalf of a maintenance. A cordon without our annotation is somebody else's: it is
 // enough for us, and by not annotating it we know later not to lift it.
@@ -136,23 +168,23 @@ func decideRelease(node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance, h
 
 // apply writes a change to a node, on the condition that the node is still the one and in the state that the change was decided for.
 func (c *Controller) apply(ctx context.Context, node *corev1.Node, change nodeChange) error {
-	metadata := map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion}
+	annotations := map[string]any{}
 	if change.setOwners {
-		var value any
-		if len(change.owners) > 0 {
-			text, err := json.Marshal(change.owners)
-			if err != nil {
-				return err
-			}
-			value = string(text)
-		}
-		metadata["annotations"] = map[string]any{maintenancev1alpha1.AnnotationCordonedBy: value}
+		annotations[maintenancev1alpha1.AnnotationCordonedBy] = change.owners.text()
 	}
-	patch := map[string]any{"metadata": metadata}
+	if change.setTainters {
+		annotations[maintenancev1alpha1.AnnotationTaintedBy] = change.tainters.text()
+	}
+	spec := map[string]any{}
 	if change.unschedulable != nil {
-		patch["spec"] = map[string]any{"unschedulable": *change.unschedulable}
+		spec["unschedulable"] = *change.unschedulable
 	}
-	data, err := json.Marshal(patch)
+	if change.setTaints {
+		spec["taints"] = change.taints
+	}
+	data, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion, "annotations": annotations}, "spec": spec,
+	})
 	if err != nil {
 		return err
 	}
@@ -176,12 +208,8 @@ func (c *Controller) cordon(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	if len(pending) == 0 {
 		return nil
 	}
-	live, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("read the maintenance before cordoning: %w", err)
-	}
-	if err != nil || live.UID != nm.UID || live.Generation != nm.Generation || !isHolding(live) {
-		return apierrors.NewConflict(maintenancev1alpha1.Resource("nodemaintenances"), nm.Name, errors.New("the maintenance has moved on"))
+	if err := c.confirmHolding(ctx, nm); err != nil {
+		return err
 	}
 	return c.inRounds(ctx, nm.Name, len(pending), func(ctx context.Context, i int) error {
 		node := pending[i]
@@ -204,6 +232,18 @@ func (c *Controller) cordon(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 		}
 		return nil
 	})
+}
+
+// confirmHolding returns an error unless a maintenance still is what the cache says, and holds its nodes.
+func (c *Controller) confirmHolding(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+	live, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("read the maintenance before writing to its nodes: %w", err)
+	}
+	if err != nil || live.UID != nm.UID || live.Generation != nm.Generation || !isHolding(live) {
+		return apierrors.NewConflict(maintenancev1alpha1.Resource("nodemaintenances"), nm.Name, errors.New("the maintenance has moved on"))
+	}
+	return nil
 }
 
 // cordonRestored tells that somebody has undone our cordon, and who if it is a fight.

@@ -19,7 +19,7 @@ limitations under the License.
 //
 // Every sync of a maintenance gathers (informers, authorization), decides (pkg/drainplan and the pure functions of this package) and applies,
 // in this order: nodes that no longer match are released; the others are cordoned; only when all of them have been seen cordoned the plan
-// may go on; raised targets are stored in the status of every maintenance of the node; then Evacuations are made. Everything it needs to go
+// may go on; raised targets are stored in the status of every maintenance of the node; where they include DaemonSet pods the node is tainted; then Evacuations are made. Everything it needs to go
 // on after a crash stands in the API: the status, the annotation on the cordoned nodes, the finalizer on the Evacuations. What it keeps in
 // memory (authorizations, when a cordon was seen, when the status was written) only spares calls or makes it wait once more, and what it has
 // worked out about each node (view.go, memory.go) only spares work.
@@ -28,5 +28,5 @@ limitations under the License.
 // the stages and from the pods that are left, and nothing waits for them but the release of a node.
 //
 // Limits: DaemonSet and static pods are left running unless their evacuator is enabled. A maintenance that was fast-forwarded or overridden is
-// told so by its messages and an event on itself only. Taints are not set.
+// told so by its messages and an event on itself only.
 package nodemaintenance

@@ -86,8 +86,12 @@ func (c *Controller) evacuationOf(pod *corev1.Pod) *maintenancev1alpha1.Evacuati
 
 // evacuate asks the targeted pods of the subject's nodes to leave. It goes by the targets of a node only when every maintenance that drains
 // the node has them in its status: otherwise a crash, or the end of the one that has, would let them fall back.
-func (c *Controller) evacuate(ctx context.Context, g *gathered, l *look) error {
-	work := c.due(g, l)
+//
+// DaemonSet pods are not asked to leave the untainted nodes, which should be tainted and are not.
+func (c *Controller) evacuate(ctx context.Context, g *gathered, l *look, untainted sets.Set[string]) error {
+	work := slices.DeleteFunc(c.due(g, l), func(pod livePod) bool {
+		return pod.plan.Type == maintenancev1alpha1.PodTypeDaemonSet && untainted.Has(controllercache.NodeOf(pod.Pod))
+	})
 	return c.inRounds(ctx, g.subject.Name, len(work), func(ctx context.Context, i int) error {
 		pod := work[i]
 		if decideEvacuation(pod.evacuation) == stepAdopt {
@@ -108,19 +112,14 @@ func (c *Controller) due(g *gathered, l *look) []livePod {
 		if len(n.unasked) == 0 {
 			continue
 		}
-		stored := true
-		for _, name := range c.selection.maintenancesOn(node.Name) {
-			m := g.drainingOn(name, node)
-			if m == nil || sameEntries(c.stored.targets(m.NodeMaintenance)[refOf(node)], n.targets.Entries) {
-				continue
-			}
-			stored = false
-			if m != g.subject {
-				behind = behind.Union(sets.New(name))
-			}
-		}
-		if stored {
+		late := c.behind(g, node, n.targets)
+		if len(late) == 0 {
 			work = append(work, n.unasked...)
+		}
+		for _, m := range late {
+			if m != g.subject {
+				behind = behind.Union(sets.New(m.Name))
+			}
 		}
 	}
 	for name := range behind {
@@ -130,6 +129,17 @@ func (c *Controller) due(g *gathered, l *look) []livePod {
 		work = slices.DeleteFunc(work, func(pod livePod) bool { return pod.own })
 	}
 	return work
+}
+
+// behind returns the maintenances that drain a node and have not stored its targets yet.
+func (c *Controller) behind(g *gathered, node *corev1.Node, targets drainplan.Targets) []*member {
+	var late []*member
+	for _, name := range c.selection.maintenancesOn(node.Name) {
+		if m := g.drainingOn(name, node); m != nil && !sameEntries(c.stored.targets(m.NodeMaintenance)[refOf(node)], targets.Entries) {
+			late = append(late, m)
+		}
+	}
+	return late
 }
 
 // ownPodsAreNext says whether nobody but pods of this server is left to leave.

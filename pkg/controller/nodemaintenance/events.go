@@ -35,6 +35,8 @@ const (
 	EventCordonRestored = "CordonRestored"
 	// EventCordonFight: somebody keeps making a node schedulable in the middle of a maintenance.
 	EventCordonFight = "CordonFight"
+	// EventTaintRestored: somebody took the taint off a node in the middle of a maintenance that keeps DaemonSet pods off it.
+	EventTaintRestored = "DrainTaintRestored"
 	// EventNodeMaintenanceStarted: a maintenance holds a node from now on.
 	EventNodeMaintenanceStarted = "NodeMaintenanceStarted"
 	// EventNodeDrainStarted: a maintenance drains a node from now on.
@@ -63,6 +65,7 @@ const (
 	actionMaintain = "Maintain"
 	actionCordon   = "Cordon"
 	actionUncordon = "Uncordon"
+	actionTaint    = "Taint"
 	actionDrain    = "Drain"
 	actionComplete = "Complete"
 )

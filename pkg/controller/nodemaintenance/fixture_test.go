@@ -64,7 +64,15 @@ type fixture struct {
 	recorder    *events.FakeRecorder
 	rights      *rights
 	watches     *informertest.Watches
+	// evacuatorsOn are the classes that are on.
+	evacuatorsOn sets.Set[string]
 	*Controller
+}
+
+// turnOn has a built-in evacuator answer for its pods.
+func (f *fixture) turnOn(class string) {
+	f.evacuatorsOn.Insert(class)
+	f.restart()
 }
 
 // rights lets everybody delete every node but those refused.
@@ -106,7 +114,7 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	f := &fixture{
 		t: t, ctx: ctx, host: hostfake.NewClientset(), maintenance: maintenancefake.NewClientset(),
 		clock: clocktesting.NewFakeClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)), recorder: events.NewFakeRecorder(10000),
-		rights: &rights{refused: sets.New[string]()},
+		rights: &rights{refused: sets.New[string]()}, evacuatorsOn: sets.New[string](),
 	}
 	f.watches = informertest.Count(f.host, f.maintenance)
 	f.maintenance.PrependReactor("create", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -148,7 +156,7 @@ func (f *fixture) restart() {
 	maintenanceInformers := externalversions.NewSharedInformerFactory(f.maintenance, 0)
 	c, err := New(Config{
 		Host: f.host, HostInformers: hostInformers, Maintenance: f.maintenance, MaintenanceInformers: maintenanceInformers,
-		Recorder: f.recorder, Clock: f.clock, Authorizer: f.rights, Evacuators: sets.New[string](),
+		Recorder: f.recorder, Clock: f.clock, Authorizer: f.rights, Evacuators: f.evacuatorsOn.Clone(),
 		OwnPod: types.NamespacedName{Namespace: "default", Name: "haulout-1"},
 	})
 	if err != nil {

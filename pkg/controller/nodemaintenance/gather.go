@@ -186,11 +186,15 @@ func refOf(node *corev1.Node) maintenancev1alpha1.NodeReference {
 // holders returns the maintenances, other than the one of the given UID, that keep a node cordoned: those whose annotation is on it and those
 // that are about to put it there. A right that was revoked ends no hold that was taken.
 func (c *Controller) holders(ctx context.Context, node *corev1.Node, except types.UID) (owners, error) {
-	annotated := ownersOf(node)
+	return c.holdersFor(ctx, node, ownersOf(node), func(nm *maintenancev1alpha1.NodeMaintenance) bool { return nm.UID != except && isHolding(nm) })
+}
+
+// holdersFor returns the maintenances on a node for which holds is true and that stand in the annotation, or may come to stand there.
+func (c *Controller) holdersFor(ctx context.Context, node *corev1.Node, annotated owners, holds func(*maintenancev1alpha1.NodeMaintenance) bool) (owners, error) {
 	out := owners{}
 	for _, name := range c.selection.maintenancesOn(node.Name) {
 		nm, err := c.get(name)
-		if apierrors.IsNotFound(err) || err == nil && (nm.UID == except || !isHolding(nm)) {
+		if apierrors.IsNotFound(err) || err == nil && !holds(nm) {
 			continue
 		}
 		if err != nil {

@@ -28,6 +28,7 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	"haulout.dev/haulout/pkg/drainplan"
 )
 
 // watch marks the maintenances that an event concerns.
@@ -123,28 +124,32 @@ func (c *Controller) nodeChanged(old, node *corev1.Node) {
 	c.nodeOffersMore(old, node)
 	if node == nil {
 		c.cordons.forget(old)
+		c.taints.forget(old)
 		c.mark(c.selection.removeNode(old.Name))
 		return
 	}
 	if old != nil && old.UID == node.UID && old.Spec.Unschedulable == node.Spec.Unschedulable && labels.Equals(old.Labels, node.Labels) &&
-		old.Annotations[maintenancev1alpha1.AnnotationCordonedBy] == node.Annotations[maintenancev1alpha1.AnnotationCordonedBy] {
+		old.Annotations[maintenancev1alpha1.AnnotationCordonedBy] == node.Annotations[maintenancev1alpha1.AnnotationCordonedBy] &&
+		old.Annotations[maintenancev1alpha1.AnnotationTaintedBy] == node.Annotations[maintenancev1alpha1.AnnotationTaintedBy] &&
+		drainplan.IsTainted(old) == drainplan.IsTainted(node) {
 		// Nothing to look at again, but a write is only taken with the latest resource version.
 		c.selection.refreshNode(node)
 		return
 	}
 	if old != nil && old.UID != node.UID {
 		c.cordons.forget(old)
+		c.taints.forget(old)
 	}
 	c.cordons.observe(node)
-	if c.bearsStrayCordon(node) {
+	if c.isStrayHold(ownersOf(node)) || c.isStrayHold(taintersOf(node)) {
 		c.mark([]string{sweepItem})
 	}
 	c.mark(c.selection.setNode(node))
 }
 
-// bearsStrayCordon says whether a node's annotation names a maintenance that has let go of it: the write may have landed after that.
-func (c *Controller) bearsStrayCordon(node *corev1.Node) bool {
-	for name, uid := range ownersOf(node) {
+// isStrayHold says whether a node's annotation names a maintenance that has let go of it: the write may have landed after that.
+func (c *Controller) isStrayHold(holders owners) bool {
+	for name, uid := range holders {
 		if nm, err := c.get(name); err != nil || nm.UID != uid || isDone(nm) {
 			return true
 		}

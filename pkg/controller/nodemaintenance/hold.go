@@ -84,7 +84,8 @@ func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaint
 	}
 	// From here on the targets are what is stored.
 	g.subject.NodeMaintenance = written
-	return errors.Join(failed, c.evacuate(ctx, g, l), c.withdrawUnwanted(ctx, g, l))
+	untainted, err := c.taint(ctx, g, l)
+	return errors.Join(failed, err, c.evacuate(ctx, g, l, untainted), c.withdrawUnwanted(ctx, g, l))
 }
 
 // strays returns the nodes that bear the maintenance's annotation or stand in its status but are not selected any more.

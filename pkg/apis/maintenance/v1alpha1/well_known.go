@@ -57,6 +57,10 @@ const (
 	// condition that it does not list belongs to somebody else and is not touched.
 	AnnotationConditionsBy = "maintenance.haulout.dev/conditions-by"
 
+	// AnnotationTaintedBy is put on a node in the write that puts the taint TaintDrain on it. Its value is a JSON object of the names and UIDs of
+	// the maintenances that hold the taint. A taint without it belongs to somebody else and is not taken off.
+	AnnotationTaintedBy = "maintenance.haulout.dev/tainted-by"
+
 	// TaintDrain keeps new DaemonSet pods off a node whose DaemonSet pods are asked to leave.
 	TaintDrain = "maintenance.haulout.dev/drain"
 

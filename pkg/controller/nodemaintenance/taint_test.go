@@ -1,0 +1,271 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+var (
+	drainTaint = corev1.Taint{Key: "maintenance.haulout.dev/drain", Effect: "NoSchedule"}
+	otherTaint = corev1.Taint{Key: "example.com/gpu", Value: "yes", Effect: "NoExecute"}
+)
+
+func taintedWith(taints ...corev1.Taint) func(*corev1.Node) {
+	return func(node *corev1.Node) { node.Spec.Taints = taints }
+}
+
+func taintedBy(value string) func(*corev1.Node) {
+	return func(node *corev1.Node) {
+		metav1.SetMetaDataAnnotation(&node.ObjectMeta, maintenancev1alpha1.AnnotationTaintedBy, value)
+	}
+}
+
+func TestDecideTaint(t *testing.T) {
+	for name, test := range map[string]struct {
+		node *corev1.Node
+		want nodeChange
+	}{
+		"a node gets it beside what it has": {
+			newNode("n", taintedWith(otherTaint)),
+			nodeChange{taints: []corev1.Taint{otherTaint, drainTaint}, setTaints: true, tainters: owners{"m": "uid-m"}, setTainters: true},
+		},
+		"a foreign one is left as it is": {newNode("n", taintedWith(drainTaint)), nodeChange{}},
+		"one with another effect is another one": {
+			newNode("n", taintedWith(corev1.Taint{Key: drainTaint.Key, Effect: "NoExecute"})),
+			nodeChange{
+				taints:    []corev1.Taint{{Key: drainTaint.Key, Effect: "NoExecute"}, drainTaint},
+				setTaints: true, tainters: owners{"m": "uid-m"}, setTainters: true,
+			},
+		},
+		"ours is left as it is":                   {newNode("n", taintedWith(drainTaint), taintedBy(`{"m":"uid-m"}`)), nodeChange{}},
+		"that of two is left as it is":            {newNode("n", taintedWith(drainTaint), taintedBy(`{"m":"uid-m","o":"1"}`)), nodeChange{}},
+		"that of another maintenance is joined":   {newNode("n", taintedWith(drainTaint), taintedBy(`{"o":"1"}`)), nodeChange{tainters: owners{"m": "uid-m", "o": "1"}, setTainters: true}},
+		"one that somebody has taken off is back": {newNode("n", taintedBy(`{"m":"uid-m"}`)), nodeChange{taints: []corev1.Taint{drainTaint}, setTaints: true, tainters: owners{"m": "uid-m"}, restored: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := decideTaint(test.node, newMaintenance("m")); !reflect.DeepEqual(got, test.want) {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestDecideUntaint(t *testing.T) {
+	other := owners{"o": "1"}
+	for name, test := range map[string]struct {
+		node    *corev1.Node
+		holders owners
+		want    nodeChange
+	}{
+		"ours goes, and nothing else":                                {node: newNode("n", taintedWith(otherTaint, drainTaint), taintedBy(`{"m":"uid-m"}`)), want: nodeChange{taints: []corev1.Taint{otherTaint}, setTaints: true, setTainters: true}},
+		"a foreign one stays":                                        {node: newNode("n", taintedWith(drainTaint))},
+		"that of another maintenance stays":                          {node: newNode("n", taintedWith(drainTaint), taintedBy(`{"o":"1"}`)), holders: other},
+		"one that is shared is handed over":                          {node: newNode("n", taintedWith(drainTaint), taintedBy(`{"m":"uid-m","o":"1"}`)), holders: other, want: nodeChange{tainters: other, setTainters: true}},
+		"one whose other holder needs it no more goes":               {node: newNode("n", taintedWith(drainTaint), taintedBy(`{"m":"uid-m","o":"1"}`)), want: nodeChange{taints: []corev1.Taint{}, setTaints: true, setTainters: true}},
+		"the annotation goes where somebody has taken the taint off": {node: newNode("n", taintedBy(`{"m":"uid-m"}`)), want: nodeChange{setTainters: true}},
+		"one of the same name but another UID is not ours":           {node: newNode("n", taintedWith(drainTaint), taintedBy(`{"m":"new"}`))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := decideUntaint(test.node, test.holders, func(_ string, uid types.UID) bool { return uid == "uid-m" })
+			if !reflect.DeepEqual(got, test.want) {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+// wantTaints checks which taints a node has and which maintenances are on its annotation.
+func (f *fixture) wantTaints(name string, taints []corev1.Taint, by ...string) {
+	f.t.Helper()
+	node := f.node(name)
+	if !slices.Equal(node.Spec.Taints, taints) {
+		f.t.Errorf("node %s has the taints %v, want %v", name, node.Spec.Taints, taints)
+	}
+	if got := slices.Sorted(maps.Keys(taintersOf(node))); !slices.Equal(got, by) {
+		f.t.Errorf("node %s: tainted by %v, want %v", name, got, by)
+	}
+	if _, there := node.Annotations[maintenancev1alpha1.AnnotationTaintedBy]; there && len(by) == 0 {
+		f.t.Errorf("node %s still bears the annotation", name)
+	}
+}
+
+func ours() []corev1.Taint { return []corev1.Taint{drainTaint} }
+
+func newTaintFixture(t *testing.T, objects ...runtime.Object) *fixture {
+	t.Helper()
+	f := newFixture(t, objects...)
+	f.turnOn(maintenancev1alpha1.EvacuatorClassDaemonSet)
+	return f
+}
+
+func TestTaintComesWithTheFirstDaemonSetTarget(t *testing.T) {
+	f := newTaintFixture(t, newNode("one", taintedWith(otherTaint)), newNode("two"), newNode("green", inPool("green")), newMaintenance("m"),
+		newPod("app", "one", 0), newPod("logger-1", "one", 0, ofDaemonSet), newPod("logger-2", "two", 0, ofDaemonSet))
+	f.step("m")
+	f.wantEvacuating("app")
+	f.wantTaints("one", []corev1.Taint{otherTaint})
+	f.wantTaints("two", nil)
+
+	f.deletePod("app")
+	f.step("m")
+	f.wantEvacuating("logger-1", "logger-2")
+	f.wantTaints("one", []corev1.Taint{otherTaint, drainTaint}, "m")
+	f.wantTaints("two", ours(), "m")
+	f.wantTaints("green", nil)
+
+	f.restart()
+	f.deletePod("logger-1")
+	f.deletePod("logger-2")
+	f.step("m")
+	f.wantTaints("two", ours(), "m")
+
+	f.enter("m", stageComplete)
+	f.step("m")
+	f.wantTaints("one", []corev1.Taint{otherTaint})
+	f.wantTaints("two", []corev1.Taint{})
+	f.wantCordon("two", false)
+}
+
+func TestWithoutTheEvacuatorThereIsNoTaint(t *testing.T) {
+	f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
+	f.step("m")
+	f.wantTaints("one", nil)
+	f.wantEvacuating()
+}
+
+func TestTolerantDaemonSetPodsAreLeftAndNamed(t *testing.T) {
+	f := newTaintFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet),
+		newPod("network", "one", 0, ofDaemonSet, func(p *corev1.Pod) {
+			p.OwnerReferences[0].Name = "cni"
+			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		}))
+	f.step("m")
+	f.wantEvacuating("logger")
+	if got := f.nodeStatus("m", "one").PodsLeft; got != 1 {
+		t.Errorf("podsLeft = %d, want 1", got)
+	}
+	f.deletePod("logger")
+	f.step("m")
+	f.wait(settle)
+	f.step("m")
+	f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
+	if message := f.wantEvent(EventDrained); !strings.Contains(message, "tolerates the drain taint of default/cni (1)") {
+		t.Errorf("the pod that was left is not named: %s", message)
+	}
+}
+
+func TestForeignTaintIsLeftAlone(t *testing.T) {
+	f := newTaintFixture(t, newNode("one", taintedWith(drainTaint)), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
+	f.step("m")
+	f.wantEvacuating("logger")
+	f.wantTaints("one", ours())
+	f.enter("m", stageComplete)
+	f.step("m")
+	f.wantTaints("one", ours())
+}
+
+func TestTaintGoesAlthoughTheCordonIsForeign(t *testing.T) {
+	f := newTaintFixture(t, newNode("one", cordoned), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
+	f.step("m")
+	f.wantTaints("one", ours(), "m")
+	f.enter("m", stageComplete)
+	f.step("m")
+	f.wantTaints("one", []corev1.Taint{})
+	f.wantCordon("one", true)
+}
+
+func TestDaemonSetPodsAreNotAskedBeforeTheirNodeIsTainted(t *testing.T) {
+	f := newTaintFixture(t, newNode("one"), newNode("two"), newMaintenance("m"), newPod("logger-1", "one", 0, ofDaemonSet), newPod("logger-2", "two", 0, ofDaemonSet))
+	refuse := true
+	f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		patch := action.(clienttesting.PatchAction)
+		if refuse && patch.GetName() == "one" && strings.Contains(string(patch.GetPatch()), drainTaint.Key) {
+			return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "one", nil)
+		}
+		return false, nil, nil
+	})
+	f.step("m")
+	f.wantTaints("one", nil)
+	f.wantTaints("two", ours(), "m")
+	f.wantEvacuating("logger-2")
+	refuse = false
+	f.step("m")
+	f.wantTaints("one", ours(), "m")
+	f.wantEvacuating("logger-1", "logger-2")
+}
+
+func TestTaintOfTwoMaintenances(t *testing.T) {
+	f := newTaintFixture(t, newNode("one"), newMaintenance("a"), newMaintenance("b"), newMaintenance("c", createdAt(stageCordon)), newPod("logger", "one", 0, ofDaemonSet))
+	for _, name := range []string{"a", "b", "c", "a", "b"} {
+		f.step(name)
+	}
+	f.wantTaints("one", ours(), "a", "b")
+	f.enter("a", stageComplete)
+	f.step("a")
+	f.wantTaints("one", ours(), "b")
+	f.wantEvacuating("logger")
+	f.enter("b", stageComplete)
+	f.step("b")
+	f.wantTaints("one", []corev1.Taint{})
+	f.wantCordon("one", true, "c")
+	f.wantEvacuating()
+}
+
+func TestTaintThatSomebodyTakesOffIsPutBack(t *testing.T) {
+	f := newTaintFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
+	f.step("m")
+	for range fightLimit + 1 {
+		f.updateNode("one", taintedWith())
+		f.step("m")
+		f.wantTaints("one", ours(), "m")
+		f.wantEvent(EventTaintRestored)
+	}
+	f.updateNode("one", taintedWith())
+	f.step("m")
+	f.wantTaints("one", nil, "m")
+	f.wait(fightPause)
+	f.step("m")
+	f.wantTaints("one", ours(), "m")
+}
+
+func TestTaintOfAMaintenanceThatIsGoneIsSwept(t *testing.T) {
+	f := newTaintFixture(t, newNode("one", cordoned), newNode("two", taintedWith(drainTaint)), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
+	f.step("m")
+	f.wantTaints("one", ours(), "m")
+	if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	f.restart()
+	f.step(sweepItem)
+	f.wantTaints("one", []corev1.Taint{})
+	f.wantTaints("two", ours())
+	f.wantCordon("one", true)
+}
