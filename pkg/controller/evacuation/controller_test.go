@@ -280,7 +280,7 @@ func TestTargetedPodsAreFoundInAllMaintenances(t *testing.T) {
 	node, pod := newNode(corev1.ConditionTrue), newPod()
 	maintenance := func(name string, uid types.UID, targets ...maintenancev1alpha1.DrainPlanEntry) *maintenancev1alpha1.NodeMaintenance {
 		return &maintenancev1alpha1.NodeMaintenance{
-			ObjectMeta: metav1.ObjectMeta{Name: name},
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain},
 			Status: maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
 				NodeRef: maintenancev1alpha1.NodeReference{Name: testNode, UID: uid}, DrainTargets: targets,
 			}}},

@@ -120,29 +120,14 @@ func podTypeOf(pod *corev1.Pod, node *corev1.Node) maintenancev1alpha1.PodType {
 	return drainplan.TypeOf(pod, claimed)
 }
 
-// isTargeted says whether a maintenance asks the pod to leave its node now. All maintenances that drain a node show the same targets.
+// isTargeted says whether a maintenance asks the pod to leave its node now.
 func (c *Controller) isTargeted(pod *corev1.Pod, node *corev1.Node) (bool, error) {
 	maintenances, err := c.maintenanceLister.List(labels.Everything())
 	if err != nil {
 		return false, err
 	}
-	planned := drainplan.PodOf(pod, node.UID)
-	for _, nm := range maintenances {
-		for i := range nm.Status.NodeStatuses {
-			status := &nm.Status.NodeStatuses[i]
-			if status.NodeRef.Name != node.Name || status.NodeRef.UID != node.UID {
-				continue
-			}
-			targets, err := drainplan.CompileTargets(status.DrainTargets)
-			if err != nil {
-				return false, fmt.Errorf("drain targets of maintenance %s for node %s: %w", nm.Name, node.Name, err)
-			}
-			if targets.Cover(planned) {
-				return true, nil
-			}
-		}
-	}
-	return false, nil
+	by, err := drainplan.AskedBy(pod, node, maintenances)
+	return by != nil, err
 }
 
 func readiness(node *corev1.Node) corev1.ConditionStatus {
