@@ -133,7 +133,7 @@ func TestDeletionCostsComeBack(t *testing.T) {
 	for name, end := range map[string]func(nm string){
 		"by completing it": func(nm string) { setStage(t, nm, v1alpha1.NodeMaintenanceStageComplete) },
 		"by deleting it":   func(nm string) { cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm, "--timeout=60s") },
-		"by deleting it while the server is down": func(nm string) {
+		"by deleting it after the server was killed": func(nm string) {
 			cluster.KillServer(t)
 			if err := cluster.Up(); err != nil {
 				t.Fatal(err)

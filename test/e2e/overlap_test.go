@@ -51,7 +51,7 @@ var (
 )
 
 // leftRunning are the types of pods that a drain leaves running, as there is no evacuator for them yet.
-var leftRunning = judge.Rules{Running: []v1alpha1.PodType{v1alpha1.PodTypeDaemonSet, v1alpha1.PodTypeStatic}}
+var leftRunning = judge.Rules{Running: []v1alpha1.PodType{v1alpha1.PodTypeStatic}}
 
 // fleet is many nodes with workloads of mixed priority. One of its nodes was cordoned by somebody else.
 type fleet struct {
@@ -196,7 +196,7 @@ func (f *fleet) readyPods(ctx context.Context, t *testing.T) (map[string]int, er
 type drain struct {
 	nodes []string
 	names []string
-	// pods is how many have to leave.
+	// pods is how many have to be evicted. Those of DaemonSets, which leave after them, are deleted.
 	pods int
 }
 
@@ -215,7 +215,7 @@ func (f *fleet) drain(t *testing.T) *drain {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.pods = len(leaving(pods))
+	d.pods = len(evictable(pods))
 	k := f.drained
 	for i, part := range [][]string{d.nodes[:k/2], d.nodes[k/3 : k*5/6], d.nodes[k*2/3:]} {
 		plans := [][]v1alpha1.DrainPlanEntry{
@@ -232,8 +232,8 @@ func (f *fleet) drain(t *testing.T) *drain {
 	return d
 }
 
-// leaving returns the pods that a drain asks to leave.
-func leaving(pods []corev1.Pod) []corev1.Pod {
+// evictable returns the pods that a drain evicts.
+func evictable(pods []corev1.Pod) []corev1.Pod {
 	return slices.DeleteFunc(slices.Clone(pods), func(p corev1.Pod) bool {
 		owner := metav1.GetControllerOf(&p)
 		return owner != nil && owner.Kind == "DaemonSet"
@@ -293,8 +293,8 @@ func (f *fleet) finish(t *testing.T, recorder *judge.Recorder, d *drain, between
 	if err != nil {
 		t.Fatal(err)
 	}
-	if left := leaving(pods); len(left) > 0 {
-		t.Errorf("%d pods are on nodes that are drained, first %s", len(left), left[0].Name)
+	if len(pods) > 0 {
+		t.Errorf("%d pods are on nodes that are drained, first %s", len(pods), pods[0].Name)
 	}
 	for _, i := range f.random.Perm(len(d.names)) {
 		stage(t, d.names[i], v1alpha1.NodeMaintenanceStageComplete)

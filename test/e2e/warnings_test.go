@@ -17,13 +17,11 @@ limitations under the License.
 package e2e
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -85,7 +83,7 @@ func TestWarningsOfPods(t *testing.T) {
 		p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash"}
 		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: ptr.To(true)}}
 	})
-	daemonSet(t, namespace, pool, len(nodes))
+	daemonSet(t, namespace, pool, "agent", len(nodes), tolerant)
 
 	var warnings received
 	config := cluster.As(t).Config
@@ -96,7 +94,7 @@ func TestWarningsOfPods(t *testing.T) {
 		"pods that cannot be evicted: 1; more than one PodDisruptionBudget selects each, above all " + namespace + "/a, " + namespace + "/b",
 		"pods that have no controller and will not come back once evicted: 1",
 		"static pods that are left running, as no agent on their nodes can stop them: 1",
-		"DaemonSet pods that are left running, as no evacuator for them is on: 2",
+		"DaemonSet pods that are left running, as they tolerate the drain taint and would come back: 2",
 	}
 	expect := func(what string, want []string) {
 		t.Helper()
@@ -125,24 +123,4 @@ func TestWarningsOfPods(t *testing.T) {
 	if err != nil || strings.Contains(stderr, "Warning") {
 		t.Errorf("completion warns of %q (%v)", stderr, err)
 	}
-}
-
-// daemonSet runs a pod on each node of a pool.
-func daemonSet(t *testing.T, namespace, pool string, nodes int) {
-	t.Helper()
-	labels := map[string]string{"app": "agent"}
-	daemonSets := cluster.As(t).Kube.AppsV1().DaemonSets(namespace)
-	if _, err := daemonSets.Create(t.Context(), &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{Name: "agent"},
-		Spec: appsv1.DaemonSetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: framework.PodSpec(pool)},
-		},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	framework.Eventually(t, "the DaemonSet runs on all nodes", func(ctx context.Context) (bool, error) {
-		ds, err := daemonSets.Get(ctx, "agent", metav1.GetOptions{})
-		return err == nil && int(ds.Status.NumberReady) == nodes, err
-	})
 }

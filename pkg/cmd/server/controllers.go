@@ -73,6 +73,11 @@ func (d controllerDependencies) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("make controller %s: %w", evacuation.Name, err)
 	}
+	controllers, err := d.builtIn(host, own)
+	if err != nil {
+		return err
+	}
+	controllers = append(controllers, maintenances, evacuations)
 	host.StartWithContext(ctx)
 	own.StartWithContext(ctx)
 	// The informers end after the controllers, which may still look at them.
@@ -81,8 +86,9 @@ func (d controllerDependencies) run(ctx context.Context) error {
 	defer cancel()
 
 	var wg sync.WaitGroup
-	wg.Go(func() { maintenances.Run(ctx, d.options.Workers) })
-	wg.Go(func() { evacuations.Run(ctx, d.options.Workers) })
+	for _, c := range controllers {
+		wg.Go(func() { c.Run(ctx, d.options.Workers) })
+	}
 	wg.Wait()
 	return nil
 }

@@ -17,15 +17,21 @@ limitations under the License.
 package server
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
+	hostinformers "k8s.io/client-go/informers"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/evacuator/daemonset"
+	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 )
 
 // builtInEvacuators are the classes of the built-in evacuators that this server has.
-var builtInEvacuators = []string{}
+var builtInEvacuators = []string{v1alpha1.EvacuatorClassDaemonSet}
 
 // EvacuatorOptions say who takes pods off their nodes before they are evicted.
 type EvacuatorOptions struct {
@@ -51,6 +57,26 @@ func (o *EvacuatorOptions) validate() []error {
 		}
 	}
 	return errs
+}
+
+// controller is what runs until the context ends.
+type controller interface {
+	Run(ctx context.Context, workers int)
+}
+
+// builtIn makes the controllers of the built-in evacuators that are on.
+func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory, own informers.SharedInformerFactory) ([]controller, error) {
+	var controllers []controller
+	if slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDaemonSet) {
+		c, err := daemonset.New(daemonset.Config{
+			Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Liveness: d.liveness,
+		})
+		if err != nil {
+			return nil, fmt.Errorf("make controller %s: %w", daemonset.Name, err)
+		}
+		controllers = append(controllers, c)
+	}
+	return controllers, nil
 }
 
 func allowedEvacuators() string {

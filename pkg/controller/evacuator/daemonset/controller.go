@@ -40,6 +40,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/controller/liveness"
 	"haulout.dev/haulout/pkg/drainplan"
@@ -228,19 +229,38 @@ func (c *Controller) act(ctx context.Context, s *situation, d decision) error {
 	if !d.remove {
 		return nil
 	}
+	if d.status == nil {
+		if err := c.confirm(ctx, s.evacuation); err != nil {
+			return err
+		}
+	}
 	pod := s.pod
+	// Whatever comes of it: every report is an event, and must not lead to the next attempt at once.
+	c.deleted.add(pod.UID, s.now)
+	c.queue.AddAfter(types.NamespacedName{Namespace: s.evacuation.Namespace, Name: s.evacuation.Name}, resendAfter)
 	err := c.host.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))})
 	// A conflict tells that another pod has taken its name.
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	klog.FromContext(ctx).V(2).Info("DaemonSet pod is deleted", "pod", klog.KObj(pod), "nodeMaintenance", klog.KObj(s.askedBy))
-	c.deleted.add(pod.UID, s.now)
-	c.queue.AddAfter(types.NamespacedName{Namespace: s.evacuation.Namespace, Name: s.evacuation.Name}, resendAfter)
 	return nil
 }
 
-// deletions remembers which pods were deleted, until the cache shows it. A restart forgets it: then a pod is deleted twice, which does no harm.
+// confirm returns an error unless an Evacuation still is what the cache says. Otherwise the report finds that out.
+func (c *Controller) confirm(ctx context.Context, evacuation *maintenancev1alpha1.Evacuation) error {
+	live, err := c.maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace).Get(ctx, evacuation.Name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("read the evacuation before deleting its pod: %w", err)
+	}
+	if err != nil || live.UID != evacuation.UID || !hasTurn(live) {
+		return apierrors.NewConflict(maintenancev1alpha1.Resource("evacuations"), evacuation.Name, errors.New("the evacuation has moved on"))
+	}
+	return nil
+}
+
+// deletions remembers which pods were deleted, or tried to be, until their Evacuation is gone. A restart forgets it: then a pod is deleted twice,
+// which does no harm.
 type deletions struct {
 	mu sync.Mutex
 	at map[types.UID]time.Time

@@ -122,6 +122,7 @@ func (w *world) delete(action clienttesting.Action) (bool, runtime.Object, error
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.refuse != nil {
+		w.done = append(w.done, "refused")
 		return true, nil, w.refuse
 	}
 	request := action.(clienttesting.DeleteActionImpl)
@@ -186,9 +187,12 @@ func TestDeletionThatFailsIsTriedAgain(t *testing.T) {
 	w.refuseDeletions(apierrors.NewInternalError(errors.New("no")))
 	_, err := w.host.CoreV1().Nodes().Update(t.Context(), newNode(tainted), metav1.UpdateOptions{})
 	w.must(err)
-	w.until(0, "report")
+	w.until(0, "report", "refused")
 	w.refuseDeletions(nil)
-	w.until(10*time.Millisecond, "report", "report", deletion)
+	w.until(resendAfter/100, "report", "refused", deletion)
+	if passed := w.clock.Since(start); passed < resendAfter {
+		t.Errorf("got it tried again after %s, want %s", passed, resendAfter)
+	}
 }
 
 func TestPodThatIsGoneIsNoFailure(t *testing.T) {
@@ -201,12 +205,10 @@ func TestPodThatIsGoneIsNoFailure(t *testing.T) {
 			w.refuseDeletions(answer)
 			_, err := w.host.CoreV1().Nodes().Update(t.Context(), newNode(tainted), metav1.UpdateOptions{})
 			w.must(err)
-			w.until(0, "report")
-			// It comes back to it only after a while.
-			w.until(resendAfter/100, "report", "report")
-			if passed := w.clock.Since(start); passed < resendAfter {
-				t.Errorf("got it tried again after %s, want %s", passed, resendAfter)
-			}
+			w.until(0, "report", "refused")
+			w.refuseDeletions(nil)
+			// The cache has not heard of it. When it has, there is nothing to delete.
+			w.until(resendAfter/100, "report", "refused", deletion)
 		})
 	}
 }

@@ -54,7 +54,7 @@ type situation struct {
 	node *corev1.Node
 	// askedBy is the maintenance that asks the pod to leave now, or nil.
 	askedBy *maintenancev1alpha1.NodeMaintenance
-	// deletedAt is when this process asked for the pod to be deleted; zero if it has not.
+	// deletedAt is when this process last asked for the pod to be deleted; zero if it has not.
 	deletedAt time.Time
 }
 
@@ -103,8 +103,12 @@ func decide(s situation) decision {
 	return s.decideDeletion()
 }
 
-// decideDeletion reports before it deletes. The write is refused if the Evacuation has changed, and so if it was called off.
+// decideDeletion reports before it deletes. The write is refused if the Evacuation has changed, and so if it was called off. A deletion that has
+// come to nothing is not reported again: if it goes on like that, the deadline is to pass.
 func (s *situation) decideDeletion() decision {
+	if !s.deletedAt.IsZero() {
+		return decision{remove: true}
+	}
 	grace := defaultGrace
 	if seconds := s.pod.Spec.TerminationGracePeriodSeconds; seconds != nil {
 		grace = time.Duration(*seconds) * time.Second

@@ -173,8 +173,8 @@ func TestDecide(t *testing.T) {
 		"it is not deleted again before the cache shows it": {
 			asked(func(s *situation) { s.deletedAt = s.now.Add(-time.Second) }), decision{wake: start.Add(minute + 9*time.Second)},
 		},
-		"it is deleted again if the cache never does": {
-			asked(func(s *situation) { s.deletedAt = s.now.Add(-10 * time.Second) }), decision{status: status(minute, saying(2*minute, message)), remove: true},
+		"it is deleted again if the cache never does, and that is no progress": {
+			asked(func(s *situation) { s.deletedAt = s.now.Add(-10 * time.Second) }), decision{remove: true},
 		},
 		"one that the drain has not reached waits":    {asked(func(s *situation) { s.askedBy = nil }), decision{}},
 		"one whose node is not tainted yet waits":     {asked(func(s *situation) { s.node = newNode() }), decision{}},

@@ -1,0 +1,180 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drainplan"
+	"haulout.dev/haulout/test/e2e/framework"
+	"haulout.dev/haulout/test/internal/judge"
+)
+
+// daemonSet runs a pod on each node of a pool.
+func daemonSet(t *testing.T, namespace, pool, name string, nodes int, modify ...func(*corev1.PodSpec)) {
+	t.Helper()
+	labels := map[string]string{"app": name}
+	spec := framework.PodSpec(pool)
+	for _, m := range modify {
+		m(&spec)
+	}
+	if _, err := cluster.As(t).Kube.AppsV1().DaemonSets(namespace).Create(t.Context(), &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: spec},
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	daemonPods(t, namespace, name, nodes)
+}
+
+// tolerant lets pods run whatever is wrong with their node.
+func tolerant(spec *corev1.PodSpec) {
+	spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+}
+
+// daemonPods waits until a DaemonSet wants that many pods and has them.
+func daemonPods(t *testing.T, namespace, name string, want int) {
+	t.Helper()
+	framework.Eventually(t, fmt.Sprintf("DaemonSet %s wants and has %d pods", name, want), func(ctx context.Context) (bool, error) {
+		ds, err := cluster.As(t).Kube.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		pods, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + name})
+		status := ds.Status
+		return err == nil && int(status.DesiredNumberScheduled) == want && int(status.NumberReady) == want && len(pods.Items) == want, err
+	})
+}
+
+func theNode(t *testing.T, name string) *corev1.Node {
+	t.Helper()
+	node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return node
+}
+
+// TestDaemonSetPodsLeaveInTheirWave drains nodes with DaemonSets: their pods leave after the others, stay away while the drain lasts, and come back
+// when it is complete. Those that tolerate everything are left running. The server is killed in the middle, or the drain called off.
+func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 3, true)
+	namespace := cluster.NewNamespace(t)
+	daemonSet(t, namespace, pool, "logs", 3)
+	daemonSet(t, namespace, pool, "network", 3, tolerant)
+	target, foreign := nodes[:2], nodes[1]
+	cluster.MustKubectl(t, "", "taint", "node", foreign, v1alpha1.TaintDrain+":NoSchedule")
+	held := cluster.PodOn(t, namespace, "held", pool, nodes[0], movable)
+	drain := func() *v1alpha1.NodeMaintenance {
+		return cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, target...)
+			nm.Spec.Reason = "new kernel"
+		}))
+	}
+	nm := drain()
+	turn := evacuationFor(t, held, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool { return e.Status.ActiveEvacuatorClass == mover })
+	// The wave before has not left, so nothing is done about DaemonSets on any of the nodes.
+	if drainplan.IsTainted(theNode(t, nodes[0])) {
+		t.Errorf("node %s is tainted before its DaemonSet pods are asked to leave", nodes[0])
+	}
+	list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 1 {
+		t.Errorf("%d pods are asked to leave (%v), want only the one of the first wave", len(list.Items), err)
+	}
+
+	order := watchDepartures(t, namespace)
+	report(t, turn, `{"activeEvacuatorCompleted":true}`)
+	cluster.KillServer(t)
+	if err := cluster.Up(); err != nil {
+		t.Fatal(err)
+	}
+	nm = drained(t, nm.Name)
+	condition := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
+	if want := "tolerates the drain taint of " + namespace + "/network (2)"; condition.Reason != v1alpha1.ReasonDrainCompleteWithPodsLeft || !strings.Contains(condition.Message, want) {
+		t.Errorf("Drained is %s: %q, want it to name %q", condition.Reason, condition.Message, want)
+	}
+	for _, status := range nm.Status.NodeStatuses {
+		if status.PodsLeft != 1 {
+			t.Errorf("node %s has %d pods left on purpose, want 1", status.NodeRef.Name, status.PodsLeft)
+		}
+	}
+	if got := order(); len(got) < 2 || got[0] != namespace+"/held" || strings.Contains(strings.Join(got, " "), "/network") {
+		t.Errorf("pods left in the order %v, want held first, then those of logs, and none of network", got)
+	}
+	// The DaemonSet controller does not want them back.
+	daemonPods(t, namespace, "logs", 1)
+	daemonPods(t, namespace, "network", 3)
+	for _, name := range target {
+		if !drainplan.IsTainted(theNode(t, name)) {
+			t.Errorf("node %s is not tainted", name)
+		}
+	}
+
+	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
+	unschedulable(t, false, target...)
+	framework.Accept(t, judge.LeftOn(theNode(t, nodes[0]), false), nil)
+	if !drainplan.IsTainted(theNode(t, foreign)) {
+		t.Errorf("the taint that somebody else had put on %s was taken off", foreign)
+	}
+	daemonPods(t, namespace, "logs", 2)
+	cluster.MustKubectl(t, "", "taint", "node", foreign, v1alpha1.TaintDrain+"-")
+	daemonPods(t, namespace, "logs", 3)
+
+	nm = drain()
+	drained(t, nm.Name)
+	cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=60s")
+	for _, name := range target {
+		framework.Accept(t, judge.LeftOn(theNode(t, name), false), nil)
+	}
+	daemonPods(t, namespace, "logs", 3)
+}
+
+// TestDaemonSetEvacuationIsCalledOff calls a drain off while a DaemonSet pod takes its time to stop.
+func TestDaemonSetEvacuationIsCalledOff(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	daemonSet(t, namespace, pool, "logs", 1)
+	pod := livePods(t, namespace)[0]
+	merge(t, namespace, "pod", pod.Name, `{"metadata":{"finalizers":["e2e.haulout.dev/hold"]}}`)
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = "new kernel" }))
+	e := evacuationFor(t, &pod, "is under way", func(e *v1alpha1.Evacuation) bool { return e.Status.ExpectedEvacuationFinishTime != nil })
+	if want := "NodeMaintenance " + nm.Name + " and has 1s to stop: new kernel"; !strings.Contains(e.Status.Message, want) {
+		t.Errorf("the message is %q, want %q in it", e.Status.Message, want)
+	}
+	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
+	unschedulable(t, false, nodes...)
+	framework.Accept(t, judge.LeftOn(theNode(t, nodes[0]), false), nil)
+	framework.Eventually(t, "nobody asks the pod to leave", func(ctx context.Context) (bool, error) {
+		_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(ctx, e.Name, metav1.GetOptions{})
+		return apierrors.IsNotFound(err), nil
+	})
+	merge(t, namespace, "pod", pod.Name, `{"metadata":{"finalizers":null}}`)
+	daemonPods(t, namespace, "logs", 1)
+}
