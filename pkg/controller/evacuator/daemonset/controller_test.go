@@ -39,6 +39,7 @@ import (
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/informertest"
 )
 
 // world is a controller between two fake clusters.
@@ -74,8 +75,10 @@ func (w *world) start() (stop func()) {
 	c, err := New(Config{Host: w.host, HostInformers: hostInformers, Maintenance: w.api, MaintenanceInformers: ownInformers, Clock: w.clock})
 	w.must(err)
 	ctx, cancel := context.WithCancel(w.Context())
+	watches := informertest.Count(w.host, w.api)
 	hostInformers.Start(ctx.Done())
 	ownInformers.Start(ctx.Done())
+	watches.Wait(w.T, 0, "nodes", "pods", "nodemaintenances", "evacuations")
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
