@@ -35,6 +35,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
@@ -235,7 +236,7 @@ func TestCancellationAtTheLastMoment(t *testing.T) {
 	w.must(err)
 	// What comes after it is done.
 	declined := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
-		e.Namespace, e.Name, e.Spec.PodRef.Name = "logging", "other", "other"
+		e.Name, e.Spec.PodRef.Name = evacuators.CanonicalName("other", podUID), "other"
 	})
 	w.must(w.host.Tracker().Add(newPod(func(p *corev1.Pod) { p.Name, p.OwnerReferences = "other", nil })))
 	w.must(w.api.Tracker().Add(declined))

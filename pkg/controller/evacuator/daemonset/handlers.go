@@ -57,8 +57,12 @@ func (c *Controller) watch(evacuations, maintenances, pods, nodes cache.SharedIn
 			},
 		}},
 		{pods, controllercache.UnpackedPods(cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { c.podChanged(obj.(*corev1.Pod)) },
-			UpdateFunc: func(_, obj any) { c.podChanged(obj.(*corev1.Pod)) },
+			AddFunc: func(obj any) { c.enqueueFor(obj.(*corev1.Pod)) },
+			UpdateFunc: func(_, obj any) {
+				if pod := obj.(*corev1.Pod); drainplan.TypeOf(pod, "") == maintenancev1alpha1.PodTypeDaemonSet {
+					c.enqueueFor(pod)
+				}
+			},
 		})},
 		{nodes, cache.ResourceEventHandlerFuncs{
 			AddFunc: func(obj any) { c.mark(obj.(*corev1.Node).Name) },
@@ -113,11 +117,8 @@ func sameEntry(a, b maintenancev1alpha1.DrainPlanEntry) bool {
 	return equality.Semantic.DeepEqual(a, b)
 }
 
-// podChanged looks at the Evacuation of a DaemonSet pod, if there is one.
-func (c *Controller) podChanged(pod *corev1.Pod) {
-	if drainplan.TypeOf(pod, "") != maintenancev1alpha1.PodTypeDaemonSet {
-		return
-	}
+// enqueueFor looks at the Evacuation of a pod, if there is one.
+func (c *Controller) enqueueFor(pod *corev1.Pod) {
 	if evacuation, err := c.evacuationLister.Evacuations(pod.Namespace).Get(evacuators.CanonicalName(pod.Name, pod.UID)); err == nil {
 		c.evacuationChanged(evacuation)
 	}
