@@ -19,6 +19,8 @@ package cache
 import (
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,7 +46,7 @@ func NewTransform() cache.TransformFunc {
 	}
 }
 
-// Strip takes off pods, nodes and volume attachments what no controller reads, and the managed fields off everything.
+// Strip takes off pods, nodes, volume attachments, Deployments and their autoscalers what no controller reads, and the managed fields off everything.
 func Strip(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *packedPod:
@@ -54,6 +56,10 @@ func Strip(obj any) (any, error) {
 		stripNode(o)
 	case *storagev1.VolumeAttachment:
 		stripVolumeAttachment(o)
+	case *appsv1.Deployment:
+		stripDeployment(o)
+	case *autoscalingv2.HorizontalPodAutoscaler:
+		stripAutoscaler(o)
 	case metav1.Object:
 		o.SetManagedFields(nil)
 	}
@@ -152,4 +158,48 @@ func stripVolumeAttachment(attachment *storagev1.VolumeAttachment) {
 	attachment.Annotations = nil
 	attachment.Spec = storagev1.VolumeAttachmentSpec{NodeName: attachment.Spec.NodeName}
 	attachment.Status = storagev1.VolumeAttachmentStatus{Attached: attachment.Status.Attached}
+}
+
+// DeploymentRevision is the annotation in which the deployment controller counts a Deployment's templates.
+const DeploymentRevision = "deployment.kubernetes.io/revision"
+
+// stripDeployment keeps what decides about scaling it: our annotations and its revision, the spec with the labels and claims of its pods, the
+// numbers of the status and the conditions that tell whether it gets its pods. Templates are most of what a Deployment takes.
+func stripDeployment(d *appsv1.Deployment) {
+	d.ManagedFields, d.Labels = nil, nil
+	for key := range d.Annotations {
+		if key != DeploymentRevision && !strings.HasPrefix(key, ownPrefix) {
+			delete(d.Annotations, key)
+		}
+	}
+	d.Spec.Template = corev1.PodTemplateSpec{
+		ObjectMeta: metav1.ObjectMeta{Labels: d.Spec.Template.Labels},
+		Spec:       corev1.PodSpec{Volumes: claims(d.Spec.Template.Spec.Volumes)},
+	}
+	var kept []appsv1.DeploymentCondition
+	for _, c := range d.Status.Conditions {
+		if c.Type == appsv1.DeploymentReplicaFailure {
+			kept = append(kept, c)
+		}
+	}
+	d.Status.Conditions = kept
+}
+
+// stripAutoscaler keeps what decides about its lowest number of replicas: whom it scales, its bounds, the numbers of the status and whether it is
+// able to scale.
+func stripAutoscaler(a *autoscalingv2.HorizontalPodAutoscaler) {
+	a.ManagedFields, a.Labels = nil, nil
+	for key := range a.Annotations {
+		if !strings.HasPrefix(key, ownPrefix) {
+			delete(a.Annotations, key)
+		}
+	}
+	a.Spec.Metrics, a.Spec.Behavior, a.Status.CurrentMetrics = nil, nil, nil
+	var kept []autoscalingv2.HorizontalPodAutoscalerCondition
+	for _, c := range a.Status.Conditions {
+		if c.Type == autoscalingv2.AbleToScale {
+			kept = append(kept, autoscalingv2.HorizontalPodAutoscalerCondition{Type: c.Type, Status: c.Status})
+		}
+	}
+	a.Status.Conditions = kept
 }

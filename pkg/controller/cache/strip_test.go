@@ -20,6 +20,8 @@ import (
 	"reflect"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -34,7 +36,7 @@ func TestStrip(t *testing.T) {
 	}
 	ours := metav1.ObjectMeta{Name: "a", UID: "1", Labels: full.Labels, Annotations: map[string]string{ownPrefix + "x": "ours"}}
 	bare := metav1.ObjectMeta{Name: "a", UID: "1", Labels: full.Labels}
-	source := "pv"
+	source, replicas := "pv", int32(2)
 	for name, test := range map[string]struct {
 		object, want runtime.Object
 	}{
@@ -57,6 +59,40 @@ func TestStrip(t *testing.T) {
 				Status:     storagev1.VolumeAttachmentStatus{Attached: true, AttachmentMetadata: map[string]string{"device": "sda"}, DetachError: &storagev1.VolumeError{}},
 			},
 			&storagev1.VolumeAttachment{ObjectMeta: bare, Spec: storagev1.VolumeAttachmentSpec{NodeName: "n"}, Status: storagev1.VolumeAttachmentStatus{Attached: true}},
+		},
+		"a Deployment keeps how it scales, and of its template the labels and claims": {
+			&appsv1.Deployment{
+				ObjectMeta: *full.DeepCopy(),
+				Spec: appsv1.DeploymentSpec{Replicas: &replicas, Paused: true, Template: corev1.PodTemplateSpec{
+					ObjectMeta: metav1.ObjectMeta{Labels: full.Labels, Annotations: full.Annotations},
+					Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}, Volumes: []corev1.Volume{{Name: "tmp"}, claimed("data")}},
+				}},
+				Status: appsv1.DeploymentStatus{Replicas: 2, Conditions: []appsv1.DeploymentCondition{
+					{Type: appsv1.DeploymentAvailable}, {Type: appsv1.DeploymentReplicaFailure, Message: "quota"},
+				}},
+			},
+			&appsv1.Deployment{
+				ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1", Annotations: ours.Annotations},
+				Spec: appsv1.DeploymentSpec{Replicas: &replicas, Paused: true, Template: corev1.PodTemplateSpec{
+					ObjectMeta: metav1.ObjectMeta{Labels: full.Labels}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{claimed("data")}},
+				}},
+				Status: appsv1.DeploymentStatus{Replicas: 2, Conditions: []appsv1.DeploymentCondition{{Type: appsv1.DeploymentReplicaFailure, Message: "quota"}}},
+			},
+		},
+		"an autoscaler keeps its bounds, not its metrics": {
+			&autoscalingv2.HorizontalPodAutoscaler{
+				ObjectMeta: *full.DeepCopy(), Spec: autoscalingv2.HorizontalPodAutoscalerSpec{MinReplicas: &replicas, MaxReplicas: 3, Metrics: []autoscalingv2.MetricSpec{{}}},
+				Status: autoscalingv2.HorizontalPodAutoscalerStatus{CurrentReplicas: 2, CurrentMetrics: []autoscalingv2.MetricStatus{{}},
+					Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{
+						{Type: autoscalingv2.ScalingActive}, {Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue, Message: "long"},
+					}},
+			},
+			&autoscalingv2.HorizontalPodAutoscaler{
+				ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1", Annotations: ours.Annotations},
+				Spec:       autoscalingv2.HorizontalPodAutoscalerSpec{MinReplicas: &replicas, MaxReplicas: 3},
+				Status: autoscalingv2.HorizontalPodAutoscalerStatus{CurrentReplicas: 2,
+					Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{{Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue}}},
+			},
 		},
 		"of anything else only the managed fields go": {
 			&policyv1.PodDisruptionBudget{ObjectMeta: *full.DeepCopy(), Status: policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 1}},
