@@ -53,7 +53,8 @@ func (n *OwnerNames) Add(namespace string, owner *metav1.OwnerReference) {
 	}
 }
 
-// Owners are owners of pods as they were read. Of each it has the identity, the owners and the selector.
+// Owners are owners of pods as they were read. Of each it has the identity, the owners and the selector,
+// and of Deployments whether they may be scaled up.
 type Owners struct {
 	replicaSets map[types.NamespacedName]*appsv1.ReplicaSet
 	deployments map[types.NamespacedName]*appsv1.Deployment
@@ -102,7 +103,11 @@ func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.N
 			return itemsOf(list, err, func(l *appsv1.DeploymentList) []appsv1.Deployment { return l.Items })
 		},
 		strip: func(full *appsv1.Deployment) *appsv1.Deployment {
-			return &appsv1.Deployment{ObjectMeta: identity(full), Spec: appsv1.DeploymentSpec{Selector: full.Spec.Selector}}
+			d := &appsv1.Deployment{ObjectMeta: identity(full), Spec: appsv1.DeploymentSpec{Selector: full.Spec.Selector}}
+			if surge, ok := full.Annotations[maintenancev1alpha1.AnnotationSurge]; ok {
+				d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: surge}
+			}
+			return d
 		},
 	})
 	if err != nil {

@@ -168,6 +168,10 @@ func TestAdmitEvacuators(t *testing.T) {
 	const deploymentClass, daemonSetClass, kubeletClass = "deployment.apps.k8s.io", "daemonset.apps.k8s.io", "kubelet.k8s.io"
 	all := BuiltInClasses
 	deployment, replicaSet := newDeployment()
+	fixed, fixedReplicaSet := newDeployment()
+	fixed.Name, fixed.UID, fixed.Annotations = "fixed", "fixed", map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
+	fixedReplicaSet.Name, fixedReplicaSet.UID = "fixed-6b59", "fixed-replicaset"
+	fixedReplicaSet.OwnerReferences[0].Name, fixedReplicaSet.OwnerReferences[0].UID = fixed.Name, fixed.UID
 	daemonSet := &appsv1.DaemonSet{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "agent", UID: "daemonset"},
 		Spec:       appsv1.DaemonSetSpec{Selector: selectWeb},
@@ -199,6 +203,7 @@ func TestAdmitEvacuators(t *testing.T) {
 		"a Deployment's pod, for the server": {builtIn: all, pod: pods(byReplicaSet), user: request{user: server},
 			want: []maintenance.Evacuator{evacuator(deploymentClass, 10000)}},
 		"a Deployment's pod, for somebody who may not scale": {builtIn: all, pod: pods(byReplicaSet), warnings: 1},
+		"a pod of a Deployment that is not to be scaled":     {builtIn: all, pod: pods(ownedBy("apps/v1", "ReplicaSet", "fixed-6b59", "fixed-replicaset")), allowed: []string{scaleWeb}},
 		"a Deployment's pod, while its evacuator is off":     {builtIn: []string{daemonSetClass}, pod: pods(byReplicaSet), allowed: []string{scaleWeb}},
 		"a pod that says to be the ReplicaSet's with a stale UID": {builtIn: all, allowed: []string{scaleWeb},
 			pod: pods(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "old"))},
@@ -258,7 +263,7 @@ func TestAdmitEvacuators(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, tt.builtIn, append(tt.allowed, deletePod), tt.pod, deployment, replicaSet, daemonSet, node)
+			f := newFixture(t, tt.builtIn, append(tt.allowed, deletePod), tt.pod, deployment, replicaSet, fixed, fixedReplicaSet, daemonSet, node)
 			tt.user.object = newEvacuation(named(tt.named...))
 			warnings, err := f.admit(tt.user)
 			if got := outcome(err); got != tt.outcome {

@@ -33,7 +33,7 @@ import (
 type Owners interface {
 	// ReplicaSet returns the ReplicaSet with its selector and owner references.
 	ReplicaSet(ctx context.Context, namespace, name string) (*appsv1.ReplicaSet, error)
-	// Deployment returns the Deployment with its selector.
+	// Deployment returns the Deployment with its selector and, if it has it, the annotation that keeps it from being scaled.
 	Deployment(ctx context.Context, namespace, name string) (*appsv1.Deployment, error)
 	// DaemonSet returns the DaemonSet with its selector.
 	DaemonSet(ctx context.Context, namespace, name string) (*appsv1.DaemonSet, error)
@@ -91,7 +91,7 @@ func appsKind(kind string) schema.GroupKind {
 	return appsv1.SchemeGroupVersion.WithKind(kind).GroupKind()
 }
 
-// deploymentOf returns the name of the Deployment that owns a pod through the ReplicaSet in owner, and "" if there is none.
+// deploymentOf returns the name of the Deployment that owns a pod through the ReplicaSet in owner, and "" if there is none or it is not to be scaled.
 func deploymentOf(ctx context.Context, pod *corev1.Pod, owner *metav1.OwnerReference, owners Owners) (string, error) {
 	replicaSet, err := owners.ReplicaSet(ctx, pod.Namespace, owner.Name)
 	if err != nil || replicaSet == nil || replicaSet.UID != owner.UID || !selects(replicaSet.Spec.Selector, pod) {
@@ -107,6 +107,10 @@ func deploymentOf(ctx context.Context, pod *corev1.Pod, owner *metav1.OwnerRefer
 	deployment, err := owners.Deployment(ctx, pod.Namespace, owner.Name)
 	if err != nil || deployment == nil || deployment.UID != owner.UID || !selects(deployment.Spec.Selector, pod) {
 		return "", err
+	}
+	if deployment.Annotations[maintenancev1alpha1.AnnotationSurge] == maintenancev1alpha1.SurgeDisabled {
+		// It would decline.
+		return "", nil
 	}
 	return deployment.Name, nil
 }

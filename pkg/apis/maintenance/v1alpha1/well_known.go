@@ -64,12 +64,19 @@ const (
 	// TaintDrain keeps new DaemonSet pods off a node whose DaemonSet pods are asked to leave.
 	TaintDrain = "maintenance.haulout.dev/drain"
 
-	// AnnotationSurge on a Deployment with the value "Disabled" keeps the built-in evacuator from scaling it up.
+	// AnnotationSurge on a Deployment with the value SurgeDisabled keeps the built-in evacuator from scaling it up.
 	AnnotationSurge = "maintenance.haulout.dev/surge"
+	// SurgeDisabled is the value of AnnotationSurge for a Deployment whose pods are only evicted.
+	SurgeDisabled = "Disabled"
 
 	// AnnotationOriginalPodDeletionCost is put on a pod in the write that gives it the lowest deletion cost, so that a scale-down takes it before
 	// others (KEP-2255). Its value is the cost that the pod had, empty if it had none; that comes back when the pod may stay.
 	AnnotationOriginalPodDeletionCost = "maintenance.haulout.dev/original-pod-deletion-cost"
+
+	// AnnotationSurgeRecord is put on a Deployment, or on the HorizontalPodAutoscaler that scales it, in the write that scales it up so that pods
+	// can leave. Its value is a JSON object: the numbers before and after, and the Evacuations that it is for. Whoever finds it can take the
+	// scaling back.
+	AnnotationSurgeRecord = "maintenance.haulout.dev/surge-record"
 )
 
 // The conditions of a node that say what maintenances do with it (KEP-4212, "Status"). None of them is on a node that no maintenance holds.
