@@ -1,0 +1,227 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package deployment is the built-in evacuator of pods that belong to Deployments. It has another pod in place before one leaves: it scales the
+// Deployment up within its maxSurge, waits until the new replicas are available, lets the pods go, and scales back.
+//
+// A sync gathers all that is known about one Deployment, decides with a pure function, and acts. What has to survive a crash stands in the API:
+// the number of replicas and the record of who changed it and why are written together, and are taken back together. A number that somebody else
+// has changed meanwhile is never touched.
+package deployment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	appslisters "k8s.io/client-go/listers/apps/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	policylisters "k8s.io/client-go/listers/policy/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	"haulout.dev/haulout/pkg/controller/liveness"
+	"haulout.dev/haulout/pkg/eviction/pdb"
+	"haulout.dev/haulout/pkg/generated/clientset/versioned"
+	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+)
+
+// Name is what this controller is called in logs, metrics and queues.
+const Name = "deployment-evacuator"
+
+// DefaultSurgeTimeout is how long a surge may make no progress.
+const DefaultSurgeTimeout = 5 * time.Minute
+
+// Config is what the controller needs.
+type Config struct {
+	// Host is the client of the host cluster; HostInformers are its informers. Their transform must leave what cache.Strip leaves.
+	Host          kubernetes.Interface
+	HostInformers informers.SharedInformerFactory
+	// Maintenance is the client of our own API as the server itself, MaintenanceInformers are its informers.
+	Maintenance          versioned.Interface
+	MaintenanceInformers externalversions.SharedInformerFactory
+	// Recorder writes events into the host cluster.
+	Recorder events.EventRecorder
+	// Clock is the time; nil is the real one.
+	Clock clock.WithTicker
+	// Liveness is told what the workers are busy with; nil tells nobody.
+	Liveness *liveness.Tracker
+	// SurgeTimeout is how long a surge may make no progress before pods leave without it, if their budgets let them; 0 is the default.
+	SurgeTimeout time.Duration
+}
+
+// item is what is looked at: a Deployment or, to find out which Deployment it is about, an Evacuation.
+type item struct {
+	isEvacuation bool
+	types.NamespacedName
+}
+
+// Controller is the evacuator.
+type Controller struct {
+	host        kubernetes.Interface
+	maintenance versioned.Interface
+	recorder    events.EventRecorder
+	clock       clock.WithTicker
+	liveness    *liveness.Tracker
+	timeout     time.Duration
+	// servingSince is set before the first worker starts.
+	servingSince time.Time
+
+	evacuationLister  maintenancelisters.EvacuationLister
+	maintenanceLister maintenancelisters.NodeMaintenanceLister
+	deploymentLister  appslisters.DeploymentLister
+	nodeLister        corelisters.NodeLister
+	podLister         corelisters.PodLister
+	podIndexer        cache.Indexer
+	autoscalers       cache.Indexer
+	budgetLister      policylisters.PodDisruptionBudgetLister
+	synced            []cache.InformerSynced
+
+	queue workqueue.TypedRateLimitingInterface[item]
+	known tracked
+
+	// matcher is shared by the workers.
+	matching sync.Mutex
+	matcher  *pdb.Matcher
+}
+
+// New makes a controller and registers its handlers and indexes; the informers must not run yet. A controller runs once.
+func New(config Config) (*Controller, error) {
+	if config.Clock == nil {
+		config.Clock = clock.RealClock{}
+	}
+	if config.SurgeTimeout == 0 {
+		config.SurgeTimeout = DefaultSurgeTimeout
+	}
+	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
+	deployments, budgets := config.HostInformers.Apps().V1().Deployments(), config.HostInformers.Policy().V1().PodDisruptionBudgets()
+	autoscalers := config.HostInformers.Autoscaling().V2().HorizontalPodAutoscalers()
+	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
+	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
+	c := &Controller{
+		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, liveness: config.Liveness,
+		timeout:          config.SurgeTimeout,
+		evacuationLister: evacuations.Lister(), maintenanceLister: maintenances.Lister(), deploymentLister: deployments.Lister(),
+		nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), podIndexer: pods.Informer().GetIndexer(),
+		autoscalers: autoscalers.Informer().GetIndexer(), budgetLister: budgets.Lister(),
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[item](5*time.Millisecond, time.Minute),
+			workqueue.TypedRateLimitingQueueConfig[item]{Name: Name, Clock: config.Clock}),
+		known:   newTracked(),
+		matcher: pdb.NewMatcher(),
+	}
+	if err := controllercache.AddIndex(pods.Informer(), podsByReplicaSet, indexByReplicaSet); err != nil {
+		return nil, fmt.Errorf("add index: %w", err)
+	}
+	if err := controllercache.AddIndex(autoscalers.Informer(), autoscalersByDeployment, indexByDeployment); err != nil {
+		return nil, fmt.Errorf("add index: %w", err)
+	}
+	c.synced = append(c.synced, maintenances.Informer().HasSynced)
+	return c, c.watch(handled{
+		evacuations: evacuations.Informer(), deployments: deployments.Informer(), autoscalers: autoscalers.Informer(), pods: pods.Informer(),
+		nodes: nodes.Informer(), budgets: budgets.Informer(),
+	})
+}
+
+// Run works until the context ends, and returns when the last write is done. The informers must have been started.
+func (c *Controller) Run(ctx context.Context, workers int) {
+	logger := klog.FromContext(ctx).WithName(Name)
+	ctx = klog.NewContext(ctx, logger)
+	var wg sync.WaitGroup
+	defer func() {
+		c.queue.ShutDown()
+		wg.Wait()
+	}()
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
+		return
+	}
+	c.servingSince = c.clock.Now()
+	logger.Info("Controller starts", "workers", workers)
+	for range workers {
+		wg.Go(func() { c.work(ctx) })
+	}
+	<-ctx.Done()
+}
+
+func (c *Controller) work(ctx context.Context) {
+	for {
+		key, shutdown := c.queue.Get()
+		if shutdown {
+			return
+		}
+		c.handle(ctx, key)
+	}
+}
+
+func (c *Controller) handle(ctx context.Context, key item) {
+	defer c.queue.Done(key)
+	if ctx.Err() != nil {
+		return
+	}
+	defer c.liveness.Start(Name + " " + key.String())()
+	logger := klog.FromContext(ctx)
+	var err error
+	if key.isEvacuation {
+		logger = logger.WithValues("evacuation", key.NamespacedName)
+		err = c.syncEvacuation(klog.NewContext(ctx, logger), key.NamespacedName)
+	} else {
+		logger = logger.WithValues("deployment", key.NamespacedName)
+		err = c.syncDeployment(klog.NewContext(ctx, logger), key.NamespacedName)
+	}
+	switch {
+	case err == nil:
+		c.queue.Forget(key)
+	case apierrors.IsConflict(err):
+		logger.V(4).Info("Object changed meanwhile, will look again", "reason", err.Error())
+		c.queue.AddRateLimited(key)
+	default:
+		if !errors.Is(err, context.Canceled) {
+			logger.Error(err, "Sync failed, will try again")
+		}
+		c.queue.AddRateLimited(key)
+	}
+}
+
+func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedName) error {
+	s, err := c.gather(ctx, key)
+	if err != nil {
+		return err
+	}
+	d := decide(s)
+	if err := c.act(ctx, key, s, d); err != nil {
+		return err
+	}
+	if d.idle {
+		c.known.forget(key)
+	} else {
+		c.known.remember(key, d.memory)
+	}
+	if !d.wake.IsZero() {
+		c.queue.AddAfter(item{NamespacedName: key}, d.wake.Sub(s.now))
+	}
+	return nil
+}

@@ -1,0 +1,480 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/deletioncost"
+)
+
+const (
+	// maxResets is how often somebody may set the number back before we give in, and maxMisses how many scale-downs in a row may take other pods
+	// than those that were to go.
+	maxResets = 2
+	maxMisses = 2
+	// sayEvery bounds how often the Evacuations are told what is going on. A surge that goes well is told of twice.
+	sayEvery = 5 * time.Second
+)
+
+// decision is what should be done, in the order of the fields.
+type decision struct {
+	// restore and lower are the pods whose deletion cost is to be changed.
+	restore, lower []*corev1.Pod
+	// scale is the change of the target; nil if there is none.
+	scale *scaling
+	// reports are what the Evacuations are told.
+	reports []report
+	events  []event
+	// memory is what to know at the next decision.
+	memory memory
+	// wake is when to look again even if nothing happens; zero if never.
+	wake time.Time
+	// idle: nobody waits for us and nothing is left to be undone.
+	idle bool
+}
+
+// scaling is a write to the target: its number and the record of it at once.
+type scaling struct {
+	// value is the number; nil leaves it.
+	value *int32
+	// record is what is recorded from then on; nil takes the annotation away.
+	record *record
+	// takesBack: only if the number there is is still ours.
+	takesBack bool
+}
+
+// report is what an Evacuation is told.
+type report struct {
+	evacuation *maintenancev1alpha1.Evacuation
+	message    string
+	// progress stamps the Evacuation, completed ends our turn.
+	progress, completed bool
+	expected            *metav1.Time
+}
+
+// decide says what to do next about a Deployment.
+func decide(s situation) decision {
+	d := decision{memory: s.memory}
+	d.memory.known = true
+	for _, evacuation := range s.orphans {
+		d.reports = append(d.reports, report{evacuation: evacuation, completed: true, message: "The pod belongs to no Deployment any more."})
+	}
+	d.restoreCosts(s)
+	r := s.target.record
+	switch {
+	case s.target.garbage:
+		d.scale = &scaling{}
+	case r.isUp() && s.target.value != r.To:
+		d.dissolve(s)
+	case s.deployment == nil:
+		d.takeBack(s)
+	default:
+		if why := s.reasonToDecline(); why != "" {
+			d.giveUp(s, why)
+		} else if r.isUp() {
+			d.hold(s)
+		} else {
+			d.start(s)
+		}
+	}
+	d.idle = len(s.leaving()) == 0 && len(s.orphans) == 0 && r == nil && !s.target.garbage && d.scale == nil
+	return d
+}
+
+// reasonToDecline says why the Deployment is not scaled, in words that go on after its name; "" if it is. It holds at any time: a surge that is up is
+// taken back.
+func (s *situation) reasonToDecline() string {
+	d, original := s.deployment, replicasOf(s.deployment)
+	if r := s.target.record; r.isUp() {
+		original = r.Keep
+	}
+	switch {
+	case d.DeletionTimestamp != nil:
+		return "is being deleted"
+	case d.Annotations[maintenancev1alpha1.AnnotationSurge] == maintenancev1alpha1.SurgeDisabled:
+		return fmt.Sprintf("is not scaled up: it has the annotation %s: %s", maintenancev1alpha1.AnnotationSurge, maintenancev1alpha1.SurgeDisabled)
+	case d.Spec.Paused:
+		return "is paused"
+	case d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType:
+		return "has the strategy Recreate: its pods must not run beside each other"
+	case original == 0:
+		return "is scaled to 0"
+	case maxSurge(d, original) <= 0:
+		return "has maxSurge 0: it does not want more pods than its replicas"
+	case s.target.record.resets() >= maxResets:
+		return fmt.Sprintf("cannot be scaled up: somebody has set its replicas back %d times", s.target.record.resets())
+	case s.memory.misses >= maxMisses:
+		return fmt.Sprintf("cannot be helped: %d scale-downs in a row took other pods than those with the lowest deletion cost", s.memory.misses)
+	case len(s.oneNodeClaims) > 0:
+		return fmt.Sprintf("has pods that cannot start beside each other on two nodes: volume claim %s is for one node at a time", s.oneNodeClaims[0])
+	}
+	return ""
+}
+
+// autoscalerDeclines says why the autoscaler does not take part, in words that go on after the Deployment's name.
+func (s *situation) autoscalerDeclines(extra int32) string {
+	a := s.target.autoscaler
+	switch owner := metav1.GetControllerOfNoCopy(a); {
+	case len(s.autoscalers) > 1:
+		return fmt.Sprintf("is scaled by %d HorizontalPodAutoscalers", len(s.autoscalers))
+	case owner != nil:
+		return fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which %s %s keeps as it is", a.Name, owner.Kind, owner.Name)
+	case !slices.ContainsFunc(a.Status.Conditions, func(c autoscalingv2.HorizontalPodAutoscalerCondition) bool {
+		return c.Type == autoscalingv2.AbleToScale && c.Status == corev1.ConditionTrue
+	}):
+		return fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which is not able to scale (AbleToScale is not True)", a.Name)
+	case extra <= 0:
+		return fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which has no room: maxReplicas is %d", a.Name, a.Spec.MaxReplicas)
+	}
+	return ""
+}
+
+// dissolve gives up a surge whose number somebody has changed. The number is theirs from then on.
+func (d *decision) dissolve(s situation) {
+	r := s.target.record
+	resets := r.Resets
+	if s.target.value == r.From {
+		resets++
+	}
+	d.scale = &scaling{}
+	if resets > 0 && len(s.leaving()) > 0 {
+		d.scale.record = &record{UID: r.UID, Resets: resets}
+	}
+	d.event(corev1.EventTypeNormal, EventSurgeDissolved, actionRelease,
+		"The surge is over: somebody has changed %s from %d to %d", s.target.field(), r.To, s.target.value)
+}
+
+// giveUp takes a surge back and passes the turn on.
+func (d *decision) giveUp(s situation, why string) {
+	leaving := s.leaving()
+	if s.target.record.isUp() {
+		d.takeBack(s)
+	} else if s.target.record != nil && len(leaving) == 0 {
+		d.scale = &scaling{}
+	}
+	for _, p := range leaving {
+		d.complete(p, fmt.Sprintf("Deployment %s %s.", s.deployment.Name, why))
+	}
+	if len(leaving) == 0 {
+		return
+	}
+	d.event(corev1.EventTypeNormal, EventSurgeDeclined, actionSurge, "%d pods are left to the next evacuator, without another one in their place first: the Deployment %s",
+		len(leaving), why)
+}
+
+// start begins a surge, if there are pods to leave.
+func (d *decision) start(s situation) {
+	leaving := s.leaving()
+	if len(leaving) == 0 {
+		if s.target.record != nil {
+			d.scale = &scaling{}
+		}
+		d.memory = memory{known: true}
+		return
+	}
+	leaving = d.giveUpTimedOut(s, leaving)
+	if len(leaving) == 0 {
+		return
+	}
+	replicas := replicasOf(s.deployment)
+	if a := s.target.autoscaler; a != nil {
+		replicas = max(replicas, a.Status.CurrentReplicas, a.Status.DesiredReplicas)
+	}
+	extra := min(int32(len(leaving)), maxSurge(s.deployment, replicas))
+	if a := s.target.autoscaler; a != nil {
+		extra = min(extra, a.Spec.MaxReplicas-replicas)
+		if why := s.autoscalerDeclines(extra); why != "" {
+			d.giveUp(s, why)
+			return
+		}
+	}
+	if why := s.unsettled(); why != "" {
+		now := mark{waitsForRollout: true, fingerprint: fmt.Sprint(s.deployment.Status.Replicas, s.deployment.Status.UpdatedReplicas,
+			s.deployment.Status.AvailableReplicas, s.deployment.Generation)}
+		d.say(s, leaving, now, fmt.Sprintf("Deployment %s is not scaled up yet: %s.", s.deployment.Name, why), nil)
+		return
+	}
+	if d.countMisses(s, leaving); d.memory.misses >= maxMisses {
+		s.memory = d.memory
+		d.giveUp(s, s.reasonToDecline())
+		return
+	}
+	since := metav1.NewTime(s.now)
+	since = since.Rfc3339Copy()
+	r := &record{
+		UID: s.target.uid(&s), From: s.target.value, To: replicas + extra, Keep: replicas, Since: &since, Resets: s.target.record.resets(),
+		Evacuations: namesOf(leaving),
+	}
+	d.scale = &scaling{value: &r.To, record: r}
+	d.memory.reported, d.memory.saidAt = mark{}, s.now
+	for _, p := range leaving {
+		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(r) + "."})
+	}
+	d.event(corev1.EventTypeNormal, EventSurgeStarted, actionSurge, "%s is raised from %d to %d, so that %d pods are replaced before they leave",
+		s.target.field(), r.From, r.To, len(leaving))
+}
+
+// countMisses notes whether the last scale-down took the pods that it was to take.
+func (d *decision) countMisses(s situation, leaving []*pod) {
+	if len(s.memory.dropped) == 0 {
+		return
+	}
+	left := 0
+	for _, p := range leaving {
+		if slices.Contains(s.memory.dropped, p.Name) {
+			left++
+		}
+	}
+	d.memory.dropped, d.memory.spared, d.memory.misses = nil, 0, 0
+	if left > s.memory.spared {
+		d.memory.misses = s.memory.misses + 1
+	}
+}
+
+// rankForRemoval puts those first that a scale-down would take first.
+func rankForRemoval(p *pod) int {
+	if deletioncost.IsLowered(p.Pod) {
+		return 0
+	}
+	return 1
+}
+
+// hold keeps a surge until the pods that it is for have left, and lets them go as fast as others are available in their place.
+func (d *decision) hold(s situation) {
+	leaving, handed := d.giveUpTimedOut(s, s.leaving()), s.handedOver()
+	if len(leaving)+len(handed) == 0 {
+		// First the costs, so that those go that came last.
+		if len(d.restore) == 0 {
+			d.takeBack(s)
+		}
+		return
+	}
+	if d.widen(s, leaving, len(handed)) {
+		return
+	}
+	r := s.target.record
+	recorded := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return !r.has(p.evacuation.Name) })
+	if !s.isRollingOut() {
+		spare := s.serving() - s.floor()
+		if len(handed) == 0 && len(recorded) > 0 && s.goesByScaleDown(recorded) {
+			if d.scaleDown(s, recorded, spare) {
+				return
+			}
+		} else {
+			recorded = d.handOver(s, recorded, spare)
+			leaving = slices.DeleteFunc(leaving, func(p *pod) bool { return r.has(p.evacuation.Name) && !slices.Contains(recorded, p) })
+		}
+	}
+	d.say(s, leaving, mark{score: s.score()}, s.progressMessage(), s.finish())
+}
+
+// widen records pods that were asked to leave since the surge started, and scales further for them if the Deployment allows it.
+func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
+	r := s.target.record
+	missing := slices.ContainsFunc(leaving, func(p *pod) bool { return !r.has(p.evacuation.Name) })
+	if !missing || len(leaving)+handed > maxRecorded && len(r.Evacuations) >= maxRecorded {
+		return false
+	}
+	extra := min(int32(len(leaving)+handed), maxSurge(s.deployment, r.Keep))
+	if a := s.target.autoscaler; a != nil {
+		extra = min(extra, a.Spec.MaxReplicas-r.Keep)
+	}
+	wider := *r
+	wider.To = max(r.To, r.Keep+extra)
+	wider.Evacuations = namesOf(append(s.handedOver(), leaving...))
+	d.scale = &scaling{value: &wider.To, record: &wider}
+	d.memory.saidAt = s.now
+	for _, p := range leaving {
+		if !r.has(p.evacuation.Name) {
+			d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(&wider) + "."})
+		}
+	}
+	return true
+}
+
+// scaleDown ends the surge so that the pods which are to leave are those that go, as soon as enough others are available. It says whether it has
+// come to that.
+func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
+	r := s.target.record
+	chosen := slices.Clone(leaving)
+	slices.SortStableFunc(chosen, func(a, b *pod) int { return cmp.Compare(rankForRemoval(a), rankForRemoval(b)) })
+	chosen = chosen[:min(len(leaving), int(r.To-r.From))]
+	for _, p := range chosen {
+		if s.isAvailable(p) {
+			spare--
+		}
+	}
+	if spare < 0 {
+		return false
+	}
+	for _, p := range chosen {
+		if deletioncost.CanLower(p.Pod) {
+			d.lower = append(d.lower, p.Pod)
+		}
+	}
+	// The cost has to be known to the ReplicaSet controller when it chooses; that it has come to us tells that it has come this far.
+	if len(d.lower)+len(d.restore) > 0 {
+		return true
+	}
+	d.memory.dropped, d.memory.spared = nil, 0
+	for _, p := range leaving {
+		if deletioncost.IsLowered(p.Pod) || slices.Contains(chosen, p) {
+			d.memory.dropped = append(d.memory.dropped, p.Name)
+		}
+	}
+	d.memory.spared = len(d.memory.dropped) - len(chosen)
+	d.takeBack(s)
+	message := fmt.Sprintf("%d replicas are available in place of those that leave: Deployment %s is scaled back from %d to %d, and this pod has the lowest deletion cost.",
+		len(chosen), s.deployment.Name, r.To, r.From)
+	for _, p := range chosen {
+		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, message: message})
+	}
+	return true
+}
+
+// handOver lets as many pods go as there are spare ones available, and returns the others. They leave through the eviction, which asks the budgets.
+func (d *decision) handOver(s situation, leaving []*pod, spare int) (waiting []*pod) {
+	for _, p := range leaving {
+		cost := 0
+		if s.isAvailable(p) {
+			cost = 1
+		}
+		if spare < cost {
+			waiting = append(waiting, p)
+			continue
+		}
+		spare -= cost
+		d.complete(p, fmt.Sprintf("Another replica is available in its place: Deployment %s is scaled up to %d until the pod has left.",
+			s.deployment.Name, s.target.record.To))
+	}
+	return waiting
+}
+
+// giveUpTimedOut passes on the turns of those for whom there has been no progress for too long and whose budget would let them go, and returns the
+// others.
+func (d *decision) giveUpTimedOut(s situation, leaving []*pod) (waiting []*pod) {
+	surplus := s.surplus()
+	for _, p := range leaving {
+		expiry := s.lastSign(p.evacuation).Add(s.timeout)
+		if s.now.Before(expiry) {
+			d.wakeAt(expiry)
+			waiting = append(waiting, p)
+			continue
+		}
+		if !letsGo(p, surplus) {
+			waiting = append(waiting, p)
+			continue
+		}
+		d.complete(p, fmt.Sprintf("No progress with another replica in its place for %s: %s", s.timeout, s.trouble()))
+	}
+	return waiting
+}
+
+// takeBack ends the surge, if there is one.
+func (d *decision) takeBack(s situation) {
+	r := s.target.record
+	if r == nil || s.target.isGoing(&s) {
+		return
+	}
+	if d.scale = (&scaling{}); !r.isUp() {
+		return
+	}
+	from := r.From
+	d.scale.value, d.scale.takesBack = &from, true
+	d.event(corev1.EventTypeNormal, EventSurgeEnded, actionRelease, "%s is set back from %d to %d", s.target.field(), r.To, r.From)
+}
+
+// restoreCosts gives the deletion cost back to pods that may stay.
+func (d *decision) restoreCosts(s situation) {
+	for i := range s.pods {
+		if p := &s.pods[i]; p.evacuation == nil && deletioncost.IsLowered(p.Pod) {
+			d.restore = append(d.restore, p.Pod)
+		}
+	}
+}
+
+func (d *decision) complete(p *pod, message string) {
+	d.reports = append(d.reports, report{evacuation: p.evacuation, completed: true, progress: true, message: message})
+}
+
+// say tells the Evacuations how far the surge is, at once if it is the first word and then not too often.
+func (d *decision) say(s situation, leaving []*pod, now mark, message string, expected *metav1.Time) {
+	progress := s.memory.known && now.isProgress(s.memory.reported)
+	held := s.now.Before(s.memory.saidAt.Add(sayEvery))
+	changed := false
+	for _, p := range leaving {
+		said := message
+		if !s.target.record.has(p.evacuation.Name) && s.target.record.isUp() {
+			said = fmt.Sprintf("Waits for the pods of Deployment %s that leave before: %s", s.deployment.Name, message)
+		}
+		if !progress && p.evacuation.Status.Message == said {
+			continue
+		}
+		if held && !isTurnMessage(p.evacuation) {
+			d.wakeAt(s.memory.saidAt.Add(sayEvery))
+			continue
+		}
+		changed = true
+		d.reports = append(d.reports, report{evacuation: p.evacuation, message: said, progress: progress, expected: expected})
+	}
+	if changed || !s.memory.known {
+		d.memory.reported = now
+	}
+	if changed {
+		d.memory.saidAt = s.now
+	}
+	// What has lasted for a while is said, also if nothing happens then.
+	for _, p := range s.replacements() {
+		if at, ready := s.availableAt(p); ready && s.now.Before(at) {
+			d.wakeAt(at)
+		}
+	}
+}
+
+func (d *decision) event(eventType, reason, action, format string, args ...any) {
+	d.events = append(d.events, event{eventType, reason, action, fmt.Sprintf(format, args...)})
+}
+
+func (d *decision) wakeAt(t time.Time) {
+	if d.wake.IsZero() || t.Before(d.wake) {
+		d.wake = t
+	}
+}
+
+func namesOf(pods []*pod) []string {
+	names := make([]string, 0, min(len(pods), maxRecorded))
+	for _, p := range pods[:min(len(pods), maxRecorded)] {
+		names = append(names, p.evacuation.Name)
+	}
+	return names
+}
+
+// isTurnMessage says whether the Evacuation still bears the words by which we got the turn.
+func isTurnMessage(evacuation *maintenancev1alpha1.Evacuation) bool {
+	return strings.HasPrefix(evacuation.Status.Message, maintenancev1alpha1.EvacuatorClassDeployment)
+}

@@ -1,0 +1,335 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+const web0 = "uid-web-0-web-0"
+
+func TestDecideStart(t *testing.T) {
+	leaving := newTestPod("web-0", leaves(ours))
+	now := metav1.NewTime(start)
+	for name, tc := range map[string]struct {
+		s    situation
+		want string
+		says string
+	}{
+		"one replica is scaled to two": {
+			at(0, newDeployment(1), leaving), "scale to 2 for 1;", "Deployment web is scaled from 1 to 2",
+		},
+		"as many as leave, within maxSurge": {
+			at(0, newDeployment(3, surging("2")), leaving, newTestPod("web-1", leaves(ours)), newTestPod("web-2", leaves(ours))),
+			"scale to 5 for 3;", "from 3 to 5",
+		},
+		"no more than leave": {
+			at(0, newDeployment(2, surging("100%")), leaving, newTestPod("web-1")), "scale to 3 for 1;", "from 2 to 3",
+		},
+		"percentages are rounded up": {
+			at(0, newDeployment(5), leaving, newTestPod("web-1", leaves(ours)), newTestPod("web-2", leaves(ours)), newTestPod("web-3"), newTestPod("web-4")),
+			"scale to 7 for 3;", "from 5 to 7",
+		},
+		"nobody leaves": {at(0, newDeployment(1), newTestPod("web-0")), "idle;", ""},
+		"those that are in other hands are not ours": {
+			at(0, newDeployment(1), newTestPod("web-0", leaves(lanes))), "idle;", "",
+		},
+		"a change that has not been seen is waited for": {
+			at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Generation = 2 }), leaving), "", "not been seen",
+		},
+		"a rollout is waited for": {
+			at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Status.Replicas, d.Status.UpdatedReplicas = 2, 1 }), leaving), "", "rollout is not complete",
+		},
+		"so is one with a second ReplicaSet": {
+			func() situation { s := at(0, newDeployment(1), leaving); s.activeReplicaSets = 2; return s }(), "", "rollout is not complete",
+		},
+		"pods that the cache has not seen are waited for": {
+			at(0, newDeployment(2), leaving), "", "has 1 pods and should have 2",
+		},
+		"a Recreate strategy declines": {
+			at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Spec.Strategy.Type = appsv1.RecreateDeploymentStrategyType }), leaving),
+			"hand over web-0;", "strategy Recreate",
+		},
+		"maxSurge 0 declines":  {at(0, newDeployment(1, surging("0")), leaving), "hand over web-0;", "maxSurge 0"},
+		"maxSurge 0% declines": {at(0, newDeployment(1, surging("0%")), leaving), "hand over web-0;", "maxSurge 0"},
+		"a paused Deployment declines": {
+			at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Spec.Paused = true }), leaving), "hand over web-0;", "is paused",
+		},
+		"one that is being deleted declines": {
+			at(0, newDeployment(1, func(d *appsv1.Deployment) { d.DeletionTimestamp = &now }), leaving), "hand over web-0;", "being deleted",
+		},
+		"one with the annotation declines": {
+			at(0, newDeployment(1, func(d *appsv1.Deployment) {
+				d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: "Disabled"}
+			}), leaving), "hand over web-0;", "maintenance.haulout.dev/surge: Disabled",
+		},
+		"one that is scaled to 0 declines": {at(0, newDeployment(0), leaving), "hand over web-0;", "scaled to 0"},
+		"a volume for one node declines": {
+			func() situation { s := at(0, newDeployment(1), leaving); s.oneNodeClaims = []string{"data"}; return s }(),
+			"hand over web-0;", "volume claim data is for one node at a time",
+		},
+		"one that was set back twice declines": {
+			at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 2})), leaving), "hand over web-0;", "set its replicas back 2 times",
+		},
+		"one that was set back once is tried again": {
+			at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 1})), leaving), "scale to 2 for 1;", "from 1 to 2",
+		},
+		"what is left of a count goes when nobody leaves": {
+			at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 2})), newTestPod("web-0")), "drop record;", "",
+		},
+		"a record that cannot be read goes": {
+			at(0, newDeployment(1, func(d *appsv1.Deployment) {
+				d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurgeRecord: "{"}
+			}), leaving), "drop record;", "",
+		},
+		"a record from another object goes, and nothing is scaled": {
+			at(0, newDeployment(2, annotated(record{UID: "other", From: 1, To: 2, Keep: 1, Since: &now})), newTestPod("web-0"), newTestPod("web-1")),
+			"drop record;", "",
+		},
+		"a record that would end at 0 goes, and nothing is scaled": {
+			at(0, newDeployment(2, annotated(record{UID: testUID, From: 0, To: 2, Since: &now})), newTestPod("web-0"), newTestPod("web-1")),
+			"drop record;", "",
+		},
+		"a rollout that is stuck is not waited for longer than the timeout": {
+			at(6*time.Minute, newDeployment(1, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 0 }), leaving), "hand over web-0;", "for 5m0s",
+		},
+		"unless the budget would not let the pod go": {
+			at(6*time.Minute, newDeployment(1, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 0 }), newTestPod("web-0", leaves(ours), minOne(1, 1))),
+			"", "rollout is not complete",
+		},
+	} {
+		t.Run(name, func(t *testing.T) { check(t, decide(tc.s), tc.want, tc.says) })
+	}
+}
+
+// check compares a decision with its summary and with a part of what is said.
+func check(t *testing.T, d decision, want, says string) {
+	t.Helper()
+	if got := summary(d); got != want {
+		t.Errorf("decided %q, want %q", got, want)
+	}
+	said := ""
+	for _, r := range d.reports {
+		said += r.message + "\n"
+	}
+	if !strings.Contains(said, says) || says == "" && said != "" {
+		t.Errorf("says %q, want %q", said, says)
+	}
+}
+
+func TestDecideHold(t *testing.T) {
+	up := recorded(1, 2, web0)
+	scaled := func(mods ...func(*appsv1.Deployment)) *appsv1.Deployment {
+		return newDeployment(2, append(mods, up)...)
+	}
+	later := 10 * time.Second
+	for name, tc := range map[string]struct {
+		s    situation
+		want string
+		says string
+	}{
+		"the surge pod is awaited": {
+			at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)), newTestPod("web-1", fresh, unready)), "", "web-1 on node node-1 is not ready",
+		},
+		"the scheduler is quoted": {
+			at(later, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh, pending("0/3 nodes are available: 3 Insufficient cpu."))),
+			"", "surge pod web-1 is Pending: 0/3 nodes are available: 3 Insufficient cpu.",
+		},
+		"a quota is quoted": {
+			at(later, scaled(func(d *appsv1.Deployment) {
+				d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Message: "exceeded quota: small"}}
+			}), newTestPod("web-0", leaves(ours))), "", "no surge pod can be created: exceeded quota: small.",
+		},
+		"the container is quoted": {
+			func() situation {
+				s := at(later, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh, unready))
+				s.waiting = map[string]string{"web-1": "container app waits (ImagePullBackOff)"}
+				return s
+			}(), "", "is not ready: container app waits (ImagePullBackOff).",
+		},
+		"ready is not yet available": {
+			at(later, scaled(func(d *appsv1.Deployment) { d.Spec.MinReadySeconds = 30 }), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)),
+			"", "has to stay so until",
+		},
+		"available on a node that is under maintenance does not count": {
+			at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2)), newTestPod("web-1", fresh, cordoned)), "", "under maintenance itself",
+		},
+		"a pod under a budget goes to its lane, and the surge stays": {
+			at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2)), newTestPod("web-1", fresh)), "hand over web-0;", "available in its place",
+		},
+		"while it is there the surge stays": {
+			at(later, scaled(), newTestPod("web-0", leaves(lanes), minOne(2, 2)), newTestPod("web-1", fresh)), "", "",
+		},
+		"when it has gone the surge is taken back": {
+			at(later, scaled(), newTestPod("web-1", fresh), newTestPod("web-2", fresh, pending(""))), "back to 1;", "",
+		},
+		"a pod without a budget gets the lowest deletion cost": {
+			at(later, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)), "lower web-0;", "",
+		},
+		"and then the surge is taken back": {
+			at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", fresh)), "back to 1;", "lowest deletion cost",
+		},
+		"a budget that never has room does not keep a pod that is replaced": {
+			at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, under(nil, ptr.To(intstr.FromInt32(0)), 2, 2)), newTestPod("web-1", fresh)),
+			"back to 1;", "lowest deletion cost",
+		},
+		"several budgets are for the eviction to tell of": {
+			at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2), minOne(2, 2)), newTestPod("web-1", fresh)), "hand over web-0;", "available",
+		},
+		"a pod that was handed over counts as gone": {
+			at(later, newDeployment(3, recorded(2, 3, web0, "uid-web-1-web-1")), newTestPod("web-0", leaves(lanes), minOne(3, 3)),
+				newTestPod("web-1", leaves(ours), minOne(3, 3)), newTestPod("web-2", fresh)), "", "waits for the others",
+		},
+		"cancelled: the surge is taken back and nothing goes": {
+			at(later, scaled(), newTestPod("web-0"), newTestPod("web-1", fresh)), "back to 1;", "",
+		},
+		"cancelled: first the deletion costs are restored": {
+			at(later, scaled(), newTestPod("web-0", cheapest), newTestPod("web-1", fresh)), "restore web-0;", "",
+		},
+		"somebody has set it back": {
+			at(later, newDeployment(1, up), newTestPod("web-0", leaves(ours))), "record 1 resets;", "",
+		},
+		"somebody has set it back and nobody leaves any more": {
+			at(later, newDeployment(1, up), newTestPod("web-0")), "drop record;", "",
+		},
+		"somebody has scaled on":   {at(later, newDeployment(5, up), newTestPod("web-0", leaves(ours))), "drop record;", ""},
+		"somebody has scaled to 0": {at(later, newDeployment(0, up), newTestPod("web-0", leaves(ours))), "drop record;", ""},
+		"paused meanwhile": {
+			at(later, scaled(func(d *appsv1.Deployment) { d.Spec.Paused = true }), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)),
+			"back to 1;hand over web-0;", "is paused",
+		},
+		"deleted meanwhile": {
+			at(later, scaled(func(d *appsv1.Deployment) { d.DeletionTimestamp = &metav1.Time{Time: start} }), newTestPod("web-0", leaves(ours))),
+			"hand over web-0;", "being deleted",
+		},
+		"rolled out meanwhile": {
+			at(later, scaled(func(d *appsv1.Deployment) { d.Status.Replicas = 3 }), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)),
+			"", "waits for a rollout",
+		},
+		"one more leaves and maxSurge allows it": {
+			at(later, newDeployment(5, recorded(4, 5, web0), surging("2")), newTestPod("web-0", leaves(ours)), newTestPod("web-1", leaves(ours)), newTestPod("web-2"),
+				newTestPod("web-3"), newTestPod("web-4", fresh)), "scale to 6 for 2;", "from 4 to 6",
+		},
+		"one more leaves and maxSurge does not allow it": {
+			at(later, newDeployment(5, recorded(4, 5, web0)), newTestPod("web-0", leaves(ours)), newTestPod("web-1", leaves(ours)), newTestPod("web-2"),
+				newTestPod("web-3"), newTestPod("web-4", fresh)), "scale to 5 for 2;", "from 4 to 5",
+		},
+		"no progress for too long, and nothing holds the pod": {
+			at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh, unready)), "back to 1;hand over web-0;", "No progress",
+		},
+		"no progress for too long, and the budget holds the pod": {
+			at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)), newTestPod("web-1", fresh, unready)), "", "PodDisruptionBudget web lets no pod go",
+		},
+		"no progress for too long, and the budget lets a pod go without the surge": {
+			at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours), under(nil, ptr.To(intstr.FromInt32(1)), 2, 1)), newTestPod("web-1", fresh, unready)),
+			"back to 1;hand over web-0;", "No progress",
+		},
+		"a new leader gives it time": {
+			func() situation {
+				s := at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh, unready))
+				s.servingSince = start.Add(5 * time.Minute)
+				return s
+			}(), "", "not ready",
+		},
+	} {
+		t.Run(name, func(t *testing.T) { check(t, decide(tc.s), tc.want, tc.says) })
+	}
+}
+
+func TestDecideWithAutoscaler(t *testing.T) {
+	leaving := newTestPod("web-0", leaves(ours))
+	up := newAutoscaler(2, 3, 2)
+	annotated(record{UID: "uid-hpa", From: 1, To: 2, Keep: 1, Since: &metav1.Time{Time: start}, Evacuations: []string{web0}})(&appsv1.Deployment{})
+	withRecord := func(a *autoscalingv2.HorizontalPodAutoscaler, r record) *autoscalingv2.HorizontalPodAutoscaler {
+		var d appsv1.Deployment
+		annotated(r)(&d)
+		a = a.DeepCopy()
+		a.Annotations = d.Annotations
+		return a
+	}
+	up = withRecord(up, record{UID: "uid-hpa", From: 1, To: 2, Keep: 1, Since: &metav1.Time{Time: start}, Evacuations: []string{web0}})
+	for name, tc := range map[string]struct {
+		s    situation
+		want string
+		says string
+	}{
+		"its minReplicas is raised":            {at(0, newDeployment(1), leaving).scaledBy(newAutoscaler(1, 3, 1)), "scale to 2 for 1;", "by HorizontalPodAutoscaler web"},
+		"from what it has, not from its least": {at(0, newDeployment(1), leaving).scaledBy(newAutoscaler(1, 4, 3)), "scale to 4 for 1;", "from 3 to 4"},
+		"it has no room":                       {at(0, newDeployment(1), leaving).scaledBy(newAutoscaler(1, 1, 1)), "hand over web-0;", "maxReplicas is 1"},
+		"there are two":                        {at(0, newDeployment(1), leaving).scaledBy(newAutoscaler(1, 3, 1), newAutoscaler(1, 3, 1)), "hand over web-0;", "2 HorizontalPodAutoscalers"},
+		"it is not able to scale": {
+			at(0, newDeployment(1), leaving).scaledBy(func() *autoscalingv2.HorizontalPodAutoscaler {
+				a := newAutoscaler(1, 3, 1)
+				a.Status.Conditions[0].Status = corev1.ConditionFalse
+				return a
+			}()), "hand over web-0;", "AbleToScale",
+		},
+		"somebody keeps it as it is": {
+			at(0, newDeployment(1), leaving).scaledBy(func() *autoscalingv2.HorizontalPodAutoscaler {
+				a := newAutoscaler(1, 3, 1)
+				a.OwnerReferences = []metav1.OwnerReference{{Kind: "ScaledObject", Name: "web", Controller: ptr.To(true)}}
+				return a
+			}()), "hand over web-0;", "ScaledObject web",
+		},
+		"it is slow":                             {at(10*time.Second, newDeployment(1), leaving).scaledBy(up), "", "has not scaled the Deployment yet"},
+		"pods without a budget are evicted, too": {at(10*time.Second, newDeployment(2), leaving, newTestPod("web-1", fresh)).scaledBy(up), "hand over web-0;", "available"},
+		"it is taken back":                       {at(10*time.Second, newDeployment(2), newTestPod("web-1", fresh)).scaledBy(up), "back to 1;", ""},
+		"what it adds for the load stays": {
+			at(10*time.Second, newDeployment(3), leaving, newTestPod("web-1", fresh), newTestPod("web-2", fresh, unready)).scaledBy(up), "", "not ready",
+		},
+		"somebody has changed its minReplicas": {
+			at(10*time.Second, newDeployment(3), leaving).scaledBy(withRecord(newAutoscaler(3, 5, 3), *mustRecord(up))), "drop record;", "",
+		},
+		"the Deployment is gone": {
+			func() situation { s := at(10*time.Second, newDeployment(1)).scaledBy(up); s.deployment = nil; return s }(), "back to 1;", "",
+		},
+	} {
+		t.Run(name, func(t *testing.T) { check(t, decide(tc.s), tc.want, tc.says) })
+	}
+}
+
+func mustRecord(a *autoscalingv2.HorizontalPodAutoscaler) *record {
+	r, garbage := readRecord(a, 0)
+	if garbage {
+		panic("no record")
+	}
+	return r
+}
+
+func TestMisses(t *testing.T) {
+	s := at(0, newDeployment(1), newTestPod("web-0", leaves(ours), cheapest))
+	s.memory.dropped = []string{"web-0"}
+	d := decide(s)
+	check(t, d, "scale to 2 for 1;", "from 1 to 2")
+	if d.memory.misses != 1 {
+		t.Errorf("counted %d misses, want 1", d.memory.misses)
+	}
+	s.memory = d.memory
+	s.memory.dropped = []string{"web-0"}
+	check(t, decide(s), "hand over web-0;", "2 scale-downs in a row")
+}

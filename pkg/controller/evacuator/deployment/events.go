@@ -1,0 +1,58 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Reasons of the events on Deployments.
+const (
+	// EventSurgeStarted: the Deployment is scaled up before pods leave.
+	EventSurgeStarted = "SurgeStarted"
+	// EventSurgeEnded: the scaling is taken back.
+	EventSurgeEnded = "SurgeEnded"
+	// EventSurgeDissolved: somebody else has scaled meanwhile, and the number is left as it is.
+	EventSurgeDissolved = "SurgeDissolved"
+	// EventSurgeDeclined: pods leave without another one in their place first.
+	EventSurgeDeclined = "SurgeDeclined"
+)
+
+// Actions of the events.
+const (
+	actionSurge   = "Surge"
+	actionRelease = "Release"
+)
+
+// event is one to be sent.
+type event struct {
+	eventType, reason, action, message string
+}
+
+func (c *Controller) send(s situation, events []event) {
+	if s.deployment == nil {
+		return
+	}
+	// The cache holds no more than what is needed, and not the kind.
+	regarding := &corev1.ObjectReference{
+		APIVersion: "apps/v1", Kind: "Deployment", Namespace: s.deployment.Namespace, Name: s.deployment.Name,
+		UID: s.deployment.UID, ResourceVersion: s.deployment.ResourceVersion,
+	}
+	for _, e := range events {
+		c.recorder.Eventf(regarding, nil, e.eventType, e.reason, e.action, "%s", e.message)
+	}
+}

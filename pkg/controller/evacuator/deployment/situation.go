@@ -1,0 +1,363 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/eviction/pdb"
+)
+
+// clockSkew is how far the clock of the host cluster may be behind.
+const clockSkew = 2 * time.Second
+
+// situation is all that a decision about a Deployment depends on.
+type situation struct {
+	now time.Time
+	// servingSince is since when this leader serves: what happened before, nobody could report.
+	servingSince time.Time
+	// timeout is how long a surge may make no progress.
+	timeout time.Duration
+	// deployment is nil if there is none of this name.
+	deployment *appsv1.Deployment
+	// autoscalers are those that scale the Deployment.
+	autoscalers []*autoscalingv2.HorizontalPodAutoscaler
+	target      target
+	// pods are those of the Deployment that nobody has asked to stop.
+	pods []pod
+	// orphans are the Evacuations in our turn whose pods belong to a Deployment of this name that is gone.
+	orphans []*maintenancev1alpha1.Evacuation
+	// activeReplicaSets counts those that have pods or should have some.
+	activeReplicaSets int
+	// oneNodeClaims are the names of the template's volume claims that only one node, or only one pod, can use at a time.
+	oneNodeClaims []string
+	// waiting says what a container of a surge pod waits for, by the name of the pod.
+	waiting map[string]string
+	// memory is what this process knows from its last decision.
+	memory memory
+}
+
+// target is what is scaled: the Deployment or, if there is one, its autoscaler.
+type target struct {
+	// autoscaler is nil if the Deployment itself is scaled.
+	autoscaler *autoscalingv2.HorizontalPodAutoscaler
+	// value is its number now: spec.replicas or spec.minReplicas.
+	value int32
+	// record is that of the surge; nil if there is none.
+	record *record
+	// garbage: there is a record that means nothing.
+	garbage bool
+}
+
+// isGoing says whether there is nothing left to be scaled.
+func (t *target) isGoing(s *situation) bool {
+	return t.autoscaler == nil && (s.deployment == nil || s.deployment.DeletionTimestamp != nil)
+}
+
+// pod is one of the Deployment's.
+type pod struct {
+	*corev1.Pod
+	// evacuation is that of the pod; nil if it has none that counts.
+	evacuation *maintenancev1alpha1.Evacuation
+	// staysUp: its node is not under maintenance.
+	staysUp bool
+	// budgets are those that the eviction API would ask.
+	budgets []*policyv1.PodDisruptionBudget
+}
+
+// memory is what is only worth knowing as long as the process runs: a new one goes on without.
+type memory struct {
+	// known is false at first sight.
+	known bool
+	// reported is how far the surge was when it was last reported, and saidAt is when that was.
+	reported mark
+	saidAt   time.Time
+	// dropped are the pods of which the last scale-down was to take all but spared, and misses counts the scale-downs in a row that took others.
+	dropped        []string
+	spared, misses int
+}
+
+// mark is how far a surge has come.
+type mark struct {
+	// waitsForRollout: no surge has started, and fingerprint is how far the rollout is.
+	waitsForRollout bool
+	fingerprint     string
+	// score grows with each step that a replacement takes.
+	score int
+}
+
+// isProgress says whether there is any since an earlier mark.
+func (m mark) isProgress(since mark) bool {
+	if m.waitsForRollout || since.waitsForRollout {
+		return m != since
+	}
+	return m.score > since.score
+}
+
+// isOurTurn says whether an Evacuation waits for this evacuator.
+func isOurTurn(evacuation *maintenancev1alpha1.Evacuation) bool {
+	return evacuation.Status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment && !evacuation.Status.ActiveEvacuatorCompleted
+}
+
+// leaving returns the pods that wait for this evacuator, those first that the surge is recorded for.
+func (s *situation) leaving() []*pod {
+	var recorded, others []*pod
+	for i := range s.pods {
+		p := &s.pods[i]
+		switch {
+		case p.evacuation == nil || !isOurTurn(p.evacuation):
+		case s.target.record.has(p.evacuation.Name):
+			recorded = append(recorded, p)
+		default:
+			others = append(others, p)
+		}
+	}
+	return append(recorded, others...)
+}
+
+// handedOver returns the pods that may go since the surge is up, and have not gone yet.
+func (s *situation) handedOver() []*pod {
+	var handed []*pod
+	for i := range s.pods {
+		if p := &s.pods[i]; p.evacuation != nil && !isOurTurn(p.evacuation) && s.target.record.has(p.evacuation.Name) {
+			handed = append(handed, p)
+		}
+	}
+	return handed
+}
+
+// availableAt returns when a pod that is ready counts as available, and false if it is not ready.
+func (s *situation) availableAt(p *pod) (time.Time, bool) {
+	for i := range p.Status.Conditions {
+		c := &p.Status.Conditions[i]
+		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+			if s.deployment == nil || s.deployment.Spec.MinReadySeconds == 0 {
+				return c.LastTransitionTime.Time, true
+			}
+			// A second more: that of the condition is rounded down.
+			return c.LastTransitionTime.Add(time.Duration(s.deployment.Spec.MinReadySeconds)*time.Second + time.Second), true
+		}
+	}
+	return time.Time{}, false
+}
+
+func (s *situation) isAvailable(p *pod) bool {
+	at, ready := s.availableAt(p)
+	// Without minReadySeconds ready is available, whatever the kubelet's clock shows.
+	return ready && (s.deployment == nil || s.deployment.Spec.MinReadySeconds == 0 || !s.now.Before(at))
+}
+
+// replacements returns the pods that came with the surge and are not asked to leave themselves.
+func (s *situation) replacements() []*pod {
+	r := s.target.record
+	if !r.isUp() {
+		return nil
+	}
+	var fresh []*pod
+	for i := range s.pods {
+		if p := &s.pods[i]; p.evacuation == nil && !p.CreationTimestamp.Time.Before(r.Since.Add(-clockSkew)) {
+			fresh = append(fresh, p)
+		}
+	}
+	return fresh
+}
+
+// serving counts the pods that are available and stay so: not those that may go at any moment, and not replacements on nodes that are under
+// maintenance themselves.
+func (s *situation) serving() int {
+	misplaced := map[string]bool{}
+	for _, p := range s.replacements() {
+		misplaced[p.Name] = !p.staysUp
+	}
+	for _, p := range s.handedOver() {
+		misplaced[p.Name] = true
+	}
+	n := 0
+	for i := range s.pods {
+		if p := &s.pods[i]; !misplaced[p.Name] && s.isAvailable(p) {
+			n++
+		}
+	}
+	return n
+}
+
+// floor is how many pods are to be available all the time. What an autoscaler adds because of the load counts, too.
+func (s *situation) floor() int {
+	r := s.target.record
+	return int(max(r.Keep, replicasOf(s.deployment)-(r.To-r.Keep)))
+}
+
+// unsettled says what keeps the Deployment from being scaled now; "" if nothing does. While it rolls out, a surge would be spread over its
+// ReplicaSets, and the rollout replaces the pods anyway. That the cache shows as many pods as there should be says that it has seen what the
+// last scale-down took.
+func (s *situation) unsettled() string {
+	d, want := s.deployment, replicasOf(s.deployment)
+	switch {
+	case d.Status.ObservedGeneration < d.Generation:
+		return "its latest change has not been seen by the deployment controller"
+	case d.Status.UpdatedReplicas < want || d.Status.Replicas != d.Status.UpdatedReplicas || s.activeReplicaSets > 1:
+		return fmt.Sprintf("its rollout is not complete: %d of %d replicas are updated, %d exist%s", d.Status.UpdatedReplicas, want, d.Status.Replicas,
+			replicaFailure(d))
+	case d.Status.Replicas != want || len(s.pods) != int(want):
+		return fmt.Sprintf("it has %d pods and should have %d%s", len(s.pods), want, replicaFailure(d))
+	}
+	return ""
+}
+
+// isRollingOut says whether a rollout is under way that was not there when the surge started.
+func (s *situation) isRollingOut() bool {
+	return s.activeReplicaSets > 1 || s.deployment.Status.ObservedGeneration >= s.deployment.Generation &&
+		s.deployment.Status.Replicas != s.deployment.Status.UpdatedReplicas
+}
+
+// replicaFailure says what the ReplicaSet fails with, to be put at the end of a sentence.
+func replicaFailure(d *appsv1.Deployment) string {
+	for i := range d.Status.Conditions {
+		if c := &d.Status.Conditions[i]; c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue {
+			return ": " + c.Message
+		}
+	}
+	return ""
+}
+
+func replicasOf(d *appsv1.Deployment) int32 {
+	if d.Spec.Replicas == nil {
+		return 1
+	}
+	return *d.Spec.Replicas
+}
+
+// maxSurge returns how many replicas the Deployment allows itself beyond the given number of them.
+func maxSurge(d *appsv1.Deployment, replicas int32) int32 {
+	limit := intstr.FromString("25%")
+	if rolling := d.Spec.Strategy.RollingUpdate; rolling != nil && rolling.MaxSurge != nil {
+		limit = *rolling.MaxSurge
+	}
+	n, err := intstr.GetScaledValueFromIntOrPercent(&limit, int(replicas), true)
+	if err != nil {
+		return 0
+	}
+	return int32(min(n, maxRecorded))
+}
+
+// lastSign is when the surge for an Evacuation last made progress or, if nobody could have told, when this leader took over.
+func (s *situation) lastSign(evacuation *maintenancev1alpha1.Evacuation) time.Time {
+	if stamp := evacuation.Status.EvacuationProgressTimestamp; stamp != nil && stamp.After(s.servingSince) {
+		return stamp.Time
+	}
+	return s.servingSince
+}
+
+// surplus is how many of the pods a taking back would remove.
+func (s *situation) surplus() int32 {
+	if r := s.target.record; r.isUp() {
+		return max(0, replicasOf(s.deployment)-r.Keep)
+	}
+	return 0
+}
+
+// letsGo says whether the eviction API would let the pod go once the surge is taken back.
+func letsGo(p *pod, surplus int32) bool {
+	switch len(p.budgets) {
+	case 0:
+		return true
+	case 1:
+		budget := p.budgets[0]
+		if _, failed := pdb.SyncFailure(budget); failed || !pdb.IsCurrent(budget) {
+			return false
+		}
+		if !pdb.IsReady(p.Pod) && pdb.LetsUnreadyGo(budget) || pdb.Allowed(budget) > 0 {
+			return true
+		}
+		expected := max(0, budget.Status.ExpectedPods-surplus)
+		return min(budget.Status.CurrentHealthy, expected) > desiredHealthy(budget, expected)
+	}
+	return false
+}
+
+// goesByScaleDown says whether the pods can only go, or go best, with the scale-down that ends the surge: they have no budget, or one that grows with
+// the number of replicas so that it has no room for an eviction however many there are. As in a rollout, which does not ask budgets either, a
+// pod is only removed when another one is available in its place.
+func (s *situation) goesByScaleDown(pods []*pod) bool {
+	if s.target.autoscaler != nil {
+		return false
+	}
+	return !slices.ContainsFunc(pods, func(p *pod) bool {
+		switch len(p.budgets) {
+		case 0:
+			return false
+		case 1:
+			return makesRoom(p.budgets[0], s.target.record.To)
+		}
+		return true
+	})
+}
+
+// makesRoom says whether a budget lets a pod go if as many are expected and all are healthy.
+func makesRoom(budget *policyv1.PodDisruptionBudget, expected int32) bool {
+	expected = max(expected, budget.Status.ExpectedPods)
+	return desiredHealthy(budget, expected) < expected
+}
+
+// desiredHealthy returns how many pods a budget wants to be healthy if as many are expected.
+func desiredHealthy(budget *policyv1.PodDisruptionBudget, expected int32) int32 {
+	limit, unavailable := budget.Spec.MinAvailable, budget.Spec.MaxUnavailable
+	if unavailable != nil {
+		limit = unavailable
+	}
+	if limit == nil {
+		return expected
+	}
+	n, err := intstr.GetScaledValueFromIntOrPercent(limit, int(expected), true)
+	switch {
+	case err != nil:
+		return expected
+	case unavailable != nil:
+		return max(0, expected-int32(n))
+	}
+	return int32(n)
+}
+
+// expectedFinish estimates when the replacements are available, from how long the pods that are there took. nil if there is nothing to go by.
+func (s *situation) expectedFinish() *metav1.Time {
+	var typical time.Duration
+	for i := range s.pods {
+		p := &s.pods[i]
+		if at, ready := s.availableAt(p); ready {
+			// A pod that became ready anew looks slow; the quickest tells most.
+			if took := at.Sub(p.CreationTimestamp.Time); took >= 0 && (typical == 0 || took < typical) {
+				typical = max(took, time.Second)
+			}
+		}
+	}
+	if typical == 0 {
+		return nil
+	}
+	at := metav1.NewTime(s.now.Add(typical))
+	at = at.Rfc3339Copy()
+	return &at
+}
