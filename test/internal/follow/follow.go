@@ -48,6 +48,9 @@ type Resource struct {
 	MayRestart bool
 	// See is told each event, in order. What is there at the beginning is added.
 	See func(watch.Event)
+	// SeeState, if not nil, is told instead of See what follows from the list after a restart: other things may have happened to the object
+	// between such an event and the one before.
+	SeeState func(watch.Event)
 	// Fail is told why no more events will come. It is not called for the end of the context.
 	Fail func(error)
 }
@@ -65,7 +68,7 @@ func Start(ctx context.Context, r Resource) error {
 		Resource: r, known: map[types.UID]runtime.Object{},
 		listWatch: cache.NewListWatchFromClient(r.Client, r.Name, metav1.NamespaceAll, fields.Everything()),
 	}
-	version, err := f.list(ctx)
+	version, err := f.list(ctx, f.See)
 	if err != nil {
 		return fmt.Errorf("list %s: %w", r.Name, err)
 	}
@@ -76,6 +79,10 @@ func Start(ctx context.Context, r Resource) error {
 }
 
 func (f *follower) run(ctx context.Context, version string) {
+	seeState := f.SeeState
+	if seeState == nil {
+		seeState = f.See
+	}
 	for {
 		err := f.watch(ctx, version)
 		if ctx.Err() != nil {
@@ -86,7 +93,7 @@ func (f *follower) run(ctx context.Context, version string) {
 			return
 		}
 		err = wait.PollUntilContextCancel(ctx, relistInterval, true, func(ctx context.Context) (bool, error) {
-			version, err = f.list(ctx)
+			version, err = f.list(ctx, seeState)
 			return err == nil, nil
 		})
 		if err != nil {
@@ -107,7 +114,7 @@ func (f *follower) watch(ctx context.Context, version string) error {
 		case watch.Error:
 			return apierrors.FromObject(event.Object)
 		case watch.Added, watch.Modified, watch.Deleted:
-			if err := f.see(event); err != nil {
+			if err := f.tell(f.See, event); err != nil {
 				return err
 			}
 		}
@@ -115,8 +122,8 @@ func (f *follower) watch(ctx context.Context, version string) error {
 	return fmt.Errorf("the watch ended")
 }
 
-// list tells See how the objects differ from those that are known, and returns the version of the list.
-func (f *follower) list(ctx context.Context) (version string, err error) {
+// list tells see how the objects differ from those that are known, and returns the version of the list.
+func (f *follower) list(ctx context.Context, see func(watch.Event)) (version string, err error) {
 	list, err := f.listWatch.ListWithContext(ctx, metav1.ListOptions{})
 	if err != nil {
 		return "", err
@@ -142,12 +149,12 @@ func (f *follower) list(ctx context.Context) (version string, err error) {
 			}
 			event.Type = watch.Modified
 		}
-		if err := f.see(event); err != nil {
+		if err := f.tell(see, event); err != nil {
 			return "", err
 		}
 	}
 	for _, object := range gone {
-		if err := f.see(watch.Event{Type: watch.Deleted, Object: object}); err != nil {
+		if err := f.tell(see, watch.Event{Type: watch.Deleted, Object: object}); err != nil {
 			return "", err
 		}
 	}
@@ -163,7 +170,7 @@ func sameVersion(known runtime.Object, now metav1.Object) bool {
 	return err == nil && accessor.GetResourceVersion() == now.GetResourceVersion()
 }
 
-func (f *follower) see(event watch.Event) error {
+func (f *follower) tell(see func(watch.Event), event watch.Event) error {
 	if f.MayRestart {
 		accessor, err := meta.Accessor(event.Object)
 		if err != nil {
@@ -175,6 +182,6 @@ func (f *follower) see(event watch.Event) error {
 			f.known[accessor.GetUID()] = event.Object
 		}
 	}
-	f.See(event)
+	see(event)
 	return nil
 }

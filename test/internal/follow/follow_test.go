@@ -82,6 +82,7 @@ func TestFollow(t *testing.T) {
 	events := []watch.Event{{Type: watch.Modified, Object: pod("a", "3")}, {Type: watch.Added, Object: pod("b", "4")}}
 	for name, test := range map[string]struct {
 		mayRestart bool
+		tellsState bool
 		want       []string
 	}{
 		"what a server does not remember is an error": {
@@ -90,6 +91,10 @@ func TestFollow(t *testing.T) {
 		"what a server does not remember is told by the state that it comes back with": {
 			mayRestart: true,
 			want:       []string{"ADDED a 1", "MODIFIED a 3", "ADDED b 4", "MODIFIED b 6", "ADDED c 7", "DELETED a 3"},
+		},
+		"the state that a server comes back with is told apart": {
+			mayRestart: true, tellsState: true,
+			want: []string{"ADDED a 1", "MODIFIED a 3", "ADDED b 4", "state MODIFIED b 6", "state ADDED c 7", "state DELETED a 3"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -105,7 +110,13 @@ func TestFollow(t *testing.T) {
 					told <- fmt.Sprintf("%s %s %s", e.Type, p.Name, p.ResourceVersion)
 				},
 			}}
-			version, err := f.list(t.Context())
+			if test.tellsState {
+				f.SeeState = func(e watch.Event) {
+					p := e.Object.(*corev1.Pod)
+					told <- fmt.Sprintf("state %s %s %s", e.Type, p.Name, p.ResourceVersion)
+				}
+			}
+			version, err := f.list(t.Context(), f.See)
 			if err != nil {
 				t.Fatal(err)
 			}
