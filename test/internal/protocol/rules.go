@@ -1,0 +1,174 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package protocol
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// longestSpecified is the default of spec.progressDeadlineSeconds.
+const longestSpecified = 30 * time.Minute
+
+// broken says in words which rules two states of an Evacuation break that follow each other, directly if they are consecutive.
+func (w *Witness) broken(before, e *v1alpha1.Evacuation, consecutive bool) []string {
+	var found []string
+	if !equality.Semantic.DeepEqual(before.Spec, e.Spec) {
+		found = append(found, "its spec has changed")
+	}
+	was, is := &before.Status, &e.Status
+	if isComplete(before) {
+		if !equality.Semantic.DeepEqual(was, is) {
+			found = append(found, fmt.Sprintf("its status has changed after it was complete: %+v, now %+v", *was, *is))
+		}
+		return found
+	}
+	if is.FailedEvictionCounter < was.FailedEvictionCounter {
+		found = append(found, fmt.Sprintf("failedEvictionCounter fell from %d to %d", was.FailedEvictionCounter, is.FailedEvictionCounter))
+	}
+	if text := w.brokenTurn(before, e, consecutive); text != "" {
+		found = append(found, text)
+	}
+	if consecutive && is.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid {
+		switch {
+		case is.ActiveEvacuatorClass != was.ActiveEvacuatorClass:
+			found = append(found, fmt.Sprintf("Forbid has outlived the turn of %s", was.ActiveEvacuatorClass))
+		case was.EvacuationCancellationPolicy != is.EvacuationCancellationPolicy && isWithdrawn(before):
+			found = append(found, "Forbid was set when nobody asked for it any more")
+		case !isEvacuator(e, is.ActiveEvacuatorClass):
+			found = append(found, fmt.Sprintf("Forbid was set although no evacuator but %q has the turn", is.ActiveEvacuatorClass))
+		}
+	}
+	return found
+}
+
+// brokenTurn says what is wrong with a hand-over.
+func (w *Witness) brokenTurn(before, e *v1alpha1.Evacuation, consecutive bool) string {
+	was, is := &before.Status, &e.Status
+	if was.ActiveEvacuatorClass == is.ActiveEvacuatorClass {
+		return ""
+	}
+	order := turns(e)
+	from, to := slices.Index(order, was.ActiveEvacuatorClass), slices.Index(order, is.ActiveEvacuatorClass)
+	handOver := fmt.Sprintf("the turn went from %q to %q", was.ActiveEvacuatorClass, is.ActiveEvacuatorClass)
+	switch {
+	case to < 0:
+		return handOver + ", which is nobody"
+	case to < from:
+		return handOver + ", which comes before it"
+	case !consecutive:
+		return ""
+	case to != from+1:
+		return fmt.Sprintf("%s, out of order: %s", handOver, strings.Join(order, ", "))
+	case isWithdrawn(before):
+		return handOver + " although nobody asks for it any more"
+	case from < 0 || was.ActiveEvacuatorCompleted:
+		return ""
+	}
+	patience := w.patience(before)
+	if was.EvacuationProgressTimestamp == nil || is.EvacuationProgressTimestamp == nil {
+		return handOver + " and bears no stamp"
+	}
+	if waited := is.EvacuationProgressTimestamp.Sub(was.EvacuationProgressTimestamp.Time); waited < patience {
+		return fmt.Sprintf("%s %v after it reported, or got it; it may be silent for %v", handOver, waited, patience)
+	}
+	return ""
+}
+
+// patience is for how long the active evacuator may be silent at least. Whether it has reported shows in what only it can have written.
+func (w *Witness) patience(e *v1alpha1.Evacuation) time.Duration {
+	patience := longestSpecified
+	if seconds := e.Spec.ProgressDeadlineSeconds; seconds != nil {
+		patience = time.Duration(*seconds) * time.Second
+	}
+	reported := e.Status.ExpectedEvacuationFinishTime != nil || e.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid ||
+		!strings.HasPrefix(e.Status.Message, e.Status.ActiveEvacuatorClass+" has the turn since ")
+	if reported {
+		return patience
+	}
+	return min(patience, w.startDeadline)
+}
+
+// turns are the classes in the order of their turns. Those of equal priority cannot be told apart here: tests give each its own.
+func turns(e *v1alpha1.Evacuation) []string {
+	sorted := slices.Clone(e.Spec.Evacuators)
+	slices.SortStableFunc(sorted, func(a, b v1alpha1.Evacuator) int { return int(b.Priority) - int(a.Priority) })
+	var order []string
+	for _, evacuator := range sorted {
+		order = append(order, evacuator.EvacuatorClass)
+	}
+	return append(order, v1alpha1.EvacuatorClassEviction)
+}
+
+func isEvacuator(e *v1alpha1.Evacuation, class string) bool {
+	return slices.ContainsFunc(e.Spec.Evacuators, func(evacuator v1alpha1.Evacuator) bool { return evacuator.EvacuatorClass == class })
+}
+
+func isComplete(e *v1alpha1.Evacuation) bool {
+	return meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete)
+}
+
+// isWithdrawn says whether nobody asks for an Evacuation any more.
+func isWithdrawn(e *v1alpha1.Evacuation) bool {
+	return e.DeletionTimestamp != nil || !slices.ContainsFunc(e.Finalizers, isInstigator)
+}
+
+func isInstigator(finalizer string) bool {
+	return strings.HasPrefix(finalizer, v1alpha1.FinalizerInstigatorPrefix)
+}
+
+// Unsettled describes the Evacuations that have neither ended nor say what keeps them.
+func (w *Witness) Unsettled() []string {
+	var found []string
+	for _, e := range w.Evacuations() {
+		describe := func(what string) {
+			found = append(found, fmt.Sprintf("Evacuation %s/%s %s: finalizers %v, deleted %v, status %+v", e.Namespace, e.Name, what, e.Finalizers, e.DeletionTimestamp, e.Status))
+		}
+		blocked := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionBlocked)
+		switch {
+		case isComplete(e):
+		case isWithdrawn(e) && e.Status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid && !heldByOthers(e):
+			describe("is called off and still there")
+		case isWithdrawn(e) && heldByOthers(e):
+		case blocked == nil || blocked.Status != metav1.ConditionTrue:
+			describe("has not ended and does not say why")
+		case blocked.Message == "" || !slices.Contains(reasons, blocked.Reason):
+			describe("is blocked for no reason that there is")
+		}
+	}
+	return found
+}
+
+func heldByOthers(e *v1alpha1.Evacuation) bool {
+	return slices.ContainsFunc(e.Finalizers, func(finalizer string) bool { return !isInstigator(finalizer) })
+}
+
+// reasons are all for which an Evacuation may be blocked.
+var reasons = []string{
+	v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonPodDisruptionBudgetSyncFailed, v1alpha1.ReasonTooManyDisruptedPods,
+	v1alpha1.ReasonMultiplePodDisruptionBudgets, v1alpha1.ReasonUnhealthyPodsHoldBudget, v1alpha1.ReasonEvacuatorNotProgressing,
+	v1alpha1.ReasonPodTerminating, v1alpha1.ReasonPodFinalizer, v1alpha1.ReasonNodeUnreachable, v1alpha1.ReasonNoEvacuator, v1alpha1.ReasonRecreated,
+	v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionError,
+}

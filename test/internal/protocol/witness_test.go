@@ -1,0 +1,254 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package protocol
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/internal/judge"
+)
+
+const (
+	podUID    = "f5823a89-e03f-4752-b013-445643b8c7a0"
+	first     = "first.example.com"
+	second    = "second.example.com"
+	evict     = v1alpha1.EvacuatorClassEviction
+	finalizer = v1alpha1.FinalizerInstigatorPrefix + "test.example.com"
+	server    = "server"
+)
+
+var begin = time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC)
+
+type mod func(*v1alpha1.Evacuation)
+
+// evacuation returns one with two evacuators that have 10 s each, of which none has the turn.
+func evacuation(mods ...mod) *v1alpha1.Evacuation {
+	e := &v1alpha1.Evacuation{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "blue", Name: podUID + "-web", UID: "evacuation-1", Finalizers: []string{finalizer}, CreationTimestamp: metav1.NewTime(begin),
+		},
+		Spec: v1alpha1.EvacuationSpec{
+			PodRef: v1alpha1.PodReference{Name: "web", UID: podUID}, ProgressDeadlineSeconds: ptr.To[int32](10),
+			Evacuators: []v1alpha1.Evacuator{{EvacuatorClass: second, Priority: 5}, {EvacuatorClass: first, Priority: 100}},
+		},
+		Status: v1alpha1.EvacuationStatus{EvacuationCancellationPolicy: v1alpha1.EvacuationCancellationPolicyAllow},
+	}
+	for _, m := range mods {
+		m(e)
+	}
+	return e
+}
+
+// turn gives the turn to a class, some seconds after the beginning.
+func turn(class string, at int) mod {
+	return func(e *v1alpha1.Evacuation) {
+		e.Status.ActiveEvacuatorClass = class
+		e.Status.EvacuationProgressTimestamp = ptr.To(metav1.NewTime(begin.Add(time.Duration(at) * time.Second)))
+		e.Status.Message = class + " has the turn since then: test."
+	}
+}
+
+func says(message string) mod { return func(e *v1alpha1.Evacuation) { e.Status.Message = message } }
+
+func done(e *v1alpha1.Evacuation) { e.Status.ActiveEvacuatorCompleted = true }
+
+func forbid(e *v1alpha1.Evacuation) {
+	e.Status.EvacuationCancellationPolicy = v1alpha1.EvacuationCancellationPolicyForbid
+}
+
+func failed(n int32) mod { return func(e *v1alpha1.Evacuation) { e.Status.FailedEvictionCounter = n } }
+
+func withdrawn(e *v1alpha1.Evacuation) { e.Finalizers = nil }
+
+func condition(conditionType, reason string) mod {
+	return func(e *v1alpha1.Evacuation) {
+		e.Status.Conditions = append(e.Status.Conditions, metav1.Condition{Type: conditionType, Status: metav1.ConditionTrue, Reason: reason, Message: "x"})
+	}
+}
+
+// expect compares what was found with the words that each finding has to have.
+func expect(t *testing.T, found []string, want ...string) {
+	t.Helper()
+	if len(found) != len(want) {
+		t.Errorf("found %d things, want %d: %q", len(found), len(want), found)
+		return
+	}
+	for i := range want {
+		if !strings.Contains(found[i], want[i]) {
+			t.Errorf("found %q, want something about %q", found[i], want[i])
+		}
+	}
+}
+
+func TestRules(t *testing.T) {
+	tests := map[string]struct {
+		states []*v1alpha1.Evacuation
+		// missed: events were missed between the states.
+		missed bool
+		want   []string
+	}{
+		"turns that end by completion and by deadlines": {states: []*v1alpha1.Evacuation{
+			evacuation(), evacuation(turn(first, 0)), evacuation(turn(first, 3), done), evacuation(turn(second, 4)), evacuation(turn(second, 5), says("x")), evacuation(turn(evict, 15)),
+		}},
+		"one that never started": {states: []*v1alpha1.Evacuation{evacuation(turn(first, 0)), evacuation(turn(second, 2))}},
+		"one that had not had its time to start": {
+			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0)), evacuation(turn(second, 1))}, want: []string{"may be silent for 2s"}},
+		"one that had reported": {
+			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), says("x")), evacuation(turn(second, 9))}, want: []string{"may be silent for 10s"}},
+		"what nobody has seen may have been right": {
+			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), says("x")), evacuation(turn(evict, 1))}, missed: true},
+		"a turn that comes back": {
+			states: []*v1alpha1.Evacuation{evacuation(turn(second, 0)), evacuation(turn(first, 20))}, missed: true, want: []string{"comes before it"}},
+		"an evacuator that was left out": {
+			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), done), evacuation(turn(evict, 20))}, want: []string{"out of order"}},
+		"a turn that nobody asks for": {
+			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), done, withdrawn), evacuation(turn(second, 20), withdrawn)}, want: []string{"nobody asks"}},
+		"a class that is nobody's": {states: []*v1alpha1.Evacuation{evacuation(), evacuation(turn("x", 0))}, want: []string{"nobody"}},
+		"a counter that falls":     {states: []*v1alpha1.Evacuation{evacuation(failed(2)), evacuation(failed(1))}, want: []string{"fell from 2 to 1"}},
+		"a change after the end": {
+			states: []*v1alpha1.Evacuation{evacuation(condition("Complete", "PodDeleted")), evacuation(condition("Complete", "PodDeleted"), says("x"))},
+			want:   []string{"after it was complete"}},
+		"a spec that changes": {
+			states: []*v1alpha1.Evacuation{evacuation(), evacuation(func(e *v1alpha1.Evacuation) { e.Spec.NodeName = "x" })}, want: []string{"spec"}},
+		"Forbid in time":            {states: []*v1alpha1.Evacuation{evacuation(turn(first, 0)), evacuation(turn(first, 1), forbid), evacuation(turn(first, 2), forbid, withdrawn)}},
+		"Forbid after all are gone": {states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), withdrawn), evacuation(turn(first, 1), withdrawn, forbid)}, want: []string{"nobody asked"}},
+		"Forbid across a hand-over": {states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), done, forbid), evacuation(turn(second, 1), forbid)}, want: []string{"outlived"}},
+		"Forbid for the eviction":   {states: []*v1alpha1.Evacuation{evacuation(turn(evict, 0)), evacuation(turn(evict, 0), forbid)}, want: []string{"no evacuator"}},
+		"two for one pod": {
+			states: []*v1alpha1.Evacuation{evacuation(), evacuation(func(e *v1alpha1.Evacuation) { e.UID, e.Namespace = "evacuation-2", "red" })}, want: []string{"two Evacuations"}},
+		"another name": {states: []*v1alpha1.Evacuation{evacuation(func(e *v1alpha1.Evacuation) { e.Name = "x" })}, want: []string{"not named"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := New(2 * time.Second)
+			for _, e := range tt.states {
+				w.See(watch.Modified, e, begin.Add(time.Minute), !tt.missed)
+			}
+			expect(t, w.Found(), tt.want...)
+		})
+	}
+}
+
+func TestEvictionsHaveTheirTurn(t *testing.T) {
+	at := func(seconds int) time.Time {
+		return begin.Add(time.Duration(seconds)*time.Second + 500*time.Millisecond)
+	}
+	type seen struct {
+		at    int
+		event watch.EventType
+		e     *v1alpha1.Evacuation
+	}
+	upForEviction := []seen{{0, watch.Added, evacuation(turn(first, 0))}, {20, watch.Modified, evacuation(turn(evict, 20))}}
+	tests := map[string]struct {
+		seen []seen
+		uid  types.UID
+		// blind is a time in which events were missed, in seconds.
+		blind [2]int
+		at    int
+		want  []string
+	}{
+		"when it is its turn":              {seen: upForEviction, uid: podUID, at: 30},
+		"before":                           {seen: upForEviction, uid: podUID, at: 10, want: []string{"not its turn"}},
+		"of no pod in particular":          {seen: upForEviction, at: 30, want: []string{"which pod"}},
+		"of a pod that nobody asked for":   {seen: upForEviction, uid: "other", at: 30, want: []string{"never had"}},
+		"of a namesake's, which was meant": {seen: append(upForEviction, seen{40, watch.Deleted, evacuation(turn(evict, 20))}), uid: podUID, at: 41},
+		"after it was called off":          {seen: append(upForEviction, seen{40, watch.Modified, evacuation(turn(evict, 20), withdrawn)}), uid: podUID, at: 45, want: []string{"not its turn"}},
+		"after it was asked for anew": {
+			seen: append(upForEviction, seen{40, watch.Deleted, evacuation(turn(evict, 20))}, seen{41, watch.Added, evacuation(func(e *v1alpha1.Evacuation) { e.UID = "evacuation-2" }, turn(first, 41))}),
+			uid:  podUID, at: 44, want: []string{"not its turn"}},
+		"while nobody looked, and perhaps in order": {seen: []seen{{0, watch.Added, evacuation(turn(first, 0))}, {30, watch.Modified, evacuation(turn(evict, 10), condition("Complete", "PodDeleted"))}}, uid: podUID, blind: [2]int{5, 30}, at: 15},
+		"while nobody looked, and it was not its turn after": {
+			seen: []seen{{0, watch.Added, evacuation(turn(first, 0))}, {30, watch.Modified, evacuation(turn(first, 29))}}, uid: podUID, blind: [2]int{5, 30}, at: 15, want: []string{"not its turn"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := New(2 * time.Second)
+			w.SeePod(watch.Deleted, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: podUID}}, at(0))
+			if tt.blind[1] > 0 {
+				w.Blind(at(tt.blind[0]), at(tt.blind[1]))
+			}
+			for _, s := range tt.seen {
+				w.See(s.event, s.e, at(s.at), false)
+			}
+			calls := []judge.Call{
+				{Subresource: "eviction", Namespace: "blue", Name: "web", UID: tt.uid, User: server, Received: at(tt.at)},
+				{Subresource: "eviction", Namespace: "blue", Name: "web", User: "somebody else", Received: at(tt.at)},
+			}
+			found, evictions := w.Judge(calls, server)
+			expect(t, found, tt.want...)
+			if evictions != 1 {
+				t.Errorf("counted %d evictions of the server, want 1", evictions)
+			}
+		})
+	}
+}
+
+func TestCompletionTellsTheTruth(t *testing.T) {
+	tests := map[string]struct {
+		reason string
+		// left is when the pod left after it was said, in seconds; negative if it stays.
+		left int
+		want []string
+	}{
+		"the pod is gone":                 {"PodDeleted", 0, nil},
+		"the pod goes a good while after": {"PodDeleted", 30, []string{"before its pod had left"}},
+		"the pod stays":                   {"PodTerminated", -1, []string{"has not left"}},
+		"nobody asked for it to leave":    {"Cancelled", -1, nil},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := New(2 * time.Second)
+			w.See(watch.Added, evacuation(condition("Complete", tt.reason)), begin, true)
+			if tt.left >= 0 {
+				w.SeePod(watch.Deleted, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: podUID}}, begin.Add(time.Duration(tt.left)*time.Second))
+			}
+			found, _ := w.Judge(nil, server)
+			expect(t, found, tt.want...)
+		})
+	}
+}
+
+func TestUnsettled(t *testing.T) {
+	tests := map[string]struct {
+		e    *v1alpha1.Evacuation
+		want []string
+	}{
+		"it is over":                                      {evacuation(condition("Complete", "PodDeleted")), nil},
+		"it says what blocks it":                          {evacuation(turn(evict, 0), condition("Blocked", "PodDisruptionBudget")), nil},
+		"it says nothing":                                 {evacuation(turn(evict, 0)), []string{"does not say why"}},
+		"it says what nobody understands":                 {evacuation(turn(evict, 0), condition("Blocked", "BadMood")), []string{"no reason"}},
+		"it was called off":                               {evacuation(turn(evict, 0), withdrawn, condition("Blocked", "PodDisruptionBudget")), []string{"called off"}},
+		"it was called off, and somebody holds it":        {evacuation(func(e *v1alpha1.Evacuation) { e.Finalizers = []string{"example.com/other"} }), nil},
+		"it was called off, and its evacuator forbids it": {evacuation(turn(first, 0), withdrawn, forbid, condition("Blocked", "EvacuatorNotProgressing")), nil},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := New(2 * time.Second)
+			w.See(watch.Added, tt.e, begin, true)
+			expect(t, w.Unsettled(), tt.want...)
+		})
+	}
+}
