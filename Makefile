@@ -204,7 +204,7 @@ test: unit e2e ## Run all tests: unit, registry, then end to end on a developmen
 .PHONY: unit
 unit: ## Run the tests that need no cluster, of both modules
 	go vet ./test/...
-	packages="$$(go list ./... | grep -v /test/e2e)"; hack/test.sh $(UNIT_FLAGS) $$packages
+	packages="$$(go list ./... | grep -Ev '/test/(e2e|faults)')"; hack/test.sh $(UNIT_FLAGS) $$packages
 	cd $(CLUSTER_MODULE) && ../../hack/test.sh $(UNIT_FLAGS) ./...
 
 .PHONY: race
@@ -213,7 +213,7 @@ race: ## Run the tests that need no cluster with the race detector (needs a C co
 
 .PHONY: e2e
 e2e: cluster-binaries build ## Run the end-to-end tests (RUN=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster, E2E_FULL=1 the large sizes)
-	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -timeout='$(E2E_TIMEOUT)' $(E2E_FLAGS) -p=1 ./test/e2e/...
+	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -timeout='$(E2E_TIMEOUT)' $(E2E_FLAGS) -p=1 ./test/e2e/... ./test/faults/...
 
 .PHONY: verify
 verify: ## Check generated code, formatting, lint, manifests, go.mod and licence headers; change nothing

@@ -77,6 +77,16 @@ func (c *Cluster) Judge(tb testing.TB, pool, namespace string) *judge.Recorder {
 	return recorder
 }
 
+// AuditLog is the log of kube-apiserver of who evicts and deletes pods, from now on.
+func (c *Cluster) AuditLog(tb testing.TB) judge.Log {
+	tb.Helper()
+	log, err := judge.OpenLog(c.auditLog())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return log
+}
+
 // auditLog is the file to which kube-apiserver writes who evicts and deletes pods.
 func (c *Cluster) auditLog() string {
 	return filepath.Join(c.dir, "logs", "kube-apiserver-audit.log")

@@ -1,0 +1,358 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package faults
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	clientv1alpha1 "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
+)
+
+// evacuators there are. Each has a user of its own, who may report for it and for no other.
+var evacuators = []v1alpha1.Evacuator{
+	{EvacuatorClass: "fast.movers.example.com", Priority: 30000},
+	{EvacuatorClass: "controller.apps.example.com", Priority: v1alpha1.ControllerEvacuatorPriority, Role: v1alpha1.EvacuatorRoleController},
+	{EvacuatorClass: "slow.movers.example.com", Priority: 500},
+}
+
+// instigators there are. Each has a user of its own, too.
+var instigators = []string{"x.faults.haulout.dev", "y.faults.haulout.dev", "z.faults.haulout.dev"}
+
+// action is one thing that may be done, so often as its weight is among those of all.
+type action struct {
+	name   string
+	weight int
+	do     func(*storm, context.Context, *rand.Rand) error
+}
+
+var actions = []action{
+	{"make a pod", 20, (*storm).makePod},
+	{"ask for an evacuation", 14, (*storm).ask},
+	{"ask for it under another name", 1, (*storm).askTwice},
+	{"join those who ask", 4, (*storm).join},
+	{"withdraw", 5, (*storm).withdraw},
+	{"withdraw in another's name", 2, (*storm).withdrawAnother},
+	{"delete an evacuation", 3, (*storm).deleteEvacuation},
+	{"report", 16, (*storm).report},
+	{"report too late", 5, (*storm).reportLate},
+	{"write what is the server's", 5, (*storm).usurp},
+	{"delete a pod", 3, (*storm).deletePod},
+	{"end a pod", 1, (*storm).endPod},
+	{"hold a pod", 1, (*storm).holdPod},
+	{"let pods go", 2, (*storm).letPodsGo},
+	{"change a budget", 7, (*storm).changeBudget},
+	{"begin or end a maintenance", 1, (*storm).maintain},
+	{"delete a namespace", 1, (*storm).deleteNamespace},
+	{"make namespaces", 2, (*storm).makeNamespaces},
+}
+
+// grant gives each instigator and each evacuator a user with its rights.
+func (s *storm) grant() {
+	s.t.Helper()
+	rule := func(group, resource string, names []string, verbs ...string) rbacv1.PolicyRule {
+		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, ResourceNames: names, Verbs: verbs}
+	}
+	deletePods := rule("", "pods", nil, "delete")
+	for _, name := range instigators {
+		cluster.Grant(s.t, name, deletePods, rule(v1alpha1.GroupName, "evacuations", nil, "get", "create", "update", "delete"),
+			rule(v1alpha1.GroupName, "instigators", []string{name}, "use"), rule(v1alpha1.GroupName, "evacuators", nil, "assign"))
+		s.as[name] = cluster.As(s.t, name)
+	}
+	for _, evacuator := range evacuators {
+		class := evacuator.EvacuatorClass
+		cluster.Grant(s.t, class, deletePods, rule(v1alpha1.GroupName, "evacuations/status", nil, "patch", "update"),
+			rule(v1alpha1.GroupName, "evacuators", []string{class}, "progress"))
+		s.as[class] = cluster.As(s.t, class)
+	}
+}
+
+func one[T any](random *rand.Rand, list []T) T { return list[random.IntN(len(list))] }
+
+// evacuations are those of a namespace, to a user.
+func (s *storm) evacuations(user, namespace string) clientv1alpha1.EvacuationInterface {
+	clients, ok := s.as[user]
+	if !ok {
+		clients = s.admin
+	}
+	return clients.Haulout.MaintenanceV1alpha1().Evacuations(namespace)
+}
+
+// evacuation picks one of those that there are; nil if there is none.
+func (s *storm) evacuation(random *rand.Rand) *v1alpha1.Evacuation {
+	list := s.witness.Evacuations()
+	if len(list) == 0 {
+		return nil
+	}
+	return one(random, list)
+}
+
+func (s *storm) ask(ctx context.Context, random *rand.Rand) error {
+	pods := s.witness.Pods()
+	if len(pods) == 0 {
+		return errNothing
+	}
+	pod, user := one(random, pods), one(random, instigators)
+	e := &v1alpha1.Evacuation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Finalizers: []string{v1alpha1.FinalizerInstigatorPrefix + user}},
+		Spec: v1alpha1.EvacuationSpec{
+			PodRef: v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}, ProgressDeadlineSeconds: ptr.To(int32(1 + random.IntN(4))),
+		},
+	}
+	if random.IntN(3) == 0 {
+		e.Spec.Evacuators = []v1alpha1.Evacuator{evacuators[2]}
+	}
+	_, err := s.evacuations(user, pod.Namespace).Create(ctx, e, metav1.CreateOptions{})
+	return err
+}
+
+// askTwice tries to make a second Evacuation of a pod.
+func (s *storm) askTwice(ctx context.Context, random *rand.Rand) error {
+	e := s.evacuation(random)
+	if e == nil {
+		return errNothing
+	}
+	second := &v1alpha1.Evacuation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: e.Namespace, Name: "second-" + e.Name[:30], Finalizers: e.Finalizers},
+		Spec:       v1alpha1.EvacuationSpec{PodRef: e.Spec.PodRef},
+	}
+	_, err := s.evacuations("", e.Namespace).Create(ctx, second, metav1.CreateOptions{})
+	if err == nil {
+		s.witness.Report("a second Evacuation of pod %s/%s was accepted", e.Namespace, e.Spec.PodRef.Name)
+	}
+	return err
+}
+
+func (s *storm) join(ctx context.Context, random *rand.Rand) error {
+	return s.change(ctx, random, func(e *v1alpha1.Evacuation, own string) {
+		if !slices.Contains(e.Finalizers, own) {
+			e.Finalizers = append(slices.Clone(e.Finalizers), own)
+		}
+	})
+}
+
+func (s *storm) withdraw(ctx context.Context, random *rand.Rand) error {
+	return s.change(ctx, random, func(e *v1alpha1.Evacuation, own string) {
+		e.Finalizers = slices.DeleteFunc(slices.Clone(e.Finalizers), func(f string) bool { return f == own })
+	})
+}
+
+// change has an instigator change an Evacuation.
+func (s *storm) change(ctx context.Context, random *rand.Rand, change func(e *v1alpha1.Evacuation, own string)) error {
+	e, user := s.evacuation(random), one(random, instigators)
+	if e == nil {
+		return errNothing
+	}
+	e = e.DeepCopy()
+	change(e, v1alpha1.FinalizerInstigatorPrefix+user)
+	_, err := s.evacuations(user, e.Namespace).Update(ctx, e, metav1.UpdateOptions{})
+	return err
+}
+
+func (s *storm) withdrawAnother(ctx context.Context, random *rand.Rand) error {
+	e, user := s.evacuation(random), one(random, instigators)
+	if e == nil {
+		return errNothing
+	}
+	own := v1alpha1.FinalizerInstigatorPrefix + user
+	kept := slices.DeleteFunc(slices.Clone(e.Finalizers), func(f string) bool { return f != own })
+	if len(kept) == len(e.Finalizers) {
+		return errNothing
+	}
+	e = e.DeepCopy()
+	e.Finalizers = kept
+	_, err := s.evacuations(user, e.Namespace).Update(ctx, e, metav1.UpdateOptions{})
+	if err == nil {
+		s.witness.Report("%s could withdraw Evacuation %s/%s for others", user, e.Namespace, e.Name)
+	}
+	return err
+}
+
+// deleteEvacuation deletes one in the state in which it was seen, and looks whether that should have been refused.
+func (s *storm) deleteEvacuation(ctx context.Context, random *rand.Rand) error {
+	e := s.evacuation(random)
+	if e == nil {
+		return errNothing
+	}
+	err := s.evacuations(one(random, instigators), e.Namespace).Delete(ctx, e.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &e.UID, ResourceVersion: &e.ResourceVersion},
+	})
+	forbidden := e.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid && e.DeletionTimestamp == nil &&
+		!meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete)
+	if err == nil && forbidden {
+		if pod, err := s.admin.Kube.CoreV1().Pods(e.Namespace).Get(ctx, e.Spec.PodRef.Name, metav1.GetOptions{}); err == nil && pod.UID == e.Spec.PodRef.UID {
+			s.witness.Report("Evacuation %s/%s could be deleted although its evacuator forbids it and the pod is there", e.Namespace, e.Name)
+		}
+	}
+	return err
+}
+
+// turnOf returns the evacuator that has the turn, or, now and then, another one.
+func turnOf(e *v1alpha1.Evacuation, random *rand.Rand) string {
+	others := e.Spec.Evacuators
+	isActive := slices.ContainsFunc(others, func(o v1alpha1.Evacuator) bool { return o.EvacuatorClass == e.Status.ActiveEvacuatorClass })
+	switch {
+	case isActive && random.IntN(5) > 0:
+		return e.Status.ActiveEvacuatorClass
+	case len(others) > 0:
+		return one(random, others).EvacuatorClass
+	}
+	return one(random, evacuators).EvacuatorClass
+}
+
+// report has an evacuator say something: that it lives, how far it is, that it cannot stop any more, that it is done, which may be a lie.
+func (s *storm) report(ctx context.Context, random *rand.Rand) error {
+	e := s.evacuation(random)
+	if e == nil {
+		return errNothing
+	}
+	if random.IntN(4) == 0 {
+		s.keep(e)
+	}
+	class := turnOf(e, random)
+	status := map[string]any{}
+	switch random.IntN(10) {
+	case 0:
+	case 1, 2:
+		status["message"] = fmt.Sprintf("%s copies", class)
+	case 3:
+		status["expectedEvacuationFinishTime"] = time.Now().Add(time.Minute).UTC().Format(time.RFC3339)
+	case 4, 5:
+		status["evacuationCancellationPolicy"] = v1alpha1.EvacuationCancellationPolicyForbid
+	case 6:
+		status["evacuationCancellationPolicy"] = v1alpha1.EvacuationCancellationPolicyAllow
+	case 7:
+		status["activeEvacuatorCompleted"], status["message"] = true, class+" claims to be done"
+	default:
+		if err := s.as[class].Kube.CoreV1().Pods(e.Namespace).Delete(ctx, e.Spec.PodRef.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: ptr.To(e.Spec.PodRef.UID)},
+		}); err != nil {
+			return err
+		}
+		status["activeEvacuatorCompleted"], status["message"] = true, class+" is done"
+	}
+	patch, err := json.Marshal(map[string]any{"status": status})
+	if err != nil {
+		return err
+	}
+	return s.heard(e, class)(s.evacuations(class, e.Namespace).Patch(ctx, e.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"))
+}
+
+// heard looks whether a report that was accepted was that of the evacuator that had the turn.
+func (s *storm) heard(e *v1alpha1.Evacuation, class string) func(*v1alpha1.Evacuation, error) error {
+	return func(answer *v1alpha1.Evacuation, err error) error {
+		if err == nil && answer.Status.ActiveEvacuatorClass != class {
+			s.witness.Report("Evacuation %s/%s: %s was heard although the turn was with %s", e.Namespace, e.Name, class, answer.Status.ActiveEvacuatorClass)
+		}
+		return err
+	}
+}
+
+func (s *storm) keep(e *v1alpha1.Evacuation) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.old) >= 50 {
+		s.old = s.old[1:]
+	}
+	s.old = append(s.old, e)
+}
+
+// reportLate has an evacuator write what it has seen a while ago, which it may believe to be up to date.
+func (s *storm) reportLate(ctx context.Context, random *rand.Rand) error {
+	s.mu.Lock()
+	if len(s.old) == 0 {
+		s.mu.Unlock()
+		return errNothing
+	}
+	e := one(random, s.old).DeepCopy()
+	s.mu.Unlock()
+	class := e.Status.ActiveEvacuatorClass
+	if s.as[class].Haulout == nil {
+		return errNothing
+	}
+	e.Status.Message, e.Status.ActiveEvacuatorCompleted = class+" comes late", random.IntN(2) == 0
+	if random.IntN(2) == 0 {
+		if now, err := s.evacuations("", e.Namespace).Get(ctx, e.Name, metav1.GetOptions{}); err == nil {
+			e.ResourceVersion, e.UID = now.ResourceVersion, now.UID
+		}
+	}
+	return s.heard(e, class)(s.evacuations(class, e.Namespace).UpdateStatus(ctx, e, metav1.UpdateOptions{}))
+}
+
+// usurp has an evacuator, or an administrator, write into the status what only the server may.
+func (s *storm) usurp(ctx context.Context, random *rand.Rand) error {
+	e := s.evacuation(random)
+	if e == nil {
+		return errNothing
+	}
+	e = e.DeepCopy()
+	user, what := turnOf(e, random), ""
+	if random.IntN(2) == 0 {
+		user = ""
+	}
+	switch random.IntN(4) {
+	case 0:
+		what = "pass the turn on"
+		if e.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction {
+			e.Status.ActiveEvacuatorClass = one(random, evacuators).EvacuatorClass
+		} else {
+			e.Status.ActiveEvacuatorClass = v1alpha1.EvacuatorClassEviction
+		}
+	case 1:
+		what = "count evictions"
+		e.Status.FailedEvictionCounter++
+	case 2:
+		what = "say that it is blocked"
+		e.Status.Conditions = append(e.Status.Conditions, metav1.Condition{
+			Type: "Usurped", Status: metav1.ConditionTrue, Reason: "Usurped", LastTransitionTime: metav1.Now(),
+		})
+	case 3:
+		what = "complete it"
+		meta.SetStatusCondition(&e.Status.Conditions, metav1.Condition{
+			Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: "Usurped", Message: "not by the server",
+		})
+	}
+	_, err := s.evacuations(user, e.Namespace).UpdateStatus(ctx, e, metav1.UpdateOptions{})
+	if err == nil {
+		s.witness.Report("Evacuation %s/%s: user %q could %s", e.Namespace, e.Name, user, what)
+	}
+	return err
+}
+
+// giveUp has the evacuators of Evacuations with a long deadline, which are those of maintenances, say that they can do no more: nobody here would
+// wait for them otherwise.
+func (s *storm) giveUp(ctx context.Context) {
+	for _, e := range s.witness.Evacuations() {
+		class := e.Status.ActiveEvacuatorClass
+		if *e.Spec.ProgressDeadlineSeconds > 10 && s.as[class].Haulout != nil && !e.Status.ActiveEvacuatorCompleted {
+			// It is tried again until it is heard.
+			_, _ = s.evacuations(class, e.Namespace).Patch(ctx, e.Name, types.MergePatchType,
+				[]byte(`{"status":{"activeEvacuatorCompleted":true}}`), metav1.PatchOptions{}, "status")
+		}
+	}
+}

@@ -1,0 +1,243 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+const (
+	// slots is how many pods a namespace may have, groups how many budgets they are divided among.
+	slots, groups = 10, 2
+	// hold is a finalizer that keeps a pod from going.
+	hold = "faults.haulout.dev/hold"
+)
+
+// makePod makes a pod of one of the few names that there are, if there is none of that name. Some name evacuators.
+func (s *storm) makePod(ctx context.Context, random *rand.Rand) error {
+	slot, node, namespace := random.IntN(slots), one(random, s.nodes), one(random, s.namespaces)
+	s.mu.Lock()
+	s.serial++
+	serial := s.serial
+	s.mu.Unlock()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: fmt.Sprintf("web-%d", slot), Annotations: map[string]string{},
+			// The serial keeps pods of different names from being taken for each other's successors.
+			Labels: map[string]string{"group": strconv.Itoa(slot % groups), "serial": strconv.Itoa(serial)},
+		},
+		Spec: framework.PodSpec(s.pool),
+	}
+	pod.Spec.NodeName = node
+	for _, evacuator := range evacuators {
+		value := strconv.Itoa(int(evacuator.Priority))
+		if evacuator.Role != "" {
+			value += "/" + string(evacuator.Role)
+		}
+		if random.IntN(3) == 0 {
+			pod.Annotations[v1alpha1.AnnotationEvacuatorPrefix+evacuator.EvacuatorClass] = value
+		}
+	}
+	_, err := s.admin.Kube.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
+	return err
+}
+
+// pod picks one of those that there are; nil if there is none.
+func (s *storm) pod(random *rand.Rand) *corev1.Pod {
+	list := s.witness.Pods()
+	if len(list) == 0 {
+		return nil
+	}
+	return one(random, list)
+}
+
+func (s *storm) deletePod(ctx context.Context, random *rand.Rand) error {
+	pod := s.pod(random)
+	if pod == nil {
+		return errNothing
+	}
+	return s.admin.Kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(random.IntN(2)))})
+}
+
+func (s *storm) endPod(ctx context.Context, random *rand.Rand) error {
+	phase := one(random, []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed})
+	return s.patchPod(ctx, random, fmt.Sprintf(`{"status":{"phase":%q}}`, phase), "status")
+}
+
+func (s *storm) holdPod(ctx context.Context, random *rand.Rand) error {
+	return s.patchPod(ctx, random, fmt.Sprintf(`{"metadata":{"finalizers":[%q]}}`, hold))
+}
+
+func (s *storm) patchPod(ctx context.Context, random *rand.Rand, patch string, subresource ...string) error {
+	pod := s.pod(random)
+	if pod == nil {
+		return errNothing
+	}
+	_, err := s.admin.Kube.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresource...)
+	return err
+}
+
+// letPodsGo takes the finalizers off all pods.
+func (s *storm) letPodsGo(ctx context.Context, _ *rand.Rand) error {
+	for _, pod := range s.witness.Pods() {
+		if len(pod.Finalizers) == 0 {
+			continue
+		}
+		_, err := s.admin.Kube.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType,
+			[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// changeBudget gives the pods of a group a budget that allows every disruption, none, or cannot be computed, as its pods have no controller; a second
+// one beside it; or no budget any more.
+func (s *storm) changeBudget(ctx context.Context, random *rand.Rand) error {
+	namespace, group, what := one(random, s.namespaces), random.IntN(groups), random.IntN(8)
+	budgets := s.admin.Kube.PolicyV1().PodDisruptionBudgets(namespace)
+	budget := &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("budget-%d", group)},
+		Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"group": strconv.Itoa(group)}}},
+	}
+	if random.IntN(4) == 0 {
+		// Most of the time there is but one.
+		budget.Name += "-second"
+		what = max(0, what-4)
+	}
+	switch what {
+	case 0, 1, 2:
+		return budgets.Delete(ctx, budget.Name, metav1.DeleteOptions{})
+	case 3, 4:
+		budget.Spec.MinAvailable = ptr.To(intstr.FromInt32(0))
+	case 5, 7:
+		budget.Spec.MinAvailable = ptr.To(intstr.FromInt32(100))
+	case 6:
+		budget.Spec.MaxUnavailable = ptr.To(intstr.FromInt32(1))
+	}
+	now, err := budgets.Get(ctx, budget.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = budgets.Create(ctx, budget, metav1.CreateOptions{})
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	now.Spec = budget.Spec
+	_, err = budgets.Update(ctx, now, metav1.UpdateOptions{})
+	return err
+}
+
+// maintain begins to drain a node, or calls that off: by the stage or by deletion.
+func (s *storm) maintain(ctx context.Context, random *rand.Rand) error {
+	maintenances := s.admin.Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	node, how := one(random, s.nodes[:2]), random.IntN(2)
+	_, err := maintenances.Get(ctx, node, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		_, err = maintenances.Create(ctx, framework.Maintenance(s.pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Name, nm.Spec.NodeSelector = node, framework.Select(corev1.LabelHostname, node)
+		}), metav1.CreateOptions{})
+	case err != nil:
+	case how == 0:
+		_, err = maintenances.Patch(ctx, node, types.MergePatchType, fmt.Appendf(nil, `{"spec":{"stage":%q}}`, v1alpha1.NodeMaintenanceStageComplete), metav1.PatchOptions{})
+	default:
+		err = maintenances.Delete(ctx, node, metav1.DeleteOptions{})
+	}
+	return err
+}
+
+// deleteNamespace is not done often: whatever happens in a namespace comes to an end by it.
+func (s *storm) deleteNamespace(ctx context.Context, random *rand.Rand) error {
+	namespace := one(random, s.namespaces)
+	if random.IntN(8) > 0 {
+		return errNothing
+	}
+	return s.admin.Kube.CoreV1().Namespaces().Delete(ctx, namespace, metav1.DeleteOptions{})
+}
+
+// makeNamespaces makes those anew that are gone.
+func (s *storm) makeNamespaces(ctx context.Context, _ *rand.Rand) error {
+	for _, namespace := range s.namespaces {
+		_, err := s.admin.Kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// callOff withdraws half of the Evacuations in everybody's name. Their pods have to stay then, whatever their budgets allow later.
+func (s *storm) callOff() {
+	s.t.Helper()
+	chance := rand.New(rand.NewPCG(s.seed, 100)) //nolint:gosec // nothing here is secret
+	turns := map[string]int{}
+	for _, e := range s.witness.Evacuations() {
+		if chance.IntN(2) == 0 {
+			continue
+		}
+		if !meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete) {
+			turns[e.Status.ActiveEvacuatorClass]++
+		}
+		framework.Eventually(s.t, "an Evacuation is called off", func(ctx context.Context) (bool, error) {
+			_, err := s.evacuations("", e.Namespace).Patch(ctx, e.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+			return err == nil || apierrors.IsNotFound(err), nil
+		})
+	}
+	s.t.Logf("called off in the end, by whose turn it was: %v", turns)
+}
+
+// letEveryPodGo takes away what would keep pods that are on their way out.
+func (s *storm) letEveryPodGo() {
+	s.t.Helper()
+	framework.Eventually(s.t, "no finalizer holds a pod", func(ctx context.Context) (bool, error) {
+		return true, s.letPodsGo(ctx, nil)
+	})
+}
+
+// clearAway ends all that may keep pods from leaving.
+func (s *storm) clearAway() {
+	s.t.Helper()
+	for _, node := range s.nodes {
+		err := s.admin.Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(s.t.Context(), node, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			s.t.Fatal(err)
+		}
+	}
+	for _, namespace := range s.namespaces {
+		err := s.admin.Kube.PolicyV1().PodDisruptionBudgets(namespace).DeleteCollection(s.t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
