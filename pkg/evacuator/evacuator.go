@@ -1,0 +1,199 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package evacuator is the library for evacuators: programs that take pods off their nodes gracefully, in their own way, before anybody evicts
+// them (KEP-4212, "Evacuator").
+//
+// A pod names its evacuators with annotations, see AnnotationKey. When a maintenance, or anybody else, asks for the pod to leave and it is a class's
+// turn, the library calls the class's Handler. While the handler works it reports, and the library keeps reporting in its name; its context ends
+// when it is not to go on. When the handler returns, the turn goes to the next evacuator unless the pod has left, and after the last one the
+// pod is evicted.
+//
+// The program needs the rights of artifacts/examples/rbac-evacuator.yaml. A complete one is in artifacts/examples/evacuator, and docs/evacuators.md
+// tells what it has to expect.
+package evacuator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/generated/clientset/versioned"
+	maintenanceinformers "haulout.dev/haulout/pkg/generated/informers/externalversions/maintenance/v1alpha1"
+)
+
+// Why the context of a Handler ended; context.Cause returns one of these, or what ended the context of Run.
+var (
+	// ErrDeparted: the pod has left. There is nothing more to do.
+	ErrDeparted = errors.New("the pod has left")
+	// ErrCancelled: nobody asks for the evacuation any more. The pod stays, and the handler takes back what it has begun.
+	ErrCancelled = errors.New("the evacuation was cancelled")
+	// ErrTurnLost: another evacuator has the turn, because this one was silent for too long. It must not touch the pod any more.
+	ErrTurnLost = errors.New("another evacuator has the turn")
+)
+
+// Handler takes one pod off its node. It is called in a goroutine of its own when the class gets the turn, and again, from the beginning, when the
+// program is started anew in the middle of that turn: what it does must be possible to do twice.
+//
+// When it returns nil it has done all it can, and when it returns an error it gives up, in the words of the error; if the pod is still there the
+// next evacuator takes over in both cases. So a handler that has deleted the pod waits with Evacuation.AwaitDeparture. What it returns after its
+// context has ended is not reported.
+type Handler func(ctx context.Context, e *Evacuation) error
+
+// Config is what an Evacuator needs.
+type Config struct {
+	// Class names the evacuator: a DNS subdomain of at most 54 characters, under a domain of yours.
+	Class string
+	// Client is the client of Haulout's API.
+	Client versioned.Interface
+	// Handler takes a pod off its node.
+	Handler Handler
+	// Namespace limits the evacuator to the pods of one namespace; empty means all, which takes the rights in all.
+	Namespace string
+	// Clock is the time; nil is the real one.
+	Clock clock.Clock
+}
+
+// AnnotationKey returns the key of the annotation with which a pod names an evacuator of the class. The value is its priority, from 0 to 100000: the
+// highest gets the first turn. 10000 is kept for the pod's own controller, and 9900 to 10099 for its relatives.
+func AnnotationKey(class string) string {
+	return maintenancev1alpha1.AnnotationEvacuatorPrefix + class
+}
+
+// Evacuator calls a Handler for each pod whose turn it is.
+type Evacuator struct {
+	Config
+
+	informer cache.SharedIndexInformer
+
+	mu sync.Mutex
+	// working are the evacuations whose handler runs, or whose end is not reported yet.
+	working map[types.UID]*Evacuation
+	// done are those that this process has ended and the cache still shows as its turn.
+	done     map[types.UID]struct{}
+	handlers sync.WaitGroup
+}
+
+// New returns an Evacuator that does nothing before it runs. An Evacuator runs once.
+func New(config Config) (*Evacuator, error) {
+	if msgs := validation.IsDNS1123Subdomain(config.Class); len(msgs) > 0 {
+		return nil, fmt.Errorf("class %q: %s", config.Class, strings.Join(msgs, ", "))
+	}
+	if len(config.Class) > evacuators.MaxClassLength {
+		return nil, fmt.Errorf("class %q is longer than %d characters", config.Class, evacuators.MaxClassLength)
+	}
+	if config.Class == maintenancev1alpha1.EvacuatorClassEviction {
+		return nil, fmt.Errorf("class %q stands for eviction, which comes last by itself", config.Class)
+	}
+	if config.Client == nil || config.Handler == nil {
+		return nil, errors.New("a client and a handler are needed")
+	}
+	if config.Clock == nil {
+		config.Clock = clock.RealClock{}
+	}
+	v := &Evacuator{Config: config, working: map[types.UID]*Evacuation{}, done: map[types.UID]struct{}{}}
+	selector := fields.OneTermEqualSelector("status.activeEvacuatorClass", config.Class).String()
+	v.informer = maintenanceinformers.NewFilteredEvacuationInformer(config.Client, config.Namespace, resync, cache.Indexers{},
+		func(options *metav1.ListOptions) { options.FieldSelector = selector })
+	return v, nil
+}
+
+// resync is how often everything is looked at although nothing happened.
+const resync = 10 * time.Minute
+
+// Run calls the handler until the context ends, and returns when all handlers have. Several replicas of a program must not run at the same time:
+// elect a leader, or run one.
+func (v *Evacuator) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	registration, err := v.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { v.changed(ctx, obj) },
+		UpdateFunc: func(_, obj any) { v.changed(ctx, obj) },
+		DeleteFunc: func(obj any) { v.gone(ctx, obj) },
+	})
+	if err != nil {
+		return err
+	}
+	var informing sync.WaitGroup
+	informing.Go(func() { v.informer.RunWithContext(ctx) })
+	if cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
+		klog.FromContext(ctx).Info("Evacuator watches", "class", v.Class)
+	}
+	<-ctx.Done()
+	informing.Wait()
+	v.handlers.Wait()
+	return nil
+}
+
+// changed tells the handler of an Evacuation, or calls one.
+func (v *Evacuator) changed(ctx context.Context, obj any) {
+	object, ok := obj.(*maintenancev1alpha1.Evacuation)
+	if !ok {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if e := v.working[object.UID]; e != nil {
+		e.observe(object)
+		return
+	}
+	if _, over := v.done[object.UID]; over || ctx.Err() != nil || endOf(object, v.Class) != nil || object.Status.ActiveEvacuatorCompleted {
+		return
+	}
+	e := newEvacuation(ctx, v, object)
+	v.working[object.UID] = e
+	v.handlers.Go(func() {
+		e.work()
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		delete(v.working, object.UID)
+		if _, shown, err := v.informer.GetStore().Get(object); err == nil && shown {
+			v.done[object.UID] = struct{}{}
+		}
+	})
+}
+
+// gone finds out why an Evacuation is not shown as this class's turn any more.
+func (v *Evacuator) gone(ctx context.Context, obj any) {
+	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = tombstone.Obj
+	}
+	object, ok := obj.(*maintenancev1alpha1.Evacuation)
+	if !ok {
+		return
+	}
+	v.mu.Lock()
+	e := v.working[object.UID]
+	delete(v.done, object.UID)
+	v.mu.Unlock()
+	if e != nil && ctx.Err() == nil {
+		// Not here: it asks the API, and the informer must not wait for that.
+		v.handlers.Go(e.refreshUntilKnown)
+	}
+}

@@ -1,0 +1,461 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	clienttesting "k8s.io/client-go/testing"
+	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	"haulout.dev/haulout/pkg/informertest"
+)
+
+const (
+	class = "flush.example.com"
+	name  = "uid-1-db-0"
+)
+
+var (
+	start     = time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC)
+	resource  = maintenancev1alpha1.SchemeGroupVersion.WithResource("evacuations")
+	errBroken = errors.New("disk is full")
+)
+
+// newEvacuationOf makes one whose turn it is.
+func newEvacuationOf(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+	e := &maintenancev1alpha1.Evacuation{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "shop", Name: name, UID: "evacuation-1", Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
+		},
+		Spec: maintenancev1alpha1.EvacuationSpec{
+			PodRef: maintenancev1alpha1.PodReference{Name: "db-0", UID: "uid-1"}, NodeName: "node-7", ProgressDeadlineSeconds: ptr.To[int32](40),
+		},
+		Status: maintenancev1alpha1.EvacuationStatus{ActiveEvacuatorClass: class},
+	}
+	for _, mod := range mods {
+		mod(e)
+	}
+	return e
+}
+
+func complete(reason string) func(*maintenancev1alpha1.Evacuation) {
+	return func(e *maintenancev1alpha1.Evacuation) {
+		e.Status.Conditions = []metav1.Condition{{Type: maintenancev1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: reason}}
+	}
+}
+
+func withdrawn(e *maintenancev1alpha1.Evacuation) { e.Finalizers = nil }
+
+func turnOf(class string) func(*maintenancev1alpha1.Evacuation) {
+	return func(e *maintenancev1alpha1.Evacuation) { e.Status.ActiveEvacuatorClass = class }
+}
+
+// world is an Evacuator on a fake API.
+type world struct {
+	*testing.T
+	api   *fake.Clientset
+	clock *clocktesting.FakeClock
+
+	mu sync.Mutex
+	// writes are the statuses that were written, without the class that each has.
+	writes []string
+	// refuse, if set, answers writes.
+	refuse error
+	// causes are why contexts of handlers have ended, calls counts them.
+	causes chan error
+	calls  int
+	stop   func()
+}
+
+func newWorld(t *testing.T, handler Handler, objects ...runtime.Object) *world {
+	t.Helper()
+	w := &world{T: t, api: fake.NewClientset(objects...), clock: clocktesting.NewFakeClock(start), causes: make(chan error, 10)}
+	w.api.PrependReactor("patch", "evacuations", w.patch)
+	w.start(handler)
+	return w
+}
+
+// start runs an Evacuator until the test ends or stop is called.
+func (w *world) start(handler Handler) {
+	w.Helper()
+	v, err := New(Config{Class: class, Client: w.api, Clock: w.clock, Handler: func(ctx context.Context, e *Evacuation) error {
+		w.mu.Lock()
+		w.calls++
+		w.mu.Unlock()
+		err := handler(ctx, e)
+		if ctx.Err() != nil {
+			w.causes <- context.Cause(ctx)
+		}
+		return err
+	}})
+	if err != nil {
+		w.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(w.Context())
+	watches := informertest.Count(w.api)
+	done := make(chan error)
+	go func() { done <- v.Run(ctx) }()
+	w.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.Error(err)
+		}
+	})
+	w.Cleanup(w.stop)
+	watches.Wait(w.T, 0, "evacuations")
+}
+
+// patch answers as our API does.
+func (w *world) patch(action clienttesting.Action) (bool, runtime.Object, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	patch := action.(clienttesting.PatchAction)
+	if patch.GetSubresource() != "status" {
+		return true, nil, fmt.Errorf("patch of subresource %q", patch.GetSubresource())
+	}
+	if w.refuse != nil {
+		return true, nil, w.refuse
+	}
+	var body struct {
+		Metadata struct{ UID types.UID }
+		Status   map[string]any
+	}
+	if err := json.Unmarshal(patch.GetPatch(), &body); err != nil {
+		return true, nil, err
+	}
+	stored, err := w.api.Tracker().Get(resource, patch.GetNamespace(), patch.GetName())
+	if err != nil {
+		return true, nil, err
+	}
+	object := stored.(*maintenancev1alpha1.Evacuation).DeepCopy()
+	if object.UID != body.Metadata.UID {
+		return true, nil, apierrors.NewConflict(resource.GroupResource(), object.Name, errors.New("UID"))
+	}
+	if body.Status["activeEvacuatorClass"] != object.Status.ActiveEvacuatorClass {
+		return true, nil, apierrors.NewInvalid(maintenancev1alpha1.SchemeGroupVersion.WithKind("Evacuation").GroupKind(), object.Name, nil)
+	}
+	delete(body.Status, "activeEvacuatorClass")
+	text, err := json.Marshal(body.Status)
+	if err != nil {
+		return true, nil, err
+	}
+	w.writes = append(w.writes, string(text))
+	if policy, ok := body.Status["evacuationCancellationPolicy"].(string); ok {
+		object.Status.EvacuationCancellationPolicy = maintenancev1alpha1.EvacuationCancellationPolicy(policy)
+	}
+	if body.Status["activeEvacuatorCompleted"] == true {
+		object.Status.ActiveEvacuatorCompleted = true
+	}
+	return true, object, w.api.Tracker().Update(resource, object, object.Namespace)
+}
+
+func (w *world) edit(mod func(*maintenancev1alpha1.Evacuation)) {
+	w.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	stored, err := w.api.Tracker().Get(resource, "shop", name)
+	if err != nil {
+		w.Fatal(err)
+	}
+	object := stored.(*maintenancev1alpha1.Evacuation).DeepCopy()
+	mod(object)
+	if err := w.api.Tracker().Update(resource, object, object.Namespace); err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *world) written() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.writes)
+}
+
+func (w *world) until(what string, step time.Duration, condition func() bool) {
+	w.Helper()
+	if err := wait.PollUntilContextTimeout(w.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		if condition() {
+			return true, nil
+		}
+		w.clock.Step(step)
+		return false, nil
+	}); err != nil {
+		w.Fatalf("waited in vain until %s; writes: %v", what, w.written())
+	}
+}
+
+func (w *world) untilWritten(want ...string) {
+	w.Helper()
+	w.until(fmt.Sprintf("%v were written", want), 0, func() bool { return slices.Equal(w.written(), want) })
+}
+
+func (w *world) wantCause(want error) {
+	w.Helper()
+	select {
+	case got := <-w.causes:
+		if !errors.Is(got, want) {
+			w.Errorf("the handler's context ended with %v, want %v", got, want)
+		}
+	case <-time.After(20 * time.Second):
+		w.Fatalf("the handler's context has not ended, want %v", want)
+	}
+}
+
+// untilEnd is a handler that does nothing.
+func untilEnd(ctx context.Context, _ *Evacuation) error {
+	<-ctx.Done()
+	return errBroken
+}
+
+func TestEndOfAHandlerIsReported(t *testing.T) {
+	for name, tc := range map[string]struct {
+		returns error
+		want    string
+	}{
+		"that has done all it can": {nil, `{"activeEvacuatorCompleted":true}`},
+		"that gives up":            {errBroken, `{"activeEvacuatorCompleted":true,"message":"flush.example.com gives up: disk is full"}`},
+		"that says a lot":          {errors.New(strings.Repeat("x", 2000)), `{"activeEvacuatorCompleted":true,"message":"flush.example.com gives up: ` + strings.Repeat("x", 1024-28) + `"}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, func(_ context.Context, e *Evacuation) error {
+				if e.PodName != "db-0" || e.PodUID != "uid-1" || e.Namespace != "shop" || e.NodeName != "node-7" || e.Object().Name != "uid-1-db-0" {
+					return fmt.Errorf("got %+v", e)
+				}
+				return tc.returns
+			}, newEvacuationOf())
+			w.untilWritten(`{}`, tc.want)
+			w.edit(turnOf("b.example.com"))
+			w.stop()
+			if w.calls != 1 {
+				t.Errorf("got %d calls of the handler, want 1", w.calls)
+			}
+		})
+	}
+}
+
+func TestHandlersContextEnds(t *testing.T) {
+	for name, tc := range map[string]struct {
+		happens func(*world)
+		cause   error
+	}{
+		"when the pod has left":             {func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonPodDeleted)) }, ErrDeparted},
+		"when the pod has terminated":       {func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonPodTerminated)) }, ErrDeparted},
+		"when nobody asks for it any more":  {func(w *world) { w.edit(withdrawn) }, ErrCancelled},
+		"when it is completed as cancelled": {func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonCancelled)) }, ErrCancelled},
+		"when it is being deleted": {func(w *world) {
+			w.edit(func(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = &metav1.Time{Time: start} })
+		}, ErrCancelled},
+		"when it is gone": {func(w *world) {
+			if err := w.api.Tracker().Delete(resource, "shop", name); err != nil {
+				w.Fatal(err)
+			}
+		}, ErrCancelled},
+		"when another has the turn":   {func(w *world) { w.edit(turnOf("b.example.com")) }, ErrTurnLost},
+		"when the program is stopped": {func(w *world) { w.stop() }, context.Canceled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, untilEnd, newEvacuationOf())
+			w.untilWritten(`{}`)
+			tc.happens(w)
+			w.wantCause(tc.cause)
+			w.stop()
+			if got := w.written(); len(got) != 1 {
+				t.Errorf("got %v, want nothing to be written after the end", got)
+			}
+		})
+	}
+}
+
+func TestDepartureIsAwaited(t *testing.T) {
+	for name, tc := range map[string]struct {
+		happens func(*maintenancev1alpha1.Evacuation)
+		want    error
+	}{
+		"and comes":                {complete(maintenancev1alpha1.ReasonPodDeleted), nil},
+		"and may be called off":    {withdrawn, ErrCancelled},
+		"and may become another's": {turnOf("b.example.com"), ErrTurnLost},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := make(chan error, 1)
+			w := newWorld(t, func(ctx context.Context, e *Evacuation) error {
+				err := e.AwaitDeparture(ctx)
+				got <- err
+				return err
+			}, newEvacuationOf())
+			w.untilWritten(`{}`)
+			w.edit(tc.happens)
+			if err := <-got; !errors.Is(err, tc.want) || tc.want == nil && err != nil {
+				t.Errorf("got %v, want %v", err, tc.want)
+			}
+		})
+	}
+	t.Run("for as long as its own context lasts", func(t *testing.T) {
+		got := make(chan error, 1)
+		newWorld(t, func(ctx context.Context, e *Evacuation) error {
+			ctx, cancel := context.WithTimeoutCause(ctx, time.Nanosecond, errBroken)
+			defer cancel()
+			got <- e.AwaitDeparture(ctx)
+			return nil
+		}, newEvacuationOf())
+		if err := <-got; !errors.Is(err, errBroken) {
+			t.Errorf("got %v, want %v", err, errBroken)
+		}
+	})
+}
+
+func TestForbiddenEvacuationsAreNotCalledOff(t *testing.T) {
+	w := newWorld(t, func(ctx context.Context, e *Evacuation) error {
+		if err := e.Forbid(ctx); err != nil {
+			return err
+		}
+		return e.AwaitDeparture(ctx)
+	}, newEvacuationOf())
+	w.untilWritten(`{}`, `{"evacuationCancellationPolicy":"Forbid"}`)
+	w.edit(withdrawn)
+	w.edit(complete(maintenancev1alpha1.ReasonPodDeleted))
+	w.wantCause(ErrDeparted)
+}
+
+func TestForbiddenEvacuationsAreTakenUpAgain(t *testing.T) {
+	w := newWorld(t, untilEnd, newEvacuationOf(withdrawn, func(e *maintenancev1alpha1.Evacuation) {
+		e.Status.EvacuationCancellationPolicy = maintenancev1alpha1.EvacuationCancellationPolicyForbid
+	}))
+	w.untilWritten(`{}`)
+}
+
+func TestSignsOfLifeAreGivenWhileSomethingIsExpected(t *testing.T) {
+	const expected = `{"expectedEvacuationFinishTime":"2026-11-03T10:01:00Z","message":"flushing"}`
+	w := newWorld(t, func(ctx context.Context, e *Evacuation) error {
+		if err := e.Report(ctx, Progress{Message: "flushing", ExpectedFinish: start.Add(time.Minute)}); err != nil {
+			return err
+		}
+		return e.AwaitDeparture(ctx)
+	}, newEvacuationOf())
+	w.untilWritten(`{}`, expected)
+	// A quarter of the deadline of 40 seconds apart, up to the minute that is expected.
+	w.until("it has been given signs", 250*time.Millisecond, func() bool { return w.clock.Since(start) > 2*time.Minute })
+	signs := w.written()[2:]
+	if len(signs) < 4 || len(signs) > 6 || slices.ContainsFunc(signs, func(s string) bool { return s != `{}` }) {
+		t.Errorf("got the signs %v, want one each ten seconds for a minute", signs)
+	}
+}
+
+func TestWithoutExpectationThereAreNoSignsOfLife(t *testing.T) {
+	w := newWorld(t, untilEnd, newEvacuationOf())
+	w.untilWritten(`{}`)
+	w.until("time has gone by", 250*time.Millisecond, func() bool { return w.clock.Since(start) > 2*time.Minute })
+	w.untilWritten(`{}`)
+}
+
+func TestLateReportsAreRefused(t *testing.T) {
+	begun, proceed := make(chan struct{}), make(chan struct{})
+	got := make(chan error, 1)
+	w := newWorld(t, func(_ context.Context, e *Evacuation) error {
+		close(begun)
+		<-proceed
+		// Not the handler's context, which the informer may have ended by now.
+		got <- e.Report(t.Context(), Progress{Message: "late"})
+		return nil
+	}, newEvacuationOf())
+	<-begun
+	w.edit(turnOf("b.example.com"))
+	close(proceed)
+	if err := <-got; !errors.Is(err, ErrTurnLost) {
+		t.Errorf("got %v, want %v", err, ErrTurnLost)
+	}
+}
+
+func TestCompletionIsTriedUntilItIsReported(t *testing.T) {
+	release := make(chan struct{})
+	w := newWorld(t, func(context.Context, *Evacuation) error { <-release; return nil }, newEvacuationOf())
+	w.untilWritten(`{}`)
+	w.mu.Lock()
+	w.refuse = apierrors.NewInternalError(errors.New("no"))
+	w.mu.Unlock()
+	close(release)
+	w.until("some time has gone by", 100*time.Millisecond, func() bool { return w.clock.Since(start) > 10*time.Second })
+	w.mu.Lock()
+	w.refuse = nil
+	w.mu.Unlock()
+	w.until("it was reported", 100*time.Millisecond, func() bool { return slices.Equal(w.written(), []string{`{}`, `{"activeEvacuatorCompleted":true}`}) })
+}
+
+func TestWorkIsTakenUpAfterARestart(t *testing.T) {
+	w := newWorld(t, untilEnd, newEvacuationOf())
+	w.untilWritten(`{}`)
+	w.stop()
+	w.start(untilEnd)
+	w.untilWritten(`{}`, `{}`)
+}
+
+func TestOthersAreLeftAlone(t *testing.T) {
+	other := func(name string, mods ...func(*maintenancev1alpha1.Evacuation)) runtime.Object {
+		e := newEvacuationOf(mods...)
+		e.Name, e.UID = name, types.UID(name)
+		return e
+	}
+	w := newWorld(t, untilEnd, other("a", turnOf("b.example.com")), other("b", withdrawn), other("c", complete(maintenancev1alpha1.ReasonPodDeleted)),
+		other("d", func(e *maintenancev1alpha1.Evacuation) { e.Status.ActiveEvacuatorCompleted = true }), newEvacuationOf())
+	w.untilWritten(`{}`)
+	w.stop()
+	if w.calls != 1 {
+		t.Errorf("got %d calls of the handler, want 1", w.calls)
+	}
+}
+
+func TestBadConfigs(t *testing.T) {
+	client := fake.NewClientset()
+	for name, tc := range map[string]struct {
+		config Config
+		want   string
+	}{
+		"no class":                  {Config{Client: client, Handler: untilEnd}, `class ""`},
+		"a class that is no domain": {Config{Class: "Flush", Client: client, Handler: untilEnd}, `class "Flush"`},
+		"a class that is too long":  {Config{Class: strings.Repeat("a", 55), Client: client, Handler: untilEnd}, "54"},
+		"the class of eviction":     {Config{Class: maintenancev1alpha1.EvacuatorClassEviction, Client: client, Handler: untilEnd}, "eviction"},
+		"no client":                 {Config{Class: class, Handler: untilEnd}, "client"},
+		"no handler":                {Config{Class: class, Client: client}, "handler"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := New(tc.config); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want an error with %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestAnnotationKey(t *testing.T) {
+	if got, want := AnnotationKey(class), "evacuation.coordination.k8s.io/priority_flush.example.com"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
