@@ -144,3 +144,19 @@ func TestPlansAreLeftOutOrWhole(t *testing.T) {
 		}
 	}
 }
+
+// The page for authors of evacuators shows the example, which is compiled and run by tests.
+func TestThePageShowsTheEvacuator(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "evacuators.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(filepath.Join("evacuator", "main.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, code, found := bytes.Cut(program, []byte("\n)\n\n"))
+	if !found || !bytes.Contains(page, code) {
+		t.Error("docs/evacuators.md does not show what comes after the imports of artifacts/examples/evacuator/main.go")
+	}
+}

@@ -1,0 +1,87 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Command evacuator takes the pods of an app off their nodes that have to write their state away before they stop. It needs the rights of
+// ../rbac-evacuator.yaml, and the pods the annotation evacuation.coordination.k8s.io/priority_flush.example.com: "20000".
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"haulout.dev/haulout/pkg/evacuator"
+	"haulout.dev/haulout/pkg/generated/clientset/versioned"
+)
+
+// flusher has apps write their state away, which takes so long.
+type flusher struct {
+	pods  kubernetes.Interface
+	takes time.Duration
+}
+
+func (f *flusher) evacuate(ctx context.Context, e *evacuator.Evacuation) error {
+	const parts = 6
+	end := time.Now().Add(f.takes)
+	for part := range parts {
+		if err := e.Report(ctx, evacuator.Progress{Message: fmt.Sprintf("%d of %d parts are flushed", part, parts), ExpectedFinish: end}); err != nil {
+			return err
+		}
+		select { // where your app would flush a part
+		case <-time.After(f.takes / parts):
+		case <-ctx.Done(): // called off, the pod stays: where your app would go on as before
+			return context.Cause(ctx)
+		}
+	}
+	if err := e.Forbid(ctx); err != nil { // an app that has flushed everything would have to start anew
+		return err
+	}
+	err := f.pods.CoreV1().Pods(e.Namespace).Delete(ctx, e.PodName, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(e.PodUID))})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	return e.AwaitDeparture(ctx)
+}
+
+func main() {
+	kubeconfig := flag.String("kubeconfig", "", "kubeconfig file; empty means the service account of the pod that this runs in")
+	takes := flag.Duration("takes", time.Minute, "how long it takes to flush an app's state")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
+	exitOn(err)
+	f := &flusher{pods: kubernetes.NewForConfigOrDie(config), takes: *takes}
+	v, err := evacuator.New(evacuator.Config{Class: "flush.example.com", Client: versioned.NewForConfigOrDie(config), Handler: f.evacuate})
+	exitOn(err)
+	exitOn(v.Run(ctx))
+}
+
+func exitOn(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
