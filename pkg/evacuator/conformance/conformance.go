@@ -1,0 +1,366 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package conformance checks an evacuator, with or without the library, against what Haulout expects of one: on a cluster where both run, with pods
+// and Evacuations of its own.
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/evacuator"
+	"haulout.dev/haulout/pkg/generated/clientset/versioned"
+)
+
+const (
+	// instigator is on whose behalf the checks ask.
+	instigator = maintenancev1alpha1.FinalizerInstigatorPrefix + "conformance.haulout.dev"
+	// before and after are classes that nobody serves, with a higher and a lower priority than the evacuator has.
+	before, after = "before.conformance.haulout.dev", "after.conformance.haulout.dev"
+
+	priorityBefore, priority, priorityAfter = "30000", "20000", "15000"
+)
+
+// Config is what the checks need.
+type Config struct {
+	// Class is that of the evacuator, which is running.
+	Class string
+	// Kube and Maintenance are clients of the cluster and of Haulout's API. They need the rights to make and delete pods and Evacuations in the
+	// namespace, and to use the instigator conformance.haulout.dev.
+	Kube        kubernetes.Interface
+	Maintenance versioned.Interface
+	// Namespace is where the pods run.
+	Namespace string
+	// NewPod returns a pod of a name that the evacuator knows to take away. The annotations about evacuators are added to it.
+	NewPod func(name string) *corev1.Pod
+	// Deadline is how long the evacuator may be silent, in whole seconds; the default is 30 seconds.
+	Deadline time.Duration
+	// Patience is how long the evacuation of a pod may take in all; the default is 10 minutes.
+	Patience time.Duration
+	// Quiet is for how long the evacuator is watched not to do what it must not; the default is 10 seconds.
+	Quiet time.Duration
+}
+
+// Result is what a check has found; Err is nil if the evacuator passed.
+type Result struct {
+	// Check says what the evacuator has to do.
+	Check string
+	Err   error
+}
+
+// Run makes all checks, one after another, and removes what it has made.
+func Run(ctx context.Context, config Config) []Result {
+	if config.Deadline == 0 {
+		config.Deadline = 30 * time.Second
+	}
+	if config.Patience == 0 {
+		config.Patience = 10 * time.Minute
+	}
+	if config.Quiet == 0 {
+		config.Quiet = 10 * time.Second
+	}
+	checks := []struct {
+		name string
+		run  func(context.Context, *subject) error
+	}{
+		{"takes a pod away, or says that it is done, and is never silent beyond its deadline", takesAway},
+		{"leaves the pod alone when it is called off, and takes it away when it is asked again", isCalledOff},
+		{"does nothing while it is another evacuator's turn", waitsForItsTurn},
+	}
+	results := make([]Result, 0, len(checks))
+	for _, check := range checks {
+		results = append(results, Result{Check: check.name, Err: config.check(ctx, check.run)})
+	}
+	return results
+}
+
+// check makes a pod, runs a check on it, and removes the pod.
+func (c *Config) check(ctx context.Context, run func(context.Context, *subject) error) (err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, 3*c.Patience, errors.New("the check takes too long"))
+	defer cancel()
+	s := &subject{Config: c, name: "conformance-" + rand.String(8)}
+	defer func() { err = errors.Join(err, s.remove(context.WithoutCancel(ctx))) }()
+	return run(ctx, s)
+}
+
+// subject is a pod that is evacuated.
+type subject struct {
+	*Config
+
+	name string
+	pod  *corev1.Pod
+	// asked is the Evacuation as it was made.
+	asked *maintenancev1alpha1.Evacuation
+}
+
+// start makes the pod with its evacuators and waits until it runs.
+func (s *subject) start(ctx context.Context, priorities map[string]string) error {
+	pod := s.NewPod(s.name)
+	pod.Namespace, pod.Name = s.Namespace, s.name
+	for class, priority := range priorities {
+		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, evacuator.AnnotationKey(class), priority)
+	}
+	pods := s.Kube.CoreV1().Pods(s.Namespace)
+	if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("make a pod: %w", err)
+	}
+	return s.poll(ctx, s.Patience, "the pod runs", func(ctx context.Context) (bool, error) {
+		var err error
+		s.pod, err = pods.Get(ctx, s.name, metav1.GetOptions{})
+		return err == nil && s.pod.Status.Phase == corev1.PodRunning, err
+	})
+}
+
+// ask makes an Evacuation of the pod.
+func (s *subject) ask(ctx context.Context) error {
+	var err error
+	s.asked, err = s.Maintenance.MaintenanceV1alpha1().Evacuations(s.Namespace).Create(ctx, &maintenancev1alpha1.Evacuation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Finalizers: []string{instigator}},
+		Spec: maintenancev1alpha1.EvacuationSpec{
+			PodRef: maintenancev1alpha1.PodReference{Name: s.pod.Name, UID: s.pod.UID}, ProgressDeadlineSeconds: ptr.To(int32(s.Deadline / time.Second)),
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("ask for the evacuation: %w", err)
+	}
+	return nil
+}
+
+// withdraw stops asking for it.
+func (s *subject) withdraw(ctx context.Context) error {
+	if s.asked == nil {
+		return nil
+	}
+	_, err := s.Maintenance.MaintenanceV1alpha1().Evacuations(s.Namespace).Patch(ctx, s.asked.Name, types.MergePatchType,
+		[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+func (s *subject) remove(ctx context.Context) error {
+	err := s.withdraw(ctx)
+	deleteErr := s.Kube.CoreV1().Pods(s.Namespace).Delete(ctx, s.name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
+	if apierrors.IsNotFound(deleteErr) {
+		deleteErr = nil
+	}
+	return errors.Join(err, deleteErr)
+}
+
+// follow calls see for each state that the Evacuation has had since it was made, with nil when it is gone, until it has seen enough.
+func (s *subject) follow(ctx context.Context, limit time.Duration, what string, see func(*maintenancev1alpha1.Evacuation) (enough bool, err error)) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("within %s it did not come true that %s", limit, what))
+	defer cancel()
+	w, err := s.Maintenance.MaintenanceV1alpha1().Evacuations(s.Namespace).Watch(ctx, metav1.ListOptions{
+		FieldSelector: "metadata.name=" + s.asked.Name, ResourceVersion: s.asked.ResourceVersion,
+	})
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case event, ok := <-w.ResultChan():
+			if !ok {
+				return errors.New("the watch of the evacuation was closed")
+			}
+			object, ok := event.Object.(*maintenancev1alpha1.Evacuation)
+			if !ok {
+				return apierrors.FromObject(event.Object)
+			}
+			if object.UID != s.asked.UID {
+				continue
+			}
+			if event.Type == "DELETED" {
+				object = nil
+			}
+			if enough, err := see(object); enough || err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// poll waits for what can only be asked.
+func (s *subject) poll(ctx context.Context, limit time.Duration, what string, condition func(context.Context) (bool, error)) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("within %s it did not come true that %s", limit, what))
+	defer cancel()
+	for {
+		if ok, err := condition(ctx); ok || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// stays returns an error if the pod is asked to stop within the quiet time.
+func (s *subject) stays(ctx context.Context) error {
+	quiet, cancel := context.WithTimeout(ctx, s.Quiet)
+	defer cancel()
+	err := s.poll(quiet, s.Quiet, "", func(ctx context.Context) (bool, error) {
+		pod, err := s.Kube.CoreV1().Pods(s.Namespace).Get(ctx, s.name, metav1.GetOptions{})
+		switch {
+		case ctx.Err() != nil:
+			return false, nil
+		case apierrors.IsNotFound(err), err == nil && (pod.UID != s.pod.UID || pod.DeletionTimestamp != nil):
+			return false, errors.New("the pod was asked to stop")
+		}
+		return false, err
+	})
+	if ctx.Err() == nil && quiet.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// departs follows the evacuator's turn to its end.
+func (s *subject) departs(ctx context.Context) error {
+	completed := false
+	return s.follow(ctx, s.Patience, "the evacuator comes to an end", func(e *maintenancev1alpha1.Evacuation) (bool, error) {
+		switch {
+		case e == nil:
+			return false, errors.New("the Evacuation is gone before the pod has left")
+		case isComplete(e):
+			return true, nil
+		case e.Status.ActiveEvacuatorClass == "":
+			return false, nil
+		case e.Status.ActiveEvacuatorClass == s.Class:
+			completed = e.Status.ActiveEvacuatorCompleted
+			return false, nil
+		case completed:
+			return true, nil
+		}
+		return false, fmt.Errorf("it lost its turn: %s", e.Status.Message)
+	})
+}
+
+// reports says whether the evacuator has written something between two states of its turn.
+func reports(turn, e *maintenancev1alpha1.Evacuation) bool {
+	return !e.Status.EvacuationProgressTimestamp.Equal(turn.Status.EvacuationProgressTimestamp) || e.Status.Message != turn.Status.Message ||
+		e.Status.ExpectedEvacuationFinishTime != nil
+}
+
+func isComplete(e *maintenancev1alpha1.Evacuation) bool {
+	for _, condition := range e.Status.Conditions {
+		if condition.Type == maintenancev1alpha1.ConditionComplete && condition.Status == metav1.ConditionTrue {
+			return true
+		}
+	}
+	return false
+}
+
+func takesAway(ctx context.Context, s *subject) error {
+	if err := s.start(ctx, map[string]string{s.Class: priority, after: priorityAfter}); err != nil {
+		return err
+	}
+	if err := s.ask(ctx); err != nil {
+		return err
+	}
+	return s.departs(ctx)
+}
+
+func isCalledOff(ctx context.Context, s *subject) error {
+	if err := s.start(ctx, map[string]string{s.Class: priority, after: priorityAfter}); err != nil {
+		return err
+	}
+	if err := s.ask(ctx); err != nil {
+		return err
+	}
+	// It has begun when it has written something.
+	var turn *maintenancev1alpha1.Evacuation
+	var over bool
+	err := s.follow(ctx, s.Patience, "the evacuator reports", func(e *maintenancev1alpha1.Evacuation) (bool, error) {
+		switch {
+		case e == nil:
+			return false, errors.New("the Evacuation is gone before the evacuator has reported")
+		case isComplete(e),
+			e.Status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid:
+			over = true
+			return true, nil
+		case turn != nil && e.Status.ActiveEvacuatorClass != s.Class:
+			return false, fmt.Errorf("it lost its turn: %s", e.Status.Message)
+		case e.Status.ActiveEvacuatorClass != s.Class:
+			return false, nil
+		case turn == nil:
+			turn = e
+			return false, nil
+		}
+		if e.Status.ActiveEvacuatorCompleted {
+			over = true
+		}
+		return over || reports(turn, e), nil
+	})
+	if err != nil || over {
+		// One that is that quick cannot be called off.
+		return err
+	}
+	if err := s.withdraw(ctx); err != nil {
+		return err
+	}
+	if err := s.follow(ctx, s.Patience, "the Evacuation that was called off is gone", func(e *maintenancev1alpha1.Evacuation) (bool, error) {
+		if e != nil && isComplete(e) && e.Status.ActiveEvacuatorClass == s.Class {
+			over = true
+		}
+		return e == nil || over, nil
+	}); err != nil || over {
+		// It had passed the point of no return, and said so.
+		return err
+	}
+	if err := s.stays(ctx); err != nil {
+		return fmt.Errorf("after the evacuation was called off: %w", err)
+	}
+	if err := s.ask(ctx); err != nil {
+		return err
+	}
+	return s.departs(ctx)
+}
+
+func waitsForItsTurn(ctx context.Context, s *subject) error {
+	if err := s.start(ctx, map[string]string{before: priorityBefore, s.Class: priority}); err != nil {
+		return err
+	}
+	// Nobody serves the first class, which would lose its turn with the deadline.
+	s.Config = ptr.To(*s.Config)
+	s.Deadline = max(s.Deadline, 4*s.Quiet)
+	if err := s.ask(ctx); err != nil {
+		return err
+	}
+	if err := s.follow(ctx, s.Patience, "the other evacuator gets the turn", func(e *maintenancev1alpha1.Evacuation) (bool, error) {
+		return e != nil && e.Status.ActiveEvacuatorClass == before, nil
+	}); err != nil {
+		return err
+	}
+	return s.stays(ctx)
+}

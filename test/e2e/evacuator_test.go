@@ -1,0 +1,228 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/evacuator"
+	"haulout.dev/haulout/pkg/evacuator/conformance"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+// flush is the class of the example evacuator.
+const flush = "flush.example.com"
+
+// flushed makes a pod that the example evacuator takes away.
+func flushed(p *corev1.Pod) {
+	p.Annotations = map[string]string{evacuator.AnnotationKey(flush): "20000"}
+}
+
+// exampleEvacuator is the example evacuator as a process of its own, with no other rights than those of its manifest.
+type exampleEvacuator struct {
+	program, kubeconfig string
+	log                 bytes.Buffer
+	cmd                 *exec.Cmd
+}
+
+// buildExample builds the example and gives a service account of the namespace the rights that the manifest gives that of the namespace shop.
+func buildExample(t *testing.T, namespace string) *exampleEvacuator {
+	t.Helper()
+	x := &exampleEvacuator{program: filepath.Join(t.TempDir(), "evacuator"), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", x.program, "./artifacts/examples/evacuator")
+	build.Dir = cluster.Root()
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	manifest, err := os.ReadFile(filepath.Join(cluster.Root(), "artifacts", "examples", "rbac-evacuator.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	account := strings.ReplaceAll(string(manifest), "namespace: shop", "namespace: "+namespace)
+	role := "evacuator-flush-" + namespace
+	account = strings.ReplaceAll(account, "name: evacuator-flush", "name: "+role)
+	cluster.MustKubectl(t, "", "create", "serviceaccount", "flush", "-n", namespace)
+	cluster.MustKubectl(t, account, "apply", "-f", "-")
+	rbac := cluster.As(t).Kube.RbacV1()
+	t.Cleanup(func() {
+		_ = rbac.ClusterRoleBindings().Delete(context.Background(), role, metav1.DeleteOptions{})
+		_ = rbac.ClusterRoles().Delete(context.Background(), role, metav1.DeleteOptions{})
+	})
+	token, err := cluster.As(t).Kube.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), "flush",
+		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](3600)}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := clientcmd.LoadFromFile(cluster.Kubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range config.AuthInfos {
+		config.AuthInfos[name] = &clientcmdapi.AuthInfo{Token: token.Status.Token}
+	}
+	if err := clientcmd.WriteToFile(*config, x.kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		x.stop(syscall.SIGTERM)
+		if t.Failed() {
+			t.Logf("the evacuator says:\n%s", x.log.String())
+		}
+	})
+	return x
+}
+
+// start runs it; it takes so long to flush a pod's state.
+func (x *exampleEvacuator) start(t *testing.T, takes time.Duration) {
+	t.Helper()
+	x.cmd = exec.Command(x.program, "--kubeconfig="+x.kubeconfig, "--takes="+takes.String())
+	x.cmd.Stdout, x.cmd.Stderr = &x.log, &x.log
+	if err := x.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (x *exampleEvacuator) stop(signal syscall.Signal) {
+	if x.cmd != nil {
+		_ = x.cmd.Process.Signal(signal)
+		_ = x.cmd.Wait()
+		x.cmd = nil
+	}
+}
+
+// TestExampleEvacuator runs the example of docs/evacuators.md as it is written there.
+func TestExampleEvacuator(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	x := buildExample(t, namespace)
+	deadline := func(seconds int32) func(*v1alpha1.Evacuation) {
+		return func(e *v1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To(seconds) }
+	}
+	reports := func(e *v1alpha1.Evacuation) bool {
+		return e.Status.ActiveEvacuatorClass == flush && strings.Contains(e.Status.Message, "parts are flushed") && e.Status.ExpectedEvacuationFinishTime != nil
+	}
+
+	t.Run("takes a pod away when a maintenance asks", func(t *testing.T) {
+		x.start(t, 3*time.Second)
+		pod := cluster.PodOn(t, namespace, "db", pool, nodes[0], flushed)
+		nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
+		evacuationFor(t, pod, "is reported on", reports)
+		drained(t, nm.Name)
+		e := evacuationFor(t, pod, "is complete", func(e *v1alpha1.Evacuation) bool {
+			return conditionIs(e.Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue, v1alpha1.ReasonPodDeleted)
+		})
+		if e.Status.ActiveEvacuatorClass != flush || e.Status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid {
+			t.Errorf("the pod left with the status %+v, want it taken by the evacuator, which forbade cancellation at the end", e.Status)
+		}
+		cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=60s")
+		x.stop(syscall.SIGTERM)
+	})
+	t.Run("leaves a pod alone when it is called off", func(t *testing.T) {
+		x.start(t, time.Hour)
+		pod := cluster.PodOn(t, namespace, "stays", pool, nodes[0], flushed)
+		nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
+		e := evacuationFor(t, pod, "is reported on", reports)
+		cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=60s")
+		framework.Eventually(t, "the evacuation is gone", func(ctx context.Context) (bool, error) {
+			_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(ctx, e.Name, metav1.GetOptions{})
+			return apierrors.IsNotFound(err), nil
+		})
+		x.stop(syscall.SIGTERM)
+		if !strings.Contains(x.log.String(), evacuator.ErrCancelled.Error()) {
+			t.Errorf("it does not say that it was called off:\n%s", x.log.String())
+		}
+		if live, err := cluster.As(t).Kube.CoreV1().Pods(namespace).Get(t.Context(), pod.Name, metav1.GetOptions{}); err != nil || live.DeletionTimestamp != nil {
+			t.Errorf("the pod has not stayed: %v", err)
+		}
+	})
+	t.Run("loses its turn when it is killed", func(t *testing.T) {
+		x.start(t, time.Hour)
+		pod := cluster.PodOn(t, namespace, "orphan", pool, nodes[0], flushed)
+		e := evacuate(t, pod, deadline(10))
+		evacuationFor(t, pod, "is reported on", reports)
+		x.stop(syscall.SIGKILL)
+		leaves(t, e)
+		e = evacuationFor(t, pod, "is complete", func(e *v1alpha1.Evacuation) bool { return e.Status.ActiveEvacuatorClass != flush })
+		if want := flush + " has not reported for 10s"; !strings.Contains(e.Status.Message, want) || e.Status.ActiveEvacuatorClass != v1alpha1.EvacuatorClassEviction {
+			t.Errorf("%s has the turn: %q, want the eviction, as %q", e.Status.ActiveEvacuatorClass, e.Status.Message, want)
+		}
+	})
+	t.Run("goes on after a restart", func(t *testing.T) {
+		x.start(t, time.Hour)
+		pod := cluster.PodOn(t, namespace, "again", pool, nodes[0], flushed)
+		e := evacuate(t, pod)
+		evacuationFor(t, pod, "is reported on", reports)
+		x.stop(syscall.SIGKILL)
+		x.start(t, time.Second)
+		leaves(t, e)
+		if e = evacuationFor(t, pod, "is complete", func(*v1alpha1.Evacuation) bool { return true }); e.Status.ActiveEvacuatorClass != flush {
+			t.Errorf("%s took the pod away: %q", e.Status.ActiveEvacuatorClass, e.Status.Message)
+		}
+		x.stop(syscall.SIGTERM)
+	})
+	t.Run("is what Haulout expects of an evacuator", func(t *testing.T) {
+		x.start(t, 6*time.Second)
+		admin := cluster.As(t)
+		for _, result := range conformance.Run(t.Context(), conformance.Config{
+			Class: flush, Kube: admin.Kube, Maintenance: admin.Haulout, Namespace: namespace, Deadline: 10 * time.Second, Patience: framework.Timeout, Quiet: 3 * time.Second,
+			NewPod: func(name string) *corev1.Pod {
+				return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: framework.PodSpec(pool)}
+			},
+		}) {
+			if result.Err != nil {
+				t.Errorf("an evacuator %s: %v", result.Check, result.Err)
+			}
+		}
+		x.stop(syscall.SIGTERM)
+	})
+}
+
+// TestConformanceFindsWhatIsWrong has nobody serve the class, which the checks must not let pass.
+func TestConformanceFindsWhatIsWrong(t *testing.T) {
+	pool, _ := cluster.NewPool(t, 1, true)
+	admin := cluster.As(t)
+	results := conformance.Run(t.Context(), conformance.Config{
+		Class: "nobody.example.com", Kube: admin.Kube, Maintenance: admin.Haulout, Namespace: cluster.NewNamespace(t),
+		Deadline: 5 * time.Second, Patience: 30 * time.Second, Quiet: 2 * time.Second,
+		NewPod: func(name string) *corev1.Pod {
+			return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: framework.PodSpec(pool)}
+		},
+	})
+	for i, want := range []string{"lost its turn", "lost its turn", ""} {
+		if got := fmt.Sprint(results[i].Err); (want == "") != (results[i].Err == nil) || !strings.Contains(got, want) {
+			t.Errorf("an evacuator that is not there %s: got %v, want %q", results[i].Check, results[i].Err, want)
+		}
+	}
+}
