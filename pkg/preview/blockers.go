@@ -155,6 +155,13 @@ func (t *trouble) addFinding(pod *leavingPod, f *preflight.Finding) {
 		b.add(pod)
 	case preflight.BudgetNeverAllows:
 		refusal := pdb.Explain(f.Budgets[0])
+		if refusal.Reason == maintenancev1alpha1.ReasonPodDisruptionBudget && slices.Contains(pod.classes, maintenancev1alpha1.EvacuatorClassDeployment) {
+			b := t.of(maintenancev1alpha1.PreviewEffectDelayed, refusal.Reason, f.Budgets...)
+			b.Message = fmt.Sprintf("PodDisruptionBudget %s allows no eviction as it is (%s). The pods leave when their Deployment has been scaled up "+
+				"within its maxSurge and other pods are available in their place.", f.Budgets[0].Name, f.Why)
+			b.add(pod)
+			return
+		}
 		b := t.of(maintenancev1alpha1.PreviewEffectNever, refusal.Reason, f.Budgets...)
 		b.Message = refusal.Message
 		if refusal.Reason == maintenancev1alpha1.ReasonPodDisruptionBudget {

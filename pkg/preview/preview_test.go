@@ -172,11 +172,14 @@ func TestBlockers(t *testing.T) {
 		scene scene
 		want  []string
 	}{
-		"none":                                  {scene{pods: pods(3, "web", "n1")}, nil},
-		"a budget with room for all":            {scene{pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)}}, nil},
-		"a budget that breaks the pods up":      {scene{pods: pods(5, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)}}, []string{"Delayed PodDisruptionBudget: 5 web(2) in 3 rounds"}},
-		"a budget that is used up":              {scene{pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(9))}}, []string{"NotNow PodDisruptionBudget: 2 web(0)"}},
-		"a budget that never allows":            {scene{pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)}}, []string{"Never PodDisruptionBudget: 2 web(0)"}},
+		"none":                             {scene{pods: pods(3, "web", "n1")}, nil},
+		"a budget with room for all":       {scene{pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)}}, nil},
+		"a budget that breaks the pods up": {scene{pods: pods(5, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)}}, []string{"Delayed PodDisruptionBudget: 5 web(2) in 3 rounds"}},
+		"a budget that is used up":         {scene{pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(9))}}, []string{"NotNow PodDisruptionBudget: 2 web(0)"}},
+		"a budget that never allows":       {scene{pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)}}, []string{"Never PodDisruptionBudget: 2 web(0)"}},
+		"a budget that never allows, but for pods that are replaced first": {scene{
+			evacuators: []string{deploymentClass}, owners: owners{rs: true}, pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+		}, []string{"Delayed PodDisruptionBudget: 2 web(0)"}},
 		"a budget that cannot be computed":      {scene{pods: pods(1, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, failed)}}, []string{"Never PodDisruptionBudgetSyncFailed: 1 web(0)"}},
 		"a budget whose status is out of order": {scene{pods: pods(1, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", -1)}}, []string{"NotNow TooManyDisruptedPods: 1 web(0)"}},
 		"a budget that has just changed": {scene{pods: pods(1, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{

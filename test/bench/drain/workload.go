@@ -26,6 +26,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 const (
@@ -65,7 +67,8 @@ func newWorkload(name string, s settings) workload {
 func newDeployment(app string, replicas int) *appsv1.Deployment {
 	labels := map[string]string{appLabel: app}
 	return &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: app},
+		// What is compared is how fast pods are evicted.
+		ObjectMeta: metav1.ObjectMeta{Name: app, Annotations: map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}},
 		Spec: appsv1.DeploymentSpec{
 			Replicas: ptr.To(int32(replicas)),
 			Selector: &metav1.LabelSelector{MatchLabels: labels},

@@ -243,12 +243,20 @@ func (c *Cluster) PriorityClass(tb testing.TB, priority int32) string {
 	return name
 }
 
-// Deployment makes a Deployment in the pool and waits until all replicas are available.
+// WithSurge has the pods of a Deployment replaced before they leave, as is the default of the product.
+func WithSurge(d *appsv1.Deployment) {
+	delete(d.Annotations, v1alpha1.AnnotationSurge)
+}
+
+// Deployment makes a Deployment in the pool and waits until all replicas are available. Its pods leave by eviction alone, unless WithSurge is among
+// the modifications.
 func (c *Cluster) Deployment(tb testing.TB, namespace, name, pool string, replicas int32, modify ...func(*appsv1.Deployment)) *appsv1.Deployment {
 	tb.Helper()
 	labels := map[string]string{"app": name}
 	d := &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: name, Labels: labels, Annotations: map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled},
+		},
 		Spec: appsv1.DeploymentSpec{
 			Replicas: &replicas,
 			Selector: &metav1.LabelSelector{MatchLabels: labels},

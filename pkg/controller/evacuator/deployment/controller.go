@@ -72,6 +72,8 @@ type Config struct {
 	Liveness *liveness.Tracker
 	// SurgeTimeout is how long a surge may make no progress before pods leave without it, if their budgets let them; 0 is the default.
 	SurgeTimeout time.Duration
+	// Off: no surge is started. Those that are found are taken back, and turns are passed on at once.
+	Off bool
 }
 
 // item is what is looked at: a Deployment or, to find out which Deployment it is about, an Evacuation.
@@ -88,6 +90,7 @@ type Controller struct {
 	clock       clock.WithTicker
 	liveness    *liveness.Tracker
 	timeout     time.Duration
+	off         bool
 	// servingSince is set before the first worker starts.
 	servingSince time.Time
 
@@ -111,6 +114,7 @@ type Controller struct {
 
 // New makes a controller and registers its handlers and indexes; the informers must not run yet. A controller runs once.
 func New(config Config) (*Controller, error) {
+	registerMetrics()
 	if config.Clock == nil {
 		config.Clock = clock.RealClock{}
 	}
@@ -124,7 +128,7 @@ func New(config Config) (*Controller, error) {
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
 		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, liveness: config.Liveness,
-		timeout:          config.SurgeTimeout,
+		timeout: config.SurgeTimeout, off: config.Off,
 		evacuationLister: evacuations.Lister(), maintenanceLister: maintenances.Lister(), deploymentLister: deployments.Lister(),
 		nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), podIndexer: pods.Informer().GetIndexer(),
 		autoscalers: autoscalers.Informer().GetIndexer(), budgetLister: budgets.Lister(),

@@ -116,6 +116,8 @@ func (s *situation) reasonToDecline() string {
 	switch {
 	case d.DeletionTimestamp != nil:
 		return "is being deleted"
+	case s.off:
+		return "is not scaled up: the evacuator is switched off (--evacuators)"
 	case d.Annotations[maintenancev1alpha1.AnnotationSurge] == maintenancev1alpha1.SurgeDisabled:
 		return fmt.Sprintf("is not scaled up: it has the annotation %s: %s", maintenancev1alpha1.AnnotationSurge, maintenancev1alpha1.SurgeDisabled)
 	case d.Spec.Paused:
@@ -280,7 +282,7 @@ func (d *decision) hold(s situation) {
 	r := s.target.record
 	recorded := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return !r.has(p.evacuation.Name) })
 	if !s.isRollingOut() {
-		spare := s.serving() - s.floor()
+		spare := s.spare()
 		if len(handed) == 0 && len(recorded) > 0 && s.goesByScaleDown(recorded) {
 			if d.scaleDown(s, recorded, spare) {
 				return
@@ -296,8 +298,9 @@ func (d *decision) hold(s situation) {
 // widen records pods that were asked to leave since the surge started, and scales further for them if the Deployment allows it.
 func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	r := s.target.record
-	missing := slices.ContainsFunc(leaving, func(p *pod) bool { return !r.has(p.evacuation.Name) })
-	if !missing || len(leaving)+handed > maxRecorded && len(r.Evacuations) >= maxRecorded {
+	newcomers := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return r.has(p.evacuation.Name) })
+	newcomers = newcomers[:min(len(newcomers), max(0, maxRecorded-len(r.Evacuations)))]
+	if len(newcomers) == 0 {
 		return false
 	}
 	extra := min(int32(len(leaving)+handed), maxSurge(s.deployment, r.Keep))
@@ -306,13 +309,12 @@ func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	}
 	wider := *r
 	wider.To = max(r.To, r.Keep+extra)
-	wider.Evacuations = namesOf(append(s.handedOver(), leaving...))
+	// Those whose pods have gone stay: they tell how many replacements have been used up.
+	wider.Evacuations = slices.Concat(r.Evacuations, namesOf(newcomers))
 	d.scale = &scaling{value: &wider.To, record: &wider}
 	d.memory.saidAt = s.now
-	for _, p := range leaving {
-		if !r.has(p.evacuation.Name) {
-			d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(&wider) + "."})
-		}
+	for _, p := range newcomers {
+		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(&wider) + "."})
 	}
 	return true
 }

@@ -88,6 +88,9 @@ func TestDecideStart(t *testing.T) {
 				d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: "Disabled"}
 			}), leaving), "hand over web-0;", "maintenance.haulout.dev/surge: Disabled",
 		},
+		"while the evacuator is off all decline": {
+			func() situation { s := at(0, newDeployment(1), leaving); s.off = true; return s }(), "hand over web-0;", "switched off",
+		},
 		"one that is scaled to 0 declines": {at(0, newDeployment(0), leaving), "hand over web-0;", "scaled to 0"},
 		"a volume for one node declines": {
 			func() situation { s := at(0, newDeployment(1), leaving); s.oneNodeClaims = []string{"data"}; return s }(),
@@ -201,6 +204,18 @@ func TestDecideHold(t *testing.T) {
 		"several budgets are for the eviction to tell of": {
 			at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2), minOne(2, 2)), newTestPod("web-1", fresh)), "hand over web-0;", "available",
 		},
+		"a sick one of its kind does not hold it": {
+			at(later, newDeployment(4, recorded(3, 4, web0)), newTestPod("web-0", leaves(ours), minOne(4, 3)), newTestPod("web-1"), newTestPod("web-2", unready),
+				newTestPod("web-3", fresh)), "hand over web-0;", "available in its place",
+		},
+		"but a replacement that is sick does": {
+			at(later, newDeployment(4, recorded(3, 4, web0)), newTestPod("web-0", leaves(ours), minOne(4, 3)), newTestPod("web-1"), newTestPod("web-2", unready),
+				newTestPod("web-3", fresh, unready)), "", "not ready",
+		},
+		"each replacement is for one pod": {
+			at(later, newDeployment(4, recorded(3, 4, web0, "uid-web-1-web-1")), newTestPod("web-1", leaves(ours), minOne(4, 2)), newTestPod("web-2", unready),
+				newTestPod("web-3", fresh), newTestPod("web-4", fresh, unready)), "", "not ready",
+		},
 		"a pod that was handed over counts as gone": {
 			at(later, newDeployment(3, recorded(2, 3, web0, "uid-web-1-web-1")), newTestPod("web-0", leaves(lanes), minOne(3, 3)),
 				newTestPod("web-1", leaves(ours), minOne(3, 3)), newTestPod("web-2", fresh)), "", "waits for the others",
@@ -222,6 +237,13 @@ func TestDecideHold(t *testing.T) {
 		"paused meanwhile": {
 			at(later, scaled(func(d *appsv1.Deployment) { d.Spec.Paused = true }), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)),
 			"back to 1;hand over web-0;", "is paused",
+		},
+		"switched off meanwhile": {
+			func() situation {
+				s := at(later, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh))
+				s.off = true
+				return s
+			}(), "back to 1;hand over web-0;", "switched off",
 		},
 		"deleted meanwhile": {
 			at(later, scaled(func(d *appsv1.Deployment) { d.DeletionTimestamp = &metav1.Time{Time: start} }), newTestPod("web-0", leaves(ours))),

@@ -53,6 +53,7 @@ func (c *Controller) send(s situation, events []event) {
 		UID: s.deployment.UID, ResourceVersion: s.deployment.ResourceVersion,
 	}
 	for _, e := range events {
+		surges.WithLabelValues(e.reason).Inc()
 		c.recorder.Eventf(regarding, nil, e.eventType, e.reason, e.action, "%s", e.message)
 	}
 }

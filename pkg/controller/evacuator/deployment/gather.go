@@ -47,7 +47,7 @@ const revisionAnnotation = controllercache.DeploymentRevision
 // gather reads all that the decision about a Deployment depends on.
 func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situation, error) {
 	known, _ := c.known.get(key)
-	s := situation{now: c.clock.Now(), servingSince: c.servingSince, timeout: c.timeout, memory: known.memory}
+	s := situation{now: c.clock.Now(), servingSince: c.servingSince, timeout: c.timeout, off: c.off, memory: known.memory}
 	deployment, err := c.deploymentLister.Deployments(key.Namespace).Get(key.Name)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return s, err
@@ -174,6 +174,7 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 		return err
 	}
 	_, uids := c.known.get(key)
+	staysUp := map[string]bool{}
 	for _, uid := range uids {
 		o, _ := c.known.ownerOf(uid)
 		objects, err := c.podIndexer.ByIndex(podsByReplicaSet, string(uid))
@@ -195,7 +196,10 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 				}
 				continue
 			}
-			s.pods = append(s.pods, pod{Pod: p, evacuation: evacuation, staysUp: c.staysUp(p.Spec.NodeName), budgets: c.budgetsOf(p, budgets)})
+			if _, known := staysUp[p.Spec.NodeName]; !known {
+				staysUp[p.Spec.NodeName] = c.staysUp(p.Spec.NodeName)
+			}
+			s.pods = append(s.pods, pod{Pod: p, evacuation: evacuation, staysUp: staysUp[p.Spec.NodeName], budgets: c.budgetsOf(p, budgets)})
 		}
 	}
 	sort.Slice(s.pods, func(i, j int) bool { return s.pods[i].Name < s.pods[j].Name })

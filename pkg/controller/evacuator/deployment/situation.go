@@ -42,6 +42,8 @@ type situation struct {
 	servingSince time.Time
 	// timeout is how long a surge may make no progress.
 	timeout time.Duration
+	// off: no surge is wanted.
+	off bool
 	// deployment is nil if there is none of this name.
 	deployment *appsv1.Deployment
 	// autoscalers are those that scale the Deployment.
@@ -209,6 +211,29 @@ func (s *situation) serving() int {
 func (s *situation) floor() int {
 	r := s.target.record
 	return int(max(r.Keep, replicasOf(s.deployment)-(r.To-r.Keep)))
+}
+
+// spare is how many available pods may go. That is how many there are beyond those that are to be available all the time or, where others of the
+// Deployment are sick, how many replacements are available for which no pod has gone yet: the sick ones get no better by waiting.
+func (s *situation) spare() int {
+	r, handed := s.target.record, len(s.handedOver())
+	spare := s.serving() - s.floor()
+	gone := len(r.Evacuations) - handed
+	for _, p := range s.leaving() {
+		if r.has(p.evacuation.Name) {
+			gone--
+		}
+	}
+	extra, replacements := int(r.To-r.Keep), s.replacements()
+	if len(replacements) < extra+gone {
+		return spare
+	}
+	for _, p := range replacements {
+		if !p.staysUp || !s.isAvailable(p) {
+			return spare
+		}
+	}
+	return max(spare, min(len(replacements)-gone, extra)-handed)
 }
 
 // unsettled says what keeps the Deployment from being scaled now; "" if nothing does. While it rolls out, a surge would be spread over its

@@ -1,0 +1,476 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+// saidWithin is how soon the owner of an app has to be told that its surge is stuck.
+const saidWithin = 10 * time.Second
+
+// single makes a Deployment of one replica, of which the given budget, if any, wants one to be available, and returns the node that it is on.
+func single(t *testing.T, namespace, name, pool string, budget *policyv1.PodDisruptionBudgetSpec, modify ...func(*appsv1.Deployment)) (node string) {
+	t.Helper()
+	surges := func(d *appsv1.Deployment) {
+		d.Spec.Strategy = appsv1.DeploymentStrategy{
+			Type:          appsv1.RollingUpdateDeploymentStrategyType,
+			RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: ptr.To(intstr.FromInt32(1)), MaxUnavailable: ptr.To(intstr.FromInt32(0))},
+		}
+	}
+	cluster.Deployment(t, namespace, name, pool, 1, append([]func(*appsv1.Deployment){framework.WithSurge, surges}, modify...)...)
+	if budget != nil {
+		budget.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}
+		budgets := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(namespace)
+		if _, err := budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: *budget}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		framework.Eventually(t, "budget "+name+" is computed", func(ctx context.Context) (bool, error) {
+			b, err := budgets.Get(ctx, name, metav1.GetOptions{})
+			return err == nil && b.Status.ObservedGeneration == b.Generation && b.Status.CurrentHealthy > 0, err
+		})
+	}
+	list, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=" + name})
+	if err != nil || len(list.Items) != 1 {
+		t.Fatalf("%s has %d pods (%v)", name, len(list.Items), err)
+	}
+	return list.Items[0].Spec.NodeName
+}
+
+func minAvailable(n int32) *policyv1.PodDisruptionBudgetSpec {
+	return &policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(n))}
+}
+
+func drainNodes(t *testing.T, pool string, nodes ...string) *v1alpha1.NodeMaintenance {
+	t.Helper()
+	return cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes...)
+	}))
+}
+
+// asBefore waits until a Deployment has as many replicas as its users want, with nothing of ours left on it and on its pods.
+func asBefore(t *testing.T, namespace, name string, replicas int32) {
+	t.Helper()
+	framework.Eventually(t, "Deployment "+name+" is as before", func(ctx context.Context) (bool, error) {
+		d, err := cluster.As(t).Kube.AppsV1().Deployments(namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		if *d.Spec.Replicas != replicas || d.Status.Replicas != replicas || d.Status.AvailableReplicas != replicas || d.Annotations[v1alpha1.AnnotationSurgeRecord] != "" {
+			return false, fmt.Errorf("it has %d replicas, %d exist, record %q", *d.Spec.Replicas, d.Status.Replicas, d.Annotations[v1alpha1.AnnotationSurgeRecord])
+		}
+		list, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + name})
+		if err != nil {
+			return false, err
+		}
+		for i := range list.Items {
+			for _, key := range []string{corev1.PodDeletionCost, v1alpha1.AnnotationOriginalPodDeletionCost} {
+				if value, ok := list.Items[i].Annotations[key]; ok {
+					return false, fmt.Errorf("pod %s has %s: %q", list.Items[i].Name, key, value)
+				}
+			}
+		}
+		return true, nil
+	})
+}
+
+// evacuationSays waits until the only Evacuation of an app's pods says something, and returns it.
+func evacuationSays(t *testing.T, within time.Duration, namespace, app string, words ...string) *v1alpha1.Evacuation {
+	t.Helper()
+	var found *v1alpha1.Evacuation
+	framework.EventuallyWithin(t, within, fmt.Sprintf("the Evacuation of %s says %q", app, words), func(ctx context.Context) (bool, error) {
+		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+		if err != nil {
+			return false, err
+		}
+		if len(list.Items) != 1 {
+			return false, fmt.Errorf("there are %d", len(list.Items))
+		}
+		found = &list.Items[0]
+		for _, word := range words {
+			if !strings.Contains(found.Status.Message, word) {
+				return false, fmt.Errorf("it is with %s and says %q", found.Status.ActiveEvacuatorClass, found.Status.Message)
+			}
+		}
+		return true, nil
+	})
+	return found
+}
+
+// scaledTo waits until a Deployment has been scaled.
+func scaledTo(t *testing.T, namespace, name string, replicas int32) {
+	t.Helper()
+	framework.Eventually(t, fmt.Sprintf("Deployment %s is scaled to %d", name, replicas), func(ctx context.Context) (bool, error) {
+		d, err := cluster.As(t).Kube.AppsV1().Deployments(namespace).Get(ctx, name, metav1.GetOptions{})
+		return err == nil && *d.Spec.Replicas == replicas, err
+	})
+}
+
+func TestOneReplicaIsNeverMissed(t *testing.T) {
+	for name, budget := range map[string]*policyv1.PodDisruptionBudgetSpec{
+		"with a budget that wants it to be available":   minAvailable(1),
+		"with a budget that lets nothing be missing":    {MaxUnavailable: ptr.To(intstr.FromInt32(0))},
+		"with a budget that wants all of it in percent": {MinAvailable: ptr.To(intstr.FromString("100%"))},
+		"with a budget that would let it be missing":    {MaxUnavailable: ptr.To(intstr.FromInt32(1))},
+		"without a budget":                              nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, _ := cluster.NewPool(t, 2, true)
+			namespace := cluster.NewNamespace(t)
+			node := single(t, namespace, "web", pool, budget)
+			available := watchAvailability(t, namespace, "web")
+			began := time.Now()
+			nm := drainNodes(t, pool, node)
+			drained(t, nm.Name)
+			t.Logf("drained after %s", time.Since(began).Round(time.Millisecond))
+			asBefore(t, namespace, "web", 1)
+			if lowest := available.stop(); lowest < 1 {
+				t.Errorf("at one time %d pods were available", lowest)
+			}
+		})
+	}
+}
+
+// autoscale makes an autoscaler of a Deployment and waits until it is able to scale.
+func autoscale(t *testing.T, namespace, name string, low, high int32) {
+	t.Helper()
+	autoscalers := cluster.As(t).Kube.AutoscalingV2().HorizontalPodAutoscalers(namespace)
+	if _, err := autoscalers.Create(t.Context(), &autoscalingv2.HorizontalPodAutoscaler{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
+			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: name},
+			MinReplicas:    &low, MaxReplicas: high,
+			Metrics: []autoscalingv2.MetricSpec{{Type: autoscalingv2.ResourceMetricSourceType, Resource: &autoscalingv2.ResourceMetricSource{
+				Name: corev1.ResourceCPU, Target: autoscalingv2.MetricTarget{Type: autoscalingv2.UtilizationMetricType, AverageUtilization: ptr.To[int32](80)},
+			}}},
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, "the autoscaler is able to scale", func(ctx context.Context) (bool, error) {
+		a, err := autoscalers.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		for _, c := range a.Status.Conditions {
+			if c.Type == autoscalingv2.AbleToScale {
+				return c.Status == corev1.ConditionTrue && a.Status.CurrentReplicas == low, nil
+			}
+		}
+		return false, nil
+	})
+}
+
+// The autoscaler of the development cluster has no metrics, so that it does not scale down by itself.
+func TestOneReplicaWithAnAutoscalerIsNeverMissed(t *testing.T) {
+	pool, _ := cluster.NewPool(t, 2, true)
+	namespace := cluster.NewNamespace(t)
+	node := single(t, namespace, "web", pool, minAvailable(1))
+	autoscale(t, namespace, "web", 1, 3)
+	autoscalers := cluster.As(t).Kube.AutoscalingV2().HorizontalPodAutoscalers(namespace)
+	available := watchAvailability(t, namespace, "web")
+	nm := drainNodes(t, pool, node)
+	drained(t, nm.Name)
+	framework.Eventually(t, "the autoscaler is as before", func(ctx context.Context) (bool, error) {
+		a, err := autoscalers.Get(ctx, "web", metav1.GetOptions{})
+		return err == nil && *a.Spec.MinReplicas == 1 && a.Annotations[v1alpha1.AnnotationSurgeRecord] == "", err
+	})
+	if lowest := available.stop(); lowest < 1 {
+		t.Errorf("at one time %d pods were available", lowest)
+	}
+}
+
+// All start on five nodes, which are drained at once; the others come afterwards.
+func TestManySingleReplicasOnSeveralNodes(t *testing.T) {
+	apps := 10
+	if framework.Full(t) {
+		apps = 50
+	}
+	pool, nodes := cluster.NewPool(t, 5, true)
+	namespace := cluster.NewNamespace(t)
+	watchers := map[string]*availability{}
+	for i := range apps {
+		name := fmt.Sprintf("web-%02d", i)
+		single(t, namespace, name, pool, minAvailable(1))
+		watchers[name] = watchAvailability(t, namespace, name)
+	}
+	cluster.NewNodes(t, pool, true, pool+"-spare-0", pool+"-spare-1", pool+"-spare-2")
+	began := time.Now()
+	nm := drainNodes(t, pool, nodes...)
+	drained(t, nm.Name)
+	t.Logf("%d apps have left %d nodes after %s", apps, len(nodes), time.Since(began).Round(time.Millisecond))
+	for name, available := range watchers {
+		asBefore(t, namespace, name, 1)
+		if lowest := available.stop(); lowest < 1 {
+			t.Errorf("of %s, at one time %d pods were available", name, lowest)
+		}
+	}
+}
+
+func TestStuckSurge(t *testing.T) {
+	// stays checks that the pod was not evicted, and that all is as before when the evacuation is called off.
+	stays := func(t *testing.T, namespace string, nm *v1alpha1.NodeMaintenance, e *v1alpha1.Evacuation) {
+		t.Helper()
+		if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), nm.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		asBefore(t, namespace, "web", 1)
+		pod, err := cluster.As(t).Kube.CoreV1().Pods(namespace).Get(t.Context(), e.Spec.PodRef.Name, metav1.GetOptions{})
+		if err != nil || pod.UID != e.Spec.PodRef.UID || pod.DeletionTimestamp != nil {
+			t.Errorf("the pod that was to leave is %v (%v)", pod, err)
+		}
+	}
+	t.Run("for lack of room", func(t *testing.T) {
+		t.Parallel()
+		pool, nodes := cluster.NewPool(t, 1, true)
+		namespace := cluster.NewNamespace(t)
+		single(t, namespace, "web", pool, minAvailable(1))
+		nm := drainNodes(t, pool, nodes...)
+		stays(t, namespace, nm, evacuationSays(t, saidWithin, namespace, "web", "is Pending", "nodes are available"))
+	})
+	t.Run("for an image that is never there", func(t *testing.T) {
+		t.Parallel()
+		pool, nodes := cluster.NewPool(t, 1, true)
+		namespace := cluster.NewNamespace(t)
+		single(t, namespace, "web", pool, minAvailable(1))
+		// Nothing simulates this node, so that the test plays its kubelet.
+		played := pool + "-played"
+		cluster.NewNodes(t, pool, false, played)
+		merge(t, "", "node", played, `{"status":{"conditions":[{"type":"Ready","status":"True","reason":"Test"}]}}`, "--subresource=status")
+		nm := drainNodes(t, pool, nodes...)
+		pods := cluster.As(t).Kube.CoreV1().Pods(namespace)
+		name := ""
+		framework.Eventually(t, "the surge pod is on the node", func(ctx context.Context) (bool, error) {
+			list, err := pods.List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + played})
+			if err != nil || len(list.Items) == 0 {
+				return false, err
+			}
+			name = list.Items[0].Name
+			return true, nil
+		})
+		merge(t, namespace, "pod", name, `{"status":{"containerStatuses":[{"name":"app","ready":false,"restartCount":0,"image":"none","imageID":"",
+			"state":{"waiting":{"reason":"ImagePullBackOff","message":"Back-off pulling image none"}}}]}}`, "--subresource=status")
+		e := evacuationSays(t, saidWithin, namespace, "web", "is not ready", "ImagePullBackOff")
+		if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), nm.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		// Nobody stops the pod on the node that is played.
+		framework.Eventually(t, "the surge pod is asked to stop", func(ctx context.Context) (bool, error) {
+			pod, err := pods.Get(ctx, name, metav1.GetOptions{})
+			return err != nil || pod.DeletionTimestamp != nil, nil
+		})
+		if err := pods.Delete(t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+			t.Log(err)
+		}
+		asBefore(t, namespace, "web", 1)
+		if _, err := pods.Get(t.Context(), e.Spec.PodRef.Name, metav1.GetOptions{}); err != nil {
+			t.Errorf("the pod that was to leave: %v", err)
+		}
+	})
+	t.Run("for a quota", func(t *testing.T) {
+		t.Parallel()
+		pool, _ := cluster.NewPool(t, 2, true)
+		namespace := cluster.NewNamespace(t)
+		node := single(t, namespace, "web", pool, minAvailable(1))
+		quotas := cluster.As(t).Kube.CoreV1().ResourceQuotas(namespace)
+		if _, err := quotas.Create(t.Context(), &corev1.ResourceQuota{
+			ObjectMeta: metav1.ObjectMeta{Name: "small"},
+			Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("1")}},
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		framework.Eventually(t, "the quota has counted", func(ctx context.Context) (bool, error) {
+			q, err := quotas.Get(ctx, "small", metav1.GetOptions{})
+			return err == nil && q.Status.Used.Pods().Value() == 1, err
+		})
+		nm := drainNodes(t, pool, node)
+		stays(t, namespace, nm, evacuationSays(t, saidWithin, namespace, "web", "no surge pod can be created", "exceeded quota: small"))
+	})
+}
+
+// A GitOps tool that resets the number of replicas again and again gets its way, and the app never has fewer than its manifest says.
+func TestSurgeAgainstGitOps(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	single(t, namespace, "web", pool, minAvailable(1))
+	available := watchAvailability(t, namespace, "web")
+	drainNodes(t, pool, nodes...)
+	for range 2 {
+		scaledTo(t, namespace, "web", 2)
+		merge(t, namespace, "deployment", "web", `{"spec":{"replicas":1}}`)
+	}
+	evacuationSays(t, framework.Timeout, namespace, "web", "set its replicas back 2 times")
+	asBefore(t, namespace, "web", 1)
+	if lowest := available.stop(); lowest < 1 {
+		t.Errorf("at one time %d pods were available", lowest)
+	}
+}
+
+func TestSurgeGoesOnAfterTheServerWasKilled(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	single(t, namespace, "web", pool, minAvailable(1))
+	available := watchAvailability(t, namespace, "web")
+	nm := drainNodes(t, pool, nodes...)
+	scaledTo(t, namespace, "web", 2)
+	cluster.KillServer(t)
+	// The surge pod gets its node while nobody looks.
+	cluster.NewNodes(t, pool, true, pool+"-spare")
+	if err := cluster.Up(); err != nil {
+		t.Fatal(err)
+	}
+	drained(t, nm.Name)
+	asBefore(t, namespace, "web", 1)
+	if lowest := available.stop(); lowest < 1 {
+		t.Errorf("at one time %d pods were available", lowest)
+	}
+}
+
+// belongings is what the evacuator writes to, object by object.
+func belongings(ctx context.Context, t *testing.T, namespace, pool string) (map[string]string, error) {
+	t.Helper()
+	kube := cluster.As(t).Kube
+	found := map[string]string{}
+	deployments, err := kube.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	autoscalers, err := kube.AutoscalingV2().HorizontalPodAutoscalers(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	scaled := map[string]bool{}
+	for i := range autoscalers.Items {
+		a := &autoscalers.Items[i]
+		scaled[a.Spec.ScaleTargetRef.Name] = true
+		found["autoscaler "+a.Name] = fmt.Sprint(*a.Spec.MinReplicas, a.Spec.MaxReplicas, a.Annotations)
+	}
+	for i := range deployments.Items {
+		d := &deployments.Items[i]
+		replicas := fmt.Sprint(*d.Spec.Replicas)
+		if scaled[d.Name] {
+			// Without metrics the autoscaler does not take back what it has added.
+			replicas = "autoscaled"
+		}
+		found["deployment "+d.Name] = fmt.Sprint(replicas, d.Spec.Paused, d.Spec.Strategy.String(), d.Annotations)
+	}
+	pods, err := kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for i := range pods.Items {
+		if p := &pods.Items[i]; len(p.Annotations) > 0 {
+			found["pod "+p.Name] = fmt.Sprint(p.Annotations)
+		}
+	}
+	nodes, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: framework.Pool + "=" + pool})
+	if err != nil {
+		return nil, err
+	}
+	for i := range nodes.Items {
+		n := &nodes.Items[i]
+		found["node "+n.Name] = fmt.Sprint(n.Spec.Unschedulable, n.Spec.Taints, n.Annotations[v1alpha1.AnnotationCordonedBy])
+	}
+	return found, nil
+}
+
+// TestRandomDrainsLeaveNothingBehind drains nodes, calls drains off at any moment and kills the server, over and over. In the end all is as before.
+func TestRandomDrainsLeaveNothingBehind(t *testing.T) {
+	rounds := 6
+	if framework.Full(t) {
+		rounds = 200
+	}
+	random := framework.Random(t)
+	pool, nodes := cluster.NewPool(t, 4, true)
+	namespace := cluster.NewNamespace(t)
+	single(t, namespace, "one", pool, minAvailable(1))
+	single(t, namespace, "none", pool, nil)
+	single(t, namespace, "scaled", pool, minAvailable(1))
+	autoscale(t, namespace, "scaled", 1, 3)
+	cluster.Deployment(t, namespace, "many", pool, 6, framework.WithSurge)
+	cluster.Budget(t, namespace, "many", 1)
+	watchers := map[string]*availability{"one": nil, "none": nil, "scaled": nil}
+	for name := range watchers {
+		watchers[name] = watchAvailability(t, namespace, name)
+	}
+	before, err := belongings(t.Context(), t, namespace, pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	for range rounds {
+		first := random.IntN(len(nodes))
+		nm := drainNodes(t, pool, nodes[first], nodes[(first+random.IntN(2))%len(nodes)])
+		switch random.IntN(3) {
+		case 0:
+			drained(t, nm.Name)
+		case 1:
+			// Whatever has happened by the time some more requests are answered.
+			for range random.IntN(60) {
+				if _, err := maintenances.Get(t.Context(), nm.Name, metav1.GetOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		case 2:
+			cluster.KillServer(t)
+			if err := cluster.Up(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := maintenances.Delete(t.Context(), nm.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		framework.Eventually(t, "the maintenance is gone", func(ctx context.Context) (bool, error) {
+			_, err := maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
+			return apierrors.IsNotFound(err), nil
+		})
+	}
+	framework.Eventually(t, "all is as before", func(ctx context.Context) (bool, error) {
+		after, err := belongings(ctx, t, namespace, pool)
+		if err != nil {
+			return false, err
+		}
+		if diff := cmp.Diff(before, after); diff != "" {
+			return false, fmt.Errorf("-before +after:\n%s", diff)
+		}
+		return true, nil
+	})
+	for name, available := range watchers {
+		if lowest := available.stop(); lowest < 1 {
+			t.Errorf("of %s, at one time %d pods were available", name, lowest)
+		}
+	}
+}
