@@ -102,13 +102,7 @@ func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.N
 			list, err := apps.Deployments(namespace).List(ctx, options)
 			return itemsOf(list, err, func(l *appsv1.DeploymentList) []appsv1.Deployment { return l.Items })
 		},
-		strip: func(full *appsv1.Deployment) *appsv1.Deployment {
-			d := &appsv1.Deployment{ObjectMeta: identity(full), Spec: appsv1.DeploymentSpec{Selector: full.Spec.Selector}}
-			if surge, ok := full.Annotations[maintenancev1alpha1.AnnotationSurge]; ok {
-				d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: surge}
-			}
-			return d
-		},
+		strip: evacuators.DecidesOf,
 	})
 	if err != nil {
 		return nil, err

@@ -102,7 +102,7 @@ func (o recentOwners) Deployment(ctx context.Context, namespace, name string) (*
 		if full == nil || err != nil {
 			return nil, err
 		}
-		return &appsv1.Deployment{ObjectMeta: identityOf(&full.ObjectMeta), Spec: appsv1.DeploymentSpec{Selector: full.Spec.Selector}}, nil
+		return evacuators.DecidesOf(full), nil
 	})
 }
 

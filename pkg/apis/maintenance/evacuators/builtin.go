@@ -41,6 +41,18 @@ type Owners interface {
 	Node(ctx context.Context, name string) (*corev1.Node, error)
 }
 
+// DecidesOf returns what BuiltInOf looks at of a Deployment, for those who keep many.
+func DecidesOf(full *appsv1.Deployment) *appsv1.Deployment {
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: full.Namespace, Name: full.Name, UID: full.UID, OwnerReferences: full.OwnerReferences},
+		Spec:       appsv1.DeploymentSpec{Selector: full.Spec.Selector},
+	}
+	if surge, ok := full.Annotations[maintenancev1alpha1.AnnotationSurge]; ok {
+		d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: surge}
+	}
+	return d
+}
+
 // BuiltIn is what a pod's owner says about who evacuates it. Its zero value stands for nobody.
 type BuiltIn struct {
 	// Class is the class of the evacuator.
