@@ -30,7 +30,7 @@ import (
 	"haulout.dev/haulout/pkg/deletioncost"
 )
 
-// Pods whose deletion cost was lowered, be it by the lanes or by an evacuator, get it back here, and only here, when they are not asked to leave
+// Pods whose deletion cost was lowered, be it by the lanes or by an evacuator, get it back here, at the latest, when they are not asked to leave
 // any more. All there is to know stands on the pod, so that it does not matter whether this process lowered it, or saw the Evacuation go.
 
 // podSettled has a pod looked at whose deletion cost may have to be restored.
