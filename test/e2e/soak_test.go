@@ -1,0 +1,236 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+	"haulout.dev/haulout/test/internal/judge"
+)
+
+// soakRounds is how many drains a soak makes.
+const soakRounds, fullSoakRounds = 6, 200
+
+// grounds is what a soak runs on. One node was cordoned by somebody else, another one bears the taint by somebody else's hand.
+type grounds struct {
+	namespace       string
+	nodes           []string
+	cordoned, taint string
+}
+
+// TestNothingDiffersAfterManyDrains drains, completes, deletes and crashes at random, and looks each time whether everything is as before: the numbers
+// and annotations of Deployments and autoscalers, the annotations of pods, the taints and cordons of nodes.
+func TestNothingDiffersAfterManyDrains(t *testing.T) {
+	random, rounds := framework.Random(t), soakRounds
+	if framework.Full(t) {
+		rounds = fullSoakRounds
+	}
+	pool, nodes := cluster.NewPool(t, 4, true)
+	g := &grounds{namespace: cluster.NewNamespace(t), nodes: nodes, cordoned: nodes[3], taint: nodes[2]}
+	g.start(t, pool)
+	before := g.look(t)
+	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	for round := range rounds {
+		order := random.Perm(len(nodes))[:1+random.IntN(2)]
+		var chosen []string
+		for _, i := range order {
+			chosen = append(chosen, nodes[i])
+		}
+		nm, err := maintenances.Create(t.Context(), framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, chosen...)
+		}), metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		moments := []string{"at once", "when pods were asked to leave", "when pods had left", "when its DaemonSet pods were asked to leave"}
+		moment, kill, complete := moments[random.IntN(len(moments))], random.IntN(3) == 0, random.IntN(2) == 0
+		t.Logf("round %d: %s of %v is called off %s; the server is killed: %v, it is completed first: %v", round, nm.Name, chosen, moment, kill, complete)
+		g.waitUntil(t, nm.Name, moment)
+		if kill {
+			cluster.KillServer(t)
+			if err := cluster.Up(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if complete {
+			stage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
+		}
+		cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=90s")
+		g.settle(t)
+		framework.Eventually(t, "everything is as before", func(context.Context) (bool, error) {
+			if diff := cmp.Diff(before, g.look(t)); diff != "" {
+				return false, fmt.Errorf("(-before +now):\n%s", diff)
+			}
+			return true, nil
+		})
+	}
+}
+
+// start makes the workloads: an app that moves, one with a cost of its own that never may, one with a single replica, one with an autoscaler, and
+// a DaemonSet.
+func (g *grounds) start(t *testing.T, pool string) {
+	t.Helper()
+	daemonSet(t, g.namespace, pool, "logs", len(g.nodes))
+	cluster.Deployment(t, g.namespace, "web", pool, 4)
+	cluster.Budget(t, g.namespace, "web", 1)
+	cluster.Deployment(t, g.namespace, "stuck", pool, 4, withoutSurge, func(d *appsv1.Deployment) {
+		d.Spec.Template.Annotations = map[string]string{corev1.PodDeletionCost: "5"}
+	})
+	cluster.Budget(t, g.namespace, "stuck", 0)
+	cluster.Deployment(t, g.namespace, "single", pool, 1)
+	cluster.MustKubectl(t, "", "create", "poddisruptionbudget", "single", "-n", g.namespace, "--selector=app=single", "--min-available=1")
+	cluster.Deployment(t, g.namespace, "scaled", pool, 2)
+	if _, err := cluster.As(t).Kube.AutoscalingV2().HorizontalPodAutoscalers(g.namespace).Create(t.Context(), &autoscalingv2.HorizontalPodAutoscaler{
+		ObjectMeta: metav1.ObjectMeta{Name: "scaled"},
+		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
+			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "scaled"},
+			MinReplicas:    ptr.To[int32](2), MaxReplicas: 4,
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	cluster.MustKubectl(t, "", "cordon", g.cordoned)
+	cluster.MustKubectl(t, "", "taint", "node", g.taint, v1alpha1.TaintDrain+":NoSchedule")
+}
+
+// waitUntil waits for a moment of a drain, or for its end if that comes first. What never may leave holds the first wave for ever where it is.
+func (g *grounds) waitUntil(t *testing.T, maintenance, moment string) {
+	t.Helper()
+	framework.Eventually(t, moment, func(ctx context.Context) (bool, error) {
+		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, maintenance, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(g.namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		asked, left, blocked := len(list.Items), 0, 0
+		for i := range list.Items {
+			conditions := list.Items[i].Status.Conditions
+			if conditionIs(conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue, "") {
+				left++
+			}
+			if conditionIs(conditions, v1alpha1.ConditionBlocked, metav1.ConditionTrue, "") {
+				blocked++
+			}
+		}
+		ended := conditionIs(nm.Status.Conditions, v1alpha1.ConditionDrained, metav1.ConditionTrue, "") || blocked > 0 && blocked+left == asked
+		switch moment {
+		case "when pods were asked to leave":
+			return ended || asked > 0, nil
+		case "when pods had left":
+			return ended || left > 0, nil
+		case "when its DaemonSet pods were asked to leave":
+			return ended || slices.ContainsFunc(nm.Status.NodeStatuses, func(s v1alpha1.NodeMaintenanceNodeStatus) bool {
+				return slices.ContainsFunc(s.DrainTargets, func(e v1alpha1.DrainPlanEntry) bool { return e.PodType == v1alpha1.PodTypeDaemonSet })
+			}), nil
+		}
+		return true, nil
+	})
+}
+
+// settle waits until nobody is asked to leave, and all that should run does.
+func (g *grounds) settle(t *testing.T) {
+	t.Helper()
+	framework.Eventually(t, "no evacuation is left, and all pods run", func(ctx context.Context) (bool, error) {
+		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(g.namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		for i := range list.Items {
+			if !conditionIs(list.Items[i].Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue, "") {
+				return false, fmt.Errorf("the evacuation of %s is left", list.Items[i].Spec.PodRef.Name)
+			}
+		}
+		deployments, err := cluster.As(t).Kube.AppsV1().Deployments(g.namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		for i := range deployments.Items {
+			d := &deployments.Items[i]
+			if d.Status.ObservedGeneration != d.Generation || d.Status.Replicas != *d.Spec.Replicas || d.Status.AvailableReplicas != *d.Spec.Replicas {
+				return false, fmt.Errorf("deployment %s has %d of %d replicas available", d.Name, d.Status.AvailableReplicas, *d.Spec.Replicas)
+			}
+		}
+		return true, nil
+	})
+}
+
+// look returns all that must not differ, by what it is about.
+func (g *grounds) look(t *testing.T) map[string]string {
+	t.Helper()
+	kube, seen := cluster.As(t).Kube, map[string]string{}
+	deployments, err := kube.AppsV1().Deployments(g.namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range deployments.Items {
+		d := &deployments.Items[i]
+		seen["deployment "+d.Name] = fmt.Sprintf("%d replicas, %v", *d.Spec.Replicas, d.Annotations)
+	}
+	autoscalers, err := kube.AutoscalingV2().HorizontalPodAutoscalers(g.namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range autoscalers.Items {
+		a := &autoscalers.Items[i]
+		seen["autoscaler "+a.Name] = fmt.Sprintf("%d to %d replicas, %v", *a.Spec.MinReplicas, a.Spec.MaxReplicas, a.Annotations)
+	}
+	pods, err := kube.CoreV1().Pods(g.namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	for i := range pods.Items {
+		// Pods come and go; those of an app are all alike.
+		if p := &pods.Items[i]; p.DeletionTimestamp == nil {
+			texts := strings.Split(seen["pods of "+p.Labels["app"]], "; ")
+			texts = append(slices.DeleteFunc(texts, func(s string) bool { return s == "" }), fmt.Sprint(p.Annotations))
+			slices.Sort(texts)
+			seen["pods of "+p.Labels["app"]] = strings.Join(slices.Compact(texts), "; ")
+		}
+	}
+	for _, name := range g.nodes {
+		node := theNode(t, name)
+		// The foreign taint has the same key as ours.
+		if name == g.taint {
+			node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(taint corev1.Taint) bool { return taint.Key == v1alpha1.TaintDrain })
+		}
+		var taints []string
+		for _, taint := range theNode(t, name).Spec.Taints {
+			taints = append(taints, taint.ToString())
+		}
+		slices.Sort(taints)
+		seen["node "+name] = fmt.Sprintf("taints %v, annotations %v, left by maintenances %v", taints, slices.Sorted(maps.Keys(node.Annotations)), judge.LeftOn(node, name == g.cordoned))
+	}
+	return seen
+}
