@@ -58,6 +58,12 @@ const (
 	verdictFailed verdict = "failed"
 )
 
+// verdicts are all of them.
+var verdicts = []verdict{
+	verdictAccepted, verdictGone, verdictBudgetClosed, verdictBudgetStale, verdictPodChanged, verdictOverloaded, verdictTooManyDisruptedPods,
+	verdictNamespaceTerminating, verdictForbidden, verdictSeveralBudgets, verdictUnknown, verdictFailed,
+}
+
 // answer is a verdict with what the API server said about it.
 type answer struct {
 	verdict verdict

@@ -47,6 +47,11 @@ var (
 
 	registerMetrics = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(evictionsTotal, evictionsInFlight, evictionLanes)
+		// What there may be is shown from the start: an alert about a metric that is not there is none.
+		for _, v := range verdicts {
+			evictionsTotal.WithLabelValues(string(v)).Add(0)
+		}
+		countLanes(nil)
 	})
 )
 

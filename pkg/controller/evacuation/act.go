@@ -22,6 +22,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -82,10 +83,14 @@ func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (
 	logger := klog.FromContext(ctx)
 	if isComplete(evacuation) {
 		logger.V(2).Info("Evacuation is complete", "pod", klog.KRef(evacuation.Namespace, evacuation.Spec.PodRef.Name))
+		evacuationsCompleted.WithLabelValues(meta.FindStatusCondition(evacuation.Status.Conditions, maintenancev1alpha1.ConditionComplete).Reason).Inc()
 		if s.pod == nil || isFinished(s.pod) {
 			evacuationDuration.Observe(s.now.Sub(evacuation.CreationTimestamp.Time).Seconds())
 		}
 	} else if before.ActiveEvacuatorClass != d.status.ActiveEvacuatorClass {
+		if before.ActiveEvacuatorClass != "" {
+			evacuationHandovers.Inc()
+		}
 		logger.V(2).Info("Evacuation goes to the next in turn", "from", before.ActiveEvacuatorClass, "to", d.status.ActiveEvacuatorClass)
 	}
 	return evacuation, nil

@@ -241,6 +241,7 @@ func (c *Controller) handle(ctx context.Context, key types.NamespacedName) {
 		c.queue.AddRateLimited(key)
 	default:
 		if !errors.Is(err, context.Canceled) {
+			syncErrors.Inc()
 			logger.Error(err, "Sync failed, will try again")
 		}
 		c.queue.AddRateLimited(key)

@@ -22,6 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 var (
@@ -36,10 +38,47 @@ var (
 		Help:           "Number of Evacuations whose pod cannot leave, by reason.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"reason"})
+	evacuationsCompleted = metrics.NewCounterVec(&metrics.CounterOpts{
+		Namespace: "haulout", Subsystem: "evacuation", Name: "completed_total",
+		Help:           "Evacuations that became Complete, by reason: the pod was deleted, it ended by itself, or nobody asked for it any more after its last evacuator had given up.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"reason"})
+	evacuationHandovers = metrics.NewCounter(&metrics.CounterOpts{
+		Namespace: "haulout", Subsystem: "evacuation", Name: "handovers_total",
+		Help:           "Turns that an evacuator has lost to the next one or to the eviction, because it gave up or was silent for too long.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	syncErrors = metrics.NewCounter(&metrics.CounterOpts{
+		Namespace: "haulout", Subsystem: "evacuation", Name: "sync_errors_total",
+		Help:           "Syncs of Evacuations that failed and are tried again. Conflicts do not count.",
+		StabilityLevel: metrics.ALPHA,
+	})
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(evacuationDuration, evacuationsBlocked)
+		legacyregistry.MustRegister(evacuationDuration, evacuationsBlocked, evacuationsCompleted, evacuationHandovers, syncErrors)
+		for _, reason := range completeReasons {
+			evacuationsCompleted.WithLabelValues(reason).Add(0)
+		}
+		showNoneBlocked()
 	})
 )
+
+// What there may be is shown from the start: an alert about a metric that is not there is none.
+var (
+	completeReasons = []string{maintenancev1alpha1.ReasonPodDeleted, maintenancev1alpha1.ReasonPodTerminated, maintenancev1alpha1.ReasonCancelled}
+	blockedReasons  = []string{
+		maintenancev1alpha1.ReasonPodDisruptionBudget, maintenancev1alpha1.ReasonPodDisruptionBudgetSyncFailed, maintenancev1alpha1.ReasonTooManyDisruptedPods,
+		maintenancev1alpha1.ReasonMultiplePodDisruptionBudgets, maintenancev1alpha1.ReasonUnhealthyPodsHoldBudget, maintenancev1alpha1.ReasonEvacuatorNotProgressing,
+		maintenancev1alpha1.ReasonPodTerminating, maintenancev1alpha1.ReasonPodFinalizer, maintenancev1alpha1.ReasonNodeUnreachable,
+		maintenancev1alpha1.ReasonNoEvacuator, maintenancev1alpha1.ReasonRecreated, maintenancev1alpha1.ReasonEvictionForbidden, maintenancev1alpha1.ReasonEvictionError,
+	}
+)
+
+func showNoneBlocked() {
+	evacuationsBlocked.Reset()
+	for _, reason := range blockedReasons {
+		evacuationsBlocked.WithLabelValues(reason).Set(0)
+	}
+}
 
 // blockedTally keeps the gauge of blocked Evacuations in step with the cache.
 type blockedTally struct {
@@ -70,5 +109,5 @@ func (t *blockedTally) reset() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	clear(t.reasons)
-	evacuationsBlocked.Reset()
+	showNoneBlocked()
 }

@@ -249,11 +249,13 @@ func (c *Controller) confirmHolding(ctx context.Context, nm *maintenancev1alpha1
 // cordonRestored tells that somebody has undone our cordon, and who if it is a fight.
 func (c *Controller) cordonRestored(ctx context.Context, node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance, who string) {
 	c.cordons.restored(node)
+	cordonsRestored.Inc()
 	if who == "" {
 		c.nodeEvent(node, nm, corev1.EventTypeNormal, EventCordonRestored, actionCordon,
 			"Somebody made the node schedulable while NodeMaintenance %s holds it; it was made unschedulable again", nm.Name)
 		return
 	}
+	cordonFights.Inc()
 	klog.FromContext(ctx).Info("Somebody keeps making a node schedulable", "node", klog.KObj(node), "fieldManager", who)
 	c.nodeEvent(node, nm, corev1.EventTypeWarning, EventCordonFight, actionCordon,
 		"%s keeps making the node schedulable while NodeMaintenance %s holds it; it is made unschedulable less often from now on", who, nm.Name)

@@ -18,6 +18,7 @@ package nodemaintenance
 
 import (
 	"sync"
+	"time"
 
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
@@ -36,6 +37,31 @@ var (
 		Help:           "Pods on nodes that are drained, by state: pending, evacuating, blocked (these are evacuating, too), left. A pod on a node of several maintenances counts for each.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"state"})
+	maintenancesByStage = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "maintenances",
+		Help:           "NodeMaintenances, by stage.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"stage"})
+	oldestStart = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "oldest_stage_start_timestamp_seconds",
+		Help:           "When the NodeMaintenance that has been in its stage for longest entered it, for the stages Cordon and Drain, as a Unix time; 0 if none is in it.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"stage"})
+	drainsBlocked = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "drains_blocked",
+		Help:           "NodeMaintenances whose drain stands still: no pod that is asked to leave is able to (reason DrainBlocked of the condition Drained).",
+		StabilityLevel: metrics.ALPHA,
+	})
+	cordonsRestored = metrics.NewCounter(&metrics.CounterOpts{
+		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "cordons_restored_total",
+		Help:           "Nodes that somebody made schedulable in the middle of a maintenance, and that were made unschedulable again.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	cordonFights = metrics.NewCounter(&metrics.CounterOpts{
+		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "cordon_fights_total",
+		Help:           "Cordons that were undone and restored as in cordons_restored_total, of nodes that somebody keeps making schedulable.",
+		StabilityLevel: metrics.ALPHA,
+	})
 	syncErrors = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "sync_errors_total",
 		Help:           "Syncs of NodeMaintenances that failed and are tried again. Conflicts do not count.",
@@ -58,7 +84,9 @@ var (
 		StabilityLevel: metrics.ALPHA,
 	})
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(nodesHeld, podsByState, syncErrors, syncDuration, conditionWrites, conditionErrors)
+		legacyregistry.MustRegister(nodesHeld, podsByState, maintenancesByStage, oldestStart, drainsBlocked, cordonsRestored, cordonFights,
+			syncErrors, syncDuration, conditionWrites, conditionErrors)
+		(&tallies{}).publish()
 	})
 )
 
@@ -67,6 +95,10 @@ type tally struct {
 	stage                              maintenancev1alpha1.NodeMaintenanceStage
 	nodes                              int
 	pending, evacuating, blocked, left int32
+	// entered is when it entered its stage; zero if that is not known.
+	entered time.Time
+	// standsStill: no pod that is asked to leave is able to.
+	standsStill bool
 }
 
 // tallies adds the maintenances up.
@@ -77,6 +109,11 @@ type tallies struct {
 
 func tallyOf(nm *maintenancev1alpha1.NodeMaintenance, nodes []maintenancev1alpha1.NodeMaintenanceNodeStatus) tally {
 	t := tally{stage: nm.Spec.Stage, nodes: len(nodes)}
+	for i := range nm.Status.StageStatuses {
+		if entered := &nm.Status.StageStatuses[i]; entered.Name == nm.Spec.Stage && entered.StartTimestamp != nil {
+			t.entered = entered.StartTimestamp.Time
+		}
+	}
 	if nm.Spec.Stage != maintenancev1alpha1.NodeMaintenanceStageDrain {
 		return t
 	}
@@ -112,21 +149,37 @@ func (t *tallies) reset() {
 }
 
 func (t *tallies) publish() {
-	nodes := map[maintenancev1alpha1.NodeMaintenanceStage]int{
-		maintenancev1alpha1.NodeMaintenanceStageIdle: 0, maintenancev1alpha1.NodeMaintenanceStageCordon: 0,
-		maintenancev1alpha1.NodeMaintenanceStageDrain: 0, maintenancev1alpha1.NodeMaintenanceStageComplete: 0,
-	}
+	const idle, cordon, drain, complete = maintenancev1alpha1.NodeMaintenanceStageIdle, maintenancev1alpha1.NodeMaintenanceStageCordon,
+		maintenancev1alpha1.NodeMaintenanceStageDrain, maintenancev1alpha1.NodeMaintenanceStageComplete
+	maintenances, nodes, oldest := map[maintenancev1alpha1.NodeMaintenanceStage]int{}, map[maintenancev1alpha1.NodeMaintenanceStage]int{}, map[maintenancev1alpha1.NodeMaintenanceStage]time.Time{}
 	var sum tally
+	standing := 0
 	for _, one := range t.byName {
+		maintenances[one.stage]++
 		nodes[one.stage] += one.nodes
+		if first, ok := oldest[one.stage]; !one.entered.IsZero() && (!ok || one.entered.Before(first)) {
+			oldest[one.stage] = one.entered
+		}
+		if one.standsStill {
+			standing++
+		}
 		sum.pending += one.pending
 		sum.evacuating += one.evacuating
 		sum.blocked += one.blocked
 		sum.left += one.left
 	}
-	for stage, n := range nodes {
-		nodesHeld.WithLabelValues(string(stage)).Set(float64(n))
+	for _, stage := range []maintenancev1alpha1.NodeMaintenanceStage{idle, cordon, drain, complete} {
+		maintenancesByStage.WithLabelValues(string(stage)).Set(float64(maintenances[stage]))
+		nodesHeld.WithLabelValues(string(stage)).Set(float64(nodes[stage]))
 	}
+	for _, stage := range []maintenancev1alpha1.NodeMaintenanceStage{cordon, drain} {
+		var entered float64
+		if first, ok := oldest[stage]; ok {
+			entered = float64(first.Unix())
+		}
+		oldestStart.WithLabelValues(string(stage)).Set(entered)
+	}
+	drainsBlocked.Set(float64(standing))
 	podsByState.WithLabelValues("pending").Set(float64(sum.pending))
 	podsByState.WithLabelValues("evacuating").Set(float64(sum.evacuating))
 	podsByState.WithLabelValues("blocked").Set(float64(sum.blocked))

@@ -126,7 +126,9 @@ func (c *Controller) conclude(g *gathered, l *look, left *remainder) error {
 	}
 	verdict := decideDrained(facts)
 	c.setCondition(nm, &l.status, maintenancev1alpha1.ConditionDrained, verdict.status, verdict.reason, verdict.message)
-	c.tallies.set(nm.Name, tallyOf(nm, l.status.NodeStatuses))
+	one := tallyOf(nm, l.status.NodeStatuses)
+	one.standsStill = verdict.reason == maintenancev1alpha1.ReasonDrainBlocked
+	c.tallies.set(nm.Name, one)
 	return nil
 }
 
