@@ -40,7 +40,8 @@ const (
 	actionEvacuate = "Evacuate"
 )
 
-// event is an event about an Evacuation, not yet sent.
+// event is an event about the pod of an Evacuation, not yet sent. What becomes of the Evacuation is in its status; whoever looks after the pod looks
+// at the pod.
 type event struct {
 	eventType, reason, action, note string
 }
@@ -50,11 +51,11 @@ func (c *Controller) send(evacuation *maintenancev1alpha1.Evacuation, events []e
 	for _, e := range events {
 		// References instead of objects: they say what they are whatever scheme the recorder has.
 		c.recorder.Eventf(
+			&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: evacuation.Namespace, Name: pod.Name, UID: pod.UID},
 			&corev1.ObjectReference{
 				APIVersion: maintenancev1alpha1.SchemeGroupVersion.String(), Kind: "Evacuation",
 				Namespace: evacuation.Namespace, Name: evacuation.Name, UID: evacuation.UID, ResourceVersion: evacuation.ResourceVersion,
 			},
-			&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: evacuation.Namespace, Name: pod.Name, UID: pod.UID},
 			e.eventType, e.reason, e.action, "%s", cut(e.note, maxMessage))
 	}
 }

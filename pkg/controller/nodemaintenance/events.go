@@ -53,6 +53,8 @@ const (
 	EventFastForwarded = "DrainFastForwarded"
 	// EventOrderOverridden: the plans of maintenances contradict each other, and the oldest one's order was followed.
 	EventOrderOverridden = "DrainOrderOverridden"
+	// EventDrainBlocked: no pod that is asked to leave is able to; the drain stands still. Sent when the condition Drained begins to say so.
+	EventDrainBlocked = "DrainBlocked"
 	// EventDrained: the condition Drained became True.
 	EventDrained = "Drained"
 	// EventCompleted: everything that the maintenance had changed was put back.

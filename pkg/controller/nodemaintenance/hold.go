@@ -162,6 +162,9 @@ func (c *Controller) announceProgress(g *gathered, plan drainplan.Result, writte
 		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventDrained, actionDrain, "%s",
 			meta.FindStatusCondition(written.Status.Conditions, maintenancev1alpha1.ConditionDrained).Message)
 	}
+	if now := blockedDrain(written); now != nil && blockedDrain(nm) == nil {
+		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventDrainBlocked, actionDrain, "%s", now.Message)
+	}
 	if len(plan.FastForwarded[nm.Name]) > 0 {
 		c.announceFastForward(nm, plan)
 	}
@@ -189,6 +192,15 @@ func (c *Controller) announceFastForward(nm *maintenancev1alpha1.NodeMaintenance
 				"NodeMaintenance %s has taken node %s further than the plan of %s: the pods it has passed are asked to leave now", by, node, nm.Name)
 		}
 	}
+}
+
+// blockedDrain returns the condition Drained if it says that the drain stands still, or nil.
+func blockedDrain(nm *maintenancev1alpha1.NodeMaintenance) *metav1.Condition {
+	drained := meta.FindStatusCondition(nm.Status.Conditions, maintenancev1alpha1.ConditionDrained)
+	if drained == nil || drained.Reason != maintenancev1alpha1.ReasonDrainBlocked {
+		return nil
+	}
+	return drained
 }
 
 func isDrained(nm *maintenancev1alpha1.NodeMaintenance) bool {

@@ -31,13 +31,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-const (
-	// reasonEvacuatorIgnored is the reason of the event on a pod whose annotation cannot be followed.
-	reasonEvacuatorIgnored = "EvacuatorAnnotationIgnored"
-	// actionResolve is the action of that event.
-	actionResolve = "ResolveEvacuators"
-)
-
 // resolveEvacuators sets the evacuators of a new Evacuation: those of its pod and those that the client names beside them.
 func (p *Plugin) resolveEvacuators(ctx context.Context, attrs admission.Attributes, evacuation *maintenance.Evacuation, pod *corev1.Pod) error {
 	builtIn, err := p.builtInOf(ctx, pod)
@@ -117,7 +110,7 @@ func (p *Plugin) report(ctx context.Context, attrs admission.Attributes, pod *co
 	for _, annotation := range ignored {
 		warning.AddWarning(ctx, "", fmt.Sprintf("pod annotation %s is ignored: %s", annotation.Key, annotation.Why))
 		if !attrs.IsDryRun() {
-			p.recorder.Eventf(pod, nil, corev1.EventTypeWarning, reasonEvacuatorIgnored, actionResolve,
+			p.recorder.Eventf(pod, nil, corev1.EventTypeWarning, EventEvacuatorIgnored, actionResolve,
 				"Annotation %s is ignored: %s", annotation.Key, annotation.Why)
 		}
 	}
