@@ -222,6 +222,7 @@ verify: ## Check generated code, formatting, lint, manifests, go.mod and licence
 .PHONY: update
 update: ## Write generated code, go.mod and licence headers anew, format everything
 	hack/update-codegen.sh
+	hack/update-docs.sh
 	hack/update-boilerplate.sh
 	hack/update-tidy.sh
 	hack/update-format.sh

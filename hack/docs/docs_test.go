@@ -1,0 +1,85 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"go/token"
+	"strings"
+	"testing"
+)
+
+func parse(t *testing.T, content string) *source {
+	t.Helper()
+	s := &source{positions: token.NewFileSet()}
+	if err := s.add("code.go", "package code\n"+content); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestMetrics(t *testing.T) {
+	for sentence, tc := range map[string]struct{ code, want, failure string }{
+		"a metric without labels": {
+			code: `var a = metrics.NewGauge(&metrics.GaugeOpts{Namespace: "haulout", Name: "a", Help: "What " + "it is.", StabilityLevel: metrics.ALPHA})`,
+			want: "| `haulout_a` | gauge |  | What it is. |",
+		},
+		"one with labels": {
+			code: `var a = metrics.NewCounterVec(&metrics.CounterOpts{Namespace: "haulout", Subsystem: "s", Name: "a_total", Help: "A | B.", StabilityLevel: metrics.ALPHA}, []string{"x", "y"})`,
+			want: "| `haulout_s_a_total` | counter | `x`, `y` | A \\| B. |",
+		},
+		"a name that is worked out":  {code: `var a = metrics.NewGauge(&metrics.GaugeOpts{Name: name, Help: "A.", StabilityLevel: metrics.ALPHA})`, failure: "code.go:2:45: Name of a metric must be a literal"},
+		"a metric that is not ALPHA": {code: `var a = metrics.NewGauge(&metrics.GaugeOpts{Name: "a", Help: "A."})`, failure: "stability"},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			expectPage(t, tc.want, tc.failure, func(out *strings.Builder) error { return writeMetrics(out, parse(t, tc.code)) })
+		})
+	}
+}
+
+func TestEvents(t *testing.T) {
+	for sentence, tc := range map[string]struct{ code, want, failure string }{
+		"an event that a function sends": {
+			code: "// EventA: it has\n// happened.\nconst EventA = \"Happened\"\nfunc f() { c.nodeEvent(n, corev1.EventTypeWarning, EventA) }",
+			want: "| `Happened` | Warning | node | it has happened. |",
+		},
+		"an event about two objects": {
+			code: "// EventA: it.\nconst EventA = \"It\"\nfunc f() { c.nodeEvent(n, EventA); c.maintenanceEvent(n, EventA) }",
+			want: "| `It` | Normal | node, NodeMaintenance | it. |",
+		},
+		"an event whose comment says what it is about": {code: "// EventA: it. About the pod.\nconst EventA = \"It\"", want: "| `It` | Normal | pod | it. |"},
+		"an event about who knows what":                {code: "// EventA: it.\nconst EventA = \"It\"", failure: "About the node"},
+		"an event that nobody explains":                {code: "const EventA = \"It\"", failure: "needs a comment"},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			expectPage(t, tc.want, tc.failure, func(out *strings.Builder) error { return writeEvents(out, parse(t, tc.code)) })
+		})
+	}
+}
+
+func expectPage(t *testing.T, want, failure string, write func(*strings.Builder) error) {
+	t.Helper()
+	var out strings.Builder
+	err := write(&out)
+	switch {
+	case failure != "" && (err == nil || !strings.Contains(err.Error(), failure)):
+		t.Errorf("error is %v, want one that says %q", err, failure)
+	case failure == "" && err != nil:
+		t.Error(err)
+	case !strings.Contains(out.String(), want):
+		t.Errorf("page is %s, want a line %s", out.String(), want)
+	}
+}

@@ -1,0 +1,161 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"go/ast"
+	"go/token"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+const eventsHeader = `<!-- Written by hack/update-docs.sh from the code. Do not edit. -->
+# Events
+
+Haulout tells of what changes, once for each change; the same again within minutes counts up the event that is there. They are events of the host cluster: ` +
+	"`kubectl describe node`, `kubectl describe pod`, `kubectl describe nodemaintenance`" + ` show those of an object, and ` + "`kubectl get events -A --field-selector reason=EvacuationBlocked`" + `
+all with a reason. Events about pods are in the pods' namespaces, those about nodes and NodeMaintenances in ` + "`default`" + `. A pod that leaves without trouble gets none: thousands do at a time.
+
+| reason | type | about | when |
+|---|---|---|---|
+`
+
+// eventReason is the reason of an event.
+type eventReason struct {
+	value, about, meaning string
+	warning               bool
+}
+
+// defaultAbout is what the functions and literals that make events tell about, by their names, those of one package alone with its name.
+var defaultAbout = map[string]string{
+	"nodeEvent": "node", "tell": "node", "maintenanceEvent": "NodeMaintenance", "evacuation.event": "pod", "deployment.event": "Deployment",
+}
+
+// aboutSentence ends the comment of a reason of which its sender's name does not tell what it is about.
+var aboutSentence = regexp.MustCompile(` About (?:the|a|its) ([A-Za-z ]+)\.`)
+
+// writeEvents writes the page about events.
+func writeEvents(out io.Writer, code *source) error {
+	reasons, err := eventsOf(code)
+	if err != nil {
+		return err
+	}
+	page := bufio.NewWriter(out)
+	fmt.Fprint(page, eventsHeader)
+	for _, r := range reasons {
+		kind := "Normal"
+		if r.warning {
+			kind = "Warning"
+		}
+		fmt.Fprintf(page, "| `%s` | %s | %s | %s |\n", r.value, kind, r.about, cell(r.meaning))
+	}
+	return page.Flush()
+}
+
+// eventsOf finds the constants EventX of files with reasons of events, and what sends them.
+func eventsOf(code *source) ([]eventReason, error) {
+	var found []eventReason
+	for _, file := range code.files {
+		uses := code.usesIn(file.Name.Name)
+		for _, declaration := range file.Decls {
+			constants, ok := declaration.(*ast.GenDecl)
+			if !ok || constants.Tok != token.CONST {
+				continue
+			}
+			for _, spec := range constants.Specs {
+				constant := spec.(*ast.ValueSpec)
+				name := constant.Names[0].Name
+				if !strings.HasPrefix(name, "Event") || len(constant.Values) != 1 {
+					continue
+				}
+				value, ok := text(constant.Values[0])
+				if !ok {
+					continue
+				}
+				comment := cmp.Or(constant.Doc, constants.Doc)
+				_, meaning, ok := strings.Cut(comment.Text(), name+": ")
+				if !ok {
+					return nil, code.errorAt(constant, "%s needs a comment that says when the event is sent, as in \"// %s: the node has …\"", name, name)
+				}
+				r := uses[name]
+				r.value, r.meaning = value, meaning
+				if about := aboutSentence.FindStringSubmatch(" " + meaning); about != nil {
+					r.about, r.meaning = about[1], strings.TrimSpace(aboutSentence.ReplaceAllString(" "+meaning, ""))
+				}
+				if r.about == "" {
+					return nil, code.errorAt(constant, "nothing tells what %s is about: end its comment with \"About the node.\" or the like", name)
+				}
+				found = append(found, r)
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b eventReason) int {
+		return strings.Compare(strings.ToLower(a.about)+a.value, strings.ToLower(b.about)+b.value)
+	})
+	return found, nil
+}
+
+// usesIn looks at the calls and literals of a package that have a reason beside the type of the event.
+func (s *source) usesIn(packageName string) map[string]eventReason {
+	uses := map[string]eventReason{}
+	for _, file := range s.files {
+		if file.Name.Name != packageName {
+			continue
+		}
+		ast.Inspect(file, func(node ast.Node) bool {
+			var callee ast.Expr
+			var arguments []ast.Expr
+			switch node := node.(type) {
+			case *ast.CallExpr:
+				callee, arguments = node.Fun, node.Args
+			case *ast.CompositeLit:
+				callee, arguments = node.Type, node.Elts
+			default:
+				return true
+			}
+			for _, argument := range arguments {
+				name, ok := argument.(*ast.Ident)
+				if !ok || !strings.HasPrefix(name.Name, "Event") {
+					continue
+				}
+				r := uses[name.Name]
+				if about := cmp.Or(defaultAbout[lastName(callee)], defaultAbout[packageName+"."+lastName(callee)]); about != "" && !strings.Contains(r.about, about) {
+					r.about = strings.TrimPrefix(r.about+", "+about, ", ")
+				}
+				r.warning = r.warning || slices.ContainsFunc(arguments, func(e ast.Expr) bool { return lastName(e) == "EventTypeWarning" })
+				uses[name.Name] = r
+			}
+			return true
+		})
+	}
+	return uses
+}
+
+func lastName(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.Ident:
+		return e.Name
+	case *ast.SelectorExpr:
+		return e.Sel.Name
+	}
+	return ""
+}

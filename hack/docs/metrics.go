@@ -1,0 +1,154 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"go/ast"
+	"io"
+	"slices"
+	"strings"
+)
+
+const metricsHeader = `<!-- Written by hack/update-docs.sh from the code. Do not edit. -->
+# Metrics
+
+Every replica serves them at ` + "`/metrics`" + `, to whoever may ` + "`get`" + ` that non-resource URL. The replica that leads counts; the others show zeros. What all servers on
+the Kubernetes libraries have is there, too: ` + "`apiserver_*`, `etcd_*`, `workqueue_*`, `rest_client_*`, `leader_election_master_status`, `process_*`, `go_*`" + `.
+
+Alert rules and a dashboard that use these are in [artifacts/monitoring](../artifacts/monitoring).
+
+| metric | type | labels | meaning |
+|---|---|---|---|
+`
+
+// metric is one of the server's own.
+type metric struct {
+	name, kind, stability, help string
+	labels                      []string
+}
+
+// writeMetrics writes the page about metrics.
+func writeMetrics(out io.Writer, code *source) error {
+	metrics, err := metricsOf(code)
+	if err != nil {
+		return err
+	}
+	page := bufio.NewWriter(out)
+	fmt.Fprint(page, metricsHeader)
+	for _, m := range metrics {
+		labels := make([]string, 0, len(m.labels))
+		for _, label := range m.labels {
+			labels = append(labels, "`"+label+"`")
+		}
+		fmt.Fprintf(page, "| `%s` | %s | %s | %s |\n", m.name, m.kind, strings.Join(labels, ", "), cell(m.help))
+	}
+	fmt.Fprint(page, "\nAll are of stability ALPHA: a name may change with a release, which then says so.\n")
+	return page.Flush()
+}
+
+// metricsOf finds the calls that make metrics, as in metrics.NewGaugeVec(&metrics.GaugeOpts{…}, []string{…}).
+func metricsOf(code *source) ([]metric, error) {
+	var found []metric
+	var failed error
+	for _, file := range code.files {
+		ast.Inspect(file, func(node ast.Node) bool {
+			call, ok := node.(*ast.CallExpr)
+			if !ok || len(call.Args) == 0 {
+				return true
+			}
+			options, kind := optionsOf(call.Args[0])
+			if options == nil {
+				return true
+			}
+			m, err := code.metricOf(call, options, kind)
+			if err != nil {
+				failed = err
+			}
+			found = append(found, m)
+			return true
+		})
+	}
+	slices.SortFunc(found, func(a, b metric) int { return strings.Compare(a.name, b.name) })
+	return found, failed
+}
+
+// optionsOf returns the literal of a metric's options, and what kind of a metric it is.
+func optionsOf(argument ast.Expr) (options *ast.CompositeLit, kind string) {
+	reference, ok := argument.(*ast.UnaryExpr)
+	if !ok {
+		return nil, ""
+	}
+	options, ok = reference.X.(*ast.CompositeLit)
+	if !ok {
+		return nil, ""
+	}
+	typeName, ok := options.Type.(*ast.SelectorExpr)
+	if !ok {
+		return nil, ""
+	}
+	kind, ok = map[string]string{"CounterOpts": "counter", "GaugeOpts": "gauge", "HistogramOpts": "histogram", "SummaryOpts": "summary"}[typeName.Sel.Name]
+	if !ok {
+		return nil, ""
+	}
+	return options, kind
+}
+
+func (s *source) metricOf(call *ast.CallExpr, options *ast.CompositeLit, kind string) (metric, error) {
+	m := metric{kind: kind}
+	var parts [3]string
+	for _, element := range options.Elts {
+		field, ok := element.(*ast.KeyValueExpr)
+		if !ok {
+			return m, s.errorAt(element, "the options of a metric must be given by name")
+		}
+		key := field.Key.(*ast.Ident).Name
+		into := map[string]*string{"Namespace": &parts[0], "Subsystem": &parts[1], "Name": &parts[2], "Help": &m.help}[key]
+		if stability, ok := field.Value.(*ast.SelectorExpr); ok && key == "StabilityLevel" {
+			m.stability = stability.Sel.Name
+		}
+		if into == nil {
+			continue
+		}
+		if *into, ok = text(field.Value); !ok {
+			return m, s.errorAt(field, "%s of a metric must be a literal, for the page about metrics to have it", key)
+		}
+	}
+	m.name = strings.Join(slices.DeleteFunc(parts[:], func(part string) bool { return part == "" }), "_")
+	if m.name == "" || m.help == "" {
+		return m, s.errorAt(options, "a metric needs a name and a help text")
+	}
+	if m.stability != "ALPHA" {
+		return m, s.errorAt(options, "%s is of stability %q; the page says that all are ALPHA", m.name, m.stability)
+	}
+	if len(call.Args) < 2 {
+		return m, nil
+	}
+	labels, ok := call.Args[1].(*ast.CompositeLit)
+	if !ok {
+		return m, s.errorAt(call.Args[1], "the labels of %s must be a literal", m.name)
+	}
+	for _, element := range labels.Elts {
+		label, ok := text(element)
+		if !ok {
+			return m, s.errorAt(element, "a label of %s must be a literal", m.name)
+		}
+		m.labels = append(m.labels, label)
+	}
+	return m, nil
+}

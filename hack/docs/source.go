@@ -1,0 +1,82 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// source is the parsed code.
+type source struct {
+	positions *token.FileSet
+	files     []*ast.File
+}
+
+// readSource parses all Go files below a folder but tests and what is generated.
+func readSource(folder string) (*source, error) {
+	s := &source{positions: token.NewFileSet()}
+	return s, filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && entry.Name() == "generated":
+			return filepath.SkipDir
+		case entry.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		return s.add(path, nil)
+	})
+}
+
+func (s *source) add(path string, content any) error {
+	file, err := parser.ParseFile(s.positions, path, content, parser.ParseComments|parser.SkipObjectResolution)
+	if err == nil && !ast.IsGenerated(file) {
+		s.files = append(s.files, file)
+	}
+	return err
+}
+
+// errorAt says what is wrong with the code, and where.
+func (s *source) errorAt(node ast.Node, format string, args ...any) error {
+	return fmt.Errorf("%s: %s", s.positions.Position(node.Pos()), fmt.Sprintf(format, args...))
+}
+
+// text returns the value of a string literal, or of several that are added up.
+func text(e ast.Expr) (string, bool) {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		value, err := strconv.Unquote(e.Value)
+		return value, err == nil
+	case *ast.BinaryExpr:
+		left, ok := text(e.X)
+		right, also := text(e.Y)
+		return left + right, ok && also && e.Op == token.ADD
+	}
+	return "", false
+}
+
+// cell is a text as a cell of a table.
+func cell(s string) string {
+	return strings.ReplaceAll(strings.Join(strings.Fields(s), " "), "|", `\|`)
+}

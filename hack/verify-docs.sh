@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Says whether the pages of docs/ that come from the code are what hack/update-docs.sh would write.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+cd "${ROOT}"
+SCRATCH="$(mktemp -d)"
+trap 'rm -rf "${SCRATCH}"' EXIT
+go build -o "${SCRATCH}/docs" ./hack/docs
+failed=
+for page in metrics events; do
+	"${SCRATCH}/docs" "${page}" | diff -u "docs/${page}.md" - || { echo "docs/${page}.md is not up to date: run hack/update-docs.sh (make update)" >&2; failed=1; }
+done
+[[ -z "${failed}" ]]
