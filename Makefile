@@ -195,6 +195,7 @@ idle: cluster-binaries build ## Measure what 10,000 pods cost that cannot leave 
 RUN ?=
 COUNT ?= 1
 UNIT_FLAGS ?=
+MONITORING_FLAGS ?=
 E2E_FLAGS ?=
 E2E_TIMEOUT ?= 40m
 
@@ -202,10 +203,11 @@ E2E_TIMEOUT ?= 40m
 test: unit e2e ## Run all tests: unit, registry, then end to end on a development cluster
 
 .PHONY: unit
-unit: ## Run the tests that need no cluster, of both modules
+unit: ## Run the tests that need no cluster, of all modules
 	go vet ./test/...
 	packages="$$(go list ./... | grep -Ev '/test/(e2e|faults)')"; hack/test.sh $(UNIT_FLAGS) $$packages
 	cd $(CLUSTER_MODULE) && ../../hack/test.sh $(UNIT_FLAGS) ./...
+	cd test/monitoring && ../../hack/test.sh $(MONITORING_FLAGS) ./...
 
 .PHONY: race
 race: ## Run the tests that need no cluster with the race detector (needs a C compiler)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs `go mod tidy` in both modules.
+# Runs `go mod tidy` in all modules.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 for module in "${MODULES[@]}"; do
 	cd "${ROOT}/${module}"

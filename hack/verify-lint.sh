@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs golangci-lint over both modules, tests included, and has bash read the shell scripts.
+# Runs golangci-lint over all modules, tests included, and has bash read the shell scripts.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 lint="$(golangci_lint)"
 failed=

@@ -1,0 +1,152 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+// sample is a metric with the values of some of its labels.
+type sample struct {
+	name   string
+	labels []string
+}
+
+func (s sample) String() string { return fmt.Sprint(s.name, s.labels) }
+
+// TestMetrics drains a node on which one pod is blocked at first, and looks at what is measured and told.
+func TestMetrics(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 2, true)
+	namespace := cluster.NewNamespace(t)
+	cluster.PodOn(t, namespace, "web", pool, nodes[0])
+	controlled(t, namespace, pool, "web", 1)
+	cluster.Budget(t, namespace, "web", 0)
+	before, err := cluster.ScrapeServer(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Others may add to what this test causes; nobody takes from it.
+	grown := func(what string, samples ...sample) {
+		t.Helper()
+		framework.Eventually(t, what, func(context.Context) (bool, error) {
+			now, err := cluster.ScrapeServer(t)
+			if err != nil {
+				return false, err
+			}
+			for _, s := range samples {
+				if is, was := now.Sum(s.name, s.labels...), before.Sum(s.name, s.labels...); is <= was {
+					return false, fmt.Errorf("%v was %v and is %v", s, was, is)
+				}
+			}
+			return true, nil
+		})
+	}
+
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
+	grown("the blocked pod is counted",
+		sample{"haulout_evacuation_blocked", []string{"reason", v1alpha1.ReasonPodDisruptionBudget}},
+		sample{"haulout_eviction_lanes", []string{"state", "closed"}},
+		sample{"haulout_nodemaintenance_pods", []string{"state", "evacuating"}},
+		sample{"haulout_nodemaintenance_pods", []string{"state", "blocked"}},
+		sample{"haulout_nodemaintenance_maintenances", []string{"stage", "Drain"}},
+		sample{"haulout_nodemaintenance_nodes", []string{"stage", "Drain"}},
+		sample{"haulout_nodemaintenance_oldest_stage_start_timestamp_seconds", []string{"stage", "Drain"}},
+		sample{"haulout_nodemaintenance_drains_blocked", nil},
+		sample{"haulout_nodemaintenance_sync_duration_seconds_count", nil},
+		sample{"haulout_nodemaintenance_node_condition_writes_total", nil},
+	)
+	for _, told := range []struct{ object, reason string }{{nm.Name, "DrainBlocked"}, {"web", "EvacuationBlocked"}, {nodes[0], "NodeDrainStarted"}} {
+		framework.Eventually(t, told.object+" has the event "+told.reason, func(ctx context.Context) (bool, error) {
+			return hasEvent(ctx, t, told.object, told.reason)
+		})
+	}
+	cluster.MustKubectl(t, "", "uncordon", nodes[1])
+	grown("an undone cordon is counted", sample{"haulout_nodemaintenance_cordons_restored_total", nil})
+
+	merge(t, namespace, "pdb", "web", `{"spec":{"maxUnavailable":1}}`)
+	drained(t, nm.Name)
+	grown("the eviction is counted",
+		sample{"haulout_evictions_total", []string{"answer", "accepted"}},
+		sample{"haulout_evacuation_completed_total", []string{"reason", v1alpha1.ReasonPodDeleted}},
+		sample{"haulout_evacuation_duration_seconds_count", nil},
+	)
+	framework.Eventually(t, "nothing is blocked any more", func(context.Context) (bool, error) {
+		now, err := cluster.ScrapeServer(t)
+		for _, name := range []string{"haulout_evacuation_blocked", "haulout_nodemaintenance_drains_blocked"} {
+			if is, was := now.Sum(name), before.Sum(name); is > was {
+				return false, fmt.Errorf("%s was %v and is %v", name, was, is)
+			}
+		}
+		return err == nil, err
+	})
+}
+
+// TestMetricsAreServed looks for each metric that the documentation lists and that rules and dashboard use.
+func TestMetricsAreServed(t *testing.T) {
+	ours, err := cluster.ScrapeServer(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hosts, err := cluster.ScrapeHost(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func(path ...string) string {
+		content, err := os.ReadFile(filepath.Join(append([]string{cluster.Root()}, path...)...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(content)
+	}
+	documented := regexp.MustCompile("(?m)^\\| `(haulout_[a-z_]+)` \\| (counter|gauge|histogram) ").FindAllStringSubmatch(read("docs", "metrics.md"), -1)
+	if len(documented) < 10 {
+		t.Fatalf("docs/metrics.md lists %d metrics", len(documented))
+	}
+	for _, row := range documented {
+		name := row[1]
+		if row[2] == "histogram" {
+			name += "_count"
+		}
+		if len(ours[name]) == 0 {
+			t.Errorf("haulout-apiserver does not serve %s, which docs/metrics.md lists", name)
+		}
+		delete(ours, name)
+	}
+	for name := range ours {
+		isBucket := strings.HasSuffix(name, "_bucket") || strings.HasSuffix(name, "_sum")
+		if strings.HasPrefix(name, "haulout_") && !isBucket {
+			t.Errorf("docs/metrics.md does not list %s", name)
+		}
+	}
+	if ours, err = cluster.ScrapeServer(t); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range strings.Fields(read("artifacts", "monitoring", "metrics.txt")) {
+		if len(ours[name]) == 0 && len(hosts[name]) == 0 {
+			t.Errorf("neither server serves %s, which the rules or the dashboard use", name)
+		}
+	}
+}
