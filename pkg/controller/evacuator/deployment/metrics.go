@@ -31,5 +31,9 @@ var (
 	}, []string{"reason"})
 	registerMetrics = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(surges)
+		// What there may be is shown from the start: an alert about a metric that is not there is none.
+		for _, reason := range []string{EventSurgeStarted, EventSurgeEnded, EventSurgeDissolved, EventSurgeDeclined} {
+			surges.WithLabelValues(reason).Add(0)
+		}
 	})
 )
