@@ -45,6 +45,8 @@ const (
 	redrawAtLeast = time.Second
 	// wavesAfter is how long a preview of a drain under way is good for. It costs the server more than anything else here.
 	wavesAfter = 20 * time.Second
+	// nextWaveAfter is when another one may be asked for because a wave is over.
+	nextWaveAfter = 3 * time.Second
 )
 
 // noteForbidden is said where Evacuations may not be read.
@@ -78,7 +80,7 @@ type waves struct {
 	// off: nobody asks for previews, or they may not be seen.
 	off  bool
 	at   time.Time
-	last []v1alpha1.PreviewWave
+	last []show.Wave
 }
 
 // newFollower starts to follow; it ends with the context.
@@ -193,7 +195,7 @@ func (f *follower) facts(ctx context.Context) ([]show.Facts, error) {
 			Maintenance: nm, Evacuations: evacuations, Departures: f.departures[nm.UID], Notes: f.notes(), Now: f.e.now(),
 		}
 		if f.name != "" {
-			facts.Waves = f.wavesOf(ctx, nm)
+			f.askForWaves(ctx, &facts)
 		}
 		out = append(out, facts)
 	}
@@ -213,28 +215,36 @@ func (f *follower) notes() []string {
 	return notes
 }
 
-// wavesOf returns what a preview says is still to come, which need not be of this moment.
-func (f *follower) wavesOf(ctx context.Context, nm *v1alpha1.NodeMaintenance) []v1alpha1.PreviewWave {
+// askForWaves fills in what a preview says is still to come, which need not be of this moment.
+func (f *follower) askForWaves(ctx context.Context, facts *show.Facts) {
 	w := &f.waves
-	if w.off || nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain {
-		return nil
+	if w.off || facts.Maintenance.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain {
+		return
 	}
-	if now := f.e.now(); w.at.IsZero() || now.Sub(w.at) >= wavesAfter {
-		w.last, w.off = previewWaves(ctx, f.c, nm.Name)
-		w.at = now
+	facts.Waves = w.last
+	age := facts.Now.Sub(w.at)
+	if w.at.IsZero() || age >= wavesAfter || age >= nextWaveAfter && facts.WaveIsOver() {
+		w.at = facts.Now
+		preview, err := previewWaves(ctx, f.c, facts.Maintenance.Name)
+		switch {
+		case err == nil:
+			w.last = show.Waves(preview, w.last)
+		case apierrors.IsForbidden(err):
+			w.off, w.last = true, nil
+		}
+		facts.Waves = w.last
 	}
-	return w.last
 }
 
-// previewWaves asks for the waves that are still to come. What cannot be had is left out: the status says the most important without it.
-func previewWaves(ctx context.Context, c clients, name string) (waves []v1alpha1.PreviewWave, forbidden bool) {
+// previewWaves asks for the waves that are still to come.
+func previewWaves(ctx context.Context, c clients, name string) ([]v1alpha1.PreviewWave, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	preview, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return nil, apierrors.IsForbidden(err)
+		return nil, err
 	}
-	return preview.Waves, false
+	return preview.Waves, nil
 }
 
 // each calls look with what is known now, and again whenever that changes and at least once a second, until it says that it is done.

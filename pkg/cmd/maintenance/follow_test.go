@@ -91,7 +91,7 @@ func TestWatch(t *testing.T) {
 	eventually(t, w.out, "BLOCKED  3 pods")
 
 	// Another pod leaves, and the server counts it later than its Evacuation tells.
-	if err := w.haulout.Tracker().Add(evacuation("shop", "web-9", "node-003", gone(0))); err != nil {
+	if err := w.haulout.Tracker().Add(evacuation("shop", "web-99", "node-003", gone(0))); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, w.out, "5 of 17 gone")
@@ -102,7 +102,7 @@ func TestWatch(t *testing.T) {
 	}
 	eventually(t, w.out, "5 of 16 gone")
 	// The server forgets Evacuations; what was seen is remembered.
-	if err := w.haulout.MaintenanceV1alpha1().Evacuations("shop").Delete(t.Context(), "uid-web-9", metav1.DeleteOptions{}); err != nil {
+	if err := w.haulout.MaintenanceV1alpha1().Evacuations("shop").Delete(t.Context(), "uid-web-99", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	nm = nm.DeepCopy()

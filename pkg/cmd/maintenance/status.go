@@ -92,7 +92,10 @@ func (e *environment) status(ctx context.Context, o *output, name string) error 
 		return nil
 	}
 	if one.Maintenance.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
-		one.Waves, _ = previewWaves(ctx, c, one.Maintenance.Name)
+		// What cannot be had is left out: the status says the most important without it.
+		if preview, err := previewWaves(ctx, c, one.Maintenance.Name); err == nil {
+			one.Waves = show.Waves(preview, nil)
+		}
 	}
 	e.show(show.Status(*one, o.options(e.screen(e.Out).Columns())))
 	return nil

@@ -35,12 +35,79 @@ type Facts struct {
 	Evacuations []v1alpha1.Evacuation
 	// Departures are the pods that were seen leaving the nodes; nil if nobody could see them.
 	Departures *Departures
-	// Waves are what a preview says is still to come; nil if nobody was asked.
-	Waves []v1alpha1.PreviewWave
+	// Waves are what a preview said is still to come, see Waves; nil if nobody was asked. It may be older than the rest.
+	Waves []Wave
 	// Notes are what else there is to say: what could not be read, and why.
 	Notes []string
 	// Now is when that was.
 	Now time.Time
+
+	// living counts the Evacuations of pods that have not left, by node; nil until it is asked for.
+	living map[string]int
+}
+
+// Wave is an entry of the drain plan with its pods.
+type Wave struct {
+	// Index is the place of the entry in the plan, from 0.
+	Index int32
+	// Entry says which pods it stands for.
+	Entry string
+	// Left is how many pods have not left; Total is the most that it was.
+	Left, Total int
+	// Leaving: the pods are asked to leave.
+	Leaving bool
+}
+
+// Waves are those that a preview shows, after those that former ones did and that are over.
+func Waves(preview []v1alpha1.PreviewWave, former []Wave) []Wave {
+	waves := make([]Wave, 0, len(preview))
+	for i := range preview {
+		p := &preview[i]
+		w := Wave{
+			Index: p.Index, Entry: Entry(v1alpha1.DrainPlanEntry{PodType: p.PodType, PodPriority: p.PodPriority, PodSelector: p.PodSelector}),
+			Left: int(p.PodCount), Total: int(p.PodCount), Leaving: p.PodsAsked > 0,
+		}
+		if at := slices.IndexFunc(former, func(f Wave) bool { return f.Index == w.Index }); at >= 0 {
+			w.Total = max(w.Total, former[at].Total)
+		}
+		waves = append(waves, w)
+	}
+	for _, w := range former {
+		if !slices.ContainsFunc(waves, func(known Wave) bool { return known.Index == w.Index }) {
+			w.Left, w.Leaving = 0, false
+			waves = append(waves, w)
+		}
+	}
+	slices.SortFunc(waves, func(a, b Wave) int { return int(a.Index - b.Index) })
+	return waves
+}
+
+// current returns the waves with what the counters of the maintenance tell, which are newer: whoever has left was in the wave that leaves.
+func (f *Facts) current() []Wave {
+	waves := slices.Clone(f.Waves)
+	leaving, later := -1, 0
+	for i := range waves {
+		switch {
+		case !waves[i].Leaving:
+			later += waves[i].Left
+		case leaving >= 0:
+			// Which of several a pod was in is not known.
+			return waves
+		default:
+			leaving = i
+		}
+	}
+	if leaving >= 0 {
+		w := &waves[leaving]
+		w.Left = max(f.count().left()-later, 0)
+		w.Total = max(w.Total, w.Left)
+	}
+	return waves
+}
+
+// WaveIsOver says whether the wave that was leaving has left while others have not, so that a new preview tells more.
+func (f *Facts) WaveIsOver() bool {
+	return f.count().left() > 0 && !slices.ContainsFunc(f.current(), func(w Wave) bool { return w.Leaving && w.Left > 0 })
 }
 
 // Departures remembers which pods have left the nodes of a maintenance. The server forgets an Evacuation some minutes after its pod has gone, so
@@ -85,6 +152,23 @@ func (d *Departures) from(node string) int {
 		}
 	}
 	return count
+}
+
+// evacuating returns how many pods of a node are asked to leave and have not. What is seen of the Evacuations is newer than the counter, which
+// the server writes once a second at most.
+func (f *Facts) evacuating(n *v1alpha1.NodeMaintenanceNodeStatus) int {
+	if f.Departures == nil {
+		return int(n.PodsEvacuating)
+	}
+	if f.living == nil {
+		f.living = map[string]int{}
+		for i := range f.Evacuations {
+			if e := &f.Evacuations[i]; !meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete) {
+				f.living[e.Spec.NodeName]++
+			}
+		}
+	}
+	return min(int(n.PodsEvacuating), f.living[n.NodeRef.Name])
 }
 
 // since returns how many pods have left since a time.
@@ -145,7 +229,7 @@ func (f *Facts) count() count {
 	for i := range f.Maintenance.Status.NodeStatuses {
 		n := &f.Maintenance.Status.NodeStatuses[i]
 		c.pending += int(n.PodsPendingEvacuation)
-		c.evacuating += int(n.PodsEvacuating)
+		c.evacuating += f.evacuating(n)
 		c.blocked += int(n.PodsBlocked)
 		c.held += int(n.PodsLeft)
 		if done(n) {

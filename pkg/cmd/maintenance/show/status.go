@@ -126,19 +126,28 @@ func (f *Facts) waveLines(c count) []screen.Line {
 	switch {
 	case c.left() == 0:
 	case len(f.Waves) > 0:
-		for i := range f.Waves {
-			w := &f.Waves[i]
-			entry := Entry(v1alpha1.DrainPlanEntry{PodType: w.PodType, PodPriority: w.PodPriority, PodSelector: w.PodSelector})
-			style, state := screen.Faint, "later"
-			if w.PodsAsked > 0 {
-				style, state = screen.Plain, "leaving"
-			}
-			lines = append(lines, line(style, "  WAVE %-3d %-40s  %s left, %s", w.Index+1, entry, plural(w.PodCount, "pod"), state))
+		for _, w := range f.current() {
+			lines = append(lines, waveLine(w))
 		}
 	case target != nil:
 		lines = append(lines, plain("  WAVE     %s  %s leaving, %d for later waves", Entry(*target), plural(c.evacuating, "pod"), c.pending))
 	}
 	return append(lines, screen.Line{})
+}
+
+// waveLine is one wave. How many pods it began with is only known to who was there.
+func waveLine(w Wave) screen.Line {
+	text, style, state := plural(w.Left, "pod")+" left", screen.Faint, "later"
+	if w.Total > w.Left {
+		text = fmt.Sprintf("%d of %d gone", w.Total-w.Left, w.Total)
+	}
+	switch {
+	case w.Left == 0:
+		style, state = screen.Good, "over"
+	case w.Leaving:
+		style, state = screen.Plain, "leaving"
+	}
+	return line(style, "  WAVE %-3d %s  %-16s %-8s %s", w.Index+1, screen.Bar(w.Total-w.Left, max(w.Total, 1), barColumns), text, state, w.Entry)
 }
 
 // progress is a bar, or how many pods are left if nobody knows how many have gone.
@@ -222,9 +231,9 @@ func (f *Facts) nodeLines(o Options) []screen.Line {
 		n := &nodes[i]
 		row, style := []string{n.NodeRef.Name}, screen.Plain
 		if draining {
-			gone, left := f.Departures.from(n.NodeRef.Name), int(n.PodsPendingEvacuation+n.PodsEvacuating)
-			row = append(row, f.progress(gone, left, ""),
-				fmt.Sprint(n.PodsPendingEvacuation), fmt.Sprint(n.PodsEvacuating), fmt.Sprint(n.PodsBlocked), fmt.Sprint(n.PodsLeft), n.DrainMessage)
+			gone, evacuating := f.Departures.from(n.NodeRef.Name), f.evacuating(n)
+			row = append(row, f.progress(gone, int(n.PodsPendingEvacuation)+evacuating, ""),
+				fmt.Sprint(n.PodsPendingEvacuation), fmt.Sprint(evacuating), fmt.Sprint(n.PodsBlocked), fmt.Sprint(n.PodsLeft), n.DrainMessage)
 			style = []screen.Style{screen.Warning, screen.Plain, screen.Good}[rank(n)]
 		}
 		rows, styles = append(rows, row), append(styles, style)
