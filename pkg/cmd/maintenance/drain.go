@@ -57,7 +57,7 @@ What is different:
   - Budgets are always kept. A pod that its budget holds back is waited for, and named with whose move it is.
   - Pods without a controller and pods with emptyDir volumes leave without being asked about; the server warns of the
     former before it begins. "kubectl maintenance preview NODE" shows what will happen without touching anything.
-  - DaemonSet pods and static pods stay and are named.
+  - DaemonSet pods leave, too, after all others. Those that would come straight back and static pods stay and are named.
   - Interrupting this command does not stop the drain: "kubectl maintenance cancel NAME" does.
   - When you are done with the nodes, "kubectl maintenance complete NAME" takes the place of kubectl uncordon.
 
@@ -82,7 +82,7 @@ something else than you mean.`,
 	}
 	o.addFlags(cmd)
 	flags := cmd.Flags()
-	flags.BoolVar(&habits.ignoreDaemonSets, "ignore-daemonsets", false, "Not needed: DaemonSet pods are left running and named.")
+	flags.BoolVar(&habits.ignoreDaemonSets, "ignore-daemonsets", false, "Not needed: DaemonSet pods leave last; those that would come back are left running and named.")
 	flags.BoolVar(&habits.deleteEmptyDirData, "delete-emptydir-data", false, "Not needed: pods with emptyDir volumes leave like all others.")
 	flags.BoolVar(&habits.force, "force", false, "Not needed: pods without a controller leave like all others, within their budgets.")
 	flags.IntVar(&habits.skipWaitForDelete, "skip-wait-for-delete-timeout", 0, "Not needed: pods that do not stop are named with the reason.")
@@ -116,7 +116,7 @@ func (d *drainFlags) check(flags *pflag.FlagSet) (notes []string, err error) {
 			notes = append(notes, fmt.Sprintf("--%s is not needed: %s.", flag, what))
 		}
 	}
-	note("ignore-daemonsets", d.ignoreDaemonSets, "DaemonSet pods are left running and named")
+	note("ignore-daemonsets", d.ignoreDaemonSets, "DaemonSet pods leave last and are kept away by a taint; those that tolerate it are left running and named")
 	note("delete-emptydir-data", d.deleteEmptyDirData, "pods with emptyDir volumes leave like all others, and their data with them")
 	note("force", d.force, "pods without a controller leave like all others and do not come back; budgets are kept all the same")
 	note("skip-wait-for-delete-timeout", flags.Changed("skip-wait-for-delete-timeout"),
