@@ -1,0 +1,135 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Command apireference writes docs/api-reference.md to its standard output: every kind and field of the API, with the
+// comments of the Go types, as the server publishes them in its OpenAPI.
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"k8s.io/kube-openapi/pkg/common"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"haulout.dev/haulout/pkg/generated/openapi"
+)
+
+// prefix starts the names of our types in the OpenAPI.
+const prefix = "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1."
+
+// roots are the kinds, in the order of the page. Each is followed by the types of its fields.
+var roots = []string{"NodeMaintenance", "Evacuation", "NodeMaintenancePreview"}
+
+func main() {
+	definitions := openapi.GetOpenAPIDefinitions(func(name string) spec.Ref { return spec.MustCreateRef(name) })
+	if err := write(os.Stdout, definitions); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// write writes the page.
+func write(w io.Writer, definitions map[string]common.OpenAPIDefinition) error {
+	fmt.Fprint(w, "<!-- Written by hack/update-apireference.sh from the API types. Do not edit. -->\n\n# API reference\n\n"+
+		"`maintenance.haulout.dev/v1alpha1`. How the objects behave is told in [api.md](api.md).\n")
+	shown := map[string]bool{}
+	for _, kind := range roots {
+		queue := []string{prefix + kind}
+		for len(queue) > 0 {
+			name := queue[0]
+			queue = queue[1:]
+			if shown[name] {
+				continue
+			}
+			shown[name] = true
+			definition, ok := definitions[name]
+			if !ok {
+				return fmt.Errorf("the OpenAPI has no %s", name)
+			}
+			queue = append(queue, writeType(w, strings.TrimPrefix(name, prefix), &definition.Schema)...)
+		}
+	}
+	for name := range definitions {
+		if strings.HasPrefix(name, prefix) && !strings.HasSuffix(name, "List") && !shown[name] {
+			return fmt.Errorf("%s is not reached from %q", name, roots)
+		}
+	}
+	return nil
+}
+
+// writeType writes one type and returns those of ours that its fields refer to.
+func writeType(w io.Writer, name string, schema *spec.Schema) []string {
+	fmt.Fprintf(w, "\n## %s\n\n%s\n\n| field | type | |\n|---|---|---|\n", name, strings.TrimSpace(schema.Description))
+	var next []string
+	fields := make([]string, 0, len(schema.Properties))
+	for field := range schema.Properties {
+		if field != "apiVersion" && field != "kind" {
+			fields = append(fields, field)
+		}
+	}
+	slices.Sort(fields)
+	for _, field := range fields {
+		property := schema.Properties[field]
+		kind, ref := typeOf(&property)
+		if strings.HasPrefix(ref, prefix) {
+			next = append(next, ref)
+		}
+		text := strings.ReplaceAll(strings.Join(strings.Fields(property.Description), " "), "|", "\\|")
+		if slices.Contains(schema.Required, field) {
+			text = "**required.** " + text
+		}
+		fmt.Fprintf(w, "| `%s` | %s | %s |\n", field, kind, text)
+	}
+	return next
+}
+
+// typeOf says how a reader would call the type of a field, and which type it refers to, if any.
+func typeOf(schema *spec.Schema) (kind, ref string) {
+	if ref := schema.Ref.String(); ref != "" {
+		return linkTo(ref), ref
+	}
+	for i := range schema.AllOf {
+		if ref := schema.AllOf[i].Ref.String(); ref != "" {
+			return linkTo(ref), ref
+		}
+	}
+	switch {
+	case schema.Type.Contains("array") && schema.Items != nil && schema.Items.Schema != nil:
+		kind, ref := typeOf(schema.Items.Schema)
+		return "list of " + kind, ref
+	case schema.AdditionalProperties != nil && schema.AdditionalProperties.Schema != nil:
+		kind, ref := typeOf(schema.AdditionalProperties.Schema)
+		return "map of " + kind, ref
+	case schema.Format != "":
+		return schema.Format, ""
+	case len(schema.Type) > 0:
+		return schema.Type[0], ""
+	}
+	return "any", ""
+}
+
+// linkTo names a type, with a link to where it is told about.
+func linkTo(ref string) string {
+	short := ref[strings.LastIndex(ref, ".")+1:]
+	if strings.HasPrefix(ref, prefix) {
+		return fmt.Sprintf("[%s](#%s)", short, strings.ToLower(short))
+	}
+	return short
+}

@@ -1,0 +1,206 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package docs tests the documentation: that its links lead somewhere, that its commands exist, and that it tells what it has to.
+package docs
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+)
+
+const root = "../.."
+
+// pages returns the text of every page by its path from the root.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/decisions/*.md"} {
+		files, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			out[strings.TrimPrefix(file, root+"/")] = read(t, strings.TrimPrefix(file, root+"/"))
+		}
+	}
+	if len(out) < 10 {
+		t.Fatalf("found %d pages only", len(out))
+	}
+	return out
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+var (
+	fence   = regexp.MustCompile("(?ms)^```([a-z]*)\n(.*?)^```$")
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading = regexp.MustCompile(`(?m)^#+ +(.*)$`)
+	noSlug  = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+)
+
+// anchors returns what links within a page can point to, as GitHub makes them of headings.
+func anchors(page string) []string {
+	var out []string
+	for _, match := range heading.FindAllStringSubmatch(fence.ReplaceAllString(page, ""), -1) {
+		title := link.ReplaceAllString(strings.ReplaceAll(match[1], "`", ""), "")
+		out = append(out, strings.ReplaceAll(noSlug.ReplaceAllString(strings.ToLower(strings.TrimSpace(title)), ""), " ", "-"))
+	}
+	return out
+}
+
+func TestLinksLeadSomewhere(t *testing.T) {
+	all := pages(t)
+	for name, text := range all {
+		for _, match := range link.FindAllStringSubmatch(fence.ReplaceAllString(text, ""), -1) {
+			target, anchor, _ := strings.Cut(match[1], "#")
+			if strings.Contains(target, "://") {
+				continue
+			}
+			path := name
+			if target != "" {
+				path = filepath.Join(filepath.Dir(name), target)
+			}
+			if _, err := os.Stat(filepath.Join(root, path)); err != nil {
+				t.Errorf("%s: link to %s: there is no such file", name, match[1])
+				continue
+			}
+			if page, isPage := all[path]; anchor != "" && isPage && !slices.Contains(anchors(page), anchor) {
+				t.Errorf("%s: link to %s: the page has no such heading; it has %q", name, match[1], anchors(page))
+			}
+		}
+	}
+}
+
+// shellBlocks calls visit with each block of shell commands.
+func shellBlocks(t *testing.T, visit func(page, commands string)) {
+	t.Helper()
+	blocks := 0
+	for name, text := range pages(t) {
+		for _, match := range fence.FindAllStringSubmatch(text, -1) {
+			if match[1] == "sh" {
+				blocks++
+				visit(name, match[2])
+			}
+		}
+	}
+	if blocks < 10 {
+		t.Errorf("found %d blocks of shell commands only", blocks)
+	}
+}
+
+func TestShellBlocksAreShell(t *testing.T) {
+	shellBlocks(t, func(page, commands string) {
+		command := exec.CommandContext(t.Context(), "bash", "-n")
+		command.Stdin = strings.NewReader(commands)
+		if out, err := command.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v: %s in\n%s", page, err, out, commands)
+		}
+	})
+}
+
+func TestCommandsExist(t *testing.T) {
+	makefile := read(t, "Makefile")
+	made := regexp.MustCompile(`(?m)^ *make ([a-z][a-z0-9-]*)`)
+	file := regexp.MustCompile(`\b(?:artifacts|hack|test)/[\w./-]+`)
+	shellBlocks(t, func(page, commands string) {
+		for _, match := range made.FindAllStringSubmatch(commands, -1) {
+			if !regexp.MustCompile(`(?m)^` + match[1] + `:`).MatchString(makefile) {
+				t.Errorf("%s: make %s: the Makefile has no such target", page, match[1])
+			}
+		}
+		for _, path := range file.FindAllString(commands, -1) {
+			if _, err := os.Stat(filepath.Join(root, strings.TrimSuffix(path, "/..."))); err != nil {
+				t.Errorf("%s: %s: there is no such file", page, path)
+			}
+		}
+	})
+	used := regexp.MustCompile("kubectl maintenance ([a-z]+)")
+	declared := regexp.MustCompile(`Use: +"([a-z]+)`)
+	var known []string
+	files, err := filepath.Glob(filepath.Join(root, "pkg/cmd/maintenance/*.go"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("found %d files of the plugin: %v", len(files), err)
+	}
+	for _, file := range files {
+		for _, match := range declared.FindAllStringSubmatch(read(t, strings.TrimPrefix(file, root+"/")), -1) {
+			known = append(known, match[1])
+		}
+	}
+	// cobra adds these.
+	known = append(known, "help", "completion", "options")
+	for name, text := range pages(t) {
+		for _, match := range used.FindAllStringSubmatch(text, -1) {
+			if !slices.Contains(known, match[1]) {
+				t.Errorf("%s: %q: the plugin has only %q", name, match[0], known)
+			}
+		}
+	}
+}
+
+func TestRunbookHasEveryReason(t *testing.T) {
+	reasons := regexp.MustCompile(`(?m)^\t// Reason\w+ \(Blocked\).*\n(?:\t//.*\n)*\tReason\w+ += "(\w+)"`).FindAllStringSubmatch(
+		read(t, "pkg/apis/maintenance/v1alpha1/types_evacuation.go"), -1)
+	if len(reasons) < 13 {
+		t.Fatalf("found %d reasons of the condition Blocked only", len(reasons))
+	}
+	sections := anchors(read(t, "docs/runbook.md"))
+	for _, match := range reasons {
+		if !slices.Contains(sections, strings.ToLower(match[1])) {
+			t.Errorf("docs/runbook.md has no section about %s", match[1])
+		}
+	}
+}
+
+func TestSecurityPageHasEveryRightOfTheServer(t *testing.T) {
+	page := read(t, "docs/security.md")
+	decoder := utilyaml.NewYAMLToJSONDecoder(bytes.NewReader([]byte(read(t, "artifacts/base/rbac-server.yaml"))))
+	rules := 0
+	for {
+		var role rbacv1.ClusterRole
+		if err := decoder.Decode(&role); err != nil {
+			break
+		}
+		for _, rule := range role.Rules {
+			rules++
+			for _, resource := range rule.Resources {
+				// The status of an object is told of beside the object.
+				if name, _ := strings.CutSuffix(resource, "/status"); !strings.Contains(page, "`"+resource+"`") && !strings.Contains(page, "`"+name+"`") {
+					t.Errorf("docs/security.md does not say why the server needs %v of %s", rule.Verbs, resource)
+				}
+			}
+		}
+	}
+	if rules < 10 {
+		t.Errorf("found %d rules only", rules)
+	}
+}
