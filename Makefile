@@ -225,6 +225,7 @@ verify: ## Check generated code, formatting, lint, manifests, go.mod and licence
 update: ## Write generated code, go.mod and licence headers anew, format everything
 	hack/update-codegen.sh
 	hack/update-docs.sh
+	hack/update-apireference.sh
 	hack/update-boilerplate.sh
 	hack/update-tidy.sh
 	hack/update-format.sh
