@@ -38,7 +38,7 @@ const prefix = "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1."
 var roots = []string{"NodeMaintenance", "Evacuation", "NodeMaintenancePreview"}
 
 func main() {
-	definitions := openapi.GetOpenAPIDefinitions(func(name string) spec.Ref { return spec.MustCreateRef(name) })
+	definitions := openapi.GetOpenAPIDefinitions(spec.MustCreateRef)
 	if err := write(os.Stdout, definitions); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

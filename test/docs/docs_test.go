@@ -62,7 +62,7 @@ func read(t *testing.T, path string) string {
 }
 
 var (
-	fence   = regexp.MustCompile("(?ms)^```([a-z]*)\n(.*?)^```$")
+	fence   = regexp.MustCompile("(?ms)^```([a-z]*)\n(.*?)\n```$")
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	heading = regexp.MustCompile(`(?m)^#+ +(.*)$`)
 	noSlug  = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
@@ -147,7 +147,7 @@ func TestCommandsExist(t *testing.T) {
 	used := regexp.MustCompile("kubectl maintenance ([a-z]+)")
 	declared := regexp.MustCompile(`Use: +"([a-z]+)`)
 	var known []string
-	files, err := filepath.Glob(filepath.Join(root, "pkg/cmd/maintenance/*.go"))
+	files, err := filepath.Glob(filepath.Join(root, "pkg", "cmd", "maintenance", "*.go"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("found %d files of the plugin: %v", len(files), err)
 	}
