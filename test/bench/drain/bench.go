@@ -65,7 +65,7 @@ func bench(ctx context.Context, args []string, out io.Writer) (err error) {
 		Machine: machine{CPUs: runtime.NumCPU(), Go: runtime.Version(), Kubernetes: version.GitVersion, Load: minute, Started: started.UTC()},
 		Settings: figures{
 			Pods: s.pods, Deployments: s.deployments, Nodes: s.nodes, Spare: s.spare, Workers: s.workers, Retry: s.retry.Seconds(),
-			Repetitions: s.repetitions, GOGC: s.gogc,
+			Singles: s.singles, Repetitions: s.repetitions, GOGC: s.gogc,
 		},
 	}
 	fmt.Fprintf(out, "%d pods on %d nodes, %d processors, load before %s, Kubernetes %s\n\n", s.pods, s.nodes, r.Machine.CPUs, minute, version.GitVersion)
@@ -73,6 +73,10 @@ func bench(ctx context.Context, args []string, out io.Writer) (err error) {
 		for _, name := range s.workloads {
 			w := newWorkload(name, s)
 			for position, contender := range order(s.contenders, repetition) {
+				w := w
+				if contender == surge {
+					w = w.surging()
+				}
 				drain := result{Workload: name, Contender: contender, Repetition: repetition, Position: position, Pods: w.pods()}
 				if err := c.measure(ctx, s, w, &drain); err != nil {
 					return fmt.Errorf("%s, %s: %w", name, contender, err)
@@ -143,7 +147,11 @@ func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result
 		return err
 	}
 
-	limited, cancel := context.WithTimeoutCause(ctx, s.timeout, fmt.Errorf("not done within %v", s.timeout))
+	limit, why := s.timeout, fmt.Errorf("not done within %v", s.timeout)
+	if w.isHopeless(r.Contender) {
+		limit, why = s.patience, fmt.Errorf("never ends: given up after %v", s.patience)
+	}
+	limited, cancel := context.WithTimeoutCause(ctx, limit, why)
 	defer cancel()
 	begin := time.Now()
 	took, failed := c.drain(limited, r.Contender, s)
@@ -174,6 +182,7 @@ func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result
 	r.Seconds, r.DoneSeconds = emptied.Sub(begin).Seconds(), done.Sub(begin).Seconds()
 	r.Starts, r.ClientCPUSeconds = took.starts, took.cpu.Seconds()
 	r.enterBooks(books.ledger.Snapshot())
+	r.Created = books.made()
 	r.enterCalls(calls, begin)
 	r.enterClosed(&books.budgets, calls)
 	r.enterCosts(costs)

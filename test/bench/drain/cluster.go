@@ -226,8 +226,9 @@ func serves(p *corev1.Pod) bool {
 
 // full says whether the disruption controller knows of a budget that all of its pods are there.
 func full(b *policyv1.PodDisruptionBudget) bool {
+	// One that wants to keep a number of pods may let none go.
 	return b.Status.ObservedGeneration == b.Generation && b.Status.ExpectedPods > 0 && b.Status.CurrentHealthy == b.Status.ExpectedPods &&
-		b.Status.DisruptionsAllowed > 0 && len(b.Status.DisruptedPods) == 0
+		(b.Status.DisruptionsAllowed > 0 || b.Spec.MinAvailable != nil) && len(b.Status.DisruptedPods) == 0
 }
 
 // setNodes opens and closes nodes to new pods, and waits until their taints say so.

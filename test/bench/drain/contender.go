@@ -39,11 +39,13 @@ const (
 	drainNodes  = "drain-nodes"
 	bareLoop    = "bare-loop"
 	maintenance = "maintenance"
+	// surge is a NodeMaintenance of Deployments whose pods are replaced before they leave.
+	surge = "maintenance-surge"
 	// attempts is how often a kubectl drain is started again that has failed.
 	attempts = 20
 )
 
-var contenderNames = []string{drainPool, drainNodes, bareLoop, maintenance}
+var contenderNames = []string{drainPool, drainNodes, bareLoop, maintenance, surge}
 
 // effort is what a contender took beside what is measured of the cluster.
 type effort struct {
@@ -65,7 +67,7 @@ func (c *cluster) drain(ctx context.Context, contender string, s settings) (effo
 		return c.drainEachNode(ctx, s.timeout)
 	case bareLoop:
 		return c.runLoop(ctx, s)
-	case maintenance:
+	case maintenance, surge:
 		return effort{}, c.maintain(ctx)
 	default:
 		return effort{}, fmt.Errorf("there is no contender %q", contender)

@@ -48,11 +48,16 @@ func judgeGoals(summaries []summary) []goal {
 	}
 	var goals []goal
 	for _, s := range summaries {
-		if s.Contender != maintenance {
+		if s.Contender != maintenance && s.Contender != surge || s.Workload == singleReplicas && s.Contender == maintenance {
 			continue
 		}
 		add := func(text string, value, bound float64, upper bool) {
 			goals = append(goals, goal{s.Workload, text, value, bound, upper, s.Failed == 0 && (upper && value <= bound || !upper && value >= bound)})
+		}
+		if s.Contender == surge {
+			add("moments below a budget with surge", float64(s.Below), 0, true)
+			add("failed drains with surge", float64(s.Failed), 0, true)
+			continue
 		}
 		for _, other := range []struct {
 			contender string

@@ -50,6 +50,7 @@ type machine struct {
 type figures struct {
 	Pods        int     `json:"pods"`
 	Deployments int     `json:"deployments"`
+	Singles     int     `json:"singleReplicas"`
 	Nodes       int     `json:"nodes"`
 	Spare       int     `json:"spareNodes"`
 	Workers     int     `json:"loopWorkers"`
@@ -70,6 +71,8 @@ type result struct {
 	Pods   int    `json:"pods"`
 	// Left is the number of pods that did not leave.
 	Left int `json:"podsLeft"`
+	// Created counts the pods that came while the nodes were drained: for each pod that has left there is one.
+	Created int `json:"podsCreated"`
 	// FirstSeconds is the time until the first eviction was sent, Seconds that until the last pod had left the nodes, DoneSeconds that until the contender said that it was done.
 	FirstSeconds float64 `json:"firstEvictionSeconds"`
 	Seconds      float64 `json:"seconds"`
@@ -161,7 +164,9 @@ type summary struct {
 	Seconds       float64 `json:"seconds"`
 	DoneSeconds   float64 `json:"doneSeconds"`
 	PodsPerSecond float64 `json:"podsPerSecond"`
-	CallsPerPod   float64 `json:"evictionCallsPerPod"`
+	// Created is the median number of pods that came meanwhile.
+	Created     float64 `json:"podsCreated"`
+	CallsPerPod float64 `json:"evictionCallsPerPod"`
 	// Rejected is the median number of calls, RejectedShare their part of all.
 	Rejected      float64 `json:"rejectedCalls"`
 	RejectedShare float64 `json:"rejectedShare"`
@@ -219,6 +224,7 @@ func (s *summary) enterMedians(good []result) {
 	s.Seconds = of(func(r *result) float64 { return r.Seconds })
 	s.DoneSeconds = of(func(r *result) float64 { return r.DoneSeconds })
 	s.PodsPerSecond = of(func(r *result) float64 { return share(float64(r.Pods), r.Seconds) })
+	s.Created = of(func(r *result) float64 { return float64(r.Created) })
 	s.CallsPerPod = of(func(r *result) float64 { return share(float64(r.Calls), float64(r.Pods)) })
 	s.Rejected = of(func(r *result) float64 { return float64(r.Rejected) })
 	s.RejectedShare = of(func(r *result) float64 { return share(float64(r.Rejected), float64(r.Calls)) })

@@ -170,6 +170,12 @@ func TestGoals(t *testing.T) {
 		"a maintenance that failed keeps no promise": {
 			[]result{newResult(bareLoop, 10), newResult(maintenance, 1, failed)}, []bool{false, false, false, false, false},
 		},
+		"one that replaces pods first has to come to its end and to keep the budgets": {
+			[]result{newResult(surge, 10, withBudget(90, 0)), newResult(bareLoop, 1)}, []bool{true, true},
+		},
+		"that it does not is a goal missed": {
+			[]result{newResult(surge, 10, failed, withBudget(80, 2))}, []bool{false, false},
+		},
 		"a contender that failed is nothing to compare with": {
 			[]result{newResult(bareLoop, 1, failed), newResult(maintenance, 10)}, []bool{true, true, true, true},
 		},
@@ -198,10 +204,10 @@ func TestTable(t *testing.T) {
 	if err := printGoals(&out, judgeGoals(summaries)); err != nil {
 		t.Fatal(err)
 	}
-	want := `WORKLOAD    CONTENDER            FIRST  SECONDS  DONE  PODS/S  CALLS/POD  REJECTED    TO CLOSED  API CPU  API MB  OUR CPU  OUR MB  CLIENT CPU  LOWEST  NEEDED  BELOW
-one-budget  drain-pool (failed)  -      -        -     -       -          -           -          -        -       -        -       -           -       -       -
-one-budget  bare-loop            0.0    10.0     11.0  10.0    1.50       50 (33.3%)  0          3.1      400     0.2      99      0.0         91.0%   90.0%   0
-one-budget  maintenance          0.0    8.0      9.0   12.5    1.00       0 (0.0%)    0          0.0      0       0.0      0       0.0         -       -       -
+	want := `WORKLOAD    CONTENDER              FIRST  SECONDS  DONE  PODS/S  MADE  CALLS/POD  REJECTED    TO CLOSED  API CPU  API MB  OUR CPU  OUR MB  CLIENT CPU  LOWEST  NEEDED  BELOW
+one-budget  drain-pool (not done)  -      -        -     -       -     -          -           -          -        -       -        -       -           -       -       -
+one-budget  bare-loop              0.0    10.0     11.0  10.0    0     1.50       50 (33.3%)  0          3.1      400     0.2      99      0.0         91.0%   90.0%   0
+one-budget  maintenance            0.0    8.0      9.0   12.5    0     1.00       0 (0.0%)    0          0.0      0       0.0      0       0.0         -       -       -
 WORKLOAD    GOAL                                          MEASURED  WANTED  RESULT
 one-budget  rate of maintenance: that of bare-loop times  1.25      >= 0.9  kept
 one-budget  rejected evictions, in percent                0.00      <= 2    kept

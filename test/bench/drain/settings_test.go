@@ -20,6 +20,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 func TestSettings(t *testing.T) {
@@ -60,10 +62,15 @@ func TestWorkloads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string][2]int{oneBudget: {1, 1}, manyBudgets: {30, 30}, noBudgets: {1, 0}} {
+	for name, want := range map[string][3]int{oneBudget: {1, 1, 600}, manyBudgets: {30, 30, 600}, noBudgets: {1, 0, 600}, singleReplicas: {50, 50, 50}} {
 		w := newWorkload(name, s)
-		if got := [2]int{len(w.deployments), len(w.budgets)}; got != want || w.pods() != 600 {
-			t.Errorf("%s: got %d Deployments and %d budgets for %d pods, want %d and %d for 600", name, got[0], got[1], w.pods(), want[0], want[1])
+		if got := [3]int{len(w.deployments), len(w.budgets), w.pods()}; got != want {
+			t.Errorf("%s: got %v Deployments, budgets and pods, want %v", name, got, want)
+		}
+		for i, d := range w.surging().deployments {
+			if _, off := d.Annotations[v1alpha1.AnnotationSurge]; off || w.deployments[i].Annotations[v1alpha1.AnnotationSurge] == "" {
+				t.Errorf("%s: only the contender that replaces pods first may surge", name)
+			}
 		}
 	}
 }

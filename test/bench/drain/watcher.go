@@ -42,11 +42,13 @@ type watcher struct {
 	// emptied is closed when no pod is left on the nodes or no more events come.
 	emptied chan struct{}
 
-	mu     sync.Mutex
-	open   bool
-	pods   map[types.UID]*corev1.Pod
-	at     time.Time // when the last pod had left
-	failed error
+	mu   sync.Mutex
+	open bool
+	pods map[types.UID]*corev1.Pod
+	// created counts the pods that have come since the drain began.
+	created int
+	at      time.Time // when the last pod had left
+	failed  error
 }
 
 // everything is a drain plan that covers all pods with one entry.
@@ -81,6 +83,9 @@ func (w *watcher) see(event watch.Event) {
 	defer w.mu.Unlock()
 	switch {
 	case w.open:
+		if event.Type == watch.Added {
+			w.created++
+		}
 		w.ledger.Observe(event.Type, pod)
 		if w.at.IsZero() && w.failed == nil && w.ledger.Snapshot().Left() == 0 {
 			w.at = time.Now()
@@ -91,6 +96,13 @@ func (w *watcher) see(event watch.Event) {
 	default:
 		w.pods[pod.UID] = pod
 	}
+}
+
+// made is how many pods have come since the drain began.
+func (w *watcher) made() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.created
 }
 
 func (w *watcher) fail(err error) {

@@ -34,13 +34,15 @@ const (
 	oneBudget   = "one-budget"
 	manyBudgets = "many-budgets"
 	noBudgets   = "no-budgets"
+	// singleReplicas are Deployments of one pod each, which their budgets want to keep: none of them may leave before another is there.
+	singleReplicas = "single-replicas"
 	// appLabel tells the Deployments apart.
 	appLabel = "app"
-	// mayBeMissing is what every budget allows.
+	// mayBeMissing is what the budgets allow.
 	mayBeMissing = "10%"
 )
 
-var workloadNames = []string{oneBudget, manyBudgets, noBudgets}
+var workloadNames = []string{oneBudget, manyBudgets, noBudgets, singleReplicas}
 
 // workload is what runs on the nodes that are drained.
 type workload struct {
@@ -50,24 +52,48 @@ type workload struct {
 }
 
 func newWorkload(name string, s settings) workload {
-	w, apps := workload{name: name}, 1
-	if name == manyBudgets {
+	w, apps, pods := workload{name: name}, 1, s.pods
+	switch name {
+	case manyBudgets:
 		apps = s.deployments
+	case singleReplicas:
+		apps, pods = s.singles, s.singles
 	}
 	for i := range apps {
 		app := fmt.Sprintf("app-%02d", i)
-		w.deployments = append(w.deployments, newDeployment(app, s.pods/apps))
-		if name != noBudgets {
-			w.budgets = append(w.budgets, newBudget(app))
+		w.deployments = append(w.deployments, newDeployment(app, pods/apps))
+		switch name {
+		case noBudgets:
+		case singleReplicas:
+			w.budgets = append(w.budgets, newBudget(app, policyv1.PodDisruptionBudgetSpec{MinAvailable: new(intstr.FromInt32(1))}))
+		default:
+			w.budgets = append(w.budgets, newBudget(app, policyv1.PodDisruptionBudgetSpec{MaxUnavailable: new(intstr.FromString(mayBeMissing))}))
 		}
 	}
 	return w
 }
 
+// surging returns the workload with Deployments that may have more pods than replicas for a while, as is the default.
+func (w workload) surging() workload {
+	surging := w
+	surging.deployments = nil
+	for _, d := range w.deployments {
+		copied := d.DeepCopy()
+		delete(copied.Annotations, v1alpha1.AnnotationSurge)
+		surging.deployments = append(surging.deployments, copied)
+	}
+	return surging
+}
+
+// isHopeless says whether a contender will never drain the workload: the budgets let no pod go, and it does not bring others first.
+func (w workload) isHopeless(contender string) bool {
+	return w.name == singleReplicas && contender != surge
+}
+
 func newDeployment(app string, replicas int) *appsv1.Deployment {
 	labels := map[string]string{appLabel: app}
 	return &appsv1.Deployment{
-		// What is compared is how fast pods are evicted.
+		// What is compared is how fast pods are evicted; the contender that is to replace them first takes this off.
 		ObjectMeta: metav1.ObjectMeta{Name: app, Annotations: map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}},
 		Spec: appsv1.DeploymentSpec{
 			Replicas: ptr.To(int32(replicas)),
@@ -85,14 +111,9 @@ func newDeployment(app string, replicas int) *appsv1.Deployment {
 	}
 }
 
-func newBudget(app string) *policyv1.PodDisruptionBudget {
-	return &policyv1.PodDisruptionBudget{
-		ObjectMeta: metav1.ObjectMeta{Name: app},
-		Spec: policyv1.PodDisruptionBudgetSpec{
-			MaxUnavailable: ptr.To(intstr.FromString(mayBeMissing)),
-			Selector:       &metav1.LabelSelector{MatchLabels: map[string]string{appLabel: app}},
-		},
-	}
+func newBudget(app string, spec policyv1.PodDisruptionBudgetSpec) *policyv1.PodDisruptionBudget {
+	spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{appLabel: app}}
+	return &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: app}, Spec: spec}
 }
 
 // pods is how many pods the workload has.
