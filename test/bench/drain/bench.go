@@ -95,7 +95,7 @@ func bench(ctx context.Context, args []string, out io.Writer) (err error) {
 func line(r *result) string {
 	text := fmt.Sprintf("%s, %s: %.1f s, %d calls, %d of them rejected", r.Workload, r.Contender, r.Seconds, r.Calls, r.Rejected)
 	if r.Failed != "" {
-		text += fmt.Sprintf("; FAILED, %d pods left: %s", r.Left, r.Failed)
+		text += fmt.Sprintf("; FAILED, %d pods left: %s", r.Left, strings.ReplaceAll(r.Failed, "\n", "; "))
 	}
 	return text
 }
