@@ -269,7 +269,7 @@ func rankForRemoval(p *pod) int {
 // hold keeps a surge until the pods that it is for have left, and lets them go as fast as others are available in their place.
 func (d *decision) hold(s situation) {
 	leaving, handed := d.giveUpTimedOut(s, s.leaving()), s.handedOver()
-	if len(leaving)+len(handed) == 0 {
+	if len(leaving)+len(handed) == 0 || len(handed) == 0 && s.isRecordSpent(leaving) {
 		// First the costs, so that those go that came last.
 		if len(d.restore) == 0 {
 			d.takeBack(s)

@@ -17,6 +17,7 @@ limitations under the License.
 package deployment
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -190,6 +191,10 @@ func TestDecideHold(t *testing.T) {
 		},
 		"when it has gone the surge is taken back": {
 			at(later, scaled(), newTestPod("web-1", fresh), newTestPod("web-2", fresh, pending(""))), "back to 1;", "",
+		},
+		"when all have gone that a full record has room for, the next ones need another surge": {
+			at(later, newDeployment(2, recorded(1, 2, slices.Repeat([]string{"gone"}, maxRecorded)...)), newTestPod("web-0", leaves(ours), minOne(2, 2)), newTestPod("web-1", fresh)),
+			"back to 1;", "",
 		},
 		"a pod without a budget gets the lowest deletion cost": {
 			at(later, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)), "lower web-0;", "",

@@ -152,6 +152,12 @@ func (s *situation) handedOver() []*pod {
 	return handed
 }
 
+// isRecordSpent says whether the record has room for no more Evacuations and is for none of those who wait. They then need another surge.
+func (s *situation) isRecordSpent(leaving []*pod) bool {
+	r := s.target.record
+	return len(r.Evacuations) >= maxRecorded && !slices.ContainsFunc(leaving, func(p *pod) bool { return r.has(p.evacuation.Name) })
+}
+
 // availableAt returns when a pod that is ready counts as available, and false if it is not ready.
 func (s *situation) availableAt(p *pod) (time.Time, bool) {
 	for i := range p.Status.Conditions {
