@@ -19,6 +19,8 @@ package docs
 
 import (
 	"bytes"
+	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -187,8 +189,10 @@ func TestSecurityPageHasEveryRightOfTheServer(t *testing.T) {
 	rules := 0
 	for {
 		var role rbacv1.ClusterRole
-		if err := decoder.Decode(&role); err != nil {
+		if err := decoder.Decode(&role); errors.Is(err, io.EOF) {
 			break
+		} else if err != nil {
+			t.Fatal(err)
 		}
 		for _, rule := range role.Rules {
 			rules++
