@@ -22,7 +22,6 @@ package evacuation
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -36,12 +35,12 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/controller/liveness"
+	"haulout.dev/haulout/pkg/controller/worker"
 	"haulout.dev/haulout/pkg/eviction"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
@@ -114,7 +113,6 @@ type evictions interface {
 
 // Controller runs Evacuations.
 type Controller struct {
-	liveness    *liveness.Tracker
 	host        kubernetes.Interface
 	maintenance versioned.Interface
 	recorder    events.EventRecorder
@@ -133,9 +131,9 @@ type Controller struct {
 	nodeLister        corelisters.NodeLister
 	synced            []cache.InformerSynced
 
-	queue workqueue.TypedRateLimitingInterface[types.NamespacedName]
+	queue *worker.Queue[types.NamespacedName]
 	// lowered are the pods whose deletion cost was lowered and may have to be restored.
-	lowered  workqueue.TypedRateLimitingInterface[types.NamespacedName]
+	lowered  *worker.Queue[types.NamespacedName]
 	departed departed
 	blocked  blockedTally
 }
@@ -148,16 +146,18 @@ func New(config Config) (*Controller, error) {
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
-		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, liveness: config.Liveness,
+		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock,
 		completedTTL: config.CompletedTTL, startDeadline: config.EvacuatorStartDeadline,
 		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(),
 		maintenanceLister: maintenances.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), nodeLister: nodes.Lister(),
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](5*time.Millisecond, time.Minute),
-			workqueue.TypedRateLimitingQueueConfig[types.NamespacedName]{Name: Name, Clock: config.Clock}),
-		lowered: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](100*time.Millisecond, time.Minute),
-			workqueue.TypedRateLimitingQueueConfig[types.NamespacedName]{Name: Name + "-deletion-cost", Clock: config.Clock}),
+		queue: worker.NewQueue(worker.Config[types.NamespacedName]{
+			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
+			LogAs: func(key types.NamespacedName) (string, any) { return "evacuation", key },
+		}),
+		lowered: worker.NewQueue(worker.Config[types.NamespacedName]{
+			Name: Name + "-deletion-cost", Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Busy: Name + " deletion cost",
+			LogAs: func(key types.NamespacedName) (string, any) { return "pod", key },
+		}),
 		departed: departed{uids: map[types.UID]struct{}{}},
 		blocked:  blockedTally{reasons: map[types.NamespacedName]string{}},
 	}
@@ -183,24 +183,20 @@ func New(config Config) (*Controller, error) {
 func (c *Controller) Run(ctx context.Context, workers int) {
 	logger := klog.FromContext(ctx).WithName(Name)
 	ctx = klog.NewContext(ctx, logger)
-	var wg sync.WaitGroup
-	defer func() {
-		c.queue.ShutDown()
-		c.lowered.ShutDown()
-		wg.Wait()
-		c.blocked.reset()
-	}()
+	defer c.queue.ShutDown()
+	defer c.lowered.ShutDown()
 	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
 		return
 	}
 	c.servingSince = c.clock.Now()
 	logger.Info("Controller starts", "workers", workers)
+	var wg sync.WaitGroup
 	wg.Go(func() { c.evictions.Run(ctx) })
-	wg.Go(func() { c.restoreCosts(ctx) })
-	for range workers {
-		wg.Go(func() { c.work(ctx) })
-	}
+	wg.Go(func() { c.lowered.Run(ctx, 1, c.restoreCost) })
+	wg.Go(func() { c.queue.Run(ctx, workers, c.sync) })
 	wait.UntilWithContext(ctx, c.resync, resync)
+	wg.Wait()
+	c.blocked.reset()
 }
 
 // resync has everything looked at again: it only heals what was missed.
@@ -212,39 +208,6 @@ func (c *Controller) resync(ctx context.Context) {
 	}
 	for _, evacuation := range evacuations {
 		c.queue.Add(keyOf(evacuation))
-	}
-}
-
-func (c *Controller) work(ctx context.Context) {
-	for {
-		key, shutdown := c.queue.Get()
-		if shutdown {
-			return
-		}
-		c.handle(ctx, key)
-	}
-}
-
-func (c *Controller) handle(ctx context.Context, key types.NamespacedName) {
-	defer c.queue.Done(key)
-	if ctx.Err() != nil {
-		return
-	}
-	defer c.liveness.Start(Name + " " + key.String())()
-	logger := klog.FromContext(ctx).WithValues("evacuation", key)
-	err := c.sync(klog.NewContext(ctx, logger), key)
-	switch {
-	case err == nil:
-		c.queue.Forget(key)
-	case apierrors.IsConflict(err):
-		logger.V(4).Info("Evacuation changed meanwhile, will look again", "reason", err.Error())
-		c.queue.AddRateLimited(key)
-	default:
-		if !errors.Is(err, context.Canceled) {
-			syncErrors.Inc()
-			logger.Error(err, "Sync failed, will try again")
-		}
-		c.queue.AddRateLimited(key)
 	}
 }
 

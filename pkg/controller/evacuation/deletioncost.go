@@ -24,7 +24,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/deletioncost"
@@ -56,34 +55,7 @@ func keepsLowered(evacuation *maintenancev1alpha1.Evacuation) bool {
 		(!isWithdrawn(evacuation) || evacuation.Status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid)
 }
 
-// restoreCosts works until its queue is shut down.
-func (c *Controller) restoreCosts(ctx context.Context) {
-	for {
-		key, shutdown := c.lowered.Get()
-		if shutdown {
-			return
-		}
-		c.handleLowered(ctx, key)
-	}
-}
-
-func (c *Controller) handleLowered(ctx context.Context, key types.NamespacedName) {
-	defer c.lowered.Done(key)
-	if ctx.Err() != nil {
-		return
-	}
-	defer c.liveness.Start(Name + " deletion cost " + key.String())()
-	err := c.restoreCost(ctx, key)
-	if err == nil {
-		c.lowered.Forget(key)
-		return
-	}
-	if ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "Deletion cost could not be restored, will try again", "pod", key)
-	}
-	c.lowered.AddRateLimited(key)
-}
-
+// restoreCost gives a pod its deletion cost back, unless it still is to be the first to go.
 func (c *Controller) restoreCost(ctx context.Context, key types.NamespacedName) error {
 	pod, err := c.podLister.Pods(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {
@@ -108,5 +80,8 @@ func (c *Controller) restoreCost(ctx context.Context, key types.NamespacedName) 
 		// The cache will show it, and its end.
 		return nil
 	}
-	return deletioncost.Restore(ctx, c.host, pod)
+	if err := deletioncost.Restore(ctx, c.host, pod); err != nil {
+		return fmt.Errorf("restore the deletion cost: %w", err)
+	}
+	return nil
 }

@@ -31,12 +31,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/keymutex"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	"haulout.dev/haulout/pkg/controller/worker"
 	"haulout.dev/haulout/pkg/drainplan"
 )
 
@@ -71,7 +71,7 @@ type nodeConditions struct {
 	c *Controller
 	// advertise has nodes of maintenances in stage Idle shown as planned.
 	advertise bool
-	queue     workqueue.TypedRateLimitingInterface[string]
+	queue     *worker.Queue[string]
 	// locks keep a look that began before a maintenance let go of a node from writing after that.
 	locks keymutex.KeyMutex
 
@@ -88,43 +88,16 @@ type drainedNode struct {
 	maintenances sets.Set[types.UID]
 }
 
-func newNodeConditions(c *Controller, advertise bool) *nodeConditions {
+func newNodeConditions(c *Controller, config Config) *nodeConditions {
 	return &nodeConditions{
-		c: c, advertise: advertise,
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, time.Minute),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: Name + "-conditions", Clock: c.clock}),
+		c: c, advertise: config.AdvertisePlanned,
+		queue: worker.NewQueue(worker.Config[string]{
+			Name: Name + "-conditions", Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Busy: Name + " conditions of",
+			Failed: func() { conditionErrors.Inc() },
+			LogAs:  func(name string) (string, any) { return "node", klog.KRef("", name) },
+		}),
 		locks: keymutex.NewHashed(256), written: map[string]*corev1.Node{}, confirmed: map[types.UID]drainedNode{},
 	}
-}
-
-// work looks at nodes until the queue is shut down.
-func (k *nodeConditions) work(ctx context.Context) {
-	for {
-		name, shutdown := k.queue.Get()
-		if shutdown {
-			return
-		}
-		k.handle(ctx, name)
-	}
-}
-
-func (k *nodeConditions) handle(ctx context.Context, name string) {
-	defer k.queue.Done(name)
-	if ctx.Err() != nil {
-		return
-	}
-	defer k.c.liveness.Start(Name + " conditions of " + name)()
-	err := k.reconcile(ctx, name)
-	switch {
-	case err == nil:
-		k.queue.Forget(name)
-		return
-	case !isOnlyConflict(err) && ctx.Err() == nil:
-		conditionErrors.Inc()
-		klog.FromContext(ctx).Error(err, "Conditions of a node could not be kept, will try again", "node", klog.KRef("", name))
-	}
-	k.queue.AddRateLimited(name)
 }
 
 func (k *nodeConditions) mark(name string) { k.queue.AddAfter(name, conditionsDelay) }

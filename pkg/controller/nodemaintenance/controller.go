@@ -35,13 +35,13 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/controller/liveness"
+	"haulout.dev/haulout/pkg/controller/worker"
 	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
@@ -91,7 +91,6 @@ type Config struct {
 
 // Controller runs NodeMaintenances.
 type Controller struct {
-	liveness    *liveness.Tracker
 	host        kubernetes.Interface
 	maintenance versioned.Interface
 	recorder    events.EventRecorder
@@ -108,7 +107,7 @@ type Controller struct {
 	volumeIndexer     cache.Indexer
 	synced            []cache.InformerSynced
 
-	queue     workqueue.TypedRateLimitingInterface[string]
+	queue     *worker.Queue[string]
 	selection *selection
 	authorize *authorizations
 	cordons   *cordonWatch
@@ -138,13 +137,14 @@ func New(config Config) (*Controller, error) {
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
-		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, liveness: config.Liveness, evacuators: config.Evacuators,
+		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, evacuators: config.Evacuators,
 		maintenanceLister: maintenances.Lister(), evacuationLister: evacuations.Lister(), nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()),
 		podIndexer: pods.Informer().GetIndexer(), nodeIndexer: nodes.Informer().GetIndexer(), evacuationIndexer: evacuations.Informer().GetIndexer(),
 		volumeIndexer: volumes.Informer().GetIndexer(),
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, time.Minute),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: Name, Clock: config.Clock}),
+		queue: worker.NewQueue(worker.Config[string]{
+			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
+			LogAs: func(item string) (string, any) { return "nodeMaintenance", item },
+		}),
 		selection: newSelection(),
 		authorize: newAuthorizations(config.Authorizer, config.Clock),
 		cordons:   newCordonWatch(config.Clock),
@@ -159,7 +159,7 @@ func New(config Config) (*Controller, error) {
 		tallies:   &tallies{byName: map[string]tally{}},
 		costs:     &costs{byItem: map[string]time.Duration{}},
 	}
-	c.conditions = newNodeConditions(c, config.AdvertisePlanned)
+	c.conditions = newNodeConditions(c, config)
 	if err := errors.Join(
 		controllercache.AddPodsByNode(pods.Informer()),
 		controllercache.AddIndex(nodes.Informer(), nodesByOwner, indexNodeByOwner),
@@ -176,25 +176,19 @@ func New(config Config) (*Controller, error) {
 func (c *Controller) Run(ctx context.Context, workers int) {
 	logger := klog.FromContext(ctx).WithName(Name)
 	ctx = klog.NewContext(ctx, logger)
-	var wg sync.WaitGroup
-	defer func() {
-		c.queue.ShutDown()
-		c.conditions.queue.ShutDown()
-		wg.Wait()
-		c.tallies.reset()
-	}()
+	defer c.queue.ShutDown()
+	defer c.conditions.queue.ShutDown()
 	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
 		return
 	}
 	logger.Info("Controller starts", "workers", workers)
 	c.queue.Add(sweepItem)
-	for range workers {
-		wg.Go(func() { c.work(ctx) })
-	}
-	for range conditionsWorkers {
-		wg.Go(func() { c.conditions.work(ctx) })
-	}
+	var wg sync.WaitGroup
+	wg.Go(func() { c.queue.Run(ctx, workers, c.timedSync) })
+	wg.Go(func() { c.conditions.queue.Run(ctx, conditionsWorkers, c.conditions.reconcile) })
 	wait.UntilWithContext(ctx, c.resync, resync)
+	wg.Wait()
+	c.tallies.reset()
 }
 
 // resync has everything looked at again: it only heals what was missed.
@@ -206,41 +200,14 @@ func (c *Controller) resync(context.Context) {
 	c.conditions.markAll()
 }
 
-func (c *Controller) work(ctx context.Context) {
-	for {
-		item, shutdown := c.queue.Get()
-		if shutdown {
-			return
-		}
-		c.handle(ctx, item)
-	}
-}
-
-func (c *Controller) handle(ctx context.Context, item string) {
-	defer c.queue.Done(item)
-	if ctx.Err() != nil {
-		return
-	}
-	defer c.liveness.Start(Name + " " + item)()
-	logger := klog.FromContext(ctx).WithValues("nodeMaintenance", item)
+// timedSync is sync, which remembers how long it took.
+func (c *Controller) timedSync(ctx context.Context, item string) error {
 	started := c.clock.Now()
-	err := c.sync(klog.NewContext(ctx, logger), item)
+	err := c.sync(ctx, item)
 	took := c.clock.Since(started)
 	syncDuration.Observe(took.Seconds())
 	c.costs.set(item, took)
-	switch {
-	case err == nil:
-		c.queue.Forget(item)
-	case isOnlyConflict(err):
-		logger.V(4).Info("Something changed meanwhile, will look again", "reason", err.Error())
-		c.queue.AddRateLimited(item)
-	default:
-		if ctx.Err() == nil {
-			syncErrors.Inc()
-			logger.Error(err, "Sync failed, will try again")
-		}
-		c.queue.AddRateLimited(item)
-	}
+	return err
 }
 
 func (c *Controller) sync(ctx context.Context, item string) error {
@@ -343,21 +310,4 @@ func (c *costs) debounce(item string) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return max(debounce, c.byItem[item])
-}
-
-// isOnlyConflict says whether somebody else wrote first and nothing else went wrong.
-func isOnlyConflict(err error) bool {
-	// Not errors.As: that would be content with the first conflict among several errors.
-	var all []error
-	switch e := any(err).(type) {
-	case interface{ Errors() []error }:
-		all = e.Errors()
-	case interface{ Unwrap() []error }:
-		all = e.Unwrap()
-	case interface{ Unwrap() error }:
-		return isOnlyConflict(e.Unwrap())
-	default:
-		return apierrors.IsConflict(err)
-	}
-	return len(all) > 0 && !slices.ContainsFunc(all, func(one error) bool { return !isOnlyConflict(one) })
 }

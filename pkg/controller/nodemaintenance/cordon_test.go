@@ -34,6 +34,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/worker"
 )
 
 func ownedBy(value string) func(*corev1.Node) {
@@ -201,7 +202,7 @@ func TestStaleCacheDoesNotCordonAgain(t *testing.T) {
 	ended := newMaintenance("m")
 	atStage(stageComplete)(ended)
 	f.maintenance.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) { return true, ended, nil })
-	if err := f.Controller.sync(f.ctx, "m"); !isOnlyConflict(err) {
+	if err := f.Controller.sync(f.ctx, "m"); !worker.IsOnlyConflict(err) {
 		t.Errorf("error %v, want a conflict", err)
 	}
 	f.wantCordon("one", false)
@@ -392,7 +393,7 @@ func TestConflictOnANodeIsTriedAgain(t *testing.T) {
 		}
 		return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "one", errors.New("changed"))
 	})
-	if err := f.Controller.sync(f.ctx, "m"); !isOnlyConflict(err) {
+	if err := f.Controller.sync(f.ctx, "m"); !worker.IsOnlyConflict(err) {
 		t.Errorf("error %v, want a conflict", err)
 	}
 	f.wantCordon("one", false)

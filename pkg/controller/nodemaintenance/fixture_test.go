@@ -49,6 +49,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	"haulout.dev/haulout/pkg/controller/worker"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/informertest"
@@ -278,7 +279,7 @@ func (f *fixture) step(name string) {
 	for range 20 {
 		before := f.state()
 		f.cached()
-		if err := f.Controller.sync(f.ctx, name); err != nil && !isOnlyConflict(err) {
+		if err := f.Controller.sync(f.ctx, name); err != nil && !worker.IsOnlyConflict(err) {
 			f.t.Fatalf("sync %q: %v", name, err)
 		}
 		f.cached()

@@ -30,6 +30,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/worker"
 )
 
 // wantMarked waits until an event has marked an item.
@@ -84,7 +85,7 @@ func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 	f.wantEvacuating("p", "q")
 	f.enter("m", stageComplete)
 	f.eventually("the maintenance is complete", func() bool {
-		if err := f.Controller.sync(f.ctx, "m"); err != nil && !isOnlyConflict(err) {
+		if err := f.Controller.sync(f.ctx, "m"); err != nil && !worker.IsOnlyConflict(err) {
 			t.Fatal(err)
 		}
 		return len(f.nm("m").Finalizers) == 0

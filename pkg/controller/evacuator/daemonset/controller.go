@@ -36,13 +36,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/controller/liveness"
+	"haulout.dev/haulout/pkg/controller/worker"
 	"haulout.dev/haulout/pkg/drainplan"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
@@ -78,7 +78,6 @@ type Controller struct {
 	host        kubernetes.Interface
 	maintenance versioned.Interface
 	clock       clock.WithTicker
-	liveness    *liveness.Tracker
 
 	evacuationLister  maintenancelisters.EvacuationLister
 	evacuationIndexer cache.Indexer
@@ -87,7 +86,7 @@ type Controller struct {
 	podLister         corelisters.PodLister
 	synced            []cache.InformerSynced
 
-	queue   workqueue.TypedRateLimitingInterface[types.NamespacedName]
+	queue   *worker.Queue[types.NamespacedName]
 	deleted deletions
 }
 
@@ -100,12 +99,13 @@ func New(config Config) (*Controller, error) {
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
-		host: config.Host, maintenance: config.Maintenance, clock: config.Clock, liveness: config.Liveness,
+		host: config.Host, maintenance: config.Maintenance, clock: config.Clock,
 		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(), maintenanceLister: maintenances.Lister(),
 		nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()),
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](5*time.Millisecond, time.Minute),
-			workqueue.TypedRateLimitingQueueConfig[types.NamespacedName]{Name: Name, Clock: config.Clock}),
+		queue: worker.NewQueue(worker.Config[types.NamespacedName]{
+			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness,
+			LogAs: func(key types.NamespacedName) (string, any) { return "evacuation", key },
+		}),
 		deleted: deletions{at: map[types.UID]time.Time{}},
 	}
 	if err := controllercache.AddIndex(evacuations.Informer(), evacuationsByNode, indexByNode); err != nil {
@@ -118,51 +118,12 @@ func New(config Config) (*Controller, error) {
 func (c *Controller) Run(ctx context.Context, workers int) {
 	logger := klog.FromContext(ctx).WithName(Name)
 	ctx = klog.NewContext(ctx, logger)
-	var wg sync.WaitGroup
-	defer func() {
-		c.queue.ShutDown()
-		wg.Wait()
-	}()
+	defer c.queue.ShutDown()
 	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
 		return
 	}
 	logger.Info("Controller starts", "workers", workers)
-	for range workers {
-		wg.Go(func() { c.work(ctx) })
-	}
-	<-ctx.Done()
-}
-
-func (c *Controller) work(ctx context.Context) {
-	for {
-		key, shutdown := c.queue.Get()
-		if shutdown {
-			return
-		}
-		c.handle(ctx, key)
-	}
-}
-
-func (c *Controller) handle(ctx context.Context, key types.NamespacedName) {
-	defer c.queue.Done(key)
-	if ctx.Err() != nil {
-		return
-	}
-	defer c.liveness.Start(Name + " " + key.String())()
-	logger := klog.FromContext(ctx).WithValues("evacuation", key)
-	err := c.sync(klog.NewContext(ctx, logger), key)
-	switch {
-	case err == nil:
-		c.queue.Forget(key)
-	case apierrors.IsConflict(err):
-		logger.V(4).Info("Evacuation changed meanwhile, will look again", "reason", err.Error())
-		c.queue.AddRateLimited(key)
-	default:
-		if !errors.Is(err, context.Canceled) {
-			logger.Error(err, "Sync failed, will try again")
-		}
-		c.queue.AddRateLimited(key)
-	}
+	c.queue.Run(ctx, workers, c.sync)
 }
 
 func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {

@@ -24,12 +24,10 @@ package deployment
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -38,12 +36,12 @@ import (
 	policylisters "k8s.io/client-go/listers/policy/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/controller/liveness"
+	"haulout.dev/haulout/pkg/controller/worker"
 	"haulout.dev/haulout/pkg/eviction/pdb"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
@@ -82,13 +80,20 @@ type item struct {
 	types.NamespacedName
 }
 
+// logAs returns how the log names an item.
+func (i item) logAs() (key string, value any) {
+	if i.isEvacuation {
+		return "evacuation", i.NamespacedName
+	}
+	return "deployment", i.NamespacedName
+}
+
 // Controller is the evacuator.
 type Controller struct {
 	host        kubernetes.Interface
 	maintenance versioned.Interface
 	recorder    events.EventRecorder
 	clock       clock.WithTicker
-	liveness    *liveness.Tracker
 	timeout     time.Duration
 	off         bool
 	// servingSince is set before the first worker starts.
@@ -104,7 +109,7 @@ type Controller struct {
 	budgetLister      policylisters.PodDisruptionBudgetLister
 	synced            []cache.InformerSynced
 
-	queue workqueue.TypedRateLimitingInterface[item]
+	queue *worker.Queue[item]
 	known tracked
 
 	// matcher is shared by the workers.
@@ -127,14 +132,14 @@ func New(config Config) (*Controller, error) {
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
-		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, liveness: config.Liveness,
+		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock,
 		timeout: config.SurgeTimeout, off: config.Off,
 		evacuationLister: evacuations.Lister(), maintenanceLister: maintenances.Lister(), deploymentLister: deployments.Lister(),
 		nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), podIndexer: pods.Informer().GetIndexer(),
 		autoscalers: autoscalers.Informer().GetIndexer(), budgetLister: budgets.Lister(),
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[item](5*time.Millisecond, time.Minute),
-			workqueue.TypedRateLimitingQueueConfig[item]{Name: Name, Clock: config.Clock}),
+		queue: worker.NewQueue(worker.Config[item]{
+			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, LogAs: item.logAs,
+		}),
 		known:   newTracked(),
 		matcher: pdb.NewMatcher(),
 	}
@@ -155,59 +160,20 @@ func New(config Config) (*Controller, error) {
 func (c *Controller) Run(ctx context.Context, workers int) {
 	logger := klog.FromContext(ctx).WithName(Name)
 	ctx = klog.NewContext(ctx, logger)
-	var wg sync.WaitGroup
-	defer func() {
-		c.queue.ShutDown()
-		wg.Wait()
-	}()
+	defer c.queue.ShutDown()
 	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
 		return
 	}
 	c.servingSince = c.clock.Now()
 	logger.Info("Controller starts", "workers", workers)
-	for range workers {
-		wg.Go(func() { c.work(ctx) })
-	}
-	<-ctx.Done()
+	c.queue.Run(ctx, workers, c.sync)
 }
 
-func (c *Controller) work(ctx context.Context) {
-	for {
-		key, shutdown := c.queue.Get()
-		if shutdown {
-			return
-		}
-		c.handle(ctx, key)
-	}
-}
-
-func (c *Controller) handle(ctx context.Context, key item) {
-	defer c.queue.Done(key)
-	if ctx.Err() != nil {
-		return
-	}
-	defer c.liveness.Start(Name + " " + key.String())()
-	logger := klog.FromContext(ctx)
-	var err error
+func (c *Controller) sync(ctx context.Context, key item) error {
 	if key.isEvacuation {
-		logger = logger.WithValues("evacuation", key.NamespacedName)
-		err = c.syncEvacuation(klog.NewContext(ctx, logger), key.NamespacedName)
-	} else {
-		logger = logger.WithValues("deployment", key.NamespacedName)
-		err = c.syncDeployment(klog.NewContext(ctx, logger), key.NamespacedName)
+		return c.syncEvacuation(ctx, key.NamespacedName)
 	}
-	switch {
-	case err == nil:
-		c.queue.Forget(key)
-	case apierrors.IsConflict(err):
-		logger.V(4).Info("Object changed meanwhile, will look again", "reason", err.Error())
-		c.queue.AddRateLimited(key)
-	default:
-		if !errors.Is(err, context.Canceled) {
-			logger.Error(err, "Sync failed, will try again")
-		}
-		c.queue.AddRateLimited(key)
-	}
+	return c.syncDeployment(ctx, key.NamespacedName)
 }
 
 func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedName) error {
