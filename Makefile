@@ -218,14 +218,13 @@ e2e: cluster-binaries build ## Run the end-to-end tests (RUN=pattern, COUNT=n; E
 	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -timeout='$(E2E_TIMEOUT)' $(E2E_FLAGS) -p=1 ./test/e2e/... ./test/faults/...
 
 .PHONY: verify
-verify: ## Check generated code, formatting, lint, manifests, go.mod and licence headers; change nothing
+verify: ## Check generated code and pages, formatting, lint, manifests, go.mod and licence headers; change nothing
 	@hack/verify.sh
 
 .PHONY: update
-update: ## Write generated code, go.mod and licence headers anew, format everything
+update: ## Write generated code and pages, go.mod and licence headers anew, format everything
 	hack/update-codegen.sh
 	hack/update-docs.sh
-	hack/update-apireference.sh
 	hack/update-boilerplate.sh
 	hack/update-tidy.sh
 	hack/update-format.sh

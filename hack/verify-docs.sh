@@ -4,9 +4,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 SCRATCH="$(mktemp -d)"
 trap 'rm -rf "${SCRATCH}"' EXIT
-go build -o "${SCRATCH}/docs" ./hack/docs
+go run ./hack/docs "${SCRATCH}"
 failed=
-for page in metrics events; do
-	"${SCRATCH}/docs" "${page}" | diff -u "docs/${page}.md" - || { echo "docs/${page}.md is not up to date: run hack/update-docs.sh (make update)" >&2; failed=1; }
+for page in "${SCRATCH}"/*.md; do
+	page="${page##*/}"
+	diff -u "docs/${page}" "${SCRATCH}/${page}" || { echo "docs/${page} is not up to date: run hack/update-docs.sh (make update)" >&2; failed=1; }
 done
 [[ -z "${failed}" ]]

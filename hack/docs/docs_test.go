@@ -20,6 +20,9 @@ import (
 	"go/token"
 	"strings"
 	"testing"
+
+	"k8s.io/kube-openapi/pkg/common"
+	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
 func parse(t *testing.T, content string) *source {
@@ -66,6 +69,47 @@ func TestEvents(t *testing.T) {
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			expectPage(t, tc.want, tc.failure, func(out *strings.Builder) error { return writeEvents(out, parse(t, tc.code)) })
+		})
+	}
+}
+
+func TestAPIReference(t *testing.T) {
+	text := spec.Schema{SchemaProps: spec.SchemaProps{Type: []string{"string"}, Description: "A |\nB."}}
+	list := spec.Schema{SchemaProps: spec.SchemaProps{Type: []string{"array"}, Items: &spec.SchemaOrArray{Schema: spec.RefSchema(typePrefix + "Part")}}}
+	complete := func() map[string]common.OpenAPIDefinition {
+		definitions := map[string]common.OpenAPIDefinition{typePrefix + "Part": {Schema: spec.Schema{SchemaProps: spec.SchemaProps{Description: "Of a kind."}}}}
+		for _, kind := range kinds {
+			definitions[typePrefix+kind] = common.OpenAPIDefinition{Schema: spec.Schema{SchemaProps: spec.SchemaProps{
+				Description: "A kind.", Properties: map[string]spec.Schema{"kind": text, "name": text, "parts": list}, Required: []string{"name"},
+			}}}
+		}
+		return definitions
+	}
+	for sentence, tc := range map[string]struct {
+		change        func(map[string]common.OpenAPIDefinition)
+		want, failure string
+	}{
+		"a field that must be given, then one of another type": {
+			want: "| `name` | string | **required.** A \\| B. |\n| `parts` | list of [Part](#part) |  |\n",
+		},
+		"the type of a field follows its kind": {want: "\n## Part\n\nOf a kind.\n"},
+		"a type that is not there": {
+			change:  func(definitions map[string]common.OpenAPIDefinition) { delete(definitions, typePrefix+"Part") },
+			failure: "has no " + typePrefix + "Part",
+		},
+		"a type that no field is of": {
+			change: func(definitions map[string]common.OpenAPIDefinition) {
+				definitions[typePrefix+"Lost"] = common.OpenAPIDefinition{}
+			},
+			failure: "Lost is not reached",
+		},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			definitions := complete()
+			if tc.change != nil {
+				tc.change(definitions)
+			}
+			expectPage(t, tc.want, tc.failure, func(out *strings.Builder) error { return writeTypes(out, definitions) })
 		})
 	}
 }

@@ -14,27 +14,54 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Command docs writes pages of docs/ from the code: `docs metrics` what the server measures, `docs events` the events that it sends.
+// Command docs writes the pages of docs/ that come from the code into a folder: what the server measures, the events that it sends, and the fields
+// of its API.
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 )
 
+// pages are what is written, by the names of the files.
+var pages = map[string]func(io.Writer, *source) error{
+	"api-reference.md": writeAPIReference,
+	"events.md":        writeEvents,
+	"metrics.md":       writeMetrics,
+}
+
 func main() {
-	pages := map[string]func(io.Writer, *source) error{"metrics": writeMetrics, "events": writeEvents}
-	if len(os.Args) != 2 || pages[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: docs metrics|events, in the root of the repository")
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: docs FOLDER, in the root of the repository")
 		os.Exit(2)
 	}
-	code, err := readSource("pkg")
-	if err == nil {
-		err = pages[os.Args[1]](os.Stdout, code)
-	}
-	if err != nil {
+	if err := run(os.Args[1]); err != nil {
 		fmt.Fprintln(os.Stderr, "docs:", err)
 		os.Exit(1)
 	}
+}
+
+// run writes all pages into a folder, and none of them if one cannot be written.
+func run(folder string) error {
+	code, err := readSource("pkg")
+	if err != nil {
+		return err
+	}
+	written := map[string][]byte{}
+	for name, write := range pages {
+		var page bytes.Buffer
+		if err := write(&page, code); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		written[name] = page.Bytes()
+	}
+	for name, page := range written {
+		if err := os.WriteFile(filepath.Join(folder, name), page, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -14,14 +14,11 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Command apireference writes docs/api-reference.md to its standard output: every kind and field of the API, with the
-// comments of the Go types, as the server publishes them in its OpenAPI.
 package main
 
 import (
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
@@ -31,27 +28,24 @@ import (
 	"haulout.dev/haulout/pkg/generated/openapi"
 )
 
-// prefix starts the names of our types in the OpenAPI.
-const prefix = "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1."
+// typePrefix starts the names of our types in the OpenAPI.
+const typePrefix = "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1."
 
-// roots are the kinds, in the order of the page. Each is followed by the types of its fields.
-var roots = []string{"NodeMaintenance", "Evacuation", "NodeMaintenancePreview"}
+// kinds are in the order of the page. Each is followed by the types of its fields.
+var kinds = []string{"NodeMaintenance", "Evacuation", "NodeMaintenancePreview"}
 
-func main() {
-	definitions := openapi.GetOpenAPIDefinitions(spec.MustCreateRef)
-	if err := write(os.Stdout, definitions); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
+// writeAPIReference writes the page about every kind and field of the API, with the comments of the Go types, as the server publishes them in its
+// OpenAPI.
+func writeAPIReference(w io.Writer, _ *source) error {
+	return writeTypes(w, openapi.GetOpenAPIDefinitions(spec.MustCreateRef))
 }
 
-// write writes the page.
-func write(w io.Writer, definitions map[string]common.OpenAPIDefinition) error {
-	fmt.Fprint(w, "<!-- Written by hack/update-apireference.sh from the API types. Do not edit. -->\n\n# API reference\n\n"+
+func writeTypes(w io.Writer, definitions map[string]common.OpenAPIDefinition) error {
+	fmt.Fprint(w, "<!-- Written by hack/update-docs.sh from the API types. Do not edit. -->\n\n# API reference\n\n"+
 		"`maintenance.haulout.dev/v1alpha1`. How the objects behave is told in [api.md](api.md).\n")
 	shown := map[string]bool{}
-	for _, kind := range roots {
-		queue := []string{prefix + kind}
+	for _, kind := range kinds {
+		queue := []string{typePrefix + kind}
 		for len(queue) > 0 {
 			name := queue[0]
 			queue = queue[1:]
@@ -63,12 +57,12 @@ func write(w io.Writer, definitions map[string]common.OpenAPIDefinition) error {
 			if !ok {
 				return fmt.Errorf("the OpenAPI has no %s", name)
 			}
-			queue = append(queue, writeType(w, strings.TrimPrefix(name, prefix), &definition.Schema)...)
+			queue = append(queue, writeType(w, strings.TrimPrefix(name, typePrefix), &definition.Schema)...)
 		}
 	}
 	for name := range definitions {
-		if strings.HasPrefix(name, prefix) && !strings.HasSuffix(name, "List") && !shown[name] {
-			return fmt.Errorf("%s is not reached from %q", name, roots)
+		if strings.HasPrefix(name, typePrefix) && !strings.HasSuffix(name, "List") && !shown[name] {
+			return fmt.Errorf("%s is not reached from %q", name, kinds)
 		}
 	}
 	return nil
@@ -88,7 +82,7 @@ func writeType(w io.Writer, name string, schema *spec.Schema) []string {
 	for _, field := range fields {
 		property := schema.Properties[field]
 		kind, ref := typeOf(&property)
-		if strings.HasPrefix(ref, prefix) {
+		if strings.HasPrefix(ref, typePrefix) {
 			next = append(next, ref)
 		}
 		text := strings.ReplaceAll(strings.Join(strings.Fields(property.Description), " "), "|", "\\|")
@@ -128,7 +122,7 @@ func typeOf(schema *spec.Schema) (kind, ref string) {
 // linkTo names a type, with a link to where it is told about.
 func linkTo(ref string) string {
 	short := ref[strings.LastIndex(ref, ".")+1:]
-	if strings.HasPrefix(ref, prefix) {
+	if strings.HasPrefix(ref, typePrefix) {
 		return fmt.Sprintf("[%s](#%s)", short, strings.ToLower(short))
 	}
 	return short
