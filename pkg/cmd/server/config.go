@@ -90,11 +90,13 @@ func (o CompletedOptions) config(ctx context.Context, host *hostCluster, replica
 	if err := o.Features.ApplyTo(&generic.Config, host.client, generic.SharedInformerFactory); err != nil {
 		return nil, err
 	}
-	extra, recorder, err := o.extraConfig(generic, host, replica)
+	pods := &initializer.KnownPods{}
+	extra, recorder, err := o.extraConfig(generic, host, replica, pods)
 	if err != nil {
 		return nil, err
 	}
-	if err := o.applyAdmission(ctx, generic, host, extra, recorder); err != nil {
+	own := initializer.Initializer{Informers: extra.MaintenanceInformers, Identity: extra.Identity, Recorder: recorder, Self: self(), Pods: pods}
+	if err := o.applyAdmission(ctx, generic, host, own); err != nil {
 		return nil, err
 	}
 	return &apiserver.Config{GenericConfig: generic, ExtraConfig: *extra}, nil
@@ -133,8 +135,8 @@ func refuseAnonymous(next authenticator.Request, paths []string) authenticator.R
 	})
 }
 
-func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfig, host *hostCluster, replica string) (
-	*apiserver.ExtraConfig, events.EventRecorder, error) {
+func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfig, host *hostCluster, replica string,
+	pods *initializer.KnownPods) (*apiserver.ExtraConfig, events.EventRecorder, error) {
 	loopback := rest.CopyConfig(generic.LoopbackClientConfig)
 	loopback.ContentType = runtime.ContentTypeProtobuf
 	loopback.AcceptContentTypes = runtime.ContentTypeProtobuf
@@ -170,7 +172,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		alive := liveness.New(clock.RealClock{})
 		deps := controllerDependencies{
 			host: host.client, unlimited: unlimited, own: own, recorder: recorder, authorizer: generic.Authorization.Authorizer,
-			liveness: alive, options: o.Controllers, evacuators: o.Evacuators, ownPod: ownPod(),
+			liveness: alive, options: o.Controllers, evacuators: o.Evacuators, ownPod: ownPod(), pods: pods,
 		}
 		le := o.Controllers.LeaderElection
 		extra.Controllers = &apiserver.Controllers{
@@ -195,7 +197,7 @@ func eventScheme() *runtime.Scheme {
 }
 
 func (o CompletedOptions) applyAdmission(ctx context.Context, generic *genericapiserver.RecommendedConfig, host *hostCluster,
-	extra *apiserver.ExtraConfig, recorder events.EventRecorder) error {
+	own initializer.Initializer) error {
 	if err := host.switchOffMissingPolicies(ctx, o.Admission); err != nil {
 		return err
 	}
@@ -207,7 +209,6 @@ func (o CompletedOptions) applyAdmission(ctx context.Context, generic *genericap
 	if err != nil {
 		return err
 	}
-	own := initializer.Initializer{Informers: extra.MaintenanceInformers, Identity: extra.Identity, Recorder: recorder, Self: self()}
 	return o.Admission.ApplyTo(&generic.Config, generic.SharedInformerFactory, client, dynamicClient,
 		utilfeature.DefaultFeatureGate, generic.EffectiveVersion, admission.PluginInitializer(own))
 }

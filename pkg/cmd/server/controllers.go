@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
 
+	"haulout.dev/haulout/pkg/admission/initializer"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/controller/evacuation"
 	"haulout.dev/haulout/pkg/controller/liveness"
@@ -48,6 +49,8 @@ type controllerDependencies struct {
 	evacuators      EvacuatorOptions
 	// ownPod is the pod that this server runs in, if any.
 	ownPod types.NamespacedName
+	// pods is where admission finds the pods that the controllers know.
+	pods *initializer.KnownPods
 }
 
 // run makes a set of controllers with caches of its own and runs it until the context ends. Only the leader needs to know all pods, so
@@ -84,6 +87,8 @@ func (d controllerDependencies) run(ctx context.Context) error {
 	defer host.Shutdown()
 	defer own.Shutdown()
 	defer cancel()
+	d.pods.Set(controllercache.PodLister(host.Core().V1().Pods().Informer().GetIndexer()))
+	defer d.pods.Set(nil)
 
 	var wg sync.WaitGroup
 	for _, c := range controllers {

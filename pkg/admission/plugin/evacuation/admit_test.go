@@ -23,6 +23,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -30,9 +31,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+	testclock "k8s.io/utils/clock/testing"
 
+	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -389,5 +396,91 @@ func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
 	update(corev1.SchemeGroupVersion.WithResource("pods"), newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "new-too")))
 	if got := ask(); len(got) != 1 || got[0].EvacuatorClass != "deployment.apps.k8s.io" {
 		t.Errorf("with new owners got %v", got)
+	}
+}
+
+func TestOwnersThatWantNoSurgeAreReadOnce(t *testing.T) {
+	deployment, replicaSet := newDeployment()
+	deployment.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
+	f := newFixture(t, BuiltInClasses, []string{deletePod, scaleWeb}, newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet)
+	reads := map[string]int{}
+	f.client.PrependReactor("get", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		reads[action.GetResource().Resource]++
+		return false, nil, nil
+	})
+	now := testclock.NewFakeClock(time.Now())
+	f.owners = utilcache.NewLRUExpireCacheWithClock(10, now)
+	ask := func() []maintenance.Evacuator {
+		t.Helper()
+		evacuation := newEvacuation()
+		if _, err := f.admit(request{object: evacuation}); err != nil {
+			t.Fatal(err)
+		}
+		return evacuation.Spec.Evacuators
+	}
+	for range 3 {
+		if got := ask(); len(got) != 0 {
+			t.Fatalf("got %v", got)
+		}
+	}
+	if reads["replicasets"] != 1 || reads["deployments"] != 1 {
+		t.Errorf("got %v reads, want one of each owner", reads)
+	}
+
+	deployment.Annotations = nil
+	if err := f.client.Tracker().Update(appsv1.SchemeGroupVersion.WithResource("deployments"), deployment, "blue"); err != nil {
+		t.Fatal(err)
+	}
+	now.Step(optedOutTTL + time.Millisecond)
+	if got := ask(); len(got) != 1 || got[0].EvacuatorClass != "deployment.apps.k8s.io" {
+		t.Errorf("half a second after the Deployment has changed its mind got %v", got)
+	}
+}
+
+func TestPodsThatOurControllersKnow(t *testing.T) {
+	known := newPod(func(p *corev1.Pod) {
+		p.Labels = map[string]string{"app": "known"}
+		p.Annotations = map[string]string{annotationPrefix + "a.example.com": "20000"}
+	})
+	for name, tc := range map[string]struct {
+		user     user.Info
+		known    *corev1.Pod
+		wantRead bool
+		wantApp  string
+	}{
+		"are not read again when the server asks":           {server, known, false, "known"},
+		"are read when anybody else asks":                   {ann, known, true, "web"},
+		"are read when another one has come under the name": {server, newPod(func(p *corev1.Pod) { p.UID = "another" }), true, "web"},
+		"are read when they are not known yet":              {server, nil, true, "web"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, nil, []string{deletePod}, newPod())
+			indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+			if tc.known != nil {
+				if err := indexer.Add(tc.known); err != nil {
+					t.Fatal(err)
+				}
+			}
+			pods := &initializer.KnownPods{}
+			pods.Set(corelisters.NewPodLister(indexer))
+			f.SetKnownPods(pods)
+			ask := func() (app string, read bool, evacuators []maintenance.Evacuator) {
+				t.Helper()
+				f.client.ClearActions()
+				evacuation := newEvacuation()
+				if _, err := f.admit(request{user: tc.user, object: evacuation}); err != nil {
+					t.Fatal(err)
+				}
+				return evacuation.Labels["app"], len(f.client.Actions()) > 0, evacuation.Spec.Evacuators
+			}
+			app, read, named := ask()
+			if app != tc.wantApp || read != tc.wantRead || (len(named) == 1) == read {
+				t.Errorf("got the label %q, read %t, evacuators %v", app, read, named)
+			}
+			pods.Set(nil)
+			if app, read, _ := ask(); app != "web" || !read {
+				t.Errorf("after the controllers have ended got the label %q, read %t", app, read)
+			}
+		})
 	}
 }

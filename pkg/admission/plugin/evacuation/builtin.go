@@ -68,8 +68,11 @@ func (o liveOwners) Node(ctx context.Context, name string) (*corev1.Node, error)
 
 const (
 	// recentTTL is how long an owner is remembered that many pods have in common. A wave asks for thousands of them within seconds.
-	recentTTL  = 2 * time.Second
-	recentSize = 1024
+	recentTTL = 2 * time.Second
+	// optedOutTTL is the same for a Deployment that wants no surge. An evacuator that was given to a pod in error declines by itself; one that is
+	// missing never comes.
+	optedOutTTL = 500 * time.Millisecond
+	recentSize  = 1024
 )
 
 // recentOwners remembers for a moment which owners exist, and of each what BuiltInOf looks at. Only who is found there is certain: others may have
@@ -121,6 +124,14 @@ func identityOf(meta *metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: meta.Namespace, Name: meta.Name, UID: meta.UID, OwnerReferences: meta.OwnerReferences}
 }
 
+// ttlOf returns how long an owner is remembered.
+func ttlOf(object any) time.Duration {
+	if d, ok := object.(*appsv1.Deployment); ok && d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled {
+		return optedOutTTL
+	}
+	return recentTTL
+}
+
 // recent returns what is remembered, or else what get finds.
 func recent[T any](memo *utilcache.LRUExpireCache, key ownerKey, get func() (*T, error)) (*T, error) {
 	if object, ok := memo.Get(key); ok {
@@ -128,7 +139,7 @@ func recent[T any](memo *utilcache.LRUExpireCache, key ownerKey, get func() (*T,
 	}
 	object, err := get()
 	if object != nil && err == nil {
-		memo.Add(key, object, recentTTL)
+		memo.Add(key, object, ttlOf(object))
 	}
 	return object, err
 }
@@ -137,7 +148,7 @@ func recent[T any](memo *utilcache.LRUExpireCache, key ownerKey, get func() (*T,
 func (p *Plugin) builtInOf(ctx context.Context, pod *corev1.Pod) (evacuators.BuiltIn, error) {
 	live := liveOwners{p.client}
 	builtIn, err := evacuators.BuiltInOf(ctx, pod, p.builtIn, recentOwners{live, p.owners})
-	if err != nil || builtIn.Class != "" {
+	if err != nil || builtIn.Class != "" || builtIn.OptedOut {
 		return builtIn, err
 	}
 	return evacuators.BuiltInOf(ctx, pod, p.builtIn, live)

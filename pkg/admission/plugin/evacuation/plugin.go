@@ -61,6 +61,8 @@ type Plugin struct {
 	rights   *rights
 	identity *identity.Server
 	recorder events.EventRecorder
+	// known are the pods that the server's own controllers know. What they ask for they have read there, and a wave asks for thousands.
+	known *initializer.KnownPods
 }
 
 var (
@@ -70,6 +72,7 @@ var (
 	_ genericinitializer.WantsUnconditionalAuthorizer = &Plugin{}
 	_ initializer.WantsServerIdentity                 = &Plugin{}
 	_ initializer.WantsEventRecorder                  = &Plugin{}
+	_ initializer.WantsKnownPods                      = &Plugin{}
 )
 
 // Register adds the plugin to those that may be turned on. builtIn is called when the plugin is made, after flags are parsed, and returns
@@ -118,6 +121,11 @@ func (p *Plugin) SetEventRecorder(recorder events.EventRecorder) {
 	p.recorder = recorder
 }
 
+// SetKnownPods gives the pods that the server's own controllers know.
+func (p *Plugin) SetKnownPods(known *initializer.KnownPods) {
+	p.known = known
+}
+
 // ValidateInitialization says whether the plugin was given everything.
 func (p *Plugin) ValidateInitialization() error {
 	var missing []error
@@ -126,6 +134,7 @@ func (p *Plugin) ValidateInitialization() error {
 		"authorizer":                 p.rights == nil,
 		"server identity":            p.identity == nil,
 		"event recorder":             p.recorder == nil,
+		"cache of pods":              p.known == nil,
 	} {
 		if isMissing {
 			missing = append(missing, fmt.Errorf("%s needs a %s", PluginName, what))
@@ -152,9 +161,15 @@ func (p *Plugin) Admit(ctx context.Context, attrs admission.Attributes, _ admiss
 	if err := p.mayDeletePod(ctx, attrs, podRef.Name); err != nil {
 		return err
 	}
-	pod, err := p.getReferredPod(ctx, attrs.GetNamespace(), evacuation)
-	if err != nil {
-		return err
+	var pod *corev1.Pod
+	if p.identity.Is(attrs.GetUserInfo()) {
+		pod = p.known.Get(attrs.GetNamespace(), podRef.Name, podRef.UID)
+	}
+	if pod == nil {
+		var err error
+		if pod, err = p.getReferredPod(ctx, attrs.GetNamespace(), evacuation); err != nil {
+			return err
+		}
 	}
 	for key, value := range pod.Labels {
 		metav1.SetMetaDataLabel(&evacuation.ObjectMeta, key, value)

@@ -59,6 +59,8 @@ type BuiltIn struct {
 	Class string
 	// Deployment is the name of the Deployment, for that class.
 	Deployment string
+	// OptedOut: there is no class because the Deployment that owns the pod bears the annotation that keeps it from being scaled.
+	OptedOut bool
 }
 
 // BuiltInOf returns the built-in evacuator of a pod, of those that are on. Anybody who may write a pod can give it any owner, so the owner has
@@ -76,10 +78,14 @@ func BuiltInOf(ctx context.Context, pod *corev1.Pod, on sets.Set[string], owners
 	switch kind := groupVersion.WithKind(owner.Kind).GroupKind(); {
 	case kind == appsKind("ReplicaSet") && on.Has(maintenancev1alpha1.EvacuatorClassDeployment):
 		deployment, err := deploymentOf(ctx, pod, owner, owners)
-		if err != nil || deployment == "" {
+		switch {
+		case err != nil || deployment == nil:
 			return BuiltIn{}, err
+		case deployment.Annotations[maintenancev1alpha1.AnnotationSurge] == maintenancev1alpha1.SurgeDisabled:
+			// It would decline.
+			return BuiltIn{OptedOut: true}, nil
 		}
-		return BuiltIn{Class: maintenancev1alpha1.EvacuatorClassDeployment, Deployment: deployment}, nil
+		return BuiltIn{Class: maintenancev1alpha1.EvacuatorClassDeployment, Deployment: deployment.Name}, nil
 	case kind == appsKind("DaemonSet") && on.Has(maintenancev1alpha1.EvacuatorClassDaemonSet):
 		daemonSet, err := owners.DaemonSet(ctx, pod.Namespace, owner.Name)
 		if err != nil || daemonSet == nil || daemonSet.UID != owner.UID || !selects(daemonSet.Spec.Selector, pod) {
@@ -103,28 +109,24 @@ func appsKind(kind string) schema.GroupKind {
 	return appsv1.SchemeGroupVersion.WithKind(kind).GroupKind()
 }
 
-// deploymentOf returns the name of the Deployment that owns a pod through the ReplicaSet in owner, and "" if there is none or it is not to be scaled.
-func deploymentOf(ctx context.Context, pod *corev1.Pod, owner *metav1.OwnerReference, owners Owners) (string, error) {
+// deploymentOf returns the Deployment that owns a pod through the ReplicaSet in owner, and nil if there is none.
+func deploymentOf(ctx context.Context, pod *corev1.Pod, owner *metav1.OwnerReference, owners Owners) (*appsv1.Deployment, error) {
 	replicaSet, err := owners.ReplicaSet(ctx, pod.Namespace, owner.Name)
 	if err != nil || replicaSet == nil || replicaSet.UID != owner.UID || !selects(replicaSet.Spec.Selector, pod) {
-		return "", err
+		return nil, err
 	}
 	owner = metav1.GetControllerOfNoCopy(replicaSet)
 	if owner == nil || owner.Kind != "Deployment" {
-		return "", nil
+		return nil, nil
 	}
 	if groupVersion, err := schema.ParseGroupVersion(owner.APIVersion); err != nil || groupVersion.Group != appsv1.GroupName {
-		return "", nil
+		return nil, nil
 	}
 	deployment, err := owners.Deployment(ctx, pod.Namespace, owner.Name)
 	if err != nil || deployment == nil || deployment.UID != owner.UID || !selects(deployment.Spec.Selector, pod) {
-		return "", err
+		return nil, err
 	}
-	if deployment.Annotations[maintenancev1alpha1.AnnotationSurge] == maintenancev1alpha1.SurgeDisabled {
-		// It would decline.
-		return "", nil
-	}
-	return deployment.Name, nil
+	return deployment, nil
 }
 
 // selects says whether a selector matches a pod; one that cannot be read matches none.
