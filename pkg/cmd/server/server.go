@@ -92,6 +92,7 @@ func Run(ctx context.Context, o CompletedOptions) error {
 	logger.Info("Starting haulout-apiserver", "version", version.Get(), "goVersion", version.GoVersion(), "pid", os.Getpid())
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	defer paceGarbage(leastGarbage)()
 
 	host, err := o.Host.connect(ctx)
 	if err != nil {
