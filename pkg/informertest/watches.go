@@ -16,8 +16,8 @@ limitations under the License.
 
 // Package informertest lets tests with informers on fake clusters wait until the informers watch.
 //
-// A fake cluster tells a watch only what happens after it has begun, whatever version the list was: what a test changes between an informer's
-// list, after which it says that it is synced, and its watch is lost.
+// A fake cluster tells a watch of all objects that are newer than the list, but not of those that have gone since: what a test removes between an
+// informer's list, after which it says that it is synced, and its watch stays in the informer for ever.
 package informertest
 
 import (
@@ -27,6 +27,7 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	clienttesting "k8s.io/client-go/testing"
@@ -51,7 +52,11 @@ func Count(clusters ...Cluster) *Watches {
 	w := &Watches{begun: map[string]int{}}
 	for _, cluster := range clusters {
 		cluster.PrependWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
-			answer, err := cluster.Tracker().Watch(action.GetResource(), action.GetNamespace())
+			var options metav1.ListOptions
+			if from, ok := action.(clienttesting.WatchActionImpl); ok {
+				options = from.ListOptions
+			}
+			answer, err := cluster.Tracker().Watch(action.GetResource(), action.GetNamespace(), options)
 			w.Begin(action.GetResource().Resource)
 			return true, answer, err
 		})

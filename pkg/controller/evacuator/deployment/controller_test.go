@@ -35,12 +35,14 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/informertest"
 )
 
 // world is a controller between two fake clusters, whose other controllers are the test.
@@ -54,6 +56,8 @@ type world struct {
 func newWorld(t *testing.T, evacuations []runtime.Object, host ...runtime.Object) *world {
 	t.Helper()
 	w := &world{T: t, host: fake.NewClientset(host...), own: versionedfake.NewClientset(evacuations...)}
+	informertest.Versioned(t, w.host)
+	informertest.Versioned(t, w.own)
 	w.run()
 	t.Cleanup(func() { w.stop() })
 	return w
@@ -69,8 +73,10 @@ func (w *world) run() {
 	})
 	w.must(err)
 	ctx, cancel := context.WithCancel(w.Context())
+	watches := informertest.Count(w.host, w.own)
 	hostInformers.Start(ctx.Done())
 	ownInformers.Start(ctx.Done())
+	watches.Wait(w.T, 0, "nodes", "pods", "deployments", "horizontalpodautoscalers", "poddisruptionbudgets", "nodemaintenances", "evacuations")
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -119,10 +125,12 @@ func (w *world) scaled(replicas int32, withRecord bool) {
 		_, ok := d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord]
 		return replicasOf(d) == replicas && ok == withRecord, fmt.Sprintf("%d, annotations %v", replicasOf(d), d.Annotations)
 	})
-	d := w.deployment()
-	d.Status.Replicas, d.Status.UpdatedReplicas = replicas, replicas
-	_, err := w.host.AppsV1().Deployments(testNamespace).UpdateStatus(w.Context(), d, metav1.UpdateOptions{})
-	w.must(err)
+	w.must(retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		d := w.deployment()
+		d.Status.Replicas, d.Status.UpdatedReplicas = replicas, replicas
+		_, err := w.host.AppsV1().Deployments(testNamespace).UpdateStatus(w.Context(), d, metav1.UpdateOptions{})
+		return err
+	}))
 }
 
 // reported waits until an Evacuation says something.
