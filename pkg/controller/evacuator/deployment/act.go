@@ -29,6 +29,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -188,10 +189,33 @@ func (c *Controller) isOurs(ctx context.Context, cached metav1.Object, field str
 	return !owned, nil
 }
 
-// report tells an Evacuation, unless there is nothing new.
+// report tells an Evacuation, unless there is nothing new. If the cache is behind, it tells what there is now, as long as it is still our turn: what a
+// scale-down was reported to do cannot be decided again once it is done.
 func (c *Controller) report(ctx context.Context, now time.Time, r report) error {
-	evacuation := r.evacuation.DeepCopy()
-	status := &evacuation.Status
+	client, current := c.maintenance.MaintenanceV1alpha1().Evacuations(r.evacuation.Namespace), r.evacuation
+	return ignoreNotFound(retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		written := current.DeepCopy()
+		r.writeTo(&written.Status, now)
+		if equality.Semantic.DeepEqual(current.Status, written.Status) {
+			return nil
+		}
+		_, err := client.UpdateStatus(ctx, written, metav1.UpdateOptions{})
+		if !apierrors.IsConflict(err) {
+			return err
+		}
+		live, readErr := client.Get(ctx, r.evacuation.Name, metav1.GetOptions{})
+		if readErr != nil {
+			return readErr
+		}
+		if live.UID != r.evacuation.UID || !isOurTurn(live) || isComplete(live) {
+			return nil
+		}
+		current = live
+		return err
+	}))
+}
+
+func (r *report) writeTo(status *maintenancev1alpha1.EvacuationStatus, now time.Time) {
 	status.Message = cut(r.message, maxMessage)
 	if r.progress {
 		at := metav1.NewTime(now)
@@ -202,11 +226,6 @@ func (c *Controller) report(ctx context.Context, now time.Time, r report) error 
 		status.ExpectedEvacuationFinishTime = r.expected
 	}
 	status.ActiveEvacuatorCompleted = status.ActiveEvacuatorCompleted || r.completed
-	if equality.Semantic.DeepEqual(r.evacuation.Status, *status) {
-		return nil
-	}
-	_, err := c.maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace).UpdateStatus(ctx, evacuation, metav1.UpdateOptions{})
-	return ignoreNotFound(err)
 }
 
 func ignoreNotFound(err error) error {
