@@ -17,21 +17,14 @@ limitations under the License.
 package main
 
 import (
-	"bytes"
 	"context"
-	"errors"
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
-	"time"
-)
 
-// stopTime is how long a program may take to end after it was told to.
-const stopTime = time.Minute
+	"haulout.dev/haulout/test/internal/program"
+)
 
 // programs runs the programs in bin/.
 type programs struct {
@@ -57,24 +50,11 @@ func (p *programs) kubectl(ctx context.Context, args ...string) (string, error) 
 
 // run runs a program and returns what it printed to both of its outputs.
 func (p *programs) run(ctx context.Context, name string, args ...string) (string, error) {
-	var out bytes.Buffer
-	cmd := exec.CommandContext(ctx, filepath.Join(p.settings.root, "bin", name), args...)
-	cmd.Dir = p.settings.root
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+p.settings.path(p.settings.kubeconfig()))
-	cmd.Stdout, cmd.Stderr = &out, &out
-	// Ctrl-C reaches every process of the terminal's foreground group. These get it from here alone, once, so that they can clean up.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = stopTime
-	err := cmd.Run()
-	if ctx.Err() != nil {
-		return out.String(), context.Cause(ctx)
-	}
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		return out.String(), fmt.Errorf("bin/%s %s: %w\n%s", name, args[0], err, strings.TrimSpace(out.String()))
-	}
-	return out.String(), err
+	result, err := program.Program{
+		Path: filepath.Join(p.settings.root, "bin", name), Dir: p.settings.root,
+		Environment: []string{"KUBECONFIG=" + p.settings.path(p.settings.kubeconfig())},
+	}.Run(ctx, args...)
+	return result.Output, err
 }
 
 // log returns the log of haulout-apiserver, for when something went wrong.

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/maintenance/show"
 	"haulout.dev/haulout/pkg/cmd/screen"
 	"haulout.dev/haulout/test/internal/audit"
 )
@@ -95,7 +96,7 @@ func (p progress) waveLines() []screen.Line {
 	current := p.currentWave()
 	var lines []screen.Line
 	for i, w := range p.seen.Waves {
-		line := screen.Line{Text: fmt.Sprintf("  wave %d  %-26s%s %3d of %d gone", i+1, audit.Describe(w.Entry), screen.Bar(w.Gone, w.Pods, barColumns), w.Gone, w.Pods)}
+		line := screen.Line{Text: fmt.Sprintf("  wave %d  %-26s%s %3d of %d gone", i+1, show.Entry(w.Entry), screen.Bar(w.Gone, w.Pods, barColumns), w.Gone, w.Pods)}
 		switch {
 		case w.Left() == 0:
 			line.Style = screen.Good
@@ -127,7 +128,7 @@ func (p progress) summary() string {
 	}
 	wave := "all waves are over"
 	if current := p.currentWave(); current < len(p.seen.Waves) {
-		wave = fmt.Sprintf("wave %d of %d (%s)", current+1, len(p.seen.Waves), audit.Describe(p.seen.Waves[current].Entry))
+		wave = fmt.Sprintf("wave %d of %d (%s)", current+1, len(p.seen.Waves), show.Entry(p.seen.Waves[current].Entry))
 	}
 	return fmt.Sprintf("%s, %d of %d pods have left; left: %s; blocked: %d",
 		wave, p.seen.Gone(), p.seen.Gone()+p.seen.Left(), strings.Join(left, ", "), blocked)

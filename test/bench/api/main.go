@@ -28,9 +28,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"os/signal"
 	"slices"
-	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -66,14 +64,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "bench-api: want --objects of at least --turns, all other numbers of at least 1, and nothing but flags")
 		os.Exit(2)
 	}
-	// SIGHUP and SIGPIPE, too: a terminal or a reader that goes away must not leave a cluster behind.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
-	err := run(ctx, s, os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench-api:", err)
-		os.Exit(1)
-	}
+	devcluster.Main("bench-api", func(ctx context.Context) error { return run(ctx, s, os.Stdout) })
 }
 
 func run(ctx context.Context, s settings, out io.Writer) (err error) {

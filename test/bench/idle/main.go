@@ -27,8 +27,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -66,14 +64,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "idle:", err)
 		os.Exit(2)
 	}
-	// SIGHUP and SIGPIPE, too: a terminal or a reader that goes away must not leave a cluster behind.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
-	err := run(ctx, s, os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "idle:", err)
-		os.Exit(1)
-	}
+	devcluster.Main("idle", func(ctx context.Context) error { return run(ctx, s, os.Stdout) })
 }
 
 func (s settings) check() error {

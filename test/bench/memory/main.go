@@ -26,12 +26,14 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
-	"os/signal"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"haulout.dev/haulout/test/bench/internal/devcluster"
+	"haulout.dev/haulout/test/internal/program"
 )
 
 type settings struct {
@@ -55,13 +57,7 @@ func main() {
 		fmt.Fprintf(os.Stderr, "memory: --nodes is %d, --pods %d, --drain %d: want --nodes of at least 1, --pods of at least --nodes, --drain of 1 to --nodes\n", s.nodes, s.pods, s.drain)
 		os.Exit(2)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, s, os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "memory:", err)
-		os.Exit(1)
-	}
+	devcluster.Main("memory", func(ctx context.Context) error { return run(ctx, s, os.Stdout) })
 }
 
 func run(ctx context.Context, s settings, out io.Writer) (err error) {
@@ -139,12 +135,8 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // manage runs bin/cluster.
 func (c *cluster) manage(ctx context.Context, verb string, environment ...string) error {
-	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "cluster"), verb)
-	cmd.Env = append(append(os.Environ(), c.environment...), environment...)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("bin/cluster %s: %w\n%s", verb, err, out)
-	}
-	return nil
+	_, err := program.Program{Path: filepath.Join(c.bin, "cluster"), Environment: slices.Concat(c.environment, environment)}.Run(ctx, verb)
+	return err
 }
 
 // patience is how long a step may take.

@@ -34,6 +34,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/maintenance/show"
 )
 
 // Budget is what a PodDisruptionBudget demands and what came of it.
@@ -248,7 +249,7 @@ func (l *Ledger) ask(known *pod) {
 	for i, earlier := range l.waves[:known.wave] {
 		if earlier.Left() > 0 {
 			l.overtaken = append(l.overtaken, fmt.Sprintf("pod %s of wave %q was asked to leave while %d pods of wave %q were there",
-				known.name, Describe(l.waves[known.wave].Entry), earlier.Left(), Describe(l.waves[i].Entry)))
+				known.name, show.Entry(l.waves[known.wave].Entry), earlier.Left(), show.Entry(l.waves[i].Entry)))
 			return
 		}
 	}
@@ -319,24 +320,6 @@ func ready(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
-}
-
-// Describe says in words which pods an entry of a plan stands for.
-func Describe(e v1alpha1.DrainPlanEntry) string {
-	text := fmt.Sprintf("priority <= %d", e.PodPriority)
-	switch e.PodPriority {
-	case v1alpha1.SystemClusterCritical:
-		text = "system-cluster-critical"
-	case v1alpha1.SystemNodeCritical:
-		text = "system-node-critical"
-	}
-	if e.PodType != v1alpha1.PodTypeDefault {
-		text = string(e.PodType) + " " + text
-	}
-	if e.PodSelector != nil {
-		text += " " + metav1.FormatLabelSelector(e.PodSelector)
-	}
-	return text
 }
 
 // unique returns the last parts of names without the random end that their owner gave them.

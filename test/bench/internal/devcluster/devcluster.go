@@ -18,22 +18,18 @@ limitations under the License.
 package devcluster
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
-	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
-)
 
-// stopTime is how long a program may take to end after it was told to.
-const stopTime = time.Minute
+	"haulout.dev/haulout/test/internal/program"
+)
 
 // startTime is how long a start or a stop may take.
 const startTime = 5 * time.Minute
@@ -42,6 +38,18 @@ const startTime = 5 * time.Minute
 type Cluster struct {
 	// Bin is the folder of the programs, Dir that of the cluster.
 	Bin, Dir string
+}
+
+// Main does a measurement and ends this process if it fails. Its context ends when somebody stops it.
+func Main(name string, measure func(context.Context) error) {
+	// SIGHUP and SIGPIPE, too: a terminal or a reader that goes away must not leave a cluster behind.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	err := measure(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+		os.Exit(1)
+	}
 }
 
 // Start starts a cluster in a folder of its own, whose haulout-apiserver has GOGC set; environment has more variables of the cluster program.
@@ -88,25 +96,6 @@ func (c *Cluster) AuditLog() string { return filepath.Join(c.Dir, "logs", "kube-
 
 // Run runs a program as the cluster's administrator and returns the time that it took of the processors. The error has what it printed.
 func (c *Cluster) Run(ctx context.Context, environment []string, path string, args ...string) (time.Duration, error) {
-	var out bytes.Buffer
-	cmd := exec.CommandContext(ctx, path, args...)
-	cmd.Env = append(append(os.Environ(), "KUBECONFIG="+c.Kubeconfig()), environment...)
-	cmd.Stdout, cmd.Stderr = &out, &out
-	// Ctrl-C reaches every process of the terminal's foreground group. These get it from here alone, once, so that they can clean up.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = stopTime
-	err := cmd.Run()
-	var cpu time.Duration
-	if cmd.ProcessState != nil {
-		cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
-	}
-	if ctx.Err() != nil {
-		return cpu, context.Cause(ctx)
-	}
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		return cpu, fmt.Errorf("%s %s: %w\n%s", filepath.Base(path), args[0], err, strings.TrimSpace(out.String()))
-	}
-	return cpu, err
+	result, err := program.Program{Path: path, Environment: append([]string{"KUBECONFIG=" + c.Kubeconfig()}, environment...)}.Run(ctx, args...)
+	return result.CPU, err
 }

@@ -1,0 +1,85 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package program
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func shell(environment ...string) Program { return Program{Path: "/bin/sh", Environment: environment} }
+
+func TestRunReturnsBothOutputs(t *testing.T) {
+	t.Setenv("GIVEN", "overridden")
+	p := shell("GIVEN=here")
+	p.Dir = t.TempDir()
+	got, err := p.Run(t.Context(), "-c", `echo "$GIVEN"; echo there >&2; pwd -P`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := filepath.EvalSymlinks(p.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "here\nthere\n" + dir + "\n"; got.Output != want {
+		t.Errorf("printed %q, want %q", got.Output, want)
+	}
+}
+
+func TestRunCountsTheTimeOnTheProcessors(t *testing.T) {
+	got, err := shell().Run(t.Context(), "-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done")
+	if err != nil || got.CPU <= 0 {
+		t.Errorf("took %v of the processors, error %v", got.CPU, err)
+	}
+}
+
+func TestTheErrorOfAProgramThatFailsSaysWhatItPrinted(t *testing.T) {
+	got, err := shell().Run(t.Context(), "-c", "echo no room left >&2; exit 3")
+	if err == nil || !strings.Contains(err.Error(), "sh -c: exit status 3\nno room left") || got.Output != "no room left\n" {
+		t.Errorf("error %v, output %q", err, got.Output)
+	}
+}
+
+func TestAProgramThatIsNotThereIsAnError(t *testing.T) {
+	if _, err := (Program{Path: filepath.Join(t.TempDir(), "none")}).Run(t.Context()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("error is %v, want one that says it does not exist", err)
+	}
+}
+
+func TestAProgramMayCleanUpWhenTheContextEnds(t *testing.T) {
+	why := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	ready := filepath.Join(t.TempDir(), "ready")
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := os.Stat(ready); err == nil {
+				cancel(why)
+				return
+			}
+			<-time.After(time.Millisecond)
+		}
+	}()
+	got, err := shell("READY="+ready).Run(ctx, "-c", `trap 'echo cleaned up; exit 0' TERM; : >"$READY"; while :; do sleep 0.01; done`)
+	if !errors.Is(err, why) || got.Output != "cleaned up\n" {
+		t.Errorf("error %v, output %q", err, got.Output)
+	}
+}
