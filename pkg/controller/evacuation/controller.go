@@ -171,7 +171,7 @@ func New(config Config) (*Controller, error) {
 		return nil, fmt.Errorf("queue of evictions: %w", err)
 	}
 	c.evictions = queue
-	if err := controllercache.AddIndex(evacuations.Informer(), evacuationsByNode, indexByNode); err != nil {
+	if err := controllercache.AddEvacuationsByNode(evacuations.Informer()); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
 	// Nothing is done when a maintenance changes; its informer only has to be there when a deadline asks for it.

@@ -27,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/drainplan"
 )
 
@@ -65,10 +66,10 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 // comebacks counts how often the pod has come back to its node. Evacuations tell only while they are kept, so it need not be asked of pods that
 // are older than that.
 func (c *Controller) comebacks(evacuation *maintenancev1alpha1.Evacuation, pod *corev1.Pod) (int, error) {
-	if evacuation.CreationTimestamp.Sub(pod.CreationTimestamp.Time) > c.completedTTL {
+	if pod.Spec.NodeName == "" || evacuation.CreationTimestamp.Sub(pod.CreationTimestamp.Time) > c.completedTTL {
 		return 0, nil
 	}
-	objects, err := c.evacuationIndexer.ByIndex(evacuationsByNode, pod.Spec.NodeName)
+	objects, err := c.evacuationIndexer.ByIndex(controllercache.EvacuationsByNode, pod.Spec.NodeName)
 	if err != nil {
 		return 0, err
 	}

@@ -29,16 +29,6 @@ import (
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 )
 
-// evacuationsByNode is the index of Evacuations by the node of their pod.
-const evacuationsByNode = "haulout.dev/evacuation-controller-by-node"
-
-func indexByNode(obj any) ([]string, error) {
-	if evacuation, ok := obj.(*maintenancev1alpha1.Evacuation); ok && evacuation.Spec.NodeName != "" {
-		return []string{evacuation.Spec.NodeName}, nil
-	}
-	return nil, nil
-}
-
 func keyOf(evacuation *maintenancev1alpha1.Evacuation) types.NamespacedName {
 	return types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Name}
 }
@@ -153,7 +143,7 @@ func (c *Controller) nodeChanged(old, node *corev1.Node) {
 	if readiness(old) == readiness(node) {
 		return
 	}
-	keys, err := c.evacuationIndexer.IndexKeys(evacuationsByNode, node.Name)
+	keys, err := c.evacuationIndexer.IndexKeys(controllercache.EvacuationsByNode, node.Name)
 	if err != nil {
 		return
 	}

@@ -164,7 +164,7 @@ func New(config Config) (*Controller, error) {
 		controllercache.AddPodsByNode(pods.Informer()),
 		controllercache.AddIndex(nodes.Informer(), nodesByOwner, indexNodeByOwner),
 		controllercache.AddIndex(nodes.Informer(), nodesByConditionsOf, indexNodeByConditionsOf),
-		controllercache.AddIndex(evacuations.Informer(), evacuationsByNode, indexEvacuationByNode),
+		controllercache.AddEvacuationsByNode(evacuations.Informer()),
 		controllercache.AddIndex(volumes.Informer(), attachedByNode, indexAttachedByNode),
 	); err != nil {
 		return nil, fmt.Errorf("add indexes: %w", err)

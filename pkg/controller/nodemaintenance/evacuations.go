@@ -37,16 +37,6 @@ import (
 	"haulout.dev/haulout/pkg/drainplan"
 )
 
-// evacuationsByNode is the index of Evacuations by spec.nodeName, the empty name included.
-const evacuationsByNode = "haulout.dev/evacuations-by-node"
-
-func indexEvacuationByNode(obj any) ([]string, error) {
-	if e, ok := obj.(*maintenancev1alpha1.Evacuation); ok {
-		return []string{e.Spec.NodeName}, nil
-	}
-	return nil, nil
-}
-
 // evacuationStep is what a pod that is asked to leave needs.
 type evacuationStep int
 
@@ -311,7 +301,7 @@ func (c *Controller) evacuationsWithoutNode() []*maintenancev1alpha1.Evacuation 
 
 // evacuationsIn returns the Evacuations whose spec has the given node.
 func (c *Controller) evacuationsIn(node string) []*maintenancev1alpha1.Evacuation {
-	objects, err := c.evacuationIndexer.ByIndex(evacuationsByNode, node)
+	objects, err := c.evacuationIndexer.ByIndex(controllercache.EvacuationsByNode, node)
 	if err != nil {
 		utilruntime.HandleError(fmt.Errorf("list evacuations by node from the cache: %w", err))
 	}
