@@ -18,6 +18,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -27,7 +28,6 @@ import (
 	"k8s.io/kube-openapi/pkg/common"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/openapi"
 )
 
@@ -68,17 +68,33 @@ func TestStructural(t *testing.T) {
 	}
 }
 
-func TestTheModelOfOursHasNoReferences(t *testing.T) {
-	model, err := structural(openapi.GetOpenAPIDefinitions(reference), v1alpha1.NodeMaintenance{}.OpenAPIModelName())
-	if err != nil {
+func TestTheModelsOfOursHaveNoReferences(t *testing.T) {
+	for of, field := range map[resource]string{nodeMaintenances: `"nodeSelectorTerms"`, evacuations: `"activeEvacuatorClass"`} {
+		model, err := structural(openapi.GetOpenAPIDefinitions(reference), of.model)
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := json.Marshal(model)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(content), `"$ref"`) || !strings.Contains(string(content), field) {
+			t.Errorf("%s: a reference is left, or %s is not there: %s", of.kind, field, content)
+		}
+	}
+}
+
+func TestByTurns(t *testing.T) {
+	var done []string
+	var sums [2]time.Duration
+	if err := byTurns(settings{turns: 3}, 10, &sums, func(who, from, to int) (time.Duration, error) {
+		done = append(done, fmt.Sprintf("%d: %d-%d", who, from, to))
+		return time.Duration(to - from), nil
+	}); err != nil {
 		t.Fatal(err)
 	}
-	content, err := json.Marshal(model)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if strings.Contains(string(content), `"$ref"`) || !strings.Contains(string(content), `"nodeSelectorTerms"`) {
-		t.Errorf("a reference is left, or the selector of nodes is not there: %s", content)
+	if want := []string{"0: 0-3", "1: 0-3", "1: 3-6", "0: 3-6", "0: 6-10", "1: 6-10"}; !slices.Equal(done, want) || sums != [2]time.Duration{10, 10} {
+		t.Errorf("done %q in %v, want %q and ten of each", done, sums, want)
 	}
 }
 

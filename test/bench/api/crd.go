@@ -32,32 +32,43 @@ import (
 	"haulout.dev/haulout/pkg/generated/openapi"
 )
 
-const (
-	crdGroup = "crd.bench.haulout.dev"
-	plural   = "nodemaintenances"
-	kind     = "NodeMaintenance"
-)
+// crdGroup is the group of those that kube-apiserver serves.
+const crdGroup = "crd.bench.haulout.dev"
+
+// resource is a kind of ours that is compared with one of the same schema.
+type resource struct {
+	plural, kind string
+	// model is its name in the OpenAPI.
+	model      string
+	namespaced bool
+}
+
+var nodeMaintenances = resource{plural: "nodemaintenances", kind: "NodeMaintenance", model: v1alpha1.NodeMaintenance{}.OpenAPIModelName()}
 
 var crds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
-// makeCRD has kube-apiserver serve NodeMaintenances of another group, with the schema of ours, and waits until it does.
-func makeCRD(ctx context.Context, client dynamic.Interface) (dynamic.ResourceInterface, error) {
-	model, err := structural(openapi.GetOpenAPIDefinitions(reference), v1alpha1.NodeMaintenance{}.OpenAPIModelName())
+// makeCRD has kube-apiserver serve a kind of another group, with the schema of ours, and waits until it does.
+func makeCRD(ctx context.Context, client dynamic.Interface, of resource) (dynamic.NamespaceableResourceInterface, error) {
+	model, err := structural(openapi.GetOpenAPIDefinitions(reference), of.model)
 	if err != nil {
 		return nil, err
 	}
 	properties, ok := model["properties"].(map[string]any)
 	if !ok {
-		return nil, fmt.Errorf("the model of %s has no properties", kind)
+		return nil, fmt.Errorf("the model of %s has no properties", of.kind)
 	}
 	// That of every object.
 	properties["metadata"] = map[string]any{"type": "object"}
+	scope := "Cluster"
+	if of.namespaced {
+		scope = "Namespaced"
+	}
 	definition := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": crds.GroupVersion().String(), "kind": "CustomResourceDefinition",
-		"metadata": map[string]any{"name": plural + "." + crdGroup},
+		"metadata": map[string]any{"name": of.plural + "." + crdGroup},
 		"spec": map[string]any{
-			"group": crdGroup, "scope": "Cluster",
-			"names": map[string]any{"kind": kind, "plural": plural},
+			"group": crdGroup, "scope": scope,
+			"names": map[string]any{"kind": of.kind, "plural": of.plural},
 			"versions": []any{map[string]any{
 				"name": v1alpha1.SchemeGroupVersion.Version, "served": true, "storage": true,
 				"subresources": map[string]any{"status": map[string]any{}},
@@ -68,7 +79,7 @@ func makeCRD(ctx context.Context, client dynamic.Interface) (dynamic.ResourceInt
 	if _, err := client.Resource(crds).Create(ctx, definition, metav1.CreateOptions{}); err != nil {
 		return nil, err
 	}
-	served := client.Resource(schema.GroupVersionResource{Group: crdGroup, Version: v1alpha1.SchemeGroupVersion.Version, Resource: plural})
+	served := client.Resource(schema.GroupVersionResource{Group: crdGroup, Version: v1alpha1.SchemeGroupVersion.Version, Resource: of.plural})
 	return served, wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
 		_, err := served.List(ctx, metav1.ListOptions{Limit: 1})
 		if apierrors.IsNotFound(err) {

@@ -43,8 +43,8 @@ import (
 )
 
 type settings struct {
-	objects, workers, turns, lists, samples, gogc int
-	bin, json                                     string
+	objects, evacuations, workers, turns, lists, samples, gogc int
+	bin, json                                                  string
 }
 
 func main() {
@@ -52,6 +52,7 @@ func main() {
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	var s settings
 	flag.IntVar(&s.objects, "objects", 10000, "number of objects of each kind")
+	flag.IntVar(&s.evacuations, "evacuations", 1000, "number of Evacuations whose status is written")
 	flag.IntVar(&s.workers, "workers", 16, "number of requests at the same time")
 	flag.IntVar(&s.turns, "turns", 4, "how often the two take turns to make and to write their parts of the objects")
 	flag.IntVar(&s.lists, "lists", 5, "how often all objects are listed; the median counts")
@@ -60,8 +61,8 @@ func main() {
 	flag.StringVar(&s.bin, "bin", "bin", "folder of the programs of the development cluster")
 	flag.StringVar(&s.json, "json", "bin/bench-api.json", "file that the figures are written to")
 	flag.Parse()
-	if s.workers < 1 || s.turns < 1 || s.lists < 1 || s.samples < 1 || s.objects < s.turns || s.gogc < 1 || flag.NArg() > 0 {
-		fmt.Fprintln(os.Stderr, "bench-api: want --objects of at least --turns, all other numbers of at least 1, and nothing but flags")
+	if s.workers < 1 || s.turns < 1 || s.lists < 1 || s.samples < 1 || s.objects < s.turns || s.evacuations < s.turns || s.gogc < 1 || flag.NArg() > 0 {
+		fmt.Fprintln(os.Stderr, "bench-api: want --objects and --evacuations of at least --turns, all other numbers of at least 1, and nothing but flags")
 		os.Exit(2)
 	}
 	devcluster.Main("bench-api", func(ctx context.Context) error { return run(ctx, s, os.Stdout) })
@@ -84,11 +85,12 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	ours := &target{client.Resource(v1alpha1.SchemeGroupVersion.WithResource(plural)), v1alpha1.SchemeGroupVersion.String()}
-	theirs := &target{apiVersion: crdGroup + "/" + v1alpha1.SchemeGroupVersion.Version}
-	if theirs.client, err = makeCRD(ctx, client); err != nil {
+	served, err := makeCRD(ctx, client, nodeMaintenances)
+	if err != nil {
 		return err
 	}
+	ours := newTarget(client.Resource(v1alpha1.SchemeGroupVersion.WithResource(nodeMaintenances.plural)), v1alpha1.GroupName, nodeMaintenances)
+	theirs := newTarget(served, crdGroup, nodeMaintenances)
 	spec, err := completeSpec(ctx, ours)
 	if err != nil {
 		return err
@@ -97,10 +99,16 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
+	written, err := compareStatus(ctx, s, config, cluster.Dir)
+	if err != nil {
+		return err
+	}
+	// Beside the other writes.
+	figures = slices.Insert(figures, 2, written)
 	if err := printFigures(out, figures); err != nil {
 		return err
 	}
-	content, err := json.MarshalIndent(map[string]any{"objects": s.objects, "workers": s.workers, "figures": figures}, "", "  ")
+	content, err := json.MarshalIndent(map[string]any{"objects": s.objects, "evacuations": s.evacuations, "workers": s.workers, "figures": figures}, "", "  ")
 	if err != nil {
 		return err
 	}
@@ -109,7 +117,7 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 
 // completeSpec returns the spec of a maintenance of no node as our server completes it, so that both store the same.
 func completeSpec(ctx context.Context, ours *target) (map[string]any, error) {
-	completed, err := ours.client.Create(ctx, ours.object(0, map[string]any{
+	completed, err := ours.client.Create(ctx, ours.object(objectName(0), map[string]any{
 		"reason": "new kernel",
 		"nodeSelector": map[string]any{"nodeSelectorTerms": []any{map[string]any{
 			"matchExpressions": []any{map[string]any{"key": "bench.haulout.dev/none", "operator": "In", "values": []any{"true"}}},
@@ -149,15 +157,8 @@ func compare(ctx context.Context, s settings, targets [2]*target, spec map[strin
 		{&created, func(t *target, from, to int) (time.Duration, error) { return t.create(ctx, from, to, s.workers, spec) }},
 		{&updated, func(t *target, from, to int) (time.Duration, error) { return t.update(ctx, from, to, s.workers) }},
 	} {
-		for turn := range s.turns {
-			from, to := s.objects*turn/s.turns, s.objects*(turn+1)/s.turns
-			for _, i := range inTurn(turn) {
-				took, err := phase.do(targets[i], from, to)
-				if err != nil {
-					return nil, err
-				}
-				phase.sums[i] += took
-			}
+		if err := byTurns(s, s.objects, phase.sums, func(who, from, to int) (time.Duration, error) { return phase.do(targets[who], from, to) }); err != nil {
+			return nil, err
 		}
 	}
 	var lists, latencies [2][]time.Duration
@@ -182,6 +183,21 @@ func compare(ctx context.Context, s settings, targets [2]*target, spec map[strin
 		newFigure(fmt.Sprintf("list of %d", s.objects), [2]time.Duration{middle(lists[0]), middle(lists[1])}, 1),
 		newFigure("from write to watch event", [2]time.Duration{middle(latencies[0]), middle(latencies[1])}, 1),
 	}, nil
+}
+
+// byTurns lets each of the two do a part of the work, then the next part the other way round, until all of it is done. It adds up how long that took.
+func byTurns(s settings, count int, sums *[2]time.Duration, do func(who, from, to int) (time.Duration, error)) error {
+	for turn := range s.turns {
+		from, to := count*turn/s.turns, count*(turn+1)/s.turns
+		for _, who := range inTurn(turn) {
+			took, err := do(who, from, to)
+			if err != nil {
+				return err
+			}
+			sums[who] += took
+		}
+	}
+	return nil
 }
 
 // inTurn is who begins in a turn, and who comes second.

@@ -29,27 +29,35 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/util/retry"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // target is one of the two that are compared.
 type target struct {
-	client     dynamic.ResourceInterface
-	apiVersion string
+	client           dynamic.ResourceInterface
+	apiVersion, kind string
+}
+
+func newTarget(client dynamic.ResourceInterface, group string, of resource) *target {
+	return &target{client: client, apiVersion: group + "/" + v1alpha1.SchemeGroupVersion.Version, kind: of.kind}
 }
 
 func objectName(i int) string { return fmt.Sprintf("bench-%05d", i) }
 
-// object returns the object with a number.
-func (t *target) object(i int, spec map[string]any) *unstructured.Unstructured {
-	return &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": t.apiVersion, "kind": kind, "metadata": map[string]any{"name": objectName(i)}, "spec": spec,
+// object returns an object of the target's kind.
+func (t *target) object(name string, spec map[string]any, finalizers ...string) *unstructured.Unstructured {
+	object := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": t.apiVersion, "kind": t.kind, "metadata": map[string]any{"name": name}, "spec": spec,
 	}}
+	object.SetFinalizers(finalizers)
+	return object
 }
 
 // create makes the objects from one number up to another.
 func (t *target) create(ctx context.Context, from, to, workers int, spec map[string]any) (time.Duration, error) {
 	return timed(ctx, from, to, workers, func(ctx context.Context, i int) error {
-		_, err := t.client.Create(ctx, t.object(i, spec), metav1.CreateOptions{})
+		_, err := t.client.Create(ctx, t.object(objectName(i), spec), metav1.CreateOptions{})
 		return err
 	})
 }
