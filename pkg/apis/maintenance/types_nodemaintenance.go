@@ -184,6 +184,10 @@ type NodeMaintenanceNodeStatus struct {
 	// podsLeft (added) counts the pods that are left running on purpose: DaemonSet pods that would come straight back and static pods
 	// of a node that has no agent.
 	PodsLeft int32
+
+	// podsPeak (added) is the most pods that were pending and evacuating on the node at one time since the drain began. What is missing
+	// of it now has left, also when the Evacuations that tell of it are gone. 0 before the drain.
+	PodsPeak int32
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

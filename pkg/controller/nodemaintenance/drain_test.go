@@ -142,7 +142,7 @@ func TestDrainInWaves(t *testing.T) {
 	f.step("m")
 	want := maintenancev1alpha1.NodeMaintenanceNodeStatus{
 		NodeRef:      maintenancev1alpha1.NodeReference{Name: "one", UID: "uid-one"},
-		DrainTargets: []maintenancev1alpha1.DrainPlanEntry{upTo(1000)}, DrainMessage: "Waiting for node two.", PodsPendingEvacuation: 1,
+		DrainTargets: []maintenancev1alpha1.DrainPlanEntry{upTo(1000)}, DrainMessage: "Waiting for node two.", PodsPendingEvacuation: 1, PodsPeak: 2,
 	}
 	if got := f.nodeStatus("m", "one"); !reflect.DeepEqual(got, want) {
 		t.Errorf("status of node one = %+v, want %+v", got, want)
@@ -379,6 +379,30 @@ func TestCountersArePaced(t *testing.T) {
 	if got := f.nodeStatus("m", "one").PodsEvacuating; got != 2 {
 		t.Errorf("podsEvacuating = %d, want 2", got)
 	}
+}
+
+func TestThePeakOfANodeNeverFalls(t *testing.T) {
+	f := newFixture(t, newNode("one"), newMaintenance("m", atStage(maintenancev1alpha1.NodeMaintenanceStageCordon)), newPod("p", "one", 0), newPod("q", "one", 0), newPod("r", "one", 0))
+	want := func(peak int32) {
+		t.Helper()
+		f.wait(statusPace)
+		f.step("m")
+		if got := f.nodeStatus("m", "one").PodsPeak; got != peak {
+			t.Errorf("podsPeak = %d, want %d", got, peak)
+		}
+	}
+	want(0)
+	f.deletePod("r")
+	f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
+	want(2)
+	f.deletePod("p")
+	want(2)
+	f.create(newPod("s", "one", 0))
+	f.create(newPod("t", "one", 0))
+	want(3)
+	f.deletePod("q")
+	f.deletePod("s")
+	want(3)
 }
 
 func TestStatusThatIsTooLargeGoesWithoutMessages(t *testing.T) {

@@ -125,7 +125,7 @@ func (c *Controller) due(g *gathered, l *look) []livePod {
 func (c *Controller) behind(g *gathered, node *corev1.Node, targets drainplan.Targets) []*member {
 	var late []*member
 	for _, name := range c.selection.maintenancesOn(node.Name) {
-		if m := g.drainingOn(name, node); m != nil && !sameEntries(c.stored.targets(m.NodeMaintenance)[refOf(node)], targets.Entries) {
+		if m := g.drainingOn(name, node); m != nil && !sameEntries(c.stored.nodes(m.NodeMaintenance)[refOf(node)].targets, targets.Entries) {
 			late = append(late, m)
 		}
 	}
@@ -356,7 +356,7 @@ func (c *Controller) wanted(e *maintenancev1alpha1.Evacuation, nodeName string, 
 		if err != nil || nm.UID == except || !isDraining(nm) {
 			continue
 		}
-		entries := c.stored.targets(nm)[refOf(node)]
+		entries := c.stored.nodes(nm)[refOf(node)].targets
 		// Of a pod that is gone nobody can say more than that its node is drained.
 		if len(entries) > 0 && pod == nil {
 			return true

@@ -160,13 +160,13 @@ func (c *Controller) world(g *gathered) drainplan.World {
 			Name: m.Name, Created: m.CreationTimestamp.Time, Plan: m.Spec.DrainPlan,
 			Nodes: make([]string, 0, len(m.nodes)), Before: make(map[string][]maintenancev1alpha1.DrainPlanEntry, len(m.nodes)),
 		}
-		before := c.stored.targets(m.NodeMaintenance)
+		before := c.stored.nodes(m.NodeMaintenance)
 		for _, node := range m.nodes {
 			pm.Nodes = append(pm.Nodes, node.Name)
 			if !node.Spec.Unschedulable {
 				pm.Uncordoned = append(pm.Uncordoned, node.Name)
 			}
-			if targets, ok := before[refOf(node)]; ok {
+			if targets := before[refOf(node)].targets; len(targets) > 0 {
 				pm.Before[node.Name] = targets
 			}
 			if !added[node.Name] {

@@ -99,7 +99,8 @@ func (m *memory) end() {
 	m.counts, m.next = m.next, nil
 }
 
-// storedTargets finds the targets in the status of a maintenance by node, and remembers them as long as the maintenance is the same object.
+// storedTargets finds what the status of a maintenance says of its nodes and what must never be less: their targets and their peaks. It remembers
+// them as long as the maintenance is the same object.
 type storedTargets struct {
 	mu     sync.Mutex
 	byName map[string]targetsOf
@@ -107,26 +108,32 @@ type storedTargets struct {
 
 type targetsOf struct {
 	of     *maintenancev1alpha1.NodeMaintenance
-	byNode map[maintenancev1alpha1.NodeReference][]maintenancev1alpha1.DrainPlanEntry
+	byNode map[maintenancev1alpha1.NodeReference]storedNode
+}
+
+// storedNode is what the status says of a node.
+type storedNode struct {
+	targets []maintenancev1alpha1.DrainPlanEntry
+	peak    int32
 }
 
 func newStoredTargets() *storedTargets {
 	return &storedTargets{byName: map[string]targetsOf{}}
 }
 
-// targets returns what the status of a maintenance says, by name and UID: a node that was created again starts anew. The answer must not be
+// nodes returns what the status of a maintenance says, by name and UID: a node that was created again starts anew. The answer must not be
 // changed.
-func (s *storedTargets) targets(nm *maintenancev1alpha1.NodeMaintenance) map[maintenancev1alpha1.NodeReference][]maintenancev1alpha1.DrainPlanEntry {
+func (s *storedTargets) nodes(nm *maintenancev1alpha1.NodeMaintenance) map[maintenancev1alpha1.NodeReference]storedNode {
 	s.mu.Lock()
 	known := s.byName[nm.Name]
 	s.mu.Unlock()
 	if known.of == nm {
 		return known.byNode
 	}
-	byNode := make(map[maintenancev1alpha1.NodeReference][]maintenancev1alpha1.DrainPlanEntry, len(nm.Status.NodeStatuses))
+	byNode := make(map[maintenancev1alpha1.NodeReference]storedNode, len(nm.Status.NodeStatuses))
 	for i := range nm.Status.NodeStatuses {
-		if entry := &nm.Status.NodeStatuses[i]; len(entry.DrainTargets) > 0 {
-			byNode[entry.NodeRef] = entry.DrainTargets
+		if entry := &nm.Status.NodeStatuses[i]; len(entry.DrainTargets) > 0 || entry.PodsPeak > 0 {
+			byNode[entry.NodeRef] = storedNode{targets: entry.DrainTargets, peak: entry.PodsPeak}
 		}
 	}
 	s.mu.Lock()
@@ -158,7 +165,8 @@ func sameEntries(a, b []maintenancev1alpha1.DrainPlanEntry) bool {
 // sameNodeStatus says whether two states of a node say the same. A field that is added to the type has to be added here; a test sees to it.
 func sameNodeStatus(a, b *maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {
 	return a.NodeRef == b.NodeRef && a.DrainMessage == b.DrainMessage && a.PodsPendingEvacuation == b.PodsPendingEvacuation &&
-		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsLeft == b.PodsLeft && sameEntries(a.DrainTargets, b.DrainTargets)
+		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsLeft == b.PodsLeft && a.PodsPeak == b.PodsPeak &&
+		sameEntries(a.DrainTargets, b.DrainTargets)
 }
 
 // sameStatus says whether two statuses say the same.

@@ -74,7 +74,7 @@ func (c *Controller) look(g *gathered) (*look, error) {
 		NodeStatuses:       make([]maintenancev1alpha1.NodeMaintenanceNodeStatus, 0, len(g.subject.nodes)+len(g.subject.refused)),
 	}
 	l.counts = make([]*nodeCount, 0, len(g.subject.nodes))
-	stored := c.stored.targets(nm)
+	stored := c.stored.nodes(nm)
 	left := newRemainder()
 	messages := l.plan.Messages[nm.Name]
 	g.memory.begin(len(g.subject.nodes))
@@ -85,11 +85,12 @@ func (c *Controller) look(g *gathered) (*look, error) {
 			targets = l.plan.Targets[node.Name]
 			entry.DrainTargets = targets.Entries
 		} else {
-			entry.DrainTargets = stored[entry.NodeRef]
+			entry.DrainTargets = stored[entry.NodeRef].targets
 		}
 		view := g.views[node.Name]
 		n := g.memory.count(node.Name, view, targets, func() *nodeCount { return c.count(view, covered, targets) })
 		n.fill(&entry)
+		entry.PodsPeak = peakOf(nm, &entry, stored[entry.NodeRef].peak)
 		if isDraining(nm) {
 			entry.DrainMessage = n.messageOf(messages[node.Name])
 		}
@@ -100,15 +101,25 @@ func (c *Controller) look(g *gathered) (*look, error) {
 	g.memory.end()
 	for _, node := range g.subject.refused {
 		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainMessage: drainplan.NotAuthorizedMessage(g.subject.username())}
-		entry.DrainTargets = stored[entry.NodeRef]
+		entry.DrainTargets = stored[entry.NodeRef].targets
 		// Its counters are shown, but what is left there is not waited for.
 		c.count(g.views[node.Name], covered, drainplan.Targets{}).fill(&entry)
+		entry.PodsPeak = peakOf(nm, &entry, stored[entry.NodeRef].peak)
 		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
 	}
 	if len(g.subject.refused) > 0 {
 		sortNodes(l.status.NodeStatuses)
 	}
 	return l, c.conclude(g, l, left)
+}
+
+// peakOf is the most pods that had to leave a node at one time. It can be told again after a restart, since it never falls while the node is held;
+// how many have left could not, since nothing is left of them.
+func peakOf(nm *maintenancev1alpha1.NodeMaintenance, entry *maintenancev1alpha1.NodeMaintenanceNodeStatus, before int32) int32 {
+	if !isDraining(nm) {
+		return before
+	}
+	return max(before, entry.PodsPendingEvacuation+entry.PodsEvacuating)
 }
 
 // conclude sets the condition Drained, and counts what the gauges show.

@@ -87,7 +87,7 @@ func decideUntaint(node *corev1.Node, holders owners, isLeaving func(name string
 
 // asksDaemonSets says whether the stored targets of a maintenance that drains a node include DaemonSet pods.
 func (c *Controller) asksDaemonSets(nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node) bool {
-	return isDraining(nm) && slices.ContainsFunc(c.stored.targets(nm)[refOf(node)], func(e maintenancev1alpha1.DrainPlanEntry) bool {
+	return isDraining(nm) && slices.ContainsFunc(c.stored.nodes(nm)[refOf(node)].targets, func(e maintenancev1alpha1.DrainPlanEntry) bool {
 		return e.PodType == maintenancev1alpha1.PodTypeDaemonSet
 	})
 }

@@ -869,6 +869,13 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 							Format:      "int32",
 						},
 					},
+					"podsPeak": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podsPeak (added) is the most pods that were pending and evacuating on the node at one time since the drain began. What is missing of it now has left, also when the Evacuations that tell of it are gone. 0 before the drain.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 				},
 				Required: []string{"nodeRef"},
 			},

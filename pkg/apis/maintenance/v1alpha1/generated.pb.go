@@ -530,6 +530,9 @@ func (m *NodeMaintenanceNodeStatus) MarshalToSizedBuffer(dAtA []byte) (int, erro
 	_ = i
 	var l int
 	_ = l
+	i = encodeVarintGenerated(dAtA, i, uint64(m.PodsPeak))
+	i--
+	dAtA[i] = 0x40
 	i = encodeVarintGenerated(dAtA, i, uint64(m.PodsLeft))
 	i--
 	dAtA[i] = 0x38
@@ -1685,6 +1688,7 @@ func (m *NodeMaintenanceNodeStatus) Size() (n int) {
 	n += 1 + sovGenerated(uint64(m.PodsEvacuating))
 	n += 1 + sovGenerated(uint64(m.PodsBlocked))
 	n += 1 + sovGenerated(uint64(m.PodsLeft))
+	n += 1 + sovGenerated(uint64(m.PodsPeak))
 	return n
 }
 
@@ -2195,6 +2199,7 @@ func (this *NodeMaintenanceNodeStatus) String() string {
 		`PodsEvacuating:` + fmt.Sprintf("%v", this.PodsEvacuating) + `,`,
 		`PodsBlocked:` + fmt.Sprintf("%v", this.PodsBlocked) + `,`,
 		`PodsLeft:` + fmt.Sprintf("%v", this.PodsLeft) + `,`,
+		`PodsPeak:` + fmt.Sprintf("%v", this.PodsPeak) + `,`,
 		`}`,
 	}, "")
 	return s
@@ -3982,6 +3987,25 @@ func (m *NodeMaintenanceNodeStatus) Unmarshal(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.PodsLeft |= int32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 8:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field PodsPeak", wireType)
+			}
+			m.PodsPeak = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowGenerated
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.PodsPeak |= int32(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}

@@ -272,6 +272,13 @@ type NodeMaintenanceNodeStatus struct {
 	// +k8s:optional
 	// +k8s:minimum=0
 	PodsLeft int32 `json:"podsLeft,omitempty" protobuf:"varint,7,opt,name=podsLeft"`
+
+	// podsPeak (added) is the most pods that were pending and evacuating on the node at one time since the drain began. What is missing
+	// of it now has left, also when the Evacuations that tell of it are gone. 0 before the drain.
+	// +optional
+	// +k8s:optional
+	// +k8s:minimum=0
+	PodsPeak int32 `json:"podsPeak,omitempty" protobuf:"varint,8,opt,name=podsPeak"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

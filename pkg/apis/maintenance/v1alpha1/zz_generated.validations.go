@@ -932,6 +932,37 @@ func Validate_NodeMaintenanceNodeStatus(
 		errs = append(errs, fn(fldPath.Child("podsLeft"), &obj.PodsLeft, oldVal, oldObj != nil)...)
 	}
 
+	{ // field NodeMaintenanceNodeStatus.PodsPeak
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *int32,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalValue(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			if e := validate.Minimum(ctx, op, fldPath, obj, oldObj, 0); len(e) != 0 {
+				errs = append(errs, e...)
+			}
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenanceNodeStatus) *int32 {
+				return &oldObj.PodsPeak
+			})
+		errs = append(errs, fn(fldPath.Child("podsPeak"), &obj.PodsPeak, oldVal, oldObj != nil)...)
+	}
+
 	return errs
 }
 

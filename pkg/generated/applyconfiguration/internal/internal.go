@@ -192,6 +192,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: podsLeft
       type:
         scalar: numeric
+    - name: podsPeak
+      type:
+        scalar: numeric
     - name: podsPendingEvacuation
       type:
         scalar: numeric

@@ -40,6 +40,9 @@ type NodeMaintenanceNodeStatusApplyConfiguration struct {
 	// podsLeft (added) counts the pods that are left running on purpose: DaemonSet pods that would come straight back and static pods
 	// of a node that has no agent.
 	PodsLeft *int32 `json:"podsLeft,omitempty"`
+	// podsPeak (added) is the most pods that were pending and evacuating on the node at one time since the drain began. What is missing
+	// of it now has left, also when the Evacuations that tell of it are gone. 0 before the drain.
+	PodsPeak *int32 `json:"podsPeak,omitempty"`
 }
 
 // NodeMaintenanceNodeStatusApplyConfiguration constructs a declarative configuration of the NodeMaintenanceNodeStatus type for use with
@@ -106,5 +109,13 @@ func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPodsBlocked(value int3
 // If called multiple times, the PodsLeft field is set to the value of the last call.
 func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPodsLeft(value int32) *NodeMaintenanceNodeStatusApplyConfiguration {
 	b.PodsLeft = &value
+	return b
+}
+
+// WithPodsPeak sets the PodsPeak field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the PodsPeak field is set to the value of the last call.
+func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPodsPeak(value int32) *NodeMaintenanceNodeStatusApplyConfiguration {
+	b.PodsPeak = &value
 	return b
 }
