@@ -169,8 +169,8 @@ func draining() *v1alpha1.NodeMaintenance {
 				{Name: v1alpha1.NodeMaintenanceStageDrain, StartTimestamp: new(before(90 * time.Second))},
 			},
 			NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{
-				{NodeRef: v1alpha1.NodeReference{Name: "node-003", UID: "n3"}, DrainTargets: targets, DrainMessage: "Evacuating", PodsPendingEvacuation: 2, PodsEvacuating: 4, PodsLeft: 1},
-				{NodeRef: v1alpha1.NodeReference{Name: "node-004", UID: "n4"}, DrainTargets: targets, DrainMessage: "Evacuating", PodsPendingEvacuation: 1, PodsEvacuating: 5, PodsBlocked: 3, PodsLeft: 1},
+				{NodeRef: v1alpha1.NodeReference{Name: "node-003", UID: "n3"}, DrainTargets: targets, DrainMessage: "Evacuating", PodsPendingEvacuation: 2, PodsEvacuating: 4, PodsLeft: 1, PodsPeak: 9},
+				{NodeRef: v1alpha1.NodeReference{Name: "node-004", UID: "n4"}, DrainTargets: targets, DrainMessage: "Evacuating", PodsPendingEvacuation: 1, PodsEvacuating: 5, PodsBlocked: 3, PodsLeft: 1, PodsPeak: 7},
 			},
 			Conditions: []metav1.Condition{{
 				Type: v1alpha1.ConditionDrained, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonDrainInProgress, LastTransitionTime: before(90 * time.Second),
@@ -178,6 +178,16 @@ func draining() *v1alpha1.NodeMaintenance {
 			}},
 		},
 	}
+}
+
+// long is a drain that began so long ago that the Evacuations of most of its pods are gone.
+func long() *v1alpha1.NodeMaintenance {
+	nm := draining()
+	for i := range nm.Status.StageStatuses {
+		nm.Status.StageStatuses[i].StartTimestamp = new(before(3 * time.Hour))
+	}
+	nm.Status.NodeStatuses[0].PodsPeak, nm.Status.NodeStatuses[1].PodsPeak = 30, 60
+	return nm
 }
 
 // cordon is a maintenance that keeps pods off a node.

@@ -123,6 +123,8 @@ var goldens = map[string]golden{
 	"status-without-rights":   {line: "status kernel-update", arrange: forbid("list", "evacuations")},
 	"status-no-preview":       {line: "status kernel-update", arrange: forbid("get", "nodemaintenances/preview")},
 	"status-blocked":          {line: "status kernel-update", objects: append([]runtime.Object{stuck()}, evacuations()...)},
+	"status-long":             {line: "status kernel-update", objects: append([]runtime.Object{long()}, evacuations()...)},
+	"status-long-table":       {line: "status", objects: append([]runtime.Object{long(), cordon()}, evacuations()...)},
 	"blockers":                {line: "blockers"},
 	"blockers-of-one":         {line: "blockers kernel-update"},
 	"blockers-wide":           {line: "blockers kernel-update -o wide"},

@@ -41,8 +41,8 @@ func (e *environment) newStatusCommand() *cobra.Command {
 
 Without NAME the maintenance that is not complete is shown, or all in a table if there are several or none.
 
-Pods that have left are counted from their Evacuations, which the server keeps for some minutes: a single look at a long
-drain shows the last of them, --watch all from then on.
+How many pods have left since the drain began is what is missing of the most that there were on each node. The pace is that
+of the last minute.
 
 With --watch the lines are redrawn in place on a terminal, without colors if NO_COLOR is set, until the maintenance is
 deleted, completed or you interrupt. Elsewhere a line is written when something has changed.`,

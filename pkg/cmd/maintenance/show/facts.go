@@ -110,15 +110,12 @@ func (f *Facts) WaveIsOver() bool {
 	return f.count().left() > 0 && !slices.ContainsFunc(f.current(), func(w Wave) bool { return w.Leaving && w.Left > 0 })
 }
 
-// Departures remembers which pods have left the nodes of a maintenance. The server forgets an Evacuation some minutes after its pod has gone, so
-// whoever looks once sees the last of them, and whoever watches sees all from then on.
+// Departures remembers which pods have left the nodes of a maintenance, and when. The server forgets an Evacuation some minutes after its pod has
+// gone, so whoever looks once sees the last of them, and whoever watches sees all from then on. How many have left before, the peaks of the nodes
+// tell.
 type Departures struct {
-	byPod map[types.UID]departure
-}
-
-type departure struct {
-	node string
-	at   time.Time
+	byPod  map[types.UID]time.Time
+	byNode map[string]int
 }
 
 // See adds the departures that Evacuations tell of: those on nodes of the maintenance, since it drains.
@@ -128,7 +125,7 @@ func (d *Departures) See(nm *v1alpha1.NodeMaintenance, evacuations []v1alpha1.Ev
 		return
 	}
 	if d.byPod == nil {
-		d.byPod = map[types.UID]departure{}
+		d.byPod, d.byNode = map[types.UID]time.Time{}, map[string]int{}
 	}
 	nodes := Nodes(nm)
 	for i := range evacuations {
@@ -137,21 +134,22 @@ func (d *Departures) See(nm *v1alpha1.NodeMaintenance, evacuations []v1alpha1.Ev
 		if complete == nil || !meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete) || complete.Reason == v1alpha1.ReasonCancelled {
 			continue
 		}
-		if nodes.Has(e.Spec.NodeName) && !complete.LastTransitionTime.Time.Before(start) {
-			d.byPod[e.Spec.PodRef.UID] = departure{node: e.Spec.NodeName, at: complete.LastTransitionTime.Time}
+		if !nodes.Has(e.Spec.NodeName) || complete.LastTransitionTime.Time.Before(start) {
+			continue
+		}
+		if _, known := d.byPod[e.Spec.PodRef.UID]; !known {
+			d.byPod[e.Spec.PodRef.UID] = complete.LastTransitionTime.Time
+			d.byNode[e.Spec.NodeName]++
 		}
 	}
 }
 
-// from returns how many pods have left a node.
+// from returns how many pods were seen leaving a node.
 func (d *Departures) from(node string) int {
-	count := 0
-	for _, one := range d.all() {
-		if one.node == node {
-			count++
-		}
+	if d == nil {
+		return 0
 	}
-	return count
+	return d.byNode[node]
 }
 
 // evacuating returns how many pods of a node are asked to leave and have not. What is seen of the Evacuations is newer than the counter, which
@@ -171,18 +169,34 @@ func (f *Facts) evacuating(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 	return min(int(n.PodsEvacuating), f.living[n.NodeRef.Name])
 }
 
+// left is how many pods have yet to leave a node.
+func (f *Facts) left(n *v1alpha1.NodeMaintenanceNodeStatus) int {
+	return int(n.PodsPendingEvacuation) + f.evacuating(n)
+}
+
+// gone is how many pods have left a node: those that are missing of the most that there were, or those that were seen leaving if these are more,
+// since others came meanwhile.
+func (f *Facts) gone(n *v1alpha1.NodeMaintenanceNodeStatus) int {
+	return max(f.Departures.from(n.NodeRef.Name), int(n.PodsPeak)-f.left(n), 0)
+}
+
+// knowsGone says whether anything is known of the pods that have left.
+func (f *Facts) knowsGone() bool {
+	return f.Departures != nil || slices.ContainsFunc(f.Maintenance.Status.NodeStatuses, func(n v1alpha1.NodeMaintenanceNodeStatus) bool { return n.PodsPeak > 0 })
+}
+
 // since returns how many pods have left since a time.
 func (d *Departures) since(start time.Time) int {
 	count := 0
-	for _, one := range d.all() {
-		if !one.at.Before(start) {
+	for _, at := range d.all() {
+		if !at.Before(start) {
 			count++
 		}
 	}
 	return count
 }
 
-func (d *Departures) all() map[types.UID]departure {
+func (d *Departures) all() map[types.UID]time.Time {
 	if d == nil {
 		return nil
 	}
@@ -228,6 +242,8 @@ func (f *Facts) count() count {
 	c := count{nodes: len(f.Maintenance.Status.NodeStatuses), gone: len(f.Departures.all())}
 	for i := range f.Maintenance.Status.NodeStatuses {
 		n := &f.Maintenance.Status.NodeStatuses[i]
+		// Departures are counted already, also those from nodes that were released meanwhile.
+		c.gone += f.gone(n) - f.Departures.from(n.NodeRef.Name)
 		c.pending += int(n.PodsPendingEvacuation)
 		c.evacuating += f.evacuating(n)
 		c.blocked += int(n.PodsBlocked)

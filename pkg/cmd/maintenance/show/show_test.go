@@ -85,6 +85,39 @@ func TestDeparturesOfBefore(t *testing.T) {
 	}
 }
 
+// TestGone tells how many pods have left, whoever saw them.
+func TestGone(t *testing.T) {
+	seen := func(pods int) *Departures {
+		return &Departures{byNode: map[string]int{"a": pods}}
+	}
+	for name, test := range map[string]struct {
+		node       v1alpha1.NodeMaintenanceNodeStatus
+		departures *Departures
+		want       int
+		known      bool
+	}{
+		"all were seen":                               {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsPeak: 10}, seen(7), 7, true},
+		"the Evacuations of most are gone":            {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsPeak: 10}, seen(2), 7, true},
+		"nobody may see Evacuations":                  {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsEvacuating: 1, PodsPeak: 10}, nil, 6, true},
+		"others came meanwhile":                       {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 9, PodsPeak: 10}, seen(7), 7, true},
+		"a server that keeps no peak, and no rights":  {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3}, nil, 0, false},
+		"a server that keeps no peak":                 {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3}, seen(2), 2, true},
+		"the drain has begun":                         {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 10, PodsPeak: 10}, seen(0), 0, true},
+		"the counters have not been written for long": {v1alpha1.NodeMaintenanceNodeStatus{PodsEvacuating: 4, PodsPeak: 10}, seen(0), 10, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.node.NodeRef.Name = "a"
+			f := Facts{
+				Maintenance: &v1alpha1.NodeMaintenance{Status: v1alpha1.NodeMaintenanceStatus{NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{test.node}}},
+				Departures:  test.departures,
+			}
+			if got := f.gone(&test.node); got != test.want || f.knowsGone() != test.known {
+				t.Errorf("%d have left (known: %v), want %d (%v)", got, f.knowsGone(), test.want, test.known)
+			}
+		})
+	}
+}
+
 // TestEveryReasonHasAMove makes sure that whoever adds a reason says whose move it is.
 func TestEveryReasonHasAMove(t *testing.T) {
 	for _, reason := range []string{

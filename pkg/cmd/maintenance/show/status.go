@@ -152,7 +152,7 @@ func waveLine(w Wave) screen.Line {
 
 // progress is a bar, or how many pods are left if nobody knows how many have gone.
 func (f *Facts) progress(gone, left int, what string) string {
-	if f.Departures == nil {
+	if !f.knowsGone() {
 		return plural(left, "pod") + " left"
 	}
 	return fmt.Sprintf("%s %d of %d%s", screen.Bar(gone, gone+left, barColumns), gone, gone+left, what)
@@ -231,9 +231,8 @@ func (f *Facts) nodeLines(o Options) []screen.Line {
 		n := &nodes[i]
 		row, style := []string{n.NodeRef.Name}, screen.Plain
 		if draining {
-			gone, evacuating := f.Departures.from(n.NodeRef.Name), f.evacuating(n)
-			row = append(row, f.progress(gone, int(n.PodsPendingEvacuation)+evacuating, ""),
-				fmt.Sprint(n.PodsPendingEvacuation), fmt.Sprint(evacuating), fmt.Sprint(n.PodsBlocked), fmt.Sprint(n.PodsLeft), n.DrainMessage)
+			row = append(row, f.progress(f.gone(n), f.left(n), ""),
+				fmt.Sprint(n.PodsPendingEvacuation), fmt.Sprint(f.evacuating(n)), fmt.Sprint(n.PodsBlocked), fmt.Sprint(n.PodsLeft), n.DrainMessage)
 			style = []screen.Style{screen.Warning, screen.Plain, screen.Good}[rank(n)]
 		}
 		rows, styles = append(rows, row), append(styles, style)
@@ -248,7 +247,7 @@ func Summary(f Facts) string {
 		return fmt.Sprintf("%s: %s, %s", nm.Name, Stage(nm), plural(c.nodes, "node"))
 	}
 	text := fmt.Sprintf("%s: %d of %s drained", nm.Name, c.drained, plural(c.nodes, "node"))
-	if f.Departures != nil {
+	if f.knowsGone() {
 		text += fmt.Sprintf(", %d of %s gone", c.gone, plural(c.gone+c.left(), "pod"))
 	}
 	if c.evacuating+c.pending > 0 {
