@@ -40,7 +40,7 @@ var columns = []metav1.TableColumnDefinition{
 	{Name: "Evictions", Type: "integer", Description: "Calls of the eviction API that a budget refused."},
 	{Name: "Blocked", Type: "string", Description: "Reason why the pod cannot leave at the moment."},
 	{Name: "Age", Type: "string", Description: "Time since the evacuation was requested."},
-	{Name: "Message", Type: "string", Priority: 1, Description: "What happens, in words."},
+	{Name: "Message", Type: "string", Priority: 1, Description: "What is in the way or, if nothing is, what happens, in words."},
 	{Name: "Expected", Type: "string", Priority: 1, Description: "Time in which the active evacuator expects the pod to be gone."},
 	{Name: "Name", Type: "string", Format: "name", Priority: 1, Description: "Name of the evacuation."},
 }
@@ -81,9 +81,10 @@ func (c *tableConvertor) ConvertToTable(_ context.Context, object, tableOptions 
 
 func (c *tableConvertor) row(evacuation *maintenance.Evacuation) metav1.TableRow {
 	status := evacuation.Status
-	blockedReason := ""
+	blockedReason, message := "", status.Message
 	if condition := apimeta.FindStatusCondition(status.Conditions, maintenance.ConditionBlocked); condition != nil && condition.Status == metav1.ConditionTrue {
-		blockedReason = condition.Reason
+		// What is in the way matters more than whose turn it is, and says what to do.
+		blockedReason, message = condition.Reason, condition.Message
 	}
 	return metav1.TableRow{
 		Cells: []any{
@@ -94,7 +95,7 @@ func (c *tableConvertor) row(evacuation *maintenance.Evacuation) metav1.TableRow
 			int64(status.FailedEvictionCounter),
 			orNone(blockedReason),
 			c.since(&evacuation.CreationTimestamp, unknown),
-			orNone(status.Message),
+			orNone(message),
 			c.until(status.ExpectedEvacuationFinishTime),
 			evacuation.Name,
 		},

@@ -42,7 +42,8 @@ func TestTable(t *testing.T) {
 			[]any{"web-1", "<none>", "<none>", "<none>", int64(0), "<none>", "<unknown>", "<none>", "<none>", name},
 		},
 		"one that is blocked": {
-			[]mod{created, active(eviction), counter(12), message("the budget web allows no disruption"), condition("Blocked", "PodDisruptionBudget"), func(e *maintenance.Evacuation) {
+			[]mod{created, active(eviction), counter(12), message("the pod is up for eviction"), condition("Blocked", "PodDisruptionBudget"), func(e *maintenance.Evacuation) {
+				e.Status.Conditions[0].Message = "the budget web allows no disruption"
 				e.Status.EvacuationProgressTimestamp = ptr.To(before(45 * time.Second))
 			}},
 			[]any{"web-1", "node-7", eviction, "45s", int64(12), "PodDisruptionBudget", "90m", "the budget web allows no disruption", "<none>", name},
