@@ -237,7 +237,7 @@ func (d *decision) start(s situation) {
 	for _, p := range leaving {
 		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(r) + "."})
 	}
-	d.event(corev1.EventTypeNormal, EventSurgeStarted, actionSurge, "%s is raised from %d to %d, so that %d pods are replaced before they leave",
+	d.event(corev1.EventTypeNormal, EventSurgeStarted, actionSurge, "%s is raised from %d to %d, so that pods are replaced before they leave: %d",
 		s.target.field(), r.From, r.To, len(leaving))
 }
 
