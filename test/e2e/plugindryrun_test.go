@@ -1,0 +1,149 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package e2e
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+// touched is what a maintenance would change.
+type touched struct {
+	// Nodes are the marks of the nodes, Maintenances what was asked for, Pods those that run, by name.
+	Nodes        map[string]nodeMarks
+	Maintenances map[string]maintenanceOrder
+	Pods         map[string]bool
+	Evacuations  int
+}
+
+type nodeMarks struct {
+	Unschedulable bool
+	Taints        []corev1.Taint
+	Annotations   map[string]string
+}
+
+type maintenanceOrder struct {
+	Generation int64
+	Spec       v1alpha1.NodeMaintenanceSpec
+	Finalizers []string
+	Deleted    bool
+}
+
+// look reads what maintenances of a user could have changed on nodes and in a namespace.
+func look(t *testing.T, user, namespace string, nodes []string) touched {
+	t.Helper()
+	clients := cluster.As(t)
+	found := touched{Nodes: map[string]nodeMarks{}, Maintenances: map[string]maintenanceOrder{}, Pods: map[string]bool{}}
+	for _, name := range nodes {
+		node, err := clients.Kube.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		found.Nodes[name] = nodeMarks{Unschedulable: node.Spec.Unschedulable, Taints: node.Spec.Taints, Annotations: node.Annotations}
+	}
+	for _, name := range ownedBy(t, user) {
+		nm, err := clients.Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		found.Maintenances[name] = maintenanceOrder{Generation: nm.Generation, Spec: nm.Spec, Finalizers: nm.Finalizers, Deleted: nm.DeletionTimestamp != nil}
+	}
+	pods, err := clients.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range pods.Items {
+		found.Pods[pods.Items[i].Name] = pods.Items[i].DeletionTimestamp == nil
+	}
+	evacuations, err := clients.Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found.Evacuations = len(evacuations.Items)
+	return found
+}
+
+// TestPluginDryRun asks the server what each command would do: it answers with its warnings and refusals, and nothing changes.
+func TestPluginDryRun(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 2, true)
+	namespace := cluster.NewNamespace(t)
+	cluster.PodOn(t, namespace, "bare", pool, nodes[0])
+	user := framework.Name("operator")
+	cluster.Grant(t, user,
+		rbacv1.PolicyRule{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"nodemaintenances"}, Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: []string{nodes[0]}, Verbs: []string{"delete"}},
+	)
+	s := newShell(t, user)
+	announced := framework.Name("announced")
+	start := s.start(t, "maintenance", "start", nodes[0], "--name="+announced, "--stage=Cordon", "--wait")
+	start.ends(t, 0)
+	// Conditions follow the cordon.
+	framework.Eventually(t, nodes[0]+" says that it is under maintenance", func(ctx context.Context) (bool, error) {
+		node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, nodes[0], metav1.GetOptions{})
+		return err == nil && node.Annotations[v1alpha1.AnnotationConditionsBy] != "", err
+	})
+
+	const warned, dry = "Warning: pods that have no controller and will not come back once evicted: 1", "(server dry run)"
+	before := look(t, user, namespace, nodes)
+	for name, test := range map[string]struct {
+		line string
+		code int
+		// shows is what the answer contains, hides what it does not.
+		shows, hides []string
+	}{
+		"start is warned of what would happen":         {"start " + nodes[0], 0, []string{warned, "created " + dry}, nil},
+		"start shows the object as it would be stored": {"start " + nodes[0] + " -o yaml", 0, []string{warned, "username: " + user, "podPriority: 2147483647", v1alpha1.FinalizerMaintenanceCompletion}, nil},
+		"start is refused as it would be in earnest":   {"start " + nodes[1], 1, []string{"forbidden", nodes[1]}, []string{dry}},
+		"drain does not wait":                          {"drain " + nodes[0] + " --force", 0, []string{"Note: --force", warned, "created " + dry}, []string{"PODS"}},
+		"stage is warned of what would happen":         {"stage " + announced + " Drain", 0, []string{warned, "moved on " + dry}, nil},
+		"stage does not wait":                          {"stage " + announced + " Drain --wait", 0, []string{"moved on " + dry}, []string{"PODS"}},
+		"a stage that was reached stays":               {"stage " + announced + " Cordon", 0, []string{"moved on " + dry}, nil},
+		"complete changes nothing":                     {"complete " + announced, 0, []string{"completed " + dry}, []string{"Warning"}},
+		"cancel changes nothing":                       {"cancel " + announced, 0, []string{"cancelled " + dry}, []string{"Warning"}},
+		"what does not exist cannot be cancelled":      {"cancel " + announced + "-not", 1, []string{"not found"}, []string{dry}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := s.start(t, append([]string{"maintenance"}, append(strings.Fields(test.line), "--dry-run=server")...)...)
+			p.ends(t, test.code)
+			for _, text := range test.shows {
+				if !strings.Contains(p.output(), text) {
+					t.Errorf("%q is missing in\n%s", text, p.output())
+				}
+			}
+			for _, text := range test.hides {
+				if strings.Contains(p.output(), text) {
+					t.Errorf("%q is in\n%s", text, p.output())
+				}
+			}
+			if diff := cmp.Diff(before, look(t, user, namespace, nodes)); diff != "" {
+				t.Errorf("something has changed (-before +after):\n%s", diff)
+			}
+		})
+	}
+	s.start(t, "maintenance", "cancel", announced).ends(t, 0)
+	unschedulable(t, false, nodes...)
+}
