@@ -31,6 +31,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -229,7 +230,8 @@ func (f *fixture) selectionKnows(nodes []*corev1.Node) bool {
 	for _, node := range nodes {
 		known := f.selection.nodes[node.Name]
 		if known == nil || known.UID != node.UID || known.Spec.Unschedulable != node.Spec.Unschedulable ||
-			!maps.Equal(known.Labels, node.Labels) || !maps.Equal(known.Annotations, node.Annotations) {
+			!maps.Equal(known.Labels, node.Labels) || !maps.Equal(known.Annotations, node.Annotations) ||
+			!equality.Semantic.DeepEqual(known.Spec.Taints, node.Spec.Taints) {
 			return false
 		}
 	}
