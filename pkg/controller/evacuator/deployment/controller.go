@@ -181,6 +181,7 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	if err != nil {
 		return err
 	}
+	c.known.haveLooked(key, s.now, len(s.pods))
 	d := decide(s)
 	if err := c.act(ctx, key, s, d); err != nil {
 		return err

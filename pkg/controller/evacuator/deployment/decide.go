@@ -37,8 +37,11 @@ const (
 	// than those that were to go.
 	maxResets = 2
 	maxMisses = 2
-	// sayEvery bounds how often the Evacuations are told what is going on. A surge that goes well is told of twice.
-	sayEvery = 5 * time.Second
+	// sayEvery bounds how often the Evacuations are told what is going on, sayEach how many of them a second, and sayInLineEvery how often those are
+	// for which there is no surge yet. A surge that goes well is told of twice.
+	sayEvery       = 5 * time.Second
+	sayEach        = 50 * time.Millisecond
+	sayInLineEvery = 15 * time.Second
 )
 
 // decision is what should be done, in the order of the fields.
@@ -233,7 +236,7 @@ func (d *decision) start(s situation) {
 		Evacuations: namesOf(leaving),
 	}
 	d.scale = &scaling{value: &r.To, record: r}
-	d.memory.reported, d.memory.saidAt = mark{}, s.now
+	d.memory.first = heard{at: s.now}
 	for _, p := range leaving {
 		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(r) + "."})
 	}
@@ -279,8 +282,7 @@ func (d *decision) hold(s situation) {
 	if d.widen(s, leaving, len(handed)) {
 		return
 	}
-	r := s.target.record
-	recorded := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return !r.has(p.evacuation.Name) })
+	recorded := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return !s.isRecorded(p) })
 	if !s.isRollingOut() {
 		spare := s.spare()
 		if len(handed) == 0 && len(recorded) > 0 && s.goesByScaleDown(recorded) {
@@ -288,8 +290,9 @@ func (d *decision) hold(s situation) {
 				return
 			}
 		} else {
-			recorded = d.handOver(s, recorded, spare)
-			leaving = slices.DeleteFunc(leaving, func(p *pod) bool { return r.has(p.evacuation.Name) && !slices.Contains(recorded, p) })
+			waiting := d.handOver(s, recorded, spare)
+			others := slices.DeleteFunc(leaving, s.isRecorded)
+			leaving = slices.Concat(waiting, others)
 		}
 	}
 	d.say(s, leaving, mark{score: s.score()}, s.progressMessage(), s.finish())
@@ -298,7 +301,7 @@ func (d *decision) hold(s situation) {
 // widen records pods that were asked to leave since the surge started, and scales further for them if the Deployment allows it.
 func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	r := s.target.record
-	newcomers := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return r.has(p.evacuation.Name) })
+	newcomers := slices.DeleteFunc(slices.Clone(leaving), s.isRecorded)
 	newcomers = newcomers[:min(len(newcomers), max(0, maxRecorded-len(r.Evacuations)))]
 	if len(newcomers) == 0 {
 		return false
@@ -312,7 +315,7 @@ func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	// Those whose pods have gone stay: they tell how many replacements have been used up.
 	wider.Evacuations = slices.Concat(r.Evacuations, namesOf(newcomers))
 	d.scale = &scaling{value: &wider.To, record: &wider}
-	d.memory.saidAt = s.now
+	d.memory.first.at = s.now
 	for _, p := range newcomers {
 		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(&wider) + "."})
 	}
@@ -424,37 +427,46 @@ func (d *decision) complete(p *pod, message string) {
 	d.reports = append(d.reports, report{evacuation: p.evacuation, completed: true, progress: true, message: message})
 }
 
-// say tells the Evacuations how far the surge is, at once if it is the first word and then not too often.
+// say tells the Evacuations how far the surge is, at once if it is the first word and then not too often. Those that another surge will be for are
+// told less often still: their number has no bound.
 func (d *decision) say(s situation, leaving []*pod, now mark, message string, expected *metav1.Time) {
-	progress := s.memory.known && now.isProgress(s.memory.reported)
-	held := s.now.Before(s.memory.saidAt.Add(sayEvery))
-	changed := false
-	for _, p := range leaving {
-		said := message
-		if !s.target.record.has(p.evacuation.Name) && s.target.record.isUp() {
-			said = fmt.Sprintf("Waits for the pods of Deployment %s that leave before: %s", s.deployment.Name, message)
-		}
-		if !progress && p.evacuation.Status.Message == said {
-			continue
-		}
-		if held && !isTurnMessage(p.evacuation) {
-			d.wakeAt(s.memory.saidAt.Add(sayEvery))
-			continue
-		}
-		changed = true
-		d.reports = append(d.reports, report{evacuation: p.evacuation, message: said, progress: progress, expected: expected})
-	}
-	if changed || !s.memory.known {
-		d.memory.reported = now
-	}
-	if changed {
-		d.memory.saidAt = s.now
+	isUp := s.target.record.isUp()
+	inLine := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return !isUp || s.isRecorded(p) })
+	first := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return isUp && !s.isRecorded(p) })
+	d.tell(s, first, &d.memory.first, now, message, expected, max(sayEvery, time.Duration(len(first))*sayEach))
+	if len(inLine) > 0 {
+		message = fmt.Sprintf("Waits for the pods of Deployment %s that leave before: %s", s.deployment.Name, message)
+		d.tell(s, inLine, &d.memory.inLine, now, message, expected, sayInLineEvery)
 	}
 	// What has lasted for a while is said, also if nothing happens then.
 	for _, p := range s.replacements() {
 		if at, ready := s.availableAt(p); ready && s.now.Before(at) {
 			d.wakeAt(at)
 		}
+	}
+}
+
+// tell tells some Evacuations the same, and notes what they have heard.
+func (d *decision) tell(s situation, leaving []*pod, heard *heard, now mark, message string, expected *metav1.Time, every time.Duration) {
+	progress := s.memory.known && now.isProgress(heard.mark)
+	held := s.now.Before(heard.at.Add(every))
+	changed := false
+	for _, p := range leaving {
+		if !progress && p.evacuation.Status.Message == message {
+			continue
+		}
+		if held && !isTurnMessage(p.evacuation) {
+			d.wakeAt(heard.at.Add(every))
+			continue
+		}
+		changed = true
+		d.reports = append(d.reports, report{evacuation: p.evacuation, message: message, progress: progress, expected: expected})
+	}
+	if changed || !s.memory.known {
+		heard.mark = now
+	}
+	if changed {
+		heard.at = s.now
 	}
 }
 

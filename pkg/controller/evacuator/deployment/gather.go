@@ -275,7 +275,7 @@ func (c *Controller) readWaiting(ctx context.Context, s *situation) error {
 	const enough = 3
 	read := 0
 	for _, p := range s.replacements() {
-		if _, ready := s.availableAt(p); ready || p.Spec.NodeName == "" || read >= enough || s.now.Before(s.memory.saidAt.Add(sayEvery)) {
+		if _, ready := s.availableAt(p); ready || p.Spec.NodeName == "" || read >= enough || s.now.Before(s.memory.first.at.Add(sayEvery)) {
 			continue
 		}
 		read++
@@ -382,7 +382,7 @@ func (c *Controller) syncEvacuation(ctx context.Context, key types.NamespacedNam
 		}
 		c.known.link(uid, o)
 	}
-	c.queue.Add(item{NamespacedName: o.NamespacedName})
+	c.lookAt(o.NamespacedName)
 	return nil
 }
 

@@ -18,6 +18,7 @@ package deployment
 
 import (
 	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
@@ -103,6 +104,18 @@ func (c *Controller) watch(h handled) error {
 	return nil
 }
 
+const (
+	// pausePerPod is how long a Deployment is left alone after each look at it, for each of its pods, and longestPause bounds that. A look costs as
+	// much as there are pods, and each of them brings a dozen events while it is replaced: without a pause the cost would grow with their square.
+	pausePerPod  = 250 * time.Microsecond
+	longestPause = 250 * time.Millisecond
+)
+
+// lookAt has a Deployment looked at: at once, unless that has just been done.
+func (c *Controller) lookAt(key types.NamespacedName) {
+	c.queue.AddAfter(item{NamespacedName: key}, c.known.nextLook(key).Sub(c.clock.Now()))
+}
+
 // changes returns a handler to which it is all one whether an object comes, changes or goes.
 func changes[T any](changed func(T)) cache.ResourceEventHandler {
 	tell := func(obj any) {
@@ -134,7 +147,7 @@ func (c *Controller) enqueueOwner(p *corev1.Pod) bool {
 	}
 	o, known := c.known.ownerOf(uid)
 	if known {
-		c.queue.Add(item{NamespacedName: o.NamespacedName})
+		c.lookAt(o.NamespacedName)
 	}
 	return known
 }
@@ -152,7 +165,7 @@ func (c *Controller) podChanged(p *corev1.Pod) {
 func (c *Controller) deploymentChanged(d *appsv1.Deployment) {
 	key := types.NamespacedName{Namespace: d.Namespace, Name: d.Name}
 	if _, recorded := d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord]; recorded || c.known.isTracked(key) {
-		c.queue.Add(item{NamespacedName: key})
+		c.lookAt(key)
 	}
 }
 
@@ -162,7 +175,7 @@ func (c *Controller) autoscalerChanged(a *autoscalingv2.HorizontalPodAutoscaler)
 		return
 	}
 	if _, recorded := a.Annotations[maintenancev1alpha1.AnnotationSurgeRecord]; recorded || c.known.isTracked(key) {
-		c.queue.Add(item{NamespacedName: key})
+		c.lookAt(key)
 	}
 }
 
@@ -178,7 +191,7 @@ func (c *Controller) budgetChanged(budget *policyv1.PodDisruptionBudget) {
 	for _, key := range c.known.keys(func(key types.NamespacedName) bool { return key.Namespace == budget.Namespace }) {
 		d, err := c.deploymentLister.Deployments(key.Namespace).Get(key.Name)
 		if err == nil && selector.Matches(labels.Set(d.Spec.Template.Labels)) {
-			c.queue.Add(item{NamespacedName: key})
+			c.lookAt(key)
 		}
 	}
 }
@@ -189,6 +202,6 @@ func (c *Controller) nodeChanged(old, node *corev1.Node) {
 		return
 	}
 	for _, key := range c.known.keys(func(types.NamespacedName) bool { return true }) {
-		c.queue.Add(item{NamespacedName: key})
+		c.lookAt(key)
 	}
 }

@@ -18,7 +18,6 @@ package deployment
 
 import (
 	"encoding/json"
-	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -50,10 +49,6 @@ type record struct {
 // isUp says whether a surge is under way.
 func (r *record) isUp() bool {
 	return r != nil && r.To > 0
-}
-
-func (r *record) has(evacuation string) bool {
-	return r != nil && slices.Contains(r.Evacuations, evacuation)
 }
 
 // resets counts them, also where nothing is recorded.

@@ -61,6 +61,8 @@ type situation struct {
 	waiting map[string]string
 	// memory is what this process knows from its last decision.
 	memory memory
+	// recorded are the Evacuations of the record, once they have been asked for.
+	recorded map[string]struct{}
 }
 
 // target is what is scaled: the Deployment or, if there is one, its autoscaler.
@@ -95,12 +97,17 @@ type pod struct {
 type memory struct {
 	// known is false at first sight.
 	known bool
-	// reported is how far the surge was when it was last reported, and saidAt is when that was.
-	reported mark
-	saidAt   time.Time
+	// first is what those have heard that the surge is for, and inLine what those have that another one will be for.
+	first, inLine heard
 	// dropped are the pods of which the last scale-down was to take all but spared, and misses counts the scale-downs in a row that took others.
 	dropped        []string
 	spared, misses int
+}
+
+// heard is what Evacuations were told last: how far the surge was, and when that was.
+type heard struct {
+	mark mark
+	at   time.Time
 }
 
 // mark is how far a surge has come.
@@ -125,6 +132,21 @@ func isOurTurn(evacuation *maintenancev1alpha1.Evacuation) bool {
 	return evacuation.Status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment && !evacuation.Status.ActiveEvacuatorCompleted
 }
 
+// isRecorded says whether the surge is for a pod. There may be hundreds of both.
+func (s *situation) isRecorded(p *pod) bool {
+	if s.target.record == nil {
+		return false
+	}
+	if s.recorded == nil {
+		s.recorded = make(map[string]struct{}, len(s.target.record.Evacuations))
+		for _, name := range s.target.record.Evacuations {
+			s.recorded[name] = struct{}{}
+		}
+	}
+	_, ok := s.recorded[p.evacuation.Name]
+	return ok
+}
+
 // leaving returns the pods that wait for this evacuator, those first that the surge is recorded for.
 func (s *situation) leaving() []*pod {
 	var recorded, others []*pod
@@ -132,7 +154,7 @@ func (s *situation) leaving() []*pod {
 		p := &s.pods[i]
 		switch {
 		case p.evacuation == nil || !isOurTurn(p.evacuation):
-		case s.target.record.has(p.evacuation.Name):
+		case s.isRecorded(p):
 			recorded = append(recorded, p)
 		default:
 			others = append(others, p)
@@ -145,7 +167,7 @@ func (s *situation) leaving() []*pod {
 func (s *situation) handedOver() []*pod {
 	var handed []*pod
 	for i := range s.pods {
-		if p := &s.pods[i]; p.evacuation != nil && !isOurTurn(p.evacuation) && s.target.record.has(p.evacuation.Name) {
+		if p := &s.pods[i]; p.evacuation != nil && !isOurTurn(p.evacuation) && s.isRecorded(p) {
 			handed = append(handed, p)
 		}
 	}
@@ -155,7 +177,7 @@ func (s *situation) handedOver() []*pod {
 // isRecordSpent says whether the record has room for no more Evacuations and is for none of those who wait. They then need another surge.
 func (s *situation) isRecordSpent(leaving []*pod) bool {
 	r := s.target.record
-	return len(r.Evacuations) >= maxRecorded && !slices.ContainsFunc(leaving, func(p *pod) bool { return r.has(p.evacuation.Name) })
+	return len(r.Evacuations) >= maxRecorded && !slices.ContainsFunc(leaving, s.isRecorded)
 }
 
 // availableAt returns when a pod that is ready counts as available, and false if it is not ready.
@@ -226,7 +248,7 @@ func (s *situation) spare() int {
 	spare := s.serving() - s.floor()
 	gone := len(r.Evacuations) - handed
 	for _, p := range s.leaving() {
-		if r.has(p.evacuation.Name) {
+		if s.isRecorded(p) {
 			gone--
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
@@ -51,6 +52,8 @@ type state struct {
 	autoscaler *autoscalingv2.HorizontalPodAutoscaler
 	// record is the last one that was written, with whom it is on.
 	record *record
+	// nextLook is when changes are worth another look.
+	nextLook time.Time
 }
 
 // replicaSets is what was read of a Deployment's.
@@ -127,6 +130,25 @@ func (t *tracked) haveRead(key types.NamespacedName, r replicaSets) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.state(key).replicaSets = r
+}
+
+// haveLooked notes that a look has begun at that time, and at how many pods.
+func (t *tracked) haveLooked(key types.NamespacedName, at time.Time, pods int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.deployments[key]; s != nil {
+		s.nextLook = at.Add(min(time.Duration(pods)*pausePerPod, longestPause))
+	}
+}
+
+// nextLook returns when a Deployment is to be looked at again at the earliest.
+func (t *tracked) nextLook(key types.NamespacedName) time.Time {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.deployments[key]; s != nil {
+		return s.nextLook
+	}
+	return time.Time{}
 }
 
 // wrote notes what a write has made of the target.
