@@ -152,12 +152,14 @@ func stripNode(node *corev1.Node) {
 	node.Status = corev1.NodeStatus{Conditions: node.Status.Conditions}
 }
 
-// stripVolumeAttachment keeps which node a volume is on and whether it is still attached. An inline volume can be a whole specification.
+// stripVolumeAttachment keeps which volume is on which node, whether it is attached, and why it cannot be. An inline volume can be a whole specification.
 func stripVolumeAttachment(attachment *storagev1.VolumeAttachment) {
 	attachment.ManagedFields = nil
 	attachment.Annotations = nil
-	attachment.Spec = storagev1.VolumeAttachmentSpec{NodeName: attachment.Spec.NodeName}
-	attachment.Status = storagev1.VolumeAttachmentStatus{Attached: attachment.Status.Attached}
+	attachment.Spec = storagev1.VolumeAttachmentSpec{
+		NodeName: attachment.Spec.NodeName, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: attachment.Spec.Source.PersistentVolumeName},
+	}
+	attachment.Status = storagev1.VolumeAttachmentStatus{Attached: attachment.Status.Attached, AttachError: attachment.Status.AttachError}
 }
 
 // DeploymentRevision is the annotation in which the deployment controller counts a Deployment's templates.

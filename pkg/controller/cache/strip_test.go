@@ -52,13 +52,16 @@ func TestStrip(t *testing.T) {
 			&corev1.Node{ObjectMeta: *full.DeepCopy(), Spec: corev1.NodeSpec{Unschedulable: true}, Status: corev1.NodeStatus{Images: []corev1.ContainerImage{{}}, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}}}},
 			&corev1.Node{ObjectMeta: ours, Spec: corev1.NodeSpec{Unschedulable: true}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}}}},
 		},
-		"a volume attachment keeps its node and whether it is attached": {
+		"a volume attachment keeps its volume, its node, whether it is attached and why it cannot be": {
 			&storagev1.VolumeAttachment{
 				ObjectMeta: *full.DeepCopy(),
 				Spec:       storagev1.VolumeAttachmentSpec{Attacher: "csi", NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &source}},
-				Status:     storagev1.VolumeAttachmentStatus{Attached: true, AttachmentMetadata: map[string]string{"device": "sda"}, DetachError: &storagev1.VolumeError{}},
+				Status:     storagev1.VolumeAttachmentStatus{Attached: true, AttachmentMetadata: map[string]string{"device": "sda"}, AttachError: &storagev1.VolumeError{Message: "no"}, DetachError: &storagev1.VolumeError{}},
 			},
-			&storagev1.VolumeAttachment{ObjectMeta: bare, Spec: storagev1.VolumeAttachmentSpec{NodeName: "n"}, Status: storagev1.VolumeAttachmentStatus{Attached: true}},
+			&storagev1.VolumeAttachment{
+				ObjectMeta: bare, Spec: storagev1.VolumeAttachmentSpec{NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &source}},
+				Status: storagev1.VolumeAttachmentStatus{Attached: true, AttachError: &storagev1.VolumeError{Message: "no"}},
+			},
 		},
 		"a Deployment keeps how it scales, and of its template the labels and claims": {
 			&appsv1.Deployment{

@@ -106,6 +106,7 @@ type Controller struct {
 	podLister         corelisters.PodLister
 	podIndexer        cache.Indexer
 	autoscalers       cache.Indexer
+	attachments       cache.Indexer
 	budgetLister      policylisters.PodDisruptionBudgetLister
 	synced            []cache.InformerSynced
 
@@ -129,6 +130,7 @@ func New(config Config) (*Controller, error) {
 	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
 	deployments, budgets := config.HostInformers.Apps().V1().Deployments(), config.HostInformers.Policy().V1().PodDisruptionBudgets()
 	autoscalers := config.HostInformers.Autoscaling().V2().HorizontalPodAutoscalers()
+	attachments := config.HostInformers.Storage().V1().VolumeAttachments().Informer()
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
@@ -136,7 +138,7 @@ func New(config Config) (*Controller, error) {
 		timeout: config.SurgeTimeout, off: config.Off,
 		evacuationLister: evacuations.Lister(), maintenanceLister: maintenances.Lister(), deploymentLister: deployments.Lister(),
 		nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), podIndexer: pods.Informer().GetIndexer(),
-		autoscalers: autoscalers.Informer().GetIndexer(), budgetLister: budgets.Lister(),
+		autoscalers: autoscalers.Informer().GetIndexer(), attachments: attachments.GetIndexer(), budgetLister: budgets.Lister(),
 		queue: worker.NewQueue(worker.Config[item]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, LogAs: item.logAs,
 		}),
@@ -149,7 +151,10 @@ func New(config Config) (*Controller, error) {
 	if err := controllercache.AddIndex(autoscalers.Informer(), autoscalersByDeployment, indexByDeployment); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
-	c.synced = append(c.synced, maintenances.Informer().HasSynced)
+	if err := controllercache.AddIndex(attachments, attachmentsByVolume, indexByVolume); err != nil {
+		return nil, fmt.Errorf("add index: %w", err)
+	}
+	c.synced = append(c.synced, maintenances.Informer().HasSynced, attachments.HasSynced)
 	return c, c.watch(handled{
 		evacuations: evacuations.Informer(), deployments: deployments.Informer(), autoscalers: autoscalers.Informer(), pods: pods.Informer(),
 		nodes: nodes.Informer(), budgets: budgets.Informer(),

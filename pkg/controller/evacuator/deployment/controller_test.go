@@ -76,7 +76,7 @@ func (w *world) run() {
 	watches := informertest.Count(w.host, w.own)
 	hostInformers.Start(ctx.Done())
 	ownInformers.Start(ctx.Done())
-	watches.Wait(w.T, 0, "nodes", "pods", "deployments", "horizontalpodautoscalers", "poddisruptionbudgets", "nodemaintenances", "evacuations")
+	watches.Wait(w.T, 0, "nodes", "pods", "deployments", "horizontalpodautoscalers", "poddisruptionbudgets", "volumeattachments", "nodemaintenances", "evacuations")
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -176,6 +176,13 @@ func TestDecideHold(t *testing.T) {
 				return s
 			}(), "", "is not ready: container app waits (ImagePullBackOff).",
 		},
+		"the node of a volume is named": {
+			func() situation {
+				s := at(later, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh, unready))
+				s.waiting = map[string]string{"web-1": "volume data: still attached to node-7"}
+				return s
+			}(), "", "waits for volume data: still attached to node-7.",
+		},
 		"ready is not yet available": {
 			at(later, scaled(func(d *appsv1.Deployment) { d.Spec.MinReadySeconds = 30 }), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)),
 			"", "has to stay so until",

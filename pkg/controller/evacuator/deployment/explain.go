@@ -170,6 +170,9 @@ func (s *situation) explain(p *pod, step int) string {
 		}
 		return fmt.Sprintf("surge pod %s is Pending: no node has been chosen yet.", p.Name)
 	case stepScheduled:
+		if volume, ok := strings.CutPrefix(s.waiting[p.Name], "volume "); ok {
+			return fmt.Sprintf("surge pod %s on node %s waits for volume %s", p.Name, p.Spec.NodeName, sentence(volume))
+		}
 		if waiting := s.waiting[p.Name]; waiting != "" {
 			return fmt.Sprintf("surge pod %s on node %s is not ready%s", p.Name, p.Spec.NodeName, sentence(": "+waiting))
 		}

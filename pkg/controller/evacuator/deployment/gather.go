@@ -267,57 +267,6 @@ func isUnderMaintenance(node *corev1.Node) bool {
 	return cordoned || node.Spec.Unschedulable
 }
 
-// readWaiting reads from the API what the containers of surge pods wait for that are on a node and not ready: the cache does not keep it.
-func (c *Controller) readWaiting(ctx context.Context, s *situation) error {
-	if s.deployment == nil {
-		return nil
-	}
-	const enough = 3
-	read := 0
-	for _, p := range s.replacements() {
-		if _, ready := s.availableAt(p); ready || p.Spec.NodeName == "" || read >= enough || s.now.Before(s.memory.first.at.Add(sayEvery)) {
-			continue
-		}
-		read++
-		live, err := c.host.CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if why := waitsFor(live); why != "" {
-			if s.waiting == nil {
-				s.waiting = map[string]string{}
-			}
-			s.waiting[p.Name] = why
-		}
-	}
-	return nil
-}
-
-// waitsFor says why a pod's containers do not run, or that they run and are not ready.
-func waitsFor(p *corev1.Pod) string {
-	for _, statuses := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
-		for i := range statuses {
-			status := &statuses[i]
-			if waiting := status.State.Waiting; waiting != nil && waiting.Reason != "" && waiting.Reason != "PodInitializing" {
-				why := fmt.Sprintf("container %s waits (%s)", status.Name, waiting.Reason)
-				if waiting.Message != "" {
-					why += ": " + waiting.Message
-				}
-				return why
-			}
-		}
-	}
-	for i := range p.Status.ContainerStatuses {
-		if status := &p.Status.ContainerStatuses[i]; status.State.Running != nil && !status.Ready {
-			return fmt.Sprintf("container %s runs and does not get ready", status.Name)
-		}
-	}
-	return ""
-}
-
 // readClaims looks at the volume claims of the template before a surge starts.
 func (c *Controller) readClaims(ctx context.Context, s *situation) error {
 	if s.deployment == nil || s.target.record.isUp() || len(s.leaving()) == 0 {
@@ -336,15 +285,20 @@ func (c *Controller) readClaims(ctx context.Context, s *situation) error {
 		if err != nil {
 			return fmt.Errorf("see how many nodes may use volume claim %s: %w", source.ClaimName, err)
 		}
-		modes := claim.Status.AccessModes
-		if len(modes) == 0 {
-			modes = claim.Spec.AccessModes
-		}
-		if !slices.Contains(modes, corev1.ReadWriteMany) && !slices.Contains(modes, corev1.ReadOnlyMany) {
+		if isForOneNode(claim) {
 			s.oneNodeClaims = append(s.oneNodeClaims, source.ClaimName)
 		}
 	}
 	return nil
+}
+
+// isForOneNode says whether only one node can use a volume at a time.
+func isForOneNode(claim *corev1.PersistentVolumeClaim) bool {
+	modes := claim.Status.AccessModes
+	if len(modes) == 0 {
+		modes = claim.Spec.AccessModes
+	}
+	return !slices.Contains(modes, corev1.ReadWriteMany) && !slices.Contains(modes, corev1.ReadOnlyMany)
 }
 
 // syncEvacuation finds the Deployment that an Evacuation is about and has it looked at. Where there is none, the turn is passed on.

@@ -57,7 +57,7 @@ type situation struct {
 	activeReplicaSets int
 	// oneNodeClaims are the names of the template's volume claims that only one node, or only one pod, can use at a time.
 	oneNodeClaims []string
-	// waiting says what a container of a surge pod waits for, by the name of the pod.
+	// waiting says what a surge pod waits for, by the name of the pod.
 	waiting map[string]string
 	// memory is what this process knows from its last decision.
 	memory memory
@@ -99,6 +99,9 @@ type memory struct {
 	known bool
 	// first is what those have heard that the surge is for, and inLine what those have that another one will be for.
 	first, inLine heard
+	// waiting is what surge pods were last seen to wait for, and waitingAt is when that was read.
+	waiting   map[string]string
+	waitingAt time.Time
 	// dropped are the pods of which the last scale-down was to take all but spared, and misses counts the scale-downs in a row that took others.
 	dropped        []string
 	spared, misses int
