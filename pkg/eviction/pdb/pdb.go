@@ -127,6 +127,12 @@ func SyncFailure(budget *policyv1.PodDisruptionBudget) (message string, failed b
 	return condition.Message, true
 }
 
+// CountsNone says whether the budget has pods and expects none. The disruption controller takes from the controllers of pods how many there shall
+// be, unless minAvailable is a number, and leaves out pods that have none; it then allows no disruption and does not call that a failure.
+func CountsNone(budget *policyv1.PodDisruptionBudget) bool {
+	return IsCurrent(budget) && budget.Status.ExpectedPods == 0 && budget.Status.CurrentHealthy > 0 && budget.Status.DisruptionsAllowed == 0
+}
+
 // NeverAllows says whether no ready pod can be evicted under the budget even when all of its pods are healthy, and what in the budget is the
 // reason, in few words. Only surplus pods beside the expected ones make room in such a budget; while there are some it is not reported.
 func NeverAllows(budget *policyv1.PodDisruptionBudget) (reason string, never bool) {
@@ -146,6 +152,9 @@ func NeverAllows(budget *policyv1.PodDisruptionBudget) (reason string, never boo
 	}
 	if _, failed := SyncFailure(budget); failed {
 		return "it cannot be computed", true
+	}
+	if CountsNone(budget) {
+		return "it counts none of its pods, which have no controller", true
 	}
 	// How many pods there shall be is known from the status only. Percentages of few pods round up to all of them.
 	if maximum == nil && current && status.ExpectedPods > 0 && status.DesiredHealthy >= status.ExpectedPods {

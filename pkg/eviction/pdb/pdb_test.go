@@ -55,6 +55,10 @@ func computed(expected, desired, allowed int32) func(*policyv1.PodDisruptionBudg
 	}
 }
 
+func healthy(pods int32) func(*policyv1.PodDisruptionBudget) {
+	return func(b *policyv1.PodDisruptionBudget) { b.Status.CurrentHealthy = pods }
+}
+
 func syncFailed(b *policyv1.PodDisruptionBudget) {
 	b.Status.Conditions = []metav1.Condition{{
 		Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason, Message: "no scale",
@@ -93,6 +97,8 @@ func TestNeverAllows(t *testing.T) {
 		"minAvailable 3 of how many it was before the change": {modifiers{minAvailable("3"), computed(3, 3, 0), changed}, ""},
 		"minAvailable 0":                                      {modifiers{minAvailable("0"), computed(3, 0, 3)}, ""},
 		"nothing said":                                        {modifiers{computed(0, 0, 0)}, "neither minAvailable nor maxUnavailable"},
+		"maxUnavailable 1 of pods without a controller":       {modifiers{maxUnavailable("1"), computed(0, 0, 0), healthy(2)}, "it counts none of its pods, which have no controller"},
+		"maxUnavailable 1 of such pods before the change":     {modifiers{maxUnavailable("1"), computed(0, 0, 0), healthy(2), changed}, ""},
 		"a budget that cannot be computed":                    {modifiers{maxUnavailable("1"), syncFailed}, "it cannot be computed"},
 	} {
 		t.Run(name, func(t *testing.T) {

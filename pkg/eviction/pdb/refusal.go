@@ -68,6 +68,11 @@ func Explain(budget *policyv1.PodDisruptionBudget) Refusal {
 			budget.Name)
 		return refusal
 	}
+	if CountsNone(budget) {
+		refusal.Message = fmt.Sprintf("PodDisruptionBudget %s allows no disruption: its pods have no controller, from which it would know how many there must be. "+
+			"Give it a number as minAvailable, or delete the pod by hand.", budget.Name)
+		return refusal
+	}
 	refusal.Message = fmt.Sprintf("PodDisruptionBudget %s allows no disruption: %d of %d pods are healthy and %d must be. "+
 		"The pod goes when more of its kind are healthy, or when the budget asks for less.",
 		budget.Name, status.CurrentHealthy, status.ExpectedPods, status.DesiredHealthy)
