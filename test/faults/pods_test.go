@@ -38,6 +38,8 @@ import (
 const (
 	// slots is how many pods a namespace may have, groups how many budgets they are divided among.
 	slots, groups = 10, 2
+	// last is how many pods are asked to leave when the storm is over.
+	last = 15
 	// hold is a finalizer that keeps a pod from going.
 	hold = "faults.haulout.dev/hold"
 )
@@ -195,6 +197,30 @@ func (s *storm) makeNamespaces(ctx context.Context, _ *rand.Rand) error {
 		}
 	}
 	return nil
+}
+
+// askOnceMore has some more pods asked to leave. A storm may have brought nearly everything to an end that would have stood still: by a namespace or
+// a pod that was deleted.
+func (s *storm) askOnceMore() {
+	s.t.Helper()
+	random := rand.New(rand.NewPCG(s.seed, 200)) //nolint:gosec // nothing here is secret
+	asked := 0
+	framework.EventuallyWithin(s.t, settles, "some more pods are asked to leave", func(ctx context.Context) (bool, error) {
+		if err := s.makeNamespaces(ctx, random); err != nil {
+			return false, err
+		}
+		for range last {
+			// Those whose name is taken, or whose namespace still goes, are refused.
+			_ = s.makePod(ctx, random)
+			if s.ask(ctx, random) == nil {
+				asked++
+			}
+		}
+		if asked < last {
+			return false, fmt.Errorf("%d were, want %d", asked, last)
+		}
+		return true, nil
+	})
 }
 
 // callOff withdraws half of the Evacuations in everybody's name. Their pods have to stay then, whatever their budgets allow later.

@@ -125,6 +125,7 @@ func TestProtocol(t *testing.T) {
 	s.blow()
 	t.Log(s.summary())
 
+	s.askOnceMore()
 	s.letEveryPodGo()
 	s.settle()
 	s.callOff()
