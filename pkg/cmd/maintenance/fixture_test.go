@@ -303,7 +303,7 @@ func newPreview(name string) *v1alpha1.NodeMaintenancePreview {
 		Blockers: []v1alpha1.PreviewBlocker{
 			{
 				Effect: v1alpha1.PreviewEffectNever, Reason: v1alpha1.ReasonPodDisruptionBudget, PodCount: 2,
-				Message: "PodDisruptionBudget checkout never allows a disruption (maxUnavailable 0). Change the budget, or delete the pods by hand.",
+				Message: "PodDisruptionBudget checkout never allows an eviction (maxUnavailable 0). Change the budget, or delete its pods by hand.",
 				Pods:    []v1alpha1.PreviewPodReference{{Namespace: "shop", Name: "checkout-a", Node: "node-004"}, {Namespace: "shop", Name: "checkout-b", Node: "node-004"}},
 			},
 			{
@@ -341,7 +341,7 @@ func event(name, reason, kind, object, note string, at time.Duration, modify ...
 // events are those of draining, and one of another maintenance.
 func events() []runtime.Object {
 	return []runtime.Object{
-		event("a", "NodeMaintenanceCordoned", "Node", "node-003", "Cordoned by NodeMaintenance kernel-update", 89*time.Second),
+		event("a", "NodeMaintenanceCordoned", "Node", "node-003", "Made unschedulable by NodeMaintenance kernel-update", 89*time.Second),
 		event("b", "CordonFight", "Node", "node-004", "kubectl-edit keeps making the node schedulable", 50*time.Second, func(e *eventsv1.Event) {
 			e.Type, e.Series = corev1.EventTypeWarning, &eventsv1.EventSeries{Count: 4}
 		}),

@@ -62,9 +62,14 @@ func History(nm *v1alpha1.NodeMaintenance, events []eventsv1.Event) []Moment {
 		}
 		moments = append(moments, m)
 	}
-	if drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained); drained != nil {
+	if drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained); drained != nil && drained.Reason != v1alpha1.ReasonNotRequested {
+		detail := drained.Reason + ": " + drained.Message
+		if drained.Status != metav1.ConditionTrue {
+			// The message goes on while the status stays what it has been since then.
+			detail = "now " + detail
+		}
 		moments = append(moments, Moment{
-			Time: drained.LastTransitionTime, What: "Drained is " + string(drained.Status), Detail: drained.Reason + ": " + drained.Message,
+			Time: drained.LastTransitionTime, What: "Drained is " + string(drained.Status), Detail: detail,
 			Warning: drained.Reason == v1alpha1.ReasonDrainBlocked || drained.Reason == v1alpha1.ReasonNotAuthorized,
 		})
 	}
