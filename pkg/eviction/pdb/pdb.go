@@ -163,6 +163,31 @@ func NeverAllows(budget *policyv1.PodDisruptionBudget) (reason string, never boo
 	return "", false
 }
 
+// MakesRoom says whether a budget lets a pod go if so many are expected and all are healthy.
+func MakesRoom(budget *policyv1.PodDisruptionBudget, expected int32) bool {
+	expected = max(expected, budget.Status.ExpectedPods)
+	return DesiredHealthy(budget, expected) < expected
+}
+
+// DesiredHealthy returns how many pods a budget wants to be healthy if so many are expected.
+func DesiredHealthy(budget *policyv1.PodDisruptionBudget, expected int32) int32 {
+	limit, unavailable := budget.Spec.MinAvailable, budget.Spec.MaxUnavailable
+	if unavailable != nil {
+		limit = unavailable
+	}
+	if limit == nil {
+		return expected
+	}
+	n, err := intstr.GetScaledValueFromIntOrPercent(limit, int(expected), true)
+	switch {
+	case err != nil:
+		return expected
+	case unavailable != nil:
+		return max(0, expected-int32(n))
+	}
+	return int32(n)
+}
+
 // ofHundred returns what a limit comes to for a hundred pods, or -1 if it is malformed.
 func ofHundred(limit *intstr.IntOrString) int {
 	n, err := intstr.GetScaledValueFromIntOrPercent(limit, 100, true)

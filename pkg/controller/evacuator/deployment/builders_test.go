@@ -32,6 +32,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/eviction/pdb"
 )
 
 const (
@@ -159,7 +160,7 @@ func under(minAvailable *intstr.IntOrString, maxUnavailable *intstr.IntOrString,
 			Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: minAvailable, MaxUnavailable: maxUnavailable},
 			Status:     policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 1, ExpectedPods: expected, CurrentHealthy: healthy},
 		}
-		b.Status.DesiredHealthy = desiredHealthy(b, expected)
+		b.Status.DesiredHealthy = pdb.DesiredHealthy(b, expected)
 		b.Status.DisruptionsAllowed = max(0, healthy-b.Status.DesiredHealthy)
 		p.budgets = append(p.budgets, b)
 	}

@@ -43,6 +43,7 @@ import (
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/informertest"
+	"haulout.dev/haulout/pkg/surge"
 )
 
 // world is a controller between two fake clusters, whose other controllers are the test.
@@ -123,7 +124,7 @@ func (w *world) scaled(replicas int32, withRecord bool) {
 	w.until(fmt.Sprintf("the Deployment has %d replicas", replicas), func() (bool, string) {
 		d := w.deployment()
 		_, ok := d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord]
-		return replicasOf(d) == replicas && ok == withRecord, fmt.Sprintf("%d, annotations %v", replicasOf(d), d.Annotations)
+		return surge.Replicas(d) == replicas && ok == withRecord, fmt.Sprintf("%d, annotations %v", surge.Replicas(d), d.Annotations)
 	})
 	w.must(retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		d := w.deployment()
@@ -306,7 +307,7 @@ func TestSeveralNodesAtOnce(t *testing.T) {
 		newBudget(), newNode("drained", true), newNode("good", false))
 	w.until("the surge is for both", func() (bool, string) {
 		d := w.deployment()
-		return replicasOf(d) == 4 && strings.Count(d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord], "uid-web-") == 2, fmt.Sprint(d.Annotations)
+		return surge.Replicas(d) == 4 && strings.Count(d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord], "uid-web-") == 2, fmt.Sprint(d.Annotations)
 	})
 	w.scaled(4, true)
 	w.create(newTestPod("web-2", on("good"), soon))

@@ -23,13 +23,12 @@ import (
 	"strings"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
-	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/deletioncost"
+	"haulout.dev/haulout/pkg/surge"
 )
 
 const (
@@ -112,49 +111,21 @@ func decide(s situation) decision {
 // reasonToDecline says why the Deployment is not scaled, in words that go on after its name; "" if it is. It holds at any time: a surge that is up is
 // taken back.
 func (s *situation) reasonToDecline() string {
-	d, original := s.deployment, replicasOf(s.deployment)
+	original := surge.Replicas(s.deployment)
 	if r := s.target.record; r.isUp() {
 		original = r.Keep
 	}
-	switch {
-	case d.DeletionTimestamp != nil:
-		return "is being deleted"
-	case s.off:
+	if s.off {
 		return "is not scaled up: the evacuator is switched off (--evacuators)"
-	case d.Annotations[maintenancev1alpha1.AnnotationSurge] == maintenancev1alpha1.SurgeDisabled:
-		return fmt.Sprintf("is not scaled up: it has the annotation %s: %s", maintenancev1alpha1.AnnotationSurge, maintenancev1alpha1.SurgeDisabled)
-	case d.Spec.Paused:
-		return "is paused"
-	case d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType:
-		return "has the strategy Recreate: its pods must not run beside each other"
-	case original == 0:
-		return "is scaled to 0"
-	case maxSurge(d, original) <= 0:
-		return "has maxSurge 0: it does not want more pods than its replicas"
+	}
+	if why := surge.Refuse(s.deployment, original, s.oneNodeClaims); !why.IsZero() {
+		return why.String()
+	}
+	switch {
 	case s.target.record.resets() >= maxResets:
 		return fmt.Sprintf("cannot be scaled up: somebody has set its replicas back %d times", s.target.record.resets())
 	case s.memory.misses >= maxMisses:
 		return fmt.Sprintf("cannot be helped: %d scale-downs in a row took other pods than those with the lowest deletion cost", s.memory.misses)
-	case len(s.oneNodeClaims) > 0:
-		return fmt.Sprintf("has pods that cannot start beside each other on two nodes: volume claim %s is for one node at a time", s.oneNodeClaims[0])
-	}
-	return ""
-}
-
-// autoscalerDeclines says why the autoscaler does not take part, in words that go on after the Deployment's name.
-func (s *situation) autoscalerDeclines(extra int32) string {
-	a := s.target.autoscaler
-	switch owner := metav1.GetControllerOfNoCopy(a); {
-	case len(s.autoscalers) > 1:
-		return fmt.Sprintf("is scaled by %d HorizontalPodAutoscalers", len(s.autoscalers))
-	case owner != nil:
-		return fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which %s %s keeps as it is", a.Name, owner.Kind, owner.Name)
-	case !slices.ContainsFunc(a.Status.Conditions, func(c autoscalingv2.HorizontalPodAutoscalerCondition) bool {
-		return c.Type == autoscalingv2.AbleToScale && c.Status == corev1.ConditionTrue
-	}):
-		return fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which is not able to scale (AbleToScale is not True)", a.Name)
-	case extra <= 0:
-		return fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which has no room: maxReplicas is %d", a.Name, a.Spec.MaxReplicas)
 	}
 	return ""
 }
@@ -206,15 +177,12 @@ func (d *decision) start(s situation) {
 	if len(leaving) == 0 {
 		return
 	}
-	replicas := replicasOf(s.deployment)
-	if a := s.target.autoscaler; a != nil {
-		replicas = max(replicas, a.Status.CurrentReplicas, a.Status.DesiredReplicas)
-	}
+	replicas := surge.AutoscaledTo(s.deployment, s.target.autoscaler)
 	extra := min(int32(len(leaving)), maxSurge(s.deployment, replicas))
 	if a := s.target.autoscaler; a != nil {
 		extra = min(extra, a.Spec.MaxReplicas-replicas)
-		if why := s.autoscalerDeclines(extra); why != "" {
-			d.giveUp(s, why)
+		if why := surge.RefuseAutoscaled(s.autoscalers, a, extra); !why.IsZero() {
+			d.giveUp(s, why.String())
 			return
 		}
 	}

@@ -24,6 +24,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/surge"
 )
 
 // The steps that a replacement takes, as they count in a score.
@@ -154,7 +156,7 @@ func (s *situation) missing() string {
 	if failure := replicaFailure(s.deployment); failure != "" {
 		return "no surge pod can be created" + sentence(failure)
 	}
-	if a := s.target.autoscaler; a != nil && replicasOf(s.deployment) < s.target.record.To {
+	if a := s.target.autoscaler; a != nil && surge.Replicas(s.deployment) < s.target.record.To {
 		return fmt.Sprintf("HorizontalPodAutoscaler %s has not scaled the Deployment yet.", a.Name)
 	}
 	return "the surge pod has not been created yet."

@@ -39,6 +39,7 @@ import (
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/drainplan"
 	"haulout.dev/haulout/pkg/eviction/pdb"
+	"haulout.dev/haulout/pkg/surge"
 )
 
 // revisionAnnotation changes whenever a Deployment gets another ReplicaSet.
@@ -144,7 +145,7 @@ func targetOf(d *appsv1.Deployment, autoscalers []*autoscalingv2.HorizontalPodAu
 			// Somebody has replaced the object and the annotation with it.
 			r = known.record
 		}
-		onDeployment = target{value: replicasOf(d), record: r, garbage: garbage}
+		onDeployment = target{value: surge.Replicas(d), record: r, garbage: garbage}
 		if r != nil || garbage {
 			return onDeployment
 		}
@@ -272,33 +273,19 @@ func (c *Controller) readClaims(ctx context.Context, s *situation) error {
 	if s.deployment == nil || s.target.record.isUp() || len(s.leaving()) == 0 {
 		return nil
 	}
-	volumes := s.deployment.Spec.Template.Spec.Volumes
-	for i := range volumes {
-		source := volumes[i].PersistentVolumeClaim
-		if source == nil {
-			continue
-		}
-		claim, err := c.host.CoreV1().PersistentVolumeClaims(s.deployment.Namespace).Get(ctx, source.ClaimName, metav1.GetOptions{})
+	for _, name := range surge.Claims(s.deployment) {
+		claim, err := c.host.CoreV1().PersistentVolumeClaims(s.deployment.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("see how many nodes may use volume claim %s: %w", source.ClaimName, err)
+			return fmt.Errorf("see how many nodes may use volume claim %s: %w", name, err)
 		}
-		if isForOneNode(claim) {
-			s.oneNodeClaims = append(s.oneNodeClaims, source.ClaimName)
+		if surge.OneNode(claim) {
+			s.oneNodeClaims = append(s.oneNodeClaims, name)
 		}
 	}
 	return nil
-}
-
-// isForOneNode says whether only one node can use a volume at a time.
-func isForOneNode(claim *corev1.PersistentVolumeClaim) bool {
-	modes := claim.Status.AccessModes
-	if len(modes) == 0 {
-		modes = claim.Spec.AccessModes
-	}
-	return !slices.Contains(modes, corev1.ReadWriteMany) && !slices.Contains(modes, corev1.ReadOnlyMany)
 }
 
 // syncEvacuation finds the Deployment that an Evacuation is about and has it looked at. Where there is none, the turn is passed on.

@@ -32,6 +32,7 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	"haulout.dev/haulout/pkg/surge"
 )
 
 const (
@@ -63,19 +64,11 @@ func replicaSetOf(object metav1.Object) (types.UID, bool) {
 
 func indexByDeployment(obj any) ([]string, error) {
 	if a, ok := obj.(*autoscalingv2.HorizontalPodAutoscaler); ok {
-		if key, ok := deploymentOf(a); ok {
+		if key, ok := surge.Scales(a); ok {
 			return []string{key.String()}, nil
 		}
 	}
 	return nil, nil
-}
-
-func deploymentOf(a *autoscalingv2.HorizontalPodAutoscaler) (types.NamespacedName, bool) {
-	ref := a.Spec.ScaleTargetRef
-	if ref.Kind != "Deployment" || !strings.HasPrefix(ref.APIVersion, appsv1.GroupName+"/") {
-		return types.NamespacedName{}, false
-	}
-	return types.NamespacedName{Namespace: a.Namespace, Name: ref.Name}, true
 }
 
 // handled are the informers whose events are handled.
@@ -170,7 +163,7 @@ func (c *Controller) deploymentChanged(d *appsv1.Deployment) {
 }
 
 func (c *Controller) autoscalerChanged(a *autoscalingv2.HorizontalPodAutoscaler) {
-	key, ok := deploymentOf(a)
+	key, ok := surge.Scales(a)
 	if !ok {
 		return
 	}

@@ -27,6 +27,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/deletioncost"
+	"haulout.dev/haulout/pkg/surge"
 )
 
 // simulation is a Deployment with everybody who has a hand in it: its controllers, the kubelets, the eviction, its users, and us, who may crash
@@ -98,7 +99,7 @@ func (w *simulation) write(what string, mod func(*appsv1.Deployment)) {
 // replicaSet makes as many pods as there should be. As in a cluster, those that are not ready go first, then those with a lower cost, then the
 // younger.
 func (w *simulation) replicaSet() {
-	want := int(replicasOf(w.d))
+	want := int(surge.Replicas(w.d))
 	slices.SortStableFunc(w.pods, func(a, b pod) int { return w.rank(&b) - w.rank(&a) })
 	for len(w.pods) > want {
 		w.log = append(w.log, "replica set removes "+w.pods[len(w.pods)-1].Name)
@@ -175,14 +176,14 @@ func (w *simulation) cancel() {
 func (w *simulation) user() {
 	switch n := 1 + w.rng.Int32N(5); w.rng.IntN(4) {
 	case 0:
-		if n != replicasOf(w.d) {
+		if n != surge.Replicas(w.d) {
 			w.wish = n
 			w.byUs = false
 			w.write(fmt.Sprintf("user scales to %d", n), func(d *appsv1.Deployment) { d.Spec.Replicas = &n })
 		}
 	case 1:
 		wish := w.wish
-		w.byUs = w.byUs && wish == replicasOf(w.d)
+		w.byUs = w.byUs && wish == surge.Replicas(w.d)
 		w.write(fmt.Sprintf("manifest is applied: %d", wish), func(d *appsv1.Deployment) { d.Spec.Replicas = &wish })
 	case 2:
 		if len(w.pods) > 0 {
@@ -194,7 +195,7 @@ func (w *simulation) user() {
 		w.write("paused or resumed", func(d *appsv1.Deployment) { d.Spec.Paused = !d.Spec.Paused })
 	case 3:
 		wish := w.wish
-		w.byUs = w.byUs && wish == replicasOf(w.d)
+		w.byUs = w.byUs && wish == surge.Replicas(w.d)
 		w.write(fmt.Sprintf("manifest is replaced: %d", wish), func(d *appsv1.Deployment) { d.Spec.Replicas, d.Annotations = &wish, nil })
 	}
 }
@@ -368,7 +369,7 @@ func TestWhateverHappensTheUsersNumberStands(t *testing.T) {
 			w.step()
 		}
 		w.settle()
-		if got := replicasOf(w.d); got != w.wish {
+		if got := surge.Replicas(w.d); got != w.wish {
 			w.fail("seed %d: ends with %d replicas, the users want %d", seed, got, w.wish)
 		}
 		if len(w.d.Annotations) > 0 {

@@ -26,10 +26,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/eviction/pdb"
+	"haulout.dev/haulout/pkg/surge"
 )
 
 // clockSkew is how far the clock of the host cluster may be behind.
@@ -241,7 +241,7 @@ func (s *situation) serving() int {
 // floor is how many pods are to be available all the time. What an autoscaler adds because of the load counts, too.
 func (s *situation) floor() int {
 	r := s.target.record
-	return int(max(r.Keep, replicasOf(s.deployment)-(r.To-r.Keep)))
+	return int(max(r.Keep, surge.Replicas(s.deployment)-(r.To-r.Keep)))
 }
 
 // spare is how many available pods may go. That is how many there are beyond those that are to be available all the time or, where others of the
@@ -271,7 +271,7 @@ func (s *situation) spare() int {
 // ReplicaSets, and the rollout replaces the pods anyway. That the cache shows as many pods as there should be says that it has seen what the
 // last scale-down took.
 func (s *situation) unsettled() string {
-	d, want := s.deployment, replicasOf(s.deployment)
+	d, want := s.deployment, surge.Replicas(s.deployment)
 	switch {
 	case d.Status.ObservedGeneration < d.Generation:
 		return "its latest change has not been seen by the deployment controller"
@@ -300,24 +300,9 @@ func replicaFailure(d *appsv1.Deployment) string {
 	return ""
 }
 
-func replicasOf(d *appsv1.Deployment) int32 {
-	if d.Spec.Replicas == nil {
-		return 1
-	}
-	return *d.Spec.Replicas
-}
-
-// maxSurge returns how many replicas the Deployment allows itself beyond the given number of them.
+// maxSurge returns how many replicas the Deployment allows itself beyond the given number of them, as far as one surge goes.
 func maxSurge(d *appsv1.Deployment, replicas int32) int32 {
-	limit := intstr.FromString("25%")
-	if rolling := d.Spec.Strategy.RollingUpdate; rolling != nil && rolling.MaxSurge != nil {
-		limit = *rolling.MaxSurge
-	}
-	n, err := intstr.GetScaledValueFromIntOrPercent(&limit, int(replicas), true)
-	if err != nil {
-		return 0
-	}
-	return int32(min(n, maxRecorded))
+	return min(surge.Most(d, replicas), maxRecorded)
 }
 
 // lastSign is when the surge for an Evacuation last made progress or, if nobody could have told, when this leader took over.
@@ -331,7 +316,7 @@ func (s *situation) lastSign(evacuation *maintenancev1alpha1.Evacuation) time.Ti
 // surplus is how many of the pods a taking back would remove.
 func (s *situation) surplus() int32 {
 	if r := s.target.record; r.isUp() {
-		return max(0, replicasOf(s.deployment)-r.Keep)
+		return max(0, surge.Replicas(s.deployment)-r.Keep)
 	}
 	return 0
 }
@@ -350,52 +335,16 @@ func letsGo(p *pod, surplus int32) bool {
 			return true
 		}
 		expected := max(0, budget.Status.ExpectedPods-surplus)
-		return min(budget.Status.CurrentHealthy, expected) > desiredHealthy(budget, expected)
+		return min(budget.Status.CurrentHealthy, expected) > pdb.DesiredHealthy(budget, expected)
 	}
 	return false
 }
 
-// goesByScaleDown says whether the pods can only go, or go best, with the scale-down that ends the surge: they have no budget, or one that grows with
-// the number of replicas so that it has no room for an eviction however many there are. As in a rollout, which does not ask budgets either, a
-// pod is only removed when another one is available in its place.
+// goesByScaleDown says whether the pods can only go, or go best, with the scale-down that ends the surge.
 func (s *situation) goesByScaleDown(pods []*pod) bool {
-	if s.target.autoscaler != nil {
-		return false
-	}
 	return !slices.ContainsFunc(pods, func(p *pod) bool {
-		switch len(p.budgets) {
-		case 0:
-			return false
-		case 1:
-			return makesRoom(p.budgets[0], s.target.record.To)
-		}
-		return true
+		return !surge.LeavesByScaleDown(s.target.autoscaler != nil, s.target.record.To, p.budgets)
 	})
-}
-
-// makesRoom says whether a budget lets a pod go if as many are expected and all are healthy.
-func makesRoom(budget *policyv1.PodDisruptionBudget, expected int32) bool {
-	expected = max(expected, budget.Status.ExpectedPods)
-	return desiredHealthy(budget, expected) < expected
-}
-
-// desiredHealthy returns how many pods a budget wants to be healthy if as many are expected.
-func desiredHealthy(budget *policyv1.PodDisruptionBudget, expected int32) int32 {
-	limit, unavailable := budget.Spec.MinAvailable, budget.Spec.MaxUnavailable
-	if unavailable != nil {
-		limit = unavailable
-	}
-	if limit == nil {
-		return expected
-	}
-	n, err := intstr.GetScaledValueFromIntOrPercent(limit, int(expected), true)
-	switch {
-	case err != nil:
-		return expected
-	case unavailable != nil:
-		return max(0, expected-int32(n))
-	}
-	return int32(n)
 }
 
 // expectedFinish estimates when the replacements are available, from how long the pods that are there took. nil if there is nothing to go by.

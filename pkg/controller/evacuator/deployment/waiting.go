@@ -25,6 +25,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/surge"
 )
 
 // attachmentsByVolume is the index of VolumeAttachments by the name of their PersistentVolume.
@@ -114,7 +116,7 @@ func (c *Controller) waitsForVolume(ctx context.Context, p *corev1.Pod) (string,
 		if err != nil {
 			return "", err
 		}
-		if why := whereAttached(p.Spec.NodeName, isForOneNode(claim), objects); why != "" {
+		if why := whereAttached(p.Spec.NodeName, surge.OneNode(claim), objects); why != "" {
 			return fmt.Sprintf("volume %s: %s", name, why), nil
 		}
 	}

@@ -1,0 +1,183 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package surge
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// web returns a Deployment of 2 replicas with the usual strategy.
+func web(modifiers ...func(*appsv1.Deployment)) *appsv1.Deployment {
+	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](2)}}
+	for _, modify := range modifiers {
+		modify(d)
+	}
+	return d
+}
+
+func surging(limit string) func(*appsv1.Deployment) {
+	return func(d *appsv1.Deployment) {
+		d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxSurge: ptr.To(intstr.Parse(limit))}
+	}
+}
+
+func recreating(d *appsv1.Deployment) { d.Spec.Strategy.Type = appsv1.RecreateDeploymentStrategyType }
+
+// scaler returns an autoscaler that is able to scale web from 2 to at most 4.
+func scaler(modifiers ...func(*autoscalingv2.HorizontalPodAutoscaler)) *autoscalingv2.HorizontalPodAutoscaler {
+	a := &autoscalingv2.HorizontalPodAutoscaler{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "load"},
+		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
+			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}, MaxReplicas: 4,
+		},
+		Status: autoscalingv2.HorizontalPodAutoscalerStatus{
+			CurrentReplicas: 2, DesiredReplicas: 2,
+			Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{{Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue}},
+		},
+	}
+	for _, modify := range modifiers {
+		modify(a)
+	}
+	return a
+}
+
+func atMost(n int32) func(*autoscalingv2.HorizontalPodAutoscaler) {
+	return func(a *autoscalingv2.HorizontalPodAutoscaler) { a.Spec.MaxReplicas = n }
+}
+
+func budget(minAvailable, maxUnavailable string, modifiers ...func(*policyv1.PodDisruptionBudget)) *policyv1.PodDisruptionBudget {
+	b := &policyv1.PodDisruptionBudget{Status: policyv1.PodDisruptionBudgetStatus{ExpectedPods: 2, CurrentHealthy: 2, DesiredHealthy: 2}}
+	if minAvailable != "" {
+		b.Spec.MinAvailable = ptr.To(intstr.Parse(minAvailable))
+	}
+	if maxUnavailable != "" {
+		b.Spec.MaxUnavailable = ptr.To(intstr.Parse(maxUnavailable))
+	}
+	for _, modify := range modifiers {
+		modify(b)
+	}
+	return b
+}
+
+func failing(b *policyv1.PodDisruptionBudget) {
+	b.Status.Conditions = []metav1.Condition{{Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason}}
+}
+
+func TestRefusals(t *testing.T) {
+	type candidate = Candidate
+	autoscaled := func(list ...*autoscalingv2.HorizontalPodAutoscaler) []*autoscalingv2.HorizontalPodAutoscaler {
+		return list
+	}
+	for name, test := range map[string]struct {
+		candidate Candidate
+		budget    *policyv1.PodDisruptionBudget
+		// want is the beginning of the refusal; it is empty where the pod leaves.
+		want string
+	}{
+		"the default of a quarter rounds up":             {candidate{Deployment: web()}, budget("2", ""), ""},
+		"a budget that never allows grows with replicas": {candidate{Deployment: web()}, budget("", "0"), ""},
+		"a budget of all pods":                           {candidate{Deployment: web()}, budget("100%", ""), ""},
+		"a budget of nothing":                            {candidate{Deployment: web()}, budget("", ""), ""},
+		"a budget that cannot be computed":               {candidate{Deployment: web()}, budget("2", "", failing), "is scaled up in vain"},
+		"one that does not matter to a scale-down":       {candidate{Deployment: web()}, budget("", "0", failing), ""},
+		"the strategy Recreate":                          {candidate{Deployment: web(recreating)}, budget("2", ""), "has the strategy Recreate: its pods must not"},
+		"maxSurge 0":                                     {candidate{Deployment: web(surging("0"))}, budget("2", ""), "has maxSurge 0: it does not want more"},
+		"maxSurge 0%":                                    {candidate{Deployment: web(surging("0%"))}, budget("2", ""), "has maxSurge 0"},
+		"maxSurge that makes no sense":                   {candidate{Deployment: web(surging("many"))}, budget("2", ""), "has maxSurge 0"},
+		"paused":                                         {candidate{Deployment: web(func(d *appsv1.Deployment) { d.Spec.Paused = true })}, budget("2", ""), "is paused"},
+		"in deletion": {candidate{Deployment: web(func(d *appsv1.Deployment) {
+			d.DeletionTimestamp = ptr.To(metav1.NewTime(time.Unix(0, 0)))
+		})}, budget("2", ""), "is being deleted"},
+		"scaled to nothing": {candidate{Deployment: web(func(d *appsv1.Deployment) { d.Spec.Replicas = ptr.To[int32](0) })}, budget("2", ""), "is scaled to 0"},
+		"annotated": {candidate{Deployment: web(func(d *appsv1.Deployment) {
+			d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: maintenancev1alpha1.SurgeDisabled}
+		})}, budget("2", ""), "has the annotation maintenance.haulout.dev/surge: Disabled"},
+		"a volume of one node":           {candidate{Deployment: web(), OneNodeClaims: []string{"data"}}, budget("2", ""), "cannot be scaled up, as volume claim data is for one node"},
+		"an autoscaler with room":        {candidate{Deployment: web(), Autoscalers: autoscaled(scaler())}, budget("2", ""), ""},
+		"one whose budget grows with it": {candidate{Deployment: web(), Autoscalers: autoscaled(scaler())}, budget("", "0"), "is scaled up by HorizontalPodAutoscaler load in vain"},
+		"one without room":               {candidate{Deployment: web(), Autoscalers: autoscaled(scaler(atMost(2)))}, budget("2", ""), "is scaled by HorizontalPodAutoscaler load, which has no room: maxReplicas is 2"},
+		"one whose surge has taken the room": {candidate{Deployment: web(), Autoscalers: autoscaled(scaler(atMost(2), func(a *autoscalingv2.HorizontalPodAutoscaler) {
+			a.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurgeRecord: "{}"}
+		}))}, budget("2", ""), ""},
+		"one that is not able to scale": {candidate{Deployment: web(), Autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) { a.Status.Conditions = nil }))}, budget("2", ""), "is scaled by HorizontalPodAutoscaler load, which is not able"},
+		"one that somebody else keeps": {candidate{Deployment: web(), Autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) {
+			a.OwnerReferences = []metav1.OwnerReference{{Kind: "ScaledObject", Name: "x", Controller: ptr.To(true)}}
+		}))}, budget("2", ""), "is scaled by HorizontalPodAutoscaler load, which ScaledObject x keeps"},
+		"several autoscalers":                {candidate{Deployment: web(), Autoscalers: autoscaled(scaler(), scaler())}, budget("2", ""), "is scaled by 2 HorizontalPodAutoscalers"},
+		"the Deployment's own reasons first": {candidate{Deployment: web(recreating), Autoscalers: autoscaled(scaler(), scaler())}, budget("2", ""), "has the strategy Recreate"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.candidate.Deployment = DecidesOf(test.candidate.Deployment)
+			got := test.candidate.RefuseUnder(test.budget).String()
+			if (got == "") != (test.want == "") || !strings.HasPrefix(got, test.want) {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestOneNode(t *testing.T) {
+	const once, oncePod, many, read = corev1.ReadWriteOnce, corev1.ReadWriteOncePod, corev1.ReadWriteMany, corev1.ReadOnlyMany
+	type modes = []corev1.PersistentVolumeAccessMode
+	for name, test := range map[string]struct {
+		wanted, bound modes
+		want          bool
+	}{
+		"for one node":         {modes{once}, nil, true},
+		"for one pod":          {modes{oncePod}, nil, true},
+		"for many":             {modes{many}, nil, false},
+		"to be read by many":   {modes{once, read}, nil, false},
+		"what is bound counts": {modes{once}, modes{many}, false},
+		"also where it can do less than is asked": {modes{many}, modes{once}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			claim := &corev1.PersistentVolumeClaim{
+				Spec: corev1.PersistentVolumeClaimSpec{AccessModes: test.wanted}, Status: corev1.PersistentVolumeClaimStatus{AccessModes: test.bound},
+			}
+			if got := OneNode(claim); got != test.want {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+}
+
+func TestDecidesOfKeepsClaims(t *testing.T) {
+	volume := func(name string, source corev1.VolumeSource) corev1.Volume {
+		return corev1.Volume{Name: name, VolumeSource: source}
+	}
+	d := web(func(d *appsv1.Deployment) {
+		d.Spec.Template.Spec.Volumes = []corev1.Volume{
+			volume("scratch", corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}),
+			volume("data", corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "claim"}}),
+		}
+	})
+	if got := Claims(DecidesOf(d)); len(got) != 1 || got[0] != "claim" {
+		t.Errorf("claims are %q", got)
+	}
+}
