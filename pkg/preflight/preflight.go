@@ -32,9 +32,11 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drainplan"
 	"haulout.dev/haulout/pkg/eviction/pdb"
+	"haulout.dev/haulout/pkg/surge"
 )
 
 // Kind is a kind of trouble.
@@ -43,6 +45,8 @@ type Kind string
 const (
 	// BudgetNeverAllows says that the pod's budget allows no eviction, even with all of its pods healthy.
 	BudgetNeverAllows Kind = "BudgetNeverAllows"
+	// ReplacedFirst says the same of a pod that leaves all the same, since its Deployment is scaled up first. Only Handling.Weigh finds it.
+	ReplacedFirst Kind = "ReplacedFirst"
 	// SeveralBudgets says that more than one budget selects the pod, and the eviction API refuses such pods.
 	SeveralBudgets Kind = "SeveralBudgets"
 	// NoController says that nothing makes the pod anew when it is gone.
@@ -60,8 +64,10 @@ type Pod struct {
 	Priority int32
 	// Left says why the drain leaves the pod running; it is empty for a pod that is asked to leave.
 	Left drainplan.LeftReason
-	// Controlled: a controller owns the pod.
-	Controlled bool
+	// Owner is the controller of the pod; nil if it has none.
+	Owner *metav1.OwnerReference
+	// Annotations are those that decide who takes the pod away: of evacuators, and the one of mirror pods.
+	Annotations map[string]string
 	// Held: the eviction API looks at budgets for the pod. Pods that are not evicted but taken away by an evacuator are not held.
 	Held bool
 	// Ready: the pod counts as healthy for budgets.
@@ -75,7 +81,7 @@ func (p *Pod) Terminating() bool { return !p.GoneBy.IsZero() }
 
 // PodOf returns what matters of a pod that counts for the node, given the built-in evacuators that are on. It returns false for a pod that is
 // finished.
-func PodOf(pod *corev1.Pod, node *corev1.Node, evacuators sets.Set[string]) (Pod, bool) {
+func PodOf(pod *corev1.Pod, node *corev1.Node, builtIn sets.Set[string]) (Pod, bool) {
 	if !drainplan.IsLive(pod) {
 		return Pod{}, false
 	}
@@ -83,15 +89,29 @@ func PodOf(pod *corev1.Pod, node *corev1.Node, evacuators sets.Set[string]) (Pod
 	p := Pod{
 		Namespace: pod.Namespace, Name: pod.Name, Node: node.Name, Labels: pod.Labels,
 		Type: planned.Type, Priority: planned.Priority,
-		Left:       drainplan.Left(pod, planned.Type, evacuators),
-		Controlled: metav1.GetControllerOfNoCopy(pod) != nil,
-		Held:       planned.Type == maintenancev1alpha1.PodTypeDefault && pdb.Holds(pod),
-		Ready:      pdb.IsReady(pod),
+		Left:        drainplan.Left(pod, planned.Type, builtIn),
+		Owner:       metav1.GetControllerOfNoCopy(pod),
+		Annotations: annotationsOf(pod),
+		Held:        planned.Type == maintenancev1alpha1.PodTypeDefault && pdb.Holds(pod),
+		Ready:       pdb.IsReady(pod),
 	}
 	if pod.DeletionTimestamp != nil {
 		p.GoneBy = pod.DeletionTimestamp.Time
 	}
 	return p, true
+}
+
+func annotationsOf(pod *corev1.Pod) map[string]string {
+	var kept map[string]string
+	for key, value := range pod.Annotations {
+		if key == corev1.MirrorPodAnnotationKey || evacuators.IsAnnotation(key) {
+			if kept == nil {
+				kept = map[string]string{}
+			}
+			kept[key] = value
+		}
+	}
+	return kept
 }
 
 // Finding is one kind of trouble with one pod.
@@ -104,6 +124,8 @@ type Finding struct {
 	Budgets []*policyv1.PodDisruptionBudget
 	// Why says in few words what in its budget never allows an eviction, for BudgetNeverAllows.
 	Why string
+	// Refusal is why the pod's Deployment does not help it, for BudgetNeverAllows. Only Handling.Weigh finds out.
+	Refusal surge.Refusal
 }
 
 // Check looks at pods. It is not safe for concurrent use.
@@ -139,7 +161,7 @@ func (c *Check) Look(pod Pod) (found []Finding, uses *policyv1.PodDisruptionBudg
 	if f.Kind != "" {
 		found = append(found, f)
 	}
-	if !pod.Controlled {
+	if pod.Owner == nil {
 		found = append(found, Finding{Pod: pod, Kind: NoController})
 	}
 	return found, uses

@@ -25,6 +25,7 @@ import (
 
 	"haulout.dev/haulout/pkg/drainplan"
 	"haulout.dev/haulout/pkg/eviction/pdb"
+	"haulout.dev/haulout/pkg/surge"
 )
 
 // Cause is what several findings of a kind have in common; see Finding for the fields.
@@ -34,6 +35,8 @@ type Cause struct {
 	Left    drainplan.LeftReason
 	Budgets []types.NamespacedName
 	Why     string
+	// Refusal is that of all of them; the zero value if they do not have the same.
+	Refusal surge.Refusal
 }
 
 // Summary is all findings of a kind.
@@ -65,7 +68,10 @@ func (t *Tally) Add(findings ...Finding) {
 			t.causes = map[causeKey]*Cause{}
 		}
 		if t.causes[k] == nil {
-			t.causes[k] = &Cause{Left: f.Left, Budgets: namesOf(f), Why: f.Why}
+			t.causes[k] = &Cause{Left: f.Left, Budgets: namesOf(f), Why: f.Why, Refusal: f.Refusal}
+		}
+		if t.causes[k].Refusal != f.Refusal {
+			t.causes[k].Refusal = surge.Refusal{}
 		}
 		t.causes[k].Pods++
 	}

@@ -120,14 +120,19 @@ func (t *trouble) look(pod *leavingPod, on *nodeState) {
 		t.of(maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.ReasonNamespaceTerminating).add(pod, pod.Namespace)
 		return
 	}
-	if len(pod.classes) == 0 {
+	if len(pod.Classes) == 0 {
 		t.of(maintenancev1alpha1.PreviewEffectNever, maintenancev1alpha1.ReasonNoEvacuator).add(pod)
 	}
 	findings, uses := t.check.Look(pod.Pod.Pod)
 	for i := range findings {
+		pod.Weigh(&findings[i])
 		t.addFinding(pod, &findings[i])
 	}
-	if uses != nil {
+	switch {
+	case uses == nil:
+	case pod.Surge != nil && opensWithOneMore(uses):
+		t.addReplaced(pod, uses, "allows no eviction now")
+	default:
 		if t.uses[uses] == nil {
 			t.uses[uses] = &budgetUse{budget: uses, byWave: map[int]int{}}
 		}
@@ -155,23 +160,31 @@ func (t *trouble) addFinding(pod *leavingPod, f *preflight.Finding) {
 		b.add(pod)
 	case preflight.BudgetNeverAllows:
 		refusal := pdb.Explain(f.Budgets[0])
-		if refusal.Reason == maintenancev1alpha1.ReasonPodDisruptionBudget && slices.Contains(pod.classes, maintenancev1alpha1.EvacuatorClassDeployment) {
-			b := t.of(maintenancev1alpha1.PreviewEffectDelayed, refusal.Reason, f.Budgets...)
-			b.Message = fmt.Sprintf("PodDisruptionBudget %s allows no eviction as it is (%s). The pods leave when their Deployment has been scaled up "+
-				"within its maxSurge and other pods are available in their place.", f.Budgets[0].Name, f.Why)
-			b.add(pod)
-			return
-		}
 		b := t.of(maintenancev1alpha1.PreviewEffectNever, refusal.Reason, f.Budgets...)
-		b.Message = refusal.Message
-		if refusal.Reason == maintenancev1alpha1.ReasonPodDisruptionBudget {
-			b.Message = fmt.Sprintf("PodDisruptionBudget %s never allows an eviction (%s). Change the budget, or delete its pods by hand.",
-				f.Budgets[0].Name, f.Why)
+		if b.Message == "" {
+			b.Message = refusal.Message
+			if refusal.Reason == maintenancev1alpha1.ReasonPodDisruptionBudget {
+				b.Message = fmt.Sprintf("PodDisruptionBudget %s never allows an eviction (%s). Change the budget, or delete its pods by hand.",
+					f.Budgets[0].Name, f.Why)
+			}
+			if !f.Refusal.IsZero() {
+				b.Message += fmt.Sprintf(" No other pods come first in their place (Deployment %s %s).", pod.Deployment, f.Refusal)
+			}
 		}
 		b.add(pod)
+	case preflight.ReplacedFirst:
+		t.addReplaced(pod, f.Budgets[0], "allows no eviction as it is ("+f.Why+")")
 	case preflight.LeftRunning:
 		// Such a pod is in no wave.
 	}
+}
+
+// addReplaced adds a pod that leaves when another one is available in its place, although its budget says no.
+func (t *trouble) addReplaced(pod *leavingPod, budget *policyv1.PodDisruptionBudget, says string) {
+	b := t.of(maintenancev1alpha1.PreviewEffectDelayed, maintenancev1alpha1.ReasonPodDisruptionBudget, budget)
+	b.Message = fmt.Sprintf("PodDisruptionBudget %s %s. The pods leave when their Deployment has been scaled up within its maxSurge and other pods are "+
+		"available in their place.", budget.Name, says)
+	b.add(pod)
 }
 
 // all returns what was found, the worst first.

@@ -81,3 +81,11 @@ func (u *budgetUse) refusal() pdb.Refusal {
 	}
 	return pdb.Explain(u.budget)
 }
+
+// opensWithOneMore says whether a budget that allows no eviction now does with one more healthy pod.
+func opensWithOneMore(budget *policyv1.PodDisruptionBudget) bool {
+	if pdb.Allowed(budget) > 0 || !pdb.IsCurrent(budget) || pdb.Explain(budget).Reason != maintenancev1alpha1.ReasonPodDisruptionBudget {
+		return false
+	}
+	return budget.Status.CurrentHealthy+1 > pdb.DesiredHealthy(budget, budget.Status.ExpectedPods+1)
+}

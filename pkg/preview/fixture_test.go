@@ -35,6 +35,7 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	"haulout.dev/haulout/pkg/surge"
 )
 
 var now = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
@@ -244,7 +245,17 @@ func failed(b *policyv1.PodDisruptionBudget) {
 }
 
 // owners has the ReplicaSet rs of the Deployment web and the DaemonSet agent, if it says so, both for the label app=web.
-type owners struct{ rs, agent bool }
+type owners struct {
+	rs, agent bool
+	// web changes the Deployment.
+	web func(*appsv1.Deployment)
+}
+
+func recreating(d *appsv1.Deployment) { d.Spec.Strategy.Type = appsv1.RecreateDeploymentStrategyType }
+
+func unscaled(d *appsv1.Deployment) {
+	d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: maintenancev1alpha1.SurgeDisabled}
+}
 
 var selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
 
@@ -262,7 +273,16 @@ func (o owners) ReplicaSet(_ context.Context, _, name string) (*appsv1.ReplicaSe
 }
 
 func (o owners) Deployment(_ context.Context, _, name string) (*appsv1.Deployment, error) {
-	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-web"}, Spec: appsv1.DeploymentSpec{Selector: selector}}, nil
+	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-web"}, Spec: appsv1.DeploymentSpec{Selector: selector}}
+	if o.web != nil {
+		o.web(d)
+	}
+	return d, nil
+}
+
+func (o owners) Surge(namespace, name string) *surge.Candidate {
+	d, _ := o.Deployment(context.Background(), namespace, name)
+	return &surge.Candidate{Deployment: d}
 }
 
 func (o owners) DaemonSet(_ context.Context, _, name string) (*appsv1.DaemonSet, error) {

@@ -28,7 +28,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	"haulout.dev/haulout/pkg/drainplan"
 	"haulout.dev/haulout/pkg/preflight"
 )
@@ -39,10 +38,6 @@ var tracked = sets.New("batch.kubernetes.io/job-tracking")
 // Pod is what a preview keeps of a pod.
 type Pod struct {
 	preflight.Pod
-	// annotations are those that name evacuators, and the one of mirror pods.
-	annotations map[string]string
-	// owner is the controller of the pod.
-	owner *metav1.OwnerReference
 	// finalizers keep the pod when it has stopped.
 	finalizers []string
 }
@@ -89,23 +84,10 @@ func (p *Pods) Add(list []corev1.Pod) {
 		if !counts {
 			continue
 		}
-		seen.Labels, seen.Namespace = p.shareLabels(seen.Labels), p.shareText(seen.Namespace)
-		p.all = append(p.all, Pod{Pod: seen, annotations: annotationsOf(pod), owner: p.shareOwner(pod), finalizers: finalizersOf(pod)})
+		seen.Labels, seen.Namespace, seen.Owner = p.shareLabels(seen.Labels), p.shareText(seen.Namespace), p.shareOwner(seen.Owner)
+		p.all = append(p.all, Pod{Pod: seen, finalizers: finalizersOf(pod)})
 	}
 	p.byNode = nil
-}
-
-func annotationsOf(pod *corev1.Pod) map[string]string {
-	var kept map[string]string
-	for key, value := range pod.Annotations {
-		if key == corev1.MirrorPodAnnotationKey || evacuators.IsAnnotation(key) {
-			if kept == nil {
-				kept = map[string]string{}
-			}
-			kept[key] = value
-		}
-	}
-	return kept
 }
 
 func finalizersOf(pod *corev1.Pod) []string {
@@ -133,8 +115,7 @@ func (p *Pods) shareText(text string) string {
 	return text
 }
 
-func (p *Pods) shareOwner(pod *corev1.Pod) *metav1.OwnerReference {
-	owner := metav1.GetControllerOfNoCopy(pod)
+func (p *Pods) shareOwner(owner *metav1.OwnerReference) *metav1.OwnerReference {
 	if owner == nil {
 		return nil
 	}
@@ -169,7 +150,7 @@ func (p *Pods) Owners(visit func(namespace string, owner *metav1.OwnerReference)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range p.all {
-		if owner := p.all[i].owner; owner != nil {
+		if owner := p.all[i].Owner; owner != nil {
 			visit(p.all[i].Namespace, owner)
 		}
 	}

@@ -33,9 +33,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drainplan"
+	"haulout.dev/haulout/pkg/preflight"
 )
 
 // The limits of the lists in a preview: with all of them reached it takes a few megabytes of JSON. Counts have no limit.
@@ -105,8 +105,8 @@ type Situation struct {
 	Budgets []policyv1.PodDisruptionBudget
 	// TerminatingNamespaces are the namespaces that are being deleted.
 	TerminatingNamespaces sets.Set[string]
-	// Owners finds the owners of the pods.
-	Owners evacuators.Owners
+	// Owners finds the owners of the pods, and what decides whether Deployments are scaled up.
+	Owners preflight.Owners
 	// Evacuators are the classes of the built-in evacuators that are on.
 	Evacuators sets.Set[string]
 	// Now is when the look at the cluster began.

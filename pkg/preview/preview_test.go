@@ -25,9 +25,12 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
@@ -180,6 +183,21 @@ func TestBlockers(t *testing.T) {
 		"a budget that never allows, but for pods that are replaced first": {scene{
 			evacuators: []string{deploymentClass}, owners: owners{rs: true}, pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
 		}, []string{"Delayed PodDisruptionBudget: 2 web(0)"}},
+		"and none that are not": {scene{
+			evacuators: []string{deploymentClass}, owners: owners{rs: true, web: recreating}, pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+		}, []string{"Never PodDisruptionBudget: 2 web(0)"}},
+		"a budget that is used up, but for pods that are replaced first": {scene{
+			evacuators: []string{deploymentClass}, owners: owners{rs: true}, pods: pods(2, "web", "n1"),
+			budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(9), func(b *policyv1.PodDisruptionBudget) {
+				b.Spec.MaxUnavailable, b.Spec.MinAvailable = nil, ptr.To(intstr.FromInt32(9))
+			})},
+		}, []string{"Delayed PodDisruptionBudget: 2 web(0)"}},
+		"if that opens it": {scene{
+			evacuators: []string{deploymentClass}, owners: owners{rs: true}, pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(9))},
+		}, []string{"NotNow PodDisruptionBudget: 2 web(0)"}},
+		"several budgets also hold what is replaced": {scene{
+			evacuators: []string{deploymentClass}, owners: owners{rs: true}, pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("b", "web", 5), budget("a", "web", 5)},
+		}, []string{"Never MultiplePodDisruptionBudgets: 2 a(5) b(5)"}},
 		"a budget that cannot be computed":      {scene{pods: pods(1, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, failed)}}, []string{"Never PodDisruptionBudgetSyncFailed: 1 web(0)"}},
 		"a budget whose status is out of order": {scene{pods: pods(1, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", -1)}}, []string{"NotNow TooManyDisruptedPods: 1 web(0)"}},
 		"a budget that has just changed": {scene{pods: pods(1, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{
@@ -244,6 +262,29 @@ func TestBlockers(t *testing.T) {
 				if b.Message == "" || int(b.PodCount) != len(b.Pods) || b.PodsOmitted != 0 {
 					t.Errorf("blocker %+v has no message, or other pods than it counts", b)
 				}
+			}
+		})
+	}
+}
+
+func TestWhyPodsAreNotReplacedFirst(t *testing.T) {
+	for name, test := range map[string]struct {
+		web  func(*appsv1.Deployment)
+		want string
+	}{
+		"its strategy":   {recreating, "No other pods come first in their place (Deployment web has the strategy Recreate: its pods must not run beside each other)."},
+		"its annotation": {unscaled, "No other pods come first in their place (Deployment web has the annotation maintenance.haulout.dev/surge: Disabled)."},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := scene{
+				evacuators: []string{deploymentClass}, owners: owners{rs: true, web: test.web}, pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+			}.preview(t)
+			want := "PodDisruptionBudget web never allows an eviction (maxUnavailable 0). Change the budget, or delete its pods by hand. " + test.want
+			if got := out.Blockers[0].Message; got != want {
+				t.Errorf("got  %q\nwant %q", got, want)
+			}
+			if got := out.Waves[0].Evacuators; len(got) != 1 || got[0].EvacuatorClass != evictionClass {
+				t.Errorf("evacuators are %+v", got)
 			}
 		})
 	}

@@ -24,10 +24,6 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drainplan"
 	"haulout.dev/haulout/pkg/preflight"
@@ -49,15 +45,11 @@ type wave struct {
 type leavingPod struct {
 	*Pod
 	wave *wave
-	// classes are who takes it away, in the order of their turns.
-	classes []string
+	preflight.Handling
 	// blockers are the reasons of its blockers, the worst first; it is filled in for pods that are listed only.
 	blockers []string
 	listed   bool
 }
-
-// evictionOnly are the classes of most pods.
-var evictionOnly = []string{maintenancev1alpha1.EvacuatorClassEviction}
 
 // checkEvery is after how many pods the context is looked at.
 const checkEvery = 1024
@@ -91,11 +83,11 @@ func (d *decision) sortPods(ctx context.Context) error {
 			if w == nil {
 				continue
 			}
-			classes, err := d.classesOf(ctx, pod)
+			handling, err := preflight.HandlingOf(ctx, &pod.Pod, d.Evacuators, d.Owners)
 			if err != nil {
 				return err
 			}
-			leaving := &leavingPod{Pod: pod, wave: w, classes: classes}
+			leaving := &leavingPod{Pod: pod, wave: w, Handling: handling}
 			w.add(leaving, targets)
 			counts.pods++
 			d.leaving = append(d.leaving, leaving)
@@ -125,37 +117,6 @@ func (w *wave) add(pod *leavingPod, targets drainplan.Targets) {
 	if targets.Cover(pod.planned()) {
 		w.asked++
 	}
-}
-
-// classesOf returns who takes the pod away, as an Evacuation of it would have it: evacuators, and eviction for pods that may be evicted.
-func (d *decision) classesOf(ctx context.Context, pod *Pod) ([]string, error) {
-	var builtIn evacuators.BuiltIn
-	if pod.owner != nil && d.Evacuators.Len() > 0 {
-		asOwned := corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{
-				Namespace: pod.Namespace, Labels: pod.Labels, Annotations: pod.annotations, OwnerReferences: []metav1.OwnerReference{*pod.owner},
-			},
-			Spec: corev1.PodSpec{NodeName: pod.Node},
-		}
-		var err error
-		if builtIn, err = evacuators.BuiltInOf(ctx, &asOwned, d.Evacuators, d.Owners); err != nil {
-			return nil, fmt.Errorf("find out who owns pod %s/%s: %w", pod.Namespace, pod.Name, err)
-		}
-	}
-	evicted := pod.Type == maintenancev1alpha1.PodTypeDefault
-	if builtIn.Class == "" && len(pod.annotations) == 0 && evicted {
-		return evictionOnly, nil
-	}
-	// The server makes the Evacuation itself, and may use every class.
-	list, _ := evacuators.OfPod(pod.annotations, builtIn.Class, func(string) bool { return true })
-	var classes []string
-	for i := range list {
-		classes = append(classes, list[i].EvacuatorClass)
-	}
-	if evicted {
-		classes = append(classes, maintenancev1alpha1.EvacuatorClassEviction)
-	}
-	return classes, nil
 }
 
 // describeWaves writes the waves down that have pods.
@@ -194,8 +155,8 @@ func (w *wave) describe() maintenancev1alpha1.PreviewWave {
 	for _, pod := range w.pods {
 		onNode[pod.Node]++
 		first := ""
-		if len(pod.classes) > 0 {
-			first = pod.classes[0]
+		if len(pod.Classes) > 0 {
+			first = pod.Classes[0]
 		}
 		byClass[first]++
 	}
@@ -216,7 +177,7 @@ func (w *wave) describe() maintenancev1alpha1.PreviewWave {
 		}
 		namespace := &n.Namespaces[len(n.Namespaces)-1]
 		namespace.Pods = append(namespace.Pods, maintenancev1alpha1.PreviewPod{
-			Name: pod.Name, EvacuatorClasses: pod.classes, Blockers: pod.blockers, Terminating: pod.Terminating(),
+			Name: pod.Name, EvacuatorClasses: pod.Classes, Blockers: pod.blockers, Terminating: pod.Terminating(),
 		})
 	}
 	return out

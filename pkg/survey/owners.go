@@ -18,17 +18,21 @@ package survey
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"sync"
 
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/preflight"
+	"haulout.dev/haulout/pkg/surge"
 )
 
 // OwnerNames are the names of owners of pods that decide about evacuators.
@@ -53,16 +57,20 @@ func (n *OwnerNames) Add(namespace string, owner *metav1.OwnerReference) {
 	}
 }
 
-// Owners are owners of pods as they were read. Of each it has the identity, the owners and the selector,
-// and of Deployments whether they may be scaled up.
+// Owners are owners of pods as they were read. Of each it has the identity, the owners and the selector, and of Deployments what decides whether
+// they are scaled up.
 type Owners struct {
 	replicaSets map[types.NamespacedName]*appsv1.ReplicaSet
 	deployments map[types.NamespacedName]*appsv1.Deployment
 	daemonSets  map[types.NamespacedName]*appsv1.DaemonSet
 	nodes       map[string]*corev1.Node
+	// autoscalers are by the Deployments that they scale, and by name.
+	autoscalers map[types.NamespacedName][]*autoscalingv2.HorizontalPodAutoscaler
+	// oneNodeClaims are those that only one node can use at a time.
+	oneNodeClaims sets.Set[types.NamespacedName]
 }
 
-var _ evacuators.Owners = &Owners{}
+var _ preflight.Owners = &Owners{}
 
 // Owners reads the owners of pods and the Deployments of those that are ReplicaSets. The nodes are handed in. Those that do not exist are not
 // among them.
@@ -102,9 +110,12 @@ func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.N
 			list, err := apps.Deployments(namespace).List(ctx, options)
 			return itemsOf(list, err, func(l *appsv1.DeploymentList) []appsv1.Deployment { return l.Items })
 		},
-		strip: evacuators.DecidesOf,
+		strip: surge.DecidesOf,
 	})
 	if err != nil {
+		return nil, err
+	}
+	if err := r.surges(ctx, o); err != nil {
 		return nil, err
 	}
 	o.daemonSets, err = owners(ctx, r, names.daemonSets, ownerKind[appsv1.DaemonSet]{
@@ -122,6 +133,56 @@ func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.N
 	return o, err
 }
 
+// surges reads what decides, beside the Deployments themselves, whether they are scaled up.
+func (r Reader) surges(ctx context.Context, o *Owners) error {
+	namespaces, claims := sets.New[string](), sets.New[types.NamespacedName]()
+	for name, d := range o.deployments {
+		namespaces.Insert(name.Namespace)
+		for _, claim := range surge.Claims(d) {
+			claims.Insert(types.NamespacedName{Namespace: name.Namespace, Name: claim})
+		}
+	}
+	var mu sync.Mutex
+	o.autoscalers = map[types.NamespacedName][]*autoscalingv2.HorizontalPodAutoscaler{}
+	err := r.byNamespace(ctx, namespaces, func(ctx context.Context, namespace string, options metav1.ListOptions) (string, error) {
+		list, err := r.Client.AutoscalingV2().HorizontalPodAutoscalers(namespace).List(ctx, options)
+		if err != nil {
+			return "", err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for i := range list.Items {
+			a := &list.Items[i]
+			if name, ok := surge.Scales(a); ok && o.deployments[name] != nil {
+				a.ManagedFields = nil
+				o.autoscalers[name] = append(o.autoscalers[name], a)
+			}
+		}
+		return list.Continue, nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, list := range o.autoscalers {
+		slices.SortFunc(list, func(a, b *autoscalingv2.HorizontalPodAutoscaler) int { return strings.Compare(a.Name, b.Name) })
+	}
+	// Templates that name claims are rare. One by one, for the right to list all claims would be for these alone.
+	o.oneNodeClaims = sets.New[types.NamespacedName]()
+	names := claims.UnsortedList()
+	return inParallel(ctx, len(names), func(ctx context.Context, i int) error {
+		claim, err := r.Client.CoreV1().PersistentVolumeClaims(names[i].Namespace).Get(ctx, names[i].Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err == nil && surge.OneNode(claim) {
+			mu.Lock()
+			defer mu.Unlock()
+			o.oneNodeClaims.Insert(names[i])
+		}
+		return err
+	})
+}
+
 // ReplicaSet implements evacuators.Owners.
 func (o *Owners) ReplicaSet(_ context.Context, namespace, name string) (*appsv1.ReplicaSet, error) {
 	return o.replicaSets[types.NamespacedName{Namespace: namespace, Name: name}], nil
@@ -130,6 +191,22 @@ func (o *Owners) ReplicaSet(_ context.Context, namespace, name string) (*appsv1.
 // Deployment implements evacuators.Owners.
 func (o *Owners) Deployment(_ context.Context, namespace, name string) (*appsv1.Deployment, error) {
 	return o.deployments[types.NamespacedName{Namespace: namespace, Name: name}], nil
+}
+
+// Surge implements preflight.Owners.
+func (o *Owners) Surge(namespace, name string) *surge.Candidate {
+	key := types.NamespacedName{Namespace: namespace, Name: name}
+	d := o.deployments[key]
+	if d == nil {
+		return nil
+	}
+	c := &surge.Candidate{Deployment: d, Autoscalers: o.autoscalers[key]}
+	for _, claim := range surge.Claims(d) {
+		if o.oneNodeClaims.Has(types.NamespacedName{Namespace: namespace, Name: claim}) {
+			c.OneNodeClaims = append(c.OneNodeClaims, claim)
+		}
+	}
+	return c
 }
 
 // DaemonSet implements evacuators.Owners.

@@ -25,6 +25,7 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -79,9 +80,9 @@ func TestOwners(t *testing.T) {
 		builtIn                  sets.Set[string]
 		want                     map[string]int
 	}{
-		"few are read one by one":              {2, 3, all, map[string]int{"get replicasets": 6, "get deployments": 6, "get daemonsets": 6}},
-		"many by namespace":                    {2, 40, all, map[string]int{"list replicasets": 2, "list deployments": 2, "list daemonsets": 2}},
-		"those of many namespaces all at once": {20, 4, all, map[string]int{"list replicasets": 1, "list deployments": 1, "list daemonsets": 1}},
+		"few are read one by one":              {2, 3, all, map[string]int{"get replicasets": 6, "get deployments": 6, "get daemonsets": 6, "list horizontalpodautoscalers": 2}},
+		"many by namespace":                    {2, 40, all, map[string]int{"list replicasets": 2, "list deployments": 2, "list daemonsets": 2, "list horizontalpodautoscalers": 2}},
+		"those of many namespaces all at once": {20, 4, all, map[string]int{"list replicasets": 1, "list deployments": 1, "list daemonsets": 1, "list horizontalpodautoscalers": 1}},
 		"only for evacuators that are on":      {1, 1, sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet), map[string]int{"get daemonsets": 1}},
 		"none while none is on":                {1, 1, nil, map[string]int{}},
 	} {
@@ -148,6 +149,53 @@ func TestOwnersThatAreGoneOrUnknown(t *testing.T) {
 	kube.PrependReactor("get", "replicasets", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("no") })
 	if _, err := (Reader{Client: kube}).Owners(t.Context(), names, nil); err == nil {
 		t.Error("an owner that cannot be read is no error")
+	}
+}
+
+func TestSurges(t *testing.T) {
+	scaler := func(namespace, name, kind, target string) *autoscalingv2.HorizontalPodAutoscaler {
+		return &autoscalingv2.HorizontalPodAutoscaler{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+			Spec:       autoscalingv2.HorizontalPodAutoscalerSpec{ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: kind, Name: target}},
+		}
+	}
+	claim := func(name string, mode corev1.PersistentVolumeAccessMode) *corev1.PersistentVolumeClaim {
+		return &corev1.PersistentVolumeClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: corev1.PersistentVolumeClaimSpec{AccessModes: []corev1.PersistentVolumeAccessMode{mode}},
+		}
+	}
+	web := deployment("ns", "web")
+	for _, name := range []string{"shared", "data", "gone"} {
+		web.Spec.Template.Spec.Volumes = append(web.Spec.Template.Spec.Volumes, corev1.Volume{
+			Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}},
+		})
+	}
+	kube := kubefake.NewClientset(
+		web, replicaSet("ns", "web"), claim("shared", corev1.ReadWriteMany), claim("data", corev1.ReadWriteOnce), claim("other", corev1.ReadWriteOnce),
+		scaler("ns", "b", "Deployment", "web"), scaler("ns", "a", "Deployment", "web"), scaler("ns", "c", "StatefulSet", "web"), scaler("ns", "d", "Deployment", "other"),
+	)
+	names := NewOwnerNames(sets.New(maintenancev1alpha1.EvacuatorClassDeployment))
+	names.Add("ns", &metav1.OwnerReference{Kind: "ReplicaSet", Name: "web"})
+	owners, err := Reader{Client: kube}.Owners(t.Context(), names, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := owners.Surge("ns", "web")
+	if c == nil || c.Deployment.Name != "web" || len(c.Autoscalers) != 2 || c.Autoscalers[0].Name != "a" || !slices.Equal(c.OneNodeClaims, []string{"data"}) {
+		t.Errorf("got %+v", c)
+	}
+	if n := calls(kube)["get persistentvolumeclaims"]; n != 3 {
+		t.Errorf("%d claims were read, want 3", n)
+	}
+	if other := owners.Surge("ns", "other"); other != nil {
+		t.Errorf("got %+v", other)
+	}
+	for verb, resource := range map[string]string{"list": "horizontalpodautoscalers", "get": "persistentvolumeclaims"} {
+		failing := kubefake.NewClientset(web, replicaSet("ns", "web"))
+		failing.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("no") })
+		if _, err := (Reader{Client: failing}).Owners(t.Context(), names, nil); err == nil {
+			t.Errorf("%s that cannot be read are no error", resource)
+		}
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"sync"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -60,9 +61,13 @@ func TestWarningsOfPods(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
 	kube := cluster.As(t).Kube
-	cluster.Deployment(t, namespace, "stuck", pool, 3)
+	cluster.Deployment(t, namespace, "stuck", pool, 3, framework.WithSurge, func(d *appsv1.Deployment) {
+		d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxSurge: ptr.To(intstr.FromInt32(0)), MaxUnavailable: ptr.To(intstr.FromInt32(1))}
+	})
+	cluster.Deployment(t, namespace, "replaced", pool, 2, framework.WithSurge)
 	cluster.Deployment(t, namespace, "fine", pool, 2)
 	cluster.Budget(t, namespace, "stuck", 0)
+	cluster.Budget(t, namespace, "replaced", 0)
 	cluster.Budget(t, namespace, "fine", 1)
 	twice := cluster.PodOn(t, namespace, "twice", pool, nodes[0])
 	for _, name := range []string{"a", "b"} {
@@ -91,6 +96,7 @@ func TestWarningsOfPods(t *testing.T) {
 	maintenances := clientset.NewForConfigOrDie(config).MaintenanceV1alpha1().NodeMaintenances()
 	want := []string{
 		"pods that cannot be evicted: 3; never allowed by PodDisruptionBudget " + namespace + "/stuck (maxUnavailable 0)",
+		"nor are they replaced before they leave: their Deployment has maxSurge 0",
 		"pods that cannot be evicted: 1; more than one PodDisruptionBudget selects each, above all " + namespace + "/a, " + namespace + "/b",
 		"pods that have no controller and will not come back once evicted: 1",
 		"static pods that are left running, as no agent on their nodes can stop them: 1",

@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/preflight"
 	"haulout.dev/haulout/pkg/survey"
 )
@@ -106,15 +107,45 @@ func (l *looker) fill(ctx context.Context, out *outlook, nodes []*corev1.Node) e
 		return err
 	}
 	check := preflight.NewCheck(budgets)
-	for _, pod := range c.pods {
+	// held are the findings that the pods' Deployments may help with. Owners are read for these alone.
+	var held []preflight.Finding
+	owners := survey.NewOwnerNames(sets.New(v1alpha1.EvacuatorClassDeployment).Intersection(l.evacuators))
+	for i := range c.pods {
 		// Many budgets in a namespace with many pods take their time.
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		out.tally.Add(check.Pod(pod)...)
+		for _, f := range check.Pod(c.pods[i]) {
+			if f.Kind != preflight.BudgetNeverAllows || f.Pod.Owner == nil {
+				out.tally.Add(f)
+				continue
+			}
+			held = append(held, f)
+			owners.Add(f.Pod.Namespace, f.Pod.Owner)
+		}
+	}
+	if err := l.weigh(ctx, out, reader, held, owners); err != nil {
+		return err
 	}
 	if c.cut {
 		out.read = c.read
+	}
+	return nil
+}
+
+// weigh counts pods that no eviction can remove, unless they are replaced before they leave.
+func (l *looker) weigh(ctx context.Context, out *outlook, reader survey.Reader, held []preflight.Finding, names *survey.OwnerNames) error {
+	owners, err := reader.Owners(ctx, names, nil)
+	if err != nil {
+		return err
+	}
+	for i := range held {
+		handling, err := preflight.HandlingOf(ctx, &held[i].Pod, l.evacuators, owners)
+		if err != nil {
+			return err
+		}
+		handling.Weigh(&held[i])
+		out.tally.Add(held[i])
 	}
 	return nil
 }

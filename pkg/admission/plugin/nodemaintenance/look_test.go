@@ -29,6 +29,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -36,11 +37,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/preflight"
 	"haulout.dev/haulout/pkg/survey"
 )
@@ -232,6 +235,94 @@ func TestWarningsOfPods(t *testing.T) {
 			f.run(slices.Concat(test.pods...), test.budgets...)
 			ctx, warnings := f.context(test.request)
 			if err := f.validate(ctx, test.request); err != nil {
+				t.Fatal(err)
+			}
+			if got := warnings.Texts(); !slices.Equal(got, test.want) {
+				t.Errorf("warnings are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
+			}
+		})
+	}
+}
+
+// ofDeployment gives a fixture the ReplicaSet and the Deployment of the pods with the label app.
+func (f *fixture) ofDeployment(app string, modify func(*appsv1.Deployment)) {
+	f.t.Helper()
+	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: app, UID: types.UID("d-" + app)}, Spec: appsv1.DeploymentSpec{Selector: selector},
+	}
+	modify(d)
+	rs := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "shop", Name: app, OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: app, UID: d.UID, Controller: ptr.To(true)}},
+	}, Spec: appsv1.ReplicaSetSpec{Selector: selector}}
+	for _, object := range []runtime.Object{d, rs} {
+		if err := f.kube.Tracker().Add(object); err != nil {
+			f.t.Fatal(err)
+		}
+	}
+}
+
+func TestWarningsOfPodsThatAreReplacedFirst(t *testing.T) {
+	anyway := func(*appsv1.Deployment) {}
+	recreating := func(d *appsv1.Deployment) { d.Spec.Strategy.Type = appsv1.RecreateDeploymentStrategyType }
+	unscaled := func(d *appsv1.Deployment) {
+		d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
+	}
+	const fixed = "pods that cannot be evicted: "
+	long := strings.Repeat("x", 30)
+	for name, test := range map[string]struct {
+		off         bool
+		deployments map[string]func(*appsv1.Deployment)
+		budgets     []*policyv1.PodDisruptionBudget
+		want        []string
+	}{
+		"a Deployment that is scaled up": {
+			deployments: map[string]func(*appsv1.Deployment){"web": anyway}, budgets: []*policyv1.PodDisruptionBudget{budget("shop", "web", "web", "0")},
+		},
+		"while nobody does it": {
+			off: true, deployments: map[string]func(*appsv1.Deployment){"web": anyway}, budgets: []*policyv1.PodDisruptionBudget{budget("shop", "web", "web", "0")},
+			want: []string{fixed + "2; never allowed by PodDisruptionBudget shop/web (maxUnavailable 0)"},
+		},
+		"one that is not": {
+			deployments: map[string]func(*appsv1.Deployment){"web": recreating}, budgets: []*policyv1.PodDisruptionBudget{budget("shop", "w", "web", "0")},
+			want: []string{fixed + "2; never allowed by PodDisruptionBudget shop/w (maxUnavailable 0)", "nor are they replaced before they leave: their Deployment has the strategy Recreate"},
+		},
+		"one that does not want to be": {
+			deployments: map[string]func(*appsv1.Deployment){"web": unscaled}, budgets: []*policyv1.PodDisruptionBudget{budget("shop", "w", "web", "0")},
+			want: []string{
+				fixed + "2; never allowed by PodDisruptionBudget shop/w (maxUnavailable 0)",
+				"nor are they replaced before they leave: their Deployment has the annotation maintenance.haulout.dev/surge: Disabled",
+			},
+		},
+		"several budgets": {
+			deployments: map[string]func(*appsv1.Deployment){"web": recreating, "db": anyway}, budgets: []*policyv1.PodDisruptionBudget{
+				budget("shop", "web", "web", "0"), budget("shop", "db", "db", "0"), budget("shop", "other", "other", "0"),
+			},
+			want: []string{
+				fixed + "3; never allowed by 2 PodDisruptionBudgets, above all shop/web (2, maxUnavailable 0)",
+				"nor are they replaced before they leave under shop/web: their Deployment has the strategy Recreate",
+			},
+		},
+		"a budget with a name for which there is no room": {
+			deployments: map[string]func(*appsv1.Deployment){"web": recreating}, budgets: []*policyv1.PodDisruptionBudget{budget("shop", long, "web", "0")},
+			want: []string{
+				fixed + "2; never allowed by PodDisruptionBudget shop/" + long,
+				"nor are they replaced before they leave: their Deployment has the strategy Recreate",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, may("", "blue-1", "blue-2", "red-1"), withUIDs(twoPools))
+			if !test.off {
+				f.plugin.looker.evacuators = sets.New(v1alpha1.EvacuatorClassDeployment)
+			}
+			f.run(slices.Concat(podsOn(2, "blue-1", "web"), podsOn(2, "blue-1", "db"), podsOn(1, "blue-1", "other")), test.budgets...)
+			for app, modify := range test.deployments {
+				f.ofDeployment(app, modify)
+			}
+			r := request{by: bob, nm: maintain(pools("blue"))}
+			ctx, warnings := f.context(r)
+			if err := f.validate(ctx, r); err != nil {
 				t.Fatal(err)
 			}
 			if got := warnings.Texts(); !slices.Equal(got, test.want) {

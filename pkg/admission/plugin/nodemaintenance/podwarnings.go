@@ -41,7 +41,7 @@ func warnOfPods(_ context.Context, w *write) []string {
 		return []string{"the pods on these nodes were not checked: the cluster did not list them; the log of the Haulout server says why"}
 	}
 	if s := w.outlook.tally.Summary(preflight.BudgetNeverAllows); s.Pods > 0 {
-		texts = append(texts, neverAllowed(s))
+		texts = append(texts, neverAllowed(s)...)
 	}
 	if s := w.outlook.tally.Summary(preflight.SeveralBudgets); s.Pods > 0 {
 		text := fmt.Sprintf("pods that cannot be evicted: %d; more than one PodDisruptionBudget selects each", s.Pods)
@@ -56,15 +56,22 @@ func warnOfPods(_ context.Context, w *write) []string {
 	return texts
 }
 
-func neverAllowed(s preflight.Summary) string {
+// neverAllowed also says, on a line of its own, why the worst of them are not replaced before they leave.
+func neverAllowed(s preflight.Summary) []string {
 	worst := s.Causes[0]
-	name := join(worst.Budgets)
-	if len(s.Causes) == 1 {
-		text := fmt.Sprintf("pods that cannot be evicted: %d; never allowed by PodDisruptionBudget %s", s.Pods, name)
-		return firstThatFits(fmt.Sprintf("%s (%s)", text, worst.Why), text)
+	name, under := join(worst.Budgets), ""
+	text := fmt.Sprintf("pods that cannot be evicted: %d; never allowed by PodDisruptionBudget %s", s.Pods, name)
+	texts := []string{firstThatFits(fmt.Sprintf("%s (%s)", text, worst.Why), text)}
+	if len(s.Causes) > 1 {
+		text = fmt.Sprintf("pods that cannot be evicted: %d; never allowed by %d PodDisruptionBudgets, above all %s", s.Pods, len(s.Causes), name)
+		texts[0] = firstThatFits(fmt.Sprintf("%s (%d, %s)", text, worst.Pods, worst.Why), fmt.Sprintf("%s (%d)", text, worst.Pods), text)
+		under = " under " + name
 	}
-	text := fmt.Sprintf("pods that cannot be evicted: %d; never allowed by %d PodDisruptionBudgets, above all %s", s.Pods, len(s.Causes), name)
-	return firstThatFits(fmt.Sprintf("%s (%d, %s)", text, worst.Pods, worst.Why), fmt.Sprintf("%s (%d)", text, worst.Pods), text)
+	if worst.Refusal.IsZero() {
+		return texts
+	}
+	const nor = "nor are they replaced before they leave"
+	return append(texts, firstThatFits(nor+under+": their Deployment "+worst.Refusal.Fact, nor+": their Deployment "+worst.Refusal.Fact))
 }
 
 // warnOfPodsLeft warns of pods that the drain leaves running, so that Drained does not stand for an empty node.

@@ -57,7 +57,7 @@ func DecidesOf(full *appsv1.Deployment) *appsv1.Deployment {
 type BuiltIn struct {
 	// Class is the class of the evacuator.
 	Class string
-	// Deployment is the name of the Deployment, for that class.
+	// Deployment is the name of the Deployment, for that class and where it has opted out.
 	Deployment string
 	// OptedOut: there is no class because the Deployment that owns the pod bears the annotation that keeps it from being scaled.
 	OptedOut bool
@@ -83,7 +83,7 @@ func BuiltInOf(ctx context.Context, pod *corev1.Pod, on sets.Set[string], owners
 			return BuiltIn{}, err
 		case deployment.Annotations[maintenancev1alpha1.AnnotationSurge] == maintenancev1alpha1.SurgeDisabled:
 			// It would decline.
-			return BuiltIn{OptedOut: true}, nil
+			return BuiltIn{Deployment: deployment.Name, OptedOut: true}, nil
 		}
 		return BuiltIn{Class: maintenancev1alpha1.EvacuatorClassDeployment, Deployment: deployment.Name}, nil
 	case kind == appsKind("DaemonSet") && on.Has(maintenancev1alpha1.EvacuatorClassDaemonSet):
