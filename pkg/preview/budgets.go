@@ -87,5 +87,5 @@ func opensWithOneMore(budget *policyv1.PodDisruptionBudget) bool {
 	if pdb.Allowed(budget) > 0 || !pdb.IsCurrent(budget) || pdb.Explain(budget).Reason != maintenancev1alpha1.ReasonPodDisruptionBudget {
 		return false
 	}
-	return budget.Status.CurrentHealthy+1 > pdb.DesiredHealthy(budget, budget.Status.ExpectedPods+1)
+	return budget.Status.CurrentHealthy >= pdb.DesiredHealthy(budget, budget.Status.ExpectedPods+1)
 }

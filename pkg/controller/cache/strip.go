@@ -46,7 +46,7 @@ func NewTransform() cache.TransformFunc {
 	}
 }
 
-// Strip takes off pods, nodes, volume attachments, Deployments and their autoscalers what no controller reads, and the managed fields off everything.
+// Strip takes off pods, nodes, volume attachments, DaemonSets, Deployments and their autoscalers what no controller reads, and the managed fields off everything.
 func Strip(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *packedPod:
@@ -58,6 +58,8 @@ func Strip(obj any) (any, error) {
 		stripVolumeAttachment(o)
 	case *appsv1.Deployment:
 		stripDeployment(o)
+	case *appsv1.DaemonSet:
+		stripDaemonSet(o)
 	case *autoscalingv2.HorizontalPodAutoscaler:
 		stripAutoscaler(o)
 	case metav1.Object:
@@ -160,6 +162,21 @@ func stripVolumeAttachment(attachment *storagev1.VolumeAttachment) {
 		NodeName: attachment.Spec.NodeName, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: attachment.Spec.Source.PersistentVolumeName},
 	}
 	attachment.Status = storagev1.VolumeAttachmentStatus{Attached: attachment.Status.Attached, AttachError: attachment.Status.AttachError}
+}
+
+// stripDaemonSet keeps what decides about the nodes of a DaemonSet's pods, and about their turn in a drain.
+func stripDaemonSet(d *appsv1.DaemonSet) {
+	d.ManagedFields, d.Annotations, d.Labels = nil, nil, nil
+	full := &d.Spec.Template
+	template := corev1.PodTemplateSpec{
+		ObjectMeta: metav1.ObjectMeta{Labels: full.Labels},
+		Spec: corev1.PodSpec{
+			NodeSelector: full.Spec.NodeSelector, Affinity: full.Spec.Affinity, Tolerations: full.Spec.Tolerations, HostNetwork: full.Spec.HostNetwork,
+			PriorityClassName: full.Spec.PriorityClassName, Priority: full.Spec.Priority,
+		},
+	}
+	d.Spec = appsv1.DaemonSetSpec{Selector: d.Spec.Selector, Template: template}
+	d.Status = appsv1.DaemonSetStatus{}
 }
 
 // DeploymentRevision is the annotation in which the deployment controller counts a Deployment's templates.

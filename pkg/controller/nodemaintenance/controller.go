@@ -32,7 +32,9 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	appslisters "k8s.io/client-go/listers/apps/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	schedulinglisters "k8s.io/client-go/listers/scheduling/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
@@ -105,7 +107,10 @@ type Controller struct {
 	nodeIndexer       cache.Indexer
 	evacuationIndexer cache.Indexer
 	volumeIndexer     cache.Indexer
-	synced            []cache.InformerSynced
+	daemonSetLister   appslisters.DaemonSetLister
+	// priorityClassLister tells which priority the pods of a DaemonSet would have.
+	priorityClassLister schedulinglisters.PriorityClassLister
+	synced              []cache.InformerSynced
 
 	queue     *worker.Queue[string]
 	selection *selection
@@ -134,13 +139,14 @@ func New(config Config) (*Controller, error) {
 	}
 	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
 	volumes := config.HostInformers.Storage().V1().VolumeAttachments()
+	daemonSets, priorityClasses := config.HostInformers.Apps().V1().DaemonSets(), config.HostInformers.Scheduling().V1().PriorityClasses()
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
 		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, evacuators: config.Evacuators,
 		maintenanceLister: maintenances.Lister(), evacuationLister: evacuations.Lister(), nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()),
 		podIndexer: pods.Informer().GetIndexer(), nodeIndexer: nodes.Informer().GetIndexer(), evacuationIndexer: evacuations.Informer().GetIndexer(),
-		volumeIndexer: volumes.Informer().GetIndexer(),
+		volumeIndexer: volumes.Informer().GetIndexer(), daemonSetLister: daemonSets.Lister(), priorityClassLister: priorityClasses.Lister(),
 		queue: worker.NewQueue(worker.Config[string]{
 			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
 			LogAs: func(item string) (string, any) { return "nodeMaintenance", item },
@@ -169,7 +175,8 @@ func New(config Config) (*Controller, error) {
 	); err != nil {
 		return nil, fmt.Errorf("add indexes: %w", err)
 	}
-	return c, c.watch(maintenances.Informer(), nodes.Informer(), pods.Informer(), evacuations.Informer(), volumes.Informer())
+	return c, c.watch(maintenances.Informer(), nodes.Informer(), pods.Informer(), evacuations.Informer(), volumes.Informer(),
+		daemonSets.Informer(), priorityClasses.Informer())
 }
 
 // Run works until the context ends, and returns when the last write is done. The informers must have been started.

@@ -42,6 +42,8 @@ type nodeCount struct {
 	blocked     []*maintenancev1alpha1.Evacuation
 	// refused are the pods that cannot have an Evacuation because their namespace goes away.
 	refused []*corev1.Pod
+	// keptOff are the DaemonSets that our taint keeps off the node although their turn has not come.
+	keptOff []string
 	// leftOnPurpose names the pods that stay, with the reason.
 	leftOnPurpose []string
 	// unasked are the pods that are asked to leave and need an Evacuation, or our finalizer on theirs.
@@ -52,7 +54,7 @@ type nodeCount struct {
 
 // count adds the pods of a node up. covered are all entries of the plan, targets those that the node has reached.
 func (c *Controller) count(view *nodeView, covered, targets drainplan.Targets) *nodeCount {
-	n := &nodeCount{view: view, targets: targets}
+	n := &nodeCount{view: view, targets: targets, keptOff: c.keptOff(view, targets)}
 	for i := range view.pods {
 		pod := &view.pods[i]
 		ours := pod.evacuation != nil && isOurs(pod.evacuation)
@@ -94,25 +96,33 @@ func (c *Controller) count(view *nodeView, covered, targets drainplan.Targets) *
 	return n
 }
 
-// addendum comes between what the plan has to say about a node and the pods that cannot have an Evacuation.
+// addendum comes between what the plan has to say about a node and what else there is to say.
 const addendum = "; "
 
-// leastAddendum is the room that is worth saying something in about such pods.
+// leastAddendum is the room that is worth saying something more in.
 const leastAddendum = len(addendum) + 40
 
-// messageOf is what there is to say about the node: what the plan says, and the pods for which no Evacuation can speak because their namespace
-// takes no new objects.
+// messageOf is what there is to say about the node: what the plan says, the pods for which no Evacuation can speak because their namespace takes no
+// new objects, and the DaemonSets that miss a pod.
 func (n *nodeCount) messageOf(planned string) string {
-	room := drainplan.MaxMessageBytes - len(planned)
-	if len(n.refused) == 0 || room < leastAddendum {
-		return planned
+	message := planned
+	add := func(text string) {
+		if room := drainplan.MaxMessageBytes - len(message); room >= leastAddendum {
+			message += drainplan.Fit(addendum+text, room)
+		}
 	}
-	names := make([]string, 0, len(n.refused))
-	for _, pod := range n.refused {
-		names = append(names, pod.Namespace+"/"+pod.Name)
+	if len(n.refused) > 0 {
+		names := make([]string, 0, len(n.refused))
+		for _, pod := range n.refused {
+			names = append(names, pod.Namespace+"/"+pod.Name)
+		}
+		slices.Sort(names)
+		add(plural(len(names), "pod") + " of terminating namespaces: " + strings.Join(names, ", "))
 	}
-	slices.Sort(names)
-	return planned + drainplan.Fit(addendum+plural(len(names), "pod")+" of terminating namespaces: "+strings.Join(names, ", "), room)
+	if len(n.keptOff) > 0 {
+		add(keptOffMessage(n.keptOff))
+	}
+	return message
 }
 
 // isMessageOf says whether a message is what the plan says, whatever was added.

@@ -28,8 +28,10 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -166,7 +168,7 @@ func (f *fixture) restart() {
 	}
 	f.Controller = c
 	f.t.Cleanup(c.queue.ShutDown)
-	watched := []string{"nodes", "pods", "volumeattachments", "nodemaintenances", "evacuations"}
+	watched := []string{"nodes", "pods", "volumeattachments", "daemonsets", "priorityclasses", "nodemaintenances", "evacuations"}
 	begun := f.watches.Fewest(watched...)
 	hostInformers.Start(f.ctx.Done())
 	maintenanceInformers.Start(f.ctx.Done())
@@ -186,6 +188,10 @@ func (f *fixture) create(o runtime.Object) {
 		_, err = f.host.CoreV1().PersistentVolumeClaims(o.Namespace).Create(f.ctx, o, metav1.CreateOptions{})
 	case *corev1.PersistentVolume:
 		_, err = f.host.CoreV1().PersistentVolumes().Create(f.ctx, o, metav1.CreateOptions{})
+	case *appsv1.DaemonSet:
+		_, err = f.host.AppsV1().DaemonSets(o.Namespace).Create(f.ctx, o, metav1.CreateOptions{})
+	case *schedulingv1.PriorityClass:
+		_, err = f.host.SchedulingV1().PriorityClasses().Create(f.ctx, o, metav1.CreateOptions{})
 	case *storagev1.VolumeAttachment:
 		_, err = f.host.StorageV1().VolumeAttachments().Create(f.ctx, o, metav1.CreateOptions{})
 	case *maintenancev1alpha1.NodeMaintenance:

@@ -32,7 +32,7 @@ import (
 )
 
 // watch marks the maintenances that an event concerns.
-func (c *Controller) watch(maintenances, nodes, pods, evacuations, volumes cache.SharedIndexInformer) error {
+func (c *Controller) watch(maintenances, nodes, pods, evacuations, volumes, daemonSets, priorityClasses cache.SharedIndexInformer) error {
 	for _, w := range []struct {
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandler
@@ -42,6 +42,8 @@ func (c *Controller) watch(maintenances, nodes, pods, evacuations, volumes cache
 		{pods, controllercache.UnpackedPods(handlerOf(c.podChanged))},
 		{evacuations, handlerOf(c.evacuationChanged)},
 		{volumes, handlerOf(c.volumeAttachmentChanged)},
+		{daemonSets, handlerOf(c.daemonSetChanged)},
+		{priorityClasses, handlerOf(c.priorityClassChanged)},
 	} {
 		registration, err := w.informer.AddEventHandler(w.handler)
 		if err != nil {
@@ -139,6 +141,10 @@ func (c *Controller) nodeChanged(old, node *corev1.Node) {
 	if old != nil && old.UID != node.UID {
 		c.cordons.forget(old)
 		c.taints.forget(old)
+	}
+	if old != nil && !labels.Equals(old.Labels, node.Labels) {
+		// Other DaemonSets may want to run there.
+		c.views.drop(node.Name)
 	}
 	c.cordons.observe(node)
 	if c.isStrayHold(ownersOf(node)) || c.isStrayHold(taintersOf(node)) {
