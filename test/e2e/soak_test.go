@@ -100,15 +100,15 @@ func TestNothingDiffersAfterManyDrains(t *testing.T) {
 func (g *grounds) start(t *testing.T, pool string) {
 	t.Helper()
 	daemonSet(t, g.namespace, pool, "logs", len(g.nodes))
-	cluster.Deployment(t, g.namespace, "web", pool, 4)
+	cluster.Deployment(t, g.namespace, "web", pool, 4, framework.WithSurge)
 	cluster.Budget(t, g.namespace, "web", 1)
-	cluster.Deployment(t, g.namespace, "stuck", pool, 4, withoutSurge, func(d *appsv1.Deployment) {
+	cluster.Deployment(t, g.namespace, "stuck", pool, 4, func(d *appsv1.Deployment) {
 		d.Spec.Template.Annotations = map[string]string{corev1.PodDeletionCost: "5"}
 	})
 	cluster.Budget(t, g.namespace, "stuck", 0)
-	cluster.Deployment(t, g.namespace, "single", pool, 1)
+	cluster.Deployment(t, g.namespace, "single", pool, 1, framework.WithSurge)
 	cluster.MustKubectl(t, "", "create", "poddisruptionbudget", "single", "-n", g.namespace, "--selector=app=single", "--min-available=1")
-	cluster.Deployment(t, g.namespace, "scaled", pool, 2)
+	cluster.Deployment(t, g.namespace, "scaled", pool, 2, framework.WithSurge)
 	if _, err := cluster.As(t).Kube.AutoscalingV2().HorizontalPodAutoscalers(g.namespace).Create(t.Context(), &autoscalingv2.HorizontalPodAutoscaler{
 		ObjectMeta: metav1.ObjectMeta{Name: "scaled"},
 		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
