@@ -36,6 +36,8 @@ const (
 	// than those that were to go.
 	maxResets = 2
 	maxMisses = 2
+	// worthDropping is how many names of a full record have to be those of pods that have gone before they are dropped.
+	worthDropping = maxRecorded / 4
 	// sayEvery bounds how often the Evacuations are told what is going on, sayEach how many of them a second, and sayInLineEvery how often those are
 	// for which there is no surge yet. A surge that goes well is told of twice.
 	sayEvery       = 5 * time.Second
@@ -240,7 +242,7 @@ func rankForRemoval(p *pod) int {
 // hold keeps a surge until the pods that it is for have left, and lets them go as fast as others are available in their place.
 func (d *decision) hold(s situation) {
 	leaving, handed := d.giveUpTimedOut(s, s.leaving()), s.handedOver()
-	if len(leaving)+len(handed) == 0 || len(handed) == 0 && s.isRecordSpent(leaving) {
+	if len(leaving)+len(handed) == 0 {
 		// First the costs, so that those go that came last.
 		if len(d.restore) == 0 {
 			d.takeBack(s)
@@ -270,7 +272,11 @@ func (d *decision) hold(s situation) {
 func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	r := s.target.record
 	newcomers := slices.DeleteFunc(slices.Clone(leaving), s.isRecorded)
-	newcomers = newcomers[:min(len(newcomers), max(0, maxRecorded-len(r.Evacuations)))]
+	wider := *r
+	if len(newcomers) > maxRecorded-len(r.Evacuations) {
+		wider.dropGone(s)
+	}
+	newcomers = newcomers[:min(len(newcomers), max(0, maxRecorded-len(wider.Evacuations)))]
 	if len(newcomers) == 0 {
 		return false
 	}
@@ -278,16 +284,33 @@ func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	if a := s.target.autoscaler; a != nil {
 		extra = min(extra, a.Spec.MaxReplicas-r.Keep)
 	}
-	wider := *r
 	wider.To = max(r.To, r.Keep+extra)
 	// Those whose pods have gone stay: they tell how many replacements have been used up.
-	wider.Evacuations = slices.Concat(r.Evacuations, namesOf(newcomers))
+	wider.Evacuations = slices.Concat(wider.Evacuations, namesOf(newcomers))
 	d.scale = &scaling{value: &wider.To, record: &wider}
 	d.memory.first.at = s.now
 	for _, p := range newcomers {
 		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(&wider) + "."})
 	}
 	return true
+}
+
+// dropGone counts those of a full record whose pods have gone instead of naming them, if that makes enough room for others to be worth a write. A
+// surge that was taken back and started anew for the others would make all its replacements once more.
+func (r *record) dropGone(s situation) {
+	var present []string
+	for _, p := range s.leaving() {
+		if s.isRecorded(p) {
+			present = append(present, p.evacuation.Name)
+		}
+	}
+	for _, p := range s.handedOver() {
+		present = append(present, p.evacuation.Name)
+	}
+	if gone := len(r.Evacuations) - len(present); gone >= worthDropping {
+		r.Gone += gone
+		r.Evacuations = present
+	}
 }
 
 // scaleDown ends the surge so that the pods which are to leave are those that go, as soon as enough others are available. It says whether it has

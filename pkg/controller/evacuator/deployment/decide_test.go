@@ -17,6 +17,7 @@ limitations under the License.
 package deployment
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -199,9 +200,9 @@ func TestDecideHold(t *testing.T) {
 		"when it has gone the surge is taken back": {
 			at(later, scaled(), newTestPod("web-1", fresh), newTestPod("web-2", fresh, pending(""))), "back to 1;", "",
 		},
-		"when all have gone that a full record has room for, the next ones need another surge": {
+		"when all have gone that a full record has room for, the next ones take their place": {
 			at(later, newDeployment(2, recorded(1, 2, slices.Repeat([]string{"gone"}, maxRecorded)...)), newTestPod("web-0", leaves(ours), minOne(2, 2)), newTestPod("web-1", fresh)),
-			"back to 1;", "",
+			"scale to 2 for 1;", "from 1 to 2",
 		},
 		"a pod without a budget gets the lowest deletion cost": {
 			at(later, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)), "lower web-0;", "",
@@ -353,6 +354,39 @@ func mustRecord(a *autoscalingv2.HorizontalPodAutoscaler) *record {
 		panic("no record")
 	}
 	return r
+}
+
+func TestFullRecordMakesRoom(t *testing.T) {
+	for name, tc := range map[string]struct {
+		gone, leaving       int
+		wantGone, wantNames int
+	}{
+		"not for a few":                      {worthDropping - 1, 2, 0, maxRecorded},
+		"for many at once":                   {worthDropping, 2, worthDropping, maxRecorded - worthDropping},
+		"not while all that it names are up": {0, 0, 0, maxRecorded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var names []string
+			var pods []pod
+			for i := range maxRecorded {
+				class := lanes
+				if i < tc.gone+tc.leaving {
+					class = ours
+				}
+				p := newTestPod(fmt.Sprintf("web-%d", i), leaves(class), minOne(2, 2))
+				names = append(names, p.evacuation.Name)
+				if i >= tc.gone {
+					pods = append(pods, p)
+				}
+			}
+			s := at(time.Minute, newDeployment(300, recorded(200, 300, names...)), pods...)
+			r := *s.target.record
+			r.dropGone(s)
+			if r.Gone != tc.wantGone || len(r.Evacuations) != tc.wantNames {
+				t.Errorf("counts %d and names %d, want %d and %d", r.Gone, len(r.Evacuations), tc.wantGone, tc.wantNames)
+			}
+		})
+	}
 }
 
 func TestMisses(t *testing.T) {

@@ -103,7 +103,8 @@ func (s *situation) progressMessage() string {
 			available++
 		}
 	}
-	message := fmt.Sprintf("%s: %d of %d are available; %s", s.scaledMessage(r), available, r.To-r.Keep, s.trouble())
+	extra := int(r.To - r.Keep)
+	message := fmt.Sprintf("%s: %d of %d are available; %s", s.scaledMessage(r), min(max(0, available-s.gone()), extra), extra, s.trouble())
 	for _, p := range s.leaving() {
 		if len(p.budgets) > 0 && !s.now.Before(s.lastSign(p.evacuation).Add(s.timeout)) {
 			return fmt.Sprintf("%s No progress for %s; it stays like this since PodDisruptionBudget %s lets no pod go.", message, s.timeout, p.budgets[0].Name)

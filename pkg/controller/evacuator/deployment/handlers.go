@@ -100,7 +100,7 @@ func (c *Controller) watch(h handled) error {
 const (
 	// pausePerPod is how long a Deployment is left alone after each look at it, for each of its pods, and longestPause bounds that. A look costs as
 	// much as there are pods, and each of them brings a dozen events while it is replaced: without a pause the cost would grow with their square.
-	pausePerPod  = 250 * time.Microsecond
+	pausePerPod  = 400 * time.Microsecond
 	longestPause = 250 * time.Millisecond
 )
 

@@ -37,8 +37,8 @@ func TestLooksAtALargeDeploymentPause(t *testing.T) {
 		pods int
 		want time.Duration
 	}{
-		"one pod is looked at again at once":                  {1, 250 * time.Microsecond},
-		"hundreds of pods are looked at a few times a second": {600, 150 * time.Millisecond},
+		"one pod is looked at again at once":                  {1, 400 * time.Microsecond},
+		"hundreds of pods are looked at a few times a second": {600, 240 * time.Millisecond},
 		"the pause is bounded":                                {100000, 250 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {

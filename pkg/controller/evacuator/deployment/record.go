@@ -25,7 +25,7 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// maxRecorded bounds how many pods leave under one surge, and with it the size of the annotation. The others wait for the next.
+// maxRecorded bounds how many pods a surge is for at a time, and with it the size of the annotation. The others join when some have gone.
 const maxRecorded = 200
 
 // record is what the annotation of the surge says. It is written together with the number that it is about, so that a surge can be taken back
@@ -42,6 +42,8 @@ type record struct {
 	Since *metav1.Time `json:"since,omitempty"`
 	// Evacuations are the names of those that the surge is for. It is held until their pods have left.
 	Evacuations []string `json:"evacuations,omitempty"`
+	// Gone counts those that had left when their names made room for others.
+	Gone int `json:"gone,omitempty"`
 	// Resets counts how often somebody has set the number back.
 	Resets int `json:"resets,omitempty"`
 }
@@ -70,7 +72,7 @@ func readRecord(object metav1.Object, lowest int32) (r *record, garbage bool) {
 	if err := json.Unmarshal([]byte(value), r); err != nil || r.UID != object.GetUID() {
 		return nil, true
 	}
-	if r.isUp() && (r.From < lowest || r.To <= r.From || r.Keep < r.From || r.Keep >= r.To || r.Since == nil) || r.To < 0 || r.Resets < 0 {
+	if r.isUp() && (r.From < lowest || r.To <= r.From || r.Keep < r.From || r.Keep >= r.To || r.Since == nil) || r.To < 0 || r.Gone < 0 || r.Resets < 0 {
 		return nil, true
 	}
 	return r, false

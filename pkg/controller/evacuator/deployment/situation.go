@@ -177,12 +177,6 @@ func (s *situation) handedOver() []*pod {
 	return handed
 }
 
-// isRecordSpent says whether the record has room for no more Evacuations and is for none of those who wait. They then need another surge.
-func (s *situation) isRecordSpent(leaving []*pod) bool {
-	r := s.target.record
-	return len(r.Evacuations) >= maxRecorded && !slices.ContainsFunc(leaving, s.isRecorded)
-}
-
 // availableAt returns when a pod that is ready counts as available, and false if it is not ready.
 func (s *situation) availableAt(p *pod) (time.Time, bool) {
 	for i := range p.Status.Conditions {
@@ -249,12 +243,7 @@ func (s *situation) floor() int {
 func (s *situation) spare() int {
 	r, handed := s.target.record, len(s.handedOver())
 	spare := s.serving() - s.floor()
-	gone := len(r.Evacuations) - handed
-	for _, p := range s.leaving() {
-		if s.isRecorded(p) {
-			gone--
-		}
-	}
+	gone := s.gone()
 	extra, replacements := int(r.To-r.Keep), s.replacements()
 	if len(replacements) < extra+gone {
 		return spare
@@ -265,6 +254,17 @@ func (s *situation) spare() int {
 		}
 	}
 	return max(spare, min(len(replacements)-gone, extra)-handed)
+}
+
+// gone counts the pods that have left under the surge: as many replacements are used up.
+func (s *situation) gone() int {
+	gone := s.target.record.Gone + len(s.target.record.Evacuations) - len(s.handedOver())
+	for _, p := range s.leaving() {
+		if s.isRecorded(p) {
+			gone--
+		}
+	}
+	return gone
 }
 
 // unsettled says what keeps the Deployment from being scaled now; "" if nothing does. While it rolls out, a surge would be spread over its
