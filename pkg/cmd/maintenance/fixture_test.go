@@ -267,6 +267,34 @@ func evacuations() []runtime.Object {
 	}
 }
 
+// turnOf gives an Evacuation an evacuator that was last heard of a while ago.
+func turnOf(class, message string, since time.Duration) func(*v1alpha1.Evacuation) {
+	return func(e *v1alpha1.Evacuation) {
+		e.Spec.Evacuators = []v1alpha1.Evacuator{{EvacuatorClass: class, Priority: 20000}}
+		if class != v1alpha1.EvacuatorClassDeployment {
+			e.Spec.Evacuators = append(e.Spec.Evacuators, v1alpha1.Evacuator{
+				EvacuatorClass: v1alpha1.EvacuatorClassDeployment, Priority: 10000, Role: v1alpha1.EvacuatorRoleController,
+			})
+		}
+		e.Status.ActiveEvacuatorClass, e.Status.Message, e.Status.EvacuationProgressTimestamp = class, message, new(before(since))
+	}
+}
+
+// waiting are Evacuations of draining that wait for their evacuators.
+func waiting() []runtime.Object {
+	const (
+		surge = "Deployment cart is scaled from 2 to 4, so that another replica takes the place of the pod before it leaves: 0 of 2 are available; " +
+			"surge pod cart-x is Pending: 0/20 nodes are available."
+		flush = "flush.example.com"
+	)
+	return []runtime.Object{
+		evacuation("shop", "cart-1", "node-003", turnOf(v1alpha1.EvacuatorClassDeployment, surge, 25*time.Second)),
+		evacuation("shop", "cart-2", "node-004", turnOf(v1alpha1.EvacuatorClassDeployment, surge, 24*time.Second)),
+		evacuation("db", "cache-0", "node-003", turnOf(flush, flush+" has the turn since 2026-11-21T09:59:20Z: it is the first evacuator.", 40*time.Second)),
+		evacuation("db", "cache-1", "node-004", turnOf(flush, flush+" has the turn since 2026-11-21T09:59:55Z: it is the first evacuator.", 5*time.Second)),
+	}
+}
+
 func newPreview(name string) *v1alpha1.NodeMaintenancePreview {
 	pods := func(names ...string) []v1alpha1.PreviewPod {
 		var out []v1alpha1.PreviewPod

@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -206,10 +207,13 @@ func (e *environment) newBlockersCommand() *cobra.Command {
 		Short: "See which pods cannot leave, whose move it is and what they can do",
 		Long: `See which pods cannot leave their nodes, since when, what is in the way, whose move it is and what they can do.
 
+Below them, and apart, are pods that are not blocked and wait for an evacuator that has reported no progress for 10 seconds,
+with what it says that it waits for. The other formats have both, the blocked ones first.
+
 With NAME only the nodes of that maintenance count. With --namespace only the pods of a namespace are read, for which the
 right to list its evacuations is enough.
 
-The exit code is 3 if there is something in the way, and 0 if there is not.`,
+The exit code is 3 if there is something in the way, and 0 if there is not. Waiting for an evacuator does not count.`,
 		Example: `  # What is in the way of any drain?
   kubectl maintenance blockers
 
@@ -253,25 +257,51 @@ func (e *environment) blockers(ctx context.Context, o *output, name, namespace s
 		nodes := show.Nodes(nm)
 		on, refused = func(node string) bool { return nodes.Has(node) }, show.Refused(nm)
 	}
-	found, err := c.haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{FieldSelector: "status.blocked=true"})
+	now := e.now()
+	found, err := inTheWay(ctx, c, namespace, now)
 	if err != nil {
-		if apierrors.IsForbidden(err) && namespace == "" {
-			return fmt.Errorf("%w; --namespace looks at one namespace only", err)
-		}
 		return err
 	}
-	found.Items = slices.DeleteFunc(found.Items, func(one v1alpha1.Evacuation) bool { return !show.Blocked(&one) || !on(one.Spec.NodeName) })
-	blockers := show.BlockersOf(found.Items, nil)
+	found.Items = slices.DeleteFunc(found.Items, func(one v1alpha1.Evacuation) bool { return !on(one.Spec.NodeName) })
+	blockers, waiting := show.BlockersOf(found.Items, nil), show.WaitingOf(found.Items, nil, now)
 	switch {
 	case !o.forPeople():
 		err = printAll(o, e.Out, found, pointers(found.Items))
-	case o.format() == wide && len(blockers) > 0:
-		e.show(show.BlockerTable(blockers, e.now()))
+	case o.format() == wide && len(blockers)+len(waiting) > 0:
+		e.show(show.BlockerTable(slices.Concat(blockers, waiting), now))
 	default:
-		e.show(show.Blockers(blockers, refused, e.now(), o.options(e.screen(e.Out).Columns())))
+		e.show(show.Blockers(blockers, refused, waiting, now, o.options(e.screen(e.Out).Columns())))
 	}
 	if err == nil && len(blockers)+len(refused) > 0 {
 		err = &exitError{code: exitBlocked}
 	}
 	return err
+}
+
+// selectActive selects the Evacuations that are not blocked and have an evacuator.
+const selectActive = "status.blocked=false,status.activeEvacuatorClass!=" + v1alpha1.EvacuatorClassEviction
+
+// inTheWay reads the Evacuations that are blocked, then those that wait for their evacuators. The server has an index for the first question and
+// leaves out of the second those that wait for an eviction, which are most of a large drain.
+func inTheWay(ctx context.Context, c clients, namespace string, now time.Time) (*v1alpha1.EvacuationList, error) {
+	list := func(selector string, keep func(*v1alpha1.Evacuation) bool) (*v1alpha1.EvacuationList, error) {
+		found, err := c.haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{FieldSelector: selector})
+		if apierrors.IsForbidden(err) && namespace == "" {
+			err = fmt.Errorf("%w; --namespace looks at one namespace only", err)
+		}
+		if err == nil {
+			found.Items = slices.DeleteFunc(found.Items, func(one v1alpha1.Evacuation) bool { return !keep(&one) })
+		}
+		return found, err
+	}
+	found, err := list("status.blocked=true", show.Blocked)
+	if err != nil {
+		return nil, err
+	}
+	waiting, err := list(selectActive, func(one *v1alpha1.Evacuation) bool { return show.Waits(one, now) })
+	if err != nil {
+		return nil, err
+	}
+	found.Items = append(found.Items, waiting.Items...)
+	return found, nil
 }

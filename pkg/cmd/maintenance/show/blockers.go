@@ -37,7 +37,12 @@ type Blocker struct {
 	Since           time.Time
 	// evacuator is whose turn it is to take the pod away.
 	evacuator string
+	// turn is that of the evacuator if the pod is not blocked and waits for it, see WaitingOf.
+	turn *turn
 }
+
+// podsShown is how many pods are listed with what they have in common.
+const podsShown = 20
 
 // Blocked says whether an Evacuation is blocked.
 func Blocked(e *v1alpha1.Evacuation) bool {
@@ -59,10 +64,14 @@ func BlockersOf(evacuations []v1alpha1.Evacuation, on func(node string) bool) []
 			Since: condition.LastTransitionTime.Time, evacuator: e.Status.ActiveEvacuatorClass,
 		})
 	}
+	sortBlockers(blockers)
+	return blockers
+}
+
+func sortBlockers(blockers []Blocker) {
 	slices.SortFunc(blockers, func(a, b Blocker) int {
 		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod))
 	})
-	return blockers
 }
 
 // move is whose turn it is to do something about a reason, and the command that shows them what there is to see.
@@ -95,10 +104,24 @@ var moves = map[string]move{
 	v1alpha1.ReasonEvictionError:                 {administrator, "kubectl describe evacuations -n %s"},
 	v1alpha1.ReasonNoController:                  {ownerOfApp, "kubectl get pod -n %s %[2]s -o yaml"},
 	v1alpha1.ReasonNamespaceTerminating:          {"whoever deletes namespace %s", "kubectl describe namespace %s"},
+	waitsForEvacuator:                            {"the evacuator %[4]s", "kubectl get evacuations -n %s -o wide"},
 }
 
 // Who says whose move it is.
-func (b *Blocker) Who() string { return b.fill(b.move().who) }
+func (b *Blocker) Who() string {
+	if b.turn != nil {
+		return b.turn.move(b.evacuator)
+	}
+	return b.fill(b.move().who)
+}
+
+// WhoUntil is Who with the time until when it is theirs, if there is one.
+func (b *Blocker) WhoUntil() string {
+	if b.turn != nil {
+		return b.turn.moveUntil(b.evacuator)
+	}
+	return b.Who()
+}
 
 // Look is a command that shows them what there is to see.
 func (b *Blocker) Look() string { return b.fill(b.move().look) }
@@ -140,9 +163,30 @@ func groups(blockers []Blocker) []*group {
 	return out
 }
 
+// lines shows what a group has in common, then the first of its pods in rows, of which shown are pods.
+func (g *group) lines(rows [][]string, shown int, o Options) []screen.Line {
+	lines := wrap("  ", g.first.Message, o.columns(), screen.Plain)
+	lines = append(lines, plain("  move   %s", g.first.Who()), plain("  look   %s", g.first.Look()))
+	lines = append(lines, table("  ", rows, nil)...)
+	lines = append(lines, more(len(g.all)-shown, "pod", "  ")...)
+	return append(lines, screen.Line{})
+}
+
 // Blockers shows pods that cannot leave with what is in the way, whose move it is and what they can do. refused are the nodes that are left
-// alone, see Refused.
-func Blockers(blockers []Blocker, refused []Refusal, now time.Time, o Options) []screen.Line {
+// alone, see Refused. waiting are the pods that wait for their evacuators, see WaitingOf: they come last, and apart.
+func Blockers(blockers []Blocker, refused []Refusal, waiting []Blocker, now time.Time, o Options) []screen.Line {
+	lines := blocked(blockers, refused, now, o)
+	if len(waiting) == 0 {
+		return lines
+	}
+	if len(blockers)+len(refused) == 0 {
+		lines = []screen.Line{plain("Nothing is blocked.")}
+	}
+	lines = append(append(lines, screen.Line{}), waitingGroups(waiting, now, o)...)
+	return append(lines, line(screen.Heading, "%s waiting for evacuators that report no progress.", plural(len(waiting), "pod")))
+}
+
+func blocked(blockers []Blocker, refused []Refusal, now time.Time, o Options) []screen.Line {
 	if len(blockers)+len(refused) == 0 {
 		return []screen.Line{plain("Nothing is in the way.")}
 	}
@@ -153,20 +197,15 @@ func Blockers(blockers []Blocker, refused []Refusal, now time.Time, o Options) [
 	if len(blockers) == 0 {
 		return lines[:len(lines)-1]
 	}
-	const podsShown = 20
 	for _, g := range groups(blockers) {
 		lines = append(lines, line(screen.Warning, "%s: %s", g.first.Reason, plural(len(g.all), "pod")))
-		lines = append(lines, wrap("  ", g.first.Message, o.columns(), screen.Plain)...)
-		lines = append(lines, plain("  move   %s", g.first.Who()), plain("  look   %s", g.first.Look()))
 		rows := [][]string{{"NAMESPACE", "POD", "NODE", "BLOCKED FOR"}}
 		shown := o.cut(len(g.all), podsShown)
 		for i := range g.all[:shown] {
 			b := &g.all[i]
 			rows = append(rows, []string{b.Namespace, b.Pod, b.Node, ago(now, b.Since)})
 		}
-		lines = append(lines, table("  ", rows, nil)...)
-		lines = append(lines, more(len(g.all)-shown, "pod", "  ")...)
-		lines = append(lines, screen.Line{})
+		lines = append(lines, g.lines(rows, shown, o)...)
 	}
 	return append(lines, line(screen.Heading, "%s cannot leave.", plural(len(blockers), "pod")))
 }
@@ -176,7 +215,7 @@ func BlockerTable(blockers []Blocker, now time.Time) []screen.Line {
 	rows := [][]string{{"NAMESPACE", "POD", "NODE", "SINCE", "REASON", "MOVE", "MESSAGE"}}
 	for i := range blockers {
 		b := &blockers[i]
-		rows = append(rows, []string{b.Namespace, b.Pod, b.Node, ago(now, b.Since), b.Reason, b.Who(), b.Message})
+		rows = append(rows, []string{b.Namespace, b.Pod, b.Node, ago(now, b.Since), b.Reason, b.WhoUntil(), b.Message})
 	}
 	return table("", rows, nil)
 }

@@ -125,7 +125,7 @@ func TestEveryReasonHasAMove(t *testing.T) {
 		v1alpha1.ReasonMultiplePodDisruptionBudgets, v1alpha1.ReasonUnhealthyPodsHoldBudget, v1alpha1.ReasonEvacuatorNotProgressing,
 		v1alpha1.ReasonPodTerminating, v1alpha1.ReasonPodFinalizer, v1alpha1.ReasonNodeUnreachable, v1alpha1.ReasonNoEvacuator,
 		v1alpha1.ReasonRecreated, v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionError, v1alpha1.ReasonNoController,
-		v1alpha1.ReasonNamespaceTerminating, "SomethingNew",
+		v1alpha1.ReasonNamespaceTerminating, waitsForEvacuator, "SomethingNew",
 	} {
 		b := Blocker{Namespace: "shop", Pod: "web-1", Node: "node-3", Reason: reason, evacuator: "example.com"}
 		for _, text := range []string{b.Who(), b.Look()} {
@@ -175,5 +175,47 @@ func TestManyNodes(t *testing.T) {
 	}
 	if strings.Count(long, "\n") < 5000 {
 		t.Error("-o wide leaves nodes out")
+	}
+}
+
+// TestWaits tells pods whose evacuator gets nowhere from those that are well, blocked or not waiting for one.
+func TestWaits(t *testing.T) {
+	const flush = "flush.example.com"
+	for name, test := range map[string]struct {
+		class, message string
+		silent         time.Duration
+		modify         func(*v1alpha1.Evacuation)
+		want           bool
+	}{
+		"an evacuator that says what it waits for": {class: flush, message: "copying", silent: 10 * time.Second, want: true},
+		"an evacuator that has just reported":      {class: flush, message: "copying", silent: 9 * time.Second},
+		"an evacuator that has not reported":       {class: flush, message: flush + " has the turn since 2026-11-21T09:59:00Z: it is the first.", silent: time.Minute, want: true},
+		"nobody's turn":                            {silent: time.Minute},
+		"the eviction's turn":                      {class: v1alpha1.EvacuatorClassEviction, silent: time.Minute},
+		"a DaemonSet's evacuator that the drain has not come to": {
+			class: v1alpha1.EvacuatorClassDaemonSet, message: v1alpha1.EvacuatorClassDaemonSet + " has the turn since 2026-11-21T09:59:00Z: it is the first.", silent: time.Minute,
+		},
+		"a DaemonSet's evacuator that is at it": {class: v1alpha1.EvacuatorClassDaemonSet, message: "deleting", silent: time.Minute, want: true},
+		"an evacuator that is done":             {class: flush, message: "x", silent: time.Minute, modify: func(e *v1alpha1.Evacuation) { e.Status.ActiveEvacuatorCompleted = true }},
+		"an evacuation that is called off":      {class: flush, message: "x", silent: time.Minute, modify: func(e *v1alpha1.Evacuation) { e.DeletionTimestamp = new(metav1.NewTime(now)) }},
+		"a turn of which nobody wrote the time": {class: flush, message: "x", modify: func(e *v1alpha1.Evacuation) { e.Status.EvacuationProgressTimestamp = nil }},
+		"a pod that is blocked": {class: flush, message: "x", silent: time.Minute, modify: func(e *v1alpha1.Evacuation) {
+			e.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionTrue}}
+		}},
+		"a pod that is gone": {class: flush, message: "x", silent: time.Minute, modify: func(e *v1alpha1.Evacuation) {
+			e.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue}}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := &v1alpha1.Evacuation{Status: v1alpha1.EvacuationStatus{
+				ActiveEvacuatorClass: test.class, Message: test.message, EvacuationProgressTimestamp: new(metav1.NewTime(now.Add(-test.silent))),
+			}}
+			if test.modify != nil {
+				test.modify(e)
+			}
+			if got := Waits(e, now); got != test.want {
+				t.Errorf("it waits: %v, want %v", got, test.want)
+			}
+		})
 	}
 }

@@ -51,6 +51,7 @@ func Status(f Facts, o Options) []screen.Line {
 	}
 	lines = append(lines, screen.Line{})
 	lines = append(lines, f.blockerLines(o)...)
+	lines = append(lines, f.waitingLines(o)...)
 	if nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
 		lines = append(lines, f.waveLines(c)...)
 	}
@@ -102,6 +103,12 @@ func (f *Facts) blockerLines(o Options) []screen.Line {
 		return nil
 	}
 	lines := []screen.Line{line(screen.Bad, "  BLOCKED  %s", plural(len(blockers), "pod"))}
+	return append(lines, f.groupLines(blockers, o)...)
+}
+
+// groupLines show a pod of each group, and what they have in common.
+func (f *Facts) groupLines(blockers []Blocker, o Options) []screen.Line {
+	var lines []screen.Line
 	all := groups(blockers)
 	shown := o.cut(len(all), blockersShown)
 	for _, g := range all[:shown] {
@@ -109,9 +116,13 @@ func (f *Facts) blockerLines(o Options) []screen.Line {
 		if count := len(g.all) - 1; count > 0 {
 			who += fmt.Sprintf(" and %d more", count)
 		}
-		lines = append(lines, line(screen.Warning, "  %-8s %s: %s", ago(f.Now, g.first.Since), who, g.first.Reason))
+		style, what := screen.Warning, g.first.Reason
+		if g.first.turn != nil {
+			style, what = screen.Plain, g.first.evacuator
+		}
+		lines = append(lines, line(style, "  %-8s %s: %s", ago(f.Now, g.first.Since), who, what))
 		lines = append(lines, wrap("           ", g.first.Message, o.columns(), screen.Plain)...)
-		lines = append(lines, plain("           move: %s", g.first.Who()))
+		lines = append(lines, plain("           move: %s", g.first.WhoUntil()))
 	}
 	if rest := len(all) - shown; rest > 0 {
 		lines = append(lines, line(screen.Faint, "           ... and %s: kubectl maintenance blockers %s", plural(rest, "more cause"), f.Maintenance.Name))
