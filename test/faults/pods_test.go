@@ -199,8 +199,8 @@ func (s *storm) makeNamespaces(ctx context.Context, _ *rand.Rand) error {
 	return nil
 }
 
-// askOnceMore has some more pods asked to leave. A storm may have brought nearly everything to an end that would have stood still: by a namespace or
-// a pod that was deleted.
+// askOnceMore has some more pods asked to leave, of which half are under budgets that allow none to go. A storm may have brought nearly everything to
+// an end that would have stood still, by a namespace or a pod that was deleted, and may have closed no budget in time.
 func (s *storm) askOnceMore() {
 	s.t.Helper()
 	random := rand.New(rand.NewPCG(s.seed, 200)) //nolint:gosec // nothing here is secret
@@ -208,6 +208,11 @@ func (s *storm) askOnceMore() {
 	framework.EventuallyWithin(s.t, settles, "some more pods are asked to leave", func(ctx context.Context) (bool, error) {
 		if err := s.makeNamespaces(ctx, random); err != nil {
 			return false, err
+		}
+		for _, namespace := range s.namespaces {
+			if err := s.closeBudget(ctx, namespace); err != nil {
+				return false, err
+			}
 		}
 		for range last {
 			// Those whose name is taken, or whose namespace still goes, are refused.
@@ -221,6 +226,21 @@ func (s *storm) askOnceMore() {
 		}
 		return true, nil
 	})
+}
+
+// closeBudget has the pods of one group under a budget that allows none to go.
+func (s *storm) closeBudget(ctx context.Context, namespace string) error {
+	budgets := s.admin.Kube.PolicyV1().PodDisruptionBudgets(namespace)
+	_, err := budgets.Create(ctx, &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "closed"},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"group": "0"}}, MinAvailable: ptr.To(intstr.FromInt32(100)),
+		},
+	}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
 }
 
 // callOff withdraws half of the Evacuations in everybody's name. Their pods have to stay then, whatever their budgets allow later.
