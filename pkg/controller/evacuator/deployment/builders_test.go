@@ -134,6 +134,12 @@ func fresh(p *pod) {
 	p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(3 * time.Second))
 }
 
+// justBefore came so shortly before the surge that timestamps do not tell.
+func justBefore(p *pod) {
+	p.CreationTimestamp = metav1.NewTime(start.Add(-time.Second))
+	p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start)
+}
+
 func unready(p *pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }
 
 // pending has no node, and the scheduler says why.

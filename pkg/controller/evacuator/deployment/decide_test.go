@@ -229,6 +229,17 @@ func TestDecideHold(t *testing.T) {
 			at(later, newDeployment(4, recorded(3, 4, web0, "uid-web-1-web-1")), newTestPod("web-1", leaves(ours), minOne(4, 2)), newTestPod("web-2", unready),
 				newTestPod("web-3", fresh), newTestPod("web-4", fresh, unready)), "", "not ready",
 		},
+		"a pod from just before the surge is no replacement": {
+			at(later, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours)), newTestPod("web-1", justBefore)), "", "has not been created yet",
+		},
+		"nor is it one while the replacement is not available": {
+			at(later, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours)), newTestPod("web-1", justBefore), newTestPod("web-2", fresh, unready)),
+			"", "0 of 1 are available; surge pod web-2 on node node-1 is not ready",
+		},
+		"and it serves, also on a node that somebody has cordoned": {
+			at(later, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), minOne(3, 3)), newTestPod("web-1", justBefore, cordoned), newTestPod("web-2", fresh)),
+			"hand over web-0;", "available in its place",
+		},
 		"a pod that was handed over counts as gone": {
 			at(later, newDeployment(3, recorded(2, 3, web0, "uid-web-1-web-1")), newTestPod("web-0", leaves(lanes), minOne(3, 3)),
 				newTestPod("web-1", leaves(ours), minOne(3, 3)), newTestPod("web-2", fresh)), "", "waits for the others",

@@ -17,8 +17,10 @@ limitations under the License.
 package deployment
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -198,7 +200,9 @@ func (s *situation) isAvailable(p *pod) bool {
 	return ready && (s.deployment == nil || s.deployment.Spec.MinReadySeconds == 0 || !s.now.Before(at))
 }
 
-// replacements returns the pods that came with the surge and are not asked to leave themselves.
+// replacements returns the pods that came with the surge and are not asked to leave themselves. Timestamps alone do not tell: another clock made
+// them, and a drain may begin in the second in which the Deployment got its pods. So they are at most as many as there are pods beyond those
+// from before the surge, the youngest of all.
 func (s *situation) replacements() []*pod {
 	r := s.target.record
 	if !r.isUp() {
@@ -210,7 +214,27 @@ func (s *situation) replacements() []*pod {
 			fresh = append(fresh, p)
 		}
 	}
+	came := max(0, len(s.pods)-max(0, int(r.Keep)-s.gone()))
+	if len(fresh) <= came {
+		return fresh
+	}
+	slices.SortStableFunc(fresh, func(a, b *pod) int {
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(s.maturity(a), s.maturity(b)))
+	})
+	fresh = fresh[:came]
+	slices.SortFunc(fresh, func(a, b *pod) int { return strings.Compare(a.Name, b.Name) })
 	return fresh
+}
+
+// maturity is lower for a pod that is less likely to be from before the surge, of two that came in the same second.
+func (s *situation) maturity(p *pod) int {
+	switch {
+	case !s.isAvailable(p):
+		return 0
+	case p.staysUp:
+		return 1
+	}
+	return 2
 }
 
 // serving counts the pods that are available and stay so: not those that may go at any moment, and not replacements on nodes that are under
