@@ -104,6 +104,7 @@ func TestItemsComeBackUntilTheySucceed(t *testing.T) {
 				})
 				s.Add("a")
 				time.Sleep(time.Hour) //nolint:forbidigo // the time of the bubble, which passes as soon as nothing is left to do
+				synctest.Wait()
 				if !slices.Equal(after, test.after) {
 					t.Errorf("looked at after %d seconds, want %d", after, test.after)
 				}
