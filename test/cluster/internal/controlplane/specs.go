@@ -100,7 +100,7 @@ func leaves() []pki.Leaf {
 }
 
 func (c ControlPlane) spec(name string, args []string) process.Spec {
-	return process.Spec{Name: name, Path: c.Layout.Binary(name), Args: args, Dir: c.Layout.Dir, Log: c.Layout.Log(name)}
+	return process.Spec{Name: name, Path: c.Layout.Binary(name), Args: args, Env: garbageSettings(), Dir: c.Layout.Dir, Log: c.Layout.Log(name)}
 }
 
 // Etcd returns how etcd is started.
@@ -216,7 +216,7 @@ func (c ControlPlane) Kwok() process.Spec {
 		"--v=WARN",
 		"--server-address=" + net.JoinHostPort(loopback, c.port(layout.Kwok)),
 	})
-	spec.Env = []string{"KWOK_WORKDIR=" + c.Layout.KwokHome(), "HAULOUT_POD_STAGES=" + c.Options.PodStages}
+	spec.Env = append(spec.Env, "KWOK_WORKDIR="+c.Layout.KwokHome(), "HAULOUT_POD_STAGES="+c.Options.PodStages)
 	return spec
 }
 

@@ -18,11 +18,14 @@ package controlplane
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -154,6 +157,63 @@ func TestKwokConfig(t *testing.T) {
 	}
 	if err := writeKwokConfig(path, filepath.Join(dir, "nothing"), "fast"); err == nil {
 		t.Error("missing stages are no error: the nodes would never become ready")
+	}
+}
+
+func TestPodsAreDeletedOnce(t *testing.T) {
+	const stage = `kind: Stage
+metadata:
+  name: pod-delete
+spec:
+  resourceRef: {apiGroup: v1, kind: Pod}
+  selector:
+    matchExpressions:
+    - {key: .metadata.deletionTimestamp, operator: Exists}
+  delay: {durationMilliseconds: 1000}
+  next: {delete: true}
+`
+	once, again, err := deleteOnce([]byte(stage))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		stage    []byte
+		operator string
+		delay    int
+	}{
+		"pod-delete":       {once, "DoesNotExist", 1000},
+		"pod-delete-again": {again, "Exists", 5000},
+	} {
+		want := strings.Replace(stage, "name: pod-delete", "name: "+name, 1)
+		want = strings.Replace(want, "  delay:", "    - {key: '"+letGo+"', operator: "+test.operator+"}\n  delay:", 1)
+		want = strings.Replace(want, "1000", strconv.Itoa(test.delay), 1)
+		var got, wanted any
+		if err := errors.Join(yaml.Unmarshal(test.stage, &got), yaml.Unmarshal([]byte(want), &wanted)); err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(got, wanted) {
+			t.Errorf("%s is\n%v, want\n%v", name, got, wanted)
+		}
+	}
+
+	for name, other := range map[string]string{
+		"another stage of pods":  strings.Replace(stage, "delete: true", "statusTemplate: x", 1),
+		"a stage of other kinds": strings.Replace(stage, "kind: Pod", "kind: Node", 1),
+	} {
+		once, again, err := deleteOnce([]byte(other))
+		if err != nil || string(once) != other || again != nil {
+			t.Errorf("%s becomes %q and %q, error %v", name, once, again, err)
+		}
+	}
+}
+
+// `cluster up` restarts what is not started as it should be.
+func TestGOGCOfOurServerIsNotThatOfTheControlPlane(t *testing.T) {
+	t.Setenv("GOGC", "30")
+	for _, spec := range plane(options.Options{}).all() {
+		if !slices.Contains(spec.Env, "GOGC=400") || slices.Contains(spec.Env, "GOGC=30") {
+			t.Errorf("%s is started with %q", spec.Name, spec.Env)
+		}
 	}
 }
 
