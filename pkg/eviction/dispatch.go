@@ -83,10 +83,11 @@ func (q *Queue) step(ctx context.Context, calls *sync.WaitGroup) time.Time {
 // pick takes as many pods out of the lanes as may be sent now, one lane after another.
 func (q *Queue) pick(now time.Time) []call {
 	var picked []call
+	awake := q.awakePerLane(now)
 	for idle := 0; idle < len(q.ring) && q.inFlight < q.window.limit; {
 		q.turn = (q.turn + 1) % len(q.ring)
 		l := q.ring[q.turn]
-		it, p := l.next(now, q.probes)
+		it, p := l.next(now, awake, q.probes)
 		if p == passNone {
 			idle++
 			continue
@@ -101,6 +102,17 @@ func (q *Queue) pick(now time.Time) []call {
 		picked = append(picked, q.begin(it, p, now))
 	}
 	return picked
+}
+
+// awakePerLane is how many calls each lane may have awake.
+func (q *Queue) awakePerLane(now time.Time) int {
+	moving := 0
+	for _, l := range q.ring {
+		if l.moves(now) {
+			moving++
+		}
+	}
+	return max(1, laneCeiling/max(1, moving))
 }
 
 func (q *Queue) isStillThere(it *item) bool {

@@ -30,7 +30,8 @@ const (
 	// laneCalls bounds the calls in flight under one budget. Two that meet on a budget cost the API server a conflict, upon which one of them
 	// sleeps for half a second, up to twenty times. Up to about as many as this they hardly ever fail, and the budget is in use all the time.
 	laneCalls = 24
-	// laneCeiling bounds those of them that may be awake. A lane begins with one.
+	// laneCeiling bounds those of them that may be awake. A lane begins with one. Lanes that move share that many, so as not to meet on their budgets
+	// for nothing where the API server has enough to do: each has one at least.
 	laneCeiling = 6
 	// lanePatience is how many quick answers, per call awake, a lane wants before it tries one more.
 	lanePatience = 1
@@ -205,10 +206,11 @@ const (
 	passGranted
 )
 
-// next returns the pod of the lane that may be evicted now, if any.
-func (l *lane) next(now time.Time, probes flowcontrol.PassiveRateLimiter) (*item, pass) {
+// next returns the pod of the lane that may be evicted now, if any. Of the lane's calls no more than awake may be so; this is not for pods without
+// budget.
+func (l *lane) next(now time.Time, awake int, probes flowcontrol.PassiveRateLimiter) (*item, pass) {
 	it := l.waiting.first()
-	if it == nil || !l.hasSlot(now) {
+	if it == nil || !l.hasSlot(now, awake) {
 		return nil, passNone
 	}
 	if l.isFree() || it.notReady && pdb.LetsUnreadyGo(l.budget) {
@@ -240,20 +242,28 @@ func (l *lane) refuse(sentUnder string, now time.Time) {
 	}
 }
 
+// moves says whether the lane has calls to make and is not stuck.
+func (l *lane) moves(now time.Time) bool {
+	return !l.isFree() && (l.waiting.first() != nil || len(l.sending) > 0) && (l.open || now.Sub(l.since) < blockedAfter)
+}
+
 // hasSlot says whether another call may be sent.
-func (l *lane) hasSlot(now time.Time) bool {
+func (l *lane) hasSlot(now time.Time, awake int) bool {
 	if len(l.sending) >= l.calls {
 		return false
 	}
-	busy := len(l.sending)
-	if !l.isFree() && busy >= l.window.limit {
+	busy, limit := len(l.sending), l.window.limit
+	if !l.isFree() {
+		limit = min(limit, awake)
+	}
+	if !l.isFree() && busy >= limit {
 		for _, sent := range l.sending {
 			if now.Sub(sent) >= asleepAfter {
 				busy--
 			}
 		}
 	}
-	return busy < l.window.limit
+	return busy < limit
 }
 
 func (l *lane) isProbeDue(now time.Time) bool {
