@@ -19,7 +19,6 @@ package eviction
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -27,7 +26,6 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 )
 
@@ -531,62 +529,6 @@ func TestCallThatSleepsInTheAPIHoldsNobodyUp(t *testing.T) {
 	}
 	if w.host.mostEver > laneCalls {
 		t.Errorf("got %d at once under one budget, want at most %d", w.host.mostEver, laneCalls)
-	}
-}
-
-func TestLanesThatMoveShareTheCallsAwake(t *testing.T) {
-	lanes := func(n int, change func(*lane)) []*lane {
-		made := make([]*lane, n)
-		for i := range made {
-			made[i] = newLane(types.NamespacedName{Name: strconv.Itoa(i)}, newBudget("web", 1), laneCalls, start)
-			made[i].waiting.add(&item{})
-			change(made[i])
-		}
-		return made
-	}
-	asIs := func(*lane) {}
-	empty := func(l *lane) { l.waiting.first().leaveHeap() }
-	closed := func(since time.Time) func(*lane) {
-		return func(l *lane) { l.open, l.since = false, since }
-	}
-	now := start.Add(time.Hour)
-	for name, test := range map[string]struct {
-		ring []*lane
-		want int
-	}{
-		"none":                           {nil, laneCeiling},
-		"one":                            {lanes(1, asIs), laneCeiling},
-		"two":                            {lanes(2, asIs), laneCeiling / 2},
-		"many":                           {lanes(30, asIs), 1},
-		"one, and others without pods":   {append(lanes(5, empty), lanes(1, asIs)...), laneCeiling},
-		"one, and others that are stuck": {append(lanes(5, closed(now.Add(-blockedAfter))), lanes(1, asIs)...), laneCeiling},
-		"one, and others that opened and closed just now": {append(lanes(5, closed(now.Add(-time.Second))), lanes(1, asIs)...), 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			free := newLane(types.NamespacedName{}, nil, 100, start)
-			free.waiting.add(&item{})
-			q := &Queue{ring: append(test.ring, free)}
-			if got := q.awakePerLane(now); got != test.want {
-				t.Errorf("got %d, want %d", got, test.want)
-			}
-		})
-	}
-}
-
-func TestLaneSendsNoMoreThanItsShareWhileTheyAreAwake(t *testing.T) {
-	l := newLane(types.NamespacedName{Name: "web"}, newBudget("web", 10), laneCalls, start)
-	l.window.limit = laneCeiling
-	for n := range 2 {
-		if !l.hasSlot(start, 2) {
-			t.Errorf("got no room beside %d calls, of two that it may have awake", n)
-		}
-		l.sending[&item{}] = start
-	}
-	if l.hasSlot(start, 2) {
-		t.Error("got room for a third call while two are awake")
-	}
-	if !l.hasSlot(start.Add(asleepAfter), 2) {
-		t.Error("got no room although the others sleep in the API server")
 	}
 }
 

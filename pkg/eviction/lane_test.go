@@ -1,0 +1,81 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"strconv"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+func TestLanesThatMoveShareTheCallsAwake(t *testing.T) {
+	lanes := func(n int, change func(*lane)) []*lane {
+		made := make([]*lane, n)
+		for i := range made {
+			made[i] = newLane(types.NamespacedName{Name: strconv.Itoa(i)}, newBudget("web", 1), laneCalls, start)
+			made[i].waiting.add(&item{})
+			change(made[i])
+		}
+		return made
+	}
+	asIs := func(*lane) {}
+	empty := func(l *lane) { l.waiting.first().leaveHeap() }
+	closed := func(since time.Time) func(*lane) {
+		return func(l *lane) { l.open, l.since = false, since }
+	}
+	now := start.Add(time.Hour)
+	for name, test := range map[string]struct {
+		ring []*lane
+		want int
+	}{
+		"none":                           {nil, laneCeiling},
+		"one":                            {lanes(1, asIs), laneCeiling},
+		"two":                            {lanes(2, asIs), laneCeiling / 2},
+		"many":                           {lanes(30, asIs), 1},
+		"one, and others without pods":   {append(lanes(5, empty), lanes(1, asIs)...), laneCeiling},
+		"one, and others that are stuck": {append(lanes(5, closed(now.Add(-blockedAfter))), lanes(1, asIs)...), laneCeiling},
+		"one, and others that opened and closed just now": {append(lanes(5, closed(now.Add(-time.Second))), lanes(1, asIs)...), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			free := newLane(types.NamespacedName{}, nil, 100, start)
+			free.waiting.add(&item{})
+			q := &Queue{ring: append(test.ring, free)}
+			if got := q.awakePerLane(now); got != test.want {
+				t.Errorf("got %d, want %d", got, test.want)
+			}
+		})
+	}
+}
+
+func TestLaneSendsNoMoreThanItsShareWhileTheyAreAwake(t *testing.T) {
+	l := newLane(types.NamespacedName{Name: "web"}, newBudget("web", 10), laneCalls, start)
+	l.window.limit = laneCeiling
+	for n := range 2 {
+		if !l.hasSlot(start, 2) {
+			t.Errorf("got no room beside %d calls, of two that it may have awake", n)
+		}
+		l.sending[&item{}] = start
+	}
+	if l.hasSlot(start, 2) {
+		t.Error("got room for a third call while two are awake")
+	}
+	if !l.hasSlot(start.Add(asleepAfter), 2) {
+		t.Error("got no room although the others sleep in the API server")
+	}
+}
