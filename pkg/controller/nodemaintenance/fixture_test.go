@@ -385,7 +385,8 @@ func (f *fixture) nm(name string) *maintenancev1alpha1.NodeMaintenance {
 	return nm
 }
 
-// enter moves a maintenance to a stage as the API server does.
+// enter moves a maintenance to a stage as the API server does, and waits until the cache shows it: the fake cluster has no conflicts, so that the
+// status of an older version would take the stage back.
 func (f *fixture) enter(name string, stage maintenancev1alpha1.NodeMaintenanceStage) {
 	f.t.Helper()
 	nm := f.nm(name)
@@ -394,6 +395,10 @@ func (f *fixture) enter(name string, stage maintenancev1alpha1.NodeMaintenanceSt
 	if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm, metav1.UpdateOptions{}); err != nil {
 		f.t.Fatal(err)
 	}
+	f.eventually("the cache shows the stage", func() bool {
+		cached, err := f.maintenanceLister.Get(name)
+		return err == nil && cached.Generation == nm.Generation
+	})
 }
 
 // deletePod has a pod gone, and with it its Evacuation, as the evacuation controller does it.
