@@ -252,18 +252,16 @@ func (l *lane) hasSlot(now time.Time, awake int) bool {
 	if len(l.sending) >= l.calls {
 		return false
 	}
-	busy, limit := len(l.sending), l.window.limit
-	if !l.isFree() {
-		limit = min(limit, awake)
+	if l.isFree() {
+		return len(l.sending) < l.window.limit
 	}
-	if !l.isFree() && busy >= limit {
-		for _, sent := range l.sending {
-			if now.Sub(sent) >= asleepAfter {
-				busy--
-			}
+	busy := 0
+	for _, sent := range l.sending {
+		if now.Sub(sent) < asleepAfter {
+			busy++
 		}
 	}
-	return busy < limit
+	return busy < min(l.window.limit, awake)
 }
 
 func (l *lane) isProbeDue(now time.Time) bool {
