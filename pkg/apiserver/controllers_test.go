@@ -21,6 +21,7 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -88,85 +89,93 @@ func lead(t *testing.T, c *Controllers) (stop func(), left <-chan struct{}) {
 }
 
 func TestOneReplicaRunsControllersAndHandsOver(t *testing.T) {
-	host := fake.NewClientset()
-	s := &set{host: host, finish: make(chan struct{})}
-	stopA, leftA := lead(t, replica(host, s, "a"))
-	eventually(t, "a leads", func() bool { return s.running.Load() == 1 && holder(host) == "a" })
-	stopB, leftB := lead(t, replica(host, s, "b"))
+	synctest.Test(t, func(t *testing.T) {
+		host := fake.NewClientset()
+		s := &set{host: host, finish: make(chan struct{})}
+		stopA, leftA := lead(t, replica(host, s, "a"))
+		eventually(t, "a leads", func() bool { return s.running.Load() == 1 && holder(host) == "a" })
+		stopB, leftB := lead(t, replica(host, s, "b"))
 
-	stopA()
-	// The set of a is told to stop and still writes: the lease must not go to b before it is done.
-	s.finish <- struct{}{}
-	<-leftA
-	if at := s.holderAtEnd.Load(); at != "a" {
-		t.Errorf("the lease was with %q while the controllers of a still ran", at)
-	}
-	eventually(t, "b leads", func() bool { return s.running.Load() == 1 && holder(host) == "b" })
-	stopB()
-	close(s.finish)
-	<-leftB
-	if s.overlapped.Load() {
-		t.Error("two sets of controllers ran at the same time")
-	}
-	if got := holder(host); got != "" {
-		t.Errorf("the lease was not given back: %q holds it", got)
-	}
+		stopA()
+		// The set of a is told to stop and still writes: the lease must not go to b before it is done.
+		s.finish <- struct{}{}
+		<-leftA
+		if at := s.holderAtEnd.Load(); at != "a" {
+			t.Errorf("the lease was with %q while the controllers of a still ran", at)
+		}
+		eventually(t, "b leads", func() bool { return s.running.Load() == 1 && holder(host) == "b" })
+		stopB()
+		close(s.finish)
+		<-leftB
+		if s.overlapped.Load() {
+			t.Error("two sets of controllers ran at the same time")
+		}
+		if got := holder(host); got != "" {
+			t.Errorf("the lease was not given back: %q holds it", got)
+		}
+	})
 }
 
 func TestReplicaThatNeverLedLeavesAtOnce(t *testing.T) {
-	now := metav1.NewMicroTime(time.Now().Add(time.Hour))
-	other, seconds := "other", int32(3600)
-	host := fake.NewClientset(&coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
-		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &other, LeaseDurationSeconds: &seconds, RenewTime: &now, AcquireTime: &now},
+	synctest.Test(t, func(t *testing.T) {
+		now := metav1.NewMicroTime(time.Now().Add(time.Hour))
+		other, seconds := "other", int32(3600)
+		host := fake.NewClientset(&coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &other, LeaseDurationSeconds: &seconds, RenewTime: &now, AcquireTime: &now},
+		})
+		s := &set{host: host, finish: make(chan struct{})}
+		stop, left := lead(t, replica(host, s, "a"))
+		eventually(t, "a has asked for the lease", func() bool { return len(host.Actions()) > 1 })
+		stop()
+		<-left
+		if s.started.Load() != 0 || holder(host) != other {
+			t.Errorf("%d sets ran, %q holds the lease", s.started.Load(), holder(host))
+		}
 	})
-	s := &set{host: host, finish: make(chan struct{})}
-	stop, left := lead(t, replica(host, s, "a"))
-	eventually(t, "a has asked for the lease", func() bool { return len(host.Actions()) > 1 })
-	stop()
-	<-left
-	if s.started.Load() != 0 || holder(host) != other {
-		t.Errorf("%d sets ran, %q holds the lease", s.started.Load(), holder(host))
-	}
 }
 
 func TestControllersStopWithTheLeaseAndComeBackWithIt(t *testing.T) {
-	host := fake.NewClientset()
-	var down atomic.Bool
-	host.PrependReactor("*", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
-		if down.Load() {
-			return true, nil, errors.New("the host cluster is down")
+	synctest.Test(t, func(t *testing.T) {
+		host := fake.NewClientset()
+		var down atomic.Bool
+		host.PrependReactor("*", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			if down.Load() {
+				return true, nil, errors.New("the host cluster is down")
+			}
+			return false, nil, nil
+		})
+		s := &set{host: host, finish: make(chan struct{})}
+		close(s.finish)
+		stop, left := lead(t, replica(host, s, "a"))
+		eventually(t, "a leads", func() bool { return s.running.Load() == 1 })
+		down.Store(true)
+		eventually(t, "the controllers stop when the lease cannot be renewed", func() bool { return s.running.Load() == 0 })
+		down.Store(false)
+		eventually(t, "they start anew", func() bool { return s.running.Load() == 1 && s.started.Load() == 2 })
+		stop()
+		<-left
+		if s.overlapped.Load() {
+			t.Error("two sets of controllers ran at the same time")
 		}
-		return false, nil, nil
 	})
-	s := &set{host: host, finish: make(chan struct{})}
-	close(s.finish)
-	stop, left := lead(t, replica(host, s, "a"))
-	eventually(t, "a leads", func() bool { return s.running.Load() == 1 })
-	down.Store(true)
-	eventually(t, "the controllers stop when the lease cannot be renewed", func() bool { return s.running.Load() == 0 })
-	down.Store(false)
-	eventually(t, "they start anew", func() bool { return s.running.Load() == 1 && s.started.Load() == 2 })
-	stop()
-	<-left
-	if s.overlapped.Load() {
-		t.Error("two sets of controllers ran at the same time")
-	}
 }
 
 func TestControllersThatFailStartAgain(t *testing.T) {
-	for _, election := range []bool{true, false} {
-		host := fake.NewClientset()
-		var attempts atomic.Int32
-		c := replica(host, nil, "a")
-		c.Election.Enabled = election
-		c.Run = func(context.Context) error {
-			attempts.Add(1)
-			return errors.New("no caches")
+	synctest.Test(t, func(t *testing.T) {
+		for _, election := range []bool{true, false} {
+			host := fake.NewClientset()
+			var attempts atomic.Int32
+			c := replica(host, nil, "a")
+			c.Election.Enabled = election
+			c.Run = func(context.Context) error {
+				attempts.Add(1)
+				return errors.New("no caches")
+			}
+			stop, left := lead(t, c)
+			eventually(t, "a third attempt", func() bool { return attempts.Load() >= 3 })
+			stop()
+			<-left
 		}
-		stop, left := lead(t, c)
-		eventually(t, "a third attempt", func() bool { return attempts.Load() >= 3 })
-		stop()
-		<-left
-	}
+	})
 }

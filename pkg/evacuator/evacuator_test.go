@@ -25,6 +25,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -201,9 +202,11 @@ func (w *world) written() []string {
 	return slices.Clone(w.writes)
 }
 
+// until waits for a condition, and moves the clock by a step whenever all are done with what they could do.
 func (w *world) until(what string, step time.Duration, condition func() bool) {
 	w.Helper()
 	if err := wait.PollUntilContextTimeout(w.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		synctest.Wait()
 		if condition() {
 			return true, nil
 		}
@@ -247,18 +250,20 @@ func TestEndOfAHandlerIsReported(t *testing.T) {
 		"that says a lot":          {errors.New(strings.Repeat("x", 2000)), `{"activeEvacuatorCompleted":true,"message":"flush.example.com gives up: ` + strings.Repeat("x", 1024-28) + `"}`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, func(_ context.Context, e *Evacuation) error {
-				if e.PodName != "db-0" || e.PodUID != "uid-1" || e.Namespace != "shop" || e.NodeName != "node-7" || e.Object().Name != "uid-1-db-0" {
-					return fmt.Errorf("got %+v", e)
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, func(_ context.Context, e *Evacuation) error {
+					if e.PodName != "db-0" || e.PodUID != "uid-1" || e.Namespace != "shop" || e.NodeName != "node-7" || e.Object().Name != "uid-1-db-0" {
+						return fmt.Errorf("got %+v", e)
+					}
+					return tc.returns
+				}, newEvacuationOf())
+				w.untilWritten(`{}`, tc.want)
+				w.edit(turnOf("b.example.com"))
+				w.stop()
+				if w.calls != 1 {
+					t.Errorf("got %d calls of the handler, want 1", w.calls)
 				}
-				return tc.returns
-			}, newEvacuationOf())
-			w.untilWritten(`{}`, tc.want)
-			w.edit(turnOf("b.example.com"))
-			w.stop()
-			if w.calls != 1 {
-				t.Errorf("got %d calls of the handler, want 1", w.calls)
-			}
+			})
 		})
 	}
 }
@@ -284,14 +289,16 @@ func TestHandlersContextEnds(t *testing.T) {
 		"when the program is stopped": {func(w *world) { w.stop() }, context.Canceled},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, untilEnd, newEvacuationOf())
-			w.untilWritten(`{}`)
-			tc.happens(w)
-			w.wantCause(tc.cause)
-			w.stop()
-			if got := w.written(); len(got) != 1 {
-				t.Errorf("got %v, want nothing to be written after the end", got)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, untilEnd, newEvacuationOf())
+				w.untilWritten(`{}`)
+				tc.happens(w)
+				w.wantCause(tc.cause)
+				w.stop()
+				if got := w.written(); len(got) != 1 {
+					t.Errorf("got %v, want nothing to be written after the end", got)
+				}
+			})
 		})
 	}
 }
@@ -306,131 +313,151 @@ func TestDepartureIsAwaited(t *testing.T) {
 		"and may become another's": {turnOf("b.example.com"), ErrTurnLost},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := make(chan error, 1)
-			w := newWorld(t, func(ctx context.Context, e *Evacuation) error {
-				err := e.AwaitDeparture(ctx)
-				got <- err
-				return err
-			}, newEvacuationOf())
-			w.untilWritten(`{}`)
-			w.edit(tc.happens)
-			if err := <-got; !errors.Is(err, tc.want) || tc.want == nil && err != nil {
-				t.Errorf("got %v, want %v", err, tc.want)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				got := make(chan error, 1)
+				w := newWorld(t, func(ctx context.Context, e *Evacuation) error {
+					err := e.AwaitDeparture(ctx)
+					got <- err
+					return err
+				}, newEvacuationOf())
+				w.untilWritten(`{}`)
+				w.edit(tc.happens)
+				if err := <-got; !errors.Is(err, tc.want) || tc.want == nil && err != nil {
+					t.Errorf("got %v, want %v", err, tc.want)
+				}
+			})
 		})
 	}
 	t.Run("for as long as its own context lasts", func(t *testing.T) {
-		got := make(chan error, 1)
-		newWorld(t, func(ctx context.Context, e *Evacuation) error {
-			ctx, cancel := context.WithTimeoutCause(ctx, time.Nanosecond, errBroken)
-			defer cancel()
-			got <- e.AwaitDeparture(ctx)
-			return nil
-		}, newEvacuationOf())
-		if err := <-got; !errors.Is(err, errBroken) {
-			t.Errorf("got %v, want %v", err, errBroken)
-		}
+		synctest.Test(t, func(t *testing.T) {
+			got := make(chan error, 1)
+			newWorld(t, func(ctx context.Context, e *Evacuation) error {
+				ctx, cancel := context.WithTimeoutCause(ctx, time.Nanosecond, errBroken)
+				defer cancel()
+				got <- e.AwaitDeparture(ctx)
+				return nil
+			}, newEvacuationOf())
+			if err := <-got; !errors.Is(err, errBroken) {
+				t.Errorf("got %v, want %v", err, errBroken)
+			}
+		})
 	})
 }
 
 func TestForbiddenEvacuationsAreNotCalledOff(t *testing.T) {
-	w := newWorld(t, func(ctx context.Context, e *Evacuation) error {
-		if err := e.Forbid(ctx); err != nil {
-			return err
-		}
-		return e.AwaitDeparture(ctx)
-	}, newEvacuationOf())
-	w.untilWritten(`{}`, `{"evacuationCancellationPolicy":"Forbid"}`)
-	w.edit(withdrawn)
-	w.edit(complete(maintenancev1alpha1.ReasonPodDeleted))
-	w.wantCause(ErrDeparted)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, func(ctx context.Context, e *Evacuation) error {
+			if err := e.Forbid(ctx); err != nil {
+				return err
+			}
+			return e.AwaitDeparture(ctx)
+		}, newEvacuationOf())
+		w.untilWritten(`{}`, `{"evacuationCancellationPolicy":"Forbid"}`)
+		w.edit(withdrawn)
+		w.edit(complete(maintenancev1alpha1.ReasonPodDeleted))
+		w.wantCause(ErrDeparted)
+	})
 }
 
 func TestForbiddenEvacuationsAreTakenUpAgain(t *testing.T) {
-	w := newWorld(t, untilEnd, newEvacuationOf(withdrawn, func(e *maintenancev1alpha1.Evacuation) {
-		e.Status.EvacuationCancellationPolicy = maintenancev1alpha1.EvacuationCancellationPolicyForbid
-	}))
-	w.untilWritten(`{}`)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, untilEnd, newEvacuationOf(withdrawn, func(e *maintenancev1alpha1.Evacuation) {
+			e.Status.EvacuationCancellationPolicy = maintenancev1alpha1.EvacuationCancellationPolicyForbid
+		}))
+		w.untilWritten(`{}`)
+	})
 }
 
 func TestSignsOfLifeAreGivenWhileSomethingIsExpected(t *testing.T) {
-	const expected = `{"expectedEvacuationFinishTime":"2026-11-03T10:01:00Z","message":"flushing"}`
-	w := newWorld(t, func(ctx context.Context, e *Evacuation) error {
-		if err := e.Report(ctx, Progress{Message: "flushing", ExpectedFinish: start.Add(time.Minute)}); err != nil {
-			return err
+	synctest.Test(t, func(t *testing.T) {
+		const expected = `{"expectedEvacuationFinishTime":"2026-11-03T10:01:00Z","message":"flushing"}`
+		w := newWorld(t, func(ctx context.Context, e *Evacuation) error {
+			if err := e.Report(ctx, Progress{Message: "flushing", ExpectedFinish: start.Add(time.Minute)}); err != nil {
+				return err
+			}
+			return e.AwaitDeparture(ctx)
+		}, newEvacuationOf())
+		w.untilWritten(`{}`, expected)
+		// A quarter of the deadline of 40 seconds apart, up to the minute that is expected.
+		w.until("it has been given signs", 250*time.Millisecond, func() bool { return w.clock.Since(start) > 2*time.Minute })
+		signs := w.written()[2:]
+		if len(signs) < 4 || len(signs) > 6 || slices.ContainsFunc(signs, func(s string) bool { return s != `{}` }) {
+			t.Errorf("got the signs %v, want one each ten seconds for a minute", signs)
 		}
-		return e.AwaitDeparture(ctx)
-	}, newEvacuationOf())
-	w.untilWritten(`{}`, expected)
-	// A quarter of the deadline of 40 seconds apart, up to the minute that is expected.
-	w.until("it has been given signs", 250*time.Millisecond, func() bool { return w.clock.Since(start) > 2*time.Minute })
-	signs := w.written()[2:]
-	if len(signs) < 4 || len(signs) > 6 || slices.ContainsFunc(signs, func(s string) bool { return s != `{}` }) {
-		t.Errorf("got the signs %v, want one each ten seconds for a minute", signs)
-	}
+	})
 }
 
 func TestWithoutExpectationThereAreNoSignsOfLife(t *testing.T) {
-	w := newWorld(t, untilEnd, newEvacuationOf())
-	w.untilWritten(`{}`)
-	w.until("time has gone by", 250*time.Millisecond, func() bool { return w.clock.Since(start) > 2*time.Minute })
-	w.untilWritten(`{}`)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, untilEnd, newEvacuationOf())
+		w.untilWritten(`{}`)
+		w.until("time has gone by", 250*time.Millisecond, func() bool { return w.clock.Since(start) > 2*time.Minute })
+		w.untilWritten(`{}`)
+	})
 }
 
 func TestLateReportsAreRefused(t *testing.T) {
-	begun, proceed := make(chan struct{}), make(chan struct{})
-	got := make(chan error, 1)
-	w := newWorld(t, func(_ context.Context, e *Evacuation) error {
-		close(begun)
-		<-proceed
-		// Not the handler's context, which the informer may have ended by now.
-		got <- e.Report(t.Context(), Progress{Message: "late"})
-		return nil
-	}, newEvacuationOf())
-	<-begun
-	w.edit(turnOf("b.example.com"))
-	close(proceed)
-	if err := <-got; !errors.Is(err, ErrTurnLost) {
-		t.Errorf("got %v, want %v", err, ErrTurnLost)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		begun, proceed := make(chan struct{}), make(chan struct{})
+		got := make(chan error, 1)
+		w := newWorld(t, func(_ context.Context, e *Evacuation) error {
+			close(begun)
+			<-proceed
+			// Not the handler's context, which the informer may have ended by now.
+			got <- e.Report(t.Context(), Progress{Message: "late"})
+			return nil
+		}, newEvacuationOf())
+		<-begun
+		w.edit(turnOf("b.example.com"))
+		close(proceed)
+		if err := <-got; !errors.Is(err, ErrTurnLost) {
+			t.Errorf("got %v, want %v", err, ErrTurnLost)
+		}
+	})
 }
 
 func TestCompletionIsTriedUntilItIsReported(t *testing.T) {
-	release := make(chan struct{})
-	w := newWorld(t, func(context.Context, *Evacuation) error { <-release; return nil }, newEvacuationOf())
-	w.untilWritten(`{}`)
-	w.mu.Lock()
-	w.refuse = apierrors.NewInternalError(errors.New("no"))
-	w.mu.Unlock()
-	close(release)
-	w.until("some time has gone by", 100*time.Millisecond, func() bool { return w.clock.Since(start) > 10*time.Second })
-	w.mu.Lock()
-	w.refuse = nil
-	w.mu.Unlock()
-	w.until("it was reported", 100*time.Millisecond, func() bool { return slices.Equal(w.written(), []string{`{}`, `{"activeEvacuatorCompleted":true}`}) })
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		w := newWorld(t, func(context.Context, *Evacuation) error { <-release; return nil }, newEvacuationOf())
+		w.untilWritten(`{}`)
+		w.mu.Lock()
+		w.refuse = apierrors.NewInternalError(errors.New("no"))
+		w.mu.Unlock()
+		close(release)
+		w.until("some time has gone by", 100*time.Millisecond, func() bool { return w.clock.Since(start) > 10*time.Second })
+		w.mu.Lock()
+		w.refuse = nil
+		w.mu.Unlock()
+		w.until("it was reported", 100*time.Millisecond, func() bool { return slices.Equal(w.written(), []string{`{}`, `{"activeEvacuatorCompleted":true}`}) })
+	})
 }
 
 func TestWorkIsTakenUpAfterARestart(t *testing.T) {
-	w := newWorld(t, untilEnd, newEvacuationOf())
-	w.untilWritten(`{}`)
-	w.stop()
-	w.start(untilEnd)
-	w.untilWritten(`{}`, `{}`)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, untilEnd, newEvacuationOf())
+		w.untilWritten(`{}`)
+		w.stop()
+		w.start(untilEnd)
+		w.untilWritten(`{}`, `{}`)
+	})
 }
 
 func TestOthersAreLeftAlone(t *testing.T) {
-	other := func(name string, mods ...func(*maintenancev1alpha1.Evacuation)) runtime.Object {
-		e := newEvacuationOf(mods...)
-		e.Name, e.UID = name, types.UID(name)
-		return e
-	}
-	w := newWorld(t, untilEnd, other("a", turnOf("b.example.com")), other("b", withdrawn), other("c", complete(maintenancev1alpha1.ReasonPodDeleted)),
-		other("d", func(e *maintenancev1alpha1.Evacuation) { e.Status.ActiveEvacuatorCompleted = true }), newEvacuationOf())
-	w.untilWritten(`{}`)
-	w.stop()
-	if w.calls != 1 {
-		t.Errorf("got %d calls of the handler, want 1", w.calls)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		other := func(name string, mods ...func(*maintenancev1alpha1.Evacuation)) runtime.Object {
+			e := newEvacuationOf(mods...)
+			e.Name, e.UID = name, types.UID(name)
+			return e
+		}
+		w := newWorld(t, untilEnd, other("a", turnOf("b.example.com")), other("b", withdrawn), other("c", complete(maintenancev1alpha1.ReasonPodDeleted)),
+			other("d", func(e *maintenancev1alpha1.Evacuation) { e.Status.ActiveEvacuatorCompleted = true }), newEvacuationOf())
+		w.untilWritten(`{}`)
+		w.stop()
+		if w.calls != 1 {
+			t.Errorf("got %d calls of the handler, want 1", w.calls)
+		}
+	})
 }
 
 func TestBadConfigs(t *testing.T) {

@@ -23,6 +23,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -190,6 +191,7 @@ func (w *world) must(err error) {
 
 // settled does what there is to do at the present time.
 func (w *world) settled() {
+	synctest.Wait()
 	if w.live {
 		return
 	}
@@ -201,6 +203,7 @@ func (w *world) settled() {
 		}
 		w.queue.step(w.Context(), &calls)
 		calls.Wait()
+		synctest.Wait()
 		if len(w.queue.kick) == 0 {
 			return
 		}

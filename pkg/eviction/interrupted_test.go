@@ -20,6 +20,7 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -80,24 +81,26 @@ func TestInterruptedEvictionIsFinished(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, worldConfig{
-				maxConcurrent: 50, pods: c.pods, budgets: []*policyv1.PodDisruptionBudget{c.budget},
-				answer: func(string) error { t.Error("the closed budget was asked"); return nil },
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, worldConfig{
+					maxConcurrent: 50, pods: c.pods, budgets: []*policyv1.PodDisruptionBudget{c.budget},
+					answer: func(string) error { t.Error("the closed budget was asked"); return nil },
+				})
+				for _, pod := range c.pods {
+					w.add(pod.Name)
+				}
+				w.pass(interruptedAfter-time.Second, 500*time.Millisecond)
+				if sent := w.host.sent(); len(sent) != 0 {
+					t.Fatalf("got %v at once, want time to be given to an eviction that may be under way", sent)
+				}
+				if c.later != nil {
+					c.later(w)
+				}
+				w.pass(4*time.Second, 500*time.Millisecond)
+				if sent := w.host.sent(); !slices.Equal(sent, c.want) {
+					t.Errorf("got %v, want %v", sent, c.want)
+				}
 			})
-			for _, pod := range c.pods {
-				w.add(pod.Name)
-			}
-			w.pass(interruptedAfter-time.Second, 500*time.Millisecond)
-			if sent := w.host.sent(); len(sent) != 0 {
-				t.Fatalf("got %v at once, want time to be given to an eviction that may be under way", sent)
-			}
-			if c.later != nil {
-				c.later(w)
-			}
-			w.pass(4*time.Second, 500*time.Millisecond)
-			if sent := w.host.sent(); !slices.Equal(sent, c.want) {
-				t.Errorf("got %v, want %v", sent, c.want)
-			}
 		})
 	}
 }

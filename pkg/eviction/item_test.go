@@ -19,6 +19,7 @@ package eviction
 import (
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -52,41 +53,45 @@ func TestOrderWithinALane(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, worldConfig{maxConcurrent: 1, pods: tc.pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success})
-			for _, pod := range tc.pods {
-				w.add(pod.Name)
-			}
-			w.settled()
-			w.updateBudget(newBudget("web", int32(len(tc.pods))))
-			w.until("all were sent", 0, w.sentTo(len(tc.pods)))
-			var want []string
-			for _, pod := range tc.want {
-				want = append(want, pod+"/uid-"+pod)
-			}
-			if got := w.host.sent(); !slices.Equal(got, want) {
-				t.Errorf("got %v, want %v", got, want)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, worldConfig{maxConcurrent: 1, pods: tc.pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success})
+				for _, pod := range tc.pods {
+					w.add(pod.Name)
+				}
+				w.settled()
+				w.updateBudget(newBudget("web", int32(len(tc.pods))))
+				w.until("all were sent", 0, w.sentTo(len(tc.pods)))
+				var want []string
+				for _, pod := range tc.want {
+					want = append(want, pod+"/uid-"+pod)
+				}
+				if got := w.host.sent(); !slices.Equal(got, want) {
+					t.Errorf("got %v, want %v", got, want)
+				}
+			})
 		})
 	}
 }
 
 func TestMalformedDeletionCostIsToldOnce(t *testing.T) {
-	pod := newPod("web-0", costs("low"))
-	w := newWorld(t, worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{pod}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success})
-	w.add("web-0")
-	w.settled()
-	w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {
-		b.Generation, b.Status.ObservedGeneration, b.Status.CurrentHealthy = 2, 2, 3 // a pod that is not ready may not go then
-	}))
-	w.updatePod(newPod("web-0", costs("low"), notReady))
-	w.until("the pod's change was seen", 0, func() bool {
-		w.queue.mu.Lock()
-		defer w.queue.mu.Unlock()
-		return w.queue.items[evacuationOf("web-0")].notReady
+	synctest.Test(t, func(t *testing.T) {
+		pod := newPod("web-0", costs("low"))
+		w := newWorld(t, worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{pod}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success})
+		w.add("web-0")
+		w.settled()
+		w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {
+			b.Generation, b.Status.ObservedGeneration, b.Status.CurrentHealthy = 2, 2, 3 // a pod that is not ready may not go then
+		}))
+		w.updatePod(newPod("web-0", costs("low"), notReady))
+		w.until("the pod's change was seen", 0, func() bool {
+			w.queue.mu.Lock()
+			defer w.queue.mu.Unlock()
+			return w.queue.items[evacuationOf("web-0")].notReady
+		})
+		w.updatePod(newPod("web-0", costs("lower")))
+		w.until("the other value was told", 0, func() bool { return len(w.badCosts()) == 2 })
+		if got, want := w.badCosts(), []string{"web-0 low", "web-0 lower"}; !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
 	})
-	w.updatePod(newPod("web-0", costs("lower")))
-	w.until("the other value was told", 0, func() bool { return len(w.badCosts()) == 2 })
-	if got, want := w.badCosts(), []string{"web-0 low", "web-0 lower"}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
 }

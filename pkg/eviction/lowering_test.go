@@ -20,6 +20,7 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -79,64 +80,74 @@ func TestCostOfPodsThatWaitIsLowered(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := closed(t, tc.pods...)
-			w.pass(lowerAfter-time.Second, time.Second)
-			if got := w.host.cheapened(); len(got) != 0 {
-				t.Fatalf("got %v before the pods have waited for %s, want none", got, lowerAfter)
-			}
-			w.pass(lowerAfter, lowerEvery)
-			if got := w.host.cheapened(); !slices.Equal(got, tc.want) {
-				t.Errorf("got %v, want %v", got, tc.want)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				w := closed(t, tc.pods...)
+				w.pass(lowerAfter-time.Second, time.Second)
+				if got := w.host.cheapened(); len(got) != 0 {
+					t.Fatalf("got %v before the pods have waited for %s, want none", got, lowerAfter)
+				}
+				w.pass(lowerAfter, lowerEvery)
+				if got := w.host.cheapened(); !slices.Equal(got, tc.want) {
+					t.Errorf("got %v, want %v", got, tc.want)
+				}
+			})
 		})
 	}
 }
 
 func TestLoweringHasARate(t *testing.T) {
-	names, pods := podNames(50)
-	for _, pod := range pods {
-		ofReplicaSet(pod)
-	}
-	w := closed(t, pods...)
-	w.pass(lowerAfter, time.Second)
-	w.pass(2*time.Second, 10*time.Millisecond)
-	if n, most := len(w.host.cheapened()), int(2*time.Second/lowerEvery)+1; n > most || n < most-2 {
-		t.Errorf("got %d in two seconds, want up to %d", n, most)
-	}
-	w.until("all have been lowered", 10*time.Millisecond, func() bool { return len(w.host.cheapened()) == len(names) })
+	synctest.Test(t, func(t *testing.T) {
+		names, pods := podNames(50)
+		for _, pod := range pods {
+			ofReplicaSet(pod)
+		}
+		w := closed(t, pods...)
+		w.pass(lowerAfter, time.Second)
+		w.pass(2*time.Second, 10*time.Millisecond)
+		if n, most := len(w.host.cheapened()), int(2*time.Second/lowerEvery)+1; n > most || n < most-2 {
+			t.Errorf("got %d in two seconds, want up to %d", n, most)
+		}
+		w.until("all have been lowered", 10*time.Millisecond, func() bool { return len(w.host.cheapened()) == len(names) })
+	})
 }
 
 func TestPodsThatDoNotWaitAnyMoreAreNotLowered(t *testing.T) {
-	w := closed(t, newPod("stays", ofReplicaSet), newPod("leaves", ofReplicaSet))
-	w.pass(lowerAfter/2, time.Second)
-	w.queue.Remove(evacuationOf("leaves"))
-	w.pass(lowerAfter, lowerEvery)
-	if got, want := w.host.cheapened(), []string{"stays"}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := closed(t, newPod("stays", ofReplicaSet), newPod("leaves", ofReplicaSet))
+		w.pass(lowerAfter/2, time.Second)
+		w.queue.Remove(evacuationOf("leaves"))
+		w.pass(lowerAfter, lowerEvery)
+		if got, want := w.host.cheapened(), []string{"stays"}; !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	})
 }
 
 func TestLoweringThatFailsIsTriedAgainAFewTimes(t *testing.T) {
-	w := closed(t, newPod("web-0", ofReplicaSet))
-	w.host.refuseLower = errors.New("no")
-	w.pass(20*lowerAfter, time.Second)
-	if n := len(w.host.cheapened()); n != lowerAttempts {
-		t.Errorf("got %d attempts, want %d", n, lowerAttempts)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := closed(t, newPod("web-0", ofReplicaSet))
+		w.host.refuseLower = errors.New("no")
+		w.pass(20*lowerAfter, time.Second)
+		if n := len(w.host.cheapened()); n != lowerAttempts {
+			t.Errorf("got %d attempts, want %d", n, lowerAttempts)
+		}
+	})
 }
 
 func TestLoweredPodsKeepTheirPlaceInTheLane(t *testing.T) {
-	dear := newPod("dear", ofReplicaSet, costs("-2147483647"))
-	dear.Annotations["maintenance.haulout.dev/original-pod-deletion-cost"] = "1000"
-	w := newWorld(t, worldConfig{
-		maxConcurrent: 50, pods: []*corev1.Pod{dear, newPod("cheap", ofReplicaSet, costs("-5"))},
-		budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success,
+	synctest.Test(t, func(t *testing.T) {
+		dear := newPod("dear", ofReplicaSet, costs("-2147483647"))
+		dear.Annotations["maintenance.haulout.dev/original-pod-deletion-cost"] = "1000"
+		w := newWorld(t, worldConfig{
+			maxConcurrent: 50, pods: []*corev1.Pod{dear, newPod("cheap", ofReplicaSet, costs("-5"))},
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success,
+		})
+		w.add("dear", "cheap")
+		w.settled()
+		w.updateBudget(newBudget("web", 2))
+		w.until("both were sent", 0, w.sentTo(2))
+		if got, want := w.host.sent(), []string{"cheap/uid-cheap", "dear/uid-dear"}; !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
 	})
-	w.add("dear", "cheap")
-	w.settled()
-	w.updateBudget(newBudget("web", 2))
-	w.until("both were sent", 0, w.sentTo(2))
-	if got, want := w.host.sent(), []string{"cheap/uid-cheap", "dear/uid-dear"}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
 }

@@ -18,6 +18,7 @@ package eviction
 
 import (
 	"testing"
+	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -26,37 +27,39 @@ import (
 )
 
 func TestMetricsOfLanesAndAnswers(t *testing.T) {
-	api := func(b *policyv1.PodDisruptionBudget) {
-		b.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "api"}}
-	}
-	w := newWorld(t, worldConfig{
-		maxConcurrent: 50, answer: success, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0), newBudget("api", 1, api)},
-		pods: []*corev1.Pod{newPod("web-0"), newPod("api-0", func(p *corev1.Pod) { p.Labels["app"] = "api" })},
-	})
-	value := func(get func() (float64, error)) float64 {
-		t.Helper()
-		v, err := get()
-		w.must(err)
-		return v
-	}
-	lanes := func(state string) float64 {
-		return value(func() (float64, error) { return testutil.GetGaugeMetricValue(evictionLanes.WithLabelValues(state)) })
-	}
-	accepted := func() float64 {
-		return value(func() (float64, error) {
-			return testutil.GetCounterMetricValue(evictionsTotal.WithLabelValues("accepted"))
+	synctest.Test(t, func(t *testing.T) {
+		api := func(b *policyv1.PodDisruptionBudget) {
+			b.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "api"}}
+		}
+		w := newWorld(t, worldConfig{
+			maxConcurrent: 50, answer: success, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0), newBudget("api", 1, api)},
+			pods: []*corev1.Pod{newPod("web-0"), newPod("api-0", func(p *corev1.Pod) { p.Labels["app"] = "api" })},
 		})
-	}
-	before := accepted()
-	w.add("web-0", "api-0")
-	w.settled()
-	if open, closed := lanes("open"), lanes("closed"); open != 1 || closed != 1 {
-		t.Errorf("got %v open and %v closed lanes, want one of each", open, closed)
-	}
-	if got := accepted() - before; got != 1 {
-		t.Errorf("got %v accepted evictions, want 1", got)
-	}
-	if got := value(func() (float64, error) { return testutil.GetGaugeMetricValue(evictionsInFlight) }); got != 0 {
-		t.Errorf("got %v evictions in flight, want none", got)
-	}
+		value := func(get func() (float64, error)) float64 {
+			t.Helper()
+			v, err := get()
+			w.must(err)
+			return v
+		}
+		lanes := func(state string) float64 {
+			return value(func() (float64, error) { return testutil.GetGaugeMetricValue(evictionLanes.WithLabelValues(state)) })
+		}
+		accepted := func() float64 {
+			return value(func() (float64, error) {
+				return testutil.GetCounterMetricValue(evictionsTotal.WithLabelValues("accepted"))
+			})
+		}
+		before := accepted()
+		w.add("web-0", "api-0")
+		w.settled()
+		if open, closed := lanes("open"), lanes("closed"); open != 1 || closed != 1 {
+			t.Errorf("got %v open and %v closed lanes, want one of each", open, closed)
+		}
+		if got := accepted() - before; got != 1 {
+			t.Errorf("got %v accepted evictions, want 1", got)
+		}
+		if got := value(func() (float64, error) { return testutil.GetGaugeMetricValue(evictionsInFlight) }); got != 0 {
+			t.Errorf("got %v evictions in flight, want none", got)
+		}
+	})
 }

@@ -19,6 +19,7 @@ package evacuation
 import (
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,48 +40,56 @@ import (
 )
 
 func TestPlainEvictionTakesFewWrites(t *testing.T) {
-	w := newWorld(t, 0, newEvacuation(), newPod(), newNode(corev1.ConditionTrue))
-	w.until("the pod is gone", 0, podDeleted)
-	w.until("it is released when its time has come", 10*time.Second, gone)
-	if elapsed := w.clock.Since(start); elapsed < DefaultCompletedTTL {
-		t.Errorf("got released after %s, want it kept for %s", elapsed, DefaultCompletedTTL)
-	}
-	writes := slices.DeleteFunc(w.api.written(), func(write string) bool { return write == "conflict" })
-	if want := []string{"status", "status", "finalizers", "delete"}; !slices.Equal(writes, want) {
-		t.Errorf("got writes %v, want %v", writes, want)
-	}
-	if w.host.sent() != 1 {
-		t.Errorf("got %d evictions, want 1", w.host.sent())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, newEvacuation(), newPod(), newNode(corev1.ConditionTrue))
+		w.until("the pod is gone", 0, podDeleted)
+		w.until("it is released when its time has come", 10*time.Second, gone)
+		if elapsed := w.clock.Since(start); elapsed < DefaultCompletedTTL {
+			t.Errorf("got released after %s, want it kept for %s", elapsed, DefaultCompletedTTL)
+		}
+		writes := slices.DeleteFunc(w.api.written(), func(write string) bool { return write == "conflict" })
+		if want := []string{"status", "status", "finalizers", "delete"}; !slices.Equal(writes, want) {
+			t.Errorf("got writes %v, want %v", writes, want)
+		}
+		if w.host.sent() != 1 {
+			t.Errorf("got %d evictions, want 1", w.host.sent())
+		}
+	})
 }
 
 func TestBudgetClosedThenOpened(t *testing.T) {
-	w := newWorld(t, 0, newEvacuation(), newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
-	accept := w.host.answer(refuse)
-	w.until("it is blocked", 100*time.Millisecond, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget))
-	w.expectEvent(EventBlocked)
-	w.host.answer(accept)
-	_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1), metav1.UpdateOptions{})
-	w.must(err)
-	w.until("the pod is gone", 0, podDeleted)
-	if meta.IsStatusConditionTrue(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked) {
-		t.Error("it is still blocked although the pod is gone")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, newEvacuation(), newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
+		accept := w.host.answer(refuse)
+		w.until("it is blocked", 100*time.Millisecond, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget))
+		w.expectEvent(EventBlocked)
+		w.host.answer(accept)
+		_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1), metav1.UpdateOptions{})
+		w.must(err)
+		w.until("the pod is gone", 0, podDeleted)
+		if meta.IsStatusConditionTrue(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked) {
+			t.Error("it is still blocked although the pod is gone")
+		}
+	})
 }
 
 func TestMalformedDeletionCostGetsAnEvent(t *testing.T) {
-	w := newWorld(t, 0, newEvacuation(), newPod(func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.PodDeletionCost: "low"} }),
-		newNode(corev1.ConditionTrue))
-	w.until("the pod is gone", 0, podDeleted)
-	w.expectEvent(EventBadDeletionCost)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, newEvacuation(), newPod(func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.PodDeletionCost: "low"} }),
+			newNode(corev1.ConditionTrue))
+		w.until("the pod is gone", 0, podDeleted)
+		w.expectEvent(EventBadDeletionCost)
+	})
 }
 
 func TestRefusalsAreCounted(t *testing.T) {
-	w := newWorld(t, 0, newEvacuation(withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.FailedEvictionCounter = 2 })),
-		newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
-	w.host.answer(refuse)
-	w.until("a probe was refused and counted", 100*time.Millisecond, func(e *maintenancev1alpha1.Evacuation) bool {
-		return e.Status.FailedEvictionCounter == 3
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, newEvacuation(withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.FailedEvictionCounter = 2 })),
+			newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
+		w.host.answer(refuse)
+		w.until("a probe was refused and counted", 100*time.Millisecond, func(e *maintenancev1alpha1.Evacuation) bool {
+			return e.Status.FailedEvictionCounter == 3
+		})
 	})
 }
 
@@ -97,107 +106,123 @@ func TestCancelled(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, 0, newEvacuation(withFinalizers(tc.finalizers...)), newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
-			w.until("the eviction has the turn", 0, hasClass(evict))
-			w.api.edit(t, w.target, tc.withdraw)
-			w.until("it makes way", 0, func(e *maintenancev1alpha1.Evacuation) bool {
-				return e == nil && tc.wantLeft == nil || e != nil && tc.wantLeft != nil && slices.Equal(e.Finalizers, tc.wantLeft)
-			})
-			w.expectEvent(EventCancelled)
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, 0, newEvacuation(withFinalizers(tc.finalizers...)), newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
+				w.until("the eviction has the turn", 0, hasClass(evict))
+				w.api.edit(t, w.target, tc.withdraw)
+				w.until("it makes way", 0, func(e *maintenancev1alpha1.Evacuation) bool {
+					return e == nil && tc.wantLeft == nil || e != nil && tc.wantLeft != nil && slices.Equal(e.Finalizers, tc.wantLeft)
+				})
+				w.expectEvent(EventCancelled)
 
-			// The pod stays, whatever its budget says from now on.
-			_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1), metav1.UpdateOptions{})
-			w.must(err)
-			if w.host.sent() != 0 {
-				t.Errorf("got %d evictions, want none", w.host.sent())
-			}
+				// The pod stays, whatever its budget says from now on.
+				_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1), metav1.UpdateOptions{})
+				w.must(err)
+				if w.host.sent() != 0 {
+					t.Errorf("got %d evictions, want none", w.host.sent())
+				}
+			})
 		})
 	}
 }
 
 func TestCompletedWithoutInstigatorOnTime(t *testing.T) {
-	w := newWorld(t, 0, newEvacuation(withFinalizers(ours, theirs)), newPod(), newNode(corev1.ConditionTrue))
-	w.until("the pod is gone", 0, podDeleted)
-	w.until("another instigator does not hold it for ever", 10*time.Second, gone)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, newEvacuation(withFinalizers(ours, theirs)), newPod(), newNode(corev1.ConditionTrue))
+		w.until("the pod is gone", 0, podDeleted)
+		w.until("another instigator does not hold it for ever", 10*time.Second, gone)
+	})
 }
 
 func TestForbidIsNeverEvicted(t *testing.T) {
-	evacuation := newEvacuation(withEvacuators(classA, classB), active(classA), reported(time.Second, "past the point of no return"), withFinalizers(),
-		withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }))
-	w := newWorld(t, 0, evacuation, newPod(), newNode(corev1.ConditionTrue))
-	w.api.edit(t, evacuation, reported(5*time.Second, "nearly there"))
-	w.api.edit(t, evacuation, withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
-	w.until("it makes way", 0, gone)
-	w.expectEvent(EventCancelled)
-	if w.host.sent() != 0 {
-		t.Errorf("got %d evictions, want none", w.host.sent())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		evacuation := newEvacuation(withEvacuators(classA, classB), active(classA), reported(time.Second, "past the point of no return"), withFinalizers(),
+			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }))
+		w := newWorld(t, 0, evacuation, newPod(), newNode(corev1.ConditionTrue))
+		w.api.edit(t, evacuation, reported(5*time.Second, "nearly there"))
+		w.api.edit(t, evacuation, withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
+		w.until("it makes way", 0, gone)
+		w.expectEvent(EventCancelled)
+		if w.host.sent() != 0 {
+			t.Errorf("got %d evictions, want none", w.host.sent())
+		}
+	})
 }
 
 func TestHandOverByDeadline(t *testing.T) {
-	w := newWorld(t, 0, newEvacuation(withEvacuators(classA, classB)), newPod(), newNode(corev1.ConditionTrue))
-	w.until("the first has the turn", 0, hasClass(classA))
-	w.until("it is named since it is silent", time.Second, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuatorNotProgressing))
-	w.expectEvent(EventBlocked)
-	w.until("the second has the turn", time.Second, hasClass(classB))
-	if meta.IsStatusConditionTrue(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked) {
-		t.Error("it is still blocked although the next one has just got its turn")
-	}
-	w.expectEvent(EventHandedOver)
-	if elapsed := w.clock.Since(start); elapsed < DefaultEvacuatorStartDeadline {
-		t.Errorf("got the hand-over after %s, want not before %s", elapsed, DefaultEvacuatorStartDeadline)
-	}
-	w.api.edit(t, w.target, withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
-	w.until("the pod was evicted", 0, podDeleted)
-	w.expectEvent(EventHandedOver)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, newEvacuation(withEvacuators(classA, classB)), newPod(), newNode(corev1.ConditionTrue))
+		w.until("the first has the turn", 0, hasClass(classA))
+		w.until("it is named since it is silent", time.Second, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuatorNotProgressing))
+		w.expectEvent(EventBlocked)
+		w.until("the second has the turn", time.Second, hasClass(classB))
+		if meta.IsStatusConditionTrue(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked) {
+			t.Error("it is still blocked although the next one has just got its turn")
+		}
+		w.expectEvent(EventHandedOver)
+		if elapsed := w.clock.Since(start); elapsed < DefaultEvacuatorStartDeadline {
+			t.Errorf("got the hand-over after %s, want not before %s", elapsed, DefaultEvacuatorStartDeadline)
+		}
+		w.api.edit(t, w.target, withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
+		w.until("the pod was evicted", 0, podDeleted)
+		w.expectEvent(EventHandedOver)
+	})
 }
 
 func TestRestartGivesEvacuatorsTime(t *testing.T) {
-	// The evacuator's deadline passed an hour ago, while nobody served.
-	evacuation := newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying"))
-	w := newWorld(t, 2*time.Hour, evacuation, newPod(), newNode(corev1.ConditionTrue))
-	w.until("the leader has served for a while", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
-		return w.clock.Since(start) >= 2*time.Hour+4*time.Minute
+	synctest.Test(t, func(t *testing.T) {
+		// The evacuator's deadline passed an hour ago, while nobody served.
+		evacuation := newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying"))
+		w := newWorld(t, 2*time.Hour, evacuation, newPod(), newNode(corev1.ConditionTrue))
+		w.until("the leader has served for a while", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
+			return w.clock.Since(start) >= 2*time.Hour+4*time.Minute
+		})
+		if !hasClass(classA)(w.get()) {
+			t.Fatal("the evacuator lost its turn before it could report to the new leader")
+		}
+		w.api.edit(t, evacuation, reported(2*time.Hour+4*time.Minute, "still copying"))
+		w.until("the grace is over", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
+			return w.clock.Since(start) >= 2*time.Hour+10*time.Minute
+		})
+		if !hasClass(classA)(w.get()) {
+			t.Error("the evacuator lost its turn although it has reported")
+		}
 	})
-	if !hasClass(classA)(w.get()) {
-		t.Fatal("the evacuator lost its turn before it could report to the new leader")
-	}
-	w.api.edit(t, evacuation, reported(2*time.Hour+4*time.Minute, "still copying"))
-	w.until("the grace is over", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
-		return w.clock.Since(start) >= 2*time.Hour+10*time.Minute
-	})
-	if !hasClass(classA)(w.get()) {
-		t.Error("the evacuator lost its turn although it has reported")
-	}
 }
 
 func TestRestartGoesOnWithAnEviction(t *testing.T) {
-	evacuation := newEvacuation(active(evict), withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0))
-	w := newWorld(t, time.Hour, evacuation, newPod(), newNode(corev1.ConditionTrue), newBudget("1", 1))
-	w.until("the pod is gone", 0, podDeleted)
-	if writes := w.api.written(); writes[0] != "status" || len(writes) > 1 {
-		t.Errorf("got writes %v, want no more than the one that completes", writes)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		evacuation := newEvacuation(active(evict), withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0))
+		w := newWorld(t, time.Hour, evacuation, newPod(), newNode(corev1.ConditionTrue), newBudget("1", 1))
+		w.until("the pod is gone", 0, podDeleted)
+		if writes := w.api.written(); writes[0] != "status" || len(writes) > 1 {
+			t.Errorf("got writes %v, want no more than the one that completes", writes)
+		}
+	})
 }
 
 func TestTerminatingNamespaceDoesNotWait(t *testing.T) {
-	w := newWorld(t, 0, newEvacuation(withEvacuators(classA), withFinalizers(ours, theirs),
-		withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }), active(classA)),
-		newPod(), newNode(corev1.ConditionTrue))
-	w.api.edit(t, w.target, deleting)
-	if w.get() == nil {
-		t.Fatal("the object vanished although its evacuator is at work")
-	}
-	w.must(w.client.Tracker().Delete(podsResource, "shop", podName))
-	w.until("the object is gone with the pod", 0, gone)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, newEvacuation(withEvacuators(classA), withFinalizers(ours, theirs),
+			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }), active(classA)),
+			newPod(), newNode(corev1.ConditionTrue))
+		w.api.edit(t, w.target, deleting)
+		if w.get() == nil {
+			t.Fatal("the object vanished although its evacuator is at work")
+		}
+		w.must(w.client.Tracker().Delete(podsResource, "shop", podName))
+		w.until("the object is gone with the pod", 0, gone)
+	})
 }
 
 func TestNamesakeIsAnotherPod(t *testing.T) {
-	w := newWorld(t, 0, newEvacuation(), newPod(func(p *corev1.Pod) { p.UID = types.UID("another") }), newNode(corev1.ConditionTrue))
-	w.until("the pod counts as gone", 0, podDeleted)
-	if w.host.sent() != 0 {
-		t.Errorf("got %d evictions, want none of the namesake", w.host.sent())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, newEvacuation(), newPod(func(p *corev1.Pod) { p.UID = types.UID("another") }), newNode(corev1.ConditionTrue))
+		w.until("the pod counts as gone", 0, podDeleted)
+		if w.host.sent() != 0 {
+			t.Errorf("got %d evictions, want none of the namesake", w.host.sent())
+		}
+	})
 }
 
 // atRest is a controller that does not run and whose caches have only what the test puts there.
@@ -268,12 +293,14 @@ func TestPodThatTheCacheDoesNotHave(t *testing.T) {
 }
 
 func TestLostNodeIsNamedAndFoundAgain(t *testing.T) {
-	pod := newPod(terminatingUntil(time.Minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} })
-	w := newWorld(t, time.Hour, newEvacuation(active(evict)), pod, newNode(corev1.ConditionUnknown))
-	w.until("the node is named", 0, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonNodeUnreachable))
-	_, err := w.client.CoreV1().Nodes().Update(t.Context(), newNode(corev1.ConditionTrue), metav1.UpdateOptions{})
-	w.must(err)
-	w.until("the finalizer is named", 0, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodFinalizer))
+	synctest.Test(t, func(t *testing.T) {
+		pod := newPod(terminatingUntil(time.Minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} })
+		w := newWorld(t, time.Hour, newEvacuation(active(evict)), pod, newNode(corev1.ConditionUnknown))
+		w.until("the node is named", 0, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonNodeUnreachable))
+		_, err := w.client.CoreV1().Nodes().Update(t.Context(), newNode(corev1.ConditionTrue), metav1.UpdateOptions{})
+		w.must(err)
+		w.until("the finalizer is named", 0, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodFinalizer))
+	})
 }
 
 func TestTargetedPodsAreFoundInAllMaintenances(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"context"
 	"maps"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -53,6 +54,7 @@ func (w *world) untilAnnotations(step time.Duration, want map[string]string) {
 	w.Helper()
 	var got map[string]string
 	err := wait.PollUntilContextTimeout(w.Context(), time.Millisecond, 20*time.Second, true, func(ctx context.Context) (bool, error) {
+		synctest.Wait()
 		pod, err := w.client.CoreV1().Pods("shop").Get(ctx, podName, metav1.GetOptions{})
 		if err != nil {
 			return false, err
@@ -85,15 +87,17 @@ func TestDeletionCostOfAPodThatWaits(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, 0, newEvacuation(tc.evacuation...), newPod(ofReplicaSet, annotated(tc.original)), newNode(corev1.ConditionTrue), newBudget("1", 0))
-			w.host.answer(refuse)
-			w.until("the eviction has the turn", 0, hasClass(evict))
-			w.untilAnnotations(time.Second, map[string]string{costKey: lowest, originalKey: tc.original[costKey]})
-			if waited := w.clock.Since(start); waited < 10*time.Second {
-				t.Errorf("got lowered after %s, want it only after ten seconds", waited)
-			}
-			tc.end(w)
-			w.untilAnnotations(0, tc.original)
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, 0, newEvacuation(tc.evacuation...), newPod(ofReplicaSet, annotated(tc.original)), newNode(corev1.ConditionTrue), newBudget("1", 0))
+				w.host.answer(refuse)
+				w.until("the eviction has the turn", 0, hasClass(evict))
+				w.untilAnnotations(time.Second, map[string]string{costKey: lowest, originalKey: tc.original[costKey]})
+				if waited := w.clock.Since(start); waited < 10*time.Second {
+					t.Errorf("got lowered after %s, want it only after ten seconds", waited)
+				}
+				tc.end(w)
+				w.untilAnnotations(0, tc.original)
+			})
 		})
 	}
 }
@@ -101,38 +105,46 @@ func TestDeletionCostOfAPodThatWaits(t *testing.T) {
 func TestDeletionCostThatAFormerLeaderLowered(t *testing.T) {
 	lowered := map[string]string{costKey: lowest, originalKey: "7"}
 	t.Run("comes back if the evacuation is gone", func(t *testing.T) {
-		other := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
-			e.Name, e.Spec.PodRef.Name, e.Spec.PodRef.UID = "uid-web-2", "web-2", "uid"
+		synctest.Test(t, func(t *testing.T) {
+			other := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
+				e.Name, e.Spec.PodRef.Name, e.Spec.PodRef.UID = "uid-web-2", "web-2", "uid"
+			})
+			w := newWorld(t, 0, other, newPod(ofReplicaSet, annotated(lowered)), newNode(corev1.ConditionTrue))
+			w.untilAnnotations(0, map[string]string{costKey: "7"})
 		})
-		w := newWorld(t, 0, other, newPod(ofReplicaSet, annotated(lowered)), newNode(corev1.ConditionTrue))
-		w.untilAnnotations(0, map[string]string{costKey: "7"})
 	})
 	t.Run("comes back if the evacuation has ended without the pod", func(t *testing.T) {
-		w := newWorld(t, 0, newEvacuation(withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled, 0)),
-			newPod(ofReplicaSet, annotated(lowered)), newNode(corev1.ConditionTrue))
-		w.untilAnnotations(0, map[string]string{costKey: "7"})
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, 0, newEvacuation(withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled, 0)),
+				newPod(ofReplicaSet, annotated(lowered)), newNode(corev1.ConditionTrue))
+			w.untilAnnotations(0, map[string]string{costKey: "7"})
+		})
 	})
 	t.Run("stays while the pod is asked to leave", func(t *testing.T) {
-		w := newWorld(t, 0, newEvacuation(), newPod(ofReplicaSet, annotated(lowered)), newNode(corev1.ConditionTrue), newBudget("1", 0))
-		w.host.answer(refuse)
-		w.until("it is blocked", time.Second, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget))
-		w.untilAnnotations(0, lowered)
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, 0, newEvacuation(), newPod(ofReplicaSet, annotated(lowered)), newNode(corev1.ConditionTrue), newBudget("1", 0))
+			w.host.answer(refuse)
+			w.until("it is blocked", time.Second, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget))
+			w.untilAnnotations(0, lowered)
+		})
 	})
 	t.Run("comes back although the first attempts fail", func(t *testing.T) {
-		other := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
-			e.Name, e.Spec.PodRef.Name, e.Spec.PodRef.UID = "uid-web-2", "web-2", "uid"
-		})
-		pod := newPod(ofReplicaSet, annotated(lowered))
-		failures := 3
-		w := newWorldWith(t, 0, other, func(client *fake.Clientset) {
-			client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-				failures--
-				if failures >= 0 {
-					return true, nil, apierrors.NewInternalError(context.DeadlineExceeded)
-				}
-				return false, nil, nil
+		synctest.Test(t, func(t *testing.T) {
+			other := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
+				e.Name, e.Spec.PodRef.Name, e.Spec.PodRef.UID = "uid-web-2", "web-2", "uid"
 			})
-		}, pod, newNode(corev1.ConditionTrue))
-		w.untilAnnotations(50*time.Millisecond, map[string]string{costKey: "7"})
+			pod := newPod(ofReplicaSet, annotated(lowered))
+			failures := 3
+			w := newWorldWith(t, 0, other, func(client *fake.Clientset) {
+				client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+					failures--
+					if failures >= 0 {
+						return true, nil, apierrors.NewInternalError(context.DeadlineExceeded)
+					}
+					return false, nil, nil
+				})
+			}, pod, newNode(corev1.ConditionTrue))
+			w.untilAnnotations(50*time.Millisecond, map[string]string{costKey: "7"})
+		})
 	})
 }

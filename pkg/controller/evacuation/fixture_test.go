@@ -24,6 +24,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -208,7 +209,7 @@ type world struct {
 	target *maintenancev1alpha1.Evacuation
 }
 
-// newWorld starts a controller at the time of the clock, which is when it starts to serve. The eviction of a pod removes it.
+// newWorld starts, in a bubble, a controller at the time of the clock, which is when it starts to serve. The eviction of a pod removes it.
 func newWorld(t *testing.T, at time.Duration, evacuation *maintenancev1alpha1.Evacuation, host ...runtime.Object) *world {
 	t.Helper()
 	return newWorldWith(t, at, evacuation, func(*fake.Clientset) {}, host...)
@@ -270,10 +271,11 @@ func (w *world) get() *maintenancev1alpha1.Evacuation {
 }
 
 // until waits for a condition of the stored Evacuation, which is nil when it is gone; step, if not 0, is how far the clock is moved between
-// two looks.
+// two looks, each of which waits until the controller has done what it can.
 func (w *world) until(what string, step time.Duration, condition func(*maintenancev1alpha1.Evacuation) bool) {
 	w.Helper()
 	err := wait.PollUntilContextTimeout(w.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		synctest.Wait()
 		if condition(w.get()) {
 			return true, nil
 		}

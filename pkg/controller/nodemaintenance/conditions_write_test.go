@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -80,97 +81,105 @@ var (
 )
 
 func TestConditionsFollowTheStages(t *testing.T) {
-	f := newFixture(t, newNode("one"), newNode("other", inPool("green")), newPod("p", "one", 0), newMaintenance("m", createdAt(stageIdle)))
-	f.step("m")
-	f.settleConditions()
-	f.wantShown("one")
-	f.enter("m", stageCordon)
-	f.settleConditions()
-	// Not before the cordon is there.
-	f.wantShown("one")
-	f.step("m")
-	f.settleConditions()
-	f.wantShown("one", shownCordoned...)
-	f.wantEvent(EventNodeMaintenanceStarted)
-	f.enter("m", stageDrain)
-	f.step("m")
-	f.settleConditions()
-	f.wantShown("one", shownDraining...)
-	f.wantEvent(EventNodeDrainStarted)
-	f.wait(settle)
-	f.settleConditions()
-	f.wantShown("one", shownDraining...)
-	f.deletePod("p")
-	f.settleConditions()
-	f.wantShown("one", shownDrained...)
-	f.wantEvent(EventNodeDrained)
-	f.create(newPod("q", "one", 0))
-	f.settleConditions()
-	f.wantShown("one", shownDraining...)
-	f.wantEvent(EventNodeDrainResumed)
-	f.enter("m", stageComplete)
-	f.step("m")
-	f.wantShown("one")
-	f.wantEvent(EventNodeReleased)
-	f.wantShown("other")
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("other", inPool("green")), newPod("p", "one", 0), newMaintenance("m", createdAt(stageIdle)))
+		f.step("m")
+		f.settleConditions()
+		f.wantShown("one")
+		f.enter("m", stageCordon)
+		f.settleConditions()
+		// Not before the cordon is there.
+		f.wantShown("one")
+		f.step("m")
+		f.settleConditions()
+		f.wantShown("one", shownCordoned...)
+		f.wantEvent(EventNodeMaintenanceStarted)
+		f.enter("m", stageDrain)
+		f.step("m")
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
+		f.wantEvent(EventNodeDrainStarted)
+		f.wait(settle)
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
+		f.deletePod("p")
+		f.settleConditions()
+		f.wantShown("one", shownDrained...)
+		f.wantEvent(EventNodeDrained)
+		f.create(newPod("q", "one", 0))
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
+		f.wantEvent(EventNodeDrainResumed)
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.wantShown("one")
+		f.wantEvent(EventNodeReleased)
+		f.wantShown("other")
+	})
 }
 
 func TestDrainedIsShownOnlyAfterTheSchedulerHadItsTime(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m"))
-	f.step("m")
-	f.settleConditions()
-	f.wantShown("one", shownDraining...)
-	f.wait(settle)
-	f.settleConditions()
-	f.wantShown("one", shownDrained...)
-	// Another leader has waited.
-	f.restart()
-	f.settleConditions()
-	f.wantShown("one", shownDrained...)
-	// Seen cordoned anew: the scheduler may have placed something in between.
-	f.wait(time.Minute)
-	f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
-	f.cached()
-	f.updateNode("one", cordoned)
-	f.settleConditions()
-	f.wantShown("one", shownDraining...)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"))
+		f.step("m")
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
+		f.wait(settle)
+		f.settleConditions()
+		f.wantShown("one", shownDrained...)
+		// Another leader has waited.
+		f.restart()
+		f.settleConditions()
+		f.wantShown("one", shownDrained...)
+		// Seen cordoned anew: the scheduler may have placed something in between.
+		f.wait(time.Minute)
+		f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
+		f.cached()
+		f.updateNode("one", cordoned)
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
+	})
 }
 
 func TestDrainedIsNotShownOnAStaleCache(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m"))
-	f.step("m")
-	f.wait(settle)
-	hidden := newPod("p", "one", 0)
-	f.host.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return true, &corev1.PodList{Items: []corev1.Pod{*hidden}}, nil
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"))
+		f.step("m")
+		f.wait(settle)
+		hidden := newPod("p", "one", 0)
+		f.host.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, &corev1.PodList{Items: []corev1.Pod{*hidden}}, nil
+		})
+		if err := f.conditions.reconcile(f.ctx, "one"); err != nil {
+			t.Fatal(err)
+		}
+		f.wantShown("one", shownDraining...)
 	})
-	if err := f.conditions.reconcile(f.ctx, "one"); err != nil {
-		t.Fatal(err)
-	}
-	f.wantShown("one", shownDraining...)
 }
 
 func TestPodsThatKeepComingAreNotTwoWritesEach(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m"))
-	f.step("m")
-	f.wait(settle)
-	f.settleConditions()
-	writes := f.conditionPatches()
-	for i := range 20 {
-		name := fmt.Sprintf("p-%d", i)
-		f.create(newPod(name, "one", 0))
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"))
+		f.step("m")
+		f.wait(settle)
 		f.settleConditions()
-		f.wantShown("one", shownDraining...)
-		f.deletePod(name)
+		writes := f.conditionPatches()
+		for i := range 20 {
+			name := fmt.Sprintf("p-%d", i)
+			f.create(newPod(name, "one", 0))
+			f.settleConditions()
+			f.wantShown("one", shownDraining...)
+			f.deletePod(name)
+			f.settleConditions()
+			f.wait(time.Second)
+		}
+		if got := f.conditionPatches() - writes; got != 1 {
+			t.Errorf("%d writes within %v, want one", got, 20*time.Second)
+		}
+		f.wait(returnPatience)
 		f.settleConditions()
-		f.wait(time.Second)
-	}
-	if got := f.conditionPatches() - writes; got != 1 {
-		t.Errorf("%d writes within %v, want one", got, 20*time.Second)
-	}
-	f.wait(returnPatience)
-	f.settleConditions()
-	f.wantShown("one", shownDrained...)
+		f.wantShown("one", shownDrained...)
+	})
 }
 
 func (f *fixture) conditionPatches() int {
@@ -184,231 +193,253 @@ func (f *fixture) conditionPatches() int {
 }
 
 func TestADrainIsFewWrites(t *testing.T) {
-	objects := []runtime.Object{newNode("one"), newMaintenance("m")}
-	for i := range 30 {
-		objects = append(objects, newPod(fmt.Sprintf("p-%d", i), "one", int32(i)))
-	}
-	f := newFixture(t, objects...)
-	f.step("m")
-	f.settleConditions()
-	for i := range 30 {
-		f.deletePod(fmt.Sprintf("p-%d", i))
+	synctest.Test(t, func(t *testing.T) {
+		objects := []runtime.Object{newNode("one"), newMaintenance("m")}
+		for i := range 30 {
+			objects = append(objects, newPod(fmt.Sprintf("p-%d", i), "one", int32(i)))
+		}
+		f := newFixture(t, objects...)
+		f.step("m")
 		f.settleConditions()
-		f.wait(time.Second)
-	}
-	f.step("m")
-	f.enter("m", stageComplete)
-	f.step("m")
-	f.settleConditions()
-	f.wantShown("one")
-	// Drain begins, drained, released.
-	if got := f.conditionPatches(); got != 3 {
-		t.Errorf("%d writes, want 3", got)
-	}
+		for i := range 30 {
+			f.deletePod(fmt.Sprintf("p-%d", i))
+			f.settleConditions()
+			f.wait(time.Second)
+		}
+		f.step("m")
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.settleConditions()
+		f.wantShown("one")
+		// Drain begins, drained, released.
+		if got := f.conditionPatches(); got != 3 {
+			t.Errorf("%d writes, want 3", got)
+		}
+	})
 }
 
 func TestConditionsOfOverlappingMaintenances(t *testing.T) {
-	f := newFixture(t, newNode("one"), newNode("two", inPool("green")), newPod("p", "one", 0), newPod("q", "two", 0),
-		newMaintenance("a"), newMaintenance("b", selecting("blue", "green"), atStage(stageCordon)))
-	f.step("a")
-	f.step("b")
-	f.settleConditions()
-	f.wantShown("one", shownDraining...)
-	f.wantShown("two", shownCordoned...)
-	f.enter("b", stageDrain)
-	f.step("b")
-	f.settleConditions()
-	f.wantShown("two", shownDraining...)
-	f.enter("a", stageComplete)
-	f.step("a")
-	f.wantShown("one", shownDraining...)
-	if message := nodeCondition(f.node("one"), maintenancev1alpha1.NodeConditionMaintenanceInProgress).Message; message != "Held by NodeMaintenance b" {
-		t.Errorf("it says %q", message)
-	}
-	f.enter("b", stageComplete)
-	f.step("b")
-	f.wantShown("one")
-	f.wantShown("two")
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("two", inPool("green")), newPod("p", "one", 0), newPod("q", "two", 0),
+			newMaintenance("a"), newMaintenance("b", selecting("blue", "green"), atStage(stageCordon)))
+		f.step("a")
+		f.step("b")
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
+		f.wantShown("two", shownCordoned...)
+		f.enter("b", stageDrain)
+		f.step("b")
+		f.settleConditions()
+		f.wantShown("two", shownDraining...)
+		f.enter("a", stageComplete)
+		f.step("a")
+		f.wantShown("one", shownDraining...)
+		if message := nodeCondition(f.node("one"), maintenancev1alpha1.NodeConditionMaintenanceInProgress).Message; message != "Held by NodeMaintenance b" {
+			t.Errorf("it says %q", message)
+		}
+		f.enter("b", stageComplete)
+		f.step("b")
+		f.wantShown("one")
+		f.wantShown("two")
+	})
 }
 
 func TestNothingIsShownWithoutTheRight(t *testing.T) {
-	f := newFixture(t, newNode("one", cordoned), newNode("two", cordoned), newMaintenance("m"), newMaintenance("idle", createdAt(stageIdle)))
-	f.conditions.advertise = true
-	f.rights.refused.Insert("one")
-	f.step("m")
-	f.wait(settle)
-	f.settleConditions()
-	f.wantShown("one")
-	f.wantShown("two", append(slices.Clone(shownDrained), "MaintenancePlanned=True")...)
-	// What was begun is not taken back.
-	f.rights.refused.Insert("two")
-	f.wait(authorizationTTL + time.Second)
-	f.settleConditions()
-	f.wantShown("two", "DrainInProgress=False", "Drained=False", "MaintenanceInProgress=True")
-	f.rights.err = fmt.Errorf("no answer")
-	f.wait(authorizationTTL + time.Second)
-	if err := f.conditions.reconcile(f.ctx, "two"); err == nil {
-		t.Error("an authorizer that does not answer was taken for one that does")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one", cordoned), newNode("two", cordoned), newMaintenance("m"), newMaintenance("idle", createdAt(stageIdle)))
+		f.conditions.advertise = true
+		f.rights.refused.Insert("one")
+		f.step("m")
+		f.wait(settle)
+		f.settleConditions()
+		f.wantShown("one")
+		f.wantShown("two", append(slices.Clone(shownDrained), "MaintenancePlanned=True")...)
+		// What was begun is not taken back.
+		f.rights.refused.Insert("two")
+		f.wait(authorizationTTL + time.Second)
+		f.settleConditions()
+		f.wantShown("two", "DrainInProgress=False", "Drained=False", "MaintenanceInProgress=True")
+		f.rights.err = fmt.Errorf("no answer")
+		f.wait(authorizationTTL + time.Second)
+		if err := f.conditions.reconcile(f.ctx, "two"); err == nil {
+			t.Error("an authorizer that does not answer was taken for one that does")
+		}
+	})
 }
 
 func TestPlannedMaintenancesAreShownOnlyOnRequest(t *testing.T) {
-	f := newFixture(t, newNode("one"), newNode("other", inPool("green")), newMaintenance("m", createdAt(stageIdle)))
-	f.settleConditions()
-	f.wantShown("one")
-	if f.rights.asked != 0 {
-		t.Errorf("%d questions about an idle maintenance", f.rights.asked)
-	}
-	f.conditions.advertise = true
-	f.settleConditions()
-	f.wantShown("one", "MaintenancePlanned=True")
-	f.wantShown("other")
-	f.updateNode("one", func(node *corev1.Node) { node.Labels["pool"] = "red" })
-	f.settleConditions()
-	f.wantShown("one")
-	f.updateNode("one", func(node *corev1.Node) { node.Labels["pool"] = "blue" })
-	f.settleConditions()
-	f.wantShown("one", "MaintenancePlanned=True")
-	// Switched off again: a new process takes away what the last one has put there.
-	f.restart()
-	f.settleConditions()
-	f.wantShown("one")
-	f.conditions.advertise = true
-	f.settleConditions()
-	if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	f.settleConditions()
-	f.wantShown("one")
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("other", inPool("green")), newMaintenance("m", createdAt(stageIdle)))
+		f.settleConditions()
+		f.wantShown("one")
+		if f.rights.asked != 0 {
+			t.Errorf("%d questions about an idle maintenance", f.rights.asked)
+		}
+		f.conditions.advertise = true
+		f.settleConditions()
+		f.wantShown("one", "MaintenancePlanned=True")
+		f.wantShown("other")
+		f.updateNode("one", func(node *corev1.Node) { node.Labels["pool"] = "red" })
+		f.settleConditions()
+		f.wantShown("one")
+		f.updateNode("one", func(node *corev1.Node) { node.Labels["pool"] = "blue" })
+		f.settleConditions()
+		f.wantShown("one", "MaintenancePlanned=True")
+		// Switched off again: a new process takes away what the last one has put there.
+		f.restart()
+		f.settleConditions()
+		f.wantShown("one")
+		f.conditions.advertise = true
+		f.settleConditions()
+		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		f.settleConditions()
+		f.wantShown("one")
+	})
 }
 
 func TestLeftoverConditionsAreTakenAway(t *testing.T) {
-	foreign := showing("Drained=True Manual", "Ready=True KubeletReady")
-	f := newFixture(t, newNode("one", foreign, shownFor(heldBy("gone", stageDrain, withPods))), newNode("two", shownFor(heldBy("m", stageCordon))),
-		newMaintenance("m", func(nm *maintenancev1alpha1.NodeMaintenance) { nm.UID = "another" }))
-	f.settleConditions()
-	f.wantShown("one", "Drained=True", "Ready=True")
-	f.wantShown("two")
-	f.step("m")
-	f.settleConditions()
-	f.wantShown("two", shownDraining...)
+	synctest.Test(t, func(t *testing.T) {
+		foreign := showing("Drained=True Manual", "Ready=True KubeletReady")
+		f := newFixture(t, newNode("one", foreign, shownFor(heldBy("gone", stageDrain, withPods))), newNode("two", shownFor(heldBy("m", stageCordon))),
+			newMaintenance("m", func(nm *maintenancev1alpha1.NodeMaintenance) { nm.UID = "another" }))
+		f.settleConditions()
+		f.wantShown("one", "Drained=True", "Ready=True")
+		f.wantShown("two")
+		f.step("m")
+		f.settleConditions()
+		f.wantShown("two", shownDraining...)
+	})
 }
 
 func TestNodesThatNoLongerMatchShowNothing(t *testing.T) {
-	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
-	f.step("m")
-	f.settleConditions()
-	f.wantShown("one", shownDraining...)
-	f.updateNode("one", func(node *corev1.Node) { node.Labels["pool"] = "red" })
-	f.step("m")
-	f.wantShown("one")
-	f.wantCordon("one", false)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+		f.step("m")
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
+		f.updateNode("one", func(node *corev1.Node) { node.Labels["pool"] = "red" })
+		f.step("m")
+		f.wantShown("one")
+		f.wantCordon("one", false)
+	})
 }
 
 func TestANodeThatIsCreatedAgainStartsWithoutConditions(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m"))
-	f.step("m")
-	f.wait(settle)
-	f.settleConditions()
-	f.wantShown("one", shownDrained...)
-	if err := f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	f.create(newNode("one", func(node *corev1.Node) { node.UID = "second" }))
-	f.settleConditions()
-	f.wantShown("one")
-	f.step("m")
-	f.settleConditions()
-	f.wantShown("one", shownDraining...)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"))
+		f.step("m")
+		f.wait(settle)
+		f.settleConditions()
+		f.wantShown("one", shownDrained...)
+		if err := f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		f.create(newNode("one", func(node *corev1.Node) { node.UID = "second" }))
+		f.settleConditions()
+		f.wantShown("one")
+		f.step("m")
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
+	})
 }
 
 func TestACordonThatIsUndoneTakesDrainedBack(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m"))
-	f.step("m")
-	f.wait(settle)
-	f.settleConditions()
-	f.wantShown("one", shownDrained...)
-	f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
-	f.settleConditions()
-	f.wantShown("one", shownDraining...)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"))
+		f.step("m")
+		f.wait(settle)
+		f.settleConditions()
+		f.wantShown("one", shownDrained...)
+		f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
+	})
 }
 
 func TestAConflictIsDecidedAnew(t *testing.T) {
-	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
-	f.step("m")
-	taken := f.node("one")
-	showing("Drained=True Manual")(taken)
-	conflicts := 1
-	f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		if action.GetSubresource() != "status" || conflicts == 0 {
-			return false, nil, nil
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+		f.step("m")
+		taken := f.node("one")
+		showing("Drained=True Manual")(taken)
+		conflicts := 1
+		f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if action.GetSubresource() != "status" || conflicts == 0 {
+				return false, nil, nil
+			}
+			conflicts--
+			// Not through the client, which waits for its reactors.
+			if err := f.host.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), taken, ""); err != nil {
+				t.Error(err)
+			}
+			return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "one", fmt.Errorf("somebody was faster"))
+		})
+		if err := f.conditions.reconcile(f.ctx, "one"); err != nil {
+			t.Fatal(err)
 		}
-		conflicts--
-		// Not through the client, which waits for its reactors.
-		if err := f.host.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), taken, ""); err != nil {
-			t.Error(err)
+		f.wantShown("one", "DrainInProgress=True", "Drained=True", "MaintenanceInProgress=True")
+		if reason := nodeCondition(f.node("one"), maintenancev1alpha1.NodeConditionDrained).Reason; reason != "Manual" {
+			t.Errorf("somebody else's condition has the reason %s", reason)
 		}
-		return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "one", fmt.Errorf("somebody was faster"))
 	})
-	if err := f.conditions.reconcile(f.ctx, "one"); err != nil {
-		t.Fatal(err)
-	}
-	f.wantShown("one", "DrainInProgress=True", "Drained=True", "MaintenanceInProgress=True")
-	if reason := nodeCondition(f.node("one"), maintenancev1alpha1.NodeConditionDrained).Reason; reason != "Manual" {
-		t.Errorf("somebody else's condition has the reason %s", reason)
-	}
 }
 
 // TestReleaseGoesByWhatWasWritten completes a maintenance before the cache shows the conditions that have just been written.
 func TestReleaseGoesByWhatWasWritten(t *testing.T) {
-	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
-	f.step("m")
-	// The fake API server counts no versions.
-	old := f.node("one").DeepCopy()
-	old.ResourceVersion = "5"
-	written := old.DeepCopy()
-	written.ResourceVersion = "6"
-	shownFor(heldBy("m", stageDrain, withPods))(written)
-	if err := f.nodeIndexer.Update(old); err != nil {
-		t.Fatal(err)
-	}
-	f.conditions.written["one"] = written
-	if got, err := f.conditions.latest("one"); err != nil || got != written {
-		t.Errorf("latest is %v, %v", got, err)
-	}
-	f.conditions.nodeChanged(old, written)
-	if len(f.conditions.written) > 0 {
-		t.Error("what the cache shows is still remembered")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+		f.step("m")
+		// The fake API server counts no versions.
+		old := f.node("one").DeepCopy()
+		old.ResourceVersion = "5"
+		written := old.DeepCopy()
+		written.ResourceVersion = "6"
+		shownFor(heldBy("m", stageDrain, withPods))(written)
+		if err := f.nodeIndexer.Update(old); err != nil {
+			t.Fatal(err)
+		}
+		f.conditions.written["one"] = written
+		if got, err := f.conditions.latest("one"); err != nil || got != written {
+			t.Errorf("latest is %v, %v", got, err)
+		}
+		f.conditions.nodeChanged(old, written)
+		if len(f.conditions.written) > 0 {
+			t.Error("what the cache shows is still remembered")
+		}
+	})
 }
 
 // TestRunKeepsConditions lets the controller run by events alone.
 func TestRunKeepsConditions(t *testing.T) {
-	f := newFixture(t, newNode("one"), newNode("stale", inPool("green"), shownFor(heldBy("gone", stageCordon))), newPod("p", "one", 0),
-		newMaintenance("m", createdAt(stageIdle)))
-	go f.Controller.Run(f.ctx, 1)
-	shows := func(node string, want ...string) {
-		t.Helper()
-		f.ticking(fmt.Sprintf("node %s shows %q", node, want), func() bool {
-			got := []string{}
-			for _, c := range f.node(node).Status.Conditions {
-				got = append(got, string(c.Type)+"="+string(c.Status))
-			}
-			slices.Sort(got)
-			return slices.Equal(got, want)
-		})
-	}
-	shows("stale")
-	f.enter("m", stageCordon)
-	shows("one", shownCordoned...)
-	f.enter("m", stageDrain)
-	shows("one", shownDraining...)
-	f.deletePod("p")
-	shows("one", shownDrained...)
-	f.create(newPod("q", "one", 0))
-	shows("one", shownDraining...)
-	f.deletePod("q")
-	shows("one", shownDrained...)
-	f.enter("m", stageComplete)
-	shows("one")
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("stale", inPool("green"), shownFor(heldBy("gone", stageCordon))), newPod("p", "one", 0),
+			newMaintenance("m", createdAt(stageIdle)))
+		go f.Controller.Run(f.ctx, 1)
+		shows := func(node string, want ...string) {
+			t.Helper()
+			f.ticking(fmt.Sprintf("node %s shows %q", node, want), func() bool {
+				got := []string{}
+				for _, c := range f.node(node).Status.Conditions {
+					got = append(got, string(c.Type)+"="+string(c.Status))
+				}
+				slices.Sort(got)
+				return slices.Equal(got, want)
+			})
+		}
+		shows("stale")
+		f.enter("m", stageCordon)
+		shows("one", shownCordoned...)
+		f.enter("m", stageDrain)
+		shows("one", shownDraining...)
+		f.deletePod("p")
+		shows("one", shownDrained...)
+		f.create(newPod("q", "one", 0))
+		shows("one", shownDraining...)
+		f.deletePod("q")
+		shows("one", shownDrained...)
+		f.enter("m", stageComplete)
+		shows("one")
+	})
 }

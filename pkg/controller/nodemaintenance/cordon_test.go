@@ -24,6 +24,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -135,142 +136,160 @@ const (
 )
 
 func TestCordonAndComplete(t *testing.T) {
-	f := newFixture(t, newNode("one"), newNode("foreign", cordoned), newNode("green", inPool("green")), newMaintenance("m", createdAt(stageCordon)))
-	f.step("m")
-	f.wantCordon("one", true, "m")
-	f.wantCordon("foreign", true)
-	f.wantCordon("green", false)
-	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested)
-	if got := f.nm("m").Status.ObservedGeneration; got != 1 {
-		t.Errorf("observedGeneration = %d, want 1", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("foreign", cordoned), newNode("green", inPool("green")), newMaintenance("m", createdAt(stageCordon)))
+		f.step("m")
+		f.wantCordon("one", true, "m")
+		f.wantCordon("foreign", true)
+		f.wantCordon("green", false)
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested)
+		if got := f.nm("m").Status.ObservedGeneration; got != 1 {
+			t.Errorf("observedGeneration = %d, want 1", got)
+		}
 
-	f.enter("m", stageComplete)
-	f.step("m")
-	f.wantCordon("one", false)
-	f.wantCordon("foreign", true)
-	if got := f.nm("m").Finalizers; len(got) > 0 {
-		t.Errorf("finalizers %v are left", got)
-	}
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.wantCordon("one", false)
+		f.wantCordon("foreign", true)
+		if got := f.nm("m").Finalizers; len(got) > 0 {
+			t.Errorf("finalizers %v are left", got)
+		}
+	})
 }
 
 func TestIdleTouchesNothing(t *testing.T) {
-	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", createdAt(stageIdle)))
-	f.step("m")
-	f.wantCordon("one", false)
-	f.wantEvacuating()
-	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested)
-	if got := f.nodeStatus("m", "one").PodsPendingEvacuation; got != 1 {
-		t.Errorf("podsPendingEvacuation = %d, want 1", got)
-	}
-	if f.rights.asked > 0 {
-		t.Error("an Idle maintenance writes to no node, so nobody needs to be asked")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", createdAt(stageIdle)))
+		f.step("m")
+		f.wantCordon("one", false)
+		f.wantEvacuating()
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested)
+		if got := f.nodeStatus("m", "one").PodsPendingEvacuation; got != 1 {
+			t.Errorf("podsPendingEvacuation = %d, want 1", got)
+		}
+		if f.rights.asked > 0 {
+			t.Error("an Idle maintenance writes to no node, so nobody needs to be asked")
+		}
+	})
 }
 
 func TestIdleToCompleteMakesSchedulable(t *testing.T) {
-	f := newFixture(t, newNode("foreign", cordoned), newNode("refused", cordoned), newNode("held"),
-		newMaintenance("m", createdAt(stageIdle)), newMaintenance("holder", createdAt(stageCordon), func(nm *maintenancev1alpha1.NodeMaintenance) {
-			nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchFields = []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"held"}}}
-		}))
-	f.rights.refused.Insert("refused")
-	f.step("holder")
-	f.step("m")
-	f.enter("m", stageComplete)
-	f.step("m")
-	f.wantCordon("foreign", false)
-	f.wantCordon("refused", true)
-	f.wantCordon("held", true, "holder")
-	f.wantEvent(EventNotAuthorized)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("foreign", cordoned), newNode("refused", cordoned), newNode("held"),
+			newMaintenance("m", createdAt(stageIdle)), newMaintenance("holder", createdAt(stageCordon), func(nm *maintenancev1alpha1.NodeMaintenance) {
+				nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchFields = []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"held"}}}
+			}))
+		f.rights.refused.Insert("refused")
+		f.step("holder")
+		f.step("m")
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.wantCordon("foreign", false)
+		f.wantCordon("refused", true)
+		f.wantCordon("held", true, "holder")
+		f.wantEvent(EventNotAuthorized)
+	})
 }
 
 // TestCreatedAndDeletedAtOnce covers an object that the controller sees for the first time when it has ended: no stage before was acted on.
 func TestCreatedAndDeletedAtOnce(t *testing.T) {
-	f := newFixture(t, newNode("one"), newNode("foreign", cordoned), newMaintenance("m"))
-	f.enter("m", stageComplete)
-	f.step("m")
-	f.wantCordon("one", false)
-	f.wantCordon("foreign", true)
-	if got := f.nm("m").Finalizers; len(got) > 0 {
-		t.Errorf("finalizers %v are left", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("foreign", cordoned), newMaintenance("m"))
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.wantCordon("one", false)
+		f.wantCordon("foreign", true)
+		if got := f.nm("m").Finalizers; len(got) > 0 {
+			t.Errorf("finalizers %v are left", got)
+		}
+	})
 }
 
 // TestStaleCacheDoesNotCordonAgain has the maintenance end between the event and the write.
 func TestStaleCacheDoesNotCordonAgain(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m"))
-	ended := newMaintenance("m")
-	atStage(stageComplete)(ended)
-	f.maintenance.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) { return true, ended, nil })
-	if err := f.Controller.sync(f.ctx, "m"); !worker.IsOnlyConflict(err) {
-		t.Errorf("error %v, want a conflict", err)
-	}
-	f.wantCordon("one", false)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"))
+		ended := newMaintenance("m")
+		atStage(stageComplete)(ended)
+		f.maintenance.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) { return true, ended, nil })
+		if err := f.Controller.sync(f.ctx, "m"); !worker.IsOnlyConflict(err) {
+			t.Errorf("error %v, want a conflict", err)
+		}
+		f.wantCordon("one", false)
+	})
 }
 
 func TestOverlappingMaintenancesShareTheCordon(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("a", createdAt(stageCordon)), newMaintenance("b", createdAt(stageCordon)))
-	f.step("a")
-	f.step("b")
-	f.wantCordon("one", true, "a", "b")
-	f.enter("a", stageComplete)
-	f.step("a")
-	f.wantCordon("one", true, "b")
-	f.enter("b", stageComplete)
-	f.step("b")
-	f.wantCordon("one", false)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("a", createdAt(stageCordon)), newMaintenance("b", createdAt(stageCordon)))
+		f.step("a")
+		f.step("b")
+		f.wantCordon("one", true, "a", "b")
+		f.enter("a", stageComplete)
+		f.step("a")
+		f.wantCordon("one", true, "b")
+		f.enter("b", stageComplete)
+		f.step("b")
+		f.wantCordon("one", false)
+	})
 }
 
 func TestUncordonWaitsForAHolderThatHasNotSigned(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("a", createdAt(stageCordon)))
-	f.step("a")
-	f.create(newMaintenance("b", createdAt(stageCordon)))
-	f.enter("a", stageComplete)
-	f.step("a")
-	f.wantCordon("one", true, "b")
-	f.enter("b", stageComplete)
-	f.step("b")
-	f.wantCordon("one", false)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("a", createdAt(stageCordon)))
+		f.step("a")
+		f.create(newMaintenance("b", createdAt(stageCordon)))
+		f.enter("a", stageComplete)
+		f.step("a")
+		f.wantCordon("one", true, "b")
+		f.enter("b", stageComplete)
+		f.step("b")
+		f.wantCordon("one", false)
+	})
 }
 
 func TestNodesThatStopMatchingAreReleased(t *testing.T) {
-	f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"))
-	f.step("m")
-	f.wantEvacuating("p", "q")
-	f.updateNode("one", inPool("green"))
-	f.step("m")
-	f.wantCordon("one", false)
-	f.wantCordon("two", true, "m")
-	f.wantEvacuating("q")
-	if got := len(f.nm("m").Status.NodeStatuses); got != 1 {
-		t.Errorf("%d node statuses, want 1", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"))
+		f.step("m")
+		f.wantEvacuating("p", "q")
+		f.updateNode("one", inPool("green"))
+		f.step("m")
+		f.wantCordon("one", false)
+		f.wantCordon("two", true, "m")
+		f.wantEvacuating("q")
+		if got := len(f.nm("m").Status.NodeStatuses); got != 1 {
+			t.Errorf("%d node statuses, want 1", got)
+		}
+	})
 }
 
 func TestNodeCreatedAgainIsANewNode(t *testing.T) {
-	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", planning(upTo(1000))))
-	f.step("m")
-	f.deletePod("p")
-	f.step("m")
-	if err := f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	again := newNode("one")
-	again.UID = "again"
-	f.create(again)
-	f.create(newPod("q", "one", 5000))
-	f.create(newPod("r", "one", 500))
-	asked := f.rights.asked
-	f.step("m")
-	f.wantCordon("one", true, "m")
-	// The first node had been through all waves. This one is in its first.
-	f.wantEvacuating("r")
-	if f.rights.asked == asked {
-		t.Error("the new node was not authorized")
-	}
-	if got := f.nodeStatus("m", "one").NodeRef.UID; got != "again" {
-		t.Errorf("the status is of node %s", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", planning(upTo(1000))))
+		f.step("m")
+		f.deletePod("p")
+		f.step("m")
+		if err := f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		again := newNode("one")
+		again.UID = "again"
+		f.create(again)
+		f.create(newPod("q", "one", 5000))
+		f.create(newPod("r", "one", 500))
+		asked := f.rights.asked
+		f.step("m")
+		f.wantCordon("one", true, "m")
+		// The first node had been through all waves. This one is in its first.
+		f.wantEvacuating("r")
+		if f.rights.asked == asked {
+			t.Error("the new node was not authorized")
+		}
+		if got := f.nodeStatus("m", "one").NodeRef.UID; got != "again" {
+			t.Errorf("the status is of node %s", got)
+		}
+	})
 }
 
 func TestDecideMeddler(t *testing.T) {
@@ -302,163 +321,181 @@ func TestDecideMeddler(t *testing.T) {
 }
 
 func TestCordonIsPutBackUntilItIsAFight(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m", createdAt(stageCordon)))
-	f.step("m")
-	uncordon := func() {
-		node := f.node("one")
-		node.Spec.Unschedulable = false
-		node.Labels["scaled"] = strconv.Itoa(rand.Int())
-		if _, err := f.host.CoreV1().Nodes().Update(f.ctx, node, metav1.UpdateOptions{FieldManager: "autoscaler"}); err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m", createdAt(stageCordon)))
+		f.step("m")
+		uncordon := func() {
+			node := f.node("one")
+			node.Spec.Unschedulable = false
+			node.Labels["scaled"] = strconv.Itoa(rand.Int())
+			if _, err := f.host.CoreV1().Nodes().Update(f.ctx, node, metav1.UpdateOptions{FieldManager: "autoscaler"}); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	for range fightLimit {
+		for range fightLimit {
+			uncordon()
+			f.step("m")
+			f.wantCordon("one", true, "m")
+			f.wantEvent(EventCordonRestored)
+			f.wait(time.Second)
+		}
 		uncordon()
 		f.step("m")
 		f.wantCordon("one", true, "m")
-		f.wantEvent(EventCordonRestored)
-		f.wait(time.Second)
-	}
-	uncordon()
-	f.step("m")
-	f.wantCordon("one", true, "m")
-	if event := f.wantEvent(EventCordonFight); !strings.HasPrefix(event, corev1.EventTypeWarning) || !strings.Contains(event, "autoscaler") {
-		t.Errorf("event %q, want a warning that names the field manager", event)
-	}
-	// Now it is slow.
-	uncordon()
-	f.step("m")
-	f.wantCordon("one", false, "m")
-	f.wait(fightPause)
-	f.step("m")
-	f.wantCordon("one", true, "m")
+		if event := f.wantEvent(EventCordonFight); !strings.HasPrefix(event, corev1.EventTypeWarning) || !strings.Contains(event, "autoscaler") {
+			t.Errorf("event %q, want a warning that names the field manager", event)
+		}
+		// Now it is slow.
+		uncordon()
+		f.step("m")
+		f.wantCordon("one", false, "m")
+		f.wait(fightPause)
+		f.step("m")
+		f.wantCordon("one", true, "m")
+	})
 }
 
 func TestRefusedNodesAreNotTouched(t *testing.T) {
-	f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"))
-	f.rights.refused.Insert("two")
-	f.step("m")
-	f.wantCordon("one", true, "m")
-	f.wantCordon("two", false)
-	f.wantEvacuating("p")
-	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized)
-	if got, want := f.nodeStatus("m", "two").DrainMessage, `Not drained: user "jane" may not delete this node.`; got != want {
-		t.Errorf("message %q, want %q", got, want)
-	}
-	f.wantEvent(EventNotAuthorized)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"))
+		f.rights.refused.Insert("two")
+		f.step("m")
+		f.wantCordon("one", true, "m")
+		f.wantCordon("two", false)
+		f.wantEvacuating("p")
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized)
+		if got, want := f.nodeStatus("m", "two").DrainMessage, `Not drained: user "jane" may not delete this node.`; got != want {
+			t.Errorf("message %q, want %q", got, want)
+		}
+		f.wantEvent(EventNotAuthorized)
 
-	f.deletePod("p")
-	f.wait(settle)
-	f.step("m")
-	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized)
+		f.deletePod("p")
+		f.wait(settle)
+		f.step("m")
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized)
+	})
 }
 
 func TestRightThatIsRevokedUncordonsNothing(t *testing.T) {
-	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", planning(upTo(10))))
-	f.step("m")
-	f.rights.refused.Insert("one")
-	f.wait(authorizationTTL + time.Second)
-	f.create(newPod("q", "one", 0))
-	f.step("m")
-	f.wantCordon("one", true, "m")
-	f.wantEvacuating("p")
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", planning(upTo(10))))
+		f.step("m")
+		f.rights.refused.Insert("one")
+		f.wait(authorizationTTL + time.Second)
+		f.create(newPod("q", "one", 0))
+		f.step("m")
+		f.wantCordon("one", true, "m")
+		f.wantEvacuating("p")
 
-	f.enter("m", stageComplete)
-	f.step("m")
-	f.wantCordon("one", false)
-	f.wantEvacuating()
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.wantCordon("one", false)
+		f.wantEvacuating()
+	})
 }
 
 func TestAuthorizerThatFailsStopsEverything(t *testing.T) {
-	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
-	f.rights.err = errors.New("not reachable")
-	f.cached()
-	if err := f.Controller.sync(f.ctx, "m"); err == nil {
-		t.Error("no error")
-	}
-	f.wantCordon("one", false)
-	f.wantEvacuating()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+		f.rights.err = errors.New("not reachable")
+		f.cached()
+		if err := f.Controller.sync(f.ctx, "m"); err == nil {
+			t.Error("no error")
+		}
+		f.wantCordon("one", false)
+		f.wantEvacuating()
+	})
 }
 
 func TestConflictOnANodeIsTriedAgain(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m", createdAt(stageCordon)))
-	failed := false
-	f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		if failed {
-			return false, nil, nil
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m", createdAt(stageCordon)))
+		failed := false
+		f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if failed {
+				return false, nil, nil
+			}
+			failed = true
+			if patch := string(action.(clienttesting.PatchAction).GetPatch()); !strings.Contains(patch, `"resourceVersion"`) || !strings.Contains(patch, `"uid":"uid-one"`) {
+				t.Errorf("patch %s has no preconditions", patch)
+			}
+			return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "one", errors.New("changed"))
+		})
+		if err := f.Controller.sync(f.ctx, "m"); !worker.IsOnlyConflict(err) {
+			t.Errorf("error %v, want a conflict", err)
 		}
-		failed = true
-		if patch := string(action.(clienttesting.PatchAction).GetPatch()); !strings.Contains(patch, `"resourceVersion"`) || !strings.Contains(patch, `"uid":"uid-one"`) {
-			t.Errorf("patch %s has no preconditions", patch)
-		}
-		return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "one", errors.New("changed"))
+		f.wantCordon("one", false)
+		f.step("m")
+		f.wantCordon("one", true, "m")
 	})
-	if err := f.Controller.sync(f.ctx, "m"); !worker.IsOnlyConflict(err) {
-		t.Errorf("error %v, want a conflict", err)
-	}
-	f.wantCordon("one", false)
-	f.step("m")
-	f.wantCordon("one", true, "m")
 }
 
 // TestDeletionThatWasInterruptedIsFinished covers an Idle maintenance whose deletion the API server had begun when it died.
 func TestDeletionThatWasInterruptedIsFinished(t *testing.T) {
-	deleting := func(finalizers ...string) func(*maintenancev1alpha1.NodeMaintenance) {
-		return func(nm *maintenancev1alpha1.NodeMaintenance) {
-			createdAt(stageIdle)(nm)
-			nm.DeletionTimestamp, nm.Finalizers = &metav1.Time{Time: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)}, finalizers
+	synctest.Test(t, func(t *testing.T) {
+		deleting := func(finalizers ...string) func(*maintenancev1alpha1.NodeMaintenance) {
+			return func(nm *maintenancev1alpha1.NodeMaintenance) {
+				createdAt(stageIdle)(nm)
+				nm.DeletionTimestamp, nm.Finalizers = &metav1.Time{Time: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)}, finalizers
+			}
 		}
-	}
-	f := newFixture(t, newNode("one"), newMaintenance("left", deleting()), newMaintenance("held", deleting("example.com/held")))
-	var deleted []string
-	f.maintenance.PrependReactor("delete", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		d := action.(clienttesting.DeleteActionImpl)
-		if p := d.DeleteOptions.Preconditions; p == nil || p.UID == nil || *p.UID != types.UID("uid-"+d.Name) {
-			t.Errorf("preconditions %v do not name the UID", p)
+		f := newFixture(t, newNode("one"), newMaintenance("left", deleting()), newMaintenance("held", deleting("example.com/held")))
+		var deleted []string
+		f.maintenance.PrependReactor("delete", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			d := action.(clienttesting.DeleteActionImpl)
+			if p := d.DeleteOptions.Preconditions; p == nil || p.UID == nil || *p.UID != types.UID("uid-"+d.Name) {
+				t.Errorf("preconditions %v do not name the UID", p)
+			}
+			deleted = append(deleted, d.Name)
+			return false, nil, nil
+		})
+		f.step("left")
+		f.step("held")
+		if len(deleted) > 0 {
+			t.Errorf("%q were deleted although the API server may still do it", deleted)
 		}
-		deleted = append(deleted, d.Name)
-		return false, nil, nil
+		f.wait(deletionPatience)
+		f.step("left")
+		f.step("held")
+		if !slices.Equal(deleted, []string{"left"}) {
+			t.Errorf("%q were deleted, want left", deleted)
+		}
+		if got := f.maintenanceList(); len(got) != 1 || got[0].Name != "held" {
+			t.Errorf("%d maintenances are there, want held", len(got))
+		}
 	})
-	f.step("left")
-	f.step("held")
-	if len(deleted) > 0 {
-		t.Errorf("%q were deleted although the API server may still do it", deleted)
-	}
-	f.wait(deletionPatience)
-	f.step("left")
-	f.step("held")
-	if !slices.Equal(deleted, []string{"left"}) {
-		t.Errorf("%q were deleted, want left", deleted)
-	}
-	if got := f.maintenanceList(); len(got) != 1 || got[0].Name != "held" {
-		t.Errorf("%d maintenances are there, want held", len(got))
-	}
 }
 
 func TestSweepReleasesWhatGoneMaintenancesLeft(t *testing.T) {
-	f := newFixture(t,
-		newNode("one", cordoned, ownedBy(`{"gone":"1"}`)), newNode("two", cordoned, ownedBy(`{"gone":"1","m":"uid-m"}`)), newNode("foreign", cordoned),
-		newMaintenance("m", selecting("other"), createdAt(stageCordon)),
-		newPod("p", "one", 0), ourEvacuation("p", "one"))
-	f.step(sweepItem)
-	f.wantCordon("one", false)
-	f.wantCordon("two", true, "m")
-	f.wantCordon("foreign", true)
-	f.wantEvacuating()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t,
+			newNode("one", cordoned, ownedBy(`{"gone":"1"}`)), newNode("two", cordoned, ownedBy(`{"gone":"1","m":"uid-m"}`)), newNode("foreign", cordoned),
+			newMaintenance("m", selecting("other"), createdAt(stageCordon)),
+			newPod("p", "one", 0), ourEvacuation("p", "one"))
+		f.step(sweepItem)
+		f.wantCordon("one", false)
+		f.wantCordon("two", true, "m")
+		f.wantCordon("foreign", true)
+		f.wantEvacuating()
+	})
 }
 
 func TestSweepAsksTheAPIBeforeItBelievesTheCache(t *testing.T) {
-	f := newFixture(t, newNode("one", cordoned, ownedBy(`{"m":"uid-m"}`)))
-	f.maintenance.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return true, newMaintenance("m"), nil
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one", cordoned, ownedBy(`{"m":"uid-m"}`)))
+		f.maintenance.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, newMaintenance("m"), nil
+		})
+		f.step(sweepItem)
+		f.wantCordon("one", true, "m")
 	})
-	f.step(sweepItem)
-	f.wantCordon("one", true, "m")
 }
 
 // TestHeartbeatsDoNotStopTheCordon covers a node that changes in nothing that this controller reads: its writes need the latest version.
 func TestHeartbeatsDoNotStopTheCordon(t *testing.T) {
-	f := newFixture(t, newNode("one", func(node *corev1.Node) { node.ResourceVersion = "1" }), newMaintenance("m", createdAt(stageCordon)))
-	f.updateNode("one", func(node *corev1.Node) { node.ResourceVersion = "2" })
-	f.eventually("the latest version is known", func() bool { return f.selection.nodesOf("m")[0].ResourceVersion == "2" })
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one", func(node *corev1.Node) { node.ResourceVersion = "1" }), newMaintenance("m", createdAt(stageCordon)))
+		f.updateNode("one", func(node *corev1.Node) { node.ResourceVersion = "2" })
+		f.eventually("the latest version is known", func() bool { return f.selection.nodesOf("m")[0].ResourceVersion == "2" })
+	})
 }

@@ -25,6 +25,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -129,200 +130,218 @@ func TestDecideDrained(t *testing.T) {
 }
 
 func TestDrainInWaves(t *testing.T) {
-	f := newFixture(t, newNode("one"), newNode("two"), newMaintenance("m", planning(upTo(1000))),
-		newPod("low-one", "one", 10), newPod("low-two", "two", 1000), newPod("high-one", "one", 5000),
-		newPod("finished", "one", 0, func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
-		newPod("daemon", "two", 0, ofDaemonSet))
-	f.step("m")
-	f.wantEvacuating("low-one", "low-two")
-	f.deletePod("low-one")
-	f.step("m")
-	f.wantEvacuating("low-two")
-	f.wait(time.Second)
-	f.step("m")
-	want := maintenancev1alpha1.NodeMaintenanceNodeStatus{
-		NodeRef:      maintenancev1alpha1.NodeReference{Name: "one", UID: "uid-one"},
-		DrainTargets: []maintenancev1alpha1.DrainPlanEntry{upTo(1000)}, DrainMessage: "Waiting for node two.", PodsPendingEvacuation: 1, PodsPeak: 2,
-	}
-	if got := f.nodeStatus("m", "one"); !reflect.DeepEqual(got, want) {
-		t.Errorf("status of node one = %+v, want %+v", got, want)
-	}
-	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("two"), newMaintenance("m", planning(upTo(1000))),
+			newPod("low-one", "one", 10), newPod("low-two", "two", 1000), newPod("high-one", "one", 5000),
+			newPod("finished", "one", 0, func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
+			newPod("daemon", "two", 0, ofDaemonSet))
+		f.step("m")
+		f.wantEvacuating("low-one", "low-two")
+		f.deletePod("low-one")
+		f.step("m")
+		f.wantEvacuating("low-two")
+		f.wait(time.Second)
+		f.step("m")
+		want := maintenancev1alpha1.NodeMaintenanceNodeStatus{
+			NodeRef:      maintenancev1alpha1.NodeReference{Name: "one", UID: "uid-one"},
+			DrainTargets: []maintenancev1alpha1.DrainPlanEntry{upTo(1000)}, DrainMessage: "Waiting for node two.", PodsPendingEvacuation: 1, PodsPeak: 2,
+		}
+		if got := f.nodeStatus("m", "one"); !reflect.DeepEqual(got, want) {
+			t.Errorf("status of node one = %+v, want %+v", got, want)
+		}
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
 
-	f.deletePod("low-two")
-	f.step("m")
-	f.wantEvacuating("high-one")
-	f.deletePod("high-one")
-	f.step("m")
-	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
-	f.wait(settle)
-	f.step("m")
-	f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
-	if got := f.nodeStatus("m", "two").PodsLeft; got != 1 {
-		t.Errorf("podsLeft = %d, want 1", got)
-	}
-	f.wantEvent(EventDrained)
+		f.deletePod("low-two")
+		f.step("m")
+		f.wantEvacuating("high-one")
+		f.deletePod("high-one")
+		f.step("m")
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+		f.wait(settle)
+		f.step("m")
+		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
+		if got := f.nodeStatus("m", "two").PodsLeft; got != 1 {
+			t.Errorf("podsLeft = %d, want 1", got)
+		}
+		f.wantEvent(EventDrained)
 
-	f.create(newPod("late", "one", 0))
-	f.step("m")
-	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
-	f.wantEvacuating("late")
+		f.create(newPod("late", "one", 0))
+		f.step("m")
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+		f.wantEvacuating("late")
+	})
 }
 
 // TestOrderOfWrites checks what a crash between two writes depends on.
 func TestOrderOfWrites(t *testing.T) {
-	f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newMaintenance("m"))
-	f.cached()
-	if err := f.Controller.sync(f.ctx, "m"); err != nil {
-		t.Fatal(err)
-	}
-	// The cordons are written but not seen, so that nobody is asked to leave.
-	f.wantCordon("one", true, "m")
-	f.wantCordon("two", true, "m")
-	f.wantEvacuating()
-	f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
-		// Not through the client, which is locked while a reactor runs.
-		stored, err := f.maintenance.Tracker().Get(maintenancev1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", "m")
-		if err != nil || len(stored.(*maintenancev1alpha1.NodeMaintenance).Status.NodeStatuses[0].DrainTargets) == 0 {
-			t.Error("a pod is asked to leave before the targets are stored")
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newMaintenance("m"))
+		f.cached()
+		if err := f.Controller.sync(f.ctx, "m"); err != nil {
+			t.Fatal(err)
 		}
-		return false, nil, nil
+		// The cordons are written but not seen, so that nobody is asked to leave.
+		f.wantCordon("one", true, "m")
+		f.wantCordon("two", true, "m")
+		f.wantEvacuating()
+		f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
+			// Not through the client, which is locked while a reactor runs.
+			stored, err := f.maintenance.Tracker().Get(maintenancev1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", "m")
+			if err != nil || len(stored.(*maintenancev1alpha1.NodeMaintenance).Status.NodeStatuses[0].DrainTargets) == 0 {
+				t.Error("a pod is asked to leave before the targets are stored")
+			}
+			return false, nil, nil
+		})
+		f.step("m")
+		f.wantEvacuating("p")
 	})
-	f.step("m")
-	f.wantEvacuating("p")
 }
 
 func TestNoEvacuationWhileANodeCannotBeCordoned(t *testing.T) {
-	f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newMaintenance("m"))
-	f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		if action.(clienttesting.PatchAction).GetName() == "two" {
-			return true, nil, errors.New("no")
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newMaintenance("m"))
+		f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if action.(clienttesting.PatchAction).GetName() == "two" {
+				return true, nil, errors.New("no")
+			}
+			return false, nil, nil
+		})
+		for range 3 {
+			f.cached()
+			if err := f.Controller.sync(f.ctx, "m"); err == nil {
+				t.Error("no error")
+			}
+			f.wait(statusPace)
 		}
-		return false, nil, nil
+		f.wantCordon("one", true, "m")
+		f.wantEvacuating()
+		if got, want := f.nodeStatus("m", "one").DrainMessage, "Waiting for node two."; got != want {
+			t.Errorf("message %q, want %q", got, want)
+		}
 	})
-	for range 3 {
-		f.cached()
-		if err := f.Controller.sync(f.ctx, "m"); err == nil {
-			t.Error("no error")
-		}
-		f.wait(statusPace)
-	}
-	f.wantCordon("one", true, "m")
-	f.wantEvacuating()
-	if got, want := f.nodeStatus("m", "one").DrainMessage, "Waiting for node two."; got != want {
-		t.Errorf("message %q, want %q", got, want)
-	}
 }
 
 func TestDrainedNeedsTheLiveListToAgree(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m"))
-	f.step("m")
-	f.wait(settle)
-	hidden := newPod("hidden", "one", 0)
-	f.host.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return true, &corev1.PodList{Items: []corev1.Pod{*hidden}}, nil
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"))
+		f.step("m")
+		f.wait(settle)
+		hidden := newPod("hidden", "one", 0)
+		f.host.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, &corev1.PodList{Items: []corev1.Pod{*hidden}}, nil
+		})
+		if err := f.Controller.sync(f.ctx, "m"); err != nil {
+			t.Fatal(err)
+		}
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+		hidden.Status.Phase = corev1.PodSucceeded
+		if err := f.Controller.sync(f.ctx, "m"); err != nil {
+			t.Fatal(err)
+		}
+		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
 	})
-	if err := f.Controller.sync(f.ctx, "m"); err != nil {
-		t.Fatal(err)
-	}
-	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
-	hidden.Status.Phase = corev1.PodSucceeded
-	if err := f.Controller.sync(f.ctx, "m"); err != nil {
-		t.Fatal(err)
-	}
-	f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
 }
 
 func TestNominatedPodsCount(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("nominee", "", 0, func(p *corev1.Pod) {
-		p.Status = corev1.PodStatus{Phase: corev1.PodPending, NominatedNodeName: "one"}
-	}))
-	f.step("m")
-	f.wait(settle)
-	f.step("m")
-	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
-	f.wantEvacuating("nominee")
-	f.enter("m", stageComplete)
-	f.step("m")
-	f.wantEvacuating()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("nominee", "", 0, func(p *corev1.Pod) {
+			p.Status = corev1.PodStatus{Phase: corev1.PodPending, NominatedNodeName: "one"}
+		}))
+		f.step("m")
+		f.wait(settle)
+		f.step("m")
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+		f.wantEvacuating("nominee")
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.wantEvacuating()
+	})
 }
 
 func TestEvacuationsOfOthersAreJoinedAndLeftAlone(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0), newPod("r", "one", 0),
-		ourEvacuation("p", "one", instigatedBy(foreignInstigator)), ourEvacuation("q", "one", forbidden))
-	f.step("m")
-	f.wantEvacuating("p", "q", "r")
-	f.enter("m", stageComplete)
-	f.step("m")
-	f.wantEvacuating()
-	left := map[string][]string{}
-	for _, e := range f.evacuationList() {
-		left[e.Spec.PodRef.Name] = e.Finalizers
-	}
-	// p is still somebody's wish, q is past its point of no return, r is gone.
-	if len(left) != 2 || !slices.Equal(left["p"], []string{foreignInstigator}) || len(left["q"]) != 0 {
-		t.Errorf("evacuations left: %v", left)
-	}
-	f.wantCordon("one", false)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0), newPod("r", "one", 0),
+			ourEvacuation("p", "one", instigatedBy(foreignInstigator)), ourEvacuation("q", "one", forbidden))
+		f.step("m")
+		f.wantEvacuating("p", "q", "r")
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.wantEvacuating()
+		left := map[string][]string{}
+		for _, e := range f.evacuationList() {
+			left[e.Spec.PodRef.Name] = e.Finalizers
+		}
+		// p is still somebody's wish, q is past its point of no return, r is gone.
+		if len(left) != 2 || !slices.Equal(left["p"], []string{foreignInstigator}) || len(left["q"]) != 0 {
+			t.Errorf("evacuations left: %v", left)
+		}
+		f.wantCordon("one", false)
+	})
 }
 
 func TestEvacuationsStayWhileAnotherMaintenanceWantsThem(t *testing.T) {
-	f := newFixture(t, newNode("one"), newNode("two", inPool("green")), newPod("p", "one", 0), newPod("q", "two", 0),
-		newMaintenance("a", selecting("blue", "green"), createdMinute(1)), newMaintenance("b", createdMinute(2)))
-	for range 3 {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("two", inPool("green")), newPod("p", "one", 0), newPod("q", "two", 0),
+			newMaintenance("a", selecting("blue", "green"), createdMinute(1)), newMaintenance("b", createdMinute(2)))
+		for range 3 {
+			f.step("a")
+			f.step("b")
+		}
+		f.wantEvacuating("p", "q")
+		f.enter("a", stageComplete)
 		f.step("a")
+		f.wantEvacuating("p")
+		f.wantCordon("one", true, "b")
+		f.wantCordon("two", false)
+		f.enter("b", stageComplete)
 		f.step("b")
-	}
-	f.wantEvacuating("p", "q")
-	f.enter("a", stageComplete)
-	f.step("a")
-	f.wantEvacuating("p")
-	f.wantCordon("one", true, "b")
-	f.wantCordon("two", false)
-	f.enter("b", stageComplete)
-	f.step("b")
-	f.wantEvacuating()
-	f.wantCordon("one", false)
+		f.wantEvacuating()
+		f.wantCordon("one", false)
+	})
 }
 
 // TestTargetsOfANodeAreStoredByAllBeforeAnyoneActs covers the end of the maintenance that had written them alone.
 func TestTargetsOfANodeAreStoredByAllBeforeAnyoneActs(t *testing.T) {
-	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("a", createdMinute(1)), newMaintenance("b", createdMinute(2)))
-	f.step("a")
-	f.wantEvacuating()
-	if len(f.nodeStatus("a", "one").DrainTargets) == 0 {
-		t.Error("a has no targets")
-	}
-	f.step("b")
-	f.wantEvacuating("p")
-	if got, want := f.nodeStatus("b", "one").DrainTargets, f.nodeStatus("a", "one").DrainTargets; !reflect.DeepEqual(got, want) {
-		t.Errorf("targets of b %v, of a %v", got, want)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("a", createdMinute(1)), newMaintenance("b", createdMinute(2)))
+		f.step("a")
+		f.wantEvacuating()
+		if len(f.nodeStatus("a", "one").DrainTargets) == 0 {
+			t.Error("a has no targets")
+		}
+		f.step("b")
+		f.wantEvacuating("p")
+		if got, want := f.nodeStatus("b", "one").DrainTargets, f.nodeStatus("a", "one").DrainTargets; !reflect.DeepEqual(got, want) {
+			t.Errorf("targets of b %v, of a %v", got, want)
+		}
+	})
 }
 
 func TestPodsInTerminatingNamespacesAreCountedAndNamed(t *testing.T) {
-	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
-	refused := 0
-	f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
-		refused++
-		err := apierrors.NewForbidden(maintenancev1alpha1.Resource("evacuations"), "p", errors.New("the namespace is being terminated"))
-		err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
-		return true, nil, err
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+		refused := 0
+		f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
+			refused++
+			err := apierrors.NewForbidden(maintenancev1alpha1.Resource("evacuations"), "p", errors.New("the namespace is being terminated"))
+			err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
+			return true, nil, err
+		})
+		f.step("m")
+		f.wait(statusPace)
+		f.step("m")
+		if refused != 1 {
+			t.Errorf("%d requests, want 1", refused)
+		}
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+		if got, want := f.nodeStatus("m", "one").DrainMessage, "Evacuating; 1 pod of terminating namespaces: default/p"; got != want {
+			t.Errorf("drainMessage %q, want %q", got, want)
+		}
+		want := "1 pod left, 0 of them evacuating, 0 blocked; 1 pod cannot be evacuated because their namespace is being deleted: default (1)"
+		if got := f.nm("m").Status.Conditions[0].Message; got != want {
+			t.Errorf("message %q, want %q", got, want)
+		}
 	})
-	f.step("m")
-	f.wait(statusPace)
-	f.step("m")
-	if refused != 1 {
-		t.Errorf("%d requests, want 1", refused)
-	}
-	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
-	if got, want := f.nodeStatus("m", "one").DrainMessage, "Evacuating; 1 pod of terminating namespaces: default/p"; got != want {
-		t.Errorf("drainMessage %q, want %q", got, want)
-	}
-	want := "1 pod left, 0 of them evacuating, 0 blocked; 1 pod cannot be evacuated because their namespace is being deleted: default (1)"
-	if got := f.nm("m").Status.Conditions[0].Message; got != want {
-		t.Errorf("message %q, want %q", got, want)
-	}
 }
 
 func TestMessageNamesPodsOfTerminatingNamespaces(t *testing.T) {
@@ -362,134 +381,142 @@ func TestMessageNamesPodsOfTerminatingNamespaces(t *testing.T) {
 }
 
 func TestCountersArePaced(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0), newPod("r", "one", 0))
-	f.step("m")
-	f.wait(statusPace)
-	f.step("m")
-	if got := f.nodeStatus("m", "one").PodsEvacuating; got != 3 {
-		t.Fatalf("podsEvacuating = %d, want 3", got)
-	}
-	f.deletePod("p")
-	f.step("m")
-	if got := f.nodeStatus("m", "one").PodsEvacuating; got != 3 {
-		t.Errorf("podsEvacuating = %d was written too early", got)
-	}
-	f.wait(statusPace)
-	f.step("m")
-	if got := f.nodeStatus("m", "one").PodsEvacuating; got != 2 {
-		t.Errorf("podsEvacuating = %d, want 2", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0), newPod("r", "one", 0))
+		f.step("m")
+		f.wait(statusPace)
+		f.step("m")
+		if got := f.nodeStatus("m", "one").PodsEvacuating; got != 3 {
+			t.Fatalf("podsEvacuating = %d, want 3", got)
+		}
+		f.deletePod("p")
+		f.step("m")
+		if got := f.nodeStatus("m", "one").PodsEvacuating; got != 3 {
+			t.Errorf("podsEvacuating = %d was written too early", got)
+		}
+		f.wait(statusPace)
+		f.step("m")
+		if got := f.nodeStatus("m", "one").PodsEvacuating; got != 2 {
+			t.Errorf("podsEvacuating = %d, want 2", got)
+		}
+	})
 }
 
 func TestThePeakOfANodeNeverFalls(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m", atStage(maintenancev1alpha1.NodeMaintenanceStageCordon)), newPod("p", "one", 0), newPod("q", "one", 0), newPod("r", "one", 0))
-	want := func(peak int32) {
-		t.Helper()
-		f.wait(statusPace)
-		f.step("m")
-		if got := f.nodeStatus("m", "one").PodsPeak; got != peak {
-			t.Errorf("podsPeak = %d, want %d", got, peak)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m", atStage(maintenancev1alpha1.NodeMaintenanceStageCordon)), newPod("p", "one", 0), newPod("q", "one", 0), newPod("r", "one", 0))
+		want := func(peak int32) {
+			t.Helper()
+			f.wait(statusPace)
+			f.step("m")
+			if got := f.nodeStatus("m", "one").PodsPeak; got != peak {
+				t.Errorf("podsPeak = %d, want %d", got, peak)
+			}
 		}
-	}
-	want(0)
-	f.deletePod("r")
-	f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
-	want(2)
-	f.deletePod("p")
-	want(2)
-	f.create(newPod("s", "one", 0))
-	f.create(newPod("t", "one", 0))
-	want(3)
-	f.deletePod("q")
-	f.deletePod("s")
-	want(3)
+		want(0)
+		f.deletePod("r")
+		f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
+		want(2)
+		f.deletePod("p")
+		want(2)
+		f.create(newPod("s", "one", 0))
+		f.create(newPod("t", "one", 0))
+		want(3)
+		f.deletePod("q")
+		f.deletePod("s")
+		want(3)
+	})
 }
 
 func TestStatusThatIsTooLargeGoesWithoutMessages(t *testing.T) {
-	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
-	refuse := func(always bool) clienttesting.ReactionFunc {
-		return func(action clienttesting.Action) (bool, runtime.Object, error) {
-			nm := action.(clienttesting.UpdateAction).GetObject().(*maintenancev1alpha1.NodeMaintenance)
-			if always || nm.Status.NodeStatuses[0].DrainMessage != "" {
-				return true, nil, apierrors.NewGenericServerResponse(http.StatusRequestEntityTooLarge, "put", maintenancev1alpha1.Resource("nodemaintenances"), "m", "", 0, false)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+		refuse := func(always bool) clienttesting.ReactionFunc {
+			return func(action clienttesting.Action) (bool, runtime.Object, error) {
+				nm := action.(clienttesting.UpdateAction).GetObject().(*maintenancev1alpha1.NodeMaintenance)
+				if always || nm.Status.NodeStatuses[0].DrainMessage != "" {
+					return true, nil, apierrors.NewGenericServerResponse(http.StatusRequestEntityTooLarge, "put", maintenancev1alpha1.Resource("nodemaintenances"), "m", "", 0, false)
+				}
+				return false, nil, nil
 			}
-			return false, nil, nil
 		}
-	}
-	f.maintenance.PrependReactor("update", "nodemaintenances", refuse(false))
-	f.step("m")
-	f.wantEvacuating("p")
-	conditions := f.nm("m").Status.Conditions
-	if i := slices.IndexFunc(conditions, func(c metav1.Condition) bool {
-		return c.Type == maintenancev1alpha1.ConditionNodeMessagesOmitted && c.Status == metav1.ConditionTrue
-	}); i < 0 {
-		t.Errorf("no condition says so: %v", conditions)
-	}
+		f.maintenance.PrependReactor("update", "nodemaintenances", refuse(false))
+		f.step("m")
+		f.wantEvacuating("p")
+		conditions := f.nm("m").Status.Conditions
+		if i := slices.IndexFunc(conditions, func(c metav1.Condition) bool {
+			return c.Type == maintenancev1alpha1.ConditionNodeMessagesOmitted && c.Status == metav1.ConditionTrue
+		}); i < 0 {
+			t.Errorf("no condition says so: %v", conditions)
+		}
 
-	f.maintenance.PrependReactor("update", "nodemaintenances", refuse(true))
-	f.deletePod("p")
-	f.wait(statusPace)
-	f.cached()
-	if err := f.Controller.sync(f.ctx, "m"); err != nil {
-		t.Errorf("error %v would make it try for ever", err)
-	}
-	f.wantEvent(EventStatusTooLarge)
+		f.maintenance.PrependReactor("update", "nodemaintenances", refuse(true))
+		f.deletePod("p")
+		f.wait(statusPace)
+		f.cached()
+		if err := f.Controller.sync(f.ctx, "m"); err != nil {
+			t.Errorf("error %v would make it try for ever", err)
+		}
+		f.wantEvent(EventStatusTooLarge)
+	})
 }
 
 // TestRestartsInTheMiddleOfADrain runs a drain with a controller that forgets everything, or is interrupted by a failing write, at random
 // moments. The waves must hold, no pod may be asked twice, and everything must be as before in the end.
 func TestRestartsInTheMiddleOfADrain(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	r := rand.New(rand.NewPCG(seed, 0))
-	objects := []runtime.Object{newMaintenance("m", planning(upTo(1000), upTo(2000))), newNode("foreign", cordoned)}
-	priority := map[string]int32{}
-	for n := range 3 {
-		node := fmt.Sprintf("node-%d", n)
-		objects = append(objects, newNode(node))
-		for p := range 4 {
-			name := fmt.Sprintf("pod-%d-%d", n, p)
-			priority[name] = int32(p) * 800
-			objects = append(objects, newPod(name, node, priority[name]))
-		}
-	}
-	f := newFixture(t, objects...)
-	asked := map[string]int{}
-	f.maintenance.PrependReactor("create", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		e := action.(clienttesting.CreateAction).GetObject().(*maintenancev1alpha1.Evacuation)
-		asked[e.Spec.PodRef.Name]++
-		for _, pod := range f.pods() {
-			if wave(*pod.Spec.Priority) < wave(priority[e.Spec.PodRef.Name]) {
-				t.Errorf("seed %d: pod %s is asked to leave before %s has left", seed, e.Spec.PodRef.Name, pod.Name)
+	synctest.Test(t, func(t *testing.T) {
+		seed := uint64(time.Now().UnixNano())
+		r := rand.New(rand.NewPCG(seed, 0))
+		objects := []runtime.Object{newMaintenance("m", planning(upTo(1000), upTo(2000))), newNode("foreign", cordoned)}
+		priority := map[string]int32{}
+		for n := range 3 {
+			node := fmt.Sprintf("node-%d", n)
+			objects = append(objects, newNode(node))
+			for p := range 4 {
+				name := fmt.Sprintf("pod-%d-%d", n, p)
+				priority[name] = int32(p) * 800
+				objects = append(objects, newPod(name, node, priority[name]))
 			}
 		}
-		return false, nil, nil
+		f := newFixture(t, objects...)
+		asked := map[string]int{}
+		f.maintenance.PrependReactor("create", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			e := action.(clienttesting.CreateAction).GetObject().(*maintenancev1alpha1.Evacuation)
+			asked[e.Spec.PodRef.Name]++
+			for _, pod := range f.pods() {
+				if wave(*pod.Spec.Priority) < wave(priority[e.Spec.PodRef.Name]) {
+					t.Errorf("seed %d: pod %s is asked to leave before %s has left", seed, e.Spec.PodRef.Name, pod.Name)
+				}
+			}
+			return false, nil, nil
+		})
+		flaky := func(clienttesting.Action) (bool, runtime.Object, error) {
+			if r.IntN(4) == 0 {
+				return true, nil, errors.New("interrupted")
+			}
+			return false, nil, nil
+		}
+		f.host.PrependReactor("patch", "nodes", flaky)
+		f.maintenance.PrependReactor("update", "nodemaintenances", flaky)
+		f.drainToTheEnd(seed, r)
+		for name, times := range asked {
+			if times != 1 {
+				t.Errorf("seed %d: pod %s was asked %d times", seed, name, times)
+			}
+		}
+		f.enterDespite("m", stageComplete)
+		for range 100 {
+			f.cached()
+			if err := f.Controller.sync(f.ctx, "m"); err == nil && len(f.nm("m").Finalizers) == 0 {
+				break
+			}
+		}
+		f.wantEvacuating()
+		f.wantCordon("foreign", true)
+		for n := range 3 {
+			f.wantCordon(fmt.Sprintf("node-%d", n), false)
+		}
 	})
-	flaky := func(clienttesting.Action) (bool, runtime.Object, error) {
-		if r.IntN(4) == 0 {
-			return true, nil, errors.New("interrupted")
-		}
-		return false, nil, nil
-	}
-	f.host.PrependReactor("patch", "nodes", flaky)
-	f.maintenance.PrependReactor("update", "nodemaintenances", flaky)
-	f.drainToTheEnd(seed, r)
-	for name, times := range asked {
-		if times != 1 {
-			t.Errorf("seed %d: pod %s was asked %d times", seed, name, times)
-		}
-	}
-	f.enterDespite("m", stageComplete)
-	for range 100 {
-		f.cached()
-		if err := f.Controller.sync(f.ctx, "m"); err == nil && len(f.nm("m").Finalizers) == 0 {
-			break
-		}
-	}
-	f.wantEvacuating()
-	f.wantCordon("foreign", true)
-	for n := range 3 {
-		f.wantCordon(fmt.Sprintf("node-%d", n), false)
-	}
 }
 
 func wave(priority int32) int {
@@ -539,34 +566,5 @@ func (f *fixture) enterDespite(name string, stage maintenancev1alpha1.NodeMainte
 		nm.Generation++
 		_, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm, metav1.UpdateOptions{})
 		return err == nil
-	})
-}
-
-// TestRun lets the controller run by events alone.
-func TestRun(t *testing.T) {
-	f := newFixture(t, newNode("one"), newNode("two"), newMaintenance("m", planning(upTo(1000))),
-		newPod("low", "one", 10), newPod("high", "two", 5000))
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		f.Controller.Run(f.ctx, 2)
-	}()
-	f.ticking("low is asked to leave", func() bool { return slices.Equal(f.evacuating(), []string{"low"}) })
-	f.deletePod("low")
-	f.ticking("high is asked to leave", func() bool { return slices.Equal(f.evacuating(), []string{"high"}) })
-	f.deletePod("high")
-	f.ticking("the maintenance is drained", func() bool { return isDrained(f.nm("m")) })
-	f.enter("m", stageComplete)
-	f.ticking("the maintenance is complete", func() bool { return len(f.nm("m").Finalizers) == 0 })
-	f.wantCordon("one", false)
-	f.wantCordon("two", false)
-}
-
-// ticking waits for a condition while the clock runs.
-func (f *fixture) ticking(what string, condition func() bool) {
-	f.t.Helper()
-	f.eventually(what, func() bool {
-		f.wait(debounce)
-		return condition()
 	})
 }

@@ -26,6 +26,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -111,6 +112,7 @@ func (r *rights) EvaluateConditions(ctx context.Context, d authorizer.Conditions
 	return authorizer.DecisionDeny, "", nil
 }
 
+// newFixture starts a controller's caches, in a bubble.
 func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -150,6 +152,7 @@ func newController(tb testing.TB) *Controller {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(c.queue.ShutDown)
+	tb.Cleanup(c.conditions.queue.ShutDown)
 	return c
 }
 
@@ -168,6 +171,7 @@ func (f *fixture) restart() {
 	}
 	f.Controller = c
 	f.t.Cleanup(c.queue.ShutDown)
+	f.t.Cleanup(c.conditions.queue.ShutDown)
 	watched := []string{"nodes", "pods", "volumeattachments", "daemonsets", "priorityclasses", "nodemaintenances", "evacuations"}
 	begun := f.watches.Fewest(watched...)
 	hostInformers.Start(f.ctx.Done())
@@ -273,9 +277,13 @@ func sameObjects[T metav1.Object](cached, stored []T) bool {
 	return a.Equal(b)
 }
 
+// eventually waits for a condition. Each look at it waits until the caches and what runs have done all they can.
 func (f *fixture) eventually(what string, condition func() bool) {
 	f.t.Helper()
-	err := wait.PollUntilContextTimeout(f.ctx, time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) { return condition(), nil })
+	err := wait.PollUntilContextTimeout(f.ctx, time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+		synctest.Wait()
+		return condition(), nil
+	})
 	if err != nil {
 		f.t.Fatalf("never came true: %s", what)
 	}

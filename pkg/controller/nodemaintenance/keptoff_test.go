@@ -19,6 +19,7 @@ package nodemaintenance
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -51,39 +52,41 @@ func newPriorityClass(name string, value int32) *schedulingv1.PriorityClass {
 
 // TestDaemonSetsThatLoseAPodBeforeTheirTurnAreNamed has a pod of a later wave die while its node is tainted.
 func TestDaemonSetsThatLoseAPodBeforeTheirTurnAreNamed(t *testing.T) {
-	logger, cni, other := newDaemonSet("logger", ""), newDaemonSet("cni", "critical"), newDaemonSet("gpu", "critical", onNodesWith("gpu", "yes"))
-	f := newTaintFixture(t, newNode("one"), newNode("two"), newMaintenance("m"), newPriorityClass("critical", 2000001000), logger, cni, other,
-		newPod("app", "one", 0), newPod("logger-1", "one", 0, of(logger)), newPod("cni-1", "one", 2000001000, of(cni)), newPod("cni-2", "two", 2000001000, of(cni)))
-	message := func() string {
-		t.Helper()
-		f.wait(settle)
-		f.step("m")
-		return f.nodeStatus("m", "one").DrainMessage
-	}
-	if got := message(); got != "Evacuating" {
-		t.Errorf("before the taint: %q", got)
-	}
-	f.deletePod("app")
-	if got := message(); got != "Evacuating" {
-		t.Errorf("while all are there: %q", got)
-	}
-	f.deletePod("cni-1")
-	const want = "Evacuating; 1 DaemonSet without a pod here, which the drain's taint keeps away before its turn: default/cni"
-	if got := message(); got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	f.restart()
-	if got := message(); got != want {
-		t.Errorf("after a restart: %q, want %q", got, want)
-	}
-	if got := f.nodeStatus("m", "two").DrainMessage; strings.Contains(got, "cni") {
-		t.Errorf("of the node that has its pod it says %q", got)
-	}
-	// The turn of the others comes, and with it the wave that the lost one is in.
-	f.deletePod("logger-1")
-	if got := message(); strings.Contains(got, "cni") {
-		t.Errorf("when its turn has come: %q", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		logger, cni, other := newDaemonSet("logger", ""), newDaemonSet("cni", "critical"), newDaemonSet("gpu", "critical", onNodesWith("gpu", "yes"))
+		f := newTaintFixture(t, newNode("one"), newNode("two"), newMaintenance("m"), newPriorityClass("critical", 2000001000), logger, cni, other,
+			newPod("app", "one", 0), newPod("logger-1", "one", 0, of(logger)), newPod("cni-1", "one", 2000001000, of(cni)), newPod("cni-2", "two", 2000001000, of(cni)))
+		message := func() string {
+			t.Helper()
+			f.wait(settle)
+			f.step("m")
+			return f.nodeStatus("m", "one").DrainMessage
+		}
+		if got := message(); got != "Evacuating" {
+			t.Errorf("before the taint: %q", got)
+		}
+		f.deletePod("app")
+		if got := message(); got != "Evacuating" {
+			t.Errorf("while all are there: %q", got)
+		}
+		f.deletePod("cni-1")
+		const want = "Evacuating; 1 DaemonSet without a pod here, which the drain's taint keeps away before its turn: default/cni"
+		if got := message(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		f.restart()
+		if got := message(); got != want {
+			t.Errorf("after a restart: %q, want %q", got, want)
+		}
+		if got := f.nodeStatus("m", "two").DrainMessage; strings.Contains(got, "cni") {
+			t.Errorf("of the node that has its pod it says %q", got)
+		}
+		// The turn of the others comes, and with it the wave that the lost one is in.
+		f.deletePod("logger-1")
+		if got := message(); strings.Contains(got, "cni") {
+			t.Errorf("when its turn has come: %q", got)
+		}
+	})
 }
 
 func onNodesWith(key, value string) func(*corev1.PodSpec) {

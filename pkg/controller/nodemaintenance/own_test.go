@@ -18,6 +18,7 @@ package nodemaintenance
 
 import (
 	"testing"
+	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -58,38 +59,42 @@ func onlyInZone(zone string) (func(*corev1.Pod), *corev1.PersistentVolumeClaim, 
 }
 
 func TestOwnPodsLeaveLastOfTheirWave(t *testing.T) {
-	f := newFixture(t,
-		newNode("one"), newNode("two"), newNode("away", inPool("green"), ready), newMaintenance("m", planning(upTo(1000), upTo(2000))),
-		newPod("haulout-1", "one", 500, ofServer), newPod("haulout-2", "two", 500, ofServer), newPod("web", "two", 700), newPod("late", "one", 2000))
-	f.step("m")
-	f.wantEvacuating("web")
-	f.deletePod("web")
-	f.step("m")
-	f.wantEvacuating("haulout-1", "haulout-2")
-	f.deletePod("haulout-1")
-	f.deletePod("haulout-2")
-	f.step("m")
-	f.wantEvacuating("late")
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t,
+			newNode("one"), newNode("two"), newNode("away", inPool("green"), ready), newMaintenance("m", planning(upTo(1000), upTo(2000))),
+			newPod("haulout-1", "one", 500, ofServer), newPod("haulout-2", "two", 500, ofServer), newPod("web", "two", 700), newPod("late", "one", 2000))
+		f.step("m")
+		f.wantEvacuating("web")
+		f.deletePod("web")
+		f.step("m")
+		f.wantEvacuating("haulout-1", "haulout-2")
+		f.deletePod("haulout-1")
+		f.deletePod("haulout-2")
+		f.step("m")
+		f.wantEvacuating("late")
+	})
 }
 
 func TestOwnPodsStayWhereNoOtherNodeWouldTakeThem(t *testing.T) {
-	f := newFixture(t, newNode("one"), newNode("away", inPool("green")), newMaintenance("m"), newPod("haulout-1", "one", 0, ofServer), newPod("web", "one", 0))
-	f.step("m")
-	f.wantEvacuating("web")
-	f.deletePod("web")
-	f.step("m")
-	f.wait(settle)
-	f.step("m")
-	f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
-	if left := f.nodeStatus("m", "one").PodsLeft; left != 1 {
-		t.Errorf("%d pods left, want 1", left)
-	}
-	f.updateNode("away", ready)
-	f.cached()
-	f.wantMarked("m")
-	f.step("m")
-	f.wantEvacuating("haulout-1")
-	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("away", inPool("green")), newMaintenance("m"), newPod("haulout-1", "one", 0, ofServer), newPod("web", "one", 0))
+		f.step("m")
+		f.wantEvacuating("web")
+		f.deletePod("web")
+		f.step("m")
+		f.wait(settle)
+		f.step("m")
+		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
+		if left := f.nodeStatus("m", "one").PodsLeft; left != 1 {
+			t.Errorf("%d pods left, want 1", left)
+		}
+		f.updateNode("away", ready)
+		f.cached()
+		f.wantMarked("m")
+		f.step("m")
+		f.wantEvacuating("haulout-1")
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+	})
 }
 
 func TestWhichNodesWouldTakeAPodOfOurs(t *testing.T) {
@@ -116,15 +121,17 @@ func TestWhichNodesWouldTakeAPodOfOurs(t *testing.T) {
 		"one that its volume can reach":        {newNode("n", inPool("green"), ready, inZone("a")), inZoneA, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pod := newPod("haulout-1", "home", 0, ofServer)
-			if test.pod != nil {
-				test.pod(pod)
-			}
-			home := newNode("home")
-			f := newFixture(t, home, test.node, newMaintenance("m"), pod, claim.DeepCopy(), pv.DeepCopy())
-			if got, err := f.anotherTakes(t.Context(), home, pod); err != nil || got != test.want {
-				t.Errorf("got %t, %v, want %t", got, err, test.want)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				pod := newPod("haulout-1", "home", 0, ofServer)
+				if test.pod != nil {
+					test.pod(pod)
+				}
+				home := newNode("home")
+				f := newFixture(t, home, test.node, newMaintenance("m"), pod, claim.DeepCopy(), pv.DeepCopy())
+				if got, err := f.anotherTakes(t.Context(), home, pod); err != nil || got != test.want {
+					t.Errorf("got %t, %v, want %t", got, err, test.want)
+				}
+			})
 		})
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -69,66 +70,72 @@ func nominated(node string) func(*corev1.Pod) {
 // TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn has a maintenance end right after it has asked pods to leave, one by an Evacuation of its own
 // and one by that of somebody else.
 func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
-	f := newFixture(t, newNode("one"), newPod("p", "one", 0), newPod("q", "one", 0), newMaintenance("m", createdAt(stageCordon)),
-		ourEvacuation("q", "one", instigatedBy(foreignInstigator)))
-	f.step("m")
-	f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
-	// From here on no event of an Evacuation comes.
-	f.maintenance.PrependWatchReactor("evacuations", func(clienttesting.Action) (bool, watch.Interface, error) {
-		f.watches.Begin("evacuations")
-		return true, watch.NewFake(), nil
-	})
-	f.restart()
-	if err := f.Controller.sync(f.ctx, "m"); err != nil {
-		t.Fatal(err)
-	}
-	f.wantEvacuating("p", "q")
-	f.enter("m", stageComplete)
-	f.eventually("the maintenance is complete", func() bool {
-		if err := f.Controller.sync(f.ctx, "m"); err != nil && !worker.IsOnlyConflict(err) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newPod("q", "one", 0), newMaintenance("m", createdAt(stageCordon)),
+			ourEvacuation("q", "one", instigatedBy(foreignInstigator)))
+		f.step("m")
+		f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
+		// From here on no event of an Evacuation comes.
+		f.maintenance.PrependWatchReactor("evacuations", func(clienttesting.Action) (bool, watch.Interface, error) {
+			f.watches.Begin("evacuations")
+			return true, watch.NewFake(), nil
+		})
+		f.restart()
+		if err := f.Controller.sync(f.ctx, "m"); err != nil {
 			t.Fatal(err)
 		}
-		return len(f.nm("m").Finalizers) == 0
+		f.wantEvacuating("p", "q")
+		f.enter("m", stageComplete)
+		f.eventually("the maintenance is complete", func() bool {
+			if err := f.Controller.sync(f.ctx, "m"); err != nil && !worker.IsOnlyConflict(err) {
+				t.Fatal(err)
+			}
+			return len(f.nm("m").Finalizers) == 0
+		})
+		f.wantEvacuating()
+		if left := f.evacuationList(); len(left) != 1 || left[0].Spec.PodRef.Name != "q" {
+			t.Errorf("%d evacuations are left, want the one that somebody else asked for", len(left))
+		}
 	})
-	f.wantEvacuating()
-	if left := f.evacuationList(); len(left) != 1 || left[0].Spec.PodRef.Name != "q" {
-		t.Errorf("%d evacuations are left, want the one that somebody else asked for", len(left))
-	}
 }
 
 // TestEvacuationsThatNobodyAsksForAreFound covers what a leader writes that does not know yet that it is none, or that its maintenance has ended.
 func TestEvacuationsThatNobodyAsksForAreFound(t *testing.T) {
-	f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m", createdAt(stageComplete)))
-	f.step("m")
-	f.wantMarked(sweepItem)
-	f.create(ourEvacuation("p", "one"))
-	f.wantMarked(sweepItem)
-	f.step(sweepItem)
-	f.wantEvacuating()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m", createdAt(stageComplete)))
+		f.step("m")
+		f.wantMarked(sweepItem)
+		f.create(ourEvacuation("p", "one"))
+		f.wantMarked(sweepItem)
+		f.step(sweepItem)
+		f.wantEvacuating()
 
-	if err := f.host.CoreV1().Nodes().Delete(f.ctx, "two", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	f.cached()
-	f.create(ourEvacuation("q", "two"))
-	f.wantMarked(sweepItem)
-	f.step(sweepItem)
-	f.wantEvacuating()
+		if err := f.host.CoreV1().Nodes().Delete(f.ctx, "two", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		f.cached()
+		f.create(ourEvacuation("q", "two"))
+		f.wantMarked(sweepItem)
+		f.step(sweepItem)
+		f.wantEvacuating()
+	})
 }
 
 func TestCordonThatLandsAfterItsMaintenanceHasEndedIsFound(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m", createdAt(stageCordon)))
-	f.step("m")
-	f.enter("m", stageComplete)
-	f.step("m")
-	f.wantMarked(sweepItem)
-	f.updateNode("one", func(node *corev1.Node) {
-		cordoned(node)
-		ownedBy(`{"m":"uid-m"}`)(node)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m", createdAt(stageCordon)))
+		f.step("m")
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.wantMarked(sweepItem)
+		f.updateNode("one", func(node *corev1.Node) {
+			cordoned(node)
+			ownedBy(`{"m":"uid-m"}`)(node)
+		})
+		f.wantMarked(sweepItem)
+		f.step(sweepItem)
+		f.wantCordon("one", false)
 	})
-	f.wantMarked(sweepItem)
-	f.step(sweepItem)
-	f.wantCordon("one", false)
 }
 
 func TestPodsThatLoseTheirNominationMayStay(t *testing.T) {
@@ -150,28 +157,32 @@ func TestPodsThatLoseTheirNominationMayStay(t *testing.T) {
 			},
 		} {
 			t.Run(name+" "+when, func(t *testing.T) {
-				f := newFixture(t, newNode("one"), newNode("green", inPool("green")), newMaintenance("m"), newPod("nominee", "", 0, nominated("one")))
-				f.step("m")
-				f.wantEvacuating("nominee")
-				f.updatePod("nominee", change)
-				f.cached()
-				ends(f)
-				f.wantEvacuating()
+				synctest.Test(t, func(t *testing.T) {
+					f := newFixture(t, newNode("one"), newNode("green", inPool("green")), newMaintenance("m"), newPod("nominee", "", 0, nominated("one")))
+					f.step("m")
+					f.wantEvacuating("nominee")
+					f.updatePod("nominee", change)
+					f.cached()
+					ends(f)
+					f.wantEvacuating()
+				})
 			})
 		}
 	}
 }
 
 func TestNominatedPodsThatAreBoundStayAsked(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("nominee", "", 0, nominated("one")))
-	f.step("m")
-	f.updatePod("nominee", func(pod *corev1.Pod) {
-		pod.Spec.NodeName, pod.Status = "one", corev1.PodStatus{Phase: corev1.PodRunning}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("nominee", "", 0, nominated("one")))
+		f.step("m")
+		f.updatePod("nominee", func(pod *corev1.Pod) {
+			pod.Spec.NodeName, pod.Status = "one", corev1.PodStatus{Phase: corev1.PodRunning}
+		})
+		f.cached()
+		f.step(sweepItem)
+		f.step("m")
+		f.wantEvacuating("nominee")
 	})
-	f.cached()
-	f.step(sweepItem)
-	f.step("m")
-	f.wantEvacuating("nominee")
 }
 
 // TestNodesAreRememberedUntilTheyAreReleased has nodes leave the selection that bear no annotation of ours: only the status knows of them.
@@ -194,146 +205,158 @@ func TestNodesAreRememberedUntilTheyAreReleased(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, newNode("one", func(node *corev1.Node) { node.Labels["kept"] = "" }), newNode("foreign", cordoned),
-				newPod("p", "one", 0), newPod("q", "foreign", 0), newPod("gone", "foreign", 0), newMaintenance("m"))
-			f.step("m")
-			f.wantEvacuating("gone", "p", "q")
-			// Its Evacuation is there for a while, as that of a pod that has been evicted is.
-			if err := f.host.CoreV1().Pods("default").Delete(f.ctx, "gone", metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			failing := true
-			f.maintenance.PrependReactor("patch", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
-				return failing, nil, errors.New("not now")
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t, newNode("one", func(node *corev1.Node) { node.Labels["kept"] = "" }), newNode("foreign", cordoned),
+					newPod("p", "one", 0), newPod("q", "foreign", 0), newPod("gone", "foreign", 0), newMaintenance("m"))
+				f.step("m")
+				f.wantEvacuating("gone", "p", "q")
+				// Its Evacuation is there for a while, as that of a pod that has been evicted is.
+				if err := f.host.CoreV1().Pods("default").Delete(f.ctx, "gone", metav1.DeleteOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				failing := true
+				f.maintenance.PrependReactor("patch", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
+					return failing, nil, errors.New("not now")
+				})
+				leaves(f)
+				f.cached()
+				if err := f.Controller.sync(f.ctx, "m"); err == nil {
+					t.Error("no error")
+				}
+				f.wantEvacuating("gone", "p", "q")
+				f.nodeStatus("m", "foreign")
+				failing = false
+				// Another leader knows no more than the status.
+				f.restart()
+				f.step("m")
+				f.wantEvacuating("p")
+				if got := len(f.nm("m").Status.NodeStatuses); got != 1 {
+					t.Errorf("%d node statuses, want 1", got)
+				}
 			})
-			leaves(f)
-			f.cached()
-			if err := f.Controller.sync(f.ctx, "m"); err == nil {
-				t.Error("no error")
-			}
-			f.wantEvacuating("gone", "p", "q")
-			f.nodeStatus("m", "foreign")
-			failing = false
-			// Another leader knows no more than the status.
-			f.restart()
-			f.step("m")
-			f.wantEvacuating("p")
-			if got := len(f.nm("m").Status.NodeStatuses); got != 1 {
-				t.Errorf("%d node statuses, want 1", got)
-			}
 		})
 	}
 }
 
 // TestNewLeaderConfirmsWhatItInherits has a pod on a drained node that neither the status nor the cache tell of.
 func TestNewLeaderConfirmsWhatItInherits(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m"))
-	f.step("m")
-	f.wait(settle)
-	f.step("m")
-	f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
-	f.restart()
-	lists, hidden := 0, []corev1.Pod{}
-	f.host.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		if !strings.Contains(action.(clienttesting.ListAction).GetListRestrictions().Fields.String(), "spec.nodeName=one") {
-			return false, nil, nil
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"))
+		f.step("m")
+		f.wait(settle)
+		f.step("m")
+		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
+		f.restart()
+		lists, hidden := 0, []corev1.Pod{}
+		f.host.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if !strings.Contains(action.(clienttesting.ListAction).GetListRestrictions().Fields.String(), "spec.nodeName=one") {
+				return false, nil, nil
+			}
+			lists++
+			return true, &corev1.PodList{Items: hidden}, nil
+		})
+		f.step("m")
+		f.step("m")
+		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
+		if lists != 1 {
+			t.Errorf("%d live lists, want 1", lists)
 		}
-		lists++
-		return true, &corev1.PodList{Items: hidden}, nil
+		hidden = append(hidden, *newPod("hidden", "one", 0))
+		f.restart()
+		f.step("m")
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
 	})
-	f.step("m")
-	f.step("m")
-	f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
-	if lists != 1 {
-		t.Errorf("%d live lists, want 1", lists)
-	}
-	hidden = append(hidden, *newPod("hidden", "one", 0))
-	f.restart()
-	f.step("m")
-	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
 }
 
 // TestCordonThatIsRenewedIsWaitedForAgain has a node schedulable for so short a time that no sync sees it.
 func TestCordonThatIsRenewedIsWaitedForAgain(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m"))
-	f.step("m")
-	f.wait(settle)
-	f.step("m")
-	f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
-	f.wait(time.Minute)
-	f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
-	f.cached()
-	f.updateNode("one", cordoned)
-	f.step("m")
-	f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
-	f.wait(settle)
-	f.step("m")
-	f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"))
+		f.step("m")
+		f.wait(settle)
+		f.step("m")
+		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
+		f.wait(time.Minute)
+		f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
+		f.cached()
+		f.updateNode("one", cordoned)
+		f.step("m")
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+		f.wait(settle)
+		f.step("m")
+		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
+	})
 }
 
 // TestTheLastCountersAreWritten lets a drain come to rest within the pause between two writes.
 func TestTheLastCountersAreWritten(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0))
-	go f.Controller.Run(f.ctx, 1)
-	evacuating := func() int32 {
-		for _, n := range f.nm("m").Status.NodeStatuses {
-			return n.PodsEvacuating
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0))
+		go f.Controller.Run(f.ctx, 1)
+		evacuating := func() int32 {
+			for _, n := range f.nm("m").Status.NodeStatuses {
+				return n.PodsEvacuating
+			}
+			return 0
 		}
-		return 0
-	}
-	f.ticking("two pods are counted", func() bool { return evacuating() == 2 })
-	f.deletePod("p")
-	f.ticking("one pod is counted", func() bool { return evacuating() == 1 })
+		f.ticking("two pods are counted", func() bool { return evacuating() == 2 })
+		f.deletePod("p")
+		f.ticking("one pod is counted", func() bool { return evacuating() == 1 })
+	})
 }
 
 func TestRefusedNodesOfARunningDrainKeepWhatTheyHave(t *testing.T) {
-	f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"))
-	f.step("m")
-	f.wantEvacuating("p", "q")
-	f.rights.refused.Insert("one")
-	f.wait(authorizationTTL + time.Second)
-	f.create(newPod("r", "one", 0))
-	f.create(newPod("s", "two", 0))
-	f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
-	f.step("m")
-	// Nothing new on node one, not even its cordon, and nothing is taken back; node two goes on.
-	f.wantEvacuating("p", "q", "s")
-	f.wantCordon("one", false, "m")
-	f.step(sweepItem)
-	f.wantEvacuating("p", "q", "s")
-	if got := f.nodeStatus("m", "one").DrainTargets; len(got) == 0 {
-		t.Error("the targets of node one are forgotten")
-	}
-	f.rights.refused.Delete("one")
-	f.wait(authorizationTTL + time.Second)
-	f.step("m")
-	f.wantEvacuating("p", "q", "r", "s")
-	f.wantCordon("one", true, "m")
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"))
+		f.step("m")
+		f.wantEvacuating("p", "q")
+		f.rights.refused.Insert("one")
+		f.wait(authorizationTTL + time.Second)
+		f.create(newPod("r", "one", 0))
+		f.create(newPod("s", "two", 0))
+		f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
+		f.step("m")
+		// Nothing new on node one, not even its cordon, and nothing is taken back; node two goes on.
+		f.wantEvacuating("p", "q", "s")
+		f.wantCordon("one", false, "m")
+		f.step(sweepItem)
+		f.wantEvacuating("p", "q", "s")
+		if got := f.nodeStatus("m", "one").DrainTargets; len(got) == 0 {
+			t.Error("the targets of node one are forgotten")
+		}
+		f.rights.refused.Delete("one")
+		f.wait(authorizationTTL + time.Second)
+		f.step("m")
+		f.wantEvacuating("p", "q", "r", "s")
+		f.wantCordon("one", true, "m")
+	})
 }
 
 // TestManyEvacuationsAreAskedForInRounds has every request take a while: in between the maintenance is looked at again, so that it can be cancelled.
 func TestManyEvacuationsAreAskedForInRounds(t *testing.T) {
-	objects := []runtime.Object{newMaintenance("m", createdAt(stageCordon)), newNode("one")}
-	for i := range 10 * maxParallel {
-		objects = append(objects, newPod(fmt.Sprintf("pod-%03d", i), "one", 0))
-	}
-	f := newFixture(t, objects...)
-	f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
-		f.wait(roundTime / maxParallel)
-		return false, nil, nil
+	synctest.Test(t, func(t *testing.T) {
+		objects := []runtime.Object{newMaintenance("m", createdAt(stageCordon)), newNode("one")}
+		for i := range 10 * maxParallel {
+			objects = append(objects, newPod(fmt.Sprintf("pod-%03d", i), "one", 0))
+		}
+		f := newFixture(t, objects...)
+		f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
+			f.wait(roundTime / maxParallel)
+			return false, nil, nil
+		})
+		f.step("m")
+		f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
+		f.cached()
+		if err := f.Controller.sync(f.ctx, "m"); err != nil {
+			t.Fatal(err)
+		}
+		asked := len(f.evacuating())
+		if asked == 0 || asked == 10*maxParallel {
+			t.Fatalf("%d pods were asked in the first rounds", asked)
+		}
+		f.wantMarked("m")
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.wantEvacuating()
 	})
-	f.step("m")
-	f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
-	f.cached()
-	if err := f.Controller.sync(f.ctx, "m"); err != nil {
-		t.Fatal(err)
-	}
-	asked := len(f.evacuating())
-	if asked == 0 || asked == 10*maxParallel {
-		t.Fatalf("%d pods were asked in the first rounds", asked)
-	}
-	f.wantMarked("m")
-	f.enter("m", stageComplete)
-	f.step("m")
-	f.wantEvacuating()
 }

@@ -22,6 +22,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -127,145 +128,163 @@ func newTaintFixture(t *testing.T, objects ...runtime.Object) *fixture {
 }
 
 func TestTaintComesWithTheFirstDaemonSetTarget(t *testing.T) {
-	f := newTaintFixture(t, newNode("one", taintedWith(otherTaint)), newNode("two"), newNode("green", inPool("green")), newMaintenance("m"),
-		newPod("app", "one", 0), newPod("logger-1", "one", 0, ofDaemonSet), newPod("logger-2", "two", 0, ofDaemonSet))
-	f.step("m")
-	f.wantEvacuating("app")
-	f.wantTaints("one", []corev1.Taint{otherTaint})
-	f.wantTaints("two", nil)
+	synctest.Test(t, func(t *testing.T) {
+		f := newTaintFixture(t, newNode("one", taintedWith(otherTaint)), newNode("two"), newNode("green", inPool("green")), newMaintenance("m"),
+			newPod("app", "one", 0), newPod("logger-1", "one", 0, ofDaemonSet), newPod("logger-2", "two", 0, ofDaemonSet))
+		f.step("m")
+		f.wantEvacuating("app")
+		f.wantTaints("one", []corev1.Taint{otherTaint})
+		f.wantTaints("two", nil)
 
-	f.deletePod("app")
-	f.step("m")
-	f.wantEvacuating("logger-1", "logger-2")
-	f.wantTaints("one", []corev1.Taint{otherTaint, drainTaint}, "m")
-	f.wantTaints("two", ours(), "m")
-	f.wantTaints("green", nil)
+		f.deletePod("app")
+		f.step("m")
+		f.wantEvacuating("logger-1", "logger-2")
+		f.wantTaints("one", []corev1.Taint{otherTaint, drainTaint}, "m")
+		f.wantTaints("two", ours(), "m")
+		f.wantTaints("green", nil)
 
-	f.restart()
-	f.deletePod("logger-1")
-	f.deletePod("logger-2")
-	f.step("m")
-	f.wantTaints("two", ours(), "m")
+		f.restart()
+		f.deletePod("logger-1")
+		f.deletePod("logger-2")
+		f.step("m")
+		f.wantTaints("two", ours(), "m")
 
-	f.enter("m", stageComplete)
-	f.step("m")
-	f.wantTaints("one", []corev1.Taint{otherTaint})
-	f.wantTaints("two", []corev1.Taint{})
-	f.wantCordon("two", false)
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.wantTaints("one", []corev1.Taint{otherTaint})
+		f.wantTaints("two", []corev1.Taint{})
+		f.wantCordon("two", false)
+	})
 }
 
 func TestWithoutTheEvacuatorThereIsNoTaint(t *testing.T) {
-	f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
-	f.step("m")
-	f.wantTaints("one", nil)
-	f.wantEvacuating()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
+		f.step("m")
+		f.wantTaints("one", nil)
+		f.wantEvacuating()
+	})
 }
 
 func TestTolerantDaemonSetPodsAreLeftAndNamed(t *testing.T) {
-	f := newTaintFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet),
-		newPod("network", "one", 0, ofDaemonSet, func(p *corev1.Pod) {
-			p.OwnerReferences[0].Name = "cni"
-			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-		}))
-	f.step("m")
-	f.wantEvacuating("logger")
-	if got := f.nodeStatus("m", "one").PodsLeft; got != 1 {
-		t.Errorf("podsLeft = %d, want 1", got)
-	}
-	f.deletePod("logger")
-	f.step("m")
-	f.wait(settle)
-	f.step("m")
-	f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
-	if message := f.wantEvent(EventDrained); !strings.Contains(message, "tolerates the drain taint of default/cni (1)") {
-		t.Errorf("the pod that was left is not named: %s", message)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newTaintFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet),
+			newPod("network", "one", 0, ofDaemonSet, func(p *corev1.Pod) {
+				p.OwnerReferences[0].Name = "cni"
+				p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+			}))
+		f.step("m")
+		f.wantEvacuating("logger")
+		if got := f.nodeStatus("m", "one").PodsLeft; got != 1 {
+			t.Errorf("podsLeft = %d, want 1", got)
+		}
+		f.deletePod("logger")
+		f.step("m")
+		f.wait(settle)
+		f.step("m")
+		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
+		if message := f.wantEvent(EventDrained); !strings.Contains(message, "tolerates the drain taint of default/cni (1)") {
+			t.Errorf("the pod that was left is not named: %s", message)
+		}
+	})
 }
 
 func TestForeignTaintIsLeftAlone(t *testing.T) {
-	f := newTaintFixture(t, newNode("one", taintedWith(drainTaint)), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
-	f.step("m")
-	f.wantEvacuating("logger")
-	f.wantTaints("one", ours())
-	f.enter("m", stageComplete)
-	f.step("m")
-	f.wantTaints("one", ours())
+	synctest.Test(t, func(t *testing.T) {
+		f := newTaintFixture(t, newNode("one", taintedWith(drainTaint)), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
+		f.step("m")
+		f.wantEvacuating("logger")
+		f.wantTaints("one", ours())
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.wantTaints("one", ours())
+	})
 }
 
 func TestTaintGoesAlthoughTheCordonIsForeign(t *testing.T) {
-	f := newTaintFixture(t, newNode("one", cordoned), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
-	f.step("m")
-	f.wantTaints("one", ours(), "m")
-	f.enter("m", stageComplete)
-	f.step("m")
-	f.wantTaints("one", []corev1.Taint{})
-	f.wantCordon("one", true)
+	synctest.Test(t, func(t *testing.T) {
+		f := newTaintFixture(t, newNode("one", cordoned), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
+		f.step("m")
+		f.wantTaints("one", ours(), "m")
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.wantTaints("one", []corev1.Taint{})
+		f.wantCordon("one", true)
+	})
 }
 
 func TestDaemonSetPodsAreNotAskedBeforeTheirNodeIsTainted(t *testing.T) {
-	f := newTaintFixture(t, newNode("one"), newNode("two"), newMaintenance("m"), newPod("logger-1", "one", 0, ofDaemonSet), newPod("logger-2", "two", 0, ofDaemonSet))
-	refuse := true
-	f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		patch := action.(clienttesting.PatchAction)
-		if refuse && patch.GetName() == "one" && strings.Contains(string(patch.GetPatch()), drainTaint.Key) {
-			return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "one", nil)
-		}
-		return false, nil, nil
+	synctest.Test(t, func(t *testing.T) {
+		f := newTaintFixture(t, newNode("one"), newNode("two"), newMaintenance("m"), newPod("logger-1", "one", 0, ofDaemonSet), newPod("logger-2", "two", 0, ofDaemonSet))
+		refuse := true
+		f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			patch := action.(clienttesting.PatchAction)
+			if refuse && patch.GetName() == "one" && strings.Contains(string(patch.GetPatch()), drainTaint.Key) {
+				return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "one", nil)
+			}
+			return false, nil, nil
+		})
+		f.step("m")
+		f.wantTaints("one", nil)
+		f.wantTaints("two", ours(), "m")
+		f.wantEvacuating("logger-2")
+		refuse = false
+		f.step("m")
+		f.wantTaints("one", ours(), "m")
+		f.wantEvacuating("logger-1", "logger-2")
 	})
-	f.step("m")
-	f.wantTaints("one", nil)
-	f.wantTaints("two", ours(), "m")
-	f.wantEvacuating("logger-2")
-	refuse = false
-	f.step("m")
-	f.wantTaints("one", ours(), "m")
-	f.wantEvacuating("logger-1", "logger-2")
 }
 
 func TestTaintOfTwoMaintenances(t *testing.T) {
-	f := newTaintFixture(t, newNode("one"), newMaintenance("a"), newMaintenance("b"), newMaintenance("c", createdAt(stageCordon)), newPod("logger", "one", 0, ofDaemonSet))
-	for _, name := range []string{"a", "b", "c", "a", "b"} {
-		f.step(name)
-	}
-	f.wantTaints("one", ours(), "a", "b")
-	f.enter("a", stageComplete)
-	f.step("a")
-	f.wantTaints("one", ours(), "b")
-	f.wantEvacuating("logger")
-	f.enter("b", stageComplete)
-	f.step("b")
-	f.wantTaints("one", []corev1.Taint{})
-	f.wantCordon("one", true, "c")
-	f.wantEvacuating()
+	synctest.Test(t, func(t *testing.T) {
+		f := newTaintFixture(t, newNode("one"), newMaintenance("a"), newMaintenance("b"), newMaintenance("c", createdAt(stageCordon)), newPod("logger", "one", 0, ofDaemonSet))
+		for _, name := range []string{"a", "b", "c", "a", "b"} {
+			f.step(name)
+		}
+		f.wantTaints("one", ours(), "a", "b")
+		f.enter("a", stageComplete)
+		f.step("a")
+		f.wantTaints("one", ours(), "b")
+		f.wantEvacuating("logger")
+		f.enter("b", stageComplete)
+		f.step("b")
+		f.wantTaints("one", []corev1.Taint{})
+		f.wantCordon("one", true, "c")
+		f.wantEvacuating()
+	})
 }
 
 func TestTaintThatSomebodyTakesOffIsPutBack(t *testing.T) {
-	f := newTaintFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
-	f.step("m")
-	for range fightLimit + 1 {
+	synctest.Test(t, func(t *testing.T) {
+		f := newTaintFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
+		f.step("m")
+		for range fightLimit + 1 {
+			f.updateNode("one", taintedWith())
+			f.step("m")
+			f.wantTaints("one", ours(), "m")
+			f.wantEvent(EventTaintRestored)
+		}
 		f.updateNode("one", taintedWith())
 		f.step("m")
+		f.wantTaints("one", nil, "m")
+		f.wait(fightPause)
+		f.step("m")
 		f.wantTaints("one", ours(), "m")
-		f.wantEvent(EventTaintRestored)
-	}
-	f.updateNode("one", taintedWith())
-	f.step("m")
-	f.wantTaints("one", nil, "m")
-	f.wait(fightPause)
-	f.step("m")
-	f.wantTaints("one", ours(), "m")
+	})
 }
 
 func TestTaintOfAMaintenanceThatIsGoneIsSwept(t *testing.T) {
-	f := newTaintFixture(t, newNode("one", cordoned), newNode("two", taintedWith(drainTaint)), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
-	f.step("m")
-	f.wantTaints("one", ours(), "m")
-	if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	f.restart()
-	f.step(sweepItem)
-	f.wantTaints("one", []corev1.Taint{})
-	f.wantTaints("two", ours())
-	f.wantCordon("one", true)
+	synctest.Test(t, func(t *testing.T) {
+		f := newTaintFixture(t, newNode("one", cordoned), newNode("two", taintedWith(drainTaint)), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
+		f.step("m")
+		f.wantTaints("one", ours(), "m")
+		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		f.restart()
+		f.step(sweepItem)
+		f.wantTaints("one", []corev1.Taint{})
+		f.wantTaints("two", ours())
+		f.wantCordon("one", true)
+	})
 }

@@ -19,6 +19,7 @@ package nodemaintenance
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -58,29 +59,31 @@ func (f *fixture) drainedMessage(name string) string {
 
 // TestAttachedVolumesAreCounted runs by events alone: what is attached and detached must be an event of the maintenance.
 func TestAttachedVolumesAreCounted(t *testing.T) {
-	asked := newAttachment("asked", "one")
-	asked.Status.Attached = false
-	f := newFixture(t, newNode("one"), newNode("two"), newNode("three"), newNode("green", inPool("green")), newMaintenance("m"),
-		newAttachment("a", "one"), newAttachment("b", "one"), newAttachment("c", "two"), newAttachment("elsewhere", "green"), asked)
-	go f.Controller.Run(f.ctx, 1)
-	says := func(want string) {
-		t.Helper()
-		f.ticking("Drained says "+want, func() bool { return f.drainedMessage("m") == want })
-	}
-	says("All pods have left 3 nodes; 3 volumes are still attached to 2 nodes")
-	f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
-	f.detach("c")
-	says("All pods have left 3 nodes; 2 volumes are still attached to 1 node")
-	if err := f.host.StorageV1().VolumeAttachments().Delete(f.ctx, "a", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	says("All pods have left 3 nodes; 1 volume is still attached to 1 node")
-	f.create(newAttachment("late", "three"))
-	says("All pods have left 3 nodes; 2 volumes are still attached to 2 nodes")
-	f.detach("late")
-	f.detach("b")
-	says("All pods have left 3 nodes")
-	if event := f.wantEvent(EventDrained); !strings.Contains(event, "3 volumes are still attached") {
-		t.Errorf("event %q does not tell of the volumes", event)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		asked := newAttachment("asked", "one")
+		asked.Status.Attached = false
+		f := newFixture(t, newNode("one"), newNode("two"), newNode("three"), newNode("green", inPool("green")), newMaintenance("m"),
+			newAttachment("a", "one"), newAttachment("b", "one"), newAttachment("c", "two"), newAttachment("elsewhere", "green"), asked)
+		go f.Controller.Run(f.ctx, 1)
+		says := func(want string) {
+			t.Helper()
+			f.ticking("Drained says "+want, func() bool { return f.drainedMessage("m") == want })
+		}
+		says("All pods have left 3 nodes; 3 volumes are still attached to 2 nodes")
+		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
+		f.detach("c")
+		says("All pods have left 3 nodes; 2 volumes are still attached to 1 node")
+		if err := f.host.StorageV1().VolumeAttachments().Delete(f.ctx, "a", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		says("All pods have left 3 nodes; 1 volume is still attached to 1 node")
+		f.create(newAttachment("late", "three"))
+		says("All pods have left 3 nodes; 2 volumes are still attached to 2 nodes")
+		f.detach("late")
+		f.detach("b")
+		says("All pods have left 3 nodes")
+		if event := f.wantEvent(EventDrained); !strings.Contains(event, "3 volumes are still attached") {
+			t.Errorf("event %q does not tell of the volumes", event)
+		}
+	})
 }

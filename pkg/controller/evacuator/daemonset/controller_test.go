@@ -23,6 +23,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -146,11 +147,12 @@ func (w *world) refuseDeletions(err error) {
 	w.refuse = err
 }
 
-// until waits until these were the writes.
+// until waits until these were the writes. The clock moves by a step whenever the controller has done what it could.
 func (w *world) until(step time.Duration, want ...string) {
 	w.Helper()
 	err := wait.PollUntilContextTimeout(w.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
 		w.clock.Step(step)
+		synctest.Wait()
 		return slices.Equal(w.written(), want), nil
 	})
 	if err != nil {
@@ -161,42 +163,48 @@ func (w *world) until(step time.Duration, want ...string) {
 const deletion = "delete " + string(podUID)
 
 func TestDeletesWhenTheDrainGetsThere(t *testing.T) {
-	nm := newMaintenance(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[0].DrainTargets = nil })
-	w := newWorld(t, newEvacuation(), nm, newPod(), newNode())
-	update := func(nm *maintenancev1alpha1.NodeMaintenance) {
-		_, err := w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(t.Context(), nm, metav1.UpdateOptions{})
+	synctest.Test(t, func(t *testing.T) {
+		nm := newMaintenance(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[0].DrainTargets = nil })
+		w := newWorld(t, newEvacuation(), nm, newPod(), newNode())
+		update := func(nm *maintenancev1alpha1.NodeMaintenance) {
+			_, err := w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(t.Context(), nm, metav1.UpdateOptions{})
+			w.must(err)
+		}
+		update(newMaintenance())
+		_, err := w.host.CoreV1().Nodes().Update(t.Context(), newNode(tainted), metav1.UpdateOptions{})
 		w.must(err)
-	}
-	update(newMaintenance())
-	_, err := w.host.CoreV1().Nodes().Update(t.Context(), newNode(tainted), metav1.UpdateOptions{})
-	w.must(err)
-	w.until(0, "report", deletion)
-	e, err := w.api.MaintenanceV1alpha1().Evacuations("logging").Get(t.Context(), newEvacuation().Name, metav1.GetOptions{})
-	w.must(err)
-	if e.Status.ActiveEvacuatorCompleted || e.Status.ExpectedEvacuationFinishTime == nil {
-		t.Errorf("got %+v, want what is expected, and the turn kept", e.Status)
-	}
+		w.until(0, "report", deletion)
+		e, err := w.api.MaintenanceV1alpha1().Evacuations("logging").Get(t.Context(), newEvacuation().Name, metav1.GetOptions{})
+		w.must(err)
+		if e.Status.ActiveEvacuatorCompleted || e.Status.ExpectedEvacuationFinishTime == nil {
+			t.Errorf("got %+v, want what is expected, and the turn kept", e.Status)
+		}
+	})
 }
 
 func TestTaintBeforeTargets(t *testing.T) {
-	nm := newMaintenance(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[0].DrainTargets = nil })
-	w := newWorld(t, newEvacuation(), nm, newPod(), newNode(tainted))
-	_, err := w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(t.Context(), newMaintenance(), metav1.UpdateOptions{})
-	w.must(err)
-	w.until(0, "report", deletion)
+	synctest.Test(t, func(t *testing.T) {
+		nm := newMaintenance(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[0].DrainTargets = nil })
+		w := newWorld(t, newEvacuation(), nm, newPod(), newNode(tainted))
+		_, err := w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(t.Context(), newMaintenance(), metav1.UpdateOptions{})
+		w.must(err)
+		w.until(0, "report", deletion)
+	})
 }
 
 func TestDeletionThatFailsIsTriedAgain(t *testing.T) {
-	w := newWorld(t, newEvacuation(), newMaintenance(), newPod(), newNode())
-	w.refuseDeletions(apierrors.NewInternalError(errors.New("no")))
-	_, err := w.host.CoreV1().Nodes().Update(t.Context(), newNode(tainted), metav1.UpdateOptions{})
-	w.must(err)
-	w.until(0, "report", "refused")
-	w.refuseDeletions(nil)
-	w.until(resendAfter/100, "report", "refused", deletion)
-	if passed := w.clock.Since(start); passed < resendAfter {
-		t.Errorf("got it tried again after %s, want %s", passed, resendAfter)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newEvacuation(), newMaintenance(), newPod(), newNode())
+		w.refuseDeletions(apierrors.NewInternalError(errors.New("no")))
+		_, err := w.host.CoreV1().Nodes().Update(t.Context(), newNode(tainted), metav1.UpdateOptions{})
+		w.must(err)
+		w.until(0, "report", "refused")
+		w.refuseDeletions(nil)
+		w.until(resendAfter/100, "report", "refused", deletion)
+		if passed := w.clock.Since(start); passed < resendAfter {
+			t.Errorf("got it tried again after %s, want %s", passed, resendAfter)
+		}
+	})
 }
 
 func TestPodThatIsGoneIsNoFailure(t *testing.T) {
@@ -205,40 +213,46 @@ func TestPodThatIsGoneIsNoFailure(t *testing.T) {
 		"and another has taken over": apierrors.NewConflict(corev1.Resource("pods"), podName, errors.New("UID")),
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, newEvacuation(), newMaintenance(), newPod(), newNode())
-			w.refuseDeletions(answer)
-			_, err := w.host.CoreV1().Nodes().Update(t.Context(), newNode(tainted), metav1.UpdateOptions{})
-			w.must(err)
-			w.until(0, "report", "refused")
-			w.refuseDeletions(nil)
-			// The cache has not heard of it. When it has, there is nothing to delete.
-			w.until(resendAfter/100, "report", "refused", deletion)
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, newEvacuation(), newMaintenance(), newPod(), newNode())
+				w.refuseDeletions(answer)
+				_, err := w.host.CoreV1().Nodes().Update(t.Context(), newNode(tainted), metav1.UpdateOptions{})
+				w.must(err)
+				w.until(0, "report", "refused")
+				w.refuseDeletions(nil)
+				// The cache has not heard of it. When it has, there is nothing to delete.
+				w.until(resendAfter/100, "report", "refused", deletion)
+			})
 		})
 	}
 }
 
 func TestCrashBetweenReportAndDeletion(t *testing.T) {
-	w := newWorld(t, newEvacuation(reported(0, time.Minute, "The pod is deleted for …")), newMaintenance(), newPod(), newNode(tainted))
-	w.until(0, "report", deletion)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newEvacuation(reported(0, time.Minute, "The pod is deleted for …")), newMaintenance(), newPod(), newNode(tainted))
+		w.until(0, "report", deletion)
+	})
 }
 
 func TestCancellationAtTheLastMoment(t *testing.T) {
-	w := newWorld(t, newEvacuation(), newMaintenance(), newPod(), newNode())
-	// The cache does not see it, but the write does.
-	w.mu.Lock()
-	w.version++
-	withdrawn := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
-		e.Finalizers, e.ResourceVersion = nil, strconv.Itoa(w.version)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newEvacuation(), newMaintenance(), newPod(), newNode())
+		// The cache does not see it, but the write does.
+		w.mu.Lock()
+		w.version++
+		withdrawn := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
+			e.Finalizers, e.ResourceVersion = nil, strconv.Itoa(w.version)
+		})
+		w.must(w.api.Tracker().Update(evacuationsResource, withdrawn, withdrawn.Namespace))
+		w.mu.Unlock()
+		_, err := w.host.CoreV1().Nodes().Update(t.Context(), newNode(tainted), metav1.UpdateOptions{})
+		w.must(err)
+		// What comes after it is done.
+		declined := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
+			e.Name, e.Spec.PodRef.Name = evacuators.CanonicalName("other", podUID), "other"
+		})
+		w.must(w.host.Tracker().Add(newPod(func(p *corev1.Pod) { p.Name, p.OwnerReferences = "other", nil })))
+		w.must(w.api.Tracker().Add(declined))
+		w.until(time.Millisecond, "report")
 	})
-	w.must(w.api.Tracker().Update(evacuationsResource, withdrawn, withdrawn.Namespace))
-	w.mu.Unlock()
-	_, err := w.host.CoreV1().Nodes().Update(t.Context(), newNode(tainted), metav1.UpdateOptions{})
-	w.must(err)
-	// What comes after it is done.
-	declined := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
-		e.Name, e.Spec.PodRef.Name = evacuators.CanonicalName("other", podUID), "other"
-	})
-	w.must(w.host.Tracker().Add(newPod(func(p *corev1.Pod) { p.Name, p.OwnerReferences = "other", nil })))
-	w.must(w.api.Tracker().Add(declined))
-	w.until(time.Millisecond, "report")
 }

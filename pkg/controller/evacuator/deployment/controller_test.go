@@ -22,6 +22,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -197,59 +198,67 @@ func soon(p *pod) {
 }
 
 func TestPodUnderABudgetLeavesThroughItsLane(t *testing.T) {
-	evacuations, host := scene(newBudget())
-	w := newWorld(t, evacuations, host...)
-	w.scaled(2, true)
-	w.reported("web-0", false, "scaled from 1 to 2")
-	w.create(newTestPod("web-1", on("good"), soon))
-	w.reported("web-0", true, "available in its place")
-	w.scaled(2, true)
-	w.stop()
-	w.run() // whoever takes over finds the record
-	w.remove("web-0")
-	w.scaled(1, false)
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene(newBudget())
+		w := newWorld(t, evacuations, host...)
+		w.scaled(2, true)
+		w.reported("web-0", false, "scaled from 1 to 2")
+		w.create(newTestPod("web-1", on("good"), soon))
+		w.reported("web-0", true, "available in its place")
+		w.scaled(2, true)
+		w.stop()
+		w.run() // whoever takes over finds the record
+		w.remove("web-0")
+		w.scaled(1, false)
+	})
 }
 
 func TestPodWithoutABudgetLeavesWithTheScaleDown(t *testing.T) {
-	evacuations, host := scene()
-	w := newWorld(t, evacuations, host...)
-	w.scaled(2, true)
-	w.create(newTestPod("web-1", on("good"), soon))
-	w.scaled(1, false)
-	pods, err := w.host.CoreV1().Pods(testNamespace).List(w.Context(), metav1.ListOptions{})
-	w.must(err)
-	for i := range pods.Items {
-		cost, lowered := pods.Items[i].Annotations[corev1.PodDeletionCost]
-		if want := pods.Items[i].Name == "web-0"; lowered != want || want && cost != "-2147483647" {
-			t.Errorf("the deletion cost of %s is %q", pods.Items[i].Name, cost)
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene()
+		w := newWorld(t, evacuations, host...)
+		w.scaled(2, true)
+		w.create(newTestPod("web-1", on("good"), soon))
+		w.scaled(1, false)
+		pods, err := w.host.CoreV1().Pods(testNamespace).List(w.Context(), metav1.ListOptions{})
+		w.must(err)
+		for i := range pods.Items {
+			cost, lowered := pods.Items[i].Annotations[corev1.PodDeletionCost]
+			if want := pods.Items[i].Name == "web-0"; lowered != want || want && cost != "-2147483647" {
+				t.Errorf("the deletion cost of %s is %q", pods.Items[i].Name, cost)
+			}
 		}
-	}
-	w.reported("web-0", false, "lowest deletion cost")
+		w.reported("web-0", false, "lowest deletion cost")
+	})
 }
 
 func TestPodOnANodeThatIsCordonedToo(t *testing.T) {
-	evacuations, host := scene(newBudget(), newNode("next", true))
-	w := newWorld(t, evacuations, host...)
-	w.scaled(2, true)
-	w.create(newTestPod("web-1", on("next"), soon))
-	w.reported("web-0", false, "under maintenance itself")
-	node, err := w.host.CoreV1().Nodes().Get(t.Context(), "next", metav1.GetOptions{})
-	w.must(err)
-	node.Spec.Unschedulable = false
-	_, err = w.host.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{})
-	w.must(err)
-	w.reported("web-0", true, "available in its place")
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene(newBudget(), newNode("next", true))
+		w := newWorld(t, evacuations, host...)
+		w.scaled(2, true)
+		w.create(newTestPod("web-1", on("next"), soon))
+		w.reported("web-0", false, "under maintenance itself")
+		node, err := w.host.CoreV1().Nodes().Get(t.Context(), "next", metav1.GetOptions{})
+		w.must(err)
+		node.Spec.Unschedulable = false
+		_, err = w.host.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{})
+		w.must(err)
+		w.reported("web-0", true, "available in its place")
+	})
 }
 
 func TestCancelledSurgeIsTakenBack(t *testing.T) {
-	evacuations, host := scene(newBudget())
-	w := newWorld(t, evacuations, host...)
-	w.scaled(2, true)
-	w.must(w.own.MaintenanceV1alpha1().Evacuations(testNamespace).Delete(t.Context(), web0, metav1.DeleteOptions{}))
-	w.scaled(1, false)
-	if _, err := w.host.CoreV1().Pods(testNamespace).Get(t.Context(), "web-0", metav1.GetOptions{}); err != nil {
-		t.Error(err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene(newBudget())
+		w := newWorld(t, evacuations, host...)
+		w.scaled(2, true)
+		w.must(w.own.MaintenanceV1alpha1().Evacuations(testNamespace).Delete(t.Context(), web0, metav1.DeleteOptions{}))
+		w.scaled(1, false)
+		if _, err := w.host.CoreV1().Pods(testNamespace).Get(t.Context(), "web-0", metav1.GetOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestSurgeOfAnotherTimeIsTakenBack(t *testing.T) {
@@ -262,12 +271,16 @@ func TestSurgeOfAnotherTimeIsTakenBack(t *testing.T) {
 		return d
 	}
 	t.Run("if the number is still ours", func(t *testing.T) {
-		w := newWorld(t, nil, leftBehind(fieldManager), newReplicaSet())
-		w.scaled(1, false)
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, nil, leftBehind(fieldManager), newReplicaSet())
+			w.scaled(1, false)
+		})
 	})
 	t.Run("and left as it is if a rollback has brought the record back", func(t *testing.T) {
-		w := newWorld(t, nil, leftBehind("kubectl"), newReplicaSet())
-		w.scaled(2, false)
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, nil, leftBehind("kubectl"), newReplicaSet())
+			w.scaled(2, false)
+		})
 	})
 }
 
@@ -295,37 +308,43 @@ func TestDeclines(t *testing.T) {
 		}, "belongs to no Deployment any more"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			evacuations, host := scene()
-			newWorld(t, evacuations, tc.change(host)...).reported("web-0", true, tc.says)
+			synctest.Test(t, func(t *testing.T) {
+				evacuations, host := scene()
+				newWorld(t, evacuations, tc.change(host)...).reported("web-0", true, tc.says)
+			})
 		})
 	}
 }
 
 func TestSeveralNodesAtOnce(t *testing.T) {
-	first, second := newTestPod("web-0", leaves(ours), on("drained"), minOne(3, 3)), newTestPod("web-1", leaves(ours), on("drained"))
-	w := newWorld(t, []runtime.Object{first.evacuation, second.evacuation}, newDeployment(2, surging("100%")), newReplicaSet(), first.Pod, second.Pod,
-		newBudget(), newNode("drained", true), newNode("good", false))
-	w.until("the surge is for both", func() (bool, string) {
-		d := w.deployment()
-		return surge.Replicas(d) == 4 && strings.Count(d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord], "uid-web-") == 2, fmt.Sprint(d.Annotations)
+	synctest.Test(t, func(t *testing.T) {
+		first, second := newTestPod("web-0", leaves(ours), on("drained"), minOne(3, 3)), newTestPod("web-1", leaves(ours), on("drained"))
+		w := newWorld(t, []runtime.Object{first.evacuation, second.evacuation}, newDeployment(2, surging("100%")), newReplicaSet(), first.Pod, second.Pod,
+			newBudget(), newNode("drained", true), newNode("good", false))
+		w.until("the surge is for both", func() (bool, string) {
+			d := w.deployment()
+			return surge.Replicas(d) == 4 && strings.Count(d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord], "uid-web-") == 2, fmt.Sprint(d.Annotations)
+		})
+		w.scaled(4, true)
+		w.create(newTestPod("web-2", on("good"), soon))
+		w.create(newTestPod("web-3", on("good"), soon))
+		w.reported("web-0", true, "available in its place")
+		w.reported("web-1", true, "available in its place")
+		w.remove("web-0")
+		w.remove("web-1")
+		w.scaled(2, false)
 	})
-	w.scaled(4, true)
-	w.create(newTestPod("web-2", on("good"), soon))
-	w.create(newTestPod("web-3", on("good"), soon))
-	w.reported("web-0", true, "available in its place")
-	w.reported("web-1", true, "available in its place")
-	w.remove("web-0")
-	w.remove("web-1")
-	w.scaled(2, false)
 }
 
 func TestDeploymentThatGoesAwayIsForgotten(t *testing.T) {
-	evacuations, host := scene(newBudget())
-	w := newWorld(t, evacuations, host...)
-	w.scaled(2, true)
-	w.must(w.host.AppsV1().Deployments(testNamespace).Delete(t.Context(), testName, metav1.DeleteOptions{}))
-	w.reported("web-0", true, "belongs to no Deployment any more")
-	if _, err := w.host.AppsV1().Deployments(testNamespace).Get(t.Context(), testName, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("got %v, want it gone", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene(newBudget())
+		w := newWorld(t, evacuations, host...)
+		w.scaled(2, true)
+		w.must(w.host.AppsV1().Deployments(testNamespace).Delete(t.Context(), testName, metav1.DeleteOptions{}))
+		w.reported("web-0", true, "belongs to no Deployment any more")
+		if _, err := w.host.AppsV1().Deployments(testNamespace).Get(t.Context(), testName, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			t.Errorf("got %v, want it gone", err)
+		}
+	})
 }

@@ -18,6 +18,7 @@ package deployment
 
 import (
 	"testing"
+	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -81,19 +82,21 @@ func TestHasStarted(t *testing.T) {
 
 // TestSurgePodWaitsForItsVolume has a claim that appears only after the surge has started, or it would have been declined.
 func TestSurgePodWaitsForItsVolume(t *testing.T) {
-	const volume = "pv-1"
-	evacuations, host := scene(newBudget(), attachment(volume, "node-7", true, ""))
-	w := newWorld(t, evacuations, host...)
-	w.scaled(2, true)
-	_, err := w.host.CoreV1().PersistentVolumeClaims(testNamespace).Create(t.Context(), &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "data"},
-		Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: volume, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}},
-	}, metav1.CreateOptions{})
-	w.must(err)
-	w.create(newTestPod("web-1", on("good"), soon, unready, func(p *pod) {
-		p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
-		}}}
-	}))
-	w.reported("web-0", false, "surge pod web-1 on node good waits for volume data: still attached to node-7.")
+	synctest.Test(t, func(t *testing.T) {
+		const volume = "pv-1"
+		evacuations, host := scene(newBudget(), attachment(volume, "node-7", true, ""))
+		w := newWorld(t, evacuations, host...)
+		w.scaled(2, true)
+		_, err := w.host.CoreV1().PersistentVolumeClaims(testNamespace).Create(t.Context(), &corev1.PersistentVolumeClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "data"},
+			Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: volume, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}},
+		}, metav1.CreateOptions{})
+		w.must(err)
+		w.create(newTestPod("web-1", on("good"), soon, unready, func(p *pod) {
+			p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+			}}}
+		}))
+		w.reported("web-0", false, "surge pod web-1 on node good waits for volume data: still attached to node-7.")
+	})
 }
