@@ -35,6 +35,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"haulout.dev/haulout/test/bench/internal/usage"
+	"haulout.dev/haulout/test/internal/judge"
 )
 
 const (
@@ -89,12 +90,8 @@ func (c *cluster) measure(ctx context.Context, s settings) (*report, error) {
 	if err != nil {
 		return nil, err
 	}
-	log, err := os.Open(c.AuditLog())
+	log, err := judge.OpenLog(c.AuditLog())
 	if err != nil {
-		return nil, err
-	}
-	defer log.Close()
-	if _, err := log.Seek(0, io.SeekEnd); err != nil {
 		return nil, err
 	}
 	meter, err := running.Start()
@@ -110,7 +107,11 @@ func (c *cluster) measure(ctx context.Context, s settings) (*report, error) {
 		return nil, err
 	}
 	took := time.Since(started)
-	counts, err := countRequests(log)
+	var counts map[string]int
+	err = log.Read(func(log io.Reader) (err error) {
+		counts, err = countRequests(log)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}

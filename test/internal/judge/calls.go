@@ -140,7 +140,7 @@ type Log struct {
 	offset int64
 }
 
-// OpenLog takes the present end of an audit log for the beginning. It fails if there is none.
+// OpenLog takes the present end of an audit log for the beginning; a line that is being written belongs to what was before. It fails if there is none.
 func OpenLog(path string) (Log, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -149,15 +149,32 @@ func OpenLog(path string) (Log, error) {
 	return Log{path, info.Size()}, nil
 }
 
-// Calls returns what was written since.
+// Calls returns the calls that were written since.
 func (l Log) Calls() ([]Call, error) {
+	var calls []Call
+	err := l.Read(func(log io.Reader) (err error) {
+		calls, err = ReadCalls(log)
+		return err
+	})
+	return calls, err
+}
+
+// Read hands the lines that were written since to a function, of which the last may have no end yet.
+func (l Log) Read(read func(log io.Reader) error) error {
 	file, err := os.Open(l.path)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer file.Close()
-	if _, err := file.Seek(l.offset, io.SeekStart); err != nil {
-		return nil, err
+	// From the last byte before, which ends a line unless one was being written.
+	if _, err := file.Seek(max(l.offset-1, 0), io.SeekStart); err != nil {
+		return err
 	}
-	return ReadCalls(file)
+	lines := bufio.NewReader(file)
+	if l.offset > 0 {
+		if _, err := lines.ReadBytes('\n'); err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+	}
+	return read(lines)
 }

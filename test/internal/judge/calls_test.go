@@ -102,24 +102,42 @@ func TestLogBeginsWhereItIsOpened(t *testing.T) {
 	if _, err := OpenLog(path); err == nil {
 		t.Error("a missing log is no error")
 	}
-	if err := os.WriteFile(path, []byte(line("delete", "", "200", "")), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	log, err := OpenLog(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	if _, err := file.WriteString(line("create", "eviction", "201", withUID)); err != nil {
-		t.Fatal(err)
-	}
-	calls, err := log.Calls()
-	if err != nil || len(calls) != 1 || calls[0].Verb != "create" {
-		t.Errorf("got %+v, %v, want the one call that came later", calls, err)
+	deletion, eviction := line("delete", "", "200", ""), line("create", "eviction", "201", withUID)
+	for name, test := range map[string]struct {
+		before, after string
+		// want are the verbs of the calls since.
+		want []string
+	}{
+		"after a line":                     {deletion, eviction, []string{"create"}},
+		"at the beginning":                 {"", eviction + deletion, []string{"create", "delete"}},
+		"while a line is being written":    {deletion + eviction[:40], eviction[40:] + deletion, []string{"delete"}},
+		"while one is that never ends":     {deletion + eviction[:40], eviction[40:50], nil},
+		"while all but its end is written": {strings.TrimSuffix(eviction, "\n"), "\n" + deletion, []string{"delete"}},
+		"and nothing comes":                {deletion, "", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := os.WriteFile(path, []byte(test.before), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			log, err := OpenLog(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte(test.before+test.after), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			calls, err := log.Calls()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, call := range calls {
+				got = append(got, call.Verb)
+			}
+			if !slices.Equal(got, test.want) {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
 	}
 }
 
