@@ -21,7 +21,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -364,28 +363,26 @@ func (w *simulation) fail(format string, args ...any) {
 // TestWhateverHappensTheUsersNumberStands has random things happen to a Deployment whose pods are asked to leave. In the end it is as its users want it,
 // nothing of ours is left on it or on its pods, everybody who was to leave has left, and while its users kept away no replica was missed.
 func TestWhateverHappensTheUsersNumberStands(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for seed := range uint64(1000) {
-			w := newSimulation(t, seed)
-			for range 150 {
-				w.step()
+	for seed := range uint64(1000) {
+		w := newSimulation(t, seed)
+		for range 150 {
+			w.step()
+		}
+		w.settle()
+		if got := surge.Replicas(w.d); got != w.wish {
+			w.fail("seed %d: ends with %d replicas, the users want %d", seed, got, w.wish)
+		}
+		if len(w.d.Annotations) > 0 {
+			w.fail("seed %d: ends with %v", seed, w.d.Annotations)
+		}
+		for i := range w.pods {
+			p := &w.pods[i]
+			if deletioncost.IsLowered(p.Pod) && p.evacuation == nil {
+				w.fail("seed %d: %s ends with a lowered cost", seed, p.Name)
 			}
-			w.settle()
-			if got := surge.Replicas(w.d); got != w.wish {
-				w.fail("seed %d: ends with %d replicas, the users want %d", seed, got, w.wish)
-			}
-			if len(w.d.Annotations) > 0 {
-				w.fail("seed %d: ends with %v", seed, w.d.Annotations)
-			}
-			for i := range w.pods {
-				p := &w.pods[i]
-				if deletioncost.IsLowered(p.Pod) && p.evacuation == nil {
-					w.fail("seed %d: %s ends with a lowered cost", seed, p.Name)
-				}
-				if p.evacuation != nil && !(w.budget > 0 && w.ready() <= w.budget) {
-					w.fail("seed %d: %s has not left: %s", seed, p.Name, p.evacuation.Status.Message)
-				}
+			if p.evacuation != nil && !(w.budget > 0 && w.ready() <= w.budget) {
+				w.fail("seed %d: %s has not left: %s", seed, p.Name, p.evacuation.Status.Message)
 			}
 		}
-	})
+	}
 }
