@@ -295,28 +295,8 @@ func TestWhoMaySeeAPreview(t *testing.T) {
 	pool, _ := cluster.NewPool(t, 1, false)
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle))
 	viewer, operator := framework.Name("viewer"), framework.Name("operator")
-	bind := func(user, role string) {
-		t.Helper()
-		bindings := cluster.As(t).Kube.RbacV1().ClusterRoleBindings()
-		if _, err := bindings.Create(t.Context(), &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: user},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
-		}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = bindings.Delete(context.Background(), user, metav1.DeleteOptions{}) })
-	}
-	bind(viewer, "haulout-maintenance-view")
-	bind(operator, "haulout-maintenance-admin")
-	framework.Eventually(t, "the roles have come into effect", func(ctx context.Context) (bool, error) {
-		for _, user := range []string{viewer, operator} {
-			if _, err := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{}); err != nil {
-				return false, err
-			}
-		}
-		return true, nil
-	})
+	cluster.Bind(t, viewer, "haulout-maintenance-view")
+	cluster.Bind(t, operator, "haulout-maintenance-admin")
 	for name, test := range map[string]struct {
 		user, maintenance string
 		is                func(error) bool

@@ -17,12 +17,17 @@ limitations under the License.
 package framework
 
 import (
+	"context"
+	"fmt"
+	"strings"
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -46,7 +51,7 @@ func (c *Cluster) ServiceAccount(tb testing.TB, namespace, name string) Clients 
 	return Clients{Config: config, Kube: kubernetes.NewForConfigOrDie(config), Haulout: clientset.NewForConfigOrDie(config)}
 }
 
-// GrantIn lets a service account do what the rules say, in one namespace, which need not be that of the account.
+// GrantIn lets a service account do what the rules say, in one namespace, which need not be that of the account, and returns when it may.
 func (c *Cluster) GrantIn(tb testing.TB, namespace, accountNamespace, account string, rules ...rbacv1.PolicyRule) {
 	tb.Helper()
 	rbac := c.As(tb).Kube.RbacV1()
@@ -60,5 +65,60 @@ func (c *Cluster) GrantIn(tb testing.TB, namespace, accountNamespace, account st
 		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: accountNamespace, Name: account}},
 	}, metav1.CreateOptions{}); err != nil {
 		tb.Fatal(err)
+	}
+	c.inEffect(tb, serviceaccount.MakeUsername(accountNamespace, account), namespace, rules)
+}
+
+// Grant lets a user do what the rules say, everywhere, and returns when they may.
+func (c *Cluster) Grant(tb testing.TB, user string, rules ...rbacv1.PolicyRule) {
+	tb.Helper()
+	roles := c.As(tb).Kube.RbacV1().ClusterRoles()
+	role, err := roles.Create(tb.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: Name("e2e")}, Rules: rules}, metav1.CreateOptions{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = roles.Delete(background(), role.Name, metav1.DeleteOptions{}) })
+	c.Bind(tb, user, role.Name)
+}
+
+// Bind gives a user a ClusterRole, everywhere, and returns when they may do what it says.
+func (c *Cluster) Bind(tb testing.TB, user, clusterRole string) {
+	tb.Helper()
+	rbac := c.As(tb).Kube.RbacV1()
+	role, err := rbac.ClusterRoles().Get(tb.Context(), clusterRole, metav1.GetOptions{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	binding, err := rbac.ClusterRoleBindings().Create(tb.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: Name("e2e")},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterRole},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = rbac.ClusterRoleBindings().Delete(background(), binding.Name, metav1.DeleteOptions{}) })
+	c.inEffect(tb, user, "", role.Rules)
+}
+
+// inEffect waits until kube-apiserver lets a user do what the rules say, in a namespace or, if that is empty, everywhere: it decides by a cache
+// of roles and bindings. It is asked about the user, and the user does nothing, since servers remember for seconds what they refused to whom.
+func (c *Cluster) inEffect(tb testing.TB, user, namespace string, rules []rbacv1.PolicyRule) {
+	tb.Helper()
+	reviews := c.As(tb).Kube.AuthorizationV1().SubjectAccessReviews()
+	for _, rule := range rules {
+		resource, subresource, _ := strings.Cut(rule.Resources[0], "/")
+		attributes := &authorizationv1.ResourceAttributes{
+			Namespace: namespace, Verb: rule.Verbs[0], Group: rule.APIGroups[0], Resource: resource, Subresource: subresource,
+		}
+		if len(rule.ResourceNames) > 0 {
+			attributes.Name = rule.ResourceNames[0]
+		}
+		Eventually(tb, fmt.Sprintf("%s may %s %s", user, attributes.Verb, rule.Resources[0]), func(ctx context.Context) (bool, error) {
+			review, err := reviews.Create(ctx, &authorizationv1.SubjectAccessReview{
+				Spec: authorizationv1.SubjectAccessReviewSpec{User: user, ResourceAttributes: attributes},
+			}, metav1.CreateOptions{})
+			return err == nil && review.Status.Allowed, err
+		})
 	}
 }

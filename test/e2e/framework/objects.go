@@ -27,7 +27,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -293,27 +292,6 @@ func (c *Cluster) Budget(tb testing.TB, namespace, name string, maxUnavailable i
 	Eventually(tb, "budget "+name+" is computed", func(ctx context.Context) (bool, error) {
 		b, err := budgets.Get(ctx, name, metav1.GetOptions{})
 		return err == nil && b.Status.ObservedGeneration == b.Generation && b.Status.ExpectedPods > 0, err
-	})
-}
-
-// Grant lets a user do what the rules say, everywhere.
-func (c *Cluster) Grant(tb testing.TB, user string, rules ...rbacv1.PolicyRule) {
-	tb.Helper()
-	rbac := c.As(tb).Kube.RbacV1()
-	name := Name("e2e")
-	if _, err := rbac.ClusterRoles().Create(tb.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{}); err != nil {
-		tb.Fatal(err)
-	}
-	if _, err := rbac.ClusterRoleBindings().Create(tb.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
-	}, metav1.CreateOptions{}); err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		_ = rbac.ClusterRoleBindings().Delete(background(), name, metav1.DeleteOptions{})
-		_ = rbac.ClusterRoles().Delete(background(), name, metav1.DeleteOptions{})
 	})
 }
 
