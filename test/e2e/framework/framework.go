@@ -27,6 +27,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -47,6 +49,9 @@ const Timeout = 2 * time.Minute
 type Cluster struct {
 	dir, root string
 	own       bool
+	// diagnosed are the tests, by name, of which diagnose has written something; diagnoses counts them.
+	diagnosed sync.Map
+	diagnoses atomic.Int32
 }
 
 // Clients are the clients of one user.
@@ -130,7 +135,11 @@ func (c *Cluster) As(tb testing.TB, userAndGroups ...string) Clients {
 // Kubectl runs kubectl as the administrator and returns what it printed.
 func (c *Cluster) Kubectl(tb testing.TB, stdin string, args ...string) (stdout, stderr string, err error) {
 	tb.Helper()
-	cmd := exec.CommandContext(tb.Context(), filepath.Join(c.root, "bin", "kubectl"), args...)
+	return c.kubectl(tb.Context(), stdin, args...)
+}
+
+func (c *Cluster) kubectl(ctx context.Context, stdin string, args ...string) (stdout, stderr string, err error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(c.root, "bin", "kubectl"), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
 	var out, errOut bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewBufferString(stdin), &out, &errOut
@@ -197,9 +206,12 @@ func EventuallyWithin(tb testing.TB, limit time.Duration, what string, check fun
 	tb.Helper()
 	var last error
 	err := wait.PollUntilContextTimeout(tb.Context(), 50*time.Millisecond, limit, true, func(ctx context.Context) (bool, error) {
-		var done bool
-		done, last = check(ctx)
-		return done && last == nil, nil
+		done, err := check(ctx)
+		if ctx.Err() == nil {
+			// What fails for lack of time does not say what was wrong.
+			last = err
+		}
+		return done && err == nil, nil
 	})
 	if err != nil {
 		tb.Fatalf("waited %v in vain: %s (last error: %v)", limit, what, last)

@@ -322,7 +322,12 @@ func (c *Cluster) Create(tb testing.TB, nm *v1alpha1.NodeMaintenance) *v1alpha1.
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { c.remove(tb, nm.Name) })
+	tb.Cleanup(func() {
+		if tb.Failed() {
+			c.diagnose(tb)
+		}
+		c.remove(tb, nm.Name)
+	})
 	return created
 }
 
