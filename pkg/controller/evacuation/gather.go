@@ -64,9 +64,9 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 }
 
 // comebacks counts how often the pod has come back to its node. Evacuations tell only while they are kept, so it need not be asked of pods that
-// are older than that.
+// are older than that, nor of those that stop already.
 func (c *Controller) comebacks(evacuation *maintenancev1alpha1.Evacuation, pod *corev1.Pod) (int, error) {
-	if pod.Spec.NodeName == "" || evacuation.CreationTimestamp.Sub(pod.CreationTimestamp.Time) > c.completedTTL {
+	if pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil || evacuation.CreationTimestamp.Sub(pod.CreationTimestamp.Time) > c.completedTTL {
 		return 0, nil
 	}
 	objects, err := c.evacuationIndexer.ByIndex(controllercache.EvacuationsByNode, pod.Spec.NodeName)

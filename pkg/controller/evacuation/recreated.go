@@ -18,11 +18,11 @@ package evacuation
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -77,7 +77,7 @@ func goneAt(e *maintenancev1alpha1.Evacuation) time.Time {
 }
 
 func isAlike(pod *corev1.Pod, e *maintenancev1alpha1.Evacuation) bool {
-	return e.Spec.PodRef.Name == pod.Name || len(pod.Labels) > 0 && equality.Semantic.DeepEqual(pod.Labels, e.Labels)
+	return e.Spec.PodRef.Name == pod.Name || len(pod.Labels) > 0 && maps.Equal(pod.Labels, e.Labels)
 }
 
 // heldUntil is until when a pod that keeps coming back is left alone; zero if it is not.

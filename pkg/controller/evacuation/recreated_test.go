@@ -151,13 +151,15 @@ func TestRecreatedNamesTheOwner(t *testing.T) {
 func TestComebacksAreGathered(t *testing.T) {
 	for name, tc := range map[string]struct {
 		created time.Duration
+		mod     func(*corev1.Pod)
 		want    int
 	}{
-		"those of the node's Evacuations":                       {time.Minute, 3},
-		"of no pod that is older than what Evacuations tell of": {-DefaultCompletedTTL, 0},
+		"those of the node's Evacuations":                       {time.Minute, func(*corev1.Pod) {}, 3},
+		"of no pod that is older than what Evacuations tell of": {-DefaultCompletedTTL, func(*corev1.Pod) {}, 0},
+		"of no pod that stops already":                          {time.Minute, terminatingUntil(time.Hour), 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pod := newPod(createdAt(tc.created), func(p *corev1.Pod) { p.Spec.NodeName = testNode })
+			pod := newPod(createdAt(tc.created), func(p *corev1.Pod) { p.Spec.NodeName = testNode }, tc.mod)
 			evacuation := newEvacuation(func(e *maintenancev1alpha1.Evacuation) { e.CreationTimestamp = *after(time.Minute) })
 			c, own := atRest(t, fake.NewClientset(pod), evacuation)
 			for i := range 3 {
