@@ -140,6 +140,11 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 	loopback := rest.CopyConfig(generic.LoopbackClientConfig)
 	loopback.ContentType = runtime.ContentTypeProtobuf
 	loopback.AcceptContentTypes = runtime.ContentTypeProtobuf
+	direct := &inProcess{}
+	if err := direct.attach(&generic.Config); err != nil {
+		return nil, nil, err
+	}
+	loopback.Wrap(direct.wrap)
 	own, err := clientset.NewForConfig(rest.AddUserAgent(loopback, "haulout-controllers"))
 	if err != nil {
 		return nil, nil, err

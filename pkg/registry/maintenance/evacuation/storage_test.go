@@ -19,6 +19,7 @@ package evacuation
 import (
 	"errors"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -103,6 +104,33 @@ func TestCreate(t *testing.T) {
 	}
 	if _, err := r.create(ann, newEvacuation()); !apierrors.IsAlreadyExists(err) {
 		t.Errorf("a second one for the same pod: got %v, want that it exists", err)
+	}
+}
+
+func TestManagedFieldsOfNewEvacuations(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
+	for name, test := range map[string]struct {
+		user       user.Info
+		evacuators []maintenance.Evacuator
+		want       int
+	}{
+		"of pods without evacuators that the server makes are dropped": {server, nil, 0},
+		"of pods with evacuators stay: those write, too":               {server, []maintenance.Evacuator{{EvacuatorClass: "a.example.com", Priority: 1}}, 1},
+		"of those that somebody else makes stay":                       {ann, nil, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := newEvacuation(forPod("web-"+strconv.Itoa(len(name))), withEvacuators(test.evacuators...), func(e *maintenance.Evacuation) {
+				e.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "haulout-controllers", Operation: metav1.ManagedFieldsOperationUpdate}}
+			})
+			got, err := r.create(test.user, in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(got.ManagedFields) != test.want {
+				t.Errorf("managed fields are %v, want %d", got.ManagedFields, test.want)
+			}
+		})
 	}
 }
 

@@ -91,8 +91,13 @@ func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 
 // PrepareForCreate drops the client's status and gives the object its name if the client left it out. What admission resolved stays. The first
 // evacuator has its turn from the start: the spec says who it is, and a drain is spared one write for each pod.
-func (s *Strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
+func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	evacuation := obj.(*maintenance.Evacuation)
+	if len(evacuation.Spec.Evacuators) == 0 && s.byServer(ctx) {
+		// Nobody else will write the status, so that it need not be noted who manages what: that is a third of such an object, and is read and
+		// written anew with each of its changes. The API begins to take notes when somebody applies.
+		evacuation.ManagedFields = nil
+	}
 	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
 	class, account := evacuators.FirstTurn(evacuation.Spec.Evacuators)
 	evacuation.Status = maintenance.EvacuationStatus{
