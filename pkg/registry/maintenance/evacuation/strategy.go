@@ -94,7 +94,7 @@ func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	evacuation := obj.(*maintenance.Evacuation)
 	if len(evacuation.Spec.Evacuators) == 0 && s.byServer(ctx) {
-		// Nobody else will write the status, so that it need not be noted who manages what: that is a third of such an object, and is read and
+		// Nobody else will write the status, so that it need not be noted who manages what: that is a good part of such an object, and is read and
 		// written anew with each of its changes. The API begins to take notes when somebody applies.
 		evacuation.ManagedFields = nil
 	}
