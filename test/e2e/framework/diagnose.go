@@ -43,7 +43,7 @@ func (c *Cluster) diagnose(tb testing.TB) {
 		"get nodemaintenances -o yaml",
 		"get evacuations -A -o wide",
 		"get pods -A -o wide --sort-by=.metadata.creationTimestamp",
-		"get deployments,replicasets,daemonsets,poddisruptionbudgets -A -o wide --sort-by=.metadata.creationTimestamp",
+		"get deployments,replicasets,daemonsets,poddisruptionbudgets -A -o wide",
 		"get nodes -o custom-columns=NAME:.metadata.name,UNSCHEDULABLE:.spec.unschedulable,TAINTS:.spec.taints[*].key,READY:.status.conditions[?(@.type==\"Ready\")].status",
 		"get events -A --sort-by=.metadata.creationTimestamp",
 	} {
@@ -53,13 +53,13 @@ func (c *Cluster) diagnose(tb testing.TB) {
 		if strings.HasSuffix(look, "yaml") {
 			limit = 4 * lastLines
 		}
-		tb.Logf("kubectl %s (%v):\n%s%s", look, err, last(out, limit), errOut)
+		tb.Logf("cluster: kubectl %s (%v):\n%s%s", look, err, last(out, limit), errOut)
 	}
 	for _, name := range []string{"haulout-apiserver", "kube-scheduler", "kwok"} {
 		content, err := os.ReadFile(filepath.Join(c.dir, "logs", name+".log"))
 		lines := bytes.Split(content, []byte("\n"))
 		lines = slices.DeleteFunc(lines, func(line []byte) bool { return bytes.Contains(line, []byte("FLAG: --")) })
-		tb.Logf("the end of the log of %s (%v):\n%s", name, err, last(string(bytes.Join(lines, []byte("\n"))), lastLines))
+		tb.Logf("cluster: the end of the log of %s (%v):\n%s", name, err, last(string(bytes.Join(lines, []byte("\n"))), lastLines))
 	}
 }
 

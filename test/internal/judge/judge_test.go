@@ -186,11 +186,22 @@ func (p *tape) drain(name, pool string) {
 // reach writes the targets of nodes into the status of a maintenance. One without nodes has let go of all.
 func (p *tape) reach(name string, priority int32, nodes ...string) {
 	p.t.Helper()
+	p.say(name, plan(priority), nodes...)
+}
+
+// silent has a maintenance name nodes in its status of which it says nothing yet.
+func (p *tape) silent(name string, nodes ...string) {
+	p.t.Helper()
+	p.say(name, nil, nodes...)
+}
+
+func (p *tape) say(name string, targets []v1alpha1.DrainPlanEntry, nodes ...string) {
+	p.t.Helper()
 	nm := p.nms[name]
 	nm.Status.NodeStatuses = nil
 	for _, node := range nodes {
 		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
-			NodeRef: v1alpha1.NodeReference{Name: node, UID: types.UID(node)}, DrainTargets: plan(priority),
+			NodeRef: v1alpha1.NodeReference{Name: node, UID: types.UID(node)}, DrainTargets: targets,
 		})
 	}
 	p.onOurs(watch.Modified, nm)
@@ -438,6 +449,36 @@ func TestWentBack(t *testing.T) {
 			p.reach("b", 1000, "one")
 			p.reach("a", 1000, "one")
 			p.reach("a", 2000, "one")
+			p.complete("a")
+		}},
+		"what one has not written down yet is not agreed on": {play: func(p *tape) {
+			p.drain("b", "blue")
+			p.drain("c", "blue")
+			p.silent("b", "one")
+			p.reach("c", 1000, "one")
+			p.reach("a", 2000, "one")
+			p.reach("c", 2000, "one")
+			p.complete("c")
+			p.complete("a")
+			p.reach("b", 1000, "one")
+			p.drain("d", "blue")
+			p.reach("d", 1000, "one")
+			p.complete("d")
+		}},
+		"one that comes when the last that knew lets go starts anew": {play: func(p *tape) {
+			p.reach("a", 2000, "one")
+			p.drain("b", "blue")
+			p.silent("b", "one")
+			p.complete("a")
+			p.reach("b", 1000, "one")
+			p.drain("c", "blue")
+			p.reach("c", 1000, "one")
+			p.complete("c")
+		}},
+		"one that comes and takes nothing over": {want: []string{"node one went back when a let go of it"}, play: func(p *tape) {
+			p.reach("a", 2000, "one")
+			p.drain("b", "blue")
+			p.reach("b", 1000, "one")
 			p.complete("a")
 		}},
 		"the last to let go forgets": {play: func(p *tape) {

@@ -104,21 +104,21 @@ func sameTargets(a, b []v1alpha1.DrainPlanEntry) bool {
 // holders are the maintenances that hold a node, with what each of them says of it.
 type holders map[types.UID]reach
 
-// all returns what all holders agree on that the node has reached, any what at least one says. One that says nothing yet has no voice.
+// all returns what all holders agree on that the node has reached. One that says nothing yet agrees to nothing: no pod is asked to leave before it
+// has the targets in its status, too.
 func (h holders) all() reach {
 	var out reach
 	for _, r := range h {
-		switch {
-		case len(r) == 0:
-		case out == nil:
+		if out == nil {
 			out = r
-		default:
+		} else {
 			out = both(out, r)
 		}
 	}
 	return out
 }
 
+// any returns what at least one holder says.
 func (h holders) any() reach {
 	out := reach{}
 	for _, r := range h {
@@ -128,7 +128,8 @@ func (h holders) any() reach {
 }
 
 // WentBack describes the nodes whose drain targets covered less than before while they were held: in the status of one maintenance, or because
-// one let go of the node and those that still hold it know of less than all holders had once agreed on.
+// one let go of the node and those that still hold it know of less than all holders had once agreed on. Those that know of nothing start anew:
+// they came so late that no pod was asked to leave since.
 func (h *History) WentBack() []string {
 	h.straighten()
 	var found []string
@@ -146,11 +147,11 @@ func (h *History) WentBack() []string {
 			case was && c.held && !now.covers(before):
 				found = append(found, fmt.Sprintf("drain targets of node %s went back in the status of %s: from %v to %v",
 					h.nodeName(uid), h.maintenances[c.maintenance].last.Name, before, now))
-			case was && !c.held && len(held) > 0 && !held.any().covers(agreed):
+			case was && !c.held && len(held.any()) > 0 && !held.any().covers(agreed):
 				found = append(found, fmt.Sprintf("drain targets of node %s went back when %s let go of it: from %v to %v",
 					h.nodeName(uid), h.maintenances[c.maintenance].last.Name, agreed, held.any()))
 			}
-			if agreed = either(agreed, held.all()); len(held) == 0 {
+			if agreed = either(agreed, held.all()); len(held.any()) == 0 {
 				agreed = reach{}
 			}
 		}
