@@ -44,6 +44,7 @@ import (
 	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apiserver"
+	"haulout.dev/haulout/pkg/cmd/server/embeddedetcd"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/controller/liveness"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
@@ -57,8 +58,8 @@ import (
 // resync is how often informers hand everything out again, which heals what a controller has missed.
 const resync = 10 * time.Minute
 
-// config turns the options into the configuration of a server.
-func (o CompletedOptions) config(ctx context.Context, host *hostCluster, replica string) (*apiserver.Config, error) {
+// config turns the options into the configuration of a server. Etcd is the embedded one, nil if there is none.
+func (o CompletedOptions) config(ctx context.Context, host *hostCluster, etcd *embeddedetcd.Server, replica string) (*apiserver.Config, error) {
 	generic := genericapiserver.NewRecommendedConfig(apiserver.Codecs)
 	if err := o.ServerRun.ApplyTo(&generic.Config); err != nil {
 		return nil, err
@@ -69,7 +70,7 @@ func (o CompletedOptions) config(ctx context.Context, host *hostCluster, replica
 	generic.OpenAPIConfig.Info.Title, generic.OpenAPIConfig.Info.Version = "Haulout", version.Get()
 	generic.OpenAPIV3Config.Info.Title, generic.OpenAPIV3Config.Info.Version = "Haulout", version.Get()
 
-	if err := o.applyStorage(generic); err != nil {
+	if err := o.applyStorage(generic, etcd); err != nil {
 		return nil, err
 	}
 	if err := o.Traces.ApplyTo(nil, &generic.Config); err != nil {
@@ -103,13 +104,18 @@ func (o CompletedOptions) config(ctx context.Context, host *hostCluster, replica
 }
 
 // applyStorage makes every resource be stored as --storage-media-type says, which the library's own shortcut ignores.
-func (o CompletedOptions) applyStorage(generic *genericapiserver.RecommendedConfig) error {
+func (o CompletedOptions) applyStorage(generic *genericapiserver.RecommendedConfig, etcd *embeddedetcd.Server) error {
 	backend := o.Etcd.StorageConfig
 	backend.StorageObjectCountTracker = generic.StorageObjectCountTracker
 	factory := serverstorage.NewDefaultStorageFactory(
 		backend, o.Etcd.DefaultStorageMediaType, apiserver.Codecs,
 		serverstorage.NewDefaultResourceEncodingConfig(apiserver.Scheme), serverstorage.NewResourceConfig(), nil)
-	return o.Etcd.ApplyWithStorageFactoryTo(factory, &generic.Config)
+	if err := o.Etcd.ApplyWithStorageFactoryTo(factory, &generic.Config); err != nil || etcd == nil {
+		return err
+	}
+	var err error
+	generic.RESTOptionsGetter, err = etcd.RESTOptions(generic.RESTOptionsGetter, o.Etcd)
+	return err
 }
 
 func (o CompletedOptions) applyAuth(generic *genericapiserver.RecommendedConfig) error {
@@ -140,6 +146,8 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 	loopback := rest.CopyConfig(generic.LoopbackClientConfig)
 	loopback.ContentType = runtime.ContentTypeProtobuf
 	loopback.AcceptContentTypes = runtime.ContentTypeProtobuf
+	// Both ends would pay for it.
+	loopback.DisableCompression = true
 	direct := &inProcess{}
 	if err := direct.attach(&generic.Config); err != nil {
 		return nil, nil, err

@@ -99,8 +99,9 @@ func Run(ctx context.Context, o CompletedOptions) error {
 		return err
 	}
 	identity := replicaIdentity()
+	var etcd *embeddedetcd.Server
 	if o.Embedded {
-		etcd, err := embeddedetcd.Start(ctx, embeddedetcd.Options{DataDir: o.Storage.DataDir, QuotaBytes: o.Storage.QuotaBytes})
+		etcd, err = embeddedetcd.Start(ctx, embeddedetcd.Options{DataDir: o.Storage.DataDir, QuotaBytes: o.Storage.QuotaBytes})
 		if err != nil {
 			return err
 		}
@@ -126,7 +127,7 @@ func Run(ctx context.Context, o CompletedOptions) error {
 		}
 		o.SecureServing.ServerCert.GeneratedCert = manager
 	}
-	config, err := o.config(ctx, host, identity)
+	config, err := o.config(ctx, host, etcd, identity)
 	if err != nil {
 		return err
 	}

@@ -17,11 +17,14 @@ limitations under the License.
 package evacuation
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -399,6 +402,55 @@ func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
 	}
 }
 
+func TestOwnersThatManyAskForAtOnceAreReadOnce(t *testing.T) {
+	const asking = 20
+	var asked, reads atomic.Int32
+	all := make(chan struct{})
+	memo := newOwnerMemo()
+	owner := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "logs"}}
+	var wg sync.WaitGroup
+	for range asking {
+		wg.Go(func() {
+			if asked.Add(1) == asking {
+				close(all)
+			}
+			got, err := recent(t.Context(), memo, ownerKey{"DaemonSet", "blue", "logs"}, func(context.Context) (*appsv1.DaemonSet, error) {
+				reads.Add(1)
+				<-all
+				return owner, nil
+			})
+			if got != owner || err != nil {
+				t.Errorf("got %v, %v", got, err)
+			}
+		})
+	}
+	wg.Wait()
+	if got := reads.Load(); got != 1 {
+		t.Errorf("got %d reads", got)
+	}
+
+	// Who does not wait any more takes the answer from nobody.
+	ctx, cancel := context.WithCancel(t.Context())
+	key, release := ownerKey{"DaemonSet", "blue", "slow"}, make(chan struct{})
+	first := make(chan error, 1)
+	go func() {
+		_, err := recent(ctx, memo, key, func(ctx context.Context) (*appsv1.DaemonSet, error) {
+			cancel()
+			<-release
+			return owner, ctx.Err()
+		})
+		first <- err
+	}()
+	if err := <-first; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v from a request that has ended", err)
+	}
+	close(release)
+	got, err := recent(t.Context(), memo, key, func(context.Context) (*appsv1.DaemonSet, error) { return owner, nil })
+	if got != owner || err != nil {
+		t.Errorf("got %v, %v", got, err)
+	}
+}
+
 func TestOwnersThatWantNoSurgeAreReadOnce(t *testing.T) {
 	deployment, replicaSet := newDeployment()
 	deployment.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
@@ -409,7 +461,7 @@ func TestOwnersThatWantNoSurgeAreReadOnce(t *testing.T) {
 		return false, nil, nil
 	})
 	now := testclock.NewFakeClock(time.Now())
-	f.owners = utilcache.NewLRUExpireCacheWithClock(10, now)
+	f.owners.found = utilcache.NewLRUExpireCacheWithClock(10, now)
 	ask := func() []maintenance.Evacuator {
 		t.Helper()
 		evacuation := newEvacuation()

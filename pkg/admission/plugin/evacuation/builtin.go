@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -73,13 +74,26 @@ const (
 	// missing never comes.
 	optedOutTTL = 500 * time.Millisecond
 	recentSize  = 1024
+	// readTimeout ends the read of an owner, which does not end with the request that began it: others may wait for it, too.
+	readTimeout = 30 * time.Second
 )
 
 // recentOwners remembers for a moment which owners exist, and of each what BuiltInOf looks at. Only who is found there is certain: others may have
 // come meanwhile.
 type recentOwners struct {
 	evacuators.Owners
-	memo *utilcache.LRUExpireCache
+	memo *ownerMemo
+}
+
+// ownerMemo is what recentOwners remembers.
+type ownerMemo struct {
+	found *utilcache.LRUExpireCache
+	// reads are those under way. All who ask for the owner of the pods of a wave ask at the same moment.
+	reads singleflight.Group
+}
+
+func newOwnerMemo() *ownerMemo {
+	return &ownerMemo{found: utilcache.NewLRUExpireCache(recentSize)}
 }
 
 // ownerKey names an owner.
@@ -87,9 +101,11 @@ type ownerKey struct {
 	kind, namespace, name string
 }
 
+func (k ownerKey) String() string { return k.kind + " " + k.namespace + "/" + k.name }
+
 // ReplicaSet implements evacuators.Owners.
 func (o recentOwners) ReplicaSet(ctx context.Context, namespace, name string) (*appsv1.ReplicaSet, error) {
-	return recent(o.memo, ownerKey{"ReplicaSet", namespace, name}, func() (*appsv1.ReplicaSet, error) {
+	return recent(ctx, o.memo, ownerKey{"ReplicaSet", namespace, name}, func(ctx context.Context) (*appsv1.ReplicaSet, error) {
 		full, err := o.Owners.ReplicaSet(ctx, namespace, name)
 		if full == nil || err != nil {
 			return nil, err
@@ -100,7 +116,7 @@ func (o recentOwners) ReplicaSet(ctx context.Context, namespace, name string) (*
 
 // Deployment implements evacuators.Owners.
 func (o recentOwners) Deployment(ctx context.Context, namespace, name string) (*appsv1.Deployment, error) {
-	return recent(o.memo, ownerKey{"Deployment", namespace, name}, func() (*appsv1.Deployment, error) {
+	return recent(ctx, o.memo, ownerKey{"Deployment", namespace, name}, func(ctx context.Context) (*appsv1.Deployment, error) {
 		full, err := o.Owners.Deployment(ctx, namespace, name)
 		if full == nil || err != nil {
 			return nil, err
@@ -111,7 +127,7 @@ func (o recentOwners) Deployment(ctx context.Context, namespace, name string) (*
 
 // DaemonSet implements evacuators.Owners.
 func (o recentOwners) DaemonSet(ctx context.Context, namespace, name string) (*appsv1.DaemonSet, error) {
-	return recent(o.memo, ownerKey{"DaemonSet", namespace, name}, func() (*appsv1.DaemonSet, error) {
+	return recent(ctx, o.memo, ownerKey{"DaemonSet", namespace, name}, func(ctx context.Context) (*appsv1.DaemonSet, error) {
 		full, err := o.Owners.DaemonSet(ctx, namespace, name)
 		if full == nil || err != nil {
 			return nil, err
@@ -133,15 +149,29 @@ func ttlOf(object any) time.Duration {
 }
 
 // recent returns what is remembered, or else what get finds.
-func recent[T any](memo *utilcache.LRUExpireCache, key ownerKey, get func() (*T, error)) (*T, error) {
-	if object, ok := memo.Get(key); ok {
+func recent[T any](ctx context.Context, memo *ownerMemo, key ownerKey, get func(context.Context) (*T, error)) (*T, error) {
+	if object, ok := memo.found.Get(key); ok {
 		return object.(*T), nil
 	}
-	object, err := get()
-	if object != nil && err == nil {
-		memo.Add(key, object, ttlOf(object))
+	read := memo.reads.DoChan(key.String(), func() (any, error) {
+		if object, ok := memo.found.Get(key); ok {
+			// Another read has ended in between.
+			return object, nil
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)
+		defer cancel()
+		object, err := get(ctx)
+		if object != nil && err == nil {
+			memo.found.Add(key, object, ttlOf(object))
+		}
+		return object, err
+	})
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case answer := <-read:
+		return answer.Val.(*T), answer.Err
 	}
-	return object, err
 }
 
 // builtInOf returns the built-in evacuator of a pod.

@@ -29,7 +29,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -56,7 +55,7 @@ type Plugin struct {
 	// builtIn are the built-in evacuators that somebody answers for. Naming another one would make each of its pods wait for nothing.
 	builtIn sets.Set[string]
 	// owners remembers the owners of pods that were asked for a moment ago.
-	owners   *utilcache.LRUExpireCache
+	owners   *ownerMemo
 	client   kubernetes.Interface
 	rights   *rights
 	identity *identity.Server
@@ -97,7 +96,7 @@ func New(builtIn ...string) (*Plugin, error) {
 	return &Plugin{
 		Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete),
 		builtIn: sets.New(builtIn...),
-		owners:  utilcache.NewLRUExpireCache(recentSize),
+		owners:  newOwnerMemo(),
 	}, nil
 }
 
