@@ -63,6 +63,10 @@ func (q *Queue) step(ctx context.Context, calls *sync.WaitGroup) time.Time {
 	defer q.mu.Unlock()
 	now := q.clock.Now()
 	for it := q.resting.first(); it != nil && !it.due.After(now); it = q.resting.first() {
+		if q.sent[it.UID] == it {
+			q.forget(it)
+			continue
+		}
 		q.place(it, now)
 	}
 	if !now.Before(q.pausedUntil) {
@@ -97,6 +101,10 @@ func (q *Queue) pick(now time.Time) []call {
 		if !q.isStillThere(it) {
 			// The cache has moved on and its event is on the way. An eviction by name would use up budget for another pod.
 			q.place(it, now)
+			continue
+		}
+		if !q.wanted(it.Request) {
+			q.park(it, nil)
 			continue
 		}
 		picked = append(picked, q.begin(it, p, now))
@@ -212,8 +220,13 @@ func (q *Queue) settle(c call, a answer, mayHaveCounted bool, took time.Duration
 		// The budget opened while it refused the probe, which must not make the pod miss that.
 		c.it.due, c.it.failures = now, 0
 	}
-	if q.items[c.it.Evacuation] != c.it {
+	if q.sent[c.it.UID] == c.it {
 		q.leaveLane(c.it)
+		if c.it.phase == phaseAccepted && q.isStillThere(c.it) {
+			q.resting.add(c.it)
+		} else {
+			q.forget(c.it)
+		}
 		return
 	}
 	q.place(c.it, now)

@@ -22,6 +22,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -117,11 +118,13 @@ type world struct {
 	clock  *clocktesting.FakeClock
 	queue  *Queue
 
-	live    bool
-	mu      sync.Mutex
-	changes map[string]int
-	costs   []string
-	version int
+	live bool
+	// unwanted: the queue learns that nobody wants any pod gone.
+	unwanted atomic.Bool
+	mu       sync.Mutex
+	changes  map[string]int
+	costs    []string
+	version  int
 }
 
 type worldConfig struct {
@@ -148,6 +151,7 @@ func newWorld(t *testing.T, cfg worldConfig) *world {
 	queue, err := New(Config{
 		Host: w.host, Pods: factory.Core().V1().Pods(), Budgets: factory.Policy().V1().PodDisruptionBudgets(), Clock: w.clock,
 		MaxConcurrent: max(cfg.maxConcurrent, 1),
+		Wanted:        func(Request) bool { return !w.unwanted.Load() },
 		Changed: func(evacuation types.NamespacedName) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -308,6 +312,8 @@ func newPod(name string, mods ...func(*corev1.Pod)) *corev1.Pod {
 	}
 	return p
 }
+
+func stopping(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: start} }
 
 func notReady(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }
 

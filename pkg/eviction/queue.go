@@ -83,6 +83,9 @@ type Config struct {
 	MaxConcurrent int
 	// Changed is called when the State of an Evacuation's pod has changed. It must not block nor call the Queue.
 	Changed func(evacuation types.NamespacedName)
+	// Wanted says whether there still is the Evacuation that a request was made for, when its eviction is about to be sent. It must not block nor
+	// call the Queue. Nil says yes.
+	Wanted func(Request) bool
 	// BadDeletionCost is called, once for each value, when the deletion cost of a pod to evict is malformed. It must not block nor call the
 	// Queue. Nil is not called.
 	BadDeletionCost func(pod *corev1.Pod, value string)
@@ -94,6 +97,7 @@ type Queue struct {
 	pods    corelisters.PodLister
 	clock   clock.WithTicker
 	changed func(types.NamespacedName)
+	wanted  func(Request) bool
 	badCost func(pod *corev1.Pod, value string)
 	synced  []cache.InformerSynced
 	// kick wakes the loop of Run.
@@ -104,8 +108,11 @@ type Queue struct {
 	budgets *budgets
 	items   map[types.NamespacedName]*item
 	byUID   map[types.UID]*item
-	free    *lane
-	lanes   map[types.NamespacedName]*lane
+	// sent are the items that were removed after their eviction had been sent. A pod that is asked for again meanwhile, be it for another
+	// Evacuation, takes its item up again: its eviction must not be sent twice.
+	sent  map[types.UID]*item
+	free  *lane
+	lanes map[types.NamespacedName]*lane
 	// ring has all lanes, in the order in which they get their turns; turn is whose is next.
 	ring []*lane
 	turn int
@@ -125,6 +132,9 @@ func New(cfg Config) (*Queue, error) {
 	if cfg.MaxConcurrent < 1 {
 		return nil, fmt.Errorf("max concurrent evictions is %d, must be at least 1", cfg.MaxConcurrent)
 	}
+	if cfg.Wanted == nil {
+		cfg.Wanted = func(Request) bool { return true }
+	}
 	if cfg.BadDeletionCost == nil {
 		cfg.BadDeletionCost = func(*corev1.Pod, string) {}
 	}
@@ -134,11 +144,13 @@ func New(cfg Config) (*Queue, error) {
 		pods:    controllercache.PodLister(cfg.Pods.Informer().GetIndexer()),
 		clock:   cfg.Clock,
 		changed: cfg.Changed,
+		wanted:  cfg.Wanted,
 		badCost: cfg.BadDeletionCost,
 		kick:    make(chan struct{}, 1),
 		budgets: newBudgets(cfg.Budgets.Lister()),
 		items:   map[types.NamespacedName]*item{},
 		byUID:   map[types.UID]*item{},
+		sent:    map[types.UID]*item{},
 		lanes:   map[types.NamespacedName]*lane{},
 		resting: itemHeap{less: (*item).dueBefore}, lowering: newLowering(),
 		probes: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(1/probeInterval.Seconds()), 1, cfg.Clock),
@@ -204,15 +216,28 @@ func (q *Queue) Run(ctx context.Context) {
 func (q *Queue) Add(r Request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if _, known := q.items[r.Evacuation]; known {
+	if it, known := q.items[r.Evacuation]; known {
+		if it.phase == phaseParked {
+			q.place(it, q.clock.Now())
+			q.wake()
+		}
 		return
 	}
-	it := &item{Request: r, added: q.clock.Now(), failed: r.FailedEvictions, blocker: r.Blocker, starved: r.Blocker != nil}
+	it, sent := q.sent[r.UID]
+	if sent {
+		delete(q.sent, r.UID)
+	} else {
+		it = &item{}
+	}
+	it.Request, it.added = r, q.clock.Now()
+	it.failed, it.blocker, it.starved = r.FailedEvictions, r.Blocker, r.Blocker != nil
 	q.items[r.Evacuation] = it
 	q.byUID[r.UID] = it
 	q.lowering.add(it, it.added)
-	q.place(it, it.added)
-	q.wake()
+	if !sent {
+		q.place(it, it.added)
+		q.wake()
+	}
 }
 
 // Remove gives up the eviction of an Evacuation's pod. One that has been sent cannot be called back.
@@ -227,10 +252,33 @@ func (q *Queue) Remove(evacuation types.NamespacedName) {
 	if q.byUID[it.UID] == it {
 		delete(q.byUID, it.UID)
 	}
-	it.leaveHeap()
-	if it.phase != phaseInFlight {
+	switch it.phase {
+	case phaseInFlight, phaseAccepted:
+		// One that is accepted rests until it is forgotten.
+		q.sent[it.UID] = it
+	default:
+		it.leaveHeap()
 		q.leaveLane(it)
 	}
+}
+
+// forget drops what is remembered of an eviction that was sent for an item that nobody wants any more.
+func (q *Queue) forget(it *item) {
+	it.leaveHeap()
+	delete(q.sent, it.UID)
+}
+
+// InFlight returns the requests whose evictions have been sent and not been answered, those that were removed included.
+func (q *Queue) InFlight() []Request {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	out := make([]Request, 0, q.inFlight)
+	for _, l := range q.ring {
+		for it := range l.sending {
+			out = append(out, it.Request)
+		}
+	}
+	return out
 }
 
 // State returns how far the eviction of an Evacuation's pod is.
@@ -261,6 +309,9 @@ func (q *Queue) podChanged(obj any) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if it, sent := q.sent[pod.UID]; sent && it.phase == phaseAccepted && !q.isStillThere(it) {
+		q.forget(it)
+	}
 	if it, known := q.byUID[pod.UID]; known && it.phase != phaseInFlight && it.phase != phaseAccepted {
 		q.place(it, q.clock.Now())
 		q.wake()

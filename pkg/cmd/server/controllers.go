@@ -60,14 +60,6 @@ func (d controllerDependencies) run(ctx context.Context) error {
 	defer cancel()
 	host := hostinformers.NewSharedInformerFactoryWithOptions(d.host, resync, hostinformers.WithTransform(controllercache.NewTransform()))
 	own := informers.NewSharedInformerFactoryWithOptions(d.own, resync, informers.WithTransform(controllercache.Strip))
-	maintenances, err := nodemaintenance.New(nodemaintenance.Config{
-		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own,
-		Recorder: d.recorder, Authorizer: d.authorizer, Liveness: d.liveness, Evacuators: sets.New(d.evacuators.BuiltIn...),
-		OwnPod: d.ownPod, AdvertisePlanned: d.options.AdvertisePlannedMaintenance,
-	})
-	if err != nil {
-		return fmt.Errorf("make controller %s: %w", nodemaintenance.Name, err)
-	}
 	evacuations, err := evacuation.New(evacuation.Config{
 		Host: d.unlimited, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Recorder: d.recorder,
 		Liveness: d.liveness, CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
@@ -75,6 +67,14 @@ func (d controllerDependencies) run(ctx context.Context) error {
 	})
 	if err != nil {
 		return fmt.Errorf("make controller %s: %w", evacuation.Name, err)
+	}
+	maintenances, err := nodemaintenance.New(nodemaintenance.Config{
+		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own,
+		Recorder: d.recorder, Authorizer: d.authorizer, Liveness: d.liveness, Evacuators: sets.New(d.evacuators.BuiltIn...),
+		OwnPod: d.ownPod, EvictionsInFlight: evacuations.EvictionsInFlight, AdvertisePlanned: d.options.AdvertisePlannedMaintenance,
+	})
+	if err != nil {
+		return fmt.Errorf("make controller %s: %w", nodemaintenance.Name, err)
 	}
 	controllers, err := d.builtIn(host, own)
 	if err != nil {

@@ -38,6 +38,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/controller/liveness"
 	"haulout.dev/haulout/pkg/controller/worker"
@@ -108,6 +109,7 @@ type evictions interface {
 	Add(eviction.Request)
 	Remove(evacuation types.NamespacedName)
 	State(evacuation types.NamespacedName) eviction.State
+	InFlight() []eviction.Request
 	Run(ctx context.Context)
 }
 
@@ -164,6 +166,7 @@ func New(config Config) (*Controller, error) {
 	queue, err := eviction.New(eviction.Config{
 		Host: config.Evictions, Pods: pods, Budgets: config.HostInformers.Policy().V1().PodDisruptionBudgets(), Clock: config.Clock,
 		MaxConcurrent:   config.MaxConcurrentEvictions,
+		Wanted:          c.isWanted,
 		Changed:         func(evacuation types.NamespacedName) { c.queue.Add(evacuation) },
 		BadDeletionCost: c.sendBadDeletionCost,
 	})
@@ -177,6 +180,15 @@ func New(config Config) (*Controller, error) {
 	// Nothing is done when a maintenance changes; its informer only has to be there when a deadline asks for it.
 	c.synced = append(c.synced, maintenances.Informer().HasSynced)
 	return c, c.watch(evacuations.Informer(), pods.Informer(), nodes.Informer())
+}
+
+// EvictionsInFlight returns the requests whose evictions have been sent and not been answered.
+func (c *Controller) EvictionsInFlight() []eviction.Request { return c.evictions.InFlight() }
+
+// isWanted says whether somebody asks for the eviction of a request, as far as the cache knows.
+func (c *Controller) isWanted(r eviction.Request) bool {
+	evacuation, err := c.evacuationLister.Evacuations(r.Evacuation.Namespace).Get(r.Evacuation.Name)
+	return err == nil && evacuation.Spec.PodRef.UID == r.UID && !evacuators.IsWithdrawn(evacuation)
 }
 
 // Run works until the context ends, and returns when the last write is done. The informers must have been started.

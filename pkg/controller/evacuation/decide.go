@@ -94,7 +94,7 @@ func decide(s situation) decision {
 		d.decideRelease(s)
 	case s.pod == nil || isFinished(s.pod):
 		d.decidePodLeft(s)
-	case isWithdrawn(s.evacuation) && d.status.EvacuationCancellationPolicy != maintenancev1alpha1.EvacuationCancellationPolicyForbid:
+	case evacuators.IsWithdrawn(s.evacuation) && d.status.EvacuationCancellationPolicy != maintenancev1alpha1.EvacuationCancellationPolicyForbid:
 		d.decideCancel(s)
 	default:
 		d.decideTurn(s)
@@ -108,11 +108,6 @@ func isComplete(evacuation *maintenancev1alpha1.Evacuation) bool {
 
 func isFinished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-}
-
-// isWithdrawn says whether nobody asks for the Evacuation any more.
-func isWithdrawn(evacuation *maintenancev1alpha1.Evacuation) bool {
-	return evacuation.DeletionTimestamp != nil || !evacuators.HasInstigator(evacuation.Finalizers)
 }
 
 // decideRelease lets go of an Evacuation that is over: at once if nobody would miss it, else when it has been seen for a while.
@@ -154,7 +149,7 @@ func (d *decision) decideCancel(s situation) {
 
 // decideTurn finds out whose turn it is and, if it is the eviction's, whether the pod may be evicted.
 func (d *decision) decideTurn(s situation) {
-	withdrawn := isWithdrawn(s.evacuation)
+	withdrawn := evacuators.IsWithdrawn(s.evacuation)
 	switch active := d.status.ActiveEvacuatorClass; {
 	case active == "" && !withdrawn:
 		d.handOver(s, "")

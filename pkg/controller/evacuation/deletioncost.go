@@ -25,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/deletioncost"
 )
@@ -52,7 +53,7 @@ func (c *Controller) podOfSettled(evacuation *maintenancev1alpha1.Evacuation) {
 // keepsLowered says whether an Evacuation still wants its pod to be the first to go.
 func keepsLowered(evacuation *maintenancev1alpha1.Evacuation) bool {
 	return !isComplete(evacuation) &&
-		(!isWithdrawn(evacuation) || evacuation.Status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid)
+		(!evacuators.IsWithdrawn(evacuation) || evacuation.Status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid)
 }
 
 // restoreCost gives a pod its deletion cost back, unless it still is to be the first to go.

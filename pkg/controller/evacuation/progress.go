@@ -61,7 +61,7 @@ func (d *decision) notProgressing(s situation, deadline deadline) *eviction.Bloc
 		silent = fmt.Sprintf("Evacuator %s has not reported since it got its turn at %s", active, deadline.since.UTC().Format(time.RFC3339))
 	}
 	end := fmt.Sprintf("the turn goes to %s", evacuators.Next(s.evacuation.Spec.Evacuators, active))
-	if isWithdrawn(s.evacuation) {
+	if evacuators.IsWithdrawn(s.evacuation) {
 		end = "the evacuation ends, as nobody asks for it any more,"
 	}
 	return &eviction.Blocker{

@@ -103,7 +103,11 @@ func (c *Controller) giveBack(ctx context.Context, nm *maintenancev1alpha1.NodeM
 // release withdraws a maintenance from nodes: first its Evacuations, then its conditions and its cordon. Of the nodes in makeSchedulable any cordon is lifted.
 // Releasing a node twice does no harm.
 func (c *Controller) release(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, nodes []string, makeSchedulable map[string]bool) error {
-	if err := c.withdraw(ctx, nodes, nm.UID); err != nil {
+	left, err := c.withdraw(ctx, nodes, nm.UID)
+	if err != nil {
+		return err
+	}
+	if err := c.quiet(ctx, sets.New(nodes...), left); err != nil {
 		return err
 	}
 	live, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})

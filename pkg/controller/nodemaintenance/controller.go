@@ -44,6 +44,7 @@ import (
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/controller/liveness"
 	"haulout.dev/haulout/pkg/controller/worker"
+	"haulout.dev/haulout/pkg/eviction"
 	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
@@ -84,6 +85,8 @@ type Config struct {
 	Liveness *liveness.Tracker
 	// Evacuators are the classes of the built-in evacuators that are on. Pods that only one of the others could move are left running.
 	Evacuators sets.Set[string]
+	// EvictionsInFlight returns the requests whose evictions have been sent and not been answered; nil if there never is one.
+	EvictionsInFlight func() []eviction.Request
 	// OwnPod is the pod that this server runs in; an empty name means none. It and the replicas with the same controller leave their nodes
 	// last, and only for a node that would take them.
 	OwnPod types.NamespacedName
@@ -98,6 +101,8 @@ type Controller struct {
 	recorder    events.EventRecorder
 	clock       clock.WithTicker
 	evacuators  sets.Set[string]
+	// evictionsInFlight may be nil.
+	evictionsInFlight func() []eviction.Request
 
 	maintenanceLister maintenancelisters.NodeMaintenanceLister
 	evacuationLister  maintenancelisters.EvacuationLister
@@ -144,6 +149,7 @@ func New(config Config) (*Controller, error) {
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
 		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, evacuators: config.Evacuators,
+		evictionsInFlight: config.EvictionsInFlight,
 		maintenanceLister: maintenances.Lister(), evacuationLister: evacuations.Lister(), nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()),
 		podIndexer: pods.Informer().GetIndexer(), nodeIndexer: nodes.Informer().GetIndexer(), evacuationIndexer: evacuations.Informer().GetIndexer(),
 		volumeIndexer: volumes.Informer().GetIndexer(), daemonSetLister: daemonSets.Lister(), priorityClassLister: priorityClasses.Lister(),

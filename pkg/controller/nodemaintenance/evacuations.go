@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -29,12 +30,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/drainplan"
+	"haulout.dev/haulout/pkg/eviction"
 )
 
 // evacuationStep is what a pod that is asked to leave needs.
@@ -228,12 +231,12 @@ func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
 }
 
 // withdraw takes our finalizer off the Evacuations of pods on the nodes, unless another maintenance than the one of the given UID wants the
-// pod gone. It does not wait for evacuators.
-func (c *Controller) withdraw(ctx context.Context, nodes []string, except types.UID) error {
+// pod gone, and returns them. It does not wait for evacuators.
+func (c *Controller) withdraw(ctx context.Context, nodes []string, except types.UID) ([]*maintenancev1alpha1.Evacuation, error) {
 	// Those that the cache does not show come first: one that it shows meanwhile is then found twice, and not missed.
 	found, err := c.unseenEvacuationsOn(ctx, sets.New(nodes...))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, node := range nodes {
 		for _, e := range c.ourEvacuationsOn(node) {
@@ -252,7 +255,44 @@ func (c *Controller) withdraw(ctx context.Context, nodes []string, except types.
 			work = append(work, e)
 		}
 	}
-	return inParallel(ctx, len(work), func(ctx context.Context, i int) error { return c.leave(ctx, work[i]) })
+	return work, inParallel(ctx, len(work), func(ctx context.Context, i int) error { return c.leave(ctx, work[i]) })
+}
+
+const (
+	// quietPatience is longer than one eviction may be under way.
+	quietPatience = time.Minute
+	quietPoll     = 10 * time.Millisecond
+)
+
+// quiet waits until nobody will be evicted any more from the nodes on the strength of the Evacuations that were left: the cache, which is asked
+// before an eviction is sent, shows that they are gone, and those that had been sent before have been answered.
+func (c *Controller) quiet(ctx context.Context, nodes sets.Set[string], left []*maintenancev1alpha1.Evacuation) error {
+	if c.evictionsInFlight == nil {
+		return nil
+	}
+	err := wait.PollUntilContextTimeout(ctx, quietPoll, quietPatience, true, func(context.Context) (bool, error) {
+		return !slices.ContainsFunc(left, c.stillOurs) &&
+			!slices.ContainsFunc(c.evictionsInFlight(), func(r eviction.Request) bool { return c.isUnwanted(r, nodes) }), nil
+	})
+	if err != nil {
+		return fmt.Errorf("wait for evictions that are under way: %w", err)
+	}
+	return nil
+}
+
+// stillOurs says whether the cache shows an Evacuation as if it had not been left.
+func (c *Controller) stillOurs(e *maintenancev1alpha1.Evacuation) bool {
+	cached, err := c.evacuationLister.Evacuations(e.Namespace).Get(e.Name)
+	return err == nil && cached.UID == e.UID && isOurs(cached) && cached.DeletionTimestamp == nil
+}
+
+// isUnwanted says whether nobody wants the pod of an eviction gone that is, or was, on one of the nodes.
+func (c *Controller) isUnwanted(r eviction.Request, nodes sets.Set[string]) bool {
+	if e, err := c.evacuationLister.Evacuations(r.Evacuation.Namespace).Get(r.Evacuation.Name); err == nil && !evacuators.IsWithdrawn(e) {
+		return false
+	}
+	pod, err := c.podLister.Pods(r.Evacuation.Namespace).Get(r.Pod)
+	return err == nil && pod.UID == r.UID && nodes.Has(controllercache.NodeOf(pod))
 }
 
 // located is an Evacuation with the node that its pod counts for.

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,11 +28,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	clienttesting "k8s.io/client-go/testing"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/worker"
+	"haulout.dev/haulout/pkg/eviction"
 )
 
 // wantMarked waits until an event has marked an item.
@@ -359,4 +363,54 @@ func TestManyEvacuationsAreAskedForInRounds(t *testing.T) {
 		f.step("m")
 		f.wantEvacuating()
 	})
+}
+
+func TestMaintenanceIsNotDoneWhileAnEvictionIsUnderWay(t *testing.T) {
+	evictionOf := func(pod string) eviction.Request {
+		return eviction.Request{Evacuation: types.NamespacedName{Namespace: "default", Name: evacuators.CanonicalName(pod, types.UID("uid-"+pod))}, Pod: pod, UID: types.UID("uid-" + pod)}
+	}
+	for name, test := range map[string]struct {
+		under []eviction.Request
+		waits bool
+	}{
+		"of a pod of its nodes":       {under: []eviction.Request{evictionOf("p")}, waits: true},
+		"of a pod of another node":    {under: []eviction.Request{evictionOf("q")}},
+		"that somebody else wants":    {under: []eviction.Request{evictionOf("r")}},
+		"of a pod that is gone":       {under: []eviction.Request{evictionOf("gone")}},
+		"of a namesake that was here": {under: []eviction.Request{{Evacuation: evictionOf("p").Evacuation, Pod: "p", UID: "before"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t, newNode("one"), newNode("two", inPool("green")), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "two", 0), newPod("r", "one", 0),
+					ourEvacuation("r", "one", instigatedBy(foreignInstigator)))
+				var over atomic.Bool
+				f.evictionsInFlight = func() []eviction.Request {
+					if over.Load() {
+						return nil
+					}
+					return test.under
+				}
+				f.step("m")
+				f.wantEvacuating("p", "r")
+				f.enter("m", stageComplete)
+				f.cached()
+				done := make(chan error, 1)
+				go func() { done <- f.Controller.sync(f.ctx, "m") }()
+				// By the clock of the bubble, which goes on when all wait.
+				<-time.After(quietPatience / 2)
+				if waits := len(done) == 0; waits != test.waits {
+					t.Fatalf("waits: %t", waits)
+				}
+				if test.waits {
+					f.wantEvacuating()
+					f.wantCordon("one", true, "m")
+					over.Store(true)
+				}
+				if err := <-done; err != nil {
+					t.Fatal(err)
+				}
+				f.wantCordon("one", false)
+			})
+		})
+	}
 }

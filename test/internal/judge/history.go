@@ -296,6 +296,25 @@ func (h *History) Overridden(maintenance types.UID) {
 	h.overridden[maintenance] = true
 }
 
+// precede moves the Evacuations of evicted pods that were seen later than the end that the eviction put to their pods: they were there before, and
+// with them all that Haulout's server had shown until then.
+func (h *History) precede(evicted map[types.UID]bool) {
+	for uid, p := range h.pods {
+		if !evicted[uid] || p.asked.at == never {
+			continue
+		}
+		var first *stamp
+		for _, e := range h.byPod[uid] {
+			if e.made != nil && (first == nil || e.made.version < first.version) {
+				first = e.made
+			}
+		}
+		if first != nil && first.at >= p.asked.at {
+			first.at, first.seen = p.asked.at-1, p.asked.seen
+		}
+	}
+}
+
 // straighten moves what Haulout's server showed to the earliest place that is possible: nothing happened after what followed it there.
 func (h *History) straighten() {
 	slices.SortFunc(h.foreign, func(a, b *stamp) int { return cmp.Compare(b.version, a.version) })

@@ -276,6 +276,18 @@ func TestOutOfOrder(t *testing.T) {
 			p.reach("a", 2000, "one", "two")
 			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
 		}},
+		"what Haulout's server shows late came before what followed from it": {play: func(p *tape) {
+			p.drain("a", "blue")
+			p.evict("high-1")
+			p.complete("a")
+			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
+		}},
+		"and is wrong in the wrong order": {want: []string{"shop/high-1"}, play: func(p *tape) {
+			p.drain("a", "blue")
+			p.evict("high-1")
+			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
+			p.complete("a")
+		}},
 		"a pod that was not asked but ended by itself is nobody's fault": {play: func(p *tape) {
 			p.drain("a", "blue")
 			p.end("high-1")

@@ -79,14 +79,15 @@ type change struct {
 // drain targets: these do not fall back, so the late are behind the times (KEP-4212, "Pod Selection and DrainTargets Example"). The same goes
 // for a maintenance whose order was overridden, if an event says so.
 func (h *History) OutOfOrder(calls []Call, rules Rules) ([]string, error) {
+	evicted := map[types.UID]bool{}
+	for _, call := range calls {
+		evicted[call.UID] = evicted[call.UID] || call.Evicted()
+	}
+	h.precede(evicted)
 	h.straighten()
 	dockets, err := h.dockets(rules)
 	if err != nil {
 		return nil, err
-	}
-	evicted := map[types.UID]bool{}
-	for _, call := range calls {
-		evicted[call.UID] = evicted[call.UID] || call.Evicted()
 	}
 	changes, nodes := h.changes(), h.nodesByName()
 	var found []string

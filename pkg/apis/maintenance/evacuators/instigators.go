@@ -46,3 +46,8 @@ func Instigators(finalizers []string) []string {
 func HasInstigator(finalizers []string) bool {
 	return len(Instigators(finalizers)) > 0
 }
+
+// IsWithdrawn says whether nobody asks for the evacuation any more.
+func IsWithdrawn(evacuation *maintenancev1alpha1.Evacuation) bool {
+	return evacuation.DeletionTimestamp != nil || !HasInstigator(evacuation.Finalizers)
+}

@@ -1,0 +1,115 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+func TestPodThatIsAskedForAgainIsNotEvictedTwice(t *testing.T) {
+	for name, test := range map[string]struct {
+		// answer is what the first call gets.
+		answer error
+		// early: it is asked for again before the answer; otherwise after it.
+		early bool
+		// then is what happens to the pod before it is asked for again.
+		then func(w *world)
+		want int
+	}{
+		"before the answer, which is yes":    {early: true, want: 1},
+		"before the answer, which is no":     {early: true, answer: apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("no")), want: 2},
+		"after the answer, which was yes":    {want: 1},
+		"after the answer, which was no":     {answer: apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("no")), want: 2},
+		"when the cache shows that it stops": {then: func(w *world) { w.updatePod(newPod("web-0", stopping)) }, want: 1},
+		"when it looks untouched for long":   {then: func(w *world) { w.pass(resendAfter, time.Second) }, want: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				release := make(chan error, 1)
+				first := true
+				w := newWorld(t, worldConfig{live: true, maxConcurrent: 2, pods: []*corev1.Pod{newPod("web-0")}, answer: func(string) error {
+					if first {
+						first = false
+						return <-release
+					}
+					return nil
+				}})
+				w.add("web-0")
+				w.until("it was sent", 0, w.sentTo(1))
+				w.settled()
+				if got := w.queue.InFlight(); len(got) != 1 || got[0].UID != "uid-web-0" {
+					t.Errorf("in flight are %v", got)
+				}
+				w.queue.Remove(evacuationOf("web-0"))
+				if w.state("web-0").Known || len(w.queue.InFlight()) != 1 {
+					t.Errorf("got %v, and %v in flight", w.state("web-0"), w.queue.InFlight())
+				}
+				if !test.early {
+					release <- test.answer
+					w.settled()
+					if got := w.queue.InFlight(); len(got) != 0 {
+						t.Errorf("in flight are %v", got)
+					}
+				}
+				if test.then != nil {
+					test.then(w)
+				}
+				w.add("web-0")
+				w.settled()
+				if test.early {
+					if n := len(w.host.sent()); n != 1 {
+						t.Errorf("got %d evictions while the first was under way", n)
+					}
+					release <- test.answer
+				}
+				w.pass(30*time.Second, time.Second)
+				if n := len(w.host.sent()); n != test.want {
+					t.Errorf("got %d evictions, want %d", n, test.want)
+				}
+				w.queue.Remove(evacuationOf("web-0"))
+				w.pass(2*resendAfter, time.Second)
+				w.queue.mu.Lock()
+				defer w.queue.mu.Unlock()
+				if len(w.queue.sent) > 0 || len(w.queue.items) > 0 || len(w.queue.byUID) > 0 || w.queue.resting.first() != nil {
+					t.Errorf("the queue remembers %v, %v", w.queue.sent, w.queue.items)
+				}
+			})
+		})
+	}
+}
+
+func TestPodThatNobodyWantsAnyMoreIsNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")}, answer: success})
+		w.unwanted.Store(true)
+		w.add("web-0")
+		w.pass(10*time.Second, time.Second)
+		if got := w.host.sent(); len(got) > 0 {
+			t.Errorf("got %v", got)
+		}
+		// The Evacuation was made again before the queue was told that the first was gone.
+		w.unwanted.Store(false)
+		w.add("web-0")
+		w.until("it was sent", 0, w.sentTo(1))
+	})
+}
