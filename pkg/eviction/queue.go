@@ -252,14 +252,13 @@ func (q *Queue) Remove(evacuation types.NamespacedName) {
 	if q.byUID[it.UID] == it {
 		delete(q.byUID, it.UID)
 	}
-	switch it.phase {
-	case phaseInFlight, phaseAccepted:
+	if it.phase == phaseInFlight || it.phase == phaseAccepted && q.isStillThere(it) {
 		// One that is accepted rests until it is forgotten.
 		q.sent[it.UID] = it
-	default:
-		it.leaveHeap()
-		q.leaveLane(it)
+		return
 	}
+	it.leaveHeap()
+	q.leaveLane(it)
 }
 
 // forget drops what is remembered of an eviction that was sent for an item that nobody wants any more.

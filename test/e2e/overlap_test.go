@@ -470,6 +470,9 @@ func (f *fleet) callOff(t *testing.T) {
 			if call.Subresource == "eviction" && call.Received.After(done) {
 				t.Errorf("pod %s was up for eviction %v after everything had been called off", call.Name, call.Received.Sub(done))
 			}
+			if call.Evicted() && call.Answered.After(done) {
+				t.Errorf("the eviction of pod %s was under way until %v after everything had been called off", call.Name, call.Answered.Sub(done))
+			}
 		}
 		t.Logf("called off when %d of %d pods had been asked to leave; %d were evicted", when, d.pods, evicted)
 	}

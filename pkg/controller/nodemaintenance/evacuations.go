@@ -280,10 +280,10 @@ func (c *Controller) quiet(ctx context.Context, nodes sets.Set[string], left []*
 	return nil
 }
 
-// stillOurs says whether the cache shows an Evacuation as if it had not been left.
+// stillOurs says whether the cache shows an Evacuation in the state in which it was left. In any later one, another maintenance may have joined it again.
 func (c *Controller) stillOurs(e *maintenancev1alpha1.Evacuation) bool {
 	cached, err := c.evacuationLister.Evacuations(e.Namespace).Get(e.Name)
-	return err == nil && cached.UID == e.UID && isOurs(cached) && cached.DeletionTimestamp == nil
+	return err == nil && cached.ResourceVersion == e.ResourceVersion && isOurs(cached)
 }
 
 // isUnwanted says whether nobody wants the pod of an eviction gone that is, or was, on one of the nodes.

@@ -39,8 +39,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// RESTOptions returns options with which storage calls the etcd of this process, where those of next would call it over gRPC and its socket, as
-// long as storage is made from them. All else is as next says. The storage has to be destroyed before the server stops.
+// RESTOptions returns options with which storage calls the etcd of this process, where those of next would have it called over gRPC and its socket.
+// All else is as next says. Of options it takes whether there is a watch cache. The storage has to be destroyed before the server stops.
 func (s *Server) RESTOptions(next generic.RESTOptionsGetter, options *serveroptions.EtcdOptions) (generic.RESTOptionsGetter, error) {
 	sizes, err := serveroptions.ParseWatchCacheSizes(options.WatchCacheSizes)
 	if err != nil {

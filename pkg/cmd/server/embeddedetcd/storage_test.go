@@ -20,6 +20,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -154,8 +155,8 @@ func TestStorageInTheProcess(t *testing.T) {
 			if err := annotate(ctx, store, "one", "late"); !storage.IsNotFound(err) {
 				t.Errorf("an object that is gone was updated: %v", err)
 			}
-			want := append([]watch.EventType{watch.Added}, slicesOf(watch.Modified, writers)...)
-			for _, want := range append(want, watch.Deleted) {
+			modified := slices.Repeat([]watch.EventType{watch.Modified}, writers)
+			for _, want := range slices.Concat([]watch.EventType{watch.Added}, modified, []watch.EventType{watch.Deleted}) {
 				select {
 				case got := <-events.ResultChan():
 					if got.Type != want {
@@ -167,14 +168,6 @@ func TestStorageInTheProcess(t *testing.T) {
 			}
 		})
 	}
-}
-
-func slicesOf(one watch.EventType, n int) []watch.EventType {
-	out := make([]watch.EventType, n)
-	for i := range out {
-		out[i] = one
-	}
-	return out
 }
 
 // What one way has stored the other one finds: the data of a server that was updated, and what a client of etcd is asked about.
