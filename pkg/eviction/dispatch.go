@@ -40,6 +40,12 @@ const (
 	// overloadPause is how long nothing is sent to an overloaded API server that does not say itself.
 	overloadPause = time.Second
 
+	// firstCalls is how many evictions may be in flight when there was none. Quick answers double that.
+	firstCalls = 50
+	// budgetedCalls bounds those of pods with budgets, all together: a call that meets a conflict sleeps in the API server, and keeps a seat of
+	// its priority level from others.
+	budgetedCalls = 50
+
 	firstRest      = time.Second
 	maxBudgetRest  = 15 * time.Minute
 	maxTroubleRest = 5 * time.Minute
@@ -88,9 +94,13 @@ func (q *Queue) step(ctx context.Context, calls *sync.WaitGroup) time.Time {
 func (q *Queue) pick(now time.Time) []call {
 	var picked []call
 	awake := q.awakePerLane(now)
-	for idle := 0; idle < len(q.ring) && q.inFlight < q.window.limit; {
+	for idle := 0; idle < len(q.ring); {
 		q.turn = (q.turn + 1) % len(q.ring)
 		l := q.ring[q.turn]
+		if !q.mayCall(l) {
+			idle++
+			continue
+		}
 		it, p := l.next(now, awake, q.probes)
 		if p == passNone {
 			idle++
@@ -109,7 +119,27 @@ func (q *Queue) pick(now time.Time) []call {
 		}
 		picked = append(picked, q.begin(it, p, now))
 	}
+	if q.inFlight == 0 {
+		q.window.restart(firstCalls, now)
+	}
+	q.full = max(len(q.free.sending), q.budgeted()) >= q.window.limit
 	return picked
+}
+
+// mayCall says whether another call of the lane may be in flight. Those for pods with and without budgets do not take the window from each other.
+func (q *Queue) mayCall(l *lane) bool {
+	if q.inFlight >= q.window.ceiling {
+		return false
+	}
+	if l.isFree() {
+		return len(l.sending) < q.window.limit
+	}
+	return q.budgeted() < min(budgetedCalls, q.window.limit)
+}
+
+// budgeted is how many calls are in flight for pods with budgets.
+func (q *Queue) budgeted() int {
+	return q.inFlight - len(q.free.sending)
 }
 
 // awakePerLane is how many calls each lane may have awake.
@@ -246,7 +276,9 @@ func (q *Queue) pace(c call, a answer, took time.Duration, now time.Time) {
 		q.window.bad(c.sent, now)
 		return
 	}
-	q.window.good()
+	if q.full {
+		q.window.good()
+	}
 	switch {
 	case c.lane.isFree():
 	case a.verdict == verdictUnknown:

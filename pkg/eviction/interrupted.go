@@ -69,7 +69,7 @@ func (q *Queue) pickInterrupted(now time.Time) []call {
 		}
 		for it := range l.members {
 			waits := it.phase == phaseWaiting || it.phase == phaseResting
-			if waits && q.inFlight < q.window.limit && l.interrupted(it, now) && q.isStillThere(it) && q.wanted(it.Request) {
+			if waits && q.mayCall(l) && l.interrupted(it, now) && q.isStillThere(it) && q.wanted(it.Request) {
 				it.leaveHeap()
 				picked = append(picked, q.begin(it, passGranted, now))
 			}

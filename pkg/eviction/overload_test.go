@@ -17,9 +17,14 @@ limitations under the License.
 package eviction
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 )
 
 func TestOverloadSlowsEverythingDown(t *testing.T) {
@@ -88,4 +93,99 @@ func TestWindow(t *testing.T) {
 	if w.limit != 1 {
 		t.Errorf("got %d, want never less than 1", w.limit)
 	}
+}
+
+func TestWindowDoublesUntilTheFirstBadAnswer(t *testing.T) {
+	w := window{limit: 4, ceiling: 20, doubling: 20, patience: 1}
+	good := func(answers, want int) {
+		t.Helper()
+		for range answers {
+			w.good()
+		}
+		if w.limit != want {
+			t.Errorf("got %d after %d good answers more, want %d", w.limit, answers, want)
+		}
+	}
+	good(4, 8)
+	good(8, 16)
+	good(100, 20)
+	w.bad(start, start.Add(time.Second))
+	good(10, 11)
+	good(11, 12)
+	w.restart(8, start.Add(2*time.Second))
+	if w.limit != 8 {
+		t.Errorf("got %d after a restart, want 8", w.limit)
+	}
+	good(8, 10)
+	w.bad(start.Add(3*time.Second), start.Add(4*time.Second))
+	w.restart(8, start.Add(4*time.Second+forgetTroubleAfter))
+	if w.limit != 5 {
+		t.Errorf("got %d, want a restart not to undo what bad answers did", w.limit)
+	}
+	good(5, 10)
+}
+
+func TestQuickAnswersSendMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const most = 2*firstCalls + 20
+		hold := make(chan struct{})
+		names, pods := podNames(8 * firstCalls)
+		w := newWorld(t, worldConfig{live: true, maxConcurrent: most, pods: pods, answer: func(string) error { <-hold; return nil }})
+		flying := func(n int) func() bool { return func() bool { return w.host.inFlight() == n } }
+		w.add(names[:len(names)-firstCalls-1]...)
+		w.until("as many as at first are in flight", 0, flying(firstCalls))
+		for range firstCalls {
+			hold <- struct{}{}
+		}
+		w.until("twice as many are", 0, flying(2*firstCalls))
+		for range 2 * firstCalls {
+			hold <- struct{}{}
+		}
+		w.until("as many as may be are", 0, flying(most))
+		close(hold)
+		w.until("all were answered", 0, func() bool { return len(w.host.sent()) == len(names)-firstCalls-1 && w.host.inFlight() == 0 })
+		w.settled()
+
+		hold = make(chan struct{})
+		defer close(hold)
+		w.add(names[len(names)-firstCalls-1:]...)
+		w.until("the next begin like the first", 0, flying(firstCalls))
+		w.settled()
+		if w.host.inFlight() != firstCalls {
+			t.Errorf("got %d in flight, want %d", w.host.inFlight(), firstCalls)
+		}
+	})
+}
+
+func TestPodsWithBudgetsTakeNoMoreSeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var pods []*corev1.Pod
+		var budgets []*policyv1.PodDisruptionBudget
+		var names []string
+		for i := range budgetedCalls + 10 {
+			name := fmt.Sprintf("app-%d", i)
+			labels := map[string]string{"app": name}
+			names, pods = append(names, name), append(pods, newPod(name, func(p *corev1.Pod) { p.Labels = labels }))
+			budgets = append(budgets, newBudget(name, 1, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = labels }))
+		}
+		for i := range 5 {
+			name := fmt.Sprintf("free-%d", i)
+			names, pods = append(names, name), append(pods, newPod(name, func(p *corev1.Pod) { p.Labels = nil }))
+		}
+		hold := make(chan struct{})
+		w := newWorld(t, worldConfig{live: true, maxConcurrent: 200, pods: pods, budgets: budgets, answer: func(name string) error {
+			if strings.HasPrefix(name, "app-") {
+				<-hold
+			}
+			return nil
+		}})
+		w.add(names...)
+		w.until("those without budgets were sent", 0, w.sentTo(budgetedCalls+5))
+		w.settled()
+		if n := w.host.inFlight(); n != budgetedCalls {
+			t.Errorf("got %d in flight, want %d", n, budgetedCalls)
+		}
+		close(hold)
+		w.until("all were sent", 0, w.sentTo(len(names)))
+	})
 }

@@ -79,7 +79,7 @@ type Config struct {
 	Pods    coreinformers.PodInformer
 	Budgets policyinformers.PodDisruptionBudgetInformer
 	Clock   clock.WithTicker
-	// MaxConcurrent bounds the evictions in flight.
+	// MaxConcurrent bounds the evictions in flight. Up to fifty are sent at first, and more while the API server answers quickly.
 	MaxConcurrent int
 	// Changed is called when the State of an Evacuation's pod has changed. It must not block nor call the Queue.
 	Changed func(evacuation types.NamespacedName)
@@ -123,6 +123,8 @@ type Queue struct {
 
 	window   window
 	inFlight int
+	// full is whether there were as many calls in flight as may be when some were last picked. Answers to fewer say nothing about more of them.
+	full bool
 	// pausedUntil is until when the API server wants to be left alone.
 	pausedUntil time.Time
 }
@@ -154,7 +156,7 @@ func New(cfg Config) (*Queue, error) {
 		lanes:   map[types.NamespacedName]*lane{},
 		resting: itemHeap{less: (*item).dueBefore}, lowering: newLowering(),
 		probes: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(1/probeInterval.Seconds()), 1, cfg.Clock),
-		window: window{limit: cfg.MaxConcurrent, ceiling: cfg.MaxConcurrent, patience: 1},
+		window: window{limit: min(firstCalls, cfg.MaxConcurrent), ceiling: cfg.MaxConcurrent, doubling: cfg.MaxConcurrent, patience: 1},
 	}
 	q.free = newLane(types.NamespacedName{}, nil, cfg.MaxConcurrent, cfg.Clock.Now())
 	q.ring = []*lane{q.free}

@@ -18,10 +18,15 @@ package eviction
 
 import "time"
 
-// window is how many calls may be in flight: one more after a while of good answers, half as many after a bad one.
+// forgetTroubleAfter is how long after a bad answer a window may double again.
+const forgetTroubleAfter = time.Minute
+
+// window is how many calls may be in flight: more after good answers, half as many after a bad one.
 type window struct {
 	limit, ceiling int
-	// patience times limit good answers in a row make it grow.
+	// doubling is up to where each good answer makes it grow, which doubles it with every round of calls; a bad answer ends that.
+	doubling int
+	// patience times limit good answers in a row make it grow by one beyond that.
 	patience int
 	streak   int
 	cut      time.Time
@@ -31,7 +36,7 @@ func (w *window) good() {
 	if w.limit >= w.ceiling {
 		return
 	}
-	if w.streak++; w.streak >= w.limit*w.patience {
+	if w.streak++; w.limit < w.doubling || w.streak >= w.limit*w.patience {
 		w.limit++
 		w.streak = 0
 	}
@@ -43,6 +48,16 @@ func (w *window) bad(sent, now time.Time) {
 		return
 	}
 	w.limit = max(1, w.limit/2)
+	w.doubling = w.limit
 	w.streak = 0
 	w.cut = now
+}
+
+// restart lets the window begin anew with no more than first calls, as what it has learned may not hold any more. That a bad answer has ended the
+// doubling is forgotten after a while.
+func (w *window) restart(first int, now time.Time) {
+	w.limit, w.streak = min(w.limit, first), 0
+	if now.Sub(w.cut) >= forgetTroubleAfter {
+		w.doubling = w.ceiling
+	}
 }

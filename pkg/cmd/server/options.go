@@ -155,7 +155,7 @@ func NewOptions() *Options {
 			Enabled:                true,
 			LeaderElection:         defaultLeaderElection(),
 			Workers:                8,
-			MaxConcurrentEvictions: 50,
+			MaxConcurrentEvictions: 200,
 			CompletedEvacuationTTL: 5 * time.Minute,
 			EvacuatorStartDeadline: 5 * time.Minute,
 		},
@@ -234,7 +234,8 @@ func (o *StorageOptions) addFlags(fs *pflag.FlagSet) {
 func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.Enabled, "controllers", o.Enabled, "Run the controllers that cordon nodes and evacuate pods. Off serves the API alone.")
 	fs.IntVar(&o.Workers, "concurrent-syncs", o.Workers, "Objects of a kind that a controller works on at the same time.")
-	fs.IntVar(&o.MaxConcurrentEvictions, "max-concurrent-evictions", o.MaxConcurrentEvictions, "Calls of the Eviction API that are under way at the same time, at most.")
+	fs.IntVar(&o.MaxConcurrentEvictions, "max-concurrent-evictions", o.MaxConcurrentEvictions, "Calls of the Eviction API that are under way at the same time, at most. "+
+		"There are up to 50 at first, and more for pods without a PodDisruptionBudget while kube-apiserver answers quickly.")
 	fs.DurationVar(&o.CompletedEvacuationTTL, "completed-evacuation-ttl", o.CompletedEvacuationTTL, "How long an Evacuation is kept after its pod has left.")
 	fs.DurationVar(&o.EvacuatorStartDeadline, "evacuator-start-deadline", o.EvacuatorStartDeadline,
 		"How long an evacuator may take to report for the first time before the next one takes over; never longer than the Evacuation's progressDeadlineSeconds.")
