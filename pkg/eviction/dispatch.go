@@ -392,7 +392,7 @@ func (q *Queue) laneOf(matching []*policyv1.PodDisruptionBudget, now time.Time) 
 	name := pdb.NameOf(matching[0])
 	l := q.lanes[name]
 	if l == nil {
-		l = newLane(name, matching[0], laneCalls, now)
+		l = newLane(name, matching[0], now)
 		q.lanes[name] = l
 		q.ring = append(q.ring, l)
 	}

@@ -67,9 +67,8 @@ type lane struct {
 	members    map[*item]struct{}
 	waiting    itemHeap
 
-	// window is how many calls may be awake, and calls how many may be in flight.
+	// window is how many calls may be awake. That of the pods without budget is not used: they have the queue's.
 	window window
-	calls  int
 	// sending are the calls in flight, and when they were sent.
 	sending map[*item]time.Time
 	// unconfirmed are the evictions that the cached status of the budget does not show yet, by pod name; the time is zero until the answer.
@@ -92,13 +91,13 @@ type lane struct {
 	reviewAt time.Time
 }
 
-func newLane(name types.NamespacedName, budget *policyv1.PodDisruptionBudget, calls int, now time.Time) *lane {
+// newLane returns a lane for a budget, or for the pods without one if it is nil.
+func newLane(name types.NamespacedName, budget *policyv1.PodDisruptionBudget, now time.Time) *lane {
 	l := &lane{
 		budgetName:  name,
 		budget:      budget,
 		members:     map[*item]struct{}{},
 		waiting:     itemHeap{less: (*item).before},
-		calls:       calls,
 		window:      window{limit: 1, ceiling: laneCeiling, patience: lanePatience},
 		sending:     map[*item]time.Time{},
 		unconfirmed: map[string]time.Time{},
@@ -108,7 +107,6 @@ func newLane(name types.NamespacedName, budget *policyv1.PodDisruptionBudget, ca
 		steadySince: now,
 	}
 	if budget == nil {
-		l.window = window{limit: calls, ceiling: calls}
 		return l
 	}
 	l.noteGranted(now)
@@ -210,7 +208,7 @@ const (
 // budget.
 func (l *lane) next(now time.Time, awake int, probes flowcontrol.PassiveRateLimiter) (*item, pass) {
 	it := l.waiting.first()
-	if it == nil || !l.hasSlot(now, awake) {
+	if it == nil || !l.isFree() && !l.hasSlot(now, awake) {
 		return nil, passNone
 	}
 	if l.isFree() || it.notReady && pdb.LetsUnreadyGo(l.budget) {
@@ -247,13 +245,10 @@ func (l *lane) moves(now time.Time) bool {
 	return !l.isFree() && (l.waiting.first() != nil || len(l.sending) > 0) && (l.open || now.Sub(l.since) < blockedAfter)
 }
 
-// hasSlot says whether another call may be sent.
+// hasSlot says whether another call under the budget may be sent.
 func (l *lane) hasSlot(now time.Time, awake int) bool {
-	if len(l.sending) >= l.calls {
+	if len(l.sending) >= laneCalls {
 		return false
-	}
-	if l.isFree() {
-		return len(l.sending) < l.window.limit
 	}
 	busy := 0
 	for _, sent := range l.sending {

@@ -28,7 +28,7 @@ func TestLanesThatMoveShareTheCallsAwake(t *testing.T) {
 	lanes := func(n int, change func(*lane)) []*lane {
 		made := make([]*lane, n)
 		for i := range made {
-			made[i] = newLane(types.NamespacedName{Name: strconv.Itoa(i)}, newBudget("web", 1), laneCalls, start)
+			made[i] = newLane(types.NamespacedName{Name: strconv.Itoa(i)}, newBudget("web", 1), start)
 			made[i].waiting.add(&item{})
 			change(made[i])
 		}
@@ -53,7 +53,7 @@ func TestLanesThatMoveShareTheCallsAwake(t *testing.T) {
 		"one, and others that opened and closed just now": {append(lanes(5, closed(now.Add(-time.Second))), lanes(1, asIs)...), 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			free := newLane(types.NamespacedName{}, nil, 100, start)
+			free := newLane(types.NamespacedName{}, nil, start)
 			free.waiting.add(&item{})
 			q := &Queue{ring: append(test.ring, free)}
 			if got := q.awakePerLane(now); got != test.want {
@@ -64,7 +64,7 @@ func TestLanesThatMoveShareTheCallsAwake(t *testing.T) {
 }
 
 func TestLaneSendsNoMoreThanItsShareWhileTheyAreAwake(t *testing.T) {
-	l := newLane(types.NamespacedName{Name: "web"}, newBudget("web", 10), laneCalls, start)
+	l := newLane(types.NamespacedName{Name: "web"}, newBudget("web", 10), start)
 	l.window.limit = laneCeiling
 	for n := range 2 {
 		if !l.hasSlot(start, 2) {

@@ -157,6 +157,31 @@ func TestQuickAnswersSendMore(t *testing.T) {
 	})
 }
 
+func TestTrickleProvesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hold := make(chan struct{})
+		defer close(hold)
+		names, pods := podNames(2*firstCalls + 1)
+		w := newWorld(t, worldConfig{live: true, maxConcurrent: 4 * firstCalls, pods: pods, answer: func(name string) error {
+			if name == "web-0" {
+				<-hold
+			}
+			return nil
+		}})
+		for n, name := range names {
+			w.add(name)
+			w.until("it was sent", 0, w.sentTo(n+1))
+			w.until("it was answered, unless it is the first", 0, func() bool { return w.host.inFlight() == 1 })
+		}
+		w.settled()
+		w.queue.mu.Lock()
+		defer w.queue.mu.Unlock()
+		if w.queue.window.limit != firstCalls {
+			t.Errorf("got %d calls that may be in flight, want %d as long as there never were that many", w.queue.window.limit, firstCalls)
+		}
+	})
+}
+
 func TestPodsWithBudgetsTakeNoMoreSeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var pods []*corev1.Pod

@@ -158,7 +158,7 @@ func New(cfg Config) (*Queue, error) {
 		probes: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(1/probeInterval.Seconds()), 1, cfg.Clock),
 		window: window{limit: min(firstCalls, cfg.MaxConcurrent), ceiling: cfg.MaxConcurrent, doubling: cfg.MaxConcurrent, patience: 1},
 	}
-	q.free = newLane(types.NamespacedName{}, nil, cfg.MaxConcurrent, cfg.Clock.Now())
+	q.free = newLane(types.NamespacedName{}, nil, cfg.Clock.Now())
 	q.ring = []*lane{q.free}
 
 	pods, err := cfg.Pods.Informer().AddEventHandler(controllercache.UnpackedPods(cache.ResourceEventHandlerFuncs{
