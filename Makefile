@@ -205,9 +205,12 @@ test: unit e2e ## Run all tests: unit, registry, then end to end on a developmen
 .PHONY: unit
 unit: ## Run the tests that need no cluster, of all modules
 	go vet ./test/...
-	packages="$$(go list ./... | grep -Ev '/test/(e2e|faults)')"; hack/test.sh $(UNIT_FLAGS) $$packages
-	cd $(CLUSTER_MODULE) && ../../hack/test.sh $(UNIT_FLAGS) ./...
-	cd test/monitoring && ../../hack/test.sh $(MONITORING_FLAGS) ./...
+	@# A failure in one module hides none in another: all are run, and then it fails.
+	failed=; packages="$$(go list ./... | grep -Ev '/test/(e2e|faults)')"; \
+	hack/test.sh $(UNIT_FLAGS) $$packages || failed=1; \
+	(cd $(CLUSTER_MODULE) && ../../hack/test.sh $(UNIT_FLAGS) ./...) || failed=1; \
+	(cd test/monitoring && ../../hack/test.sh $(MONITORING_FLAGS) ./...) || failed=1; \
+	test -z "$$failed"
 
 .PHONY: race
 race: ## Run the tests that need no cluster with the race detector (needs a C compiler)
