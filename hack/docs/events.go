@@ -33,7 +33,7 @@ const eventsHeader = `<!-- Written by hack/update-docs.sh from the code. Do not 
 
 Haulout tells of what changes, once for each change; the same again within minutes counts up the event that is there. They are events of the host cluster: ` +
 	"`kubectl describe node`, `kubectl describe pod`, `kubectl describe nodemaintenance`" + ` show those of an object, and ` + "`kubectl get events -A --field-selector reason=EvacuationBlocked`" + `
-all with a reason. Events about pods are in the pods' namespaces, those about nodes and NodeMaintenances in ` + "`default`" + `. A pod that leaves without trouble gets none: thousands do at a time.
+all with a reason. Events about pods are in the pods' namespaces, those about nodes and NodeMaintenances in ` + "`default`" + `. A pod that leaves gets one, ` + "`Evicted` or `Replaced`" + `, which names the NodeMaintenance and its reason.
 
 | reason | type | about | when |
 |---|---|---|---|

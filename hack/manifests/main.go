@@ -25,6 +25,7 @@ import (
 	"io"
 	"os"
 
+	appsv1 "k8s.io/api/apps/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -91,6 +92,9 @@ func check(manifests io.Reader) (count int, errs []error) {
 			errs = append(errs, fmt.Errorf("%s is there twice", name))
 		}
 		seen[name] = true
+		if deployment, ok := object.(*appsv1.Deployment); ok && toleratesHeld(deployment) {
+			errs = append(errs, fmt.Errorf("%s tolerates %s: the scheduler would put the server back on the node that it drains", name, v1alpha1.TaintHeld))
+		}
 		for i, rule := range rulesOf(object) {
 			if unbounded(rule) {
 				errs = append(errs, fmt.Errorf("%s: rules[%d] has a *, so that it grows with the cluster; name what is needed", name, i))
@@ -107,6 +111,17 @@ func rulesOf(object runtime.Object) []rbacv1.PolicyRule {
 		return role.Rules
 	}
 	return nil
+}
+
+// toleratesHeld reports whether the pods of a Deployment tolerate the taint of nodes in maintenance. A toleration without a key
+// tolerates everything.
+func toleratesHeld(deployment *appsv1.Deployment) bool {
+	for _, toleration := range deployment.Spec.Template.Spec.Tolerations {
+		if toleration.Key == "" || toleration.Key == v1alpha1.TaintHeld {
+			return true
+		}
+	}
+	return false
 }
 
 func unbounded(rule rbacv1.PolicyRule) bool {

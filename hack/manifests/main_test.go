@@ -46,6 +46,18 @@ func TestCheck(t *testing.T) {
 			count:     2,
 			want:      []string{"Namespace /a is there twice"},
 		},
+		"a server that tolerates nodes in maintenance": {
+			manifests: "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: a\n  namespace: b\nspec:\n  selector: {}\n  template:\n    spec:\n" +
+				"      containers: []\n      tolerations:\n      - {key: maintenance.haulout.dev/held, operator: Exists}\n",
+			count: 1,
+			want:  []string{"Deployment.apps b/a tolerates maintenance.haulout.dev/held"},
+		},
+		"a server that tolerates everything": {
+			manifests: "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: a\n  namespace: b\nspec:\n  selector: {}\n  template:\n    spec:\n" +
+				"      containers: []\n      tolerations:\n      - {operator: Exists}\n",
+			count: 1,
+			want:  []string{"Deployment.apps b/a tolerates maintenance.haulout.dev/held"},
+		},
 		"a role that may do everything with something": {
 			manifests: "apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata:\n  name: a\n  namespace: b\nrules:\n" +
 				"- {apiGroups: [\"\"], resources: [pods], verbs: [get]}\n- {apiGroups: [\"\"], resources: [pods], verbs: [\"*\"]}\n",

@@ -36,7 +36,7 @@ func OwnPlugins() []string {
 // check of the namespace's life stays first. Both arguments are read when the plugins are made, after the flags: nodes configures the plugin
 // for NodeMaintenances, evacuators returns the classes of the built-in evacuators that are on.
 func Configure(o *genericoptions.AdmissionOptions, nodes *nodemaintenance.Config, evacuators func() []string) {
-	nodemaintenance.Register(o.Plugins, nodes, evacuators)
+	nodemaintenance.Register(o.Plugins, nodes)
 	evacuation.Register(o.Plugins, evacuators)
 	at := max(slices.Index(o.RecommendedPluginOrder, mutatingpolicy.PluginName), 0)
 	o.RecommendedPluginOrder = slices.Insert(o.RecommendedPluginOrder, at, OwnPlugins()...)

@@ -23,57 +23,74 @@ import (
 	"sync"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
-	"k8s.io/client-go/kubernetes"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
 )
 
-// LeaderElection decides which replica runs the controllers. The lease lives in the host cluster.
+// LeaderElection decides which replica runs the controllers. The lease is in the host cluster.
 type LeaderElection struct {
-	// Enabled off lets the controllers run without asking.
+	// Enabled off lets the controllers run without a lease.
 	Enabled bool
 	// Namespace and Name name the Lease.
 	Namespace, Name string
-	// Identity is what the holder calls itself. A server with embedded storage uses the identity of its data, so that it gets its lease back
-	// at once when it was killed and comes up again.
+	// Identity is the name of this replica in the Lease. A server that was killed and starts again with the same identity gets
+	// its lease back immediately, so two servers that may run at the same time must never share one.
 	Identity string
-	// LeaseDuration is how long others wait before they take over from a holder that is silent; RenewDeadline is when a holder that
-	// cannot renew gives up; RetryPeriod is the time between attempts.
+	// LeaseDuration is how long others wait before they take over from a holder that does not renew. RenewDeadline is how long
+	// after its last renewal a holder stops its controllers. RetryPeriod is the time between attempts.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 }
 
+const (
+	// CallGrace is how long a call to the host cluster may go on after the controllers were told to stop. What a call has begun
+	// is better finished than cut in the middle, but it must be over before another replica can take the lease.
+	CallGrace = 4 * time.Second
+	// StopTimeout is how long the controllers may take to stop when the lease could not be renewed, before the process ends.
+	StopTimeout = CallGrace + time.Second
+
+	// shutdownTimeout is how long they may take while the lease is still renewed.
+	shutdownTimeout = 20 * time.Second
+)
+
 // Controllers runs a set of controllers whenever this replica leads.
 type Controllers struct {
-	// Host is the client for the lease.
-	Host kubernetes.Interface
+	// Leases is the client for the lease. It has a connection and a rate limiter of its own: renewals must not wait behind what
+	// the controllers send.
+	Leases coordinationclient.LeasesGetter
 	// Election decides whether this replica leads.
 	Election LeaderElection
-	// Run makes the controllers anew, runs them until the context ends, and returns when the last of their writes is done. It is called
-	// again if leadership was lost and comes back.
+	// Run makes a new set of controllers, runs them until the context ends, and returns when the last of their writes is done. It
+	// is called again if leadership was lost and comes back.
 	Run func(context.Context) error
+	// Storage is that of this server; nil if nothing is known about it.
+	Storage *Storage
+	// Service is the Service in front of this server. Registered returns the one that the APIService names, which is the zero
+	// value if there is none; a replica leads only while the two are the same.
+	Service    types.NamespacedName
+	Registered func(context.Context) (types.NamespacedName, error)
+	// Recorder tells why this replica does not lead.
+	Recorder events.EventRecorder
+	// Exit ends the process. It is called where going on could let two replicas act at the same time.
+	Exit func(reason error)
 
-	// Liveness says whether the controllers' loops move; nil is always healthy.
+	// Liveness reports whether the controllers' loops move; nil is always healthy.
 	Liveness func(*http.Request) error
 
 	watchdog *leaderelection.HealthzAdaptor
-	// running is held while a set of controllers runs, so that two never do.
-	running sync.Mutex
+	gate     gate
 }
-
-// stopTimeout bounds how long shutting down waits for the controllers to finish what they write.
-const stopTimeout = 20 * time.Second
 
 func (c *Controllers) addTo(server *genericapiserver.GenericAPIServer) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan struct{})
+	registerMetrics()
 	if c.Election.Enabled {
-		// A follower that waits is healthy; a leader that has not renewed for longer than its lease is stuck.
-		c.watchdog = leaderelection.NewLeaderHealthzAdaptor(c.Election.LeaseDuration)
-		if err := server.AddHealthChecks(healthz.NamedCheck("leader-election", c.watchdog.Check)); err != nil {
+		if err := server.AddHealthChecks(healthz.NamedCheck("leader-election", c.watch())); err != nil {
 			cancel()
 			return err
 		}
@@ -106,34 +123,36 @@ func (c *Controllers) addTo(server *genericapiserver.GenericAPIServer) error {
 		select {
 		case <-stopped:
 			return nil
-		case <-time.After(stopTimeout):
+		case <-time.After(shutdownTimeout):
 			return errors.New("controllers did not stop in time")
 		}
 	})
 }
 
+// watch returns a health check. A follower that waits is healthy; a leader that has not renewed for twice its lease is stuck.
+func (c *Controllers) watch() func(*http.Request) error {
+	c.watchdog = leaderelection.NewLeaderHealthzAdaptor(c.Election.LeaseDuration)
+	return c.watchdog.Check
+}
+
 // lead runs the controllers each time this replica becomes the leader, until the context ends.
 func (c *Controllers) lead(ctx context.Context) {
 	for ctx.Err() == nil {
-		if c.Election.Enabled {
-			c.takePartInElection(ctx)
-		} else {
+		switch {
+		case !c.Election.Enabled:
 			c.runOnce(ctx)
+		case c.mayLead(ctx):
+			c.takePartInElection(ctx)
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(c.Election.RetryPeriod):
 		}
 	}
-	// A set that is still on its way out is waited for.
-	c.running.Lock()
-	defer c.running.Unlock()
 }
 
-// runOnce runs one set of controllers. It starts it only when the one before has come to its end.
+// runOnce runs one set of controllers and returns when it has ended.
 func (c *Controllers) runOnce(ctx context.Context) {
-	c.running.Lock()
-	defer c.running.Unlock()
 	if ctx.Err() != nil {
 		return
 	}
@@ -143,49 +162,5 @@ func (c *Controllers) runOnce(ctx context.Context) {
 		logger.Error(err, "Controllers ended, will start again")
 		return
 	}
-	logger.Info("Controllers stopped")
-}
-
-// takePartInElection returns when leadership was held and given up or lost, or when the context ends.
-func (c *Controllers) takePartInElection(ctx context.Context) {
-	// The election outlives the controllers: to release the lease while they still write would let two leaders act at once.
-	electionCtx, endElection := context.WithCancel(context.WithoutCancel(ctx))
-	defer endElection()
-	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Name: c.Election.Name,
-		Lock: &resourcelock.LeaseLock{
-			LeaseMeta:  metav1.ObjectMeta{Namespace: c.Election.Namespace, Name: c.Election.Name},
-			Client:     c.Host.CoordinationV1(),
-			LockConfig: resourcelock.ResourceLockConfig{Identity: c.Election.Identity},
-		},
-		LeaseDuration:   c.Election.LeaseDuration,
-		RenewDeadline:   c.Election.RenewDeadline,
-		RetryPeriod:     c.Election.RetryPeriod,
-		ReleaseOnCancel: true,
-		WatchDog:        c.watchdog,
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(leading context.Context) {
-				defer endElection()
-				runCtx, cancel := context.WithCancel(leading)
-				defer cancel()
-				stop := context.AfterFunc(ctx, cancel)
-				defer stop()
-				c.runOnce(runCtx)
-			},
-			OnStoppedLeading: func() {},
-		},
-	})
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Leader election cannot be set up")
-		return
-	}
-	// A replica that does not lead has nothing to finish: it may leave the election at once. One that leads leaves it in OnStartedLeading.
-	stop := context.AfterFunc(ctx, func() {
-		if c.running.TryLock() {
-			c.running.Unlock()
-			endElection()
-		}
-	})
-	defer stop()
-	elector.Run(electionCtx)
+	logger.Info("Controllers stopped", "cause", context.Cause(ctx))
 }

@@ -62,7 +62,7 @@ func holder(host *fake.Clientset) string {
 }
 
 func replica(host *fake.Clientset, s *set, identity string) *Controllers {
-	return &Controllers{Host: host, Run: s.run, Election: LeaderElection{
+	return &Controllers{Leases: host.CoordinationV1(), Run: s.run, Exit: func(error) {}, Election: LeaderElection{
 		Enabled: true, Namespace: "ns", Name: "lease", Identity: identity,
 		LeaseDuration: 3 * time.Second, RenewDeadline: 2 * time.Second, RetryPeriod: 50 * time.Millisecond,
 	}}

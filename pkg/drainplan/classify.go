@@ -38,8 +38,10 @@ const (
 	LeftTolerant LeftReason = "DaemonSet pod that tolerates the drain taint"
 	// LeftStatic is the reason of static pods on a node without an agent.
 	LeftStatic LeftReason = "static pod"
-	// LeftOwn is the reason of the server's own pods while no other node would take them.
-	LeftOwn LeftReason = "server pod that no other node would take"
+	// LeftBudget is the reason of DaemonSet pods whose budget stays closed. They are evicted if it opens.
+	LeftBudget LeftReason = "DaemonSet pod whose budget stays closed"
+	// LeftOwn is the reason of pods of the server that came back to a node that a maintenance holds.
+	LeftOwn LeftReason = "server pod that came back"
 )
 
 // IsLive says whether a pod still runs or will run. Terminating pods are live until they are gone.

@@ -42,13 +42,15 @@ const (
 	verdictBudgetStale verdict = "budget_stale"
 	// verdictPodChanged: a pod that could go because it was not ready changed under the call.
 	verdictPodChanged verdict = "pod_changed"
-	// verdictOverloaded: the API server asks everybody to slow down, or is out of order.
+	// verdictDenied: an admission webhook or policy refuses this pod, or cannot be asked about it.
+	verdictDenied verdict = "denied"
+	// verdictOverloaded: the API server asks for fewer requests, or is out of order.
 	verdictOverloaded verdict = "overloaded"
 	// verdictTooManyDisruptedPods: the budget's status is in a state in which every eviction is refused.
 	verdictTooManyDisruptedPods verdict = "too_many_disrupted_pods"
 	// verdictNamespaceTerminating: nothing can be created in the namespace, not even an eviction; its pods are deleted anyway.
 	verdictNamespaceTerminating verdict = "namespace_terminating"
-	// verdictForbidden: the server lacks a permission, or admission refuses.
+	// verdictForbidden: the server lacks a permission, or a built-in admission plugin refuses.
 	verdictForbidden verdict = "forbidden"
 	// verdictSeveralBudgets: the eviction API refuses pods that several budgets select.
 	verdictSeveralBudgets verdict = "several_budgets"
@@ -60,14 +62,14 @@ const (
 
 // verdicts are all of them.
 var verdicts = []verdict{
-	verdictAccepted, verdictGone, verdictBudgetClosed, verdictBudgetStale, verdictPodChanged, verdictOverloaded, verdictTooManyDisruptedPods,
-	verdictNamespaceTerminating, verdictForbidden, verdictSeveralBudgets, verdictUnknown, verdictFailed,
+	verdictAccepted, verdictGone, verdictBudgetClosed, verdictBudgetStale, verdictPodChanged, verdictDenied, verdictOverloaded,
+	verdictTooManyDisruptedPods, verdictNamespaceTerminating, verdictForbidden, verdictSeveralBudgets, verdictUnknown, verdictFailed,
 }
 
 // answer is a verdict with what the API server said about it.
 type answer struct {
 	verdict verdict
-	// retryAfter is how long the API server asks to wait; 0 if it does not say.
+	// retryAfter is how long the API server asks to wait, at most maxRetryAfter; 0 if it does not say.
 	retryAfter time.Duration
 	// message quotes the API server.
 	message string
@@ -85,8 +87,12 @@ func answerOf(err error, unready bool) answer {
 	}
 	s := status.Status()
 	a := answer{message: s.Message}
+	if isDenial(s.Message) {
+		a.verdict = verdictDenied
+		return a
+	}
 	if s.Details != nil {
-		a.retryAfter = time.Duration(s.Details.RetryAfterSeconds) * time.Second
+		a.retryAfter = min(time.Duration(s.Details.RetryAfterSeconds)*time.Second, maxRetryAfter)
 	}
 	if cause, ok := apierrors.StatusCause(err, policyv1.DisruptionBudgetCause); ok {
 		a.message = cause.Message
@@ -95,6 +101,18 @@ func answerOf(err error, unready bool) answer {
 	}
 	a.verdict = plainVerdict(err, s)
 	return a
+}
+
+// maxRetryAfter bounds how long the API server can have us wait.
+const maxRetryAfter = 30 * time.Second
+
+// isDenial reports whether the message is that of admission. A webhook chooses the code, the causes and the seconds to wait of its
+// answer, and the API server passes them on: KubeVirt answers 429 for each virtual machine. Only the beginning of the message is the
+// API server's own, or, for policies and for webhooks that do not answer, the words in front of the name.
+func isDenial(message string) bool {
+	return strings.HasPrefix(message, `admission webhook "`) ||
+		strings.Contains(message, "ValidatingAdmissionPolicy '") ||
+		strings.Contains(message, `failed calling webhook "`)
 }
 
 // budgetVerdict reads an answer that names the budget as its cause.
@@ -124,7 +142,8 @@ func plainVerdict(err error, s metav1.Status) verdict {
 		return verdictForbidden
 	case s.Code == http.StatusInternalServerError && strings.Contains(s.Message, "more than one PodDisruptionBudget"):
 		return verdictSeveralBudgets
-	case s.Code == http.StatusTooManyRequests, s.Code == http.StatusServiceUnavailable, s.Code == http.StatusBadGateway:
+	case s.Code == http.StatusTooManyRequests, s.Code == http.StatusInternalServerError, s.Code == http.StatusBadGateway,
+		s.Code == http.StatusServiceUnavailable:
 		return verdictOverloaded
 	case s.Code == http.StatusGatewayTimeout:
 		return verdictUnknown

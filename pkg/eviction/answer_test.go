@@ -19,6 +19,7 @@ package eviction
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"sync/atomic"
@@ -64,6 +65,19 @@ func overloaded(seconds int) error {
 	return apierrors.NewGenericServerResponse(http.StatusTooManyRequests, "create", podResource, "web-1", "Too many requests, please try again later.", seconds, true)
 }
 
+// deniedBy is what the API server makes of a webhook's answer: all but the beginning of the message is the webhook's.
+func deniedBy(webhook string, code int32, words string) *apierrors.StatusError {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: code, Message: fmt.Sprintf("admission webhook %q denied the request: %s", webhook, words),
+	}}
+}
+
+func deniedFor(webhook string, code, seconds int32, words string) error {
+	err := deniedBy(webhook, code, words)
+	err.ErrStatus.Reason, err.ErrStatus.Details = metav1.StatusReasonTooManyRequests, &metav1.StatusDetails{RetryAfterSeconds: seconds}
+	return err
+}
+
 func withCause(err *apierrors.StatusError, cause metav1.CauseType, message string) error {
 	if err.ErrStatus.Details == nil {
 		err.ErrStatus.Details = &metav1.StatusDetails{}
@@ -86,8 +100,31 @@ func TestAnswerOf(t *testing.T) {
 		"429 with the cause and 10 seconds to wait is a stale budget":    {err: budgetStale(), want: verdictBudgetStale, wantRetry: 10 * time.Second},
 		"the same for a pod that was not ready means that it changed":    {err: budgetStale(), unready: true, want: verdictPodChanged, wantRetry: 10 * time.Second},
 		"429 without the cause is overload":                              {err: overloaded(3), want: verdictOverloaded, wantRetry: 3 * time.Second},
-		"503 is overload":                                                {err: apierrors.NewServiceUnavailable("starting"), want: verdictOverloaded},
-		"403 with the cause is a budget out of order":                    {err: tooManyDisrupted(), want: verdictTooManyDisruptedPods},
+		"500 is overload":                                                {err: apierrors.NewInternalError(errors.New("etcdserver: no leader")), want: verdictOverloaded},
+		"502 is overload": {
+			err: apierrors.NewGenericServerResponse(http.StatusBadGateway, "create", podResource, "web-1", "bad gateway", 0, true), want: verdictOverloaded,
+		},
+		"429 with an hour to wait is overload, for half a minute": {err: overloaded(3600), want: verdictOverloaded, wantRetry: maxRetryAfter},
+		"429 of a webhook is its denial":                          {err: deniedBy("virt", 429, "Eviction triggered evacuation of VMI"), want: verdictDenied},
+		"429 of a webhook that wants an hour":                     {err: deniedFor("virt", 429, 3600, "not now"), want: verdictDenied},
+		"403 of a webhook is no missing right":                    {err: deniedBy("guard", 403, "not in business hours"), want: verdictDenied},
+		"404 of a webhook is no pod that is gone": {
+			err: &apierrors.StatusError{ErrStatus: metav1.Status{
+				Code: 404, Reason: metav1.StatusReasonNotFound, Message: `admission webhook "guard" denied the request: no such budget`,
+			}}, want: verdictDenied,
+		},
+		"a webhook that names the budget as its cause": {
+			err: withCause(deniedBy("guard", 429, "no"), policyv1.DisruptionBudgetCause, "mine"), want: verdictDenied,
+		},
+		"422 of an admission policy": {
+			err:  apierrors.NewForbidden(podResource, "web-1", errors.New("ValidatingAdmissionPolicy 'guard' with binding 'all' denied request: no")),
+			want: verdictDenied,
+		},
+		"500 of a webhook that does not answer": {
+			err: apierrors.NewInternalError(errors.New(`failed calling webhook "guard": connection refused`)), want: verdictDenied,
+		},
+		"503 is overload": {err: apierrors.NewServiceUnavailable("starting"), want: verdictOverloaded},
+		"403 with the cause is a budget out of order": {err: tooManyDisrupted(), want: verdictTooManyDisruptedPods},
 		"403 because the namespace terminates": {
 			err:  withCause(apierrors.NewForbidden(podResource, "web-1", errors.New("being terminated")), corev1.NamespaceTerminatingCause, "shop"),
 			want: verdictNamespaceTerminating,
@@ -95,7 +132,6 @@ func TestAnswerOf(t *testing.T) {
 		"any other 403 is a missing right":         {err: apierrors.NewForbidden(podResource, "web-1", errors.New("RBAC")), want: verdictForbidden},
 		"401 is a missing right":                   {err: apierrors.NewUnauthorized("expired"), want: verdictForbidden},
 		"500 about several budgets":                {err: severalBudgetsError(), want: verdictSeveralBudgets},
-		"any other 500 is a failure":               {err: apierrors.NewInternalError(errors.New("failed calling webhook")), want: verdictFailed},
 		"409 is unknown":                           {err: apierrors.NewConflict(podResource, "web-1", errors.New("uid")), want: verdictUnknown},
 		"504 is unknown":                           {err: apierrors.NewTimeoutError("conflicts", 10), want: verdictUnknown, wantRetry: 10 * time.Second},
 		"a server timeout is unknown":              {err: apierrors.NewServerTimeout(podResource, "create", 1), want: verdictUnknown, wantRetry: time.Second},

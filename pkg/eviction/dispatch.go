@@ -18,7 +18,6 @@ package eviction
 
 import (
 	"context"
-	"strings"
 	"sync"
 	"time"
 
@@ -27,7 +26,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/eviction/pdb"
 )
 
@@ -39,16 +37,6 @@ const (
 	resendAfter = time.Minute
 	// overloadPause is how long nothing is sent to an overloaded API server that does not say itself.
 	overloadPause = time.Second
-
-	// firstCalls is how many evictions may be in flight when there was none. Quick answers double that.
-	firstCalls = 50
-	// budgetedCalls bounds those of pods with budgets, all together: a call that meets a conflict sleeps in the API server, and keeps a seat of
-	// its priority level from others.
-	budgetedCalls = 50
-
-	firstRest      = time.Second
-	maxBudgetRest  = 15 * time.Minute
-	maxTroubleRest = 5 * time.Minute
 )
 
 // call is an eviction on its way.
@@ -59,6 +47,8 @@ type call struct {
 	sent time.Time
 	// budgetVersion is the resourceVersion of the budget that the pass was derived from.
 	budgetVersion string
+	// allowed and laneAllowed are how many calls were allowed, of the queue and of the lane, when it was sent.
+	allowed, laneAllowed int
 	// unready: the pod was sent without room in its budget because it was not ready.
 	unready bool
 }
@@ -68,6 +58,8 @@ func (q *Queue) step(ctx context.Context, calls *sync.WaitGroup) time.Time {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := q.clock.Now()
+	q.stepped = true
+	q.applyBudgets(now)
 	for it := q.resting.first(); it != nil && !it.due.After(now); it = q.resting.first() {
 		if q.sent[it.UID] == it {
 			q.forget(it)
@@ -90,56 +82,64 @@ func (q *Queue) step(ctx context.Context, calls *sync.WaitGroup) time.Time {
 	return q.wakeAt(now)
 }
 
-// pick takes as many pods out of the lanes as may be sent now, one lane after another.
+// pick takes as many pods out of the lanes as may be sent now: one lane after another those that have not been tried, and only
+// when there is none left those that have, the one whose last try is the longest ago first. So no pod is tried again before
+// all others had their turn.
 func (q *Queue) pick(now time.Time) []call {
-	var picked []call
 	awake := q.awakePerLane(now)
+	return q.pickRetries(q.pickFirstTries(nil, awake, now), awake, now)
+}
+
+func (q *Queue) pickFirstTries(picked []call, awake int, now time.Time) []call {
 	for idle := 0; idle < len(q.ring); {
 		q.turn = (q.turn + 1) % len(q.ring)
 		l := q.ring[q.turn]
-		if !q.mayCall(l) {
-			idle++
-			continue
-		}
-		it, p := l.next(now, awake, q.probes)
-		if p == passNone {
+		it, p := q.offer(l, awake, now)
+		if it == nil || it.tried != 0 || !l.take(p, q.probes, now) {
 			idle++
 			continue
 		}
 		idle = 0
-		it.leaveHeap()
-		if !q.isStillThere(it) {
-			// The cache has moved on and its event is on the way. An eviction by name would use up budget for another pod.
-			q.place(it, now)
-			continue
-		}
-		if !q.wanted(it.Request) {
-			q.park(it, nil)
-			continue
-		}
-		picked = append(picked, q.begin(it, p, now))
+		picked = q.begin(picked, it, p, now)
 	}
-	if q.inFlight == 0 {
-		q.window.restart(firstCalls, now)
-	}
-	q.full = max(len(q.free.sending), q.budgeted()) >= q.window.limit
 	return picked
 }
 
-// mayCall says whether another call of the lane may be in flight. Those for pods with and without budgets do not take the window from each other.
-func (q *Queue) mayCall(l *lane) bool {
-	if q.inFlight >= q.window.ceiling {
-		return false
+func (q *Queue) pickRetries(picked []call, awake int, now time.Time) []call {
+	for {
+		var next *item
+		var pass pass
+		for _, l := range q.ring {
+			if it, p := q.offer(l, awake, now); it != nil && (next == nil || it.tried < next.tried) {
+				next, pass = it, p
+			}
+		}
+		if next == nil {
+			return picked
+		}
+		if next.lane.take(pass, q.probes, now) {
+			picked = q.begin(picked, next, pass, now)
+		}
 	}
-	if l.isFree() {
-		return len(l.sending) < q.window.limit
-	}
-	return q.budgeted() < min(budgetedCalls, q.window.limit)
 }
 
-// budgeted is how many calls are in flight for pods with budgets.
-func (q *Queue) budgeted() int {
-	return q.inFlight - len(q.free.sending)
+// offer returns the pod of a lane that may be sent now, nil if there is none.
+func (q *Queue) offer(l *lane, awake int, now time.Time) (*item, pass) {
+	if !q.mayCall(l) {
+		return nil, passNone
+	}
+	if l.owner != nil {
+		q.decideTurn(l, now)
+	}
+	return l.offer(awake, now)
+}
+
+// mayCall reports whether another call of the lane may be in flight.
+func (q *Queue) mayCall(l *lane) bool {
+	if q.inFlight >= q.concurrency.limit {
+		return false
+	}
+	return l.isFree() || q.budgeted < q.concurrency.forBudgets()
 }
 
 // awakePerLane is how many calls each lane may have awake.
@@ -150,7 +150,7 @@ func (q *Queue) awakePerLane(now time.Time) int {
 			moving++
 		}
 	}
-	return max(1, laneCeiling/max(1, moving))
+	return max(1, laneAwake/max(1, moving))
 }
 
 func (q *Queue) isStillThere(it *item) bool {
@@ -172,19 +172,37 @@ func canBeAsked(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp == nil && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
 }
 
-func (q *Queue) begin(it *item, p pass, now time.Time) call {
-	c := call{it: it, lane: it.lane, pass: p, sent: now}
-	if !it.lane.isFree() {
-		c.budgetVersion = it.lane.budget.ResourceVersion
+// begin adds the call for an item to those picked, unless it must not be made after all.
+func (q *Queue) begin(picked []call, it *item, p pass, now time.Time) []call {
+	it.leaveHeap()
+	if !q.isStillThere(it) {
+		// The cache has moved on and its event is on the way. An eviction by name would use up budget for another pod.
+		q.place(it, now)
+		return picked
+	}
+	if !q.wanted(it.Request) {
+		q.park(it, nil)
+		return picked
+	}
+	l := it.lane
+	c := call{it: it, lane: l, pass: p, sent: now, allowed: q.concurrency.limit, laneAllowed: l.awake.limit}
+	if !l.isFree() {
+		c.budgetVersion = l.budget.ResourceVersion
 		c.unready = p == passFree
+		q.budgeted++
 	}
 	if p != passFree && p != passGranted {
-		it.lane.unconfirmed[it.Pod] = time.Time{}
+		l.unconfirmed[it.Pod] = time.Time{}
 	}
-	it.phase = phaseInFlight
-	it.lane.sending[it] = now
+	if l.owner != nil {
+		l.owner.take(it.UID)
+		it.takenFrom = l.owner
+	}
+	q.tries++
+	it.phase, it.tried = phaseInFlight, q.tries
+	l.sending[it] = now
 	q.inFlight++
-	return c
+	return append(picked, c)
 }
 
 // send makes one call. It is the only place where the queue talks to the API, and it does so without the lock.
@@ -192,6 +210,7 @@ func (q *Queue) send(ctx context.Context, c call) {
 	ctx, cancel := untilFinished(ctx)
 	defer cancel()
 	it := c.it
+	pod := q.cached(it)
 	err := q.call(ctx, c)
 	took := q.clock.Since(c.sent)
 	a := answerOf(err, c.unready)
@@ -200,6 +219,9 @@ func (q *Queue) send(ctx context.Context, c call) {
 	mayHaveCounted := a.verdict == verdictUnknown
 	if mayHaveCounted {
 		a = q.reread(ctx, it, a)
+	}
+	if a.verdict == verdictAccepted && pod != nil {
+		q.evicted(pod)
 	}
 
 	q.mu.Lock()
@@ -232,7 +254,13 @@ func (q *Queue) reread(ctx context.Context, it *item, a answer) answer {
 func (q *Queue) settle(c call, a answer, mayHaveCounted bool, took time.Duration) {
 	now := q.clock.Now()
 	q.inFlight--
+	if !c.lane.isFree() {
+		q.budgeted--
+	}
 	delete(c.lane.sending, c.it)
+	if o := c.lane.owner; o != nil {
+		o.settle(c.it.UID, a.verdict == verdictAccepted || a.verdict == verdictGone, now)
+	}
 	q.pace(c, a, took, now)
 	if _, counted := c.lane.unconfirmed[c.it.Pod]; counted {
 		if mayHaveCounted || a.verdict == verdictAccepted {
@@ -245,7 +273,7 @@ func (q *Queue) settle(c call, a answer, mayHaveCounted bool, took time.Duration
 	case verdictBudgetClosed, verdictBudgetStale, verdictTooManyDisruptedPods:
 		c.lane.refuse(c.budgetVersion, now)
 	}
-	c.it.settle(a, now)
+	c.it.settle(a, q.policy.DeniedAfter, now)
 	if a.verdict == verdictBudgetClosed && c.pass == passProbe && c.lane.open {
 		// The budget opened while it refused the probe, which must not make the pod miss that.
 		c.it.due, c.it.failures = now, 0
@@ -265,79 +293,28 @@ func (q *Queue) settle(c call, a answer, mayHaveCounted bool, took time.Duration
 	}
 }
 
-// pace adapts how many calls may be in flight.
+// pace adapts how many calls may be in flight. What admission or a lost connection says about one pod tells nothing about the others.
 func (q *Queue) pace(c call, a answer, took time.Duration, now time.Time) {
-	if a.verdict == verdictOverloaded {
-		q.window.bad(c.sent, now)
-		q.pausedUntil = now.Add(max(overloadPause, a.retryAfter))
-		return
-	}
-	if c.lane.isFree() && took >= slowAnswer {
-		q.window.bad(c.sent, now)
-		return
-	}
-	if q.full {
-		q.window.good()
-	}
-	switch {
-	case c.lane.isFree():
-	case a.verdict == verdictUnknown:
-		c.lane.window.bad(c.sent, now)
-	case took < conflictDelay:
-		// One that met a conflict says neither that more would do nor that fewer would be quicker.
-		c.lane.window.good()
-	}
-}
-
-// settle draws the consequences of an answer for the pod itself.
-func (it *item) settle(a answer, now time.Time) {
-	it.trouble = nil
-	it.phase = phaseWaiting
 	switch a.verdict {
-	case verdictAccepted, verdictGone:
-		it.phase, it.due, it.failures = phaseAccepted, now.Add(resendAfter), 0
-	case verdictBudgetClosed:
-		it.failed++
-		it.rest(now, maxBudgetRest, true)
-	case verdictBudgetStale, verdictOverloaded:
-		// The lane, or the queue, waits in its stead.
-	case verdictTooManyDisruptedPods:
-		it.trouble = tooManyDisruptedPods(sentence(a.message))
-		it.rest(now, maxBudgetRest, true)
-	case verdictForbidden:
-		it.trouble = &Blocker{
-			Reason:  maintenancev1alpha1.ReasonEvictionForbidden,
-			Message: "The eviction is forbidden: " + sentence(a.message) + " Grant the server the right, or delete the pod by hand.",
+	case verdictOverloaded:
+		q.concurrency.bad(c.allowed)
+		if q.overloadedBy != "" && q.overloadedBy != c.it.UID {
+			q.pausedUntil = latest(q.pausedUntil, now.Add(max(overloadPause, a.retryAfter)))
 		}
-		it.rest(now, maxTroubleRest, false)
-	case verdictSeveralBudgets:
-		it.trouble = &Blocker{
-			Reason: maintenancev1alpha1.ReasonMultiplePodDisruptionBudgets,
-			Message: "The pod is selected by more than one PodDisruptionBudget, which the eviction API refuses. " +
-				"Change their selectors or delete all but one.",
+		q.overloadedBy = c.it.UID
+	case verdictUnknown:
+		if !c.lane.isFree() {
+			c.lane.awake.bad(c.laneAllowed)
 		}
-		it.rest(now, maxTroubleRest, false)
-	case verdictFailed:
-		it.trouble = &Blocker{
-			Reason:  maintenancev1alpha1.ReasonEvictionError,
-			Message: "The eviction fails: " + sentence(a.message) + " It is tried again.",
-		}
-		it.rest(now, maxTroubleRest, false)
+	case verdictDenied:
 	default:
-		it.rest(now, maxTroubleRest, false)
+		q.concurrency.good()
+		q.overloadedBy = ""
+		if !c.lane.isFree() && took < conflictDelay {
+			// One that met a conflict says neither that more would do nor that fewer would be quicker.
+			c.lane.awake.good()
+		}
 	}
-}
-
-// sentence ends what the API server says with a full stop; it often leaves that out.
-func sentence(s string) string {
-	return strings.TrimRight(s, ". ") + "."
-}
-
-// rest puts the pod's next eviction off, each time for twice as long.
-func (it *item) rest(now time.Time, longest time.Duration, forBudget bool) {
-	pause := firstRest << min(it.failures, 20)
-	it.failures++
-	it.phase, it.due, it.restsForBudget = phaseResting, now.Add(min(pause, longest)), forBudget
 }
 
 // place puts an item where it belongs: into the lane of its budget, to rest, or aside.
@@ -360,20 +337,36 @@ func (q *Queue) place(it *item, now time.Time) {
 	if bad := it.read(pod); bad != "" {
 		q.badCost(pod, bad)
 	}
+	q.budgets.match(it, pod.Labels)
 	var matching []*policyv1.PodDisruptionBudget
 	if pdb.Holds(pod) {
-		matching = q.budgets.of(pod)
+		matching = q.budgets.of(it)
 	}
 	if len(matching) > 1 {
 		q.park(it, severalBudgets(matching))
 		return
 	}
-	q.joinLane(it, q.laneOf(matching, now), now)
+	if it.takenFrom != nil {
+		// It was to leave and is still there, or was refused.
+		delete(it.takenFrom.taken, it.UID)
+		it.takenFrom = nil
+	}
+	if len(matching) == 0 {
+		q.joinLane(it, q.ownerLane(it, pod, now), now)
+	} else {
+		q.joinLane(it, q.budgetLane(matching[0], now), now)
+	}
 	if it.phase == phaseResting && it.due.After(now) {
 		q.resting.add(it)
 	} else {
 		it.phase = phaseWaiting
-		it.lane.waiting.add(it)
+		it.lane.add(it)
+	}
+	if t := it.trouble; t != nil && t.from.After(now) {
+		it.lane.reviewBy(t.from)
+	}
+	if it.lane.owner != nil {
+		it.lane.reviewBy(now.Add(blockedAfter))
 	}
 	q.show(it, q.blockerOf(it, now))
 }
@@ -381,18 +374,18 @@ func (q *Queue) place(it *item, now time.Time) {
 // park sets an item aside until an event of its pod or of a budget.
 func (q *Queue) park(it *item, why *Blocker) {
 	q.leaveLane(it)
-	it.phase, it.trouble = phaseParked, why
+	it.phase, it.trouble = phaseParked, nil
+	if why != nil {
+		it.trouble = &trouble{Blocker: *why}
+	}
 	q.show(it, why)
 }
 
-func (q *Queue) laneOf(matching []*policyv1.PodDisruptionBudget, now time.Time) *lane {
-	if len(matching) == 0 {
-		return q.free
-	}
-	name := pdb.NameOf(matching[0])
+func (q *Queue) budgetLane(budget *policyv1.PodDisruptionBudget, now time.Time) *lane {
+	name := pdb.NameOf(budget)
 	l := q.lanes[name]
 	if l == nil {
-		l = newLane(name, matching[0], now)
+		l = newLane(name, budget, now)
 		q.lanes[name] = l
 		q.ring = append(q.ring, l)
 	}
@@ -422,11 +415,14 @@ func (q *Queue) leaveLane(it *item) {
 func (q *Queue) tidyLanes(now time.Time) {
 	kept := q.ring[:0]
 	for _, l := range q.ring {
-		if l.isFree() || !l.isIdle(now) {
+		switch {
+		case l == q.free || !l.isIdle(now) || l.owner != nil && !l.owner.isDone(q.policy.UnprotectedPatience, now):
 			kept = append(kept, l)
-			continue
+		case l.owner != nil:
+			q.dropOwner(l.owner)
+		default:
+			delete(q.lanes, l.budgetName)
 		}
-		delete(q.lanes, l.budgetName)
 	}
 	clear(q.ring[len(kept):])
 	q.ring = kept
@@ -439,6 +435,9 @@ func (q *Queue) wakeAt(now time.Time) time.Time {
 		w.ring(it.due)
 	}
 	w.ring(q.pausedUntil)
+	for _, c := range q.churn {
+		w.ring(c.next)
+	}
 	q.lowering.setAlarm(&w)
 	for _, l := range q.ring {
 		l.setAlarm(&w)

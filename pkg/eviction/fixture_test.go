@@ -30,6 +30,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
@@ -49,6 +50,8 @@ type fakeHost struct {
 	client *fake.Clientset
 	// answer is called without a lock held; it may block.
 	answer func(pod string) error
+	// finish is called with the context of each call that finishes an eviction, unless it is nil.
+	finish func(ctx context.Context) error
 
 	mu      sync.Mutex
 	calls   []string
@@ -73,11 +76,14 @@ func (h *fakeHost) Evict(_ context.Context, eviction *policyv1.Eviction) error {
 	return h.answer(eviction.Name)
 }
 
-func (h *fakeHost) Finish(_ context.Context, _, name string, options metav1.DeleteOptions) error {
+func (h *fakeHost) Finish(ctx context.Context, _, name string, options metav1.DeleteOptions) error {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	h.calls = append(h.calls, fmt.Sprintf("finish %s/%s", name, *options.Preconditions.UID))
-	return nil
+	h.mu.Unlock()
+	if h.finish == nil {
+		return nil
+	}
+	return h.finish(ctx)
 }
 
 func (h *fakeHost) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
@@ -134,6 +140,10 @@ type worldConfig struct {
 	answer        func(pod string) error
 	pods          []*corev1.Pod
 	budgets       []*policyv1.PodDisruptionBudget
+	// turns: pods without budgets take turns, in shares of unprotected percent. objects are the owners.
+	turns       bool
+	unprotected Percent
+	objects     []runtime.Object
 }
 
 func newWorld(t *testing.T, cfg worldConfig) *world {
@@ -147,11 +157,23 @@ func newWorld(t *testing.T, cfg worldConfig) *world {
 	for _, budget := range cfg.budgets {
 		w.must(client.Tracker().Add(budget))
 	}
+	for _, object := range cfg.objects {
+		w.must(client.Tracker().Add(object))
+	}
 	factory := informers.NewSharedInformerFactory(client, 0)
+	policy := DefaultPolicy()
+	policy.MaxConcurrent, policy.UnprotectedMaxUnavailable = max(cfg.maxConcurrent, 1), cfg.unprotected
+	var owners Owners
+	if cfg.turns {
+		var err error
+		owners, err = NewOwners(factory)
+		w.must(err)
+	}
 	queue, err := New(Config{
 		Host: w.host, Pods: factory.Core().V1().Pods(), Budgets: factory.Policy().V1().PodDisruptionBudgets(), Clock: w.clock,
-		MaxConcurrent: max(cfg.maxConcurrent, 1),
-		Wanted:        func(Request) bool { return !w.unwanted.Load() },
+		Policy: policy,
+		Owners: owners,
+		Wanted: func(Request) bool { return !w.unwanted.Load() },
 		Changed: func(evacuation types.NamespacedName) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -284,6 +306,14 @@ func (w *world) updateBudget(budget *policyv1.PodDisruptionBudget) {
 	w.version++
 	budget.ResourceVersion = strconv.Itoa(w.version)
 	_, err := w.client.PolicyV1().PodDisruptionBudgets(namespace).Update(w.Context(), budget, metav1.UpdateOptions{})
+	w.must(err)
+}
+
+func (w *world) createBudget(budget *policyv1.PodDisruptionBudget) {
+	w.Helper()
+	w.version++
+	budget.ResourceVersion = strconv.Itoa(w.version)
+	_, err := w.client.PolicyV1().PodDisruptionBudgets(namespace).Create(w.Context(), budget, metav1.CreateOptions{})
 	w.must(err)
 }
 

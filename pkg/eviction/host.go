@@ -17,7 +17,10 @@ limitations under the License.
 // Package eviction decides which pod may be evicted next and evicts it, within the budgets, as fast as the API server lets it.
 //
 // Pods that share a PodDisruptionBudget share a lane, because every eviction under a budget is an update of that one object. A lane whose
-// budget allows no disruption sends nothing but rare probes; the budget's watch event opens it again.
+// budget allows no disruption sends nothing but rare probes; the budget's watch event opens it again. Pods without a budget that share an
+// owner share a lane, too, in which at most a share of the owner's pods may be missing.
+//
+// All that a queue remembers is a cache: it may be dropped at any time. A new one begins its back-offs and its patience again.
 package eviction
 
 import (

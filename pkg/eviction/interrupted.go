@@ -34,8 +34,13 @@ const (
 	// interruptedUntil is how old an entry may be. It must still be there when the pod is deleted, or the budget would pay for another one.
 	interruptedUntil = 90 * time.Second
 
+	// finishTimeout ends the call that deletes the pod of an interrupted eviction. With it the last
+	// deletion ends well before the disruption controller forgets the entry, the difference between
+	// two machines' clocks included.
+	finishTimeout = 15 * time.Second
+
 	// finishGrace is how long a call that is under way when the queue is told to stop may go on, so as not to interrupt it in just that place.
-	finishGrace = 10 * time.Second
+	finishGrace = 4 * time.Second
 )
 
 // noteGranted keeps since when the budget's status has listed each name. The times in the status are those of another clock.
@@ -68,10 +73,10 @@ func (q *Queue) pickInterrupted(now time.Time) []call {
 			continue
 		}
 		for it := range l.members {
-			waits := it.phase == phaseWaiting || it.phase == phaseResting
-			if waits && q.mayCall(l) && l.interrupted(it, now) && q.isStillThere(it) && q.wanted(it.Request) {
-				it.leaveHeap()
-				picked = append(picked, q.begin(it, passGranted, now))
+			// One that rests for another reason than its budget was just refused.
+			waits := it.phase == phaseWaiting || it.phase == phaseResting && it.restsForBudget
+			if waits && q.mayCall(l) && l.interrupted(it, now) {
+				picked = q.begin(picked, it, passGranted, now)
 			}
 		}
 	}
@@ -93,6 +98,8 @@ func (q *Queue) call(ctx context.Context, c call) error {
 	options := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(c.it.UID)}}
 	if c.pass == passGranted {
 		logger(ctx, c.it).Info("Finishing an eviction that was interrupted after its budget had granted it")
+		ctx, cancel := context.WithTimeout(ctx, finishTimeout)
+		defer cancel()
 		return q.host.Finish(ctx, c.it.Evacuation.Namespace, c.it.Pod, options)
 	}
 	return q.host.Evict(ctx, evictionOf(c.it, options))

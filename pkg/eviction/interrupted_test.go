@@ -105,6 +105,30 @@ func TestInterruptedEvictionIsFinished(t *testing.T) {
 	}
 }
 
+func TestFinishingEndsBeforeTheDisruptionControllerForgetsTheGrant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{
+			maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")},
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, granting("web-0", start))},
+			answer:  func(string) error { t.Error("the closed budget was asked"); return nil },
+		})
+		// What the disruption controller waits, less the difference that two clocks may have.
+		const forgotten = 2*time.Minute - 10*time.Second
+		var hung time.Duration
+		w.host.finish = func(ctx context.Context) error {
+			begun := time.Now()
+			<-ctx.Done()
+			hung = time.Since(begun)
+			return ctx.Err()
+		}
+		w.add("web-0")
+		w.pass(interruptedAfter+time.Second, 500*time.Millisecond)
+		if hung == 0 || interruptedUntil+hung > forgotten {
+			t.Errorf("a call that hangs was ended after %s, want at most %s", hung, forgotten-interruptedUntil)
+		}
+	})
+}
+
 func TestCallOutlivesItsQueueForAWhile(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	call, done := untilFinished(ctx)

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"haulout.dev/haulout/pkg/deletioncost"
 	"haulout.dev/haulout/pkg/eviction/pdb"
@@ -57,6 +58,14 @@ type item struct {
 	created  time.Time
 	// badCost is the malformed deletion cost that has been told of; "" if none was.
 	badCost string
+	// tried is the number of the item's last try among those of the queue; 0 if it has not been tried.
+	tried uint64
+
+	// labels are the pod's when its budgets were last looked up, and budgets the names of those that select it; matched is whether
+	// they have been.
+	labels  labels.Set
+	budgets []string
+	matched bool
 
 	// due is when the item's rest, or the wait after its acceptance, ends.
 	due time.Time
@@ -69,10 +78,19 @@ type item struct {
 	lowerFailures int
 
 	failed int32
-	// trouble is what stands in the way of this pod whatever its lane does.
-	trouble *Blocker
-	// blocker is what the outside sees.
+	// trouble is nil unless the last answer was about this pod.
+	trouble *trouble
+	// deniedSince is since when admission has refused the pod, and denial what it said last; failingSince is since when its evictions
+	// have failed for reasons that may pass.
+	deniedSince, failingSince time.Time
+	denial                    string
+	// takenFrom is the owner that counts the pod as missing because its eviction was sent.
+	takenFrom *owned
+	// waitsIn is the lane of an owner for whose other pods the item is known to wait.
+	waitsIn *lane
+	// blocker and note are what the outside sees.
 	blocker *Blocker
+	note    string
 	// starved: the blocker is the lane's budget.
 	starved bool
 
@@ -80,8 +98,18 @@ type item struct {
 	index int
 }
 
-// before is the order within a lane: pods that are not ready serve nobody and go first, then those that are cheaper to lose, then the younger.
+// before is the order within a lane: pods that have not been tried go first, in the order of precedes, then the others, the one whose
+// last try is the longest ago first.
 func (it *item) before(other *item) bool {
+	if it.tried != other.tried {
+		return it.tried < other.tried
+	}
+	return it.precedes(other)
+}
+
+// precedes orders pods that have not been tried: those that are not ready serve no requests and go first, then those that are cheaper
+// to lose, then the younger.
+func (it *item) precedes(other *item) bool {
 	if it.notReady != other.notReady {
 		return it.notReady
 	}

@@ -27,21 +27,19 @@ import (
 )
 
 const (
-	// laneCalls bounds the calls in flight under one budget. Two that meet on a budget cost the API server a conflict, upon which one of them
-	// sleeps for half a second, up to twenty times. Up to about as many as this they hardly ever fail, and the budget is in use all the time.
+	// laneCalls bounds the calls in flight under one budget. Two that meet on a budget cost the API server a conflict, upon which one
+	// of them sleeps for half a second, up to twenty times. Up to about as many as this they hardly ever fail, and the budget is in
+	// use all the time.
 	laneCalls = 24
-	// laneCeiling bounds those of them that may be awake. A lane begins with one. Lanes that move share that many, so as not to meet on their budgets
-	// for nothing where the API server has enough to do: each has one at least.
-	laneCeiling = 6
-	// lanePatience is how many quick answers, per call awake, a lane wants before it tries one more.
-	lanePatience = 1
-	// asleepAfter is how long a call may take before it is taken to have met a conflict and to sleep in the API server. Somebody else can go
-	// meanwhile: it costs nothing that one sleeps.
+	// laneAwake bounds those of them that may be awake. A lane begins with one and gets one more for each answer that met no conflict.
+	// Lanes that move share that many, so as not to meet on their budgets for nothing where the API server has enough to do: each
+	// has one at least.
+	laneAwake = 6
+	// asleepAfter is how long a call may take before it is taken to have met a conflict and to sleep in the API server. Another pod
+	// can be sent meanwhile: a call that sleeps costs nothing.
 	asleepAfter = 80 * time.Millisecond
 	// conflictDelay is the least an eviction takes that met a conflict: the API server sleeps that long before it tries again.
 	conflictDelay = 400 * time.Millisecond
-	// slowAnswer is when an answer says that the API server has too much to do, if it was not a conflict that took so long.
-	slowAnswer = 2 * time.Second
 
 	// unconfirmedFor is how long an accepted eviction is taken off what the budget's status allows, if the status never lists it.
 	unconfirmedFor = 5 * time.Second
@@ -59,16 +57,20 @@ const (
 	maxProbeDelay   = 15 * time.Minute
 )
 
-// lane is the pods that share a budget, or those that have none.
+// lane is the pods that share a budget, those of one owner that have none, or those that have neither.
 type lane struct {
 	// budgetName is empty for the pods without budget.
 	budgetName types.NamespacedName
 	budget     *policyv1.PodDisruptionBudget
 	members    map[*item]struct{}
-	waiting    itemHeap
+	// ready and unready are the members that wait, apart because a budget may let only pods go that are not ready.
+	ready, unready itemHeap
 
-	// window is how many calls may be awake. That of the pods without budget is not used: they have the queue's.
-	window window
+	// owner is the workload of a lane of pods without budgets that take turns; nil for other lanes.
+	owner *owned
+
+	// awake is how many calls may be awake. It is not used for the pods without budget: only the queue bounds theirs.
+	awake concurrency
 	// sending are the calls in flight, and when they were sent.
 	sending map[*item]time.Time
 	// unconfirmed are the evictions that the cached status of the budget does not show yet, by pod name; the time is zero until the answer.
@@ -97,8 +99,9 @@ func newLane(name types.NamespacedName, budget *policyv1.PodDisruptionBudget, no
 		budgetName:  name,
 		budget:      budget,
 		members:     map[*item]struct{}{},
-		waiting:     itemHeap{less: (*item).before},
-		window:      window{limit: 1, ceiling: laneCeiling, patience: lanePatience},
+		ready:       itemHeap{less: (*item).before},
+		unready:     itemHeap{less: (*item).before},
+		awake:       concurrency{limit: 1, most: laneAwake},
 		sending:     map[*item]time.Time{},
 		unconfirmed: map[string]time.Time{},
 		granted:     map[string]time.Time{},
@@ -204,29 +207,69 @@ const (
 	passGranted
 )
 
-// next returns the pod of the lane that may be evicted now, if any. Of the lane's calls no more than awake may be so; this is not for pods without
-// budget.
-func (l *lane) next(now time.Time, awake int, probes flowcontrol.PassiveRateLimiter) (*item, pass) {
-	it := l.waiting.first()
-	if it == nil || !l.isFree() && !l.hasSlot(now, awake) {
+// add has an item wait in the lane.
+func (l *lane) add(it *item) {
+	if it.notReady {
+		l.unready.add(it)
+	} else {
+		l.ready.add(it)
+	}
+}
+
+// anyWaits reports whether an item waits in the lane.
+func (l *lane) anyWaits() bool {
+	return l.ready.first() != nil || l.unready.first() != nil
+}
+
+// offer returns the pod of the lane that may be evicted now, if any. Of the calls under a budget no more than awake may be so.
+func (l *lane) offer(awake int, now time.Time) (*item, pass) {
+	if !l.anyWaits() || !l.isFree() && !l.hasSlot(now, awake) {
 		return nil, passNone
 	}
-	if l.isFree() || it.notReady && pdb.LetsUnreadyGo(l.budget) {
-		return it, passFree
+	unready := l.unready.first()
+	if l.isFree() {
+		if l.owner == nil || l.owner.granted {
+			return firstOf(l.ready.first(), unready), passFree
+		}
+		// A pod that does not serve is no loss.
+		return unready, passFree
 	}
+	if unready != nil && pdb.LetsUnreadyGo(l.budget) {
+		if ready := l.ready.first(); l.room(now) > 0 && firstOf(unready, ready) == ready {
+			return ready, passBudget
+		}
+		return unready, passFree
+	}
+	it := firstOf(l.ready.first(), unready)
 	if l.room(now) > 0 {
 		return it, passBudget
 	}
-	if !l.isProbeDue(now) {
-		return nil, passNone
+	if l.isProbeDue(now) {
+		return it, passProbe
+	}
+	return nil, passNone
+}
+
+// firstOf returns the one of two items, either of which may be nil, that goes before the other.
+func firstOf(x, y *item) *item {
+	if x == nil || y != nil && y.before(x) {
+		return y
+	}
+	return x
+}
+
+// take makes use of a pass and reports whether it may: probes of all lanes together are few.
+func (l *lane) take(p pass, probes flowcontrol.PassiveRateLimiter, now time.Time) bool {
+	if p != passProbe {
+		return true
 	}
 	if !probes.TryAccept() {
 		l.probeAt = now.Add(probeInterval)
-		return nil, passNone
+		return false
 	}
 	l.probeDelay = min(2*l.probeDelay, maxProbeDelay)
 	l.probeAt = now.Add(l.probeDelay)
-	return it, passProbe
+	return true
 }
 
 // refuse closes the lane although the status let a pod go, unless the status has changed since that pod was sent.
@@ -242,7 +285,7 @@ func (l *lane) refuse(sentUnder string, now time.Time) {
 
 // moves says whether the lane has calls to make and is not stuck.
 func (l *lane) moves(now time.Time) bool {
-	return !l.isFree() && (l.waiting.first() != nil || len(l.sending) > 0) && (l.open || now.Sub(l.since) < blockedAfter)
+	return !l.isFree() && (l.anyWaits() || len(l.sending) > 0) && (l.open || now.Sub(l.since) < blockedAfter)
 }
 
 // hasSlot says whether another call under the budget may be sent.
@@ -256,7 +299,7 @@ func (l *lane) hasSlot(now time.Time, awake int) bool {
 			busy++
 		}
 	}
-	return busy < min(l.window.limit, awake)
+	return busy < min(l.awake.limit, awake)
 }
 
 func (l *lane) isProbeDue(now time.Time) bool {
@@ -270,7 +313,10 @@ func (l *lane) setAlarm(w *alarm) {
 	for _, since := range l.granted {
 		w.ring(since.Add(interruptedAfter))
 	}
-	if l.isFree() || l.waiting.first() == nil {
+	if l.owner != nil {
+		w.ring(l.owner.waitsUntil)
+	}
+	if l.isFree() || !l.anyWaits() {
 		return
 	}
 	if !l.open {

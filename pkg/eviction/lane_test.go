@@ -29,13 +29,13 @@ func TestLanesThatMoveShareTheCallsAwake(t *testing.T) {
 		made := make([]*lane, n)
 		for i := range made {
 			made[i] = newLane(types.NamespacedName{Name: strconv.Itoa(i)}, newBudget("web", 1), start)
-			made[i].waiting.add(&item{})
+			made[i].add(&item{})
 			change(made[i])
 		}
 		return made
 	}
 	asIs := func(*lane) {}
-	empty := func(l *lane) { l.waiting.first().leaveHeap() }
+	empty := func(l *lane) { l.ready.first().leaveHeap() }
 	closed := func(since time.Time) func(*lane) {
 		return func(l *lane) { l.open, l.since = false, since }
 	}
@@ -44,17 +44,17 @@ func TestLanesThatMoveShareTheCallsAwake(t *testing.T) {
 		ring []*lane
 		want int
 	}{
-		"none":                           {nil, laneCeiling},
-		"one":                            {lanes(1, asIs), laneCeiling},
-		"two":                            {lanes(2, asIs), laneCeiling / 2},
+		"none":                           {nil, laneAwake},
+		"one":                            {lanes(1, asIs), laneAwake},
+		"two":                            {lanes(2, asIs), laneAwake / 2},
 		"many":                           {lanes(30, asIs), 1},
-		"one, and others without pods":   {append(lanes(5, empty), lanes(1, asIs)...), laneCeiling},
-		"one, and others that are stuck": {append(lanes(5, closed(now.Add(-blockedAfter))), lanes(1, asIs)...), laneCeiling},
+		"one, and others without pods":   {append(lanes(5, empty), lanes(1, asIs)...), laneAwake},
+		"one, and others that are stuck": {append(lanes(5, closed(now.Add(-blockedAfter))), lanes(1, asIs)...), laneAwake},
 		"one, and others that opened and closed just now": {append(lanes(5, closed(now.Add(-time.Second))), lanes(1, asIs)...), 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			free := newLane(types.NamespacedName{}, nil, start)
-			free.waiting.add(&item{})
+			free.add(&item{})
 			q := &Queue{ring: append(test.ring, free)}
 			if got := q.awakePerLane(now); got != test.want {
 				t.Errorf("got %d, want %d", got, test.want)
@@ -65,7 +65,7 @@ func TestLanesThatMoveShareTheCallsAwake(t *testing.T) {
 
 func TestLaneSendsNoMoreThanItsShareWhileTheyAreAwake(t *testing.T) {
 	l := newLane(types.NamespacedName{Name: "web"}, newBudget("web", 10), start)
-	l.window.limit = laneCeiling
+	l.awake.limit = laneAwake
 	for n := range 2 {
 		if !l.hasSlot(start, 2) {
 			t.Errorf("got no room beside %d calls, of two that it may have awake", n)

@@ -115,7 +115,7 @@ func (q *Queue) firstDue() *item {
 			continue
 		}
 		waits := it.phase != phaseInFlight && it.phase != phaseAccepted
-		if waits && (first == nil || it.before(first)) {
+		if waits && (first == nil || it.precedes(first)) {
 			first = it
 		}
 	}

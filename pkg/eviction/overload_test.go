@@ -17,6 +17,7 @@ limitations under the License.
 package eviction
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -25,6 +26,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 func TestOverloadSlowsEverythingDown(t *testing.T) {
@@ -50,144 +52,90 @@ func TestOverloadSlowsEverythingDown(t *testing.T) {
 	})
 }
 
-func TestSlowAnswersAreOverload(t *testing.T) {
+func TestConcurrency(t *testing.T) {
+	c := concurrency{limit: 8, most: 9}
+	c.good()
+	c.good()
+	if c.limit != 9 {
+		t.Errorf("got %d after good answers, want no more than 9", c.limit)
+	}
+	for range 9 {
+		c.bad(9)
+	}
+	if c.limit != 4 {
+		t.Errorf("got %d after bad answers to calls that were sent together, want half as many as there might be", c.limit)
+	}
+	c.good()
+	c.bad(9)
+	if c.limit != 4 {
+		t.Errorf("got %d after the last answer to one of those calls, want 4", c.limit)
+	}
+	for range 3 {
+		c.bad(c.limit)
+	}
+	if c.limit != 1 {
+		t.Errorf("got %d, want never less than 1", c.limit)
+	}
+}
+
+func TestOverloadThatOnePodMeetsPausesNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		hold := make(chan struct{})
-		names, pods := podNames(60)
-		w := newWorld(t, worldConfig{live: true, maxConcurrent: 8, pods: pods, answer: func(string) error { <-hold; return nil }})
-		limit := func(n int) func() bool {
-			return func() bool {
-				w.queue.mu.Lock()
-				defer w.queue.mu.Unlock()
-				return w.queue.window.limit == n
-			}
-		}
-		w.add(names...)
-		w.until("the first are in flight", 0, func() bool { return w.host.inFlight() == 8 })
-		w.clock.Step(slowAnswer)
-		for range 8 {
-			hold <- struct{}{}
-		}
-		w.until("half as many as before are in flight", 0, func() bool { return limit(4)() && w.host.inFlight() == 4 })
-		close(hold)
-		w.until("quick answers have undone that", 0, limit(8))
-	})
-}
-
-func TestWindow(t *testing.T) {
-	w := window{limit: 4, ceiling: 5, patience: 2}
-	for range 8 {
-		w.good()
-	}
-	if w.limit != 5 {
-		t.Errorf("got %d after eight good answers, want 5", w.limit)
-	}
-	sent := start
-	w.bad(sent, start.Add(time.Second))
-	w.bad(sent, start.Add(2*time.Second))
-	if w.limit != 2 {
-		t.Errorf("got %d after two bad answers to calls sent together, want 2", w.limit)
-	}
-	w.bad(start.Add(3*time.Second), start.Add(4*time.Second))
-	w.bad(start.Add(5*time.Second), start.Add(6*time.Second))
-	if w.limit != 1 {
-		t.Errorf("got %d, want never less than 1", w.limit)
-	}
-}
-
-func TestWindowDoublesUntilTheFirstBadAnswer(t *testing.T) {
-	w := window{limit: 4, ceiling: 20, doubling: 20, patience: 1}
-	good := func(answers, want int) {
-		t.Helper()
-		for range answers {
-			w.good()
-		}
-		if w.limit != want {
-			t.Errorf("got %d after %d good answers more, want %d", w.limit, answers, want)
-		}
-	}
-	good(4, 8)
-	good(8, 16)
-	good(100, 20)
-	w.bad(start, start.Add(time.Second))
-	good(10, 11)
-	good(11, 12)
-	w.restart(8, start.Add(2*time.Second))
-	if w.limit != 8 {
-		t.Errorf("got %d after a restart, want 8", w.limit)
-	}
-	good(8, 10)
-	w.bad(start.Add(3*time.Second), start.Add(4*time.Second))
-	w.restart(8, start.Add(4*time.Second+forgetTroubleAfter))
-	if w.limit != 5 {
-		t.Errorf("got %d, want a restart not to undo what bad answers did", w.limit)
-	}
-	good(5, 10)
-}
-
-func TestQuickAnswersSendMore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const most = 2*firstCalls + 20
-		hold := make(chan struct{})
-		names, pods := podNames(8 * firstCalls)
-		w := newWorld(t, worldConfig{live: true, maxConcurrent: most, pods: pods, answer: func(string) error { <-hold; return nil }})
-		flying := func(n int) func() bool { return func() bool { return w.host.inFlight() == n } }
-		w.add(names[:len(names)-firstCalls-1]...)
-		w.until("as many as at first are in flight", 0, flying(firstCalls))
-		for range firstCalls {
-			hold <- struct{}{}
-		}
-		w.until("twice as many are", 0, flying(2*firstCalls))
-		for range 2 * firstCalls {
-			hold <- struct{}{}
-		}
-		w.until("as many as may be are", 0, flying(most))
-		close(hold)
-		w.until("all were answered", 0, func() bool { return len(w.host.sent()) == len(names)-firstCalls-1 && w.host.inFlight() == 0 })
-		w.settled()
-
-		hold = make(chan struct{})
-		defer close(hold)
-		w.add(names[len(names)-firstCalls-1:]...)
-		w.until("the next begin like the first", 0, flying(firstCalls))
-		w.settled()
-		if w.host.inFlight() != firstCalls {
-			t.Errorf("got %d in flight, want %d", w.host.inFlight(), firstCalls)
-		}
-	})
-}
-
-func TestTrickleProvesNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		hold := make(chan struct{})
-		defer close(hold)
-		names, pods := podNames(2*firstCalls + 1)
-		w := newWorld(t, worldConfig{live: true, maxConcurrent: 4 * firstCalls, pods: pods, answer: func(name string) error {
-			if name == "web-0" {
-				<-hold
+		names, pods := podNames(20)
+		w := newWorld(t, worldConfig{maxConcurrent: 8, pods: pods, answer: func(pod string) error {
+			if pod == "web-0" {
+				return overloaded(3600)
 			}
 			return nil
 		}})
-		for n, name := range names {
-			w.add(name)
-			w.until("it was sent", 0, w.sentTo(n+1))
-			w.until("it was answered, unless it is the first", 0, func() bool { return w.host.inFlight() == 1 })
-		}
+		w.add(names...)
 		w.settled()
-		w.queue.mu.Lock()
-		defer w.queue.mu.Unlock()
-		if w.queue.window.limit != firstCalls {
-			t.Errorf("got %d calls that may be in flight, want %d as long as there never were that many", w.queue.window.limit, firstCalls)
+		if n := len(w.host.sent()); n != 20 {
+			t.Errorf("got %d evictions without any time passing, want all 20", n)
+		}
+		w.pass(maxRetryAfter-time.Second, time.Second)
+		if n := len(w.host.sent()); n != 20 {
+			t.Errorf("got %d evictions before the pod has rested for as long as the API server may ask, want 20", n)
+		}
+		w.until("the pod is tried again", time.Second, w.sentTo(21))
+		if got := w.clock.Since(start); got > maxRetryAfter+time.Second {
+			t.Errorf("got the second try after %s, want at most %s", got, maxRetryAfter)
 		}
 	})
 }
 
-func TestPodsWithBudgetsTakeNoMoreSeats(t *testing.T) {
+func TestServerErrorsSlowDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const most = 100
+		names, pods := podNames(50)
+		w := newWorld(t, worldConfig{maxConcurrent: most, pods: pods, answer: func(string) error {
+			return apierrors.NewInternalError(errors.New("etcdserver: no leader"))
+		}})
+		w.add(names...)
+		w.settled()
+		if n, limit := len(w.host.sent()), w.queue.concurrency.limit; n != 50 || limit != most/2 {
+			t.Errorf("got %d evictions and then %d at a time, want 50 and %d", n, limit, most/2)
+		}
+		for _, name := range names {
+			if reason := w.reason(name); reason != "" {
+				t.Fatalf("got %s blocked by %s after one answer, want a minute of them", name, reason)
+			}
+		}
+		w.until("a minute of it is shown", time.Second, func() bool { return w.reason("web-0") != "" })
+		if got, since := w.reason("web-0"), w.clock.Since(start); got != "EvictionError" || since < failingAfter || since > failingAfter+time.Second {
+			t.Errorf("got %s after %s, want EvictionError after %s", got, since, failingAfter)
+		}
+		w.host.answer = success
+		calls := len(w.host.sent())
+		w.until("all were sent", time.Second, w.sentTo(calls+50))
+	})
+}
+
+func TestPodsWithBudgetsLeaveHalfToTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var pods []*corev1.Pod
 		var budgets []*policyv1.PodDisruptionBudget
 		var names []string
-		for i := range budgetedCalls + 10 {
+		for i := range 30 {
 			name := fmt.Sprintf("app-%d", i)
 			labels := map[string]string{"app": name}
 			names, pods = append(names, name), append(pods, newPod(name, func(p *corev1.Pod) { p.Labels = labels }))
@@ -198,17 +146,17 @@ func TestPodsWithBudgetsTakeNoMoreSeats(t *testing.T) {
 			names, pods = append(names, name), append(pods, newPod(name, func(p *corev1.Pod) { p.Labels = nil }))
 		}
 		hold := make(chan struct{})
-		w := newWorld(t, worldConfig{live: true, maxConcurrent: 200, pods: pods, budgets: budgets, answer: func(name string) error {
+		w := newWorld(t, worldConfig{live: true, maxConcurrent: 40, pods: pods, budgets: budgets, answer: func(name string) error {
 			if strings.HasPrefix(name, "app-") {
 				<-hold
 			}
 			return nil
 		}})
 		w.add(names...)
-		w.until("those without budgets were sent", 0, w.sentTo(budgetedCalls+5))
+		w.until("those without budgets were sent", 0, w.sentTo(20+5))
 		w.settled()
-		if n := w.host.inFlight(); n != budgetedCalls {
-			t.Errorf("got %d in flight, want %d", n, budgetedCalls)
+		if n := w.host.inFlight(); n != 20 {
+			t.Errorf("got %d in flight, want half of what may be", n)
 		}
 		close(hold)
 		w.until("all were sent", 0, w.sentTo(len(names)))

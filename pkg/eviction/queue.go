@@ -69,6 +69,8 @@ type State struct {
 	FailedEvictions int32
 	// Blocker is nil while nothing blocks the pod. A pod that merely waits for its turn is not blocked.
 	Blocker *Blocker
+	// Message says in a sentence or two what a pod waits for that is not blocked, or not yet; empty if there is nothing to say.
+	Message string
 }
 
 // Config is what a Queue needs.
@@ -79,8 +81,10 @@ type Config struct {
 	Pods    coreinformers.PodInformer
 	Budgets policyinformers.PodDisruptionBudgetInformer
 	Clock   clock.WithTicker
-	// MaxConcurrent bounds the evictions in flight. Up to fifty are sent at first, and more while the API server answers quickly.
-	MaxConcurrent int
+	// Policy is how evictions are sent.
+	Policy Policy
+	// Owners tells which pods without budgets take turns; nil has none take turns.
+	Owners Owners
 	// Changed is called when the State of an Evacuation's pod has changed. It must not block nor call the Queue.
 	Changed func(evacuation types.NamespacedName)
 	// Wanted says whether there still is the Evacuation that a request was made for, when its eviction is about to be sent. It must not block nor
@@ -89,6 +93,29 @@ type Config struct {
 	// BadDeletionCost is called, once for each value, when the deletion cost of a pod to evict is malformed. It must not block nor call the
 	// Queue. Nil is not called.
 	BadDeletionCost func(pod *corev1.Pod, value string)
+	// Evicted is called with the pod, as it was before, when its eviction was accepted. The call that
+	// evicted the pod counts as in flight until it returns. Nil is not called.
+	Evicted func(pod *corev1.Pod)
+}
+
+// Policy is how evictions are sent. All of it has options of the server.
+type Policy struct {
+	// MaxConcurrent bounds the evictions in flight, for all pods together.
+	MaxConcurrent int
+	// DeniedAfter is how long admission has to refuse a pod before the pod is called blocked. KubeVirt refuses to evict virtual machines
+	// and moves them meanwhile.
+	DeniedAfter time.Duration
+	// UnprotectedMaxUnavailable is how many pods of an owner without a budget may be missing, at least one; 100% bounds nothing.
+	UnprotectedMaxUnavailable Percent
+	// UnprotectedPatience is how long after an eviction the next share of an owner's pods goes although others are still missing.
+	UnprotectedPatience time.Duration
+}
+
+// DefaultPolicy returns the defaults of the options.
+func DefaultPolicy() Policy {
+	return Policy{
+		MaxConcurrent: DefaultMaxConcurrent, DeniedAfter: 5 * time.Minute, UnprotectedMaxUnavailable: 25, UnprotectedPatience: 5 * time.Minute,
+	}
 }
 
 // Queue evicts the pods it is given, each once, in an order that empties the budgets without breaking or overrunning them.
@@ -99,6 +126,7 @@ type Queue struct {
 	changed func(types.NamespacedName)
 	wanted  func(Request) bool
 	badCost func(pod *corev1.Pod, value string)
+	evicted func(pod *corev1.Pod)
 	synced  []cache.InformerSynced
 	// kick wakes the loop of Run.
 	kick chan struct{}
@@ -121,24 +149,43 @@ type Queue struct {
 	lowering lowering
 	probes   flowcontrol.PassiveRateLimiter
 
-	window   window
-	inFlight int
-	// full is whether there were as many calls in flight as may be when some were last picked. Answers to fewer say nothing about more of them.
-	full bool
+	// stepped is whether the queue has begun to send.
+	stepped bool
+	// churn are the changes of budgets that are still to be evaluated, by namespace.
+	churn map[string]*churn
+	// inNamespace are the items by namespace.
+	inNamespace map[string]map[*item]struct{}
+
+	concurrency concurrency
+	// inFlight are the calls in flight, and budgeted those of them for pods with budgets.
+	inFlight, budgeted int
+	// tries counts the calls.
+	tries  uint64
+	policy Policy
+	// owners is nil if no pods take turns. ownerLanes are the lanes of pods that do, by the UID of their owner, and byController the
+	// owners by the UIDs of the controllers of their pods.
+	owners       Owners
+	ownerLanes   map[types.UID]*lane
+	byController map[types.UID]*owned
+	// overloadedBy is the pod whose eviction was last answered with overload; empty after any answer that was not.
+	overloadedBy types.UID
 	// pausedUntil is until when the API server wants to be left alone.
 	pausedUntil time.Time
 }
 
 // New returns a Queue that evicts nothing before it runs.
 func New(cfg Config) (*Queue, error) {
-	if cfg.MaxConcurrent < 1 {
-		return nil, fmt.Errorf("max concurrent evictions is %d, must be at least 1", cfg.MaxConcurrent)
+	if cfg.Policy.MaxConcurrent < 1 {
+		return nil, fmt.Errorf("max concurrent evictions is %d, must be at least 1", cfg.Policy.MaxConcurrent)
 	}
 	if cfg.Wanted == nil {
 		cfg.Wanted = func(Request) bool { return true }
 	}
 	if cfg.BadDeletionCost == nil {
 		cfg.BadDeletionCost = func(*corev1.Pod, string) {}
+	}
+	if cfg.Evicted == nil {
+		cfg.Evicted = func(*corev1.Pod) {}
 	}
 	registerMetrics()
 	q := &Queue{
@@ -148,36 +195,43 @@ func New(cfg Config) (*Queue, error) {
 		changed: cfg.Changed,
 		wanted:  cfg.Wanted,
 		badCost: cfg.BadDeletionCost,
+		evicted: cfg.Evicted,
 		kick:    make(chan struct{}, 1),
-		budgets: newBudgets(cfg.Budgets.Lister()),
+		budgets: newBudgets(),
 		items:   map[types.NamespacedName]*item{},
 		byUID:   map[types.UID]*item{},
 		sent:    map[types.UID]*item{},
 		lanes:   map[types.NamespacedName]*lane{},
 		resting: itemHeap{less: (*item).dueBefore}, lowering: newLowering(),
 		probes: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(1/probeInterval.Seconds()), 1, cfg.Clock),
-		window: window{limit: min(firstCalls, cfg.MaxConcurrent), ceiling: cfg.MaxConcurrent, doubling: cfg.MaxConcurrent, patience: 1},
+		churn:  map[string]*churn{}, inNamespace: map[string]map[*item]struct{}{},
+		concurrency: concurrency{limit: cfg.Policy.MaxConcurrent, most: cfg.Policy.MaxConcurrent},
+		policy:      cfg.Policy, ownerLanes: map[types.UID]*lane{}, byController: map[types.UID]*owned{},
+	}
+	if cfg.Owners != nil && cfg.Policy.UnprotectedMaxUnavailable < 100 {
+		q.owners = cfg.Owners
+		q.synced = append(q.synced, cfg.Owners.HasSynced)
 	}
 	q.free = newLane(types.NamespacedName{}, nil, cfg.Clock.Now())
 	q.ring = []*lane{q.free}
 
 	pods, err := cfg.Pods.Informer().AddEventHandler(controllercache.UnpackedPods(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { q.podChanged(obj) },
-		UpdateFunc: func(_, obj any) { q.podChanged(obj) },
-		DeleteFunc: q.podChanged,
+		AddFunc:    func(obj any) { q.podChanged(obj, false) },
+		UpdateFunc: func(_, obj any) { q.podChanged(obj, false) },
+		DeleteFunc: func(obj any) { q.podChanged(obj, true) },
 	}))
 	if err != nil {
 		return nil, err
 	}
 	budgets, err := cfg.Budgets.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { q.budgetSetChanged(obj) },
-		UpdateFunc: q.budgetUpdated,
-		DeleteFunc: q.budgetSetChanged,
+		AddFunc:    q.budgetSet,
+		UpdateFunc: func(_, obj any) { q.budgetSet(obj) },
+		DeleteFunc: q.budgetRemoved,
 	})
 	if err != nil {
 		return nil, err
 	}
-	q.synced = []cache.InformerSynced{pods.HasSynced, budgets.HasSynced}
+	q.synced = append(q.synced, pods.HasSynced, budgets.HasSynced)
 	return q, nil
 }
 
@@ -229,11 +283,15 @@ func (q *Queue) Add(r Request) {
 	if sent {
 		delete(q.sent, r.UID)
 	} else {
-		it = &item{}
+		it = &item{phase: phaseWaiting}
 	}
-	it.Request, it.added = r, q.clock.Now()
-	it.failed, it.blocker, it.starved = r.FailedEvictions, r.Blocker, r.Blocker != nil
+	it.Request, it.added, it.failed, it.matched = r, q.clock.Now(), r.FailedEvictions, false
+	it.inherit(r.Blocker, q.policy.DeniedAfter, it.added)
 	q.items[r.Evacuation] = it
+	if q.inNamespace[r.Evacuation.Namespace] == nil {
+		q.inNamespace[r.Evacuation.Namespace] = map[*item]struct{}{}
+	}
+	q.inNamespace[r.Evacuation.Namespace][it] = struct{}{}
 	q.byUID[r.UID] = it
 	q.lowering.add(it, it.added)
 	if !sent {
@@ -251,6 +309,9 @@ func (q *Queue) Remove(evacuation types.NamespacedName) {
 		return
 	}
 	delete(q.items, evacuation)
+	if delete(q.inNamespace[evacuation.Namespace], it); len(q.inNamespace[evacuation.Namespace]) == 0 {
+		delete(q.inNamespace, evacuation.Namespace)
+	}
 	if q.byUID[it.UID] == it {
 		delete(q.byUID, it.UID)
 	}
@@ -265,6 +326,9 @@ func (q *Queue) Remove(evacuation types.NamespacedName) {
 
 // forget drops what is remembered of an eviction that was sent for an item that nobody wants any more.
 func (q *Queue) forget(it *item) {
+	if it.takenFrom != nil {
+		delete(it.takenFrom.taken, it.UID)
+	}
 	it.leaveHeap()
 	delete(q.sent, it.UID)
 }
@@ -290,7 +354,7 @@ func (q *Queue) State(evacuation types.NamespacedName) State {
 	if !known {
 		return State{}
 	}
-	return State{Known: true, FailedEvictions: it.failed, Blocker: it.blocker}
+	return State{Known: true, FailedEvictions: it.failed, Blocker: it.blocker, Message: it.note}
 }
 
 func (q *Queue) wake() {
@@ -300,7 +364,7 @@ func (q *Queue) wake() {
 	}
 }
 
-func (q *Queue) podChanged(obj any) {
+func (q *Queue) podChanged(obj any, gone bool) {
 	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = tombstone.Obj
 	}
@@ -310,6 +374,7 @@ func (q *Queue) podChanged(obj any) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.ownedPodChanged(pod, gone)
 	if it, sent := q.sent[pod.UID]; sent && it.phase == phaseAccepted && !q.isStillThere(it) {
 		q.forget(it)
 	}
@@ -319,38 +384,19 @@ func (q *Queue) podChanged(obj any) {
 	}
 }
 
-func (q *Queue) budgetUpdated(oldObj, newObj any) {
-	old, updated := oldObj.(*policyv1.PodDisruptionBudget), newObj.(*policyv1.PodDisruptionBudget)
-	if old.UID != updated.UID || old.Generation != updated.Generation {
-		q.budgetSetChanged(updated)
-		return
+func (q *Queue) budgetSet(obj any) {
+	if budget, ok := obj.(*policyv1.PodDisruptionBudget); ok {
+		q.budgetChanged(budget.Namespace, budget.Name, budget)
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.budgetObserved(updated, q.clock.Now())
-	q.wake()
 }
 
-// budgetSetChanged handles budgets that come, go, or may select other pods than before.
-func (q *Queue) budgetSetChanged(obj any) {
+func (q *Queue) budgetRemoved(obj any) {
 	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = tombstone.Obj
 	}
-	budget, ok := obj.(*policyv1.PodDisruptionBudget)
-	if !ok {
-		return
+	if budget, ok := obj.(*policyv1.PodDisruptionBudget); ok {
+		q.budgetChanged(budget.Namespace, budget.Name, nil)
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	now := q.clock.Now()
-	q.budgets.matcher.Forget(budget)
-	q.budgetObserved(budget, now)
-	for _, it := range q.items {
-		if it.Evacuation.Namespace == budget.Namespace && it.phase != phaseInFlight && it.phase != phaseAccepted {
-			q.place(it, now)
-		}
-	}
-	q.wake()
 }
 
 // budgetObserved tells the budget's lane and, if it opens, ends the rest of the pods that its budget had refused.

@@ -135,9 +135,10 @@ func TestBlockedStaysThroughAShortOpening(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, worldConfig{
 			maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
-			// Nothing is accepted, so that the pod stays in its lane.
-			answer: func(string) error { return overloaded(3600) },
+			answer: success,
 		})
+		// Nothing is sent, so that the pod stays in its lane.
+		w.queue.pausedUntil = start.Add(time.Hour)
 		w.add("web-0")
 		w.until("it is blocked", time.Second, func() bool { return w.reason("web-0") != "" })
 		told := w.state("web-0").Blocker.Message
@@ -298,7 +299,7 @@ func TestBlockers(t *testing.T) {
 			answer: func(string) error { return apierrors.NewForbidden(podResource, "web-0", fmt.Errorf("RBAC")) }, want: "EvictionForbidden", maxCalls: 1,
 		},
 		"an error": {
-			answer: func(string) error { return apierrors.NewInternalError(fmt.Errorf("failed calling webhook")) }, want: "EvictionError", maxCalls: 1,
+			answer: func(string) error { return apierrors.NewBadRequest("name") }, want: "EvictionError", maxCalls: 1,
 		},
 		"several budgets that only the API knows": {
 			answer: func(string) error { return severalBudgetsError() }, want: "MultiplePodDisruptionBudgets", maxCalls: 1,

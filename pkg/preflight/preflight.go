@@ -17,10 +17,10 @@ limitations under the License.
 // Package preflight predicts what the drain of some nodes will run into, before anything is touched: pods that no eviction can remove, pods that
 // nothing brings back, pods that are left running on purpose. Values in, values out, without client or clock.
 //
-// Admission warns with its counts, and the preview of a maintenance (pkg/preview) shows its findings pod by pod. It says what would be true if
-// the drain started now; a budget that is merely used up at the moment is no finding, for it opens again.
+// The preview of a maintenance (pkg/preview) shows its findings pod by pod. It says what would be true if the drain
+// started now; a budget that is merely used up at the moment is no finding, for it opens again.
 //
-// A Check is made once from the budgets, then asked about each pod; a Tally counts what it finds.
+// A Check is made once from the budgets, then asked about each pod.
 package preflight
 
 import (
@@ -70,6 +70,8 @@ type Pod struct {
 	Annotations map[string]string
 	// Held: the eviction API looks at budgets for the pod. Pods that are not evicted but taken away by an evacuator are not held.
 	Held bool
+	// Restarts: the pod's restart policy is Always, so it serves and does not run to an end.
+	Restarts bool
 	// Ready: the pod counts as healthy for budgets.
 	Ready bool
 	// GoneBy is when a pod that has been told to stop is to be gone; zero for a pod that has not.
@@ -93,6 +95,7 @@ func PodOf(pod *corev1.Pod, node *corev1.Node, builtIn sets.Set[string]) (Pod, b
 		Owner:       metav1.GetControllerOfNoCopy(pod),
 		Annotations: annotationsOf(pod),
 		Held:        planned.Type == maintenancev1alpha1.PodTypeDefault && pdb.Holds(pod),
+		Restarts:    pod.Spec.RestartPolicy == corev1.RestartPolicyAlways,
 		Ready:       pdb.IsReady(pod),
 	}
 	if pod.DeletionTimestamp != nil {

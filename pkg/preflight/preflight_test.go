@@ -17,7 +17,6 @@ limitations under the License.
 package preflight
 
 import (
-	"fmt"
 	"reflect"
 	"testing"
 	"time"
@@ -31,7 +30,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drainplan"
 	"haulout.dev/haulout/pkg/eviction/pdb"
 )
 
@@ -165,37 +163,4 @@ func write(f Finding) string {
 		s += " " + string(f.Left)
 	}
 	return s
-}
-
-func TestTally(t *testing.T) {
-	check := NewCheck([]policyv1.PodDisruptionBudget{budget("db", "db"), budget("web", "web"), budget("few", "few")})
-	var tally Tally
-	add := func(n int, template *corev1.Pod) {
-		for i := range n {
-			p := template.DeepCopy()
-			p.Name = fmt.Sprintf("%s-%d", p.Name, i)
-			staying, _ := PodOf(p, node, nil)
-			tally.Add(check.Pod(staying)...)
-		}
-	}
-	add(2, pod("web"))
-	add(2, pod("db"))
-	add(3, pod("few"))
-	add(4, pod("bare", bare))
-	add(2, pod("ds", ownedBy("apps/v1", "DaemonSet", "uid-ds")))
-	add(1, pod("static", mirror, ownedBy("v1", "Node", "uid-1")))
-	cause := func(pods int, name string) Cause {
-		return Cause{Pods: pods, Budgets: []types.NamespacedName{{Namespace: "shop", Name: name}}, Why: "maxUnavailable 0"}
-	}
-	for _, want := range []Summary{
-		// The worst stands first; db and web are equally bad, so the name decides.
-		{BudgetNeverAllows, 7, []Cause{cause(3, "few"), cause(2, "db"), cause(2, "web")}},
-		{SeveralBudgets, 0, nil},
-		{NoController, 4, []Cause{{Pods: 4}}},
-		{LeftRunning, 3, []Cause{{Pods: 2, Left: drainplan.LeftDaemonSet}, {Pods: 1, Left: drainplan.LeftStatic}}},
-	} {
-		if got := tally.Summary(want.Kind); !reflect.DeepEqual(got, want) {
-			t.Errorf("got %+v, want %+v", got, want)
-		}
-	}
 }

@@ -77,10 +77,13 @@ type trouble struct {
 	check *preflight.Check
 	found map[kind]*blocker
 	uses  map[*policyv1.PodDisruptionBudget]*budgetUse
+	// unprotected are the pods that no budget protects, by their owner.
+	unprotected map[string][]*leavingPod
 }
 
 func newTrouble(d *decision, check *preflight.Check) *trouble {
-	return &trouble{decision: d, check: check, found: map[kind]*blocker{}, uses: map[*policyv1.PodDisruptionBudget]*budgetUse{}}
+	return &trouble{decision: d, check: check, found: map[kind]*blocker{}, uses: map[*policyv1.PodDisruptionBudget]*budgetUse{},
+		unprotected: map[string][]*leavingPod{}}
 }
 
 // of returns the blocker of a kind, which is made on first use.
@@ -124,6 +127,9 @@ func (t *trouble) look(pod *leavingPod, on *nodeState) {
 		t.of(maintenancev1alpha1.PreviewEffectNever, maintenancev1alpha1.ReasonNoEvacuator).add(pod)
 	}
 	findings, uses := t.check.Look(pod.Pod.Pod)
+	if uses == nil && len(findings) == 0 {
+		t.addUnprotected(pod)
+	}
 	for i := range findings {
 		pod.Weigh(&findings[i])
 		t.addFinding(pod, &findings[i])
@@ -192,6 +198,7 @@ func (t *trouble) all() []*blocker {
 	for _, use := range t.uses {
 		t.addUse(use)
 	}
+	t.addTurns()
 	all := make([]*blocker, 0, len(t.found))
 	for _, b := range t.found {
 		b.explain()
@@ -231,6 +238,9 @@ func (b *blocker) explain() {
 	case maintenancev1alpha1.ReasonNoEvacuator:
 		b.Message = "Nothing is able to take these pods away: they cannot be evicted, and what they say to be owned by does not exist or does not select them. " +
 			"Correct their owner references, or delete them by hand."
+	case maintenancev1alpha1.ReasonTurnsByOwner:
+		b.Message = fmt.Sprintf("No PodDisruptionBudget protects the pods of %s. Only some pods of a workload may be missing at the same time, "+
+			"so these leave in turns, each when the replacements of the one before are ready or have had time to be.", b.named())
 	case maintenancev1alpha1.ReasonPodTerminating:
 		b.Message = "The grace period of the pods has ended and they have not stopped. Look at their containers and at the kubelets of their nodes."
 	case maintenancev1alpha1.ReasonNoController:
@@ -258,15 +268,15 @@ func (d *decision) describeBlockers(out *maintenancev1alpha1.NodeMaintenancePrev
 	}
 }
 
-// describePodsLeft writes down what is left running, the reason of most pods first.
-func (d *decision) describePodsLeft(out *maintenancev1alpha1.NodeMaintenancePreview) {
+// describePodsKept writes down what is left running, the reason of most pods first.
+func (d *decision) describePodsKept(out *maintenancev1alpha1.NodeMaintenancePreview) {
 	for reason, pods := range d.left {
-		left := maintenancev1alpha1.PreviewPodsLeft{Reason: string(reason), PodCount: int32(len(pods))}
+		left := maintenancev1alpha1.PreviewPodsKept{Reason: string(reason), PodCount: int32(len(pods))}
 		left.Pods, left.PodsOmitted = references(pods)
-		out.PodsLeft = append(out.PodsLeft, left)
-		out.PodsLeftCount += left.PodCount
+		out.PodsKept = append(out.PodsKept, left)
+		out.PodsKeptCount += left.PodCount
 	}
-	slices.SortFunc(out.PodsLeft, func(a, b maintenancev1alpha1.PreviewPodsLeft) int {
+	slices.SortFunc(out.PodsKept, func(a, b maintenancev1alpha1.PreviewPodsKept) int {
 		return cmp.Or(-cmp.Compare(a.PodCount, b.PodCount), strings.Compare(a.Reason, b.Reason))
 	})
 }
@@ -313,7 +323,7 @@ func (d *decision) describeNodes(out *maintenancev1alpha1.NodeMaintenancePreview
 	for _, n := range listed {
 		counts := d.nodes[n.Name]
 		described := maintenancev1alpha1.PreviewNode{
-			Name: n.Name, UID: n.UID, Refused: counts.refused, PodCount: int32(counts.pods), PodsLeft: int32(counts.left),
+			Name: n.Name, UID: n.UID, Refused: counts.refused, PodCount: int32(counts.pods), PodsKept: int32(counts.left),
 			Message: d.result.Messages[d.subject][n.Name],
 		}
 		if counts.refused {

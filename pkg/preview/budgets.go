@@ -17,7 +17,11 @@ limitations under the License.
 package preview
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	policyv1 "k8s.io/api/policy/v1"
 
@@ -51,6 +55,33 @@ func (u *budgetUse) rounds(allowed int) (rounds int, broken bool) {
 		broken = broken || pods > allowed
 	}
 	return rounds, broken
+}
+
+// addUnprotected notes a pod that is evicted in turns with the other pods of its owner: no budget protects
+// it, it serves, and nothing replaces it first.
+func (t *trouble) addUnprotected(pod *leavingPod) {
+	if t.UnprotectedAllAtOnce || !pod.Held || !pod.Ready || !pod.Restarts || pod.Owner == nil || pod.Surge != nil {
+		return
+	}
+	owner := fmt.Sprintf("%s %s/%s", pod.Owner.Kind, pod.Namespace, pod.Owner.Name)
+	if pod.Deployment != "" {
+		owner = fmt.Sprintf("Deployment %s/%s", pod.Namespace, pod.Deployment)
+	}
+	t.unprotected[owner] = append(t.unprotected[owner], pod)
+}
+
+// addTurns adds the pods of owners that have several of them to evict, the owners of most pods named first.
+func (t *trouble) addTurns() {
+	owners := slices.SortedFunc(maps.Keys(t.unprotected), func(a, b string) int {
+		return cmp.Or(-cmp.Compare(len(t.unprotected[a]), len(t.unprotected[b])), strings.Compare(a, b))
+	})
+	for _, owner := range owners {
+		if pods := t.unprotected[owner]; len(pods) > 1 {
+			for _, pod := range pods {
+				t.of(maintenancev1alpha1.PreviewEffectDelayed, maintenancev1alpha1.ReasonTurnsByOwner).add(pod, owner)
+			}
+		}
+	}
 }
 
 // addUse adds the blocker that a budget is, if it is one.

@@ -42,6 +42,8 @@ var now = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
 
 // scene is a Situation in the making.
 type scene struct {
+	// allAtOnce switches off turns by owner.
+	allAtOnce  bool
 	subject    *maintenancev1alpha1.NodeMaintenance
 	nodes      []*corev1.Node
 	refused    []string
@@ -75,7 +77,7 @@ func (s scene) preview(t *testing.T) *maintenancev1alpha1.NodeMaintenancePreview
 	out, err := Decide(t.Context(), &Situation{
 		Subject:  Member{NodeMaintenance: s.subject, Nodes: s.nodes, Refused: sets.New(s.refused...)},
 		Draining: s.draining, Sharing: s.sharing, Pods: pods, Budgets: s.budgets, TerminatingNamespaces: sets.New(s.namespaces...),
-		Owners: s.owners, Evacuators: evacuators, Now: now,
+		Owners: s.owners, Evacuators: evacuators, UnprotectedAllAtOnce: s.allAtOnce, Now: now,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -256,6 +258,13 @@ func recreating(d *appsv1.Deployment) { d.Spec.Strategy.Type = appsv1.RecreateDe
 func unscaled(d *appsv1.Deployment) {
 	d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: maintenancev1alpha1.SurgeDisabled}
 }
+
+// pastBudgets lets pods be replaced although their budget never allows an eviction.
+func pastBudgets(d *appsv1.Deployment) {
+	d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: maintenancev1alpha1.SurgeAlways}
+}
+
+func serving(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyAlways }
 
 var selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
 

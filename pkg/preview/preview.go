@@ -59,8 +59,10 @@ const (
 // Member is a maintenance with its nodes.
 type Member struct {
 	*maintenancev1alpha1.NodeMaintenance
-	// Nodes are the nodes that its selector matches, by name.
+	// Nodes are the nodes that it selects, by name.
 	Nodes []*corev1.Node
+	// Ignored is how many nodes match its selector and are left out because they are new.
+	Ignored int
 	// Refused are the names of those that its requester may not delete; it does not touch them.
 	Refused sets.Set[string]
 }
@@ -109,6 +111,8 @@ type Situation struct {
 	Owners preflight.Owners
 	// Evacuators are the classes of the built-in evacuators that are on.
 	Evacuators sets.Set[string]
+	// UnprotectedAllAtOnce: pods that no budget protects are evicted at the same time, not in turns by owner.
+	UnprotectedAllAtOnce bool
 	// Now is when the look at the cluster began.
 	Now time.Time
 }
@@ -135,7 +139,7 @@ func Decide(ctx context.Context, s *Situation) (*maintenancev1alpha1.NodeMainten
 		}
 		d.describeWaves(out)
 		d.describeBlockers(out)
-		d.describePodsLeft(out)
+		d.describePodsKept(out)
 	}
 	d.describeMaintenances(out)
 	d.describeNodes(out)

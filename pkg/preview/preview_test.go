@@ -181,13 +181,13 @@ func TestBlockers(t *testing.T) {
 		"a budget that is used up":         {scene{pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(9))}}, []string{"NotNow PodDisruptionBudget: 2 web(0)"}},
 		"a budget that never allows":       {scene{pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)}}, []string{"Never PodDisruptionBudget: 2 web(0)"}},
 		"a budget that never allows, but for pods that are replaced first": {scene{
-			evacuators: []string{deploymentClass}, owners: owners{rs: true}, pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+			evacuators: []string{deploymentClass}, owners: owners{rs: true, web: pastBudgets}, pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
 		}, []string{"Delayed PodDisruptionBudget: 2 web(0)"}},
 		"and none that are not": {scene{
 			evacuators: []string{deploymentClass}, owners: owners{rs: true, web: recreating}, pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
 		}, []string{"Never PodDisruptionBudget: 2 web(0)"}},
 		"a budget that is used up, but for pods that are replaced first": {scene{
-			evacuators: []string{deploymentClass}, owners: owners{rs: true}, pods: pods(2, "web", "n1"),
+			evacuators: []string{deploymentClass}, owners: owners{rs: true, web: pastBudgets}, pods: pods(2, "web", "n1"),
 			budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(9), func(b *policyv1.PodDisruptionBudget) {
 				b.Spec.MaxUnavailable, b.Spec.MinAvailable = nil, ptr.To(intstr.FromInt32(9))
 			})},
@@ -267,6 +267,43 @@ func TestBlockers(t *testing.T) {
 	}
 }
 
+func TestPodsWithoutABudgetGoInTurns(t *testing.T) {
+	db := ownedBy("apps/v1", "StatefulSet", "db")
+	runs := func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyOnFailure }
+	for name, test := range map[string]struct {
+		scene scene
+		want  []string
+		says  string
+	}{
+		"several pods of a StatefulSet": {scene{pods: pods(3, "db", "n1", serving, db)}, []string{"Delayed TurnsByOwner: 3"}, "protects the pods of StatefulSet shop/db. "},
+		"the workload of most pods is named first": {scene{pods: slices.Concat(pods(2, "a", "n1", serving), pods(3, "db", "n1", serving, db))},
+			[]string{"Delayed TurnsByOwner: 5"}, "protects the pods of StatefulSet shop/db, ReplicaSet shop/rs. "},
+		"a Deployment is named in the place of its ReplicaSet": {scene{
+			evacuators: []string{deploymentClass}, owners: owners{rs: true, web: unscaled}, pods: pods(2, "web", "n1", serving)},
+			[]string{"Delayed TurnsByOwner: 2"}, "protects the pods of Deployment shop/web. "},
+		"pods that are replaced first": {scene{evacuators: []string{deploymentClass}, owners: owners{rs: true}, pods: pods(2, "web", "n1", serving)}, nil, ""},
+		"one pod of a workload":        {scene{pods: pods(1, "db", "n1", serving, db)}, nil, ""},
+		"pods that run to an end":      {scene{pods: pods(3, "db", "n1", runs, db)}, nil, ""},
+		"pods that are not ready":      {scene{pods: pods(3, "db", "n1", serving, db, unready)}, nil, ""},
+		"pods of a budget":             {scene{pods: pods(3, "db", "n1", serving, db), budgets: []policyv1.PodDisruptionBudget{budget("db", "db", 5)}}, nil, ""},
+		"it is switched off":           {scene{pods: pods(3, "db", "n1", serving, db), allAtOnce: true}, nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := test.scene.preview(t)
+			var got []string
+			for _, b := range out.Blockers {
+				got = append(got, fmt.Sprintf("%s %s: %d", b.Effect, b.Reason, b.PodCount))
+				if !strings.Contains(b.Message, test.says) {
+					t.Errorf("the message is %q, want %q in it", b.Message, test.says)
+				}
+			}
+			if !slices.Equal(got, test.want) {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
 func TestWhyPodsAreNotReplacedFirst(t *testing.T) {
 	for name, test := range map[string]struct {
 		web  func(*appsv1.Deployment)
@@ -315,16 +352,16 @@ func TestPodsLeft(t *testing.T) {
 		pods(1, "proxy", "n2", annotated(corev1.MirrorPodAnnotationKey, "hash"), ownedBy("v1", "Node", "n2")),
 		pods(1, "web", "n2"),
 	)}.preview(t)
-	if out.PodsLeftCount != 3 || len(out.PodsLeft) != 2 || out.PodCount != 1 {
-		t.Fatalf("%d left: %+v, %d leave", out.PodsLeftCount, out.PodsLeft, out.PodCount)
+	if out.PodsKeptCount != 3 || len(out.PodsKept) != 2 || out.PodCount != 1 {
+		t.Fatalf("%d left: %+v, %d leave", out.PodsKeptCount, out.PodsKept, out.PodCount)
 	}
-	if l := out.PodsLeft[0]; l.Reason != "DaemonSet pod" || l.PodCount != 2 || l.Pods[1] != (maintenancev1alpha1.PreviewPodReference{Namespace: "shop", Name: "agent-2", Node: "n1"}) {
+	if l := out.PodsKept[0]; l.Reason != "DaemonSet pod" || l.PodCount != 2 || l.Pods[1] != (maintenancev1alpha1.PreviewPodReference{Namespace: "shop", Name: "agent-2", Node: "n1"}) {
 		t.Errorf("got %+v", l)
 	}
-	if l := out.PodsLeft[1]; l.Reason != "static pod" || l.PodCount != 1 {
+	if l := out.PodsKept[1]; l.Reason != "static pod" || l.PodCount != 1 {
 		t.Errorf("got %+v", l)
 	}
-	if n := out.Nodes; n[0].PodsLeft != 2 || n[0].PodCount != 0 || n[1].PodsLeft != 1 || n[1].PodCount != 1 {
+	if n := out.Nodes; n[0].PodsKept != 2 || n[0].PodCount != 0 || n[1].PodsKept != 1 || n[1].PodCount != 1 {
 		t.Errorf("nodes are %+v", n)
 	}
 }

@@ -206,13 +206,13 @@ func BenchmarkPreview(b *testing.B) {
 		"Eviction": nil, "Deployments": {maintenancev1alpha1.EvacuatorClassDeployment},
 	} {
 		b.Run(name, func(b *testing.B) {
-			p := New(Config{Host: kubernetes.NewForConfigOrDie(config), Authorizer: &host{allowed: map[string][]string{"ann": {""}}}, Evacuators: evacuators, Clock: clock.RealClock{}})
+			p := New(Config{Host: kubernetes.NewForConfigOrDie(config), Authorizer: &host{allowed: map[string][]string{"ann": {""}}}, Evacuators: evacuators, Maintenances: (&fixture{}).all, Clock: clock.RealClock{}})
 			nm := maintenance("all", idle, "blue")
 			var out *maintenancev1alpha1.NodeMaintenancePreview
 			b.ReportAllocs()
 			for b.Loop() {
 				var err error
-				if out, err = p.Preview(b.Context(), nm, (&fixture{}).all); err != nil {
+				if out, err = p.Preview(b.Context(), nm); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -239,7 +239,7 @@ func kept(b *testing.B, p *Previewer, nm *maintenancev1alpha1.NodeMaintenance) f
 		b.Fatal(err)
 	}
 	s := &preview.Situation{Evacuators: p.evacuators}
-	if err := p.choose(s, nm, nil, nodes); err != nil {
+	if err := p.choose(b.Context(), s, nm, nil, nodes); err != nil {
 		b.Fatal(err)
 	}
 	if err := p.look(b.Context(), s, nodes); err != nil {

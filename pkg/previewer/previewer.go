@@ -25,19 +25,21 @@ import (
 	"strings"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/warning"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	informers "haulout.dev/haulout/pkg/generated/informers/externalversions/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/noderights"
+	"haulout.dev/haulout/pkg/nodeselection"
 	"haulout.dev/haulout/pkg/preview"
 	"haulout.dev/haulout/pkg/survey"
 )
@@ -65,6 +67,10 @@ type Config struct {
 	Evacuators []string
 	// AskEveryNodeByName is that of admission.
 	AskEveryNodeByName bool
+	// Maintenances returns the maintenances that may matter to another one, see NotDone.
+	Maintenances func(context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error)
+	// UnprotectedAllAtOnce: pods that no budget protects are evicted at the same time, not in turns by owner.
+	UnprotectedAllAtOnce bool
 	// Clock says what time it is.
 	Clock clock.PassiveClock
 }
@@ -84,10 +90,25 @@ func New(config Config) *Previewer {
 	}
 }
 
-// Preview returns the preview of a maintenance. others returns all maintenances, with or without it. An error is one that a client can be
-// answered with.
-func (p *Previewer) Preview(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance,
-	others func(context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error)) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
+// NotDone returns a function for Config.Maintenances that reads an informer, so that no preview decodes the
+// maintenances that were ever completed, and leaves those out.
+func NotDone(informer informers.NodeMaintenanceInformer) func(context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error) {
+	// Asked for now, so that the informer is among those that are started.
+	synced, lister := informer.Informer().HasSynced, informer.Lister()
+	return func(ctx context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error) {
+		if !synced() && !cache.WaitForCacheSync(ctx.Done(), synced) {
+			return nil, errors.New("the maintenances are not known yet")
+		}
+		all, err := lister.List(labels.Everything())
+		if err != nil {
+			return nil, err
+		}
+		return slices.DeleteFunc(all, preview.IsOver), nil
+	}
+}
+
+// Preview returns the preview of a maintenance. An error is one that a client can be answered with.
+func (p *Previewer) Preview(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
 	timer := time.NewTimer(waitFor)
 	defer timer.Stop()
 	select {
@@ -100,7 +121,7 @@ func (p *Previewer) Preview(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	}
 	ctx, cancel := context.WithTimeout(ctx, workFor)
 	defer cancel()
-	out, err := p.work(ctx, nm, others)
+	out, err := p.work(ctx, nm)
 	var status apierrors.APIStatus
 	switch {
 	case err == nil:
@@ -114,20 +135,22 @@ func (p *Previewer) Preview(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	return nil, apierrors.NewInternalError(err)
 }
 
-func (p *Previewer) work(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance,
-	others func(context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error)) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
-	s := &preview.Situation{Now: p.config.Clock.Now(), Evacuators: p.evacuators}
+func (p *Previewer) work(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
+	s := &preview.Situation{Now: p.config.Clock.Now(), Evacuators: p.evacuators, UnprotectedAllAtOnce: p.config.UnprotectedAllAtOnce}
 	nodes, err := p.reader.Nodes(ctx)
 	if err != nil {
 		return nil, err
 	}
 	slices.SortFunc(nodes, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
-	all, err := others(ctx)
+	all, err := p.config.Maintenances(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.choose(s, nm, all, nodes); err != nil {
+	if err := p.choose(ctx, s, nm, all, nodes); err != nil {
 		return nil, err
+	}
+	if n := s.Subject.Ignored; n > 0 {
+		warning.AddWarning(ctx, "", fmt.Sprintf("spec.newNodes: matching nodes that are ignored because they were created later: %d", n))
 	}
 	if !preview.IsOver(nm) {
 		if err := p.authorize(ctx, s); err != nil {
@@ -141,9 +164,10 @@ func (p *Previewer) work(ctx context.Context, nm *maintenancev1alpha1.NodeMainte
 }
 
 // choose finds out which maintenances count, and their nodes.
-func (p *Previewer) choose(s *preview.Situation, nm *maintenancev1alpha1.NodeMaintenance, all []*maintenancev1alpha1.NodeMaintenance, nodes []*corev1.Node) error {
+func (p *Previewer) choose(ctx context.Context, s *preview.Situation, nm *maintenancev1alpha1.NodeMaintenance,
+	all []*maintenancev1alpha1.NodeMaintenance, nodes []*corev1.Node) error {
 	var err error
-	if s.Subject, err = member(nm, nodes); err != nil {
+	if s.Subject, err = member(ctx, nm, nodes); err != nil {
 		return err
 	}
 	// reached are the nodes of the subject and of those that drain nodes that are reached.
@@ -162,7 +186,7 @@ func (p *Previewer) choose(s *preview.Situation, nm *maintenancev1alpha1.NodeMai
 		if other.Name == nm.Name || preview.IsOver(other) {
 			continue
 		}
-		m, err := member(other, nodes)
+		m, err := member(ctx, other, nodes)
 		if err != nil {
 			return err
 		}
@@ -187,21 +211,14 @@ func (p *Previewer) choose(s *preview.Situation, nm *maintenancev1alpha1.NodeMai
 	}
 }
 
-func member(nm *maintenancev1alpha1.NodeMaintenance, nodes []*corev1.Node) (preview.Member, error) {
+func member(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, nodes []*corev1.Node) (preview.Member, error) {
 	m := preview.Member{NodeMaintenance: nm, Refused: sets.New[string]()}
-	if nm.Spec.NodeSelector == nil {
-		return m, nil
-	}
-	selector, err := nodeaffinity.NewNodeSelector(nm.Spec.NodeSelector)
+	selector, err := nodeselection.Of(nm)
 	if err != nil {
 		return m, fmt.Errorf("parse the node selector of maintenance %s: %w", nm.Name, err)
 	}
-	for _, n := range nodes {
-		if selector.Match(n) {
-			m.Nodes = append(m.Nodes, n)
-		}
-	}
-	return m, nil
+	m.Nodes, m.Ignored, err = selector.Select(ctx, nodes)
+	return m, err
 }
 
 // authorize finds out which nodes the maintenances may not touch. It asks live, as the controller would before it goes to work.
@@ -237,20 +254,12 @@ func (p *Previewer) refuse(ctx context.Context, m *preview.Member) (unchecked in
 		}
 	}
 	q := noderights.Questioner{
-		Authorizer: p.config.Authorizer, User: userOf(requester), Known: &noderights.Answers{},
+		Authorizer: p.config.Authorizer, User: noderights.UserOf(requester),
 		EveryByName: p.config.AskEveryNodeByName, AtMost: askAtMost,
 	}
 	verdict, err := q.Ask(ctx, nodes)
 	m.Refused.Insert(verdict.Refused...)
 	return verdict.Unasked, err
-}
-
-func userOf(u *authenticationv1.UserInfo) user.Info {
-	extra := make(map[string][]string, len(u.Extra))
-	for key, values := range u.Extra {
-		extra[key] = values
-	}
-	return &user.DefaultInfo{Name: u.Username, UID: u.UID, Groups: u.Groups, Extra: extra}
 }
 
 // look reads the pods of the nodes that count, and what decides about them.

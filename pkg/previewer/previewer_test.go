@@ -44,6 +44,9 @@ import (
 	"k8s.io/utils/ptr"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/registry/registrytest"
 )
 
 var now = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
@@ -109,12 +112,12 @@ func newFixture(objects ...runtime.Object) *fixture {
 
 func (f *fixture) previewer() *Previewer {
 	return New(Config{
-		Host: f.kube, Authorizer: f.host, Evacuators: f.evacuators, AskEveryNodeByName: f.everyNode, Clock: testclock.NewFakePassiveClock(now),
+		Host: f.kube, Authorizer: f.host, Evacuators: f.evacuators, AskEveryNodeByName: f.everyNode, Maintenances: f.all, Clock: testclock.NewFakePassiveClock(now),
 	})
 }
 
 func (f *fixture) preview(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
-	return f.previewer().Preview(ctx, nm, f.all)
+	return f.previewer().Preview(ctx, nm)
 }
 
 func (f *fixture) all(context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error) {
@@ -396,7 +399,9 @@ func TestTimeIsLimited(t *testing.T) {
 	t.Run("that of a preview", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFixture()
-			_, err := f.previewer().Preview(t.Context(), maintenance("nm", idle, "blue"), waiting)
+			p := f.previewer()
+			p.config.Maintenances = waiting
+			_, err := p.Preview(t.Context(), maintenance("nm", idle, "blue"))
 			if !apierrors.IsTimeout(err) {
 				t.Errorf("got %v", err)
 			}
@@ -405,21 +410,23 @@ func TestTimeIsLimited(t *testing.T) {
 	t.Run("that of waiting for a turn", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			p := newFixture().previewer()
+			p.config.Maintenances = waiting
 			ctx, cancel := context.WithCancel(t.Context())
 			var wg sync.WaitGroup
 			for range atOnce {
 				wg.Go(func() {
-					_, _ = p.Preview(ctx, maintenance("nm", idle, "blue"), waiting)
+					_, _ = p.Preview(ctx, maintenance("nm", idle, "blue"))
 				})
 			}
 			synctest.Wait()
-			if _, err := p.Preview(t.Context(), maintenance("nm", idle, "blue"), waiting); !apierrors.IsTooManyRequests(err) {
+			if _, err := p.Preview(t.Context(), maintenance("nm", idle, "blue")); !apierrors.IsTooManyRequests(err) {
 				t.Errorf("got %v", err)
 			}
 			// Those who are done let others in.
 			cancel()
 			wg.Wait()
-			if _, err := p.Preview(t.Context(), maintenance("nm", idle, "blue"), (&fixture{}).all); err != nil {
+			p.config.Maintenances = (&fixture{}).all
+			if _, err := p.Preview(t.Context(), maintenance("nm", idle, "blue")); err != nil {
 				t.Error(err)
 			}
 		})
@@ -431,7 +438,7 @@ func TestTimeIsLimited(t *testing.T) {
 		for range atOnce {
 			p.slots <- struct{}{}
 		}
-		if _, err := p.Preview(ctx, maintenance("nm", idle, "blue"), waiting); !apierrors.IsTimeout(err) {
+		if _, err := p.Preview(ctx, maintenance("nm", idle, "blue")); !apierrors.IsTimeout(err) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -441,4 +448,64 @@ func TestTimeIsLimited(t *testing.T) {
 func waiting(ctx context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
+}
+
+// TestCompletedMaintenancesAreNotRead: there may be many of them, each with all the nodes that it had.
+func TestCompletedMaintenancesAreNotRead(t *testing.T) {
+	factory := informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0)
+	informer := factory.Maintenance().V1alpha1().NodeMaintenances()
+	read := NotDone(informer)
+	t.Run("before the informer has synced", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := read(ctx); err == nil {
+			t.Error("got no error: an empty cache passes for a cluster without maintenances")
+		}
+	})
+	factory.StartWithContext(t.Context())
+	factory.WaitForCacheSyncWithContext(t.Context())
+	deleting := maintenance("deleting", drain, "blue")
+	deleting.DeletionTimestamp = &metav1.Time{Time: now}
+	for _, nm := range []*maintenancev1alpha1.NodeMaintenance{
+		maintenance("draining", drain, "blue"), maintenance("idle", idle, "blue"),
+		maintenance("done", maintenancev1alpha1.NodeMaintenanceStageComplete, "blue"), deleting,
+	} {
+		if err := informer.Informer().GetStore().Add(nm); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, nm := range all {
+		names = append(names, nm.Name)
+	}
+	slices.Sort(names)
+	if !slices.Equal(names, []string{"draining", "idle"}) {
+		t.Errorf("got %q, want draining and idle", names)
+	}
+}
+
+func TestIgnoredNodesAreCounted(t *testing.T) {
+	f := newFixture(node("n1", "blue"), node("n2", "blue"))
+	nm := maintenance("nm", drain, "blue")
+	late := node("n3", "blue")
+	late.CreationTimestamp = metav1.NewTime(now)
+	nm.Status.NewestNodeTimestamp = &metav1.Time{Time: now.Add(-time.Hour)}
+	if err := f.kube.Tracker().Add(late); err != nil {
+		t.Fatal(err)
+	}
+	ctx, warnings := registrytest.WithWarnings(t.Context())
+	out, err := f.preview(ctx, nm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out.NodeCount != 2 {
+		t.Errorf("got %d nodes, want the two old ones", out.NodeCount)
+	}
+	if want := []string{"spec.newNodes: matching nodes that are ignored because they were created later: 1"}; !slices.Equal(warnings.Texts(), want) {
+		t.Errorf("warnings are %q, want %q", warnings.Texts(), want)
+	}
 }

@@ -17,8 +17,6 @@ limitations under the License.
 package surge
 
 import (
-	"fmt"
-
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
@@ -26,7 +24,6 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/eviction/pdb"
 )
 
 // Candidate is a Deployment whose pods may be asked to leave, with all that decides whether it would be scaled up.
@@ -66,9 +63,9 @@ func (c *Candidate) Refuse() Refusal {
 	return RefuseAutoscaled(c.Autoscalers, a, extra)
 }
 
-// RefuseUnder says why a pod of the Deployment cannot leave under a budget that allows no eviction as it is: because the Deployment would not be
-// scaled up, or because that would be in vain.
-func (c *Candidate) RefuseUnder(budget *policyv1.PodDisruptionBudget) Refusal {
+// RefuseUnder says why a pod of the Deployment cannot leave under a budget that allows no eviction
+// as it is: because the Deployment would not be scaled up, or because that would be in vain.
+func (c *Candidate) RefuseUnder(budgets ...*policyv1.PodDisruptionBudget) Refusal {
 	if why := c.Refuse(); !why.IsZero() {
 		return why
 	}
@@ -76,15 +73,10 @@ func (c *Candidate) RefuseUnder(budget *policyv1.PodDisruptionBudget) Refusal {
 	if len(c.Autoscalers) > 0 {
 		a = c.Autoscalers[0]
 	}
-	to := AutoscaledTo(c.Deployment, a) + 1
-	if LeavesByScaleDown(a != nil, to, []*policyv1.PodDisruptionBudget{budget}) {
-		return Refusal{}
+	replicas := AutoscaledTo(c.Deployment, a)
+	extra := Most(c.Deployment, replicas)
+	if a != nil {
+		extra = max(1, min(extra, a.Spec.MaxReplicas-replicas))
 	}
-	if _, failed := pdb.SyncFailure(budget); failed {
-		return Refusal{Fact: "is scaled up in vain, as the budget cannot be computed"}
-	}
-	if !pdb.MakesRoom(budget, to) {
-		return Refusal{Fact: fmt.Sprintf("is scaled up by HorizontalPodAutoscaler %s in vain, as the budget grows with it", a.Name)}
-	}
-	return Refusal{}
+	return RefuseBudgets(c.Deployment, a, budgets, replicas, extra)
 }

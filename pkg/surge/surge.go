@@ -27,13 +27,11 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/eviction/pdb"
 )
 
 // Refusal is why a Deployment is not scaled up. The zero value says that it is.
@@ -89,10 +87,20 @@ func RefuseAutoscaled(autoscalers []*autoscalingv2.HorizontalPodAutoscaler, a *a
 		return c.Type == autoscalingv2.AbleToScale && c.Status == corev1.ConditionTrue
 	}):
 		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which is not able to scale (AbleToScale is not True)", a.Name)}
+	case neverScalesDown(a):
+		// Its surge could not be taken back: minReplicas is only the least that it may choose.
+		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, "+
+			"which never scales down (behavior.scaleDown.selectPolicy is Disabled)", a.Name)}
 	case extra <= 0:
 		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which has no room: maxReplicas is %d", a.Name, a.Spec.MaxReplicas)}
 	}
 	return Refusal{}
+}
+
+func neverScalesDown(a *autoscalingv2.HorizontalPodAutoscaler) bool {
+	behavior := a.Spec.Behavior
+	return behavior != nil && behavior.ScaleDown != nil && behavior.ScaleDown.SelectPolicy != nil &&
+		*behavior.ScaleDown.SelectPolicy == autoscalingv2.DisabledPolicySelect
 }
 
 // Replicas returns how many replicas a Deployment wants.
@@ -152,18 +160,4 @@ func OneNode(claim *corev1.PersistentVolumeClaim) bool {
 		modes = claim.Spec.AccessModes
 	}
 	return !slices.Contains(modes, corev1.ReadWriteMany) && !slices.Contains(modes, corev1.ReadOnlyMany)
-}
-
-// LeavesByScaleDown says whether a pod under these budgets leaves with the scale-down that ends a surge of so many replicas, and not by eviction:
-// it has no budget, or one that grows with the number of replicas so that it has no room however many there are. As in a rollout, which does not
-// ask budgets either, a pod is only removed when another one is available in its place. An autoscaler scales down when it sees fit, so that what
-// it scales leaves by eviction.
-func LeavesByScaleDown(autoscaled bool, to int32, budgets []*policyv1.PodDisruptionBudget) bool {
-	switch {
-	case autoscaled || len(budgets) > 1:
-		return false
-	case len(budgets) == 0:
-		return true
-	}
-	return !pdb.MakesRoom(budgets[0], to)
 }

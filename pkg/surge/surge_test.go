@@ -72,7 +72,9 @@ func atMost(n int32) func(*autoscalingv2.HorizontalPodAutoscaler) {
 }
 
 func budget(minAvailable, maxUnavailable string, modifiers ...func(*policyv1.PodDisruptionBudget)) *policyv1.PodDisruptionBudget {
-	b := &policyv1.PodDisruptionBudget{Status: policyv1.PodDisruptionBudgetStatus{ExpectedPods: 2, CurrentHealthy: 2, DesiredHealthy: 2}}
+	b := &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: "web"}, Status: policyv1.PodDisruptionBudgetStatus{ExpectedPods: 2, CurrentHealthy: 2, DesiredHealthy: 2},
+	}
 	if minAvailable != "" {
 		b.Spec.MinAvailable = ptr.To(intstr.Parse(minAvailable))
 	}
@@ -83,6 +85,16 @@ func budget(minAvailable, maxUnavailable string, modifiers ...func(*policyv1.Pod
 		modify(b)
 	}
 	return b
+}
+
+func scalingDown(policy autoscalingv2.ScalingPolicySelect) func(*autoscalingv2.HorizontalPodAutoscaler) {
+	return func(a *autoscalingv2.HorizontalPodAutoscaler) {
+		a.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleDown: &autoscalingv2.HPAScalingRules{SelectPolicy: &policy}}
+	}
+}
+
+func always(d *appsv1.Deployment) {
+	d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: maintenancev1alpha1.SurgeAlways}
 }
 
 func failing(b *policyv1.PodDisruptionBudget) {
@@ -100,17 +112,22 @@ func TestRefusals(t *testing.T) {
 		// want is the beginning of the refusal; it is empty where the pod leaves.
 		want string
 	}{
-		"the default of a quarter rounds up":             {candidate{Deployment: web()}, budget("2", ""), ""},
-		"a budget that never allows grows with replicas": {candidate{Deployment: web()}, budget("", "0"), ""},
-		"a budget of all pods":                           {candidate{Deployment: web()}, budget("100%", ""), ""},
-		"a budget of nothing":                            {candidate{Deployment: web()}, budget("", ""), ""},
-		"a budget that cannot be computed":               {candidate{Deployment: web()}, budget("2", "", failing), "is scaled up in vain"},
-		"one that does not matter to a scale-down":       {candidate{Deployment: web()}, budget("", "0", failing), ""},
-		"the strategy Recreate":                          {candidate{Deployment: web(recreating)}, budget("2", ""), "has the strategy Recreate: its pods must not"},
-		"maxSurge 0":                                     {candidate{Deployment: web(surging("0"))}, budget("2", ""), "has maxSurge 0: it does not want more"},
-		"maxSurge 0%":                                    {candidate{Deployment: web(surging("0%"))}, budget("2", ""), "has maxSurge 0"},
-		"maxSurge that makes no sense":                   {candidate{Deployment: web(surging("many"))}, budget("2", ""), "has maxSurge 0"},
-		"paused":                                         {candidate{Deployment: web(func(d *appsv1.Deployment) { d.Spec.Paused = true })}, budget("2", ""), "is paused"},
+		"the default of a quarter rounds up": {candidate{Deployment: web()}, budget("2", ""), ""},
+		"a budget that never allows an eviction": {candidate{Deployment: web()}, budget("", "0"),
+			"is not scaled up past PodDisruptionBudget web (maxUnavailable 0), which never allows an eviction: its pods are replaced nevertheless if it has the annotation maintenance.haulout.dev/surge: Always"},
+		"a budget of all pods": {candidate{Deployment: web()}, budget("100%", ""),
+			"is not scaled up past PodDisruptionBudget web (minAvailable 100% of at most 3 pods), which"},
+		"a budget of nothing": {candidate{Deployment: web()}, budget("", ""),
+			"is not scaled up past PodDisruptionBudget web (neither minAvailable nor maxUnavailable), which"},
+		"a budget that cannot be computed": {candidate{Deployment: web()}, budget("2", "", failing),
+			"is not scaled up past PodDisruptionBudget web (it cannot be computed), which"},
+		"a budget that never allows, and a Deployment that is always replaced": {candidate{Deployment: web(always)}, budget("", "0"), ""},
+		"one that cannot be computed, and such a Deployment":                   {candidate{Deployment: web(always)}, budget("2", "", failing), ""},
+		"the strategy Recreate":        {candidate{Deployment: web(recreating)}, budget("2", ""), "has the strategy Recreate: its pods must not"},
+		"maxSurge 0":                   {candidate{Deployment: web(surging("0"))}, budget("2", ""), "has maxSurge 0: it does not want more"},
+		"maxSurge 0%":                  {candidate{Deployment: web(surging("0%"))}, budget("2", ""), "has maxSurge 0"},
+		"maxSurge that makes no sense": {candidate{Deployment: web(surging("many"))}, budget("2", ""), "has maxSurge 0"},
+		"paused":                       {candidate{Deployment: web(func(d *appsv1.Deployment) { d.Spec.Paused = true })}, budget("2", ""), "is paused"},
 		"in deletion": {candidate{Deployment: web(func(d *appsv1.Deployment) {
 			d.DeletionTimestamp = ptr.To(metav1.NewTime(time.Unix(0, 0)))
 		})}, budget("2", ""), "is being deleted"},
@@ -120,8 +137,13 @@ func TestRefusals(t *testing.T) {
 		})}, budget("2", ""), "has the annotation maintenance.haulout.dev/surge: Disabled"},
 		"a volume of one node":           {candidate{Deployment: web(), OneNodeClaims: []string{"data"}}, budget("2", ""), "cannot be scaled up, as volume claim data is for one node"},
 		"an autoscaler with room":        {candidate{Deployment: web(), Autoscalers: autoscaled(scaler())}, budget("2", ""), ""},
-		"one whose budget grows with it": {candidate{Deployment: web(), Autoscalers: autoscaled(scaler())}, budget("", "0"), "is scaled up by HorizontalPodAutoscaler load in vain"},
-		"one without room":               {candidate{Deployment: web(), Autoscalers: autoscaled(scaler(atMost(2)))}, budget("2", ""), "is scaled by HorizontalPodAutoscaler load, which has no room: maxReplicas is 2"},
+		"one whose budget grows with it": {candidate{Deployment: web(), Autoscalers: autoscaled(scaler())}, budget("", "0"), "is not scaled up past PodDisruptionBudget web (maxUnavailable 0)"},
+		"one whose budget grows with it, and a Deployment that is always replaced": {candidate{Deployment: web(always), Autoscalers: autoscaled(scaler())}, budget("", "0"),
+			"is scaled up by HorizontalPodAutoscaler load in vain under PodDisruptionBudget web (maxUnavailable 0)"},
+		"one that never scales down": {candidate{Deployment: web(), Autoscalers: autoscaled(scaler(scalingDown(autoscalingv2.DisabledPolicySelect)))}, budget("2", ""),
+			"is scaled by HorizontalPodAutoscaler load, which never scales down"},
+		"one that scales down as little as it can": {candidate{Deployment: web(), Autoscalers: autoscaled(scaler(scalingDown(autoscalingv2.MinChangePolicySelect)))}, budget("2", ""), ""},
+		"one without room":                         {candidate{Deployment: web(), Autoscalers: autoscaled(scaler(atMost(2)))}, budget("2", ""), "is scaled by HorizontalPodAutoscaler load, which has no room: maxReplicas is 2"},
 		"one whose surge has taken the room": {candidate{Deployment: web(), Autoscalers: autoscaled(scaler(atMost(2), func(a *autoscalingv2.HorizontalPodAutoscaler) {
 			a.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurgeRecord: "{}"}
 		}))}, budget("2", ""), ""},

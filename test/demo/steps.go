@@ -269,7 +269,7 @@ func (d *demo) putBack(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	d.checks = append(d.ledger.Verdict(), d.nodesCheck())
+	d.checks = append(d.ledger.Verdict(), d.ledger.Replacements(), d.nodesCheck())
 	return nil
 }
 

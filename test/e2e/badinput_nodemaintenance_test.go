@@ -205,8 +205,20 @@ func TestRightsOnNodes(t *testing.T) {
 	theirs := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances()
 	onlyFirst := framework.Select(corev1.LabelHostname, nodes[0])
 
-	t.Run("a maintenance over a node the user may not delete is refused and names it", func(t *testing.T) {
+	t.Run("a maintenance over a node the user may not delete is refused, and names no node that they may not get", func(t *testing.T) {
 		_, err := theirs.Create(t.Context(), framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle), metav1.CreateOptions{})
+		if !apierrors.IsForbidden(err) || strings.Contains(err.Error(), nodes[0]) || strings.Contains(err.Error(), nodes[1]) {
+			t.Errorf("got %v, want Forbidden without the name of a node", err)
+		}
+	})
+	t.Run("it names the node to a user who may get it", func(t *testing.T) {
+		reader := framework.Name("reading-operator")
+		cluster.Grant(t, reader,
+			rbacv1.PolicyRule{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"nodemaintenances"}, Verbs: []string{"create"}},
+			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: nodes, Verbs: []string{"get"}},
+			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: nodes[:1], Verbs: []string{"delete"}})
+		_, err := cluster.As(t, reader).Haulout.MaintenanceV1alpha1().NodeMaintenances().Create(
+			t.Context(), framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle), metav1.CreateOptions{})
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), nodes[1]) || strings.Contains(err.Error(), nodes[0]) {
 			t.Errorf("got %v, want Forbidden because of %s", err, nodes[1])
 		}

@@ -289,7 +289,8 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	framework.Accept(t, found, err)
 }
 
-// TestNodeThatNoLongerMatches takes the selected label off a node in the middle of its drain: it is released as if the maintenance was complete.
+// TestNodeThatNoLongerMatches has a node stop to match in the middle of its drain: at first because a label flaps,
+// which releases nothing, then because the selector is changed, which releases the node as if the maintenance was complete.
 func TestNodeThatNoLongerMatches(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
@@ -304,6 +305,19 @@ func TestNodeThatNoLongerMatches(t *testing.T) {
 	evacuationFor(t, stays, "is made", isOurs)
 	evacuationFor(t, released, "is made", isOurs)
 	cluster.MustKubectl(t, "", "label", "node", nodes[1], roleLabel+"-")
+	// Something that the server does after it has seen the label vanish.
+	framework.Eventually(t, "the status is of a time after the flap", func(ctx context.Context) (bool, error) {
+		merge(t, "", "nodemaintenance", nm.Name, fmt.Sprintf(`{"spec":{"reason":%q}}`, framework.Name("flap")))
+		got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
+		return err == nil && got.Status.ObservedGeneration > nm.Generation, err
+	})
+	if node := theNode(t, nodes[1]); !node.Spec.Unschedulable {
+		t.Error("a label that flaps has released the node")
+	}
+	cluster.MustKubectl(t, "", "label", "node", nodes[1], roleLabel+"="+pool)
+	merge(t, "", "nodemaintenance", nm.Name, fmt.Sprintf(
+		`{"spec":{"nodeSelector":{"nodeSelectorTerms":[{"matchExpressions":[{"key":%q,"operator":"In","values":[%q]}]}]}}}`,
+		corev1.LabelHostname, nodes[0]))
 	unschedulable(t, false, nodes[1])
 	framework.Eventually(t, "nothing is left of it", func(ctx context.Context) (bool, error) {
 		node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, nodes[1], metav1.GetOptions{})

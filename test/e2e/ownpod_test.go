@@ -18,60 +18,172 @@ package e2e
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/yaml"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/e2e/framework"
+	"haulout.dev/haulout/test/internal/judge"
 )
 
-// The server of the development cluster runs in no pod. It is told that it runs in one of a Deployment, which stands for its own.
-func TestServerLeavesItsNodeLastAndOnlyForAnother(t *testing.T) {
-	pool, nodes := cluster.NewPool(t, 2, true)
-	home, other := nodes[0], nodes[1]
+// shippedDeployment returns the Deployment that artifacts/base/deployment.yaml ships.
+func shippedDeployment(t *testing.T) *appsv1.Deployment {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(cluster.Root(), "artifacts", "base", "deployment.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d appsv1.Deployment
+	if err := yaml.UnmarshalStrict(content, &d); err != nil {
+		t.Fatal(err)
+	}
+	return &d
+}
+
+// asShipped gives a Deployment the strategy and the tolerations of the server's own.
+func asShipped(t *testing.T) func(*appsv1.Deployment) {
+	t.Helper()
+	shipped := shippedDeployment(t)
+	tolerations := shipped.Spec.Template.Spec.Tolerations
+	if len(tolerations) == 0 {
+		t.Fatal("the shipped Deployment has no tolerations")
+	}
+	return func(d *appsv1.Deployment) {
+		// Surge is on, as it is by default, and the strategy rules it out.
+		framework.WithSurge(d)
+		d.Spec.Strategy = shipped.Spec.Strategy
+		d.Spec.Template.Spec.Tolerations = append(d.Spec.Template.Spec.Tolerations, tolerations...)
+	}
+}
+
+// fill has a pod request most of the CPU and memory of a node: the scheduler prefers other nodes.
+func fill(t *testing.T, namespace, pool, node string) {
+	t.Helper()
+	cluster.PodOn(t, namespace, "fills-"+node, pool, node, func(p *corev1.Pod) {
+		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{
+			corev1.ResourceCPU:    resource.MustParse("56"),
+			corev1.ResourceMemory: resource.MustParse("224Gi"),
+		}
+	})
+}
+
+// TestServerLeavesItsNodeLastAndDoesNotComeBack drains the node of a Deployment that stands for the
+// server's own: the server of the development cluster runs in no pod and is told that it runs in
+// this one. The pod tolerates cordons, and the node that it leaves is the emptiest, so that only
+// the taint of a held node keeps the scheduler from sending it back.
+func TestServerLeavesItsNodeLastAndDoesNotComeBack(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 1, true)
+	home, other := nodes[0], pool+"-other"
 	namespace := cluster.NewNamespace(t)
-	unschedulableBy(t, true, other)
 	labels := map[string]string{"app": framework.Name("server")}
-	cluster.Deployment(t, namespace, labels["app"], pool, 1)
-	unschedulableBy(t, false, other)
+	cluster.Deployment(t, namespace, labels["app"], pool, 1, asShipped(t))
+	cluster.NewNodes(t, pool, true, other)
+	fill(t, namespace, pool, other)
 	const hold = "e2e.haulout.dev/hold"
-	web := cluster.PodOn(t, namespace, "web", pool, home, func(pod *corev1.Pod) { pod.Finalizers = []string{hold} })
+	web := cluster.PodOn(t, namespace, "web", pool, home, func(pod *corev1.Pod) {
+		pod.Finalizers = []string{hold}
+	})
 	restartIn(t, namespace, serverPod(t, namespace, labels).Name)
 	// Not in a cleanup: by then the context of the test has ended.
 	defer restartIn(t, "", "")
 
 	first := cluster.Create(t, over(home))
-	framework.Eventually(t, "the other pod leaves and the server's pod waits", func(ctx context.Context) (bool, error) {
-		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, first.Name, metav1.GetOptions{})
-		if err != nil || len(nm.Status.NodeStatuses) != 1 {
-			return false, err
-		}
-		pod, err := cluster.As(t).Kube.CoreV1().Pods(namespace).Get(ctx, web.Name, metav1.GetOptions{})
-		status := nm.Status.NodeStatuses[0]
-		return err == nil && pod.DeletionTimestamp != nil && status.PodsEvacuating == 1 && status.PodsPendingEvacuation == 1, err
-	})
-	cluster.MustKubectl(t, "", "patch", "pod", web.Name, "-n", namespace, "--type=merge", `-p={"metadata":{"finalizers":null}}`)
+	framework.Eventually(t, "the other pod leaves and the server's pod waits",
+		func(ctx context.Context) (bool, error) {
+			nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().
+				Get(ctx, first.Name, metav1.GetOptions{})
+			if err != nil || len(nm.Status.NodeStatuses) != 1 {
+				return false, err
+			}
+			pod, err := cluster.As(t).Kube.CoreV1().Pods(namespace).
+				Get(ctx, web.Name, metav1.GetOptions{})
+			status := nm.Status.NodeStatuses[0]
+			return err == nil && pod.DeletionTimestamp != nil &&
+				status.PodsEvacuating == 1 && status.PodsPendingEvacuation == 1, err
+		})
+	if node := theNode(t, home); !isHeld(node) {
+		t.Errorf("node %s has the taints %v, want %s", home, node.Spec.Taints, v1alpha1.TaintHeld)
+	}
+	merge(t, namespace, "pod", web.Name, `{"metadata":{"finalizers":null}}`)
 	wantDrainedBecause(t, first.Name, v1alpha1.ReasonDrainComplete)
 	if pod := serverPod(t, namespace, labels); pod.Spec.NodeName != other {
 		t.Fatalf("the server's pod is on %q, want %s", pod.Spec.NodeName, other)
 	}
 
+	// Now every node that it may run on is held. It leaves once and stays where it comes to.
 	restartIn(t, namespace, serverPod(t, namespace, labels).Name)
+	log := cluster.AuditLog(t)
 	second := cluster.Create(t, over(other))
-	if message := wantDrainedBecause(t, second.Name, v1alpha1.ReasonDrainCompleteWithPodsLeft); !strings.Contains(message, labels["app"]) {
-		t.Errorf("the server's pod is not named: %s", message)
+	keptBy := ""
+	framework.Eventually(t, "one of two names the pod", func(ctx context.Context) (bool, error) {
+		keptBy = ""
+		for _, name := range []string{first.Name, second.Name} {
+			nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().
+				Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return false, err
+			}
+			c := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
+			if c == nil || c.Status != metav1.ConditionTrue {
+				return false, fmt.Errorf("Drained of %s is %+v", name, c)
+			}
+			if c.Reason == v1alpha1.ReasonDrainCompleteWithPodsLeft &&
+				strings.Contains(c.Message, labels["app"]) {
+				keptBy += name
+			}
+		}
+		return keptBy == first.Name || keptBy == second.Name, nil
+	})
+	on := map[string]string{first.Name: home, second.Name: other}[keptBy]
+	if pod := serverPod(t, namespace, labels); pod.Spec.NodeName != on {
+		t.Errorf("the server's pod is on %q, and the maintenance of %s names it", pod.Spec.NodeName, on)
 	}
-	if pod := serverPod(t, namespace, labels); pod.Spec.NodeName != other {
-		t.Fatalf("the server's pod is on %q, want %s", pod.Spec.NodeName, other)
+	calls, err := log.Calls()
+	if err != nil {
+		t.Fatal(err)
+	}
+	evicted := 0
+	for _, call := range calls {
+		if call.Evicted() && strings.HasPrefix(call.Name, labels["app"]+"-") {
+			evicted++
+		}
+	}
+	if evicted != 1 {
+		t.Errorf("the server's pod was evicted %d times, want once", evicted)
 	}
 	setStage(t, first.Name, v1alpha1.NodeMaintenanceStageComplete)
-	wantDrainedBecause(t, second.Name, v1alpha1.ReasonDrainComplete)
-	if pod := serverPod(t, namespace, labels); pod.Spec.NodeName != home {
-		t.Errorf("the server's pod is on %q, want %s", pod.Spec.NodeName, home)
+	setStage(t, second.Name, v1alpha1.NodeMaintenanceStageComplete)
+	unschedulable(t, false, home, other)
+	framework.Accept(t, judge.LeftOn(theNode(t, home), false), nil)
+}
+
+// isHeld reports whether a node has the taint that the scheduler tries to avoid.
+func isHeld(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool {
+		return taint.Key == v1alpha1.TaintHeld && taint.Effect == corev1.TaintEffectPreferNoSchedule
+	})
+}
+
+// TestShippedDeploymentDoesNotTolerateHeldNodes keeps a toleration out of the manifest with which
+// the server's pod would come straight back to the node that it has left.
+func TestShippedDeploymentDoesNotTolerateHeldNodes(t *testing.T) {
+	held := corev1.Taint{Key: v1alpha1.TaintHeld, Effect: corev1.TaintEffectPreferNoSchedule}
+	for _, toleration := range shippedDeployment(t).Spec.Template.Spec.Tolerations {
+		if toleration.ToleratesTaint(klog.FromContext(t.Context()), &held, true) {
+			t.Errorf("the toleration %+v is for held nodes, too", toleration)
+		}
 	}
 }
 
@@ -81,7 +193,7 @@ func over(node string) *v1alpha1.NodeMaintenance {
 	})
 }
 
-// restartIn starts the server anew as if it ran in a pod; an empty name means in none.
+// restartIn restarts the server as if it ran in a pod; an empty name means in none.
 func restartIn(t *testing.T, namespace, pod string) {
 	t.Helper()
 	t.Setenv("POD_NAME", pod)
@@ -97,33 +209,24 @@ func serverPod(t *testing.T, namespace string, labels map[string]string) *corev1
 	t.Helper()
 	var pod *corev1.Pod
 	framework.Eventually(t, "the server's pod runs", func(ctx context.Context) (bool, error) {
-		list, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(metav1.SetAsLabelSelector(labels))})
-		if err != nil || len(list.Items) != 1 || list.Items[0].Status.Phase != corev1.PodRunning || list.Items[0].DeletionTimestamp != nil {
+		list, err := cluster.As(t).Kube.CoreV1().Pods(namespace).
+			List(ctx, metav1.ListOptions{LabelSelector: "app=" + labels["app"]})
+		if err != nil || len(list.Items) != 1 {
 			return false, err
 		}
 		pod = &list.Items[0]
-		return true, nil
+		return pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil, nil
 	})
 	return pod
 }
 
-func unschedulableBy(t *testing.T, want bool, node string) {
+// wantDrainedBecause waits until a maintenance is drained for a reason.
+func wantDrainedBecause(t *testing.T, name, reason string) {
 	t.Helper()
-	verb := map[bool]string{true: "cordon", false: "uncordon"}[want]
-	cluster.MustKubectl(t, "", verb, node)
-}
-
-// wantDrainedBecause waits until a maintenance is drained for a reason, and returns the message.
-func wantDrainedBecause(t *testing.T, name, reason string) string {
-	t.Helper()
-	var message string
 	framework.Eventually(t, name+" is drained: "+reason, func(ctx context.Context) (bool, error) {
-		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
-		if err != nil || !conditionIs(nm.Status.Conditions, v1alpha1.ConditionDrained, metav1.ConditionTrue, reason) {
-			return false, err
-		}
-		message = meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained).Message
-		return true, nil
+		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().
+			Get(ctx, name, metav1.GetOptions{})
+		return err == nil && conditionIs(nm.Status.Conditions, v1alpha1.ConditionDrained,
+			metav1.ConditionTrue, reason), err
 	})
-	return message
 }

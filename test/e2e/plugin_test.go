@@ -238,7 +238,7 @@ func TestPlugin(t *testing.T) {
 	name := names[0]
 	watch := s.start(t, "maintenance", "status", name, "--watch")
 	watch.shows(t, `\x1b\[\d+A\x1b\[J`)
-	watch.shows(t, `(?s)`+name+`  Drain for .*new kernel.*BLOCKED  1 pod.*move: the owner of the app in namespace `+namespace)
+	watch.shows(t, `(?s)`+name+`  Drain for .*new kernel.*BLOCKED  1 pod.*who: the owner of the app in namespace `+namespace)
 	has(run(3, "blockers", name), stuck.Name, nodes[0], "PodDisruptionBudget stuck", "kubectl describe poddisruptionbudgets -n "+namespace)
 	has(run(0, "status", name), "BLOCKED", "WAVE 1", "new kernel", nodes[0])
 
@@ -246,7 +246,7 @@ func TestPlugin(t *testing.T) {
 		t.Fatal(err)
 	}
 	drain.ends(t, 0)
-	has(drain.output(), name+" drained.", "kubectl maintenance complete "+name)
+	has(drain.output(), name+" is drained.", "kubectl maintenance complete "+name)
 	watch.shows(t, `DrainComplete: All pods have left 1 node`)
 	watch.types(t, "\x03")
 	watch.ends(t, 130)
@@ -264,7 +264,7 @@ func TestPlugin(t *testing.T) {
 	}
 
 	all := s.start(t, "maintenance", "start", "--selector=!e2e.haulout.dev/none")
-	all.shows(t, `This takes all nodes of the cluster \(\d+\)\. Go on\? \[y/N\]`)
+	all.shows(t, `This takes all nodes of the cluster \(\d+\)\. Continue\? \[y/N\]`)
 	all.types(t, "n\n")
 	all.ends(t, 1)
 	has(all.output(), "nothing was done")

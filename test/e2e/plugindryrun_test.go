@@ -18,6 +18,7 @@ package e2e
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 
@@ -62,7 +63,9 @@ func look(t *testing.T, user, namespace string, nodes []string) touched {
 		if err != nil {
 			t.Fatal(err)
 		}
-		found.Nodes[name] = nodeMarks{Unschedulable: node.Spec.Unschedulable, Taints: node.Spec.Taints, Annotations: node.Annotations}
+		// Kubernetes adds taints of its own to a cordoned node a moment later.
+		taints := slices.DeleteFunc(node.Spec.Taints, func(taint corev1.Taint) bool { return strings.HasPrefix(taint.Key, "node.kubernetes.io/") })
+		found.Nodes[name] = nodeMarks{Unschedulable: node.Spec.Unschedulable, Taints: taints, Annotations: node.Annotations}
 	}
 	for _, name := range ownedBy(t, user) {
 		nm, err := clients.Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(t.Context(), name, metav1.GetOptions{})
@@ -107,7 +110,7 @@ func TestPluginDryRun(t *testing.T) {
 		return err == nil && node.Annotations[v1alpha1.AnnotationConditionsBy] != "", err
 	})
 
-	const warned, dry = "Warning: pods that have no controller and will not come back once evicted: 1", "(server dry run)"
+	const dry = "(server dry run)"
 	before := look(t, user, namespace, nodes)
 	for name, test := range map[string]struct {
 		line string
@@ -115,11 +118,11 @@ func TestPluginDryRun(t *testing.T) {
 		// shows is what the answer contains, hides what it does not.
 		shows, hides []string
 	}{
-		"start is warned of what would happen":         {"start " + nodes[0], 0, []string{warned, "created " + dry}, nil},
-		"start shows the object as it would be stored": {"start " + nodes[0] + " -o yaml", 0, []string{warned, "username: " + user, "podPriority: 2147483647", v1alpha1.FinalizerMaintenanceCompletion}, nil},
+		"start creates nothing":                        {"start " + nodes[0], 0, []string{"created " + dry}, nil},
+		"start shows the object as it would be stored": {"start " + nodes[0] + " -o yaml", 0, []string{"username: " + user, "podPriority: 2147483647", v1alpha1.FinalizerMaintenanceCompletion}, nil},
 		"start is refused as it would be in earnest":   {"start " + nodes[1], 1, []string{"forbidden", nodes[1]}, []string{dry}},
-		"drain does not wait":                          {"drain " + nodes[0] + " --force", 0, []string{"Note: --force", warned, "created " + dry}, []string{"PODS"}},
-		"stage is warned of what would happen":         {"stage " + announced + " Drain", 0, []string{warned, "moved on " + dry}, nil},
+		"drain does not wait":                          {"drain " + nodes[0] + " --force", 0, []string{"Note: --force", "created " + dry}, []string{"PODS"}},
+		"stage moves nothing":                          {"stage " + announced + " Drain", 0, []string{"moved on " + dry}, nil},
 		"stage does not wait":                          {"stage " + announced + " Drain --wait", 0, []string{"moved on " + dry}, []string{"PODS"}},
 		"a stage that was reached stays":               {"stage " + announced + " Cordon", 0, []string{"moved on " + dry}, nil},
 		"complete changes nothing":                     {"complete " + announced, 0, []string{"completed " + dry}, []string{"Warning"}},

@@ -138,19 +138,40 @@ func scaledTo(t *testing.T, namespace, name string, replicas int32) {
 	})
 }
 
+// annotated adds an annotation to a Deployment.
+func annotated(key, value string) func(*appsv1.Deployment) {
+	return func(d *appsv1.Deployment) { metav1.SetMetaDataAnnotation(&d.ObjectMeta, key, value) }
+}
+
+// nothingMissing and allInPercent are budgets that never allow an eviction, with however many pods.
+func nothingMissing() *policyv1.PodDisruptionBudgetSpec {
+	return &policyv1.PodDisruptionBudgetSpec{MaxUnavailable: ptr.To(intstr.FromInt32(0))}
+}
+
+func allInPercent() *policyv1.PodDisruptionBudgetSpec {
+	return &policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromString("100%"))}
+}
+
 func TestOneReplicaIsNeverMissed(t *testing.T) {
-	for name, budget := range map[string]*policyv1.PodDisruptionBudgetSpec{
-		"with a budget that wants it to be available":   minAvailable(1),
-		"with a budget that lets nothing be missing":    {MaxUnavailable: ptr.To(intstr.FromInt32(0))},
-		"with a budget that wants all of it in percent": {MinAvailable: ptr.To(intstr.FromString("100%"))},
-		"with a budget that would let it be missing":    {MaxUnavailable: ptr.To(intstr.FromInt32(1))},
-		"without a budget":                              nil,
+	surgeAlways := annotated(v1alpha1.AnnotationSurge, v1alpha1.SurgeAlways)
+	for name, test := range map[string]struct {
+		budget *policyv1.PodDisruptionBudgetSpec
+		modify []func(*appsv1.Deployment)
+	}{
+		"with a budget that wants it to be available": {budget: minAvailable(1)},
+		"with a budget that lets nothing be missing, and an owner who lets it be replaced": {
+			nothingMissing(), []func(*appsv1.Deployment){surgeAlways}},
+		"with a budget that wants all of it in percent, and an owner who lets it be replaced": {
+			allInPercent(), []func(*appsv1.Deployment){surgeAlways}},
+		"with a budget that would let it be missing": {
+			budget: &policyv1.PodDisruptionBudgetSpec{MaxUnavailable: ptr.To(intstr.FromInt32(1))}},
+		"without a budget": {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool, _ := cluster.NewPool(t, 2, true)
 			namespace := cluster.NewNamespace(t)
-			node := single(t, namespace, "web", pool, budget)
+			node := single(t, namespace, "web", pool, test.budget, test.modify...)
 			available := watchAvailability(t, namespace, "web")
 			began := time.Now()
 			nm := drainNodes(t, pool, node)
@@ -160,6 +181,34 @@ func TestOneReplicaIsNeverMissed(t *testing.T) {
 			if lowest := available.stop(); lowest < 1 {
 				t.Errorf("at one time %d pods were available", lowest)
 			}
+		})
+	}
+}
+
+// TestBudgetThatNeverAllowsAnEvictionIsANo drains pods whose budgets never let them go: nothing is
+// scaled up, and the Evacuation is blocked by the budget, until the owner says otherwise.
+func TestBudgetThatNeverAllowsAnEvictionIsANo(t *testing.T) {
+	for name, budget := range map[string]*policyv1.PodDisruptionBudgetSpec{
+		"as nothing may be missing":       nothingMissing(),
+		"as all of it must be there":      allInPercent(),
+		"as more is wanted than there is": minAvailable(3),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, _ := cluster.NewPool(t, 2, true)
+			namespace := cluster.NewNamespace(t)
+			node := single(t, namespace, "web", pool, budget)
+			pod := livePods(t, namespace)[0]
+			nm := drainNodes(t, pool, node)
+			e := evacuationFor(t, &pod, "is made", isOurs)
+			blocked(t, e, v1alpha1.ReasonPodDisruptionBudget, "PodDisruptionBudget web")
+			progressing(t, nm.Name, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked)
+			d, err := cluster.As(t).Kube.AppsV1().Deployments(namespace).Get(t.Context(), "web", metav1.GetOptions{})
+			if err != nil || *d.Spec.Replicas != 1 || d.Generation != 1 {
+				t.Fatalf("the Deployment has %d replicas in generation %d (%v), want 1 in 1", *d.Spec.Replicas, d.Generation, err)
+			}
+			merge(t, namespace, "pdb", "web", `{"spec":{"maxUnavailable":1,"minAvailable":null}}`)
+			drained(t, nm.Name)
 		})
 	}
 }
@@ -260,6 +309,18 @@ func TestStuckSurge(t *testing.T) {
 		single(t, namespace, "web", pool, minAvailable(1))
 		nm := drainNodes(t, pool, nodes...)
 		stays(t, namespace, nm, evacuationSays(t, saidWithin, namespace, "web", "is Pending", "nodes are available"))
+	})
+	t.Run("for longer than its owner expects", func(t *testing.T) {
+		t.Parallel()
+		pool, nodes := cluster.NewPool(t, 1, true)
+		namespace := cluster.NewNamespace(t)
+		single(t, namespace, "web", pool, minAvailable(1), annotated(v1alpha1.AnnotationSurgeTimeout, "5s"))
+		pod := livePods(t, namespace)[0]
+		nm := drainNodes(t, pool, nodes...)
+		e := evacuationFor(t, &pod, "is made", isOurs)
+		blocked(t, e, v1alpha1.ReasonSurgePending)
+		progressing(t, nm.Name, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked)
+		stays(t, namespace, nm, e)
 	})
 	t.Run("for an image that is never there", func(t *testing.T) {
 		t.Parallel()

@@ -55,7 +55,7 @@ func (f *flusher) evacuate(ctx context.Context, e *evacuator.Evacuation) error {
 			return context.Cause(ctx)
 		}
 	}
-	if err := e.Forbid(ctx); err != nil { // an app that has flushed everything would have to start anew
+	if err := e.Forbid(ctx); err != nil { // an app that has flushed everything would have to start over
 		return err
 	}
 	err := f.pods.CoreV1().Pods(e.Namespace).Delete(ctx, e.PodName, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(e.PodUID))})

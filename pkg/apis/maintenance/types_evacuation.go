@@ -42,7 +42,7 @@ const (
 const (
 	// ConditionComplete is True when the evacuation is over: the pod is gone or has terminated, or the request was cancelled.
 	ConditionComplete = "Complete"
-	// ConditionBlocked (added) is True while something keeps the pod from leaving; reason and message say what and what can be done.
+	// ConditionBlocked is True while something keeps the pod from leaving; reason and message say what and what can be done.
 	ConditionBlocked = "Blocked"
 
 	// ReasonPodDeleted (Complete): the pod is gone from the API.
@@ -76,8 +76,18 @@ const (
 	ReasonRecreated = "Recreated"
 	// ReasonEvictionForbidden (Blocked): the server is not allowed to evict the pod.
 	ReasonEvictionForbidden = "EvictionForbidden"
+	// ReasonEvictionDenied (Blocked): an admission webhook or an admission policy refuses the eviction; the message quotes it.
+	ReasonEvictionDenied = "EvictionDenied"
 	// ReasonEvictionError (Blocked): the eviction fails for another reason; the message quotes it.
 	ReasonEvictionError = "EvictionError"
+	// ReasonSurgePending (Blocked): the pod that is to replace this one is not available after the surge timeout.
+	ReasonSurgePending = "SurgePending"
+	// ReasonEvacuationHeld (Blocked): the Evacuation is being deleted and a finalizer that is not an instigator's holds it; the message names it.
+	ReasonEvacuationHeld = "EvacuationHeld"
+	// ReasonBudgetsHoldEachOther (Blocked): two drains wait for each other's pods, because each holds the budget of the other one's.
+	ReasonBudgetsHoldEachOther = "BudgetsHoldEachOther"
+	// ReasonBudgetPodsCordoned (Blocked): the pods that would free the budget cannot run, because their nodes are cordoned.
+	ReasonBudgetPodsCordoned = "BudgetPodsCordoned"
 )
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -106,10 +116,10 @@ type EvacuationSpec struct {
 	ProgressDeadlineSeconds *int32
 
 	// evacuators are those who may take the pod off its node, highest priority first. On creation the server adds those that the pod's
-	// annotations name and those that are built in for its owner. At most 16 (deviates: the KEP allows 100).
+	// annotations name and those that are built in for its owner. At most 16.
 	Evacuators []Evacuator
 
-	// nodeName (added) is the node that the pod ran on when the Evacuation was created. Set by the server.
+	// nodeName is the node that the pod ran on when the Evacuation was created. Set by the server.
 	NodeName string
 }
 
@@ -144,7 +154,7 @@ type EvacuationStatus struct {
 	// activeEvacuatorCompleted is set by the active evacuator when it has done all it can. If the pod still exists the next one takes over.
 	ActiveEvacuatorCompleted bool
 
-	// evacuationProgressTimestamp is when the active evacuator last reported. Stamped by the server.
+	// evacuationProgressTimestamp is when the active evacuator last reported; unset until it has. Stamped by the server.
 	EvacuationProgressTimestamp *metav1.Time
 
 	// expectedEvacuationFinishTime is when the active evacuator expects the pod to be gone. Written by the active evacuator.
@@ -157,11 +167,14 @@ type EvacuationStatus struct {
 	// failedEvictionCounter counts the calls of the eviction API that were refused because of a budget. It never falls.
 	FailedEvictionCounter int32
 
-	// message says in words what happens. At most 1024 bytes.
+	// message is for people: what happens to the pod. No program reads it. At most 1024 bytes.
 	Message string
 
-	// conditions are Complete and (added) Blocked.
+	// conditions are Complete and Blocked.
 	Conditions []metav1.Condition
+
+	// activeEvacuatorSince is when the active evacuator got its turn. Written by the Haulout server alone.
+	ActiveEvacuatorSince *metav1.Time
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

@@ -50,6 +50,17 @@ const (
 	PodTypeStatic PodType = "Static"
 )
 
+// NewNodesPolicy decides whether a maintenance takes nodes that are created after it left stage Idle.
+type NewNodesPolicy string
+
+const (
+	// NewNodesPolicyIgnore leaves such nodes alone, though they match: an autoscaler that answers a drain with new nodes of the same label would
+	// otherwise feed them to the maintenance one after the other.
+	NewNodesPolicyIgnore NewNodesPolicy = "Ignore"
+	// NewNodesPolicyJoin takes such nodes as it takes those that were there.
+	NewNodesPolicyJoin NewNodesPolicy = "Join"
+)
+
 const (
 	// ConditionDrained is the condition of a NodeMaintenance that says whether all pods that its plan covers have left all selected nodes
 	// (KEP-4212, "Status"). It is True only in stage Drain.
@@ -69,6 +80,30 @@ const (
 	ReasonNotRequested = "NotRequested"
 	// ReasonNoNodes (Drained=False): the selector matches no node.
 	ReasonNoNodes = "NoNodesSelected"
+	// ReasonNodeNotCordoned (Drained=False): a selected node cannot be kept unschedulable, so it is outside the waves; the message names it.
+	ReasonNodeNotCordoned = "NodeNotCordoned"
+
+	// ConditionProgressing is the condition of a NodeMaintenance that reports whether it moves on. The reasons are listed in the order in which
+	// they apply: the first one that holds is shown.
+	ConditionProgressing = "Progressing"
+
+	// ReasonProgressComplete (Progressing=True or, while nodes are still to be released, with the message naming them): stage Complete.
+	ReasonProgressComplete = "Complete"
+	// ReasonProgressNotRequested (Progressing=True): the stage asks no pod to leave.
+	ReasonProgressNotRequested = "NotRequested"
+	// ReasonProgressDrained (Progressing=True): nothing is left to do in stage Drain.
+	ReasonProgressDrained = "Drained"
+	// ReasonProgressBlocked (Progressing=False): every pod that is asked to leave is blocked.
+	ReasonProgressBlocked = "Blocked"
+	// ReasonProgressStalled (Progressing=False): nothing has moved for longer than the server's --stall-timeout.
+	ReasonProgressStalled = "Stalled"
+	// ReasonProgressSyncFailed (Progressing=False, or True if something else moves): a write or a question fails; the message has the object, the
+	// error, and since when.
+	ReasonProgressSyncFailed = "SyncFailed"
+	// ReasonProgressWaiting (Progressing=True): every node waits for other nodes or for other maintenances.
+	ReasonProgressWaiting = "Waiting"
+	// ReasonProgressDraining (Progressing=True): pods are leaving.
+	ReasonProgressDraining = "Draining"
 )
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -89,7 +124,8 @@ type NodeMaintenance struct {
 // NodeMaintenanceSpec is the wanted state of a NodeMaintenance.
 type NodeMaintenanceSpec struct {
 	// nodeSelector selects the nodes under maintenance. At least one term is needed and no term may be empty.
-	// It may change in the stages Idle, Cordon and Drain: a node that no longer matches is released, a node that matches late joins.
+	// It may change in the stages Idle, Cordon and Drain: a node that no longer matches is released, a node that matches late joins, but for
+	// new nodes (see newNodes). At most 1,000 requirements and 10,000 values in all.
 	NodeSelector *corev1.NodeSelector
 
 	// stage is how far the maintenance is ordered to go: Idle, Cordon, Drain or Complete. A new object may start at any stage; later the
@@ -107,9 +143,14 @@ type NodeMaintenanceSpec struct {
 	// reason tells people why: it is carried into the messages of Evacuations, node conditions and events. At most 1024 bytes.
 	Reason string
 
-	// requestedBy (added) is the user of the last request that set or changed the nodeSelector or advanced the stage. Every node is
+	// requestedBy is the user of the last request that set or changed the nodeSelector or advanced the stage. Every node is
 	// authorized against this user before it is touched. It is set by the server; what a client sends is dropped.
 	RequestedBy *authenticationv1.UserInfo
+
+	// newNodes decides what becomes of a node that matches and was created after the maintenance left stage Idle: Ignore leaves it alone, Join
+	// takes it. Nodes that existed and are labelled later always join, and so does a node that the selector names by metadata.name or by the
+	// label kubernetes.io/hostname. It may change as long as nodeSelector may. The default is Ignore.
+	NewNodes NewNodesPolicy
 }
 
 // DrainPlanEntry is one wave of a drain: the pods of a type, up to a priority, that match a selector.
@@ -128,7 +169,7 @@ type DrainPlanEntry struct {
 // NodeMaintenanceStatus is the observed state of a NodeMaintenance. It is also the memory of the drain: after a restart the server goes on
 // from here.
 type NodeMaintenanceStatus struct {
-	// observedGeneration (added) is the metadata.generation that this status answers to.
+	// observedGeneration is the metadata.generation that this status answers to.
 	ObservedGeneration int64
 
 	// stageStatuses lists the stages that were entered, in the order they were, written by the API server together with the stage itself.
@@ -137,8 +178,17 @@ type NodeMaintenanceStatus struct {
 	// nodeStatuses has one entry for each selected node, ordered by name.
 	NodeStatuses []NodeMaintenanceNodeStatus
 
-	// conditions are the conditions of the maintenance. Drained says whether the nodes are empty of pods that the plan covers.
+	// conditions are the conditions of the maintenance: Drained reports whether the nodes are empty of pods that the plan covers, Progressing
+	// whether the maintenance moves on.
 	Conditions []metav1.Condition
+
+	// lastProgressTimestamp is when something last moved in stage Drain: a pod left, a wave opened, an evacuator reported, or a pod was terminating
+	// within its grace period. Unset before stage Drain.
+	LastProgressTimestamp *metav1.Time
+
+	// newestNodeTimestamp is the newest metadata.creationTimestamp of any node when the maintenance left stage Idle. Nodes that were created later
+	// are new to it, see spec.newNodes.
+	NewestNodeTimestamp *metav1.Time
 }
 
 // StageStatus says when a stage was entered.
@@ -155,7 +205,7 @@ type NodeReference struct {
 	// name of the node.
 	Name string
 
-	// uid (added) of the node. A node that is deleted and created again under the same name is a new node.
+	// uid of the node. A node that is deleted and created again under the same name is a new node.
 	UID types.UID
 }
 
@@ -178,14 +228,15 @@ type NodeMaintenanceNodeStatus struct {
 	// podsEvacuating counts the pods of the node that have an Evacuation.
 	PodsEvacuating int32
 
-	// podsBlocked (added) counts the evacuating pods whose Evacuation has the condition Blocked.
+	// podsBlocked counts the pods that are asked to leave and cannot: their Evacuation has the condition Blocked, or no Evacuation could be
+	// created for them twice.
 	PodsBlocked int32
 
-	// podsLeft (added) counts the pods that are left running on purpose: DaemonSet pods that would come straight back and static pods
-	// of a node that has no agent.
-	PodsLeft int32
+	// podsKept counts the pods that are kept running on purpose: DaemonSet pods that would come straight back or whose budget stays closed,
+	// static pods of a node that has no agent, and pods of this server that came back.
+	PodsKept int32
 
-	// podsPeak (added) is the most pods that were pending and evacuating on the node at one time since the drain began. What is missing
+	// podsPeak is the most pods that were pending and evacuating on the node at one time since the drain began. What is missing
 	// of it now has left, also when the Evacuations that tell of it are gone. 0 before the drain.
 	PodsPeak int32
 }

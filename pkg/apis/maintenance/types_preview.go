@@ -45,7 +45,7 @@ const (
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// NodeMaintenancePreview (added) says what the drain of a NodeMaintenance would do if it began now or, in stage Drain, what it still has to
+// NodeMaintenancePreview says what the drain of a NodeMaintenance would do if it began now or, in stage Drain, what it still has to
 // do: the waves, who takes each pod away, and what is in the way. It is worked out on request from the cluster as it is, and never stored.
 // Nothing is touched. Lists are cut to what can be read; the counts are always those of everything.
 type NodeMaintenancePreview struct {
@@ -62,8 +62,8 @@ type NodeMaintenancePreview struct {
 	// podCount is how many pods have to leave.
 	PodCount int32
 
-	// podsLeftCount is how many pods are left running on purpose.
-	PodsLeftCount int32
+	// podsKeptCount is how many pods are left running on purpose.
+	PodsKeptCount int32
 
 	// nodeCount is how many nodes are selected.
 	NodeCount int32
@@ -84,8 +84,8 @@ type NodeMaintenancePreview struct {
 	// blockersOmitted is how many blockers there are beyond those listed.
 	BlockersOmitted int32
 
-	// podsLeft are the pods that are left running on purpose, by reason.
-	PodsLeft []PreviewPodsLeft
+	// podsKept are the pods that are left running on purpose, by reason.
+	PodsKept []PreviewPodsKept
 
 	// maintenances are the other NodeMaintenances on the same nodes, by name; those in stage Complete are not among them. At most 100.
 	Maintenances []PreviewMaintenance
@@ -234,8 +234,8 @@ type PreviewPodReference struct {
 	Node string
 }
 
-// PreviewPodsLeft is pods that are left running for the same reason.
-type PreviewPodsLeft struct {
+// PreviewPodsKept is pods that are left running for the same reason.
+type PreviewPodsKept struct {
 	// reason says in words why: "DaemonSet pod", "DaemonSet pod that tolerates the drain taint" or "static pod".
 	Reason string
 
@@ -279,8 +279,8 @@ type PreviewNode struct {
 	// podCount is how many pods have to leave the node; 0 if it is refused.
 	PodCount int32
 
-	// podsLeft is how many pods are left running on the node on purpose.
-	PodsLeft int32
+	// podsKept is how many pods are left running on the node on purpose.
+	PodsKept int32
 
 	// message is the drainMessage that the node's status would have first in stage Drain: it names other maintenances that hold the drain
 	// of the node back or have taken it further. In stage Drain it is that of now.

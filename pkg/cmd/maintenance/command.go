@@ -14,10 +14,12 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package maintenance is `kubectl maintenance`, the plugin with which people start maintenances of nodes, look at them and end them.
+// Package maintenance is `kubectl maintenance`, the plugin with which users start, watch and end
+// maintenances of nodes.
 //
-// Each command gathers what it needs from the two APIs and hands it to pkg show, which makes the lines; what differs between a terminal and a
-// pipe is in pkg/cmd/screen. Anything that a test wants to be different (time, names, terminals) is a field of environment.
+// Each command gathers what it needs from the two APIs and hands it to pkg show, which makes the
+// lines; what differs between a terminal and a pipe is in pkg/cmd/screen. Anything that a test
+// replaces (time, names, terminals) is a field of environment.
 package maintenance
 
 import (
@@ -28,7 +30,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 
@@ -51,7 +52,7 @@ import (
 // manager is the field manager of what the plugin writes, and the start of its user agent.
 const manager = "kubectl-maintenance"
 
-// clients are those of the two APIs that the plugin speaks with.
+// clients are the clients of the two APIs.
 type clients struct {
 	kube    kubernetes.Interface
 	haulout clientset.Interface
@@ -66,7 +67,8 @@ type environment struct {
 	now     func() time.Time
 	// suffix returns what makes a generated name unique.
 	suffix func() string
-	// interactive says whether there is somebody to ask.
+	// interactive reports whether the standard input is a terminal, so that a question can be
+	// asked.
 	interactive func() bool
 	// screen returns what a stream is shown on.
 	screen func(io.Writer) *screen.Screen
@@ -76,15 +78,15 @@ type environment struct {
 func Run(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// Once interrupted, the second signal ends the program at once.
+	// After the first signal, the second one ends the program immediately.
 	context.AfterFunc(ctx, stop)
 	silenceLibraries()
 	e := newEnvironment(genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr})
 	return e.run(ctx, args)
 }
 
-// silenceLibraries keeps client-go's log out of the terminal: what goes wrong is told by the commands themselves. KUBECTL_MAINTENANCE_V=6 turns
-// the log on.
+// silenceLibraries keeps client-go's log out of the terminal: the commands print errors themselves.
+// KUBECTL_MAINTENANCE_V=6 enables the log.
 func silenceLibraries() {
 	var flags flag.FlagSet
 	klog.InitFlags(&flags)
@@ -120,9 +122,11 @@ func (e *environment) connectToCluster() (clients, error) {
 		return clients{}, err
 	}
 	config.UserAgent = manager + "/" + version.Get()
-	// Many pods and nodes are read at once; the server's own fairness is the limit.
+	// The API server's fairness is the limit; a client-side one would only delay large lists.
 	config.QPS, config.Burst = -1, 0
-	config.WarningHandler = rest.NewWarningWriter(e.ErrOut, rest.WarningWriterOptions{Deduplicate: true, Color: e.screen(e.ErrOut).Colors()})
+	config.WarningHandler = escapedWarnings{
+		rest.NewWarningWriter(e.ErrOut, rest.WarningWriterOptions{Deduplicate: true, Color: e.screen(e.ErrOut).Colors()}),
+	}
 	config.ContentType = "application/vnd.kubernetes.protobuf"
 	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
 	kube, err := kubernetes.NewForConfig(config)
@@ -133,7 +137,16 @@ func (e *environment) connectToCluster() (clients, error) {
 	return clients{kube: kube, haulout: haulout}, err
 }
 
-// run runs a command and tells on the error stream what went wrong.
+// escapedWarnings escapes the warnings of the server, which quote names and messages of objects,
+// before they are printed.
+type escapedWarnings struct{ rest.WarningHandler }
+
+// HandleWarningHeader implements rest.WarningHandler.
+func (w escapedWarnings) HandleWarningHeader(code int, agent, text string) {
+	w.WarningHandler.HandleWarningHeader(code, agent, screen.Escape(text))
+}
+
+// run runs a command and prints its error on the error stream.
 func (e *environment) run(ctx context.Context, args []string) int {
 	cmd := e.newCommand()
 	cmd.SetArgs(args)
@@ -150,16 +163,16 @@ func (e *environment) run(ctx context.Context, args []string) int {
 		code = withCode.code
 	}
 	if text := explain(err); text != "" {
-		_, _ = fmt.Fprintln(e.ErrOut, "error: "+text)
+		_, _ = fmt.Fprintln(e.ErrOut, screen.EscapeError("error: ", text))
 	}
 	return code
 }
 
-// explain adds what a message of the API does not say: that Haulout is not there.
+// explain adds to an error of the API that Haulout is not installed or does not run.
 func explain(err error) string {
 	text := err.Error()
 	switch {
-	case apierrors.IsNotFound(err) && strings.Contains(text, "could not find the requested resource"):
+	case apierrors.IsNotFound(err) && !isMissing(err):
 		return fmt.Sprintf("this cluster does not serve %s: Haulout is not installed in it, or not registered (%s)", v1alpha1.SchemeGroupVersion, text)
 	case apierrors.IsServiceUnavailable(err):
 		return fmt.Sprintf("%s (is Haulout running? kubectl get apiservice %s.%s says more)", text, v1alpha1.SchemeGroupVersion.Version, v1alpha1.GroupName)
@@ -169,25 +182,26 @@ func explain(err error) string {
 
 const about = `Take nodes out of service and put them back.
 
-A maintenance is an object in the cluster (kubectl get nodemaintenances): which nodes, and how far
-it has been ordered to go. The server does the work and says what it waits for; nothing depends on this
-terminal staying open.
+A maintenance is an object in the cluster (kubectl get nodemaintenances): a selector of nodes, and the
+stage that they are to reach. The server does the work and reports what it waits for; you can close this
+terminal at any time.
 
   Idle       announced, nothing is touched
-  Cordon     no new pods come to the nodes
+  Cordon     the nodes are unschedulable
   Drain      pods leave, wave by wave, within their disruption budgets
-  Complete   the nodes take pods again
+  Complete   the nodes are schedulable again
 
 Exit codes
   0    done
-  1    error; nothing else is known
-  2    the --timeout passed while pods were still leaving
-  3    blocked: the --timeout passed while nothing was able to leave, or blockers or preview found
-       something that does not pass by itself
-  4    the maintenance was completed or deleted while it was waited for
-  130  interrupted; the maintenance goes on
+  1    error
+  2    the --timeout passed while the maintenance made progress
+  3    blocked: the --timeout passed while the maintenance made no progress (its condition Progressing is
+       False, or a node is not cordoned or not authorized), or blockers or preview found something that a
+       user has to act on
+  4    the maintenance was completed or deleted while the command waited for it
+  130  interrupted; the maintenance continues
 
-Completion of names and nodes in your shell is kubectl's; it needs kubectl_complete-maintenance in the PATH.`
+Completion of names and nodes works as that of kubectl; it needs kubectl_complete-maintenance in the PATH.`
 
 // newCommand returns the plugin with all of its commands.
 func (e *environment) newCommand() *cobra.Command {
@@ -206,7 +220,7 @@ func (e *environment) newCommand() *cobra.Command {
 	root.AddGroup(
 		&cobra.Group{ID: groupGo, Title: "Take nodes out of service:"},
 		&cobra.Group{ID: groupLook, Title: "See what happens:"},
-		&cobra.Group{ID: groupEnd, Title: "Move on and put them back:"},
+		&cobra.Group{ID: groupEnd, Title: "Change the stage and put them back:"},
 	)
 	add := func(group string, commands ...*cobra.Command) {
 		for _, cmd := range commands {
@@ -218,7 +232,7 @@ func (e *environment) newCommand() *cobra.Command {
 	add(groupLook, e.newStatusCommand(), e.newBlockersCommand(), e.newHistoryCommand())
 	add(groupEnd, e.newStageCommand(), e.newCompleteCommand(), e.newCancelCommand())
 	root.AddCommand(newOptionsCommand())
-	// Completion goes through kubectl, which knows nothing of a script for kubectl-maintenance.
+	// Completion goes through kubectl, which would not find a script for kubectl-maintenance.
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetUsageTemplate(usageTemplate)
 	e.flags.AddFlags(root.PersistentFlags())
@@ -234,7 +248,8 @@ const (
 	groupEnd  = "end"
 )
 
-// newOptionsCommand lists the flags that all commands have, which would hide a command's own if each listed them.
+// newOptionsCommand lists the flags that all commands have. Listed by each command, they would hide
+// its own.
 func newOptionsCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "options", Short: "List the flags that every command takes", Args: cobra.NoArgs,
@@ -261,7 +276,7 @@ Other commands:{{range $cmds}}{{if (and (eq .GroupID "") .IsAvailableCommand)}}
 Flags:
 {{.LocalNonPersistentFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}{{if .HasAvailableSubCommands}}
 
-"{{.CommandPath}} COMMAND --help" says more about a command.{{else}}
+"{{.CommandPath}} COMMAND --help" describes a command.{{else}}
 
 "{{.Root.CommandPath}} options" lists the flags that every command takes.{{end}}
 `

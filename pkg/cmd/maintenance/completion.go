@@ -58,7 +58,7 @@ func (e *environment) completeActive(cmd *cobra.Command, args []string, toComple
 	})
 }
 
-// completeNodesAndMaintenances offers both, for commands that take either.
+// completeNodesAndMaintenances offers nodes and maintenances, for commands that take either.
 func (e *environment) completeNodesAndMaintenances(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 	nodes, _ := e.completeNodes(cmd, args, toComplete)
 	if len(args) > 0 {
@@ -89,7 +89,7 @@ func (e *environment) completeThose(cmd *cobra.Command, args []string, toComplet
 	return offer(names, args, toComplete), cobra.ShellCompDirectiveNoFileComp
 }
 
-// offer returns the names that begin as what has been typed and are not there yet.
+// offer returns the names with the typed prefix that are not among the arguments yet.
 func offer(names, given []string, typed string) []string {
 	return slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, typed) || slices.Contains(given, name) })
 }

@@ -30,10 +30,10 @@ import (
 const drainExample = `  # Drain a node, as kubectl drain does, and wait until it is empty
   kubectl maintenance drain node-003
 
-  # The flags that hands know are understood
+  # Flags of kubectl drain are accepted
   kubectl maintenance drain node-003 --ignore-daemonsets --delete-emptydir-data --timeout=30m
 
-  # Several nodes go together, not one after the other
+  # Several nodes are drained together, not one after the other
   kubectl maintenance drain -l pool=blue`
 
 // drainFlags are the flags of kubectl drain that have no meaning here.
@@ -49,20 +49,22 @@ func (e *environment) newDrainCommand() *cobra.Command {
 	var habits drainFlags
 	cmd := &cobra.Command{
 		Use:   "drain (NODE... | -l SELECTOR)",
-		Short: "Drain nodes and wait until they are empty, with the words of kubectl drain",
-		Long: `Drain nodes and wait until they are empty: start --stage=Drain --wait, for hands that are used to kubectl drain.
+		Short: "Drain nodes as kubectl drain does, and wait until they are empty",
+		Long: `Drain nodes and wait until they are empty: start --stage=Drain --wait, with the flags of kubectl drain.
 
 What is different:
   - All nodes are cordoned before the first pod leaves, and drained together.
-  - Budgets are always kept. A pod that its budget holds back is waited for, and named with whose move it is.
-  - Pods without a controller and pods with emptyDir volumes leave without being asked about; the server warns of the
-    former before it begins. "kubectl maintenance preview NODE" shows what will happen without touching anything.
-  - DaemonSet pods leave, too, after all others. Those that would come straight back and static pods stay and are named.
+  - Budgets are always kept. A pod that its budget holds back is waited for, and named with who must act.
+  - Pods without a controller and pods with emptyDir volumes are evicted without a question. What will be in the way,
+    and the pods that will not come back, are printed before the drain begins; "kubectl maintenance preview NODE" shows
+    it without a drain.
+  - DaemonSet pods leave as well, after all others. DaemonSet pods that would be recreated on the node, and static pods,
+    are kept and named.
   - Interrupting this command does not stop the drain: "kubectl maintenance cancel NAME" does.
-  - When you are done with the nodes, "kubectl maintenance complete NAME" takes the place of kubectl uncordon.
+  - Afterwards, "kubectl maintenance complete NAME" takes the place of kubectl uncordon.
 
-Flags of kubectl drain that have no meaning here are accepted with a note, or refused where leaving them out would do
-something else than you mean.`,
+Flags of kubectl drain that are not needed here are accepted with a note. Flags that ask for something that Haulout does
+not do are refused.`,
 		Example:           drainExample,
 		ValidArgsFunction: e.completeNodes,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -82,18 +84,22 @@ something else than you mean.`,
 	}
 	o.addFlags(cmd)
 	flags := cmd.Flags()
-	flags.BoolVar(&habits.ignoreDaemonSets, "ignore-daemonsets", false, "Not needed: DaemonSet pods leave last; those that would come back are left running and named.")
+	flags.BoolVar(&habits.ignoreDaemonSets, "ignore-daemonsets", false,
+		"Not needed: DaemonSet pods leave last; those that would be recreated on the node are kept and named.")
 	flags.BoolVar(&habits.deleteEmptyDirData, "delete-emptydir-data", false, "Not needed: pods with emptyDir volumes leave like all others.")
-	flags.BoolVar(&habits.force, "force", false, "Not needed: pods without a controller leave like all others, within their budgets.")
+	flags.BoolVar(&habits.force, "force", false,
+		"Not needed: pods without a controller leave like all others, within their budgets. They are not recreated.")
 	flags.IntVar(&habits.skipWaitForDelete, "skip-wait-for-delete-timeout", 0, "Not needed: pods that do not stop are named with the reason.")
 	flags.Int64Var(&habits.chunkSize, "chunk-size", 500, "Not needed: the server reads the pods.")
 	flags.BoolVar(&habits.disableEviction, "disable-eviction", false, "Refused: budgets are always kept.")
-	flags.IntVar(&habits.gracePeriod, "grace-period", -1, "Refused, unless negative: each pod has its own.")
-	flags.StringVar(&habits.podSelector, "pod-selector", "", "Refused: all pods leave; --plan of start says in which order.")
+	flags.IntVar(&habits.gracePeriod, "grace-period", -1,
+		"Refused, unless negative: the pod's terminationGracePeriodSeconds applies.")
+	flags.StringVar(&habits.podSelector, "pod-selector", "", "Refused: all pods leave; start --plan orders them.")
 	return cmd
 }
 
-// check says kindly which of the flags do nothing here, and refuses those without which something else would be done than is meant.
+// check returns notes about flags that are not needed, and an error about flags that Haulout cannot
+// honour.
 func (d *drainFlags) check(flags *pflag.FlagSet) (notes []string, err error) {
 	var refused []string
 	refuse := func(flag, why string) {
@@ -109,18 +115,19 @@ func (d *drainFlags) check(flags *pflag.FlagSet) (notes []string, err error) {
 		refuse("pod-selector", "all pods leave the nodes. \"kubectl maintenance start --plan=FILE\" orders them by label; none can be left out")
 	}
 	if len(refused) > 0 {
-		return nil, errors.New(strings.Join(refused, "\n       "))
+		return nil, errors.New(strings.Join(refused, "\n"))
 	}
 	note := func(flag string, set bool, what string) {
 		if set {
 			notes = append(notes, fmt.Sprintf("--%s is not needed: %s.", flag, what))
 		}
 	}
-	note("ignore-daemonsets", d.ignoreDaemonSets, "DaemonSet pods leave last and are kept away by a taint; those that tolerate it are left running and named")
+	note("ignore-daemonsets", d.ignoreDaemonSets,
+		"DaemonSet pods leave last and a taint keeps new ones off the node; pods that tolerate it are kept and named")
 	note("delete-emptydir-data", d.deleteEmptyDirData, "pods with emptyDir volumes leave like all others, and their data with them")
-	note("force", d.force, "pods without a controller leave like all others and do not come back; budgets are kept all the same")
+	note("force", d.force, "pods without a controller leave like all others and are not recreated; budgets still apply")
 	note("skip-wait-for-delete-timeout", flags.Changed("skip-wait-for-delete-timeout"),
-		"a pod that does not stop is waited for and named with the reason (kubectl maintenance blockers)")
+		"the drain waits for a pod that does not stop and names it with the reason (kubectl maintenance blockers)")
 	note("chunk-size", flags.Changed("chunk-size"), "the server reads the pods")
 	return notes, nil
 }

@@ -18,7 +18,8 @@ package maintenance
 
 import "fmt"
 
-// The exit codes that scripts can rely on; the help of the plugin and docs/kubectl-plugin.md list them.
+// The exit codes that scripts can rely on; the help of the plugin and docs/kubectl-plugin.md list
+// them.
 const (
 	exitDone        = 0
 	exitFailed      = 1
@@ -28,7 +29,8 @@ const (
 	exitInterrupted = 130
 )
 
-// exitError ends the plugin with a code of its own. Without a message nothing is printed: everything has been said.
+// exitError ends the plugin with a code of its own. Without a message nothing is printed:
+// everything has been said.
 type exitError struct {
 	code    int
 	message string

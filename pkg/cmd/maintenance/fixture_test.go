@@ -36,6 +36,7 @@ import (
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/screen"
 	hauloutfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
@@ -46,7 +47,7 @@ var now = time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
 
 func before(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
 
-// buffer can be read while somebody writes it.
+// buffer can be read while it is written.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -96,7 +97,10 @@ func newWorld(t *testing.T, stdin string, objects ...runtime.Object) *world {
 		if i == 1 {
 			labels["node-role.kubernetes.io/control-plane"] = ""
 		}
-		kubeObjects = append(kubeObjects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%03d", i), Labels: labels}, Spec: corev1.NodeSpec{Unschedulable: i == 5}})
+		kubeObjects = append(kubeObjects, &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%03d", i), Labels: labels},
+			Spec:       corev1.NodeSpec{Unschedulable: i >= 3},
+		})
 	}
 	w.kube, w.haulout = kubefake.NewClientset(kubeObjects...), hauloutfake.NewClientset(hauloutObjects...)
 	w.haulout.PrependReactor("get", "nodemaintenances/preview", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -146,7 +150,8 @@ var (
 	}
 )
 
-// draining is a maintenance that has drained two nodes for a minute and a half, and is blocked on one of them.
+// draining is a maintenance that has drained two nodes for a minute and a half, and is blocked on
+// one of them.
 func draining() *v1alpha1.NodeMaintenance {
 	return &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{
@@ -169,8 +174,8 @@ func draining() *v1alpha1.NodeMaintenance {
 				{Name: v1alpha1.NodeMaintenanceStageDrain, StartTimestamp: new(before(90 * time.Second))},
 			},
 			NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{
-				{NodeRef: v1alpha1.NodeReference{Name: "node-003", UID: "n3"}, DrainTargets: targets, DrainMessage: "Evacuating", PodsPendingEvacuation: 2, PodsEvacuating: 4, PodsLeft: 1, PodsPeak: 9},
-				{NodeRef: v1alpha1.NodeReference{Name: "node-004", UID: "n4"}, DrainTargets: targets, DrainMessage: "Evacuating", PodsPendingEvacuation: 1, PodsEvacuating: 5, PodsBlocked: 3, PodsLeft: 1, PodsPeak: 7},
+				{NodeRef: v1alpha1.NodeReference{Name: "node-003", UID: "n3"}, DrainTargets: targets, DrainMessage: "Evacuating", PodsPendingEvacuation: 2, PodsEvacuating: 4, PodsKept: 1, PodsPeak: 9},
+				{NodeRef: v1alpha1.NodeReference{Name: "node-004", UID: "n4"}, DrainTargets: targets, DrainMessage: "Evacuating", PodsPendingEvacuation: 1, PodsEvacuating: 5, PodsBlocked: 3, PodsKept: 1, PodsPeak: 7},
 			},
 			Conditions: []metav1.Condition{{
 				Type: v1alpha1.ConditionDrained, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonDrainInProgress, LastTransitionTime: before(90 * time.Second),
@@ -263,12 +268,13 @@ func evacuations() []runtime.Object {
 		evacuation("db", "postgres-0", "node-004", blocked(v1alpha1.ReasonPodFinalizer,
 			"The pod should have been gone at 2026-11-21T09:59:30Z and is held by the finalizers example.com/backup. Look after the controllers that put them on.", 30*time.Second)),
 		evacuation("batch", "job-7", "node-001", blocked(v1alpha1.ReasonNodeUnreachable,
-			"The kubelet of node node-001 does not answer, so that nobody confirms that the pod has stopped.", 2*time.Hour)),
+			"The kubelet of node node-001 does not answer, so the pod may still run.", 2*time.Hour)),
 	}
 }
 
-// turnOf gives an Evacuation an evacuator that was last heard of a while ago.
-func turnOf(class, message string, since time.Duration) func(*v1alpha1.Evacuation) {
+// active gives an Evacuation an active evacuator whose last heartbeat was a while ago. Without a
+// message it has not reported since it became active, a while ago.
+func active(class, message string, since time.Duration) func(*v1alpha1.Evacuation) {
 	return func(e *v1alpha1.Evacuation) {
 		e.Spec.Evacuators = []v1alpha1.Evacuator{{EvacuatorClass: class, Priority: 20000}}
 		if class != v1alpha1.EvacuatorClassDeployment {
@@ -276,7 +282,13 @@ func turnOf(class, message string, since time.Duration) func(*v1alpha1.Evacuatio
 				EvacuatorClass: v1alpha1.EvacuatorClassDeployment, Priority: 10000, Role: v1alpha1.EvacuatorRoleController,
 			})
 		}
-		e.Status.ActiveEvacuatorClass, e.Status.Message, e.Status.EvacuationProgressTimestamp = class, message, new(before(since))
+		e.Status.ActiveEvacuatorClass = class
+		if message == "" {
+			e.Status.Message, e.Status.ActiveEvacuatorSince = evacuators.TurnMessage(class, "it is the first evacuator"), new(before(since))
+			return
+		}
+		e.Status.Message = message
+		e.Status.ActiveEvacuatorSince, e.Status.EvacuationProgressTimestamp = new(before(since+10*time.Second)), new(before(since))
 	}
 }
 
@@ -288,10 +300,10 @@ func waiting() []runtime.Object {
 		flush = "flush.example.com"
 	)
 	return []runtime.Object{
-		evacuation("shop", "cart-1", "node-003", turnOf(v1alpha1.EvacuatorClassDeployment, surge, 25*time.Second)),
-		evacuation("shop", "cart-2", "node-004", turnOf(v1alpha1.EvacuatorClassDeployment, surge, 24*time.Second)),
-		evacuation("db", "cache-0", "node-003", turnOf(flush, flush+" has the turn since 2026-11-21T09:59:20Z: it is the first evacuator.", 40*time.Second)),
-		evacuation("db", "cache-1", "node-004", turnOf(flush, flush+" has the turn since 2026-11-21T09:59:55Z: it is the first evacuator.", 5*time.Second)),
+		evacuation("shop", "cart-1", "node-003", active(v1alpha1.EvacuatorClassDeployment, surge, 25*time.Second)),
+		evacuation("shop", "cart-2", "node-004", active(v1alpha1.EvacuatorClassDeployment, surge, 24*time.Second)),
+		evacuation("db", "cache-0", "node-003", active(flush, "", 40*time.Second)),
+		evacuation("db", "cache-1", "node-004", active(flush, "", 5*time.Second)),
 	}
 }
 
@@ -308,7 +320,7 @@ func newPreview(name string) *v1alpha1.NodeMaintenancePreview {
 	bare := []v1alpha1.PreviewPod{{Name: "tool", EvacuatorClasses: []string{v1alpha1.EvacuatorClassEviction}, Blockers: []string{v1alpha1.ReasonNoController}, Terminating: true}}
 	return &v1alpha1.NodeMaintenancePreview{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Timestamp: metav1.NewTime(now), Stage: v1alpha1.NodeMaintenanceStageDrain,
-		PodCount: 12, PodsLeftCount: 2, NodeCount: 2,
+		PodCount: 12, PodsKeptCount: 2, NodeCount: 2,
 		Waves: []v1alpha1.PreviewWave{
 			{
 				Index: 0, PodType: v1alpha1.PodTypeDefault, PodPriority: 1000000000, PodCount: 9, PodsAsked: 9, NodeCount: 2, PodsOmitted: 4,
@@ -335,20 +347,21 @@ func newPreview(name string) *v1alpha1.NodeMaintenancePreview {
 				Pods:    []v1alpha1.PreviewPodReference{{Namespace: "shop", Name: "checkout-a", Node: "node-004"}, {Namespace: "shop", Name: "checkout-b", Node: "node-004"}},
 			},
 			{
-				Effect: v1alpha1.PreviewEffectLost, Reason: v1alpha1.ReasonNoController, PodCount: 1, Message: "No controller owns the pod, so nothing makes it anew.",
+				Effect: v1alpha1.PreviewEffectLost, Reason: v1alpha1.ReasonNoController, PodCount: 1, Message: "No controller owns the pod, so it is not recreated.",
 				Pods: []v1alpha1.PreviewPodReference{{Namespace: "ops", Name: "tool", Node: "node-003"}},
 			},
 			{
 				Effect: v1alpha1.PreviewEffectDelayed, Reason: v1alpha1.ReasonPodDisruptionBudget, PodCount: 3, Rounds: 3,
-				Message: "PodDisruptionBudget dns allows 1 of these 3 pods at once, so they leave in 3 groups, each when the replacements of the one before are ready.",
+				Budgets: []v1alpha1.PreviewBudget{{Namespace: "kube-system", Name: "dns", DisruptionsAllowed: 1}},
+				Message: "PodDisruptionBudget dns allows 1 of these 3 pods at a time, so they leave in 3 groups, each when the replacements of the one before are ready.",
 				Pods:    []v1alpha1.PreviewPodReference{{Namespace: "kube-system", Name: "dns-1", Node: "node-003"}},
 			},
 		},
-		PodsLeft: []v1alpha1.PreviewPodsLeft{{Reason: "DaemonSet pod", PodCount: 2, Pods: []v1alpha1.PreviewPodReference{
+		PodsKept: []v1alpha1.PreviewPodsKept{{Reason: "DaemonSet pod", PodCount: 2, Pods: []v1alpha1.PreviewPodReference{
 			{Namespace: "kube-system", Name: "logs-1", Node: "node-003"}, {Namespace: "kube-system", Name: "logs-2", Node: "node-004"},
 		}}},
 		Maintenances: []v1alpha1.PreviewMaintenance{{Name: "zone-a", Stage: v1alpha1.NodeMaintenanceStageCordon, NodeCount: 1}},
-		Nodes:        []v1alpha1.PreviewNode{{Name: "node-003", PodCount: 6, PodsLeft: 1}, {Name: "node-004", PodCount: 6, PodsLeft: 1}},
+		Nodes:        []v1alpha1.PreviewNode{{Name: "node-003", PodCount: 6, PodsKept: 1}, {Name: "node-004", PodCount: 6, PodsKept: 1}},
 	}
 }
 

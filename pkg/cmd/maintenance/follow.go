@@ -43,16 +43,17 @@ const (
 	redrawAfter = 200 * time.Millisecond
 	// redrawAtLeast keeps times and paces moving when nothing changes.
 	redrawAtLeast = time.Second
-	// wavesAfter is how long a preview of a drain under way is good for. It costs the server more than anything else here.
+	// wavesAfter is how long a preview of a drain under way is good for. It costs the server more
+	// than anything else here.
 	wavesAfter = 20 * time.Second
 	// nextWaveAfter is when another one may be asked for because a wave is over.
 	nextWaveAfter = 3 * time.Second
 )
 
-// noteForbidden is said where Evacuations may not be read.
+// noteForbidden is shown if the user may not list Evacuations.
 const noteForbidden = "you may not list evacuations in all namespaces, so pods that have left or are blocked are not shown by name"
 
-// follower keeps up with one maintenance, or with all.
+// follower watches one maintenance, or all.
 type follower struct {
 	e *environment
 	c clients
@@ -77,7 +78,7 @@ const troubleFor = 15 * time.Second
 
 // waves are what the last preview said.
 type waves struct {
-	// off: nobody asks for previews, or they may not be seen.
+	// off: previews are not wanted, or the user may not get them.
 	off  bool
 	at   time.Time
 	last []show.Wave
@@ -85,7 +86,7 @@ type waves struct {
 
 // newFollower starts to follow; it ends with the context.
 func (e *environment) newFollower(ctx context.Context, c clients, name string) (*follower, error) {
-	// Informers try for ever. What will never work is found out before.
+	// Informers retry for ever, so errors that do not pass are found first.
 	if name != "" {
 		if _, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{}); err != nil {
 			return nil, err
@@ -125,13 +126,13 @@ func (e *environment) newFollower(ctx context.Context, c clients, name string) (
 	return f, nil
 }
 
-// watch has an informer say that something has changed.
+// watch makes an informer report changes and errors.
 func (f *follower) watch(informer cache.SharedIndexInformer) error {
 	if err := informer.SetTransform(withoutManagedFields); err != nil {
 		return err
 	}
 	if err := informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
-		// A watch that has become too old is begun anew by itself.
+		// The informer itself restarts a watch that has expired.
 		if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
 			f.setTrouble(err)
 		}
@@ -163,7 +164,7 @@ func (f *follower) setTrouble(err error) {
 	}
 }
 
-// facts returns what is known now of each maintenance, by name. It is empty if there is none any more.
+// facts returns what is known of each maintenance, sorted by name. It is empty if none exists.
 func (f *follower) facts(ctx context.Context) ([]show.Facts, error) {
 	found, err := f.maintenances.List(labels.Everything())
 	if err != nil {
@@ -210,7 +211,7 @@ func (f *follower) notes() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.trouble != nil && f.e.now().Sub(f.troubleAt) < troubleFor {
-		notes = append(notes, fmt.Sprintf("what is shown may be old, as the server does not answer; trying again (%v)", f.trouble))
+		notes = append(notes, fmt.Sprintf("what is shown may be old: the server does not answer, trying again (%v)", f.trouble))
 	}
 	return notes
 }
@@ -247,7 +248,8 @@ func previewWaves(ctx context.Context, c clients, name string) ([]v1alpha1.Previ
 	return preview.Waves, nil
 }
 
-// each calls look with what is known now, and again whenever that changes and at least once a second, until it says that it is done.
+// each calls look with what is known, again after every change and at least once a second, until
+// look returns done.
 func (f *follower) each(ctx context.Context, look func([]show.Facts) (done bool, err error)) error {
 	ticker := time.NewTicker(redrawAtLeast)
 	defer ticker.Stop()
@@ -267,7 +269,7 @@ func (f *follower) each(ctx context.Context, look func([]show.Facts) (done bool,
 			return ctx.Err()
 		case <-ticker.C:
 		case <-f.changed:
-			// What else changes at the same moment is shown with it.
+			// Further changes within a moment are shown together.
 			select {
 			case <-ctx.Done():
 			case <-time.After(redrawAfter):
@@ -276,7 +278,7 @@ func (f *follower) each(ctx context.Context, look func([]show.Facts) (done bool,
 	}
 }
 
-// snapshot reads once what there is to know of a maintenance, or of all if the name is empty.
+// snapshot reads a maintenance and the Evacuations once, or all maintenances if the name is empty.
 func (e *environment) snapshot(ctx context.Context, c clients, name string) ([]show.Facts, error) {
 	var found []v1alpha1.NodeMaintenance
 	maintenances := c.haulout.MaintenanceV1alpha1().NodeMaintenances()

@@ -19,6 +19,7 @@ package maintenance
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"regexp"
 	"strconv"
@@ -26,6 +27,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -81,7 +83,8 @@ func (w *world) background(ctx context.Context, args ...string) <-chan int {
 	return ended
 }
 
-// TestWatch follows a drain on a terminal, where the lines are redrawn in place, until the maintenance is gone.
+// TestWatch follows a drain on a terminal, where the lines are redrawn in place, until the
+// maintenance is gone.
 func TestWatch(t *testing.T) {
 	w := newWorld(t, "", everything()...)
 	w.environment.screen = func(out io.Writer) *screen.Screen { return screen.NewTerminal(out, 160, 50) }
@@ -122,7 +125,7 @@ func TestWatch(t *testing.T) {
 	if code := <-ended; code != exitDone {
 		t.Errorf("it ended with %d: %s", code, w.err.String())
 	}
-	if last := shown(w.out.String()); !strings.HasSuffix(last, "kernel-update is gone.") || !strings.Contains(last, "5 of 15 gone") {
+	if last := shown(w.out.String()); !strings.HasSuffix(last, "kernel-update was deleted.") || !strings.Contains(last, "5 of 15 gone") {
 		t.Errorf("at last it shows\n%s", last)
 	}
 }
@@ -156,7 +159,8 @@ func TestWatchInAPipe(t *testing.T) {
 	}
 }
 
-// TestWaitingIsNotTheWork: whatever ends the command, the maintenance goes on; whatever ends the maintenance, the command ends.
+// TestWaitingIsNotTheWork: whatever ends the command, the maintenance goes on; whatever ends the
+// maintenance, the command ends.
 func TestWaitingIsNotTheWork(t *testing.T) {
 	for name, test := range map[string]struct {
 		happens  func(t *testing.T, w *world, interrupt func())
@@ -168,16 +172,16 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 			happens: func(_ *testing.T, _ *world, interrupt func()) { interrupt() },
 			code:    exitInterrupted, stderr: "kubectl maintenance cancel node-003-x7k2p", survives: true,
 		},
-		"somebody deletes the maintenance": {
+		"a user deletes the maintenance": {
 			happens: func(t *testing.T, w *world, _ func()) {
 				t.Helper()
 				if err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), "node-003-x7k2p", metav1.DeleteOptions{}); err != nil {
 					t.Fatal(err)
 				}
 			},
-			code: exitEnded, stderr: "was deleted before it had reached the stage Drain",
+			code: exitEnded, stderr: "was deleted before it reached the stage Drain",
 		},
-		"somebody completes the maintenance": {
+		"a user completes the maintenance": {
 			happens: func(t *testing.T, w *world, _ func()) {
 				t.Helper()
 				nm := draining()
@@ -186,7 +190,7 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 					t.Fatal(err)
 				}
 			},
-			code: exitEnded, stderr: "was ended before it had reached the stage Drain", survives: true,
+			code: exitEnded, stderr: "was completed before it reached the stage Drain", survives: true,
 		},
 		"the node is drained": {
 			happens: func(t *testing.T, w *world, _ func()) {
@@ -204,6 +208,9 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, "")
 			w.haulout.PrependReactor("create", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				if created := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance); created.Spec.Reason == previewReason {
+					return false, nil, nil
+				}
 				nm := draining()
 				nm.Name, nm.UID = "node-003-x7k2p", "uid-of-node-003-x7k2p"
 				return true, nm, w.haulout.Tracker().Add(nm)
@@ -224,7 +231,8 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 	}
 }
 
-// TestAnInterruptedPreviewLeavesNothing: the temporary object goes, whatever keeps the preview from being seen.
+// TestAnInterruptedPreviewLeavesNothing: the temporary object goes, whatever keeps the preview from
+// being seen.
 func TestAnInterruptedPreviewLeavesNothing(t *testing.T) {
 	for name, reach := range map[string]func(interrupt func()) error{
 		"interrupted while the server previews": func(interrupt func()) error { interrupt(); return context.Canceled },
@@ -271,5 +279,95 @@ func TestNames(t *testing.T) {
 		if got := title(selector); got != want {
 			t.Errorf("%q becomes %q, want %q", selector, got, want)
 		}
+	}
+}
+
+// TestADrainIsPreviewedBeforeItBegins: the preview is asked while the maintenance does not exist,
+// and an interruption at that moment leaves nothing.
+func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
+	for name, test := range map[string]struct {
+		line       string
+		interrupts bool
+		// want is what is created, in order.
+		want []string
+		code int
+	}{
+		"start":                    {line: "start node-003", want: []string{"preview-node-003-x7k2p Idle", "node-003-x7k2p Drain"}},
+		"drain":                    {line: "drain node-005", want: []string{"preview-node-005-x7k2p Idle", "node-005-x7k2p Drain"}},
+		"start that only cordons":  {line: "start node-003 --stage=Cordon", want: []string{"node-003-x7k2p Cordon"}},
+		"a dry run":                {line: "start node-003 --dry-run=server", want: []string{"node-003-x7k2p Drain"}},
+		"interrupted meanwhile":    {line: "drain node-003", interrupts: true, want: []string{"preview-node-003-x7k2p Idle"}, code: exitInterrupted},
+		"a stage has its own name": {line: "stage zone-a Drain"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "", cordon())
+			ctx, interrupt := context.WithCancel(t.Context())
+			defer interrupt()
+			previews := 0
+			w.haulout.PrependReactor("get", "nodemaintenances/preview", func(clienttesting.Action) (bool, runtime.Object, error) {
+				if previews++; test.interrupts {
+					interrupt()
+				}
+				return false, nil, nil
+			})
+			if code := w.run(ctx, strings.Fields(test.line)); code != test.code {
+				t.Errorf("it ended with %d: %s", code, w.err.String())
+			}
+			var created []string
+			for _, action := range w.haulout.Actions() {
+				if create, ok := action.(clienttesting.CreateActionImpl); ok {
+					nm := create.Object.(*v1alpha1.NodeMaintenance)
+					created = append(created, nm.Name+" "+string(nm.Spec.Stage))
+				}
+			}
+			if diff := cmp.Diff(test.want, created); diff != "" {
+				t.Errorf("created, -want +got:\n%s", diff)
+			}
+			warned := strings.Contains(w.err.String(), "IN THE WAY OF THE DRAIN")
+			if begins := previews > 0 && !test.interrupts; warned != begins {
+				t.Errorf("after %d previews it says %q", previews, w.err.String())
+			}
+			leavesNothing(t, w)
+		})
+	}
+}
+
+// TestAPreviewThatIsLeft is said, and the drain begins all the same.
+func TestAPreviewThatIsLeft(t *testing.T) {
+	w := newWorld(t, "")
+	forbid("delete", "nodemaintenances")(w)
+	if code := w.run(t.Context(), []string{"start", "node-003"}); code != exitDone {
+		t.Errorf("it ended with %d", code)
+	}
+	for _, text := range []string{"IN THE WAY OF THE DRAIN", "Note: the temporary NodeMaintenance preview-node-003-x7k2p is left, without effect"} {
+		if !strings.Contains(w.err.String(), text) {
+			t.Errorf("%q is missing in %s", text, w.err.String())
+		}
+	}
+	if !strings.Contains(w.out.String(), "node-003-x7k2p created") {
+		t.Errorf("nothing was created: %s", w.out.String())
+	}
+}
+
+// TestManyMaintenancesCostFewRequests: blockers reads the nodes of all maintenances together.
+func TestManyMaintenancesCostFewRequests(t *testing.T) {
+	var objects []runtime.Object
+	for i := range 200 {
+		nm := cordon()
+		nm.Name, nm.Status.NodeStatuses = fmt.Sprintf("nm-%03d", i), nil
+		for j := range 20 {
+			nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
+				NodeRef: v1alpha1.NodeReference{Name: fmt.Sprintf("other-%03d-%02d", i, j)},
+			})
+		}
+		objects = append(objects, nm)
+	}
+	w := newWorld(t, "", append(objects, cordon())...)
+	uncordon("node-005")(w)
+	if code := w.run(t.Context(), []string{"blockers"}); code != exitBlocked || !strings.Contains(w.out.String(), "nodes: node-005") {
+		t.Errorf("it ended with %d: %s", code, w.out.String())
+	}
+	if requests := len(w.kube.Actions()) + len(w.haulout.Actions()); requests > 10 {
+		t.Errorf("it sent %d requests", requests)
 	}
 }

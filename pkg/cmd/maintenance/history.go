@@ -67,7 +67,7 @@ func (e *environment) history(ctx context.Context, format, name string) error {
 	}
 	events, err := eventsAbout(ctx, c, nm)
 	if apierrors.IsForbidden(err) {
-		_, _ = fmt.Fprintln(e.ErrOut, "Note: you may not list events, so only what the object itself tells is shown.")
+		_, _ = fmt.Fprintln(e.ErrOut, "Note: you may not list events, so only what the status records is shown.")
 	} else if err != nil {
 		return err
 	}
@@ -84,14 +84,13 @@ func (e *environment) history(ctx context.Context, format, name string) error {
 		if content, err = yaml.JSONToYAML(content); err != nil {
 			return err
 		}
-		_, err = e.Out.Write(content)
-		return err
+		return e.screen(e.Out).Write(content)
 	}
-	_, err = fmt.Fprintf(e.Out, "%s\n", content)
-	return err
+	return e.screen(e.Out).Write(append(content, '\n'))
 }
 
-// eventsAbout returns the events about a maintenance and those about nodes that name it. Objects without a namespace have theirs in default.
+// eventsAbout returns the events about a maintenance and those about nodes that name it. Objects
+// without a namespace have theirs in default.
 func eventsAbout(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance) ([]eventsv1.Event, error) {
 	var out []eventsv1.Event
 	for kind, fits := range map[string]func(*eventsv1.Event) bool{

@@ -35,9 +35,9 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// chosen is the nodes that a user has chosen.
+// chosen is a choice of nodes.
 type chosen struct {
-	// names are those that were named; empty if they were chosen by labels.
+	// names are the names on the command line; empty if the nodes are chosen by labels.
 	names    []string
 	selector *corev1.NodeSelector
 	// title is what a generated name begins with.
@@ -52,13 +52,13 @@ func chooseNodes(args []string, labelSelector string) (*chosen, error) {
 	case labelSelector != "":
 		return chooseByLabels(labelSelector)
 	case len(args) == 0:
-		return nil, errors.New("which nodes? Give their names, or --selector (-l)")
+		return nil, errors.New("no nodes given: give their names, or --selector (-l)")
 	}
 	c := &chosen{selector: &corev1.NodeSelector{}}
 	for _, arg := range args {
 		name := nodeName(arg)
 		if name == "" {
-			return nil, fmt.Errorf("%q is no name of a node", arg)
+			return nil, fmt.Errorf("invalid node name %q", arg)
 		}
 		if slices.Contains(c.names, name) {
 			continue
@@ -75,7 +75,7 @@ func chooseNodes(args []string, labelSelector string) (*chosen, error) {
 	return c, nil
 }
 
-// nodeName takes the kind off a name as kubectl prints it.
+// nodeName removes the kind from a name as kubectl prints it.
 func nodeName(arg string) string {
 	for _, kind := range []string{"node/", "nodes/", "no/"} {
 		if name, ok := strings.CutPrefix(arg, kind); ok {
@@ -108,7 +108,8 @@ func chooseByLabels(text string) (*chosen, error) {
 		term.MatchExpressions = append(term.MatchExpressions, requirement)
 	}
 	if len(term.MatchExpressions) == 0 {
-		return nil, errors.New("invalid --selector: it is empty, which would select every node; name them, or select by a label that all have (kubernetes.io/os)")
+		return nil, errors.New("invalid --selector: it is empty, which would select every node; " +
+			"name the nodes, or select a label that all have (kubernetes.io/os)")
 	}
 	return &chosen{selector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}}, title: title(text)}, nil
 }
@@ -144,15 +145,23 @@ func (e *environment) nameFor(title string) string {
 // allNodes reads the nodes of the cluster.
 func allNodes(ctx context.Context, c clients) ([]corev1.Node, error) {
 	var nodes []corev1.Node
-	options := metav1.ListOptions{Limit: 500}
+	err := eachNode(ctx, c, metav1.ListOptions{}, func(node *corev1.Node) { nodes = append(nodes, *node) })
+	return nodes, err
+}
+
+// eachNode calls visit for each node that the options select, reading page by page.
+func eachNode(ctx context.Context, c clients, options metav1.ListOptions, visit func(*corev1.Node)) error {
+	options.Limit = 500
 	for {
 		page, err := c.kube.CoreV1().Nodes().List(ctx, options)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		nodes = append(nodes, page.Items...)
+		for i := range page.Items {
+			visit(&page.Items[i])
+		}
 		if options.Continue = page.Continue; options.Continue == "" {
-			return nodes, nil
+			return nil
 		}
 	}
 }
@@ -193,7 +202,7 @@ func isControlPlane(node *corev1.Node) bool {
 	return false
 }
 
-// danger says what is to be confirmed, or "".
+// danger returns what the user has to confirm, or "".
 func (r reach) danger() string {
 	switch {
 	case r.all > 0 && r.matched == r.all:
@@ -204,19 +213,20 @@ func (r reach) danger() string {
 	return ""
 }
 
-// checkNodes refuses names of nodes that do not exist, and asks before all nodes or all control-plane nodes are taken.
+// checkNodes refuses names of nodes that do not exist, and asks before all nodes or all
+// control-plane nodes are taken.
 func (e *environment) checkNodes(ctx context.Context, c clients, choice *chosen, stage v1alpha1.NodeMaintenanceStage, yes bool) error {
 	nodes, err := allNodes(ctx, c)
 	var danger string
 	switch {
 	case apierrors.IsForbidden(err):
-		danger = "You may not list nodes, so that it cannot be told whether this takes all of them."
+		danger = "You may not list nodes, so this may take all nodes of the cluster."
 	case err != nil:
 		return err
 	default:
 		for _, name := range choice.names {
 			if !slices.ContainsFunc(nodes, func(n corev1.Node) bool { return n.Name == name }) {
-				return fmt.Errorf("there is no node %q; kubectl get nodes lists them", name)
+				return fmt.Errorf("node %q not found; kubectl get nodes lists the nodes", name)
 			}
 		}
 		r, err := reachOf(choice.selector, nodes)
@@ -231,12 +241,12 @@ func (e *environment) checkNodes(ctx context.Context, c clients, choice *chosen,
 	return e.confirm(ctx, danger)
 }
 
-// confirm asks whether to go on. Where there is nobody to ask the answer is no.
+// confirm asks the user whether to continue. Without a terminal the answer is no.
 func (e *environment) confirm(ctx context.Context, danger string) error {
 	if !e.interactive() {
-		return fmt.Errorf("%s There is no terminal to ask on; give --yes if that is meant. Nothing was done", danger)
+		return fmt.Errorf("%s Without a terminal this needs --yes. Nothing was done", danger)
 	}
-	_, _ = fmt.Fprintf(e.ErrOut, "%s Go on? [y/N] ", danger)
+	_, _ = fmt.Fprintf(e.ErrOut, "%s Continue? [y/N] ", danger)
 	answer := make(chan string, 1)
 	go func() {
 		text, err := bufio.NewReader(e.In).ReadString('\n')

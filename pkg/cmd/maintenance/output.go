@@ -17,8 +17,8 @@ limitations under the License.
 package maintenance
 
 import (
+	"bytes"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -38,11 +38,13 @@ const wide = "wide"
 // output is the flag -o with what belongs to it.
 type output struct {
 	flags *genericclioptions.PrintFlags
-	// lines says that the command shows lines of its own unless a format is asked for; then there is -o wide, too.
+	// lines says that the command shows lines of its own unless a format is asked for; then there
+	// is -o wide, too.
 	lines bool
 }
 
-// outputOfObjects is the output of commands that print the object that they wrote, with what they did to it.
+// outputOfObjects is the output of commands that print the object that they wrote, with what they
+// did to it.
 func outputOfObjects(operation string) *output {
 	return &output{flags: genericclioptions.NewPrintFlags(operation).WithTypeSetter(scheme.Scheme)}
 }
@@ -67,7 +69,7 @@ func (o *output) addFlags(cmd *cobra.Command) {
 
 func (o *output) format() string { return *o.flags.OutputFormat }
 
-// forPeople says whether lines are wanted.
+// forPeople reports whether the output is lines for people, not a document.
 func (o *output) forPeople() bool {
 	return o.lines && (o.format() == "" && *o.flags.TemplatePrinterFlags.TemplateArgument == "" || o.format() == wide)
 }
@@ -76,7 +78,7 @@ func (o *output) options(columns int) show.Options {
 	return show.Options{Wide: o.format() == wide, Columns: columns}
 }
 
-// validate refuses formats that there are not, before anything is done.
+// validate refuses unknown formats before anything is done.
 func (o *output) validate() error {
 	if o.forPeople() {
 		return nil
@@ -85,26 +87,32 @@ func (o *output) validate() error {
 	return err
 }
 
-// write writes an object in the format that was asked for.
-func (o *output) write(out io.Writer, object runtime.Object) error {
+// write writes objects one after the other in the format that was asked for.
+func (e *environment) write(o *output, objects ...runtime.Object) error {
 	printer, err := o.flags.ToPrinter()
 	if err != nil {
 		return err
 	}
-	return printer.PrintObj(object, out)
-}
-
-// printAll prints objects in the format that was asked for: as a list, or one after the other where a format has no lists.
-func printAll[T runtime.Object](o *output, out io.Writer, list runtime.Object, items []T) error {
-	if o.format() != "name" {
-		return o.write(out, list)
-	}
-	for _, item := range items {
-		if err := o.write(out, item); err != nil {
+	var document bytes.Buffer
+	for _, object := range objects {
+		if err := printer.PrintObj(object, &document); err != nil {
 			return err
 		}
 	}
-	return nil
+	return e.screen(e.Out).Write(document.Bytes())
+}
+
+// writeAll writes objects in the format that was asked for: as a list, or one after the other where
+// a format has no lists.
+func writeAll[T runtime.Object](e *environment, o *output, list runtime.Object, items []T) error {
+	if o.format() != "name" {
+		return e.write(o, list)
+	}
+	objects := make([]runtime.Object, len(items))
+	for i, item := range items {
+		objects[i] = item
+	}
+	return e.write(o, objects...)
 }
 
 // pointers returns the addresses of items.
@@ -131,11 +139,12 @@ type dryRun struct{ strategy string }
 
 func (d *dryRun) addFlag(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&d.strategy, "dry-run", dryRunNone,
-		`Must be "none", "server", or "client". With client, only print the object that would be sent. With server, send it, and have it checked and warned about, without storing it.`)
+		`Must be "none", "server", or "client". With client, only print the object that would be sent. `+
+			`With server, send it, so that the server checks it and warns, without storing it.`)
 	_ = cmd.RegisterFlagCompletionFunc("dry-run", cobra.FixedCompletions([]string{dryRunNone, dryRunClient, dryRunServer}, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// complete checks the flag, and has the output say what it comes to.
+// complete checks the flag and adds it to what the output prints.
 func (d *dryRun) complete(o *output) error {
 	switch d.strategy {
 	case dryRunNone:

@@ -33,35 +33,35 @@ import (
 	"haulout.dev/haulout/pkg/cmd/maintenance/show"
 )
 
-// previewReason tells people who meet the object for which a preview is made.
-const previewReason = "temporary: kubectl maintenance preview made it and deletes it again"
+// previewReason explains the temporary object of a preview to users who see it.
+const previewReason = "temporary: kubectl maintenance created it for a preview and deletes it"
 
 func (e *environment) newPreviewCommand() *cobra.Command {
 	o := &startOptions{output: outputOfLines(), stage: string(v1alpha1.NodeMaintenanceStageIdle)}
 	var filename string
 	cmd := &cobra.Command{
 		Use:   "preview (NODE... | NAME | -l SELECTOR | -f FILE)",
-		Short: "See what a drain would do: waves, who takes each pod away, what will be in the way",
-		Long: `See what a drain would do if it began now: the waves of pods, who takes each pod away, and what will be in the way. No
-node and no pod is touched.
+		Short: "See what a drain would do: waves, evacuators of each pod, what will be in the way",
+		Long: `See what a drain would do if it began now: the waves of pods, the evacuators of each pod, and what will be in the way.
+No node and no pod is touched.
 
-With NAME, an existing maintenance is previewed; in stage Drain that is what is still to come. A name that is both a
-maintenance and a node stands for the maintenance; node/NAME and nm/NAME say which is meant.
+With NAME, an existing maintenance is previewed; in stage Drain, what is left of its drain. If NAME is both a maintenance
+and a node, the maintenance is previewed; write node/NAME or nm/NAME to choose.
 
-With nodes, a selector or a file, a maintenance in stage Idle is made for the time of the question and deleted again, also
-when the command is interrupted: the server answers only about objects, as it checks your rights on the nodes when
-one is made. Should the command be killed before that, the object is left, without effect; its name starts
-with "preview-", and "kubectl maintenance cancel NAME" removes it.
+With nodes, a selector or a file, the command creates a maintenance in stage Idle and deletes it after the preview, also
+when it is interrupted: the server previews objects only, since it checks your rights on the nodes when one is created.
+If the command is killed before that, the object remains, without effect; its name starts with "preview-", and "kubectl
+maintenance cancel NAME" removes it.
 
-You need the right to get nodemaintenances/preview. The exit code is 3 if something will be in the way that does not
-pass by itself.`,
+You need the right to get nodemaintenances/preview. The exit code is 3 if something will be in the way that a user has
+to act on.`,
 		Example: `  # What would happen if these nodes were drained?
   kubectl maintenance preview node-003 node-004
 
   # ... with all pods listed
   kubectl maintenance preview -l pool=blue -o wide
 
-  # What will this maintenance do, or still has to do?
+  # What will this maintenance do, or what is left of it?
   kubectl maintenance preview kernel-update
 
   # What would this manifest do?
@@ -74,7 +74,8 @@ pass by itself.`,
 	flags := cmd.Flags()
 	flags.StringVarP(&o.selector, "selector", "l", "", "Preview the nodes with these labels.")
 	flags.StringVar(&o.plan, "plan", "", "A file with the drainPlan to preview nodes with, - for the standard input; see start --help.")
-	flags.StringVarP(&filename, "filename", "f", "", "A file with a NodeMaintenance that need not exist, a URL, or - for the standard input.")
+	flags.StringVarP(&filename, "filename", "f", "",
+		"A file or URL with a NodeMaintenance, or - for the standard input. It need not exist in the cluster.")
 	o.output.addFlags(cmd)
 	return cmd
 }
@@ -84,7 +85,7 @@ func (e *environment) preview(ctx context.Context, o *startOptions, filename str
 		return err
 	}
 	if filename != "" && (len(args) > 0 || o.selector != "" || o.plan != "") {
-		return errors.New("--filename has all there is to preview; give no nodes, name, --selector or --plan beside it")
+		return errors.New("--filename cannot be combined with nodes, a name, --selector or --plan")
 	}
 	c, err := e.connect()
 	if err != nil {
@@ -95,7 +96,7 @@ func (e *environment) preview(ctx context.Context, o *startOptions, filename str
 		return err
 	}
 	if !o.output.forPeople() {
-		if err := o.output.write(e.Out, preview); err != nil {
+		if err := e.write(o.output, preview); err != nil {
 			return err
 		}
 	} else {
@@ -107,7 +108,7 @@ func (e *environment) preview(ctx context.Context, o *startOptions, filename str
 	return nil
 }
 
-// previewOf finds out what is to be previewed, and previews it.
+// previewOf previews what the arguments name.
 func (e *environment) previewOf(ctx context.Context, c clients, o *startOptions, filename string, args []string) (*v1alpha1.NodeMaintenancePreview, error) {
 	if filename != "" {
 		nm, err := e.readMaintenance(filename)
@@ -138,16 +139,62 @@ func (e *environment) previewOf(ctx context.Context, c clients, o *startOptions,
 	return e.previewTemporary(ctx, c, nm, choice.title)
 }
 
-// isMissing says whether an error is about an object that does not exist, and not about an API that is not served.
+// isMissing reports whether an error is about an object that does not exist, and not about an API
+// that is not served.
 func isMissing(err error) bool {
 	var status apierrors.APIStatus
 	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind != "" && len(status.Status().Details.Causes) == 0
 }
 
-// removeFor is how long the temporary object is tried to be deleted.
+// previewFirstTimeout bounds the preview before a drain, which is a help and not a condition.
+const previewFirstTimeout = 30 * time.Second
+
+// previewFirst prints what will be in the way of a drain before the maintenance is created. If no
+// preview can be had, it returns a note about that. It only fails when the command is interrupted.
+func (e *environment) previewFirst(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, title string) (note string, err error) {
+	return e.warnWith(ctx, nm.Name, func(ctx context.Context) (*v1alpha1.NodeMaintenancePreview, error) {
+		return e.previewTemporary(ctx, c, nm, title)
+	})
+}
+
+// previewStored is previewFirst for a maintenance that exists.
+func (e *environment) previewStored(ctx context.Context, c clients, name string) (note string, err error) {
+	return e.warnWith(ctx, name, func(ctx context.Context) (*v1alpha1.NodeMaintenancePreview, error) {
+		preview, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			// The client returns an empty preview with an error.
+			return nil, err
+		}
+		return preview, nil
+	})
+}
+
+func (e *environment) warnWith(
+	ctx context.Context, name string, ask func(context.Context) (*v1alpha1.NodeMaintenancePreview, error),
+) (note string, err error) {
+	bounded, cancel := context.WithTimeout(ctx, previewFirstTimeout)
+	defer cancel()
+	preview, err := ask(bounded)
+	switch {
+	case ctx.Err() != nil:
+		return "", ctx.Err()
+	case preview == nil:
+		return fmt.Sprintf("Note: no preview of what will be in the way: %v", err), nil
+	case err != nil:
+		note = fmt.Sprintf("Note: %v", err)
+	}
+	s := e.screen(e.ErrOut)
+	if lines := show.PreviewWarnings(preview, name, show.Options{Columns: s.Columns()}); len(lines) > 0 {
+		s.Println(lines...)
+	}
+	return note, nil
+}
+
+// removeFor bounds the deletion of the temporary object.
 const removeFor = 15 * time.Second
 
-// previewTemporary previews a maintenance that does not exist, which it makes for that time. An Idle one touches nothing and is deleted at once.
+// previewTemporary previews a maintenance that does not exist: it creates one in stage Idle, which
+// touches nothing and is deleted without waiting for anything.
 func (e *environment) previewTemporary(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, title string) (preview *v1alpha1.NodeMaintenancePreview, err error) {
 	temporary := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: e.nameFor("preview-" + title)},
@@ -156,12 +203,13 @@ func (e *environment) previewTemporary(ctx context.Context, c clients, nm *v1alp
 		},
 	}
 	maintenances := c.haulout.MaintenanceV1alpha1().NodeMaintenances()
-	// Deleted also if the answer to its creation was lost, and when the command was interrupted.
+	// Deleted also if the answer to its creation was lost, and if the command was interrupted.
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeFor)
 		defer cancel()
 		if removeErr := maintenances.Delete(ctx, temporary.Name, metav1.DeleteOptions{}); removeErr != nil && !apierrors.IsNotFound(removeErr) && err == nil {
-			err = fmt.Errorf("the temporary NodeMaintenance %s is left, without effect (kubectl maintenance cancel %s): %w", temporary.Name, temporary.Name, removeErr)
+			err = fmt.Errorf("the temporary NodeMaintenance %[1]s is left, without effect (remove it: kubectl maintenance cancel %[1]s): %[2]w",
+				temporary.Name, removeErr)
 		}
 	}()
 	if _, err := maintenances.Create(ctx, temporary, metav1.CreateOptions{FieldManager: manager, FieldValidation: metav1.FieldValidationStrict}); err != nil {
@@ -174,7 +222,8 @@ func (e *environment) previewTemporary(ctx context.Context, c clients, nm *v1alp
 	return preview, nil
 }
 
-// readMaintenance reads the one NodeMaintenance of a file. Unknown fields are errors, as they are for the server.
+// readMaintenance reads the one NodeMaintenance of a file. Unknown fields are errors, as they are
+// for the server.
 func (e *environment) readMaintenance(filename string) (*v1alpha1.NodeMaintenance, error) {
 	builder := resource.NewLocalBuilder().Unstructured().ContinueOnError()
 	if filename == "-" {

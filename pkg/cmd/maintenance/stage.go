@@ -31,7 +31,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// stageOptions are what the commands are told that move a maintenance on.
+// stageOptions are the flags of the commands that change the stage of a maintenance.
 type stageOptions struct {
 	wait, yes bool
 	timeout   time.Duration
@@ -41,7 +41,7 @@ type stageOptions struct {
 
 func (o *stageOptions) addFlags(cmd *cobra.Command, waits bool, waitUsage string) {
 	cmd.Flags().BoolVar(&o.wait, "wait", waits, waitUsage)
-	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "How long to wait, 5m say; 0 is for ever. The server goes on when the time is over.")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 5m; 0 waits for ever. The server continues after that.")
 	o.dryRun.addFlag(cmd)
 	o.output.addFlags(cmd)
 }
@@ -54,7 +54,7 @@ func (o *stageOptions) validate() error {
 		return err
 	}
 	if o.dryRun.strategy == dryRunClient {
-		return fmt.Errorf("--dry-run=client says nothing here, as the server decides which stages are allowed; use --dry-run=server")
+		return fmt.Errorf("invalid --dry-run=client: only the server knows which stages are allowed; use --dry-run=server")
 	}
 	return o.output.validate()
 }
@@ -63,14 +63,16 @@ func (e *environment) newStageCommand() *cobra.Command {
 	o := &stageOptions{output: outputOfObjects("moved on")}
 	cmd := &cobra.Command{
 		Use:   "stage NAME STAGE",
-		Short: "Move a maintenance on to a stage",
-		Long: `Move a maintenance on to a stage: Cordon, Drain or Complete. Stages only go forward.
+		Short: "Move a maintenance to its next stage",
+		Long: `Move a maintenance to a later stage: Cordon, Drain or Complete. Stages only go forward.
+
+Before a drain begins, its preview is asked for what will be in the way, as by start.
 
 Before all nodes of the cluster or all of its control-plane nodes are taken you are asked, unless --yes is given.`,
-		Example: `  # The nodes are announced or cordoned; now their pods shall leave
+		Example: `  # The nodes are announced or cordoned; now drain them
   kubectl maintenance stage kernel-update Drain
 
-  # ... and wait until they have
+  # ... and wait until they are drained
   kubectl maintenance stage kernel-update Drain --wait --timeout=1h`,
 		Args: exactArgs("stage needs the name of a maintenance and a stage: Cordon, Drain or Complete", 2),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
@@ -87,12 +89,12 @@ Before all nodes of the cluster or all of its control-plane nodes are taken you 
 			return e.moveTo(cmd.Context(), o, maintenanceName(args[0]), stage)
 		},
 	}
-	o.addFlags(cmd, false, "Wait until the stage is reached: the nodes are cordoned, drained, or given back.")
+	o.addFlags(cmd, false, "Wait until the stage is reached: the nodes are cordoned, drained or released.")
 	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "Do not ask before all nodes or all control-plane nodes are taken.")
 	return cmd
 }
 
-// laterStages are those that a maintenance can be moved on to.
+// laterStages are the stages that a maintenance can be moved to.
 var laterStages = []string{string(v1alpha1.NodeMaintenanceStageCordon), string(v1alpha1.NodeMaintenanceStageDrain), string(v1alpha1.NodeMaintenanceStageComplete)}
 
 func (e *environment) newCompleteCommand() *cobra.Command {
@@ -100,8 +102,8 @@ func (e *environment) newCompleteCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "complete NAME",
 		Short: "Put the nodes of a maintenance back into service",
-		Long: `Put the nodes of a maintenance back into service: evacuations that are still open are withdrawn, and the nodes
-take pods again, unless another maintenance still holds them. A cordon that somebody else has made stays.
+		Long: `Put the nodes of a maintenance back into service: its open Evacuations are withdrawn, and the nodes become schedulable,
+unless another maintenance holds them. Nodes that a user had cordoned before stay cordoned.
 
 The object is kept, with its history, until it is deleted.`,
 		Example: `  kubectl maintenance complete kernel-update`,
@@ -110,7 +112,7 @@ The object is kept, with its history, until it is deleted.`,
 			return e.moveTo(cmd.Context(), o, maintenanceName(args[0]), v1alpha1.NodeMaintenanceStageComplete)
 		},
 	}
-	o.addFlags(cmd, true, "Wait until the nodes have been given back.")
+	o.addFlags(cmd, true, "Wait until the nodes are released.")
 	return cmd
 }
 
@@ -118,20 +120,20 @@ func (e *environment) newCancelCommand() *cobra.Command {
 	o := &stageOptions{output: outputOfObjects("cancelled")}
 	cmd := &cobra.Command{
 		Use:   "cancel NAME",
-		Short: "Call a maintenance off: put its nodes back and delete it",
-		Long: `Call a maintenance off: what it has changed is put back, as with complete, and the object is deleted. Pods that have
-left do not come back to their nodes by themselves.`,
+		Short: "Cancel a maintenance: put its nodes back into service and delete it",
+		Long: `Cancel a maintenance: its nodes are put back into service, as with complete, and the object is deleted. Pods that have
+left do not return to their nodes by themselves.`,
 		Example: `  kubectl maintenance cancel kernel-update`,
 		Args:    exactArgs("cancel needs the name of a maintenance", 1), ValidArgsFunction: e.completeMaintenances,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return e.cancel(cmd.Context(), o, maintenanceName(args[0]))
 		},
 	}
-	o.addFlags(cmd, true, "Wait until the nodes have been given back and the object is gone.")
+	o.addFlags(cmd, true, "Wait until the nodes are released and the object is deleted.")
 	return cmd
 }
 
-// maintenanceName takes the kind off a name as kubectl prints it.
+// maintenanceName removes the kind from a name as kubectl prints it.
 func maintenanceName(arg string) string {
 	kind, name, found := strings.Cut(arg, "/")
 	if found && (kind == "nm" || kind == "nodemaintenance" || kind == "nodemaintenances" || kind == "nodemaintenance."+v1alpha1.GroupName) {
@@ -140,7 +142,7 @@ func maintenanceName(arg string) string {
 	return arg
 }
 
-// moveTo sets the stage of a maintenance and waits if that was asked for.
+// moveTo sets the stage of a maintenance and waits with --wait.
 func (e *environment) moveTo(ctx context.Context, o *stageOptions, name string, stage v1alpha1.NodeMaintenanceStage) error {
 	if err := o.validate(); err != nil {
 		return err
@@ -159,7 +161,14 @@ func (e *environment) moveTo(ctx context.Context, o *stageOptions, name string, 
 			return err
 		}
 	}
-	// The UID keeps it from another maintenance that was made in the meantime under the same name.
+	note := ""
+	if stage == v1alpha1.NodeMaintenanceStageDrain && nm.Spec.Stage != stage {
+		if note, err = e.previewStored(ctx, c, name); err != nil {
+			return err
+		}
+	}
+	// The UID keeps it from another maintenance that was created in the meantime under the same
+	// name.
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": nm.UID}, "spec": map[string]any{"stage": stage}})
 	if err != nil {
 		return err
@@ -168,7 +177,10 @@ func (e *environment) moveTo(ctx context.Context, o *stageOptions, name string, 
 	if err != nil {
 		return err
 	}
-	if err := o.output.write(e.Out, moved); err != nil || o.dryRun.isOn() || !o.wait {
+	if note != "" {
+		e.screen(e.ErrOut).Printf("%s", note)
+	}
+	if err := e.write(o.output, moved); err != nil || o.dryRun.isOn() || !o.wait {
 		return err
 	}
 	if stage == v1alpha1.NodeMaintenanceStageComplete {
@@ -198,10 +210,10 @@ func (e *environment) cancel(ctx context.Context, o *stageOptions, name string) 
 			return err
 		}
 	}
-	return o.output.write(e.Out, nm)
+	return e.write(o.output, nm)
 }
 
-// exactArgs says which arguments are missing instead of how many.
+// exactArgs names the missing arguments instead of counting them.
 func exactArgs(what string, count int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == count && !slices.Contains(args, "") {

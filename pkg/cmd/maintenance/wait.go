@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -34,10 +35,10 @@ import (
 	"haulout.dev/haulout/pkg/cmd/screen"
 )
 
-// lastLook is how long it may take to find out why the time was too short.
+// lastLook bounds the reads after a timeout.
 const lastLook = 5 * time.Second
 
-// plainAfter is how long after a line the next one is written where nothing can be redrawn.
+// plainAfter is the shortest time between two lines where nothing can be redrawn.
 const plainAfter = 2 * time.Second
 
 // reporter shows progress: redrawn in place on a terminal, else as lines.
@@ -89,51 +90,65 @@ func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, c
 	return context.WithTimeoutCause(ctx, timeout, errTimeout)
 }
 
-// awaitStage waits until a maintenance has done what its stage says.
+// awaitStage waits until a maintenance has reached its stage.
 func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, o *startOptions) error {
 	out := e.Out
 	if o.output.format() != "" {
-		// What was asked for is the output; how it goes on is not part of it.
+		// The progress is not part of the output that was asked for.
 		out = e.ErrOut
 	}
 	ctx, cancel := withTimeout(ctx, o.timeout)
 	defer cancel()
+	cordon := cordonWait{e: e}
 	err := e.follow(ctx, c, nm.Name, out, func(f *show.Facts) (bool, error) {
 		if f == nil || f.Maintenance.UID != nm.UID {
-			return true, exitWith(exitEnded, "%s was deleted before it had reached the stage %s", nm.Name, nm.Spec.Stage)
+			return true, exitWith(exitEnded, "%s was deleted before it reached the stage %s", nm.Name, nm.Spec.Stage)
 		}
-		return e.reached(ctx, c, f.Maintenance, nm.Spec.Stage)
+		return reached(ctx, c, f.Maintenance, nm.Spec.Stage, &cordon)
 	})
 	switch {
 	case errors.Is(err, errTimeout):
-		return timedOut(ctx, c, o.timeout, nm.Name)
+		return e.timedOut(ctx, c, o.timeout, nm.Name)
 	case err != nil && ctx.Err() != nil:
-		return exitWith(exitInterrupted, "interrupted; %s goes on. To look at it: kubectl maintenance status %s. To call it off: kubectl maintenance cancel %s", nm.Name, nm.Name, nm.Name)
+		return exitWith(exitInterrupted,
+			"interrupted; %[1]s continues. See how far it is: kubectl maintenance status %[1]s. Cancel it: kubectl maintenance cancel %[1]s",
+			nm.Name)
 	case err != nil:
 		return err
 	}
 	verb := map[v1alpha1.NodeMaintenanceStage]string{v1alpha1.NodeMaintenanceStageDrain: "drained", v1alpha1.NodeMaintenanceStageCordon: "cordoned"}[nm.Spec.Stage]
 	if verb != "" && o.output.format() == "" {
-		e.screen(out).Printf("%s %s. When you are done with the nodes: kubectl maintenance complete %s", nm.Name, verb, nm.Name)
+		e.screen(out).Printf("%s is %s. Put its nodes back into service: kubectl maintenance complete %s", nm.Name, verb, nm.Name)
 	}
 	return nil
 }
 
-// timedOut says how things stood when the time was over.
-func timedOut(ctx context.Context, c clients, timeout time.Duration, name string) error {
+// timedOut returns an error that tells a maintenance that still moves from one that does not, which
+// needs action.
+func (e *environment) timedOut(ctx context.Context, c clients, timeout time.Duration, name string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
 	defer cancel()
 	if nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{}); err == nil {
-		drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
-		if drained != nil && slices.Contains([]string{v1alpha1.ReasonDrainBlocked, v1alpha1.ReasonNotAuthorized, v1alpha1.ReasonNoNodes}, drained.Reason) {
-			return exitWith(exitBlocked, "%s is blocked after %s (%s: %s); it goes on trying. kubectl maintenance blockers %s says whose move it is",
-				name, timeout, drained.Reason, drained.Message, name)
+		reason, message := "", ""
+		if stuck := show.Stuck(nm); stuck != nil {
+			reason, message = stuck.Reason, stuck.Message
+		} else if nodes, err := uncordonedNodes(ctx, c, *nm); err == nil && nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon {
+			// In stage Cordon no condition reports it.
+			if obstacles := show.Obstacles(nm, seeNodes(ctx, c, nm, nodes), false, e.now()); len(obstacles) > 0 {
+				reason, message = obstacles[0].Reason, obstacles[0].Message
+			}
+		}
+		if reason != "" {
+			return exitWith(exitBlocked, "%s is blocked after %s (%s: %s); the server keeps trying. Who must act: kubectl maintenance blockers %s",
+				name, timeout, reason, message, name)
 		}
 	}
-	return exitWith(exitTimeout, "%s is not done after %s; it goes on. To look at it: kubectl maintenance status %s", name, timeout, name)
+	return exitWith(exitTimeout, "%s is not done after %s; the server continues. See how far it is: kubectl maintenance status %s",
+		name, timeout, name)
 }
 
-// follow shows the progress of a maintenance until look says that it is done. It hands nil to look if there is no such maintenance.
+// follow shows the progress of a maintenance until look returns done. It calls look with nil if the
+// maintenance does not exist.
 func (e *environment) follow(ctx context.Context, c clients, name string, out io.Writer, look func(*show.Facts) (bool, error)) error {
 	f, err := e.newFollower(ctx, c, name)
 	switch {
@@ -164,10 +179,10 @@ func (e *environment) follow(ctx context.Context, c clients, name string, out io
 	return err
 }
 
-// reached says whether a maintenance has done what the stage says, and fails if it never will.
-func (e *environment) reached(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage) (bool, error) {
+// reached reports whether a maintenance has reached a stage, and fails if it never will.
+func reached(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage, cordon *cordonWait) (bool, error) {
 	if nm.DeletionTimestamp != nil || nm.Spec.Stage == v1alpha1.NodeMaintenanceStageComplete {
-		return true, exitWith(exitEnded, "%s was ended before it had reached the stage %s", nm.Name, stage)
+		return true, exitWith(exitEnded, "%s was completed before it reached the stage %s", nm.Name, stage)
 	}
 	if nm.Status.ObservedGeneration < nm.Generation {
 		return false, nil
@@ -176,32 +191,54 @@ func (e *environment) reached(ctx context.Context, c clients, nm *v1alpha1.NodeM
 	case v1alpha1.NodeMaintenanceStageDrain:
 		return meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained), nil
 	case v1alpha1.NodeMaintenanceStageCordon:
-		return cordoned(ctx, c, nm)
+		return cordon.isOver(ctx, c, nm)
 	}
 	return true, nil
 }
 
-// cordoned says whether all nodes of a maintenance that are not left alone are unschedulable.
-func cordoned(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance) (bool, error) {
-	refused := show.Refused(nm)
-	for i := range nm.Status.NodeStatuses {
-		name := nm.Status.NodeStatuses[i].NodeRef.Name
-		if slices.ContainsFunc(refused, func(r show.Refusal) bool { return r.Node == name }) {
-			return false, fmt.Errorf("node %s is left alone: %s", name, refused[0].Message)
-		}
-		node, err := c.kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err):
-		case err != nil:
-			return false, err
-		case !node.Spec.Unschedulable:
-			return false, nil
-		}
-	}
-	return len(nm.Status.NodeStatuses) > 0, nil
+// cordonWait waits until the nodes of a maintenance are cordoned.
+type cordonWait struct {
+	e *environment
+	// askedAt is when the preview was asked last whether nodes are refused.
+	askedAt time.Time
 }
 
-// awaitEnd waits until everything that a maintenance had changed was put back, or, if it is to be deleted, until it is gone.
+// isOver reports whether all nodes of a maintenance are unschedulable, and fails if the requester
+// may not delete one of them, since that node will not be cordoned.
+func (w *cordonWait) isOver(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance) (bool, error) {
+	nodes, err := uncordonedNodes(ctx, c, *nm)
+	if err != nil || len(nodes) == 0 {
+		return err == nil && len(nm.Status.NodeStatuses) > 0, err
+	}
+	now := w.e.now()
+	if w.askedAt.IsZero() {
+		// Most nodes are cordoned a moment later, and a preview costs the server more than all else
+		// here.
+		w.askedAt = now.Add(nextWaveAfter - wavesAfter)
+	}
+	if now.Sub(w.askedAt) < wavesAfter {
+		return false, nil
+	}
+	w.askedAt = now
+	if names := refused(ctx, c, nm.Name); len(names) > 0 {
+		return false, exitWith(exitBlocked,
+			"%[1]s does not touch nodes that the requester may not delete: %[2]s. Who must act: kubectl maintenance blockers %[1]s",
+			nm.Name, firstOf(names))
+	}
+	return false, nil
+}
+
+// firstOf lists the first few names.
+func firstOf(names []string) string {
+	const few = 3
+	if len(names) <= few {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), len(names)-few)
+}
+
+// awaitEnd waits until a maintenance has released its nodes or, with deleted, until the object is
+// gone.
 func (e *environment) awaitEnd(ctx context.Context, c clients, name string, uid types.UID, deleted bool, timeout time.Duration) error {
 	ctx, cancel := withTimeout(ctx, timeout)
 	defer cancel()
@@ -220,9 +257,23 @@ func (e *environment) awaitEnd(ctx context.Context, c clients, name string, uid 
 	}
 	switch {
 	case errors.Is(context.Cause(ctx), errTimeout) && err != nil:
-		return exitWith(exitTimeout, "%s has not given all of its nodes back after %s; it goes on", name, timeout)
+		return notReleased(ctx, c, timeout, name)
 	case err != nil && ctx.Err() != nil:
-		return exitWith(exitInterrupted, "interrupted; the server goes on giving the nodes of %s back", name)
+		return exitWith(exitInterrupted, "interrupted; the server continues to release the nodes of %s", name)
 	}
 	return err
+}
+
+// notReleased returns an error that tells nodes that are still being released from those that
+// cannot be.
+func notReleased(ctx context.Context, c clients, timeout time.Duration, name string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+	defer cancel()
+	if nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{}); err == nil {
+		if stuck := show.Stuck(nm); stuck != nil {
+			return exitWith(exitBlocked, "%s cannot release all of its nodes after %s (%s: %s); the server keeps trying",
+				name, timeout, stuck.Reason, stuck.Message)
+		}
+	}
+	return exitWith(exitTimeout, "%s has not released all of its nodes after %s; the server continues", name, timeout)
 }

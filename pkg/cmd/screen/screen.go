@@ -14,7 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package screen prints to a terminal, where the last lines may be redrawn in place, or to anything else, where they are not.
+// Package screen prints to a terminal, where the last lines may be redrawn in place, or to anything
+// else, where they are not.
 package screen
 
 import (
@@ -47,20 +48,22 @@ type Line struct {
 	Style Style
 }
 
-// Screen is where a program tells its story. Its methods may be called side by side.
+// Screen is a terminal, or what takes its place. Its methods are safe for concurrent use.
 type Screen struct {
 	out io.Writer
 	// size returns the columns and rows of the terminal; nil if out is none.
 	size   func() (columns, rows int)
 	colors bool
+	// terminal: out is a terminal, though perhaps one on which nothing can be redrawn.
+	terminal bool
 
 	mu sync.Mutex
 	// drawn is how many of the last lines are to be redrawn.
 	drawn int
 }
 
-// New returns the screen that a writer stands for: that of a terminal if it is the file of one. TERM=dumb and NO_COLOR
-// (https://no-color.org) are honoured.
+// New returns the screen of a writer, which is a terminal if the writer is the file of one.
+// TERM=dumb and NO_COLOR (https://no-color.org) are honoured.
 func New(out io.Writer, getenv func(string) string) *Screen {
 	s := &Screen{out: out}
 	file, ok := out.(*os.File)
@@ -68,7 +71,8 @@ func New(out io.Writer, getenv func(string) string) *Screen {
 		return s
 	}
 	descriptor := int(file.Fd())
-	if !term.IsTerminal(descriptor) || getenv("TERM") == "dumb" {
+	s.terminal = term.IsTerminal(descriptor)
+	if !s.terminal || getenv("TERM") == "dumb" {
 		return s
 	}
 	s.colors = getenv("NO_COLOR") == ""
@@ -84,22 +88,23 @@ func New(out io.Writer, getenv func(string) string) *Screen {
 
 // NewTerminal returns the screen of a terminal that is no file, of a fixed size and without colors.
 func NewTerminal(out io.Writer, columns, rows int) *Screen {
-	return &Screen{out: out, size: func() (int, int) { return columns, rows }}
+	return &Screen{out: out, terminal: true, size: func() (int, int) { return columns, rows }}
 }
 
-// Live tells whether Draw shows anything.
+// Live reports whether Draw shows anything.
 func (s *Screen) Live() bool { return s.size != nil }
 
-// Colors tells whether styles show.
+// Colors reports whether styles are shown.
 func (s *Screen) Colors() bool { return s.colors }
 
-// Columns returns how wide the terminal is; 0 if there is none.
+// Columns returns how wide a line may be: all columns of the terminal but the last, which would
+// make some terminals wrap; 0 if there is no terminal.
 func (s *Screen) Columns() int {
 	if s.size == nil {
 		return 0
 	}
 	columns, _ := s.size()
-	return columns
+	return columns - 1
 }
 
 // Println prints lines that stay.
@@ -114,24 +119,53 @@ func (s *Screen) Println(lines ...Line) {
 	s.drawn = 0
 }
 
-// Printf prints plain text that stays.
+// Printf prints plain text that stays. A newline in the format starts a new line; one in an
+// argument is escaped like every other control character, since arguments may come from the API.
 func (s *Screen) Printf(format string, args ...any) {
-	s.Println(Line{Text: fmt.Sprintf(format, args...)})
+	escaped := make([]any, len(args))
+	for i, arg := range args {
+		switch arg := arg.(type) {
+		case string:
+			escaped[i] = Escape(arg)
+		case error:
+			escaped[i] = Escape(arg.Error())
+		default:
+			escaped[i] = arg
+		}
+	}
+	var lines []Line
+	for text := range strings.SplitSeq(fmt.Sprintf(format, escaped...), "\n") {
+		lines = append(lines, Line{Text: text})
+	}
+	s.Println(lines...)
 }
 
-// Draw replaces what the last Draw has shown. Without a terminal it does nothing.
+// Write writes a document that programs read, such as JSON. Into a file or a pipe it goes
+// unchanged; on a terminal its control characters are escaped.
+func (s *Screen) Write(document []byte) error {
+	if s.terminal {
+		document = []byte(escape(string(document), func(r rune) bool { return r == '\n' || r == '\t' }))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, err := s.out.Write(document)
+	return err
+}
+
+// Draw replaces the lines of the last Draw. Without a terminal it does nothing.
 func (s *Screen) Draw(lines []Line) {
 	if s.size == nil {
 		return
 	}
-	columns, rows := s.size()
+	_, rows := s.size()
 	// A line that wraps, or one that scrolls out, could not be redrawn any more.
 	if len(lines) > rows-1 {
 		lines = lines[:rows-1]
 	}
 	var b strings.Builder
 	for _, line := range lines {
-		line.Text = Fit(line.Text, columns-1)
+		// Escaped before it is cut, since escapes take columns.
+		line.Text = Fit(Escape(line.Text), s.Columns())
 		b.WriteString(s.paint(line) + "\n")
 	}
 	s.mu.Lock()
@@ -140,14 +174,14 @@ func (s *Screen) Draw(lines []Line) {
 	s.drawn = len(lines)
 }
 
-// Keep lets what the last Draw has shown stay.
+// Keep keeps the lines of the last Draw on the screen.
 func (s *Screen) Keep() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.drawn = 0
 }
 
-// erase returns what takes back the lines that are to be redrawn.
+// erase returns the sequence that removes the lines that are to be redrawn.
 func (s *Screen) erase() string {
 	if s.drawn == 0 {
 		return ""
@@ -155,17 +189,21 @@ func (s *Screen) erase() string {
 	return fmt.Sprintf("\x1b[%dA\x1b[J", s.drawn)
 }
 
+// paint returns a line as it is written. Every line goes through it, so that no text can control
+// the terminal.
 func (s *Screen) paint(line Line) string {
-	if !s.colors || line.Style == Plain || line.Text == "" {
-		return line.Text
+	text := Escape(line.Text)
+	if !s.colors || line.Style == Plain || text == "" {
+		return text
 	}
-	return "\x1b[" + string(line.Style) + "m" + line.Text + "\x1b[0m"
+	return "\x1b[" + string(line.Style) + "m" + text + "\x1b[0m"
 }
 
-// write ignores errors: there is nobody left to tell them to. That the reader went away shows as SIGPIPE.
+// write ignores errors: there is no other stream to report them on. A reader that has gone away
+// causes SIGPIPE.
 func (s *Screen) write(text string) { _, _ = io.WriteString(s.out, text) }
 
-// Fit cuts a text to a number of columns, the last of which then says that something is missing.
+// Fit cuts a text to a number of columns, with ">" in the last one if something was cut.
 func Fit(text string, columns int) string {
 	if columns < 1 || utf8.RuneCountInString(text) <= columns {
 		return text
@@ -173,7 +211,7 @@ func Fit(text string, columns int) string {
 	return string([]rune(text)[:columns-1]) + ">"
 }
 
-// Bar shows how much of a whole is done.
+// Bar draws how much of a whole is done.
 func Bar(done, whole, columns int) string {
 	filled := columns
 	if whole > 0 {

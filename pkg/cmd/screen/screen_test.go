@@ -91,6 +91,16 @@ func TestScreen(t *testing.T) {
 	}
 }
 
+// TestALineOfAllColumnsIsNotCut, since text is wrapped at this width.
+func TestALineOfAllColumnsIsNotCut(t *testing.T) {
+	var out strings.Builder
+	s := terminal(&out, 20, 24)
+	s.Draw(text(strings.Repeat("x", s.Columns())))
+	if strings.Contains(out.String(), ">") {
+		t.Errorf("%q is cut", out.String())
+	}
+}
+
 func TestAFileIsNoTerminal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "out")
 	file, err := os.Create(path)

@@ -30,15 +30,18 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/dynamic"
 	hostinformers "k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/admission/initializer"
@@ -59,7 +62,7 @@ import (
 const resync = 10 * time.Minute
 
 // config turns the options into the configuration of a server. Etcd is the embedded one, nil if there is none.
-func (o CompletedOptions) config(ctx context.Context, host *hostCluster, etcd *embeddedetcd.Server, replica string) (*apiserver.Config, error) {
+func (o CompletedOptions) config(ctx context.Context, host *hostCluster, etcd *embeddedetcd.Server, replica *replica) (*apiserver.Config, error) {
 	generic := genericapiserver.NewRecommendedConfig(apiserver.Codecs)
 	if err := o.ServerRun.ApplyTo(&generic.Config); err != nil {
 		return nil, err
@@ -141,18 +144,13 @@ func refuseAnonymous(next authenticator.Request, paths []string) authenticator.R
 	})
 }
 
-func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfig, host *hostCluster, replica string,
+func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfig, host *hostCluster, replica *replica,
 	pods *initializer.KnownPods) (*apiserver.ExtraConfig, events.EventRecorder, error) {
 	loopback := rest.CopyConfig(generic.LoopbackClientConfig)
 	loopback.ContentType = runtime.ContentTypeProtobuf
 	loopback.AcceptContentTypes = runtime.ContentTypeProtobuf
 	// Both ends would pay for it.
 	loopback.DisableCompression = true
-	direct := &inProcess{}
-	if err := direct.attach(&generic.Config); err != nil {
-		return nil, nil, err
-	}
-	loopback.Wrap(direct.wrap)
 	own, err := clientset.NewForConfig(rest.AddUserAgent(loopback, "haulout-controllers"))
 	if err != nil {
 		return nil, nil, err
@@ -168,37 +166,66 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 	}); err != nil {
 		return nil, nil, err
 	}
+	maintenances := informers.NewSharedInformerFactoryWithOptions(own, resync, informers.WithTransform(controllercache.Strip))
 	extra := &apiserver.ExtraConfig{
 		Identity:             &identity.Server{},
-		MaintenanceInformers: informers.NewSharedInformerFactoryWithOptions(own, resync, informers.WithTransform(controllercache.Strip)),
+		MaintenanceInformers: maintenances,
 		Previewer: previewer.New(previewer.Config{
 			Host: host.client, Authorizer: generic.Authorization.Authorizer, Evacuators: o.Evacuators.BuiltIn,
-			AskEveryNodeByName: o.NodeAdmission.AskEveryNodeByName, Clock: clock.RealClock{},
+			UnprotectedAllAtOnce: o.Controllers.Evictions.UnprotectedMaxUnavailable >= 100,
+			AskEveryNodeByName:   o.NodeAdmission.AskEveryNodeByName, Clock: clock.RealClock{},
+			Maintenances: previewer.NotDone(maintenances.Maintenance().V1alpha1().NodeMaintenances()),
 		}),
 		EvacuatorStartDeadline: o.Controllers.EvacuatorStartDeadline,
 	}
 	if o.Controllers.Enabled {
-		unlimited, err := host.unlimitedClient()
+		extra.Controllers, err = o.controllers(host, replica, own, recorder, generic.Authorization.Authorizer, pods)
 		if err != nil {
 			return nil, nil, err
 		}
-		alive := liveness.New(clock.RealClock{})
-		deps := controllerDependencies{
-			host: host.client, unlimited: unlimited, own: own, recorder: recorder, authorizer: generic.Authorization.Authorizer,
-			liveness: alive, options: o.Controllers, evacuators: o.Evacuators, ownPod: ownPod(), pods: pods,
-		}
-		le := o.Controllers.LeaderElection
-		extra.Controllers = &apiserver.Controllers{
-			Host: host.client,
-			Election: apiserver.LeaderElection{
-				Enabled: le.LeaderElect, Namespace: o.Service.Namespace, Name: le.ResourceName, Identity: replica,
-				LeaseDuration: le.LeaseDuration.Duration, RenewDeadline: le.RenewDeadline.Duration, RetryPeriod: le.RetryPeriod.Duration,
-			},
-			Run:      deps.run,
-			Liveness: alive.Check,
-		}
 	}
 	return extra, recorder, nil
+}
+
+// controllers returns what runs the controllers while this replica leads.
+func (o CompletedOptions) controllers(host *hostCluster, r *replica, own clientset.Interface, recorder events.EventRecorder,
+	auth authorizer.Authorizer, pods *initializer.KnownPods) (*apiserver.Controllers, error) {
+	registered, err := host.registeredService()
+	if err != nil {
+		return nil, err
+	}
+	alive := liveness.New(clock.RealClock{})
+	deps := controllerDependencies{
+		clientsUntil: func(ctx context.Context) (kubernetes.Interface, kubernetes.Interface, error) {
+			return host.clientsUntil(ctx, apiserver.CallGrace)
+		},
+		own: own, recorder: recorder, authorizer: auth, liveness: alive, options: o.Controllers, evacuators: o.Evacuators,
+		ownPod: ownPod(), pods: pods, storageID: r.storage.id, askEveryNodeByName: o.NodeAdmission.AskEveryNodeByName,
+	}
+	le := o.Controllers.LeaderElection
+	return &apiserver.Controllers{
+		Leases: r.leases,
+		Election: apiserver.LeaderElection{
+			Enabled: le.LeaderElect, Namespace: o.Service.Namespace, Name: le.ResourceName, Identity: r.identity,
+			LeaseDuration: le.LeaseDuration.Duration, RenewDeadline: le.RenewDeadline.Duration, RetryPeriod: le.RetryPeriod.Duration,
+		},
+		Storage: &apiserver.Storage{
+			ID: r.storage.id, Revision: r.storage.revision, Embedded: o.Embedded,
+			Adopt: o.Controllers.AdoptStorage, AcceptRestored: o.Controllers.AcceptRestoredState,
+		},
+		Service:    types.NamespacedName{Namespace: o.Service.Namespace, Name: o.Service.Name},
+		Registered: registered,
+		Recorder:   recorder,
+		Run:        deps.run,
+		Exit:       exit,
+		Liveness:   alive.Check,
+	}, nil
+}
+
+// exit ends the process without finishing anything. What is stored is safe: the embedded etcd has synced what it acknowledged.
+func exit(reason error) {
+	klog.Background().Error(reason, "The process ends, so that another replica can act alone")
+	klog.FlushAndExit(klog.ExitFlushTimeout, 1)
 }
 
 // eventScheme knows the kinds that events are about: those of the host cluster and ours.
@@ -218,11 +245,7 @@ func (o CompletedOptions) applyAdmission(ctx context.Context, generic *genericap
 	if err != nil {
 		return err
 	}
-	client, err := host.admissionClient()
-	if err != nil {
-		return err
-	}
-	return o.Admission.ApplyTo(&generic.Config, generic.SharedInformerFactory, client, dynamicClient,
+	return o.Admission.ApplyTo(&generic.Config, generic.SharedInformerFactory, host.client, dynamicClient,
 		utilfeature.DefaultFeatureGate, generic.EffectiveVersion, admission.PluginInitializer(own))
 }
 

@@ -39,7 +39,9 @@ import (
 
 // controllerDependencies is what every set of controllers is made from.
 type controllerDependencies struct {
-	// host is limited to --kube-api-qps; unlimited is for evictions, whose queue watches the host cluster's answers and limits itself.
+	// clientsUntil makes the clients of the host cluster for one time of leadership; their calls are cut soon after its end.
+	clientsUntil func(context.Context) (limited, unlimited kubernetes.Interface, err error)
+	// host is limited to --kube-api-qps; unlimited is for evictions. run sets both.
 	host, unlimited kubernetes.Interface
 	own             clientset.Interface
 	recorder        events.EventRecorder
@@ -49,6 +51,11 @@ type controllerDependencies struct {
 	evacuators      EvacuatorOptions
 	// ownPod is the pod that this server runs in, if any.
 	ownPod types.NamespacedName
+	// storageID identifies the storage. The node controller writes it into every annotation that it puts on a node, and undoes only
+	// what has it, or what has the ID in options.AdoptStorage.
+	storageID string
+	// askEveryNodeByName is --authorize-every-node-by-name.
+	askEveryNodeByName bool
 	// pods is where admission finds the pods that the controllers know.
 	pods *initializer.KnownPods
 }
@@ -58,12 +65,18 @@ type controllerDependencies struct {
 func (d controllerDependencies) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	var err error
+	if d.host, d.unlimited, err = d.clientsUntil(ctx); err != nil {
+		return fmt.Errorf("make the clients of the host cluster: %w", err)
+	}
 	host := hostinformers.NewSharedInformerFactoryWithOptions(d.host, resync, hostinformers.WithTransform(controllercache.NewTransform()))
 	own := informers.NewSharedInformerFactoryWithOptions(d.own, resync, informers.WithTransform(controllercache.Strip))
 	evacuations, err := evacuation.New(evacuation.Config{
 		Host: d.unlimited, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Recorder: d.recorder,
 		Liveness: d.liveness, CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
-		MaxConcurrentEvictions: d.options.MaxConcurrentEvictions,
+		EvictionPolicy:          d.options.Evictions,
+		SurgeTimeout:            surgeTimeoutOf(host.Apps().V1().Deployments().Lister(), d.evacuators.SurgeTimeout),
+		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience,
 	})
 	if err != nil {
 		return fmt.Errorf("make controller %s: %w", evacuation.Name, err)
@@ -72,6 +85,8 @@ func (d controllerDependencies) run(ctx context.Context) error {
 		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own,
 		Recorder: d.recorder, Authorizer: d.authorizer, Liveness: d.liveness, Evacuators: sets.New(d.evacuators.BuiltIn...),
 		OwnPod: d.ownPod, EvictionsInFlight: evacuations.EvictionsInFlight, AdvertisePlanned: d.options.AdvertisePlannedMaintenance,
+		StorageID: d.storageID, AdoptStorage: d.options.AdoptStorage, AskEveryNodeByName: d.askEveryNodeByName,
+		StallTimeout: d.options.StallTimeout, CompletedTTL: d.options.CompletedMaintenanceTTL, DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience,
 	})
 	if err != nil {
 		return fmt.Errorf("make controller %s: %w", nodemaintenance.Name, err)

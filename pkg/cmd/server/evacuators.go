@@ -24,12 +24,18 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	hostinformers "k8s.io/client-go/informers"
+	appslisters "k8s.io/client-go/listers/apps/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/evacuation"
 	"haulout.dev/haulout/pkg/controller/evacuator/daemonset"
 	"haulout.dev/haulout/pkg/controller/evacuator/deployment"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/surge"
 )
 
 // builtInEvacuators are the classes of the built-in evacuators that this server has.
@@ -42,10 +48,19 @@ type EvacuatorOptions struct {
 	BuiltIn []string
 	// SurgeTimeout is how long a Deployment that was scaled up may make no progress before its pods leave without replacements.
 	SurgeTimeout time.Duration
+	// VolumeDetachTimeout is how long DaemonSet pods are kept while their node has volumes of pods
+	// that have left in use.
+	VolumeDetachTimeout time.Duration
+	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may be closed before the
+	// pod is kept on its node.
+	DaemonSetBudgetPatience time.Duration
 }
 
 func defaultEvacuators() EvacuatorOptions {
-	return EvacuatorOptions{BuiltIn: slices.Clone(builtInEvacuators), SurgeTimeout: deployment.DefaultSurgeTimeout}
+	return EvacuatorOptions{
+		BuiltIn: slices.Clone(builtInEvacuators), SurgeTimeout: deployment.DefaultSurgeTimeout,
+		VolumeDetachTimeout: daemonset.DefaultVolumeDetachTimeout, DaemonSetBudgetPatience: evacuation.DefaultBudgetPatience,
+	}
 }
 
 func (o *EvacuatorOptions) addFlags(fs *pflag.FlagSet) {
@@ -53,12 +68,24 @@ func (o *EvacuatorOptions) addFlags(fs *pflag.FlagSet) {
 		"Empty switches them all off, and pods leave by eviction alone.", allowedEvacuators()))
 	fs.DurationVar(&o.SurgeTimeout, "surge-timeout", o.SurgeTimeout, "How long a Deployment that was scaled up so that pods can leave may make no progress before "+
 		"these leave without replacements, if their disruption budget lets them.")
+	fs.DurationVar(&o.VolumeDetachTimeout, "volume-detach-timeout", o.VolumeDetachTimeout,
+		"How long DaemonSet pods stay on a drained node, counted from the first of their Evacuations there, "+
+			"while the node has CSI volumes in use that no pod left on it uses. At least 1s.")
+	fs.DurationVar(&o.DaemonSetBudgetPatience, "daemonset-budget-patience", o.DaemonSetBudgetPatience,
+		"How long the disruption budget of a DaemonSet pod may be closed before the pod is kept on its node "+
+			"and no longer blocks the drain. At least 1s.")
 }
 
 func (o *EvacuatorOptions) validate() []error {
 	var errs []error
 	if o.SurgeTimeout < time.Second {
 		errs = append(errs, fmt.Errorf("--surge-timeout is %v: must be at least 1s", o.SurgeTimeout))
+	}
+	if o.VolumeDetachTimeout < time.Second {
+		errs = append(errs, fmt.Errorf("--volume-detach-timeout is %v: must be at least 1s", o.VolumeDetachTimeout))
+	}
+	if o.DaemonSetBudgetPatience < time.Second {
+		errs = append(errs, fmt.Errorf("--daemonset-budget-patience is %v: must be at least 1s", o.DaemonSetBudgetPatience))
 	}
 	for _, class := range o.BuiltIn {
 		if !slices.Contains(builtInEvacuators, class) {
@@ -80,6 +107,7 @@ func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory
 	if slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDaemonSet) {
 		c, err := daemonset.New(daemonset.Config{
 			Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Liveness: d.liveness,
+			Recorder: d.recorder, VolumeDetachTimeout: d.evacuators.VolumeDetachTimeout,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("make controller %s: %w", daemonset.Name, err)
@@ -101,4 +129,34 @@ func allowedEvacuators() string {
 		return "none"
 	}
 	return strings.Join(builtInEvacuators, ", ")
+}
+
+// surgeTimeoutOf returns how long the surge of the Deployment of a pod may make no progress: what
+// the Deployment says, else the fallback. ReplicaSets are not cached; their names are those of
+// their Deployments with one more part.
+func surgeTimeoutOf(deployments appslisters.DeploymentLister, fallback time.Duration) func(*corev1.Pod) time.Duration {
+	return func(pod *corev1.Pod) time.Duration {
+		owner := metav1.GetControllerOfNoCopy(pod)
+		if owner == nil || owner.Kind != "ReplicaSet" {
+			return fallback
+		}
+		end := strings.LastIndexByte(owner.Name, '-')
+		if end < 0 {
+			return fallback
+		}
+		d, err := deployments.Deployments(pod.Namespace).Get(owner.Name[:end])
+		if err != nil {
+			return fallback
+		}
+		selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
+		if err != nil || !selector.Matches(labels.Set(pod.Labels)) {
+			return fallback
+		}
+		// A value that means nothing is told by the evacuator.
+		timeout, err := surge.TimeoutFor(d.Annotations, fallback)
+		if err != nil {
+			return fallback
+		}
+		return timeout
+	}
 }

@@ -32,8 +32,10 @@ import (
 	validatingpolicy "k8s.io/apiserver/pkg/admission/plugin/policy/validating"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/client-go/kubernetes"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 )
 
@@ -56,13 +58,6 @@ func (h *hostCluster) jsonConfig() *rest.Config {
 	c := rest.CopyConfig(h.config)
 	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeJSON, ""
 	return c
-}
-
-// unlimitedClient returns a client for those who limit themselves.
-func (h *hostCluster) unlimitedClient() (kubernetes.Interface, error) {
-	c := rest.CopyConfig(h.config)
-	c.QPS, c.Burst = -1, 0
-	return kubernetes.NewForConfig(c)
 }
 
 // connect waits until the host cluster answers.
@@ -117,6 +112,8 @@ func (o *HostOptions) restConfig() (*rest.Config, error) {
 		}
 	}
 	config.QPS, config.Burst = o.QPS, o.Burst
+	// One limiter for all clients of this process, those of a time of leadership among them.
+	config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(o.QPS, o.Burst)
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	return rest.AddUserAgent(config, "haulout-apiserver"), nil
@@ -141,40 +138,42 @@ func (h *hostCluster) switchOffMissingPolicies(ctx context.Context, o *genericop
 	return nil
 }
 
-// refuseSecondStorage fails if another server with embedded storage is at work: each would keep objects of its own, and users would see now
-// these, now those. One that was killed cannot give its lease back, so it is waited for until the lease has run out.
-func (o CompletedOptions) refuseSecondStorage(ctx context.Context, host *hostCluster, identity string) error {
+// refuseSecondStorage fails if another server with embedded storage is at work: each would keep objects of its own, and users would
+// see now these, now those. Whether the holder of the lease is alive is found out by watching the Lease for as long as it is
+// valid: the clock of another machine decides nothing.
+func (o CompletedOptions) refuseSecondStorage(ctx context.Context, leases coordinationclient.LeasesGetter, identity string) error {
 	le := o.Controllers.LeaderElection
 	if !o.Controllers.Enabled || !le.LeaderElect {
 		return nil
 	}
-	leases := host.client.CoordinationV1().Leases(o.Service.Namespace)
-	var holder string
-	var unreadable error
-	err := wait.PollUntilContextTimeout(ctx, le.RetryPeriod.Duration, le.LeaseDuration.Duration+le.RetryPeriod.Duration, true, func(ctx context.Context) (bool, error) {
-		lease, err := leases.Get(ctx, le.ResourceName, metav1.GetOptions{})
+	var holder, renewal string
+	var since time.Time
+	for {
+		lease, err := leases.Leases(o.Service.Namespace).Get(ctx, le.ResourceName, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			return true, nil
+			return nil
 		}
-		if unreadable = err; err != nil {
-			return apierrors.IsForbidden(err), nil
+		if err != nil {
+			return fmt.Errorf("read Lease %s/%s: %w", o.Service.Namespace, le.ResourceName, err)
 		}
 		spec := lease.Spec
 		if spec.HolderIdentity == nil || *spec.HolderIdentity == "" || *spec.HolderIdentity == identity || spec.RenewTime == nil || spec.LeaseDurationSeconds == nil {
-			return true, nil
+			return nil
 		}
-		if holder == "" {
+		switch renewed := spec.RenewTime.String(); {
+		case holder != *spec.HolderIdentity:
 			klog.FromContext(ctx).Info("Another server holds the lease, waiting for it to run out", "lease", klog.KObj(lease), "holder", *spec.HolderIdentity)
+			holder, renewal, since = *spec.HolderIdentity, renewed, time.Now()
+		case renewal != renewed:
+			return fmt.Errorf("another server (%s) is at work and renews Lease %s/%s: with embedded storage there can be only one replica; "+
+				"give all of them the same --etcd-servers, or stop the other one", holder, o.Service.Namespace, le.ResourceName)
+		case time.Since(since) >= time.Duration(*spec.LeaseDurationSeconds)*time.Second:
+			return nil
 		}
-		holder = *spec.HolderIdentity
-		return time.Since(spec.RenewTime.Time) > time.Duration(*spec.LeaseDurationSeconds)*time.Second, nil
-	})
-	switch {
-	case unreadable != nil:
-		return fmt.Errorf("read Lease %s/%s: %w", o.Service.Namespace, le.ResourceName, unreadable)
-	case wait.Interrupted(err) && ctx.Err() == nil:
-		return fmt.Errorf("another server (%s) is at work and holds Lease %s/%s: with embedded storage there can be only one replica; "+
-			"give all of them the same --etcd-servers, or stop the other one", holder, o.Service.Namespace, le.ResourceName)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(le.RetryPeriod.Duration):
+		}
 	}
-	return err
 }

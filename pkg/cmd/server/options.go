@@ -21,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"regexp"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -43,10 +44,15 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apiserver"
 	"haulout.dev/haulout/pkg/cmd/server/embeddedetcd"
+	nodemaintenancecontroller "haulout.dev/haulout/pkg/controller/nodemaintenance"
+	"haulout.dev/haulout/pkg/eviction"
 )
 
 // etcdPrefix is where our keys start, so that an etcd can be shared.
 const etcdPrefix = "/registry/" + v1alpha1.GroupName
+
+// storageID is what the ID of a storage looks like.
+var storageID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
 // Options are the flags of the server.
 type Options struct {
@@ -100,16 +106,24 @@ type ServiceOptions struct {
 type ControllerOptions struct {
 	// Enabled off serves the API and does nothing about it.
 	Enabled bool
+	// AdoptStorage is the ID of another storage whose lease and whose marks on nodes this server takes over.
+	AdoptStorage string
+	// AcceptRestoredState lets the controllers run with a storage that was restored from a backup.
+	AcceptRestoredState bool
 	// LeaderElection decides which replica runs them.
 	LeaderElection componentbaseconfig.LeaderElectionConfiguration
 	// Workers is the number of objects of a kind that are worked on at the same time.
 	Workers int
-	// MaxConcurrentEvictions bounds the calls of the Eviction API that are under way.
-	MaxConcurrentEvictions int
+	// Evictions is how evictions are sent.
+	Evictions eviction.Policy
 	// CompletedEvacuationTTL is how long an Evacuation whose pod has left is kept.
 	CompletedEvacuationTTL time.Duration
 	// EvacuatorStartDeadline is how long an evacuator may take to report for the first time.
 	EvacuatorStartDeadline time.Duration
+	// StallTimeout is how long nothing may move in a drain before it counts as stalled.
+	StallTimeout time.Duration
+	// CompletedMaintenanceTTL is how long a completed NodeMaintenance is kept; 0 is for ever.
+	CompletedMaintenanceTTL time.Duration
 	// AdvertisePlannedMaintenance has the condition MaintenancePlanned put on the nodes of maintenances in stage Idle.
 	AdvertisePlannedMaintenance bool
 }
@@ -155,8 +169,9 @@ func NewOptions() *Options {
 			Enabled:                true,
 			LeaderElection:         defaultLeaderElection(),
 			Workers:                8,
-			MaxConcurrentEvictions: 200,
+			Evictions:              eviction.DefaultPolicy(),
 			CompletedEvacuationTTL: 5 * time.Minute,
+			StallTimeout:           nodemaintenancecontroller.DefaultStallTimeout,
 			EvacuatorStartDeadline: 5 * time.Minute,
 		},
 		Evacuators: defaultEvacuators(),
@@ -171,9 +186,10 @@ func defaultLeaderElection() componentbaseconfig.LeaderElectionConfiguration {
 		ResourceLock: "leases",
 		ResourceName: "haulout-apiserver",
 	}
-	c.LeaseDuration.Duration = 15 * time.Second
-	c.RenewDeadline.Duration = 10 * time.Second
-	c.RetryPeriod.Duration = 2 * time.Second
+	// The controllers stop within 6s of the last renewal, their calls are cut 4s later, and others wait 12s.
+	c.LeaseDuration.Duration = 12 * time.Second
+	c.RenewDeadline.Duration = 6 * time.Second
+	c.RetryPeriod.Duration = 1500 * time.Millisecond
 	return c
 }
 
@@ -227,25 +243,43 @@ func (o *ServiceOptions) addFlags(fs *pflag.FlagSet) {
 }
 
 func (o *StorageOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.DataDir, "data-dir", o.DataDir, "Folder for the data of the embedded etcd, for the server's eyes only. Ignored with --etcd-servers.")
-	fs.Int64Var(&o.QuotaBytes, "embedded-etcd-quota-bytes", o.QuotaBytes, "Size of the database at which the embedded etcd stops taking writes, in bytes.")
+	fs.StringVar(&o.DataDir, "data-dir", o.DataDir, "Folder in which the server makes a subfolder of its own, data, for the embedded etcd. Ignored with --etcd-servers.")
+	fs.Int64Var(&o.QuotaBytes, "embedded-etcd-quota-bytes", o.QuotaBytes, "Size of the database at which the embedded etcd stops taking writes, in bytes. "+
+		"A quarter of the volume is the most; the server lowers it to that and logs it.")
 }
 
 func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.Enabled, "controllers", o.Enabled, "Run the controllers that cordon nodes and evacuate pods. Off serves the API alone.")
 	fs.IntVar(&o.Workers, "concurrent-syncs", o.Workers, "Objects of a kind that a controller works on at the same time.")
-	fs.IntVar(&o.MaxConcurrentEvictions, "max-concurrent-evictions", o.MaxConcurrentEvictions, "Calls of the Eviction API that are under way at the same time, at most. "+
-		"There are up to 50 at first, and more for pods without a PodDisruptionBudget while kube-apiserver answers quickly.")
+	fs.IntVar(&o.Evictions.MaxConcurrent, "max-concurrent-evictions", o.Evictions.MaxConcurrent, "Calls of the Eviction API that are in flight "+
+		"at the same time, at most, for all pods together. There are fewer while kube-apiserver is overloaded.")
+	fs.DurationVar(&o.Evictions.DeniedAfter, "denied-after", o.Evictions.DeniedAfter, "How long an admission webhook or policy has to refuse the eviction "+
+		"of a pod before the pod is reported as blocked (EvictionDenied).")
+	fs.Var(&o.Evictions.UnprotectedMaxUnavailable, "unprotected-max-unavailable", "Share of the pods of a workload without a PodDisruptionBudget, "+
+		"in percent and at least one pod, that may be missing when its pods are evicted. 100% evicts all of them at the same time.")
+	fs.DurationVar(&o.Evictions.UnprotectedPatience, "unprotected-patience", o.Evictions.UnprotectedPatience, "How long after an eviction the next share "+
+		"of the pods of a workload without a PodDisruptionBudget is evicted although others of its pods are still missing.")
 	fs.DurationVar(&o.CompletedEvacuationTTL, "completed-evacuation-ttl", o.CompletedEvacuationTTL, "How long an Evacuation is kept after its pod has left.")
 	fs.DurationVar(&o.EvacuatorStartDeadline, "evacuator-start-deadline", o.EvacuatorStartDeadline,
 		"How long an evacuator may take to report for the first time before the next one takes over; never longer than the Evacuation's progressDeadlineSeconds.")
+	fs.DurationVar(&o.StallTimeout, "stall-timeout", o.StallTimeout,
+		"How long nothing may move in a drain before the NodeMaintenance is reported as stalled (condition Progressing). It must exceed --surge-timeout, "+
+			"--unprotected-patience, --denied-after, --volume-detach-timeout and --daemonset-budget-patience.")
+	fs.DurationVar(&o.CompletedMaintenanceTTL, "completed-maintenance-ttl", o.CompletedMaintenanceTTL,
+		"How long a completed NodeMaintenance is kept before it is deleted, at least 1m. 0 keeps it for ever.")
 	fs.BoolVar(&o.AdvertisePlannedMaintenance, "advertise-planned-maintenance", o.AdvertisePlannedMaintenance,
 		"Put the condition MaintenancePlanned on the nodes that a NodeMaintenance in stage Idle selects and its requester may delete. Off, such a NodeMaintenance touches no node.")
+	fs.StringVar(&o.AdoptStorage, "adopt-storage", o.AdoptStorage,
+		"ID of another storage, a UUID, that was lost for good: the controllers take its lease over and release the nodes that it has left in maintenance. "+
+			"Empty, they stay off while the lease belongs to another storage.")
+	fs.BoolVar(&o.AcceptRestoredState, "accept-restored-state", o.AcceptRestoredState,
+		"Run the controllers although the storage was restored from a backup. Maintenances that were completed since the backup begin again.")
 	le := &o.LeaderElection
 	fs.BoolVar(&le.LeaderElect, "leader-elect", le.LeaderElect, "Run the controllers on the one replica that holds the lease. Needed with several replicas.")
 	fs.StringVar(&le.ResourceName, "leader-elect-resource-name", le.ResourceName, "Name of the Lease, in the server's namespace of the host cluster.")
-	fs.DurationVar(&le.LeaseDuration.Duration, "leader-elect-lease-duration", le.LeaseDuration.Duration, "How long other replicas wait before they take over from a leader that is silent.")
-	fs.DurationVar(&le.RenewDeadline.Duration, "leader-elect-renew-deadline", le.RenewDeadline.Duration, "How long a leader tries to renew its lease before it stops. Must be less than the lease duration.")
+	fs.DurationVar(&le.LeaseDuration.Duration, "leader-elect-lease-duration", le.LeaseDuration.Duration, "How long other replicas wait before they take over from a leader that does not renew its lease. "+
+		"Must be more than --leader-elect-renew-deadline and 5s together, in which the old leader stops.")
+	fs.DurationVar(&le.RenewDeadline.Duration, "leader-elect-renew-deadline", le.RenewDeadline.Duration, "How long after its last renewal of the lease a leader stops its controllers.")
 	fs.DurationVar(&le.RetryPeriod.Duration, "leader-elect-retry-period", le.RetryPeriod.Duration, "How long to wait between attempts to take or to renew the lease.")
 }
 
@@ -303,8 +337,8 @@ func (o CompletedOptions) Validate() error {
 	if o.Embedded && o.Storage.DataDir == "" {
 		errs = append(errs, errors.New("--data-dir must not be empty without --etcd-servers"))
 	}
-	if o.Storage.QuotaBytes < 1<<24 {
-		errs = append(errs, fmt.Errorf("--embedded-etcd-quota-bytes is %d: must be at least %d (16 MiB)", o.Storage.QuotaBytes, 1<<24))
+	if o.Storage.QuotaBytes < embeddedetcd.MinQuotaBytes {
+		errs = append(errs, fmt.Errorf("--embedded-etcd-quota-bytes is %d: must be at least %d (16 MiB)", o.Storage.QuotaBytes, embeddedetcd.MinQuotaBytes))
 	}
 	for flag, name := range map[string]string{"namespace": o.Service.Namespace, "service-name": o.Service.Name} {
 		for _, msg := range validation.IsDNS1123Label(name) {
@@ -314,7 +348,26 @@ func (o CompletedOptions) Validate() error {
 	errs = append(errs, o.Host.validate()...)
 	errs = append(errs, o.Controllers.validate()...)
 	errs = append(errs, o.Evacuators.validate()...)
+	errs = append(errs, o.validateStallTimeout()...)
 	return errors.Join(errs...)
+}
+
+// validateStallTimeout refuses a stall timeout that another wait could fill: then a drain would be reported as stalled that only waits.
+func (o *Options) validateStallTimeout() []error {
+	var errs []error
+	for _, wait := range []struct {
+		flag  string
+		value time.Duration
+	}{
+		{"surge-timeout", o.Evacuators.SurgeTimeout}, {"unprotected-patience", o.Controllers.Evictions.UnprotectedPatience},
+		{"denied-after", o.Controllers.Evictions.DeniedAfter}, {"volume-detach-timeout", o.Evacuators.VolumeDetachTimeout},
+		{"daemonset-budget-patience", o.Evacuators.DaemonSetBudgetPatience},
+	} {
+		if o.Controllers.StallTimeout <= wait.value {
+			errs = append(errs, fmt.Errorf("--stall-timeout is %v: must be greater than --%s (%v)", o.Controllers.StallTimeout, wait.flag, wait.value))
+		}
+	}
+	return errs
 }
 
 func (o *HostOptions) validate() []error {
@@ -330,21 +383,37 @@ func (o *HostOptions) validate() []error {
 
 func (o *ControllerOptions) validate() []error {
 	var errs []error
-	for flag, n := range map[string]int{"concurrent-syncs": o.Workers, "max-concurrent-evictions": o.MaxConcurrentEvictions} {
+	for flag, n := range map[string]int{"concurrent-syncs": o.Workers, "max-concurrent-evictions": o.Evictions.MaxConcurrent} {
 		if n < 1 {
 			errs = append(errs, fmt.Errorf("--%s is %d: must be at least 1", flag, n))
 		}
 	}
+	if o.CompletedMaintenanceTTL != 0 && o.CompletedMaintenanceTTL < time.Minute {
+		errs = append(errs, fmt.Errorf("--completed-maintenance-ttl is %v: must be 0, which keeps them for ever, or at least 1m", o.CompletedMaintenanceTTL))
+	}
 	if o.CompletedEvacuationTTL < time.Second {
 		errs = append(errs, fmt.Errorf("--completed-evacuation-ttl is %v: must be at least 1s", o.CompletedEvacuationTTL))
+	}
+	if o.Evictions.UnprotectedPatience < time.Second {
+		errs = append(errs, fmt.Errorf("--unprotected-patience is %v: must be at least 1s", o.Evictions.UnprotectedPatience))
+	}
+	if o.Evictions.DeniedAfter < 0 {
+		errs = append(errs, fmt.Errorf("--denied-after is %v: must be at least 0s", o.Evictions.DeniedAfter))
 	}
 	if o.EvacuatorStartDeadline < time.Second {
 		errs = append(errs, fmt.Errorf("--evacuator-start-deadline is %v: must be at least 1s", o.EvacuatorStartDeadline))
 	}
+	if o.AdoptStorage != "" && !storageID.MatchString(o.AdoptStorage) {
+		errs = append(errs, fmt.Errorf("--adopt-storage is %q: must be the ID of a storage, a UUID in lower case", o.AdoptStorage))
+	}
 	le := o.LeaderElection
-	if le.RetryPeriod.Duration <= 0 || le.RenewDeadline.Duration <= le.RetryPeriod.Duration*6/5 || le.LeaseDuration.Duration <= le.RenewDeadline.Duration {
-		errs = append(errs, fmt.Errorf("--leader-elect-lease-duration (%v) must be greater than --leader-elect-renew-deadline (%v), and that greater than 1.2 times "+
-			"--leader-elect-retry-period (%v)", le.LeaseDuration.Duration, le.RenewDeadline.Duration, le.RetryPeriod.Duration))
+	if le.RetryPeriod.Duration <= 0 || le.RenewDeadline.Duration <= le.RetryPeriod.Duration*6/5 {
+		errs = append(errs, fmt.Errorf("--leader-elect-retry-period is %v: must be greater than 0, and --leader-elect-renew-deadline (%v) "+
+			"must be greater than 1.2 times as long", le.RetryPeriod.Duration, le.RenewDeadline.Duration))
+	}
+	if least := le.RenewDeadline.Duration + apiserver.StopTimeout; le.LeaseDuration.Duration <= least {
+		errs = append(errs, fmt.Errorf("--leader-elect-lease-duration is %v: must be greater than --leader-elect-renew-deadline and %v together (%v), "+
+			"so that a leader that cannot renew has stopped before another one starts", le.LeaseDuration.Duration, apiserver.StopTimeout, least))
 	}
 	return errs
 }

@@ -24,9 +24,11 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/util/compatibility"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/component-base/term"
@@ -34,7 +36,6 @@ import (
 	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
 	"k8s.io/utils/clock"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/server/embeddedetcd"
 	"haulout.dev/haulout/pkg/cmd/server/servingcert"
 	"haulout.dev/haulout/pkg/version"
@@ -92,13 +93,11 @@ func Run(ctx context.Context, o CompletedOptions) error {
 	logger.Info("Starting haulout-apiserver", "version", version.Get(), "goVersion", version.GoVersion(), "pid", os.Getpid())
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer paceGarbage(leastGarbage)()
 
 	host, err := o.Host.connect(ctx)
 	if err != nil {
 		return err
 	}
-	identity := replicaIdentity()
 	var etcd *embeddedetcd.Server
 	if o.Embedded {
 		etcd, err = embeddedetcd.Start(ctx, embeddedetcd.Options{DataDir: o.Storage.DataDir, QuotaBytes: o.Storage.QuotaBytes})
@@ -115,11 +114,12 @@ func Run(ctx context.Context, o CompletedOptions) error {
 			}
 		}()
 		o.Etcd.StorageConfig.Transport.ServerList = []string{etcd.Endpoint()}
-		identity = "storage-" + etcd.StorageID()
-		if err := o.refuseSecondStorage(ctx, host, identity); err != nil {
-			return err
-		}
 	}
+	replica, err := o.openReplica(ctx, host, etcd)
+	if err != nil {
+		return err
+	}
+	defer replica.close()
 	if o.SelfManagedCert {
 		manager, err := o.Service.servingCert(ctx, host)
 		if err != nil {
@@ -127,7 +127,7 @@ func Run(ctx context.Context, o CompletedOptions) error {
 		}
 		o.SecureServing.ServerCert.GeneratedCert = manager
 	}
-	config, err := o.config(ctx, host, etcd, identity)
+	config, err := o.config(ctx, host, etcd, replica)
 	if err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func (o *ServiceOptions) servingCert(ctx context.Context, host *hostCluster) (*s
 	if err != nil {
 		return nil, err
 	}
-	options := servingcert.Options{Namespace: o.Namespace, Service: o.Name, APIService: v1alpha1.SchemeGroupVersion.Version + "." + v1alpha1.GroupName}
+	options := servingcert.Options{Namespace: o.Namespace, Service: o.Name, APIService: apiServiceName}
 	manager := servingcert.New(options, host.client, agg, clock.RealClock{})
 	if err := manager.RunOnce(ctx); err != nil {
 		if cert, _ := manager.CurrentCertKeyContent(); len(cert) == 0 {
@@ -167,11 +167,61 @@ func (o *ServiceOptions) servingCert(ctx context.Context, host *hostCluster) (*s
 	return manager, nil
 }
 
+// replica is what tells this server from others.
+type replica struct {
+	// identity is its name in the Lease.
+	identity string
+	storage  *storage
+	leases   coordinationclient.LeasesGetter
+}
+
+// openReplica finds out which storage this server has. With embedded storage it fails if another server is at work.
+func (o CompletedOptions) openReplica(ctx context.Context, host *hostCluster, etcd *embeddedetcd.Server) (*replica, error) {
+	leases, err := host.leaseClient()
+	if err != nil {
+		return nil, err
+	}
+	var client *clientv3.Client
+	if etcd != nil {
+		client = etcd.Client()
+	} else if client, err = dialStorage(o.Etcd.StorageConfig.Transport); err != nil {
+		return nil, fmt.Errorf("reach --etcd-servers: %w", err)
+	}
+	r := &replica{leases: leases}
+	if r.storage, err = openStorage(ctx, client, o.Etcd.StorageConfig.Prefix); err != nil {
+		_ = client.Close()
+		return nil, err
+	}
+	r.identity = replicaIdentity()
+	if etcd != nil {
+		r.identity = embeddedIdentity(r.storage.id)
+		if err := o.refuseSecondStorage(ctx, leases, r.identity); err != nil {
+			r.close()
+			return nil, err
+		}
+	}
+	klog.FromContext(ctx).Info("Storage is open", "storageID", r.storage.id, "identity", r.identity,
+		"adoptStorage", o.Controllers.AdoptStorage, "acceptRestoredState", o.Controllers.AcceptRestoredState)
+	return r, nil
+}
+
+func (r *replica) close() { _ = r.storage.client.Close() }
+
+// embeddedIdentity names a server with embedded storage. One that was killed and starts again on the same machine has the same
+// name, so that it gets its lease back immediately; one on a copy of the volume elsewhere has another.
+func embeddedIdentity(storageID string) string {
+	return fmt.Sprintf("%s_storage-%s", hostname(), storageID)
+}
+
 // replicaIdentity names this process among the replicas of a server whose storage is elsewhere.
 func replicaIdentity() string {
+	return fmt.Sprintf("%s_%d_%d", hostname(), os.Getpid(), time.Now().UnixNano())
+}
+
+func hostname() string {
 	name, err := os.Hostname()
 	if err != nil {
-		name = "unknown-host"
+		return "unknown-host"
 	}
-	return fmt.Sprintf("%s_%d_%d", name, os.Getpid(), time.Now().UnixNano())
+	return name
 }

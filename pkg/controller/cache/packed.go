@@ -34,6 +34,7 @@ type packedPod struct {
 	phase                       corev1.PodPhase
 	priority                    *int32
 	grace                       *int64
+	restartPolicy               corev1.RestartPolicy
 	tolerations                 []corev1.Toleration
 	volumes                     []corev1.Volume
 	// readySince is the time, in seconds, of a condition Ready that is true and says no more; then conditions is empty.
@@ -45,7 +46,7 @@ type packedPod struct {
 func pack(pod *corev1.Pod) *packedPod {
 	p := &packedPod{
 		ObjectMeta: pod.ObjectMeta, nodeName: pod.Spec.NodeName, nominatedNodeName: pod.Status.NominatedNodeName, phase: pod.Status.Phase,
-		priority: pod.Spec.Priority, grace: pod.Spec.TerminationGracePeriodSeconds, tolerations: pod.Spec.Tolerations, volumes: pod.Spec.Volumes,
+		priority: pod.Spec.Priority, grace: pod.Spec.TerminationGracePeriodSeconds, restartPolicy: pod.Spec.RestartPolicy, tolerations: pod.Spec.Tolerations, volumes: pod.Spec.Volumes,
 		conditions: pod.Status.Conditions,
 	}
 	if len(p.conditions) != 1 {
@@ -66,7 +67,7 @@ func (p *packedPod) unpack() *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: p.ObjectMeta,
 		Spec: corev1.PodSpec{
-			NodeName: p.nodeName, Priority: p.priority, TerminationGracePeriodSeconds: p.grace, Tolerations: p.tolerations, Volumes: p.volumes,
+			NodeName: p.nodeName, Priority: p.priority, TerminationGracePeriodSeconds: p.grace, RestartPolicy: p.restartPolicy, Tolerations: p.tolerations, Volumes: p.volumes,
 		},
 		Status: corev1.PodStatus{Phase: p.phase, NominatedNodeName: p.nominatedNodeName, Conditions: p.conditions},
 	}

@@ -46,7 +46,7 @@ func NewTransform() cache.TransformFunc {
 	}
 }
 
-// Strip takes off pods, nodes, volume attachments, DaemonSets, Deployments and their autoscalers what no controller reads, and the managed fields off everything.
+// Strip takes off pods, nodes, volume attachments, workloads and their autoscalers what no controller reads, and the managed fields off everything.
 func Strip(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *packedPod:
@@ -60,6 +60,12 @@ func Strip(obj any) (any, error) {
 		stripDeployment(o)
 	case *appsv1.DaemonSet:
 		stripDaemonSet(o)
+	case *appsv1.ReplicaSet:
+		o.ManagedFields, o.Labels, o.Annotations = nil, nil, nil
+		o.Spec, o.Status = appsv1.ReplicaSetSpec{Replicas: o.Spec.Replicas}, appsv1.ReplicaSetStatus{}
+	case *appsv1.StatefulSet:
+		o.ManagedFields, o.Labels, o.Annotations = nil, nil, nil
+		o.Spec, o.Status = appsv1.StatefulSetSpec{Replicas: o.Spec.Replicas}, appsv1.StatefulSetStatus{}
 	case *autoscalingv2.HorizontalPodAutoscaler:
 		stripAutoscaler(o)
 	case metav1.Object:
@@ -69,7 +75,7 @@ func Strip(obj any) (any, error) {
 }
 
 // stripPod keeps what decides about a pod's leaving: identity, owners, labels, finalizers, the annotations of evacuators and deletion cost,
-// placement, priority, tolerations, volumes' claims, phase and the conditions that tell whether it serves and why it has no node.
+// placement, priority, tolerations, restart policy, volumes' claims, phase and the conditions that tell whether it serves and why it has no node.
 func stripPod(pod *corev1.Pod) {
 	pod.ManagedFields = nil
 	pod.GenerateName = ""
@@ -86,6 +92,7 @@ func stripPod(pod *corev1.Pod) {
 		Priority:                      pod.Spec.Priority,
 		Tolerations:                   pod.Spec.Tolerations,
 		TerminationGracePeriodSeconds: pod.Spec.TerminationGracePeriodSeconds,
+		RestartPolicy:                 pod.Spec.RestartPolicy,
 		Volumes:                       claims(pod.Spec.Volumes),
 	}
 	pod.Status = corev1.PodStatus{
@@ -143,7 +150,8 @@ func claims(volumes []corev1.Volume) []corev1.Volume {
 	return kept
 }
 
-// stripNode keeps what decides about cordons and reachability: identity, labels, our annotations, the spec and the conditions.
+// stripNode keeps what decides about cordons and reachability: identity, labels, our annotations,
+// the spec, the conditions and the volumes in use.
 func stripNode(node *corev1.Node) {
 	node.ManagedFields = nil
 	for key := range node.Annotations {
@@ -151,7 +159,7 @@ func stripNode(node *corev1.Node) {
 			delete(node.Annotations, key)
 		}
 	}
-	node.Status = corev1.NodeStatus{Conditions: node.Status.Conditions}
+	node.Status = corev1.NodeStatus{Conditions: node.Status.Conditions, VolumesInUse: node.Status.VolumesInUse}
 }
 
 // stripVolumeAttachment keeps which volume is on which node, whether it is attached, and why it cannot be. An inline volume can be a whole specification.
@@ -175,15 +183,19 @@ func stripDaemonSet(d *appsv1.DaemonSet) {
 			PriorityClassName: full.Spec.PriorityClassName, Priority: full.Spec.Priority,
 		},
 	}
-	d.Spec = appsv1.DaemonSetSpec{Selector: d.Spec.Selector, Template: template}
+	d.Spec = appsv1.DaemonSetSpec{
+		Selector: d.Spec.Selector, Template: template, UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: d.Spec.UpdateStrategy.Type},
+	}
 	d.Status = appsv1.DaemonSetStatus{}
 }
 
 // DeploymentRevision is the annotation in which the deployment controller counts a Deployment's templates.
 const DeploymentRevision = "deployment.kubernetes.io/revision"
 
-// stripDeployment keeps what decides about scaling it: our annotations and its revision, the spec with the labels and claims of its pods, the
-// numbers of the status and the conditions that tell whether it gets its pods. Templates are most of what a Deployment takes.
+// stripDeployment keeps what decides about scaling it: our annotations and its revision, the spec
+// with the labels and claims of its pods, the numbers of the status and the conditions that tell
+// whether it gets its pods and whether its rollout is stuck. Templates are most of what a
+// Deployment takes.
 func stripDeployment(d *appsv1.Deployment) {
 	d.ManagedFields, d.Labels = nil, nil
 	for key := range d.Annotations {
@@ -197,15 +209,18 @@ func stripDeployment(d *appsv1.Deployment) {
 	}
 	var kept []appsv1.DeploymentCondition
 	for _, c := range d.Status.Conditions {
-		if c.Type == appsv1.DeploymentReplicaFailure {
+		switch {
+		case c.Type == appsv1.DeploymentReplicaFailure:
 			kept = append(kept, c)
+		case c.Type == appsv1.DeploymentProgressing && c.Status == corev1.ConditionFalse:
+			kept = append(kept, appsv1.DeploymentCondition{Type: c.Type, Status: c.Status, Reason: c.Reason})
 		}
 	}
 	d.Status.Conditions = kept
 }
 
-// stripAutoscaler keeps what decides about its lowest number of replicas: whom it scales, its bounds, the numbers of the status and whether it is
-// able to scale.
+// stripAutoscaler keeps what decides about its lowest number of replicas: whom it scales, its
+// bounds, how it scales down, the numbers of the status and whether it is able to scale.
 func stripAutoscaler(a *autoscalingv2.HorizontalPodAutoscaler) {
 	a.ManagedFields, a.Labels = nil, nil
 	for key := range a.Annotations {
@@ -213,7 +228,10 @@ func stripAutoscaler(a *autoscalingv2.HorizontalPodAutoscaler) {
 			delete(a.Annotations, key)
 		}
 	}
-	a.Spec.Metrics, a.Spec.Behavior, a.Status.CurrentMetrics = nil, nil, nil
+	a.Spec.Metrics, a.Status.CurrentMetrics = nil, nil
+	if a.Spec.Behavior != nil {
+		a.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleDown: a.Spec.Behavior.ScaleDown}
+	}
 	var kept []autoscalingv2.HorizontalPodAutoscalerCondition
 	for _, c := range a.Status.Conditions {
 		if c.Type == autoscalingv2.AbleToScale {

@@ -72,6 +72,7 @@ func TestStrip(t *testing.T) {
 				}},
 				Status: appsv1.DeploymentStatus{Replicas: 2, Conditions: []appsv1.DeploymentCondition{
 					{Type: appsv1.DeploymentAvailable}, {Type: appsv1.DeploymentReplicaFailure, Message: "quota"},
+					{Type: appsv1.DeploymentProgressing, Status: corev1.ConditionFalse, Reason: "ProgressDeadlineExceeded", Message: "timed out"},
 				}},
 			},
 			&appsv1.Deployment{
@@ -79,12 +80,16 @@ func TestStrip(t *testing.T) {
 				Spec: appsv1.DeploymentSpec{Replicas: &replicas, Paused: true, Template: corev1.PodTemplateSpec{
 					ObjectMeta: metav1.ObjectMeta{Labels: full.Labels}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{claimed("data")}},
 				}},
-				Status: appsv1.DeploymentStatus{Replicas: 2, Conditions: []appsv1.DeploymentCondition{{Type: appsv1.DeploymentReplicaFailure, Message: "quota"}}},
+				Status: appsv1.DeploymentStatus{Replicas: 2, Conditions: []appsv1.DeploymentCondition{
+					{Type: appsv1.DeploymentReplicaFailure, Message: "quota"},
+					{Type: appsv1.DeploymentProgressing, Status: corev1.ConditionFalse, Reason: "ProgressDeadlineExceeded"},
+				}},
 			},
 		},
 		"an autoscaler keeps its bounds, not its metrics": {
 			&autoscalingv2.HorizontalPodAutoscaler{
-				ObjectMeta: *full.DeepCopy(), Spec: autoscalingv2.HorizontalPodAutoscalerSpec{MinReplicas: &replicas, MaxReplicas: 3, Metrics: []autoscalingv2.MetricSpec{{}}},
+				ObjectMeta: *full.DeepCopy(), Spec: autoscalingv2.HorizontalPodAutoscalerSpec{MinReplicas: &replicas, MaxReplicas: 3, Metrics: []autoscalingv2.MetricSpec{{}},
+					Behavior: &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleUp: &autoscalingv2.HPAScalingRules{}, ScaleDown: &autoscalingv2.HPAScalingRules{}}},
 				Status: autoscalingv2.HorizontalPodAutoscalerStatus{CurrentReplicas: 2, CurrentMetrics: []autoscalingv2.MetricStatus{{}},
 					Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{
 						{Type: autoscalingv2.ScalingActive}, {Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue, Message: "long"},
@@ -92,7 +97,8 @@ func TestStrip(t *testing.T) {
 			},
 			&autoscalingv2.HorizontalPodAutoscaler{
 				ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1", Annotations: ours.Annotations},
-				Spec:       autoscalingv2.HorizontalPodAutoscalerSpec{MinReplicas: &replicas, MaxReplicas: 3},
+				Spec: autoscalingv2.HorizontalPodAutoscalerSpec{MinReplicas: &replicas, MaxReplicas: 3,
+					Behavior: &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleDown: &autoscalingv2.HPAScalingRules{}}},
 				Status: autoscalingv2.HorizontalPodAutoscalerStatus{CurrentReplicas: 2,
 					Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{{Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue}}},
 			},

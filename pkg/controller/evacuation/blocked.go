@@ -18,6 +18,7 @@ package evacuation
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,16 +37,24 @@ const (
 	reasonNotBlocked = "NotBlocked"
 )
 
+// eventPerText are the reasons whose message is the news: each change of it is an event. The
+// messages of the others have numbers that change all the time.
+var eventPerText = []string{
+	maintenancev1alpha1.ReasonEvictionForbidden, maintenancev1alpha1.ReasonEvictionDenied, maintenancev1alpha1.ReasonEvictionError,
+	maintenancev1alpha1.ReasonEvacuationHeld, maintenancev1alpha1.ReasonBudgetsHoldEachOther, maintenancev1alpha1.ReasonBudgetPodsCordoned,
+}
+
 // decideBlocked says what keeps a pod from leaving whose Evacuation is under way.
 func (d *decision) decideBlocked(s situation) {
 	d.countFailedEvictions(s)
+	d.quoteQueue(s)
 	switch {
 	case s.pod.DeletionTimestamp != nil:
 		d.decideTerminating(s)
 	case d.evict:
 		// Until the queue knows the pod, what was known before stands.
 		if s.eviction.Known {
-			d.setBlocked(s, s.eviction.Blocker)
+			d.setBlocked(s, d.explainKept(s, d.explainBudget(s, s.eviction.Blocker)))
 		}
 	case d.status.ActiveEvacuatorClass != maintenancev1alpha1.EvacuatorClassEviction:
 		d.decideProgress(s)
@@ -106,8 +115,9 @@ func (d *decision) setBlocked(s situation, b *eviction.Blocker) {
 		return
 	}
 	before := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked)
-	isNew := before == nil || before.Status != metav1.ConditionTrue || before.Reason != b.Reason
 	message := cut(b.Message, maxMessage)
+	isNew := before == nil || before.Status != metav1.ConditionTrue || before.Reason != b.Reason ||
+		slices.Contains(eventPerText, b.Reason) && before.Message != message
 	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
 		Type: maintenancev1alpha1.ConditionBlocked, Status: metav1.ConditionTrue, Reason: b.Reason, Message: message,
 		LastTransitionTime: *stamp(s.now), ObservedGeneration: s.evacuation.Generation,

@@ -26,6 +26,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -33,12 +34,14 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	policylisters "k8s.io/client-go/listers/policy/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/controller/liveness"
 	"haulout.dev/haulout/pkg/controller/worker"
@@ -55,7 +58,8 @@ const Name = "evacuation"
 const (
 	DefaultCompletedTTL           = 5 * time.Minute
 	DefaultEvacuatorStartDeadline = 5 * time.Minute
-	DefaultMaxConcurrentEvictions = 50
+	DefaultSurgeTimeout           = 5 * time.Minute
+	DefaultBudgetPatience         = 5 * time.Minute
 )
 
 // resync is how often everything is looked at although nothing happened.
@@ -80,10 +84,17 @@ type Config struct {
 	CompletedTTL time.Duration
 	// EvacuatorStartDeadline is how long an evacuator has for its first report; 0 is the default.
 	EvacuatorStartDeadline time.Duration
-	// MaxConcurrentEvictions bounds the evictions in flight; 0 is the default.
-	MaxConcurrentEvictions int
+	// EvictionPolicy is how evictions are sent; the zero value is the default.
+	EvictionPolicy eviction.Policy
 	// Evictions is where evictions are sent to; nil is Host.
 	Evictions eviction.Host
+	// SurgeTimeout returns how long the evacuator of Deployments may make no progress with a pod
+	// before that is reported as SurgePending. It must not block. Nil is DefaultSurgeTimeout for
+	// all pods.
+	SurgeTimeout func(pod *corev1.Pod) time.Duration
+	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may be closed before the
+	// pod is kept on its node; 0 is the default.
+	DaemonSetBudgetPatience time.Duration
 }
 
 func (c *Config) setDefaults() {
@@ -96,8 +107,14 @@ func (c *Config) setDefaults() {
 	if c.EvacuatorStartDeadline == 0 {
 		c.EvacuatorStartDeadline = DefaultEvacuatorStartDeadline
 	}
-	if c.MaxConcurrentEvictions == 0 {
-		c.MaxConcurrentEvictions = DefaultMaxConcurrentEvictions
+	if c.EvictionPolicy == (eviction.Policy{}) {
+		c.EvictionPolicy = eviction.DefaultPolicy()
+	}
+	if c.SurgeTimeout == nil {
+		c.SurgeTimeout = func(*corev1.Pod) time.Duration { return DefaultSurgeTimeout }
+	}
+	if c.DaemonSetBudgetPatience == 0 {
+		c.DaemonSetBudgetPatience = DefaultBudgetPatience
 	}
 	if c.Evictions == nil {
 		c.Evictions = eviction.NewHost(c.Host)
@@ -121,8 +138,10 @@ type Controller struct {
 	clock       clock.WithTicker
 	evictions   evictions
 
-	completedTTL  time.Duration
-	startDeadline time.Duration
+	completedTTL   time.Duration
+	startDeadline  time.Duration
+	budgetPatience time.Duration
+	surgeTimeout   func(*corev1.Pod) time.Duration
 	// servingSince is set before the first worker starts.
 	servingSince time.Time
 
@@ -131,13 +150,19 @@ type Controller struct {
 	maintenanceLister maintenancelisters.NodeMaintenanceLister
 	podLister         corelisters.PodLister
 	nodeLister        corelisters.NodeLister
+	budgetLister      policylisters.PodDisruptionBudgetLister
 	synced            []cache.InformerSynced
 
 	queue *worker.Queue[types.NamespacedName]
 	// lowered are the pods whose deletion cost was lowered and may have to be restored.
-	lowered  *worker.Queue[types.NamespacedName]
+	lowered *worker.Queue[types.NamespacedName]
+	// waiting are the pods that wait with an evacuator and are to get the lowest deletion cost.
+	waiting  *worker.Queue[types.NamespacedName]
+	pace     pace
 	departed departed
 	blocked  blockedTally
+	failures failures
+	facts    factsOfBudgets
 }
 
 // New makes a controller and registers its handlers and indexes; the informers must not run yet. A controller runs once.
@@ -150,6 +175,8 @@ func New(config Config) (*Controller, error) {
 	c := &Controller{
 		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock,
 		completedTTL: config.CompletedTTL, startDeadline: config.EvacuatorStartDeadline,
+		budgetPatience: config.DaemonSetBudgetPatience, surgeTimeout: config.SurgeTimeout,
+		budgetLister:     config.HostInformers.Policy().V1().PodDisruptionBudgets().Lister(),
 		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(),
 		maintenanceLister: maintenances.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), nodeLister: nodes.Lister(),
 		queue: worker.NewQueue(worker.Config[types.NamespacedName]{
@@ -160,15 +187,27 @@ func New(config Config) (*Controller, error) {
 			Name: Name + "-deletion-cost", Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Busy: Name + " deletion cost",
 			LogAs: func(key types.NamespacedName) (string, any) { return "pod", key },
 		}),
+		waiting: worker.NewQueue(worker.Config[types.NamespacedName]{
+			Name: Name + "-waiting-pods", Backoff: 10 * time.Second, Clock: config.Clock, Liveness: config.Liveness, Busy: Name + " waiting pod",
+			LogAs: func(key types.NamespacedName) (string, any) { return "pod", key },
+		}),
+		failures: failures{all: map[types.NamespacedName]failing{}},
+		facts:    factsOfBudgets{known: map[types.NamespacedName]knownFacts{}},
 		departed: departed{uids: map[types.UID]struct{}{}},
 		blocked:  blockedTally{reasons: map[types.NamespacedName]string{}},
 	}
+	owners, err := eviction.NewOwners(config.HostInformers)
+	if err != nil {
+		return nil, fmt.Errorf("owners of pods: %w", err)
+	}
 	queue, err := eviction.New(eviction.Config{
-		Host: config.Evictions, Pods: pods, Budgets: config.HostInformers.Policy().V1().PodDisruptionBudgets(), Clock: config.Clock,
-		MaxConcurrent:   config.MaxConcurrentEvictions,
+		Owners: owners,
+		Host:   config.Evictions, Pods: pods, Budgets: config.HostInformers.Policy().V1().PodDisruptionBudgets(), Clock: config.Clock,
+		Policy:          config.EvictionPolicy,
 		Wanted:          c.isWanted,
 		Changed:         func(evacuation types.NamespacedName) { c.queue.Add(evacuation) },
 		BadDeletionCost: c.sendBadDeletionCost,
+		Evicted:         c.sendEvicted,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("queue of evictions: %w", err)
@@ -188,7 +227,24 @@ func (c *Controller) EvictionsInFlight() []eviction.Request { return c.evictions
 // isWanted says whether somebody asks for the eviction of a request, as far as the cache knows.
 func (c *Controller) isWanted(r eviction.Request) bool {
 	evacuation, err := c.evacuationLister.Evacuations(r.Evacuation.Namespace).Get(r.Evacuation.Name)
-	return err == nil && evacuation.Spec.PodRef.UID == r.UID && !evacuators.IsWithdrawn(evacuation)
+	if err != nil || evacuation.Spec.PodRef.UID != r.UID {
+		return false
+	}
+	return !evacuators.IsWithdrawn(evacuation) || c.isHeldAndTargeted(evacuation)
+}
+
+// isHeldAndTargeted reports whether a maintenance still asks for the pod of an Evacuation that only
+// foreign finalizers keep.
+func (c *Controller) isHeldAndTargeted(evacuation *maintenancev1alpha1.Evacuation) bool {
+	if !isDeadButHeld(evacuation) {
+		return false
+	}
+	pod, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name)
+	if err != nil || pod.UID != evacuation.Spec.PodRef.UID {
+		return false
+	}
+	nm, err := c.asker(pod)
+	return err == nil && nm != nil
 }
 
 // Run works until the context ends, and returns when the last write is done. The informers must have been started.
@@ -197,6 +253,7 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	ctx = klog.NewContext(ctx, logger)
 	defer c.queue.ShutDown()
 	defer c.lowered.ShutDown()
+	defer c.waiting.ShutDown()
 	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
 		return
 	}
@@ -205,6 +262,7 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	var wg sync.WaitGroup
 	wg.Go(func() { c.evictions.Run(ctx) })
 	wg.Go(func() { c.lowered.Run(ctx, 1, c.restoreCost) })
+	wg.Go(func() { c.waiting.Run(ctx, 1, c.lowerCost) })
 	wg.Go(func() { c.queue.Run(ctx, workers, c.sync) })
 	wait.UntilWithContext(ctx, c.resync, resync)
 	wg.Wait()
@@ -223,7 +281,14 @@ func (c *Controller) resync(ctx context.Context) {
 	}
 }
 
+// sync reconciles an Evacuation.
 func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
+	err := c.reconcile(ctx, key)
+	c.noteOutcome(ctx, key, err)
+	return err
+}
+
+func (c *Controller) reconcile(ctx context.Context, key types.NamespacedName) error {
 	evacuation, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {
 		c.evictions.Remove(key)
@@ -236,5 +301,13 @@ func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 	if err != nil {
 		return err
 	}
-	return c.act(ctx, s, decide(s))
+	d := decide(s)
+	if s.pod != nil && d.isForPeople() {
+		nm, err := c.asker(s.pod)
+		if err != nil {
+			return err
+		}
+		d.mention(nm)
+	}
+	return c.act(ctx, s, d)
 }

@@ -48,8 +48,11 @@ type situation struct {
 	podType maintenancev1alpha1.PodType
 	// nodeUnreachable: the kubelet of the pod's node does not answer.
 	nodeUnreachable bool
-	// targeted: the drain has reached the pod on its node. Only looked up for the evacuators that wait for it.
+	// targeted: the drain has reached the pod on its node. Only looked up for the evacuators that
+	// wait for it, and for Evacuations that foreign finalizers hold.
 	targeted bool
+	// replaced: an evicted DaemonSet pod would come straight back to its node.
+	replaced bool
 	// comebacks is how often pods like this one were evacuated from the node and came back.
 	comebacks int
 	// eviction is how far the pod's eviction is, if it was asked for.
@@ -60,6 +63,18 @@ type situation struct {
 	completedTTL time.Duration
 	// startDeadline is how long an evacuator has for its first report.
 	startDeadline time.Duration
+	// surgeTimeout is how long the evacuator of Deployments may make no progress with this pod
+	// before that is reported.
+	surgeTimeout time.Duration
+	// budgetPatience is how long the budget of a DaemonSet pod may be closed before the pod is
+	// kept.
+	budgetPatience time.Duration
+	// standoff explains why the budget stays closed, if maintenances keep it closed; nil if they do
+	// not.
+	standoff *eviction.Blocker
+	// failure is the error with which writes about the Evacuation have failed for a while; "" if
+	// they do not.
+	failure string
 }
 
 // release says whose requests are over.
@@ -81,6 +96,10 @@ type decision struct {
 	// evict: the pod is to be evicted, once the status says so.
 	evict   bool
 	release release
+	// lowerCost: the pod is to get the lowest deletion cost, as it has waited for a while.
+	lowerCost bool
+	// handedOver: another class has become active.
+	handedOver bool
 	// wake is when to look again even if nothing happens; zero if never.
 	wake   time.Time
 	events []event
@@ -135,9 +154,12 @@ func (d *decision) decidePodLeft(s situation) {
 
 // decideCancel lets go of an Evacuation of a pod that may stay. It is not completed first: a new one must be able to take its name at once.
 func (d *decision) decideCancel(s situation) {
-	if s.evacuation.DeletionTimestamp != nil && !evacuators.HasInstigator(s.evacuation.Finalizers) {
-		// Somebody else's finalizer holds it.
+	if holders := foreignHolders(s.evacuation); len(holders) > 0 {
+		d.decideHeld(s, holders)
 		return
+	}
+	if s.failure != "" {
+		d.setBlocked(s, notReleased(s.failure))
 	}
 	why := "no instigator asks for it any more"
 	if s.evacuation.DeletionTimestamp != nil {
@@ -176,9 +198,23 @@ func (d *decision) decideTurn(s situation) {
 	if isEvacuator(s.evacuation, d.status.ActiveEvacuatorClass) {
 		d.wakeAt(d.deadline(s).at)
 	}
-	d.evict = d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassEviction &&
-		s.pod.DeletionTimestamp == nil && s.podType == maintenancev1alpha1.PodTypeDefault && !s.now.Before(heldUntil(s))
+	d.evict = s.pod.DeletionTimestamp == nil && !s.now.Before(heldUntil(s)) && (d.isUpForEviction(s) || d.isRequested(s))
+	d.decideCost(s)
 	d.decideBlocked(s)
+}
+
+// isUpForEviction reports whether no evacuator is left and the pod may be evicted as the last
+// resort.
+func (d *decision) isUpForEviction(s situation) bool {
+	return d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassEviction && s.podType == maintenancev1alpha1.PodTypeDefault
+}
+
+// isRequested reports whether the DaemonSet evacuator asks for the eviction of its pod, which it
+// does by a report that expects the pod to leave. From then on the queue says what keeps the pod,
+// and no deadline of the evacuator runs.
+func (d *decision) isRequested(s situation) bool {
+	return d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDaemonSet && !d.status.ActiveEvacuatorCompleted &&
+		d.status.ExpectedEvacuationFinishTime != nil && s.podType == maintenancev1alpha1.PodTypeDaemonSet && s.targeted
 }
 
 func isEvacuator(evacuation *maintenancev1alpha1.Evacuation, class string) bool {
@@ -188,8 +224,9 @@ func isEvacuator(evacuation *maintenancev1alpha1.Evacuation, class string) bool 
 // reasonToGiveUp says why the active evacuator loses its turn; "" if it keeps it.
 func (d *decision) reasonToGiveUp(s situation) string {
 	if d.status.ActiveEvacuatorCompleted {
-		if said := d.status.Message; said != "" && !isTurnMessage(said, d.status.ActiveEvacuatorClass) {
-			return fmt.Sprintf("says it is done (%q), and the pod is still there", cut(said, maxMessage/4))
+		// The words are quoted for people; nothing depends on them.
+		if said := evacuators.OneLine(d.status.Message, maxMessage/4); said != "" {
+			return fmt.Sprintf("says it is done (%q), and the pod is still there", said)
 		}
 		return "says it is done, and the pod is still there"
 	}
@@ -215,7 +252,8 @@ type deadline struct {
 	length time.Duration
 	// reported: the evacuator has reported since it got its turn.
 	reported bool
-	// runs is false while the evacuator still has to wait for the drain to reach the pod. Then at is when to start the clock anew.
+	// runs is false while the evacuator has to wait for the drain to reach the pod, or for the
+	// eviction that it has asked for. Then at is when to move the start of the deadline.
 	runs bool
 }
 
@@ -223,7 +261,7 @@ func (d *decision) deadline(s situation) deadline {
 	turn := evacuators.TurnOf(&d.status)
 	result := deadline{
 		since: turn.Since, reported: turn.Reported, length: turn.Patience(s.evacuation.Spec.ProgressDeadlineSeconds, s.startDeadline),
-		runs: s.targeted || !waitsForDrain(turn.Class),
+		runs: !waitsForDrain(turn.Class) || s.targeted && !d.isRequested(s),
 	}
 	if !result.runs {
 		// Half of it, so that a good part is left whenever the drain gets here. Stamps are whole seconds: in less the new one would not differ.
@@ -242,12 +280,9 @@ func waitsForDrain(class string) bool {
 	return class == maintenancev1alpha1.EvacuatorClassDaemonSet || class == maintenancev1alpha1.EvacuatorClassKubelet
 }
 
-// restartClock has the deadline of an evacuator that waits for the drain count from now.
+// restartClock moves the start of the deadline of an evacuator that waits for the drain to now.
 func (d *decision) restartClock(s situation) {
-	if !evacuators.TurnOf(&d.status).Reported {
-		d.status.Message = turnMessage(d.status.ActiveEvacuatorClass, s.now, "the drain has not reached the pod yet")
-	}
-	d.status.EvacuationProgressTimestamp = stamp(s.now)
+	d.status.ActiveEvacuatorSince = stamp(s.now)
 }
 
 // handOver gives the turn to the next one. why is what happened to the one that had it.
@@ -256,15 +291,17 @@ func (d *decision) handOver(s situation, why string) {
 	to := evacuators.Next(s.evacuation.Spec.Evacuators, from)
 	d.status.ActiveEvacuatorClass = to
 	d.status.ActiveEvacuatorCompleted = false
-	d.status.EvacuationProgressTimestamp = stamp(s.now)
+	d.status.ActiveEvacuatorSince = stamp(s.now)
+	d.status.EvacuationProgressTimestamp = nil
 	d.status.ExpectedEvacuationFinishTime = nil
 	d.status.EvacuationCancellationPolicy = maintenancev1alpha1.EvacuationCancellationPolicyAllow
 	account := fmt.Sprintf("%s %s", from, why)
 	if from == "" {
 		// The API gives the first turn when it stores a new Evacuation. This one came another way.
-		account = "nobody has had it before"
+		account = "no evacuator was active before"
 	}
-	d.status.Message = turnMessage(to, s.now, account)
+	d.status.Message = turnMessage(to, account)
+	d.handedOver = true
 	if from != "" {
 		d.events = append(d.events, event{corev1.EventTypeNormal, EventHandedOver, actionHandOver,
 			fmt.Sprintf("The turn to take pod %s away goes from %s to %s: %s.", s.evacuation.Spec.PodRef.Name, from, to, account)})
@@ -299,14 +336,9 @@ func (d *decision) wakeAt(t time.Time) {
 	}
 }
 
-// turnMessage tells whose turn it is.
-func turnMessage(class string, since time.Time, account string) string {
-	return cut(evacuators.TurnMessage(class, since, account), maxMessage)
-}
-
-func isTurnMessage(message, class string) bool {
-	_, ok := evacuators.TurnSince(message, class)
-	return ok
+// turnMessage is the message of a hand-over, cut to what the API accepts.
+func turnMessage(class, account string) string {
+	return cut(evacuators.TurnMessage(class, account), maxMessage)
 }
 
 // stamp is a time as the API stores it.

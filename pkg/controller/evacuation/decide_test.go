@@ -92,8 +92,8 @@ func withStatus(mod func(*maintenancev1alpha1.EvacuationStatus)) func(*maintenan
 func active(class string) func(*maintenancev1alpha1.Evacuation) {
 	return withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
 		st.ActiveEvacuatorClass = class
-		st.EvacuationProgressTimestamp = after(0)
-		st.Message = turnMessage(class, start, "test")
+		st.ActiveEvacuatorSince = after(0)
+		st.Message = turnMessage(class, "test")
 	})
 }
 
@@ -140,7 +140,9 @@ func terminatingUntil(at time.Duration) func(*corev1.Pod) {
 
 // outcome is what the tables look at in a decision.
 type outcome struct {
-	Active          string
+	Active string
+	// Since and Progress are the times of the hand-over and of the last report, since the start.
+	Since           time.Duration
 	Progress        time.Duration
 	Policy          maintenancev1alpha1.EvacuationCancellationPolicy
 	Completed       bool
@@ -157,6 +159,9 @@ func outcomeOf(d decision) outcome {
 	o := outcome{
 		Active: d.status.ActiveEvacuatorClass, Policy: d.status.EvacuationCancellationPolicy, Completed: d.status.ActiveEvacuatorCompleted,
 		FailedEvictions: d.status.FailedEvictionCounter, Evict: d.evict, Release: d.release,
+	}
+	if d.status.ActiveEvacuatorSince != nil {
+		o.Since = d.status.ActiveEvacuatorSince.Sub(start)
 	}
 	if d.status.EvacuationProgressTimestamp != nil {
 		o.Progress = d.status.EvacuationProgressTimestamp.Sub(start)
@@ -201,6 +206,7 @@ func runDecide(t *testing.T, tests map[string]decideTest) {
 			s := situation{
 				now: start.Add(tc.at), evacuation: tc.evacuation, pod: tc.pod, podType: maintenancev1alpha1.PodTypeDefault,
 				servingSince: start.Add(-time.Hour), completedTTL: DefaultCompletedTTL, startDeadline: DefaultEvacuatorStartDeadline,
+				surgeTimeout: DefaultSurgeTimeout, budgetPatience: DefaultBudgetPatience,
 			}
 			if tc.mod != nil {
 				tc.mod(&s)
@@ -295,7 +301,7 @@ func TestDecideCancellation(t *testing.T) {
 		},
 		"it is being deleted, has no instigator and is held by somebody else": {
 			evacuation: newEvacuation(active(evict), deleting, withFinalizers(foreign)), pod: newPod(),
-			want: outcome{Active: evict, Policy: allow},
+			want: outcome{Active: evict, Policy: allow, Wake: time.Minute},
 		},
 		"nobody asks before the first turn": {
 			evacuation: newEvacuation(withFinalizers()), pod: newPod(),
@@ -336,11 +342,11 @@ func TestDecideTurn(t *testing.T) {
 	runDecide(t, map[string]decideTest{
 		"without evacuators the pod is evicted": {
 			evacuation: newEvacuation(), pod: newPod(), at: time.Minute,
-			want: outcome{Active: evict, Progress: time.Minute, Policy: allow, Evict: true}, says: "nobody has had it before",
+			want: outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true}, says: "no evacuator was active before",
 		},
 		"the highest priority comes first": {
 			evacuation: newEvacuation(withEvacuators(classB, classA)), pod: newPod(), at: time.Minute,
-			want: outcome{Active: classB, Progress: time.Minute, Policy: allow, Wake: 3*time.Minute + 30*time.Second}, says: classB,
+			want: outcome{Active: classB, Since: time.Minute, Policy: allow, Wake: 3*time.Minute + 30*time.Second}, says: classB,
 		},
 		"an evacuator that has not reported has until the start deadline": {
 			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA)), pod: newPod(), at: 5*time.Minute - time.Second,
@@ -348,22 +354,26 @@ func TestDecideTurn(t *testing.T) {
 		},
 		"an evacuator that has not reported by then loses its turn": {
 			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA)), pod: newPod(), at: 5 * time.Minute,
-			want: outcome{Active: classB, Progress: 5 * time.Minute, Policy: allow, Wake: 7*time.Minute + 30*time.Second, Events: EventHandedOver},
+			want: outcome{Active: classB, Since: 5 * time.Minute, Policy: allow, Wake: 7*time.Minute + 30*time.Second, Events: EventHandedOver},
 			says: "a.example.com has not started within 5m0s",
 		},
 		"a shorter progress deadline counts for the start, too": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), func(e *maintenancev1alpha1.Evacuation) {
 				e.Spec.ProgressDeadlineSeconds = ptr.To[int32](60)
 			}), pod: newPod(), at: time.Minute,
-			want: outcome{Active: evict, Progress: time.Minute, Policy: allow, Evict: true, Events: EventHandedOver}, says: "has not started within 1m0s",
+			want: outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true, Events: EventHandedOver}, says: "has not started within 1m0s",
 		},
 		"a report that only moves the time is a report": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(3*time.Second, "")), pod: newPod(), at: 10 * time.Minute,
 			want: outcome{Active: classA, Progress: 3 * time.Second, Policy: allow, Wake: 15*time.Minute + 3*time.Second},
 		},
-		"the server's own stamp of the turn is no report": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Second, "")), pod: newPod(), at: time.Minute,
-			want: outcome{Active: classA, Progress: time.Second, Policy: allow, Wake: 2*time.Minute + 31*time.Second},
+		"a first report right after the hand-over is a report: the progress deadline counts": {
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Millisecond, "")), pod: newPod(), at: 10 * time.Minute,
+			want: outcome{Active: classA, Progress: time.Millisecond, Policy: allow, Wake: 15*time.Minute + time.Millisecond},
+		},
+		"so it is in the second of the hand-over, as stamps are stored": {
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(0, "")), pod: newPod(), at: 10 * time.Minute,
+			want: outcome{Active: classA, Policy: allow, Wake: 15 * time.Minute},
 		},
 		"an evacuator that reports keeps its turn for the progress deadline": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(20*time.Minute, "copying")), pod: newPod(), at: 49 * time.Minute,
@@ -373,7 +383,7 @@ func TestDecideTurn(t *testing.T) {
 		},
 		"an evacuator that falls silent loses its turn": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(20*time.Minute, "copying")), pod: newPod(), at: 50 * time.Minute,
-			want: outcome{Active: evict, Progress: 50 * time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
+			want: outcome{Active: evict, Since: 50 * time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
 			says: "a.example.com has not reported for 30m0s",
 		},
 		"the default of the progress deadline is half an hour": {
@@ -387,7 +397,7 @@ func TestDecideTurn(t *testing.T) {
 				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
 					st.ExpectedEvacuationFinishTime, st.EvacuationCancellationPolicy = after(time.Hour), forbid
 				})), pod: newPod(), at: time.Minute,
-			want: outcome{Active: classB, Progress: time.Minute, Policy: allow, Wake: 3*time.Minute + 30*time.Second, Events: EventHandedOver},
+			want: outcome{Active: classB, Since: time.Minute, Policy: allow, Wake: 3*time.Minute + 30*time.Second, Events: EventHandedOver},
 			says: `a.example.com says it is done ("strategy is Recreate")`,
 		},
 		"a new leader lets evacuators report first": {
@@ -400,34 +410,33 @@ func TestDecideTurn(t *testing.T) {
 				e.Spec.ProgressDeadlineSeconds = ptr.To[int32](60)
 			}), pod: newPod(), at: 61 * time.Minute,
 			mod:  servingSince(time.Hour),
-			want: outcome{Active: evict, Progress: 61 * time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
+			want: outcome{Active: evict, Since: 61 * time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
 		},
 		"a new leader hands over at once from an evacuator that is done": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), done), pod: newPod(), at: 61 * time.Minute,
 			mod:  servingSince(time.Hour),
-			want: outcome{Active: evict, Progress: 61 * time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
+			want: outcome{Active: evict, Since: 61 * time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
 		},
 		"a class that the spec does not know is passed over": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classB)), pod: newPod(), at: time.Minute,
-			want: outcome{Active: evict, Progress: time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
+			want: outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
 		},
 		"the DaemonSet evacuator's clock starts anew while the drain has not reached the pod": {
 			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet), active(maintenancev1alpha1.EvacuatorClassDaemonSet)),
 			pod:        newPod(), at: 3 * time.Minute,
-			want: outcome{Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Progress: 3 * time.Minute, Policy: allow, Wake: 5*time.Minute + 30*time.Second},
-			says: "the drain has not reached the pod yet",
+			want: outcome{Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Since: 3 * time.Minute, Policy: allow, Wake: 5*time.Minute + 30*time.Second},
 		},
 		"a clock of one second starts anew once a second": {
 			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet), active(maintenancev1alpha1.EvacuatorClassDaemonSet),
 				func(e *maintenancev1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](1) }),
 			pod: newPod(), at: 3*time.Minute + 700*time.Millisecond,
-			want: outcome{Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Progress: 3 * time.Minute, Policy: allow, Wake: 3*time.Minute + time.Second},
+			want: outcome{Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Since: 3 * time.Minute, Policy: allow, Wake: 3*time.Minute + time.Second},
 		},
 		"the DaemonSet evacuator's clock runs when the drain has reached the pod": {
 			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet), active(maintenancev1alpha1.EvacuatorClassDaemonSet)),
 			pod:        newPod(), at: 5 * time.Minute,
 			mod:  func(s *situation) { s.targeted, s.podType = true, maintenancev1alpha1.PodTypeDaemonSet },
-			want: outcome{Active: evict, Progress: 5 * time.Minute, Policy: allow, Blocked: "NoEvacuator", Events: EventHandedOver + " " + EventBlocked},
+			want: outcome{Active: evict, Since: 5 * time.Minute, Policy: allow, Blocked: "NoEvacuator", Events: EventHandedOver + " " + EventBlocked},
 		},
 	})
 }
@@ -453,12 +462,12 @@ func TestDecideEviction(t *testing.T) {
 		"the queue's blocker is shown": {
 			evacuation: newEvacuation(active(evict)), pod: newPod(),
 			mod:  func(s *situation) { s.eviction = eviction.State{Known: true, FailedEvictions: 2, Blocker: budget} },
-			want: outcome{Active: evict, Policy: allow, Blocked: "PodDisruptionBudget", FailedEvictions: 2, Evict: true, Events: EventBlocked},
+			want: outcome{Active: evict, Policy: allow, Blocked: "PodDisruptionBudget", FailedEvictions: 2, Evict: true, Wake: time.Minute, Events: EventBlocked},
 		},
 		"the same blocker makes no second event": {
 			evacuation: newEvacuation(active(evict), wasBlocked), pod: newPod(),
 			mod:  func(s *situation) { s.eviction = eviction.State{Known: true, Blocker: budget} },
-			want: outcome{Active: evict, Policy: allow, Blocked: "PodDisruptionBudget", Evict: true},
+			want: outcome{Active: evict, Policy: allow, Blocked: "PodDisruptionBudget", Evict: true, Wake: time.Minute},
 		},
 		"it is cleared when the queue says so": {
 			evacuation: newEvacuation(active(evict), wasBlocked), pod: newPod(),
@@ -500,16 +509,8 @@ func TestDecideEviction(t *testing.T) {
 }
 
 func TestTurnMessage(t *testing.T) {
-	message := turnMessage(classA, start, strings.Repeat("ä", maxMessage))
+	message := turnMessage(classA, strings.Repeat("ä", maxMessage))
 	if len(message) > maxMessage {
 		t.Errorf("the message has %d bytes, more than the %d that the API takes", len(message), maxMessage)
-	}
-	if since, ok := evacuators.TurnSince(message, classA); !ok || !since.Equal(start) {
-		t.Errorf("got %v, %v from %q; want %v", since, ok, message, start)
-	}
-	for _, other := range []string{"", "copying", classB + " has the turn since " + "2026-11-03T10:00:00Z: x.", classA + " has the turn since " + "yesterday: x."} {
-		if since, ok := evacuators.TurnSince(other, classA); ok {
-			t.Errorf("got %v from %q, want nothing", since, other)
-		}
 	}
 }

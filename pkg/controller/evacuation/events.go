@@ -19,10 +19,11 @@ package evacuation
 import (
 	corev1 "k8s.io/api/core/v1"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Reasons of the events of this controller. A pod that leaves without trouble gets none: thousands do at a time.
+// Reasons of the events of this controller. A pod that leaves without trouble gets one: why it left.
 const (
 	// EventCancelled: nobody asks for the evacuation any more.
 	EventCancelled = "EvacuationCancelled"
@@ -32,6 +33,8 @@ const (
 	EventBlocked = "EvacuationBlocked"
 	// EventBadDeletionCost: the deletion cost of a pod that is to be evicted is no number. About the pod.
 	EventBadDeletionCost = "BadPodDeletionCost"
+	// EventEvicted: the API server accepted the eviction of a pod. Names the maintenance that the pod leaves for. About the pod.
+	EventEvicted = "Evicted"
 )
 
 const (
@@ -67,4 +70,19 @@ func (c *Controller) sendBadDeletionCost(pod *corev1.Pod, value string) {
 		corev1.EventTypeWarning, EventBadDeletionCost, actionEvacuate,
 		"The annotation %s is %q, which is not a 32-bit integer in plain notation. It counts as 0 in the order of evictions.",
 		corev1.PodDeletionCost, cut(value, maxMessage/4))
+}
+
+// sendEvicted tells the owner of a pod, which is gone soon, why it was evicted. It costs no write of a
+// status.
+func (c *Controller) sendEvicted(pod *corev1.Pod) {
+	note := "The pod is evicted, as its disruption budget allows."
+	// Without the maintenance the event is still true.
+	if nm, err := c.asker(pod); err == nil && nm != nil {
+		note += evacuators.LeavesFor(evacuators.Mention(nm))
+	}
+	about := &corev1.ObjectReference{
+		APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name,
+		UID: pod.UID, ResourceVersion: pod.ResourceVersion,
+	}
+	c.recorder.Eventf(about, nil, corev1.EventTypeNormal, EventEvicted, actionEvacuate, "%s", cut(note, maxMessage))
 }

@@ -207,6 +207,8 @@ type world struct {
 	host   *fakeHost
 	events *events.FakeRecorder
 	target *maintenancev1alpha1.Evacuation
+	// accept is how evictions are answered unless a test says otherwise.
+	accept func(*policyv1.Eviction) error
 }
 
 // newWorld starts, in a bubble, a controller at the time of the clock, which is when it starts to serve. The eviction of a pod removes it.
@@ -226,6 +228,7 @@ func newWorldWith(t *testing.T, at time.Duration, evacuation *maintenancev1alpha
 	w.host = &fakeHost{client: w.client, evict: func(e *policyv1.Eviction) error {
 		return w.client.Tracker().Delete(podsResource, e.Namespace, e.Name)
 	}}
+	w.accept = w.host.evict
 	hostInformers := informers.NewSharedInformerFactory(w.client, 0)
 	ownInformers := externalversions.NewSharedInformerFactory(w.api.client, 0)
 	c, err := New(Config{

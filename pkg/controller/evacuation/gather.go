@@ -25,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
@@ -37,8 +38,10 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 		evacuation:   evacuation,
 		eviction:     c.evictions.State(keyOf(evacuation)),
 		servingSince: c.servingSince, completedTTL: c.completedTTL, startDeadline: c.startDeadline,
+		surgeTimeout: DefaultSurgeTimeout, budgetPatience: c.budgetPatience,
 		now: c.clock.Now(),
 	}
+	s.failure = c.failures.of(keyOf(evacuation), s.now)
 	if isComplete(evacuation) {
 		return s, nil
 	}
@@ -56,11 +59,25 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 		return s, err
 	}
 	s.nodeUnreachable = node != nil && readiness(node) == corev1.ConditionUnknown
-	if node == nil || !waitsForDrain(evacuation.Status.ActiveEvacuatorClass) {
+	if evacuation.Status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment {
+		s.surgeTimeout = c.surgeTimeout(pod)
+	}
+	if blocker := s.eviction.Blocker; blocker != nil {
+		s.standoff = c.standoff(pod, blocker.Reason, s.now)
+	}
+	if node == nil || !waitsForDrain(evacuation.Status.ActiveEvacuatorClass) && !isDeadButHeld(evacuation) {
 		return s, nil
 	}
+	s.replaced = s.podType == maintenancev1alpha1.PodTypeDaemonSet && isReplaced(pod, node)
 	s.targeted, err = c.isTargeted(pod, node)
 	return s, err
+}
+
+// isReplaced reports whether a DaemonSet pod would come straight back to its node if it were
+// evicted.
+func isReplaced(pod *corev1.Pod, node *corev1.Node) bool {
+	builtIn := sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet)
+	return !drainplan.IsTainted(node) || drainplan.Left(pod, maintenancev1alpha1.PodTypeDaemonSet, builtIn) != ""
 }
 
 // comebacks counts how often the pod has come back to its node. Evacuations tell only while they are kept, so it need not be asked of pods that
@@ -123,12 +140,17 @@ func podTypeOf(pod *corev1.Pod, node *corev1.Node) maintenancev1alpha1.PodType {
 
 // isTargeted says whether a maintenance asks the pod to leave its node now.
 func (c *Controller) isTargeted(pod *corev1.Pod, node *corev1.Node) (bool, error) {
+	by, err := c.askedBy(pod, node)
+	return by != nil, err
+}
+
+// askedBy returns the maintenance that asks the pod to leave its node now, or nil.
+func (c *Controller) askedBy(pod *corev1.Pod, node *corev1.Node) (*maintenancev1alpha1.NodeMaintenance, error) {
 	maintenances, err := c.maintenanceLister.List(labels.Everything())
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	by, err := drainplan.AskedBy(pod, node, maintenances)
-	return by != nil, err
+	return drainplan.AskedBy(pod, node, maintenances)
 }
 
 func readiness(node *corev1.Node) corev1.ConditionStatus {

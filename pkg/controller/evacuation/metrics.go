@@ -70,6 +70,8 @@ var (
 		maintenancev1alpha1.ReasonMultiplePodDisruptionBudgets, maintenancev1alpha1.ReasonUnhealthyPodsHoldBudget, maintenancev1alpha1.ReasonEvacuatorNotProgressing,
 		maintenancev1alpha1.ReasonPodTerminating, maintenancev1alpha1.ReasonPodFinalizer, maintenancev1alpha1.ReasonNodeUnreachable,
 		maintenancev1alpha1.ReasonNoEvacuator, maintenancev1alpha1.ReasonRecreated, maintenancev1alpha1.ReasonEvictionForbidden, maintenancev1alpha1.ReasonEvictionError,
+		maintenancev1alpha1.ReasonEvictionDenied, maintenancev1alpha1.ReasonSurgePending, maintenancev1alpha1.ReasonEvacuationHeld,
+		maintenancev1alpha1.ReasonBudgetsHoldEachOther, maintenancev1alpha1.ReasonBudgetPodsCordoned,
 	}
 )
 

@@ -29,6 +29,15 @@ import (
 // before it loses its turn.
 func (d *decision) decideProgress(s situation) {
 	deadline := d.deadline(s)
+	if d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment {
+		if at := surgePendingAt(s, deadline); s.now.Before(at) {
+			d.wakeAt(at)
+			d.clearBlocked(s)
+		} else {
+			d.setBlocked(s, d.surgePending(deadline))
+		}
+		return
+	}
 	quiet := d.quietAt(s, deadline)
 	switch {
 	case !deadline.runs:

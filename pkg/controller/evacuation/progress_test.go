@@ -48,7 +48,7 @@ func TestDecideProgress(t *testing.T) {
 		"what replaces one that lost its turn starts afresh": {
 			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA), wasSilent), pod: newPod(), at: 5 * time.Minute,
 			want: outcome{
-				Active: classB, Progress: 5 * time.Minute, Policy: allow, Blocked: "not: NotBlocked", Wake: 7*time.Minute + 30*time.Second, Events: EventHandedOver,
+				Active: classB, Since: 5 * time.Minute, Policy: allow, Blocked: "not: NotBlocked", Wake: 7*time.Minute + 30*time.Second, Events: EventHandedOver,
 			},
 		},
 		"one that asked its pod to stop is not": {
@@ -88,7 +88,7 @@ func TestNotProgressingSays(t *testing.T) {
 		},
 		"that it never reported": {nil, 4 * time.Minute, []string{"since it got its turn at 2026-11-03T10:00:00Z", "goes to b.example.com at 2026-11-03T10:05:00Z"}},
 		"that nobody will be next": {
-			[]func(*maintenancev1alpha1.Evacuation){withFinalizers(), withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid })}, 20 * time.Minute,
+			[]func(*maintenancev1alpha1.Evacuation){reported(0, ""), withFinalizers(), withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid })}, 20 * time.Minute,
 			[]string{"the evacuation ends, as nobody asks for it any more, at 2026-11-03T10:30:00Z"},
 		},
 	} {

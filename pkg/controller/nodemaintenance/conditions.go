@@ -51,6 +51,8 @@ type holder struct {
 
 // conditionsRecord is what AnnotationConditionsBy holds: which conditions of a node are ours, and what they were last about.
 type conditionsRecord struct {
+	// Storage is the ID of the storage that the maintenances are of.
+	Storage      string                     `json:"storage"`
 	Conditions   []corev1.NodeConditionType `json:"conditions"`
 	Maintenances map[string]recordedHolder  `json:"maintenances"`
 }
@@ -106,7 +108,7 @@ type conditionsChange struct {
 	set    []corev1.NodeCondition
 	remove []corev1.NodeConditionType
 	// record is the wanted annotation if setRecord; an empty one is removed.
-	record    string
+	record    conditionsRecord
 	setRecord bool
 	// drained says that the node is, or is to be, shown as drained.
 	drained bool
@@ -125,8 +127,7 @@ type conditionNews struct {
 
 // decideConditions says what changes about a node's conditions when the given maintenances, sorted by name, hold or plan to hold it. Conditions
 // that are not ours are left as they are. That no covered pod is left counts only if quiet.
-func decideConditions(node *corev1.Node, holders []holder, quiet bool, now metav1.Time) conditionsChange {
-	before := recordOf(node)
+func decideConditions(node *corev1.Node, before conditionsRecord, holders []holder, quiet bool, now metav1.Time) conditionsChange {
 	drain := drainOf(holders, quiet)
 	change := conditionsChange{drained: drain == drainDone}
 	after := conditionsRecord{Conditions: []corev1.NodeConditionType{}, Maintenances: map[string]recordedHolder{}}
@@ -156,17 +157,32 @@ func decideConditions(node *corev1.Node, holders []holder, quiet bool, now metav
 			}
 		}
 	}
-	change.record = after.encode()
-	change.setRecord = change.record != node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]
+	change.record = after
+	change.setRecord = !change.record.same(before) || after.isEmpty() && isUnreadable(node)
 	change.news = newsOf(node, before, holders, drain)
 	return change
 }
 
-// encode returns the annotation, or "" if there is nothing to remember.
-func (r conditionsRecord) encode() string {
-	if len(r.Maintenances) == 0 {
-		return ""
+// isUnreadable reports whether the annotation of a node is there and records nothing.
+func isUnreadable(node *corev1.Node) bool {
+	_, there := node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]
+	return there && recordOf(node).isEmpty()
+}
+
+// isEmpty reports whether there is nothing to remember.
+func (r conditionsRecord) isEmpty() bool { return len(r.Maintenances) == 0 }
+
+// same reports whether two records say the same, whatever storage they are of.
+func (r conditionsRecord) same(other conditionsRecord) bool {
+	if r.isEmpty() || other.isEmpty() {
+		return r.isEmpty() && other.isEmpty() && len(other.Conditions) == 0
 	}
+	return slices.Equal(r.Conditions, other.Conditions) && maps.Equal(r.Maintenances, other.Maintenances)
+}
+
+// encode returns the annotation.
+func (r conditionsRecord) encode(storage string) string {
+	r.Storage = storage
 	text, err := json.Marshal(r)
 	if err != nil {
 		// Strings and lists of strings: there is nothing in it that could fail.

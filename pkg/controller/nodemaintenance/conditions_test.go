@@ -67,7 +67,9 @@ func showing(conditions ...string) func(*corev1.Node) {
 
 // shownFor brings a node to where its conditions are about the given maintenances, written long ago.
 func shownFor(holders ...holder) func(*corev1.Node) {
-	return func(node *corev1.Node) { applyConditions(node, decideConditions(node, holders, true, longAgo)) }
+	return func(node *corev1.Node) {
+		applyConditions(node, decideConditions(node, recordOf(node), holders, true, longAgo))
+	}
 }
 
 // applyConditions does to a node what the API server does with the patch.
@@ -80,8 +82,8 @@ func applyConditions(node *corev1.Node, change conditionsChange) {
 		if node.Annotations == nil {
 			node.Annotations = map[string]string{}
 		}
-		node.Annotations[maintenancev1alpha1.AnnotationConditionsBy] = change.record
-		if change.record == "" {
+		node.Annotations[maintenancev1alpha1.AnnotationConditionsBy] = change.record.encode(testStorage)
+		if change.record.isEmpty() {
 			delete(node.Annotations, maintenancev1alpha1.AnnotationConditionsBy)
 		}
 	}
@@ -243,7 +245,7 @@ func TestDecideConditions(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			change := decideConditions(tc.node, tc.holders, !tc.early, justNow)
+			change := decideConditions(tc.node, recordOf(tc.node), tc.holders, !tc.early, justNow)
 			applyConditions(tc.node, change)
 			if got := shown(tc.node); !slices.Equal(got, tc.want) {
 				t.Errorf("conditions\n%q, want\n%q", got, tc.want)
@@ -258,7 +260,7 @@ func TestDecideConditions(t *testing.T) {
 			if _, there := tc.node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]; there != (len(tc.holders) > 0) {
 				t.Errorf("annotation %q with %d holders", tc.node.Annotations, len(tc.holders))
 			}
-			again := decideConditions(tc.node, tc.holders, !tc.early, metav1.NewTime(justNow.Add(time.Hour)))
+			again := decideConditions(tc.node, recordOf(tc.node), tc.holders, !tc.early, metav1.NewTime(justNow.Add(time.Hour)))
 			if !again.empty() || len(again.news) > 0 {
 				t.Errorf("decided again: %+v", again)
 			}
@@ -302,7 +304,7 @@ func TestConditionsNameMaintenancesAndReasons(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			change := decideConditions(newNode("one"), tc.holders, true, justNow)
+			change := decideConditions(newNode("one"), conditionsRecord{}, tc.holders, true, justNow)
 			if len(change.set) != len(tc.want) {
 				t.Errorf("%d conditions, want %d", len(change.set), len(tc.want))
 			}

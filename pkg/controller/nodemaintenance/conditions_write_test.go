@@ -30,6 +30,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/noderights"
 )
 
 // settleConditions brings the conditions of all nodes to rest, as the queue does it.
@@ -44,8 +45,8 @@ func (f *fixture) settleConditions() {
 				f.t.Fatal(err)
 			}
 		}
-		for _, node := range f.nodes() {
-			if err := f.conditions.reconcile(f.ctx, node.Name); err != nil {
+		for _, node := range f.nodeList() {
+			if err := f.nodes.reconcile(f.ctx, node.Name); err != nil {
 				f.t.Fatalf("conditions of node %s: %v", node.Name, err)
 			}
 		}
@@ -150,7 +151,7 @@ func TestDrainedIsNotShownOnAStaleCache(t *testing.T) {
 		f.host.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, &corev1.PodList{Items: []corev1.Pod{*hidden}}, nil
 		})
-		if err := f.conditions.reconcile(f.ctx, "one"); err != nil {
+		if err := f.nodes.reconcile(f.ctx, "one"); err != nil {
 			t.Fatal(err)
 		}
 		f.wantShown("one", shownDraining...)
@@ -247,7 +248,7 @@ func TestConditionsOfOverlappingMaintenances(t *testing.T) {
 func TestNothingIsShownWithoutTheRight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one", cordoned), newNode("two", cordoned), newMaintenance("m"), newMaintenance("idle", createdAt(stageIdle)))
-		f.conditions.advertise = true
+		f.nodes.advertise = true
 		f.rights.refused.Insert("one")
 		f.step("m")
 		f.wait(settle)
@@ -256,12 +257,12 @@ func TestNothingIsShownWithoutTheRight(t *testing.T) {
 		f.wantShown("two", append(slices.Clone(shownDrained), "MaintenancePlanned=True")...)
 		// What was begun is not taken back.
 		f.rights.refused.Insert("two")
-		f.wait(authorizationTTL + time.Second)
+		f.wait(noderights.AnswerTTL + time.Second)
 		f.settleConditions()
 		f.wantShown("two", "DrainInProgress=False", "Drained=False", "MaintenanceInProgress=True")
 		f.rights.err = fmt.Errorf("no answer")
-		f.wait(authorizationTTL + time.Second)
-		if err := f.conditions.reconcile(f.ctx, "two"); err == nil {
+		f.wait(noderights.AnswerTTL + time.Second)
+		if err := f.nodes.reconcile(f.ctx, "two"); err == nil {
 			t.Error("an authorizer that does not answer was taken for one that does")
 		}
 	})
@@ -275,7 +276,7 @@ func TestPlannedMaintenancesAreShownOnlyOnRequest(t *testing.T) {
 		if f.rights.asked != 0 {
 			t.Errorf("%d questions about an idle maintenance", f.rights.asked)
 		}
-		f.conditions.advertise = true
+		f.nodes.advertise = true
 		f.settleConditions()
 		f.wantShown("one", "MaintenancePlanned=True")
 		f.wantShown("other")
@@ -289,7 +290,7 @@ func TestPlannedMaintenancesAreShownOnlyOnRequest(t *testing.T) {
 		f.restart()
 		f.settleConditions()
 		f.wantShown("one")
-		f.conditions.advertise = true
+		f.nodes.advertise = true
 		f.settleConditions()
 		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
@@ -304,12 +305,16 @@ func TestLeftoverConditionsAreTakenAway(t *testing.T) {
 		foreign := showing("Drained=True Manual", "Ready=True KubeletReady")
 		f := newFixture(t, newNode("one", foreign, shownFor(heldBy("gone", stageDrain, withPods))), newNode("two", shownFor(heldBy("m", stageCordon))),
 			newMaintenance("m", func(nm *maintenancev1alpha1.NodeMaintenance) { nm.UID = "another" }))
+		f.step("m")
+		f.settleConditions()
+		f.wantShown("one", "DrainInProgress=True", "Drained=True", "MaintenanceInProgress=True", "Ready=True")
+		f.wantShown("two", shownDraining...)
+		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
 		f.settleConditions()
 		f.wantShown("one", "Drained=True", "Ready=True")
 		f.wantShown("two")
-		f.step("m")
-		f.settleConditions()
-		f.wantShown("two", shownDraining...)
 	})
 }
 
@@ -320,6 +325,8 @@ func TestNodesThatNoLongerMatchShowNothing(t *testing.T) {
 		f.settleConditions()
 		f.wantShown("one", shownDraining...)
 		f.updateNode("one", func(node *corev1.Node) { node.Labels["pool"] = "red" })
+		f.step("m")
+		f.wait(lingering)
 		f.step("m")
 		f.wantShown("one")
 		f.wantCordon("one", false)
@@ -337,8 +344,6 @@ func TestANodeThatIsCreatedAgainStartsWithoutConditions(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.create(newNode("one", func(node *corev1.Node) { node.UID = "second" }))
-		f.settleConditions()
-		f.wantShown("one")
 		f.step("m")
 		f.settleConditions()
 		f.wantShown("one", shownDraining...)
@@ -352,6 +357,7 @@ func TestACordonThatIsUndoneTakesDrainedBack(t *testing.T) {
 		f.wait(settle)
 		f.settleConditions()
 		f.wantShown("one", shownDrained...)
+		f.wait(time.Second)
 		f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
 		f.settleConditions()
 		f.wantShown("one", shownDraining...)
@@ -360,8 +366,9 @@ func TestACordonThatIsUndoneTakesDrainedBack(t *testing.T) {
 
 func TestAConflictIsDecidedAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", createdAt(stageCordon)))
 		f.step("m")
+		f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
 		taken := f.node("one")
 		showing("Drained=True Manual")(taken)
 		conflicts := 1
@@ -376,7 +383,7 @@ func TestAConflictIsDecidedAnew(t *testing.T) {
 			}
 			return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "one", fmt.Errorf("somebody was faster"))
 		})
-		if err := f.conditions.reconcile(f.ctx, "one"); err != nil {
+		if err := f.nodes.reconcile(f.ctx, "one"); err != nil {
 			t.Fatal(err)
 		}
 		f.wantShown("one", "DrainInProgress=True", "Drained=True", "MaintenanceInProgress=True")
@@ -400,12 +407,12 @@ func TestReleaseGoesByWhatWasWritten(t *testing.T) {
 		if err := f.nodeIndexer.Update(old); err != nil {
 			t.Fatal(err)
 		}
-		f.conditions.written["one"] = written
-		if got, err := f.conditions.latest("one"); err != nil || got != written {
+		f.nodes.written["one"] = written
+		if got, err := f.nodes.latest("one"); err != nil || got != written {
 			t.Errorf("latest is %v, %v", got, err)
 		}
-		f.conditions.nodeChanged(old, written)
-		if len(f.conditions.written) > 0 {
+		f.nodes.nodeChanged(old, written)
+		if len(f.nodes.written) > 0 {
 			t.Error("what the cache shows is still remembered")
 		}
 	})

@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -48,6 +49,7 @@ import (
 	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/noderights"
 )
 
 // Name is what this controller is called in logs, metrics, queues and as a field manager.
@@ -63,6 +65,10 @@ const (
 	// sweepItem is the item of the queue that stands for no maintenance but for the search for what gone ones left behind. No object has an
 	// empty name.
 	sweepItem = ""
+	// DefaultStallTimeout is how long nothing may move in a drain before it counts as stalled. It exceeds every other wait.
+	DefaultStallTimeout = 15 * time.Minute
+	// defaultBudgetPatience is the default of Config.DaemonSetBudgetPatience.
+	defaultBudgetPatience = 5 * time.Minute
 	// fieldManager owns what the controller writes.
 	fieldManager = "haulout-" + Name
 )
@@ -81,6 +87,10 @@ type Config struct {
 	Clock clock.WithTicker
 	// Authorizer answers for the host cluster who may delete which node.
 	Authorizer authorizer.Authorizer
+	// AskEveryNodeByName switches off the question whether a requester may delete all nodes.
+	AskEveryNodeByName bool
+	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may be closed before the pod is kept on its node; 0 is 5 minutes.
+	DaemonSetBudgetPatience time.Duration
 	// Liveness is told what the workers are busy with; nil tells nobody.
 	Liveness *liveness.Tracker
 	// Evacuators are the classes of the built-in evacuators that are on. Pods that only one of the others could move are left running.
@@ -88,8 +98,16 @@ type Config struct {
 	// EvictionsInFlight returns the requests whose evictions have been sent and not been answered; nil if there never is one.
 	EvictionsInFlight func() []eviction.Request
 	// OwnPod is the pod that this server runs in; an empty name means none. It and the replicas with the same controller leave their nodes
-	// last, and only for a node that would take them.
+	// last and once: one that comes back to a held node stays.
 	OwnPod types.NamespacedName
+	// StorageID is the ID of the storage that the maintenances are in. It is written into every annotation on a node, and only what has it is undone.
+	StorageID string
+	// AdoptStorage is the ID of another storage whose annotations count as ours; empty is none.
+	AdoptStorage string
+	// StallTimeout is how long nothing may move in a drain before it counts as stalled; 0 is 15 minutes.
+	StallTimeout time.Duration
+	// CompletedTTL is how long a completed maintenance is kept before it is deleted; 0 is for ever.
+	CompletedTTL time.Duration
 	// AdvertisePlanned has a condition put on the nodes that maintenances in stage Idle select. Without it they touch no node.
 	AdvertisePlanned bool
 }
@@ -119,21 +137,29 @@ type Controller struct {
 
 	queue     *worker.Queue[string]
 	selection *selection
-	authorize *authorizations
+	rights    *noderights.Cache
 	cordons   *cordonWatch
 	// taints knows how often somebody took our taint off.
 	taints    *cordonWatch
 	written   *writtenStatuses
 	confirmed *confirmations
 	requested *requestedEvacuations
-	own       *ownPods
-	views     *views
-	memories  *memories
-	stored    *storedTargets
-	tallies   *tallies
-	costs     *costs
+	ownPod    types.NamespacedName
+	// ownOwner is the UID of the controller of ownPod, once that pod was seen.
+	ownOwner atomic.Value
+	views    *views
+	memories *memories
+	stored   *storedTargets
+	tallies  *tallies
+	costs    *costs
 
-	conditions *nodeConditions
+	nodes     *nodeReconciler
+	problems  *problems
+	forecasts *forecasts
+	// stallTimeout is how long nothing may move before the drain counts as stalled, completedTTL how long a completed maintenance is kept, 0 for ever.
+	stallTimeout, completedTTL time.Duration
+	// budgetPatience is how long the budget of a DaemonSet pod may be closed before the pod is kept.
+	budgetPatience time.Duration
 }
 
 // New makes a controller and registers its handlers and indexes; the informers must not run yet. A controller runs once.
@@ -141,6 +167,12 @@ func New(config Config) (*Controller, error) {
 	registerMetrics()
 	if config.Clock == nil {
 		config.Clock = clock.RealClock{}
+	}
+	if config.DaemonSetBudgetPatience == 0 {
+		config.DaemonSetBudgetPatience = defaultBudgetPatience
+	}
+	if config.StallTimeout == 0 {
+		config.StallTimeout = DefaultStallTimeout
 	}
 	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
 	volumes := config.HostInformers.Storage().V1().VolumeAttachments()
@@ -157,21 +189,23 @@ func New(config Config) (*Controller, error) {
 			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
 			LogAs: func(item string) (string, any) { return "nodeMaintenance", item },
 		}),
-		selection: newSelection(),
-		authorize: newAuthorizations(config.Authorizer, config.Clock),
+		selection: newSelection(config.Clock),
+		rights:    noderights.NewCache(noderights.CacheConfig{Authorizer: config.Authorizer, EveryByName: config.AskEveryNodeByName, Clock: config.Clock}),
 		cordons:   newCordonWatch(config.Clock),
 		taints:    newCordonWatch(config.Clock),
 		written:   newWrittenStatuses(config.Clock),
 		confirmed: newConfirmations(config.Clock),
 		requested: newRequestedEvacuations(config.Clock),
-		own:       newOwnPods(config.OwnPod),
+		ownPod:    config.OwnPod,
 		views:     newViews(),
 		memories:  newMemories(),
 		stored:    newStoredTargets(),
 		tallies:   &tallies{byName: map[string]tally{}},
 		costs:     &costs{byItem: map[string]time.Duration{}},
+		problems:  newProblems(config.Clock), stallTimeout: config.StallTimeout, budgetPatience: config.DaemonSetBudgetPatience, completedTTL: config.CompletedTTL,
 	}
-	c.conditions = newNodeConditions(c, config)
+	c.nodes = newNodeReconciler(c, config)
+	c.forecasts = newForecasts(c, config)
 	if err := errors.Join(
 		controllercache.AddPodsByNode(pods.Informer()),
 		controllercache.AddIndex(nodes.Informer(), nodesByOwner, indexNodeByOwner),
@@ -190,7 +224,8 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	logger := klog.FromContext(ctx).WithName(Name)
 	ctx = klog.NewContext(ctx, logger)
 	defer c.queue.ShutDown()
-	defer c.conditions.queue.ShutDown()
+	defer c.nodes.queue.ShutDown()
+	defer c.forecasts.queue.ShutDown()
 	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
 		return
 	}
@@ -198,7 +233,9 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	c.queue.Add(sweepItem)
 	var wg sync.WaitGroup
 	wg.Go(func() { c.queue.Run(ctx, workers, c.timedSync) })
-	wg.Go(func() { c.conditions.queue.Run(ctx, conditionsWorkers, c.conditions.reconcile) })
+	wg.Go(func() { c.nodes.queue.Run(ctx, nodeWorkers, c.nodes.reconcile) })
+	wg.Go(func() { c.forecasts.queue.Run(ctx, forecastWorkers, c.forecasts.reconcile) })
+	wg.Go(func() { c.rights.Run(ctx) })
 	wait.UntilWithContext(ctx, c.resync, resync)
 	wg.Wait()
 	c.tallies.reset()
@@ -210,22 +247,50 @@ func (c *Controller) resync(context.Context) {
 		c.queue.Add(obj.Name)
 	}
 	c.queue.Add(sweepItem)
-	c.conditions.markAll()
+	c.nodes.enqueueAll()
 }
 
 // timedSync is sync, which remembers how long it took.
 func (c *Controller) timedSync(ctx context.Context, item string) error {
 	started := c.clock.Now()
 	err := c.sync(ctx, item)
+	c.noteSync(ctx, item, err)
 	took := c.clock.Since(started)
 	syncDuration.Observe(took.Seconds())
 	c.costs.set(item, took)
 	return err
 }
 
+// noteSync remembers why a sync failed. What has failed for long enough is shown on the maintenance even if nothing else of its status can be worked out.
+func (c *Controller) noteSync(ctx context.Context, item string, err error) {
+	if item == sweepItem || err != nil && (worker.IsOnlyConflict(err) || ctx.Err() != nil) {
+		return
+	}
+	if c.problems.note(item, "sync", err) {
+		c.queue.Add(item) // the status still shows it
+	}
+	var shown shownError
+	if err == nil || errors.As(err, &shown) {
+		return
+	}
+	nm, getErr := c.get(item)
+	if getErr != nil || isDone(nm) {
+		return
+	}
+	if status, visible := c.showFailure(nm); visible {
+		c.tally(nm, status)
+		written, writeErr := c.writeStatus(ctx, nm, *status)
+		if writeErr != nil {
+			klog.FromContext(ctx).Error(writeErr, "Cannot show on the object why its sync fails")
+			return
+		}
+		c.announceProgressing(nm, written)
+	}
+}
+
 func (c *Controller) sync(ctx context.Context, item string) error {
 	if item == sweepItem {
-		return c.sweep(ctx)
+		return c.sweepEvacuations(ctx)
 	}
 	nm, err := c.get(item)
 	if apierrors.IsNotFound(err) {
@@ -246,7 +311,7 @@ func (c *Controller) sync(ctx context.Context, item string) error {
 	case nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageCordon, nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageDrain:
 		return c.hold(ctx, nm)
 	default:
-		return c.announce(ctx, nm)
+		return c.syncIdle(ctx, nm)
 	}
 }
 
@@ -288,6 +353,7 @@ func (c *Controller) forget(name string) {
 	c.memories.remove(name)
 	c.stored.remove(name)
 	c.tallies.remove(name)
+	c.problems.remove(name)
 	c.costs.set(name, 0)
 	c.retainViews()
 }

@@ -102,6 +102,17 @@ func (w *cordonWatch) isFight(node *corev1.Node) bool {
 	return len(w.recent(node.UID)) >= fightLimit
 }
 
+// fought reports whether a cordon was undone so often that its node is left out of the waves, and since when.
+func (w *cordonWatch) fought(node *corev1.Node) (time.Time, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	recent := w.recent(node.UID)
+	if len(recent) <= fightLimit {
+		return time.Time{}, false
+	}
+	return recent[0], true
+}
+
 // restored notes that our cordon was put back.
 func (w *cordonWatch) restored(node *corev1.Node) {
 	w.mu.Lock()
@@ -114,10 +125,6 @@ func (w *cordonWatch) backOff(node *corev1.Node) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	recent := w.recent(node.UID)
-	if len(recent) == 0 {
-		delete(w.restores, node.UID)
-		return 0
-	}
 	if len(recent) <= fightLimit {
 		return 0
 	}
@@ -127,8 +134,13 @@ func (w *cordonWatch) backOff(node *corev1.Node) time.Duration {
 // recent returns the restores that still count.
 func (w *cordonWatch) recent(uid types.UID) []time.Time {
 	now := w.clock.Now()
-	w.restores[uid] = slices.DeleteFunc(w.restores[uid], func(t time.Time) bool { return now.Sub(t) > fightWindow })
-	return w.restores[uid]
+	recent := slices.DeleteFunc(w.restores[uid], func(t time.Time) bool { return now.Sub(t) > fightWindow })
+	if len(recent) == 0 {
+		delete(w.restores, uid)
+		return nil
+	}
+	w.restores[uid] = recent
+	return recent
 }
 
 // forget drops what is remembered of a node that is gone.

@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,6 +43,11 @@ type nodeCount struct {
 	blocked     []*maintenancev1alpha1.Evacuation
 	// refused are the pods that cannot have an Evacuation because their namespace goes away.
 	refused []*corev1.Pod
+	// uncreatable are the pods that are asked to leave and for which twice no Evacuation could be
+	// created, or joined.
+	uncreatable []uncreatablePod
+	// reported is the latest report of an evacuator, terminating the latest time by which a targeted pod is to have stopped.
+	reported, terminating time.Time
 	// keptOff are the DaemonSets that our taint keeps off the node although their turn has not come.
 	keptOff []string
 	// leftOnPurpose names the pods that stay, with the reason.
@@ -59,7 +65,8 @@ func (c *Controller) count(view *nodeView, covered, targets drainplan.Targets) *
 		pod := &view.pods[i]
 		ours := pod.evacuation != nil && isOurs(pod.evacuation)
 		targeted := pod.left == "" && targets.Cover(pod.plan)
-		if ours && !targeted {
+		waitsForBudget := pod.left == drainplan.LeftBudget && targets.Cover(pod.plan)
+		if ours && !targeted && !waitsForBudget {
 			n.unwanted = append(n.unwanted, pod.evacuation)
 		}
 		if pod.left != "" {
@@ -73,10 +80,15 @@ func (c *Controller) count(view *nodeView, covered, targets drainplan.Targets) *
 		n.covered++
 		if targeted {
 			n.targeted++
+			if at := pod.DeletionTimestamp; at != nil && at.After(n.terminating) {
+				n.terminating = at.Time
+			}
 			if pod.own {
 				n.targetedOwn++
 			}
-			if step := decideEvacuation(pod.evacuation); step == stepCreate || step == stepAdopt {
+			// A pod that is only nominated for the node is left to the scheduler, which drops the nomination of a cordoned node.
+			step := decideEvacuation(pod.evacuation)
+			if pod.Spec.NodeName != "" && (step == stepCreate || step == stepAdopt) {
 				n.unasked = append(n.unasked, *pod)
 			}
 		}
@@ -84,17 +96,29 @@ func (c *Controller) count(view *nodeView, covered, targets drainplan.Targets) *
 			n.pending++
 			if c.requested.inTerminatingNamespace(pod.UID) {
 				n.refused = append(n.refused, pod.Pod)
+			} else if why := c.requested.failure(pod.UID); why != "" && targeted {
+				n.stuck++
+				n.uncreatable = append(n.uncreatable, uncreatablePod{pod.Namespace, pod.Name, why})
 			}
 			continue
 		}
 		n.evacuating++
+		if at := pod.evacuation.Status.EvacuationProgressTimestamp; at != nil && at.After(n.reported) {
+			n.reported = at.Time
+		}
 		if conditionStatus(pod.evacuation, maintenancev1alpha1.ConditionBlocked) != "" {
 			n.stuck++
 			n.blocked = append(n.blocked, pod.evacuation)
+		} else if why := c.requested.failure(pod.UID); why != "" && targeted && !ours {
+			n.stuck++
+			n.uncreatable = append(n.uncreatable, uncreatablePod{pod.Namespace, pod.Name, why})
 		}
 	}
 	return n
 }
+
+// uncreatablePod is a pod for which no Evacuation could be created, and why.
+type uncreatablePod struct{ namespace, name, why string }
 
 // addendum comes between what the plan has to say about a node and what else there is to say.
 const addendum = "; "
@@ -119,6 +143,10 @@ func (n *nodeCount) messageOf(planned string) string {
 		slices.Sort(names)
 		add(plural(len(names), "pod") + " of terminating namespaces: " + strings.Join(names, ", "))
 	}
+	if len(n.uncreatable) > 0 {
+		pod := n.uncreatable[0]
+		add(fmt.Sprintf("no Evacuation for %s, such as %s/%s: %s", plural(len(n.uncreatable), "pod"), pod.namespace, pod.name, pod.why))
+	}
 	if len(n.keptOff) > 0 {
 		add(keptOffMessage(n.keptOff))
 	}
@@ -135,7 +163,7 @@ func (n *nodeCount) fill(entry *maintenancev1alpha1.NodeMaintenanceNodeStatus) {
 	entry.PodsPendingEvacuation = n.pending
 	entry.PodsEvacuating = n.evacuating
 	entry.PodsBlocked = n.stuck
-	entry.PodsLeft = n.left
+	entry.PodsKept = n.left
 }
 
 func ownerName(pod *corev1.Pod) string {
@@ -152,6 +180,8 @@ type remainder struct {
 	covered, targeted, evacuating, refused int
 	refusedNamespaces                      map[string]int
 	blocked                                []*maintenancev1alpha1.Evacuation
+	uncreatable                            []uncreatablePod
+	reported, terminating                  time.Time
 	left                                   map[string]int
 }
 
@@ -169,6 +199,13 @@ func (r *remainder) add(n *nodeCount) {
 		r.refusedNamespaces[pod.Namespace]++
 	}
 	r.blocked = append(r.blocked, n.blocked...)
+	r.uncreatable = append(r.uncreatable, n.uncreatable...)
+	if n.reported.After(r.reported) {
+		r.reported = n.reported
+	}
+	if n.terminating.After(r.terminating) {
+		r.terminating = n.terminating
+	}
 	for _, what := range n.leftOnPurpose {
 		r.left[what]++
 	}

@@ -17,15 +17,19 @@ limitations under the License.
 // Package nodemaintenance runs NodeMaintenances: it cordons their nodes, asks for the evacuation of their pods wave by wave, and puts back what
 // it changed when they are complete or deleted.
 //
-// Every sync of a maintenance gathers (informers, authorization), decides (pkg/drainplan and the pure functions of this package) and applies,
-// in this order: nodes that no longer match are released; the others are cordoned; only when all of them have been seen cordoned the plan
-// may go on; raised targets are stored in the status of every maintenance of the node; where they include DaemonSet pods the node is tainted; then Evacuations are made. Everything it needs to go
-// on after a crash stands in the API: the status, the annotation on the cordoned nodes, the finalizer on the Evacuations. What it keeps in
-// memory (authorizations, when a cordon was seen, when the status was written) only spares calls or makes it wait once more, and what it has
-// worked out about each node (view.go, memory.go) only spares work.
+// Two loops work beside each other and speak through the API and the caches.
 //
-// Beside the syncs, the conditions of every node are kept for all maintenances of the node together (conditions.go): what they say follows from
-// the stages and from the pods that are left, and nothing waits for them but the release of a node.
+// The key of the first is a maintenance. Every sync gathers (informers, authorization), decides (pkg/drainplan and the pure functions of this package)
+// and applies, in this order: raised targets are stored in the status of every maintenance of the node, then Evacuations are created. A wave opens
+// only when the cache shows all nodes cordoned; a node that cannot be cordoned for a minute is left out and named.
+//
+// The key of the second is a node (nodeReconciler). One decision (decideNode) says what its cordon, its taints, the annotations that record whose they
+// are, and its conditions should be. A node is released by itself, when no maintenance holds it and no Evacuation of ours is left on it; a maintenance
+// that ends waits for its nodes by requeue and then drops its finalizer.
+//
+// Everything they need to go on after a crash is in the API: the status, the annotations on the nodes, the finalizer on the Evacuations. What is
+// kept in memory (authorizations, when a cordon was seen, when the status was written, what fails and since when) only spares calls or makes it wait
+// once more, and what was worked out about each node (view.go, memory.go) only spares work.
 //
 // Limits: DaemonSet and static pods are left running unless their evacuator is enabled. A maintenance that was fast-forwarded or overridden is
 // told so by its messages and an event on itself only.

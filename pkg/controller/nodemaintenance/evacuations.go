@@ -22,7 +22,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -30,7 +29,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
@@ -80,15 +78,21 @@ func (c *Controller) evacuationOf(pod *corev1.Pod) *maintenancev1alpha1.Evacuati
 // evacuate asks the targeted pods of the subject's nodes to leave. It goes by the targets of a node only when every maintenance that drains
 // the node has them in its status: otherwise a crash, or the end of the one that has, would let them fall back.
 //
-// DaemonSet pods are not asked to leave the untainted nodes, which should be tainted and are not.
-func (c *Controller) evacuate(ctx context.Context, g *gathered, l *look, untainted sets.Set[string]) error {
+// DaemonSet pods are asked to leave only when the cache shows the taint that keeps the DaemonSet controller from replacing them.
+func (c *Controller) evacuate(ctx context.Context, g *gathered, l *look) error {
+	tainted := sets.New[string]()
+	for _, node := range g.subject.nodes {
+		if drainplan.IsTainted(node) {
+			tainted.Insert(node.Name)
+		}
+	}
 	work := slices.DeleteFunc(c.due(g, l), func(pod livePod) bool {
-		return pod.plan.Type == maintenancev1alpha1.PodTypeDaemonSet && untainted.Has(controllercache.NodeOf(pod.Pod))
+		return pod.plan.Type == maintenancev1alpha1.PodTypeDaemonSet && !tainted.Has(controllercache.NodeOf(pod.Pod))
 	})
 	return c.inRounds(ctx, g.subject.Name, len(work), func(ctx context.Context, i int) error {
 		pod := work[i]
 		if decideEvacuation(pod.evacuation) == stepAdopt {
-			return c.adopt(ctx, pod)
+			return c.adopt(ctx, g.subject.NodeMaintenance, pod)
 		}
 		return c.create(ctx, g.subject.NodeMaintenance, pod.Pod)
 	})
@@ -171,6 +175,8 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 			Namespace:  pod.Namespace,
 			Name:       evacuators.CanonicalName(pod.Name, pod.UID),
 			Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
+			// Of a pod without an evacuator no later write of the status could name the maintenance.
+			Annotations: map[string]string{maintenancev1alpha1.AnnotationLeavesFor: evacuators.Mention(nm)},
 		},
 		Spec: maintenancev1alpha1.EvacuationSpec{PodRef: maintenancev1alpha1.PodReference{Name: pod.Name, UID: pod.UID}},
 	}
@@ -191,24 +197,51 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 			return nil
 		}
 		klog.FromContext(ctx).V(2).Info("Evacuation was not accepted", "pod", klog.KObj(pod), "reason", err.Error())
+		c.creationFailed(nm, pod, err)
 		c.queue.AddAfter(nm.Name, requestPatience)
 		return nil
 	default:
-		// It may have been made all the same.
+		// It may have been created all the same.
 		c.requested.retry(pod.UID)
+		c.creationFailed(nm, pod, err)
 		return fmt.Errorf("create the evacuation of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 }
 
-// adopt joins the instigators of a pod's Evacuation.
-func (c *Controller) adopt(ctx context.Context, pod livePod) error {
+// creationFailed notes why a pod has no Evacuation with our finalizer. After the second time its node shows it.
+func (c *Controller) creationFailed(nm *maintenancev1alpha1.NodeMaintenance, pod *corev1.Pod, err error) {
+	if c.requested.failed(pod.UID, err) {
+		c.views.drop(controllercache.NodeOf(pod))
+		c.queue.AddAfter(nm.Name, debounce)
+	}
+}
+
+// adopt joins the instigators of a pod's Evacuation. What keeps being refused is a blocker of the pod
+// and not an error of the whole maintenance.
+func (c *Controller) adopt(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, pod livePod) error {
 	e := pod.evacuation
+	if wait := c.requested.wait(pod.UID); wait > 0 && c.requested.failure(pod.UID) != "" {
+		c.queue.AddAfter(nm.Name, wait)
+		return nil
+	}
 	c.requested.remember(pod.Pod)
 	finalizers := append(slices.Clone(e.Finalizers), maintenancev1alpha1.FinalizerInstigatorNodeMaintenance)
-	if err := c.setFinalizers(ctx, e, finalizers); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("join evacuation %s/%s: %w", e.Namespace, e.Name, err)
+	err := c.setFinalizers(ctx, e, finalizers)
+	if err == nil || apierrors.IsNotFound(err) {
+		return nil
 	}
-	return nil
+	err = fmt.Errorf("join evacuation %s/%s: %w", e.Namespace, e.Name, err)
+	if apierrors.IsConflict(err) {
+		// The cache was behind. That tells nothing about the Evacuation.
+		return err
+	}
+	c.creationFailed(nm, pod.Pod, err)
+	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
+		klog.FromContext(ctx).V(2).Info("Evacuation cannot be joined", "pod", klog.KObj(pod.Pod), "reason", err.Error())
+		c.queue.AddAfter(nm.Name, requestPatience)
+		return nil
+	}
+	return err
 }
 
 func (c *Controller) setFinalizers(ctx context.Context, e *maintenancev1alpha1.Evacuation, finalizers []string) error {
@@ -228,62 +261,6 @@ func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
 	return json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": obj.GetUID(), "resourceVersion": obj.GetResourceVersion(), "finalizers": finalizers,
 	}})
-}
-
-// withdraw takes our finalizer off the Evacuations of pods on the nodes, unless another maintenance than the one of the given UID wants the
-// pod gone, and returns them. It does not wait for evacuators.
-func (c *Controller) withdraw(ctx context.Context, nodes []string, except types.UID) ([]*maintenancev1alpha1.Evacuation, error) {
-	// Those that the cache does not show come first: one that it shows meanwhile is then found twice, and not missed.
-	found, err := c.unseenEvacuationsOn(ctx, sets.New(nodes...))
-	if err != nil {
-		return nil, err
-	}
-	for _, node := range nodes {
-		for _, e := range c.ourEvacuationsOn(node) {
-			found[types.NamespacedName{Namespace: e.Namespace, Name: e.Name}] = located{e, node}
-		}
-	}
-	var work []*maintenancev1alpha1.Evacuation
-	for _, at := range found {
-		if !c.wanted(at.Evacuation, at.node, except) {
-			work = append(work, at.Evacuation)
-		}
-	}
-	for _, e := range c.evacuationsWithoutNode() {
-		// They were asked for when their pods were nominated for a node of ours.
-		if c.isStray(e, except) {
-			work = append(work, e)
-		}
-	}
-	return work, inParallel(ctx, len(work), func(ctx context.Context, i int) error { return c.leave(ctx, work[i]) })
-}
-
-const (
-	// quietPatience is longer than one eviction may be under way.
-	quietPatience = time.Minute
-	quietPoll     = 10 * time.Millisecond
-)
-
-// quiet waits until nobody will be evicted any more from the nodes on the strength of the Evacuations that were left: the cache, which is asked
-// before an eviction is sent, shows that they are gone, and those that had been sent before have been answered.
-func (c *Controller) quiet(ctx context.Context, nodes sets.Set[string], left []*maintenancev1alpha1.Evacuation) error {
-	if c.evictionsInFlight == nil {
-		return nil
-	}
-	err := wait.PollUntilContextTimeout(ctx, quietPoll, quietPatience, true, func(context.Context) (bool, error) {
-		return !slices.ContainsFunc(left, c.stillOurs) &&
-			!slices.ContainsFunc(c.evictionsInFlight(), func(r eviction.Request) bool { return c.isUnwanted(r, nodes) }), nil
-	})
-	if err != nil {
-		return fmt.Errorf("wait for evictions that are under way: %w", err)
-	}
-	return nil
-}
-
-// stillOurs says whether the cache shows an Evacuation in the state in which it was left. In any later one, another maintenance may have joined it again.
-func (c *Controller) stillOurs(e *maintenancev1alpha1.Evacuation) bool {
-	cached, err := c.evacuationLister.Evacuations(e.Namespace).Get(e.Name)
-	return err == nil && cached.ResourceVersion == e.ResourceVersion && isOurs(cached)
 }
 
 // isUnwanted says whether nobody wants the pod of an eviction gone that is, or was, on one of the nodes.

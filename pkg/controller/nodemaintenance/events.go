@@ -55,6 +55,18 @@ const (
 	EventOrderOverridden = "DrainOrderOverridden"
 	// EventDrainBlocked: no pod that is asked to leave is able to; the drain stands still. Sent when the condition Drained begins to say so.
 	EventDrainBlocked = "DrainBlocked"
+	// EventStageStarted: a maintenance entered a stage.
+	EventStageStarted = "StageStarted"
+	// EventWaveStarted: the pods of the next entry of the drain plan are asked to leave.
+	EventWaveStarted = "WaveStarted"
+	// EventDrainForecast: a drain begins, and the preview finds pods that cannot leave, will not come back or take long.
+	EventDrainForecast = "DrainForecast"
+	// EventForeignMarks: a node was left in maintenance by a server with another storage; what it wrote there stays until --adopt-storage names it. About the node.
+	EventForeignMarks = "MarksOfAnotherStorage"
+	// EventDrainedNoLonger: the condition Drained was True and is not any more.
+	EventDrainedNoLonger = "DrainedNoLonger"
+	// EventNotProgressing: the maintenance does not move on, or something it needs keeps failing. Once for each text.
+	EventNotProgressing = "NotProgressing"
 	// EventDrained: the condition Drained became True.
 	EventDrained = "Drained"
 	// EventCompleted: everything that the maintenance had changed was put back.

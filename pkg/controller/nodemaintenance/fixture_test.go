@@ -19,6 +19,7 @@ package nodemaintenance
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -30,7 +31,6 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -85,6 +85,8 @@ type rights struct {
 	mu      sync.Mutex
 	refused sets.Set[string]
 	err     error
+	// failing are the errors of questions about single nodes.
+	failing map[string]error
 	asked   int
 }
 
@@ -97,6 +99,9 @@ func (r *rights) Authorize(_ context.Context, a authorizer.Attributes) (authoriz
 	}
 	if r.err != nil {
 		return authorizer.DecisionNoOpinion, "", r.err
+	}
+	if err := r.failing[a.GetName()]; err != nil {
+		return authorizer.DecisionNoOpinion, "", err
 	}
 	if r.refused.Has(a.GetName()) {
 		return authorizer.DecisionNoOpinion, "", nil
@@ -111,6 +116,8 @@ func (r *rights) ConditionsAwareAuthorize(ctx context.Context, a authorizer.Attr
 func (r *rights) EvaluateConditions(ctx context.Context, d authorizer.ConditionsAwareDecision, data authorizer.ConditionsData) (authorizer.Decision, string, error) {
 	return authorizer.DecisionDeny, "", nil
 }
+
+const testStorage = "storage-1"
 
 // newFixture starts a controller's caches, in a bubble.
 func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
@@ -132,6 +139,9 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 		e.Spec.NodeName = pod.Spec.NodeName
 		return false, nil, nil
 	})
+	f.maintenance.PrependReactor("get", "nodemaintenances/preview", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, &maintenancev1alpha1.NodeMaintenancePreview{}, nil
+	})
 	for _, o := range objects {
 		f.create(o)
 	}
@@ -152,7 +162,8 @@ func newController(tb testing.TB) *Controller {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(c.queue.ShutDown)
-	tb.Cleanup(c.conditions.queue.ShutDown)
+	tb.Cleanup(c.nodes.queue.ShutDown)
+	tb.Cleanup(c.forecasts.queue.ShutDown)
 	return c
 }
 
@@ -164,14 +175,15 @@ func (f *fixture) restart() {
 	c, err := New(Config{
 		Host: f.host, HostInformers: hostInformers, Maintenance: f.maintenance, MaintenanceInformers: maintenanceInformers,
 		Recorder: f.recorder, Clock: f.clock, Authorizer: f.rights, Evacuators: f.evacuatorsOn.Clone(),
-		OwnPod: types.NamespacedName{Namespace: "default", Name: "haulout-1"},
+		StorageID: testStorage, OwnPod: types.NamespacedName{Namespace: "default", Name: "haulout-1"},
 	})
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	f.Controller = c
 	f.t.Cleanup(c.queue.ShutDown)
-	f.t.Cleanup(c.conditions.queue.ShutDown)
+	f.t.Cleanup(c.nodes.queue.ShutDown)
+	f.t.Cleanup(c.forecasts.queue.ShutDown)
 	watched := []string{"nodes", "pods", "volumeattachments", "daemonsets", "priorityclasses", "nodemaintenances", "evacuations"}
 	begun := f.watches.Fewest(watched...)
 	hostInformers.Start(f.ctx.Done())
@@ -215,7 +227,7 @@ func (f *fixture) cached() {
 	f.t.Helper()
 	f.eventually("the caches are up to date", func() bool {
 		nodes, err := f.nodeLister.List(labels.Everything())
-		ok := err == nil && sameObjects(nodes, f.nodes()) && f.selectionKnows(nodes)
+		ok := err == nil && sameObjects(nodes, f.nodeList()) && f.selectionKnows(nodes)
 		pods, err := f.podLister.List(labels.Everything())
 		ok = ok && err == nil && sameObjects(pods, f.pods())
 		maintenances, err := f.maintenanceLister.List(labels.Everything())
@@ -253,7 +265,7 @@ func (f *fixture) selectionKnowsMaintenances(maintenances []*maintenancev1alpha1
 	defer f.selection.mu.Unlock()
 	return !slices.ContainsFunc(maintenances, func(nm *maintenancev1alpha1.NodeMaintenance) bool {
 		known := f.selection.maintenances[nm.Name]
-		return known == nil || known.uid != nm.UID || known.generation != nm.Generation
+		return !isDone(nm) && (known == nil || known.uid != nm.UID || known.generation != nm.Generation)
 	})
 }
 
@@ -299,6 +311,10 @@ func (f *fixture) step(name string) {
 			f.t.Fatalf("sync %q: %v", name, err)
 		}
 		f.cached()
+		if err := f.reconcileNodes(); err != nil {
+			f.t.Fatal(err)
+		}
+		f.cached()
 		if f.state() == before {
 			f.wantSameLooks(name)
 			return
@@ -307,11 +323,35 @@ func (f *fixture) step(name string) {
 	f.t.Fatalf("%q does not come to rest", name)
 }
 
+// reconcileNodes reconciles every node that exists or that a maintenance or an Evacuation names.
+func (f *fixture) reconcileNodes() error {
+	names := sets.New[string]()
+	for _, node := range f.nodeList() {
+		names.Insert(node.Name)
+	}
+	for _, nm := range f.maintenanceList() {
+		for _, n := range nm.Status.NodeStatuses {
+			names.Insert(n.NodeRef.Name)
+		}
+	}
+	for _, e := range f.evacuationList() {
+		names.Insert(e.Spec.NodeName)
+	}
+	names.Delete("")
+	var errs []error
+	for _, name := range sets.List(names) {
+		if err := f.Controller.nodes.reconcile(f.ctx, name); err != nil && !worker.IsOnlyConflict(err) {
+			errs = append(errs, fmt.Errorf("reconcile node %s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // wait lets time pass.
 func (f *fixture) wait(d time.Duration) { f.clock.Step(d) }
 
 func (f *fixture) state() string {
-	data, err := json.Marshal([]any{f.nodes(), f.maintenanceList(), f.evacuationList()})
+	data, err := json.Marshal([]any{f.nodeList(), f.maintenanceList(), f.evacuationList()})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -326,7 +366,7 @@ func pointers[T any](items []T) []*T {
 	return out
 }
 
-func (f *fixture) nodes() []*corev1.Node {
+func (f *fixture) nodeList() []*corev1.Node {
 	list, err := f.host.CoreV1().Nodes().List(f.ctx, metav1.ListOptions{})
 	if err != nil {
 		f.t.Fatal(err)
@@ -472,6 +512,16 @@ func (f *fixture) wantDrained(name string, status metav1.ConditionStatus, reason
 	f.t.Error("no condition Drained")
 }
 
+func (f *fixture) wantProgressing(name string, status metav1.ConditionStatus, reason string) {
+	f.t.Helper()
+	c := conditionOf(f.nm(name), maintenancev1alpha1.ConditionProgressing)
+	if c == nil {
+		f.t.Error("no condition Progressing")
+	} else if c.Status != status || c.Reason != reason {
+		f.t.Errorf("Progressing = %s %s (%s), want %s %s", c.Status, c.Reason, c.Message, status, reason)
+	}
+}
+
 // wantEvent takes the events that have been recorded so far and looks for a reason among them.
 func (f *fixture) wantEvent(reason string) string {
 	f.t.Helper()
@@ -499,100 +549,4 @@ func (f *fixture) nodeStatus(maintenance, node string) maintenancev1alpha1.NodeM
 	}
 	f.t.Fatalf("no status of node %s", node)
 	return maintenancev1alpha1.NodeMaintenanceNodeStatus{}
-}
-
-func newNode(name string, modify ...func(*corev1.Node)) *corev1.Node {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"pool": "blue"}}}
-	for _, m := range modify {
-		m(node)
-	}
-	return node
-}
-
-func cordoned(node *corev1.Node) { node.Spec.Unschedulable = true }
-
-func inPool(pool string) func(*corev1.Node) {
-	return func(node *corev1.Node) { node.Labels["pool"] = pool }
-}
-
-func newPod(name, node string, priority int32, modify ...func(*corev1.Pod)) *corev1.Pod {
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)},
-		Spec:       corev1.PodSpec{NodeName: node, Priority: &priority},
-		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
-	}
-	for _, m := range modify {
-		m(pod)
-	}
-	return pod
-}
-
-func ofDaemonSet(pod *corev1.Pod) {
-	yes := true
-	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logger", UID: "ds", Controller: &yes}}
-}
-
-// newMaintenance makes one of pool blue in stage Drain, as the API server stores it.
-func newMaintenance(name string, modify ...func(*maintenancev1alpha1.NodeMaintenance)) *maintenancev1alpha1.NodeMaintenance {
-	nm := &maintenancev1alpha1.NodeMaintenance{
-		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), Generation: 1},
-		Spec:       maintenancev1alpha1.NodeMaintenanceSpec{RequestedBy: &authenticationv1.UserInfo{Username: "jane"}},
-	}
-	selecting("blue")(nm)
-	atStage(maintenancev1alpha1.NodeMaintenanceStageDrain)(nm)
-	for _, m := range modify {
-		m(nm)
-	}
-	maintenancev1alpha1.SetDefaults_NodeMaintenanceSpec(&nm.Spec)
-	return nm
-}
-
-func selecting(pools ...string) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) {
-		nm.Spec.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: pools}},
-		}}}
-	}
-}
-
-func planning(entries ...maintenancev1alpha1.DrainPlanEntry) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.DrainPlan = entries }
-}
-
-func upTo(priority int32) maintenancev1alpha1.DrainPlanEntry {
-	return maintenancev1alpha1.DrainPlanEntry{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: priority}
-}
-
-// atStage sets the stage with what the API server sets with it.
-func atStage(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) {
-		if nm.Spec.Stage == "" {
-			nm.Status.StageStatuses, nm.Finalizers = nil, nil
-		}
-		nm.Spec.Stage = stage
-		entered := []maintenancev1alpha1.NodeMaintenanceStage{stage}
-		if stage == maintenancev1alpha1.NodeMaintenanceStageDrain {
-			entered = []maintenancev1alpha1.NodeMaintenanceStage{maintenancev1alpha1.NodeMaintenanceStageCordon, stage}
-		}
-		for _, name := range entered {
-			nm.Status.StageStatuses = append(nm.Status.StageStatuses, maintenancev1alpha1.StageStatus{Name: name})
-		}
-		if stage != maintenancev1alpha1.NodeMaintenanceStageIdle && !slices.Contains(nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion) {
-			nm.Finalizers = append(nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion)
-		}
-	}
-}
-
-// createdAt makes a maintenance that begins its life at a stage.
-func createdAt(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) {
-		nm.Spec.Stage = ""
-		atStage(stage)(nm)
-	}
-}
-
-func createdMinute(minute int) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) {
-		nm.CreationTimestamp = metav1.NewTime(time.Date(2026, 11, 1, 0, minute, 0, 0, time.UTC))
-	}
 }

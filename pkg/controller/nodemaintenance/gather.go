@@ -20,22 +20,38 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drainplan"
+	"haulout.dev/haulout/pkg/noderights"
 )
 
 // member is a maintenance with its nodes.
 type member struct {
 	*maintenancev1alpha1.NodeMaintenance
-	// nodes are those that the requester may delete, refused the others. Both are sorted by name.
+	// nodes are those that the waves wait for: the requester may delete them and they can be cordoned, or it is too early to tell. refused are those
+	// that the requester may not delete. All are sorted by name.
 	nodes, refused []*corev1.Node
+	// excluded are the nodes outside the waves because they cannot be cordoned, or the authorizer does not answer for them.
+	excluded []excludedNode
+	// unknown are those of nodes for which the authorizer has not answered yet. The waves wait for them.
+	unknown sets.Set[string]
+	// outside are the names of refused and excluded nodes.
+	outside sets.Set[string]
+}
+
+// excludedNode is a node outside the waves, why, and since when.
+type excludedNode struct {
+	node  *corev1.Node
+	why   string
+	since time.Time
 }
 
 // gathered is all that a sync decides from.
@@ -51,11 +67,9 @@ type gathered struct {
 }
 
 func (c *Controller) gather(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*gathered, error) {
-	subject, err := c.member(ctx, nm)
-	if err != nil {
-		return nil, err
-	}
+	subject := c.member(ctx, nm)
 	g := &gathered{subject: subject, memory: c.memories.of(nm)}
+	var err error
 	if isDraining(nm) {
 		if g.draining, err = c.component(ctx, subject); err != nil {
 			return nil, err
@@ -63,9 +77,9 @@ func (c *Controller) gather(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	}
 	g.views = make(map[string]*nodeView, len(subject.nodes)+len(subject.refused))
 	for _, m := range append(slices.Clone(g.draining), subject) {
-		for _, node := range slices.Concat(m.nodes, m.refused) {
+		for _, node := range m.all() {
 			if _, done := g.views[node.Name]; !done {
-				if g.views[node.Name], err = c.view(ctx, node); err != nil {
+				if g.views[node.Name], err = c.view(node); err != nil {
 					return nil, err
 				}
 			}
@@ -92,7 +106,16 @@ func (g *gathered) drainingOn(name string, node *corev1.Node) *member {
 
 // mayTouch says whether a selected node is one that the requester may delete.
 func (m *member) mayTouch(node *corev1.Node) bool {
-	return !slices.ContainsFunc(m.refused, func(r *corev1.Node) bool { return r.Name == node.Name })
+	return !m.outside.Has(node.Name)
+}
+
+// all returns all selected nodes.
+func (m *member) all() []*corev1.Node {
+	all := slices.Concat(m.nodes, m.refused)
+	for _, excluded := range m.excluded {
+		all = append(all, excluded.node)
+	}
+	return all
 }
 
 // component returns the draining maintenances that share nodes with the subject, directly or through others, the subject first.
@@ -112,43 +135,114 @@ func (c *Controller) component(ctx context.Context, subject *member) ([]*member,
 			if err != nil {
 				return nil, err
 			}
-			m, err := c.member(ctx, other)
-			if err != nil {
-				return nil, fmt.Errorf("maintenance %s on the same nodes: %w", name, err)
-			}
-			component = append(component, m)
+			component = append(component, c.member(ctx, other))
 		}
 	}
 	return component, nil
 }
 
-// member sorts the nodes of a maintenance into those it may touch and those it may not. An Idle one touches none, so that nobody is asked.
-func (c *Controller) member(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*member, error) {
-	m := &member{NodeMaintenance: nm}
+// member sorts the nodes of a maintenance into those that its waves wait for and the others. An Idle one touches none, so that no authorizer is asked.
+func (c *Controller) member(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) *member {
+	m := &member{NodeMaintenance: nm, unknown: sets.New[string](), outside: sets.New[string]()}
 	nodes := c.selection.nodesOf(nm.Name)
 	if !isHolding(nm) {
 		m.nodes = nodes
-		return m, nil
+		return m
 	}
-	allowed, err := c.authorize.allowed(ctx, nm.Spec.RequestedBy, nodes)
-	if err != nil {
-		return nil, err
-	}
+	answers := c.rights.Ask(ctx, nm.Spec.RequestedBy, nodes)
+	tooLarge := c.tooLarge(nm)
 	for _, node := range nodes {
-		if allowed[node.Name] {
-			m.nodes = append(m.nodes, node)
-		} else {
+		answer := answers[node.Name]
+		// The annotations are read only where they decide: for most nodes of a drain the answer is enough.
+		holds := (answer.Err != nil || tooLarge != nil) && (ownersOf(node).has(nm) || taintersOf(node).has(nm))
+		if answer.Err == nil && !answer.Allowed {
 			m.refused = append(m.refused, node)
+			m.outside.Insert(node.Name)
+			continue
 		}
+		if !holds && tooLarge != nil {
+			m.excluded = append(m.excluded, excludedNode{node: node, why: tooLarge.Error(), since: heldSince(nm)})
+			m.outside.Insert(node.Name)
+			continue
+		}
+		if why, since := c.whyExcluded(nm, node, holds, answer); why != "" {
+			m.excluded = append(m.excluded, excludedNode{node: node, why: why, since: since})
+			m.outside.Insert(node.Name)
+			continue
+		}
+		if answer.Err != nil && !holds {
+			m.unknown.Insert(node.Name)
+		}
+		m.nodes = append(m.nodes, node)
 	}
-	return m, nil
+	return m
 }
 
-func (m *member) username() string {
-	if m.Spec.RequestedBy == nil {
+// whyExcluded returns why a node is outside the waves: it could not be cordoned for a minute, its cordon is undone again and again, or the authorizer
+// has not answered for a minute.
+func (c *Controller) whyExcluded(nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node, holds bool, answer noderights.Answer) (string, time.Time) {
+	if since, fought := c.cordons.fought(node); fought {
+		c.queue.AddAfter(nm.Name, max(time.Second, fightWindow-c.clock.Since(since)))
+		return "its cordon is undone again and again", since
+	}
+	if node.Spec.Unschedulable && (holds || answer.Err == nil) {
+		return "", time.Time{}
+	}
+	if t, visible := c.nodes.troubleOf(node.Name); visible {
+		return t.text, t.since
+	}
+	if wait := c.nodes.untilVisible(node.Name); wait > 0 {
+		// Again at every sync: an earlier event of the maintenance takes the place of the one that was asked for before.
+		c.queue.AddAfter(nm.Name, wait)
+	}
+	return "", time.Time{}
+}
+
+// keptEntries returns the entries of nodes that the maintenance does not select and that it cannot forget yet: those still to be released, and those
+// that are gone and may be registered again.
+func (c *Controller) keptEntries(m *member) []maintenancev1alpha1.NodeMaintenanceNodeStatus {
+	selected := sets.New[string]()
+	for _, node := range m.all() {
+		selected.Insert(node.Name)
+	}
+	var kept []maintenancev1alpha1.NodeMaintenanceNodeStatus
+	for i := range m.Status.NodeStatuses {
+		before := &m.Status.NodeStatuses[i]
+		name := before.NodeRef.Name
+		if selected.Has(name) {
+			continue
+		}
+		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: before.NodeRef, DrainTargets: before.DrainTargets}
+		node, err := c.nodes.latest(name)
+		t, troubled := c.nodes.troubleOf(name)
+		switch {
+		case err != nil && isHolding(m.NodeMaintenance):
+			entry.DrainMessage = MessageNodeGone
+		case err != nil:
+			continue
+		case troubled:
+			entry.DrainMessage = drainplan.Fit("Not released: "+t.text, drainplan.MaxMessageBytes)
+		case isRecorded(node, m.UID) || !c.isQuiet(name):
+			entry.DrainMessage = "Being released"
+			c.nodes.enqueue(name)
+		default:
+			continue
+		}
+		kept = append(kept, entry)
+	}
+	return kept
+}
+
+// MessageNodeGone is the drainMessage of a node whose object does not exist any more. If it is registered again under its name it joins.
+const MessageNodeGone = "Node is gone"
+
+func (m *member) username() string { return usernameOf(m.NodeMaintenance) }
+
+func usernameOf(nm *maintenancev1alpha1.NodeMaintenance) string {
+	if nm.Spec.RequestedBy == nil {
 		return ""
 	}
-	return m.Spec.RequestedBy.Username
+	return nm.Spec.RequestedBy.Username
 }
 
 // world is what the planner is asked about.
@@ -163,7 +257,7 @@ func (c *Controller) world(g *gathered) drainplan.World {
 		before := c.stored.nodes(m.NodeMaintenance)
 		for _, node := range m.nodes {
 			pm.Nodes = append(pm.Nodes, node.Name)
-			if !node.Spec.Unschedulable {
+			if !node.Spec.Unschedulable || m.unknown.Has(node.Name) {
 				pm.Uncordoned = append(pm.Uncordoned, node.Name)
 			}
 			if targets := before[refOf(node)].targets; len(targets) > 0 {
@@ -183,35 +277,12 @@ func refOf(node *corev1.Node) maintenancev1alpha1.NodeReference {
 	return maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID}
 }
 
-// holders returns the maintenances, other than the one of the given UID, that keep a node cordoned: those whose annotation is on it and those
-// that are about to put it there. A right that was revoked ends no hold that was taken.
-func (c *Controller) holders(ctx context.Context, node *corev1.Node, except types.UID) (owners, error) {
-	return c.holdersFor(ctx, node, ownersOf(node), func(nm *maintenancev1alpha1.NodeMaintenance) bool { return nm.UID != except && isHolding(nm) })
-}
-
-// holdersFor returns the maintenances on a node for which holds is true and that stand in the annotation, or may come to stand there.
-func (c *Controller) holdersFor(ctx context.Context, node *corev1.Node, annotated owners, holds func(*maintenancev1alpha1.NodeMaintenance) bool) (owners, error) {
-	out := owners{}
-	for _, name := range c.selection.maintenancesOn(node.Name) {
-		nm, err := c.get(name)
-		if apierrors.IsNotFound(err) || err == nil && !holds(nm) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if !annotated.has(nm) {
-			allowed, err := c.authorize.allowed(ctx, nm.Spec.RequestedBy, []*corev1.Node{node})
-			if err != nil {
-				return nil, err
-			}
-			if !allowed[node.Name] {
-				continue
-			}
-		}
-		out[nm.Name] = nm.UID
-	}
-	return out, nil
+// asksDaemonSets reports whether the stored targets of a maintenance that drains a node include DaemonSet pods.
+func (c *Controller) asksDaemonSets(nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node) bool {
+	return c.evacuators.Has(maintenancev1alpha1.EvacuatorClassDaemonSet) && isDraining(nm) &&
+		slices.ContainsFunc(c.stored.nodes(nm)[refOf(node)].targets, func(e maintenancev1alpha1.DrainPlanEntry) bool {
+			return e.PodType == maintenancev1alpha1.PodTypeDaemonSet
+		})
 }
 
 // maintenances returns all maintenances.

@@ -24,6 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -37,8 +38,8 @@ func (c *Controller) watch(maintenances, nodes, pods, evacuations, volumes, daem
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandler
 	}{
-		{maintenances, handlerOf(both(c.maintenanceChanged, c.conditions.maintenanceChanged))},
-		{nodes, handlerOf(both(c.nodeChanged, c.conditions.nodeChanged))},
+		{maintenances, handlerOf(both(c.maintenanceChanged, c.nodes.maintenanceChanged))},
+		{nodes, handlerOf(both(c.nodeChanged, c.nodes.nodeChanged))},
 		{pods, controllercache.UnpackedPods(handlerOf(c.podChanged))},
 		{evacuations, handlerOf(c.evacuationChanged)},
 		{volumes, handlerOf(c.volumeAttachmentChanged)},
@@ -85,8 +86,12 @@ func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMainten
 	if err := c.selection.setMaintenance(nm); err != nil {
 		utilruntime.HandleError(err)
 	}
+	if old != nil && old.UID == nm.UID && old.Spec.Stage != nm.Spec.Stage || old == nil && nm.Status.ObservedGeneration == 0 {
+		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventStageStarted, actionMaintain, "Stage %s", nm.Spec.Stage)
+	}
 	statusOnly := old != nil && old.UID == nm.UID && old.Generation == nm.Generation &&
-		slices.Equal(old.Finalizers, nm.Finalizers) && old.DeletionTimestamp.Equal(nm.DeletionTimestamp)
+		slices.Equal(old.Finalizers, nm.Finalizers) && old.DeletionTimestamp.Equal(nm.DeletionTimestamp) &&
+		old.Status.NewestNodeTimestamp.Equal(nm.Status.NewestNodeTimestamp)
 	if !statusOnly {
 		c.queue.Add(nm.Name)
 	}
@@ -123,7 +128,6 @@ func sameTargets(a, b *maintenancev1alpha1.NodeMaintenance) bool {
 }
 
 func (c *Controller) nodeChanged(old, node *corev1.Node) {
-	c.nodeOffersMore(old, node)
 	if node == nil {
 		c.cordons.forget(old)
 		c.taints.forget(old)
@@ -131,8 +135,7 @@ func (c *Controller) nodeChanged(old, node *corev1.Node) {
 		return
 	}
 	if old != nil && old.UID == node.UID && old.Spec.Unschedulable == node.Spec.Unschedulable && labels.Equals(old.Labels, node.Labels) &&
-		old.Annotations[maintenancev1alpha1.AnnotationCordonedBy] == node.Annotations[maintenancev1alpha1.AnnotationCordonedBy] &&
-		old.Annotations[maintenancev1alpha1.AnnotationTaintedBy] == node.Annotations[maintenancev1alpha1.AnnotationTaintedBy] &&
+		sameAnnotations(old, node) &&
 		drainplan.IsTainted(old) == drainplan.IsTainted(node) {
 		// Nothing to look at again, but a write is only taken with the latest resource version.
 		c.selection.refreshNode(node)
@@ -147,20 +150,33 @@ func (c *Controller) nodeChanged(old, node *corev1.Node) {
 		c.views.drop(node.Name)
 	}
 	c.cordons.observe(node)
-	if c.isStrayHold(ownersOf(node)) || c.isStrayHold(taintersOf(node)) {
-		c.mark([]string{sweepItem})
+	touched, leaving := c.selection.setNode(node)
+	c.mark(touched)
+	for _, name := range leaving {
+		c.queue.AddAfter(name, lingering)
 	}
-	c.mark(c.selection.setNode(node))
+	if old != nil {
+		c.mark(recordedNames(old))
+	}
 }
 
-// isStrayHold says whether a node's annotation names a maintenance that has let go of it: the write may have landed after that.
-func (c *Controller) isStrayHold(holders owners) bool {
-	for name, uid := range holders {
-		if nm, err := c.get(name); err != nil || nm.UID != uid || isDone(nm) {
-			return true
-		}
+// sameAnnotations reports whether two states of a node have the same annotations of ours.
+func sameAnnotations(a, b *corev1.Node) bool {
+	return !slices.ContainsFunc(ourAnnotations, func(key string) bool { return a.Annotations[key] != b.Annotations[key] })
+}
+
+// recordedNames returns the maintenances that a node named. One that it does not name any more may have been waiting for that.
+func recordedNames(node *corev1.Node) []string {
+	names := sets.KeySet(ownersOf(node)).Union(sets.KeySet(taintersOf(node))).Union(sets.KeySet(recordOf(node).Maintenances))
+	return sets.List(names)
+}
+
+// both calls two handlers one after the other.
+func both[T any](first, second func(old, new *T)) func(old, new *T) {
+	return func(old, new *T) {
+		first(old, new)
+		second(old, new)
 	}
-	return false
 }
 
 func (c *Controller) podChanged(old, pod *corev1.Pod) {
@@ -174,7 +190,6 @@ func (c *Controller) podChanged(old, pod *corev1.Pod) {
 	}
 	if pod == nil {
 		c.requested.forget(old.UID)
-		c.forgetOwn(old.UID)
 	}
 	if old != nil && pod != nil && controllercache.NodeOf(old) != controllercache.NodeOf(pod) {
 		c.markIfStray(c.evacuationOf(pod))
@@ -208,6 +223,10 @@ func (c *Controller) evacuationChanged(old, evacuation *maintenancev1alpha1.Evac
 	}
 	c.markIfStray(evacuation)
 	c.markNode(node)
+	if old != nil && isOurs(old) && (evacuation == nil || !isOurs(evacuation)) {
+		// The node may be waiting to be released.
+		c.nodes.enqueueConditions(node)
+	}
 }
 
 // markIfStray has an Evacuation withdrawn that is, or has become, nobody's wish. A leader that does not know yet that it is none may have made it.
@@ -236,7 +255,7 @@ func conditionStatus(e *maintenancev1alpha1.Evacuation, conditionType string) st
 func (c *Controller) markNode(node string) {
 	if names := c.selection.maintenancesOn(node); len(names) > 0 {
 		c.mark(names)
-		c.conditions.mark(node)
+		c.nodes.enqueueConditions(node)
 	}
 }
 

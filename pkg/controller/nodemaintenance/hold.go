@@ -19,6 +19,7 @@ package nodemaintenance
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -31,6 +32,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/drainplan"
@@ -39,8 +41,8 @@ import (
 // confirmPatience is how long to wait for the cache after a live list showed pods that it does not.
 const confirmPatience = time.Second
 
-// announce answers to a maintenance in stage Idle: it touches no node and no pod.
-func (c *Controller) announce(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+// syncIdle updates the status of an Idle maintenance without touching nodes or pods.
+func (c *Controller) syncIdle(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
 	g, err := c.gather(ctx, nm)
 	if err != nil {
 		return err
@@ -53,70 +55,92 @@ func (c *Controller) announce(ctx context.Context, nm *maintenancev1alpha1.NodeM
 	return err
 }
 
-// hold keeps the nodes of a maintenance cordoned and, in stage Drain, takes the drain as far as it may go.
+// hold takes the drain of a maintenance as far as it may go. The node reconciler keeps its nodes cordoned meanwhile.
 func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+	c.letGo(nm)
+	if nm.Status.NewestNodeTimestamp == nil {
+		return c.drawLine(ctx, nm)
+	}
 	g, err := c.gather(ctx, nm)
 	if err != nil {
 		return err
 	}
 	c.announceRefused(g.subject)
-	// One node that cannot be written to must not stop the others. It holds the waves back by not being cordoned.
-	strays := c.strays(g.subject)
-	releaseFailed := c.releaseStrays(ctx, nm, strays)
-	failed := errors.Join(releaseFailed, c.cordon(ctx, nm, g.subject.nodes))
+	c.problems.note(nm.Name, "status", c.tooLarge(nm))
 	l, err := c.look(g)
 	if err != nil {
-		return errors.Join(failed, err)
-	}
-	if releaseFailed != nil {
-		keepNodes(&l.status, nm, strays)
+		return err
 	}
 	if err := c.settleDrained(ctx, g, &l.status); err != nil {
-		return errors.Join(failed, err)
+		return err
 	}
 	written, err := c.writeStatus(ctx, nm, l.status)
 	if err != nil {
-		return errors.Join(failed, err)
+		return err
 	}
 	c.announceProgress(g, l.plan, written)
 	if !isDraining(nm) {
-		return failed
+		return nil
 	}
 	// From here on the targets are what is stored.
 	g.subject.NodeMaintenance = written
-	untainted, err := c.taint(ctx, g, l)
-	return errors.Join(failed, err, c.evacuate(ctx, g, l, untainted), c.withdrawUnwanted(ctx, g, l))
+	if err := errors.Join(c.evacuate(ctx, g, l), c.withdrawUnwanted(ctx, g, l)); err != nil {
+		return shownError{err}
+	}
+	return nil
 }
 
-// strays returns the nodes that bear the maintenance's annotation or stand in its status but are not selected any more.
-func (c *Controller) strays(m *member) sets.Set[string] {
-	touched := c.touchedNodes(m.NodeMaintenance)
-	for _, node := range m.nodes {
-		touched.Delete(node.Name)
+// shownError is an error of a sync that has written its status: the next one shows it beside everything else.
+type shownError struct{ error }
+
+func (e shownError) Unwrap() error { return e.error }
+
+// drawLine stores which nodes are new to a maintenance that has left stage Idle, before any node is touched: those created after the newest one that
+// the cache shows now. One clock, that of the host cluster, decides.
+func (c *Controller) drawLine(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+	status := *nm.Status.DeepCopy()
+	if status.NewestNodeTimestamp = c.selection.newestNode(); status.NewestNodeTimestamp.IsZero() {
+		// There is no node yet: all that come are new.
+		status.NewestNodeTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 	}
-	for _, node := range m.refused {
-		touched.Delete(node.Name)
+	written, err := c.writeStatus(ctx, nm, status)
+	if err != nil {
+		return err
 	}
-	return touched
+	if err := c.selection.setMaintenance(written); err != nil {
+		return err
+	}
+	for _, node := range c.selection.nodesOf(nm.Name) {
+		c.nodes.enqueue(node.Name)
+	}
+	c.queue.Add(nm.Name)
+	return nil
 }
 
-func (c *Controller) releaseStrays(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, strays sets.Set[string]) error {
-	if len(strays) == 0 {
+// tooLarge returns an error if the status of a maintenance could not be stored for all of its nodes. Such a maintenance takes no further node.
+// Admission refuses it for the nodes that it knows; others may have been added since.
+func (c *Controller) tooLarge(nm *maintenancev1alpha1.NodeMaintenance) error {
+	if !isHolding(nm) {
 		return nil
 	}
-	return c.release(ctx, nm, sets.List(strays), nil)
+	nodes := c.selection.count(nm.Name)
+	if bytes := size.StatusBytes(nm.Spec.DrainPlan, nodes); bytes > size.MaxStatusBytes {
+		return fmt.Errorf("the status of %s with this drain plan would take %d KiB, at most %d KiB can be stored: "+
+			"select fewer nodes or use fewer pod selectors; no further node is taken", plural(nodes, "node"), bytes>>10, size.MaxStatusBytes>>10)
+	}
+	return nil
 }
 
-// keepNodes keeps in a status the nodes that could not be released: for one that is gone, or whose cordon is not ours, it is the only memory of
-// the Evacuations on it.
-func keepNodes(status *maintenancev1alpha1.NodeMaintenanceStatus, nm *maintenancev1alpha1.NodeMaintenance, names sets.Set[string]) {
-	for i := range nm.Status.NodeStatuses {
-		entry := &nm.Status.NodeStatuses[i]
-		if names.Has(entry.NodeRef.Name) {
-			status.NodeStatuses = append(status.NodeStatuses, maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: entry.NodeRef, DrainTargets: entry.DrainTargets})
-		}
+// letGo releases the nodes whose labels have not matched for long enough.
+func (c *Controller) letGo(nm *maintenancev1alpha1.NodeMaintenance) {
+	gone, next := c.selection.expire(nm.Name)
+	for _, name := range gone {
+		c.nodes.enqueue(name)
+		c.mark(c.selection.maintenancesOn(name))
 	}
-	sortNodes(status.NodeStatuses)
+	if next > 0 {
+		c.queue.AddAfter(nm.Name, next)
+	}
 }
 
 // touchedNodes returns the names of the nodes that a maintenance may have changed: those of its status and those that bear its annotation.
@@ -138,9 +162,11 @@ func (c *Controller) announceRefused(m *member) {
 		return
 	}
 	message := drainplan.NotAuthorizedMessage(m.username())
+	omitted := meta.IsStatusConditionTrue(m.Status.Conditions, maintenancev1alpha1.ConditionNodeMessagesOmitted)
 	told := map[maintenancev1alpha1.NodeReference]bool{}
 	for i := range m.Status.NodeStatuses {
-		told[m.Status.NodeStatuses[i].NodeRef] = m.Status.NodeStatuses[i].DrainMessage == message
+		// Without messages a node that the status has was told of when it joined.
+		told[m.Status.NodeStatuses[i].NodeRef] = omitted || m.Status.NodeStatuses[i].DrainMessage == message
 	}
 	for _, node := range m.refused {
 		if !told[refOf(node)] {
@@ -162,6 +188,17 @@ func (c *Controller) announceProgress(g *gathered, plan drainplan.Result, writte
 		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventDrained, actionDrain, "%s",
 			meta.FindStatusCondition(written.Status.Conditions, maintenancev1alpha1.ConditionDrained).Message)
 	}
+	if isDrained(nm) && !isDrained(written) {
+		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventDrainedNoLonger, actionDrain, "%s", conditionOf(written, maintenancev1alpha1.ConditionDrained).Message)
+	}
+	if wave := openedWave(nm, written); wave != nil {
+		if !hasTargets(nm) {
+			c.forecasts.queue.Add(nm.Name)
+		}
+		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventWaveStarted, actionDrain,
+			"%s pods up to priority %d are asked to leave %s", wave.PodType, wave.PodPriority, plural(len(g.subject.nodes), "node"))
+	}
+	c.announceProgressing(nm, written)
 	if now := blockedDrain(written); now != nil && blockedDrain(nm) == nil {
 		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventDrainBlocked, actionDrain, "%s", now.Message)
 	}
@@ -178,8 +215,42 @@ func (c *Controller) announceProgress(g *gathered, plan drainplan.Result, writte
 	}
 }
 
+// openedWave returns the last of the targets that the written status has and the one before has not, nil if there is none.
+func openedWave(before, written *maintenancev1alpha1.NodeMaintenance) *maintenancev1alpha1.DrainPlanEntry {
+	furthest := func(nm *maintenancev1alpha1.NodeMaintenance) *maintenancev1alpha1.DrainPlanEntry {
+		var last *maintenancev1alpha1.DrainPlanEntry
+		for i := range nm.Status.NodeStatuses {
+			targets := nm.Status.NodeStatuses[i].DrainTargets
+			if len(targets) > 0 && (last == nil || isFurther(&targets[len(targets)-1], last)) {
+				last = &targets[len(targets)-1]
+			}
+		}
+		return last
+	}
+	is, was := furthest(written), furthest(before)
+	if is == nil || was != nil && !isFurther(is, was) {
+		return nil
+	}
+	return is
+}
+
+// hasTargets reports whether a wave has opened before.
+func hasTargets(nm *maintenancev1alpha1.NodeMaintenance) bool {
+	return slices.ContainsFunc(nm.Status.NodeStatuses, func(n maintenancev1alpha1.NodeMaintenanceNodeStatus) bool { return len(n.DrainTargets) > 0 })
+}
+
+// isFurther reports whether one target comes after another in every plan.
+func isFurther(a, b *maintenancev1alpha1.DrainPlanEntry) bool {
+	order := []maintenancev1alpha1.PodType{maintenancev1alpha1.PodTypeDefault, maintenancev1alpha1.PodTypeDaemonSet, maintenancev1alpha1.PodTypeStatic}
+	x, y := slices.Index(order, a.PodType), slices.Index(order, b.PodType)
+	return x > y || x == y && a.PodPriority > b.PodPriority
+}
+
 // announceFastForward tells once about each maintenance that has taken nodes further than the plan of nm would have.
 func (c *Controller) announceFastForward(nm *maintenancev1alpha1.NodeMaintenance, plan drainplan.Result) {
+	if meta.IsStatusConditionTrue(nm.Status.Conditions, maintenancev1alpha1.ConditionNodeMessagesOmitted) {
+		return // whether it was told is in the messages
+	}
 	before := map[string]string{}
 	for i := range nm.Status.NodeStatuses {
 		before[nm.Status.NodeStatuses[i].NodeRef.Name] = nm.Status.NodeStatuses[i].DrainMessage
@@ -242,7 +313,11 @@ func (c *Controller) settleDrained(ctx context.Context, g *gathered, status *mai
 
 func (c *Controller) notDrainedYet(nm *maintenancev1alpha1.NodeMaintenance, status *maintenancev1alpha1.NodeMaintenanceStatus, message string) {
 	// The condition goes back to what it was before, so that its transition time is not lost.
-	status.Conditions = slices.Clone(nm.Status.Conditions)
+	meta.RemoveStatusCondition(&status.Conditions, maintenancev1alpha1.ConditionDrained)
+	if before := conditionOf(nm, maintenancev1alpha1.ConditionDrained); before != nil {
+		status.Conditions = append([]metav1.Condition{*before}, status.Conditions...)
+	}
+	c.setCondition(nm, status, maintenancev1alpha1.ConditionProgressing, metav1.ConditionTrue, maintenancev1alpha1.ReasonProgressDraining, message)
 	c.setCondition(nm, status, maintenancev1alpha1.ConditionDrained, metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, message)
 }
 

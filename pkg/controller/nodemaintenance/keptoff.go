@@ -97,7 +97,7 @@ func isKeptOff(ds *appsv1.DaemonSet, node *corev1.Node) bool {
 		}, true)
 		return untolerated
 	}
-	others := slices.DeleteFunc(slices.Clone(node.Spec.Taints), isDrainTaint)
+	others := slices.DeleteFunc(slices.Clone(node.Spec.Taints), isOurTaint)
 	return !keeps(others) && keeps([]corev1.Taint{{Key: maintenancev1alpha1.TaintDrain, Effect: corev1.TaintEffectNoSchedule}})
 }
 

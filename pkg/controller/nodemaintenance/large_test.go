@@ -41,10 +41,6 @@ func BenchmarkLook(b *testing.B) {
 		if _, err := c.look(g); err != nil {
 			b.Fatal(err)
 		}
-		c.strays(g.subject)
-		if err := c.cordon(b.Context(), nm, g.subject.nodes); err != nil {
-			b.Fatal(err)
-		}
 	}
 	b.Run("first", func(b *testing.B) {
 		for b.Loop() {

@@ -165,7 +165,7 @@ func sameEntries(a, b []maintenancev1alpha1.DrainPlanEntry) bool {
 // sameNodeStatus says whether two states of a node say the same. A field that is added to the type has to be added here; a test sees to it.
 func sameNodeStatus(a, b *maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {
 	return a.NodeRef == b.NodeRef && a.DrainMessage == b.DrainMessage && a.PodsPendingEvacuation == b.PodsPendingEvacuation &&
-		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsLeft == b.PodsLeft && a.PodsPeak == b.PodsPeak &&
+		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsKept == b.PodsKept && a.PodsPeak == b.PodsPeak &&
 		sameEntries(a.DrainTargets, b.DrainTargets)
 }
 

@@ -49,17 +49,17 @@ var (
 	}, []string{"stage"})
 	drainsBlocked = metrics.NewGauge(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "drains_blocked",
-		Help:           "NodeMaintenances whose drain stands still: no pod that is asked to leave is able to (reason DrainBlocked of the condition Drained).",
+		Help:           "NodeMaintenances that do not move on (condition Progressing is False).",
 		StabilityLevel: metrics.ALPHA,
 	})
 	cordonsRestored = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "cordons_restored_total",
-		Help:           "Nodes that somebody made schedulable in the middle of a maintenance, and that were made unschedulable again.",
+		Help:           "Nodes that were made schedulable in the middle of a maintenance, and then unschedulable again.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	cordonFights = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "cordon_fights_total",
-		Help:           "Cordons that were undone and restored as in cordons_restored_total, of nodes that somebody keeps making schedulable.",
+		Help:           "Cordons that were undone and restored as in cordons_restored_total, of nodes that are made schedulable again and again.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	syncErrors = metrics.NewCounter(&metrics.CounterOpts{
@@ -78,14 +78,19 @@ var (
 		Help:           "Writes of the conditions of nodes.",
 		StabilityLevel: metrics.ALPHA,
 	})
-	conditionErrors = metrics.NewCounter(&metrics.CounterOpts{
-		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "node_condition_errors_total",
-		Help:           "Attempts to keep the conditions of a node that failed and are tried again. Conflicts do not count.",
+	nodeErrors = metrics.NewCounter(&metrics.CounterOpts{
+		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "node_errors_total",
+		Help:           "Attempts to keep the cordon, the taints or the conditions of a node that failed and are tried again. Conflicts do not count.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	nodesWithForeignMarks = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "nodes_with_foreign_marks",
+		Help:           "Nodes that a server with another storage has left in maintenance. They stay as they are until --adopt-storage names that storage.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	registerMetrics = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(nodesHeld, podsByState, maintenancesByStage, oldestStart, drainsBlocked, cordonsRestored, cordonFights,
-			syncErrors, syncDuration, conditionWrites, conditionErrors)
+			syncErrors, syncDuration, conditionWrites, nodeErrors, nodesWithForeignMarks)
 		(&tallies{}).publish()
 	})
 )
@@ -121,7 +126,7 @@ func tallyOf(nm *maintenancev1alpha1.NodeMaintenance, nodes []maintenancev1alpha
 		t.pending += nodes[i].PodsPendingEvacuation
 		t.evacuating += nodes[i].PodsEvacuating
 		t.blocked += nodes[i].PodsBlocked
-		t.left += nodes[i].PodsLeft
+		t.left += nodes[i].PodsKept
 	}
 	return t
 }

@@ -17,243 +17,70 @@ limitations under the License.
 package nodemaintenance
 
 import (
-	"context"
-	"fmt"
-	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
-	"k8s.io/component-helpers/storage/volume"
-	"k8s.io/klog/v2"
 
-	"haulout.dev/haulout/pkg/drainplan"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// ownPods deals with the pods of this very server. Whoever empties nodes should not throw itself off one before the others have left, and
-// should not leave at all for nowhere: then nobody would finish the maintenance.
-type ownPods struct {
-	// self is the pod that this server runs in; an empty name means that it runs in none.
-	self types.NamespacedName
-
-	mu sync.Mutex
-	// needs are what the pods need of a node, which no pod changes in its life.
-	needs map[types.UID]needs
-}
-
-// needs is what a node has to offer to take a pod.
-type needs struct {
-	affinity    nodeaffinity.RequiredNodeAffinity
-	tolerations []corev1.Toleration
-	volumes     []*corev1.PersistentVolume
-}
-
-func newOwnPods(self types.NamespacedName) *ownPods {
-	return &ownPods{self: self, needs: map[types.UID]needs{}}
-}
-
-// isOwn says whether a pod is that of this server, or one of its replicas: they have the same controller.
+// isOwn reports whether a pod is that of this server, or one of its replicas: they have the same controller. The server drains its own pods last.
 func (c *Controller) isOwn(pod *corev1.Pod) bool {
-	self := c.own.self
-	if self.Name == "" || pod.Namespace != self.Namespace {
+	if c.ownPod.Name == "" || pod.Namespace != c.ownPod.Namespace {
 		return false
-	}
-	if pod.Name == self.Name {
-		return true
 	}
 	owner := metav1.GetControllerOfNoCopy(pod)
-	if owner == nil {
-		return false
+	if pod.Name == c.ownPod.Name {
+		if owner != nil {
+			c.ownOwner.Store(owner.UID)
+		}
+		return true
 	}
-	me, err := c.podLister.Pods(self.Namespace).Get(self.Name)
-	return err == nil && metav1.IsControlledBy(me, &metav1.ObjectMeta{UID: owner.UID})
+	return owner != nil && owner.UID == c.ownController()
 }
 
-// settleOwn returns the view of a node as it is to be planned: with its own pods staying if no other node would take them.
-func (c *Controller) settleOwn(ctx context.Context, node *corev1.Node, view *nodeView) (*nodeView, error) {
-	if view.ifOwnStay == nil {
-		return view, nil
-	}
-	for i := range view.pods {
-		pod := &view.pods[i]
-		if !pod.own {
-			continue
-		}
-		taken, err := c.anotherTakes(ctx, node, pod.Pod)
-		if err != nil {
-			return nil, err
-		}
-		if !taken {
-			return view.ifOwnStay, nil
+// ownController returns the controller of this server's pod, also when that pod has been evicted and this process is about to end: its replacement is
+// a pod of ours, too.
+func (c *Controller) ownController() types.UID {
+	if me, err := c.podLister.Pods(c.ownPod.Namespace).Get(c.ownPod.Name); err == nil {
+		if owner := metav1.GetControllerOfNoCopy(me); owner != nil {
+			c.ownOwner.Store(owner.UID)
 		}
 	}
-	return view, nil
+	uid, _ := c.ownOwner.Load().(types.UID)
+	return uid
 }
 
-// anotherTakes says whether a node other than the given one would take a pod of ours, as far as can be said without the scheduler: it is
-// ready and schedulable, no maintenance holds it, and its taints, the pod's node affinity and its volumes allow it. Free CPU and memory are
-// not looked at.
-func (c *Controller) anotherTakes(ctx context.Context, node *corev1.Node, pod *corev1.Pod) (bool, error) {
-	n, err := c.needsOf(ctx, pod)
-	if err != nil {
-		return false, fmt.Errorf("see where pod %s/%s of this server could go: %w", pod.Namespace, pod.Name, err)
-	}
-	all, err := c.nodeLister.List(labels.Everything())
-	if err != nil {
-		return false, err
-	}
-	for _, other := range all {
-		if other.Name != node.Name && !other.Spec.Unschedulable && isReady(other) && !c.isHeld(other) && n.metBy(klog.FromContext(ctx), other) {
-			return true, nil
-		}
-	}
-	return false, nil
-}
-
-func (n needs) metBy(logger klog.Logger, node *corev1.Node) bool {
-	if match, err := n.affinity.Match(node); err != nil || !match {
-		return false
-	}
-	if _, untolerated := corev1helpers.FindMatchingUntoleratedTaint(logger, node.Spec.Taints, n.tolerations, keepsPodsOff, false); untolerated {
-		return false
-	}
-	for _, v := range n.volumes {
-		if volume.CheckNodeAffinity(v, node.Labels) != nil {
-			return false
-		}
-	}
-	return true
-}
-
-func keepsPodsOff(taint *corev1.Taint) bool {
-	return taint.Effect == corev1.TaintEffectNoSchedule || taint.Effect == corev1.TaintEffectNoExecute
-}
-
-func isReady(node *corev1.Node) bool {
-	for i := range node.Status.Conditions {
-		if node.Status.Conditions[i].Type == corev1.NodeReady {
-			return node.Status.Conditions[i].Status == corev1.ConditionTrue
-		}
-	}
-	return false
-}
-
-// isHeld says whether a maintenance holds a node or is about to.
-func (c *Controller) isHeld(node *corev1.Node) bool {
+// hasComeBack reports whether a pod of this server was created while a maintenance held the node that it is on. It tolerates cordons, so the scheduler
+// found no better node: it leaves once and then stays.
+func (c *Controller) hasComeBack(pod *corev1.Pod, node *corev1.Node) bool {
 	for _, name := range c.selection.maintenancesOn(node.Name) {
-		if nm, err := c.get(name); err == nil && isHolding(nm) {
-			return true
+		nm, err := c.get(name)
+		if err != nil || !isHolding(nm) || !taintersOf(node).has(nm) {
+			continue
+		}
+		for _, taint := range node.Spec.Taints {
+			if isTaint(taint, maintenancev1alpha1.TaintHeld) && taint.TimeAdded != nil && pod.CreationTimestamp.After(taint.TimeAdded.Time) {
+				return true
+			}
 		}
 	}
 	return false
 }
 
-// needsOf reads what a pod needs. The cache does not keep it.
-func (c *Controller) needsOf(ctx context.Context, pod *corev1.Pod) (needs, error) {
-	c.own.mu.Lock()
-	n, known := c.own.needs[pod.UID]
-	c.own.mu.Unlock()
-	if known {
-		return n, nil
-	}
-	live, err := c.host.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && live.UID != pod.UID {
-		// It has gone; the next look does not see it.
-		return needs{}, nil
-	}
-	if err != nil {
-		return needs{}, err
-	}
-	n = needs{affinity: nodeaffinity.GetRequiredNodeAffinity(live), tolerations: live.Spec.Tolerations}
-	if n.volumes, err = c.volumesOf(ctx, live); err != nil {
-		return needs{}, err
-	}
-	c.own.mu.Lock()
-	defer c.own.mu.Unlock()
-	c.own.needs[pod.UID] = n
-	return n, nil
+// heldSince returns when a maintenance entered the stage that holds its nodes.
+func heldSince(nm *maintenancev1alpha1.NodeMaintenance) time.Time {
+	return enteredAt(nm, maintenancev1alpha1.NodeMaintenanceStageCordon)
 }
 
-// volumesOf returns the volumes that the claims of a pod are bound to.
-func (c *Controller) volumesOf(ctx context.Context, pod *corev1.Pod) ([]*corev1.PersistentVolume, error) {
-	var volumes []*corev1.PersistentVolume
-	for i := range pod.Spec.Volumes {
-		source := pod.Spec.Volumes[i].PersistentVolumeClaim
-		if source == nil {
-			continue
-		}
-		claim, err := c.host.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, source.ClaimName, metav1.GetOptions{})
-		if err != nil {
-			return nil, err
-		}
-		if claim.Spec.VolumeName == "" {
-			continue
-		}
-		v, err := c.host.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
-		if err != nil {
-			return nil, err
-		}
-		volumes = append(volumes, v)
-	}
-	return volumes, nil
-}
-
-// forgetOwn forgets a pod that is gone.
-func (c *Controller) forgetOwn(pod types.UID) {
-	c.own.mu.Lock()
-	defer c.own.mu.Unlock()
-	delete(c.own.needs, pod)
-}
-
-// nodeOffersMore has the maintenances of this server's nodes looked at when another node may take or refuse its pods from now on.
-func (c *Controller) nodeOffersMore(old, node *corev1.Node) {
-	if c.own.self.Name == "" || old != nil && node != nil && offersSame(old, node) {
-		return
-	}
-	neighbours, err := c.podLister.Pods(c.own.self.Namespace).List(labels.Everything())
-	if err != nil {
-		return
-	}
-	for _, pod := range neighbours {
-		if c.isOwn(pod) {
-			c.markNode(pod.Spec.NodeName)
+// enteredAt returns when a maintenance entered a stage, zero if it did not.
+func enteredAt(nm *maintenancev1alpha1.NodeMaintenance, stage maintenancev1alpha1.NodeMaintenanceStage) time.Time {
+	for i := range nm.Status.StageStatuses {
+		if entered := &nm.Status.StageStatuses[i]; entered.Name == stage && entered.StartTimestamp != nil {
+			return entered.StartTimestamp.Time
 		}
 	}
-}
-
-func offersSame(a, b *corev1.Node) bool {
-	return a.Spec.Unschedulable == b.Spec.Unschedulable && isReady(a) == isReady(b) && labels.Equals(a.Labels, b.Labels) && sameTaints(a.Spec.Taints, b.Spec.Taints)
-}
-
-func sameTaints(a, b []corev1.Taint) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if !a[i].MatchTaint(&b[i]) || a[i].Value != b[i].Value {
-			return false
-		}
-	}
-	return true
-}
-
-// staying returns the view of a node whose own pods stay, or nil if it has none.
-func staying(view *nodeView) *nodeView {
-	stay := &nodeView{pods: make([]livePod, len(view.pods)), plan: &drainplan.Node{Name: view.plan.Name, UID: view.plan.UID}}
-	found := false
-	for i, pod := range view.pods {
-		if pod.own && pod.left == "" {
-			pod.left, found = drainplan.LeftOwn, true
-		}
-		stay.pods[i] = pod
-	}
-	if !found {
-		return nil
-	}
-	stay.plan.Pods = leaving(stay.pods)
-	return stay
+	return time.Time{}
 }

@@ -48,6 +48,9 @@ type evacuationRequest struct {
 	until time.Time
 	// terminating: it was refused because the namespace goes away.
 	terminating bool
+	// failures counts the requests that failed one after the other; failure is the last error.
+	failures int
+	failure  string
 }
 
 func newRequestedEvacuations(clock clock.PassiveClock) *requestedEvacuations {
@@ -62,12 +65,33 @@ func (r *requestedEvacuations) remember(pod *corev1.Pod) {
 		node:       controllercache.NodeOf(pod), until: r.clock.Now().Add(requestPatience),
 		// No namespace comes back.
 		terminating: r.pods[pod.UID].terminating,
+		failures:    r.pods[pod.UID].failures, failure: r.pods[pod.UID].failure,
 	}
 }
 
 // refuse notes that a pod cannot have an Evacuation because its namespace goes away.
 func (r *requestedEvacuations) refuse(pod types.UID) {
 	r.change(pod, func(request *evacuationRequest) { request.terminating = true })
+}
+
+// failed notes that no Evacuation could be created for a pod, and reports whether that is the second time.
+func (r *requestedEvacuations) failed(pod types.UID, err error) (twice bool) {
+	r.change(pod, func(request *evacuationRequest) {
+		request.failures++
+		request.failure = err.Error()
+		twice = request.failures == 2
+	})
+	return twice
+}
+
+// failure returns why no Evacuation could be created for a pod, if that has failed twice.
+func (r *requestedEvacuations) failure(pod types.UID) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if request := r.pods[pod]; request.failures >= 2 {
+		return request.failure
+	}
+	return ""
 }
 
 // retry has a pod asked again without waiting.
@@ -95,6 +119,18 @@ func (r *requestedEvacuations) on(nodes sets.Set[string]) []evacuationRequest {
 		}
 	}
 	return out
+}
+
+// isPending reports whether an Evacuation of a pod of a node was requested a moment ago and the cache does not show it yet.
+func (r *requestedEvacuations) isPending(node string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, request := range r.pods {
+		if request.node == node && !request.terminating && request.failures == 0 && r.clock.Now().Before(request.until) {
+			return true
+		}
+	}
+	return false
 }
 
 // wait returns how long to wait before asking again.

@@ -18,19 +18,30 @@ package nodemaintenance
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/nodeselection"
 )
 
+// lingering is how long a node stays selected whose labels stop matching: a label that flaps must not release a node with people at work on it.
+const lingering = 2 * time.Minute
+
 // selection keeps which maintenance selects which nodes, so that an event of a node or pod finds its maintenances without matching every
-// selector again.
+// selector again. Nodes are matched outside its lock. Maintenances that have given everything back select nothing.
 type selection struct {
+	clock clock.PassiveClock
+
 	mu           sync.Mutex
 	nodes        map[string]*corev1.Node
 	maintenances map[string]*selected
@@ -40,37 +51,141 @@ type selection struct {
 type selected struct {
 	uid        types.UID
 	generation int64
-	selector   *nodeaffinity.NodeSelector
-	nodes      sets.Set[string]
+	newest     *metav1.Time
+	holding    bool
+	// source is what selector was compiled from.
+	source   *corev1.NodeSelector
+	selector *nodeselection.Selector
+	nodes    sets.Set[string]
+	// held are the names of nodes that the maintenance has or had. One that is registered again under such a name joins.
+	held *names
+	// inherited are the nodes of the status that this leader found. They linger, too, if their labels stopped matching meanwhile.
+	inherited map[string]types.UID
+	// leaving are the nodes whose labels do not match any more, and since when.
+	leaving map[string]time.Time
+	// ignored are the nodes that match and are too new.
+	ignored sets.Set[string]
 	// sorted are the names of nodes in order; nil when they have to be sorted again.
 	sorted []string
 }
 
-func newSelection() *selection {
-	return &selection{nodes: map[string]*corev1.Node{}, maintenances: map[string]*selected{}, byNode: map[string]sets.Set[string]{}}
+// names is a set that is read while nodes are matched, outside the lock of the selection.
+type names struct {
+	mu  sync.RWMutex
+	set sets.Set[string]
+}
+
+func (n *names) has(name string) bool {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	return n.set.Has(name)
+}
+
+func (n *names) insert(name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.set.Insert(name)
+}
+
+// addTo inserts the names into another set.
+func (n *names) addTo(other *names) {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	for name := range n.set {
+		other.insert(name)
+	}
+}
+
+// match is what a selector says of a node.
+type match struct{ selects, ignores bool }
+
+func (e *selected) match(node *corev1.Node) match {
+	if e.selector == nil {
+		return match{}
+	}
+	return match{selects: e.selector.Match(node), ignores: e.selector.Ignored(node)}
+}
+
+func newSelection(clock clock.PassiveClock) *selection {
+	return &selection{
+		clock: clock, nodes: map[string]*corev1.Node{}, maintenances: map[string]*selected{}, byNode: map[string]sets.Set[string]{},
+	}
 }
 
 // setMaintenance takes in what a maintenance selects. An object that is older than the known one changes nothing.
 func (s *selection) setMaintenance(nm *maintenancev1alpha1.NodeMaintenance) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if old := s.maintenances[nm.Name]; old != nil && old.uid == nm.UID && old.generation >= nm.Generation {
+	if isDone(nm) {
+		s.removeMaintenance(nm.Name)
 		return nil
 	}
-	var selector *nodeaffinity.NodeSelector
-	if nm.Spec.NodeSelector != nil {
-		var err error
-		if selector, err = nodeaffinity.NewNodeSelector(nm.Spec.NodeSelector); err != nil {
-			return fmt.Errorf("node selector: %w", err)
+	s.mu.Lock()
+	old := s.maintenances[nm.Name]
+	if old != nil && old.uid == nm.UID && (old.generation > nm.Generation ||
+		old.generation == nm.Generation && (old.newest.Equal(nm.Status.NewestNodeTimestamp) || nm.Status.NewestNodeTimestamp == nil)) {
+		s.mu.Unlock()
+		return nil
+	}
+	nodes := make([]*corev1.Node, 0, len(s.nodes))
+	had := map[string]types.UID{}
+	for name, node := range s.nodes {
+		nodes = append(nodes, node)
+		if old != nil && old.nodes.Has(name) {
+			had[name] = node.UID
 		}
 	}
+	s.mu.Unlock()
+
+	entry, err := newSelected(nm, old, had)
+	if err != nil {
+		return err
+	}
+	matches := make(map[*corev1.Node]match, len(nodes))
+	for _, node := range nodes {
+		matches[node] = entry.match(node)
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.remove(nm.Name)
-	entry := &selected{uid: nm.UID, generation: nm.Generation, selector: selector, nodes: sets.New[string]()}
 	s.maintenances[nm.Name] = entry
 	for _, node := range s.nodes {
-		s.match(nm.Name, entry, node)
+		m, known := matches[node]
+		if !known {
+			m = entry.match(node)
+		}
+		s.set(nm.Name, entry, node, m)
 	}
 	return nil
+}
+
+// newSelected returns the entry of a maintenance. had are the nodes that the one before it selects.
+func newSelected(nm *maintenancev1alpha1.NodeMaintenance, old *selected, had map[string]types.UID) (*selected, error) {
+	selector, err := nodeselection.New(nm.Spec.NodeSelector, nm.Status.NewestNodeTimestamp, nm.Spec.NewNodes)
+	if err != nil {
+		return nil, fmt.Errorf("node selector: %w", err)
+	}
+	entry := &selected{
+		uid: nm.UID, generation: nm.Generation, newest: nm.Status.NewestNodeTimestamp, holding: isHolding(nm), source: nm.Spec.NodeSelector,
+		nodes: sets.New[string](), held: &names{set: sets.New[string]()}, inherited: map[string]types.UID{},
+		leaving: map[string]time.Time{}, ignored: sets.New[string](),
+	}
+	for i := range nm.Status.NodeStatuses {
+		ref := nm.Status.NodeStatuses[i].NodeRef
+		entry.held.insert(ref.Name)
+		if nm.Status.ObservedGeneration == nm.Generation {
+			entry.inherited[ref.Name] = ref.UID
+		}
+	}
+	if old != nil && old.uid == nm.UID {
+		old.held.addTo(entry.held)
+		if equality.Semantic.DeepEqual(old.source, nm.Spec.NodeSelector) {
+			// The labels of nodes may have stopped matching, and these linger; the selector was not changed to release them.
+			maps.Copy(entry.leaving, old.leaving)
+			maps.Copy(entry.inherited, had)
+		}
+	}
+	entry.selector = selector.Holding(entry.held.has)
+	return entry, nil
 }
 
 func (s *selection) removeMaintenance(name string) {
@@ -90,16 +205,41 @@ func (s *selection) remove(name string) {
 	delete(s.maintenances, name)
 }
 
-// setNode takes in a node and returns the maintenances that selected it before or select it now.
-func (s *selection) setNode(node *corev1.Node) []string {
+// setNode takes in a node and returns the maintenances that selected or ignored it before or do so now, and those for which it lingers from now on.
+func (s *selection) setNode(node *corev1.Node) (touched, leaving []string) {
+	s.mu.Lock()
+	entries := make(map[string]*selected, len(s.maintenances))
+	for name, entry := range s.maintenances {
+		entries[name] = entry
+	}
+	s.mu.Unlock()
+	matches := make(map[*selected]match, len(entries))
+	for _, entry := range entries {
+		matches[entry] = entry.match(node)
+	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	touched := s.byNode[node.Name].Clone()
+	before := s.byNode[node.Name].Clone()
+	if before == nil {
+		before = sets.New[string]()
+	}
 	s.nodes[node.Name] = node
 	for name, entry := range s.maintenances {
-		s.match(name, entry, node)
+		m, known := matches[entry]
+		if !known {
+			m = entry.match(node)
+		}
+		if m.ignores != entry.ignored.Has(node.Name) {
+			// The status names the nodes that are ignored.
+			before.Insert(name)
+		}
+		if s.set(name, entry, node, m) {
+			leaving = append(leaving, name)
+		}
 	}
-	return sets.List(touched.Union(s.byNode[node.Name]))
+	slices.Sort(leaving)
+	return sets.List(before.Union(s.byNode[node.Name])), leaving
 }
 
 // refreshNode takes in a newer state of a node in which nothing has changed that decides who selects it.
@@ -115,33 +255,134 @@ func (s *selection) refreshNode(node *corev1.Node) {
 func (s *selection) removeNode(name string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	touched := s.byNode[name]
-	for maintenance := range touched {
+	touched := s.byNode[name].Clone()
+	if touched == nil {
+		touched = sets.New[string]()
+	}
+	for maintenance := range s.byNode[name] {
 		entry := s.maintenances[maintenance]
 		entry.nodes.Delete(name)
 		entry.sorted = nil
+	}
+	for maintenance, entry := range s.maintenances {
+		if entry.ignored.Has(name) {
+			touched.Insert(maintenance)
+		}
+		entry.ignored.Delete(name)
+		delete(entry.leaving, name)
+		delete(entry.inherited, name)
 	}
 	delete(s.byNode, name)
 	delete(s.nodes, name)
 	return sets.List(touched)
 }
 
-func (s *selection) match(name string, entry *selected, node *corev1.Node) {
-	matches := entry.selector != nil && entry.selector.Match(node)
-	if matches == entry.nodes.Has(node.Name) {
+// set takes in what a selector says of a node, and reports whether the node lingers from now on.
+func (s *selection) set(name string, entry *selected, node *corev1.Node, m match) (lingers bool) {
+	if m.ignores {
+		entry.ignored.Insert(node.Name)
+	} else {
+		entry.ignored.Delete(node.Name)
+	}
+	had := entry.nodes.Has(node.Name) || entry.inherited[node.Name] == node.UID && node.UID != ""
+	switch {
+	case m.selects:
+		delete(entry.leaving, node.Name)
+		entry.held.insert(node.Name)
+		s.add(name, entry, node.Name)
+	case entry.holding && had:
+		since, left := entry.leaving[node.Name]
+		if !left {
+			since, lingers = s.clock.Now(), true
+			entry.leaving[node.Name] = since
+		}
+		if s.clock.Since(since) < lingering {
+			s.add(name, entry, node.Name)
+		} else {
+			s.drop(name, entry, node.Name)
+		}
+	default:
+		s.drop(name, entry, node.Name)
+	}
+	return lingers
+}
+
+func (s *selection) add(name string, entry *selected, node string) {
+	if entry.nodes.Has(node) {
 		return
 	}
 	entry.sorted = nil
-	if !matches {
-		entry.nodes.Delete(node.Name)
-		s.byNode[node.Name].Delete(name)
-		return
+	entry.nodes.Insert(node)
+	if s.byNode[node] == nil {
+		s.byNode[node] = sets.New[string]()
 	}
-	entry.nodes.Insert(node.Name)
-	if s.byNode[node.Name] == nil {
-		s.byNode[node.Name] = sets.New[string]()
+	s.byNode[node].Insert(name)
+}
+
+func (s *selection) drop(name string, entry *selected, node string) {
+	delete(entry.inherited, node)
+	if entry.nodes.Has(node) {
+		entry.sorted = nil
+		entry.nodes.Delete(node)
+		s.byNode[node].Delete(name)
 	}
-	s.byNode[node.Name].Insert(name)
+}
+
+// expire lets the nodes of a maintenance go whose labels have not matched for long enough. It returns them, and when the next one is due, 0 if none.
+func (s *selection) expire(name string) (gone []string, next time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	entry := s.maintenances[name]
+	if entry == nil {
+		return nil, 0
+	}
+	for node, since := range entry.leaving {
+		if wait := lingering - s.clock.Since(since); wait > 0 {
+			if next == 0 || wait < next {
+				next = wait
+			}
+			continue
+		}
+		if entry.nodes.Has(node) {
+			s.drop(name, entry, node)
+			gone = append(gone, node)
+		}
+	}
+	slices.Sort(gone)
+	return gone, next
+}
+
+// ignoredBy returns the nodes that match a maintenance and are too new for it, sorted.
+func (s *selection) ignoredBy(name string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if entry := s.maintenances[name]; entry != nil {
+		return sets.List(entry.ignored)
+	}
+	return nil
+}
+
+// newestNode returns the newest creation time of all nodes, nil if there is none.
+func (s *selection) newestNode() *metav1.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var newest *metav1.Time
+	for _, node := range s.nodes {
+		if newest == nil || newest.Before(&node.CreationTimestamp) {
+			newest = node.CreationTimestamp.DeepCopy()
+		}
+	}
+	return newest
+}
+
+// count returns how many nodes a maintenance selects.
+func (s *selection) count(name string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if entry := s.maintenances[name]; entry != nil {
+		return len(entry.nodes)
+	}
+	return 0
 }
 
 // nodesOf returns the nodes that a maintenance selects, sorted by name.

@@ -29,6 +29,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -68,10 +69,11 @@ func (c *Controller) look(g *gathered) (*look, error) {
 		return nil, err
 	}
 	l.status = maintenancev1alpha1.NodeMaintenanceStatus{
-		ObservedGeneration: nm.Generation,
-		StageStatuses:      nm.Status.StageStatuses,
-		Conditions:         slices.Clone(nm.Status.Conditions),
-		NodeStatuses:       make([]maintenancev1alpha1.NodeMaintenanceNodeStatus, 0, len(g.subject.nodes)+len(g.subject.refused)),
+		ObservedGeneration:  nm.Generation,
+		StageStatuses:       nm.Status.StageStatuses,
+		Conditions:          slices.Clone(nm.Status.Conditions),
+		NewestNodeTimestamp: nm.Status.NewestNodeTimestamp, LastProgressTimestamp: nm.Status.LastProgressTimestamp,
+		NodeStatuses: make([]maintenancev1alpha1.NodeMaintenanceNodeStatus, 0, len(g.subject.nodes)+len(g.subject.refused)),
 	}
 	l.counts = make([]*nodeCount, 0, len(g.subject.nodes))
 	stored := c.stored.nodes(nm)
@@ -99,6 +101,14 @@ func (c *Controller) look(g *gathered) (*look, error) {
 		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
 	}
 	g.memory.end()
+	for _, excluded := range g.subject.excluded {
+		node := excluded.node
+		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainMessage: drainplan.Fit("Not drained: "+excluded.why, drainplan.MaxMessageBytes)}
+		entry.DrainTargets = stored[entry.NodeRef].targets
+		c.count(g.views[node.Name], covered, drainplan.Targets{}).fill(&entry)
+		entry.PodsPeak = peakOf(nm, &entry, stored[entry.NodeRef].peak)
+		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
+	}
 	for _, node := range g.subject.refused {
 		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainMessage: drainplan.NotAuthorizedMessage(g.subject.username())}
 		entry.DrainTargets = stored[entry.NodeRef].targets
@@ -107,9 +117,8 @@ func (c *Controller) look(g *gathered) (*look, error) {
 		entry.PodsPeak = peakOf(nm, &entry, stored[entry.NodeRef].peak)
 		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
 	}
-	if len(g.subject.refused) > 0 {
-		sortNodes(l.status.NodeStatuses)
-	}
+	l.status.NodeStatuses = append(l.status.NodeStatuses, c.keptEntries(g.subject)...)
+	sortNodes(l.status.NodeStatuses)
 	return l, c.conclude(g, l, left)
 }
 
@@ -125,9 +134,11 @@ func peakOf(nm *maintenancev1alpha1.NodeMaintenance, entry *maintenancev1alpha1.
 // conclude sets the condition Drained, and counts what the gauges show.
 func (c *Controller) conclude(g *gathered, l *look, left *remainder) error {
 	nm := g.subject.NodeMaintenance
+	progress := c.setProgress(g, l, left)
 	facts := drainedFacts{
 		draining: isDraining(nm), nodes: len(g.subject.nodes), refused: len(g.subject.refused), username: g.subject.username(),
-		uncordoned: uncordoned(g.subject.nodes), finished: l.plan.Finished[nm.Name], remainder: left,
+		excluded: g.subject.excluded, stalledSince: progress.stalledSince,
+		uncordoned: append(uncordoned(g.subject.nodes), sets.List(g.subject.unknown)...), finished: l.plan.Finished[nm.Name], remainder: left,
 	}
 	if facts.finished {
 		var err error
@@ -137,10 +148,17 @@ func (c *Controller) conclude(g *gathered, l *look, left *remainder) error {
 	}
 	verdict := decideDrained(facts)
 	c.setCondition(nm, &l.status, maintenancev1alpha1.ConditionDrained, verdict.status, verdict.reason, verdict.message)
-	one := tallyOf(nm, l.status.NodeStatuses)
-	one.standsStill = verdict.reason == maintenancev1alpha1.ReasonDrainBlocked
-	c.tallies.set(nm.Name, one)
+	progress.drained = verdict.status == metav1.ConditionTrue
+	c.setProgressing(nm, &l.status, progress)
+	c.tally(nm, &l.status)
 	return nil
+}
+
+// tally counts a maintenance with the given status for the gauges.
+func (c *Controller) tally(nm *maintenancev1alpha1.NodeMaintenance, status *maintenancev1alpha1.NodeMaintenanceStatus) {
+	one := tallyOf(nm, status.NodeStatuses)
+	one.standsStill = meta.IsStatusConditionFalse(status.Conditions, maintenancev1alpha1.ConditionProgressing)
+	c.tallies.set(nm.Name, one)
 }
 
 func sortNodes(nodes []maintenancev1alpha1.NodeMaintenanceNodeStatus) {
@@ -164,6 +182,8 @@ type drainedFacts struct {
 	draining       bool
 	nodes, refused int
 	username       string
+	excluded       []excludedNode
+	stalledSince   *metav1.Time
 	uncordoned     []string
 	finished       bool
 	remainder      *remainder
@@ -186,15 +206,20 @@ func decideDrained(f drainedFacts) verdict {
 	switch {
 	case !f.draining:
 		return no(maintenancev1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain")
-	case f.nodes+f.refused == 0:
+	case f.nodes+f.refused+len(f.excluded) == 0:
 		return no(maintenancev1alpha1.ReasonNoNodes, "The selector matches no node")
 	case f.refused > 0:
 		return no(maintenancev1alpha1.ReasonNotAuthorized, "User %q may not delete %s, which stay as they are; %s",
 			f.username, plural(f.refused, "selected node"), r.progress())
+	case len(f.excluded) > 0:
+		return no(maintenancev1alpha1.ReasonNodeNotCordoned, "%s outside the drain, such as %s: %s; %s",
+			pluralIs(len(f.excluded), "node"), f.excluded[0].node.Name, f.excluded[0].why, r.progress())
 	case len(f.uncordoned) > 0:
 		return no(maintenancev1alpha1.ReasonDrainInProgress, "Waiting for %s to be cordoned; %s", plural(len(f.uncordoned), "node"), r.progress())
 	case !f.finished && r.isBlocked():
 		return no(maintenancev1alpha1.ReasonDrainBlocked, "No pod is able to leave: %s; %s", r.worst(), r.progress())
+	case !f.finished && f.stalledSince != nil:
+		return no(maintenancev1alpha1.ReasonDrainBlocked, "Nothing has moved since %s; %s", f.stalledSince.UTC().Format(time.RFC3339), r.progress())
 	case !f.finished:
 		return no(maintenancev1alpha1.ReasonDrainInProgress, "%s", capitalize(r.progress()))
 	case len(r.left) > 0:
@@ -207,11 +232,12 @@ func decideDrained(f drainedFacts) verdict {
 
 // isBlocked says whether nothing moves: every pod that is asked to leave is blocked.
 func (r *remainder) isBlocked() bool {
-	return len(r.blocked) > 0 && len(r.blocked) == r.targeted
+	stuck := len(r.blocked) + len(r.uncreatable)
+	return stuck > 0 && stuck == r.targeted
 }
 
 func (r *remainder) progress() string {
-	text := fmt.Sprintf("%s left, %d of them evacuating, %d blocked", plural(r.covered, "pod"), r.evacuating, len(r.blocked))
+	text := fmt.Sprintf("%s left, %d of them evacuating, %d blocked", plural(r.covered, "pod"), r.evacuating, len(r.blocked)+len(r.uncreatable))
 	if r.refused > 0 {
 		text += fmt.Sprintf("; %s cannot be evacuated because their namespace is being deleted: %s", plural(r.refused, "pod"), some(r.refusedNamespaces))
 	}
@@ -231,8 +257,11 @@ func (r *remainder) worst() string {
 	for _, e := range blocked[:min(3, len(blocked))] {
 		out = append(out, fmt.Sprintf("%s/%s (%s)", e.Namespace, e.Spec.PodRef.Name, since(e).Reason))
 	}
+	for _, pod := range r.uncreatable[:min(3-len(out), len(r.uncreatable))] {
+		out = append(out, fmt.Sprintf("%s/%s (no Evacuation: %s)", pod.namespace, pod.name, pod.why))
+	}
 	text := strings.Join(out, ", ")
-	if more := len(blocked) - len(out); more > 0 {
+	if more := len(blocked) + len(r.uncreatable) - len(out); more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
 	return text
@@ -313,7 +342,22 @@ func (c *Controller) writeStatus(ctx context.Context, nm *maintenancev1alpha1.No
 func isUrgent(old, next *maintenancev1alpha1.NodeMaintenance) bool {
 	was := meta.FindStatusCondition(old.Status.Conditions, maintenancev1alpha1.ConditionDrained)
 	is := meta.FindStatusCondition(next.Status.Conditions, maintenancev1alpha1.ConditionDrained)
-	return old.Status.ObservedGeneration != next.Status.ObservedGeneration || was == nil || is == nil || was.Status != is.Status || !sameTargets(old, next)
+	return old.Status.ObservedGeneration != next.Status.ObservedGeneration || was == nil || is == nil || was.Status != is.Status || isHolding(next) && !sameTargets(old, next) ||
+		!old.Status.NewestNodeTimestamp.Equal(next.Status.NewestNodeTimestamp) || isReleased(next) != isReleased(old) || progressStatus(old) != progressStatus(next)
+}
+
+// progressStatus returns the status of the condition Progressing.
+func progressStatus(nm *maintenancev1alpha1.NodeMaintenance) metav1.ConditionStatus {
+	if condition := conditionOf(nm, maintenancev1alpha1.ConditionProgressing); condition != nil {
+		return condition.Status
+	}
+	return ""
+}
+
+// isReleased reports whether the status says that a maintenance has given everything back.
+func isReleased(nm *maintenancev1alpha1.NodeMaintenance) bool {
+	condition := conditionOf(nm, maintenancev1alpha1.ConditionProgressing)
+	return condition != nil && condition.Message == allReleased
 }
 
 // keepSmall leaves the messages of the nodes out, and says so, when the object would become too large.

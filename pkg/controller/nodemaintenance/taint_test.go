@@ -18,7 +18,6 @@ package nodemaintenance
 
 import (
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -28,7 +27,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -45,61 +43,7 @@ func taintedWith(taints ...corev1.Taint) func(*corev1.Node) {
 
 func taintedBy(value string) func(*corev1.Node) {
 	return func(node *corev1.Node) {
-		metav1.SetMetaDataAnnotation(&node.ObjectMeta, maintenancev1alpha1.AnnotationTaintedBy, value)
-	}
-}
-
-func TestDecideTaint(t *testing.T) {
-	for name, test := range map[string]struct {
-		node *corev1.Node
-		want nodeChange
-	}{
-		"a node gets it beside what it has": {
-			newNode("n", taintedWith(otherTaint)),
-			nodeChange{taints: []corev1.Taint{otherTaint, drainTaint}, setTaints: true, tainters: owners{"m": "uid-m"}, setTainters: true},
-		},
-		"a foreign one is left as it is": {newNode("n", taintedWith(drainTaint)), nodeChange{}},
-		"one with another effect is another one": {
-			newNode("n", taintedWith(corev1.Taint{Key: drainTaint.Key, Effect: "NoExecute"})),
-			nodeChange{
-				taints:    []corev1.Taint{{Key: drainTaint.Key, Effect: "NoExecute"}, drainTaint},
-				setTaints: true, tainters: owners{"m": "uid-m"}, setTainters: true,
-			},
-		},
-		"ours is left as it is":                   {newNode("n", taintedWith(drainTaint), taintedBy(`{"m":"uid-m"}`)), nodeChange{}},
-		"that of two is left as it is":            {newNode("n", taintedWith(drainTaint), taintedBy(`{"m":"uid-m","o":"1"}`)), nodeChange{}},
-		"that of another maintenance is joined":   {newNode("n", taintedWith(drainTaint), taintedBy(`{"o":"1"}`)), nodeChange{tainters: owners{"m": "uid-m", "o": "1"}, setTainters: true}},
-		"one that somebody has taken off is back": {newNode("n", taintedBy(`{"m":"uid-m"}`)), nodeChange{taints: []corev1.Taint{drainTaint}, setTaints: true, tainters: owners{"m": "uid-m"}, restored: true}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := decideTaint(test.node, newMaintenance("m")); !reflect.DeepEqual(got, test.want) {
-				t.Errorf("got %+v, want %+v", got, test.want)
-			}
-		})
-	}
-}
-
-func TestDecideUntaint(t *testing.T) {
-	other := owners{"o": "1"}
-	for name, test := range map[string]struct {
-		node    *corev1.Node
-		holders owners
-		want    nodeChange
-	}{
-		"ours goes, and nothing else":                                {node: newNode("n", taintedWith(otherTaint, drainTaint), taintedBy(`{"m":"uid-m"}`)), want: nodeChange{taints: []corev1.Taint{otherTaint}, setTaints: true, setTainters: true}},
-		"a foreign one stays":                                        {node: newNode("n", taintedWith(drainTaint))},
-		"that of another maintenance stays":                          {node: newNode("n", taintedWith(drainTaint), taintedBy(`{"o":"1"}`)), holders: other},
-		"one that is shared is handed over":                          {node: newNode("n", taintedWith(drainTaint), taintedBy(`{"m":"uid-m","o":"1"}`)), holders: other, want: nodeChange{tainters: other, setTainters: true}},
-		"one whose other holder needs it no more goes":               {node: newNode("n", taintedWith(drainTaint), taintedBy(`{"m":"uid-m","o":"1"}`)), want: nodeChange{taints: []corev1.Taint{}, setTaints: true, setTainters: true}},
-		"the annotation goes where somebody has taken the taint off": {node: newNode("n", taintedBy(`{"m":"uid-m"}`)), want: nodeChange{setTainters: true}},
-		"one of the same name but another UID is not ours":           {node: newNode("n", taintedWith(drainTaint), taintedBy(`{"m":"new"}`))},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got := decideUntaint(test.node, test.holders, func(_ string, uid types.UID) bool { return uid == "uid-m" })
-			if !reflect.DeepEqual(got, test.want) {
-				t.Errorf("got %+v, want %+v", got, test.want)
-			}
-		})
+		metav1.SetMetaDataAnnotation(&node.ObjectMeta, maintenancev1alpha1.AnnotationTaintedBy, marked(value))
 	}
 }
 
@@ -107,6 +51,9 @@ func TestDecideUntaint(t *testing.T) {
 func (f *fixture) wantTaints(name string, taints []corev1.Taint, by ...string) {
 	f.t.Helper()
 	node := f.node(name)
+	for i := range node.Spec.Taints {
+		node.Spec.Taints[i].TimeAdded = nil
+	}
 	if !slices.Equal(node.Spec.Taints, taints) {
 		f.t.Errorf("node %s has the taints %v, want %v", name, node.Spec.Taints, taints)
 	}
@@ -118,7 +65,7 @@ func (f *fixture) wantTaints(name string, taints []corev1.Taint, by ...string) {
 	}
 }
 
-func ours() []corev1.Taint { return []corev1.Taint{drainTaint} }
+func ours() []corev1.Taint { return []corev1.Taint{heldTaint, drainTaint} }
 
 func newTaintFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	t.Helper()
@@ -133,13 +80,13 @@ func TestTaintComesWithTheFirstDaemonSetTarget(t *testing.T) {
 			newPod("app", "one", 0), newPod("logger-1", "one", 0, ofDaemonSet), newPod("logger-2", "two", 0, ofDaemonSet))
 		f.step("m")
 		f.wantEvacuating("app")
-		f.wantTaints("one", []corev1.Taint{otherTaint})
-		f.wantTaints("two", nil)
+		f.wantTaints("one", []corev1.Taint{otherTaint, heldTaint}, "m")
+		f.wantTaints("two", []corev1.Taint{heldTaint}, "m")
 
 		f.deletePod("app")
 		f.step("m")
 		f.wantEvacuating("logger-1", "logger-2")
-		f.wantTaints("one", []corev1.Taint{otherTaint, drainTaint}, "m")
+		f.wantTaints("one", []corev1.Taint{otherTaint, heldTaint, drainTaint}, "m")
 		f.wantTaints("two", ours(), "m")
 		f.wantTaints("green", nil)
 
@@ -161,7 +108,7 @@ func TestWithoutTheEvacuatorThereIsNoTaint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
 		f.step("m")
-		f.wantTaints("one", nil)
+		f.wantTaints("one", []corev1.Taint{heldTaint}, "m")
 		f.wantEvacuating()
 	})
 }
@@ -175,8 +122,8 @@ func TestTolerantDaemonSetPodsAreLeftAndNamed(t *testing.T) {
 			}))
 		f.step("m")
 		f.wantEvacuating("logger")
-		if got := f.nodeStatus("m", "one").PodsLeft; got != 1 {
-			t.Errorf("podsLeft = %d, want 1", got)
+		if got := f.nodeStatus("m", "one").PodsKept; got != 1 {
+			t.Errorf("podsKept = %d, want 1", got)
 		}
 		f.deletePod("logger")
 		f.step("m")
@@ -194,10 +141,10 @@ func TestForeignTaintIsLeftAlone(t *testing.T) {
 		f := newTaintFixture(t, newNode("one", taintedWith(drainTaint)), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
 		f.step("m")
 		f.wantEvacuating("logger")
-		f.wantTaints("one", ours())
+		f.wantTaints("one", []corev1.Taint{drainTaint, heldTaint}, "m")
 		f.enter("m", stageComplete)
 		f.step("m")
-		f.wantTaints("one", ours())
+		f.wantTaints("one", []corev1.Taint{drainTaint})
 	})
 }
 
@@ -225,7 +172,7 @@ func TestDaemonSetPodsAreNotAskedBeforeTheirNodeIsTainted(t *testing.T) {
 			return false, nil, nil
 		})
 		f.step("m")
-		f.wantTaints("one", nil)
+		f.wantTaints("one", []corev1.Taint{heldTaint}, "m")
 		f.wantTaints("two", ours(), "m")
 		f.wantEvacuating("logger-2")
 		refuse = false
@@ -241,14 +188,14 @@ func TestTaintOfTwoMaintenances(t *testing.T) {
 		for _, name := range []string{"a", "b", "c", "a", "b"} {
 			f.step(name)
 		}
-		f.wantTaints("one", ours(), "a", "b")
+		f.wantTaints("one", ours(), "a", "b", "c")
 		f.enter("a", stageComplete)
 		f.step("a")
-		f.wantTaints("one", ours(), "b")
+		f.wantTaints("one", ours(), "b", "c")
 		f.wantEvacuating("logger")
 		f.enter("b", stageComplete)
 		f.step("b")
-		f.wantTaints("one", []corev1.Taint{})
+		f.wantTaints("one", []corev1.Taint{heldTaint}, "c")
 		f.wantCordon("one", true, "c")
 		f.wantEvacuating()
 	})
@@ -284,7 +231,7 @@ func TestTaintOfAMaintenanceThatIsGoneIsSwept(t *testing.T) {
 		f.restart()
 		f.step(sweepItem)
 		f.wantTaints("one", []corev1.Taint{})
-		f.wantTaints("two", ours())
+		f.wantTaints("two", []corev1.Taint{drainTaint})
 		f.wantCordon("one", true)
 	})
 }

@@ -17,14 +17,15 @@ limitations under the License.
 package nodemaintenance
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/drainplan"
@@ -37,6 +38,8 @@ type livePod struct {
 	left drainplan.LeftReason
 	// own: it is a pod of this server.
 	own bool
+	// keptAt is when its closed budget is a reason to keep it, zero if it is not waiting for one.
+	keptAt time.Time
 	// evacuation is the pod's Evacuation, or nil.
 	evacuation *maintenancev1alpha1.Evacuation
 }
@@ -45,10 +48,10 @@ type livePod struct {
 type nodeView struct {
 	// pods are the live pods that count for the node, sorted by namespace and name.
 	pods []livePod
+	// recheck is when the next of its pods is to be kept, zero if none waits for that.
+	recheck time.Time
 	// plan is the node as the planner sees it: without the pods that are left running.
 	plan *drainplan.Node
-	// ifOwnStay is how it looks if the pods of this server stay; nil if there are none.
-	ifOwnStay *nodeView
 }
 
 // views keeps the views of nodes until a pod or an Evacuation on them changes, so that an event costs what is on its node, not what is in the
@@ -118,12 +121,20 @@ func (v *views) retain(keep func(node string) bool) {
 }
 
 // view returns what the caches hold of the pods of a node.
-func (c *Controller) view(ctx context.Context, node *corev1.Node) (*nodeView, error) {
+func (c *Controller) view(node *corev1.Node) (*nodeView, error) {
 	view, err := c.views.of(node, c.buildView)
-	if err != nil {
-		return nil, err
+	if err != nil || view.recheck.IsZero() {
+		return view, err
 	}
-	return c.settleOwn(ctx, node, view)
+	wait := view.recheck.Sub(c.clock.Now())
+	if wait <= 0 {
+		c.views.drop(node.Name)
+		return c.views.of(node, c.buildView)
+	}
+	for _, name := range c.selection.maintenancesOn(node.Name) {
+		c.queue.AddAfter(name, wait)
+	}
+	return view, nil
 }
 
 func (c *Controller) buildView(node *corev1.Node) (*nodeView, error) {
@@ -135,7 +146,9 @@ func (c *Controller) buildView(node *corev1.Node) (*nodeView, error) {
 	for _, obj := range objects {
 		if pod := controllercache.UnpackPod(obj); drainplan.IsLive(pod) {
 			live := c.classify(pod, node)
-			live.evacuation = c.evacuationOf(pod)
+			if !live.keptAt.IsZero() && live.left == "" && (view.recheck.IsZero() || live.keptAt.Before(view.recheck)) {
+				view.recheck = live.keptAt
+			}
 			view.pods = append(view.pods, live)
 		}
 	}
@@ -146,13 +159,23 @@ func (c *Controller) buildView(node *corev1.Node) (*nodeView, error) {
 		return strings.Compare(a.Name, b.Name)
 	})
 	view.plan.Pods = leaving(view.pods)
-	view.ifOwnStay = staying(view)
 	return view, nil
 }
 
 func (c *Controller) classify(pod *corev1.Pod, node *corev1.Node) livePod {
 	plan := drainplan.PodOf(pod, node.UID)
-	return livePod{Pod: pod, plan: plan, left: drainplan.Left(pod, plan.Type, c.evacuators), own: c.isOwn(pod)}
+	live := livePod{Pod: pod, plan: plan, left: drainplan.Left(pod, plan.Type, c.evacuators), own: c.isOwn(pod)}
+	live.evacuation = c.evacuationOf(pod)
+	if live.evacuation != nil && live.left == "" && plan.Type == maintenancev1alpha1.PodTypeDaemonSet {
+		var waits bool
+		if live.keptAt, waits = evacuators.KeptByBudgetAt(live.evacuation, c.budgetPatience); waits && !c.clock.Now().Before(live.keptAt) {
+			live.left = drainplan.LeftBudget
+		}
+	}
+	if live.own && live.left == "" && c.hasComeBack(pod, node) {
+		live.left = drainplan.LeftOwn
+	}
+	return live
 }
 
 func leaving(pods []livePod) []drainplan.Pod {

@@ -46,6 +46,11 @@ const (
 	priorityBefore, priority, priorityAfter = "30000", "20000", "15000"
 )
 
+// ErrUnexamined is the error of a check that the evacuator neither failed nor passed: it was over
+// before it could be seen what the evacuator does when it is called off. Give NewPod pods that take
+// longer to leave, or judge it by its code.
+var ErrUnexamined = errors.New("what it does when it is called off could not be examined")
+
 // Config is what the checks need.
 type Config struct {
 	// Class is that of the evacuator, which is running.
@@ -66,7 +71,8 @@ type Config struct {
 	Quiet time.Duration
 }
 
-// Result is what a check has found; Err is nil if the evacuator passed.
+// Result is what a check has found; Err is nil if the evacuator passed, and is ErrUnexamined if
+// that could not be seen.
 type Result struct {
 	// Check says what the evacuator has to do.
 	Check string
@@ -229,7 +235,8 @@ func (s *subject) poll(ctx context.Context, limit time.Duration, what string, co
 func (s *subject) stays(ctx context.Context) error {
 	quiet, cancel := context.WithTimeout(ctx, s.Quiet)
 	defer cancel()
-	err := s.poll(quiet, s.Quiet, "", func(ctx context.Context) (bool, error) {
+	// The time of quiet ends it, not the limit: at the same moment either might be seen first.
+	err := s.poll(quiet, 2*s.Quiet, "the pod is left alone", func(ctx context.Context) (bool, error) {
 		pod, err := s.Kube.CoreV1().Pods(s.Namespace).Get(ctx, s.name, metav1.GetOptions{})
 		switch {
 		case ctx.Err() != nil:
@@ -266,12 +273,6 @@ func (s *subject) departs(ctx context.Context) error {
 	})
 }
 
-// reports says whether the evacuator has written something between two states of its turn.
-func reports(turn, e *maintenancev1alpha1.Evacuation) bool {
-	return !e.Status.EvacuationProgressTimestamp.Equal(turn.Status.EvacuationProgressTimestamp) || e.Status.Message != turn.Status.Message ||
-		e.Status.ExpectedEvacuationFinishTime != nil
-}
-
 func isComplete(e *maintenancev1alpha1.Evacuation) bool {
 	for _, condition := range e.Status.Conditions {
 		if condition.Type == maintenancev1alpha1.ConditionComplete && condition.Status == metav1.ConditionTrue {
@@ -291,6 +292,20 @@ func takesAway(ctx context.Context, s *subject) error {
 	return s.departs(ctx)
 }
 
+// beginning is how an evacuator has begun its work on a pod.
+type beginning int
+
+const (
+	// It has reported, and can be called off.
+	_ beginning = iota
+	// forbidden: it has forbidden to be called off.
+	forbidden
+	// over: it had finished before it could be called off.
+	over
+)
+
+// isCalledOff calls the evacuator off when it has begun. One that is too quick for that is called
+// off right after it is asked for, and one that forbids it has to bring the evacuation to its end.
 func isCalledOff(ctx context.Context, s *subject) error {
 	if err := s.start(ctx, map[string]string{s.Class: priority, after: priorityAfter}); err != nil {
 		return err
@@ -298,45 +313,61 @@ func isCalledOff(ctx context.Context, s *subject) error {
 	if err := s.ask(ctx); err != nil {
 		return err
 	}
-	// It has begun when it has written something.
-	var turn *maintenancev1alpha1.Evacuation
-	var over bool
-	err := s.follow(ctx, s.Patience, "the evacuator reports", func(e *maintenancev1alpha1.Evacuation) (bool, error) {
-		switch {
-		case e == nil:
-			return false, errors.New("the Evacuation is gone before the evacuator has reported")
-		case isComplete(e),
-			e.Status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid:
-			over = true
-			return true, nil
-		case turn != nil && e.Status.ActiveEvacuatorClass != s.Class:
-			return false, fmt.Errorf("it lost its turn: %s", e.Status.Message)
-		case e.Status.ActiveEvacuatorClass != s.Class:
-			return false, nil
-		case turn == nil:
-			turn = e
-			return false, nil
-		}
-		if e.Status.ActiveEvacuatorCompleted {
-			over = true
-		}
-		return over || reports(turn, e), nil
-	})
-	if err != nil || over {
-		// One that is that quick cannot be called off.
+	how, err := s.begins(ctx)
+	if err != nil {
 		return err
+	}
+	switch how {
+	case forbidden:
+		return s.endsAlthoughWithdrawn(ctx)
+	case over:
+		return s.isCalledOffImmediately(ctx)
 	}
 	if err := s.withdraw(ctx); err != nil {
 		return err
 	}
-	if err := s.follow(ctx, s.Patience, "the Evacuation that was called off is gone", func(e *maintenancev1alpha1.Evacuation) (bool, error) {
-		if e != nil && isComplete(e) && e.Status.ActiveEvacuatorClass == s.Class {
-			over = true
+	return s.makesWay(ctx)
+}
+
+// begins waits until the evacuator has written something.
+func (s *subject) begins(ctx context.Context) (how beginning, err error) {
+	wasActive := s.asked.Status.ActiveEvacuatorClass == s.Class
+	err = s.follow(ctx, s.Patience, "the evacuator reports", func(e *maintenancev1alpha1.Evacuation) (bool, error) {
+		if e == nil {
+			return false, errors.New("the Evacuation is gone before the evacuator has reported")
 		}
-		return e == nil || over, nil
-	}); err != nil || over {
-		// It had passed the point of no return, and said so.
+		status := &e.Status
+		switch isActive := status.ActiveEvacuatorClass == s.Class; {
+		case isComplete(e), isActive && status.ActiveEvacuatorCompleted:
+			how = over
+		case isActive && status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid:
+			how = forbidden
+		case isActive:
+			wasActive = true
+			return status.EvacuationProgressTimestamp != nil, nil
+		case wasActive:
+			return false, fmt.Errorf("it lost its turn: %s", status.Message)
+		default:
+			return false, nil
+		}
+		return true, nil
+	})
+	return how, err
+}
+
+// makesWay checks that the pod of an Evacuation that was called off stays, and leaves when it is
+// asked for again.
+func (s *subject) makesWay(ctx context.Context) error {
+	ended := false
+	goes := func(e *maintenancev1alpha1.Evacuation) (bool, error) {
+		ended = e != nil && isComplete(e)
+		return e == nil || ended, nil
+	}
+	if err := s.follow(ctx, s.Patience, "the Evacuation that was called off is gone", goes); err != nil {
 		return err
+	}
+	if ended {
+		return fmt.Errorf("it brought the evacuation to an end while it was called off: %w", ErrUnexamined)
 	}
 	if err := s.stays(ctx); err != nil {
 		return fmt.Errorf("after the evacuation was called off: %w", err)
@@ -345,6 +376,41 @@ func isCalledOff(ctx context.Context, s *subject) error {
 		return err
 	}
 	return s.departs(ctx)
+}
+
+// endsAlthoughWithdrawn checks that an evacuator that forbids to be called off brings the
+// evacuation to its end. What it does when it is called off cannot be seen.
+func (s *subject) endsAlthoughWithdrawn(ctx context.Context) error {
+	if err := s.withdraw(ctx); err != nil {
+		return err
+	}
+	ends := func(e *maintenancev1alpha1.Evacuation) (bool, error) {
+		if e == nil {
+			return false, errors.New("the Evacuation is gone before it has come to an end")
+		}
+		return isComplete(e), nil
+	}
+	what := "the evacuator that has forbidden cancellation comes to an end"
+	if err := s.follow(ctx, s.Patience, what, ends); err != nil {
+		return err
+	}
+	return fmt.Errorf("it forbids cancellation with its first report: %w", ErrUnexamined)
+}
+
+// isCalledOffImmediately calls off the evacuation of another pod right after it was asked for.
+func (s *subject) isCalledOffImmediately(ctx context.Context) (err error) {
+	next := &subject{Config: s.Config, name: s.name + "-next"}
+	defer func() { err = errors.Join(err, next.remove(context.WithoutCancel(ctx))) }()
+	if err := next.start(ctx, map[string]string{s.Class: priority, after: priorityAfter}); err != nil {
+		return err
+	}
+	if err := next.ask(ctx); err != nil {
+		return err
+	}
+	if err := next.withdraw(ctx); err != nil {
+		return err
+	}
+	return next.makesWay(ctx)
 }
 
 func waitsForItsTurn(ctx context.Context, s *subject) error {

@@ -56,7 +56,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.PreviewNode{}.OpenAPIModelName():                      schema_pkg_apis_maintenance_v1alpha1_PreviewNode(ref),
 		v1alpha1.PreviewPod{}.OpenAPIModelName():                       schema_pkg_apis_maintenance_v1alpha1_PreviewPod(ref),
 		v1alpha1.PreviewPodReference{}.OpenAPIModelName():              schema_pkg_apis_maintenance_v1alpha1_PreviewPodReference(ref),
-		v1alpha1.PreviewPodsLeft{}.OpenAPIModelName():                  schema_pkg_apis_maintenance_v1alpha1_PreviewPodsLeft(ref),
+		v1alpha1.PreviewPodsKept{}.OpenAPIModelName():                  schema_pkg_apis_maintenance_v1alpha1_PreviewPodsKept(ref),
 		v1alpha1.PreviewWave{}.OpenAPIModelName():                      schema_pkg_apis_maintenance_v1alpha1_PreviewWave(ref),
 		v1alpha1.PreviewWaveNamespace{}.OpenAPIModelName():             schema_pkg_apis_maintenance_v1alpha1_PreviewWaveNamespace(ref),
 		v1alpha1.PreviewWaveNode{}.OpenAPIModelName():                  schema_pkg_apis_maintenance_v1alpha1_PreviewWaveNode(ref),
@@ -546,7 +546,7 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationSpec(ref common.ReferenceCal
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "evacuators are those who may take the pod off its node, highest priority first. On creation the server adds those that the pod's annotations name and those that are built in for its owner. At most 16 (deviates: the KEP allows 100).",
+							Description: "evacuators are those who may take the pod off its node, highest priority first. On creation the server adds those that the pod's annotations name and those that are built in for its owner. At most 16.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -559,7 +559,7 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationSpec(ref common.ReferenceCal
 					},
 					"nodeName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "nodeName (added) is the node that the pod ran on when the Evacuation was created. Set by the server.",
+							Description: "nodeName is the node that the pod ran on when the Evacuation was created. Set by the server.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -597,7 +597,7 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationStatus(ref common.ReferenceC
 					},
 					"evacuationProgressTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "evacuationProgressTimestamp is when the active evacuator last reported. Stamped by the server.",
+							Description: "evacuationProgressTimestamp is when the active evacuator last reported; unset until it has. Stamped by the server.",
 							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -626,7 +626,7 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationStatus(ref common.ReferenceC
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "message says in words what happens. At most 1024 bytes.",
+							Description: "message is for people: what happens to the pod. No program reads it. At most 1024 bytes.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -643,7 +643,7 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are Complete and (added) Blocked.",
+							Description: "conditions are Complete and Blocked.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -652,6 +652,12 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationStatus(ref common.ReferenceC
 									},
 								},
 							},
+						},
+					},
+					"activeEvacuatorSince": {
+						SchemaProps: spec.SchemaProps{
+							Description: "activeEvacuatorSince is when the active evacuator got its turn. Written by the Haulout server alone.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},
 				},
@@ -857,21 +863,21 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 					},
 					"podsBlocked": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsBlocked (added) counts the evacuating pods whose Evacuation has the condition Blocked.",
+							Description: "podsBlocked counts the pods that are asked to leave and cannot: their Evacuation has the condition Blocked, or no Evacuation could be created for them twice.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
-					"podsLeft": {
+					"podsKept": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsLeft (added) counts the pods that are left running on purpose: DaemonSet pods that would come straight back and static pods of a node that has no agent.",
+							Description: "podsKept counts the pods that are kept running on purpose: DaemonSet pods that would come straight back or whose budget stays closed, static pods of a node that has no agent, and pods of this server that came back.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"podsPeak": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsPeak (added) is the most pods that were pending and evacuating on the node at one time since the drain began. What is missing of it now has left, also when the Evacuations that tell of it are gone. 0 before the drain.",
+							Description: "podsPeak is the most pods that were pending and evacuating on the node at one time since the drain began. What is missing of it now has left, also when the Evacuations that tell of it are gone. 0 before the drain.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -889,7 +895,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NodeMaintenancePreview (added) says what the drain of a NodeMaintenance would do if it began now or, in stage Drain, what it still has to do: the waves, who takes each pod away, and what is in the way. It is worked out on request from the cluster as it is, and never stored. Nothing is touched. Lists are cut to what can be read; the counts are always those of everything.",
+				Description: "NodeMaintenancePreview says what the drain of a NodeMaintenance would do if it began now or, in stage Drain, what it still has to do: the waves, who takes each pod away, and what is in the way. It is worked out on request from the cluster as it is, and never stored. Nothing is touched. Lists are cut to what can be read; the counts are always those of everything.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -935,9 +941,9 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 							Format:      "int32",
 						},
 					},
-					"podsLeftCount": {
+					"podsKeptCount": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsLeftCount is how many pods are left running on purpose.",
+							Description: "podsKeptCount is how many pods are left running on purpose.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -1009,19 +1015,19 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 							Format:      "int32",
 						},
 					},
-					"podsLeft": {
+					"podsKept": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
 								"x-kubernetes-list-type": "atomic",
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "podsLeft are the pods that are left running on purpose, by reason.",
+							Description: "podsKept are the pods that are left running on purpose, by reason.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
 									SchemaProps: spec.SchemaProps{
-										Ref: ref(v1alpha1.PreviewPodsLeft{}.OpenAPIModelName()),
+										Ref: ref(v1alpha1.PreviewPodsKept{}.OpenAPIModelName()),
 									},
 								},
 							},
@@ -1075,7 +1081,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.PreviewBlocker{}.OpenAPIModelName(), v1alpha1.PreviewMaintenance{}.OpenAPIModelName(), v1alpha1.PreviewNode{}.OpenAPIModelName(), v1alpha1.PreviewPodsLeft{}.OpenAPIModelName(), v1alpha1.PreviewWave{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+			v1alpha1.PreviewBlocker{}.OpenAPIModelName(), v1alpha1.PreviewMaintenance{}.OpenAPIModelName(), v1alpha1.PreviewNode{}.OpenAPIModelName(), v1alpha1.PreviewPodsKept{}.OpenAPIModelName(), v1alpha1.PreviewWave{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -1088,7 +1094,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref common.Referen
 				Properties: map[string]spec.Schema{
 					"nodeSelector": {
 						SchemaProps: spec.SchemaProps{
-							Description: "nodeSelector selects the nodes under maintenance. At least one term is needed and no term may be empty. It may change in the stages Idle, Cordon and Drain: a node that no longer matches is released, a node that matches late joins.",
+							Description: "nodeSelector selects the nodes under maintenance. At least one term is needed and no term may be empty. It may change in the stages Idle, Cordon and Drain: a node that no longer matches is released, a node that matches late joins, but for new nodes (see newNodes). At most 1,000 requirements and 10,000 values in all.",
 							Ref:         ref(corev1.NodeSelector{}.OpenAPIModelName()),
 						},
 					},
@@ -1128,8 +1134,17 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref common.Referen
 					},
 					"requestedBy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "requestedBy (added) is the user of the last request that set or changed the nodeSelector or advanced the stage. Every node is authorized against this user before it is touched. It is set by the server; what a client sends is dropped.",
+							Description: "requestedBy is the user of the last request that set or changed the nodeSelector or advanced the stage. Every node is authorized against this user before it is touched. It is set by the server; what a client sends is dropped.",
 							Ref:         ref(v1.UserInfo{}.OpenAPIModelName()),
+						},
+					},
+					"newNodes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "newNodes decides what becomes of a node that matches and was created after the maintenance left stage Idle: Ignore leaves it alone, Join takes it. Nodes that existed and are labelled later always join, and so does a node that the selector names by metadata.name or by the label kubernetes.io/hostname. It may change as long as nodeSelector may. The default is Ignore.\n\nPossible enum values:\n - `\"Ignore\"` leaves such nodes alone, though they match: an autoscaler that answers a drain with new nodes of the same label would otherwise feed them to the maintenance one after the other.\n - `\"Join\"` takes such nodes as it takes those that were there.",
+							Default:     "Ignore",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Ignore", "Join"},
 						},
 					},
 				},
@@ -1150,7 +1165,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 				Properties: map[string]spec.Schema{
 					"observedGeneration": {
 						SchemaProps: spec.SchemaProps{
-							Description: "observedGeneration (added) is the metadata.generation that this status answers to.",
+							Description: "observedGeneration is the metadata.generation that this status answers to.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -1203,7 +1218,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the conditions of the maintenance. Drained says whether the nodes are empty of pods that the plan covers.",
+							Description: "conditions are the conditions of the maintenance: Drained reports whether the nodes are empty of pods that the plan covers, Progressing whether the maintenance moves on.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1214,11 +1229,23 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 							},
 						},
 					},
+					"lastProgressTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "lastProgressTimestamp is when something last moved in stage Drain: a pod left, a wave opened, an evacuator reported, or a pod was terminating within its grace period. Unset before stage Drain.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"newestNodeTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "newestNodeTimestamp is the newest metadata.creationTimestamp of any node when the maintenance left stage Idle. Nodes that were created later are new to it, see spec.newNodes.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.NodeMaintenanceNodeStatus{}.OpenAPIModelName(), v1alpha1.StageStatus{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName()},
+			v1alpha1.NodeMaintenanceNodeStatus{}.OpenAPIModelName(), v1alpha1.StageStatus{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -1239,7 +1266,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeReference(ref common.ReferenceCall
 					},
 					"uid": {
 						SchemaProps: spec.SchemaProps{
-							Description: "uid (added) of the node. A node that is deleted and created again under the same name is a new node.",
+							Description: "uid of the node. A node that is deleted and created again under the same name is a new node.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1528,9 +1555,9 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewNode(ref common.ReferenceCallba
 							Format:      "int32",
 						},
 					},
-					"podsLeft": {
+					"podsKept": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsLeft is how many pods are left running on the node on purpose.",
+							Description: "podsKept is how many pods are left running on the node on purpose.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -1654,11 +1681,11 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewPodReference(ref common.Referen
 	}
 }
 
-func schema_pkg_apis_maintenance_v1alpha1_PreviewPodsLeft(ref common.ReferenceCallback) common.OpenAPIDefinition {
+func schema_pkg_apis_maintenance_v1alpha1_PreviewPodsKept(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PreviewPodsLeft is pods that are left running for the same reason.",
+				Description: "PreviewPodsKept is pods that are left running for the same reason.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"reason": {

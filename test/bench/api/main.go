@@ -57,7 +57,7 @@ func main() {
 	flag.IntVar(&s.turns, "turns", 4, "how often the two take turns to make and to write their parts of the objects")
 	flag.IntVar(&s.lists, "lists", 5, "how often all objects are listed; the median counts")
 	flag.IntVar(&s.samples, "samples", 200, "how many changes are waited for; the median counts")
-	flag.IntVar(&s.gogc, "gogc", 30, "GOGC of haulout-apiserver; 30 is what its Deployment sets")
+	flag.IntVar(&s.gogc, "gogc", 50, "GOGC of haulout-apiserver; 50 is what its Deployment sets")
 	flag.StringVar(&s.bin, "bin", "bin", "folder of the programs of the development cluster")
 	flag.StringVar(&s.json, "json", "bin/bench-api.json", "file that the figures are written to")
 	flag.Parse()

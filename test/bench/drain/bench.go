@@ -27,9 +27,6 @@ import (
 	"strings"
 	"time"
 
-	policyv1 "k8s.io/api/policy/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"haulout.dev/haulout/test/bench/internal/devcluster"
 	"haulout.dev/haulout/test/internal/judge"
 )
@@ -74,8 +71,8 @@ func bench(ctx context.Context, args []string, out io.Writer) (err error) {
 			w := newWorkload(name, s)
 			for position, contender := range order(s.contenders, repetition) {
 				w := w
-				if contender == surge {
-					w = w.surging()
+				if contender == noSurge {
+					w = w.withoutSurge()
 				}
 				drain := result{Workload: name, Contender: contender, Repetition: repetition, Position: position, Pods: w.pods()}
 				if err := c.measure(ctx, s, w, &drain); err != nil {
@@ -128,13 +125,7 @@ func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result
 	}
 	watching, stopWatching := context.WithCancel(ctx)
 	defer stopWatching()
-	budgets := make([]policyv1.PodDisruptionBudget, 0, len(w.budgets))
-	for _, b := range w.budgets {
-		own := *b
-		own.ObjectMeta = metav1.ObjectMeta{Namespace: namespace, Name: b.Name}
-		budgets = append(budgets, own)
-	}
-	books, err := startWatcher(watching, c.kube, c.drained, budgets)
+	books, err := startWatcher(watching, c.kube, c.drained, w.watched())
 	if err != nil {
 		return err
 	}

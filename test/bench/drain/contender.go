@@ -35,17 +35,19 @@ import (
 )
 
 const (
-	drainPool   = "drain-pool"
-	drainNodes  = "drain-nodes"
-	bareLoop    = "bare-loop"
+	drainPool  = "drain-pool"
+	drainNodes = "drain-nodes"
+	bareLoop   = "bare-loop"
+	// maintenance is a NodeMaintenance of Deployments as they are by default: their pods are
+	// replaced before they leave.
 	maintenance = "maintenance"
-	// surge is a NodeMaintenance of Deployments whose pods are replaced before they leave.
-	surge = "maintenance-surge"
+	// noSurge is a NodeMaintenance of Deployments that have the annotation surge: Disabled.
+	noSurge = "maintenance-no-surge"
 	// attempts is how often a kubectl drain is started again that has failed.
 	attempts = 20
 )
 
-var contenderNames = []string{drainPool, drainNodes, bareLoop, maintenance, surge}
+var contenderNames = []string{drainPool, drainNodes, bareLoop, maintenance, noSurge}
 
 // effort is what a contender took beside what is measured of the cluster.
 type effort struct {
@@ -67,7 +69,7 @@ func (c *cluster) drain(ctx context.Context, contender string, s settings) (effo
 		return c.drainEachNode(ctx, s.timeout)
 	case bareLoop:
 		return c.runLoop(ctx, s)
-	case maintenance, surge:
+	case maintenance, noSurge:
 		return effort{}, c.maintain(ctx)
 	default:
 		return effort{}, fmt.Errorf("there is no contender %q", contender)

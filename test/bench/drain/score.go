@@ -70,7 +70,7 @@ type result struct {
 	Failed string `json:"failed,omitempty"`
 	Pods   int    `json:"pods"`
 	// Left is the number of pods that did not leave.
-	Left int `json:"podsLeft"`
+	Left int `json:"podsKept"`
 	// Created counts the pods that came while the nodes were drained: for each pod that has left there is one.
 	Created int `json:"podsCreated"`
 	// FirstSeconds is the time until the first eviction was sent, Seconds that until the last pod had left the nodes, DoneSeconds that until the contender said that it was done.

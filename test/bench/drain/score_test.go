@@ -82,6 +82,23 @@ func withBudget(lowest, below int) func(*result) {
 
 func failed(r *result) { r.Failed = "it did" }
 
+// allAvailable has all replicas available throughout.
+func allAvailable(r *result) { withBudget(100, 0)(r) }
+
+func withCPU(seconds float64) func(*result) {
+	return func(r *result) { r.Processes = map[string]cost{server: {CPUSeconds: seconds}} }
+}
+
+func withoutBudgets(r result) result {
+	r.Workload = noBudgets
+	return r
+}
+
+func single(r result) result {
+	r.Workload = singleReplicas
+	return r
+}
+
 func TestSummarize(t *testing.T) {
 	for name, test := range map[string]struct {
 		results []result
@@ -148,36 +165,63 @@ func TestGoals(t *testing.T) {
 		kept []bool
 	}{
 		"a maintenance that is as fast as the loop": {
-			[]result{newResult(drainPool, 50), newResult(drainNodes, 10), newResult(bareLoop, 9), newResult(maintenance, 10)},
+			[]result{newResult(drainPool, 25), newResult(bareLoop, 10), newResult(maintenance, 10, allAvailable)},
 			[]bool{true, true, true, true, true, true, true},
 		},
-		"a maintenance that is slower than all but the pool": {
-			[]result{newResult(drainPool, 49), newResult(drainNodes, 9), newResult(bareLoop, 8), newResult(maintenance, 10)},
-			[]bool{false, false, false, true, true, true, true},
+		"a maintenance that is slower than the loop, and not much quicker than the pool": {
+			[]result{newResult(drainPool, 24), newResult(bareLoop, 9), newResult(maintenance, 10, allAvailable)},
+			[]bool{false, false, true, true, true, true, true},
+		},
+		"without surge a twentieth slower than the loop": {
+			[]result{newResult(bareLoop, 9.5), newResult(noSurge, 10)},
+			[]bool{true, true, true, true, true},
+		},
+		"without surge more than a twentieth slower than the loop": {
+			[]result{newResult(bareLoop, 9.4), newResult(noSurge, 10)},
+			[]bool{false, true, true, true, true},
+		},
+		"without budgets a third of the loop's rate is enough": {
+			[]result{withoutBudgets(newResult(bareLoop, 10)), withoutBudgets(newResult(noSurge, 30))},
+			[]bool{true, true, true, true, true},
+		},
+		"without budgets less than a third is not": {
+			[]result{withoutBudgets(newResult(bareLoop, 10)), withoutBudgets(newResult(noSurge, 31))},
+			[]bool{false, true, true, true, true},
+		},
+		"surge takes twice the CPU": {
+			[]result{newResult(maintenance, 10, allAvailable, withCPU(4)), newResult(noSurge, 10, withCPU(2))},
+			[]bool{true, true, true, true, true, true, true, true, true, true},
+		},
+		"surge takes more than twice the CPU": {
+			[]result{newResult(maintenance, 10, allAvailable, withCPU(4.1)), newResult(noSurge, 10, withCPU(2))},
+			[]bool{false, true, true, true, true, true, true, true, true, true},
+		},
+		"with surge one replica was missing for a moment": {
+			[]result{newResult(maintenance, 10, withBudget(99, 0))}, []bool{false, true, true, true, true},
 		},
 		"two rejected calls of a hundred": {
-			[]result{newResult(maintenance, 10, func(r *result) { r.Rejected = 2 })}, []bool{true, true, true, true},
+			[]result{newResult(noSurge, 10, func(r *result) { r.Rejected = 2 })}, []bool{true, true, true, true},
 		},
 		"three rejected calls of a hundred": {
-			[]result{newResult(maintenance, 10, func(r *result) { r.Rejected = 3 })}, []bool{false, true, true, true},
+			[]result{newResult(noSurge, 10, func(r *result) { r.Rejected = 3 })}, []bool{false, true, true, true},
 		},
 		"an eviction that was sent to a closed budget": {
-			[]result{newResult(maintenance, 10, func(r *result) { r.ToClosed = 1 })}, []bool{true, false, true, true},
+			[]result{newResult(noSurge, 10, func(r *result) { r.ToClosed = 1 })}, []bool{true, false, true, true},
 		},
 		"a moment below a budget": {
-			[]result{newResult(maintenance, 10, withBudget(89, 1))}, []bool{true, true, false, true},
+			[]result{newResult(noSurge, 10, withBudget(89, 1))}, []bool{true, true, false, true},
 		},
 		"a maintenance that failed keeps no promise": {
-			[]result{newResult(bareLoop, 10), newResult(maintenance, 1, failed)}, []bool{false, false, false, false, false},
-		},
-		"one that replaces pods first has to come to its end and to keep the budgets": {
-			[]result{newResult(surge, 10, withBudget(90, 0)), newResult(bareLoop, 1)}, []bool{true, true},
-		},
-		"that it does not is a goal missed": {
-			[]result{newResult(surge, 10, failed, withBudget(80, 2))}, []bool{false, false},
+			[]result{newResult(bareLoop, 10), newResult(maintenance, 1, allAvailable, failed)},
+			[]bool{false, false, false, false, false, false},
 		},
 		"a contender that failed is nothing to compare with": {
-			[]result{newResult(bareLoop, 1, failed), newResult(maintenance, 10)}, []bool{true, true, true, true},
+			[]result{newResult(bareLoop, 1, failed), newResult(maintenance, 10, allAvailable)},
+			[]bool{true, true, true, true, true},
+		},
+		"single replicas never leave without surge": {
+			[]result{single(newResult(noSurge, 60, failed)), single(newResult(maintenance, 10, allAvailable))},
+			[]bool{true, true, true, true, true},
 		},
 		"without a maintenance there is nothing to judge": {[]result{newResult(bareLoop, 1)}, nil},
 	} {
@@ -194,7 +238,7 @@ func TestGoals(t *testing.T) {
 }
 
 func TestTable(t *testing.T) {
-	results := []result{newResult(bareLoop, 10, withRejected(50), withBudget(91, 0)), newResult(maintenance, 8), newResult(drainPool, 8, failed)}
+	results := []result{newResult(bareLoop, 10, withRejected(50), withBudget(91, 0)), newResult(noSurge, 8), newResult(drainPool, 8, failed)}
 	results[0].Processes = map[string]cost{host: {CPUSeconds: 3.14, PeakBytes: 400e6}, server: {CPUSeconds: 0.2, PeakBytes: 99e6}}
 	summaries := summarize(results, workloadNames, contenderNames)
 	var out strings.Builder
@@ -207,13 +251,13 @@ func TestTable(t *testing.T) {
 	want := `WORKLOAD    CONTENDER              FIRST  SECONDS  DONE  PODS/S  MADE  CALLS/POD  REJECTED    TO CLOSED  API CPU  API MB  OUR CPU  OUR MB  CLIENT CPU  LOWEST  NEEDED  BELOW
 one-budget  drain-pool (not done)  -      -        -     -       -     -          -           -          -        -       -        -       -           -       -       -
 one-budget  bare-loop              0.0    10.0     11.0  10.0    0     1.50       50 (33.3%)  0          3.1      400     0.2      99      0.0         91.0%   90.0%   0
-one-budget  maintenance            0.0    8.0      9.0   12.5    0     1.00       0 (0.0%)    0          0.0      0       0.0      0       0.0         -       -       -
-WORKLOAD    GOAL                                          MEASURED  WANTED  RESULT
-one-budget  rate of maintenance: that of bare-loop times  1.25      >= 0.9  kept
-one-budget  rejected evictions, in percent                0.00      <= 2    kept
-one-budget  evictions sent to closed budgets              0.00      <= 0    kept
-one-budget  moments below a budget                        0.00      <= 0    kept
-one-budget  failed drains                                 0.00      <= 0    kept
+one-budget  maintenance-no-surge   0.0    8.0      9.0   12.5    0     1.00       0 (0.0%)    0          0.0      0       0.0      0       0.0         -       -       -
+WORKLOAD    GOAL                                                    MEASURED  WANTED   RESULT
+one-budget  maintenance-no-surge: times the rate of bare-loop       1.25      >= 0.95  kept
+one-budget  maintenance-no-surge: rejected evictions, in percent    0.00      <= 2     kept
+one-budget  maintenance-no-surge: evictions sent to closed budgets  0.00      <= 0     kept
+one-budget  maintenance-no-surge: moments below a budget            0.00      <= 0     kept
+one-budget  maintenance-no-surge: failed drains                     0.00      <= 0     kept
 `
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Error(diff)

@@ -58,7 +58,7 @@ func readSettings(args []string) (settings, error) {
 	flags.StringVar(&contenders, "contenders", strings.Join(contenderNames, ","), "which contenders, separated by commas, in the order of the first repetition")
 	flags.DurationVar(&s.timeout, "timeout", 15*time.Minute, "how long a drain may take before it counts as failed")
 	flags.DurationVar(&s.patience, "patience", time.Minute, "how long contenders are watched that will never drain the workload single-replicas, since they bring no pods before they evict others")
-	flags.IntVar(&s.gogc, "gogc", 30, "GOGC of haulout-apiserver; 30 is what its Deployment sets")
+	flags.IntVar(&s.gogc, "gogc", 50, "GOGC of haulout-apiserver; 50 is what its Deployment sets")
 	flags.StringVar(&s.bin, "bin", "bin", "folder of the programs of the development cluster")
 	flags.StringVar(&s.json, "json", "bin/bench.json", "file that the figures are written to")
 	if err := flags.Parse(args); err != nil {

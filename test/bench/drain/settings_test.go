@@ -67,10 +67,14 @@ func TestWorkloads(t *testing.T) {
 		if got := [3]int{len(w.deployments), len(w.budgets), w.pods()}; got != want {
 			t.Errorf("%s: got %v Deployments, budgets and pods, want %v", name, got, want)
 		}
-		for i, d := range w.surging().deployments {
-			if _, off := d.Annotations[v1alpha1.AnnotationSurge]; off || w.deployments[i].Annotations[v1alpha1.AnnotationSurge] == "" {
-				t.Errorf("%s: only the contender that replaces pods first may surge", name)
+		for i, d := range w.withoutSurge().deployments {
+			off := d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled
+			if _, changed := w.deployments[i].Annotations[v1alpha1.AnnotationSurge]; changed || !off {
+				t.Errorf("%s: surge must be off for the contender %s alone", name, noSurge)
 			}
+		}
+		if got := len(w.watched()); got != want[0] {
+			t.Errorf("%s: the availability of %d Deployments is measured, want %d", name, got, want[0])
 		}
 	}
 }

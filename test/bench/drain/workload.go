@@ -73,28 +73,47 @@ func newWorkload(name string, s settings) workload {
 	return w
 }
 
-// surging returns the workload with Deployments that may have more pods than replicas for a while, as is the default.
-func (w workload) surging() workload {
-	surging := w
-	surging.deployments = nil
+// withoutSurge returns the workload with Deployments that must not be scaled up.
+func (w workload) withoutSurge() workload {
+	without := w
+	without.deployments = nil
 	for _, d := range w.deployments {
 		copied := d.DeepCopy()
-		delete(copied.Annotations, v1alpha1.AnnotationSurge)
-		surging.deployments = append(surging.deployments, copied)
+		copied.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
+		without.deployments = append(without.deployments, copied)
 	}
-	return surging
+	return without
 }
 
-// isHopeless says whether a contender will never drain the workload: the budgets let no pod go, and it does not bring others first.
+// watched returns what the availability of each Deployment is measured against: its budget or,
+// where it has none, one that demands nothing. The cluster gets only the former.
+func (w workload) watched() []policyv1.PodDisruptionBudget {
+	budgets := w.budgets
+	if len(budgets) == 0 {
+		for _, d := range w.deployments {
+			none := policyv1.PodDisruptionBudgetSpec{MinAvailable: new(intstr.FromInt32(0))}
+			budgets = append(budgets, newBudget(d.Name, none))
+		}
+	}
+	watched := make([]policyv1.PodDisruptionBudget, 0, len(budgets))
+	for _, b := range budgets {
+		own := *b
+		own.ObjectMeta = metav1.ObjectMeta{Namespace: namespace, Name: b.Name}
+		watched = append(watched, own)
+	}
+	return watched
+}
+
+// isHopeless reports whether a contender will never drain the workload: the budgets let no pod go,
+// and the contender starts no replacement first.
 func (w workload) isHopeless(contender string) bool {
-	return w.name == singleReplicas && contender != surge
+	return w.name == singleReplicas && contender != maintenance
 }
 
 func newDeployment(app string, replicas int) *appsv1.Deployment {
 	labels := map[string]string{appLabel: app}
 	return &appsv1.Deployment{
-		// What is compared is how fast pods are evicted; the contender that is to replace them first takes this off.
-		ObjectMeta: metav1.ObjectMeta{Name: app, Annotations: map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}},
+		ObjectMeta: metav1.ObjectMeta{Name: app},
 		Spec: appsv1.DeploymentSpec{
 			Replicas: ptr.To(int32(replicas)),
 			Selector: &metav1.LabelSelector{MatchLabels: labels},

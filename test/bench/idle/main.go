@@ -54,7 +54,7 @@ func main() {
 	flag.IntVar(&s.nodes, "nodes", 100, "number of nodes that they are on")
 	flag.DurationVar(&s.settle, "settle", time.Minute, "how long to wait after the last pod was called blocked")
 	flag.DurationVar(&s.duration, "duration", time.Minute, "how long to measure")
-	flag.IntVar(&s.gogc, "gogc", 30, "GOGC of haulout-apiserver; 30 is what its Deployment sets")
+	flag.IntVar(&s.gogc, "gogc", 50, "GOGC of haulout-apiserver; 50 is what its Deployment sets")
 	flag.StringVar(&s.bin, "bin", "bin", "folder of the programs of the development cluster")
 	flag.StringVar(&s.use, "use", "", "folder of a cluster that an earlier run with --keep and the same numbers has left: only measure")
 	flag.BoolVar(&s.keep, "keep", false, "leave the cluster up in the end")

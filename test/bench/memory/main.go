@@ -48,7 +48,7 @@ func main() {
 	flag.IntVar(&s.nodes, "nodes", 5000, "number of nodes")
 	flag.IntVar(&s.pods, "pods", 150000, "number of pods, spread evenly over the nodes")
 	flag.IntVar(&s.drain, "drain", 250, "number of nodes to drain")
-	flag.IntVar(&s.gogc, "gogc", 30, "GOGC of the server: how much garbage Go lets pile up, in percent of what is in use; 30 is what the Deployment sets")
+	flag.IntVar(&s.gogc, "gogc", 50, "GOGC of the server: how much garbage Go lets pile up, in percent of what is in use; 50 is what the Deployment sets")
 	flag.StringVar(&s.bin, "bin", "bin", "folder of the programs")
 	flag.StringVar(&s.use, "use", "", "folder of a cluster that an earlier run with --keep and the same numbers has left; its server is started anew")
 	flag.BoolVar(&s.keep, "keep", false, "leave the cluster up in the end")

@@ -27,6 +27,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -183,6 +184,25 @@ func (c *Cluster) KillServer(tb testing.TB) {
 	Eventually(tb, "the killed server is gone", func(context.Context) (bool, error) {
 		return syscall.Kill(pid, 0) != nil || zombie(pid), nil
 	})
+}
+
+// flagsVariable holds the additional flags of haulout-apiserver in a development cluster.
+const flagsVariable = "HAULOUT_FLAGS"
+
+// WithServerFlags restarts haulout-apiserver with additional flags, in the form --name=value. The
+// caller defers what it returns, which restarts the server without them.
+func (c *Cluster) WithServerFlags(tb testing.TB, flags ...string) (restore func()) {
+	tb.Helper()
+	before := os.Getenv(flagsVariable)
+	restart := func(flags string) {
+		tb.Setenv(flagsVariable, flags)
+		c.KillServer(tb)
+		if err := c.Up(); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	restart(strings.Join(append([]string{before}, flags...), " "))
+	return func() { restart(before) }
 }
 
 // zombie says whether a process has ended and only waits for its parent to take note.

@@ -74,6 +74,8 @@ type NodeCount struct {
 type pod struct {
 	name, node, workload string
 	healthy, asked       bool
+	// replaced says that a Deployment owns the pod, which starts another one before it leaves.
+	replaced bool
 	// wave is an index of Ledger.waves, or noWave.
 	wave    int
 	budgets []*Budget
@@ -94,6 +96,8 @@ type Ledger struct {
 	perNode map[string]NodeCount
 	// healthy counts the healthy pods of each workload, before those it had when the books were opened.
 	healthy, before map[string]int
+	// lowest is the fewest healthy pods that each Deployment has had since the books were opened.
+	lowest map[string]int
 	// overtaken describes the first pods that were asked to leave before their turn.
 	overtaken []string
 	// daemonPods are the names of the pods of DaemonSets on the watched nodes, lostDaemonPods of those that were asked to leave.
@@ -102,7 +106,7 @@ type Ledger struct {
 
 // New returns empty books about drains of the given nodes.
 func New(nodes ...string) *Ledger {
-	return &Ledger{nodes: sets.New(nodes...), pods: map[types.UID]*pod{}, perNode: map[string]NodeCount{}, healthy: map[string]int{}}
+	return &Ledger{nodes: sets.New(nodes...), pods: map[types.UID]*pod{}, perNode: map[string]NodeCount{}, healthy: map[string]int{}, lowest: map[string]int{}}
 }
 
 // Open takes what was seen so far for the state before the drain: budgets are worked out against the pods that there are, and pods are
@@ -132,6 +136,9 @@ func (l *Ledger) Open(budgets []policyv1.PodDisruptionBudget, pods []corev1.Pod,
 	l.before = map[string]int{}
 	for workload, count := range l.healthy {
 		l.before[workload] = count
+		if _, ok := l.lowest[workload]; ok {
+			l.lowest[workload] = count
+		}
 	}
 	l.open, l.events = true, 0
 	return nil
@@ -183,6 +190,9 @@ func (l *Ledger) observe(event watch.EventType, p *corev1.Pod) {
 	known, ok := l.pods[p.UID]
 	if !ok {
 		known = &pod{name: p.Namespace + "/" + p.Name, workload: workloadOf(p), wave: noWave}
+		if owner := metav1.GetControllerOf(p); owner != nil && owner.Kind == "ReplicaSet" {
+			known.replaced = true
+		}
 		for _, b := range l.budgets {
 			if b.covers(p) {
 				known.budgets = append(known.budgets, b)
@@ -266,6 +276,9 @@ func (l *Ledger) setHealthy(known *pod, healthy bool) {
 	}
 	if known.workload != "" {
 		l.healthy[known.workload] += change
+		if known.replaced {
+			l.lowest[known.workload] = min(l.lowest[known.workload], l.healthy[known.workload])
+		}
 	}
 	for _, b := range known.budgets {
 		b.Healthy += change

@@ -186,6 +186,42 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
+func TestReplacements(t *testing.T) {
+	before := []corev1.Pod{newPod("web-1"), newPod("web-2"), newPod("db-1", withOwner("StatefulSet"))}
+	for name, test := range map[string]struct {
+		events []event
+		broken bool
+	}{
+		"another pod was there before one left": {
+			events: []event{{watch.Added, newPod("web-3", onNode("green"))}, {watch.Modified, newPod("web-1", asked)}},
+		},
+		"a pod left first": {
+			events: []event{{watch.Modified, newPod("web-1", asked)}, {watch.Added, newPod("web-3", onNode("green"))}},
+			broken: true,
+		},
+		"a pod left when another one was there and not ready": {
+			events: []event{{watch.Added, newPod("web-3", onNode("green"), notReady)}, {watch.Deleted, newPod("web-1")}},
+			broken: true,
+		},
+		"a pod of a StatefulSet left": {
+			events: []event{{watch.Modified, newPod("db-1", withOwner("StatefulSet"), asked)}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ledger := New("blue")
+			if err := ledger.Open(nil, before, plan); err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range test.events {
+				ledger.Observe(e.kind, &e.pod)
+			}
+			if check := ledger.Replacements(); check.Kept == test.broken {
+				t.Errorf("kept is %t, want %t: %s", check.Kept, !test.broken, check.Text)
+			}
+		})
+	}
+}
+
 func TestOpenRefusesABudgetThatIsBroken(t *testing.T) {
 	err := New("blue").Open([]policyv1.PodDisruptionBudget{newPDB(intstr.FromInt32(0))}, []corev1.Pod{newPod("web-1", notReady)}, plan)
 	if err == nil {

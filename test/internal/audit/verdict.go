@@ -98,6 +98,24 @@ func (l *Ledger) Verdict() []Check {
 	}
 }
 
+// Replacements checks that no Deployment ever had fewer healthy pods than when the books were
+// opened: each pod was replaced before it left. Deployments without surge do not promise that, so
+// Verdict leaves it out.
+func (l *Ledger) Replacements() Check {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var lacking []string
+	for _, workload := range slices.Sorted(maps.Keys(l.lowest)) {
+		if is, was := l.lowest[workload], l.before[workload]; is < was {
+			lacking = append(lacking, fmt.Sprintf("%s had %d of %d", workload, is, was))
+		}
+	}
+	if len(lacking) > 0 {
+		return Check{Text: "pods of Deployments left before another one was there: " + strings.Join(lacking, ", ")}
+	}
+	return Check{Kept: true, Text: fmt.Sprintf("%d Deployments never had fewer healthy pods than before", len(l.lowest))}
+}
+
 func leftCheck(s Snapshot) Check {
 	if left := s.Left(); left > 0 {
 		return Check{Text: fmt.Sprintf("%d of %d pods have not left the nodes", left, left+s.Gone())}
@@ -121,7 +139,7 @@ func budgetCheck(s Snapshot) Check {
 	if len(broken) > 0 {
 		return Check{Text: "a budget was broken: " + strings.Join(broken, "; ")}
 	}
-	text := fmt.Sprintf("no budget was ever broken: %d budgets, %d pods taken from them, %d pod changes looked at", len(s.Budgets), disrupted, s.Events)
+	text := fmt.Sprintf("no budget was ever broken: %d budgets, %d of their pods told to stop, %d pod changes seen", len(s.Budgets), disrupted, s.Events)
 	if closest >= 0 {
 		b := s.Budgets[closest]
 		text += fmt.Sprintf(" (closest: %s, %d healthy, %d needed)", b.Name, b.Lowest, b.Floor)

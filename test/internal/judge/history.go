@@ -296,11 +296,35 @@ func (h *History) Overridden(maintenance types.UID) {
 	h.overridden[maintenance] = true
 }
 
-// precede moves the Evacuations of evicted pods that were seen later than the end that the eviction put to their pods: they were there before, and
-// with them all that Haulout's server had shown until then.
-func (h *History) precede(evicted map[types.UID]bool) {
+// scaledDown reports whether a pod left in a scale-down that was to take it: it has ended and kept
+// the lowest deletion cost, which a pod has only after it was asked to leave, and loses if it stays.
+func (p *podRecord) scaledDown() bool {
+	_, lowered := p.Annotations[v1alpha1.AnnotationOriginalPodDeletionCost]
+	return lowered && p.asked.at != never
+}
+
+// sentAway returns the pods that a drain made leave: they were evicted, or their Deployment had been
+// scaled up for them and was scaled down by them.
+func (h *History) sentAway(calls []Call) map[types.UID]bool {
+	sent := map[types.UID]bool{}
+	for i := range calls {
+		if calls[i].Evicted() {
+			sent[calls[i].UID] = true
+		}
+	}
 	for uid, p := range h.pods {
-		if !evicted[uid] || p.asked.at == never {
+		if p.scaledDown() {
+			sent[uid] = true
+		}
+	}
+	return sent
+}
+
+// precede moves the Evacuations of pods that were sent away and that were seen later than the end of
+// their pods: they were there before, and with them all that Haulout's server had shown until then.
+func (h *History) precede(sent map[types.UID]bool) {
+	for uid, p := range h.pods {
+		if !sent[uid] || p.asked.at == never {
 			continue
 		}
 		var first *stamp

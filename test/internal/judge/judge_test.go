@@ -147,6 +147,18 @@ func (p *tape) evict(name string) {
 	p.onHost(watch.Modified, pod)
 }
 
+// scaleDown lowers the deletion cost of a pod and has it end since its Deployment was scaled back.
+func (p *tape) scaleDown(name string) {
+	p.t.Helper()
+	pod := p.pods[name]
+	pod.Annotations = map[string]string{
+		corev1.PodDeletionCost: "-2147483647", v1alpha1.AnnotationOriginalPodDeletionCost: "",
+	}
+	p.onHost(watch.Modified, pod)
+	pod.DeletionTimestamp = &metav1.Time{Time: p.now()}
+	p.onHost(watch.Modified, pod)
+}
+
 // end lets pods end, and their Evacuations with them.
 func (p *tape) end(names ...string) {
 	p.t.Helper()
@@ -288,6 +300,35 @@ func TestOutOfOrder(t *testing.T) {
 			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
 			p.complete("a")
 		}},
+		"waves of pods that leave when their Deployment is scaled back are right": {play: func(p *tape) {
+			p.drain("a", "blue")
+			p.reach("a", 1000, "one", "two")
+			for _, name := range []string{"low-1", "low-2"} {
+				p.evacuation(name, v1alpha1.FinalizerInstigatorNodeMaintenance)
+				p.scaleDown(name)
+				p.end(name)
+			}
+			p.reach("a", 2000, "one", "two")
+			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
+			p.scaleDown("high-1")
+		}},
+		"a surge for a pod whose turn has not come is wrong, also when it ends in time": {want: []string{"shop/high-1"}, play: func(p *tape) {
+			p.drain("a", "blue")
+			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
+			p.ask("low-1", "low-2")
+			p.end("low-1", "low-2")
+			p.scaleDown("high-1")
+		}},
+		"a scale-down by a pod that was not asked, before its turn": {want: []string{"shop/high-1"}, play: func(p *tape) {
+			p.drain("a", "blue")
+			p.scaleDown("high-1")
+		}},
+		"what Haulout's server shows later than a scale-down came before it": {play: func(p *tape) {
+			p.drain("a", "blue")
+			p.scaleDown("high-1")
+			p.complete("a")
+			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
+		}},
 		"a pod that was not asked but ended by itself is nobody's fault": {play: func(p *tape) {
 			p.drain("a", "blue")
 			p.end("high-1")
@@ -408,6 +449,39 @@ func TestOutOfOrder(t *testing.T) {
 	}
 }
 
+func TestPausesBetweenWaves(t *testing.T) {
+	for name, leave := range map[string]func(*tape, string){
+		"that leave by eviction": func(p *tape, name string) { p.ask(name) },
+		"that leave by scale-down": func(p *tape, name string) {
+			p.evacuation(name, v1alpha1.FinalizerInstigatorNodeMaintenance)
+			p.scaleDown(name)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newTape(t)
+			begin(p)
+			p.drain("a", "blue")
+			p.reach("a", 1000, "one", "two")
+			for _, name := range []string{"low-1", "low-2"} {
+				leave(p, name)
+				p.end(name)
+			}
+			p.reach("a", 2000, "one", "two")
+			leave(p, "high-1")
+			pauses, err := p.h.Pauses(p.calls, Rules{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(pauses) != 1 || pauses[0].From != 1 || pauses[0].To != 2 {
+				t.Errorf("got %v, want the pause between wave 1 and 2", pauses)
+			}
+			if got := len((&View{p.h}).Evacuated()); got != 3 {
+				t.Errorf("%d pods were evacuated, want 3", got)
+			}
+		})
+	}
+}
+
 func TestOutOfOrderRefusesAPlanThatMoved(t *testing.T) {
 	p := newTape(t)
 	begin(p)
@@ -417,145 +491,4 @@ func TestOutOfOrderRefusesAPlanThatMoved(t *testing.T) {
 	if found, err := p.h.OutOfOrder(nil, Rules{}); err == nil {
 		t.Errorf("got %q and no error", found)
 	}
-}
-
-func TestWentBack(t *testing.T) {
-	for name, test := range map[string]struct {
-		play func(p *tape)
-		want []string
-	}{
-		"targets that rise are right": {play: func(p *tape) {
-			p.reach("a", 1000, "one")
-			p.reach("a", 2000, "one", "two")
-		}},
-		"targets that fall in one status": {want: []string{"node one went back in the status of a"}, play: func(p *tape) {
-			p.reach("a", 2000, "one")
-			p.reach("a", 1000, "one")
-		}},
-		"targets that vanish from a status": {want: []string{"node one went back in the status of a"}, play: func(p *tape) {
-			p.reach("a", 2000, "one")
-			p.nms["a"].Status.NodeStatuses[0].DrainTargets = nil
-			p.onOurs(watch.Modified, p.nms["a"])
-		}},
-		"a node that is let go of and taken again starts anew": {play: func(p *tape) {
-			p.reach("a", 2000, "one")
-			p.reach("a", 0)
-			p.reach("a", 1000, "one")
-		}},
-		"a node of another UID starts anew": {play: func(p *tape) {
-			p.reach("a", 2000, "one")
-			p.nms["a"].Status.NodeStatuses[0] = v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: "one", UID: "again"}, DrainTargets: plan(1000)}
-			p.onOurs(watch.Modified, p.nms["a"])
-		}},
-		"what all had agreed on is forgotten when one lets go": {want: []string{"node one went back when a let go of it"}, play: func(p *tape) {
-			p.drain("b", "blue")
-			p.reach("a", 2000, "one")
-			p.reach("b", 2000, "one")
-			p.drain("c", "blue")
-			p.reach("c", 1000, "one")
-			p.complete("b")
-			p.complete("a")
-		}},
-		"what not all had heard of may be forgotten": {play: func(p *tape) {
-			p.drain("b", "blue")
-			p.reach("b", 1000, "one")
-			p.reach("a", 1000, "one")
-			p.reach("a", 2000, "one")
-			p.complete("a")
-		}},
-		"what one has not written down yet is not agreed on": {play: func(p *tape) {
-			p.drain("b", "blue")
-			p.drain("c", "blue")
-			p.silent("b", "one")
-			p.reach("c", 1000, "one")
-			p.reach("a", 2000, "one")
-			p.reach("c", 2000, "one")
-			p.complete("c")
-			p.complete("a")
-			p.reach("b", 1000, "one")
-			p.drain("d", "blue")
-			p.reach("d", 1000, "one")
-			p.complete("d")
-		}},
-		"one that comes when the last that knew lets go starts anew": {play: func(p *tape) {
-			p.reach("a", 2000, "one")
-			p.drain("b", "blue")
-			p.silent("b", "one")
-			p.complete("a")
-			p.reach("b", 1000, "one")
-			p.drain("c", "blue")
-			p.reach("c", 1000, "one")
-			p.complete("c")
-		}},
-		"one that comes and takes nothing over": {want: []string{"node one went back when a let go of it"}, play: func(p *tape) {
-			p.reach("a", 2000, "one")
-			p.drain("b", "blue")
-			p.reach("b", 1000, "one")
-			p.complete("a")
-		}},
-		"the last to let go forgets": {play: func(p *tape) {
-			p.reach("a", 2000, "one")
-			p.complete("a")
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			p := newTape(t)
-			begin(p)
-			p.drain("a", "blue")
-			test.play(p)
-			expect(t, p.h.WentBack(), test.want...)
-		})
-	}
-}
-
-func TestNotPutBack(t *testing.T) {
-	for name, test := range map[string]struct {
-		change   func(*corev1.Node)
-		cordoned bool
-		want     []string
-	}{
-		"a node as it was":                    {change: open},
-		"a node that is closed":               {change: closed, want: []string{"node one is not schedulable"}},
-		"somebody else's cordon":              {change: closed, cordoned: true},
-		"somebody else's cordon that is gone": {change: open, cordoned: true, want: []string{"node one is schedulable, although"}},
-		"an annotation of ours": {
-			change: func(n *corev1.Node) {
-				n.Annotations = map[string]string{v1alpha1.AnnotationCordonedBy: "{}", "example.com/mine": ""}
-			},
-			want: []string{"has the annotation maintenance.haulout.dev/cordoned-by"},
-		},
-		"a taint of ours": {
-			change: func(n *corev1.Node) {
-				n.Spec.Taints = []corev1.Taint{{Key: v1alpha1.TaintDrain}, {Key: "example.com/mine"}}
-			},
-			want: []string{"has the taint maintenance.haulout.dev/drain"},
-		},
-		"a condition of a maintenance": {
-			change: func(n *corev1.Node) {
-				n.Status.Conditions = []corev1.NodeCondition{
-					{Type: "Ready", Status: corev1.ConditionTrue}, {Type: "Drained", Status: corev1.ConditionTrue}, {Type: "DrainInProgress", Status: corev1.ConditionFalse},
-				}
-			},
-			want: []string{"has the condition Drained"},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			p := newTape(t)
-			begin(p)
-			p.node("one", "blue", test.change)
-			var cordoned []string
-			if test.cordoned {
-				cordoned = []string{"one"}
-			}
-			expect(t, p.h.NotPutBack(cordoned...), test.want...)
-		})
-	}
-}
-
-func TestLeftOver(t *testing.T) {
-	p := newTape(t)
-	begin(p)
-	p.ask("low-1", "low-2")
-	p.end("low-1")
-	expect(t, p.h.LeftOver(), "Evacuation shop/low-2 is still there")
 }

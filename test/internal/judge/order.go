@@ -79,11 +79,8 @@ type change struct {
 // drain targets: these do not fall back, so the late are behind the times (KEP-4212, "Pod Selection and DrainTargets Example"). The same goes
 // for a maintenance whose order was overridden, if an event says so.
 func (h *History) OutOfOrder(calls []Call, rules Rules) ([]string, error) {
-	evicted := map[types.UID]bool{}
-	for _, call := range calls {
-		evicted[call.UID] = evicted[call.UID] || call.Evicted()
-	}
-	h.precede(evicted)
+	sent := h.sentAway(calls)
+	h.precede(sent)
 	h.straighten()
 	dockets, err := h.dockets(rules)
 	if err != nil {
@@ -92,7 +89,7 @@ func (h *History) OutOfOrder(calls []Call, rules Rules) ([]string, error) {
 	changes, nodes := h.changes(), h.nodesByName()
 	var found []string
 	for _, p := range h.sortedPods() {
-		asked, ok := h.askedAt(p, evicted)
+		asked, ok := h.askedAt(p, sent)
 		if !ok {
 			continue
 		}
@@ -151,7 +148,7 @@ func (h *History) sortedPods() []*podRecord {
 }
 
 // askedAt returns when a maintenance first asked a pod to leave. A pod that ends for reasons of its own was not asked.
-func (h *History) askedAt(p *podRecord, evicted map[types.UID]bool) (stamp, bool) {
+func (h *History) askedAt(p *podRecord, sent map[types.UID]bool) (stamp, bool) {
 	asked, evacuated := p.asked, false
 	for _, e := range h.byPod[p.UID] {
 		if e.made == nil {
@@ -162,7 +159,7 @@ func (h *History) askedAt(p *podRecord, evicted map[types.UID]bool) (stamp, bool
 			asked = *e.made
 		}
 	}
-	return asked, (evacuated || evicted[p.UID]) && asked.at != never
+	return asked, (evacuated || sent[p.UID]) && asked.at != never
 }
 
 // nodesByName are the nodes that had a name, one after another.

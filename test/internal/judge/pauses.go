@@ -26,7 +26,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Pause is the time from the last pod of a wave being gone from all nodes of a maintenance to the first eviction of its next wave.
+// Pause is the time from the last pod of a wave being gone from all nodes of a maintenance until the
+// first pod of its next wave is told to go, by an eviction or by the scale-down that ends a surge.
 type Pause struct {
 	Maintenance string
 	// From and To are the waves, counted from 1.
@@ -34,16 +35,18 @@ type Pause struct {
 	Length   time.Duration
 }
 
-// Pauses returns the pauses of all maintenances. The wave before has to have left all their nodes; of the next one only those nodes count that
-// no other maintenance drains, which might hold it up or have opened it already. The time of an eviction is when kube-apiserver received the call, that of a pod's end when it answered its deletion or, if that is earlier, when its
-// event came.
+// Pauses returns the pauses of all maintenances. The wave before has to have left all their nodes;
+// of the next one only those nodes count that no other maintenance drains, which might hold it up or
+// have opened it already. The time of an eviction is when kube-apiserver received the call, that of a
+// scale-down when its event came, that of a pod's end when kube-apiserver answered its deletion or,
+// if that is earlier, when its event came.
 func (h *History) Pauses(calls []Call, rules Rules) ([]Pause, error) {
 	h.straighten()
 	dockets, err := h.dockets(rules)
 	if err != nil {
 		return nil, err
 	}
-	evicted := firstEvictions(calls)
+	told := h.firstTold(calls)
 	ended := h.ends(calls)
 	nodes := h.nodesByName()
 	var pauses []Pause
@@ -52,7 +55,7 @@ func (h *History) Pauses(calls []Call, rules Rules) ([]Pause, error) {
 		last, first := map[int]time.Time{}, map[int]time.Time{}
 		for uid, wave := range d.waves {
 			p := h.pods[uid]
-			call, ok := evicted[uid]
+			begin, ok := told[uid]
 			node := nodes.at(p.Spec.NodeName, p.asked.at)
 			if !ok || node == nil || d.drainingSince(p.asked) == nil || d.joined(node, p.asked.at) == nil {
 				continue
@@ -61,8 +64,8 @@ func (h *History) Pauses(calls []Call, rules Rules) ([]Pause, error) {
 			shared := slices.ContainsFunc(dockets, func(other *docket) bool {
 				return other != d && other.drainingSince(p.asked) != nil && other.joined(node, p.asked.at) != nil
 			})
-			if begin, ok := first[wave]; !shared && (!ok || call.Before(begin)) {
-				first[wave] = call
+			if earliest, ok := first[wave]; !shared && (!ok || begin.Before(earliest)) {
+				first[wave] = begin
 			}
 		}
 		waves := slices.Sorted(maps.Keys(last))
@@ -95,6 +98,24 @@ func Median(pauses []Pause) time.Duration {
 
 func (p Pause) String() string {
 	return fmt.Sprintf("%s, wave %d to %d: %v", p.Maintenance, p.From, p.To, p.Length.Round(time.Millisecond))
+}
+
+// firstTold returns when each pod that a maintenance has asked for was first told to go.
+func (h *History) firstTold(calls []Call) map[types.UID]time.Time {
+	out := firstEvictions(calls)
+	for uid := range h.byPod {
+		if _, ok := out[uid]; !ok && h.evacuated(uid) {
+			out[uid] = h.pods[uid].asked.seen
+		}
+	}
+	return out
+}
+
+// evacuated reports whether a pod that a maintenance has asked for was told to go, in any way.
+func (h *History) evacuated(uid types.UID) bool {
+	p := h.pods[uid]
+	return p != nil && p.asked.at != never &&
+		slices.ContainsFunc(h.byPod[uid], func(e *evacuationRecord) bool { return e.made != nil })
 }
 
 // firstEvictions returns when the eviction of each pod was first tried.

@@ -282,6 +282,17 @@ func (r *Recorder) Verdict(rules Rules, cordoned ...string) ([]string, error) {
 	return found, nil
 }
 
+// Missed describes the Deployments that had fewer healthy pods at some time than in the beginning: a
+// drain that replaces pods before they leave finds none.
+func (r *Recorder) Missed() ([]string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if check := r.books.Replacements(); !check.Kept {
+		return []string{check.Text}, r.failed
+	}
+	return nil, r.failed
+}
+
 // Pauses returns the pauses between waves so far.
 func (r *Recorder) Pauses(rules Rules) ([]Pause, error) {
 	calls, err := r.Calls()
@@ -306,6 +317,18 @@ type View struct {
 
 // Asked counts the pods that were told to end since the recording began.
 func (v *View) Asked() int { return v.history.asked }
+
+// Evacuated returns the UIDs of the pods that a maintenance asked for and that were told to end
+// since: by an eviction, or because their Deployment was scaled back.
+func (v *View) Evacuated() []types.UID {
+	var pods []types.UID
+	for uid := range v.history.byPod {
+		if v.history.evacuated(uid) {
+			pods = append(pods, uid)
+		}
+	}
+	return pods
+}
 
 // Drained says whether a maintenance says so of itself.
 func (v *View) Drained(name string) bool {

@@ -74,7 +74,7 @@ func (w *Witness) unlawful(call *judge.Call) string {
 		return what + " although it never had an Evacuation"
 	}
 	for i, s := range states {
-		if s.class != v1alpha1.EvacuatorClassEviction || !s.asked || s.gone {
+		if !mayBeEvicted(s.class) || !s.asked || s.gone {
 			continue
 		}
 		// It was up for eviction from then on until the next state that says otherwise.
@@ -91,11 +91,17 @@ func (w *Witness) unlawful(call *judge.Call) string {
 	return what + ", which was not its turn: " + describe(states, call.Received)
 }
 
+// mayBeEvicted reports whether a pod may be evicted while a class is active. The evacuator of
+// DaemonSet pods has them evicted in its own name, since nothing comes after it for them.
+func mayBeEvicted(class string) bool {
+	return class == v1alpha1.EvacuatorClassEviction || class == v1alpha1.EvacuatorClassDaemonSet
+}
+
 // knownBetter says whether what was seen after a blind spot tells that the eviction had no turn within it: it was still an evacuator's.
 func (w *Witness) knownBetter(states []state, at time.Time) bool {
 	for _, s := range states {
 		if s.at.After(at) {
-			return s.created.Before(at.Add(-stampLag)) && s.class != v1alpha1.EvacuatorClassEviction && s.asked && !s.gone
+			return s.created.Before(at.Add(-stampLag)) && !mayBeEvicted(s.class) && s.asked && !s.gone
 		}
 	}
 	return false

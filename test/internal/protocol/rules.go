@@ -82,30 +82,32 @@ func (w *Witness) brokenTurn(before, e *v1alpha1.Evacuation, consecutive bool) s
 		return ""
 	case to != from+1:
 		return fmt.Sprintf("%s, out of order: %s", handOver, strings.Join(order, ", "))
-	case isWithdrawn(before):
+	case isWithdrawn(before) && !heldByOthers(before):
 		return handOver + " although nobody asks for it any more"
 	case from < 0 || was.ActiveEvacuatorCompleted:
 		return ""
 	}
 	patience := w.patience(before)
-	if was.EvacuationProgressTimestamp == nil || is.EvacuationProgressTimestamp == nil {
-		return handOver + " and bears no stamp"
+	since := was.ActiveEvacuatorSince
+	if was.EvacuationProgressTimestamp != nil {
+		since = was.EvacuationProgressTimestamp
 	}
-	if waited := is.EvacuationProgressTimestamp.Sub(was.EvacuationProgressTimestamp.Time); waited < patience {
-		return fmt.Sprintf("%s %v after it reported, or got it; it may be silent for %v", handOver, waited, patience)
+	if since == nil || is.ActiveEvacuatorSince == nil {
+		return handOver + " and has no timestamp"
+	}
+	if waited := is.ActiveEvacuatorSince.Sub(since.Time); waited < patience {
+		return fmt.Sprintf("%s %v after it reported, or became active; it may be silent for %v", handOver, waited, patience)
 	}
 	return ""
 }
 
-// patience is for how long the active evacuator may be silent at least. Whether it has reported shows in what only it can have written.
+// patience is how long the active evacuator may be silent at least.
 func (w *Witness) patience(e *v1alpha1.Evacuation) time.Duration {
 	patience := longestSpecified
 	if seconds := e.Spec.ProgressDeadlineSeconds; seconds != nil {
 		patience = time.Duration(*seconds) * time.Second
 	}
-	reported := e.Status.ExpectedEvacuationFinishTime != nil || e.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid ||
-		!strings.HasPrefix(e.Status.Message, e.Status.ActiveEvacuatorClass+" has the turn since ")
-	if reported {
+	if e.Status.EvacuationProgressTimestamp != nil {
 		return patience
 	}
 	return min(patience, w.startDeadline)
@@ -170,5 +172,6 @@ var reasons = []string{
 	v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonPodDisruptionBudgetSyncFailed, v1alpha1.ReasonTooManyDisruptedPods,
 	v1alpha1.ReasonMultiplePodDisruptionBudgets, v1alpha1.ReasonUnhealthyPodsHoldBudget, v1alpha1.ReasonEvacuatorNotProgressing,
 	v1alpha1.ReasonPodTerminating, v1alpha1.ReasonPodFinalizer, v1alpha1.ReasonNodeUnreachable, v1alpha1.ReasonNoEvacuator, v1alpha1.ReasonRecreated,
-	v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionError,
+	v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonEvictionError, v1alpha1.ReasonSurgePending,
+	v1alpha1.ReasonEvacuationHeld, v1alpha1.ReasonBudgetsHoldEachOther, v1alpha1.ReasonBudgetPodsCordoned,
 }

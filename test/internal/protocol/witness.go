@@ -226,9 +226,11 @@ func (w *Witness) checkName(e *v1alpha1.Evacuation) {
 func (w *Witness) remember(e *v1alpha1.Evacuation, at time.Time, gone bool) {
 	uid := e.Spec.PodRef.UID
 	now := state{
-		at: at, since: at, created: e.CreationTimestamp.Time, class: e.Status.ActiveEvacuatorClass, asked: !isWithdrawn(e) && !isComplete(e), gone: gone,
+		at: at, since: at, created: e.CreationTimestamp.Time, class: e.Status.ActiveEvacuatorClass, gone: gone,
+		// A foreign finalizer does not hold the pod where a drain still wants it to leave.
+		asked: (!isWithdrawn(e) || heldByOthers(e)) && !isComplete(e),
 	}
-	if stamp := e.Status.EvacuationProgressTimestamp; stamp != nil && stamp.Time.Before(at) {
+	if stamp := e.Status.ActiveEvacuatorSince; stamp != nil && stamp.Time.Before(at) {
 		now.since = stamp.Time
 	}
 	w.states[uid] = append(w.states[uid], now)

@@ -62,12 +62,19 @@ func evacuation(mods ...mod) *v1alpha1.Evacuation {
 	return e
 }
 
-// turn gives the turn to a class, some seconds after the beginning.
+// turn makes a class the active evacuator, some seconds after the beginning. It has not reported yet.
 func turn(class string, at int) mod {
 	return func(e *v1alpha1.Evacuation) {
 		e.Status.ActiveEvacuatorClass = class
+		e.Status.ActiveEvacuatorSince = ptr.To(metav1.NewTime(begin.Add(time.Duration(at) * time.Second)))
+		e.Status.Message = "who is active and why: for people"
+	}
+}
+
+// reports has the active evacuator report, some seconds after the beginning.
+func reports(at int) mod {
+	return func(e *v1alpha1.Evacuation) {
 		e.Status.EvacuationProgressTimestamp = ptr.To(metav1.NewTime(begin.Add(time.Duration(at) * time.Second)))
-		e.Status.Message = class + " has the turn since then: test."
 	}
 }
 
@@ -80,6 +87,9 @@ func forbid(e *v1alpha1.Evacuation) {
 }
 
 func failed(n int32) mod { return func(e *v1alpha1.Evacuation) { e.Status.FailedEvictionCounter = n } }
+
+// heldByOther has a finalizer that is no instigator keep the object.
+func heldByOther(e *v1alpha1.Evacuation) { e.Finalizers = append(e.Finalizers, "example.com/other") }
 
 func withdrawn(e *v1alpha1.Evacuation) { e.Finalizers = nil }
 
@@ -111,15 +121,15 @@ func TestRules(t *testing.T) {
 		want   []string
 	}{
 		"turns that end by completion and by deadlines": {states: []*v1alpha1.Evacuation{
-			evacuation(), evacuation(turn(first, 0)), evacuation(turn(first, 3), done), evacuation(turn(second, 4)), evacuation(turn(second, 5), says("x")), evacuation(turn(evict, 15)),
+			evacuation(), evacuation(turn(first, 0)), evacuation(turn(first, 3), done), evacuation(turn(second, 4)), evacuation(turn(second, 4), reports(5)), evacuation(turn(evict, 15)),
 		}},
 		"one that never started": {states: []*v1alpha1.Evacuation{evacuation(turn(first, 0)), evacuation(turn(second, 2))}},
 		"one that had not had its time to start": {
 			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0)), evacuation(turn(second, 1))}, want: []string{"may be silent for 2s"}},
 		"one that had reported": {
-			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), says("x")), evacuation(turn(second, 9))}, want: []string{"may be silent for 10s"}},
+			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), reports(0)), evacuation(turn(second, 9))}, want: []string{"may be silent for 10s"}},
 		"what nobody has seen may have been right": {
-			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), says("x")), evacuation(turn(evict, 1))}, missed: true},
+			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), reports(0)), evacuation(turn(evict, 1))}, missed: true},
 		"a turn that comes back": {
 			states: []*v1alpha1.Evacuation{evacuation(turn(second, 0)), evacuation(turn(first, 20))}, missed: true, want: []string{"comes before it"}},
 		"an evacuator that was left out": {
@@ -170,7 +180,11 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 		at    int
 		want  []string
 	}{
-		"when it is its turn":              {seen: upForEviction, uid: podUID, at: 30},
+		"when it is its turn": {seen: upForEviction, uid: podUID, at: 30},
+		"of a DaemonSet pod, in the turn of its evacuator": {
+			seen: []seen{{0, watch.Added, evacuation(turn(v1alpha1.EvacuatorClassDaemonSet, 0))}}, uid: podUID, at: 10},
+		"when another finalizer holds it and a drain may still want the pod": {
+			seen: append(upForEviction, seen{40, watch.Modified, evacuation(turn(evict, 20), withdrawn, heldByOther)}), uid: podUID, at: 45},
 		"before":                           {seen: upForEviction, uid: podUID, at: 10, want: []string{"not its turn"}},
 		"of no pod in particular":          {seen: upForEviction, at: 30, want: []string{"which pod"}},
 		"of a pod that nobody asked for":   {seen: upForEviction, uid: "other", at: 30, want: []string{"never had"}},

@@ -44,7 +44,9 @@ import (
 
 	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/registry/registrytest"
 )
 
 // outcome says how a request ended: "" for admitted, else the reason, with the fields of an invalid object.
@@ -81,7 +83,7 @@ func TestAdmitPodReference(t *testing.T) {
 		"a bare pod without a node": {object: newEvacuation(), pod: newPod(func(p *corev1.Pod) { p.Spec.NodeName = "" }), allowed: []string{deletePod}},
 		"a finished pod":            {object: newEvacuation(), pod: newPod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }), allowed: []string{deletePod}},
 		"there is no such pod": {object: newEvacuation(), allowed: []string{deletePod},
-			want: "Invalid FieldValueNotFound spec.podRef.name", says: "no such pod in namespace blue"},
+			want: "Invalid FieldValueNotFound spec.podRef.name", says: "pod not found in namespace blue"},
 		"the pod is in another namespace": {object: newEvacuation(), pod: newPod(func(p *corev1.Pod) { p.Namespace = "red" }), allowed: []string{deletePod},
 			want: "Invalid FieldValueNotFound spec.podRef.name"},
 		"the pod was made anew": {object: newEvacuation(), pod: newPod(func(p *corev1.Pod) { p.UID = "new" }), allowed: []string{deletePod},
@@ -140,6 +142,44 @@ func TestAdmitTakesFromThePod(t *testing.T) {
 	}
 	if evacuation.Spec.NodeName != "node-7" {
 		t.Errorf("the node is %q, want the pod's", evacuation.Spec.NodeName)
+	}
+}
+
+// TestAdmitCopiesLabelsUpToALimit: a pod may have any number of labels; the server's own create must be valid all the same.
+func TestAdmitCopiesLabelsUpToALimit(t *testing.T) {
+	withLabels := func(n, length int) *corev1.Pod {
+		return newPod(func(p *corev1.Pod) {
+			p.Labels = map[string]string{}
+			for i := range n {
+				p.Labels[fmt.Sprintf("k%05d", i)] = strings.Repeat("v", length)
+			}
+		})
+	}
+	tests := map[string]struct {
+		pod  *corev1.Pod
+		want int
+		warn string
+	}{
+		"as many as fit":       {withLabels(256, 58), 256, ""},
+		"one too many":         {withLabels(257, 58), 256, `pod labels from "k00256" on are not copied (1 of 257): an evacuation takes 16384 bytes of them`},
+		"22,000 labels":        {withLabels(22000, 1), 2340, `pod labels from "k02340" on are not copied (19660 of 22000): an evacuation takes 16384 bytes of them`},
+		"a pod without labels": {withLabels(0, 0), 0, ""},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, nil, nil, tt.pod)
+			evacuation := newEvacuation()
+			warnings, err := f.admit(request{user: server, object: evacuation})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(evacuation.Labels) != tt.want || strings.Join(warnings, "\n") != tt.warn {
+				t.Errorf("got %d labels and warnings %q, want %d and %q", len(evacuation.Labels), warnings, tt.want, tt.warn)
+			}
+			if errs := size.Validate(registrytest.Scheme, evacuation); len(errs) > 0 {
+				t.Errorf("the server's own create is refused: %v", errs)
+			}
+		})
 	}
 }
 

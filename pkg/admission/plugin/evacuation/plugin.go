@@ -23,6 +23,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -35,12 +36,14 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	genericinitializer "k8s.io/apiserver/pkg/admission/initializer"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/warning"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
 
 	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	maintenancevalidation "haulout.dev/haulout/pkg/apis/maintenance/validation"
 	"haulout.dev/haulout/pkg/identity"
 )
@@ -170,11 +173,28 @@ func (p *Plugin) Admit(ctx context.Context, attrs admission.Attributes, _ admiss
 			return err
 		}
 	}
-	for key, value := range pod.Labels {
-		metav1.SetMetaDataLabel(&evacuation.ObjectMeta, key, value)
+	if err := ownLabels(evacuation, copyLabels(ctx, evacuation, pod)); err != nil {
+		return apierrors.NewInternalError(err)
 	}
 	evacuation.Spec.NodeName = pod.Spec.NodeName
 	return p.resolveEvacuators(ctx, attrs, evacuation, pod)
+}
+
+// copyLabels gives a new Evacuation the labels of its pod, in the order of their keys as far as there is
+// room: the limit for Evacuations must never refuse one for a pod that has many. It returns the keys
+// that it copied.
+func copyLabels(ctx context.Context, evacuation *maintenance.Evacuation, pod *corev1.Pod) []string {
+	room := size.MaxCopiedLabelBytes
+	keys := slices.Sorted(maps.Keys(pod.Labels))
+	for i, key := range keys {
+		if room -= len(key) + len(pod.Labels[key]); room < 0 {
+			warning.AddWarning(ctx, "", fmt.Sprintf("pod labels from %q on are not copied (%d of %d): an evacuation takes %d bytes of them",
+				key, len(keys)-i, len(keys), size.MaxCopiedLabelBytes))
+			return keys[:i]
+		}
+		metav1.SetMetaDataLabel(&evacuation.ObjectMeta, key, pod.Labels[key])
+	}
+	return keys
 }
 
 // getReferredPod returns the pod of a new Evacuation, or says what is wrong with the reference.
@@ -185,12 +205,12 @@ func (p *Plugin) getReferredPod(ctx context.Context, namespace string, evacuatio
 	switch {
 	case apierrors.IsNotFound(err):
 		invalid = field.NotFound(path.Child("name"), podRef.Name)
-		invalid.Detail = fmt.Sprintf("there is no such pod in namespace %s", namespace)
+		invalid.Detail = fmt.Sprintf("pod not found in namespace %s", namespace)
 	case err != nil:
 		return nil, apierrors.NewInternalError(fmt.Errorf("get pod %s/%s from the host cluster: %w", namespace, podRef.Name, err))
 	case pod.UID != podRef.UID:
 		invalid = field.Invalid(path.Child("uid"), podRef.UID,
-			fmt.Sprintf("the pod named %s has another UID, %s: it is not the pod that was meant", podRef.Name, pod.UID))
+			fmt.Sprintf("pod %s has another UID: %s", podRef.Name, pod.UID))
 	default:
 		return pod, nil
 	}
@@ -226,10 +246,16 @@ func (p *Plugin) Validate(ctx context.Context, attrs admission.Attributes, _ adm
 			if err := p.mayDeletePod(ctx, attrs, old.Spec.PodRef.Name); err != nil {
 				return err
 			}
+			if err := p.mayEndRequests(ctx, attrs, slices.Concat(evacuation.Finalizers, old.Finalizers)); err != nil {
+				return err
+			}
 		}
 		return p.mayUseInstigators(ctx, attrs, evacuation.Finalizers, old.Finalizers)
 	default:
 		if err := p.mayDeletePod(ctx, attrs, old.Spec.PodRef.Name); err != nil {
+			return err
+		}
+		if err := p.mayEndRequests(ctx, attrs, old.Finalizers); err != nil {
 			return err
 		}
 		return p.mayBeCalledOff(ctx, old)
@@ -266,6 +292,6 @@ func (p *Plugin) mayBeCalledOff(ctx context.Context, evacuation *maintenance.Eva
 		return apierrors.NewInternalError(fmt.Errorf("get pod %s/%s from the host cluster: %w", evacuation.Namespace, podRef.Name, err))
 	}
 	return apierrors.NewConflict(resource, evacuation.Name,
-		fmt.Errorf("evacuator %s does not allow to call it off any more (evacuationCancellationPolicy is Forbid); it can be deleted once pod %s is gone",
+		fmt.Errorf("evacuator %s no longer allows a cancellation (evacuationCancellationPolicy is Forbid); it can be deleted once pod %s is gone",
 			evacuation.Status.ActiveEvacuatorClass, podRef.Name))
 }

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
@@ -30,6 +31,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/identity"
 )
 
 var resource = maintenance.Resource("evacuations")
@@ -136,7 +138,7 @@ func (p *Plugin) mayDeletePod(ctx context.Context, attrs admission.Attributes, p
 	return p.require(ctx, attrs, right{verb: "delete", resource: "pods", namespace: attrs.GetNamespace(), name: podName})
 }
 
-// mayUseInstigators asks for the right to speak for each instigator that comes or goes.
+// mayUseInstigators asks for the right to speak for each instigator that is added or removed.
 func (p *Plugin) mayUseInstigators(ctx context.Context, attrs admission.Attributes, finalizers, oldFinalizers []string) error {
 	now, before := sets.New(evacuators.Instigators(finalizers)...), sets.New(evacuators.Instigators(oldFinalizers)...)
 	for _, name := range sets.List(now.SymmetricDifference(before)) {
@@ -148,11 +150,36 @@ func (p *Plugin) mayUseInstigators(ctx context.Context, attrs admission.Attribut
 	return nil
 }
 
+// mayEndRequests asks for the right to speak for every instigator of an object that a request deletes or
+// lets the garbage collector delete: a deletion withdraws what all of them ask for.
+//
+// The garbage collector acts for a user who was asked when the owner was set. In a namespace that is being
+// deleted the pods go anyway; which user deletes there differs between clusters, so the namespace is read.
+func (p *Plugin) mayEndRequests(ctx context.Context, attrs admission.Attributes, finalizers []string) error {
+	if attrs.GetUserInfo().GetName() == identity.GarbageCollector {
+		return nil
+	}
+	err := p.mayUseInstigators(ctx, attrs, finalizers, nil)
+	if attrs.GetOperation() != admission.Delete || !apierrors.IsForbidden(err) {
+		return err
+	}
+	namespace, readErr := p.client.CoreV1().Namespaces().Get(ctx, attrs.GetNamespace(), metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(readErr):
+		return err
+	case readErr != nil:
+		return apierrors.NewInternalError(fmt.Errorf("get namespace %s from the host cluster: %w", attrs.GetNamespace(), readErr))
+	case namespace.DeletionTimestamp != nil:
+		return nil
+	}
+	return err
+}
+
 // mayProgress asks for the right to report as the active evacuator.
 func (p *Plugin) mayProgress(ctx context.Context, attrs admission.Attributes, class string) error {
 	if class == "" && !p.identity.Is(attrs.GetUserInfo()) {
 		// A right without a name would be that to all evacuators.
-		return apierrors.NewForbidden(resource, attrs.GetName(), fmt.Errorf("no evacuator has the turn yet, so none can report"))
+		return apierrors.NewForbidden(resource, attrs.GetName(), fmt.Errorf("no evacuator is active yet"))
 	}
 	return p.require(ctx, attrs, right{verb: "progress", group: maintenance.GroupName, resource: "evacuators", namespace: attrs.GetNamespace(), name: class})
 }

@@ -21,21 +21,21 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
 	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 )
 
 func TestValidateRights(t *testing.T) {
-	ownedEvacuation := newEvacuation(func(e *maintenance.Evacuation) {
-		e.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "gone", UID: "gone"}}
-	})
+	ownedEvacuation := newEvacuation(owned)
 	first := newEvacuation(active("first.example.com"))
 	// Each of the rights is needed: with all of them the request is admitted, without any one it is not.
 	tests := map[string]struct {
@@ -54,15 +54,18 @@ func TestValidateRights(t *testing.T) {
 		"one instigator takes another's place": {
 			request{operation: admission.Update, object: newEvacuation(finalizers(instigatorA)), old: newEvacuation()}, []string{useA, useOurs}},
 		"an owner that the garbage collector follows": {
-			request{operation: admission.Update, object: ownedEvacuation, old: newEvacuation()}, []string{deletePod}},
+			request{operation: admission.Update, object: ownedEvacuation, old: newEvacuation()}, []string{deletePod, useOurs}},
 		"an owner is removed": {
-			request{operation: admission.Update, object: newEvacuation(), old: ownedEvacuation}, []string{deletePod}},
+			request{operation: admission.Update, object: newEvacuation(), old: ownedEvacuation}, []string{deletePod, useOurs}},
 		"a report of the active evacuator": {
 			request{operation: admission.Update, subresource: "status", object: first, old: first}, []string{progressFirst}},
 		"a report counts as the stored evacuator's": {
 			request{operation: admission.Update, subresource: "status", object: newEvacuation(active("mine.example.com")), old: first}, []string{progressFirst}},
-		"a deletion":   {request{operation: admission.Delete, old: newEvacuation()}, []string{deletePod}},
-		"another sort": {request{operation: admission.Update, subresource: "other", object: newEvacuation(), old: newEvacuation()}, nil},
+		"an owner is set and an instigator joins": {
+			request{operation: admission.Update, object: newEvacuation(finalizers(instigator, instigatorA), owned), old: newEvacuation()}, []string{deletePod, useA, useOurs}},
+		"a creation with an owner": {request{object: newEvacuation(finalizers(instigator, instigatorA), owned)}, []string{deletePod, useOurs, useA}},
+		"a deletion":               {request{operation: admission.Delete, old: newEvacuation(finalizers(instigatorA, instigator, "example.com/other"))}, []string{deletePod, useOurs, useA}},
+		"another sort":             {request{operation: admission.Update, subresource: "other", object: newEvacuation(), old: newEvacuation()}, nil},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -86,6 +89,63 @@ func TestValidateRights(t *testing.T) {
 			f = newFixture(t, nil, nil)
 			if err := f.validate(tt.request); err != nil || len(f.authz.asked) > 0 {
 				t.Errorf("the server: got %v, asked for %q", err, f.authz.asked)
+			}
+		})
+	}
+}
+
+func owned(e *maintenance.Evacuation) {
+	e.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "gone", UID: "gone"}}
+}
+
+// TestDeletionForOtherInstigators: without the right to speak for them, a deletion withdraws nothing that others ask for.
+func TestDeletionForOtherInstigators(t *testing.T) {
+	namespace := func(mods ...func(*corev1.Namespace)) *corev1.Namespace {
+		n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
+		for _, mod := range mods {
+			mod(n)
+		}
+		return n
+	}
+	terminating := func(n *corev1.Namespace) {
+		n.DeletionTimestamp = &metav1.Time{Time: time.Unix(1000, 0)}
+		n.Finalizers = []string{"kubernetes"}
+	}
+	collector := &user.DefaultInfo{Name: "system:serviceaccount:kube-system:generic-garbage-collector"}
+	deletion := request{operation: admission.Delete, old: newEvacuation()}
+	tests := map[string]struct {
+		namespace *corev1.Namespace
+		user      user.Info
+		request   request
+		unread    bool
+		want      string
+	}{
+		"in a namespace that stays":            {namespace: namespace(), request: deletion, want: "Forbidden"},
+		"in a namespace that is being deleted": {namespace: namespace(terminating), request: deletion},
+		"in a namespace that is gone":          {request: deletion, want: "Forbidden"},
+		"the namespace cannot be read":         {namespace: namespace(terminating), request: deletion, unread: true, want: "InternalError"},
+		"an owner in a namespace that is being deleted": {namespace: namespace(terminating),
+			request: request{operation: admission.Update, object: newEvacuation(owned), old: newEvacuation()}, want: "Forbidden"},
+		"by the garbage collector": {namespace: namespace(), user: collector, request: deletion},
+		"an owner removed by the garbage collector": {namespace: namespace(), user: collector,
+			request: request{operation: admission.Update, object: newEvacuation(), old: newEvacuation(owned)}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			var objects []runtime.Object
+			if tt.namespace != nil {
+				objects = append(objects, tt.namespace)
+			}
+			f := newFixture(t, nil, []string{deletePod}, objects...)
+			f.authz.users = append(f.authz.users, collector.Name)
+			if tt.unread {
+				f.client.PrependReactor("get", "namespaces", func(clienttesting.Action) (bool, runtime.Object, error) {
+					return true, nil, apierrors.NewServiceUnavailable("down")
+				})
+			}
+			tt.request.user = tt.user
+			if err := f.validate(tt.request); outcome(err) != tt.want {
+				t.Errorf("got %v, want %q", err, tt.want)
 			}
 		})
 	}
@@ -123,7 +183,7 @@ func TestValidateDeletion(t *testing.T) {
 			if tt.pod != nil {
 				objects = append(objects, tt.pod)
 			}
-			f := newFixture(t, nil, []string{deletePod}, objects...)
+			f := newFixture(t, nil, []string{deletePod, useOurs}, objects...)
 			r := request{operation: admission.Delete, old: tt.old}
 			err := f.validate(r)
 			if got := outcome(err); got != tt.want {
@@ -138,7 +198,7 @@ func TestValidateDeletion(t *testing.T) {
 			}
 		})
 	}
-	f := newFixture(t, nil, []string{deletePod}, newPod())
+	f := newFixture(t, nil, []string{deletePod, useOurs}, newPod())
 	f.client.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewServiceUnavailable("down")
 	})

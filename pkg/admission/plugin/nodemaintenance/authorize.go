@@ -18,110 +18,176 @@ package nodemaintenance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/admission"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/noderights"
+	"haulout.dev/haulout/pkg/nodeselection"
 )
 
 const (
-	// askAtMost bounds the time of a request. What lies beyond is asked by the controller, before it touches the node.
+	// askAtMost bounds how many joining nodes a request asks about. The controller asks about the
+	// others before it touches them.
 	askAtMost = 500
-	// refusalsAtMost is how many refused nodes an error names; it is pointless to look for more.
+	// refusalsAtMost is how many refused nodes end the questions; an error names no more.
 	refusalsAtMost = 10
-	// rememberedRequests bounds how many requests are remembered.
-	rememberedRequests = 64
 )
 
-// nodeSet is the nodes that a write touches, by name; those that are in the status but not in the cluster are nil.
+// nodeSet is a set of nodes by name; those that are in a status but not in the cluster are nil.
 type nodeSet map[string]*corev1.Node
 
-// touchedNodes returns the nodes that a write gives to, takes from or leaves in a maintenance. All three count: who narrows a selector
-// releases nodes, and who changes a plan or a stage changes what happens to those that stay.
-func (p *Plugin) touchedNodes(objects ...*maintenance.NodeMaintenance) (nodeSet, error) {
-	touched := nodeSet{}
-	for _, nm := range objects {
-		if nm == nil {
-			continue
-		}
-		for i := range nm.Status.NodeStatuses {
-			name := nm.Status.NodeStatuses[i].NodeRef.Name
-			if _, seen := touched[name]; seen {
-				continue
-			}
-			touched[name] = nil
-			if node, err := p.nodes.Get(name); err == nil {
-				touched[name] = node
-			}
-		}
-		selected, err := p.selectedNodes(nm.Spec.NodeSelector)
-		if err != nil {
-			return nil, err
-		}
-		for _, node := range selected {
-			touched[node.Name] = node
-		}
-	}
-	return touched, nil
+// change is what a write does to nodes.
+type change struct {
+	// all are the nodes of the cluster.
+	all []*corev1.Node
+	// selected are the nodes that the maintenance selects after the write, ordered by name.
+	selected []*corev1.Node
+	// leaving are the nodes that the write releases.
+	leaving nodeSet
 }
 
-func (p *Plugin) selectedNodes(selector *corev1.NodeSelector) ([]*corev1.Node, error) {
-	if selector == nil {
-		return nil, nil
-	}
-	parsed, err := nodeaffinity.NewNodeSelector(selector)
-	if err != nil {
-		return nil, fmt.Errorf("parse the node selector: %w", err)
-	}
+// changeOf returns what a write does. Nodes that stay are asked about as well, since a change of the plan
+// or the stage changes what happens to them.
+func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintenance) (*change, error) {
 	all, err := p.nodes.List(labels.Everything())
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(all, func(node *corev1.Node) bool { return !parsed.Match(node) }), nil
+	c := &change{all: all, leaving: nodeSet{}}
+	if nm != nil && nm.Spec.Stage != maintenance.NodeMaintenanceStageComplete {
+		if c.selected, err = selectNodes(ctx, nm, all); err != nil {
+			return nil, err
+		}
+		slices.SortFunc(c.selected, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
+	}
+	for _, m := range []*maintenance.NodeMaintenance{old, nm} {
+		// In Complete all nodes leave, those of a selector that changes in the same write included.
+		if m == nil || m == nm && m.Spec.Stage != maintenance.NodeMaintenanceStageComplete {
+			continue
+		}
+		released, err := selectNodes(ctx, m, all)
+		if err != nil {
+			return nil, err
+		}
+		for i := range m.Status.NodeStatuses {
+			c.leaving[m.Status.NodeStatuses[i].NodeRef.Name] = nil
+		}
+		for _, node := range released {
+			c.leaving[node.Name] = node
+		}
+	}
+	for name, node := range c.leaving {
+		if node == nil {
+			if node, err := p.nodes.Get(name); err == nil {
+				c.leaving[name] = node
+			}
+		}
+	}
+	for _, node := range c.selected {
+		delete(c.leaving, node.Name)
+	}
+	return c, nil
+}
+
+// selectNodes returns the nodes that a maintenance selects.
+func selectNodes(ctx context.Context, nm *maintenance.NodeMaintenance, all []*corev1.Node) ([]*corev1.Node, error) {
+	selector, err := nodeselection.New(nm.Spec.NodeSelector, nm.Status.NewestNodeTimestamp, v1alpha1.NewNodesPolicy(nm.Spec.NewNodes))
+	if err != nil {
+		return nil, fmt.Errorf("parse the node selector: %w", err)
+	}
+	held := make(map[string]bool, len(nm.Status.NodeStatuses))
+	for i := range nm.Status.NodeStatuses {
+		held[nm.Status.NodeStatuses[i].NodeRef.Name] = true
+	}
+	nodes, _, err := selector.Holding(func(name string) bool { return held[name] }).Select(ctx, all)
+	return nodes, err
 }
 
 func isControlPlane(node *corev1.Node) bool { return node != nil && noderights.IsControlPlane(node) }
 
-// byImportance returns the nodes in order, so that a repeated request asks about the same.
-func (s nodeSet) byImportance() noderights.Nodes {
+// inOrder returns the nodes in order, so that a repeated request asks about the same.
+func (s nodeSet) inOrder() noderights.Nodes {
 	var nodes noderights.Nodes
 	for name, node := range s {
-		if isControlPlane(node) {
-			nodes.ControlPlane = append(nodes.ControlPlane, name)
-		} else {
-			nodes.Others = append(nodes.Others, name)
-		}
+		nodes = appendNode(nodes, name, node)
 	}
 	slices.Sort(nodes.ControlPlane)
 	slices.Sort(nodes.Others)
 	return nodes
 }
 
-// authorize returns an error that names the nodes that the user may not delete.
-func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, touched nodeSet) error {
+func appendNode(nodes noderights.Nodes, name string, node *corev1.Node) noderights.Nodes {
+	if isControlPlane(node) {
+		nodes.ControlPlane = append(nodes.ControlPlane, name)
+	} else {
+		nodes.Others = append(nodes.Others, name)
+	}
+	return nodes
+}
+
+// authorize refuses the write if the user may not delete its nodes. Answers are not remembered here: when
+// a conflict repeats the request, the cache of the delegated authorizer has them.
+func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, c *change) error {
+	var joining noderights.Nodes
+	for _, node := range c.selected {
+		joining = appendNode(joining, node.Name, node)
+	}
 	q := noderights.Questioner{
-		Authorizer: p.authorizer, User: a.GetUserInfo(), Known: &p.remembered(ctx).decisions,
-		EveryByName: p.config.AskEveryNodeByName, AtMost: askAtMost, RefusalsAtMost: refusalsAtMost,
+		Authorizer: p.authorizer, User: a.GetUserInfo(), EveryByName: p.config.AskEveryNodeByName, AtMost: askAtMost, RefusalsAtMost: refusalsAtMost,
 	}
-	verdict, err := q.Ask(ctx, touched.byImportance())
-	if len(verdict.Refused) > 0 {
-		text := strings.Join(verdict.Refused, ", ")
-		if verdict.More {
-			text += ", … and more"
-		}
-		return admission.NewForbidden(a, fmt.Errorf("user %q may not delete these nodes, so may not put them under maintenance or release them: %s",
-			a.GetUserInfo().GetName(), text))
-	}
-	if err != nil {
+	asking, cancel := withTimeToAnswer(ctx)
+	defer cancel()
+	verdict, err := q.AskChange(asking, c.leaving.inOrder(), joining)
+	switch {
+	case len(verdict.Refused) > 0:
+		return admission.NewForbidden(a, fmt.Errorf("user %q may not delete %s, and so may neither put them under maintenance nor release them",
+			a.GetUserInfo().GetName(), describeRefused(asking, q, verdict)))
+	case errors.Is(err, context.DeadlineExceeded) && len(c.leaving) > 0:
+		return admission.NewForbidden(a, fmt.Errorf("the authorizer did not answer in time whether user %q may delete each of the %d nodes to release; "+
+			"release them in portions, by narrowing spec.nodeSelector step by step", a.GetUserInfo().GetName(), len(c.leaving)))
+	case err != nil:
 		return apierrors.NewInternalError(err)
 	}
 	return nil
+}
+
+// withTimeToAnswer ends the questions while there is time left to answer the request.
+func withTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, time.Until(deadline)*4/5)
+}
+
+// describeRefused names the refused nodes that the user may read and counts the others: selectors match
+// labels, so names would tell a user without that right which nodes have which labels.
+func describeRefused(ctx context.Context, q noderights.Questioner, verdict noderights.Verdict) string {
+	var names []string
+	for _, name := range verdict.Refused {
+		if q.MayGet(ctx, name) {
+			names = append(names, name)
+		}
+	}
+	count := fmt.Sprintf("%d of the nodes", len(verdict.Refused))
+	if verdict.More {
+		count = fmt.Sprintf("at least %d of the nodes", len(verdict.Refused))
+	}
+	switch hidden := len(verdict.Refused) - len(names); {
+	case len(names) == 0:
+		return count
+	case hidden > 0:
+		return fmt.Sprintf("%s (%s and %d that the user may not get)", count, strings.Join(names, ", "), hidden)
+	}
+	return fmt.Sprintf("%s (%s)", count, strings.Join(names, ", "))
 }

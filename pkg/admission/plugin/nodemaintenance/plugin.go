@@ -14,7 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package nodemaintenance decides who may put which nodes under maintenance, and warns of what a maintenance will run into.
+// Package nodemaintenance decides who may put which nodes under maintenance, and warns of selectors that
+// were hardly meant. It lists no pods: what a drain will do to them is the preview's business.
 package nodemaintenance
 
 import (
@@ -28,18 +29,19 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/admission"
 	genericinitializer "k8s.io/apiserver/pkg/admission/initializer"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/warning"
 	kubeinformers "k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/utils/lru"
 
 	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/size"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	listers "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/identity"
@@ -47,9 +49,6 @@ import (
 
 // PluginName is the name of the plugin in flags and configuration.
 const PluginName = "NodeMaintenance"
-
-// garbageCollector is the user of the host cluster's garbage collector.
-const garbageCollector = "system:serviceaccount:kube-system:generic-garbage-collector"
 
 // Config is what an administrator may set.
 type Config struct {
@@ -59,16 +58,9 @@ type Config struct {
 	AskEveryNodeByName bool
 }
 
-// Register adds the plugin. The configuration is read, and builtIn is called, when the plugin is made, after flags are parsed. builtIn
-// returns the classes of the built-in evacuators that are on; nil stands for none.
-func Register(plugins *admission.Plugins, config *Config, builtIn func() []string) {
-	plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) {
-		var classes []string
-		if builtIn != nil {
-			classes = builtIn()
-		}
-		return New(*config, classes...), nil
-	})
+// Register adds the plugin. The configuration is read when the plugin is made, after flags are parsed.
+func Register(plugins *admission.Plugins, config *Config) {
+	plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) { return New(*config), nil })
 }
 
 // Plugin admits NodeMaintenances.
@@ -82,10 +74,6 @@ type Plugin struct {
 	maintenances listers.NodeMaintenanceLister
 	self         initializer.Self
 
-	looker *looker
-
-	// requests remembers, by request, what was asked already; see memory.
-	requests *lru.Cache
 	// warners each look for one thing that is worth a warning, the most important first.
 	warners []warner
 }
@@ -93,27 +81,18 @@ type Plugin struct {
 var (
 	_ admission.ValidationInterface                       = &Plugin{}
 	_ genericinitializer.WantsExternalKubeInformerFactory = &Plugin{}
-	_ genericinitializer.WantsExternalKubeClientSet       = &Plugin{}
 	_ genericinitializer.WantsUnconditionalAuthorizer     = &Plugin{}
 	_ initializer.WantsMaintenanceInformers               = &Plugin{}
 	_ initializer.WantsServerIdentity                     = &Plugin{}
 	_ initializer.WantsSelf                               = &Plugin{}
 )
 
-// New returns the plugin, to be initialized, for a server with the given built-in evacuators.
-func New(config Config, builtIn ...string) *Plugin {
-	p := &Plugin{
-		Handler:  admission.NewHandler(admission.Create, admission.Update, admission.Delete),
-		config:   config,
-		looker:   newLooker(builtIn),
-		requests: lru.New(rememberedRequests),
-	}
-	p.warners = []warner{p.warnOfServerNode, warnOfPods, warnOfExtent, p.warnOfOthers, warnOfStatusSize, warnOfPodsLeft}
+// New returns the plugin, to be initialized.
+func New(config Config) *Plugin {
+	p := &Plugin{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), config: config}
+	p.warners = []warner{p.warnOfServerNode, warnOfExtent, p.warnOfOthers, warnOfGroups, warnOfStatusSize}
 	return p
 }
-
-// SetExternalKubeClientSet gives the client of the host cluster. It feeds warnings only.
-func (p *Plugin) SetExternalKubeClientSet(client kubernetes.Interface) { p.looker.client = client }
 
 // SetExternalKubeInformerFactory gives the informers of the host cluster. Nothing is admitted before its nodes are known: who may touch a
 // node cannot be asked about a node that is not seen.
@@ -126,7 +105,7 @@ func (p *Plugin) SetExternalKubeInformerFactory(f kubeinformers.SharedInformerFa
 // SetUnconditionalAuthorizer gives the authorizer of the host cluster.
 func (p *Plugin) SetUnconditionalAuthorizer(a authorizer.UnconditionalAuthorizer) { p.authorizer = a }
 
-// SetMaintenanceInformers gives the informers of our API. They feed warnings only, so nobody waits for them.
+// SetMaintenanceInformers gives the informers of our API. They feed warnings only, so no request waits for them.
 func (p *Plugin) SetMaintenanceInformers(f informers.SharedInformerFactory) {
 	p.maintenances = f.Maintenance().V1alpha1().NodeMaintenances().Lister()
 }
@@ -142,8 +121,6 @@ func (p *Plugin) ValidateInitialization() error {
 	switch {
 	case p.nodes == nil:
 		return errors.New("the informers of the host cluster are missing")
-	case p.looker.client == nil:
-		return errors.New("the client of the host cluster is missing")
 	case p.authorizer == nil:
 		return errors.New("the authorizer is missing")
 	case p.maintenances == nil:
@@ -176,14 +153,21 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	if !p.WaitForReady() {
 		return apierrors.NewServiceUnavailable("the nodes of the cluster are not known yet, try again later")
 	}
-	touched, err := p.touchedNodes(nm, old)
+	change, err := p.changeOf(ctx, nm, old)
 	if err != nil {
 		return apierrors.NewInternalError(err)
 	}
-	if err := p.authorize(ctx, a, touched); err != nil {
+	if err := p.authorize(ctx, a, change); err != nil {
 		return err
 	}
-	return p.warn(ctx, nm, old, touched)
+	if !sendsToNodes(nm, old) {
+		return nil
+	}
+	if err := validateStatusSize(nm, len(change.selected)); err != nil {
+		return err
+	}
+	p.warn(ctx, nm, change)
+	return nil
 }
 
 // objects returns the new and the old object, nil where there is none.
@@ -209,17 +193,17 @@ func asNodeMaintenance(obj runtime.Object) (*maintenance.NodeMaintenance, error)
 	return nm, nil
 }
 
-// needsAuthorization says whether an update can have an effect on nodes. Owners and finalizers count: the garbage collector deletes, with its
-// own rights, what names an owner that does not exist.
+// needsAuthorization reports whether an update can have an effect on nodes. Owners and finalizers count:
+// the garbage collector deletes, with its own rights, what names an owner that does not exist.
 func needsAuthorization(nm, old *maintenance.NodeMaintenance) bool {
 	return !apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) ||
 		!apiequality.Semantic.DeepEqual(nm.OwnerReferences, old.OwnerReferences) ||
 		!apiequality.Semantic.DeepEqual(nm.Finalizers, old.Finalizers)
 }
 
-// isGarbageCollection says whether an update is the garbage collector taking off its own finalizers and nothing else.
+// isGarbageCollection reports whether an update is the garbage collector taking off its own finalizers and nothing else.
 func isGarbageCollection(u user.Info, nm, old *maintenance.NodeMaintenance) bool {
-	if u.GetName() != garbageCollector || !apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) ||
+	if u.GetName() != identity.GarbageCollector || !apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) ||
 		!apiequality.Semantic.DeepEqual(nm.OwnerReferences, old.OwnerReferences) {
 		return false
 	}
@@ -230,20 +214,36 @@ func isGarbageCollection(u user.Info, nm, old *maintenance.NodeMaintenance) bool
 	return slices.Equal(nm.Finalizers, kept)
 }
 
-// warn adds what the warners find to the response. Only a write that sends the maintenance to nodes is worth it.
-func (p *Plugin) warn(ctx context.Context, nm, old *maintenance.NodeMaintenance, touched nodeSet) error {
+// sendsToNodes reports whether a write changes which nodes a maintenance takes, or what it does with them.
+func sendsToNodes(nm, old *maintenance.NodeMaintenance) bool {
 	if nm == nil || nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete {
-		return nil
+		return false
 	}
-	if old != nil && nm.Spec.Stage == old.Spec.Stage && apiequality.Semantic.DeepEqual(nm.Spec.NodeSelector, old.Spec.NodeSelector) {
-		return nil
-	}
-	w, err := p.newWrite(ctx, nm, touched)
-	if err != nil {
+	return old == nil || nm.Spec.Stage != old.Spec.Stage || nm.Spec.NewNodes != old.Spec.NewNodes ||
+		!apiequality.Semantic.DeepEqual(nm.Spec.NodeSelector, old.Spec.NodeSelector)
+}
+
+// validateStatusSize refuses a maintenance whose status cannot be stored once its plan has been reached:
+// its nodes would be cordoned, and the drain could not remember what it has asked for.
+func validateStatusSize(nm *maintenance.NodeMaintenance, nodes int) error {
+	versioned := &v1alpha1.NodeMaintenance{}
+	if err := v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(nm, versioned, nil); err != nil {
 		return apierrors.NewInternalError(err)
 	}
-	for _, text := range p.warnings(ctx, w) {
+	bytes := size.StatusBytes(versioned.Spec.DrainPlan, nodes)
+	if bytes <= size.MaxStatusBytes {
+		return nil
+	}
+	return apierrors.NewInvalid(maintenance.Kind("NodeMaintenance"), nm.Name, field.ErrorList{field.Invalid(
+		field.NewPath("spec", "drainPlan"), field.OmitValueType{}, fmt.Sprintf(
+			"is too large for %d nodes: the status repeats its selectors for each node and would take %d KiB, at most %d KiB are allowed; "+
+				"select fewer nodes per NodeMaintenance or use fewer or shorter podSelectors",
+			nodes, bytes>>10, size.MaxStatusBytes>>10))})
+}
+
+// warn adds what the warners find to the response.
+func (p *Plugin) warn(ctx context.Context, nm *maintenance.NodeMaintenance, c *change) {
+	for _, text := range p.warnings(ctx, &write{nm: nm, change: c}) {
 		warning.AddWarning(ctx, "", text)
 	}
-	return nil
 }

@@ -25,11 +25,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
-	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
+	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/nodeselection"
 )
 
 const (
@@ -37,43 +37,18 @@ const (
 	warningsAtMost = 8
 	warningLength  = 120
 
-	// bytesPerNode is about what a node takes in a stored status: its name and UID, a message, counters.
-	bytesPerNode = 200
-	// bytesPerTarget is about what a target without selector takes.
-	bytesPerTarget = 20
-	// largeStatus leaves some room below etcd's default limit of 1.5 MiB for a request.
-	largeStatus = 1 << 20
+	// messageBytes is what the longest message of a node takes in a stored status.
+	messageBytes = 128
 )
 
-// write is what warners look at: a maintenance as it is about to be stored.
+// write is what warners look at: a maintenance as it is about to be stored, and what that does to nodes.
 type write struct {
 	nm *maintenance.NodeMaintenance
-	// selected are the nodes of its selector, ordered by name.
-	selected []*corev1.Node
-	// all are the nodes of the cluster.
-	all []*corev1.Node
-	// touched are the nodes that were authorized.
-	touched nodeSet
-	// outlook is what the pods on the selected nodes have in store.
-	outlook *outlook
+	*change
 }
 
 // warner looks for one kind of trouble. A warner never fails: what it cannot find out it does not warn of.
 type warner func(context.Context, *write) []string
-
-func (p *Plugin) newWrite(ctx context.Context, nm *maintenance.NodeMaintenance, touched nodeSet) (*write, error) {
-	selected, err := p.selectedNodes(nm.Spec.NodeSelector)
-	if err != nil {
-		return nil, err
-	}
-	slices.SortFunc(selected, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
-	all, err := p.nodes.List(labels.Everything())
-	if err != nil {
-		return nil, err
-	}
-	outlook := p.remembered(ctx).look.at(selected, func() *outlook { return p.looker.look(ctx, selected) })
-	return &write{nm: nm, selected: selected, all: all, touched: touched, outlook: outlook}, nil
-}
 
 func (p *Plugin) warnings(ctx context.Context, w *write) []string {
 	var texts []string
@@ -111,21 +86,22 @@ func warnOfExtent(_ context.Context, w *write) []string {
 	}
 	switch {
 	case selected == 0:
-		return []string{"spec.nodeSelector: no node matches now; nodes that match later join the maintenance"}
+		text := "spec.nodeSelector: no node matches now; nodes that are labelled later join the maintenance"
+		if w.nm.Spec.NewNodes == maintenance.NewNodesPolicyJoin {
+			text = "spec.nodeSelector: no node matches now; nodes that match later join the maintenance"
+		}
+		return []string{text}
 	case selected == len(w.all):
 		texts = append(texts, fmt.Sprintf("spec.nodeSelector: all nodes of the cluster match (%d)", selected))
 	}
 	if controlPlane > 0 && selectedControlPlane == controlPlane {
 		texts = append(texts, fmt.Sprintf("spec.nodeSelector: all control-plane nodes match (%d)", controlPlane))
 	}
-	if asked := len(w.touched); asked > askAtMost {
-		texts = append(texts, fmt.Sprintf("spec.nodeSelector: %d nodes; whether you may delete each is looked at when its turn comes", asked))
-	}
 	return texts
 }
 
 // warnOfOthers names the maintenances that already hold some of the nodes.
-func (p *Plugin) warnOfOthers(_ context.Context, w *write) []string {
+func (p *Plugin) warnOfOthers(ctx context.Context, w *write) []string {
 	others, err := p.maintenances.List(labels.Everything())
 	if err != nil {
 		return nil
@@ -137,7 +113,7 @@ func (p *Plugin) warnOfOthers(_ context.Context, w *write) []string {
 	var names []string
 	for _, other := range others {
 		active := other.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon || other.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain
-		if active && other.Name != w.nm.Name && overlaps(other, selected, w.selected) {
+		if active && other.Name != w.nm.Name && overlaps(ctx, other, selected, w.selected) {
 			names = append(names, other.Name)
 		}
 	}
@@ -148,40 +124,59 @@ func (p *Plugin) warnOfOthers(_ context.Context, w *write) []string {
 	return []string{listNames("spec.nodeSelector: under maintenance already by ", names)}
 }
 
-// overlaps looks into the status first, which costs a lookup per node; the selector is matched only for a maintenance that has no status yet.
-func overlaps(other *v1alpha1.NodeMaintenance, names map[string]bool, nodes []*corev1.Node) bool {
+// overlaps looks into the status first, which costs a lookup per node; the selector is matched only for a
+// maintenance that has no status yet.
+func overlaps(ctx context.Context, other *v1alpha1.NodeMaintenance, names map[string]bool, nodes []*corev1.Node) bool {
 	if len(other.Status.NodeStatuses) > 0 {
 		return slices.ContainsFunc(other.Status.NodeStatuses, func(s v1alpha1.NodeMaintenanceNodeStatus) bool { return names[s.NodeRef.Name] })
 	}
-	if other.Spec.NodeSelector == nil {
+	selector, err := nodeselection.Of(other)
+	if err != nil {
 		return false
 	}
-	selector, err := nodeaffinity.NewNodeSelector(other.Spec.NodeSelector)
-	return err == nil && slices.ContainsFunc(nodes, selector.Match)
+	shared, _, err := selector.Select(ctx, nodes)
+	return err == nil && len(shared) > 0
 }
 
-// warnOfStatusSize warns of a status that may outgrow an object: each node repeats the targets that are open on it, and in the end that is one
-// for each pod type and each selector of the plan.
-func warnOfStatusSize(_ context.Context, w *write) []string {
-	targets := map[string]int{}
-	for i := range w.nm.Spec.DrainPlan {
-		entry := &w.nm.Spec.DrainPlan[i]
-		size := bytesPerTarget
-		if entry.PodSelector != nil {
-			size += entry.PodSelector.Size()
-		}
-		targets[string(entry.PodType)+" "+planorder.CanonicalSelector(entry.PodSelector)] = size
-	}
-	perNode := bytesPerNode
-	for _, size := range targets {
-		perNode += size
-	}
-	estimate := perNode * len(w.selected)
-	if estimate < largeStatus {
+// groupLabels are the labels that name the group of a node in the common autoscalers and cloud providers.
+var groupLabels = []string{
+	"karpenter.sh/nodepool",
+	"eks.amazonaws.com/nodegroup",
+	"cloud.google.com/gke-nodepool",
+	"kubernetes.azure.com/agentpool",
+	"cluster.x-k8s.io/owner-name",
+	"worker.gardener.cloud/pool",
+	"doks.digitalocean.com/node-pool",
+	"oci.oraclecloud.com/node.pool.id",
+}
+
+// warnOfGroups warns of a maintenance that an autoscaler would feed with new nodes without end.
+func warnOfGroups(_ context.Context, w *write) []string {
+	if w.nm.Spec.NewNodes != maintenance.NewNodesPolicyJoin {
 		return nil
 	}
-	return []string{fmt.Sprintf("spec.drainPlan: the status of %d nodes with %d targets may take %.1f MiB; messages may be left out",
-		len(w.selected), len(targets), float64(estimate)/(1<<20))}
+	for _, label := range groupLabels {
+		for _, node := range w.selected {
+			if _, ok := node.Labels[label]; ok {
+				return []string{"spec.newNodes: Join also drains nodes that an autoscaler adds to groups of " + label}
+			}
+		}
+	}
+	return nil
+}
+
+// warnOfStatusSize warns of a status that has no room for the messages of single nodes.
+func warnOfStatusSize(_ context.Context, w *write) []string {
+	versioned := &v1alpha1.NodeMaintenance{}
+	if v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(w.nm, versioned, nil) != nil {
+		return nil
+	}
+	estimate := size.StatusBytes(versioned.Spec.DrainPlan, len(w.selected)) + messageBytes*len(w.selected)
+	if estimate <= size.MaxStatusBytes {
+		return nil
+	}
+	return []string{fmt.Sprintf("spec.drainPlan: the status of %d nodes may take %.1f MiB; messages of single nodes may be left out",
+		len(w.selected), float64(estimate)/(1<<20))}
 }
 
 // listNames appends as many names as there is room for, and the number of the others.

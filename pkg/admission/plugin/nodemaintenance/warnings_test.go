@@ -27,7 +27,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -42,29 +41,22 @@ func another(name string, stage v1alpha1.NodeMaintenanceStage, selector *corev1.
 	return nm
 }
 
-func withPlan(plan ...maintenance.DrainPlanEntry) func(*maintenance.NodeMaintenance) {
-	return func(nm *maintenance.NodeMaintenance) { nm.Spec.DrainPlan = plan }
-}
-
 func TestWarnings(t *testing.T) {
 	cluster := []*corev1.Node{
 		node("blue-1", "blue"), node("blue-2", "blue"), node("red-1", "red"), node("home", "home"),
 		node("cp-1", "cp", "control-plane"), node("cp-2", "cp", "control-plane"),
 	}
-	var selectors []maintenance.DrainPlanEntry
-	for i := range 100 {
-		selectors = append(selectors, maintenance.DrainPlanEntry{PodType: "Default", PodSelector: &metav1.LabelSelector{
-			MatchLabels: map[string]string{"app.kubernetes.io/name": fmt.Sprintf("app-%d", i)},
-		}})
-	}
+	grouped := node("group-1", "group")
+	grouped.Labels["karpenter.sh/nodepool"] = "default"
 	for name, test := range map[string]struct {
 		nodes   []*corev1.Node
 		others  []*v1alpha1.NodeMaintenance
 		request request
 		want    []string
 	}{
-		"nothing to say": {cluster, nil, request{nm: maintain(pools("blue"))}, nil},
-		"no node":        {cluster, nil, request{nm: maintain(pools("green"))}, []string{"spec.nodeSelector: no node matches now; nodes that match later join the maintenance"}},
+		"nothing to say":              {cluster, nil, request{nm: maintain(pools("blue"))}, nil},
+		"no node":                     {cluster, nil, request{nm: maintain(pools("green"))}, []string{"spec.nodeSelector: no node matches now; nodes that are labelled later join the maintenance"}},
+		"no node, and new nodes join": {cluster, nil, request{nm: maintain(pools("green"), joins)}, []string{"spec.nodeSelector: no node matches now; nodes that match later join the maintenance"}},
 		"all nodes": {cluster, nil, request{nm: maintain(pools("blue", "red", "home", "cp"))}, []string{
 			"spec.nodeSelector: the Haulout server itself runs on node home",
 			"spec.nodeSelector: all nodes of the cluster match (6)",
@@ -87,11 +79,15 @@ func TestWarnings(t *testing.T) {
 			another("idle", "Idle", pools("blue")),
 			another("over", "Complete", pools("blue"), "blue-1"),
 		}, request{nm: maintain(pools("blue"))}, []string{"spec.nodeSelector: under maintenance already by by-selector, by-status"}},
-		"a status that grows large": {manyNodes(300), nil, request{nm: maintain(pools("blue"), withPlan(selectors...))}, []string{
-			"spec.drainPlan: the status of 302 nodes with 100 targets may take 1.6 MiB; messages may be left out",
+		"a status that grows large": {manyNodes(5000), nil, request{nm: maintain(pools("blue"))}, []string{
+			"spec.drainPlan: the status of 5002 nodes may take 1.2 MiB; messages of single nodes may be left out",
 		}},
-		"more nodes than are asked about": {manyNodes(600), nil, request{nm: maintain(pools("blue"))}, []string{
-			"spec.nodeSelector: 602 nodes; whether you may delete each is looked at when its turn comes",
+		"a group that an autoscaler may add nodes to": {append(cluster, grouped), nil, request{nm: maintain(pools("group"), joins)}, []string{
+			"spec.newNodes: Join also drains nodes that an autoscaler adds to groups of karpenter.sh/nodepool",
+		}},
+		"the same with Ignore": {append(cluster, grouped), nil, request{nm: maintain(pools("group"))}, nil},
+		"newNodes becomes Join": {append(cluster, grouped), nil, request{nm: maintain(pools("group"), joins), old: maintain(pools("group"))}, []string{
+			"spec.newNodes: Join also drains nodes that an autoscaler adds to groups of karpenter.sh/nodepool",
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -119,7 +115,7 @@ func TestWarningsAreFewAndShort(t *testing.T) {
 		}
 		return texts
 	}}
-	texts := f.plugin.warnings(t.Context(), &write{nm: maintain(pools("blue")), outlook: &outlook{}})
+	texts := f.plugin.warnings(t.Context(), &write{nm: maintain(pools("blue")), change: &change{}})
 	if len(texts) != warningsAtMost {
 		t.Errorf("%d warnings, want %d", len(texts), warningsAtMost)
 	}

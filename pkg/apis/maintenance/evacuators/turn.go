@@ -18,7 +18,6 @@ package evacuators
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,50 +29,40 @@ import (
 // DefaultProgressDeadline is the default of spec.progressDeadlineSeconds.
 const DefaultProgressDeadline = 30 * time.Minute
 
-// stampingTakes is how much later than the message about a turn its stamp may be: the API stamps it itself, a moment after the controller has
-// made the message.
-const stampingTakes = 2 * time.Second
-
-const turnWords = " has the turn since "
-
-// Turn is that of the active evacuator, as the status of the Evacuation tells of it.
+// Turn is what the status of an Evacuation records about its active evacuator.
 type Turn struct {
-	// Class is whose turn it is.
+	// Class is the class of the active evacuator.
 	Class string
-	// Completed: it says that it has done all it can.
+	// Completed: it has reported that it has done all it can.
 	Completed bool
-	// Since is when it last reported or, if it has not, got its turn; zero if nobody wrote that down.
+	// Since is when its deadline started: at its last report or, before the first one, when it became active. Zero if neither is recorded.
 	Since time.Time
-	// Reported: it has given any sign since it got its turn.
+	// Reported: it has reported since it became active.
 	Reported bool
 }
 
 // TurnOf reads the turn from a status.
 func TurnOf(status *maintenancev1alpha1.EvacuationStatus) Turn {
-	return readTurn(status.ActiveEvacuatorClass, status.Message, status.EvacuationProgressTimestamp, status.ActiveEvacuatorCompleted,
-		status.ExpectedEvacuationFinishTime != nil || status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid)
+	return turnOf(status.ActiveEvacuatorClass, status.ActiveEvacuatorSince, status.EvacuationProgressTimestamp, status.ActiveEvacuatorCompleted)
 }
 
 // TurnOfInternal is TurnOf for the internal type.
 func TurnOfInternal(status *maintenance.EvacuationStatus) Turn {
-	return readTurn(status.ActiveEvacuatorClass, status.Message, status.EvacuationProgressTimestamp, status.ActiveEvacuatorCompleted,
-		status.ExpectedEvacuationFinishTime != nil || status.EvacuationCancellationPolicy == maintenance.EvacuationCancellationPolicyForbid)
+	return turnOf(status.ActiveEvacuatorClass, status.ActiveEvacuatorSince, status.EvacuationProgressTimestamp, status.ActiveEvacuatorCompleted)
 }
 
-// readTurn finds out whether the evacuator has reported: its own words in the status tell, or a later stamp than the one in the message about its
-// turn.
-func readTurn(class, message string, progress *metav1.Time, completed, committed bool) Turn {
-	turn := Turn{Class: class, Completed: completed}
-	if progress != nil {
-		turn.Since = progress.Time
+func turnOf(class string, since, progress *metav1.Time, completed bool) Turn {
+	turn := Turn{Class: class, Completed: completed, Reported: progress != nil}
+	for _, t := range []*metav1.Time{since, progress} {
+		if t != nil && t.After(turn.Since) {
+			turn.Since = t.Time
+		}
 	}
-	start, untouched := TurnSince(message, class)
-	turn.Reported = !untouched || completed || committed || progress != nil && progress.Sub(start) > stampingTakes
 	return turn
 }
 
-// Patience is for how long the evacuator may be silent before it loses its turn. progressDeadlineSeconds is that of the spec; start is how long
-// one has for its first report, if that is shorter.
+// Patience is how long the evacuator may be silent before the next one becomes active. progressDeadlineSeconds is that of the spec; start bounds the
+// time until its first report.
 func (t Turn) Patience(progressDeadlineSeconds *int32, start time.Duration) time.Duration {
 	patience := DefaultProgressDeadline
 	if progressDeadlineSeconds != nil {
@@ -85,7 +74,7 @@ func (t Turn) Patience(progressDeadlineSeconds *int32, start time.Duration) time
 	return min(patience, start)
 }
 
-// FirstTurn returns who has the turn in a new Evacuation with the given evacuators, and why.
+// FirstTurn returns the class that is active first in a new Evacuation with the given evacuators, and why.
 func FirstTurn(evacuators []maintenance.Evacuator) (class, account string) {
 	if len(evacuators) == 0 {
 		return maintenancev1alpha1.EvacuatorClassEviction, "it has no evacuator"
@@ -95,24 +84,10 @@ func FirstTurn(evacuators []maintenance.Evacuator) (class, account string) {
 	return sorted[0].EvacuatorClass, "it is the first evacuator"
 }
 
-// TurnMessage tells whose turn it is and why. Besides its reader it is for TurnSince, and so survives a restart.
-func TurnMessage(class string, since time.Time, account string) string {
+// TurnMessage is the status message at a hand-over: which class is active now, and why. It is for people; no program reads it.
+func TurnMessage(class, account string) string {
 	if class == maintenancev1alpha1.EvacuatorClassEviction {
 		return "The pod is up for eviction, as its disruption budget allows: " + account + "."
 	}
-	return class + turnWords + since.UTC().Format(time.RFC3339) + ": " + account + "."
-}
-
-// TurnSince returns when the class got its turn, if the message is still the one that told so.
-func TurnSince(message, class string) (time.Time, bool) {
-	rest, ok := strings.CutPrefix(message, class+turnWords)
-	if !ok {
-		return time.Time{}, false
-	}
-	at, _, ok := strings.Cut(rest, ": ")
-	if !ok {
-		return time.Time{}, false
-	}
-	since, err := time.Parse(time.RFC3339, at)
-	return since, err == nil
+	return "Evacuator " + class + " is active: " + account + "."
 }

@@ -31,51 +31,71 @@ func TestTurn(t *testing.T) {
 	const class = "a.example.com"
 	begin := time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC)
 	at := func(d time.Duration) *metav1.Time { return ptr.To(metav1.NewTime(begin.Add(d))) }
-	told := TurnMessage(class, begin, "it is the first evacuator")
 	tests := map[string]struct {
-		status       maintenancev1alpha1.EvacuationStatus
-		seconds      *int32
-		wantReported bool
-		wantPatience time.Duration
+		since, progress *metav1.Time
+		completed       bool
+		message         string
+		seconds         *int32
+		wantSince       *metav1.Time
+		wantReported    bool
+		wantPatience    time.Duration
 	}{
-		"it has just got its turn": {
-			status: maintenancev1alpha1.EvacuationStatus{Message: told, EvacuationProgressTimestamp: at(0)}, wantPatience: 5 * time.Minute},
-		"the API took a moment to stamp its turn": {
-			status: maintenancev1alpha1.EvacuationStatus{Message: told, EvacuationProgressTimestamp: at(2 * time.Second)}, wantPatience: 5 * time.Minute},
+		"it has just become active": {since: at(0), wantSince: at(0), wantPatience: 5 * time.Minute},
 		"its deadline is shorter than the time to start": {
-			status: maintenancev1alpha1.EvacuationStatus{Message: told, EvacuationProgressTimestamp: at(0)}, seconds: ptr.To[int32](60), wantPatience: time.Minute},
-		"it gave a sign without a word": {
-			status: maintenancev1alpha1.EvacuationStatus{Message: told, EvacuationProgressTimestamp: at(3 * time.Second)}, wantReported: true, wantPatience: 30 * time.Minute},
-		"it said something": {
-			status: maintenancev1alpha1.EvacuationStatus{Message: "copying", EvacuationProgressTimestamp: at(0)}, seconds: ptr.To[int32](60), wantReported: true, wantPatience: time.Minute},
-		"the message is about another's turn": {
-			status: maintenancev1alpha1.EvacuationStatus{Message: TurnMessage("b.example.com", begin, "x"), EvacuationProgressTimestamp: at(0)}, wantReported: true, wantPatience: 30 * time.Minute},
-		"it said when it will be done": {
-			status: maintenancev1alpha1.EvacuationStatus{Message: told, EvacuationProgressTimestamp: at(0), ExpectedEvacuationFinishTime: at(time.Hour)}, wantReported: true, wantPatience: 30 * time.Minute},
-		"it cannot be called off": {
-			status: maintenancev1alpha1.EvacuationStatus{
-				Message: told, EvacuationProgressTimestamp: at(0), EvacuationCancellationPolicy: maintenancev1alpha1.EvacuationCancellationPolicyForbid,
-			}, wantReported: true, wantPatience: 30 * time.Minute},
+			since: at(0), seconds: ptr.To[int32](60), wantSince: at(0), wantPatience: time.Minute,
+		},
+		"it reported a millisecond after it became active": {
+			since: at(0), progress: at(time.Millisecond), wantSince: at(time.Millisecond),
+			wantReported: true, wantPatience: 30 * time.Minute,
+		},
+		"it reported in the second in which it became active, as stamps are stored": {
+			since: at(0), progress: at(0), wantSince: at(0), wantReported: true, wantPatience: 30 * time.Minute,
+		},
+		"its message still is the server's, which is for people": {
+			since: at(0), progress: at(time.Minute), message: TurnMessage(class, "it is the first evacuator"),
+			wantSince: at(time.Minute), wantReported: true, wantPatience: 30 * time.Minute,
+		},
+		"it has a message of its own and never reported": {
+			since: at(0), message: "copying", wantSince: at(0), wantPatience: 5 * time.Minute,
+		},
+		"a report counts with a short deadline, too": {
+			since: at(0), progress: at(time.Second), seconds: ptr.To[int32](60), wantSince: at(time.Second),
+			wantReported: true, wantPatience: time.Minute,
+		},
+		"its start was moved after its report, as the drain has not reached the pod": {
+			since: at(time.Hour), progress: at(time.Second), wantSince: at(time.Hour),
+			wantReported: true, wantPatience: 30 * time.Minute,
+		},
 		"it completed": {
-			status: maintenancev1alpha1.EvacuationStatus{Message: told, EvacuationProgressTimestamp: at(0), ActiveEvacuatorCompleted: true}, wantReported: true, wantPatience: 30 * time.Minute},
-		"nobody wrote down when it got its turn": {status: maintenancev1alpha1.EvacuationStatus{Message: told}, wantPatience: 5 * time.Minute},
+			since: at(0), progress: at(time.Second), completed: true, wantSince: at(time.Second),
+			wantReported: true, wantPatience: 30 * time.Minute,
+		},
+		"no time is recorded": {wantPatience: 5 * time.Minute},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			tt.status.ActiveEvacuatorClass = class
+			status := maintenancev1alpha1.EvacuationStatus{
+				ActiveEvacuatorClass: class, ActiveEvacuatorSince: tt.since, EvacuationProgressTimestamp: tt.progress,
+				ActiveEvacuatorCompleted: tt.completed, Message: tt.message,
+			}
 			var internal maintenance.EvacuationStatus
-			if err := maintenancev1alpha1.Convert_v1alpha1_EvacuationStatus_To_maintenance_EvacuationStatus(&tt.status, &internal, nil); err != nil {
+			err := maintenancev1alpha1.Convert_v1alpha1_EvacuationStatus_To_maintenance_EvacuationStatus(&status, &internal, nil)
+			if err != nil {
 				t.Fatal(err)
 			}
-			turn := TurnOf(&tt.status)
-			if turn != TurnOfInternal(&internal) {
-				t.Errorf("got %+v, and %+v from the internal status", turn, TurnOfInternal(&internal))
+			want := Turn{Class: class, Completed: tt.completed, Reported: tt.wantReported}
+			if tt.wantSince != nil {
+				want.Since = tt.wantSince.Time
 			}
-			if got := turn.Patience(tt.seconds, 5*time.Minute); turn.Reported != tt.wantReported || got != tt.wantPatience {
-				t.Errorf("reported %v, patience %v; want %v, %v", turn.Reported, got, tt.wantReported, tt.wantPatience)
+			turn := TurnOf(&status)
+			if turn != want {
+				t.Errorf("got %+v, want %+v", turn, want)
 			}
-			if turn.Class != class || turn.Completed != tt.status.ActiveEvacuatorCompleted {
-				t.Errorf("got %+v", turn)
+			if fromInternal := TurnOfInternal(&internal); fromInternal != want {
+				t.Errorf("got %+v from the internal status, want %+v", fromInternal, want)
+			}
+			if got := turn.Patience(tt.seconds, 5*time.Minute); got != tt.wantPatience {
+				t.Errorf("patience %v, want %v", got, tt.wantPatience)
 			}
 		})
 	}

@@ -38,6 +38,7 @@ func Funcs(serializer.CodecFactory) []any {
 			}
 			fillVersionedSpec(&versioned, c)
 			spec.Stage = maintenance.NodeMaintenanceStage(versioned.Stage)
+			spec.NewNodes = maintenance.NewNodesPolicy(versioned.NewNodes)
 			spec.DrainPlan = make([]maintenance.DrainPlanEntry, len(versioned.DrainPlan))
 			for i, e := range versioned.DrainPlan {
 				spec.DrainPlan[i] = maintenance.DrainPlanEntry{PodSelector: e.PodSelector, PodPriority: e.PodPriority, PodType: maintenance.PodType(e.PodType)}
@@ -79,6 +80,7 @@ func Funcs(serializer.CodecFactory) []any {
 func fillVersionedSpec(spec *v1alpha1.NodeMaintenanceSpec, c randfill.Continue) {
 	spec.Stage = pick(c, v1alpha1.NodeMaintenanceStageIdle, v1alpha1.NodeMaintenanceStageCordon, v1alpha1.NodeMaintenanceStageDrain,
 		v1alpha1.NodeMaintenanceStageComplete)
+	spec.NewNodes = pick(c, v1alpha1.NewNodesPolicyIgnore, v1alpha1.NewNodesPolicyJoin)
 	spec.DrainPlan = spec.DrainPlan[:min(len(spec.DrainPlan), c.Intn(4))]
 	v1alpha1.SetDefaults_NodeMaintenanceSpec(spec)
 }

@@ -91,6 +91,9 @@ func TestDefaultDrainPlan(t *testing.T) {
 			if nm.Spec.Stage != "Idle" {
 				t.Errorf("stage is %q, want Idle", nm.Spec.Stage)
 			}
+			if nm.Spec.NewNodes != "Ignore" {
+				t.Errorf("newNodes is %q, want Ignore", nm.Spec.NewNodes)
+			}
 			v1alpha1.SetObjectDefaults_NodeMaintenance(nm)
 			if got := describe(nm.Spec.DrainPlan); !slices.Equal(got, test.want) {
 				t.Errorf("defaulting twice gives\n%s", strings.Join(got, "\n"))
@@ -119,8 +122,8 @@ func describe(plan []v1alpha1.DrainPlanEntry) []string {
 	return texts
 }
 
-// stored is what etcd holds for a maintenance named "a" in stage Drain with an own entry, Default 5, as v1alpha1 stored it when it was new.
-// It is never to be generated again: objects like it lie in the etcds of users.
+// stored is what etcd holds for a maintenance named "a" in stage Drain with an own entry, Default 5, as
+// v1alpha1 stored it before spec.newNodes. It must never be generated again: such objects exist.
 const stored = "" +
 	"6b3873000a330a206d61696e74656e616e63652e6861756c6f75742e6465762f7631616c70686131120f4e6f64654d61696e74656e616e63" +
 	"651280020a110a016112001a0022002a0032003800420012e6011205447261696e1a0b10051a0744656661756c741a0f108094ebdc031a07" +
@@ -128,6 +131,15 @@ const stored = "" +
 	"6c741a11108094ebdc031a094461656d6f6e5365741a111080a8d6b9071a094461656d6f6e5365741a1110e8afd6b9071a094461656d6f6e" +
 	"5365741a1110ffffffff071a094461656d6f6e5365741a0e108094ebdc031a065374617469631a0e1080a8d6b9071a065374617469631a0e" +
 	"10e8afd6b9071a065374617469631a0e10ffffffff071a0653746174696322001a0208001a002200"
+
+// storedWithNewNodes is the same object as it is stored since then, with newNodes: Ignore.
+const storedWithNewNodes = "" +
+	"6b3873000a330a206d61696e74656e616e63652e6861756c6f75742e6465762f7631616c70686131120f4e6f64654d61696e74656e616e63" +
+	"651288020a110a016112001a0022002a0032003800420012ee011205447261696e1a0b10051a0744656661756c741a0f108094ebdc031a07" +
+	"44656661756c741a0f1080a8d6b9071a0744656661756c741a0f10e8afd6b9071a0744656661756c741a0f10ffffffff071a074465666175" +
+	"6c741a11108094ebdc031a094461656d6f6e5365741a111080a8d6b9071a094461656d6f6e5365741a1110e8afd6b9071a094461656d6f6e" +
+	"5365741a1110ffffffff071a094461656d6f6e5365741a0e108094ebdc031a065374617469631a0e1080a8d6b9071a065374617469631a0e" +
+	"10e8afd6b9071a065374617469631a0e10ffffffff071a065374617469632200320649676e6f72651a0208001a002200"
 
 func codec(t *testing.T) runtime.Codec {
 	t.Helper()
@@ -144,7 +156,14 @@ func codec(t *testing.T) runtime.Codec {
 // TestStoredPlanReadsBackAsItWasWritten pins the twelve entries: defaulting also runs on what is read from etcd, so another set of them would
 // add entries to plans that are immutable, in the middle of their drains.
 func TestStoredPlanReadsBackAsItWasWritten(t *testing.T) {
-	data, err := hex.DecodeString(stored)
+	for name, bytes := range map[string]string{"before newNodes": stored, "with newNodes": storedWithNewNodes} {
+		t.Run(name, func(t *testing.T) { expectPlanAsStored(t, bytes) })
+	}
+}
+
+func expectPlanAsStored(t *testing.T, bytes string) {
+	t.Helper()
+	data, err := hex.DecodeString(bytes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,6 +172,9 @@ func TestStoredPlanReadsBackAsItWasWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	nm := obj.(*maintenance.NodeMaintenance)
+	if nm.Spec.NewNodes != maintenance.NewNodesPolicyIgnore {
+		t.Errorf("newNodes is %q, want Ignore", nm.Spec.NewNodes)
+	}
 	versioned := &v1alpha1.NodeMaintenance{}
 	if err := v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(nm, versioned, nil); err != nil {
 		t.Fatal(err)
@@ -164,7 +186,7 @@ func TestStoredPlanReadsBackAsItWasWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := hex.EncodeToString(again); got != stored {
-		t.Errorf("it is stored as\n%s, was\n%s", got, stored)
+	if got := hex.EncodeToString(again); got != storedWithNewNodes {
+		t.Errorf("it is stored as\n%s, want\n%s", got, storedWithNewNodes)
 	}
 }

@@ -77,7 +77,7 @@ func (m *PreviewPod) Reset() { *m = PreviewPod{} }
 
 func (m *PreviewPodReference) Reset() { *m = PreviewPodReference{} }
 
-func (m *PreviewPodsLeft) Reset() { *m = PreviewPodsLeft{} }
+func (m *PreviewPodsKept) Reset() { *m = PreviewPodsKept{} }
 
 func (m *PreviewWave) Reset() { *m = PreviewWave{} }
 
@@ -307,6 +307,18 @@ func (m *EvacuationStatus) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 	_ = i
 	var l int
 	_ = l
+	if m.ActiveEvacuatorSince != nil {
+		{
+			size, err := m.ActiveEvacuatorSince.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintGenerated(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x4a
+	}
 	if len(m.Conditions) > 0 {
 		for iNdEx := len(m.Conditions) - 1; iNdEx >= 0; iNdEx-- {
 			{
@@ -533,7 +545,7 @@ func (m *NodeMaintenanceNodeStatus) MarshalToSizedBuffer(dAtA []byte) (int, erro
 	i = encodeVarintGenerated(dAtA, i, uint64(m.PodsPeak))
 	i--
 	dAtA[i] = 0x40
-	i = encodeVarintGenerated(dAtA, i, uint64(m.PodsLeft))
+	i = encodeVarintGenerated(dAtA, i, uint64(m.PodsKept))
 	i--
 	dAtA[i] = 0x38
 	i = encodeVarintGenerated(dAtA, i, uint64(m.PodsBlocked))
@@ -628,10 +640,10 @@ func (m *NodeMaintenancePreview) MarshalToSizedBuffer(dAtA []byte) (int, error) 
 			dAtA[i] = 0x6a
 		}
 	}
-	if len(m.PodsLeft) > 0 {
-		for iNdEx := len(m.PodsLeft) - 1; iNdEx >= 0; iNdEx-- {
+	if len(m.PodsKept) > 0 {
+		for iNdEx := len(m.PodsKept) - 1; iNdEx >= 0; iNdEx-- {
 			{
-				size, err := m.PodsLeft[iNdEx].MarshalToSizedBuffer(dAtA[:i])
+				size, err := m.PodsKept[iNdEx].MarshalToSizedBuffer(dAtA[:i])
 				if err != nil {
 					return 0, err
 				}
@@ -682,7 +694,7 @@ func (m *NodeMaintenancePreview) MarshalToSizedBuffer(dAtA []byte) (int, error) 
 	i = encodeVarintGenerated(dAtA, i, uint64(m.NodeCount))
 	i--
 	dAtA[i] = 0x30
-	i = encodeVarintGenerated(dAtA, i, uint64(m.PodsLeftCount))
+	i = encodeVarintGenerated(dAtA, i, uint64(m.PodsKeptCount))
 	i--
 	dAtA[i] = 0x28
 	i = encodeVarintGenerated(dAtA, i, uint64(m.PodCount))
@@ -736,6 +748,11 @@ func (m *NodeMaintenanceSpec) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 	_ = i
 	var l int
 	_ = l
+	i -= len(m.NewNodes)
+	copy(dAtA[i:], m.NewNodes)
+	i = encodeVarintGenerated(dAtA, i, uint64(len(m.NewNodes)))
+	i--
+	dAtA[i] = 0x32
 	if m.RequestedBy != nil {
 		{
 			size, err := m.RequestedBy.MarshalToSizedBuffer(dAtA[:i])
@@ -807,6 +824,30 @@ func (m *NodeMaintenanceStatus) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 	_ = i
 	var l int
 	_ = l
+	if m.NewestNodeTimestamp != nil {
+		{
+			size, err := m.NewestNodeTimestamp.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintGenerated(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x32
+	}
+	if m.LastProgressTimestamp != nil {
+		{
+			size, err := m.LastProgressTimestamp.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintGenerated(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x2a
+	}
 	if len(m.Conditions) > 0 {
 		for iNdEx := len(m.Conditions) - 1; iNdEx >= 0; iNdEx-- {
 			{
@@ -1127,7 +1168,7 @@ func (m *PreviewNode) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 	i = encodeVarintGenerated(dAtA, i, uint64(len(m.Message)))
 	i--
 	dAtA[i] = 0x32
-	i = encodeVarintGenerated(dAtA, i, uint64(m.PodsLeft))
+	i = encodeVarintGenerated(dAtA, i, uint64(m.PodsKept))
 	i--
 	dAtA[i] = 0x28
 	i = encodeVarintGenerated(dAtA, i, uint64(m.PodCount))
@@ -1246,7 +1287,7 @@ func (m *PreviewPodReference) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 	return len(dAtA) - i, nil
 }
 
-func (m *PreviewPodsLeft) Marshal() (dAtA []byte, err error) {
+func (m *PreviewPodsKept) Marshal() (dAtA []byte, err error) {
 	size := m.Size()
 	dAtA = make([]byte, size)
 	n, err := m.MarshalToSizedBuffer(dAtA[:size])
@@ -1256,12 +1297,12 @@ func (m *PreviewPodsLeft) Marshal() (dAtA []byte, err error) {
 	return dAtA[:n], nil
 }
 
-func (m *PreviewPodsLeft) MarshalTo(dAtA []byte) (int, error) {
+func (m *PreviewPodsKept) MarshalTo(dAtA []byte) (int, error) {
 	size := m.Size()
 	return m.MarshalToSizedBuffer(dAtA[:size])
 }
 
-func (m *PreviewPodsLeft) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+func (m *PreviewPodsKept) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 	i := len(dAtA)
 	_ = i
 	var l int
@@ -1619,6 +1660,10 @@ func (m *EvacuationStatus) Size() (n int) {
 			n += 1 + l + sovGenerated(uint64(l))
 		}
 	}
+	if m.ActiveEvacuatorSince != nil {
+		l = m.ActiveEvacuatorSince.Size()
+		n += 1 + l + sovGenerated(uint64(l))
+	}
 	return n
 }
 
@@ -1687,7 +1732,7 @@ func (m *NodeMaintenanceNodeStatus) Size() (n int) {
 	n += 1 + sovGenerated(uint64(m.PodsPendingEvacuation))
 	n += 1 + sovGenerated(uint64(m.PodsEvacuating))
 	n += 1 + sovGenerated(uint64(m.PodsBlocked))
-	n += 1 + sovGenerated(uint64(m.PodsLeft))
+	n += 1 + sovGenerated(uint64(m.PodsKept))
 	n += 1 + sovGenerated(uint64(m.PodsPeak))
 	return n
 }
@@ -1705,7 +1750,7 @@ func (m *NodeMaintenancePreview) Size() (n int) {
 	l = len(m.Stage)
 	n += 1 + l + sovGenerated(uint64(l))
 	n += 1 + sovGenerated(uint64(m.PodCount))
-	n += 1 + sovGenerated(uint64(m.PodsLeftCount))
+	n += 1 + sovGenerated(uint64(m.PodsKeptCount))
 	n += 1 + sovGenerated(uint64(m.NodeCount))
 	n += 1 + sovGenerated(uint64(m.NodesRefused))
 	n += 1 + sovGenerated(uint64(m.NodesUnchecked))
@@ -1722,8 +1767,8 @@ func (m *NodeMaintenancePreview) Size() (n int) {
 		}
 	}
 	n += 1 + sovGenerated(uint64(m.BlockersOmitted))
-	if len(m.PodsLeft) > 0 {
-		for _, e := range m.PodsLeft {
+	if len(m.PodsKept) > 0 {
+		for _, e := range m.PodsKept {
 			l = e.Size()
 			n += 1 + l + sovGenerated(uint64(l))
 		}
@@ -1768,6 +1813,8 @@ func (m *NodeMaintenanceSpec) Size() (n int) {
 		l = m.RequestedBy.Size()
 		n += 1 + l + sovGenerated(uint64(l))
 	}
+	l = len(m.NewNodes)
+	n += 1 + l + sovGenerated(uint64(l))
 	return n
 }
 
@@ -1795,6 +1842,14 @@ func (m *NodeMaintenanceStatus) Size() (n int) {
 			l = e.Size()
 			n += 1 + l + sovGenerated(uint64(l))
 		}
+	}
+	if m.LastProgressTimestamp != nil {
+		l = m.LastProgressTimestamp.Size()
+		n += 1 + l + sovGenerated(uint64(l))
+	}
+	if m.NewestNodeTimestamp != nil {
+		l = m.NewestNodeTimestamp.Size()
+		n += 1 + l + sovGenerated(uint64(l))
 	}
 	return n
 }
@@ -1908,7 +1963,7 @@ func (m *PreviewNode) Size() (n int) {
 	n += 1 + l + sovGenerated(uint64(l))
 	n += 2
 	n += 1 + sovGenerated(uint64(m.PodCount))
-	n += 1 + sovGenerated(uint64(m.PodsLeft))
+	n += 1 + sovGenerated(uint64(m.PodsKept))
 	l = len(m.Message)
 	n += 1 + l + sovGenerated(uint64(l))
 	return n
@@ -1953,7 +2008,7 @@ func (m *PreviewPodReference) Size() (n int) {
 	return n
 }
 
-func (m *PreviewPodsLeft) Size() (n int) {
+func (m *PreviewPodsKept) Size() (n int) {
 	if m == nil {
 		return 0
 	}
@@ -2138,6 +2193,7 @@ func (this *EvacuationStatus) String() string {
 		`FailedEvictionCounter:` + fmt.Sprintf("%v", this.FailedEvictionCounter) + `,`,
 		`Message:` + fmt.Sprintf("%v", this.Message) + `,`,
 		`Conditions:` + repeatedStringForConditions + `,`,
+		`ActiveEvacuatorSince:` + strings.Replace(fmt.Sprintf("%v", this.ActiveEvacuatorSince), "Time", "v1.Time", 1) + `,`,
 		`}`,
 	}, "")
 	return s
@@ -2198,7 +2254,7 @@ func (this *NodeMaintenanceNodeStatus) String() string {
 		`PodsPendingEvacuation:` + fmt.Sprintf("%v", this.PodsPendingEvacuation) + `,`,
 		`PodsEvacuating:` + fmt.Sprintf("%v", this.PodsEvacuating) + `,`,
 		`PodsBlocked:` + fmt.Sprintf("%v", this.PodsBlocked) + `,`,
-		`PodsLeft:` + fmt.Sprintf("%v", this.PodsLeft) + `,`,
+		`PodsKept:` + fmt.Sprintf("%v", this.PodsKept) + `,`,
 		`PodsPeak:` + fmt.Sprintf("%v", this.PodsPeak) + `,`,
 		`}`,
 	}, "")
@@ -2218,11 +2274,11 @@ func (this *NodeMaintenancePreview) String() string {
 		repeatedStringForBlockers += strings.Replace(strings.Replace(f.String(), "PreviewBlocker", "PreviewBlocker", 1), `&`, ``, 1) + ","
 	}
 	repeatedStringForBlockers += "}"
-	repeatedStringForPodsLeft := "[]PreviewPodsLeft{"
-	for _, f := range this.PodsLeft {
-		repeatedStringForPodsLeft += strings.Replace(strings.Replace(f.String(), "PreviewPodsLeft", "PreviewPodsLeft", 1), `&`, ``, 1) + ","
+	repeatedStringForPodsKept := "[]PreviewPodsKept{"
+	for _, f := range this.PodsKept {
+		repeatedStringForPodsKept += strings.Replace(strings.Replace(f.String(), "PreviewPodsKept", "PreviewPodsKept", 1), `&`, ``, 1) + ","
 	}
-	repeatedStringForPodsLeft += "}"
+	repeatedStringForPodsKept += "}"
 	repeatedStringForMaintenances := "[]PreviewMaintenance{"
 	for _, f := range this.Maintenances {
 		repeatedStringForMaintenances += strings.Replace(strings.Replace(f.String(), "PreviewMaintenance", "PreviewMaintenance", 1), `&`, ``, 1) + ","
@@ -2238,14 +2294,14 @@ func (this *NodeMaintenancePreview) String() string {
 		`Timestamp:` + strings.Replace(strings.Replace(fmt.Sprintf("%v", this.Timestamp), "Time", "v1.Time", 1), `&`, ``, 1) + `,`,
 		`Stage:` + fmt.Sprintf("%v", this.Stage) + `,`,
 		`PodCount:` + fmt.Sprintf("%v", this.PodCount) + `,`,
-		`PodsLeftCount:` + fmt.Sprintf("%v", this.PodsLeftCount) + `,`,
+		`PodsKeptCount:` + fmt.Sprintf("%v", this.PodsKeptCount) + `,`,
 		`NodeCount:` + fmt.Sprintf("%v", this.NodeCount) + `,`,
 		`NodesRefused:` + fmt.Sprintf("%v", this.NodesRefused) + `,`,
 		`NodesUnchecked:` + fmt.Sprintf("%v", this.NodesUnchecked) + `,`,
 		`Waves:` + repeatedStringForWaves + `,`,
 		`Blockers:` + repeatedStringForBlockers + `,`,
 		`BlockersOmitted:` + fmt.Sprintf("%v", this.BlockersOmitted) + `,`,
-		`PodsLeft:` + repeatedStringForPodsLeft + `,`,
+		`PodsKept:` + repeatedStringForPodsKept + `,`,
 		`Maintenances:` + repeatedStringForMaintenances + `,`,
 		`Nodes:` + repeatedStringForNodes + `,`,
 		`NodesOmitted:` + fmt.Sprintf("%v", this.NodesOmitted) + `,`,
@@ -2268,6 +2324,7 @@ func (this *NodeMaintenanceSpec) String() string {
 		`DrainPlan:` + repeatedStringForDrainPlan + `,`,
 		`Reason:` + fmt.Sprintf("%v", this.Reason) + `,`,
 		`RequestedBy:` + strings.Replace(fmt.Sprintf("%v", this.RequestedBy), "UserInfo", "v12.UserInfo", 1) + `,`,
+		`NewNodes:` + fmt.Sprintf("%v", this.NewNodes) + `,`,
 		`}`,
 	}, "")
 	return s
@@ -2296,6 +2353,8 @@ func (this *NodeMaintenanceStatus) String() string {
 		`StageStatuses:` + repeatedStringForStageStatuses + `,`,
 		`NodeStatuses:` + repeatedStringForNodeStatuses + `,`,
 		`Conditions:` + repeatedStringForConditions + `,`,
+		`LastProgressTimestamp:` + strings.Replace(fmt.Sprintf("%v", this.LastProgressTimestamp), "Time", "v1.Time", 1) + `,`,
+		`NewestNodeTimestamp:` + strings.Replace(fmt.Sprintf("%v", this.NewestNodeTimestamp), "Time", "v1.Time", 1) + `,`,
 		`}`,
 	}, "")
 	return s
@@ -2394,7 +2453,7 @@ func (this *PreviewNode) String() string {
 		`UID:` + fmt.Sprintf("%v", this.UID) + `,`,
 		`Refused:` + fmt.Sprintf("%v", this.Refused) + `,`,
 		`PodCount:` + fmt.Sprintf("%v", this.PodCount) + `,`,
-		`PodsLeft:` + fmt.Sprintf("%v", this.PodsLeft) + `,`,
+		`PodsKept:` + fmt.Sprintf("%v", this.PodsKept) + `,`,
 		`Message:` + fmt.Sprintf("%v", this.Message) + `,`,
 		`}`,
 	}, "")
@@ -2425,7 +2484,7 @@ func (this *PreviewPodReference) String() string {
 	}, "")
 	return s
 }
-func (this *PreviewPodsLeft) String() string {
+func (this *PreviewPodsKept) String() string {
 	if this == nil {
 		return "nil"
 	}
@@ -2434,7 +2493,7 @@ func (this *PreviewPodsLeft) String() string {
 		repeatedStringForPods += strings.Replace(strings.Replace(f.String(), "PreviewPodReference", "PreviewPodReference", 1), `&`, ``, 1) + ","
 	}
 	repeatedStringForPods += "}"
-	s := strings.Join([]string{`&PreviewPodsLeft{`,
+	s := strings.Join([]string{`&PreviewPodsKept{`,
 		`Reason:` + fmt.Sprintf("%v", this.Reason) + `,`,
 		`PodCount:` + fmt.Sprintf("%v", this.PodCount) + `,`,
 		`Pods:` + repeatedStringForPods + `,`,
@@ -3367,6 +3426,42 @@ func (m *EvacuationStatus) Unmarshal(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 9:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ActiveEvacuatorSince", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowGenerated
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.ActiveEvacuatorSince == nil {
+				m.ActiveEvacuatorSince = &v1.Time{}
+			}
+			if err := m.ActiveEvacuatorSince.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := skipGenerated(dAtA[iNdEx:])
@@ -3974,9 +4069,9 @@ func (m *NodeMaintenanceNodeStatus) Unmarshal(dAtA []byte) error {
 			}
 		case 7:
 			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field PodsLeft", wireType)
+				return fmt.Errorf("proto: wrong wireType = %d for field PodsKept", wireType)
 			}
-			m.PodsLeft = 0
+			m.PodsKept = 0
 			for shift := uint(0); ; shift += 7 {
 				if shift >= 64 {
 					return ErrIntOverflowGenerated
@@ -3986,7 +4081,7 @@ func (m *NodeMaintenanceNodeStatus) Unmarshal(dAtA []byte) error {
 				}
 				b := dAtA[iNdEx]
 				iNdEx++
-				m.PodsLeft |= int32(b&0x7F) << shift
+				m.PodsKept |= int32(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
@@ -4179,9 +4274,9 @@ func (m *NodeMaintenancePreview) Unmarshal(dAtA []byte) error {
 			}
 		case 5:
 			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field PodsLeftCount", wireType)
+				return fmt.Errorf("proto: wrong wireType = %d for field PodsKeptCount", wireType)
 			}
-			m.PodsLeftCount = 0
+			m.PodsKeptCount = 0
 			for shift := uint(0); ; shift += 7 {
 				if shift >= 64 {
 					return ErrIntOverflowGenerated
@@ -4191,7 +4286,7 @@ func (m *NodeMaintenancePreview) Unmarshal(dAtA []byte) error {
 				}
 				b := dAtA[iNdEx]
 				iNdEx++
-				m.PodsLeftCount |= int32(b&0x7F) << shift
+				m.PodsKeptCount |= int32(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
@@ -4342,7 +4437,7 @@ func (m *NodeMaintenancePreview) Unmarshal(dAtA []byte) error {
 			}
 		case 12:
 			if wireType != 2 {
-				return fmt.Errorf("proto: wrong wireType = %d for field PodsLeft", wireType)
+				return fmt.Errorf("proto: wrong wireType = %d for field PodsKept", wireType)
 			}
 			var msglen int
 			for shift := uint(0); ; shift += 7 {
@@ -4369,8 +4464,8 @@ func (m *NodeMaintenancePreview) Unmarshal(dAtA []byte) error {
 			if postIndex > l {
 				return io.ErrUnexpectedEOF
 			}
-			m.PodsLeft = append(m.PodsLeft, PreviewPodsLeft{})
-			if err := m.PodsLeft[len(m.PodsLeft)-1].Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+			m.PodsKept = append(m.PodsKept, PreviewPodsKept{})
+			if err := m.PodsKept[len(m.PodsKept)-1].Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
 				return err
 			}
 			iNdEx = postIndex
@@ -4681,6 +4776,38 @@ func (m *NodeMaintenanceSpec) Unmarshal(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 6:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field NewNodes", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowGenerated
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.NewNodes = NewNodesPolicy(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := skipGenerated(dAtA[iNdEx:])
@@ -4849,6 +4976,78 @@ func (m *NodeMaintenanceStatus) Unmarshal(dAtA []byte) error {
 			}
 			m.Conditions = append(m.Conditions, v1.Condition{})
 			if err := m.Conditions[len(m.Conditions)-1].Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 5:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field LastProgressTimestamp", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowGenerated
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.LastProgressTimestamp == nil {
+				m.LastProgressTimestamp = &v1.Time{}
+			}
+			if err := m.LastProgressTimestamp.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 6:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field NewestNodeTimestamp", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowGenerated
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.NewestNodeTimestamp == nil {
+				m.NewestNodeTimestamp = &v1.Time{}
+			}
+			if err := m.NewestNodeTimestamp.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
 				return err
 			}
 			iNdEx = postIndex
@@ -5892,9 +6091,9 @@ func (m *PreviewNode) Unmarshal(dAtA []byte) error {
 			}
 		case 5:
 			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field PodsLeft", wireType)
+				return fmt.Errorf("proto: wrong wireType = %d for field PodsKept", wireType)
 			}
-			m.PodsLeft = 0
+			m.PodsKept = 0
 			for shift := uint(0); ; shift += 7 {
 				if shift >= 64 {
 					return ErrIntOverflowGenerated
@@ -5904,7 +6103,7 @@ func (m *PreviewNode) Unmarshal(dAtA []byte) error {
 				}
 				b := dAtA[iNdEx]
 				iNdEx++
-				m.PodsLeft |= int32(b&0x7F) << shift
+				m.PodsKept |= int32(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
@@ -6274,7 +6473,7 @@ func (m *PreviewPodReference) Unmarshal(dAtA []byte) error {
 	}
 	return nil
 }
-func (m *PreviewPodsLeft) Unmarshal(dAtA []byte) error {
+func (m *PreviewPodsKept) Unmarshal(dAtA []byte) error {
 	l := len(dAtA)
 	iNdEx := 0
 	for iNdEx < l {
@@ -6297,10 +6496,10 @@ func (m *PreviewPodsLeft) Unmarshal(dAtA []byte) error {
 		fieldNum := int32(wire >> 3)
 		wireType := int(wire & 0x7)
 		if wireType == 4 {
-			return fmt.Errorf("proto: PreviewPodsLeft: wiretype end group for non-group")
+			return fmt.Errorf("proto: PreviewPodsKept: wiretype end group for non-group")
 		}
 		if fieldNum <= 0 {
-			return fmt.Errorf("proto: PreviewPodsLeft: illegal tag %d (wire type %d)", fieldNum, wire)
+			return fmt.Errorf("proto: PreviewPodsKept: illegal tag %d (wire type %d)", fieldNum, wire)
 		}
 		switch fieldNum {
 		case 1:

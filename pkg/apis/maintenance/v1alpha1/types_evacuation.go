@@ -46,7 +46,7 @@ const (
 const (
 	// ConditionComplete is True when the evacuation is over: the pod is gone or has terminated, or the request was cancelled.
 	ConditionComplete = "Complete"
-	// ConditionBlocked (added) is True while something keeps the pod from leaving; reason and message say what and what can be done.
+	// ConditionBlocked is True while something keeps the pod from leaving; reason and message say what and what can be done.
 	ConditionBlocked = "Blocked"
 
 	// ReasonPodDeleted (Complete): the pod is gone from the API.
@@ -80,8 +80,18 @@ const (
 	ReasonRecreated = "Recreated"
 	// ReasonEvictionForbidden (Blocked): the server is not allowed to evict the pod.
 	ReasonEvictionForbidden = "EvictionForbidden"
+	// ReasonEvictionDenied (Blocked): an admission webhook or an admission policy refuses the eviction; the message quotes it.
+	ReasonEvictionDenied = "EvictionDenied"
 	// ReasonEvictionError (Blocked): the eviction fails for another reason; the message quotes it.
 	ReasonEvictionError = "EvictionError"
+	// ReasonSurgePending (Blocked): the pod that is to replace this one is not available after the surge timeout.
+	ReasonSurgePending = "SurgePending"
+	// ReasonEvacuationHeld (Blocked): the Evacuation is being deleted and a finalizer that is not an instigator's holds it; the message names it.
+	ReasonEvacuationHeld = "EvacuationHeld"
+	// ReasonBudgetsHoldEachOther (Blocked): two drains wait for each other's pods, because each holds the budget of the other one's.
+	ReasonBudgetsHoldEachOther = "BudgetsHoldEachOther"
+	// ReasonBudgetPodsCordoned (Blocked): the pods that would free the budget cannot run, because their nodes are cordoned.
+	ReasonBudgetPodsCordoned = "BudgetPodsCordoned"
 )
 
 // +genclient
@@ -123,7 +133,7 @@ type EvacuationSpec struct {
 	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty" protobuf:"varint,2,opt,name=progressDeadlineSeconds"`
 
 	// evacuators are those who may take the pod off its node, highest priority first. On creation the server adds those that the pod's
-	// annotations name and those that are built in for its owner. At most 16 (deviates: the KEP allows 100).
+	// annotations name and those that are built in for its owner. At most 16.
 	// +optional
 	// +listType=map
 	// +listMapKey=evacuatorClass
@@ -133,7 +143,7 @@ type EvacuationSpec struct {
 	// +k8s:maxItems=16
 	Evacuators []Evacuator `json:"evacuators,omitempty" protobuf:"bytes,3,rep,name=evacuators"`
 
-	// nodeName (added) is the node that the pod ran on when the Evacuation was created. Set by the server.
+	// nodeName is the node that the pod ran on when the Evacuation was created. Set by the server.
 	// +optional
 	// +k8s:optional
 	NodeName string `json:"nodeName,omitempty" protobuf:"bytes,4,opt,name=nodeName"`
@@ -188,7 +198,7 @@ type EvacuationStatus struct {
 	// +optional
 	ActiveEvacuatorCompleted bool `json:"activeEvacuatorCompleted" protobuf:"varint,2,opt,name=activeEvacuatorCompleted"`
 
-	// evacuationProgressTimestamp is when the active evacuator last reported. Stamped by the server.
+	// evacuationProgressTimestamp is when the active evacuator last reported; unset until it has. Stamped by the server.
 	// +optional
 	// +k8s:opaqueType
 	EvacuationProgressTimestamp *metav1.Time `json:"evacuationProgressTimestamp,omitempty" protobuf:"bytes,3,opt,name=evacuationProgressTimestamp"`
@@ -211,13 +221,13 @@ type EvacuationStatus struct {
 	// +k8s:minimum=0
 	FailedEvictionCounter int32 `json:"failedEvictionCounter" protobuf:"varint,6,opt,name=failedEvictionCounter"`
 
-	// message says in words what happens. At most 1024 bytes.
+	// message is for people: what happens to the pod. No program reads it. At most 1024 bytes.
 	// +optional
 	// +k8s:optional
 	// +k8s:maxBytes=1024
 	Message string `json:"message,omitempty" protobuf:"bytes,7,opt,name=message"`
 
-	// conditions are Complete and (added) Blocked.
+	// conditions are Complete and Blocked.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -228,6 +238,11 @@ type EvacuationStatus struct {
 	// +k8s:listMapKey=type
 	// +k8s:eachVal=+k8s:opaqueType
 	Conditions []metav1.Condition `json:"conditions,omitempty" patchStrategy:"merge" patchMergeKey:"type" protobuf:"bytes,8,rep,name=conditions"`
+
+	// activeEvacuatorSince is when the active evacuator got its turn. Written by the Haulout server alone.
+	// +optional
+	// +k8s:opaqueType
+	ActiveEvacuatorSince *metav1.Time `json:"activeEvacuatorSince,omitempty" protobuf:"bytes,9,opt,name=activeEvacuatorSince"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

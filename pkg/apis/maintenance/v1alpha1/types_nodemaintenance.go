@@ -54,6 +54,19 @@ const (
 	PodTypeStatic PodType = "Static"
 )
 
+// NewNodesPolicy decides whether a maintenance takes nodes that are created after it left stage Idle.
+// +enum
+// +k8s:enum
+type NewNodesPolicy string
+
+const (
+	// NewNodesPolicyIgnore leaves such nodes alone, though they match: an autoscaler that answers a drain with new nodes of the same label would
+	// otherwise feed them to the maintenance one after the other.
+	NewNodesPolicyIgnore NewNodesPolicy = "Ignore"
+	// NewNodesPolicyJoin takes such nodes as it takes those that were there.
+	NewNodesPolicyJoin NewNodesPolicy = "Join"
+)
+
 const (
 	// ConditionDrained is the condition of a NodeMaintenance that says whether all pods that its plan covers have left all selected nodes
 	// (KEP-4212, "Status"). It is True only in stage Drain.
@@ -73,8 +86,32 @@ const (
 	ReasonNotRequested = "NotRequested"
 	// ReasonNoNodes (Drained=False): the selector matches no node.
 	ReasonNoNodes = "NoNodesSelected"
+	// ReasonNodeNotCordoned (Drained=False): a selected node cannot be kept unschedulable, so it is outside the waves; the message names it.
+	ReasonNodeNotCordoned = "NodeNotCordoned"
 
-	// ConditionNodeMessagesOmitted (added) is True while the status has no messages for single nodes, because it would be too large with them.
+	// ConditionProgressing is the condition of a NodeMaintenance that reports whether it moves on. The reasons are listed in the order in which
+	// they apply: the first one that holds is shown.
+	ConditionProgressing = "Progressing"
+
+	// ReasonProgressComplete (Progressing=True or, while nodes are still to be released, with the message naming them): stage Complete.
+	ReasonProgressComplete = "Complete"
+	// ReasonProgressNotRequested (Progressing=True): the stage asks no pod to leave.
+	ReasonProgressNotRequested = "NotRequested"
+	// ReasonProgressDrained (Progressing=True): nothing is left to do in stage Drain.
+	ReasonProgressDrained = "Drained"
+	// ReasonProgressBlocked (Progressing=False): every pod that is asked to leave is blocked.
+	ReasonProgressBlocked = "Blocked"
+	// ReasonProgressStalled (Progressing=False): nothing has moved for longer than the server's --stall-timeout.
+	ReasonProgressStalled = "Stalled"
+	// ReasonProgressSyncFailed (Progressing=False, or True if something else moves): a write or a question fails; the message has the object, the
+	// error, and since when.
+	ReasonProgressSyncFailed = "SyncFailed"
+	// ReasonProgressWaiting (Progressing=True): every node waits for other nodes or for other maintenances.
+	ReasonProgressWaiting = "Waiting"
+	// ReasonProgressDraining (Progressing=True): pods are leaving.
+	ReasonProgressDraining = "Draining"
+
+	// ConditionNodeMessagesOmitted is True while the status has no messages for single nodes, because it would be too large with them.
 	ConditionNodeMessagesOmitted = "NodeMessagesOmitted"
 	// ReasonStatusTooLarge (NodeMessagesOmitted=True): the status would not fit into storage.
 	ReasonStatusTooLarge = "StatusTooLarge"
@@ -107,7 +144,8 @@ type NodeMaintenance struct {
 // NodeMaintenanceSpec is the wanted state of a NodeMaintenance.
 type NodeMaintenanceSpec struct {
 	// nodeSelector selects the nodes under maintenance. At least one term is needed and no term may be empty.
-	// It may change in the stages Idle, Cordon and Drain: a node that no longer matches is released, a node that matches late joins.
+	// It may change in the stages Idle, Cordon and Drain: a node that no longer matches is released, a node that matches late joins, but for
+	// new nodes (see newNodes). At most 1,000 requirements and 10,000 values in all.
 	// +required
 	// +k8s:required
 	// +k8s:opaqueType
@@ -138,12 +176,20 @@ type NodeMaintenanceSpec struct {
 	// +k8s:maxBytes=1024
 	Reason string `json:"reason,omitempty" protobuf:"bytes,4,opt,name=reason"`
 
-	// requestedBy (added) is the user of the last request that set or changed the nodeSelector or advanced the stage. Every node is
+	// requestedBy is the user of the last request that set or changed the nodeSelector or advanced the stage. Every node is
 	// authorized against this user before it is touched. It is set by the server; what a client sends is dropped.
 	// +optional
 	// +k8s:optional
 	// +k8s:opaqueType
 	RequestedBy *authenticationv1.UserInfo `json:"requestedBy,omitempty" protobuf:"bytes,5,opt,name=requestedBy"`
+
+	// newNodes decides what becomes of a node that matches and was created after the maintenance left stage Idle: Ignore leaves it alone, Join
+	// takes it. Nodes that existed and are labelled later always join, and so does a node that the selector names by metadata.name or by the
+	// label kubernetes.io/hostname. It may change as long as nodeSelector may. The default is Ignore.
+	// +optional
+	// +default="Ignore"
+	// +k8s:optional
+	NewNodes NewNodesPolicy `json:"newNodes,omitempty" protobuf:"bytes,6,opt,name=newNodes,casttype=NewNodesPolicy"`
 }
 
 // DrainPlanEntry is one wave of a drain: the pods of a type, up to a priority, that match a selector.
@@ -169,7 +215,7 @@ type DrainPlanEntry struct {
 // NodeMaintenanceStatus is the observed state of a NodeMaintenance. It is also the memory of the drain: after a restart the server goes on
 // from here.
 type NodeMaintenanceStatus struct {
-	// observedGeneration (added) is the metadata.generation that this status answers to.
+	// observedGeneration is the metadata.generation that this status answers to.
 	// +optional
 	// +k8s:optional
 	// +k8s:minimum=0
@@ -189,7 +235,8 @@ type NodeMaintenanceStatus struct {
 	// +k8s:listType=atomic
 	NodeStatuses []NodeMaintenanceNodeStatus `json:"nodeStatuses,omitempty" protobuf:"bytes,3,rep,name=nodeStatuses"`
 
-	// conditions are the conditions of the maintenance. Drained says whether the nodes are empty of pods that the plan covers.
+	// conditions are the conditions of the maintenance: Drained reports whether the nodes are empty of pods that the plan covers, Progressing
+	// whether the maintenance moves on.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -200,6 +247,18 @@ type NodeMaintenanceStatus struct {
 	// +k8s:listMapKey=type
 	// +k8s:eachVal=+k8s:opaqueType
 	Conditions []metav1.Condition `json:"conditions,omitempty" patchStrategy:"merge" patchMergeKey:"type" protobuf:"bytes,4,rep,name=conditions"`
+
+	// lastProgressTimestamp is when something last moved in stage Drain: a pod left, a wave opened, an evacuator reported, or a pod was terminating
+	// within its grace period. Unset before stage Drain.
+	// +optional
+	// +k8s:opaqueType
+	LastProgressTimestamp *metav1.Time `json:"lastProgressTimestamp,omitempty" protobuf:"bytes,5,opt,name=lastProgressTimestamp"`
+
+	// newestNodeTimestamp is the newest metadata.creationTimestamp of any node when the maintenance left stage Idle. Nodes that were created later
+	// are new to it, see spec.newNodes.
+	// +optional
+	// +k8s:opaqueType
+	NewestNodeTimestamp *metav1.Time `json:"newestNodeTimestamp,omitempty" protobuf:"bytes,6,opt,name=newestNodeTimestamp"`
 }
 
 // StageStatus says when a stage was entered.
@@ -222,7 +281,7 @@ type NodeReference struct {
 	// +k8s:required
 	Name string `json:"name" protobuf:"bytes,1,opt,name=name"`
 
-	// uid (added) of the node. A node that is deleted and created again under the same name is a new node.
+	// uid of the node. A node that is deleted and created again under the same name is a new node.
 	// +optional
 	UID types.UID `json:"uid,omitempty" protobuf:"bytes,2,opt,name=uid,casttype=k8s.io/apimachinery/pkg/types.UID"`
 }
@@ -260,20 +319,21 @@ type NodeMaintenanceNodeStatus struct {
 	// +k8s:minimum=0
 	PodsEvacuating int32 `json:"podsEvacuating" protobuf:"varint,5,opt,name=podsEvacuating"`
 
-	// podsBlocked (added) counts the evacuating pods whose Evacuation has the condition Blocked.
+	// podsBlocked counts the pods that are asked to leave and cannot: their Evacuation has the condition Blocked, or no Evacuation could be
+	// created for them twice.
 	// +optional
 	// +k8s:optional
 	// +k8s:minimum=0
 	PodsBlocked int32 `json:"podsBlocked,omitempty" protobuf:"varint,6,opt,name=podsBlocked"`
 
-	// podsLeft (added) counts the pods that are left running on purpose: DaemonSet pods that would come straight back and static pods
-	// of a node that has no agent.
+	// podsKept counts the pods that are kept running on purpose: DaemonSet pods that would come straight back or whose budget stays closed,
+	// static pods of a node that has no agent, and pods of this server that came back.
 	// +optional
 	// +k8s:optional
 	// +k8s:minimum=0
-	PodsLeft int32 `json:"podsLeft,omitempty" protobuf:"varint,7,opt,name=podsLeft"`
+	PodsKept int32 `json:"podsKept,omitempty" protobuf:"varint,7,opt,name=podsKept"`
 
-	// podsPeak (added) is the most pods that were pending and evacuating on the node at one time since the drain began. What is missing
+	// podsPeak is the most pods that were pending and evacuating on the node at one time since the drain began. What is missing
 	// of it now has left, also when the Evacuations that tell of it are gone. 0 before the drain.
 	// +optional
 	// +k8s:optional

@@ -43,11 +43,13 @@ const (
 	// ReasonNamespaceTerminating (preview only): the namespace of the pod is being deleted. No Evacuation can be made in it; its pods leave
 	// with the namespace.
 	ReasonNamespaceTerminating = "NamespaceTerminating"
+	// ReasonTurnsByOwner (preview only): no budget protects the pods, so the pods of each workload are evicted in turns.
+	ReasonTurnsByOwner = "TurnsByOwner"
 )
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// NodeMaintenancePreview (added) says what the drain of a NodeMaintenance would do if it began now or, in stage Drain, what it still has to
+// NodeMaintenancePreview says what the drain of a NodeMaintenance would do if it began now or, in stage Drain, what it still has to
 // do: the waves, who takes each pod away, and what is in the way. It is worked out on request from the cluster as it is, and never stored.
 // Nothing is touched. Lists are cut to what can be read; the counts are always those of everything.
 type NodeMaintenancePreview struct {
@@ -72,9 +74,9 @@ type NodeMaintenancePreview struct {
 	// +optional
 	PodCount int32 `json:"podCount" protobuf:"varint,4,opt,name=podCount"`
 
-	// podsLeftCount is how many pods are left running on purpose.
+	// podsKeptCount is how many pods are left running on purpose.
 	// +optional
-	PodsLeftCount int32 `json:"podsLeftCount" protobuf:"varint,5,opt,name=podsLeftCount"`
+	PodsKeptCount int32 `json:"podsKeptCount" protobuf:"varint,5,opt,name=podsKeptCount"`
 
 	// nodeCount is how many nodes are selected.
 	// +optional
@@ -105,10 +107,10 @@ type NodeMaintenancePreview struct {
 	// +optional
 	BlockersOmitted int32 `json:"blockersOmitted,omitempty" protobuf:"varint,11,opt,name=blockersOmitted"`
 
-	// podsLeft are the pods that are left running on purpose, by reason.
+	// podsKept are the pods that are left running on purpose, by reason.
 	// +optional
 	// +listType=atomic
-	PodsLeft []PreviewPodsLeft `json:"podsLeft,omitempty" protobuf:"bytes,12,rep,name=podsLeft"`
+	PodsKept []PreviewPodsKept `json:"podsKept,omitempty" protobuf:"bytes,12,rep,name=podsKept"`
 
 	// maintenances are the other NodeMaintenances on the same nodes, by name; those in stage Complete are not among them. At most 100.
 	// +optional
@@ -310,8 +312,8 @@ type PreviewPodReference struct {
 	Node string `json:"node" protobuf:"bytes,3,opt,name=node"`
 }
 
-// PreviewPodsLeft is pods that are left running for the same reason.
-type PreviewPodsLeft struct {
+// PreviewPodsKept is pods that are left running for the same reason.
+type PreviewPodsKept struct {
 	// reason says in words why: "DaemonSet pod", "DaemonSet pod that tolerates the drain taint" or "static pod".
 	// +required
 	Reason string `json:"reason" protobuf:"bytes,1,opt,name=reason"`
@@ -369,9 +371,9 @@ type PreviewNode struct {
 	// +optional
 	PodCount int32 `json:"podCount" protobuf:"varint,4,opt,name=podCount"`
 
-	// podsLeft is how many pods are left running on the node on purpose.
+	// podsKept is how many pods are left running on the node on purpose.
 	// +optional
-	PodsLeft int32 `json:"podsLeft,omitempty" protobuf:"varint,5,opt,name=podsLeft"`
+	PodsKept int32 `json:"podsKept,omitempty" protobuf:"varint,5,opt,name=podsKept"`
 
 	// message is the drainMessage that the node's status would have first in stage Drain: it names other maintenances that hold the drain
 	// of the node back or have taken it further. In stage Drain it is that of now.

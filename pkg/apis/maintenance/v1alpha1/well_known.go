@@ -42,7 +42,7 @@ const (
 	EvacuatorClassDaemonSet = "daemonset.apps.k8s.io"
 	// EvacuatorClassKubelet is the evacuator of static pods: the node agent.
 	EvacuatorClassKubelet = "kubelet.k8s.io"
-	// EvacuatorClassEviction (added) is the active class once every evacuator is spent: the pod is evicted within its budget.
+	// EvacuatorClassEviction is the active class once every evacuator is spent: the pod is evicted within its budget.
 	EvacuatorClassEviction = "eviction.maintenance.haulout.dev"
 
 	// ControllerEvacuatorPriority is the priority of the evacuator with the role controller, and of no other.
@@ -64,10 +64,26 @@ const (
 	// TaintDrain keeps new DaemonSet pods off a node whose DaemonSet pods are asked to leave.
 	TaintDrain = "maintenance.haulout.dev/drain"
 
-	// AnnotationSurge on a Deployment with the value SurgeDisabled keeps the built-in evacuator from scaling it up.
+	// TaintHeld makes the scheduler prefer other nodes to one that a maintenance holds, for pods that tolerate cordons. Its effect is
+	// PreferNoSchedule. It is added in the write that cordons the node, or by itself where the node was cordoned before, and it is removed when
+	// no maintenance holds the node any more. AnnotationCordonedBy names whose it is.
+	TaintHeld = "maintenance.haulout.dev/held"
+
+	// AnnotationLeavesFor is on the request with which the server creates an Evacuation. Its value names,
+	// for people, the maintenance that the pod leaves for, with its reason. The value becomes part of the
+	// first status.message. The annotation is not stored, and it is dropped from the requests of others.
+	AnnotationLeavesFor = "maintenance.haulout.dev/leaves-for"
+
+	// AnnotationSurge on a Deployment decides whether the built-in evacuator may scale it up: SurgeDisabled or SurgeAlways. Without it the
+	// Deployment is scaled up unless a budget of its pods never allows an eviction.
 	AnnotationSurge = "maintenance.haulout.dev/surge"
 	// SurgeDisabled is the value of AnnotationSurge for a Deployment whose pods are only evicted.
 	SurgeDisabled = "Disabled"
+	// SurgeAlways is the value of AnnotationSurge for a Deployment whose pods may be replaced although their budget never allows an eviction.
+	SurgeAlways = "Always"
+
+	// AnnotationSurgeTimeout on a Deployment overrides the server's --surge-timeout for its pods. The value is a Go duration, such as "20m".
+	AnnotationSurgeTimeout = "maintenance.haulout.dev/surge-timeout"
 
 	// AnnotationOriginalPodDeletionCost is put on a pod in the write that gives it the lowest deletion cost, so that a scale-down takes it before
 	// others (KEP-2255). Its value is the cost that the pod had, empty if it had none; that comes back when the pod may stay.
@@ -128,3 +144,11 @@ const (
 
 // MaxOwnDrainPlanEntries is the number of entries a user may put into a drain plan, the twelve of every plan aside.
 const MaxOwnDrainPlanEntries = 100
+
+// The limits of spec.nodeSelector. A selector is matched with every node of the cluster.
+const (
+	// MaxSelectorRequirements is how many requirements all terms may have together.
+	MaxSelectorRequirements = 1000
+	// MaxSelectorValues is how many values all requirements may have together.
+	MaxSelectorValues = 10000
+)

@@ -64,6 +64,9 @@ func SetObjectDefaults_NodeMaintenance(in *NodeMaintenance) {
 			a.PodType = "Default"
 		}
 	}
+	if in.Spec.NewNodes == "" {
+		in.Spec.NewNodes = "Ignore"
+	}
 	for i := range in.Status.NodeStatuses {
 		a := &in.Status.NodeStatuses[i]
 		for j := range a.DrainTargets {

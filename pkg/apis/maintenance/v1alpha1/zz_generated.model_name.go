@@ -127,8 +127,8 @@ func (in PreviewPodReference) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
-func (in PreviewPodsLeft) OpenAPIModelName() string {
-	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PreviewPodsLeft"
+func (in PreviewPodsKept) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PreviewPodsKept"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.

@@ -535,6 +535,7 @@ func Validate_EvacuationStatus(
 		errs = append(errs, fn(fldPath.Child("conditions"), obj.Conditions, oldVal, oldObj != nil)...)
 	}
 
+	// field EvacuationStatus.ActiveEvacuatorSince has no validation
 	return errs
 }
 
@@ -655,6 +656,21 @@ func Validate_EvacuatorRole(
 	obj, oldObj *EvacuatorRole) (errs field.ErrorList) {
 
 	if e := validate.Enum(ctx, op, fldPath, obj, oldObj, symbolsForEvacuatorRole, nil); len(e) != 0 {
+		errs = append(errs, e...)
+	}
+
+	return errs
+}
+
+var symbolsForNewNodesPolicy = sets.New(NewNodesPolicyIgnore, NewNodesPolicyJoin)
+
+// Validate_NewNodesPolicy validates an instance of NewNodesPolicy according
+// to declarative validation rules in the API schema.
+func Validate_NewNodesPolicy(
+	ctx context.Context, op operation.Operation, fldPath *field.Path,
+	obj, oldObj *NewNodesPolicy) (errs field.ErrorList) {
+
+	if e := validate.Enum(ctx, op, fldPath, obj, oldObj, symbolsForNewNodesPolicy, nil); len(e) != 0 {
 		errs = append(errs, e...)
 	}
 
@@ -901,7 +917,7 @@ func Validate_NodeMaintenanceNodeStatus(
 		errs = append(errs, fn(fldPath.Child("podsBlocked"), &obj.PodsBlocked, oldVal, oldObj != nil)...)
 	}
 
-	{ // field NodeMaintenanceNodeStatus.PodsLeft
+	{ // field NodeMaintenanceNodeStatus.PodsKept
 		fn := func(
 			fldPath *field.Path,
 			obj, oldObj *int32,
@@ -927,9 +943,9 @@ func Validate_NodeMaintenanceNodeStatus(
 		}
 		oldVal := safe.Field(oldObj,
 			func(oldObj *NodeMaintenanceNodeStatus) *int32 {
-				return &oldObj.PodsLeft
+				return &oldObj.PodsKept
 			})
-		errs = append(errs, fn(fldPath.Child("podsLeft"), &obj.PodsLeft, oldVal, oldObj != nil)...)
+		errs = append(errs, fn(fldPath.Child("podsKept"), &obj.PodsKept, oldVal, oldObj != nil)...)
 	}
 
 	{ // field NodeMaintenanceNodeStatus.PodsPeak
@@ -1007,7 +1023,7 @@ func Validate_NodeMaintenancePreview(
 	}
 
 	// field NodeMaintenancePreview.PodCount has no validation
-	// field NodeMaintenancePreview.PodsLeftCount has no validation
+	// field NodeMaintenancePreview.PodsKeptCount has no validation
 	// field NodeMaintenancePreview.NodeCount has no validation
 	// field NodeMaintenancePreview.NodesRefused has no validation
 	// field NodeMaintenancePreview.NodesUnchecked has no validation
@@ -1077,7 +1093,7 @@ func Validate_NodeMaintenancePreview(
 	}
 
 	// field NodeMaintenancePreview.BlockersOmitted has no validation
-	// field NodeMaintenancePreview.PodsLeft has no validation
+	// field NodeMaintenancePreview.PodsKept has no validation
 
 	{ // field NodeMaintenancePreview.Maintenances
 		fn := func(
@@ -1274,6 +1290,38 @@ func Validate_NodeMaintenanceSpec(
 		errs = append(errs, fn(fldPath.Child("requestedBy"), obj.RequestedBy, oldVal, oldObj != nil)...)
 	}
 
+	{ // field NodeMaintenanceSpec.NewNodes
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *NewNodesPolicy,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			// optional fields with default values are effectively required
+			if e := validate.RequiredValue(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				errs = append(errs, e...)
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			// call the type's validation function
+			errs = append(errs, Validate_NewNodesPolicy(ctx, op, fldPath, obj, oldObj)...)
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenanceSpec) *NewNodesPolicy {
+				return &oldObj.NewNodes
+			})
+		errs = append(errs, fn(fldPath.Child("newNodes"), &obj.NewNodes, oldVal, oldObj != nil)...)
+	}
+
 	return errs
 }
 
@@ -1426,6 +1474,8 @@ func Validate_NodeMaintenanceStatus(
 		errs = append(errs, fn(fldPath.Child("conditions"), obj.Conditions, oldVal, oldObj != nil)...)
 	}
 
+	// field NodeMaintenanceStatus.LastProgressTimestamp has no validation
+	// field NodeMaintenanceStatus.NewestNodeTimestamp has no validation
 	return errs
 }
 

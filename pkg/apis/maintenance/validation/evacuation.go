@@ -59,7 +59,7 @@ func validateEvacuationName(evacuation *maintenance.Evacuation) field.ErrorList 
 		return nil
 	}
 	if msgs := validation.IsDNS1123Subdomain(string(podRef.UID)); len(msgs) > 0 {
-		return field.ErrorList{field.Invalid(podRefPath.Child("uid"), podRef.UID, "is no UID of a pod: "+msgs[0])}
+		return field.ErrorList{field.Invalid(podRefPath.Child("uid"), podRef.UID, "must be the UID of a pod: "+msgs[0])}
 	}
 	canonical, metaPath := evacuators.CanonicalName(podRef.Name, podRef.UID), field.NewPath("metadata")
 	if evacuation.GenerateName != "" {
@@ -78,12 +78,12 @@ func validateEvacuators(list []maintenance.Evacuator, path *field.Path) field.Er
 	controller := ""
 	for i, evacuator := range list {
 		if evacuator.EvacuatorClass == v1alpha1.EvacuatorClassEviction {
-			errs = append(errs, field.Invalid(path.Index(i).Child("evacuatorClass"), evacuator.EvacuatorClass, "stands for eviction, which comes last by itself"))
+			errs = append(errs, field.Invalid(path.Index(i).Child("evacuatorClass"), evacuator.EvacuatorClass, "is the class of the eviction, which always comes last and cannot be listed"))
 		}
 		switch evacuator.Role {
 		case maintenance.EvacuatorRoleController:
 			if controller != "" {
-				errs = append(errs, field.Invalid(path.Index(i).Child("role"), evacuator.Role, fmt.Sprintf("there is at most one controller, and %s is it", controller)))
+				errs = append(errs, field.Invalid(path.Index(i).Child("role"), evacuator.Role, fmt.Sprintf("only one evacuator may have the role, and %s has it", controller)))
 			} else {
 				controller = evacuator.EvacuatorClass
 			}
@@ -133,12 +133,12 @@ func ValidateEvacuationUpdate(evacuation, old *maintenance.Evacuation) field.Err
 	return field.ErrorList{field.Forbidden(field.NewPath("spec"), "cannot be changed: it is immutable as a whole")}
 }
 
-// IsEvacuationComplete says whether an Evacuation is over.
+// IsEvacuationComplete reports whether an Evacuation is over.
 func IsEvacuationComplete(evacuation *maintenance.Evacuation) bool {
 	return apimeta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenance.ConditionComplete)
 }
 
-// Turns is what it depends on besides the object whether the active evacuator may lose its turn.
+// Turns is what a hand-over depends on besides the object.
 type Turns struct {
 	// Now is the time by which deadlines have passed or not. The clock should be the one that decides on hand-overs: stamps of another replica, whose
 	// clock may differ, then only move a deadline by that difference.
@@ -147,7 +147,7 @@ type Turns struct {
 	StartDeadline time.Duration
 }
 
-// ValidateEvacuationStatusUpdate checks an update of the status by whomever, the server's own controllers included.
+// ValidateEvacuationStatusUpdate checks an update of the status by any user, the server included.
 func ValidateEvacuationStatusUpdate(evacuation, old *maintenance.Evacuation, turns Turns) field.ErrorList {
 	path := field.NewPath("status")
 	if IsEvacuationComplete(old) {
@@ -159,7 +159,7 @@ func ValidateEvacuationStatusUpdate(evacuation, old *maintenance.Evacuation, tur
 	errs := validateHandOver(evacuation, old, turns, path.Child("activeEvacuatorClass"))
 	errs = append(errs, validateCancellationPolicy(evacuation, old, path.Child("evacuationCancellationPolicy"))...)
 	if counter, oldCounter := evacuation.Status.FailedEvictionCounter, old.Status.FailedEvictionCounter; counter >= 0 && counter < oldCounter {
-		errs = append(errs, field.Invalid(path.Child("failedEvictionCounter"), counter, fmt.Sprintf("never falls: it is %d already", oldCounter)))
+		errs = append(errs, field.Invalid(path.Child("failedEvictionCounter"), counter, fmt.Sprintf("must not be less than before: %d", oldCounter)))
 	}
 	return append(errs, validateConditions(evacuation.Status.Conditions, path.Child("conditions"))...)
 }
@@ -177,10 +177,11 @@ func validateConditions(conditions []metav1.Condition, path *field.Path) field.E
 	return errs
 }
 
-// validateHandOver lets the turn start at the highest priority and go down from there, one by one, the eviction after all others: each evacuator gets
-// its turn, and keeps it until it says that it is done or its deadline has passed.
+// validateHandOver checks that evacuators become active one by one from the highest priority down, the
+// eviction after all others, and that each stays active until it completes or its deadline passes.
 //
-// When the deadline of those counts that wait for the drain to reach the pod is left to the controller, which stamps their turn anew meanwhile.
+// An evacuator that waits for the drain to reach the pod has no deadline yet: the controller keeps
+// writing its activeEvacuatorSince meanwhile.
 func validateHandOver(evacuation, old *maintenance.Evacuation, turns Turns, path *field.Path) field.ErrorList {
 	class, oldClass := evacuation.Status.ActiveEvacuatorClass, old.Status.ActiveEvacuatorClass
 	if class == oldClass {
@@ -191,39 +192,39 @@ func validateHandOver(evacuation, old *maintenance.Evacuation, turns Turns, path
 	last := len(order) - 1
 	switch {
 	case class == "":
-		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("cannot be taken back once set: it is %s", oldClass))}
+		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("cannot be unset: it is %s", oldClass))}
 	case to < 0:
 		return field.ErrorList{field.NotSupported(path, class, order)}
 	case isWithdrawn(old):
-		return field.ErrorList{field.Invalid(path, class, "comes too late: nobody asks for the evacuation any more, so nobody else gets the turn")}
+		return field.ErrorList{field.Invalid(path, class, "cannot change: the Evacuation was withdrawn")}
 	case oldClass == "" && to != 0:
-		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("starts at the highest priority: %s", order[0]))}
+		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("must start with the evacuator of the highest priority: %s", order[0]))}
 	case oldClass == "":
 		return nil
 	case from < 0 && to != last:
-		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("%s has the turn, which is not among the evacuators: after it comes %s", oldClass, order[last]))}
+		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("%s is active and not among spec.evacuators: only %s may follow", oldClass, order[last]))}
 	case from < 0:
 		return nil
 	case to < from:
-		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("only moves down, and the turn is with %s", oldClass))}
+		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("must not move back to a higher priority: %s is active", oldClass))}
 	case to > from+1:
-		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("leaves out %s, which comes after %s", order[from+1], oldClass))}
+		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("must be %s, which follows %s", order[from+1], oldClass))}
 	}
 	turn := evacuators.TurnOfInternal(&old.Status)
 	patience := turn.Patience(old.Spec.ProgressDeadlineSeconds, turns.StartDeadline)
 	if turn.Completed || !turns.Now.Before(turn.Since.Add(patience)) {
 		return nil
 	}
-	return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("comes too early: %s has neither completed nor been silent for %s, since %s",
-		oldClass, patience, turn.Since.UTC().Format(time.RFC3339)))}
+	return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("changed too early: %s has not completed, and its deadline is %s",
+		oldClass, turn.Since.Add(patience).UTC().Format(time.RFC3339)))}
 }
 
-// isWithdrawn says whether nobody asks for the Evacuation any more.
+// isWithdrawn reports whether no instigator asks for the Evacuation any more.
 func isWithdrawn(evacuation *maintenance.Evacuation) bool {
 	return evacuation.DeletionTimestamp != nil || !evacuators.HasInstigator(evacuation.Finalizers)
 }
 
-// evacuatorOrder returns the classes in the order in which they get their turn, the eviction last.
+// evacuatorOrder returns the classes in the order in which they become active, the eviction last.
 func evacuatorOrder(list []maintenance.Evacuator) []string {
 	sorted := slices.Clone(list)
 	evacuators.SortInternal(sorted)
@@ -234,7 +235,7 @@ func evacuatorOrder(list []maintenance.Evacuator) []string {
 	return append(order, v1alpha1.EvacuatorClassEviction)
 }
 
-// validateCancellationPolicy refuses Forbid where nobody is left to forbid it to, and across a hand-over.
+// validateCancellationPolicy refuses Forbid once the Evacuation is withdrawn, and across a hand-over.
 func validateCancellationPolicy(evacuation, old *maintenance.Evacuation, path *field.Path) field.ErrorList {
 	const forbid = maintenance.EvacuationCancellationPolicyForbid
 	if evacuation.Status.EvacuationCancellationPolicy != forbid {
@@ -242,15 +243,15 @@ func validateCancellationPolicy(evacuation, old *maintenance.Evacuation, path *f
 	}
 	switch {
 	case evacuation.Status.ActiveEvacuatorClass != old.Status.ActiveEvacuatorClass:
-		return field.ErrorList{field.Invalid(path, forbid, "falls back to Allow when the turn goes to the next evacuator")}
+		return field.ErrorList{field.Invalid(path, forbid, "must be Allow when the active evacuator changes")}
 	case old.Status.EvacuationCancellationPolicy == forbid:
 		return nil
 	case !isEvacuator(old, evacuation.Status.ActiveEvacuatorClass):
-		return field.ErrorList{field.Invalid(path, forbid, "only an evacuator that has the turn can set it, and none has")}
+		return field.ErrorList{field.Invalid(path, forbid, "only an active evacuator may set it, and eviction is active")}
 	case old.DeletionTimestamp != nil:
-		return field.ErrorList{field.Invalid(path, forbid, "comes too late: the evacuation is being deleted")}
+		return field.ErrorList{field.Invalid(path, forbid, "cannot be set: the Evacuation is being deleted")}
 	case !evacuators.HasInstigator(old.Finalizers):
-		return field.ErrorList{field.Invalid(path, forbid, "comes too late: no instigator asks for the evacuation any more")}
+		return field.ErrorList{field.Invalid(path, forbid, "cannot be set: the Evacuation was withdrawn, it has no instigator")}
 	}
 	return nil
 }
@@ -259,8 +260,8 @@ func isEvacuator(evacuation *maintenance.Evacuation, class string) bool {
 	return slices.ContainsFunc(evacuation.Spec.Evacuators, func(e maintenance.Evacuator) bool { return e.EvacuatorClass == class })
 }
 
-// ValidateEvacuationReport checks an update of the status by somebody other than the server: that of an evacuator, which has to have the
-// turn and may only report what it does itself.
+// ValidateEvacuationReport checks an update of the status by a user other than the server, which is the
+// report of an evacuator: it has to be active and may only write the fields of a report.
 func ValidateEvacuationReport(evacuation, old *maintenance.Evacuation) field.ErrorList {
 	path := field.NewPath("status")
 	classPath := path.Child("activeEvacuatorClass")
@@ -270,15 +271,19 @@ func ValidateEvacuationReport(evacuation, old *maintenance.Evacuation) field.Err
 		// Reported as that, by the rules for all writers.
 		return nil
 	case active == "":
-		return field.ErrorList{field.Forbidden(path, "no evacuator has the turn yet, so none can report")}
+		return field.ErrorList{field.Forbidden(path, "no evacuator is active yet")}
 	case active == v1alpha1.EvacuatorClassEviction:
-		return field.ErrorList{field.Forbidden(path, "every evacuator had its turn; the eviction is reported by the server alone")}
+		return field.ErrorList{field.Forbidden(path, "no evacuator is active any more; only the server reports on the eviction")}
 	case status.ActiveEvacuatorClass != active:
 		return field.ErrorList{field.Invalid(classPath, status.ActiveEvacuatorClass,
-			fmt.Sprintf("the turn is with %s, and only the server passes it on", active))}
+			fmt.Sprintf("%s is active, and only the server may change that", active))}
 	}
 	var errs field.ErrorList
-	const serverOnly = "is written by the server alone; an evacuator reports activeEvacuatorCompleted, expectedEvacuationFinishTime, evacuationCancellationPolicy and message"
+	const serverOnly = "only the server may write it; an evacuator reports activeEvacuatorCompleted, " +
+		"expectedEvacuationFinishTime, evacuationCancellationPolicy and message"
+	if !status.ActiveEvacuatorSince.Equal(oldStatus.ActiveEvacuatorSince) {
+		errs = append(errs, field.Forbidden(path.Child("activeEvacuatorSince"), serverOnly))
+	}
 	if status.FailedEvictionCounter != oldStatus.FailedEvictionCounter {
 		errs = append(errs, field.Forbidden(path.Child("failedEvictionCounter"), serverOnly))
 	}

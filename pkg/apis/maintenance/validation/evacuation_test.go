@@ -77,6 +77,12 @@ func reportedAt(seconds int64) evacuationMod {
 	}
 }
 
+func activeSince(seconds int64) evacuationMod {
+	return func(e *maintenance.Evacuation) {
+		e.Status.ActiveEvacuatorSince = ptr.To(metav1.Unix(seconds, 0))
+	}
+}
+
 func forbid(e *maintenance.Evacuation) {
 	e.Status.EvacuationCancellationPolicy = maintenance.EvacuationCancellationPolicyForbid
 }
@@ -236,25 +242,25 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 		old, mods []evacuationMod
 		want      field.ErrorList
 	}{
-		"the turn starts at the highest priority":          {nil, mods(active("first.example.com")), nil},
-		"the turn starts lower":                            {nil, mods(active("deployment.apps.k8s.io")), field.ErrorList{field.Invalid(class, "", "")}},
-		"the turn starts with eviction":                    {nil, mods(active(evacuationTestEviction)), field.ErrorList{field.Invalid(class, "", "")}},
-		"eviction starts where there is no evacuator":      {mods(withEvacuators()), mods(withEvacuators(), active(evacuationTestEviction)), nil},
-		"the next one takes over":                          {mods(active("first.example.com")), mods(active("deployment.apps.k8s.io")), nil},
-		"one is left out":                                  {mods(active("first.example.com")), mods(active("last.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
-		"one that keeps reporting":                         {mods(active("first.example.com"), reportedAt(9000)), mods(active("deployment.apps.k8s.io"), reportedAt(10000)), field.ErrorList{field.Invalid(class, "", "")}},
-		"one that has been silent for its deadline":        {mods(active("first.example.com"), reportedAt(8200)), mods(active("deployment.apps.k8s.io"), reportedAt(10000)), nil},
-		"one that has never started":                       {mods(active("first.example.com"), reportedAt(9700), withMessage("first.example.com has the turn since 1970-01-01T02:41:40Z: test.")), mods(active("deployment.apps.k8s.io")), nil},
-		"one that may still start":                         {mods(active("first.example.com"), reportedAt(9701), withMessage("first.example.com has the turn since 1970-01-01T02:41:41Z: test.")), mods(active("deployment.apps.k8s.io")), field.ErrorList{field.Invalid(class, "", "")}},
-		"one that nobody wrote down":                       {mods(active("x.example.com"), reportedAt(9999)), mods(active(evacuationTestEviction)), nil},
-		"one that nobody wrote down, and then one that is": {mods(active("x.example.com"), reportedAt(9999)), mods(active("last.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
-		"nobody asks any more, and nobody has the turn":    {mods(withoutInstigator), mods(active("first.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
-		"it is being deleted, and the next one takes over": {mods(active("first.example.com"), evacuationDeleting), mods(active("deployment.apps.k8s.io")), field.ErrorList{field.Invalid(class, "", "")}},
-		"eviction takes over":                              {mods(active("last.example.com")), mods(active(evacuationTestEviction)), nil},
-		"the turn moves up":                                {mods(active("last.example.com")), mods(active("first.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
-		"the turn comes back from eviction":                {mods(active(evacuationTestEviction)), mods(active("last.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
-		"the turn is taken back":                           {mods(active("first.example.com")), mods(active("")), field.ErrorList{field.Invalid(class, "", "")}},
-		"the turn goes to one that is not listed":          {mods(active("first.example.com")), mods(active("x.example.com")), field.ErrorList{field.NotSupported(class, "", []string{})}},
+		"the turn starts at the highest priority":           {nil, mods(active("first.example.com")), nil},
+		"the turn starts lower":                             {nil, mods(active("deployment.apps.k8s.io")), field.ErrorList{field.Invalid(class, "", "")}},
+		"the turn starts with eviction":                     {nil, mods(active(evacuationTestEviction)), field.ErrorList{field.Invalid(class, "", "")}},
+		"eviction starts where there is no evacuator":       {mods(withEvacuators()), mods(withEvacuators(), active(evacuationTestEviction)), nil},
+		"the next one takes over":                           {mods(active("first.example.com")), mods(active("deployment.apps.k8s.io")), nil},
+		"one is left out":                                   {mods(active("first.example.com")), mods(active("last.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
+		"one that keeps reporting":                          {mods(active("first.example.com"), reportedAt(9000)), mods(active("deployment.apps.k8s.io"), reportedAt(10000)), field.ErrorList{field.Invalid(class, "", "")}},
+		"one that has been silent for its deadline":         {mods(active("first.example.com"), reportedAt(8200)), mods(active("deployment.apps.k8s.io"), reportedAt(10000)), nil},
+		"one that has never started":                        {mods(active("first.example.com"), activeSince(9700)), mods(active("deployment.apps.k8s.io")), nil},
+		"one that may still start":                          {mods(active("first.example.com"), activeSince(9701)), mods(active("deployment.apps.k8s.io")), field.ErrorList{field.Invalid(class, "", "")}},
+		"an active class that is not listed":                {mods(active("x.example.com"), reportedAt(9999)), mods(active(evacuationTestEviction)), nil},
+		"an active class that is not listed, then a listed": {mods(active("x.example.com"), reportedAt(9999)), mods(active("last.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
+		"it was withdrawn before the first became active":   {mods(withoutInstigator), mods(active("first.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
+		"it is being deleted, and the next one takes over":  {mods(active("first.example.com"), evacuationDeleting), mods(active("deployment.apps.k8s.io")), field.ErrorList{field.Invalid(class, "", "")}},
+		"eviction takes over":                               {mods(active("last.example.com")), mods(active(evacuationTestEviction)), nil},
+		"the turn moves up":                                 {mods(active("last.example.com")), mods(active("first.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
+		"the turn comes back from eviction":                 {mods(active(evacuationTestEviction)), mods(active("last.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
+		"the turn is taken back":                            {mods(active("first.example.com")), mods(active("")), field.ErrorList{field.Invalid(class, "", "")}},
+		"the turn goes to one that is not listed":           {mods(active("first.example.com")), mods(active("x.example.com")), field.ErrorList{field.NotSupported(class, "", []string{})}},
 
 		"failed evictions are counted":  {mods(failedEvictions(3)), mods(failedEvictions(4)), nil},
 		"the counter falls":             {mods(failedEvictions(3)), mods(failedEvictions(2)), field.ErrorList{field.Invalid(status.Child("failedEvictionCounter"), "", "")}},
@@ -314,6 +320,7 @@ func TestValidateEvacuationReport(t *testing.T) {
 		"eviction is the server's":       {mods(active(evacuationTestEviction)), mods(active(evacuationTestEviction), withMessage("x")), field.ErrorList{field.Forbidden(status, "")}},
 		"it passes the turn on":          {mods(active("first.example.com")), mods(active("last.example.com")), field.ErrorList{field.Invalid(status.Child("activeEvacuatorClass"), "", "")}},
 		"it lost the turn":               {mods(active("last.example.com")), mods(active("first.example.com"), withMessage("x")), field.ErrorList{field.Invalid(status.Child("activeEvacuatorClass"), "", "")}},
+		"it dates its turn":              {mods(active("first.example.com"), activeSince(1000)), mods(active("first.example.com"), activeSince(2000)), field.ErrorList{field.Forbidden(status.Child("activeEvacuatorSince"), "")}},
 		"it counts evictions":            {mods(active("first.example.com")), mods(active("first.example.com"), failedEvictions(1)), field.ErrorList{field.Forbidden(status.Child("failedEvictionCounter"), "")}},
 		"it sets a condition":            {mods(active("first.example.com")), mods(active("first.example.com"), evacuationComplete), field.ErrorList{field.Forbidden(status.Child("conditions"), "")}},
 		"it removes a condition":         {mods(active("first.example.com"), withCondition("Blocked", "True", "A")), mods(active("first.example.com")), field.ErrorList{field.Forbidden(status.Child("conditions"), "")}},

@@ -58,14 +58,14 @@ func ValidateNodeMaintenanceUpdate(nm, old *maintenance.NodeMaintenance) field.E
 	spec := field.NewPath("spec")
 	if !apiequality.Semantic.DeepEqual(nm.Spec.NodeSelector, old.Spec.NodeSelector) {
 		selector := spec.Child("nodeSelector")
-		switch {
-		case old.DeletionTimestamp != nil:
-			errs = append(errs, field.Forbidden(selector, "may not change while the maintenance is being deleted"))
-		case old.Spec.Stage == maintenance.NodeMaintenanceStageComplete:
-			errs = append(errs, field.Forbidden(selector, "may only change in the stages Idle, Cordon and Drain"))
-		default:
+		if frozen := validateSelectionChange(old, selector); len(frozen) > 0 {
+			errs = append(errs, frozen...)
+		} else {
 			errs = append(errs, validateNodeSelector(nm.Spec.NodeSelector, selector)...)
 		}
+	}
+	if nm.Spec.NewNodes != old.Spec.NewNodes {
+		errs = append(errs, validateSelectionChange(old, spec.Child("newNodes"))...)
 	}
 	errs = append(errs, validateStageChange(nm, old, spec.Child("stage"))...)
 	if !SameDrainPlan(nm.Spec.DrainPlan, old.Spec.DrainPlan) {
@@ -74,6 +74,17 @@ func ValidateNodeMaintenanceUpdate(nm, old *maintenance.NodeMaintenance) field.E
 			"is immutable; leave it out or repeat the plan that the maintenance was created with").WithOrigin("immutable"))
 	}
 	return errs
+}
+
+// validateSelectionChange checks that the fields that select nodes may still change.
+func validateSelectionChange(old *maintenance.NodeMaintenance, path *field.Path) field.ErrorList {
+	switch {
+	case old.DeletionTimestamp != nil:
+		return field.ErrorList{field.Forbidden(path, "may not change while the maintenance is being deleted")}
+	case old.Spec.Stage == maintenance.NodeMaintenanceStageComplete:
+		return field.ErrorList{field.Forbidden(path, "may only change in the stages Idle, Cordon and Drain")}
+	}
+	return nil
 }
 
 func validateStageChange(nm, old *maintenance.NodeMaintenance, path *field.Path) field.ErrorList {
@@ -107,7 +118,11 @@ func validateNodeSelector(selector *corev1.NodeSelector, path *field.Path) field
 	if len(selector.NodeSelectorTerms) == 0 {
 		return field.ErrorList{field.Required(path, "at least one term is needed")}
 	}
-	var errs field.ErrorList
+	errs := validateSelectorSize(selector, path)
+	if len(errs) > 0 {
+		// What is wrong with each of so many requirements would make an error of megabytes.
+		return errs
+	}
 	for i, term := range selector.NodeSelectorTerms {
 		path := path.Index(i)
 		if len(term.MatchExpressions) == 0 && len(term.MatchFields) == 0 {
@@ -118,6 +133,34 @@ func validateNodeSelector(selector *corev1.NodeSelector, path *field.Path) field
 		}
 		for j, requirement := range term.MatchFields {
 			errs = append(errs, validateFieldRequirement(requirement, path.Child("matchFields").Index(j))...)
+		}
+	}
+	return errs
+}
+
+// validateSelectorSize bounds what it costs to match the selector with every node.
+func validateSelectorSize(selector *corev1.NodeSelector, path *field.Path) field.ErrorList {
+	requirements, values := 0, 0
+	for i := range selector.NodeSelectorTerms {
+		term := &selector.NodeSelectorTerms[i]
+		// An empty term, which is refused as well, must not make the rest of them free.
+		requirements += max(len(term.MatchExpressions)+len(term.MatchFields), 1)
+		for _, r := range slices.Concat(term.MatchExpressions, term.MatchFields) {
+			values += len(r.Values)
+		}
+	}
+	var errs field.ErrorList
+	for _, limit := range []struct {
+		what          string
+		count, atMost int
+	}{
+		{"requirements", requirements, v1alpha1.MaxSelectorRequirements},
+		{"values", values, v1alpha1.MaxSelectorValues},
+	} {
+		if limit.count > limit.atMost {
+			err := field.TooMany(path, limit.count, limit.atMost)
+			err.Detail += fmt.Sprintf(" %s in all terms together; list many nodes as the values of one requirement with the operator In", limit.what)
+			errs = append(errs, err)
 		}
 	}
 	return errs
@@ -149,7 +192,7 @@ func validateDrainPlan(plan []maintenance.DrainPlanEntry, path *field.Path) fiel
 	return errs
 }
 
-// SameDrainPlan says whether two plans are the same waves in the same order, however their selectors are written.
+// SameDrainPlan reports whether two plans are the same waves in the same order, however their selectors are written.
 func SameDrainPlan(a, b []maintenance.DrainPlanEntry) bool {
 	return slices.EqualFunc(a, b, func(x, y maintenance.DrainPlanEntry) bool {
 		return x.PodType == y.PodType && x.PodPriority == y.PodPriority &&

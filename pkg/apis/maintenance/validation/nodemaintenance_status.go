@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -35,9 +36,26 @@ import (
 func ValidateNodeMaintenanceStatusUpdate(nm, old *maintenance.NodeMaintenance) field.ErrorList {
 	path := field.NewPath("status")
 	errs := validateStageStatuses(nm.Status.StageStatuses, old.Status.StageStatuses, path.Child("stageStatuses"))
-	errs = append(errs, validateNodeStatuses(nm.Status.NodeStatuses, old.Status.NodeStatuses, path.Child("nodeStatuses"))...)
+	errs = append(errs, validateNodeStatuses(nm, old.Status.NodeStatuses, path.Child("nodeStatuses"))...)
+	errs = append(errs, validateTimes(&nm.Status, &old.Status, path)...)
 	for i, condition := range nm.Status.Conditions {
 		errs = append(errs, metav1validation.ValidateCondition(condition, path.Child("conditions").Index(i))...)
+	}
+	return errs
+}
+
+// validateTimes keeps the times that later decisions are made from.
+func validateTimes(status, old *maintenance.NodeMaintenanceStatus, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if newest := old.NewestNodeTimestamp; newest != nil && !newest.Equal(status.NewestNodeTimestamp) {
+		// A node that was new would join, or one that joined would be released.
+		errs = append(errs, field.Invalid(path.Child("newestNodeTimestamp"), status.NewestNodeTimestamp,
+			fmt.Sprintf("may not change once set: it is %s", newest.UTC().Format(time.RFC3339))))
+	}
+	if last := old.LastProgressTimestamp; last != nil &&
+		(status.LastProgressTimestamp == nil || status.LastProgressTimestamp.Before(last)) {
+		errs = append(errs, field.Invalid(path.Child("lastProgressTimestamp"), status.LastProgressTimestamp,
+			fmt.Sprintf("may not be before the stored time: %s", last.UTC().Format(time.RFC3339))))
 	}
 	return errs
 }
@@ -60,8 +78,9 @@ func validateStageStatuses(statuses, old []maintenance.StageStatus, path *field.
 	return errs
 }
 
-func validateNodeStatuses(statuses, old []maintenance.NodeMaintenanceNodeStatus, path *field.Path) field.ErrorList {
+func validateNodeStatuses(nm *maintenance.NodeMaintenance, old []maintenance.NodeMaintenanceNodeStatus, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
+	statuses := nm.Status.NodeStatuses
 	before := make(map[maintenance.NodeReference]*maintenance.NodeMaintenanceNodeStatus, len(old))
 	for i := range old {
 		before[old[i].NodeRef] = &old[i]
@@ -75,6 +94,10 @@ func validateNodeStatuses(statuses, old []maintenance.NodeMaintenanceNodeStatus,
 		}
 		seen[name] = true
 		previous := before[status.NodeRef]
+		if nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete && len(status.DrainTargets) == 0 {
+			// What a released node was asked for is of no use any more.
+			continue
+		}
 		if previous != nil && slices.EqualFunc(status.DrainTargets, previous.DrainTargets, sameTarget) {
 			// Thousands of nodes go through here with every write: what has not changed was looked at when it was written.
 			continue

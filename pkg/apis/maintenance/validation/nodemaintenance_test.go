@@ -18,6 +18,7 @@ package validation
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -26,6 +27,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -130,6 +132,51 @@ func TestValidateNodeMaintenanceSelector(t *testing.T) {
 	}
 }
 
+func TestSelectorLimits(t *testing.T) {
+	terms := func(n int) *corev1.NodeSelector {
+		s := &corev1.NodeSelector{}
+		for i := range n {
+			s.NodeSelectorTerms = append(s.NodeSelectorTerms, corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: "k" + strconv.Itoa(i), Operator: "Exists"}}})
+		}
+		return s
+	}
+	values := func(n int) *corev1.NodeSelector {
+		in := corev1.NodeSelectorRequirement{Key: "kubernetes.io/hostname", Operator: "In"}
+		for i := range n {
+			in.Values = append(in.Values, "n"+strconv.Itoa(i))
+		}
+		return selectNodes(in, corev1.NodeSelectorRequirement{Key: "a", Operator: "Exists"})
+	}
+	const path = "spec.nodeSelector.nodeSelectorTerms"
+	for name, test := range map[string]struct {
+		selector *corev1.NodeSelector
+		want     []string
+		parts    []string
+	}{
+		"1,000 requirements":  {selector: terms(1000)},
+		"1,001 requirements":  {terms(1001), []string{path + " FieldValueTooMany"}, []string{path, "1001", "1000", "requirements"}},
+		"26,000 requirements": {terms(26000), []string{path + " FieldValueTooMany"}, []string{path, "26000", "1000", "requirements"}},
+		"10,000 values":       {selector: values(10000)},
+		"10,001 values":       {values(10001), []string{path + " FieldValueTooMany"}, []string{path, "10001", "10000", "values"}},
+		"both count over all terms": {func() *corev1.NodeSelector {
+			s := terms(998)
+			s.NodeSelectorTerms = append(s.NodeSelectorTerms, values(9999).NodeSelectorTerms[0], values(2).NodeSelectorTerms[0])
+			return s
+		}(), []string{path + " FieldValueTooMany", path + " FieldValueTooMany"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			errs := ValidateNodeMaintenance(nodeMaintenance(t, withSelector(test.selector)))
+			expect(t, errs, test.want...)
+			for _, part := range test.parts {
+				if text := errs.ToAggregate().Error(); !strings.Contains(text, part) || len(text) > 250 {
+					t.Errorf("the error does not have %q in few words: %s", part, text)
+				}
+			}
+		})
+	}
+}
+
 func TestValidateNodeMaintenanceDrainPlan(t *testing.T) {
 	entry := func(podType v1alpha1.PodType, priority int32) v1alpha1.DrainPlanEntry {
 		return v1alpha1.DrainPlanEntry{PodType: podType, PodPriority: priority}
@@ -188,6 +235,7 @@ func TestValidateNodeMaintenanceName(t *testing.T) {
 func TestValidateNodeMaintenanceUpdate(t *testing.T) {
 	red := withSelector(selectNodes(corev1.NodeSelectorRequirement{Key: "pool", Operator: "In", Values: []string{"red"}}))
 	broken := withSelector(&corev1.NodeSelector{})
+	join := func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NewNodes = v1alpha1.NewNodesPolicyJoin }
 	inLabels := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}
 	inExpressions := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "In", Values: []string{"x"}}}}
 	type modifiers []func(*v1alpha1.NodeMaintenance)
@@ -203,6 +251,11 @@ func TestValidateNodeMaintenanceUpdate(t *testing.T) {
 		"the selector in Complete":                        {modifiers{withStage("Complete")}, modifiers{withStage("Complete"), red}, []string{"spec.nodeSelector FieldValueForbidden"}},
 		"the selector while deleting":                     {modifiers{deleting}, modifiers{deleting, red}, []string{"spec.nodeSelector FieldValueForbidden"}},
 		"a selector that selects nothing":                 {nil, modifiers{broken}, []string{"spec.nodeSelector.nodeSelectorTerms FieldValueRequired"}},
+		"newNodes in Idle":                                {modifiers{withStage("Idle")}, modifiers{join}, nil},
+		"newNodes in Drain":                               {modifiers{withStage("Drain")}, modifiers{withStage("Drain"), join}, nil},
+		"newNodes together with the step to Complete":     {modifiers{withStage("Drain")}, modifiers{withStage("Complete"), join}, nil},
+		"newNodes in Complete":                            {modifiers{withStage("Complete")}, modifiers{withStage("Complete"), join}, []string{"spec.newNodes FieldValueForbidden"}},
+		"newNodes while deleting":                         {modifiers{deleting}, modifiers{deleting, join}, []string{"spec.newNodes FieldValueForbidden"}},
 		"a broken selector that was there already":        {modifiers{broken}, modifiers{broken}, nil},
 		"the stage while deleting":                        {modifiers{deleting, withStage("Cordon")}, modifiers{deleting, withStage("Complete")}, []string{"spec.stage FieldValueForbidden"}},
 		"an unknown stage is for the tags to refuse":      {modifiers{withStage("Drain")}, modifiers{withStage("Sleep")}, nil},
@@ -283,6 +336,12 @@ func TestValidateNodeMaintenanceStatusUpdate(t *testing.T) {
 		modify(&c)
 		return maintenance.NodeMaintenanceStatus{Conditions: []metav1.Condition{c}}
 	}
+	newest := func(seconds int64) maintenance.NodeMaintenanceStatus {
+		return maintenance.NodeMaintenanceStatus{NewestNodeTimestamp: ptr.To(metav1.Unix(seconds, 0))}
+	}
+	progress := func(seconds int64) maintenance.NodeMaintenanceStatus {
+		return maintenance.NodeMaintenanceStatus{LastProgressTimestamp: ptr.To(metav1.Unix(seconds, 0))}
+	}
 	const targets = "status.nodeStatuses[0].drainTargets"
 	for name, test := range map[string]struct {
 		old, status maintenance.NodeMaintenanceStatus
@@ -293,6 +352,14 @@ func TestValidateNodeMaintenanceStatusUpdate(t *testing.T) {
 		"a stage less":                  {stages(stage("Cordon"), stage("Drain")), stages(stage("Cordon")), []string{"status.stageStatuses FieldValueInvalid"}},
 		"another time":                  {stages(stage("Cordon")), stages(maintenance.StageStatus{Name: "Cordon", StartTimestamp: &metav1.Time{Time: time.Unix(9, 0)}}), []string{"status.stageStatuses FieldValueInvalid"}},
 		"a stage twice":                 {stages(stage("Cordon")), stages(stage("Cordon"), stage("Cordon")), []string{"status.stageStatuses[1].name FieldValueDuplicate"}},
+		"the newest node is recorded":   {stages(), newest(5), nil},
+		"the newest node stays":         {newest(5), newest(5), nil},
+		"the newest node changes":       {newest(5), newest(6), []string{"status.newestNodeTimestamp FieldValueInvalid"}},
+		"the newest node falls":         {newest(5), newest(4), []string{"status.newestNodeTimestamp FieldValueInvalid"}},
+		"the newest node is removed":    {newest(5), stages(), []string{"status.newestNodeTimestamp FieldValueInvalid"}},
+		"progress moves on":             {progress(5), progress(6), nil},
+		"progress falls":                {progress(5), progress(4), []string{"status.lastProgressTimestamp FieldValueInvalid"}},
+		"progress is removed":           {progress(5), stages(), []string{"status.lastProgressTimestamp FieldValueInvalid"}},
 		"a stage without time":          {stages(), stages(maintenance.StageStatus{Name: "Idle"}), []string{"status.stageStatuses[0].startTimestamp FieldValueRequired"}},
 		"a node twice":                  {stages(), named("a", "b", "a"), []string{"status.nodeStatuses[2].nodeRef.name FieldValueDuplicate"}},
 		"a name that no node can have":  {stages(), named("A_b"), []string{"status.nodeStatuses[0].nodeRef.name FieldValueInvalid"}},
@@ -321,4 +388,12 @@ func TestValidateNodeMaintenanceStatusUpdate(t *testing.T) {
 			expect(t, ValidateNodeMaintenanceStatusUpdate(nm, old), test.want...)
 		})
 	}
+	t.Run("a completed maintenance drops its targets", func(t *testing.T) {
+		nm, old := nodeMaintenance(t), nodeMaintenance(t)
+		nm.Status, old.Status = node("1"), node("1", target("Default", 10))
+		nm.Spec.Stage, old.Spec.Stage = maintenance.NodeMaintenanceStageComplete, maintenance.NodeMaintenanceStageComplete
+		expect(t, ValidateNodeMaintenanceStatusUpdate(nm, old))
+		nm.Status = node("1", target("Default", 9))
+		expect(t, ValidateNodeMaintenanceStatusUpdate(nm, old), targets+" FieldValueInvalid")
+	})
 }

@@ -32,25 +32,26 @@ import (
 // Blocker is a pod that cannot leave its node.
 type Blocker struct {
 	Namespace, Pod, Node string
-	// Reason is that of the condition Blocked, and Message what it says: what is in the way and what can be done.
+	// Reason is that of the condition Blocked, and Message what it says: what is in the way and
+	// what can be done.
 	Reason, Message string
 	Since           time.Time
-	// evacuator is whose turn it is to take the pod away.
+	// evacuator is the class of the active evacuator.
 	evacuator string
-	// turn is that of the evacuator if the pod is not blocked and waits for it, see WaitingOf.
-	turn *turn
+	// waits is set if the pod is not blocked and waits for its active evacuator, see WaitingOf.
+	waits *evacuatorDeadline
 }
 
 // podsShown is how many pods are listed with what they have in common.
 const podsShown = 20
 
-// Blocked says whether an Evacuation is blocked.
+// Blocked reports whether an Evacuation is blocked.
 func Blocked(e *v1alpha1.Evacuation) bool {
 	return meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionBlocked) && !meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete)
 }
 
-// BlockersOf returns the pods that cannot leave, those that have waited longest first. Only nodes that on returns true for count; nil stands for
-// all.
+// BlockersOf returns the pods that cannot leave, the longest blocked first. Only nodes that on
+// returns true for count; nil stands for all.
 func BlockersOf(evacuations []v1alpha1.Evacuation, on func(node string) bool) []Blocker {
 	var blockers []Blocker
 	for i := range evacuations {
@@ -74,70 +75,88 @@ func sortBlockers(blockers []Blocker) {
 	})
 }
 
-// move is whose turn it is to do something about a reason, and the command that shows them what there is to see.
-type move struct {
+// action is who must act on a reason, and the command that shows them what there is to see.
+type action struct {
 	who, look string
 }
 
 const (
 	ownerOfApp    = "the owner of the app in namespace %s"
 	administrator = "an administrator of the cluster"
-	operator      = "whoever operates node %[3]s"
+	operator      = "the operator of node %[3]s"
 	budgets       = "kubectl describe poddisruptionbudgets -n %s"
+	podsOf        = "kubectl get pods -n %s -o wide"
+	evacuationsOf = "kubectl describe evacuations -n %s"
+	webhooks      = "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations,validatingadmissionpolicybindings"
+	finalizers    = "kubectl get evacuations -n %s -o custom-columns=POD:.spec.podRef.name,FINALIZERS:.metadata.finalizers"
 )
 
-// moves are by reason of the condition Blocked and of blockers of previews. %s stands for the namespace, %[2]s for
-// the pod, %[3]s for the node and %[4]s for the evacuator.
-var moves = map[string]move{
+// actions are by reason of the condition Blocked and of blockers of previews. %s stands for the
+// namespace, %[2]s for the pod, %[3]s for the node and %[4]s for the evacuator.
+var actions = map[string]action{
 	v1alpha1.ReasonPodDisruptionBudget:           {ownerOfApp, budgets},
 	v1alpha1.ReasonPodDisruptionBudgetSyncFailed: {ownerOfApp, budgets},
 	v1alpha1.ReasonMultiplePodDisruptionBudgets:  {ownerOfApp, budgets},
-	v1alpha1.ReasonUnhealthyPodsHoldBudget:       {ownerOfApp, "kubectl get pods -n %s -o wide"},
+	v1alpha1.ReasonUnhealthyPodsHoldBudget:       {ownerOfApp, podsOf},
 	v1alpha1.ReasonTooManyDisruptedPods:          {administrator, budgets},
-	v1alpha1.ReasonEvacuatorNotProgressing:       {"whoever runs the evacuator %[4]s", "kubectl get evacuations -n %s -o wide"},
-	v1alpha1.ReasonPodTerminating:                {operator, "kubectl describe pod -n %s %[2]s"},
-	v1alpha1.ReasonPodFinalizer:                  {"whoever runs the controllers behind the finalizers", "kubectl get pod -n %s %[2]s -o jsonpath='{.metadata.finalizers}'"},
-	v1alpha1.ReasonNodeUnreachable:               {operator, "kubectl describe node %[3]s"},
-	v1alpha1.ReasonNoEvacuator:                   {administrator, "kubectl describe pod -n %s %[2]s"},
-	v1alpha1.ReasonRecreated:                     {ownerOfApp, "kubectl get pods -n %s -o wide"},
-	v1alpha1.ReasonEvictionForbidden:             {administrator, "kubectl describe evacuations -n %s"},
-	v1alpha1.ReasonEvictionError:                 {administrator, "kubectl describe evacuations -n %s"},
-	v1alpha1.ReasonNoController:                  {ownerOfApp, "kubectl get pod -n %s %[2]s -o yaml"},
-	v1alpha1.ReasonNamespaceTerminating:          {"whoever deletes namespace %s", "kubectl describe namespace %s"},
-	waitsForEvacuator:                            {"the evacuator %[4]s", "kubectl get evacuations -n %s -o wide"},
+	v1alpha1.ReasonBudgetsHoldEachOther: {
+		administrator + ", who can complete one of the two maintenances; or " + ownerOfApp + ", who can relax the budget", budgets,
+	},
+	v1alpha1.ReasonBudgetPodsCordoned: {
+		administrator + ", who can uncordon one of the nodes or add nodes that the other pods of the budget can run on", podsOf,
+	},
+	v1alpha1.ReasonSurgePending: {
+		ownerOfApp + ", who can make room for the pod that is to replace it or mend its image", podsOf,
+	},
+	v1alpha1.ReasonEvacuatorNotProgressing: {"the operator of the evacuator %[4]s", "kubectl get evacuations -n %s -o wide"},
+	v1alpha1.ReasonEvacuationHeld:          {"the owner of the finalizers that the message names", finalizers},
+	v1alpha1.ReasonPodTerminating:          {operator, "kubectl describe pod -n %s %[2]s"},
+	v1alpha1.ReasonPodFinalizer: {
+		"the owner of the controllers behind the finalizers", "kubectl get pod -n %s %[2]s -o jsonpath='{.metadata.finalizers}'",
+	},
+	v1alpha1.ReasonNodeUnreachable:      {operator, "kubectl describe node %[3]s"},
+	v1alpha1.ReasonNoEvacuator:          {administrator, "kubectl describe pod -n %s %[2]s"},
+	v1alpha1.ReasonRecreated:            {ownerOfApp, podsOf},
+	v1alpha1.ReasonEvictionForbidden:    {administrator, evacuationsOf},
+	v1alpha1.ReasonEvictionDenied:       {"the owner of the webhook or admission policy that the message quotes", webhooks},
+	v1alpha1.ReasonEvictionError:        {administrator, evacuationsOf},
+	v1alpha1.ReasonNoController:         {ownerOfApp, "kubectl get pod -n %s %[2]s -o yaml"},
+	v1alpha1.ReasonNamespaceTerminating: {"the user who deletes namespace %s", "kubectl describe namespace %s"},
+	waitsForEvacuator:                   {"the evacuator %[4]s", "kubectl get evacuations -n %s -o wide"},
 }
 
-// Who says whose move it is.
+// Who names who must act.
 func (b *Blocker) Who() string {
-	if b.turn != nil {
-		return b.turn.move(b.evacuator)
+	if b.waits != nil {
+		return b.waits.who(b.evacuator)
 	}
-	return b.fill(b.move().who)
+	return b.fill(b.action().who)
 }
 
-// WhoUntil is Who with the time until when it is theirs, if there is one.
+// WhoUntil is Who with the deadline of the evacuator, if the pod waits for one.
 func (b *Blocker) WhoUntil() string {
-	if b.turn != nil {
-		return b.turn.moveUntil(b.evacuator)
+	if b.waits != nil {
+		return b.waits.whoUntil(b.evacuator)
 	}
 	return b.Who()
 }
 
 // Look is a command that shows them what there is to see.
-func (b *Blocker) Look() string { return b.fill(b.move().look) }
+func (b *Blocker) Look() string { return b.fill(b.action().look) }
 
-func (b *Blocker) move() move {
-	if m, ok := moves[b.Reason]; ok {
-		return m
+func (b *Blocker) action() action {
+	if a, ok := actions[b.Reason]; ok {
+		return a
 	}
-	return move{administrator, "kubectl describe evacuations -n %s"}
+	return action{administrator, evacuationsOf}
 }
 
 func (b *Blocker) fill(format string) string {
 	if !strings.Contains(format, "%") {
 		return format
 	}
-	// The last verb prints nothing: without it arguments that a format has no use for would be complained about.
+	// The last verb prints nothing: without it fmt would complain about arguments that the format
+	// does not use.
 	return fmt.Sprintf(format+"%[5]s", b.Namespace, b.Pod, b.Node, orNone(b.evacuator), "")
 }
 
@@ -147,7 +166,7 @@ type group struct {
 	all   []Blocker
 }
 
-// groups puts together what the same people have to do the same about.
+// groups puts blockers together that have the same reason, message and actor.
 func groups(blockers []Blocker) []*group {
 	var out []*group
 	at := map[[3]string]*group{}
@@ -163,37 +182,41 @@ func groups(blockers []Blocker) []*group {
 	return out
 }
 
-// lines shows what a group has in common, then the first of its pods in rows, of which shown are pods.
+// lines shows what a group has in common, then the first of its pods in rows, of which shown are
+// pods.
 func (g *group) lines(rows [][]string, shown int, o Options) []screen.Line {
 	lines := wrap("  ", g.first.Message, o.columns(), screen.Plain)
-	lines = append(lines, plain("  move   %s", g.first.Who()), plain("  look   %s", g.first.Look()))
+	lines = append(lines, whoAndLook("  ", g.first.Who(), g.first.Look())...)
 	lines = append(lines, table("  ", rows, nil)...)
 	lines = append(lines, more(len(g.all)-shown, "pod", "  ")...)
 	return append(lines, screen.Line{})
 }
 
-// Blockers shows pods that cannot leave with what is in the way, whose move it is and what they can do. refused are the nodes that are left
-// alone, see Refused. waiting are the pods that wait for their evacuators, see WaitingOf: they come last, and apart.
-func Blockers(blockers []Blocker, refused []Refusal, waiting []Blocker, now time.Time, o Options) []screen.Line {
-	lines := blocked(blockers, refused, now, o)
+// whoAndLook names who must act, and the command that shows them what there is to see.
+func whoAndLook(indent, who, look string) []screen.Line {
+	return []screen.Line{plain("%swho    %s", indent, who), plain("%slook   %s", indent, look)}
+}
+
+// Blockers shows pods that cannot leave with what is in the way, who must act and what they can do,
+// after the obstacles that are not pods. waiting are the pods that wait for their evacuators, see
+// WaitingOf: they come last, and apart.
+func Blockers(blockers []Blocker, obstacles []Obstacle, waiting []Blocker, now time.Time, o Options) []screen.Line {
+	lines := blocked(blockers, obstacles, now, o)
 	if len(waiting) == 0 {
 		return lines
 	}
-	if len(blockers)+len(refused) == 0 {
+	if len(blockers)+len(obstacles) == 0 {
 		lines = []screen.Line{plain("Nothing is blocked.")}
 	}
 	lines = append(append(lines, screen.Line{}), waitingGroups(waiting, now, o)...)
 	return append(lines, line(screen.Heading, "%s waiting for evacuators that report no progress.", plural(len(waiting), "pod")))
 }
 
-func blocked(blockers []Blocker, refused []Refusal, now time.Time, o Options) []screen.Line {
-	if len(blockers)+len(refused) == 0 {
+func blocked(blockers []Blocker, obstacles []Obstacle, now time.Time, o Options) []screen.Line {
+	if len(blockers)+len(obstacles) == 0 {
 		return []screen.Line{plain("Nothing is in the way.")}
 	}
-	var lines []screen.Line
-	for _, r := range refused {
-		lines = append(lines, line(screen.Warning, "Node %s is left alone: %s", r.Node, r.Message), plain("  move   %s", r.Who), screen.Line{})
-	}
+	lines := obstacleLines(obstacles, now, o)
 	if len(blockers) == 0 {
 		return lines[:len(lines)-1]
 	}
@@ -210,9 +233,10 @@ func blocked(blockers []Blocker, refused []Refusal, now time.Time, o Options) []
 	return append(lines, line(screen.Heading, "%s cannot leave.", plural(len(blockers), "pod")))
 }
 
-// BlockerTable is Blockers in one row for each pod.
-func BlockerTable(blockers []Blocker, now time.Time) []screen.Line {
-	rows := [][]string{{"NAMESPACE", "POD", "NODE", "SINCE", "REASON", "MOVE", "MESSAGE"}}
+// BlockerTable is Blockers in one row for each pod, after those of the obstacles.
+func BlockerTable(obstacles []Obstacle, blockers []Blocker, now time.Time) []screen.Line {
+	rows := [][]string{{"NAMESPACE", "POD", "NODE", "SINCE", "REASON", "WHO", "MESSAGE"}}
+	rows = append(rows, obstacleRows(obstacles, now)...)
 	for i := range blockers {
 		b := &blockers[i]
 		rows = append(rows, []string{b.Namespace, b.Pod, b.Node, ago(now, b.Since), b.Reason, b.WhoUntil(), b.Message})
@@ -220,33 +244,10 @@ func BlockerTable(blockers []Blocker, now time.Time) []screen.Line {
 	return table("", rows, nil)
 }
 
-// more says how many things were left out of a list, if any.
+// more counts the things that were left out of a list, if any.
 func more(count int, noun, indent string) []screen.Line {
 	if count <= 0 {
 		return nil
 	}
 	return []screen.Line{line(screen.Faint, "%s... and %s (-o wide lists all)", indent, plural(count, "more "+noun))}
-}
-
-// Refusal is a node that is left alone because the requester of the maintenance may not delete it.
-type Refusal struct {
-	Node, Message, Who string
-}
-
-// refusedStart is how the message of such a node begins; see drainplan.NotAuthorizedMessage.
-const refusedStart = "Not drained: "
-
-// Refused returns the nodes that are left alone.
-func Refused(nm *v1alpha1.NodeMaintenance) []Refusal {
-	var refused []Refusal
-	for i := range nm.Status.NodeStatuses {
-		n := &nm.Status.NodeStatuses[i]
-		if strings.HasPrefix(n.DrainMessage, refusedStart) {
-			refused = append(refused, Refusal{
-				Node: n.NodeRef.Name, Message: strings.TrimPrefix(n.DrainMessage, refusedStart),
-				Who: administrator + ", who can grant delete on the node; or take the node out of the selector",
-			})
-		}
-	}
-	return refused
 }

@@ -31,13 +31,15 @@ import (
 type Facts struct {
 	// Maintenance is the object as it was last read.
 	Maintenance *v1alpha1.NodeMaintenance
-	// Evacuations are those that were read; those on other nodes are passed over.
+	// Evacuations are all that were read; Evacuations on other nodes are passed over.
 	Evacuations []v1alpha1.Evacuation
-	// Departures are the pods that were seen leaving the nodes; nil if nobody could see them.
+	// Departures are the pods that were seen leaving the nodes; nil if Evacuations could not be
+	// read.
 	Departures *Departures
-	// Waves are what a preview said is still to come, see Waves; nil if nobody was asked. It may be older than the rest.
+	// Waves are the waves that a preview predicts, see Waves; nil without a preview. They may be
+	// older than the rest.
 	Waves []Wave
-	// Notes are what else there is to say: what could not be read, and why.
+	// Notes name what could not be read, and why.
 	Notes []string
 	// Now is when that was.
 	Now time.Time
@@ -82,7 +84,8 @@ func Waves(preview []v1alpha1.PreviewWave, former []Wave) []Wave {
 	return waves
 }
 
-// current returns the waves with what the counters of the maintenance tell, which are newer: whoever has left was in the wave that leaves.
+// current returns the waves with the counters of the maintenance, which are newer: pods that have
+// left since were in the wave that leaves.
 func (f *Facts) current() []Wave {
 	waves := slices.Clone(f.Waves)
 	leaving, later := -1, 0
@@ -105,20 +108,21 @@ func (f *Facts) current() []Wave {
 	return waves
 }
 
-// WaveIsOver says whether the wave that was leaving has left while others have not, so that a new preview tells more.
+// WaveIsOver reports whether the wave that was leaving has left while others have not, so that a
+// new preview is worth asking for.
 func (f *Facts) WaveIsOver() bool {
 	return f.count().left() > 0 && !slices.ContainsFunc(f.current(), func(w Wave) bool { return w.Leaving && w.Left > 0 })
 }
 
-// Departures remembers which pods have left the nodes of a maintenance, and when. The server forgets an Evacuation some minutes after its pod has
-// gone, so whoever looks once sees the last of them, and whoever watches sees all from then on. How many have left before, the peaks of the nodes
-// tell.
+// Departures remembers which pods have left the nodes of a maintenance, and when. The server
+// deletes an Evacuation some minutes after its pod has gone, so one look finds the last of them,
+// and a watch all from its start on. Pods that left before are counted from the peaks of the nodes.
 type Departures struct {
 	byPod  map[types.UID]time.Time
 	byNode map[string]int
 }
 
-// See adds the departures that Evacuations tell of: those on nodes of the maintenance, since it drains.
+// See adds the departures that Evacuations record on nodes of the maintenance since it drains.
 func (d *Departures) See(nm *v1alpha1.NodeMaintenance, evacuations []v1alpha1.Evacuation) {
 	start, draining := Entered(nm, v1alpha1.NodeMaintenanceStageDrain)
 	if !draining {
@@ -152,8 +156,8 @@ func (d *Departures) from(node string) int {
 	return d.byNode[node]
 }
 
-// evacuating returns how many pods of a node are asked to leave and have not. What is seen of the Evacuations is newer than the counter, which
-// the server writes once a second at most.
+// evacuating returns how many pods of a node are asked to leave and have not. What is seen of the
+// Evacuations is newer than the counter, which the server writes once a second at most.
 func (f *Facts) evacuating(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 	if f.Departures == nil {
 		return int(n.PodsEvacuating)
@@ -174,13 +178,13 @@ func (f *Facts) left(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 	return int(n.PodsPendingEvacuation) + f.evacuating(n)
 }
 
-// gone is how many pods have left a node: those that are missing of the most that there were, or those that were seen leaving if these are more,
-// since others came meanwhile.
+// gone is how many pods have left a node: the peak less the pods that are left or, if that is more,
+// the pods that were seen leaving, since others may have been created meanwhile.
 func (f *Facts) gone(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 	return max(f.Departures.from(n.NodeRef.Name), int(n.PodsPeak)-f.left(n), 0)
 }
 
-// knowsGone says whether anything is known of the pods that have left.
+// knowsGone reports whether anything is known of the pods that have left.
 func (f *Facts) knowsGone() bool {
 	return f.Departures != nil || slices.ContainsFunc(f.Maintenance.Status.NodeStatuses, func(n v1alpha1.NodeMaintenanceNodeStatus) bool { return n.PodsPeak > 0 })
 }
@@ -233,7 +237,8 @@ type count struct {
 
 func (c count) left() int { return c.pending + c.evacuating }
 
-// done says whether a node has no pod left that has to leave. A node without a target is not part of the drain yet, or may not be.
+// done reports whether a node has no pod left that has to leave. A node without a target is outside
+// the waves.
 func done(n *v1alpha1.NodeMaintenanceNodeStatus) bool {
 	return len(n.DrainTargets) > 0 && n.PodsPendingEvacuation == 0 && n.PodsEvacuating == 0
 }
@@ -247,7 +252,7 @@ func (f *Facts) count() count {
 		c.pending += int(n.PodsPendingEvacuation)
 		c.evacuating += f.evacuating(n)
 		c.blocked += int(n.PodsBlocked)
-		c.held += int(n.PodsLeft)
+		c.held += int(n.PodsKept)
 		if done(n) {
 			c.drained++
 		}
@@ -279,7 +284,7 @@ func (p pace) perMinute() int {
 	return int(float64(p.departures)/p.over.Minutes() + 0.5)
 }
 
-// forPods is how long so many pods take at this pace; 0 if it cannot be said.
+// forPods is how long so many pods take at this pace; 0 if that is not known.
 func (p pace) forPods(pods int) time.Duration {
 	if p.departures == 0 || p.over < time.Second || pods <= 0 {
 		return 0

@@ -38,14 +38,15 @@ type Moment struct {
 	What string `json:"what"`
 	// Object is what it happened to, a node say; empty for the maintenance itself.
 	Object string `json:"object,omitempty"`
-	// Detail says it in words.
+	// Detail is the message.
 	Detail string `json:"detail,omitempty"`
-	// Warning says that somebody should look at it.
+	// Warning reports that it needs attention.
 	Warning bool `json:"warning,omitempty"`
 }
 
-// History puts together what a maintenance's status and the events about it tell, the oldest first. Stages are kept in the object; events are
-// forgotten by the cluster after an hour, unless it is configured otherwise.
+// History merges what the status of a maintenance records and the events about it, the oldest
+// first. Stages are kept in the object; the cluster deletes events after an hour, unless it is
+// configured otherwise.
 func History(nm *v1alpha1.NodeMaintenance, events []eventsv1.Event) []Moment {
 	by := ""
 	if nm.Spec.RequestedBy != nil && nm.Spec.RequestedBy.Username != "" {
@@ -58,23 +59,30 @@ func History(nm *v1alpha1.NodeMaintenance, events []eventsv1.Event) []Moment {
 		}
 		m := Moment{Time: *stage.StartTimestamp, What: "Stage " + string(stage.Name)}
 		if i == len(nm.Status.StageStatuses)-1 {
-			m.Detail = "the present stage" + by
+			m.Detail = "the current stage" + by
 		}
 		moments = append(moments, m)
 	}
 	if drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained); drained != nil && drained.Reason != v1alpha1.ReasonNotRequested {
 		detail := drained.Reason + ": " + drained.Message
 		if drained.Status != metav1.ConditionTrue {
-			// The message goes on while the status stays what it has been since then.
+			// The message changes while the status stays what it has been since then.
 			detail = "now " + detail
 		}
 		moments = append(moments, Moment{
 			Time: drained.LastTransitionTime, What: "Drained is " + string(drained.Status), Detail: detail,
-			Warning: drained.Reason == v1alpha1.ReasonDrainBlocked || drained.Reason == v1alpha1.ReasonNotAuthorized,
+			Warning: drained.Status != metav1.ConditionTrue && drained.Reason != v1alpha1.ReasonDrainInProgress,
+		})
+	}
+	c := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing)
+	if c != nil && c.Reason != v1alpha1.ReasonProgressNotRequested {
+		moments = append(moments, Moment{
+			Time: c.LastTransitionTime, What: "Progressing is " + string(c.Status), Detail: "now " + c.Reason + ": " + c.Message,
+			Warning: c.Status == metav1.ConditionFalse,
 		})
 	}
 	if nm.DeletionTimestamp != nil {
-		moments = append(moments, Moment{Time: *nm.DeletionTimestamp, What: "Deletion asked for"})
+		moments = append(moments, Moment{Time: *nm.DeletionTimestamp, What: "Deletion requested"})
 	}
 	for i := range events {
 		moments = append(moments, momentOf(&events[i], nm))

@@ -24,23 +24,24 @@ import (
 	"haulout.dev/haulout/pkg/cmd/screen"
 )
 
-// effects say in words what the trouble that a preview predicts comes to.
+// effects describe the effects that a preview predicts.
 var effects = map[v1alpha1.PreviewEffect]struct {
 	text  string
 	style screen.Style
 }{
-	v1alpha1.PreviewEffectNever:   {"will not leave until somebody acts", screen.Bad},
-	v1alpha1.PreviewEffectNotNow:  {"cannot leave now, which may pass by itself", screen.Warning},
-	v1alpha1.PreviewEffectLost:    {"will leave and not come back", screen.Warning},
+	v1alpha1.PreviewEffectNever:   {"cannot leave until a user acts", screen.Bad},
+	v1alpha1.PreviewEffectNotNow:  {"cannot leave now, but may later without an action", screen.Warning},
+	v1alpha1.PreviewEffectLost:    {"will leave and not be recreated", screen.Warning},
 	v1alpha1.PreviewEffectDelayed: {"will leave in groups", screen.Plain},
 }
 
-// Preview shows what a drain will do: what is in the way first, then the waves with who takes each pod away, then what stays.
+// Preview shows what a drain will do: what is in the way first, then the waves with the evacuators
+// of each pod, then what is kept.
 func Preview(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
-	lines := []screen.Line{line(screen.Heading, "%s to leave %s, %d left running. Nothing has been touched.",
-		havePods(p.PodCount), plural(p.NodeCount, "node"), p.PodsLeftCount), {}}
+	lines := []screen.Line{line(screen.Heading, "%s to leave %s, %d are kept. Nothing has been touched.",
+		havePods(p.PodCount), plural(p.NodeCount, "node"), p.PodsKeptCount), {}}
 	if p.Stage == v1alpha1.NodeMaintenanceStageComplete {
-		lines[0] = line(screen.Heading, "%s is complete: nothing is to come.", p.Name)
+		lines[0] = line(screen.Heading, "%s is complete: no pod has to leave.", p.Name)
 	}
 	if len(p.Blockers) > 0 {
 		lines = append(lines, line(screen.Heading, "IN THE WAY"))
@@ -68,7 +69,7 @@ func havePods(count int32) string {
 	return fmt.Sprintf("%d pods have", count)
 }
 
-// Blocks says whether a preview predicts a drain that does not end by itself.
+// Blocks reports whether a preview predicts a drain that does not end without an action.
 func Blocks(p *v1alpha1.NodeMaintenancePreview) bool {
 	for i := range p.Blockers {
 		if p.Blockers[i].Effect == v1alpha1.PreviewEffectNever {
@@ -76,6 +77,36 @@ func Blocks(p *v1alpha1.NodeMaintenancePreview) bool {
 		}
 	}
 	return p.NodesRefused > 0
+}
+
+// warningsShown is how many blockers are printed before a drain begins.
+const warningsShown = 8
+
+// PreviewWarnings shows what will be in the way of a drain that is about to begin. Pods that a
+// budget lets go in groups are not among it: that is the normal course of a drain.
+func PreviewWarnings(p *v1alpha1.NodeMaintenancePreview, name string, o Options) []screen.Line {
+	var lines []screen.Line
+	count := 0
+	for i := range p.Blockers {
+		b := &p.Blockers[i]
+		if b.Effect == v1alpha1.PreviewEffectDelayed && len(b.Budgets) > 0 {
+			continue
+		}
+		if count++; count <= warningsShown {
+			lines = append(lines, previewBlocker(b, o)...)
+		}
+	}
+	if rest := count - warningsShown + int(p.BlockersOmitted); count > warningsShown {
+		lines = append(lines, line(screen.Faint, "  ... and %s (kubectl maintenance preview %s)", plural(rest, "more cause"), name))
+	}
+	if p.NodesRefused > 0 {
+		lines = append(lines, line(screen.Bad,
+			"  NotAuthorized: the requester may not delete %s, which will be neither cordoned nor drained", plural(p.NodesRefused, "node")))
+	}
+	if len(lines) == 0 {
+		return nil
+	}
+	return append([]screen.Line{line(screen.Heading, "IN THE WAY OF THE DRAIN")}, lines...)
 }
 
 func previewBlocker(b *v1alpha1.PreviewBlocker, o Options) []screen.Line {
@@ -90,7 +121,7 @@ func previewBlocker(b *v1alpha1.PreviewBlocker, o Options) []screen.Line {
 	}
 	if b.Effect != v1alpha1.PreviewEffectDelayed {
 		first := Blocker{Namespace: b.Pods[0].Namespace, Pod: b.Pods[0].Name, Node: b.Pods[0].Node, Reason: b.Reason}
-		lines = append(lines, plain("    move   %s", first.Who()), plain("    look   %s", first.Look()))
+		lines = append(lines, whoAndLook("    ", first.Who(), first.Look())...)
 	}
 	const podsShown = 5
 	shown := o.cut(len(b.Pods), podsShown)
@@ -104,13 +135,13 @@ func previewBlocker(b *v1alpha1.PreviewBlocker, o Options) []screen.Line {
 	return append(lines, wrap("    ", "pods: "+strings.Join(names, ", "), o.columns(), screen.Faint)...)
 }
 
-// handler says who an evacuator class is.
+// handler names an evacuator class.
 func handler(class string) string {
 	switch class {
 	case v1alpha1.EvacuatorClassEviction:
 		return "eviction"
 	case "":
-		return "nobody"
+		return "none"
 	}
 	return class
 }
@@ -138,7 +169,7 @@ func previewWave(w *v1alpha1.PreviewWave, o Options) []screen.Line {
 	}
 	lines := []screen.Line{line(screen.Heading, "%s", title)}
 	const podsShown = 20
-	rows := [][]string{{"NODE", "NAMESPACE", "POD", "TAKEN AWAY BY", "IN THE WAY"}}
+	rows := [][]string{{"NODE", "NAMESPACE", "POD", "EVACUATORS", "IN THE WAY"}}
 	var styles = []screen.Style{screen.Faint}
 	for _, node := range w.Nodes {
 		for _, namespace := range node.Namespaces {
@@ -146,7 +177,7 @@ func previewWave(w *v1alpha1.PreviewWave, o Options) []screen.Line {
 				pod := &namespace.Pods[i]
 				inTheWay, style := strings.Join(pod.Blockers, ", "), screen.Plain
 				if pod.Terminating {
-					inTheWay = strings.TrimPrefix(inTheWay+", stopping already", ", ")
+					inTheWay = strings.TrimPrefix(inTheWay+", terminating", ", ")
 				}
 				if len(pod.Blockers) > 0 {
 					style = screen.Warning
@@ -161,11 +192,12 @@ func previewWave(w *v1alpha1.PreviewWave, o Options) []screen.Line {
 	return append(lines, more(int(w.PodCount)-shown, "pod", "  ")...)
 }
 
-// previewRest is what else there is: what stays, which nodes are left alone, who else is at the nodes.
+// previewRest lists the pods that are kept, other maintenances on the nodes, and nodes that are not
+// authorized.
 func previewRest(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 	var lines []screen.Line
-	for _, left := range p.PodsLeft {
-		lines = append(lines, plain("LEFT RUNNING  %s: %s", left.Reason, plural(left.PodCount, "pod")))
+	for _, left := range p.PodsKept {
+		lines = append(lines, plain("KEPT  %s: %s", left.Reason, plural(left.PodCount, "pod")))
 		if o.Wide {
 			for _, pod := range left.Pods {
 				lines = append(lines, line(screen.Faint, "  %s/%s (%s)", pod.Namespace, pod.Name, pod.Node))
@@ -176,17 +208,17 @@ func previewRest(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 	for _, other := range p.Maintenances {
 		text := fmt.Sprintf("OTHER MAINTENANCE  %s in stage %s holds %s of these", other.Name, other.Stage, plural(other.NodeCount, "node"))
 		if other.NodesFastForwarded > 0 {
-			text += fmt.Sprintf(" and has come further on %d", other.NodesFastForwarded)
+			text += fmt.Sprintf(" and is further on %d", other.NodesFastForwarded)
 		}
 		lines = append(lines, line(screen.Warning, "%s", text))
 	}
 	for i := range p.Nodes {
 		if n := &p.Nodes[i]; n.Refused {
-			lines = append(lines, line(screen.Bad, "LEFT ALONE  node %s: %s", n.Name, n.Message))
+			lines = append(lines, line(screen.Bad, "NOT AUTHORIZED  node %s: %s", n.Name, n.Message))
 		}
 	}
 	if p.NodesUnchecked > 0 {
-		lines = append(lines, line(screen.Faint, "For %s it was not asked whether they may be drained; the drain itself asks.", plural(p.NodesUnchecked, "node")))
+		lines = append(lines, line(screen.Faint, "The right to delete %s was not checked; the drain checks it.", plural(p.NodesUnchecked, "node")))
 	}
 	return lines
 }

@@ -14,7 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package show turns what is known of maintenances into lines for people. Values in, lines out: it has no client and no clock.
+// Package show turns facts about maintenances into lines for people. Values in, lines out: it has
+// no client and no clock.
 package show
 
 import (
@@ -29,14 +30,14 @@ import (
 	"haulout.dev/haulout/pkg/cmd/screen"
 )
 
-// Width is where text is wrapped if nothing is known of a terminal.
+// Width is the width at which text is wrapped without a terminal.
 const Width = 100
 
 // Options are what a user chooses about the lines.
 type Options struct {
 	// Wide leaves nothing out: all nodes, all pods.
 	Wide bool
-	// Columns is where text is wrapped; 0 stands for Width.
+	// Columns is the width at which text is wrapped; 0 stands for Width.
 	Columns int
 }
 
@@ -55,16 +56,16 @@ func (o Options) cut(count, limit int) int {
 	return min(count, limit)
 }
 
-// Text returns lines as they are written where nothing is colored.
+// Text returns lines as they are written without colors.
 func Text(lines []screen.Line) string {
 	var b strings.Builder
 	for _, line := range lines {
-		b.WriteString(strings.TrimRight(line.Text, " ") + "\n")
+		b.WriteString(strings.TrimRight(screen.Escape(line.Text), " ") + "\n")
 	}
 	return b.String()
 }
 
-// Entry says in words which pods an entry of a plan stands for.
+// Entry describes the pods that an entry of a plan covers.
 func Entry(e v1alpha1.DrainPlanEntry) string {
 	text := fmt.Sprintf("priority <= %d", e.PodPriority)
 	switch e.PodPriority {
@@ -88,11 +89,14 @@ func line(style screen.Style, format string, args ...any) screen.Line {
 
 func plain(format string, args ...any) screen.Line { return line(screen.Plain, format, args...) }
 
-// table lays cells out in columns, two spaces apart. The first row is the heading. The style of a row is that of the same index.
+// table aligns cells in columns, two spaces apart. The first row is the heading. The style of a row
+// is that of the same index. Cells are escaped here, since escapes take columns.
 func table(indent string, rows [][]string, styles []screen.Style) []screen.Line {
 	var widths []int
 	for _, row := range rows {
 		for i, cell := range row {
+			cell = screen.Escape(cell)
+			row[i] = cell
 			if i == len(widths) {
 				widths = append(widths, 0)
 			}
@@ -121,11 +125,13 @@ func table(indent string, rows [][]string, styles []screen.Style) []screen.Line 
 	return lines
 }
 
-// wrap breaks text between words, so that the lines with their indent are no longer than columns where that is possible.
+// wrap breaks text between words, so that the lines with their indent are no longer than columns
+// where that is possible.
 func wrap(indent, text string, columns int, style screen.Style) []screen.Line {
 	var lines []screen.Line
 	at := indent
 	for _, word := range strings.Fields(text) {
+		word = screen.Escape(word)
 		switch {
 		case at == indent:
 			at += word
@@ -158,7 +164,7 @@ func ago(now, since time.Time) string {
 	return duration.HumanDuration(max(now.Sub(since), 0))
 }
 
-// orNone returns text, or what stands for none.
+// orNone returns text, or "-" if it is empty.
 func orNone(text string) string {
 	if text == "" {
 		return "-"

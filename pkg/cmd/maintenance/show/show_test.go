@@ -37,13 +37,13 @@ func TestPace(t *testing.T) {
 		perMinute int
 		wantETA   time.Duration
 	}{
-		"pods leave steadily":                               {pace{30, time.Minute}, 15, 30, 30 * time.Second},
-		"a drain that has just begun has a pace, too":       {pace{5, 10 * time.Second}, 20, 30, 40 * time.Second},
-		"nothing can be said in the first second":           {pace{5, time.Second / 2}, 20, 0, 0},
-		"nothing can be said if no pod has left":            {pace{0, time.Minute}, 20, 0, 0},
-		"where nobody is left there is nothing to wait for": {pace{30, time.Minute}, 0, 30, 0},
-		"a moment is a second at least":                     {pace{6000, time.Minute}, 1, 6000, time.Second},
-		"very many pods do not overflow":                    {pace{1, time.Minute}, 150_000, 1, 150_000 * time.Minute},
+		"pods leave steadily":                         {pace{30, time.Minute}, 15, 30, 30 * time.Second},
+		"a drain that has just begun has a pace, too": {pace{5, 10 * time.Second}, 20, 30, 40 * time.Second},
+		"nothing can be said in the first second":     {pace{5, time.Second / 2}, 20, 0, 0},
+		"nothing can be said if no pod has left":      {pace{0, time.Minute}, 20, 0, 0},
+		"without pods there is nothing to wait for":   {pace{30, time.Minute}, 0, 30, 0},
+		"a moment is a second at least":               {pace{6000, time.Minute}, 1, 6000, time.Second},
+		"very many pods do not overflow":              {pace{1, time.Minute}, 150_000, 1, 150_000 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := test.pace.perMinute(); got != test.perMinute {
@@ -85,7 +85,7 @@ func TestDeparturesOfBefore(t *testing.T) {
 	}
 }
 
-// TestGone tells how many pods have left, whoever saw them.
+// TestGone counts the pods that have left, by what is known of them.
 func TestGone(t *testing.T) {
 	seen := func(pods int) *Departures {
 		return &Departures{byNode: map[string]int{"a": pods}}
@@ -98,7 +98,7 @@ func TestGone(t *testing.T) {
 	}{
 		"all were seen":                               {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsPeak: 10}, seen(7), 7, true},
 		"the Evacuations of most are gone":            {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsPeak: 10}, seen(2), 7, true},
-		"nobody may see Evacuations":                  {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsEvacuating: 1, PodsPeak: 10}, nil, 6, true},
+		"Evacuations may not be read":                 {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsEvacuating: 1, PodsPeak: 10}, nil, 6, true},
 		"others came meanwhile":                       {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 9, PodsPeak: 10}, seen(7), 7, true},
 		"a server that keeps no peak, and no rights":  {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3}, nil, 0, false},
 		"a server that keeps no peak":                 {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3}, seen(2), 2, true},
@@ -118,14 +118,15 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestEveryReasonHasAMove makes sure that whoever adds a reason says whose move it is.
-func TestEveryReasonHasAMove(t *testing.T) {
+// TestEveryReasonHasAnAction makes sure that a new reason comes with who must act.
+func TestEveryReasonHasAnAction(t *testing.T) {
 	for _, reason := range []string{
 		v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonPodDisruptionBudgetSyncFailed, v1alpha1.ReasonTooManyDisruptedPods,
 		v1alpha1.ReasonMultiplePodDisruptionBudgets, v1alpha1.ReasonUnhealthyPodsHoldBudget, v1alpha1.ReasonEvacuatorNotProgressing,
 		v1alpha1.ReasonPodTerminating, v1alpha1.ReasonPodFinalizer, v1alpha1.ReasonNodeUnreachable, v1alpha1.ReasonNoEvacuator,
 		v1alpha1.ReasonRecreated, v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionError, v1alpha1.ReasonNoController,
-		v1alpha1.ReasonNamespaceTerminating, waitsForEvacuator, "SomethingNew",
+		v1alpha1.ReasonNamespaceTerminating, v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonSurgePending, v1alpha1.ReasonEvacuationHeld,
+		v1alpha1.ReasonBudgetsHoldEachOther, v1alpha1.ReasonBudgetPodsCordoned, waitsForEvacuator, "SomethingNew",
 	} {
 		b := Blocker{Namespace: "shop", Pod: "web-1", Node: "node-3", Reason: reason, evacuator: "example.com"}
 		for _, text := range []string{b.Who(), b.Look()} {
@@ -133,8 +134,8 @@ func TestEveryReasonHasAMove(t *testing.T) {
 				t.Errorf("%s: %q", reason, text)
 			}
 		}
-		if _, known := moves[reason]; !known && reason != "SomethingNew" {
-			t.Errorf("%s has no move", reason)
+		if _, known := actions[reason]; !known && reason != "SomethingNew" {
+			t.Errorf("%s has no action", reason)
 		}
 	}
 }
@@ -158,7 +159,7 @@ func TestWrap(t *testing.T) {
 	}
 }
 
-// TestManyNodes cuts lists that nobody would read, and says so.
+// TestManyNodes cuts long lists, and counts what was cut.
 func TestManyNodes(t *testing.T) {
 	nm := &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: "all"}, Spec: v1alpha1.NodeMaintenanceSpec{Stage: v1alpha1.NodeMaintenanceStageDrain}}
 	for range 5000 {
@@ -178,38 +179,52 @@ func TestManyNodes(t *testing.T) {
 	}
 }
 
-// TestWaits tells pods whose evacuator gets nowhere from those that are well, blocked or not waiting for one.
+// TestWaits tells pods whose evacuator makes no progress from pods that leave, that are blocked or
+// that wait for an eviction.
 func TestWaits(t *testing.T) {
 	const flush = "flush.example.com"
+	never := time.Duration(-1)
 	for name, test := range map[string]struct {
-		class, message string
-		silent         time.Duration
-		modify         func(*v1alpha1.Evacuation)
-		want           bool
+		class string
+		// activeFor is how long the evacuator has been active, and reported how long ago its last
+		// heartbeat was.
+		activeFor, reported time.Duration
+		modify              func(*v1alpha1.Evacuation)
+		want                bool
 	}{
-		"an evacuator that says what it waits for": {class: flush, message: "copying", silent: 10 * time.Second, want: true},
-		"an evacuator that has just reported":      {class: flush, message: "copying", silent: 9 * time.Second},
-		"an evacuator that has not reported":       {class: flush, message: flush + " has the turn since 2026-11-21T09:59:00Z: it is the first.", silent: time.Minute, want: true},
-		"nobody's turn":                            {silent: time.Minute},
-		"the eviction's turn":                      {class: v1alpha1.EvacuatorClassEviction, silent: time.Minute},
-		"a DaemonSet's evacuator that the drain has not come to": {
-			class: v1alpha1.EvacuatorClassDaemonSet, message: v1alpha1.EvacuatorClassDaemonSet + " has the turn since 2026-11-21T09:59:00Z: it is the first.", silent: time.Minute,
-		},
-		"a DaemonSet's evacuator that is at it": {class: v1alpha1.EvacuatorClassDaemonSet, message: "deleting", silent: time.Minute, want: true},
-		"an evacuator that is done":             {class: flush, message: "x", silent: time.Minute, modify: func(e *v1alpha1.Evacuation) { e.Status.ActiveEvacuatorCompleted = true }},
-		"an evacuation that is called off":      {class: flush, message: "x", silent: time.Minute, modify: func(e *v1alpha1.Evacuation) { e.DeletionTimestamp = new(metav1.NewTime(now)) }},
-		"a turn of which nobody wrote the time": {class: flush, message: "x", modify: func(e *v1alpha1.Evacuation) { e.Status.EvacuationProgressTimestamp = nil }},
-		"a pod that is blocked": {class: flush, message: "x", silent: time.Minute, modify: func(e *v1alpha1.Evacuation) {
+		"an evacuator whose heartbeat was 10s ago":     {class: flush, activeFor: time.Hour, reported: 10 * time.Second, want: true},
+		"an evacuator whose heartbeat was 9s ago":      {class: flush, activeFor: time.Hour, reported: 9 * time.Second},
+		"an evacuator that has not reported in 10s":    {class: flush, activeFor: 10 * time.Second, reported: never, want: true},
+		"an evacuator that became active 9s ago":       {class: flush, activeFor: 9 * time.Second, reported: never},
+		"no active evacuator":                          {activeFor: time.Minute, reported: never},
+		"a pod that waits for an eviction":             {class: v1alpha1.EvacuatorClassEviction, activeFor: time.Minute, reported: never},
+		"a DaemonSet pod before its wave":              {class: v1alpha1.EvacuatorClassDaemonSet, activeFor: time.Minute, reported: never},
+		"a DaemonSet pod whose evacuator has reported": {class: v1alpha1.EvacuatorClassDaemonSet, activeFor: time.Hour, reported: time.Minute, want: true},
+		"an evacuator that has completed": {class: flush, activeFor: time.Hour, reported: time.Minute, modify: func(e *v1alpha1.Evacuation) {
+			e.Status.ActiveEvacuatorCompleted = true
+		}},
+		"an Evacuation that was withdrawn": {class: flush, activeFor: time.Hour, reported: time.Minute, modify: func(e *v1alpha1.Evacuation) {
+			e.DeletionTimestamp = new(metav1.NewTime(now))
+		}},
+		"an evacuator with no recorded time": {class: flush, activeFor: never, reported: never},
+		"a pod that is blocked": {class: flush, activeFor: time.Hour, reported: time.Minute, modify: func(e *v1alpha1.Evacuation) {
 			e.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionTrue}}
 		}},
-		"a pod that is gone": {class: flush, message: "x", silent: time.Minute, modify: func(e *v1alpha1.Evacuation) {
+		"a pod that has left": {class: flush, activeFor: time.Hour, reported: time.Minute, modify: func(e *v1alpha1.Evacuation) {
 			e.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue}}
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			// The message is for people: what it says about the time does not count.
 			e := &v1alpha1.Evacuation{Status: v1alpha1.EvacuationStatus{
-				ActiveEvacuatorClass: test.class, Message: test.message, EvacuationProgressTimestamp: new(metav1.NewTime(now.Add(-test.silent))),
+				ActiveEvacuatorClass: test.class, Message: test.class + " has the turn since 2026-11-21T10:00:00Z: it is the first.",
 			}}
+			if test.activeFor != never {
+				e.Status.ActiveEvacuatorSince = new(metav1.NewTime(now.Add(-test.activeFor)))
+			}
+			if test.reported != never {
+				e.Status.EvacuationProgressTimestamp = new(metav1.NewTime(now.Add(-test.reported)))
+			}
 			if test.modify != nil {
 				test.modify(e)
 			}

@@ -19,10 +19,8 @@ package show
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -43,9 +41,7 @@ func Status(f Facts, o Options) []screen.Line {
 	if nm.Spec.Reason != "" {
 		lines = append(lines, wrap("  ", nm.Spec.Reason, o.columns(), screen.Plain)...)
 	}
-	if drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained); drained != nil && nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
-		lines = append(lines, wrap("  ", fmt.Sprintf("%s: %s", drained.Reason, drained.Message), o.columns(), conditionStyle(drained))...)
-	}
+	lines = append(lines, f.conditionLines(o)...)
 	for _, note := range f.Notes {
 		lines = append(lines, wrap("  ", "note: "+note, o.columns(), screen.Warning)...)
 	}
@@ -62,7 +58,7 @@ func Status(f Facts, o Options) []screen.Line {
 	return lines
 }
 
-// title is what the maintenance is.
+// title is the name, stage, nodes and requester of the maintenance.
 func (f *Facts) title() screen.Line {
 	nm := f.Maintenance
 	text := fmt.Sprintf("%s  %s", nm.Name, Stage(nm))
@@ -70,13 +66,16 @@ func (f *Facts) title() screen.Line {
 		text += " for " + ago(f.Now, at)
 	}
 	text += ", " + plural(len(nm.Status.NodeStatuses), "node")
+	if nm.Spec.NewNodes == v1alpha1.NewNodesPolicyJoin {
+		text += ", new nodes join"
+	}
 	if by := nm.Spec.RequestedBy; by != nil && by.Username != "" {
 		text += ", requested by " + by.Username
 	}
 	return line(screen.Heading, "%s", text)
 }
 
-// Stage says in which stage a maintenance is, and whether it is being deleted.
+// Stage returns the stage of a maintenance, and that it is being deleted if it is.
 func Stage(nm *v1alpha1.NodeMaintenance) string {
 	stage := string(nm.Spec.Stage)
 	if nm.DeletionTimestamp != nil {
@@ -85,17 +84,7 @@ func Stage(nm *v1alpha1.NodeMaintenance) string {
 	return stage
 }
 
-func conditionStyle(c *metav1.Condition) screen.Style {
-	switch {
-	case c.Status == metav1.ConditionTrue:
-		return screen.Good
-	case c.Reason == v1alpha1.ReasonDrainInProgress:
-		return screen.Plain
-	}
-	return screen.Warning
-}
-
-// blockerLines come before everything else: they are what somebody has to act on.
+// blockerLines come before everything else: they are what a user has to act on.
 func (f *Facts) blockerLines(o Options) []screen.Line {
 	nodes := Nodes(f.Maintenance)
 	blockers := BlockersOf(f.Evacuations, func(node string) bool { return nodes.Has(node) })
@@ -117,12 +106,12 @@ func (f *Facts) groupLines(blockers []Blocker, o Options) []screen.Line {
 			who += fmt.Sprintf(" and %d more", count)
 		}
 		style, what := screen.Warning, g.first.Reason
-		if g.first.turn != nil {
+		if g.first.waits != nil {
 			style, what = screen.Plain, g.first.evacuator
 		}
 		lines = append(lines, line(style, "  %-8s %s: %s", ago(f.Now, g.first.Since), who, what))
 		lines = append(lines, wrap("           ", g.first.Message, o.columns(), screen.Plain)...)
-		lines = append(lines, plain("           move: %s", g.first.WhoUntil()))
+		lines = append(lines, plain("           who: %s", g.first.WhoUntil()))
 	}
 	if rest := len(all) - shown; rest > 0 {
 		lines = append(lines, line(screen.Faint, "           ... and %s: kubectl maintenance blockers %s", plural(rest, "more cause"), f.Maintenance.Name))
@@ -130,7 +119,7 @@ func (f *Facts) groupLines(blockers []Blocker, o Options) []screen.Line {
 	return append(lines, screen.Line{})
 }
 
-// waveLines show the pods: how many have left, how fast, and what is still to come.
+// waveLines show the pods: how many have left, how fast, and the waves that are left.
 func (f *Facts) waveLines(c count) []screen.Line {
 	lines := []screen.Line{plain("  PODS     %s%s", f.progress(c.gone, c.left(), " gone"), f.paceText(c))}
 	target := f.target()
@@ -146,7 +135,7 @@ func (f *Facts) waveLines(c count) []screen.Line {
 	return append(lines, screen.Line{})
 }
 
-// waveLine is one wave. How many pods it began with is only known to who was there.
+// waveLine is one wave. With how many pods it began is only known to a watch that has seen it.
 func waveLine(w Wave) screen.Line {
 	text, style, state := plural(w.Left, "pod")+" left", screen.Faint, "later"
 	if w.Total > w.Left {
@@ -161,7 +150,7 @@ func waveLine(w Wave) screen.Line {
 	return line(style, "  WAVE %-3d %s  %-16s %-8s %s", w.Index+1, screen.Bar(w.Total-w.Left, max(w.Total, 1), barColumns), text, state, w.Entry)
 }
 
-// progress is a bar, or how many pods are left if nobody knows how many have gone.
+// progress is a bar, or how many pods are left if it is not known how many have gone.
 func (f *Facts) progress(gone, left int, what string) string {
 	if !f.knowsGone() {
 		return plural(left, "pod") + " left"
@@ -169,7 +158,7 @@ func (f *Facts) progress(gone, left int, what string) string {
 	return fmt.Sprintf("%s %d of %d%s", screen.Bar(gone, gone+left, barColumns), gone, gone+left, what)
 }
 
-// paceText says how fast pods leave and how long those that are asked to leave take at this pace, which is the wave.
+// paceText is how fast pods leave, and how long the current wave takes at this pace.
 func (f *Facts) paceText(c count) string {
 	if c.left() == 0 || f.Departures == nil {
 		return ""
@@ -208,7 +197,8 @@ func (f *Facts) target() *v1alpha1.DrainPlanEntry {
 	return furthest
 }
 
-// nodeLines show each node, those with blocked pods first, then those that pods are left on.
+// nodeLines show each node: nodes with blocked pods or outside the waves first, then nodes with
+// pods left, then drained ones.
 func (f *Facts) nodeLines(o Options) []screen.Line {
 	nm := f.Maintenance
 	if len(nm.Status.NodeStatuses) == 0 {
@@ -216,14 +206,18 @@ func (f *Facts) nodeLines(o Options) []screen.Line {
 			return nil
 		}
 		if nm.Status.ObservedGeneration < nm.Generation {
-			return []screen.Line{line(screen.Faint, "  The server has not looked at it yet.")}
+			return []screen.Line{line(screen.Faint, "  The server has not reconciled it yet.")}
 		}
 		return []screen.Line{line(screen.Warning, "  No node matches the selector.")}
 	}
 	nodes := slices.Clone(nm.Status.NodeStatuses)
+	// While other nodes have targets, one without is outside the waves: it is not cordoned, or not
+	// authorized.
+	inWaves := func(n v1alpha1.NodeMaintenanceNodeStatus) bool { return len(n.DrainTargets) > 0 }
+	wavesBegan := slices.ContainsFunc(nodes, inWaves)
 	rank := func(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 		switch {
-		case n.PodsBlocked > 0, strings.HasPrefix(n.DrainMessage, refusedStart):
+		case n.PodsBlocked > 0, wavesBegan && !inWaves(*n):
 			return 0
 		case done(n):
 			return 2
@@ -232,9 +226,11 @@ func (f *Facts) nodeLines(o Options) []screen.Line {
 	}
 	slices.SortStableFunc(nodes, func(a, b v1alpha1.NodeMaintenanceNodeStatus) int { return rank(&a) - rank(&b) })
 	draining := nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain
-	heading := []string{"NODE"}
+	heading := []string{"NODE", "MESSAGE"}
 	if draining {
 		heading = []string{"NODE", "PROGRESS", "PENDING", "EVACUATING", "BLOCKED", "KEPT", "MESSAGE"}
+	} else if !slices.ContainsFunc(nodes, func(n v1alpha1.NodeMaintenanceNodeStatus) bool { return n.DrainMessage != "" }) {
+		heading = heading[:1]
 	}
 	rows, styles := [][]string{heading}, []screen.Style{screen.Faint}
 	shown := o.cut(len(nodes), nodesShown)
@@ -243,8 +239,10 @@ func (f *Facts) nodeLines(o Options) []screen.Line {
 		row, style := []string{n.NodeRef.Name}, screen.Plain
 		if draining {
 			row = append(row, f.progress(f.gone(n), f.left(n), ""),
-				fmt.Sprint(n.PodsPendingEvacuation), fmt.Sprint(f.evacuating(n)), fmt.Sprint(n.PodsBlocked), fmt.Sprint(n.PodsLeft), n.DrainMessage)
+				fmt.Sprint(n.PodsPendingEvacuation), fmt.Sprint(f.evacuating(n)), fmt.Sprint(n.PodsBlocked), fmt.Sprint(n.PodsKept), n.DrainMessage)
 			style = []screen.Style{screen.Warning, screen.Plain, screen.Good}[rank(n)]
+		} else if len(heading) > 1 {
+			row = append(row, n.DrainMessage)
 		}
 		rows, styles = append(rows, row), append(styles, style)
 	}
@@ -254,8 +252,12 @@ func (f *Facts) nodeLines(o Options) []screen.Line {
 // Summary is how far a maintenance is, in one line.
 func Summary(f Facts) string {
 	nm, c := f.Maintenance, f.count()
+	stuck := ""
+	if condition := Stuck(nm); condition != nil {
+		stuck = ", " + condition.Reason
+	}
 	if nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain {
-		return fmt.Sprintf("%s: %s, %s", nm.Name, Stage(nm), plural(c.nodes, "node"))
+		return fmt.Sprintf("%s: %s, %s%s", nm.Name, Stage(nm), plural(c.nodes, "node"), stuck)
 	}
 	text := fmt.Sprintf("%s: %d of %s drained", nm.Name, c.drained, plural(c.nodes, "node"))
 	if f.knowsGone() {
@@ -271,12 +273,13 @@ func Summary(f Facts) string {
 			text += fmt.Sprintf(" (%s/%s: %s)", all[0].first.Namespace, all[0].first.Pod, all[0].first.Reason)
 		}
 	}
-	return text
+	return text + stuck
 }
 
 // Table shows maintenances in a row each.
 func Table(all []Facts) []screen.Line {
-	rows, styles := [][]string{{"NAME", "STAGE", "NODES", "PODS GONE", "LEFT", "BLOCKED", "FOR", "REASON"}}, []screen.Style{screen.Faint}
+	rows := [][]string{{"NAME", "STAGE", "NODES", "PODS GONE", "LEFT", "BLOCKED", "PROGRESSING", "FOR", "REASON"}}
+	styles := []screen.Style{screen.Faint}
 	for i := range all {
 		f := &all[i]
 		c, nm, style := f.count(), f.Maintenance, screen.Plain
@@ -288,15 +291,21 @@ func Table(all []Facts) []screen.Line {
 		if at, ok := Entered(nm, nm.Spec.Stage); ok {
 			age = ago(f.Now, at)
 		}
+		progressing := "-"
+		if condition := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing); condition != nil {
+			progressing = condition.Reason
+		}
 		switch {
-		case c.blocked > 0:
+		case c.blocked > 0, Stuck(nm) != nil:
 			style = screen.Warning
 		case meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained):
 			style = screen.Good
 		case nm.Spec.Stage == v1alpha1.NodeMaintenanceStageComplete:
 			style = screen.Faint
 		}
-		rows = append(rows, []string{nm.Name, Stage(nm), fmt.Sprint(c.nodes), gone, left, fmt.Sprint(c.blocked), age, orNone(nm.Spec.Reason)})
+		rows = append(rows, []string{
+			nm.Name, Stage(nm), fmt.Sprint(c.nodes), gone, left, fmt.Sprint(c.blocked), progressing, age, orNone(nm.Spec.Reason),
+		})
 		styles = append(styles, style)
 	}
 	return table("", rows, styles)

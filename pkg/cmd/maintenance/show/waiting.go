@@ -31,37 +31,39 @@ import (
 const (
 	// waitsForEvacuator stands where pods that are blocked have the reason of their condition.
 	waitsForEvacuator = "WaitsForEvacuator"
-	// waitingAfter is how long an evacuator may be at it before a word about it is due.
+	// waitingAfter is how old the heartbeat of an evacuator may be before its pods are listed.
 	waitingAfter = 10 * time.Second
 )
 
-// turn is that of an evacuator that gets nowhere.
-type turn struct {
-	// until is when it loses the turn unless it reports. The server may be told to have less patience, which cannot be seen from here.
+// evacuatorDeadline is until when a pod waits for an active evacuator that makes no progress.
+type evacuatorDeadline struct {
+	// until is when the next evacuator becomes active, unless the active one reports. The server
+	// may be configured with a shorter deadline, which cannot be seen from here.
 	until time.Time
-	// next is who has the turn then.
+	// next is the class that becomes active then.
 	next string
 }
 
-func (t *turn) move(class string) string {
-	return fmt.Sprintf("the evacuator %s until its deadline, then %s", class, t.then())
+func (d *evacuatorDeadline) who(class string) string {
+	return fmt.Sprintf("the evacuator %s until its deadline, then %s", class, d.then())
 }
 
-// moveUntil is move for one pod, whose deadline is known.
-func (t *turn) moveUntil(class string) string {
-	return fmt.Sprintf("the evacuator %s until %s at the latest, then %s", class, t.deadline(), t.then())
+// whoUntil is who for one pod, whose deadline is known.
+func (d *evacuatorDeadline) whoUntil(class string) string {
+	return fmt.Sprintf("the evacuator %s until %s at the latest, then %s", class, d.text(), d.then())
 }
 
-func (t *turn) then() string {
-	if t.next == v1alpha1.EvacuatorClassEviction {
+func (d *evacuatorDeadline) then() string {
+	if d.next == v1alpha1.EvacuatorClassEviction {
 		return "eviction"
 	}
-	return "the evacuator " + t.next
+	return "the evacuator " + d.next
 }
 
-func (t *turn) deadline() string { return t.until.UTC().Format(time.RFC3339) }
+func (d *evacuatorDeadline) text() string { return d.until.UTC().Format(time.RFC3339) }
 
-// Waits says whether the pod of an Evacuation is not blocked and waits for an evacuator that has not reported progress for a while.
+// Waits reports whether the pod of an Evacuation is not blocked and waits for an evacuator that has
+// not reported progress for a while.
 func Waits(e *v1alpha1.Evacuation, now time.Time) bool {
 	if e.DeletionTimestamp != nil || Blocked(e) || meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete) {
 		return false
@@ -71,13 +73,14 @@ func Waits(e *v1alpha1.Evacuation, now time.Time) bool {
 	case t.Class == "", t.Class == v1alpha1.EvacuatorClassEviction, t.Completed, t.Since.IsZero(), now.Sub(t.Since) < waitingAfter:
 		return false
 	case t.Class == v1alpha1.EvacuatorClassDaemonSet, t.Class == v1alpha1.EvacuatorClassKubelet:
-		// They have the turn from the start, and nothing to do before the drain has come to the pod.
+		// They are active from the start, and have nothing to do before the wave of the pod.
 		return t.Reported
 	}
 	return true
 }
 
-// WaitingOf returns the pods for which Waits says so, in the order of BlockersOf. Only nodes that on returns true for count; nil stands for all.
+// WaitingOf returns the pods for which Waits is true, in the order of BlockersOf. Only nodes that
+// on returns true for count; nil stands for all.
 func WaitingOf(evacuations []v1alpha1.Evacuation, on func(node string) bool, now time.Time) []Blocker {
 	var waiting []Blocker
 	for i := range evacuations {
@@ -89,21 +92,22 @@ func WaitingOf(evacuations []v1alpha1.Evacuation, on func(node string) bool, now
 		waiting = append(waiting, Blocker{
 			Namespace: e.Namespace, Pod: e.Spec.PodRef.Name, Node: e.Spec.NodeName, Reason: waitsForEvacuator, Message: waitingMessage(e, t),
 			Since: t.Since, evacuator: t.Class,
-			turn: &turn{until: t.Since.Add(t.Patience(e.Spec.ProgressDeadlineSeconds, math.MaxInt64)), next: evacuators.Next(e.Spec.Evacuators, t.Class)},
+			waits: &evacuatorDeadline{
+				until: t.Since.Add(t.Patience(e.Spec.ProgressDeadlineSeconds, math.MaxInt64)), next: evacuators.Next(e.Spec.Evacuators, t.Class),
+			},
 		})
 	}
 	sortBlockers(waiting)
 	return waiting
 }
 
-// waitingMessage is what the evacuator says. The server's word about its turn has the time in it, which would tear groups apart.
+// waitingMessage is the message of the evacuator, or that it has not reported.
 func waitingMessage(e *v1alpha1.Evacuation, t evacuators.Turn) string {
-	_, isTurn := evacuators.TurnSince(e.Status.Message, t.Class)
 	switch {
 	case !t.Reported:
-		return "The evacuator has not reported since it got its turn. Check that the controller behind it runs."
-	case isTurn || e.Status.Message == "":
-		return "The evacuator has reported, and does not say what it waits for."
+		return "The evacuator has not reported since it became active. Check that the controller behind it runs."
+	case e.Status.Message == "":
+		return "The evacuator has reported without a message."
 	}
 	return e.Status.Message
 }
@@ -117,14 +121,14 @@ func waitingGroups(waiting []Blocker, now time.Time, o Options) []screen.Line {
 		shown := o.cut(len(g.all), podsShown)
 		for i := range g.all[:shown] {
 			b := &g.all[i]
-			rows = append(rows, []string{b.Namespace, b.Pod, b.Node, ago(now, b.Since), b.turn.deadline()})
+			rows = append(rows, []string{b.Namespace, b.Pod, b.Node, ago(now, b.Since), b.waits.text()})
 		}
 		lines = append(lines, g.lines(rows, shown, o)...)
 	}
 	return lines
 }
 
-// waitingLines come after those of blocked pods: nobody has to act yet.
+// waitingLines come after those of blocked pods: no action is needed yet.
 func (f *Facts) waitingLines(o Options) []screen.Line {
 	nodes := Nodes(f.Maintenance)
 	waiting := WaitingOf(f.Evacuations, nodes.Has, f.Now)

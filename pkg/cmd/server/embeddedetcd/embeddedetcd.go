@@ -24,14 +24,14 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/fileutil"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/klog/v2"
 )
 
@@ -40,7 +40,12 @@ const (
 	// status of a maintenance over 5,000 nodes with a long plan.
 	MaxRequestBytes = 4 << 20
 	// DefaultQuotaBytes is the size at which etcd stops taking writes, in bytes.
-	DefaultQuotaBytes = 8 << 30
+	DefaultQuotaBytes = 2 << 30
+	// MinQuotaBytes is the least that etcd can work with, in bytes.
+	MinQuotaBytes = 16 << 20
+
+	// privateName is the name of the subfolder of the data directory that the server keeps for itself.
+	privateName = "data"
 
 	// maxSocketPath is how long the path of a unix socket may be on Linux, without the closing zero.
 	maxSocketPath = 107
@@ -49,9 +54,10 @@ const (
 
 // Options say where the data lies and how large it may grow.
 type Options struct {
-	// DataDir is the folder for the data; it is created, readable by its owner alone.
+	// DataDir is the folder that the server was given, for example the root of a volume. It is created if it is missing. The
+	// server never changes its mode: on a volume it usually belongs to root.
 	DataDir string
-	// QuotaBytes is the size at which etcd stops taking writes, in bytes.
+	// QuotaBytes is the size at which etcd stops taking writes, in bytes. A quarter of the volume is the most, whatever it says.
 	QuotaBytes int64
 }
 
@@ -59,31 +65,67 @@ type Options struct {
 type Server struct {
 	etcd      *embed.Etcd
 	endpoint  string
-	storageID string
 	socketDir string
 	lock      *fileutil.LockedFile
 	logLevel  zap.AtomicLevel
+	// endMetrics ends the updates of the metrics about sizes.
+	endMetrics context.CancelFunc
 }
 
 // Start brings etcd up and returns when it serves. Writes are synced to disk before they are acknowledged.
 func Start(ctx context.Context, o Options) (*Server, error) {
-	dir, err := filepath.Abs(o.DataDir)
+	dir, err := privateFolder(o.DataDir)
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("create the data directory: %w", err)
-	}
-	if err := os.Chmod(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("keep others out of the data directory: %w", err)
+	quota, err := quotaOn(ctx, dir, o.QuotaBytes)
+	if err != nil {
+		return nil, err
 	}
 	s := &Server{logLevel: zap.NewAtomicLevelAt(zapcore.WarnLevel)}
-	if err := s.open(ctx, dir, o.QuotaBytes); err != nil {
+	if err := s.open(ctx, dir, quota); err != nil {
 		s.release()
 		return nil, err
 	}
-	klog.FromContext(ctx).Info("Embedded etcd serves", "dataDir", dir, "endpoint", s.endpoint, "storageID", s.storageID)
+	if err := s.shrink(ctx, quota); err != nil {
+		// What can be read can still be served, and deleted.
+		klog.FromContext(ctx).Error(err, "Database could not be made smaller", "dataDir", dir)
+	}
+	s.measure(ctx, dir, quota)
+	klog.FromContext(ctx).Info("Embedded etcd serves", "dataDir", dir, "endpoint", s.endpoint)
 	return s, nil
+}
+
+// privateFolder returns the subfolder of the data directory that the server alone can enter, and creates it if it is missing.
+// The data directory itself may belong to another user and be open to others: on a fresh volume it belongs to root.
+func privateFolder(dataDir string) (string, error) {
+	given, err := filepath.Abs(dataDir)
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(given, 0o700); err != nil {
+		return "", fmt.Errorf("create --data-dir: %w", err)
+	}
+	dir := filepath.Join(given, privateName)
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return "", fmt.Errorf("create the server's own folder in --data-dir: %w", err)
+	}
+	// Not os.Stat: a symbolic link could lead to a folder of another user.
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return "", err
+	}
+	if !info.IsDir() {
+		return "", fmt.Errorf("%s is a %v: must be a folder", dir, info.Mode().Type())
+	}
+	if info.Mode().Perm()&0o077 == 0 {
+		return dir, nil
+	}
+	// The kubelet opens folders of a volume to the pod's fsGroup.
+	if err := os.Chmod(dir, 0o700); err != nil {
+		return "", fmt.Errorf("%s has mode %v: must be 0700, and cannot be changed: %w", dir, info.Mode().Perm(), err)
+	}
+	return dir, nil
 }
 
 func (s *Server) open(ctx context.Context, dir string, quota int64) error {
@@ -96,9 +138,6 @@ func (s *Server) open(ctx context.Context, dir string, quota int64) error {
 		return fmt.Errorf("lock the data directory: %w", err)
 	}
 	s.lock = lock
-	if s.storageID, err = loadStorageID(filepath.Join(dir, "storage-id")); err != nil {
-		return err
-	}
 	socketDir, err := s.chooseSocketDir(dir)
 	if err != nil {
 		return err
@@ -183,35 +222,18 @@ func socketURL(path string) url.URL {
 	return url.URL{Scheme: "unix", Path: path}
 }
 
-// loadStorageID returns the identity of the data, drawn once when the directory is new. Two servers with embedded storage are told apart
-// by it, and one that comes back with the same data is known again.
-func loadStorageID(file string) (string, error) {
-	content, err := os.ReadFile(file)
-	if err == nil {
-		if id := strings.TrimSpace(string(content)); id != "" {
-			return id, nil
-		}
-	} else if !errors.Is(err, os.ErrNotExist) {
-		return "", err
-	}
-	id := string(uuid.NewUUID())
-	if err := os.WriteFile(file, []byte(id+"\n"), 0o600); err != nil {
-		return "", fmt.Errorf("write the identity of the data: %w", err)
-	}
-	return id, nil
-}
-
 // Endpoint is the URL under which etcd clients reach the member.
 func (s *Server) Endpoint() string { return s.endpoint }
 
-// StorageID identifies the data in the data directory for as long as it exists.
-func (s *Server) StorageID() string { return s.storageID }
+// Client returns a client that calls the member without a network.
+func (s *Server) Client() *clientv3.Client { return v3client.New(s.etcd.Server) }
 
 // Err delivers the error with which etcd stopped on its own, for example because the disk failed.
 func (s *Server) Err() <-chan error { return s.etcd.Err() }
 
 // Stop ends etcd; to be called after the last client is done.
 func (s *Server) Stop() {
+	s.endMetrics()
 	// Closing its own listeners is an error to etcd, not to anybody who reads the log.
 	s.logLevel.SetLevel(zapcore.FatalLevel)
 	s.etcd.Close()

@@ -36,7 +36,7 @@ func connect(t *testing.T, s *Server) *clientv3.Client {
 	return client
 }
 
-func TestDataAndIdentitySurviveARestart(t *testing.T) {
+func TestDataSurvivesARestart(t *testing.T) {
 	cases := map[string]string{
 		"with the sockets beside the data":                   filepath.Join(t.TempDir(), "d"),
 		"with a path that is too long for sockets beside it": filepath.Join(t.TempDir(), strings.Repeat("long/", 30)),
@@ -65,39 +65,43 @@ func TestDataAndIdentitySurviveARestart(t *testing.T) {
 			if len(got.Kvs) != 1 || string(got.Kvs[0].Value) != large {
 				t.Errorf("the value is not what was written")
 			}
-			if first.StorageID() != second.StorageID() {
-				t.Errorf("the storage ID changed from %q to %q", first.StorageID(), second.StorageID())
-			}
 		})
 	}
 }
 
-func TestDataDirectoryIsPrivateAndUsedOnce(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "data")
-	if err := os.Mkdir(dir, 0o755); err != nil {
+func TestDataFolderIsPrivateAndUsedOnce(t *testing.T) {
+	given := filepath.Join(t.TempDir(), "volume")
+	dir := filepath.Join(given, privateName)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	s, err := Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes})
+	s, err := Start(t.Context(), Options{DataDir: given, QuotaBytes: DefaultQuotaBytes})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Stop()
-	info, err := os.Stat(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if info.Mode().Perm() != 0o700 {
-		t.Errorf("mode is %v, want 0700", info.Mode().Perm())
+	for folder, want := range map[string]os.FileMode{given: 0o755, dir: 0o700} {
+		info, err := os.Stat(folder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode().Perm() != want {
+			t.Errorf("mode of %s is %v, want %v", folder, info.Mode().Perm(), want)
+		}
 	}
 	if !strings.HasPrefix(s.Endpoint(), "unix:///") {
 		t.Errorf("endpoint %q is not a unix socket", s.Endpoint())
 	}
 	for _, name := range []string{"client.sock", "peer.sock"} {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Type() != os.ModeSocket {
-			t.Errorf("%s is not a socket in the private directory: %v, %v", name, info, err)
+			t.Errorf("%s is not a socket in the private folder: %v, %v", name, info, err)
 		}
 	}
-	if second, err := Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes}); err == nil {
+	entries, err := os.ReadDir(given)
+	if err != nil || len(entries) != 1 {
+		t.Errorf("the server has put %v beside its own folder (%v)", entries, err)
+	}
+	if second, err := Start(t.Context(), Options{DataDir: given, QuotaBytes: DefaultQuotaBytes}); err == nil {
 		second.Stop()
 		t.Errorf("a second server may use the same directory")
 	}

@@ -195,6 +195,12 @@ func (m *Manager) announce(ctx context.Context, bundle []byte) error {
 	if err != nil {
 		return fmt.Errorf("read APIService %s to keep its caBundle: %w", m.options.APIService, err)
 	}
+	if named := service.Spec.Service; named != nil && (named.Namespace != m.options.Namespace || named.Name != m.options.Service) {
+		// The bundle of another installation: with ours the aggregator would not trust it any more.
+		klog.FromContext(ctx).Info("APIService names another Service, its caBundle is left alone", "apiService", m.options.APIService,
+			"service", klog.KRef(named.Namespace, named.Name))
+		return nil
+	}
 	if bytes.Equal(service.Spec.CABundle, bundle) {
 		return nil
 	}

@@ -156,6 +156,35 @@ func TestChangesFromOutsideAreHealed(t *testing.T) {
 	}
 }
 
+// TestCABundleOfAnotherInstallationIsLeftAlone: the aggregator would not trust that one any more.
+func TestCABundleOfAnotherInstallationIsLeftAlone(t *testing.T) {
+	for name, tc := range map[string]struct {
+		namespace string
+		want      bool
+	}{
+		"it is written for the own Service":      {namespace: options.Namespace, want: true},
+		"it is not for one in another namespace": {namespace: "blue"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			services := f.agg.ApiregistrationV1().APIServices()
+			if _, err := services.Update(t.Context(), &apiregistrationv1.APIService{
+				ObjectMeta: metav1.ObjectMeta{Name: options.APIService},
+				Spec: apiregistrationv1.APIServiceSpec{
+					Service: &apiregistrationv1.ServiceReference{Namespace: tc.namespace, Name: options.Service},
+				},
+			}, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			f.runOnce(f.replica())
+			service, err := services.Get(t.Context(), options.APIService, metav1.GetOptions{})
+			if err != nil || (len(service.Spec.CABundle) > 0) != tc.want {
+				t.Errorf("the caBundle has %d bytes (%v), want it written: %v", len(service.Spec.CABundle), err, tc.want)
+			}
+		})
+	}
+}
+
 func TestMissingAPIServiceIsNoError(t *testing.T) {
 	f := newFixture(t)
 	f.agg = aggregatorfake.NewClientset()

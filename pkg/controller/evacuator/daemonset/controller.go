@@ -14,18 +14,23 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package daemonset is the built-in evacuator of DaemonSet pods. It deletes them when their turn in the drain of their node has come, and not
-// before: the other pods of the node may need them until then. That no new ones come is the taint's work, which the maintenance controller puts on
-// the node before it asks the first of them to leave.
+// Package daemonset is the built-in evacuator of DaemonSet pods. It has them evicted when the drain
+// of their node has reached them, and not before: the other pods of the node may need them until
+// then. The taint that the maintenance controller puts on the node keeps their DaemonSets from
+// replacing them.
 //
-// A sync gathers all that is known about one Evacuation, decides with a pure function, and acts. There is nothing to remember over a restart.
+// The evacuator asks for an eviction by a report: status.expectedEvacuationFinishTime is set. The
+// evacuation controller reads it and evicts the pod through its queue, as the disruption budget
+// allows.
+//
+// A sync gathers all that is known about one Evacuation, decides with a pure function, and acts.
+// What is kept in memory, the volumes of nodes and which DaemonSets were warned of, may be dropped
+// at any time.
 package daemonset
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -34,12 +39,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	appslisters "k8s.io/client-go/listers/apps/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/controller/liveness"
 	"haulout.dev/haulout/pkg/controller/worker"
@@ -55,13 +61,15 @@ const Name = "daemonset-evacuator"
 const (
 	// fieldManager owns what the controller writes.
 	fieldManager = "haulout-" + Name
-	// resendAfter is how long a pod may look untouched in the cache after it was deleted.
-	resendAfter = 10 * time.Second
+
+	// DefaultVolumeDetachTimeout is the default of Config.VolumeDetachTimeout.
+	DefaultVolumeDetachTimeout = 5 * time.Minute
 )
 
 // Config is what the controller needs.
 type Config struct {
-	// Host is the client of the host cluster, HostInformers are its informers. Their transform must leave what cache.Strip leaves.
+	// Host is the client of the host cluster, which reads the claims and volumes of a node;
+	// HostInformers are its informers. Their transform must leave what cache.Strip leaves.
 	Host          kubernetes.Interface
 	HostInformers informers.SharedInformerFactory
 	// Maintenance is the client of our own API as the server itself, MaintenanceInformers are its informers.
@@ -71,6 +79,12 @@ type Config struct {
 	Clock clock.WithTicker
 	// Liveness is told what the workers are busy with; nil tells nobody.
 	Liveness *liveness.Tracker
+	// Recorder writes events into the host cluster; nil writes none.
+	Recorder events.EventRecorder
+	// VolumeDetachTimeout is how long DaemonSet pods are kept, from the first of their Evacuations
+	// on a node, while the node has volumes in use that no pod that is left uses; 0 is the default,
+	// and negative does not wait.
+	VolumeDetachTimeout time.Duration
 }
 
 // Controller is the evacuator.
@@ -78,16 +92,22 @@ type Controller struct {
 	host        kubernetes.Interface
 	maintenance versioned.Interface
 	clock       clock.WithTicker
+	recorder    events.EventRecorder
 
 	evacuationLister  maintenancelisters.EvacuationLister
 	evacuationIndexer cache.Indexer
 	maintenanceLister maintenancelisters.NodeMaintenanceLister
 	nodeLister        corelisters.NodeLister
 	podLister         corelisters.PodLister
+	podIndexer        cache.Indexer
+	daemonSetLister   appslisters.DaemonSetLister
 	synced            []cache.InformerSynced
 
-	queue   *worker.Queue[types.NamespacedName]
-	deleted deletions
+	queue *worker.Queue[types.NamespacedName]
+
+	volumeDetachTimeout time.Duration
+	volumes             volumesOfNodes
+	warned              warned
 }
 
 // New makes a controller and registers its handlers and indexes; the informers must not run yet. A controller runs once.
@@ -95,19 +115,30 @@ func New(config Config) (*Controller, error) {
 	if config.Clock == nil {
 		config.Clock = clock.RealClock{}
 	}
+	if config.VolumeDetachTimeout == 0 {
+		config.VolumeDetachTimeout = DefaultVolumeDetachTimeout
+	}
+	daemonSets := config.HostInformers.Apps().V1().DaemonSets()
 	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
-		host: config.Host, maintenance: config.Maintenance, clock: config.Clock,
+		host: config.Host, maintenance: config.Maintenance, clock: config.Clock, recorder: config.Recorder,
 		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(), maintenanceLister: maintenances.Lister(),
 		nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()),
+		podIndexer: pods.Informer().GetIndexer(), daemonSetLister: daemonSets.Lister(),
 		queue: worker.NewQueue(worker.Config[types.NamespacedName]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness,
 			LogAs: func(key types.NamespacedName) (string, any) { return "evacuation", key },
 		}),
-		deleted: deletions{at: map[types.UID]time.Time{}},
+		volumeDetachTimeout: config.VolumeDetachTimeout,
+		volumes:             volumesOfNodes{known: map[types.UID]knownVolumes{}},
+		warned:              warned{uids: map[types.UID]struct{}{}},
 	}
+	if err := controllercache.AddPodsByNode(pods.Informer()); err != nil {
+		return nil, fmt.Errorf("add index: %w", err)
+	}
+	c.synced = append(c.synced, daemonSets.Informer().HasSynced)
 	if err := controllercache.AddIndex(evacuations.Informer(), evacuationsByNode, indexByNode); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
@@ -127,7 +158,7 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 }
 
 func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
-	s, err := c.gather(key)
+	s, err := c.gather(ctx, key)
 	if err != nil || s == nil {
 		return err
 	}
@@ -139,7 +170,7 @@ func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 }
 
 // gather reads all that the decision about an Evacuation depends on; nil if there is none.
-func (c *Controller) gather(key types.NamespacedName) (*situation, error) {
+func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (*situation, error) {
 	evacuation, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
@@ -147,7 +178,7 @@ func (c *Controller) gather(key types.NamespacedName) (*situation, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &situation{now: c.clock.Now(), evacuation: evacuation, deletedAt: c.deleted.of(evacuation.Spec.PodRef.UID)}
+	s := &situation{now: c.clock.Now(), evacuation: evacuation}
 	if !hasTurn(evacuation) {
 		return s, nil
 	}
@@ -170,77 +201,42 @@ func (c *Controller) gather(key types.NamespacedName) (*situation, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.askedBy, err = drainplan.AskedBy(pod, s.node, maintenances)
-	return s, err
+	if s.askedBy, err = drainplan.AskedBy(pod, s.node, maintenances); err != nil || !s.mayRequest() {
+		return s, err
+	}
+	s.volumesUntil = c.volumesUntil(s.node, evacuation)
+	if s.now.Before(s.volumesUntil) {
+		s.volumes = c.unusedVolumes(ctx, s.node, s.now)
+	}
+	return s, nil
 }
 
-// act reports, and then deletes.
+// mayRequest reports whether the decision may be to ask for the eviction. Only then the volumes of
+// the node are read.
+func (s *situation) mayRequest() bool {
+	return s.askedBy != nil && s.pod.DeletionTimestamp == nil && drainplan.IsTainted(s.node) &&
+		s.evacuation.Status.ExpectedEvacuationFinishTime == nil
+}
+
+// act reports.
 func (c *Controller) act(ctx context.Context, s *situation, d decision) error {
-	if d.status != nil {
-		evacuation := s.evacuation.DeepCopy()
-		evacuation.Status = *d.status
-		_, err := c.maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace).UpdateStatus(ctx, evacuation, metav1.UpdateOptions{FieldManager: fieldManager})
+	if d.status == nil {
+		return nil
+	}
+	evacuation := s.evacuation.DeepCopy()
+	evacuation.Status = *d.status
+	client := c.maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace)
+	_, err := client.UpdateStatus(ctx, evacuation, metav1.UpdateOptions{FieldManager: fieldManager})
+	if err != nil {
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		if err != nil {
-			return err
-		}
+		return err
 	}
-	if !d.remove {
-		return nil
-	}
-	if d.status == nil {
-		if err := c.confirm(ctx, s.evacuation); err != nil {
-			return err
-		}
-	}
-	pod := s.pod
-	// Whatever comes of it: every report is an event, and must not lead to the next attempt at once.
-	c.deleted.add(pod.UID, s.now)
-	c.queue.AddAfter(types.NamespacedName{Namespace: s.evacuation.Namespace, Name: s.evacuation.Name}, resendAfter)
-	err := c.host.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))})
-	// A conflict tells that another pod has taken its name.
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("delete pod %s/%s: %w", pod.Namespace, pod.Name, err)
-	}
-	klog.FromContext(ctx).V(2).Info("DaemonSet pod is deleted", "pod", klog.KObj(pod), "nodeMaintenance", klog.KObj(s.askedBy))
-	return nil
-}
-
-// confirm returns an error unless an Evacuation still is what the cache says. Otherwise the report finds that out.
-func (c *Controller) confirm(ctx context.Context, evacuation *maintenancev1alpha1.Evacuation) error {
-	live, err := c.maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace).Get(ctx, evacuation.Name, metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("read the evacuation before deleting its pod: %w", err)
-	}
-	if err != nil || live.UID != evacuation.UID || !hasTurn(live) {
-		return apierrors.NewConflict(maintenancev1alpha1.Resource("evacuations"), evacuation.Name, errors.New("the evacuation has moved on"))
+	if d.requested {
+		klog.FromContext(ctx).V(2).Info("Eviction of DaemonSet pod is requested",
+			"pod", klog.KObj(s.pod), "nodeMaintenance", klog.KObj(s.askedBy))
+		c.warnOfUpdate(s)
 	}
 	return nil
-}
-
-// deletions remembers which pods were deleted, or tried to be, until their Evacuation is gone. A restart forgets it: then a pod is deleted twice,
-// which does no harm.
-type deletions struct {
-	mu sync.Mutex
-	at map[types.UID]time.Time
-}
-
-func (d *deletions) add(pod types.UID, at time.Time) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.at[pod] = at
-}
-
-func (d *deletions) of(pod types.UID) time.Time {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.at[pod]
-}
-
-func (d *deletions) forget(pod types.UID) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.at, pod)
 }

@@ -54,16 +54,19 @@ type situation struct {
 	node *corev1.Node
 	// askedBy is the maintenance that asks the pod to leave now, or nil.
 	askedBy *maintenancev1alpha1.NodeMaintenance
-	// deletedAt is when this process last asked for the pod to be deleted; zero if it has not.
-	deletedAt time.Time
+	// volumes are those that the node still has in use although no pod that is left uses them.
+	volumes []string
+	// volumesUntil is until when they are waited for.
+	volumesUntil time.Time
 }
 
 // decision is what should be.
 type decision struct {
-	// status is what to report, nil if nothing.
+	// status is what to report, nil if nothing. A report that expects the pod to leave asks for its
+	// eviction.
 	status *maintenancev1alpha1.EvacuationStatus
-	// remove: the pod is to be deleted, once that has been reported.
-	remove bool
+	// requested: the report asks for the eviction.
+	requested bool
 	// wake is when to look again even if nothing happens; zero if never.
 	wake time.Time
 }
@@ -85,39 +88,76 @@ func decide(s situation) decision {
 	switch {
 	case podType != maintenancev1alpha1.PodTypeDaemonSet:
 		// Its annotation asks for this evacuator. To delete it would be to go past its disruption budget.
-		return s.decline("The pod does not belong to a DaemonSet, so that this evacuator does not delete it.")
+		return s.decline("The pod does not belong to a DaemonSet: this evacuator does not act on it.")
 	case s.pod.DeletionTimestamp != nil:
 		return s.decideStopping()
+	case s.evacuation.Status.ExpectedEvacuationFinishTime != nil:
+		// Its eviction has been asked for.
+		return decision{}
 	case s.askedBy == nil:
 		// It waits for its turn in the drain, which has no deadline.
 		return decision{}
 	case drainplan.Left(s.pod, podType, sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet)) == drainplan.LeftTolerant:
-		return s.decline(fmt.Sprintf("The pod tolerates the taint %s: if it were deleted, its DaemonSet would put another one in its place at once. It is left running.",
+		return s.decline(fmt.Sprintf("The pod tolerates the taint %s: if it were evicted, its DaemonSet would replace it on the node immediately. It is left running.",
 			maintenancev1alpha1.TaintDrain))
 	case !drainplan.IsTainted(s.node):
-		// Deleted now it would be replaced. The taint is on its way, and its event.
+		// Evicted now it would be replaced. The taint is on its way, and its event.
 		return decision{}
-	case !s.deletedAt.IsZero() && s.now.Sub(s.deletedAt) < resendAfter:
-		return decision{wake: s.deletedAt.Add(resendAfter)}
+	case len(s.volumes) > 0 && s.now.Before(s.volumesUntil):
+		return s.decideVolumes()
 	}
-	return s.decideDeletion()
+	return s.request()
 }
 
-// decideDeletion reports before it deletes. The write is refused if the Evacuation has changed, and so if it was called off. A deletion that has
-// come to nothing is not reported again: if it goes on like that, the deadline is to pass.
-func (s *situation) decideDeletion() decision {
-	if !s.deletedAt.IsZero() {
-		return decision{remove: true}
-	}
+// request asks for the eviction of the pod by a report that expects it to leave. The write is
+// refused if the Evacuation has changed, and so if it was called off. The evacuation controller
+// evicts the pod as its disruption budget allows.
+func (s *situation) request() decision {
 	grace := defaultGrace
 	if seconds := s.pod.Spec.TerminationGracePeriodSeconds; seconds != nil {
 		grace = time.Duration(*seconds) * time.Second
 	}
-	message := fmt.Sprintf("The pod is deleted for NodeMaintenance %s and has %s to stop", s.askedBy.Name, grace)
-	if reason := s.askedBy.Spec.Reason; reason != "" {
-		message += ": " + reason
+	message := fmt.Sprintf("The pod is evicted for %s and has %s to stop.", evacuators.Mention(s.askedBy), grace)
+	return decision{status: s.report(s.now.Add(grace), message), requested: true}
+}
+
+// decideVolumes waits until the node has released the volumes of the pods that have left. A CSI
+// node plugin may run in a DaemonSet, and the kubelet needs it to unstage them.
+func (s *situation) decideVolumes() decision {
+	d := decision{wake: s.now.Add(volumesFresh)}
+	if s.volumesUntil.Before(d.wake) {
+		d.wake = s.volumesUntil
 	}
-	return decision{status: s.report(s.now.Add(grace), message), remove: true}
+	named := strings.Join(s.volumes[:min(3, len(s.volumes))], ", ")
+	if more := len(s.volumes) - 3; more > 0 {
+		named += fmt.Sprintf(", and %d more", more)
+	}
+	message := fmt.Sprintf("The pod waits until node %s has released volumes of pods that have left, at most until %s: %s.",
+		s.node.Name, s.volumesUntil.UTC().Format(time.RFC3339), named)
+	status := &s.evacuation.Status
+	if last := status.EvacuationProgressTimestamp; last != nil {
+		if next := last.Add(s.beat()); s.now.Before(next) {
+			if next.Before(d.wake) {
+				d.wake = next
+			}
+			return d
+		}
+	}
+	d.status = status.DeepCopy()
+	d.status.EvacuationProgressTimestamp = stamp(s.now)
+	d.status.Message = cut(message, maxMessage)
+	if next := s.now.Add(s.beat()); next.Before(d.wake) {
+		d.wake = next
+	}
+	return d
+}
+
+// beat is how often a pod that this evacuator waits for is reported on.
+func (s *situation) beat() time.Duration {
+	if seconds := s.evacuation.Spec.ProgressDeadlineSeconds; seconds != nil {
+		return time.Duration(*seconds) * time.Second / heartbeats
+	}
+	return defaultProgressDeadline / heartbeats
 }
 
 // decideStopping reports, while the pod is within its grace period, that it is expected to be gone, and is silent after it.
@@ -127,10 +167,7 @@ func (s *situation) decideStopping() decision {
 		return decision{}
 	}
 	status := &s.evacuation.Status
-	beat := defaultProgressDeadline / heartbeats
-	if seconds := s.evacuation.Spec.ProgressDeadlineSeconds; seconds != nil {
-		beat = time.Duration(*seconds) * time.Second / heartbeats
-	}
+	beat := s.beat()
 	next := s.now
 	if expected := status.ExpectedEvacuationFinishTime; expected != nil && expected.Sub(end).Abs() <= slack && status.EvacuationProgressTimestamp != nil {
 		next = status.EvacuationProgressTimestamp.Add(beat)
@@ -138,11 +175,10 @@ func (s *situation) decideStopping() decision {
 	if s.now.Before(next) {
 		return decision{wake: next}
 	}
-	message := status.Message
 	if status.ExpectedEvacuationFinishTime == nil {
-		message = "Somebody has deleted the pod; it is stopping."
+		return decision{status: s.report(end, "The pod is terminating; another client has deleted it."), wake: s.now.Add(beat)}
 	}
-	return decision{status: s.report(end, message), wake: s.now.Add(beat)}
+	return decision{status: s.report(end, status.Message), wake: s.now.Add(beat)}
 }
 
 // decline hands the pod on to whoever comes next.

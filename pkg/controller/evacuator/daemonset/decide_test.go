@@ -54,7 +54,7 @@ func newEvacuation(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1
 		Spec: maintenancev1alpha1.EvacuationSpec{
 			PodRef: maintenancev1alpha1.PodReference{Name: podName, UID: podUID}, NodeName: nodeName, ProgressDeadlineSeconds: ptr.To[int32](1800),
 		},
-		Status: maintenancev1alpha1.EvacuationStatus{ActiveEvacuatorClass: class, EvacuationProgressTimestamp: at(0), Message: "turn"},
+		Status: maintenancev1alpha1.EvacuationStatus{ActiveEvacuatorClass: class, ActiveEvacuatorSince: at(0), Message: "turn"},
 	}
 	for _, mod := range mods {
 		mod(e)
@@ -123,7 +123,11 @@ func tolerating(t corev1.Toleration) func(*corev1.Pod) {
 }
 
 func TestDecide(t *testing.T) {
-	const message = "The pod is deleted for NodeMaintenance kernel and has 1m0s to stop: kernel update"
+	const message = "The pod is evicted for NodeMaintenance kernel (kernel update) and has 1m0s to stop."
+	const waits = "The pod waits until node node-7 has released volumes of pods that have left, at most until 2026-11-03T10:05:00Z: csi.example.com^vol-1."
+	volumes := func(s *situation) {
+		s.volumes, s.volumesUntil = []string{"csi.example.com^vol-1"}, start.Add(5*time.Minute)
+	}
 	asked := func(mods ...func(*situation)) situation {
 		s := situation{now: start.Add(time.Minute), evacuation: newEvacuation(), pod: newPod(), node: newNode(tainted), askedBy: newMaintenance()}
 		for _, mod := range mods {
@@ -138,7 +142,7 @@ func TestDecide(t *testing.T) {
 		return func(s *situation) { s.pod = newPod(mods...) }
 	}
 	status := func(progress time.Duration, mods ...func(*maintenancev1alpha1.EvacuationStatus)) *maintenancev1alpha1.EvacuationStatus {
-		st := &maintenancev1alpha1.EvacuationStatus{ActiveEvacuatorClass: class, EvacuationProgressTimestamp: at(progress)}
+		st := &maintenancev1alpha1.EvacuationStatus{ActiveEvacuatorClass: class, ActiveEvacuatorSince: at(0), EvacuationProgressTimestamp: at(progress)}
 		for _, mod := range mods {
 			mod(st)
 		}
@@ -159,22 +163,48 @@ func TestDecide(t *testing.T) {
 		situation situation
 		want      decision
 	}{
-		"a pod that is asked to leave a tainted node is deleted": {
-			asked(), decision{status: status(minute, saying(2*minute, message)), remove: true},
+		"the eviction of a pod that is asked to leave a tainted node is requested": {
+			asked(), decision{status: status(minute, saying(2*minute, message)), requested: true},
 		},
 		"a maintenance without a reason gives none": {
 			asked(func(s *situation) { s.askedBy.Spec.Reason = "" }),
-			decision{status: status(minute, saying(2*minute, "The pod is deleted for NodeMaintenance kernel and has 1m0s to stop")), remove: true},
+			decision{status: status(minute, saying(2*minute, "The pod is evicted for NodeMaintenance kernel and has 1m0s to stop.")), requested: true},
 		},
 		"a pod that does not say gets half a minute": {
 			asked(pod(func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = nil })),
-			decision{status: status(minute, saying(minute+30*time.Second, "The pod is deleted for NodeMaintenance kernel and has 30s to stop: kernel update")), remove: true},
+			decision{
+				status:    status(minute, saying(minute+30*time.Second, "The pod is evicted for NodeMaintenance kernel (kernel update) and has 30s to stop.")),
+				requested: true,
+			},
 		},
-		"it is not deleted again before the cache shows it": {
-			asked(func(s *situation) { s.deletedAt = s.now.Add(-time.Second) }), decision{wake: start.Add(minute + 9*time.Second)},
+		"a requested eviction is not requested again": {
+			asked(evacuation(reported(0, 30*time.Second, message))), decision{},
 		},
-		"it is deleted again if the cache never does, and that is no progress": {
-			asked(func(s *situation) { s.deletedAt = s.now.Add(-10 * time.Second) }), decision{remove: true},
+		"the pod is kept while the node has volumes of pods that have left, and that is reported": {
+			asked(volumes), decision{
+				status: status(minute, func(st *maintenancev1alpha1.EvacuationStatus) { st.Message = waits }), wake: start.Add(minute + 30*time.Second),
+			},
+		},
+		"it is not reported again before a third of the deadline has passed": {
+			asked(volumes, func(s *situation) {
+				s.now = start.Add(4*minute + 45*time.Second)
+				s.evacuation.Status.EvacuationProgressTimestamp = at(minute)
+			}), decision{wake: start.Add(5 * minute)},
+		},
+		"with a short deadline it is reported more often": {
+			asked(volumes, func(s *situation) {
+				s.evacuation.Status.EvacuationProgressTimestamp, s.evacuation.Spec.ProgressDeadlineSeconds = at(40*time.Second), ptr.To[int32](60)
+			}), decision{
+				status: status(minute, func(st *maintenancev1alpha1.EvacuationStatus) { st.Message = waits }), wake: start.Add(minute + 20*time.Second),
+			},
+		},
+		"the volumes are waited for no longer than their time": {
+			asked(volumes, func(s *situation) { s.now = start.Add(5 * minute) }),
+			decision{status: status(5*minute, saying(6*minute, message)), requested: true},
+		},
+		"a pod that tolerates the taint does not wait for volumes": {
+			asked(volumes, pod(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists}))),
+			decision{status: status(minute, declined("The pod tolerates the taint maintenance.haulout.dev/drain: if it were evicted, its DaemonSet would replace it on the node immediately. It is left running."))},
 		},
 		"one that the drain has not reached waits":    {asked(func(s *situation) { s.askedBy = nil }), decision{}},
 		"one whose node is not tainted yet waits":     {asked(func(s *situation) { s.node = newNode() }), decision{}},
@@ -192,18 +222,18 @@ func TestDecide(t *testing.T) {
 		},
 		"one that tolerates everything would come back and is declined": {
 			asked(pod(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists}))),
-			decision{status: status(minute, declined("The pod tolerates the taint maintenance.haulout.dev/drain: if it were deleted, its DaemonSet would put another one in its place at once. It is left running."))},
+			decision{status: status(minute, declined("The pod tolerates the taint maintenance.haulout.dev/drain: if it were evicted, its DaemonSet would replace it on the node immediately. It is left running."))},
 		},
 		"a pod of no DaemonSet is declined, whatever its annotation says": {
 			asked(pod(func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "ReplicaSet" })),
-			decision{status: status(minute, declined("The pod does not belong to a DaemonSet, so that this evacuator does not delete it."))},
+			decision{status: status(minute, declined("The pod does not belong to a DaemonSet: this evacuator does not act on it."))},
 		},
 		"while it stops as expected nothing is said": {
 			asked(evacuation(reported(minute, 2*minute, message)), pod(stopping(2*minute+time.Second))), decision{wake: start.Add(11 * minute)},
 		},
 		"a pod that somebody else has deleted is reported": {
 			asked(pod(stopping(3 * minute))),
-			decision{status: status(minute, saying(3*minute, "Somebody has deleted the pod; it is stopping.")), wake: start.Add(11 * minute)},
+			decision{status: status(minute, saying(3*minute, "The pod is terminating; another client has deleted it.")), wake: start.Add(11 * minute)},
 		},
 		"a grace period that somebody has cut short is reported": {
 			asked(evacuation(reported(0, 3*minute, message)), pod(stopping(minute+time.Second))),
@@ -228,9 +258,9 @@ func TestDecide(t *testing.T) {
 
 func TestMessageFits(t *testing.T) {
 	nm := newMaintenance()
-	nm.Spec.Reason = strings.Repeat("ä", 512)
+	nm.Name, nm.Spec.Reason = strings.Repeat("n", 253), strings.Repeat("\x1b[31mä", 512)
 	s := situation{now: start, evacuation: newEvacuation(), pod: newPod(), node: newNode(tainted), askedBy: nm}
-	if message := decide(s).status.Message; len(message) > 1024 || !strings.HasSuffix(message, "ä") {
-		t.Errorf("got %d bytes that end in %q", len(message), message[len(message)-2:])
+	if message := decide(s).status.Message; len(message) > 1024 || strings.ContainsRune(message, 0x1b) || !strings.HasSuffix(message, "to stop.") {
+		t.Errorf("got %d bytes: %q", len(message), message)
 	}
 }

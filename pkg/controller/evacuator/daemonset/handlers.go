@@ -48,7 +48,6 @@ func (c *Controller) watch(evacuations, maintenances, pods, nodes cache.SharedIn
 		{evacuations, cache.ResourceEventHandlerFuncs{
 			AddFunc:    c.evacuationChanged,
 			UpdateFunc: func(_, obj any) { c.evacuationChanged(obj) },
-			DeleteFunc: c.evacuationGone,
 		}},
 		{maintenances, cache.ResourceEventHandlerFuncs{
 			AddFunc: func(obj any) { c.targetsChanged(nil, obj.(*maintenancev1alpha1.NodeMaintenance)) },
@@ -67,7 +66,9 @@ func (c *Controller) watch(evacuations, maintenances, pods, nodes cache.SharedIn
 		{nodes, cache.ResourceEventHandlerFuncs{
 			AddFunc: func(obj any) { c.mark(obj.(*corev1.Node).Name) },
 			UpdateFunc: func(old, obj any) {
-				if node := obj.(*corev1.Node); drainplan.IsTainted(node) && !drainplan.IsTainted(old.(*corev1.Node)) {
+				before, node := old.(*corev1.Node), obj.(*corev1.Node)
+				tainted := drainplan.IsTainted(node) && !drainplan.IsTainted(before)
+				if tainted || readiness(node) != readiness(before) || !slices.Equal(before.Status.VolumesInUse, node.Status.VolumesInUse) {
 					c.mark(node.Name)
 				}
 			},
@@ -85,15 +86,6 @@ func (c *Controller) watch(evacuations, maintenances, pods, nodes cache.SharedIn
 func (c *Controller) evacuationChanged(obj any) {
 	if evacuation, ok := obj.(*maintenancev1alpha1.Evacuation); ok && hasTurn(evacuation) {
 		c.queue.Add(types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Name})
-	}
-}
-
-func (c *Controller) evacuationGone(obj any) {
-	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = tombstone.Obj
-	}
-	if evacuation, ok := obj.(*maintenancev1alpha1.Evacuation); ok {
-		c.deleted.forget(evacuation.Spec.PodRef.UID)
 	}
 }
 

@@ -34,7 +34,6 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/controller/cache"
-	"haulout.dev/haulout/pkg/deletioncost"
 )
 
 const (
@@ -44,21 +43,13 @@ const (
 	maxMessage = 1024
 )
 
-// act makes what was decided true. What Evacuations are told comes last: they hand the pods on, and a crash before that leaves the turn with us.
-func (c *Controller) act(ctx context.Context, key types.NamespacedName, s situation, d decision) error {
-	for _, p := range d.restore {
-		if err := deletioncost.Restore(ctx, c.host, p); err != nil {
-			return err
-		}
-	}
-	for _, p := range d.lower {
-		if err := deletioncost.Lower(ctx, c.host, p); err != nil {
-			return err
-		}
-	}
+// act makes what was decided true. What Evacuations are told comes last: they hand the pods on, and
+// a crash before that leaves the turn with us. Nothing has been told where scaled is false.
+func (c *Controller) act(ctx context.Context, key types.NamespacedName, s situation, d decision) (scaled bool, err error) {
+	c.writeCosts(ctx, key, s, d)
 	if d.scale != nil {
 		if err := c.scale(ctx, key, s, *d.scale); err != nil {
-			return err
+			return false, err
 		}
 	}
 	c.send(s, d.events)
@@ -66,7 +57,7 @@ func (c *Controller) act(ctx context.Context, key types.NamespacedName, s situat
 	for _, r := range d.reports {
 		failed = append(failed, c.report(ctx, s.now, r))
 	}
-	return joined(failed)
+	return true, joined(failed)
 }
 
 // joined returns a conflict if that is all that has happened, so that it is treated as one.

@@ -87,6 +87,20 @@ func annotated(r record) func(*appsv1.Deployment) {
 	}
 }
 
+// always has its pods replaced although their budgets never allow an eviction.
+func always(d *appsv1.Deployment) {
+	if d.Annotations == nil {
+		d.Annotations = map[string]string{}
+	}
+	d.Annotations[maintenancev1alpha1.AnnotationSurge] = maintenancev1alpha1.SurgeAlways
+}
+
+// stuck has a rollout that has made no progress for too long.
+func stuck(d *appsv1.Deployment) {
+	d.Status.UpdatedReplicas = 0
+	d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentProgressing, Status: corev1.ConditionFalse, Reason: progressDeadlineExceeded}}
+}
+
 // podMod changes a pod, or what is known beside it.
 type podMod func(*pod)
 
@@ -122,7 +136,7 @@ func leaves(class string) podMod {
 				Evacuators: []maintenancev1alpha1.Evacuator{{EvacuatorClass: ours, Priority: 10000, Role: maintenancev1alpha1.EvacuatorRoleController}},
 			},
 			Status: maintenancev1alpha1.EvacuationStatus{
-				ActiveEvacuatorClass: class, EvacuationProgressTimestamp: &metav1.Time{Time: start}, Message: class + " has the turn",
+				ActiveEvacuatorClass: class, ActiveEvacuatorSince: &metav1.Time{Time: start}, Message: "It is the first evacuator.",
 			},
 		}
 	}
@@ -148,6 +162,24 @@ func pending(why string) podMod {
 		p.Spec.NodeName, p.Status.Phase = "", corev1.PodPending
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: why}}
 	}
+}
+
+// readyFor has been ready, or not been ready, for some time at the start.
+func readyFor(d time.Duration) podMod {
+	return func(p *pod) { p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(-d)) }
+}
+
+// reported has an evacuator that reported some time after the start.
+func reported(after time.Duration) podMod {
+	return func(p *pod) { p.evacuation.Status.EvacuationProgressTimestamp = &metav1.Time{Time: start.Add(after)} }
+}
+
+// blocked has an Evacuation that has been blocked since the start.
+func blocked(p *pod) {
+	p.evacuation.Status.Conditions = []metav1.Condition{{
+		Type: maintenancev1alpha1.ConditionBlocked, Status: metav1.ConditionTrue, Reason: maintenancev1alpha1.ReasonEvictionDenied,
+		LastTransitionTime: metav1.NewTime(start),
+	}}
 }
 
 func cordoned(p *pod) { p.staysUp = false }
@@ -201,6 +233,12 @@ func at(after time.Duration, d *appsv1.Deployment, pods ...pod) situation {
 	return s
 }
 
+// goneAt remembers when a pod has last left under the surge.
+func goneAt(t time.Time, s situation) situation {
+	s.memory.goneAt = t
+	return s
+}
+
 // scaledBy has an autoscaler.
 func (s situation) scaledBy(autoscalers ...*autoscalingv2.HorizontalPodAutoscaler) situation {
 	s.autoscalers = autoscalers
@@ -241,3 +279,10 @@ func summary(d decision) string {
 }
 
 func ptrTo(n int32) *intstr.IntOrString { return ptr.To(intstr.FromInt32(n)) }
+
+func percent(s string) *intstr.IntOrString { return ptr.To(intstr.FromString(s)) }
+
+// syncFailed has a budget that cannot be computed.
+func syncFailed(p *pod) {
+	p.budgets[0].Status.Conditions = []metav1.Condition{{Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason}}
+}

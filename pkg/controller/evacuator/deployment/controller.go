@@ -188,13 +188,16 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	}
 	c.known.haveLooked(key, s.now, len(s.pods))
 	d := decide(s)
-	if err := c.act(ctx, key, s, d); err != nil {
+	scaled, err := c.act(ctx, key, s, d)
+	if scaled && !(d.idle && err == nil) {
+		// What has been told must not count as progress a second time.
+		c.known.remember(key, d.memory)
+	}
+	if err != nil {
 		return err
 	}
 	if d.idle {
 		c.known.forget(key)
-	} else {
-		c.known.remember(key, d.memory)
 	}
 	if !d.wake.IsZero() {
 		c.queue.AddAfter(item{NamespacedName: key}, d.wake.Sub(s.now))

@@ -18,9 +18,11 @@ package deployment
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,10 +33,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
@@ -50,17 +54,24 @@ import (
 // world is a controller between two fake clusters, whose other controllers are the test.
 type world struct {
 	*testing.T
-	host *fake.Clientset
-	own  *versionedfake.Clientset
-	stop func()
+	recorder *events.FakeRecorder
+	host     *fake.Clientset
+	own      *versionedfake.Clientset
+	stop     func()
 }
 
 func newWorld(t *testing.T, evacuations []runtime.Object, host ...runtime.Object) *world {
 	t.Helper()
-	w := &world{T: t, host: fake.NewClientset(host...), own: versionedfake.NewClientset(evacuations...)}
+	w := newUnstartedWorld(t, evacuations, host...)
+	w.run()
+	return w
+}
+
+func newUnstartedWorld(t *testing.T, evacuations []runtime.Object, host ...runtime.Object) *world {
+	t.Helper()
+	w := &world{T: t, recorder: events.NewFakeRecorder(1000), stop: func() {}, host: fake.NewClientset(host...), own: versionedfake.NewClientset(evacuations...)}
 	informertest.Versioned(t, w.host)
 	informertest.Versioned(t, w.own)
-	w.run()
 	t.Cleanup(func() { w.stop() })
 	return w
 }
@@ -71,7 +82,7 @@ func (w *world) run() {
 	hostInformers := informers.NewSharedInformerFactoryWithOptions(w.host, 0, informers.WithTransform(controllercache.NewTransform()))
 	ownInformers := externalversions.NewSharedInformerFactory(w.own, 0)
 	c, err := New(Config{
-		Host: w.host, HostInformers: hostInformers, Maintenance: w.own, MaintenanceInformers: ownInformers, Recorder: events.NewFakeRecorder(1000),
+		Host: w.host, HostInformers: hostInformers, Maintenance: w.own, MaintenanceInformers: ownInformers, Recorder: w.recorder,
 	})
 	w.must(err)
 	ctx, cancel := context.WithCancel(w.Context())
@@ -191,10 +202,10 @@ func scene(more ...runtime.Object) (evacuations, host []runtime.Object) {
 	return []runtime.Object{leaving.evacuation}, host
 }
 
-// soon is a pod that has come with the surge.
+// soon is a pod that has come with the surge. The clock of the host cluster is years ahead of ours.
 func soon(p *pod) {
-	p.CreationTimestamp = metav1.Now()
-	p.Status.Conditions[0].LastTransitionTime = metav1.Now()
+	p.CreationTimestamp = metav1.NewTime(start.Add(time.Second))
+	p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(3 * time.Second))
 }
 
 func TestPodUnderABudgetLeavesThroughItsLane(t *testing.T) {
@@ -346,5 +357,109 @@ func TestDeploymentThatGoesAwayIsForgotten(t *testing.T) {
 		if _, err := w.host.AppsV1().Deployments(testNamespace).Get(t.Context(), testName, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("got %v, want it gone", err)
 		}
+	})
+}
+
+// drains returns a NodeMaintenance that drains the node "drained" and has been refused the node
+// "good".
+func drains(name, reason string) *maintenancev1alpha1.NodeMaintenance {
+	return &maintenancev1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)},
+		Spec:       maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, Reason: reason},
+		Status: maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{
+			{
+				NodeRef:      maintenancev1alpha1.NodeReference{Name: "drained", UID: "uid-node"},
+				DrainTargets: []maintenancev1alpha1.DrainPlanEntry{{PodType: maintenancev1alpha1.PodTypeDefault}},
+			},
+			{NodeRef: maintenancev1alpha1.NodeReference{Name: "good", UID: "uid-node"}},
+		}},
+	}
+}
+
+func TestNodeThatAMaintenanceWasRefusedIsAHome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene(newBudget())
+		w := newWorld(t, append(evacuations, drains("rack-7", "")), host...)
+		w.scaled(2, true)
+		w.create(newTestPod("web-1", on("good"), soon))
+		w.reported("web-0", true, "available in its place")
+	})
+}
+
+func TestPurposeIsTheFirstMaintenanceThatDrainsTheNode(t *testing.T) {
+	own := make([]runtime.Object, 0, 5)
+	for _, name := range []string{"rack-9", "rack-7", "rack-8", "rack-6", "rack-5"} {
+		nm := drains(name, "")
+		if name < "rack-7" {
+			nm.Spec.Stage = maintenancev1alpha1.NodeMaintenanceStageCordon
+		}
+		own = append(own, nm)
+	}
+	c := newIdle(t, own, nil)
+	for range 20 {
+		for node, want := range map[string]string{"drained": " for NodeMaintenance rack-7", "good": "", "other": ""} {
+			if got := c.purposeOn(node); got != want {
+				t.Fatalf("node %s: got %q, want %q", node, got, want)
+			}
+		}
+	}
+}
+
+func TestMessagesNameTheMaintenance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene(newBudget())
+		w := newWorld(t, append(evacuations, drains("rack-8", "later"), drains("rack-7", "Kernel\x1b update")), host...)
+		const purpose = " for NodeMaintenance rack-7 (Kernel update)"
+		w.scaled(2, true)
+		w.reported("web-0", false, "before it leaves"+purpose)
+		w.create(newTestPod("web-1", on("good"), soon))
+		w.reported("web-0", true, "until the pod has left"+purpose)
+	})
+}
+
+func TestCostThatCannotBeRestoredDoesNotKeepTheSurge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused, other := newTestPod("web-0", on("good"), cheapest), newTestPod("web-1", on("good"), cheapest)
+		w := newUnstartedWorld(t, nil, newDeployment(3, recorded(2, 3, web0)), newReplicaSet(), refused.Pod, other.Pod, newNode("good", false))
+		var attempts atomic.Int32
+		w.host.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if action.(clienttesting.PatchAction).GetName() != "web-0" {
+				return false, nil, nil
+			}
+			attempts.Add(1)
+			return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("a policy refuses it"))
+		})
+		w.run()
+		w.scaled(2, false)
+		w.until("the cost of the other pod is restored", func() (bool, string) {
+			p, err := w.host.CoreV1().Pods(testNamespace).Get(t.Context(), "web-1", metav1.GetOptions{})
+			w.must(err)
+			return len(p.Annotations) == 0, fmt.Sprint(p.Annotations)
+		})
+		// An hour by the clock of the test.
+		err := wait.PollUntilContextTimeout(t.Context(), 10*time.Second, time.Hour, true, func(context.Context) (bool, error) {
+			return attempts.Load() > maxCostAttempts, nil
+		})
+		if got := attempts.Load(); got != maxCostAttempts || !wait.Interrupted(err) {
+			t.Errorf("tried it %d times, want %d", got, maxCostAttempts)
+		}
+	})
+}
+
+func TestReplacedPodHasAnEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene()
+		w := newWorld(t, append(evacuations, drains("rack-7", "Kernel update")), host...)
+		w.scaled(2, true)
+		w.create(newTestPod("web-1", on("good"), soon))
+		w.scaled(1, false)
+		w.until("the pod has an event", func() (bool, string) {
+			select {
+			case text := <-w.recorder.Events:
+				return strings.Contains(text, "Replaced") && strings.Contains(text, "for NodeMaintenance rack-7 (Kernel update)"), text
+			default:
+				return false, "no event"
+			}
+		})
 	})
 }

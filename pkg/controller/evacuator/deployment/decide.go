@@ -20,7 +20,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -38,17 +37,19 @@ const (
 	maxMisses = 2
 	// worthDropping is how many names of a full record have to be those of pods that have gone before they are dropped.
 	worthDropping = maxRecorded / 4
-	// sayEvery bounds how often the Evacuations are told what is going on, sayEach how many of them a second, and sayInLineEvery how often those are
-	// for which there is no surge yet. A surge that goes well is told of twice.
-	sayEvery       = 5 * time.Second
-	sayEach        = 50 * time.Millisecond
-	sayInLineEvery = 15 * time.Second
 )
 
 // decision is what should be done, in the order of the fields.
 type decision struct {
-	// restore and lower are the pods whose deletion cost is to be changed.
-	restore, lower []*corev1.Pod
+	// restore and lower are the pods whose deletion cost is to be changed. awaitsRestore: the surge
+	// is not taken back before that has been tried once. retries: one that has failed is to be
+	// tried again.
+	restore, lower         []*corev1.Pod
+	awaitsRestore, retries bool
+	// ended are the pods whose turns end without a replacement.
+	ended []*pod
+	// short is what the surge lacks, once that has been asked for.
+	short *shortage
 	// scale is the change of the target; nil if there is none.
 	scale *scaling
 	// reports are what the Evacuations are told.
@@ -89,6 +90,7 @@ func decide(s situation) decision {
 		d.reports = append(d.reports, report{evacuation: evacuation, completed: true, message: "The pod belongs to no Deployment any more."})
 	}
 	d.restoreCosts(s)
+	d.warn(s)
 	r := s.target.record
 	switch {
 	case s.target.garbage:
@@ -106,8 +108,19 @@ func decide(s situation) decision {
 			d.start(s)
 		}
 	}
-	d.idle = len(s.leaving()) == 0 && len(s.orphans) == 0 && r == nil && !s.target.garbage && d.scale == nil
+	d.idle = len(s.leaving()) == 0 && len(s.orphans) == 0 && r == nil && !s.target.garbage && d.scale == nil &&
+		len(d.restore) == 0 && !d.retries
 	return d
+}
+
+// warn sends an event, once for each text, for annotations that mean nothing.
+func (d *decision) warn(s situation) {
+	for _, text := range s.warnings {
+		if !slices.Contains(s.memory.warned, text) && len(s.leaving()) > 0 {
+			d.memory.warned = append(slices.Clone(d.memory.warned), text)
+			d.event(corev1.EventTypeWarning, EventInvalidAnnotation, actionRead, "%s", text)
+		}
+	}
 }
 
 // reasonToDecline says why the Deployment is not scaled, in words that go on after its name; "" if it is. It holds at any time: a surge that is up is
@@ -151,7 +164,9 @@ func (d *decision) dissolve(s situation) {
 func (d *decision) giveUp(s situation, why string) {
 	leaving := s.leaving()
 	if s.target.record.isUp() {
-		d.takeBack(s)
+		if !d.withdraw(s, slices.Concat(leaving, s.handedOver())) {
+			return
+		}
 	} else if s.target.record != nil && len(leaving) == 0 {
 		d.scale = &scaling{}
 	}
@@ -161,8 +176,7 @@ func (d *decision) giveUp(s situation, why string) {
 	if len(leaving) == 0 {
 		return
 	}
-	d.event(corev1.EventTypeNormal, EventSurgeDeclined, actionSurge, "%d pods are left to the next evacuator, without another one in their place first: the Deployment %s",
-		len(leaving), why)
+	d.declineEvent(len(leaving), why)
 }
 
 // start begins a surge, if there are pods to leave.
@@ -172,15 +186,15 @@ func (d *decision) start(s situation) {
 		if s.target.record != nil {
 			d.scale = &scaling{}
 		}
-		d.memory = memory{known: true}
+		d.memory = memory{known: true, warned: d.memory.warned}
 		return
 	}
-	leaving = d.giveUpTimedOut(s, leaving)
+	leaving = d.endTurns(s, d.decline(s, leaving))
 	if len(leaving) == 0 {
 		return
 	}
 	replicas := surge.AutoscaledTo(s.deployment, s.target.autoscaler)
-	extra := min(int32(len(leaving)), maxSurge(s.deployment, replicas))
+	extra := min(s.extraFor(leaving), maxSurge(s.deployment, replicas))
 	if a := s.target.autoscaler; a != nil {
 		extra = min(extra, a.Spec.MaxReplicas-replicas)
 		if why := surge.RefuseAutoscaled(s.autoscalers, a, extra); !why.IsZero() {
@@ -189,9 +203,11 @@ func (d *decision) start(s situation) {
 		}
 	}
 	if why := s.unsettled(); why != "" {
-		now := mark{waitsForRollout: true, fingerprint: fmt.Sprint(s.deployment.Status.Replicas, s.deployment.Status.UpdatedReplicas,
-			s.deployment.Status.AvailableReplicas, s.deployment.Generation)}
-		d.say(s, leaving, now, fmt.Sprintf("Deployment %s is not scaled up yet: %s.", s.deployment.Name, why), nil)
+		d.lowerWaiting(s, leaving)
+		now := mark{waitsForRollout: true, score: int(s.deployment.Status.UpdatedReplicas)}
+		d.say(s, leaving, now, func(*pod) string {
+			return fmt.Sprintf("Deployment %s is not scaled up yet: %s.", s.deployment.Name, why)
+		}, nil)
 		return
 	}
 	if d.countMisses(s, leaving); d.memory.misses >= maxMisses {
@@ -199,16 +215,15 @@ func (d *decision) start(s situation) {
 		d.giveUp(s, s.reasonToDecline())
 		return
 	}
-	since := metav1.NewTime(s.now)
-	since = since.Rfc3339Copy()
 	r := &record{
-		UID: s.target.uid(&s), From: s.target.value, To: replicas + extra, Keep: replicas, Since: &since, Resets: s.target.record.resets(),
-		Evacuations: namesOf(leaving),
+		UID: s.target.uid(&s), From: s.target.value, To: replicas + extra, Keep: replicas,
+		Since: s.youngest(), Resets: s.target.record.resets(), Evacuations: namesOf(leaving),
 	}
 	d.scale = &scaling{value: &r.To, record: r}
-	d.memory.first = heard{at: s.now}
+	d.memory.first, d.memory.inLine.mark = heard{at: s.now}, mark{}
+	d.memory.gone, d.memory.goneAt = 0, s.now
 	for _, p := range leaving {
-		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(r) + "."})
+		d.reports = append(d.reports, s.scaledReport(r, p))
 	}
 	d.event(corev1.EventTypeNormal, EventSurgeStarted, actionSurge, "%s is raised from %d to %d, so that pods are replaced before they leave: %d",
 		s.target.field(), r.From, r.To, len(leaving))
@@ -241,11 +256,13 @@ func rankForRemoval(p *pod) int {
 
 // hold keeps a surge until the pods that it is for have left, and lets them go as fast as others are available in their place.
 func (d *decision) hold(s situation) {
-	leaving, handed := d.giveUpTimedOut(s, s.leaving()), s.handedOver()
-	if len(leaving)+len(handed) == 0 {
-		// First the costs, so that those go that came last.
-		if len(d.restore) == 0 {
-			d.takeBack(s)
+	d.noteGone(s)
+	reports, events := len(d.reports), len(d.events)
+	leaving, handed := d.endTurns(s, d.decline(s, s.leaving())), s.holding()
+	if len(leaving) == 0 && (len(handed) == 0 || d.isInVain(s, handed)) {
+		if !d.withdraw(s, slices.Concat(d.ended, s.handedOver())) {
+			// The turns end with the surge, in the next decision.
+			d.reports, d.events = d.reports[:reports], d.events[:events]
 		}
 		return
 	}
@@ -265,7 +282,48 @@ func (d *decision) hold(s situation) {
 			leaving = slices.Concat(waiting, others)
 		}
 	}
-	d.say(s, leaving, mark{score: s.score()}, s.progressMessage(), s.finish())
+	d.lowerWaiting(s, leaving)
+	progress := s.progressMessage()
+	message := func(p *pod) string { return s.scaledMessage(s.target.record, p) + progress }
+	d.say(s, leaving, mark{score: s.score()}, message, s.finish())
+}
+
+// withdraw takes the surge back while pods that it was for are still there, and reports whether it
+// has come to that. They get their deletion cost back first: the scale-down would take those that
+// nothing lets go before the replacements. One attempt each is waited for.
+func (d *decision) withdraw(s situation, remaining []*pod) bool {
+	for _, p := range remaining {
+		d.restoreCost(s, p)
+	}
+	if d.awaitsRestore {
+		return false
+	}
+	d.takeBack(s)
+	return true
+}
+
+// extraFor returns how many extra replicas the pods to leave need: one for each or, where a budget
+// in percent only has room with more of them, as many as that takes.
+func (s *situation) extraFor(leaving []*pod) int32 {
+	extra := int32(len(leaving))
+	for _, p := range leaving {
+		if len(p.budgets) == 1 && !s.leavesByScaleDown(p) {
+			extra = max(extra, surge.ExtraFor(p.budgets[0], s.original(), s.mostExtra()))
+		}
+	}
+	return extra
+}
+
+// youngest is when the youngest of the pods was created, by the clock of the host cluster. Those
+// that come with the surge are not older.
+func (s *situation) youngest() *metav1.Time {
+	var at metav1.Time
+	for i := range s.pods {
+		if created := s.pods[i].CreationTimestamp; at.Before(&created) {
+			at = created
+		}
+	}
+	return &at
 }
 
 // widen records pods that were asked to leave since the surge started, and scales further for them if the Deployment allows it.
@@ -290,7 +348,7 @@ func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	d.scale = &scaling{value: &wider.To, record: &wider}
 	d.memory.first.at = s.now
 	for _, p := range newcomers {
-		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(&wider) + "."})
+		d.reports = append(d.reports, s.scaledReport(&wider, p))
 	}
 	return true
 }
@@ -328,13 +386,22 @@ func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
 	if spare < 0 {
 		return false
 	}
+	waits := false
 	for _, p := range chosen {
-		if deletioncost.CanLower(p.Pod) {
+		switch {
+		case !deletioncost.CanLower(p.Pod):
+		case d.mayWriteCost(s, p):
 			d.lower = append(d.lower, p.Pod)
+		case s.attempts[p.UID].areOver():
+			// The scale-down would take another one.
+			d.lower = nil
+			return false
+		default:
+			waits = true
 		}
 	}
 	// The cost has to be known to the ReplicaSet controller when it chooses; that it has come to us tells that it has come this far.
-	if len(d.lower)+len(d.restore) > 0 {
+	if waits || len(d.lower) > 0 || d.awaitsRestore {
 		return true
 	}
 	d.memory.dropped, d.memory.spared = nil, 0
@@ -345,10 +412,17 @@ func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
 	}
 	d.memory.spared = len(d.memory.dropped) - len(chosen)
 	d.takeBack(s)
-	message := fmt.Sprintf("%d replicas are available in place of those that leave: Deployment %s is scaled back from %d to %d, and this pod has the lowest deletion cost.",
-		len(chosen), s.deployment.Name, r.To, r.From)
+	d.memory.delivered = s.now
 	for _, p := range chosen {
-		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, message: message})
+		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, message: fmt.Sprintf(
+			"%d replicas are available in place of those that leave%s: "+
+				"Deployment %s is scaled back from %d to %d, and this pod has the lowest deletion cost.",
+			len(chosen), p.purpose, s.deployment.Name, r.To, r.From)})
+		d.events = append(d.events, event{
+			eventType: corev1.EventTypeNormal, reason: EventReplaced, action: actionRelease, pod: p.Pod,
+			message: fmt.Sprintf("The pod leaves%s: another replica is available in its place, and Deployment %s is scaled back",
+				p.purpose, s.deployment.Name),
+		})
 	}
 	return true
 }
@@ -365,28 +439,9 @@ func (d *decision) handOver(s situation, leaving []*pod, spare int) (waiting []*
 			continue
 		}
 		spare -= cost
-		d.complete(p, fmt.Sprintf("Another replica is available in its place: Deployment %s is scaled up to %d until the pod has left.",
-			s.deployment.Name, s.target.record.To))
-	}
-	return waiting
-}
-
-// giveUpTimedOut passes on the turns of those for whom there has been no progress for too long and whose budget would let them go, and returns the
-// others.
-func (d *decision) giveUpTimedOut(s situation, leaving []*pod) (waiting []*pod) {
-	surplus := s.surplus()
-	for _, p := range leaving {
-		expiry := s.lastSign(p.evacuation).Add(s.timeout)
-		if s.now.Before(expiry) {
-			d.wakeAt(expiry)
-			waiting = append(waiting, p)
-			continue
-		}
-		if !letsGo(p, surplus) {
-			waiting = append(waiting, p)
-			continue
-		}
-		d.complete(p, fmt.Sprintf("No progress with another replica in its place for %s: %s", s.timeout, s.trouble()))
+		d.memory.delivered = s.now
+		d.complete(p, fmt.Sprintf("Another replica is available in its place: Deployment %s is scaled up to %d until the pod has left%s.",
+			s.deployment.Name, s.target.record.To, p.purpose))
 	}
 	return waiting
 }
@@ -405,64 +460,12 @@ func (d *decision) takeBack(s situation) {
 	d.event(corev1.EventTypeNormal, EventSurgeEnded, actionRelease, "%s is set back from %d to %d", s.target.field(), r.To, r.From)
 }
 
-// restoreCosts gives the deletion cost back to pods that may stay.
-func (d *decision) restoreCosts(s situation) {
-	for i := range s.pods {
-		if p := &s.pods[i]; p.evacuation == nil && deletioncost.IsLowered(p.Pod) {
-			d.restore = append(d.restore, p.Pod)
-		}
-	}
-}
-
 func (d *decision) complete(p *pod, message string) {
 	d.reports = append(d.reports, report{evacuation: p.evacuation, completed: true, progress: true, message: message})
 }
 
-// say tells the Evacuations how far the surge is, at once if it is the first word and then not too often. Those that another surge will be for are
-// told less often still: their number has no bound.
-func (d *decision) say(s situation, leaving []*pod, now mark, message string, expected *metav1.Time) {
-	isUp := s.target.record.isUp()
-	inLine := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return !isUp || s.isRecorded(p) })
-	first := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return isUp && !s.isRecorded(p) })
-	d.tell(s, first, &d.memory.first, now, message, expected, max(sayEvery, time.Duration(len(first))*sayEach))
-	if len(inLine) > 0 {
-		message = fmt.Sprintf("Waits for the pods of Deployment %s that leave before: %s", s.deployment.Name, message)
-		d.tell(s, inLine, &d.memory.inLine, now, message, expected, sayInLineEvery)
-	}
-	// What has lasted for a while is said, also if nothing happens then.
-	for _, p := range s.replacements() {
-		if at, ready := s.availableAt(p); ready && s.now.Before(at) {
-			d.wakeAt(at)
-		}
-	}
-}
-
-// tell tells some Evacuations the same, and notes what they have heard.
-func (d *decision) tell(s situation, leaving []*pod, heard *heard, now mark, message string, expected *metav1.Time, every time.Duration) {
-	progress := s.memory.known && now.isProgress(heard.mark)
-	held := s.now.Before(heard.at.Add(every))
-	changed := false
-	for _, p := range leaving {
-		if !progress && p.evacuation.Status.Message == message {
-			continue
-		}
-		if held && !isTurnMessage(p.evacuation) {
-			d.wakeAt(heard.at.Add(every))
-			continue
-		}
-		changed = true
-		d.reports = append(d.reports, report{evacuation: p.evacuation, message: message, progress: progress, expected: expected})
-	}
-	if changed || !s.memory.known {
-		heard.mark = now
-	}
-	if changed {
-		heard.at = s.now
-	}
-}
-
 func (d *decision) event(eventType, reason, action, format string, args ...any) {
-	d.events = append(d.events, event{eventType, reason, action, fmt.Sprintf(format, args...)})
+	d.events = append(d.events, event{eventType: eventType, reason: reason, action: action, message: fmt.Sprintf(format, args...)})
 }
 
 func (d *decision) wakeAt(t time.Time) {
@@ -477,9 +480,4 @@ func namesOf(pods []*pod) []string {
 		names = append(names, p.evacuation.Name)
 	}
 	return names
-}
-
-// isTurnMessage says whether the Evacuation still bears the words by which we got the turn.
-func isTurnMessage(evacuation *maintenancev1alpha1.Evacuation) bool {
-	return strings.HasPrefix(evacuation.Status.Message, maintenancev1alpha1.EvacuatorClassDeployment)
 }

@@ -27,6 +27,7 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
@@ -125,7 +126,50 @@ func TestDecideStart(t *testing.T) {
 		},
 		"unless the budget would not let the pod go": {
 			at(6*time.Minute, newDeployment(1, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 0 }), newTestPod("web-0", leaves(ours), minOne(1, 1))),
-			"", "rollout is not complete",
+			"lower web-0;", "rollout is not complete",
+		},
+		"one that is stuck by its own deadline is not waited for at all": {
+			at(time.Second, newDeployment(1, stuck), leaving), "hand over web-0;", "rollout of Deployment web is stuck (ProgressDeadlineExceeded)",
+		},
+		"unless the budget would not let the pod go then": {
+			at(time.Second, newDeployment(1, stuck), newTestPod("web-0", leaves(ours), minOne(1, 1))), "", "rollout is not complete",
+		},
+		"a rollout that follows one that was stuck is waited for": {
+			at(time.Second, newDeployment(1, stuck, func(d *appsv1.Deployment) { d.Generation = 2 }), leaving), "", "not been seen",
+		},
+		"a pod that has not been ready for a minute is not replaced": {
+			at(0, newDeployment(1), newTestPod("web-0", leaves(ours), unready, readyFor(time.Minute))), "hand over web-0;", "has not been ready for 1m0s",
+		},
+		"one that has not been ready for less is": {
+			at(0, newDeployment(1), newTestPod("web-0", leaves(ours), unready, readyFor(59*time.Second))), "scale to 2 for 1;", "from 1 to 2",
+		},
+		"so is one that its budget keeps until another one is ready": {
+			at(0, newDeployment(1), newTestPod("web-0", leaves(ours), unready, minOne(1, 0))), "scale to 2 for 1;", "from 1 to 2",
+		},
+		"a budget of zero is its owner's no": {
+			at(0, newDeployment(1), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 1, 1))), "hand over web-0;",
+			"not scaled up past PodDisruptionBudget web (maxUnavailable 0), which never allows an eviction: its pods are replaced nevertheless if it has the annotation maintenance.haulout.dev/surge: Always",
+		},
+		"so is one in percent that rounds up to all pods": {
+			at(0, newDeployment(2), newTestPod("web-0", leaves(ours), under(percent("90%"), nil, 2, 2)), newTestPod("web-1")), "hand over web-0;",
+			"(minAvailable 90% of at most 3 pods)",
+		},
+		"a percentage that needs several more pods gets them": {
+			at(0, newDeployment(2, surging("900%")), newTestPod("web-0", leaves(ours), under(percent("90%"), nil, 2, 2)), newTestPod("web-1")),
+			"scale to 10 for 1;", "from 2 to 10",
+		},
+		"but the owner may say that it does not matter": {
+			at(0, newDeployment(1, always), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 1, 1))), "scale to 2 for 1;", "from 1 to 2",
+		},
+		"several budgets decline": {
+			at(0, newDeployment(1), newTestPod("web-0", leaves(ours), minOne(1, 1), minOne(1, 1))), "hand over web-0;", "past the PodDisruptionBudgets web, web",
+		},
+		"a budget that cannot be computed declines": {
+			at(0, newDeployment(1), newTestPod("web-0", leaves(ours), minOne(1, 1), syncFailed)), "hand over web-0;", "PodDisruptionBudget web (it cannot be computed)",
+		},
+		"only the pods under such budgets are declined": {
+			at(0, newDeployment(2), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 2, 2)), newTestPod("web-1", leaves(ours))),
+			"scale to 3 for 1;hand over web-0;", "never allows an eviction",
 		},
 	} {
 		t.Run(name, func(t *testing.T) { check(t, decide(tc.s), tc.want, tc.says) })
@@ -152,7 +196,7 @@ func TestDecideHold(t *testing.T) {
 	scaled := func(mods ...func(*appsv1.Deployment)) *appsv1.Deployment {
 		return newDeployment(2, append(mods, up)...)
 	}
-	later := 10 * time.Second
+	later := 9 * time.Second
 	for name, tc := range map[string]struct {
 		s    situation
 		want string
@@ -210,12 +254,105 @@ func TestDecideHold(t *testing.T) {
 		"and then the surge is taken back": {
 			at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", fresh)), "back to 1;", "lowest deletion cost",
 		},
-		"a budget that never has room does not keep a pod that is replaced": {
-			at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, under(nil, ptr.To(intstr.FromInt32(0)), 2, 2)), newTestPod("web-1", fresh)),
+		"a budget that never has room does not keep a pod whose owner wants it replaced": {
+			at(later, newDeployment(2, up, always), newTestPod("web-0", leaves(ours), cheapest, under(nil, ptrTo(0), 2, 2)), newTestPod("web-1", fresh)),
 			"back to 1;", "lowest deletion cost",
 		},
-		"several budgets are for the eviction to tell of": {
-			at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2), minOne(2, 2)), newTestPod("web-1", fresh)), "hand over web-0;", "available",
+		"a budget that has become one that never allows an eviction ends the surge, the pod not being the first to go": {
+			at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, under(nil, ptrTo(0), 2, 2)), newTestPod("web-1", fresh)),
+			"restore web-0;", "",
+		},
+		"and when its deletion cost is what it was, the surge is taken back": {
+			at(later, scaled(), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 2, 2)), newTestPod("web-1", fresh)),
+			"back to 1;hand over web-0;", "never allows an eviction",
+		},
+		"it does not hold the surge in other hands either": {
+			at(later, scaled(), newTestPod("web-0", leaves(lanes), under(nil, ptrTo(0), 2, 2)), newTestPod("web-1", fresh)), "back to 1;", "",
+		},
+		"a pod that its budget keeps at the end of its turn is not the first to go with the scale-down": {
+			at(15*time.Minute, scaled(), newTestPod("web-0", leaves(ours), cheapest, under(ptrTo(4), nil, 6, 4)), newTestPod("web-1", fresh, cordoned)),
+			"restore web-0;", "",
+		},
+		"several budgets end the surge": {
+			at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2), minOne(2, 2)), newTestPod("web-1", fresh)), "back to 1;hand over web-0;", "past the",
+		},
+		"a pod that is blocked for less than the timeout keeps the surge": {
+			goneAt(start, at(5*time.Minute-time.Second, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 2)), newTestPod("web-1", fresh))), "", "",
+		},
+		"one that is blocked for longer does not": {
+			goneAt(start, at(5*time.Minute, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 2)), newTestPod("web-1", fresh))), "back to 1;", "",
+		},
+		"unless another one has gone since": {
+			goneAt(start.Add(time.Second), at(5*time.Minute, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 2)), newTestPod("web-1", fresh))), "", "",
+		},
+		"and is not the first to go with the scale-down": {
+			goneAt(start, at(5*time.Minute, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 2), cheapest), newTestPod("web-1", fresh))),
+			"restore web-0;", "",
+		},
+		"one that is blocked since its replacement is not there keeps the surge": {
+			goneAt(start, at(time.Hour, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 1)), newTestPod("web-1", fresh, unready))), "", "",
+		},
+		"a turn in which the surge flaps ends after three timeouts": {
+			at(15*time.Minute, scaled(), newTestPod("web-0", leaves(ours), reported(14*time.Minute)), newTestPod("web-1", fresh, unready)),
+			"back to 1;hand over web-0;", "No other replica has taken its place in 15m0s",
+		},
+		"not before": {
+			at(15*time.Minute-time.Second, scaled(), newTestPod("web-0", leaves(ours), cheapest, reported(14*time.Minute)), newTestPod("web-1", fresh, unready)),
+			"", "not ready",
+		},
+		"it does not end while the budget waits for the replacement only": {
+			at(time.Hour, scaled(), newTestPod("web-0", leaves(ours), cheapest, minOne(2, 1)), newTestPod("web-1", fresh, unready)),
+			"", "PodDisruptionBudget web lets no pod go",
+		},
+		"it ends where the budget lacks pods of others as well": {
+			at(15*time.Minute, scaled(), newTestPod("web-0", leaves(ours), under(ptrTo(4), nil, 6, 3)), newTestPod("web-1", fresh, unready)),
+			"back to 1;hand over web-0;", "PodDisruptionBudget web would let no pod go with more replicas either",
+		},
+		"it ends where the replacements are there and do not help": {
+			at(15*time.Minute, newDeployment(3, recorded(2, 3, web0, "uid-web-1-web-1")), newTestPod("web-0", leaves(lanes), under(ptrTo(3), nil, 3, 3)),
+				newTestPod("web-1", leaves(ours), under(ptrTo(3), nil, 3, 3)), newTestPod("web-2", fresh)), "hand over web-1;", "with more replicas either",
+		},
+		"pods of which one has gone lately wait as long again": {
+			func() situation {
+				s := at(15*time.Minute, scaled(), newTestPod("web-0", leaves(ours), cheapest, reported(14*time.Minute)), newTestPod("web-1", fresh, unready))
+				s.memory.delivered = start.Add(12 * time.Minute)
+				return s
+			}(), "", "not ready",
+		},
+		"a pod that waits is the first that a scale-down by its user takes": {
+			at(10*time.Second, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)), newTestPod("web-1", fresh, unready)), "lower web-0;", "not ready",
+		},
+		"one at a time": {
+			at(10*time.Second, newDeployment(4, recorded(3, 4, web0, "uid-web-1-web-1")), newTestPod("web-0", leaves(ours), minOne(4, 3)),
+				newTestPod("web-1", leaves(ours), minOne(4, 3)), newTestPod("web-2"), newTestPod("web-3", fresh, unready)), "lower web-0;", "not ready",
+		},
+		"and not in the same moment": {
+			func() situation {
+				s := at(10*time.Second, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)), newTestPod("web-1", fresh, unready))
+				s.memory.lowered = start.Add(10*time.Second - time.Millisecond)
+				return s
+			}(), "", "not ready",
+		},
+		"a deletion cost that could not be restored does not keep the surge up": {
+			func() situation {
+				s := at(later, scaled(), newTestPod("web-0", cheapest), newTestPod("web-1", fresh))
+				s.attempts = map[types.UID]attempts{"uid-web-0": {failed: 1, next: start.Add(5 * time.Second)}}
+				return s
+			}(), "back to 1;restore web-0;", "",
+		},
+		"it is not tried again before its time": {
+			func() situation {
+				s := at(later, scaled(), newTestPod("web-0", cheapest), newTestPod("web-1", fresh))
+				s.attempts = map[types.UID]attempts{"uid-web-0": {failed: 2, next: start.Add(15 * time.Second)}}
+				return s
+			}(), "back to 1;", "",
+		},
+		"nor after five attempts": {
+			func() situation {
+				s := at(time.Hour, newDeployment(1), newTestPod("web-0", cheapest))
+				s.attempts = map[types.UID]attempts{"uid-web-0": {failed: 5}}
+				return s
+			}(), "idle;", "",
 		},
 		"a sick one of its kind does not hold it": {
 			at(later, newDeployment(4, recorded(3, 4, web0)), newTestPod("web-0", leaves(ours), minOne(4, 3)), newTestPod("web-1"), newTestPod("web-2", unready),
@@ -243,6 +380,10 @@ func TestDecideHold(t *testing.T) {
 		"a pod that was handed over counts as gone": {
 			at(later, newDeployment(3, recorded(2, 3, web0, "uid-web-1-web-1")), newTestPod("web-0", leaves(lanes), minOne(3, 3)),
 				newTestPod("web-1", leaves(ours), minOne(3, 3)), newTestPod("web-2", fresh)), "", "waits for the others",
+		},
+		"a pod whose turn has ended without a replacement does not serve": {
+			at(later, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), minOne(3, 3)), newTestPod("web-1", leaves(lanes), minOne(3, 3)),
+				newTestPod("web-2", fresh)), "", "1 of 1 are available",
 		},
 		"cancelled: the surge is taken back and nothing goes": {
 			at(later, scaled(), newTestPod("web-0"), newTestPod("web-1", fresh)), "back to 1;", "",
@@ -289,7 +430,7 @@ func TestDecideHold(t *testing.T) {
 			at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh, unready)), "back to 1;hand over web-0;", "No progress",
 		},
 		"no progress for too long, and the budget holds the pod": {
-			at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)), newTestPod("web-1", fresh, unready)), "", "PodDisruptionBudget web lets no pod go",
+			at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)), newTestPod("web-1", fresh, unready)), "lower web-0;", "PodDisruptionBudget web lets no pod go",
 		},
 		"no progress for too long, and the budget lets a pod go without the surge": {
 			at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours), under(nil, ptr.To(intstr.FromInt32(1)), 2, 1)), newTestPod("web-1", fresh, unready)),
@@ -297,7 +438,7 @@ func TestDecideHold(t *testing.T) {
 		},
 		"a new leader gives it time": {
 			func() situation {
-				s := at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh, unready))
+				s := at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", fresh, unready))
 				s.servingSince = start.Add(5 * time.Minute)
 				return s
 			}(), "", "not ready",
@@ -335,6 +476,19 @@ func TestDecideWithAutoscaler(t *testing.T) {
 				return a
 			}()), "hand over web-0;", "AbleToScale",
 		},
+		"it never scales down": {
+			at(0, newDeployment(1), leaving).scaledBy(func() *autoscalingv2.HorizontalPodAutoscaler {
+				a := newAutoscaler(1, 3, 1)
+				a.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{
+					ScaleDown: &autoscalingv2.HPAScalingRules{SelectPolicy: ptr.To(autoscalingv2.DisabledPolicySelect)},
+				}
+				return a
+			}()), "hand over web-0;", "HorizontalPodAutoscaler web, which never scales down",
+		},
+		"its budget grows with it, whatever the owner says": {
+			at(0, newDeployment(1, always), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 1, 1))).scaledBy(newAutoscaler(1, 3, 1)),
+			"hand over web-0;", "in vain under PodDisruptionBudget web (maxUnavailable 0)",
+		},
 		"somebody keeps it as it is": {
 			at(0, newDeployment(1), leaving).scaledBy(func() *autoscalingv2.HorizontalPodAutoscaler {
 				a := newAutoscaler(1, 3, 1)
@@ -342,17 +496,17 @@ func TestDecideWithAutoscaler(t *testing.T) {
 				return a
 			}()), "hand over web-0;", "ScaledObject web",
 		},
-		"it is slow":                             {at(10*time.Second, newDeployment(1), leaving).scaledBy(up), "", "has not scaled the Deployment yet"},
-		"pods without a budget are evicted, too": {at(10*time.Second, newDeployment(2), leaving, newTestPod("web-1", fresh)).scaledBy(up), "hand over web-0;", "available"},
-		"it is taken back":                       {at(10*time.Second, newDeployment(2), newTestPod("web-1", fresh)).scaledBy(up), "back to 1;", ""},
+		"it is slow":                             {at(9*time.Second, newDeployment(1), leaving).scaledBy(up), "", "has not scaled the Deployment yet"},
+		"pods without a budget are evicted, too": {at(9*time.Second, newDeployment(2), leaving, newTestPod("web-1", fresh)).scaledBy(up), "hand over web-0;", "available"},
+		"it is taken back":                       {at(9*time.Second, newDeployment(2), newTestPod("web-1", fresh)).scaledBy(up), "back to 1;", ""},
 		"what it adds for the load stays": {
-			at(10*time.Second, newDeployment(3), leaving, newTestPod("web-1", fresh), newTestPod("web-2", fresh, unready)).scaledBy(up), "", "not ready",
+			at(9*time.Second, newDeployment(3), leaving, newTestPod("web-1", fresh), newTestPod("web-2", fresh, unready)).scaledBy(up), "", "not ready",
 		},
 		"somebody has changed its minReplicas": {
-			at(10*time.Second, newDeployment(3), leaving).scaledBy(withRecord(newAutoscaler(3, 5, 3), *mustRecord(up))), "drop record;", "",
+			at(9*time.Second, newDeployment(3), leaving).scaledBy(withRecord(newAutoscaler(3, 5, 3), *mustRecord(up))), "drop record;", "",
 		},
 		"the Deployment is gone": {
-			func() situation { s := at(10*time.Second, newDeployment(1)).scaledBy(up); s.deployment = nil; return s }(), "back to 1;", "",
+			func() situation { s := at(9*time.Second, newDeployment(1)).scaledBy(up); s.deployment = nil; return s }(), "back to 1;", "",
 		},
 	} {
 		t.Run(name, func(t *testing.T) { check(t, decide(tc.s), tc.want, tc.says) })

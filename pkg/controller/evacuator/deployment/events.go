@@ -20,7 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Reasons of the events on Deployments.
+// Reasons of the events.
 const (
 	// EventSurgeStarted: the Deployment is scaled up before pods leave.
 	EventSurgeStarted = "SurgeStarted"
@@ -30,17 +30,27 @@ const (
 	EventSurgeDissolved = "SurgeDissolved"
 	// EventSurgeDeclined: pods leave without another one in their place first.
 	EventSurgeDeclined = "SurgeDeclined"
+	// EventSurgeInVain: replacements are available, and the pods still cannot leave.
+	EventSurgeInVain = "SurgeInVain"
+	// EventInvalidAnnotation: an annotation of ours on the Deployment has a value that means
+	// nothing.
+	EventInvalidAnnotation = "InvalidAnnotation"
+	// EventReplaced: a pod leaves with the scale-down that ends a surge. About the pod.
+	EventReplaced = "Replaced"
 )
 
 // Actions of the events.
 const (
 	actionSurge   = "Surge"
 	actionRelease = "Release"
+	actionRead    = "Read"
 )
 
 // event is one to be sent.
 type event struct {
 	eventType, reason, action, message string
+	// pod is whom it is about; nil if that is the Deployment.
+	pod *corev1.Pod
 }
 
 func (c *Controller) send(s situation, events []event) {
@@ -53,7 +63,21 @@ func (c *Controller) send(s situation, events []event) {
 		UID: s.deployment.UID, ResourceVersion: s.deployment.ResourceVersion,
 	}
 	for _, e := range events {
-		surges.WithLabelValues(e.reason).Inc()
-		c.recorder.Eventf(regarding, nil, e.eventType, e.reason, e.action, "%s", e.message)
+		about := regarding
+		if e.pod != nil {
+			about = &corev1.ObjectReference{
+				APIVersion: "v1", Kind: "Pod", Namespace: e.pod.Namespace, Name: e.pod.Name,
+				UID: e.pod.UID, ResourceVersion: e.pod.ResourceVersion,
+			}
+		}
+		if isStep(e.reason) {
+			surges.WithLabelValues(e.reason).Inc()
+		}
+		c.recorder.Eventf(about, nil, e.eventType, e.reason, e.action, "%s", e.message)
 	}
+}
+
+// isStep reports whether events with a reason are counted as steps of a surge.
+func isStep(reason string) bool {
+	return reason != EventInvalidAnnotation && reason != EventReplaced
 }

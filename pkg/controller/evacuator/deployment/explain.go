@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,6 +28,9 @@ import (
 
 	"haulout.dev/haulout/pkg/surge"
 )
+
+// maxReason is how much of the reason of a NodeMaintenance is in a message, in bytes.
+const maxReason = 128
 
 // The steps that a replacement takes, as they count in a score.
 const (
@@ -85,16 +89,22 @@ func (t *target) uid(s *situation) types.UID {
 	return s.deployment.UID
 }
 
-// scaledMessage says what the surge does, without a full stop.
-func (s *situation) scaledMessage(r *record) string {
+// scaledMessage says what the surge does for a pod, without a full stop.
+func (s *situation) scaledMessage(r *record, p *pod) string {
+	const purpose = "so that another replica takes the place of the pod before it leaves"
 	if a := s.target.autoscaler; a != nil {
-		return fmt.Sprintf("Deployment %s is scaled from %d to %d by HorizontalPodAutoscaler %s, so that another replica takes the place of the pod before it leaves",
-			s.deployment.Name, r.Keep, r.To, a.Name)
+		return fmt.Sprintf("Deployment %s is scaled from %d to %d by HorizontalPodAutoscaler %s, %s%s",
+			s.deployment.Name, r.Keep, r.To, a.Name, purpose, p.purpose)
 	}
-	return fmt.Sprintf("Deployment %s is scaled from %d to %d, so that another replica takes the place of the pod before it leaves", s.deployment.Name, r.From, r.To)
+	return fmt.Sprintf("Deployment %s is scaled from %d to %d, %s%s", s.deployment.Name, r.From, r.To, purpose, p.purpose)
 }
 
-// progressMessage says how far the surge is and what it waits for.
+// scaledReport tells an Evacuation that the surge has started for its pod.
+func (s *situation) scaledReport(r *record, p *pod) report {
+	return report{evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(r, p) + "."}
+}
+
+// progressMessage says how far the surge is and what it waits for, after what it does.
 func (s *situation) progressMessage() string {
 	r := s.target.record
 	available := 0
@@ -104,7 +114,7 @@ func (s *situation) progressMessage() string {
 		}
 	}
 	extra := int(r.To - r.Keep)
-	message := fmt.Sprintf("%s: %d of %d are available; %s", s.scaledMessage(r), min(max(0, available-s.gone()), extra), extra, s.trouble())
+	message := fmt.Sprintf(": %d of %d are available; %s", min(max(0, available-s.gone()), extra), extra, s.trouble())
 	for _, p := range s.leaving() {
 		if len(p.budgets) > 0 && !s.now.Before(s.lastSign(p.evacuation).Add(s.timeout)) {
 			return fmt.Sprintf("%s No progress for %s; it stays like this since PodDisruptionBudget %s lets no pod go.", message, s.timeout, p.budgets[0].Name)
@@ -144,7 +154,7 @@ func (s *situation) trouble() string {
 	}
 	r := s.target.record
 	if missing := int(r.To-r.Keep) - len(replacements); missing > 0 && (worst == nil || replicaFailure(s.deployment) != "") {
-		return s.missing()
+		return s.whyMissing()
 	}
 	if worst == nil {
 		return "waits for the others of its replicas."
@@ -152,8 +162,8 @@ func (s *situation) trouble() string {
 	return s.explain(worst, rank)
 }
 
-// missing says why there are fewer replacements than there should be.
-func (s *situation) missing() string {
+// whyMissing says why there are fewer replacements than there should be.
+func (s *situation) whyMissing() string {
 	if failure := replicaFailure(s.deployment); failure != "" {
 		return "no surge pod can be created" + sentence(failure)
 	}
@@ -185,6 +195,21 @@ func (s *situation) explain(p *pod, step int) string {
 		return fmt.Sprintf("surge pod %s is ready and has to stay so until %s.", p.Name, at.UTC().Format(time.RFC3339))
 	}
 	return fmt.Sprintf("surge pod %s is on node %s, which is under maintenance itself.", p.Name, p.Spec.NodeName)
+}
+
+// purposeOf names the NodeMaintenance for which a pod leaves, with its reason, to be put after a
+// verb.
+func purposeOf(name, reason string) string {
+	reason = strings.TrimSpace(cut(strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return -1
+		}
+		return r
+	}, reason), maxReason))
+	if reason == "" {
+		return " for NodeMaintenance " + name
+	}
+	return fmt.Sprintf(" for NodeMaintenance %s (%s)", name, reason)
 }
 
 func orElse(s, otherwise string) string {

@@ -48,13 +48,17 @@ const revisionAnnotation = controllercache.DeploymentRevision
 // gather reads all that the decision about a Deployment depends on.
 func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situation, error) {
 	known, _ := c.known.get(key)
-	s := situation{now: c.clock.Now(), servingSince: c.servingSince, timeout: c.timeout, off: c.off, memory: known.memory}
+	s := situation{
+		now: c.clock.Now(), servingSince: c.servingSince, timeout: c.timeout, off: c.off,
+		memory: known.memory, attempts: known.attempts,
+	}
 	deployment, err := c.deploymentLister.Deployments(key.Namespace).Get(key.Name)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return s, err
 	}
 	if err == nil {
 		s.deployment = newest(deployment, known.deployment)
+		s.readAnnotations()
 		read, err := c.readReplicaSets(ctx, s.deployment, known.replicaSets)
 		if err != nil {
 			return s, err
@@ -72,6 +76,17 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situ
 		return s, err
 	}
 	return s, c.readClaims(ctx, &s)
+}
+
+// readAnnotations reads what the owner of the Deployment says about surges.
+func (s *situation) readAnnotations() {
+	timeout, err := surge.TimeoutFor(s.deployment.Annotations, s.timeout)
+	s.timeout = timeout
+	for _, err := range []error{err, surge.CheckMode(s.deployment.Annotations)} {
+		if err != nil {
+			s.warnings = append(s.warnings, err.Error())
+		}
+	}
 }
 
 // newest returns the later one of what the cache shows and what our own last write has returned.
@@ -175,7 +190,7 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 		return err
 	}
 	_, uids := c.known.get(key)
-	staysUp := map[string]bool{}
+	staysUp, purposes := map[string]bool{}, map[string]string{}
 	for _, uid := range uids {
 		o, _ := c.known.ownerOf(uid)
 		objects, err := c.podIndexer.ByIndex(podsByReplicaSet, string(uid))
@@ -200,7 +215,16 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 			if _, known := staysUp[p.Spec.NodeName]; !known {
 				staysUp[p.Spec.NodeName] = c.staysUp(p.Spec.NodeName)
 			}
-			s.pods = append(s.pods, pod{Pod: p, evacuation: evacuation, staysUp: staysUp[p.Spec.NodeName], budgets: c.budgetsOf(p, budgets)})
+			purpose := ""
+			if evacuation != nil && isOfMaintenance(evacuation) {
+				if _, known := purposes[p.Spec.NodeName]; !known {
+					purposes[p.Spec.NodeName] = c.purposeOn(p.Spec.NodeName)
+				}
+				purpose = purposes[p.Spec.NodeName]
+			}
+			s.pods = append(s.pods, pod{
+				Pod: p, evacuation: evacuation, staysUp: staysUp[p.Spec.NodeName], purpose: purpose, budgets: c.budgetsOf(p, budgets),
+			})
 		}
 	}
 	sort.Slice(s.pods, func(i, j int) bool { return s.pods[i].Name < s.pods[j].Name })
@@ -235,37 +259,54 @@ func (c *Controller) budgetsOf(p *corev1.Pod, budgets []*policyv1.PodDisruptionB
 	return c.matcher.Matching(labels.Set(p.Labels), budgets)
 }
 
-// staysUp says whether a node is not under maintenance. A pod that has no node yet may still get a good one.
+// staysUp reports whether no maintenance holds a node. A pod that has no node yet may still get a
+// good one. What counts is what the node itself shows: a maintenance also lists nodes in its status
+// that it was refused, and it asks pods to leave only after the cache has shown the cordons of the
+// others.
 func (c *Controller) staysUp(name string) bool {
 	if name == "" {
 		return true
 	}
 	node, err := c.nodeLister.Get(name)
-	if err != nil || isUnderMaintenance(node) {
-		return false
-	}
+	return err == nil && !isUnderMaintenance(node)
+}
+
+// isUnderMaintenance reports whether a maintenance holds a node, or its user has cordoned it.
+func isUnderMaintenance(node *corev1.Node) bool {
+	_, cordoned := node.Annotations[maintenancev1alpha1.AnnotationCordonedBy]
+	return cordoned || node.Spec.Unschedulable || slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool {
+		return taint.Key == maintenancev1alpha1.TaintHeld
+	})
+}
+
+// isOfMaintenance reports whether a NodeMaintenance asks for an Evacuation.
+func isOfMaintenance(evacuation *maintenancev1alpha1.Evacuation) bool {
+	return slices.Contains(evacuation.Finalizers, maintenancev1alpha1.FinalizerInstigatorNodeMaintenance)
+}
+
+// purposeOn names the NodeMaintenance that drains a node, the first by name if there are several;
+// "" if none is known.
+func (c *Controller) purposeOn(nodeName string) string {
 	maintenances, err := c.maintenanceLister.List(labels.Everything())
 	if err != nil {
-		return false
+		return ""
 	}
+	var first *maintenancev1alpha1.NodeMaintenance
 	for _, nm := range maintenances {
-		if nm.Spec.Stage != maintenancev1alpha1.NodeMaintenanceStageCordon && nm.Spec.Stage != maintenancev1alpha1.NodeMaintenanceStageDrain {
+		if nm.Spec.Stage != maintenancev1alpha1.NodeMaintenanceStageDrain || first != nil && first.Name < nm.Name {
 			continue
 		}
 		// They are ordered by name.
 		nodes := nm.Status.NodeStatuses
-		i := sort.Search(len(nodes), func(i int) bool { return nodes[i].NodeRef.Name >= name })
-		if i < len(nodes) && nodes[i].NodeRef.Name == name && nodes[i].NodeRef.UID == node.UID {
-			return false
+		i := sort.Search(len(nodes), func(i int) bool { return nodes[i].NodeRef.Name >= nodeName })
+		if i < len(nodes) && nodes[i].NodeRef.Name == nodeName && len(nodes[i].DrainTargets) > 0 {
+			first = nm
 		}
 	}
-	return true
-}
-
-// isUnderMaintenance says what the node itself tells: it also does where a maintenance has not come as far as its status.
-func isUnderMaintenance(node *corev1.Node) bool {
-	_, cordoned := node.Annotations[maintenancev1alpha1.AnnotationCordonedBy]
-	return cordoned || node.Spec.Unschedulable
+	if first == nil {
+		return ""
+	}
+	return purposeOf(first.Name, first.Spec.Reason)
 }
 
 // readClaims looks at the volume claims of the template before a surge starts.

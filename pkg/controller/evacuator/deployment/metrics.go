@@ -32,7 +32,9 @@ var (
 	registerMetrics = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(surges)
 		// What there may be is shown from the start: an alert about a metric that is not there is none.
-		for _, reason := range []string{EventSurgeStarted, EventSurgeEnded, EventSurgeDissolved, EventSurgeDeclined} {
+		for _, reason := range []string{
+			EventSurgeStarted, EventSurgeEnded, EventSurgeDissolved, EventSurgeDeclined, EventSurgeInVain,
+		} {
 			surges.WithLabelValues(reason).Add(0)
 		}
 	})

@@ -69,7 +69,10 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 
 func (w *simulation) newPod(ready bool) pod {
 	w.next++
-	p := newTestPod(fmt.Sprintf("web-%d", w.next), func(p *pod) { p.CreationTimestamp = metav1.NewTime(w.now) })
+	p := newTestPod(fmt.Sprintf("web-%d", w.next), func(p *pod) {
+		p.CreationTimestamp = metav1.NewTime(w.now)
+		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(w.now)
+	})
 	if !ready {
 		unready(&p)
 	}
@@ -131,6 +134,7 @@ func (w *simulation) kubelet() {
 	}
 	if p := &w.pods[w.rng.IntN(len(w.pods))]; !(&situation{}).isAvailable(p) {
 		p.Status.Conditions[0].Status = "True"
+		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(w.now)
 		w.log = append(w.log, p.Name+" is ready")
 	}
 }
@@ -157,7 +161,7 @@ func (w *simulation) askToLeave() {
 	}
 	if p := &w.pods[w.rng.IntN(len(w.pods))]; p.evacuation == nil {
 		leaves(ours)(p)
-		p.evacuation.Status.EvacuationProgressTimestamp = &metav1.Time{Time: w.now}
+		p.evacuation.Status.ActiveEvacuatorSince = &metav1.Time{Time: w.now}
 		w.log = append(w.log, p.Name+" is asked to leave")
 	}
 }
@@ -190,6 +194,7 @@ func (w *simulation) user() {
 			p := &w.pods[w.rng.IntN(len(w.pods))]
 			p.Pod = p.DeepCopy()
 			unready(p)
+			p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(w.now)
 			w.log = append(w.log, p.Name+" is sick")
 		}
 		w.write("paused or resumed", func(d *appsv1.Deployment) { d.Spec.Paused = !d.Spec.Paused })

@@ -28,14 +28,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/eviction/pdb"
 	"haulout.dev/haulout/pkg/surge"
 )
 
-// clockSkew is how far the clock of the host cluster may be behind.
-const clockSkew = 2 * time.Second
+// progressDeadlineExceeded is the reason of a Deployment's condition Progressing that a rollout
+// which is stuck has.
+const progressDeadlineExceeded = "ProgressDeadlineExceeded"
 
 // situation is all that a decision about a Deployment depends on.
 type situation struct {
@@ -63,6 +66,10 @@ type situation struct {
 	waiting map[string]string
 	// memory is what this process knows from its last decision.
 	memory memory
+	// attempts are those writes of deletion costs that have failed, by the UID of the pod.
+	attempts map[types.UID]attempts
+	// warnings say which annotations of the Deployment mean nothing.
+	warnings []string
 	// recorded are the Evacuations of the record, once they have been asked for.
 	recorded map[string]struct{}
 }
@@ -91,6 +98,9 @@ type pod struct {
 	evacuation *maintenancev1alpha1.Evacuation
 	// staysUp: its node is not under maintenance.
 	staysUp bool
+	// purpose is the NodeMaintenance that it leaves for, to be put after a verb; "" if none is
+	// known.
+	purpose string
 	// budgets are those that the eviction API would ask.
 	budgets []*policyv1.PodDisruptionBudget
 }
@@ -104,32 +114,46 @@ type memory struct {
 	// waiting is what surge pods were last seen to wait for, and waitingAt is when that was read.
 	waiting   map[string]string
 	waitingAt time.Time
+	// gone counts the pods that had left under the surge, goneAt is when that number changed last,
+	// and delivered is when a replacement has last let a pod go.
+	gone              int
+	goneAt, delivered time.Time
+	// lowered is when the deletion cost of a waiting pod was lowered last.
+	lowered time.Time
+	// warned are the warnings that have been sent.
+	warned []string
 	// dropped are the pods of which the last scale-down was to take all but spared, and misses counts the scale-downs in a row that took others.
 	dropped        []string
 	spared, misses int
 }
 
-// heard is what Evacuations were told last: how far the surge was, and when that was.
+// heard is what Evacuations were told last: the highest mark of the surge, and when that was.
 type heard struct {
 	mark mark
 	at   time.Time
 }
 
-// mark is how far a surge has come.
+// mark is how far a surge has come, or the wait for a rollout before it.
 type mark struct {
-	// waitsForRollout: no surge has started, and fingerprint is how far the rollout is.
+	// waitsForRollout: no surge has started.
 	waitsForRollout bool
-	fingerprint     string
-	// score grows with each step that a replacement takes.
+	// score grows with each step that a replacement takes, or with each pod that the rollout has
+	// updated.
 	score int
 }
 
-// isProgress says whether there is any since an earlier mark.
-func (m mark) isProgress(since mark) bool {
-	if m.waitsForRollout || since.waitsForRollout {
-		return m != since
+// isProgress reports whether a mark is beyond the highest one so far. A pod that flaps makes none,
+// nor does a rollout that starts again.
+func (m mark) isProgress(highest mark) bool {
+	return m.waitsForRollout == highest.waitsForRollout && m.score > highest.score
+}
+
+// orHigher returns the higher one of two marks of the same kind.
+func (m mark) orHigher(highest mark) mark {
+	if m.waitsForRollout == highest.waitsForRollout && highest.score > m.score {
+		return highest
 	}
-	return m.score > since.score
+	return m
 }
 
 // isOurTurn says whether an Evacuation waits for this evacuator.
@@ -200,9 +224,10 @@ func (s *situation) isAvailable(p *pod) bool {
 	return ready && (s.deployment == nil || s.deployment.Spec.MinReadySeconds == 0 || !s.now.Before(at))
 }
 
-// replacements returns the pods that came with the surge and are not asked to leave themselves. Timestamps alone do not tell: another clock made
-// them, and a drain may begin in the second in which the Deployment got its pods. So they are at most as many as there are pods beyond those
-// from before the surge, the youngest of all.
+// replacements returns the pods that came with the surge and are not asked to leave themselves.
+// Timestamps alone do not tell: a drain may begin in the second in which the Deployment got its
+// pods. So they are at most as many as there are pods beyond those from before the surge, the
+// youngest of all.
 func (s *situation) replacements() []*pod {
 	r := s.target.record
 	if !r.isUp() {
@@ -210,18 +235,18 @@ func (s *situation) replacements() []*pod {
 	}
 	var fresh []*pod
 	for i := range s.pods {
-		if p := &s.pods[i]; p.evacuation == nil && !p.CreationTimestamp.Time.Before(r.Since.Add(-clockSkew)) {
+		if p := &s.pods[i]; !p.CreationTimestamp.Time.Before(r.Since.Time) {
 			fresh = append(fresh, p)
 		}
 	}
-	came := max(0, len(s.pods)-max(0, int(r.Keep)-s.gone()))
-	if len(fresh) <= came {
-		return fresh
+	if came := max(0, len(s.pods)-max(0, int(r.Keep)-s.gone())); len(fresh) > came {
+		slices.SortStableFunc(fresh, func(a, b *pod) int {
+			return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(s.maturity(a), s.maturity(b)))
+		})
+		fresh = fresh[:came]
 	}
-	slices.SortStableFunc(fresh, func(a, b *pod) int {
-		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(s.maturity(a), s.maturity(b)))
-	})
-	fresh = fresh[:came]
+	// One that is asked to leave itself has come as well, but it replaces nothing.
+	fresh = slices.DeleteFunc(fresh, func(p *pod) bool { return p.evacuation != nil })
 	slices.SortFunc(fresh, func(a, b *pod) int { return strings.Compare(a.Name, b.Name) })
 	return fresh
 }
@@ -229,6 +254,8 @@ func (s *situation) replacements() []*pod {
 // maturity is lower for a pod that is less likely to be from before the surge, of two that came in the same second.
 func (s *situation) maturity(p *pod) int {
 	switch {
+	case p.evacuation != nil:
+		return 3
 	case !s.isAvailable(p):
 		return 0
 	case p.staysUp:
@@ -237,19 +264,30 @@ func (s *situation) maturity(p *pod) int {
 	return 2
 }
 
-// serving counts the pods that are available and stay so: not those that may go at any moment, and not replacements on nodes that are under
-// maintenance themselves.
+// serving counts the pods that are available and stay so: not those that may go at any moment, and
+// not replacements on nodes that are under maintenance themselves.
 func (s *situation) serving() int {
 	misplaced := map[string]bool{}
 	for _, p := range s.replacements() {
 		misplaced[p.Name] = !p.staysUp
 	}
-	for _, p := range s.handedOver() {
-		misplaced[p.Name] = true
-	}
 	n := 0
 	for i := range s.pods {
-		if p := &s.pods[i]; !misplaced[p.Name] && s.isAvailable(p) {
+		p := &s.pods[i]
+		mayGo := p.evacuation != nil && !isOurTurn(p.evacuation)
+		if !mayGo && !misplaced[p.Name] && s.isAvailable(p) {
+			n++
+		}
+	}
+	return n
+}
+
+// passedOn counts the available pods that the surge is not for, and that may go at any moment:
+// their turns ended without a replacement.
+func (s *situation) passedOn() int {
+	n := 0
+	for i := range s.pods {
+		if p := &s.pods[i]; p.evacuation != nil && !isOurTurn(p.evacuation) && !s.isRecorded(p) && s.isAvailable(p) {
 			n++
 		}
 	}
@@ -277,7 +315,7 @@ func (s *situation) spare() int {
 			return spare
 		}
 	}
-	return max(spare, min(len(replacements)-gone, extra)-handed)
+	return max(spare, min(len(replacements)-gone, extra)-handed-s.passedOn())
 }
 
 // gone counts the pods that have left under the surge: as many replacements are used up.
@@ -299,13 +337,33 @@ func (s *situation) unsettled() string {
 	switch {
 	case d.Status.ObservedGeneration < d.Generation:
 		return "its latest change has not been seen by the deployment controller"
-	case d.Status.UpdatedReplicas < want || d.Status.Replicas != d.Status.UpdatedReplicas || s.activeReplicaSets > 1:
+	case s.isRolloutIncomplete():
 		return fmt.Sprintf("its rollout is not complete: %d of %d replicas are updated, %d exist%s", d.Status.UpdatedReplicas, want, d.Status.Replicas,
 			replicaFailure(d))
 	case d.Status.Replicas != want || len(s.pods) != int(want):
 		return fmt.Sprintf("it has %d pods and should have %d%s", len(s.pods), want, replicaFailure(d))
 	}
 	return ""
+}
+
+func (s *situation) isRolloutIncomplete() bool {
+	status := &s.deployment.Status
+	return status.UpdatedReplicas < surge.Replicas(s.deployment) || status.Replicas != status.UpdatedReplicas ||
+		s.activeReplicaSets > 1
+}
+
+// isRolloutStuck reports whether the rollout that is waited for has made no progress within the
+// Deployment's own progressDeadlineSeconds.
+func (s *situation) isRolloutStuck() bool {
+	waits := s.isRolloutIncomplete()
+	if s.target.record.isUp() {
+		waits = s.isRollingOut()
+	}
+	return waits && s.deployment.Status.ObservedGeneration >= s.deployment.Generation &&
+		slices.ContainsFunc(s.deployment.Status.Conditions, func(c appsv1.DeploymentCondition) bool {
+			return c.Type == appsv1.DeploymentProgressing && c.Status == corev1.ConditionFalse &&
+				c.Reason == progressDeadlineExceeded
+		})
 }
 
 // isRollingOut says whether a rollout is under way that was not there when the surge started.
@@ -329,12 +387,19 @@ func maxSurge(d *appsv1.Deployment, replicas int32) int32 {
 	return min(surge.Most(d, replicas), maxRecorded)
 }
 
-// lastSign is when the surge for an Evacuation last made progress or, if nobody could have told, when this leader took over.
+// lastSign is when the surge for an Evacuation last made progress or, if that could not be
+// reported, when this leader took over.
 func (s *situation) lastSign(evacuation *maintenancev1alpha1.Evacuation) time.Time {
-	if stamp := evacuation.Status.EvacuationProgressTimestamp; stamp != nil && stamp.After(s.servingSince) {
-		return stamp.Time
+	return latest(evacuators.TurnOf(&evacuation.Status).Since, s.servingSince)
+}
+
+func latest(t time.Time, others ...time.Time) time.Time {
+	for _, other := range others {
+		if other.After(t) {
+			t = other
+		}
 	}
-	return s.servingSince
+	return t
 }
 
 // surplus is how many of the pods a taking back would remove.
@@ -366,9 +431,11 @@ func letsGo(p *pod, surplus int32) bool {
 
 // goesByScaleDown says whether the pods can only go, or go best, with the scale-down that ends the surge.
 func (s *situation) goesByScaleDown(pods []*pod) bool {
-	return !slices.ContainsFunc(pods, func(p *pod) bool {
-		return !surge.LeavesByScaleDown(s.target.autoscaler != nil, s.target.record.To, p.budgets)
-	})
+	return !slices.ContainsFunc(pods, func(p *pod) bool { return !s.leavesByScaleDown(p) })
+}
+
+func (s *situation) leavesByScaleDown(p *pod) bool {
+	return surge.LeavesByScaleDown(s.deployment, s.target.autoscaler != nil, s.original(), s.mostExtra(), p.budgets)
 }
 
 // expectedFinish estimates when the replacements are available, from how long the pods that are there took. nil if there is nothing to go by.

@@ -54,6 +54,9 @@ type state struct {
 	record *record
 	// nextLook is when changes are worth another look.
 	nextLook time.Time
+	// attempts are the writes of deletion costs that have failed. It is replaced, never changed:
+	// copies of it are read.
+	attempts map[types.UID]attempts
 }
 
 // replicaSets is what was read of a Deployment's.
@@ -162,6 +165,36 @@ func (t *tracked) wrote(key types.NamespacedName, d *appsv1.Deployment, a *autos
 	}
 	if a != nil {
 		s.autoscaler = a
+	}
+}
+
+// costFailed notes that the deletion cost of a pod could not be written, and returns how often that
+// has happened.
+func (t *tracked) costFailed(key types.NamespacedName, pod types.UID, now time.Time) attempts {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.state(key)
+	tried := s.attempts[pod]
+	tried.next = now.Add(costBackoff << tried.failed)
+	tried.failed++
+	replaced := maps.Clone(s.attempts)
+	if replaced == nil {
+		replaced = map[types.UID]attempts{}
+	}
+	replaced[pod] = tried
+	s.attempts = replaced
+	return tried
+}
+
+// costWritten forgets the attempts that have failed.
+func (t *tracked) costWritten(key types.NamespacedName, pod types.UID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.deployments[key]; s != nil {
+		if _, failed := s.attempts[pod]; failed {
+			s.attempts = maps.Clone(s.attempts)
+			delete(s.attempts, pod)
+		}
 	}
 }
 

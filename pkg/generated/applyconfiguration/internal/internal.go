@@ -106,6 +106,9 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: boolean
       default: false
+    - name: activeEvacuatorSince
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
     - name: conditions
       type:
         list:
@@ -189,7 +192,7 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
       default: 0
-    - name: podsLeft
+    - name: podsKept
       type:
         scalar: numeric
     - name: podsPeak
@@ -208,6 +211,10 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.DrainPlanEntry
           elementRelationship: atomic
+    - name: newNodes
+      type:
+        scalar: string
+      default: Ignore
     - name: nodeSelector
       type:
         namedType: io.k8s.api.core.v1.NodeSelector
@@ -232,6 +239,12 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - type
+    - name: lastProgressTimestamp
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: newestNodeTimestamp
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
     - name: nodeStatuses
       type:
         list:

@@ -81,9 +81,9 @@ func TestCreate(t *testing.T) {
 	if got.Name != name {
 		t.Errorf("the name is %q, want %q", got.Name, name)
 	}
-	if st := got.Status; st.ActiveEvacuatorClass != "first.example.com" || st.ActiveEvacuatorCompleted || st.EvacuationProgressTimestamp == nil ||
-		!strings.Contains(st.Message, "first.example.com has the turn since ") || st.EvacuationCancellationPolicy != "Allow" || len(st.Conditions) != 0 {
-		t.Errorf("the status is %+v, want that of a new object whose first evacuator has its turn", st)
+	if st := got.Status; st.ActiveEvacuatorClass != "first.example.com" || st.ActiveEvacuatorCompleted || st.EvacuationProgressTimestamp != nil ||
+		!st.ActiveEvacuatorSince.Equal(ptr.To(metav1.NewTime(start).Rfc3339Copy())) || !strings.Contains(st.Message, "first.example.com is active") || st.EvacuationCancellationPolicy != "Allow" || len(st.Conditions) != 0 {
+		t.Errorf("the status is %+v, want that of a new object whose first evacuator is active", st)
 	}
 	if got.Generation != 1 {
 		t.Errorf("the generation is %d, want 1", got.Generation)
@@ -107,17 +107,16 @@ func TestCreate(t *testing.T) {
 	}
 }
 
-func TestManagedFieldsOfNewEvacuations(t *testing.T) {
+func TestCreateKeepsManagedFields(t *testing.T) {
 	etcd := registrytest.RunEtcd(t)
 	r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
 	for name, test := range map[string]struct {
 		user       user.Info
 		evacuators []maintenance.Evacuator
-		want       int
 	}{
-		"of pods without evacuators that the server makes are dropped": {server, nil, 0},
-		"of pods with evacuators stay: those write, too":               {server, []maintenance.Evacuator{{EvacuatorClass: "a.example.com", Priority: 1}}, 1},
-		"of those that somebody else makes stay":                       {ann, nil, 1},
+		"of the server, for a pod without evacuators": {server, nil},
+		"of the server, for a pod with an evacuator":  {server, []maintenance.Evacuator{{EvacuatorClass: "a.example.com", Priority: 1}}},
+		"of a user": {ann, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := newEvacuation(forPod("web-"+strconv.Itoa(len(name))), withEvacuators(test.evacuators...), func(e *maintenance.Evacuation) {
@@ -127,8 +126,8 @@ func TestManagedFieldsOfNewEvacuations(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(got.ManagedFields) != test.want {
-				t.Errorf("managed fields are %v, want %d", got.ManagedFields, test.want)
+			if len(got.ManagedFields) != 1 {
+				t.Errorf("got managed fields %v, want the one entry that was sent", got.ManagedFields)
 			}
 		})
 	}
@@ -353,7 +352,7 @@ func TestProgressTimestamp(t *testing.T) {
 	theirs := func(e *maintenance.Evacuation) {
 		e.Status.EvacuationProgressTimestamp = ptr.To(metav1.NewTime(start.Add(240 * time.Hour)))
 	}
-	expect("the first evacuator gets the turn", r.mustUpdateStatus(server, active("first.example.com")), at(0))
+	expect("the first evacuator has not reported yet", r.mustUpdateStatus(server, active("first.example.com")), nil)
 
 	r.clock.SetTime(start.Add(time.Minute))
 	expect("it writes without a change", r.mustUpdateStatus(ann), at(time.Minute))
@@ -379,11 +378,15 @@ func TestProgressTimestamp(t *testing.T) {
 
 	r.mustUpdateStatus(ann, completed)
 	r.clock.SetTime(start.Add(6 * time.Minute))
-	expect("the next one gets the turn", r.mustUpdateStatus(server, active("deployment.apps.k8s.io"), theirs), at(6*time.Minute))
+	got := r.mustUpdateStatus(server, active("deployment.apps.k8s.io"), theirs)
+	expect("the next one becomes active", got, nil)
+	if !got.Status.ActiveEvacuatorSince.Equal(at(6 * time.Minute)) {
+		t.Errorf("the next one is active since %v, want %v", got.Status.ActiveEvacuatorSince, at(6*time.Minute))
+	}
 
 	r.mustUpdateStatus(server, condition("Complete", "PodDeleted"))
 	r.clock.SetTime(start.Add(7 * time.Minute))
-	expect("it reports on a complete one", r.mustUpdateStatus(ann), at(6*time.Minute))
+	expect("it reports on a complete one", r.mustUpdateStatus(ann), nil)
 }
 
 func TestHandOverClearsWhatTheLastOneReported(t *testing.T) {
@@ -398,7 +401,7 @@ func TestHandOverClearsWhatTheLastOneReported(t *testing.T) {
 	got := r.mustUpdateStatus(server, active("deployment.apps.k8s.io"), message("first.example.com said it completed"))
 	want := maintenance.EvacuationStatus{
 		ActiveEvacuatorClass:         "deployment.apps.k8s.io",
-		EvacuationProgressTimestamp:  ptr.To(metav1.NewTime(start).Rfc3339Copy()),
+		ActiveEvacuatorSince:         ptr.To(metav1.NewTime(start).Rfc3339Copy()),
 		EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow,
 		Message:                      "first.example.com said it completed",
 	}

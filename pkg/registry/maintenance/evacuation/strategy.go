@@ -41,9 +41,9 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
-	"haulout.dev/haulout/pkg/registry/maintenance/size"
 )
 
 // Strategy is what creation, update and deletion of Evacuations do to them besides storing them.
@@ -89,21 +89,17 @@ func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	}
 }
 
-// PrepareForCreate drops the client's status and gives the object its name if the client left it out. What admission resolved stays. The first
-// evacuator has its turn from the start: the spec says who it is, and a drain is spared one write for each pod.
+// PrepareForCreate drops the client's status and sets the name if the client left it out. What admission
+// resolved stays. The first evacuator is active from the start: the spec decides which one that is, and
+// a drain is spared one write for each pod.
 func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	evacuation := obj.(*maintenance.Evacuation)
-	if len(evacuation.Spec.Evacuators) == 0 && s.byServer(ctx) {
-		// Nobody else will write the status, so that it need not be noted who manages what: that is a good part of such an object, and is read and
-		// written anew with each of its changes. The API begins to take notes when somebody applies.
-		evacuation.ManagedFields = nil
-	}
 	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
 	class, account := evacuators.FirstTurn(evacuation.Spec.Evacuators)
 	evacuation.Status = maintenance.EvacuationStatus{
-		ActiveEvacuatorClass:        class,
-		EvacuationProgressTimestamp: &now,
-		Message:                     evacuators.TurnMessage(class, now.Time, account),
+		ActiveEvacuatorClass: class,
+		ActiveEvacuatorSince: &now,
+		Message:              evacuators.TurnMessage(class, account) + s.takeLeavesFor(ctx, evacuation),
 		// What defaulting gives an object that is read; the tags' validation insists on it.
 		EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow,
 	}
@@ -112,6 +108,20 @@ func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	if evacuation.Name == "" && evacuation.GenerateName == "" && podRef.Name != "" && podRef.UID != "" {
 		evacuation.Name = evacuators.CanonicalName(podRef.Name, podRef.UID)
 	}
+}
+
+// takeLeavesFor removes the annotation that names the maintenance, and returns what it adds to the
+// first message. Only the server may name one: its words are believed.
+func (s *Strategy) takeLeavesFor(ctx context.Context, evacuation *maintenance.Evacuation) string {
+	mention, ok := evacuation.Annotations[v1alpha1.AnnotationLeavesFor]
+	if !ok {
+		return ""
+	}
+	delete(evacuation.Annotations, v1alpha1.AnnotationLeavesFor)
+	if !s.byServer(ctx) {
+		return ""
+	}
+	return evacuators.LeavesFor(mention)
 }
 
 // Validate checks a new object.
@@ -155,9 +165,15 @@ func (*Strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 	obj.(*maintenance.Evacuation).Status = old.(*maintenance.Evacuation).Status
 }
 
-// ValidateUpdate checks an update.
-func (s *Strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	return append(validation.ValidateEvacuationUpdate(obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)), size.Validate(s.Scheme, obj)...)
+// ValidateUpdate checks an update. The server adds and removes no more than its own finalizer, and it
+// has to be able to: a client could make an Evacuation just so large that the server can neither join
+// it nor withdraw from it.
+func (s *Strategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
+	errs := validation.ValidateEvacuationUpdate(obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation))
+	if s.byServer(ctx) {
+		return errs
+	}
+	return append(errs, size.Validate(s.Scheme, obj)...)
 }
 
 // WarningsOnUpdate returns nothing.
@@ -183,8 +199,8 @@ func (*StatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set 
 	}
 }
 
-// PrepareForUpdate keeps metadata and spec, stamps the time of a report, and clears at a hand-over what the last evacuator reported. The stamp is
-// always made here: deadlines count from it, so nobody can shorten or stretch them with a time of its own.
+// PrepareForUpdate keeps metadata and spec, stamps the time of a report, and clears at a hand-over what
+// the last evacuator reported. Deadlines count from the stamps, so no client may choose them.
 func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
 	evacuation, oldEvacuation := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
 	evacuation.Spec = oldEvacuation.Spec
@@ -192,24 +208,43 @@ func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 	if validation.IsEvacuationComplete(oldEvacuation) {
 		return
 	}
-	status := &evacuation.Status
+	status, oldStatus := &evacuation.Status, &oldEvacuation.Status
 	// Whole seconds, as they are stored.
 	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
-	switch {
-	case !s.byServer(ctx):
-		// That an evacuator writes at all is its sign of life, whatever time its own clock shows.
-		status.EvacuationProgressTimestamp = &now
-	case status.ActiveEvacuatorClass != oldEvacuation.Status.ActiveEvacuatorClass:
+	if status.ActiveEvacuatorClass != oldStatus.ActiveEvacuatorClass && s.byServer(ctx) {
+		status.ActiveEvacuatorSince = &now
 		status.ActiveEvacuatorCompleted = false
-		status.EvacuationProgressTimestamp = &now
+		status.EvacuationProgressTimestamp = nil
 		status.ExpectedEvacuationFinishTime = nil
 		status.EvacuationCancellationPolicy = maintenance.EvacuationCancellationPolicyAllow
-	case status.EvacuationProgressTimestamp == nil:
-		status.EvacuationProgressTimestamp = oldEvacuation.Status.EvacuationProgressTimestamp
-	case !status.EvacuationProgressTimestamp.Equal(oldEvacuation.Status.EvacuationProgressTimestamp):
-		// A sign of life of an evacuator within the server.
-		status.EvacuationProgressTimestamp = &now
+		return
 	}
+	reports := !s.byServer(ctx)
+	if reports {
+		if status.ActiveEvacuatorSince == nil {
+			// A client that does not know the field does not mean to change it.
+			status.ActiveEvacuatorSince = oldStatus.ActiveEvacuatorSince
+		}
+		// Every write of an evacuator is a report, whatever time its own clock shows.
+		status.EvacuationProgressTimestamp = &now
+	} else {
+		status.ActiveEvacuatorSince = restamp(status.ActiveEvacuatorSince, oldStatus.ActiveEvacuatorSince, now)
+		status.EvacuationProgressTimestamp = restamp(status.EvacuationProgressTimestamp, oldStatus.EvacuationProgressTimestamp, now)
+		reports = !status.EvacuationProgressTimestamp.Equal(oldStatus.EvacuationProgressTimestamp)
+	}
+	if reports && oldStatus.EvacuationProgressTimestamp == nil && status.Message == oldStatus.Message {
+		// The message is still the server's about the hand-over; the evacuator has nothing to add to its report.
+		status.Message = ""
+	}
+}
+
+// restamp returns the time to store for one that a controller of the server wrote: an unset time keeps
+// the stored one, and a changed one becomes now.
+func restamp(written, stored *metav1.Time, now metav1.Time) *metav1.Time {
+	if written == nil || written.Equal(stored) {
+		return stored
+	}
+	return &now
 }
 
 // ValidateUpdate checks a write of the status.

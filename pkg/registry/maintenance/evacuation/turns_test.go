@@ -17,20 +17,23 @@ limitations under the License.
 package evacuation
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/registry/registrytest"
 )
 
-// handOver is the server's write that gives the turn to a class.
+// handOver is the server's write that makes a class the active evacuator.
 func (r *registry) handOver(to string) error {
-	_, err := r.updateStatus(server, active(to), message(evacuators.TurnMessage(to, r.clock.Now(), "test")))
+	_, err := r.updateStatus(server, active(to), message(evacuators.TurnMessage(to, "test")))
 	return err
 }
 
@@ -58,7 +61,8 @@ func TestTurnsEndByCompletionOrDeadlineOnly(t *testing.T) {
 		"it completed and took it back":             {meanwhile: func(r *registry) { r.mustUpdateStatus(ann, completed); r.mustUpdateStatus(ann, uncompleted) }, after: 2 * time.Minute, want: refused},
 		"it reported, and its deadline is near":     {meanwhile: func(r *registry) { r.mustUpdateStatus(ann, message("x")) }, after: 30*time.Minute + 59*time.Second, want: refused},
 		"it reported, and its deadline is here":     {meanwhile: func(r *registry) { r.mustUpdateStatus(ann, message("x")) }, after: 31 * time.Minute},
-		"it beats without a word":                   {meanwhile: func(r *registry) { r.mustUpdateStatus(ann) }, after: 30 * time.Minute, want: refused},
+		"its heartbeat says nothing":                {meanwhile: func(r *registry) { r.mustUpdateStatus(ann) }, after: 30 * time.Minute, want: refused},
+		"its first heartbeat comes right away":      {meanwhile: func(r *registry) { r.clock.SetTime(start.Add(time.Millisecond)); r.mustUpdateStatus(ann) }, after: 30*time.Minute - time.Second, want: refused},
 		"it never started, and its time is near":    {after: startDeadline - time.Second, want: refused},
 		"it never started, and its time is here":    {after: startDeadline},
 		"its deadline is the shorter one, and near": {mod: deadline(120), after: 2*time.Minute - time.Second, want: refused},
@@ -67,9 +71,23 @@ func TestTurnsEndByCompletionOrDeadlineOnly(t *testing.T) {
 			meanwhile: func(r *registry) { r.mustUpdateStatus(server, stamped(-time.Hour)) }, after: 5 * time.Minute, want: refused},
 		"the server takes its stamp away": {
 			meanwhile: func(r *registry) {
-				r.mustUpdateStatus(server, func(e *maintenance.Evacuation) { e.Status.EvacuationProgressTimestamp = nil })
+				r.mustUpdateStatus(server, func(e *maintenance.Evacuation) { e.Status.ActiveEvacuatorSince = nil })
 			},
 			after: startDeadline - time.Second, want: refused},
+		"the server dates activeEvacuatorSince back": {
+			meanwhile: func(r *registry) {
+				r.mustUpdateStatus(server, func(e *maintenance.Evacuation) {
+					e.Status.ActiveEvacuatorSince = ptr.To(metav1.NewTime(start.Add(-time.Hour)))
+				})
+			},
+			after: startDeadline + time.Minute - time.Second, want: refused},
+		"the server makes it active again while it waits": {
+			meanwhile: func(r *registry) {
+				r.mustUpdateStatus(server, func(e *maintenance.Evacuation) {
+					e.Status.ActiveEvacuatorSince = ptr.To(metav1.NewTime(r.clock.Now()))
+				})
+			},
+			after: startDeadline + time.Minute},
 		"a replica whose clock is ahead stamped its report": {
 			mod: deadline(60), meanwhile: func(r *registry) {
 				r.clock.SetTime(start.Add(3 * time.Minute))
@@ -80,7 +98,7 @@ func TestTurnsEndByCompletionOrDeadlineOnly(t *testing.T) {
 				r.clock.SetTime(start.Add(-time.Minute))
 				r.mustUpdateStatus(ann, message("x"))
 			}, after: time.Minute},
-		"nobody asks for the evacuation any more": {
+		"the Evacuation was withdrawn": {
 			meanwhile: func(r *registry) {
 				r.mustUpdateStatus(ann, forbid, completed)
 				r.mustUpdate(finalizers("example.com/other"))
@@ -110,3 +128,109 @@ func TestTurnsEndByCompletionOrDeadlineOnly(t *testing.T) {
 }
 
 func uncompleted(e *maintenance.Evacuation) { e.Status.ActiveEvacuatorCompleted = false }
+
+func TestFirstReportAndTheMessageOfTheServer(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	reports := func(e *maintenance.Evacuation) {
+		e.Status.EvacuationProgressTimestamp = ptr.To(metav1.NewTime(start))
+	}
+	tests := map[string]struct {
+		reports []func(*registry)
+		want    string
+	}{
+		"a first report without a message clears it": {
+			reports: []func(*registry){func(r *registry) { r.mustUpdateStatus(ann) }}},
+		"a first report of an evacuator in the server does, too": {
+			reports: []func(*registry){func(r *registry) { r.mustUpdateStatus(server, reports) }}},
+		"a first report with a message replaces it": {
+			reports: []func(*registry){func(r *registry) { r.mustUpdateStatus(ann, message("copying")) }}, want: "copying"},
+		"a second report without a message keeps the evacuator's own": {
+			reports: []func(*registry){
+				func(r *registry) { r.mustUpdateStatus(ann, message("copying")) },
+				func(r *registry) { r.clock.SetTime(start.Add(time.Minute)); r.mustUpdateStatus(ann) },
+			}, want: "copying"},
+		"another write of the server keeps it": {
+			reports: []func(*registry){func(r *registry) { r.mustUpdateStatus(server, counter(1)) }},
+			want:    "Evacuator first.example.com is active: it is the first evacuator."},
+	}
+	for desc, tt := range tests {
+		t.Run(desc, func(t *testing.T) {
+			r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
+			r.mustCreate()
+			for _, report := range tt.reports {
+				report(r)
+			}
+			if got := r.mustUpdateStatus(server); got.Status.Message != tt.want {
+				t.Errorf("the message is %q, want %q", got.Status.Message, tt.want)
+			}
+		})
+	}
+}
+
+func TestOnlyTheServerWritesActiveEvacuatorSince(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
+	created := r.mustCreate()
+	_, err := r.updateStatus(ann, func(e *maintenance.Evacuation) {
+		e.Status.ActiveEvacuatorSince = ptr.To(metav1.NewTime(start.Add(time.Hour)))
+	})
+	expectCauses(t, err, "FieldValueForbidden status.activeEvacuatorSince")
+	got := r.mustUpdateStatus(ann, func(e *maintenance.Evacuation) { e.Status.ActiveEvacuatorSince = nil })
+	if !got.Status.ActiveEvacuatorSince.Equal(created.Status.ActiveEvacuatorSince) {
+		t.Errorf("a client that does not know the field made it %v, want %v", got.Status.ActiveEvacuatorSince, created.Status.ActiveEvacuatorSince)
+	}
+}
+
+func TestFirstMessageNamesTheMaintenance(t *testing.T) {
+	const mention = "NodeMaintenance kernel-2026-11 (kernel update)"
+	etcd := registrytest.RunEtcd(t)
+	tests := map[string]struct {
+		user       user.Info
+		evacuators []maintenance.Evacuator
+		want       string
+	}{
+		"of a pod that the eviction comes to first": {server, nil,
+			"The pod is up for eviction, as its disruption budget allows: it has no evacuator. The pod leaves for " + mention + "."},
+		"of a pod with an evacuator": {server, []maintenance.Evacuator{{EvacuatorClass: "a.example.com", Priority: 1}},
+			"Evacuator a.example.com is active: it is the first evacuator. The pod leaves for " + mention + "."},
+		"but not if somebody else says so": {ann, nil,
+			"The pod is up for eviction, as its disruption budget allows: it has no evacuator."},
+	}
+	for desc, tt := range tests {
+		t.Run(desc, func(t *testing.T) {
+			r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
+			got, err := r.create(tt.user, newEvacuation(withEvacuators(tt.evacuators...), func(e *maintenance.Evacuation) {
+				e.Annotations = map[string]string{"maintenance.haulout.dev/leaves-for": mention, "mine": "x"}
+			}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Status.Message != tt.want {
+				t.Errorf("the message is %q, want %q", got.Status.Message, tt.want)
+			}
+			if len(got.Annotations) != 1 || got.Annotations["mine"] != "x" {
+				t.Errorf("the annotations are %v, want only the client's own", got.Annotations)
+			}
+		})
+	}
+}
+
+func TestServerJoinsAnEvacuationThatIsAsLargeAsItMayBe(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
+	large := newEvacuation(finalizers("evacuation.coordination.k8s.io/instigator_a"))
+	large.UID, large.ResourceVersion, large.Generation, large.CreationTimestamp = podUID, "1234567890", 1, metav1.NewTime(start)
+	for len(size.Validate(registrytest.Scheme, large)) == 0 {
+		large.Finalizers = append(large.Finalizers, fmt.Sprintf("e.com/%05d", len(large.Finalizers)))
+	}
+	r.mustCreate(finalizers(large.Finalizers[:len(large.Finalizers)-1]...))
+	join := func(e *maintenance.Evacuation) { e.Finalizers = append(e.Finalizers, instigator) }
+	_, err := r.update(ann, join)
+	expectCauses(t, err, "FieldValueForbidden metadata")
+	if _, err := r.update(server, join); err != nil {
+		t.Errorf("the server cannot join: %v", err)
+	}
+	if _, err := r.update(server, func(e *maintenance.Evacuation) { e.Finalizers = e.Finalizers[:len(e.Finalizers)-1] }); err != nil {
+		t.Errorf("the server cannot withdraw: %v", err)
+	}
+}

@@ -18,9 +18,7 @@ package nodemaintenance
 
 import (
 	"context"
-	"fmt"
 
-	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
@@ -30,10 +28,9 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Previewer makes previews. others returns all maintenances, with or without the previewed one. Its errors are answers to clients.
+// Previewer makes previews. Its errors are answers to clients.
 type Previewer interface {
-	Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance,
-		others func(context.Context) ([]*v1alpha1.NodeMaintenance, error)) (*v1alpha1.NodeMaintenancePreview, error)
+	Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenancePreview, error)
 }
 
 // PreviewREST serves nodemaintenances/preview, which can only be got. Nothing is stored.
@@ -71,30 +68,10 @@ func (r *PreviewREST) Get(ctx context.Context, name string, options *metav1.GetO
 	if err := r.scheme.Convert(stored, nm, nil); err != nil {
 		return nil, err
 	}
-	preview, err := r.previewer.Preview(ctx, nm, r.all)
+	preview, err := r.previewer.Preview(ctx, nm)
 	if err != nil {
 		return nil, err
 	}
 	out := &maintenance.NodeMaintenancePreview{}
 	return out, r.scheme.Convert(preview, out, nil)
-}
-
-// all returns all maintenances.
-func (r *PreviewREST) all(ctx context.Context) ([]*v1alpha1.NodeMaintenance, error) {
-	stored, err := r.store.List(ctx, &internalversion.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	list, ok := stored.(*maintenance.NodeMaintenanceList)
-	if !ok {
-		return nil, fmt.Errorf("a %T is not a list of NodeMaintenances", stored)
-	}
-	all := make([]*v1alpha1.NodeMaintenance, len(list.Items))
-	for i := range list.Items {
-		all[i] = &v1alpha1.NodeMaintenance{}
-		if err := r.scheme.Convert(&list.Items[i], all[i], nil); err != nil {
-			return nil, err
-		}
-	}
-	return all, nil
 }

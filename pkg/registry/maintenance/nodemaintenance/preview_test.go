@@ -19,7 +19,6 @@ package nodemaintenance
 import (
 	"context"
 	"errors"
-	"slices"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -32,22 +31,13 @@ import (
 
 // fakePreviewer remembers what it was asked, and answers with a wave.
 type fakePreviewer struct {
-	err    error
-	asked  []*v1alpha1.NodeMaintenance
-	others []string
+	err   error
+	asked []*v1alpha1.NodeMaintenance
 }
 
 // Preview implements Previewer.
-func (p *fakePreviewer) Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance,
-	others func(context.Context) ([]*v1alpha1.NodeMaintenance, error)) (*v1alpha1.NodeMaintenancePreview, error) {
+func (p *fakePreviewer) Preview(_ context.Context, nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenancePreview, error) {
 	p.asked = append(p.asked, nm)
-	all, err := others(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, other := range all {
-		p.others = append(p.others, other.Name)
-	}
 	return &v1alpha1.NodeMaintenancePreview{
 		ObjectMeta: metav1.ObjectMeta{Name: nm.Name},
 		Waves:      []v1alpha1.PreviewWave{{Index: 2, PodType: v1alpha1.PodTypeStatic, PodCount: 7}},
@@ -76,9 +66,6 @@ func TestPreview(t *testing.T) {
 	// The previewer sees what is stored: defaulted, with who asked for it.
 	if asked := r.previewer.asked[0]; asked.Name != "b" || len(asked.Spec.DrainPlan) != 12 || asked.Spec.RequestedBy.Username != "ann" {
 		t.Errorf("asked about %+v", asked)
-	}
-	if want := []string{"a", "b"}; !slices.Equal(r.previewer.others, want) {
-		t.Errorf("others are %q, want %q", r.previewer.others, want)
 	}
 	if _, err := get("c"); !apierrors.IsNotFound(err) || len(r.previewer.asked) != 1 {
 		t.Errorf("a maintenance that does not exist: %v", err)

@@ -110,7 +110,7 @@ func TestStatusOfFiveThousandNodesFits(t *testing.T) {
 				{PodType: maintenance.PodTypeStatic, PodPriority: v1alpha1.MaxPodPriority},
 			},
 			DrainMessage:          strings.Repeat("m", 128),
-			PodsPendingEvacuation: 250, PodsEvacuating: 250, PodsBlocked: 250, PodsLeft: 250, PodsPeak: 250,
+			PodsPendingEvacuation: 250, PodsEvacuating: 250, PodsBlocked: 250, PodsKept: 250, PodsPeak: 250,
 		}
 	}
 	written, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {

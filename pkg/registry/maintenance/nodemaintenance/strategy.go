@@ -35,9 +35,9 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
-	"haulout.dev/haulout/pkg/registry/maintenance/size"
 )
 
 // Strategy is what the main resource does with a NodeMaintenance before it is stored.
@@ -123,7 +123,8 @@ func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object
 		nm.Status.StageStatuses = slices.Clone(before.Status.StageStatuses)
 		s.enterStage(nm)
 	}
-	if stageChanged || !apiequality.Semantic.DeepEqual(nm.Spec.NodeSelector, before.Spec.NodeSelector) {
+	if stageChanged || nm.Spec.NewNodes != before.Spec.NewNodes ||
+		!apiequality.Semantic.DeepEqual(nm.Spec.NodeSelector, before.Spec.NodeSelector) {
 		s.setRequestedBy(ctx, nm)
 	}
 	setCompletionFinalizer(nm, s.wantsCompletionFinalizer(ctx, nm, before))

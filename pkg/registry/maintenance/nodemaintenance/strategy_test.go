@@ -32,6 +32,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
@@ -183,6 +184,7 @@ func TestRequestedBy(t *testing.T) {
 		want   *authenticationv1.UserInfo
 	}{
 		"who changes the selector":           {bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.NodeSelector = poolSelector("red") }, bobInfo()},
+		"who changes newNodes":               {bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.NewNodes = maintenance.NewNodesPolicyJoin }, bobInfo()},
 		"who advances the stage":             {bob, setStage(drain), bobInfo()},
 		"not who changes the reason":         {bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.Reason = "kernel" }, annInfo()},
 		"not whom a client names":            {bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = bobInfo() }, annInfo()},
@@ -330,6 +332,9 @@ func TestStatusUpdate(t *testing.T) {
 			c := metav1.Condition{Type: "Drained", Status: metav1.ConditionTrue, Reason: "X", LastTransitionTime: metav1.NewTime(start)}
 			nm.Status.Conditions = []metav1.Condition{c, c}
 		}, []string{"status.conditions[1] FieldValueDuplicate"}},
+		"another newest node": {func(nm *maintenance.NodeMaintenance) {
+			nm.Status.NewestNodeTimestamp = ptr.To(metav1.NewTime(start.Add(time.Hour)))
+		}, []string{"status.newestNodeTimestamp FieldValueInvalid"}},
 		"stages taken back": {func(nm *maintenance.NodeMaintenance) {
 			nm.Status.StageStatuses = nm.Status.StageStatuses[:1]
 		}, []string{"status.stageStatuses FieldValueInvalid"}},
@@ -337,6 +342,11 @@ func TestStatusUpdate(t *testing.T) {
 		t.Run("it refuses "+name, func(t *testing.T) {
 			r := newRegistry(t, etcd)
 			r.mustCreate(ann, newMaintenance(t, "a", atStage(drain)))
+			if _, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
+				nm.Status.NewestNodeTimestamp = ptr.To(metav1.NewTime(start))
+			}); err != nil {
+				t.Fatal(err)
+			}
 			_, err := r.updateStatus("a", test.change)
 			if got := causes(err); !slices.Equal(got, test.want) {
 				t.Errorf("causes are %q, want %q: %v", got, test.want, err)

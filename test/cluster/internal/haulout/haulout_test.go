@@ -39,7 +39,11 @@ func TestLoadShippedManifests(t *testing.T) {
 		slices.Sort(found)
 		return slices.Compact(found)
 	}
-	if got, want := kinds(manifests.Prepare), []string{"ClusterRole", "ClusterRoleBinding", "Namespace", "Role", "RoleBinding", "ServiceAccount"}; !slices.Equal(got, want) {
+	prepared := []string{
+		"ClusterRole", "ClusterRoleBinding", "FlowSchema", "Namespace", "NetworkPolicy", "Role", "RoleBinding",
+		"ServiceAccount", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+	}
+	if got, want := kinds(manifests.Prepare), prepared; !slices.Equal(got, want) {
 		t.Errorf("prepared are %v, want %v", got, want)
 	}
 	if got, want := kinds(manifests.Register), []string{"APIService", "Service"}; !slices.Equal(got, want) {

@@ -29,9 +29,9 @@ type EvacuationSpecApplyConfiguration struct {
 	// 1 to 86400; the default is 1800.
 	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`
 	// evacuators are those who may take the pod off its node, highest priority first. On creation the server adds those that the pod's
-	// annotations name and those that are built in for its owner. At most 16 (deviates: the KEP allows 100).
+	// annotations name and those that are built in for its owner. At most 16.
 	Evacuators []EvacuatorApplyConfiguration `json:"evacuators,omitempty"`
-	// nodeName (added) is the node that the pod ran on when the Evacuation was created. Set by the server.
+	// nodeName is the node that the pod ran on when the Evacuation was created. Set by the server.
 	NodeName *string `json:"nodeName,omitempty"`
 }
 

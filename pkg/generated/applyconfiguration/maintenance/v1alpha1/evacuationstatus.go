@@ -34,7 +34,7 @@ type EvacuationStatusApplyConfiguration struct {
 	ActiveEvacuatorClass *string `json:"activeEvacuatorClass,omitempty"`
 	// activeEvacuatorCompleted is set by the active evacuator when it has done all it can. If the pod still exists the next one takes over.
 	ActiveEvacuatorCompleted *bool `json:"activeEvacuatorCompleted,omitempty"`
-	// evacuationProgressTimestamp is when the active evacuator last reported. Stamped by the server.
+	// evacuationProgressTimestamp is when the active evacuator last reported; unset until it has. Stamped by the server.
 	EvacuationProgressTimestamp *v1.Time `json:"evacuationProgressTimestamp,omitempty"`
 	// expectedEvacuationFinishTime is when the active evacuator expects the pod to be gone. Written by the active evacuator.
 	ExpectedEvacuationFinishTime *v1.Time `json:"expectedEvacuationFinishTime,omitempty"`
@@ -43,10 +43,12 @@ type EvacuationStatusApplyConfiguration struct {
 	EvacuationCancellationPolicy *maintenancev1alpha1.EvacuationCancellationPolicy `json:"evacuationCancellationPolicy,omitempty"`
 	// failedEvictionCounter counts the calls of the eviction API that were refused because of a budget. It never falls.
 	FailedEvictionCounter *int32 `json:"failedEvictionCounter,omitempty"`
-	// message says in words what happens. At most 1024 bytes.
+	// message is for people: what happens to the pod. No program reads it. At most 1024 bytes.
 	Message *string `json:"message,omitempty"`
-	// conditions are Complete and (added) Blocked.
+	// conditions are Complete and Blocked.
 	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
+	// activeEvacuatorSince is when the active evacuator got its turn. Written by the Haulout server alone.
+	ActiveEvacuatorSince *v1.Time `json:"activeEvacuatorSince,omitempty"`
 }
 
 // EvacuationStatusApplyConfiguration constructs a declarative configuration of the EvacuationStatus type for use with
@@ -121,5 +123,13 @@ func (b *EvacuationStatusApplyConfiguration) WithConditions(values ...*metav1.Co
 		}
 		b.Conditions = append(b.Conditions, *values[i])
 	}
+	return b
+}
+
+// WithActiveEvacuatorSince sets the ActiveEvacuatorSince field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ActiveEvacuatorSince field is set to the value of the last call.
+func (b *EvacuationStatusApplyConfiguration) WithActiveEvacuatorSince(value v1.Time) *EvacuationStatusApplyConfiguration {
+	b.ActiveEvacuatorSince = &value
 	return b
 }

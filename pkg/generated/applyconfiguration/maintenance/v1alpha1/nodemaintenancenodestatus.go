@@ -35,12 +35,13 @@ type NodeMaintenanceNodeStatusApplyConfiguration struct {
 	PodsPendingEvacuation *int32 `json:"podsPendingEvacuation,omitempty"`
 	// podsEvacuating counts the pods of the node that have an Evacuation.
 	PodsEvacuating *int32 `json:"podsEvacuating,omitempty"`
-	// podsBlocked (added) counts the evacuating pods whose Evacuation has the condition Blocked.
+	// podsBlocked counts the pods that are asked to leave and cannot: their Evacuation has the condition Blocked, or no Evacuation could be
+	// created for them twice.
 	PodsBlocked *int32 `json:"podsBlocked,omitempty"`
-	// podsLeft (added) counts the pods that are left running on purpose: DaemonSet pods that would come straight back and static pods
-	// of a node that has no agent.
-	PodsLeft *int32 `json:"podsLeft,omitempty"`
-	// podsPeak (added) is the most pods that were pending and evacuating on the node at one time since the drain began. What is missing
+	// podsKept counts the pods that are kept running on purpose: DaemonSet pods that would come straight back or whose budget stays closed,
+	// static pods of a node that has no agent, and pods of this server that came back.
+	PodsKept *int32 `json:"podsKept,omitempty"`
+	// podsPeak is the most pods that were pending and evacuating on the node at one time since the drain began. What is missing
 	// of it now has left, also when the Evacuations that tell of it are gone. 0 before the drain.
 	PodsPeak *int32 `json:"podsPeak,omitempty"`
 }
@@ -104,11 +105,11 @@ func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPodsBlocked(value int3
 	return b
 }
 
-// WithPodsLeft sets the PodsLeft field in the declarative configuration to the given value
+// WithPodsKept sets the PodsKept field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the PodsLeft field is set to the value of the last call.
-func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPodsLeft(value int32) *NodeMaintenanceNodeStatusApplyConfiguration {
-	b.PodsLeft = &value
+// If called multiple times, the PodsKept field is set to the value of the last call.
+func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPodsKept(value int32) *NodeMaintenanceNodeStatusApplyConfiguration {
+	b.PodsKept = &value
 	return b
 }
 

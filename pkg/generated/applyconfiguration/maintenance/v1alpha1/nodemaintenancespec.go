@@ -30,7 +30,8 @@ import (
 // NodeMaintenanceSpec is the wanted state of a NodeMaintenance.
 type NodeMaintenanceSpecApplyConfiguration struct {
 	// nodeSelector selects the nodes under maintenance. At least one term is needed and no term may be empty.
-	// It may change in the stages Idle, Cordon and Drain: a node that no longer matches is released, a node that matches late joins.
+	// It may change in the stages Idle, Cordon and Drain: a node that no longer matches is released, a node that matches late joins, but for
+	// new nodes (see newNodes). At most 1,000 requirements and 10,000 values in all.
 	NodeSelector *v1.NodeSelector `json:"nodeSelector,omitempty"`
 	// stage is how far the maintenance is ordered to go: Idle, Cordon, Drain or Complete. A new object may start at any stage; later the
 	// stage only moves forward (Idle to any, Cordon to Drain or Complete, Drain to Complete). Deleting an object that is not Idle moves
@@ -44,9 +45,13 @@ type NodeMaintenanceSpecApplyConfiguration struct {
 	DrainPlan []DrainPlanEntryApplyConfiguration `json:"drainPlan,omitempty"`
 	// reason tells people why: it is carried into the messages of Evacuations, node conditions and events. At most 1024 bytes.
 	Reason *string `json:"reason,omitempty"`
-	// requestedBy (added) is the user of the last request that set or changed the nodeSelector or advanced the stage. Every node is
+	// requestedBy is the user of the last request that set or changed the nodeSelector or advanced the stage. Every node is
 	// authorized against this user before it is touched. It is set by the server; what a client sends is dropped.
 	RequestedBy *authenticationv1.UserInfo `json:"requestedBy,omitempty"`
+	// newNodes decides what becomes of a node that matches and was created after the maintenance left stage Idle: Ignore leaves it alone, Join
+	// takes it. Nodes that existed and are labelled later always join, and so does a node that the selector names by metadata.name or by the
+	// label kubernetes.io/hostname. It may change as long as nodeSelector may. The default is Ignore.
+	NewNodes *maintenancev1alpha1.NewNodesPolicy `json:"newNodes,omitempty"`
 }
 
 // NodeMaintenanceSpecApplyConfiguration constructs a declarative configuration of the NodeMaintenanceSpec type for use with
@@ -97,5 +102,13 @@ func (b *NodeMaintenanceSpecApplyConfiguration) WithReason(value string) *NodeMa
 // If called multiple times, the RequestedBy field is set to the value of the last call.
 func (b *NodeMaintenanceSpecApplyConfiguration) WithRequestedBy(value authenticationv1.UserInfo) *NodeMaintenanceSpecApplyConfiguration {
 	b.RequestedBy = &value
+	return b
+}
+
+// WithNewNodes sets the NewNodes field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the NewNodes field is set to the value of the last call.
+func (b *NodeMaintenanceSpecApplyConfiguration) WithNewNodes(value maintenancev1alpha1.NewNodesPolicy) *NodeMaintenanceSpecApplyConfiguration {
+	b.NewNodes = &value
 	return b
 }

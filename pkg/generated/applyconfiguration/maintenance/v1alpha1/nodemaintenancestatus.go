@@ -19,6 +19,7 @@ limitations under the License.
 package v1alpha1
 
 import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	v1 "k8s.io/client-go/applyconfigurations/meta/v1"
 )
 
@@ -28,14 +29,21 @@ import (
 // NodeMaintenanceStatus is the observed state of a NodeMaintenance. It is also the memory of the drain: after a restart the server goes on
 // from here.
 type NodeMaintenanceStatusApplyConfiguration struct {
-	// observedGeneration (added) is the metadata.generation that this status answers to.
+	// observedGeneration is the metadata.generation that this status answers to.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
 	// stageStatuses lists the stages that were entered, in the order they were, written by the API server together with the stage itself.
 	StageStatuses []StageStatusApplyConfiguration `json:"stageStatuses,omitempty"`
 	// nodeStatuses has one entry for each selected node, ordered by name.
 	NodeStatuses []NodeMaintenanceNodeStatusApplyConfiguration `json:"nodeStatuses,omitempty"`
-	// conditions are the conditions of the maintenance. Drained says whether the nodes are empty of pods that the plan covers.
+	// conditions are the conditions of the maintenance: Drained reports whether the nodes are empty of pods that the plan covers, Progressing
+	// whether the maintenance moves on.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
+	// lastProgressTimestamp is when something last moved in stage Drain: a pod left, a wave opened, an evacuator reported, or a pod was terminating
+	// within its grace period. Unset before stage Drain.
+	LastProgressTimestamp *metav1.Time `json:"lastProgressTimestamp,omitempty"`
+	// newestNodeTimestamp is the newest metadata.creationTimestamp of any node when the maintenance left stage Idle. Nodes that were created later
+	// are new to it, see spec.newNodes.
+	NewestNodeTimestamp *metav1.Time `json:"newestNodeTimestamp,omitempty"`
 }
 
 // NodeMaintenanceStatusApplyConfiguration constructs a declarative configuration of the NodeMaintenanceStatus type for use with
@@ -88,5 +96,21 @@ func (b *NodeMaintenanceStatusApplyConfiguration) WithConditions(values ...*v1.C
 		}
 		b.Conditions = append(b.Conditions, *values[i])
 	}
+	return b
+}
+
+// WithLastProgressTimestamp sets the LastProgressTimestamp field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the LastProgressTimestamp field is set to the value of the last call.
+func (b *NodeMaintenanceStatusApplyConfiguration) WithLastProgressTimestamp(value metav1.Time) *NodeMaintenanceStatusApplyConfiguration {
+	b.LastProgressTimestamp = &value
+	return b
+}
+
+// WithNewestNodeTimestamp sets the NewestNodeTimestamp field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the NewestNodeTimestamp field is set to the value of the last call.
+func (b *NodeMaintenanceStatusApplyConfiguration) WithNewestNodeTimestamp(value metav1.Time) *NodeMaintenanceStatusApplyConfiguration {
+	b.NewestNodeTimestamp = &value
 	return b
 }

@@ -29,7 +29,7 @@ import (
 type NodeReferenceApplyConfiguration struct {
 	// name of the node.
 	Name *string `json:"name,omitempty"`
-	// uid (added) of the node. A node that is deleted and created again under the same name is a new node.
+	// uid of the node. A node that is deleted and created again under the same name is a new node.
 	UID *types.UID `json:"uid,omitempty"`
 }
 

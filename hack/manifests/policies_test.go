@@ -1,0 +1,236 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"testing"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/admission/plugin/cel"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook/matchconditions"
+	celconfig "k8s.io/apiserver/pkg/apis/cel"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/cel/environment"
+	"k8s.io/utils/ptr"
+)
+
+const server = "system:serviceaccount:haulout-system:haulout-apiserver"
+
+// policiesOf reads the policies that are shipped, by the resource that they are about.
+func policiesOf(t *testing.T) map[string]*admissionregistrationv1.ValidatingAdmissionPolicy {
+	t.Helper()
+	content, err := os.ReadFile("../../artifacts/base/admission-policies.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	policies, bound := map[string]*admissionregistrationv1.ValidatingAdmissionPolicy{}, map[string]bool{}
+	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
+	for {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		object, _, err := newDecoder().Decode(document, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch o := object.(type) {
+		case *admissionregistrationv1.ValidatingAdmissionPolicy:
+			policies[o.Spec.MatchConstraints.ResourceRules[0].Resources[0]] = o
+		case *admissionregistrationv1.ValidatingAdmissionPolicyBinding:
+			bound[o.Spec.PolicyName] = true
+		}
+	}
+	for _, policy := range policies {
+		if !bound[policy.Name] {
+			t.Errorf("policy %s is not bound", policy.Name)
+		}
+	}
+	return policies
+}
+
+// compile makes of a policy what kube-apiserver makes of it.
+func compile(t *testing.T, policy *admissionregistrationv1.ValidatingAdmissionPolicy) validating.Validator {
+	t.Helper()
+	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared := cel.OptionalVariableDeclarations{HasAuthorizer: true}
+	var variables []cel.NamedExpressionAccessor
+	for _, v := range policy.Spec.Variables {
+		variables = append(variables, &validating.Variable{Name: v.Name, Expression: v.Expression})
+	}
+	compiler.CompileAndStoreVariables(variables, declared, environment.NewExpressions)
+	var conditions, validations []cel.ExpressionAccessor
+	for i := range policy.Spec.MatchConditions {
+		conditions = append(conditions, (*matchconditions.MatchCondition)(&policy.Spec.MatchConditions[i]))
+	}
+	for _, v := range policy.Spec.Validations {
+		validations = append(validations, &validating.ValidationCondition{Expression: v.Expression, Message: v.Message})
+	}
+	fail := policy.Spec.FailurePolicy
+	matcher := matchconditions.NewMatcher(compiler.CompileCondition(conditions, declared, environment.NewExpressions), fail, "policy", "validate", policy.Name)
+	none := compiler.CompileCondition(make([]cel.ExpressionAccessor, len(validations)), declared, environment.NewExpressions)
+	return validating.NewValidator(compiler.CompileCondition(validations, declared, environment.NewExpressions), matcher,
+		compiler.CompileCondition(nil, declared, environment.NewExpressions), none, fail, nil)
+}
+
+// update is a request to change an object.
+type update struct {
+	resource, subresource string
+	kind                  schema.GroupVersionKind
+	old                   runtime.Object
+	change                func(runtime.Object)
+}
+
+// denied returns the messages with which a policy refuses a request of a user.
+func (u update) denied(t *testing.T, policy *admissionregistrationv1.ValidatingAdmissionPolicy, name string) []string {
+	t.Helper()
+	next := u.old.DeepCopyObject()
+	u.change(next)
+	gvr := u.kind.GroupVersion().WithResource(u.resource)
+	attributes := &admission.VersionedAttributes{
+		Attributes: admission.NewAttributesRecord(next, u.old, u.kind, "ns", "name", gvr, u.subresource, admission.Update, &metav1.UpdateOptions{}, false,
+			&user.DefaultInfo{Name: name}),
+		VersionedKind: u.kind,
+	}
+	attributes.VersionedObject.Set(next)
+	attributes.VersionedOldObject.Set(u.old)
+	result := compile(t, policy).Validate(t.Context(), gvr, attributes, nil, nil, celconfig.RuntimeCELCostBudget, nil)
+	var messages []string
+	for _, decision := range result.Decisions {
+		if decision.Evaluation == validating.EvalError {
+			t.Errorf("the policy fails: %s", decision.Message)
+		}
+		if decision.Action == validating.ActionDeny {
+			messages = append(messages, decision.Message)
+		}
+	}
+	return messages
+}
+
+func annotate(key string) func(runtime.Object) {
+	return func(o runtime.Object) {
+		object := o.(metav1.Object)
+		annotations := map[string]string{key: "new"}
+		for k, v := range object.GetAnnotations() {
+			if k != key {
+				annotations[k] = v
+			}
+		}
+		object.SetAnnotations(annotations)
+	}
+}
+
+func TestWhatTheServerMayChange(t *testing.T) {
+	theirs := metav1.ObjectMeta{Name: "name", Labels: map[string]string{"app": "a"}, Annotations: map[string]string{"theirs": "x"}}
+	container := corev1.Container{Name: "c", Image: "i"}
+	pod := update{resource: "pods", kind: corev1.SchemeGroupVersion.WithKind("Pod"), old: &corev1.Pod{
+		ObjectMeta: theirs, Spec: corev1.PodSpec{Containers: []corev1.Container{container}},
+	}}
+	deployment := update{resource: "deployments", kind: appsv1.SchemeGroupVersion.WithKind("Deployment"), old: &appsv1.Deployment{
+		ObjectMeta: theirs, Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](1), Template: corev1.PodTemplateSpec{
+			Spec: corev1.PodSpec{Containers: []corev1.Container{container}},
+		}},
+	}}
+	autoscaler := update{resource: "horizontalpodautoscalers", kind: autoscalingv2.SchemeGroupVersion.WithKind("HorizontalPodAutoscaler"),
+		old: &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: theirs, Spec: autoscalingv2.HorizontalPodAutoscalerSpec{MaxReplicas: 3}}}
+	node := update{resource: "nodes", kind: corev1.SchemeGroupVersion.WithKind("Node"), old: &corev1.Node{
+		ObjectMeta: theirs, Spec: corev1.NodeSpec{ProviderID: "p", Taints: []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}}},
+	}}
+	status := update{resource: "nodes", subresource: "status", kind: node.kind, old: &corev1.Node{
+		ObjectMeta: theirs, Status: corev1.NodeStatus{
+			Phase:      corev1.NodeRunning,
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+		},
+	}}
+	spec := func(o runtime.Object) *corev1.NodeSpec { return &o.(*corev1.Node).Spec }
+	stat := func(o runtime.Object) *corev1.NodeStatus { return &o.(*corev1.Node).Status }
+	for name, tc := range map[string]struct {
+		of     update
+		change func(runtime.Object)
+		denied bool
+	}{
+		"the deletion cost of a pod":          {of: pod, change: annotate(corev1.PodDeletionCost)},
+		"its own annotation on a pod":         {of: pod, change: annotate("maintenance.haulout.dev/original-pod-deletion-cost")},
+		"not another annotation of a pod":     {of: pod, change: annotate("sidecar.example.com/inject"), denied: true},
+		"not the value of another annotation": {of: pod, change: annotate("theirs"), denied: true},
+		"not to remove another annotation":    {of: pod, change: func(o runtime.Object) { o.(*corev1.Pod).Annotations = nil }, denied: true},
+		"not the image of a pod":              {of: pod, change: func(o runtime.Object) { o.(*corev1.Pod).Spec.Containers[0].Image = "evil" }, denied: true},
+		"not the labels of a pod":             {of: pod, change: func(o runtime.Object) { o.(*corev1.Pod).Labels = nil }, denied: true},
+		"not the finalizers of a pod":         {of: pod, change: func(o runtime.Object) { o.(*corev1.Pod).Finalizers = []string{"a/b"} }, denied: true},
+
+		"the replicas of a Deployment":      {of: deployment, change: func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Replicas = ptr.To[int32](2) }},
+		"its own annotation on one":         {of: deployment, change: annotate("maintenance.haulout.dev/surge-record")},
+		"not the template of a Deployment":  {of: deployment, change: func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Template.Spec.Containers[0].Image = "evil" }, denied: true},
+		"not to pause it":                   {of: deployment, change: func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Paused = true }, denied: true},
+		"not the deletion cost of one":      {of: deployment, change: annotate(corev1.PodDeletionCost), denied: true},
+		"the minReplicas of an autoscaler":  {of: autoscaler, change: func(o runtime.Object) { o.(*autoscalingv2.HorizontalPodAutoscaler).Spec.MinReplicas = ptr.To[int32](2) }},
+		"not the maxReplicas of autoscaler": {of: autoscaler, change: func(o runtime.Object) { o.(*autoscalingv2.HorizontalPodAutoscaler).Spec.MaxReplicas = 9 }, denied: true},
+
+		"whether a node takes pods": {of: node, change: func(o runtime.Object) { spec(o).Unschedulable = true }},
+		"its own taints": {of: node, change: func(o runtime.Object) {
+			spec(o).Taints = append(spec(o).Taints, corev1.Taint{Key: "maintenance.haulout.dev/drain", Effect: corev1.TaintEffectNoSchedule})
+		}},
+		"its own annotation on a node": {of: node, change: annotate("maintenance.haulout.dev/cordoned-by")},
+		"not to remove another taint":  {of: node, change: func(o runtime.Object) { spec(o).Taints = nil }, denied: true},
+		"not the provider of a node":   {of: node, change: func(o runtime.Object) { spec(o).ProviderID = "q" }, denied: true},
+		"not the labels of a node":     {of: node, change: func(o runtime.Object) { o.(*corev1.Node).Labels["app"] = "b" }, denied: true},
+		"its own conditions of a node": {of: status, change: func(o runtime.Object) {
+			stat(o).Conditions = append(stat(o).Conditions, corev1.NodeCondition{Type: "Drained"})
+		}},
+		"not whether a node is ready":     {of: status, change: func(o runtime.Object) { stat(o).Conditions[0].Status = corev1.ConditionFalse }, denied: true},
+		"not to remove another condition": {of: status, change: func(o runtime.Object) { stat(o).Conditions = nil }, denied: true},
+		"not the phase of a node":         {of: status, change: func(o runtime.Object) { stat(o).Phase = corev1.NodeTerminated }, denied: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			resource := tc.of.resource
+			if tc.of.subresource != "" {
+				resource += "/" + tc.of.subresource
+			}
+			policy := policiesOf(t)[resource]
+			if policy == nil {
+				t.Fatalf("there is no policy for %s", resource)
+			}
+			tc.of.change = tc.change
+			if messages := tc.of.denied(t, policy, server); (len(messages) > 0) != tc.denied {
+				t.Errorf("denied with %q, want denied: %v", messages, tc.denied)
+			}
+			if messages := tc.of.denied(t, policy, "system:serviceaccount:kube-system:other"); len(messages) > 0 {
+				t.Errorf("another user is denied with %q", messages)
+			}
+		})
+	}
+}

@@ -1,0 +1,76 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+const (
+	// labelManager is the field manager that owns the labels of an Evacuation that come from its pod.
+	labelManager = "haulout-admission"
+	// maxOwnershipBytes is how long the list of labels with an owner may be. Together with the labels
+	// it has to stay within the limit for Evacuations.
+	maxOwnershipBytes = 4 << 10
+)
+
+// ownLabels makes the server the owner of the labels that a new Evacuation got from its pod. The API
+// server decides who owns what before it asks admission, and what no manager owns in a map is lost when
+// the last manager of the map withdraws its own keys by applying less.
+//
+// Of labels whose list would be too long only the map is owned. That still keeps them from a manager
+// that never applied them.
+func ownLabels(evacuation *maintenance.Evacuation, keys []string) error {
+	// Without any manager the first apply makes one of all that there is.
+	if len(keys) == 0 || len(evacuation.ManagedFields) == 0 {
+		return nil
+	}
+	theMap := fieldpath.NewSet(fieldpath.MakePathOrDie("metadata", "labels"))
+	all := theMap.Copy()
+	for _, key := range keys {
+		all.Insert(fieldpath.MakePathOrDie("metadata", "labels", key))
+	}
+	fields, err := all.ToJSON()
+	if err == nil && len(fields) > maxOwnershipBytes {
+		fields, err = theMap.ToJSON()
+	}
+	if err != nil {
+		return fmt.Errorf("encode the owned labels: %w", err)
+	}
+	// Admission may run twice. The slice may be that of the request, to which the caller can return.
+	managed := slices.DeleteFunc(slices.Clone(evacuation.ManagedFields), func(entry metav1.ManagedFieldsEntry) bool {
+		return entry.Manager == labelManager
+	})
+	if len(managed) == 0 {
+		return nil
+	}
+	managed = append(managed, metav1.ManagedFieldsEntry{
+		Manager: labelManager, Operation: metav1.ManagedFieldsOperationUpdate,
+		APIVersion: v1alpha1.SchemeGroupVersion.String(), Time: managed[0].Time,
+		FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(string(bytes.TrimSpace(fields))),
+	})
+	evacuation.ManagedFields = managed
+	return nil
+}

@@ -1,0 +1,180 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+)
+
+// TestPaddingReleasesNoForeignNodes: nodes of the user's own in the same write do not hide those that it releases.
+func TestPaddingReleasesNoForeignNodes(t *testing.T) {
+	nodes := []*corev1.Node{node("prod-0", "prod"), node("prod-1", "prod"), node("prod-2", "prod")}
+	own := []string{}
+	for i := range 600 {
+		nodes = append(nodes, node(fmt.Sprintf("dev-%03d", i), "dev"))
+		own = append(own, fmt.Sprintf("dev-%03d", i))
+	}
+	held := holding("prod-0", "prod-1", "prod-2")
+	for name, r := range map[string]request{
+		"by another selector":                  {nm: maintain(pools("dev"), held), old: maintain(pools("prod"), held)},
+		"by another selector and Complete":     {nm: maintain(pools("dev"), held, atStage("Complete")), old: maintain(pools("prod"), held)},
+		"by the deletion of one that has both": {old: maintain(pools("dev", "prod"), held, holding(own...))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r.by = bob
+			f := newFixture(t, may(own...), nodes)
+			ctx, _ := f.context(r)
+			if err := f.validate(ctx, r); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "prod-2") {
+				t.Errorf("got %v, want it forbidden for the nodes prod", err)
+			}
+		})
+	}
+}
+
+// TestReleaseOfMoreNodesThanAreAsked: a user who may delete each of 1,200 nodes by name may release them in one write.
+func TestReleaseOfMoreNodesThanAreAsked(t *testing.T) {
+	nodes := manyNodes(1200)
+	f := newFixture(t, may(allOf(nodes)...), nodes)
+	r := request{by: bob, old: maintain(pools("blue"))}
+	ctx, _ := f.context(r)
+	if err := f.validate(ctx, r); err != nil {
+		t.Error(err)
+	}
+	if n := len(f.host.asked); n != 1203 {
+		t.Errorf("%d questions, want one for each of the 1,202 nodes and one for all", n)
+	}
+}
+
+func TestReleaseWithoutTimeToAsk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := may("blue-1")
+		h.hangs["blue-2"] = true
+		f := newFixture(t, h, twoPools)
+		r := request{by: bob, old: maintain(pools("blue"))}
+		ctx, _ := f.context(r)
+		ctx, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		err := f.validate(ctx, r)
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "2 nodes to release") || !strings.Contains(err.Error(), "in portions") {
+			t.Errorf("got %v, want that the nodes are to be released in portions", err)
+		}
+		if ctx.Err() != nil {
+			t.Error("the request has ended before its answer")
+		}
+	})
+}
+
+func TestRefusalsNameOnlyNodesThatTheUserMayGet(t *testing.T) {
+	for name, test := range map[string]struct {
+		hidden []string
+		want   string
+	}{
+		"all may be read":  {nil, "may not delete 2 of the nodes (blue-1, blue-2),"},
+		"one may be read":  {[]string{"blue-1"}, "may not delete 2 of the nodes (blue-2 and 1 that the user may not get),"},
+		"none may be read": {[]string{"blue-1", "blue-2"}, "may not delete 2 of the nodes,"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := may()
+			for _, node := range test.hidden {
+				h.hidden[node] = true
+			}
+			f := newFixture(t, h, twoPools)
+			r := request{by: bob, nm: maintain(pools("blue"))}
+			ctx, _ := f.context(r)
+			err := f.validate(ctx, r)
+			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), test.want) {
+				t.Fatalf("got %v, want %q in it", err, test.want)
+			}
+			for _, node := range test.hidden {
+				if strings.Contains(err.Error(), node) {
+					t.Errorf("%s is named in %q", node, err)
+				}
+			}
+		})
+	}
+}
+
+// TestPlanThatNeedsTooLargeAStatus is refused with both numbers, before any node is cordoned.
+func TestPlanThatNeedsTooLargeAStatus(t *testing.T) {
+	nodes := manyNodes(5000)
+	plan := func(own, length int) func(*maintenance.NodeMaintenance) {
+		return func(nm *maintenance.NodeMaintenance) {
+			for i := range own {
+				nm.Spec.DrainPlan = append(nm.Spec.DrainPlan, maintenance.DrainPlanEntry{PodType: "Default", PodSelector: &metav1.LabelSelector{
+					MatchLabels: map[string]string{fmt.Sprintf("app-%d", i): strings.Repeat("x", length)},
+				}})
+			}
+		}
+	}
+	for name, test := range map[string]struct {
+		request request
+		want    bool
+	}{
+		"441 KiB over 5,000 nodes":                  {request{nm: maintain(pools("blue"), plan(100, 4400))}, true},
+		"the same in Idle":                          {request{nm: maintain(pools("blue"), plan(100, 4400), atStage("Idle"))}, true},
+		"the same over one node":                    {request{nm: maintain(pools("red"), plan(100, 4400))}, false},
+		"another selector makes it too large":       {request{nm: maintain(pools("blue"), plan(100, 50)), old: maintain(pools("red"), plan(100, 50))}, true},
+		"it stays, and the reason changes":          {request{nm: maintain(pools("blue"), plan(100, 50), because("x")), old: maintain(pools("blue"), plan(100, 50))}, false},
+		"it is completed":                           {request{nm: maintain(pools("blue"), plan(100, 50), atStage("Complete")), old: maintain(pools("blue"), plan(100, 50))}, false},
+		"a plan without selectors over 5,000 nodes": {request{nm: maintain(pools("blue"))}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, may(append(allOf(nodes), "")...), nodes)
+			test.request.by = bob
+			ctx, _ := f.context(test.request)
+			err := f.validate(ctx, test.request)
+			if !test.want {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.drainPlan") || !strings.Contains(err.Error(), "for 5002 nodes") ||
+				!strings.Contains(err.Error(), "at most 1024 KiB") || len(err.Error()) > 500 {
+				t.Errorf("got %v, want a short error with both numbers", err)
+			}
+		})
+	}
+}
+
+// TestLargeSelectorsEndWithTheRequest: an object that was stored before the limits is matched only as long as its request lives.
+func TestLargeSelectorsEndWithTheRequest(t *testing.T) {
+	selector := &corev1.NodeSelector{}
+	for i := range 26_000 {
+		selector.NodeSelectorTerms = append(selector.NodeSelectorTerms, corev1.NodeSelectorTerm{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: fmt.Sprintf("k%d", i), Operator: corev1.NodeSelectorOpExists}}})
+	}
+	f := newFixture(t, may(""), manyNodes(100))
+	r := request{by: bob, nm: maintain(selector)}
+	ctx, _ := f.context(r)
+	ctx, cancel := context.WithCancel(ctx)
+	cancel()
+	if err := f.validate(ctx, r); err == nil || len(f.host.asked) > 0 {
+		t.Errorf("got %v after %d questions, want an error before any", err, len(f.host.asked))
+	}
+}

@@ -1,0 +1,148 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package size
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/install"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func TestValidate(t *testing.T) {
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	naming := func(nodes int) *maintenance.NodeMaintenance {
+		values := make([]string, nodes)
+		for i := range values {
+			values[i] = strings.Repeat("n", 50)
+		}
+		return &maintenance.NodeMaintenance{Spec: maintenance.NodeMaintenanceSpec{NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: values}},
+		}}}}}
+	}
+	large := &maintenance.Evacuation{}
+	large.Labels = map[string]string{"a": strings.Repeat("x", MaxEvacuationMetadataBytes)}
+	annotated := &maintenance.Evacuation{}
+	annotated.Labels = map[string]string{"a": "x"}
+	annotated.Annotations = map[string]string{"a": strings.Repeat("x", MaxEvacuationMetadataBytes-2)}
+	fits := &maintenance.Evacuation{}
+	fits.Labels = map[string]string{"a": strings.Repeat("x", MaxCopiedLabelBytes-1)}
+	fits.Annotations = map[string]string{"a": strings.Repeat("x", MaxEvacuationMetadataBytes-MaxCopiedLabelBytes-1)}
+	manyLabels := &maintenance.Evacuation{}
+	manyLabels.Labels = map[string]string{}
+	for i := range 22000 {
+		manyLabels.Labels[fmt.Sprintf("k%05d", i)] = "v"
+	}
+	owned := &maintenance.Evacuation{}
+	for i := range 1000 {
+		owned.OwnerReferences = append(owned.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: fmt.Sprintf("owner-%04d", i), UID: types.UID(strings.Repeat("u", 36))})
+	}
+	annotatedMaintenance := naming(1)
+	annotatedMaintenance.Annotations = map[string]string{"a": strings.Repeat("x", MaxBytes)}
+	full := naming(1)
+	full.Status.NodeStatuses = make([]maintenance.NodeMaintenanceNodeStatus, 5000)
+	for i := range full.Status.NodeStatuses {
+		full.Status.NodeStatuses[i].DrainMessage = strings.Repeat("m", 128)
+	}
+	cases := map[string]struct {
+		obj  runtime.Object
+		path string
+	}{
+		"a selector that names 5,000 nodes one by one is fine":         {obj: naming(5000)},
+		"a status does not count":                                      {obj: full},
+		"a selector beyond the limit is the spec's fault":              {obj: naming(20000), path: "spec"},
+		"metadata beyond the limit is the metadata's fault":            {obj: annotatedMaintenance, path: "metadata"},
+		"an Evacuation may have 32 KiB of labels and annotations":      {obj: fits},
+		"labels of an Evacuation beyond 32 KiB are refused":            {obj: large, path: "metadata.labels"},
+		"a byte more of annotations than is left by labels is refused": {obj: annotated, path: "metadata.annotations"},
+		"a thousand owners of an Evacuation are refused":               {obj: owned, path: "metadata"},
+		"22,000 labels on an Evacuation are refused":                   {obj: manyLabels, path: "metadata.labels"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			errs := Validate(scheme, c.obj)
+			if c.path == "" && len(errs) == 0 {
+				return
+			}
+			if len(errs) != 1 || errs[0].Field != c.path || len(errs[0].Error()) > 200 {
+				t.Errorf("got %v, want one short error at %q", errs, c.path)
+			}
+		})
+	}
+}
+
+func TestStatusBytes(t *testing.T) {
+	plan := func(own int, value string) []v1alpha1.DrainPlanEntry {
+		nm := &v1alpha1.NodeMaintenance{}
+		for i := range own {
+			nm.Spec.DrainPlan = append(nm.Spec.DrainPlan, v1alpha1.DrainPlanEntry{PodPriority: int32(i), PodSelector: &metav1.LabelSelector{
+				MatchLabels: map[string]string{fmt.Sprintf("app-%d", i): value}}})
+		}
+		v1alpha1.SetObjectDefaults_NodeMaintenance(nm)
+		return nm.Spec.DrainPlan
+	}
+	for name, test := range map[string]struct {
+		plan  []v1alpha1.DrainPlanEntry
+		nodes int
+		fits  bool
+	}{
+		"the default plan over 5,000 nodes":  {plan(0, ""), 5000, true},
+		"100 selectors over 20 nodes":        {plan(100, strings.Repeat("x", 50)), 20, true},
+		"100 selectors over 200 nodes":       {plan(100, strings.Repeat("x", 50)), 200, false},
+		"a plan of 441 KiB over 5,000 nodes": {plan(100, strings.Repeat("x", 4400)), 5000, false},
+		"a plan of 441 KiB over two nodes":   {plan(100, strings.Repeat("x", 4400)), 2, true},
+		"a plan of 441 KiB over three nodes": {plan(100, strings.Repeat("x", 4400)), 3, false},
+		"any plan over no node":              {plan(100, strings.Repeat("x", 4400)), 0, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := StatusBytes(test.plan, test.nodes); (got <= MaxStatusBytes) != test.fits {
+				t.Errorf("got %d bytes, the limit is %d", got, MaxStatusBytes)
+			}
+		})
+	}
+	t.Run("it is not less than what is stored", func(t *testing.T) {
+		stored := &v1alpha1.NodeMaintenanceStatus{}
+		entries := plan(10, "value")
+		reached := map[string]v1alpha1.DrainPlanEntry{}
+		for _, e := range entries {
+			reached[string(e.PodType)+e.PodSelector.String()] = e
+		}
+		for i := range 1000 {
+			n := v1alpha1.NodeMaintenanceNodeStatus{
+				NodeRef:               v1alpha1.NodeReference{Name: fmt.Sprintf("%063d", i), UID: types.UID(fmt.Sprintf("%036d", i))},
+				PodsPendingEvacuation: 250, PodsEvacuating: 250, PodsBlocked: 250, PodsKept: 20, PodsPeak: 500,
+			}
+			for _, e := range reached {
+				n.DrainTargets = append(n.DrainTargets, e)
+			}
+			stored.NodeStatuses = append(stored.NodeStatuses, n)
+		}
+		got, want := StatusBytes(entries, 1000), stored.Size()
+		if got < want || got > want*5/4 {
+			t.Errorf("got %d bytes, stored are %d", got, want)
+		}
+	})
+}

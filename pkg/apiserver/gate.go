@@ -1,0 +1,189 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/klog/v2"
+)
+
+// Reasons of the events about leadership.
+const (
+	// EventControllersOff: the controllers of this server are off, and the message says why and what to do. About the Lease.
+	EventControllersOff = "ControllersOff"
+)
+
+// offReason is why a replica must not lead although the lease may be free.
+type offReason string
+
+const (
+	// offElsewhere: the APIService names another Service, so users do not see what this server keeps.
+	offElsewhere offReason = "APIServiceElsewhere"
+	// offOtherStorage: the last leader had another storage, which may have maintenances that this one does not have.
+	offOtherStorage offReason = "OtherStorage"
+	// offRestored: the storage was restored from a backup, so it may ask for what was completed since.
+	offRestored offReason = "RestoredStorage"
+)
+
+var offReasons = []offReason{offElsewhere, offOtherStorage, offRestored}
+
+var (
+	controllersOff = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Namespace:      "haulout",
+		Name:           "controllers_off",
+		Help:           "1 while this replica must not run the controllers for a reason that an administrator has to remove, else 0.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"reason"})
+
+	registerMetrics = sync.OnceFunc(func() {
+		legacyregistry.MustRegister(controllersOff)
+		showOff("")
+	})
+)
+
+// showOff sets the metric. It is 0 from the start: an alert about a metric that is missing never fires.
+func showOff(why offReason) {
+	for _, r := range offReasons {
+		value := 0.0
+		if r == why {
+			value = 1
+		}
+		controllersOff.WithLabelValues(string(r)).Set(value)
+	}
+}
+
+// gate remembers what was found when this replica last asked whether it may lead.
+type gate struct {
+	mu sync.Mutex
+	// told is what the log and an event have told last.
+	told string
+	// holder is another holder of the lease, and renewal the time of its last renewal by its own clock. That time is only compared
+	// with itself: one that changes is that of a holder that is alive.
+	holder, renewal string
+}
+
+// mayLead reports whether this replica may take part in the election. Where that cannot be found out it does not.
+func (c *Controllers) mayLead(ctx context.Context) bool {
+	why, err := c.whyOff(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Controllers wait")
+		}
+		return false
+	}
+	return why == ""
+}
+
+// mustNotLead reports whether a replica that takes part in the election has to leave it. Where that cannot be found out it stays.
+func (c *Controllers) mustNotLead(ctx context.Context) bool {
+	why, err := c.whyOff(ctx)
+	return err == nil && why != ""
+}
+
+// whyOff returns why this replica must not lead; empty if it may. A change is told in the log, in an event and in a metric.
+func (c *Controllers) whyOff(ctx context.Context) (offReason, error) {
+	c.gate.mu.Lock()
+	defer c.gate.mu.Unlock()
+	why, message, err := c.askWhyOff(ctx)
+	if err != nil {
+		return "", err
+	}
+	showOff(why)
+	if message == c.gate.told {
+		return why, nil
+	}
+	c.gate.told = message
+	if why == "" {
+		klog.FromContext(ctx).Info("Controllers may run")
+		return "", nil
+	}
+	klog.FromContext(ctx).Info("Controllers are off", "reason", why, "message", message)
+	if c.Recorder != nil {
+		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: c.Election.Namespace, Name: c.Election.Name}}
+		c.Recorder.Eventf(lease, nil, corev1.EventTypeWarning, EventControllersOff, "Lead", "%s: %s", why, message)
+	}
+	return why, nil
+}
+
+func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message string, err error) {
+	if c.Registered != nil {
+		registered, err := c.Registered(ctx)
+		if err != nil {
+			return "", "", fmt.Errorf("read which Service the APIService names: %w", err)
+		}
+		if registered != c.Service {
+			named := "no Service"
+			if registered != (types.NamespacedName{}) {
+				named = "Service " + registered.String()
+			}
+			return offElsewhere, fmt.Sprintf("the APIService of the group names %s and not %s, which is in front of this server: "+
+				"change the APIService, or remove this server", named, c.Service), nil
+		}
+	}
+	if c.Storage == nil {
+		return "", "", nil
+	}
+	lease, err := c.Leases.Leases(c.Election.Namespace).Get(ctx, c.Election.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", "", nil
+	}
+	if err != nil {
+		return "", "", err
+	}
+	if holder := c.liveHolder(lease); holder != "" && c.Storage.Embedded {
+		c.Exit(fmt.Errorf("another server (%s) renews Lease %s/%s: with embedded storage there can be only one; "+
+			"give all of them the same --etcd-servers, or stop the other one", holder, c.Election.Namespace, c.Election.Name))
+	}
+	if id, foreign := c.Storage.foreign(lease); foreign {
+		return offOtherStorage, fmt.Sprintf("the last leader had storage %s, and this server has storage %s: nodes may be in maintenances that only the "+
+			"other one knows. Bring the other storage back, or start with --adopt-storage=%s to release what it has left", id, c.Storage.ID, id), nil
+	}
+	// After the Lease, so that a leader that goes on meanwhile is never ahead of what is read here.
+	revision, err := c.Storage.revision(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	if known, restored := c.Storage.restored(lease, revision); restored {
+		return offRestored, fmt.Sprintf("storage %s has revision %d and was at %d before: it was restored from a backup and may ask for maintenances that "+
+			"were completed since. Complete or delete those, then start with --accept-restored-state", c.Storage.ID, revision, known), nil
+	}
+	return "", "", nil
+}
+
+// liveHolder returns the holder of a Lease if it is another one and has renewed since the last call.
+func (c *Controllers) liveHolder(lease *coordinationv1.Lease) string {
+	holder, renewal := "", ""
+	if h := lease.Spec.HolderIdentity; h != nil && *h != c.Election.Identity && lease.Spec.RenewTime != nil {
+		holder, renewal = *h, lease.Spec.RenewTime.String()
+	}
+	alive := holder != "" && c.gate.holder == holder && c.gate.renewal != renewal
+	c.gate.holder, c.gate.renewal = holder, renewal
+	if !alive {
+		return ""
+	}
+	return holder
+}

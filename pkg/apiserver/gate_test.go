@@ -1,0 +1,245 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/component-base/metrics/testutil"
+)
+
+const ownID, otherID = "own", "other"
+
+func storageAt(revision int64) *Storage {
+	return &Storage{ID: ownID, Embedded: true, Revision: func(context.Context) (int64, error) { return revision, nil }}
+}
+
+// leaseOf is the Lease that a server has left with the given storage; empty for a holder that tells nothing.
+func leaseOf(id, revision string) *coordinationv1.Lease {
+	holder, seconds := "gone", int32(12)
+	renewed := metav1.NewMicroTime(time.Now().Add(time.Hour))
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &renewed},
+	}
+	if id != "" {
+		lease.Annotations = map[string]string{annotationStorageID: id, annotationStorageRevision: revision}
+	}
+	return lease
+}
+
+func TestWhoMayLead(t *testing.T) {
+	front := types.NamespacedName{Namespace: "ns", Name: "service"}
+	for name, tc := range map[string]struct {
+		lease      *coordinationv1.Lease
+		registered types.NamespacedName
+		storage    func(*Storage)
+		want       offReason
+	}{
+		"the first server of a cluster leads":            {registered: front},
+		"one after a leader that tells nothing leads":    {registered: front, lease: leaseOf("", "")},
+		"one whose storage the lease names leads":        {registered: front, lease: leaseOf(ownID, "500")},
+		"one without an APIService does not":             {want: offElsewhere},
+		"one whose API is that of another does not":      {registered: types.NamespacedName{Namespace: "blue", Name: "service"}, want: offElsewhere},
+		"one after a leader with other storage does not": {registered: front, lease: leaseOf(otherID, "5"), want: offOtherStorage},
+		"one that adopts the other storage leads": {
+			registered: front, lease: leaseOf(otherID, "5"), storage: func(s *Storage) { s.Adopt = otherID },
+		},
+		"one that adopts yet another does not": {
+			registered: front, lease: leaseOf(otherID, "5"), storage: func(s *Storage) { s.Adopt = "third" }, want: offOtherStorage,
+		},
+		"one whose storage was ahead does not": {registered: front, lease: leaseOf(ownID, "501"), want: offRestored},
+		"one whose storage was restored with a higher revision does not": {
+			registered: front, lease: leaseOf(ownID, "400"),
+			storage: func(s *Storage) {
+				s.Revision = func(context.Context) (int64, error) { return 1_000_000_300, nil }
+			},
+			want: offRestored,
+		},
+		"one whose backup is accepted leads": {
+			registered: front, lease: leaseOf(ownID, "501"), storage: func(s *Storage) { s.AcceptRestored = true },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				registerMetrics()
+				host := fake.NewClientset()
+				if tc.lease != nil {
+					host = fake.NewClientset(tc.lease.DeepCopy())
+				}
+				s := &stage{t: t}
+				c := shipped(host.CoordinationV1(), "a", s.act("a", 0))
+				c.Storage = storageAt(500)
+				if tc.storage != nil {
+					tc.storage(c.Storage)
+				}
+				recorder := events.NewFakeRecorder(10)
+				c.Recorder, c.Service = recorder, front
+				c.Registered = func(context.Context) (types.NamespacedName, error) { return tc.registered, nil }
+				c.Exit = func(reason error) { t.Errorf("the process ends: %v", reason) }
+				stop, left := lead(t, c)
+				<-time.After(time.Minute)
+				if acts := s.now() == "a"; acts != (tc.want == "") {
+					t.Errorf("it leads: %v", acts)
+				}
+				for _, r := range offReasons {
+					value, err := testutil.GetGaugeMetricValue(controllersOff.WithLabelValues(string(r)))
+					if err != nil || value == 1 != (r == tc.want) {
+						t.Errorf("the metric is %v for %s (%v)", value, r, err)
+					}
+				}
+				stop()
+				<-left
+				if tc.want != "" {
+					if len(recorder.Events) != 1 {
+						t.Fatalf("%d events, want one", len(recorder.Events))
+					}
+					if event := <-recorder.Events; !strings.Contains(event, EventControllersOff+" "+string(tc.want)) {
+						t.Errorf("the event is %q", event)
+					}
+					return
+				}
+				lease, err := host.CoordinationV1().Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{})
+				if err != nil || lease.Annotations[annotationStorageID] != ownID || lease.Annotations[annotationStorageRevision] == "" {
+					t.Errorf("the Lease tells %v of the storage (%v)", lease.Annotations, err)
+				}
+			})
+		})
+	}
+}
+
+func TestLeaderStopsWhileTheAPIServiceNamesAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		registerMetrics()
+		host := fake.NewClientset()
+		s := &stage{t: t}
+		c := shipped(host.CoordinationV1(), "a", s.act("a", 0))
+		var elsewhere, unknown atomic.Bool
+		c.Registered = func(context.Context) (types.NamespacedName, error) {
+			if unknown.Load() {
+				return types.NamespacedName{}, errors.New("timeout")
+			}
+			if elsewhere.Load() {
+				return types.NamespacedName{Name: "other"}, nil
+			}
+			return types.NamespacedName{}, nil
+		}
+		check := c.watch()
+		stop, left := lead(t, c)
+		eventually(t, "it leads", func() bool { return s.now() == "a" })
+		unknown.Store(true)
+		<-time.After(time.Minute)
+		if s.now() != "a" {
+			t.Error("a leader stopped because it could not read the APIService")
+		}
+		unknown.Store(false)
+		elsewhere.Store(true)
+		<-time.After(2 * gatePeriod)
+		if s.now() != "" || holder(host) != "" {
+			t.Errorf("%q acts and %q holds the lease", s.now(), holder(host))
+		}
+		<-time.After(time.Minute)
+		if err := check(nil); err != nil {
+			t.Errorf("a server that must not lead is taken for dead: %v", err)
+		}
+		elsewhere.Store(false)
+		eventually(t, "it leads again", func() bool { return s.now() == "a" })
+		stop()
+		<-left
+	})
+}
+
+// TestEmbeddedServerEndsBesideAnother has two servers with storages of their own start at the same time.
+func TestEmbeddedServerEndsBesideAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		host := fake.NewClientset()
+		s := &stage{t: t}
+		exits := map[string]*atomic.Int32{"a": {}, "b": {}}
+		var stops []func()
+		for name, count := range exits {
+			c := shipped(host.CoordinationV1(), name, s.act(name, 0))
+			c.Storage = storageAt(7)
+			c.Storage.ID = "storage of " + name
+			c.Exit = func(error) { count.Add(1) }
+			stop, left := lead(t, c)
+			stops = append(stops, stop, func() { <-left })
+		}
+		<-time.After(30 * time.Second)
+		for name, count := range exits {
+			if leads := s.now() == name; leads == (count.Load() > 0) {
+				t.Errorf("%s leads: %v, and has ended %d times", name, leads, count.Load())
+			}
+		}
+		stops[0]()
+		stops[2]()
+		stops[1]()
+		stops[3]()
+	})
+}
+
+func TestRevisionOfTheStorage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		host := fake.NewClientset()
+		s := &stage{t: t}
+		c := shipped(host.CoordinationV1(), "a", s.act("a", 0))
+		var revision atomic.Int64
+		revision.Store(40)
+		c.Storage = &Storage{ID: ownID, Revision: func(ctx context.Context) (int64, error) {
+			if r := revision.Load(); r > 0 {
+				return r, nil
+			}
+			return 0, swallow(ctx)
+		}}
+		told := func() string {
+			lease, err := host.CoordinationV1().Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{})
+			if err != nil {
+				return err.Error()
+			}
+			return lease.Annotations[annotationStorageRevision]
+		}
+		var renewals atomic.Int32
+		host.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			renewals.Add(1)
+			return false, nil, nil
+		})
+		stop, left := lead(t, c)
+		eventually(t, "the Lease tells the revision", func() bool { return told() == "40" })
+		revision.Store(41)
+		eventually(t, "a renewal tells the next one", func() bool { return told() == "41" })
+		revision.Store(0)
+		renewals.Store(0)
+		<-time.After(time.Minute)
+		if s.now() != "a" || renewals.Load() < 10 || told() != "41" {
+			t.Errorf("with a storage that does not answer %q acts, after %d renewals, and the Lease tells %s", s.now(), renewals.Load(), told())
+		}
+		stop()
+		<-left
+	})
+}

@@ -1,0 +1,131 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/klog/v2"
+)
+
+var (
+	errNotRenewed = errors.New("the lease was not renewed in time")
+	errMayNotLead = errors.New("this replica may not lead any more")
+)
+
+// gatePeriod is how often a replica that takes part in the election asks whether it may.
+const gatePeriod = 10 * time.Second
+
+// term is one time of leadership: from taking the lease until the controllers have ended.
+type term struct {
+	*Controllers
+	lease *lease
+	// server ends when the server shuts down; allowed ends then, too, and when this replica may not lead any more.
+	server, allowed context.Context
+	// ended is closed when the controllers have ended.
+	ended chan struct{}
+	// leave ends the election, which stops the renewals.
+	leave context.CancelFunc
+}
+
+// takePartInElection returns when leadership was held and given up or lost, or when the context ends. The lease goes to another
+// replica only after the controllers of this one have ended: it is renewed while they stop, and released when they have. Where
+// it cannot be renewed, they are told to stop after RenewDeadline, their calls are cut after CallGrace, and a process whose
+// controllers then still run ends. All of that fits into LeaseDuration, which is the least that others wait.
+func (c *Controllers) takePartInElection(ctx context.Context) {
+	electionCtx, leave := context.WithCancel(context.WithoutCancel(ctx))
+	defer leave()
+	allowed, forbid := context.WithCancelCause(ctx)
+	defer forbid(nil)
+	l := newLease(c.Leases, c.Election, c.Storage)
+	t := &term{Controllers: c, lease: l, server: ctx, allowed: allowed, ended: make(chan struct{}), leave: leave}
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Name:          c.Election.Name,
+		Lock:          l,
+		LeaseDuration: c.Election.LeaseDuration,
+		RenewDeadline: c.Election.RenewDeadline,
+		RetryPeriod:   c.Election.RetryPeriod,
+		// client-go would release the lease before the controllers are told to stop.
+		ReleaseOnCancel: false,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: t.run,
+			OnStoppedLeading: func() {},
+		},
+	})
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Leader election cannot be set up")
+		return
+	}
+	if c.watchdog != nil {
+		// client-go ties the two only in RunOrDie.
+		c.watchdog.SetLeaderElection(elector)
+		defer c.watchdog.SetLeaderElection(nil)
+	}
+	// A replica that does not lead has nothing to finish and leaves immediately. One that leads leaves when its controllers ended.
+	stop := context.AfterFunc(allowed, func() {
+		if !l.isHeld() {
+			leave()
+		}
+	})
+	defer stop()
+	go wait.UntilWithContext(electionCtx, func(ctx context.Context) {
+		if c.mustNotLead(ctx) {
+			forbid(errMayNotLead)
+		}
+	}, gatePeriod)
+	elector.Run(electionCtx)
+	if l.isHeld() {
+		<-t.ended
+	}
+	l.release(context.WithoutCancel(ctx))
+}
+
+// run runs the controllers until the server shuts down, this replica may not lead any more, the election ends, or the lease was
+// not renewed for RenewDeadline, whichever comes first.
+func (t *term) run(leading context.Context) {
+	defer t.leave()
+	defer close(t.ended)
+	ctx, cancel := context.WithCancelCause(leading)
+	defer cancel(nil)
+	defer context.AfterFunc(t.allowed, func() { cancel(context.Cause(t.allowed)) })()
+	defer context.AfterFunc(leading, func() { t.endIfStuck(errNotRenewed, StopTimeout) })()
+	defer t.lease.onDeadline(func() {
+		cancel(errNotRenewed)
+		t.endIfStuck(errNotRenewed, StopTimeout)
+	})()
+	defer context.AfterFunc(ctx, func() {
+		// The server itself waits for them when it shuts down.
+		if t.server.Err() == nil {
+			t.endIfStuck(context.Cause(ctx), shutdownTimeout)
+		}
+	})()
+	t.runOnce(ctx)
+}
+
+// endIfStuck ends the process if the controllers have not ended after a while.
+func (t *term) endIfStuck(cause error, after time.Duration) {
+	select {
+	case <-t.ended:
+	case <-time.After(after):
+		t.Exit(fmt.Errorf("the controllers still run %v after they were told to stop (%w)", after, cause))
+	}
+}

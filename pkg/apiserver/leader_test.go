@@ -1,0 +1,263 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+)
+
+// wire is a connection to the host cluster that can break.
+type wire struct {
+	coordinationclient.LeasesGetter
+	// broken is what happens to calls; nil lets them through.
+	broken atomic.Pointer[func(context.Context) error]
+}
+
+func (w *wire) Leases(namespace string) coordinationclient.LeaseInterface {
+	return wiredLeases{w.LeasesGetter.Leases(namespace), w}
+}
+
+func (w *wire) fail(how func(context.Context) error) { w.broken.Store(&how) }
+
+func (w *wire) pass(ctx context.Context) error {
+	if f := w.broken.Load(); f != nil {
+		return (*f)(ctx)
+	}
+	return nil
+}
+
+type wiredLeases struct {
+	coordinationclient.LeaseInterface
+	wire *wire
+}
+
+func (l wiredLeases) Get(ctx context.Context, name string, o metav1.GetOptions) (*coordinationv1.Lease, error) {
+	if err := l.wire.pass(ctx); err != nil {
+		return nil, err
+	}
+	return l.LeaseInterface.Get(ctx, name, o)
+}
+
+func (l wiredLeases) Update(ctx context.Context, lease *coordinationv1.Lease, o metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+	if err := l.wire.pass(ctx); err != nil {
+		return nil, err
+	}
+	return l.LeaseInterface.Update(ctx, lease, o)
+}
+
+// swallow answers nothing, as a network that drops packets.
+func swallow(ctx context.Context) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// stage is where several replicas act. It fails the test where two act at the same time.
+type stage struct {
+	t      *testing.T
+	mu     sync.Mutex
+	acting string
+	begun  int
+}
+
+// act stands for a set of controllers whose last call goes on for as long as calls may when the context has ended.
+func (s *stage) act(identity string, lasts time.Duration) func(context.Context) error {
+	return func(ctx context.Context) error {
+		s.mu.Lock()
+		if s.acting != "" {
+			s.t.Errorf("%s acts while %s still does", identity, s.acting)
+		}
+		s.acting = identity
+		s.begun++
+		s.mu.Unlock()
+		<-ctx.Done()
+		<-time.After(lasts)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.acting == identity {
+			s.acting = ""
+		}
+		return nil
+	}
+}
+
+// terms returns how many sets of controllers have begun to act.
+func (s *stage) terms() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.begun
+}
+
+func (s *stage) now() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.acting
+}
+
+// shipped is a replica with the timing of the server's flags.
+func shipped(leases coordinationclient.LeasesGetter, identity string, run func(context.Context) error) *Controllers {
+	return &Controllers{Leases: leases, Run: run, Exit: func(error) {}, Election: LeaderElection{
+		Enabled: true, Namespace: "ns", Name: "lease", Identity: identity,
+		LeaseDuration: 12 * time.Second, RenewDeadline: 6 * time.Second, RetryPeriod: 1500 * time.Millisecond,
+	}}
+}
+
+func TestReplicasNeverActAtTheSameTime(t *testing.T) {
+	for name, broken := range map[string]func(stop <-chan struct{}) func(context.Context) error{
+		"when the network of the leader swallows its calls": func(<-chan struct{}) func(context.Context) error { return swallow },
+		"when its calls hang and do not end with their context": func(stop <-chan struct{}) func(context.Context) error {
+			return func(context.Context) error {
+				<-stop
+				return errors.New("closed")
+			}
+		},
+		"when its calls fail": func(<-chan struct{}) func(context.Context) error {
+			return func(context.Context) error { return errors.New("connection refused") }
+		},
+		"when only the answers get lost for a while": func(<-chan struct{}) func(context.Context) error {
+			began := time.Now()
+			return func(ctx context.Context) error {
+				if time.Since(began) > 5*time.Second {
+					return nil
+				}
+				return swallow(ctx)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				host := fake.NewClientset()
+				s := &stage{t: t}
+				toA := &wire{LeasesGetter: host.CoordinationV1()}
+				stopA, leftA := lead(t, shipped(toA, "a", s.act("a", StopTimeout-100*time.Millisecond)))
+				eventually(t, "a acts", func() bool { return s.now() == "a" })
+				stopB, leftB := lead(t, shipped(host.CoordinationV1(), "b", s.act("b", StopTimeout-100*time.Millisecond)))
+				// Not at a multiple of the retry period.
+				<-time.After(24*time.Second + 500*time.Millisecond)
+				stop := make(chan struct{})
+				toA.fail(broken(stop))
+				<-time.After(13 * time.Second)
+				eventually(t, "a replica acts again", func() bool { return s.terms() == 2 })
+				stopA()
+				close(stop)
+				stopB()
+				<-leftA
+				<-leftB
+			})
+		})
+	}
+}
+
+func TestProcessEndsIfItsControllersDoNot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		host := fake.NewClientset()
+		s := &stage{t: t}
+		toA := &wire{LeasesGetter: host.CoordinationV1()}
+		end := make(chan struct{})
+		a := shipped(toA, "a", func(ctx context.Context) error {
+			err := s.act("a", 0)(ctx)
+			<-end
+			return err
+		})
+		var exits atomic.Int32
+		a.Exit = func(error) {
+			// What follows the first one does not happen to a process that has ended.
+			if got := holder(host); exits.Add(1) == 1 && got != "a" {
+				t.Errorf("the process ends when %q holds the lease, want a: another replica may act already", got)
+			}
+		}
+		stopA, leftA := lead(t, a)
+		eventually(t, "a acts", func() bool { return s.now() == "a" })
+		stopB, leftB := lead(t, shipped(host.CoordinationV1(), "b", s.act("b", 0)))
+		<-time.After(24 * time.Second)
+		toA.fail(swallow)
+		<-time.After(30 * time.Second)
+		if exits.Load() == 0 {
+			t.Error("the process goes on although its controllers do")
+		}
+		stopA()
+		close(end)
+		stopB()
+		<-leftA
+		<-leftB
+	})
+}
+
+func TestHealthOfALeader(t *testing.T) {
+	for name, tc := range map[string]struct {
+		// holder holds the lease at first.
+		holder string
+		broken func(stop <-chan struct{}) func(context.Context) error
+		want   bool
+	}{
+		"one that renews is healthy": {want: true},
+		"one that is stuck in a renewal is not": {broken: func(stop <-chan struct{}) func(context.Context) error {
+			return func(context.Context) error {
+				<-stop
+				return errors.New("closed")
+			}
+		}},
+		"one that has stopped since it could not renew is healthy": {
+			broken: func(<-chan struct{}) func(context.Context) error { return swallow }, want: true,
+		},
+		"one that waits for the lease is healthy": {holder: "b", want: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				host := fake.NewClientset()
+				if tc.holder != "" {
+					seconds := int32(3600)
+					now := metav1.NowMicro()
+					if _, err := host.CoordinationV1().Leases("ns").Create(t.Context(), &coordinationv1.Lease{
+						ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
+						Spec:       coordinationv1.LeaseSpec{HolderIdentity: &tc.holder, LeaseDurationSeconds: &seconds, RenewTime: &now},
+					}, metav1.CreateOptions{}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				w := &wire{LeasesGetter: host.CoordinationV1()}
+				c := shipped(w, "a", (&stage{t: t}).act("a", 0))
+				check := c.watch()
+				stop, left := lead(t, c)
+				<-time.After(time.Minute)
+				broken := make(chan struct{})
+				if tc.broken != nil {
+					w.fail(tc.broken(broken))
+				}
+				<-time.After(time.Minute)
+				err := check(&http.Request{})
+				if (err == nil) != tc.want {
+					t.Errorf("got %v, want healthy: %v", err, tc.want)
+				}
+				close(broken)
+				stop()
+				<-left
+			})
+		})
+	}
+}

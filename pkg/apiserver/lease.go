@@ -1,0 +1,175 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package apiserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
+)
+
+// lease is the Lease as the elector uses it. Unlike the lock of client-go it measures by the clock of this process how long ago
+// the last renewal was sent.
+type lease struct {
+	client    coordinationclient.LeaseInterface
+	name      string
+	namespace string
+	identity  string
+	deadline  time.Duration
+	// storage is what the Lease says about the storage of its holder; nil if nothing is known.
+	storage *Storage
+
+	mu sync.Mutex
+	// last is the Lease as this process has last read or written it.
+	last *coordinationv1.Lease
+	// held is set by the first write that names this replica as the holder.
+	held bool
+	// renewed is when the last such write was sent. Others saw it later, so their wait for the lease ends later, too.
+	renewed time.Time
+	// expiry fires when no such write has succeeded for the renew deadline.
+	expiry *time.Timer
+}
+
+func newLease(client coordinationclient.LeasesGetter, e LeaderElection, storage *Storage) *lease {
+	return &lease{
+		client: client.Leases(e.Namespace), name: e.Name, namespace: e.Namespace, identity: e.Identity,
+		deadline: e.RenewDeadline, storage: storage,
+	}
+}
+
+// Get implements resourcelock.Interface.
+func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	got, err := l.client.Get(ctx, l.name, metav1.GetOptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	l.mu.Lock()
+	l.last = got
+	l.mu.Unlock()
+	record := resourcelock.LeaseSpecToLeaderElectionRecord(&got.Spec)
+	raw, err := json.Marshal(record)
+	return record, raw, err
+}
+
+// Create implements resourcelock.Interface.
+func (l *lease) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	return l.write(ctx, record, func(next *coordinationv1.Lease) (*coordinationv1.Lease, error) {
+		next.ObjectMeta = metav1.ObjectMeta{Namespace: l.namespace, Name: l.name, Annotations: next.Annotations}
+		return l.client.Create(ctx, next, metav1.CreateOptions{})
+	})
+}
+
+// Update implements resourcelock.Interface.
+func (l *lease) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	return l.write(ctx, record, func(next *coordinationv1.Lease) (*coordinationv1.Lease, error) {
+		if next.Name == "" {
+			return nil, errors.New("the lease was not read yet")
+		}
+		return l.client.Update(ctx, next, metav1.UpdateOptions{})
+	})
+}
+
+func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRecord,
+	send func(*coordinationv1.Lease) (*coordinationv1.Lease, error)) error {
+	l.mu.Lock()
+	next := &coordinationv1.Lease{}
+	if l.last != nil {
+		next = l.last.DeepCopy()
+	}
+	held := l.held
+	l.mu.Unlock()
+	if record.HolderIdentity == l.identity && l.storage != nil {
+		if err := l.storage.sign(ctx, next, held); err != nil {
+			return err
+		}
+	}
+	next.Spec = resourcelock.LeaderElectionRecordToLeaseSpec(&record)
+	sent := time.Now()
+	written, err := send(next)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last = written
+	if record.HolderIdentity != l.identity {
+		return nil
+	}
+	l.held, l.renewed = true, sent
+	if l.expiry != nil && l.expiry.Stop() {
+		// A timer that has fired stays so: the controllers are already told to stop.
+		l.expiry.Reset(l.deadline - time.Since(sent))
+	}
+	return nil
+}
+
+// onDeadline calls f, once, when the lease was not renewed for the renew deadline, until the returned function is called.
+func (l *lease) onDeadline(f func()) (stop func() bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.expiry = time.AfterFunc(l.deadline-time.Since(l.renewed), f)
+	return l.expiry.Stop
+}
+
+// isHeld reports whether the lease was taken by this replica at any time.
+func (l *lease) isHeld() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.held
+}
+
+// release gives the lease away if this replica still holds it. A call whose answer got lost may have taken it.
+func (l *lease) release(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, l.deadline)
+	defer cancel()
+	logger := klog.FromContext(ctx).WithValues("lease", klog.KRef(l.namespace, l.name))
+	for {
+		record, _, err := l.Get(ctx)
+		if err == nil && record.HolderIdentity == l.identity {
+			now := metav1.Now()
+			err = l.Update(ctx, resourcelock.LeaderElectionRecord{
+				LeaseDurationSeconds: 1, AcquireTime: now, RenewTime: now, LeaderTransitions: record.LeaderTransitions,
+			})
+		}
+		switch {
+		case err == nil || apierrors.IsNotFound(err):
+			return
+		case !apierrors.IsConflict(err):
+			logger.Error(err, "Lease could not be released, it runs out by itself")
+			return
+		}
+	}
+}
+
+// RecordEvent implements resourcelock.Interface. The log has the same.
+func (l *lease) RecordEvent(string) {}
+
+// Identity implements resourcelock.Interface.
+func (l *lease) Identity() string { return l.identity }
+
+// Describe implements resourcelock.Interface.
+func (l *lease) Describe() string { return fmt.Sprintf("%s/%s", l.namespace, l.name) }

@@ -1,0 +1,116 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+)
+
+// Annotations of the Lease. They tell which storage its holder serves, and how far that storage had come.
+const (
+	annotationStorageID       = maintenance.GroupName + "/storage-id"
+	annotationStorageRevision = maintenance.GroupName + "/storage-revision"
+)
+
+const (
+	// revisionTimeout bounds how long a renewal waits for etcd.
+	revisionTimeout = time.Second
+	// restoredBy is by how much `etcdutl snapshot restore --bump-revision` moves the revision at least. The advice is 1,000,000,000.
+	// Between the last renewal of a leader and the next one no storage comes that far by itself.
+	restoredBy = 100_000_000
+)
+
+// Storage is the storage behind this server.
+type Storage struct {
+	// ID was drawn when the storage was made, and is kept in it.
+	ID string
+	// Revision returns how far the storage has come.
+	Revision func(context.Context) (int64, error)
+	// Embedded reports whether this process alone has the storage.
+	Embedded bool
+	// Adopt is the ID of another storage whose lease this server takes over; empty for none.
+	Adopt string
+	// AcceptRestored lets the server lead with a storage that was restored from a backup.
+	AcceptRestored bool
+
+	// last is the last revision that was read.
+	last atomic.Int64
+}
+
+// foreign reports whether a Lease belongs to a storage that is not to be taken over.
+func (s *Storage) foreign(lease *coordinationv1.Lease) (id string, foreign bool) {
+	id = lease.Annotations[annotationStorageID]
+	return id, id != "" && id != s.ID && id != s.Adopt
+}
+
+// restored returns the revision that a Lease tells about this storage if the storage cannot have come from there by itself.
+func (s *Storage) restored(lease *coordinationv1.Lease, revision int64) (known int64, restored bool) {
+	if s.AcceptRestored || lease.Annotations[annotationStorageID] != s.ID {
+		return 0, false
+	}
+	known, err := strconv.ParseInt(lease.Annotations[annotationStorageRevision], 10, 64)
+	if err != nil {
+		return 0, false
+	}
+	return known, revision < known || revision-known > restoredBy
+}
+
+// sign writes ID and revision into a Lease that is about to be taken or renewed. It fails where the Lease must not be taken.
+func (s *Storage) sign(ctx context.Context, lease *coordinationv1.Lease, held bool) error {
+	revision, err := s.revision(ctx)
+	if err != nil {
+		return err
+	}
+	if id, foreign := s.foreign(lease); foreign {
+		return fmt.Errorf("the lease belongs to storage %s", id)
+	}
+	if _, restored := s.restored(lease, revision); restored && !held {
+		return fmt.Errorf("storage %s was restored from a backup", s.ID)
+	}
+	if lease.Annotations == nil {
+		lease.Annotations = map[string]string{}
+	}
+	lease.Annotations[annotationStorageID] = s.ID
+	lease.Annotations[annotationStorageRevision] = strconv.FormatInt(revision, 10)
+	return nil
+}
+
+// revision returns the current revision, or the last one that is known if the storage does not answer in time: a leader does not
+// lose its lease because etcd elects a leader of its own.
+func (s *Storage) revision(ctx context.Context) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, revisionTimeout)
+	defer cancel()
+	revision, err := s.Revision(ctx)
+	if err == nil {
+		s.last.Store(revision)
+		return revision, nil
+	}
+	if last := s.last.Load(); last > 0 {
+		klog.FromContext(ctx).Info("Storage does not tell its revision, the lease is renewed with the last one", "revision", last, "err", err)
+		return last, nil
+	}
+	return 0, fmt.Errorf("read the revision of the storage: %w", err)
+}

@@ -1,0 +1,251 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package show
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/screen"
+)
+
+// Obstacle keeps a maintenance, or some of its nodes, from moving on, and is not a pod.
+type Obstacle struct {
+	// Maintenance is the name of the maintenance.
+	Maintenance string
+	// Reason is that of a condition of the maintenance, and Message what the condition or the
+	// plugin says about it.
+	Reason, Message string
+	// Since is when the condition took its status; zero if no condition reports the obstacle.
+	Since time.Time
+	// Nodes are the nodes that it concerns, as far as they are known.
+	Nodes []string
+}
+
+// NodesSeen is what was read about the nodes of a maintenance, beside its status.
+type NodesSeen struct {
+	// Uncordoned are the nodes that the scheduler may still bind pods to.
+	Uncordoned []string
+	// Refused are the nodes that the user who requested the maintenance may not delete.
+	Refused []string
+}
+
+// cordonedAfter is how long the nodes of a maintenance may take to be cordoned before one that is
+// not is an obstacle.
+const cordonedAfter = 10 * time.Second
+
+// obstacleActions are by reason of an Obstacle. %s stands for the name of the maintenance.
+var obstacleActions = map[string]action{
+	v1alpha1.ReasonNotAuthorized: {
+		administrator + ", who can grant delete on the nodes or take them out of the selector", "kubectl maintenance preview %s",
+	},
+	v1alpha1.ReasonNodeNotCordoned: {
+		administrator + ", who can stop what makes the nodes schedulable or take them out of the selector",
+		"kubectl maintenance history %s",
+	},
+	v1alpha1.ReasonNoNodes:            {"the user who requested it, who can change the selector", "kubectl get nodemaintenance %s -o wide"},
+	v1alpha1.ReasonDrainBlocked:       {"the owners of the pods that are blocked", "kubectl maintenance status %s"},
+	v1alpha1.ReasonProgressBlocked:    {"the owners of the pods that are blocked", "kubectl maintenance status %s"},
+	v1alpha1.ReasonProgressStalled:    {administrator, "kubectl maintenance status %s -o wide"},
+	v1alpha1.ReasonProgressSyncFailed: {administrator, "kubectl maintenance history %s"},
+}
+
+// Who names who must act.
+func (b *Obstacle) Who() string { return b.action().who }
+
+// Look is a command that shows them what there is to see.
+func (b *Obstacle) Look() string { return fmt.Sprintf(b.action().look, b.Maintenance) }
+
+func (b *Obstacle) action() action {
+	if a, ok := obstacleActions[b.Reason]; ok {
+		return a
+	}
+	return action{administrator, "kubectl describe nodemaintenance %s"}
+}
+
+// Stuck returns the condition that reports that a maintenance does not move on by itself, and nil
+// if it does. It decides the exit codes of the commands that wait.
+func Stuck(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
+	if c := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing); c != nil && c.Status == metav1.ConditionFalse {
+		return c
+	}
+	c := drainedCondition(nm)
+	if c == nil || c.Status == metav1.ConditionTrue {
+		return nil
+	}
+	switch c.Reason {
+	case v1alpha1.ReasonDrainBlocked, v1alpha1.ReasonNotAuthorized, v1alpha1.ReasonNoNodes, v1alpha1.ReasonNodeNotCordoned:
+		return c
+	}
+	return nil
+}
+
+// drainedCondition returns the condition Drained of a maintenance in stage Drain, and nil in the
+// others, where it says nothing.
+func drainedCondition(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
+	if nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain {
+		return nil
+	}
+	return meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
+}
+
+// Obstacles returns the obstacles of a maintenance: those that its conditions report, and nodes
+// that are not cordoned or not authorized. Conditions that only report blocked pods are left out
+// where the pods are listed.
+func Obstacles(nm *v1alpha1.NodeMaintenance, seen NodesSeen, podsListed bool, now time.Time) []Obstacle {
+	var out []Obstacle
+	add := func(c *metav1.Condition) {
+		blocked := c.Reason == v1alpha1.ReasonDrainBlocked || c.Reason == v1alpha1.ReasonProgressBlocked
+		if blocked && (podsListed || len(out) > 0) {
+			return
+		}
+		out = append(out, Obstacle{Maintenance: nm.Name, Reason: c.Reason, Message: c.Message, Since: c.LastTransitionTime.Time})
+	}
+	// SyncFailed is an obstacle for some nodes also while others move on.
+	progressing := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing)
+	if progressing != nil && (progressing.Status == metav1.ConditionFalse || progressing.Reason == v1alpha1.ReasonProgressSyncFailed) {
+		add(progressing)
+	}
+	if drained := Stuck(nm); drained != nil && drained.Type == v1alpha1.ConditionDrained {
+		add(drained)
+	} else if drained = drainedCondition(nm); drained != nil && namesNodes(drained.Reason) {
+		add(drained)
+	}
+	out = withNodes(out, nm.Name, v1alpha1.ReasonNotAuthorized, seen.Refused,
+		"The user who requested the maintenance may not delete these nodes, so they are neither cordoned nor drained.")
+	if at, held := Entered(nm, v1alpha1.NodeMaintenanceStageCordon); held && now.Sub(at) >= cordonedAfter {
+		uncordoned := slices.DeleteFunc(slices.Clone(seen.Uncordoned), func(node string) bool { return slices.Contains(seen.Refused, node) })
+		out = withNodes(out, nm.Name, v1alpha1.ReasonNodeNotCordoned, uncordoned,
+			"The scheduler may still bind pods to these nodes, so their pods are not asked to leave.")
+	}
+	return out
+}
+
+// namesNodes reports whether a reason of Drained is about single nodes. Such a condition is shown
+// beside Progressing.
+func namesNodes(reason string) bool {
+	return reason == v1alpha1.ReasonNotAuthorized || reason == v1alpha1.ReasonNodeNotCordoned
+}
+
+// withNodes adds nodes to the obstacle with a reason, which it creates if no condition reports it.
+func withNodes(obstacles []Obstacle, maintenance, reason string, nodes []string, message string) []Obstacle {
+	if len(nodes) == 0 {
+		return obstacles
+	}
+	at := slices.IndexFunc(obstacles, func(b Obstacle) bool { return b.Reason == reason })
+	if at < 0 {
+		obstacles = append(obstacles, Obstacle{Maintenance: maintenance, Reason: reason, Message: message})
+		at = len(obstacles) - 1
+	}
+	obstacles[at].Nodes = slices.Sorted(slices.Values(nodes))
+	return obstacles
+}
+
+// obstacleLines shows obstacles with who must act.
+func obstacleLines(obstacles []Obstacle, now time.Time, o Options) []screen.Line {
+	var lines []screen.Line
+	for i := range obstacles {
+		b := &obstacles[i]
+		title := b.Maintenance + ": " + b.Reason
+		if !b.Since.IsZero() {
+			title += " for " + ago(now, b.Since)
+		}
+		lines = append(lines, line(screen.Warning, "%s", title))
+		lines = append(lines, wrap("  ", b.Message, o.columns(), screen.Plain)...)
+		lines = append(lines, whoAndLook("  ", b.Who(), b.Look())...)
+		if len(b.Nodes) > 0 {
+			shown := o.cut(len(b.Nodes), podsShown)
+			text := "nodes: " + strings.Join(b.Nodes[:shown], ", ")
+			lines = append(lines, wrap("  ", text, o.columns(), screen.Plain)...)
+			lines = append(lines, more(len(b.Nodes)-shown, "node", "  ")...)
+		}
+		lines = append(lines, screen.Line{})
+	}
+	return lines
+}
+
+// obstacleRows are obstacles as rows of BlockerTable: one for each node, or one without a node.
+func obstacleRows(obstacles []Obstacle, now time.Time) [][]string {
+	var rows [][]string
+	for i := range obstacles {
+		b := &obstacles[i]
+		since := "-"
+		if !b.Since.IsZero() {
+			since = ago(now, b.Since)
+		}
+		nodes := b.Nodes
+		if len(nodes) == 0 {
+			nodes = []string{"-"}
+		}
+		for _, node := range nodes {
+			rows = append(rows, []string{"-", "-", node, since, b.Reason, b.Who(), b.Maintenance + ": " + b.Message})
+		}
+	}
+	return rows
+}
+
+// conditionLines show the conditions of a maintenance: what is left of the drain, whether it moves,
+// since when, and who must act if it does not.
+func (f *Facts) conditionLines(o Options) []screen.Line {
+	nm := f.Maintenance
+	var lines []screen.Line
+	who := ""
+	show := func(c *metav1.Condition, text string) {
+		lines = append(lines, wrap("  ", text, o.columns(), conditionStyle(c))...)
+		// DrainBlocked and Blocked are two reports of the same.
+		if a, ok := obstacleActions[c.Reason]; ok && a.who != who {
+			who = a.who
+			lines = append(lines, wrap("    ", "who: "+who, o.columns(), screen.Plain)...)
+		}
+	}
+	drained := drainedCondition(nm)
+	if drained != nil {
+		show(drained, fmt.Sprintf("%s: %s", drained.Reason, drained.Message))
+	}
+	if c := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing); c != nil {
+		text := fmt.Sprintf("%s: %s", c.Reason, c.Message)
+		if at := nm.Status.LastProgressTimestamp; at != nil && drained != nil && drained.Status != metav1.ConditionTrue {
+			text += fmt.Sprintf(" (last progress %s ago)", ago(f.Now, at.Time))
+		}
+		show(c, text)
+	}
+	if meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionNodeMessagesOmitted) {
+		note := "note: the status has no room for messages about single nodes; kubectl maintenance blockers " + nm.Name +
+			" names the nodes with a problem"
+		lines = append(lines, wrap("  ", note, o.columns(), screen.Warning)...)
+	}
+	return lines
+}
+
+func conditionStyle(c *metav1.Condition) screen.Style {
+	_, actionNeeded := obstacleActions[c.Reason]
+	switch {
+	case actionNeeded:
+		return screen.Warning
+	case c.Type == v1alpha1.ConditionDrained && c.Status == metav1.ConditionTrue:
+		return screen.Good
+	case c.Type == v1alpha1.ConditionProgressing && c.Status == metav1.ConditionFalse:
+		return screen.Warning
+	}
+	return screen.Plain
+}

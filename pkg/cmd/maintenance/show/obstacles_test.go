@@ -1,0 +1,159 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package show
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// inStage returns a maintenance that entered a stage, and Cordon before it, a minute ago.
+// Conditions are "Type=Status Reason".
+func inStage(stage v1alpha1.NodeMaintenanceStage, conditions ...string) *v1alpha1.NodeMaintenance {
+	minuteAgo := new(metav1.NewTime(now.Add(-time.Minute)))
+	nm := &v1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: "nm"},
+		Spec:       v1alpha1.NodeMaintenanceSpec{Stage: stage},
+		Status: v1alpha1.NodeMaintenanceStatus{StageStatuses: []v1alpha1.StageStatus{
+			{Name: v1alpha1.NodeMaintenanceStageCordon, StartTimestamp: minuteAgo}, {Name: stage, StartTimestamp: minuteAgo},
+		}},
+	}
+	for _, c := range conditions {
+		is, reason, _ := strings.Cut(c, " ")
+		kind, status, _ := strings.Cut(is, "=")
+		nm.Status.Conditions = append(nm.Status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionStatus(status), Reason: reason})
+	}
+	return nm
+}
+
+const (
+	drain  = v1alpha1.NodeMaintenanceStageDrain
+	cordon = v1alpha1.NodeMaintenanceStageCordon
+)
+
+// TestStuck decides exit codes.
+func TestStuck(t *testing.T) {
+	for name, test := range map[string]struct {
+		nm   *v1alpha1.NodeMaintenance
+		want string
+	}{
+		"no conditions yet":                         {inStage(drain), ""},
+		"pods leave":                                {inStage(drain, "Drained=False DrainInProgress", "Progressing=True Draining"), ""},
+		"it waits for another maintenance":          {inStage(drain, "Drained=False DrainInProgress", "Progressing=True Waiting"), ""},
+		"all pods are blocked":                      {inStage(drain, "Drained=False DrainBlocked", "Progressing=False Blocked"), "Blocked"},
+		"it stalls while pods seem to leave":        {inStage(drain, "Drained=False DrainInProgress", "Progressing=False Stalled"), "Stalled"},
+		"a write fails and nothing else moves":      {inStage(drain, "Drained=False DrainInProgress", "Progressing=False SyncFailed"), "SyncFailed"},
+		"a write fails while pods leave":            {inStage(drain, "Drained=False DrainInProgress", "Progressing=True SyncFailed"), ""},
+		"a node is not cordoned":                    {inStage(drain, "Drained=False NodeNotCordoned", "Progressing=True Draining"), "NodeNotCordoned"},
+		"a node is not authorized":                  {inStage(drain, "Drained=False NotAuthorized", "Progressing=True Draining"), "NotAuthorized"},
+		"no node is selected":                       {inStage(drain, "Drained=False NoNodesSelected"), "NoNodesSelected"},
+		"blocked, by a condition without the other": {inStage(drain, "Drained=False DrainBlocked"), "DrainBlocked"},
+		"drained":             {inStage(drain, "Drained=True DrainComplete", "Progressing=True Drained"), ""},
+		"cordoned":            {inStage(cordon, "Drained=False NotRequested", "Progressing=True NotRequested"), ""},
+		"a cordon that fails": {inStage(cordon, "Drained=False NotRequested", "Progressing=False SyncFailed"), "SyncFailed"},
+		"complete, with what it said as it drained": {
+			inStage(v1alpha1.NodeMaintenanceStageComplete, "Drained=False DrainBlocked", "Progressing=True Complete"), "",
+		},
+		"complete, and a node is not released": {inStage(v1alpha1.NodeMaintenanceStageComplete, "Progressing=False Complete"), "Complete"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := ""
+			if c := Stuck(test.nm); c != nil {
+				got = c.Reason
+			}
+			if got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestObstacles(t *testing.T) {
+	early := inStage(cordon)
+	early.Status.StageStatuses[0].StartTimestamp = new(metav1.NewTime(now.Add(-9 * time.Second)))
+	for name, test := range map[string]struct {
+		nm         *v1alpha1.NodeMaintenance
+		seen       NodesSeen
+		podsListed bool
+		want       []string
+	}{
+		"pods leave": {nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=True Draining")},
+		"blocked pods that are listed say more than the condition": {
+			nm: inStage(drain, "Drained=False DrainBlocked", "Progressing=False Blocked"), podsListed: true,
+		},
+		"blocked pods that have no Evacuation": {
+			nm: inStage(drain, "Drained=False DrainBlocked", "Progressing=False Blocked"), want: []string{"Blocked []"},
+		},
+		"it stalls beside blocked pods": {
+			nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=False Stalled"), podsListed: true, want: []string{"Stalled []"},
+		},
+		"a write fails for a node while the others move on": {
+			nm: inStage(drain, "Drained=False NodeNotCordoned", "Progressing=True SyncFailed"), seen: NodesSeen{Uncordoned: []string{"b", "a"}},
+			want: []string{"SyncFailed []", "NodeNotCordoned [a b]"},
+		},
+		"a node is neither authorized nor, therefore, cordoned": {
+			nm:   inStage(drain, "Drained=False NotAuthorized", "Progressing=True Draining"),
+			seen: NodesSeen{Uncordoned: []string{"a"}, Refused: []string{"a"}}, want: []string{"NotAuthorized [a]"},
+		},
+		"nodes of both kinds, of which the condition reports one": {
+			nm:   inStage(drain, "Drained=False NotAuthorized", "Progressing=False Stalled"),
+			seen: NodesSeen{Uncordoned: []string{"a", "b"}, Refused: []string{"a"}},
+			want: []string{"Stalled []", "NotAuthorized [a]", "NodeNotCordoned [b]"},
+		},
+		"a cordon that is fought, which no condition reports": {
+			nm: inStage(cordon, "Drained=False NotRequested", "Progressing=True NotRequested"), seen: NodesSeen{Uncordoned: []string{"a"}},
+			want: []string{"NodeNotCordoned [a]"},
+		},
+		"a cordon that has just been requested": {nm: early, seen: NodesSeen{Uncordoned: []string{"a"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, b := range Obstacles(test.nm, test.seen, test.podsListed, now) {
+				got = append(got, fmt.Sprintf("%s %v", b.Reason, b.Nodes))
+				if b.Who() == "" || strings.Contains(b.Look(), "%") || !strings.Contains(b.Look(), "nm") {
+					t.Errorf("%s: %q, %q", b.Reason, b.Who(), b.Look())
+				}
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestNodesOutsideTheWavesComeFirst finds them without their messages.
+func TestNodesOutsideTheWavesComeFirst(t *testing.T) {
+	nm := inStage(drain)
+	for _, name := range []string{"a", "b", "c"} {
+		n := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: name}, PodsEvacuating: 1}
+		if name != "c" {
+			n.DrainTargets = []v1alpha1.DrainPlanEntry{{PodPriority: 1}}
+		}
+		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, n)
+	}
+	text := Text(Status(Facts{Maintenance: nm, Now: now}, Options{}))
+	if c, a := strings.Index(text, "\n  c "), strings.Index(text, "\n  a "); c < 0 || c > a {
+		t.Errorf("node c is not the first:\n%s", text)
+	}
+}

@@ -1,0 +1,89 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package screen
+
+import (
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Escape replaces every character of a text that is not printed as itself: control characters,
+// among them ESC, the C1 controls and newlines; bytes that are not UTF-8, since an 8-bit terminal
+// takes 0x9b for a control sequence; and characters that change the order of others, such as
+// U+202E. A user who writes a message or a reason into the API must not control the terminal of the
+// user who reads it (CVE-2021-25743). printers.EscapeTerminal of cli-runtime only knows ESC and the
+// carriage return.
+//
+// Escaping twice is the same as escaping once.
+func Escape(text string) string {
+	return escape(text, func(rune) bool { return false })
+}
+
+// EscapeError escapes the text of an error, which may have several lines. Each line after the first
+// is indented, so that a newline within a message of the API cannot start a line that looks like
+// one of the program's.
+func EscapeError(prefix, text string) string {
+	indent := "\n" + strings.Repeat(" ", len(prefix))
+	lines := strings.Split(text, "\n")
+	for i := range lines {
+		lines[i] = Escape(strings.TrimRight(lines[i], " \r"))
+	}
+	return prefix + strings.Join(lines, indent)
+}
+
+// escape escapes all characters that are not printed as themselves but those that keep returns true
+// for.
+func escape(text string, keep func(rune) bool) string {
+	if printable(text) {
+		return text
+	}
+	var b strings.Builder
+	for text != "" {
+		r, size := utf8.DecodeRuneInString(text)
+		switch {
+		case r == utf8.RuneError && size == 1:
+			fmt.Fprintf(&b, `\x%02x`, text[0])
+		case unicode.IsPrint(r), keep(r):
+			b.WriteString(text[:size])
+		case r == '\n':
+			b.WriteString(`\n`)
+		case r == '\r':
+			b.WriteString(`\r`)
+		case r == '\t':
+			b.WriteString(`\t`)
+		case r <= 0xffff:
+			// The form that JSON has, so that a document is still the same document.
+			fmt.Fprintf(&b, `\u%04x`, r)
+		default:
+			fmt.Fprintf(&b, `\U%08x`, r)
+		}
+		text = text[size:]
+	}
+	return b.String()
+}
+
+// printable reports whether a text consists of printable ASCII only, as most texts do.
+func printable(text string) bool {
+	for i := range len(text) {
+		if text[i] < ' ' || text[i] > '~' {
+			return false
+		}
+	}
+	return true
+}

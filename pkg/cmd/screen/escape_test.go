@@ -1,0 +1,138 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package screen
+
+import (
+	"strings"
+	"testing"
+	"unicode"
+)
+
+// hostile has what a terminal could be controlled with, by what it is, and how each is shown.
+var hostile = map[string]struct{ text, want string }{
+	"ESC that clears the screen":        {"a\x1b[2Jb", `a\u001b[2Jb`},
+	"OSC that sets the title":           {"\x1b]0;root@host\x07", `\u001b]0;root@host\u0007`},
+	"BEL":                               {"\a", `\u0007`},
+	"C1 CSI as a character":             {"\u009b2J", `\u009b2J`},
+	"C1 CSI as a byte":                  {"a\x9b2J", `a\x9b2J`},
+	"a newline that forges a line":      {"ok\nall drained", `ok\nall drained`},
+	"a carriage return that overwrites": {"blocked\rdrained", `blocked\rdrained`},
+	"a tab":                             {"a\tb", `a\tb`},
+	"backspace":                         {"a\b\b", `a\u0008\u0008`},
+	"DEL":                               {"a\x7f", `a\u007f`},
+	"text that runs backwards":          {"a\u202edniarb", `a\u202edniarb`},
+	"an isolate":                        {"\u2066x\u2069", `\u2066x\u2069`},
+	"a line separator":                  {"a\u2028b", `a\u2028b`},
+	"a tag character":                   {"\U000e0041", `\U000e0041`},
+}
+
+func TestEscape(t *testing.T) {
+	for name, test := range hostile {
+		t.Run(name, func(t *testing.T) {
+			got := Escape(test.text)
+			if got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+			if again := Escape(got); again != got {
+				t.Errorf("escaped twice it is %q", again)
+			}
+		})
+	}
+	for _, text := range []string{"", "shop/web-1", `C:\dir`, "größer, 木曜日, naïve, 👍", "0% of \"x\""} {
+		if got := Escape(text); got != text {
+			t.Errorf("%q becomes %q", text, got)
+		}
+	}
+}
+
+// TestNoTextControlsTheTerminal prints hostile texts in every way that the screen has.
+func TestNoTextControlsTheTerminal(t *testing.T) {
+	for name, test := range hostile {
+		t.Run(name, func(t *testing.T) {
+			for way, show := range map[string]func(*Screen){
+				"Println": func(s *Screen) { s.Println(Line{Text: test.text, Style: Bad}) },
+				"Printf":  func(s *Screen) { s.Printf("%s", test.text) },
+				"Draw":    func(s *Screen) { s.Draw([]Line{{Text: test.text}}) },
+			} {
+				var out strings.Builder
+				show(terminal(&out, 80, 24))
+				if got, want := out.String(), test.want+"\n"; got != want {
+					t.Errorf("%s: got %q, want %q", way, got, want)
+				}
+			}
+		})
+	}
+}
+
+// TestEscapesAreCutToo: a line that is longer once it is escaped still fits the terminal, or it
+// could not be redrawn.
+func TestEscapesAreCutToo(t *testing.T) {
+	var out strings.Builder
+	terminal(&out, 10, 24).Draw(text(strings.Repeat("\x1b", 8)))
+	if got, want := out.String(), `\u001b\u>`+"\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestPrintfKeepsTheLinesOfItsFormat(t *testing.T) {
+	var out strings.Builder
+	terminal(&out, 80, 24).Printf("\nDone: %s (%d)", "a\nb", 1)
+	if got, want := out.String(), "\nDone: a\\nb (1)\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestWrite(t *testing.T) {
+	const document = "{\n\t\"reason\": \"a\u009b2J \u202e\"\n}\n"
+	for name, test := range map[string]struct {
+		terminal bool
+		want     string
+	}{
+		"a pipe gets the document as it is":            {false, document},
+		"a terminal gets it with escapes, as JSON has": {true, "{\n\t\"reason\": \"a\\u009b2J \\u202e\"\n}\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out strings.Builder
+			if err := (&Screen{out: &out, terminal: test.terminal}).Write([]byte(document)); err != nil {
+				t.Fatal(err)
+			}
+			if out.String() != test.want {
+				t.Errorf("got %q, want %q", out.String(), test.want)
+			}
+		})
+	}
+}
+
+func TestEscapeError(t *testing.T) {
+	got := EscapeError("error: ", "no \x1b[2J\nerror: all is well")
+	if want := "error: no \\u001b[2J\n       error: all is well"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func FuzzEscape(f *testing.F) {
+	for _, test := range hostile {
+		f.Add(test.text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		for _, r := range Escape(text) {
+			if !unicode.IsPrint(r) {
+				t.Fatalf("%q becomes %q", text, Escape(text))
+			}
+		}
+	})
+}

@@ -1,0 +1,185 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package embeddedetcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// volumePart is the part of a volume that the database may take. Beside it are the log (up to five files of 64 MiB and more), a
+	// snapshot, and a copy of the database while it is defragmented.
+	volumePart = 4
+	// disarmBelow is the part of the quota, in percent, below which a database that was full takes writes again.
+	disarmBelow = 80
+	// defragmentAbove is the size, in bytes, below which a defragmentation gains nothing.
+	defragmentAbove = 8 << 20
+
+	measurePeriod = 30 * time.Second
+	shrinkTimeout = 90 * time.Second
+)
+
+var (
+	databaseBytes = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace:      "haulout",
+		Subsystem:      "embedded_etcd",
+		Name:           "database_bytes",
+		Help:           "Size of the database of the embedded etcd, in bytes.",
+		StabilityLevel: metrics.ALPHA,
+	})
+
+	quotaBytes = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace:      "haulout",
+		Subsystem:      "embedded_etcd",
+		Name:           "quota_bytes",
+		Help:           "Size of the database at which the embedded etcd stops taking writes, in bytes.",
+		StabilityLevel: metrics.ALPHA,
+	})
+
+	diskFreeBytes = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace:      "haulout",
+		Subsystem:      "embedded_etcd",
+		Name:           "disk_free_bytes",
+		Help:           "Free space on the volume of the embedded etcd, in bytes.",
+		StabilityLevel: metrics.ALPHA,
+	})
+
+	registerMetrics = sync.OnceFunc(func() { legacyregistry.MustRegister(databaseBytes, quotaBytes, diskFreeBytes) })
+)
+
+// volume returns the size of the volume that a folder is on, and how much of it is free for this user.
+func volume(dir string) (size, free int64, err error) {
+	var stat syscall.Statfs_t
+	if err := syscall.Statfs(dir, &stat); err != nil {
+		return 0, 0, fmt.Errorf("size of the volume of %s: %w", dir, err)
+	}
+	block := stat.Bsize
+	return int64(stat.Blocks) * block, int64(stat.Bavail) * block, nil
+}
+
+// quotaOn returns the quota for a database in a folder.
+func quotaOn(ctx context.Context, dir string, asked int64) (int64, error) {
+	size, free, err := volume(dir)
+	if err != nil {
+		return 0, err
+	}
+	quota := limitQuota(asked, size)
+	logger := klog.FromContext(ctx).WithValues("quotaBytes", quota, "volumeBytes", size, "freeBytes", free)
+	if quota < asked {
+		logger.Info("Quota of the embedded etcd is a quarter of its volume and not what was asked for, which could fill the volume", "askedBytes", asked)
+	} else {
+		logger.Info("Quota of the embedded etcd is set")
+	}
+	return quota, nil
+}
+
+// limitQuota returns the quota that was asked for, or what a volume of the given size allows. A size of 0 is that of a file system
+// that does not tell.
+func limitQuota(asked, size int64) int64 {
+	if size <= 0 {
+		return asked
+	}
+	return min(asked, max(size/volumePart, MinQuotaBytes))
+}
+
+// shrink drops old versions from the database and gives their space back to the volume. If the database was full and is not any
+// more, it takes writes again: an administrator could not tell etcd so, since its socket is in this container.
+func (s *Server) shrink(ctx context.Context, quota int64) error {
+	ctx, cancel := context.WithTimeout(ctx, shrinkTimeout)
+	defer cancel()
+	client := s.Client()
+	defer client.Close()
+	status, err := client.Status(ctx, s.endpoint)
+	if err != nil {
+		return err
+	}
+	before := status.DbSize
+	if revision := status.Header.Revision; revision > 1 {
+		if _, err := client.Compact(ctx, revision, clientv3.WithCompactPhysical()); err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
+			return fmt.Errorf("compact the database: %w", err)
+		}
+	}
+	if status, err = client.Status(ctx, s.endpoint); err != nil {
+		return err
+	}
+	// Less than a third to gain is not worth the copy.
+	if status.DbSize > defragmentAbove && status.DbSizeInUse < status.DbSize*2/3 {
+		// Not through the client: without a network it has no Defragment.
+		if err := s.etcd.Server.Backend().Defrag(); err != nil {
+			return fmt.Errorf("defragment the database: %w", err)
+		}
+		if status, err = client.Status(ctx, s.endpoint); err != nil {
+			return err
+		}
+		klog.FromContext(ctx).Info("Database was made smaller", "beforeBytes", before, "afterBytes", status.DbSize)
+	}
+	return disarm(ctx, client, status.DbSize, quota)
+}
+
+// disarm lets a database that was full take writes again, unless it still is.
+func disarm(ctx context.Context, client *clientv3.Client, size, quota int64) error {
+	alarms, err := client.AlarmList(ctx)
+	if err != nil {
+		return fmt.Errorf("list the alarms of etcd: %w", err)
+	}
+	for _, alarm := range alarms.Alarms {
+		if alarm.Alarm != etcdserverpb.AlarmType_NOSPACE {
+			continue
+		}
+		if size*100 >= quota*disarmBelow {
+			return fmt.Errorf("the database has %d bytes of a quota of %d and takes no writes: delete objects that are not needed and start again, "+
+				"or raise --embedded-etcd-quota-bytes on a larger volume", size, quota)
+		}
+		if _, err := client.AlarmDisarm(ctx, (*clientv3.AlarmMember)(alarm)); err != nil {
+			return fmt.Errorf("disarm the alarm of etcd: %w", err)
+		}
+		klog.FromContext(ctx).Info("Database was full and takes writes again", "databaseBytes", size, "quotaBytes", quota)
+	}
+	return nil
+}
+
+// measure keeps the metrics about sizes until the server stops.
+func (s *Server) measure(ctx context.Context, dir string, quota int64) {
+	registerMetrics()
+	quotaBytes.Set(float64(quota))
+	ctx, s.endMetrics = context.WithCancel(context.WithoutCancel(ctx))
+	backend := s.etcd.Server.Backend()
+	update := func(ctx context.Context) {
+		databaseBytes.Set(float64(backend.Size()))
+		_, free, err := volume(dir)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Free space is not known")
+			return
+		}
+		diskFreeBytes.Set(float64(free))
+	}
+	update(ctx)
+	go wait.UntilWithContext(ctx, update, measurePeriod)
+}

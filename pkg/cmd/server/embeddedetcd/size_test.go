@@ -1,0 +1,132 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package embeddedetcd
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/testutil"
+)
+
+func TestQuotaLeavesRoomOnTheVolume(t *testing.T) {
+	const gib = 1 << 30
+	for name, tc := range map[string]struct{ asked, volume, want int64 }{
+		"a large volume":           {2 * gib, 100 * gib, 2 * gib},
+		"the volume of the claim":  {2 * gib, 8 * gib, 2 * gib},
+		"a small volume":           {2 * gib, 4 * gib, gib},
+		"a volume that is tiny":    {2 * gib, 16 << 20, MinQuotaBytes},
+		"less than a quarter":      {gib / 2, 8 * gib, gib / 2},
+		"a volume without a size":  {2 * gib, 0, 2 * gib},
+		"more than the volume has": {9 * gib, 8 * gib, 2 * gib},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := limitQuota(tc.asked, tc.volume); got != tc.want {
+				t.Errorf("got %d, want %d", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestFullDatabaseComesBack fills the database with versions of one object, until etcd takes no more writes, and starts it again.
+func TestFullDatabaseComesBack(t *testing.T) {
+	dir := t.TempDir()
+	options := Options{DataDir: dir, QuotaBytes: MinQuotaBytes}
+	s, err := Start(t.Context(), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := fill(t, s.Client(), func(int) string { return "one" })
+	s.Stop()
+	if !full {
+		t.Fatal("the database did not fill up")
+	}
+
+	s, err = Start(t.Context(), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Stop()
+	client := s.Client()
+	defer client.Close()
+	if _, err := client.Put(t.Context(), "two", "x"); err != nil {
+		t.Errorf("after a start with little in use: %v", err)
+	}
+	if got := value(t, databaseBytes); got <= 0 || got > MinQuotaBytes/2 {
+		t.Errorf("the database has %v bytes, want less than half of the quota", got)
+	}
+	if got := value(t, quotaBytes); got != MinQuotaBytes {
+		t.Errorf("the metric for the quota is %v", got)
+	}
+	if got := value(t, diskFreeBytes); got <= 0 {
+		t.Errorf("%v bytes are free", got)
+	}
+}
+
+// TestDatabaseThatIsReallyFullStaysSo fills the database with objects, none of which is old.
+func TestDatabaseThatIsReallyFullStaysSo(t *testing.T) {
+	options := Options{DataDir: t.TempDir(), QuotaBytes: MinQuotaBytes}
+	s, err := Start(t.Context(), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := fill(t, s.Client(), func(i int) string { return fmt.Sprint(i) })
+	s.Stop()
+	if s, err = Start(t.Context(), options); err != nil {
+		t.Fatalf("what is stored cannot even be read: %v", err)
+	}
+	defer s.Stop()
+	client := s.Client()
+	defer client.Close()
+	if _, err := client.Put(t.Context(), "more", "x"); !full || !errors.Is(err, rpctypes.ErrNoSpace) {
+		t.Errorf("filled: %v, a write is answered with %v", full, err)
+	}
+	if _, err := client.Delete(t.Context(), "0"); err != nil {
+		t.Errorf("nothing can be deleted: %v", err)
+	}
+}
+
+// fill writes until etcd says that there is no space left.
+func fill(t *testing.T, client *clientv3.Client, key func(int) string) (full bool) {
+	t.Helper()
+	defer client.Close()
+	large := strings.Repeat("x", 1<<20)
+	for i := range 40 {
+		_, err := client.Put(t.Context(), key(i), large)
+		if errors.Is(err, rpctypes.ErrNoSpace) {
+			return true
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return false
+}
+
+func value(t *testing.T, gauge *metrics.Gauge) float64 {
+	t.Helper()
+	got, err := testutil.GetGaugeMetricValue(gauge)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}

@@ -1,0 +1,171 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package embeddedetcd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// startIn names the folder that a copy of this program starts a server in, as another user, instead of running tests.
+const startIn = "HAULOUT_TEST_START_IN"
+
+// otherUser is the user and the group of the shipped Deployment.
+const otherUser = 65532
+
+func TestMain(m *testing.M) {
+	dir := os.Getenv(startIn)
+	if dir == "" {
+		os.Exit(m.Run())
+	}
+	s, err := Start(context.Background(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	s.Stop()
+}
+
+// TestStartsOnVolumesOfOthers starts the server on what storage drivers hand out. As root it does so as the user of the
+// shipped Deployment, to whom the folder does not belong; others test that the mode stays.
+func TestStartsOnVolumesOfOthers(t *testing.T) {
+	program := copyOfThisProgram(t)
+	for name, tc := range map[string]struct {
+		mode  os.FileMode
+		group int
+		// left is the folder that a server has left there, opened by the kubelet for the fsGroup; 0 is none.
+		left os.FileMode
+	}{
+		"a block volume with the fsGroup of the pod":  {mode: 0o775 | os.ModeSetgid, group: otherUser},
+		"a folder of the node that is open to all":    {mode: 0o777},
+		"a volume whose files the kubelet has opened": {mode: 0o775 | os.ModeSetgid, group: otherUser, left: 0o770 | os.ModeSetgid},
+	} {
+		t.Run(name, func(t *testing.T) {
+			volume := filepath.Join(reachable(t), "volume")
+			makeFolder(t, volume, tc.mode, 0, tc.group)
+			if tc.left != 0 {
+				makeFolder(t, filepath.Join(volume, privateName), tc.left, otherUser, tc.group)
+			}
+			before := owned(t, volume)
+			cmd := exec.CommandContext(t.Context(), program)
+			cmd.Env = append(os.Environ(), startIn+"="+volume)
+			if os.Getuid() == 0 {
+				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: otherUser, Gid: otherUser}}
+			}
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			if after := owned(t, volume); after != before {
+				t.Errorf("the volume was %s and is %s", before, after)
+			}
+			info, err := os.Stat(filepath.Join(volume, privateName))
+			if err != nil || info.Mode().Perm() != 0o700 {
+				t.Errorf("the data is in %v, %v", info, err)
+			}
+		})
+	}
+}
+
+func TestFolderThatCannotBeNarrowedIsNamed(t *testing.T) {
+	volume := t.TempDir()
+	if err := os.Symlink(t.TempDir(), filepath.Join(volume, privateName)); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Start(t.Context(), Options{DataDir: volume, QuotaBytes: DefaultQuotaBytes})
+	if err == nil {
+		s.Stop()
+		t.Fatal("the server has followed a link")
+	}
+	if !strings.Contains(err.Error(), filepath.Join(volume, privateName)) {
+		t.Errorf("got %v, want an error that names the folder", err)
+	}
+}
+
+// makeFolder makes a folder as a storage driver does. Only root may give it away.
+func makeFolder(t *testing.T, path string, mode os.FileMode, user, group int) {
+	t.Helper()
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if os.Getuid() == 0 {
+		if err := os.Chown(path, user, group); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// owned returns mode and owner of a folder.
+func owned(t *testing.T, path string) string {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		t.Fatalf("%T is no Stat_t", info.Sys())
+	}
+	return fmt.Sprintf("%v %d:%d", info.Mode(), stat.Uid, stat.Gid)
+}
+
+// reachable returns a temporary folder that every user can enter.
+func reachable(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, folder := range []string{filepath.Dir(dir), dir} {
+		if err := os.Chmod(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// copyOfThisProgram puts the program of the tests where every user can start it.
+func copyOfThisProgram(t *testing.T) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, err := os.Open(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
+	path := filepath.Join(reachable(t), "program")
+	to, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(to, from); err != nil {
+		t.Fatal(err)
+	}
+	if err := to.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

@@ -1,0 +1,132 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package server
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/rest"
+	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// apiServiceName is the APIService that registers our API with the host cluster.
+var apiServiceName = v1alpha1.SchemeGroupVersion.Version + "." + v1alpha1.GroupName
+
+const (
+	// Requests for the lease: one per --leader-elect-retry-period, and a few more when it changes hands.
+	leaseQPS, leaseBurst = 10, 20
+
+	dialTimeout, keepAlive = 5 * time.Second, 10 * time.Second
+)
+
+// leaseClient returns a client for the lease with a connection and a rate limiter of its own: renewals must not wait behind
+// hundreds of evictions, and must not lose their connection together with them.
+func (h *hostCluster) leaseClient() (coordinationclient.LeasesGetter, error) {
+	c := rest.CopyConfig(h.config)
+	c.QPS, c.Burst, c.RateLimiter = leaseQPS, leaseBurst, nil
+	// client-go shares connections among configurations that dial in the same way.
+	c.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive}).DialContext
+	return coordinationclient.NewForConfig(c)
+}
+
+// registeredService returns a function that reads which Service our APIService names; the zero value if there is none.
+func (h *hostCluster) registeredService() (func(context.Context) (types.NamespacedName, error), error) {
+	agg, err := aggregator.NewForConfig(h.jsonConfig())
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) (types.NamespacedName, error) {
+		registered, err := agg.ApiregistrationV1().APIServices().Get(ctx, apiServiceName, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return types.NamespacedName{}, nil
+		}
+		if err != nil || registered.Spec.Service == nil {
+			return types.NamespacedName{}, err
+		}
+		return types.NamespacedName{Namespace: registered.Spec.Service.Namespace, Name: registered.Spec.Service.Name}, nil
+	}, nil
+}
+
+// clientsUntil returns clients whose calls are all cut a while after the context ends: one within the process' limits, and one
+// without limits for the evictions, whose queue watches the host cluster's answers and limits itself.
+func (h *hostCluster) clientsUntil(ctx context.Context, grace time.Duration) (limited, unlimited kubernetes.Interface, err error) {
+	c := rest.CopyConfig(h.config)
+	c.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return &cutTransport{next: next, until: ctx, grace: grace}
+	})
+	if limited, err = kubernetes.NewForConfig(c); err != nil {
+		return nil, nil, err
+	}
+	c.QPS, c.Burst, c.RateLimiter = -1, 0, nil
+	unlimited, err = kubernetes.NewForConfig(c)
+	return limited, unlimited, err
+}
+
+// cutTransport cuts requests a while after a context has ended, whatever their own contexts say. A replica that has lost its
+// lease must not act on the host cluster when another one does.
+type cutTransport struct {
+	next  http.RoundTripper
+	until context.Context
+	grace time.Duration
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *cutTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancelCause(r.Context())
+	stop := context.AfterFunc(t.until, func() {
+		timer := time.AfterFunc(t.grace, func() { cancel(context.Cause(t.until)) })
+		context.AfterFunc(ctx, func() { timer.Stop() })
+	})
+	done := sync.OnceFunc(func() {
+		stop()
+		cancel(nil)
+	})
+	resp, err := t.next.RoundTrip(r.WithContext(ctx))
+	if err != nil {
+		done()
+		return nil, err
+	}
+	resp.Body = &closingBody{ReadCloser: resp.Body, closed: done}
+	return resp, nil
+}
+
+// WrappedRoundTripper is how client-go finds the transport beneath.
+func (t *cutTransport) WrappedRoundTripper() http.RoundTripper { return t.next }
+
+// closingBody calls a function when it is closed.
+type closingBody struct {
+	io.ReadCloser
+	closed func()
+}
+
+// Close implements io.Closer.
+func (b *closingBody) Close() error {
+	defer b.closed()
+	return b.ReadCloser.Close()
+}

@@ -1,0 +1,147 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
+)
+
+// slowly is a host cluster that takes its time to answer, or to end its answer.
+type slowly struct{ answers, ends time.Duration }
+
+func (s slowly) RoundTrip(r *http.Request) (*http.Response, error) {
+	select {
+	case <-r.Context().Done():
+		return nil, context.Cause(r.Context())
+	case <-time.After(s.answers):
+		return &http.Response{StatusCode: http.StatusOK, Body: &slowBody{r.Context(), s.ends}}, nil
+	}
+}
+
+type slowBody struct {
+	ctx  context.Context
+	ends time.Duration
+}
+
+func (b *slowBody) Read([]byte) (int, error) {
+	select {
+	case <-b.ctx.Done():
+		return 0, context.Cause(b.ctx)
+	case <-time.After(b.ends):
+		return 0, io.EOF
+	}
+}
+
+func (b *slowBody) Close() error { return nil }
+
+func TestCallsAreCutWhenLeadershipIsOver(t *testing.T) {
+	const grace = 4 * time.Second
+	lost := errors.New("lost")
+	for name, tc := range map[string]struct {
+		host slowly
+		// ends is when leadership ends after the call has begun; took is how long the call takes.
+		ends, took time.Duration
+		cut        bool
+	}{
+		"a call that is over before is not":         {host: slowly{answers: time.Second}, ends: time.Minute, took: time.Second},
+		"a call that is over soon after is not":     {host: slowly{answers: 4 * time.Second}, ends: time.Second, took: 4 * time.Second},
+		"a call that is not answered is":            {host: slowly{answers: time.Hour}, ends: time.Second, took: time.Second + grace, cut: true},
+		"a call whose answer does not end is":       {host: slowly{ends: time.Hour}, ends: time.Second, took: time.Second + grace, cut: true},
+		"a call that begins when it is over is too": {host: slowly{answers: time.Hour}, took: grace, cut: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				leading, end := context.WithCancelCause(t.Context())
+				began := time.Now()
+				if tc.ends == 0 {
+					end(lost)
+				}
+				time.AfterFunc(tc.ends, func() { end(lost) })
+				transport := &cutTransport{next: tc.host, until: leading, grace: grace}
+				// The call's own context outlives leadership, as that of an eviction does.
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://example.com/", http.NoBody)
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp, err := transport.RoundTrip(req)
+				if err == nil {
+					_, err = io.ReadAll(resp.Body)
+					_ = resp.Body.Close()
+				}
+				if took := time.Since(began); took != tc.took || errors.Is(err, lost) != tc.cut {
+					t.Errorf("took %v and got %v, want %v, cut: %v", took, err, tc.took, tc.cut)
+				}
+				synctest.Wait()
+				end(lost)
+			})
+		})
+	}
+}
+
+// TestLeaseHasItsOwnConnection counts connections: renewals must not share that of the evictions, nor its rate limiter.
+func TestLeaseHasItsOwnConnection(t *testing.T) {
+	var opened atomic.Int32
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, "{}")
+	}))
+	server.EnableHTTP2 = true
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			opened.Add(1)
+		}
+	}
+	server.StartTLS()
+	defer server.Close()
+	host := &hostCluster{config: &rest.Config{
+		Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true},
+		// Nothing of the shared limit is left for the lease.
+		RateLimiter: flowcontrol.NewFakeNeverRateLimiter(),
+	}}
+	leases, err := host.leaseClient()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, evictions, err := host.clientsUntil(t.Context(), time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if _, err := leases.Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := evictions.CoreV1().Pods("ns").Get(t.Context(), "pod", metav1.GetOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := opened.Load(); got != 2 {
+		t.Errorf("the two clients have opened %d connections, want 2", got)
+	}
+}

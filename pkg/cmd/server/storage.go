@@ -1,0 +1,91 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+)
+
+const (
+	// storageIDKey is below --etcd-prefix, beside the objects.
+	storageIDKey = "storage-id"
+
+	etcdDialTimeout = 20 * time.Second
+	etcdCallTimeout = 10 * time.Second
+)
+
+// storage is the etcd behind this server, embedded or not.
+type storage struct {
+	client *clientv3.Client
+	key    string
+	id     string
+}
+
+// dialStorage returns a client for an etcd outside of this process.
+func dialStorage(c storagebackend.TransportConfig) (*clientv3.Client, error) {
+	config := clientv3.Config{Endpoints: c.ServerList, DialTimeout: etcdDialTimeout}
+	tls := transport.TLSInfo{CertFile: c.CertFile, KeyFile: c.KeyFile, TrustedCAFile: c.TrustedCAFile}
+	if !tls.Empty() || tls.TrustedCAFile != "" {
+		var err error
+		if config.TLS, err = tls.ClientConfig(); err != nil {
+			return nil, fmt.Errorf("--etcd-cafile, --etcd-certfile and --etcd-keyfile: %w", err)
+		}
+	}
+	return clientv3.New(config)
+}
+
+// openStorage reads the ID of a storage, and draws one if the storage is new.
+func openStorage(ctx context.Context, client *clientv3.Client, prefix string) (*storage, error) {
+	s := &storage{client: client, key: path.Join("/", prefix, storageIDKey)}
+	ctx, cancel := context.WithTimeout(ctx, etcdCallTimeout)
+	defer cancel()
+	drawn := string(uuid.NewUUID())
+	answer, err := client.Txn(ctx).
+		If(clientv3.Compare(clientv3.CreateRevision(s.key), "=", 0)).
+		Then(clientv3.OpPut(s.key, drawn)).
+		Else(clientv3.OpGet(s.key)).
+		Commit()
+	if err != nil {
+		return nil, fmt.Errorf("read the identity of the storage: %w", err)
+	}
+	s.id = drawn
+	if !answer.Succeeded {
+		s.id = string(answer.Responses[0].GetResponseRange().Kvs[0].Value)
+	}
+	return s, nil
+}
+
+// revision returns how far the storage has come. It fails if that is another storage than at first.
+func (s *storage) revision(ctx context.Context) (int64, error) {
+	answer, err := s.client.Get(ctx, s.key)
+	if err != nil {
+		return 0, err
+	}
+	if len(answer.Kvs) != 1 || string(answer.Kvs[0].Value) != s.id {
+		return 0, errors.New("the storage was replaced while the server ran")
+	}
+	return answer.Header.Revision, nil
+}

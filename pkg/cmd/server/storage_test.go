@@ -1,0 +1,163 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package server
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"haulout.dev/haulout/pkg/cmd/server/embeddedetcd"
+)
+
+func TestStorageHasAnIdentity(t *testing.T) {
+	dir := t.TempDir()
+	open := func(dir, prefix string) (id string, revision int64) {
+		t.Helper()
+		etcd, err := embeddedetcd.Start(t.Context(), embeddedetcd.Options{DataDir: dir, QuotaBytes: embeddedetcd.DefaultQuotaBytes})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer etcd.Stop()
+		client := etcd.Client()
+		defer client.Close()
+		s, err := openStorage(t.Context(), client, prefix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before, err := s.revision(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.Put(t.Context(), "an-object", "x"); err != nil {
+			t.Fatal(err)
+		}
+		after, err := s.revision(t.Context())
+		if err != nil || after != before+1 {
+			t.Errorf("the revision was %d and is %d after one write (%v)", before, after, err)
+		}
+		return s.id, after
+	}
+	first, at := open(dir, "/registry/a")
+	again, later := open(dir, "/registry/a")
+	if first != again || later <= at {
+		t.Errorf("storage %s at %d came back as %s at %d", first, at, again, later)
+	}
+	if !storageID.MatchString(first) {
+		t.Errorf("--adopt-storage would refuse %q", first)
+	}
+	for name, other := range map[string][2]string{
+		"another folder": {t.TempDir(), "/registry/a"}, "another prefix": {dir, "/registry/b"},
+	} {
+		if id, _ := open(other[0], other[1]); id == first {
+			t.Errorf("%s has the same identity", name)
+		}
+	}
+}
+
+func TestStorageThatWasReplaced(t *testing.T) {
+	etcd, err := embeddedetcd.Start(t.Context(), embeddedetcd.Options{DataDir: t.TempDir(), QuotaBytes: embeddedetcd.DefaultQuotaBytes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer etcd.Stop()
+	client := etcd.Client()
+	defer client.Close()
+	s, err := openStorage(t.Context(), client, "/registry")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Delete(t.Context(), s.key); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.revision(t.Context()); err == nil {
+		t.Error("an emptied storage passes for the old one")
+	}
+}
+
+func TestSecondEmbeddedServerIsRefused(t *testing.T) {
+	for name, tc := range map[string]struct {
+		// holder holds the Lease; empty for none. skew is by how much its clock is off.
+		holder string
+		skew   time.Duration
+		// renews is whether it does, released whether it gives the lease away after a second.
+		renews, released bool
+		wantErr          bool
+		// atMost is how long that may take to find out.
+		atMost time.Duration
+	}{
+		"not where there is no Lease":                          {},
+		"not where it was the holder itself":                   {holder: "own"},
+		"not where the holder has died":                        {holder: "dead", atMost: 14 * time.Second},
+		"not where the holder has died and its clock was fast": {holder: "dead", skew: time.Hour, atMost: 14 * time.Second},
+		"not where the holder leaves":                          {holder: "leaving", renews: true, released: true, atMost: 3 * time.Second},
+		"where the holder renews":                              {holder: "alive", renews: true, wantErr: true, atMost: 4 * time.Second},
+		"where the holder renews and its clock is slow":        {holder: "alive", skew: -time.Hour, renews: true, wantErr: true, atMost: 4 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				host := fake.NewClientset()
+				leases := host.CoordinationV1().Leases("haulout-system")
+				write := func(holder string) {
+					seconds, now := int32(12), metav1.NewMicroTime(time.Now().Add(tc.skew))
+					lease := &coordinationv1.Lease{
+						ObjectMeta: metav1.ObjectMeta{Namespace: "haulout-system", Name: "haulout-apiserver"},
+						Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &now},
+					}
+					if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
+						_, _ = leases.Create(t.Context(), lease, metav1.CreateOptions{})
+					}
+				}
+				ctx, end := context.WithCancel(t.Context())
+				began := time.Now()
+				if tc.holder != "" {
+					write(tc.holder)
+				}
+				if tc.renews {
+					go func() {
+						for {
+							select {
+							case <-ctx.Done():
+								return
+							case <-time.After(2 * time.Second):
+							}
+							if tc.released {
+								write("")
+								return
+							}
+							write(tc.holder)
+						}
+					}()
+				}
+				err := parse(t).refuseSecondStorage(ctx, host.CoordinationV1(), "own")
+				end()
+				if (err != nil) != tc.wantErr || err != nil && !strings.Contains(err.Error(), tc.holder) {
+					t.Errorf("got %v", err)
+				}
+				if took := time.Since(began); took > tc.atMost {
+					t.Errorf("it took %v, want at most %v", took, tc.atMost)
+				}
+			})
+		})
+	}
+}

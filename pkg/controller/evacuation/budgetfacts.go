@@ -1,0 +1,210 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	"haulout.dev/haulout/pkg/drainplan"
+	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/eviction/pdb"
+)
+
+const (
+	// factsFresh is how long the facts about a budget are taken from memory: many pods wait for the
+	// same one.
+	factsFresh = 10 * time.Second
+	// maxRivalNodes and maxRivals bound the search for a drain that holds this one.
+	maxRivalNodes, maxRivals = 3, 10
+)
+
+// factsOfBudgets remembers the facts about budgets for a moment.
+type factsOfBudgets struct {
+	mu    sync.Mutex
+	known map[types.NamespacedName]knownFacts
+}
+
+type knownFacts struct {
+	facts budgetFacts
+	at    time.Time
+}
+
+// get returns the facts about a budget, which read finds out if they are not fresh.
+func (f *factsOfBudgets) get(name types.NamespacedName, now time.Time, read func() budgetFacts) budgetFacts {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if k, ok := f.known[name]; ok && now.Sub(k.at) < factsFresh {
+		return k.facts
+	}
+	for other, k := range f.known {
+		if now.Sub(k.at) >= factsFresh {
+			delete(f.known, other)
+		}
+	}
+	facts := read()
+	f.known[name] = knownFacts{facts, now}
+	return facts
+}
+
+// standoff explains why the budget that blocks a pod for the given reason stays closed, if
+// maintenances keep it closed. It reads caches only; what it cannot read is no explanation.
+func (c *Controller) standoff(pod *corev1.Pod, reason string, now time.Time) *eviction.Blocker {
+	if !slices.Contains(refinable, reason) {
+		return nil
+	}
+	budget := c.budgetOf(pod)
+	if budget == nil {
+		return nil
+	}
+	key := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+	facts := c.factsOf(budget, now)
+	if !facts.without(key).wouldOpen() {
+		return nil
+	}
+	return explainStandoff(key, c.holdersOf(pod.Spec.NodeName), facts, c.rivals(facts, now))
+}
+
+// budgetOf returns the budget that selects a pod; nil if none or several do.
+func (c *Controller) budgetOf(pod *corev1.Pod) *policyv1.PodDisruptionBudget {
+	budgets, err := c.budgetLister.PodDisruptionBudgets(pod.Namespace).List(labels.Everything())
+	if err != nil {
+		return nil
+	}
+	matching := pdb.NewMatcher().Matching(pod.Labels, budgets)
+	if len(matching) != 1 {
+		return nil
+	}
+	return matching[0]
+}
+
+func (c *Controller) factsOf(budget *policyv1.PodDisruptionBudget, now time.Time) budgetFacts {
+	return c.facts.get(pdb.NameOf(budget), now, func() budgetFacts {
+		facts := budgetFacts{
+			name: pdb.NameOf(budget), healthy: budget.Status.CurrentHealthy, desired: budget.Status.DesiredHealthy,
+		}
+		selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
+		if err != nil {
+			return facts
+		}
+		pods, err := c.podLister.Pods(budget.Namespace).List(selector)
+		if err != nil {
+			return facts
+		}
+		holders := map[string][]string{}
+		for _, pod := range pods {
+			node := controllercache.NodeOf(pod)
+			if node == "" || pdb.IsReady(pod) || !drainplan.IsLive(pod) || pod.DeletionTimestamp != nil {
+				continue
+			}
+			if _, known := holders[node]; !known {
+				holders[node] = c.holdersOf(node)
+			}
+			if len(holders[node]) > 0 {
+				key := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+				facts.down = append(facts.down, downPod{pod: key, node: node, holders: holders[node]})
+			}
+		}
+		slices.SortFunc(facts.down, func(a, b downPod) int { return strings.Compare(a.pod.Name, b.pod.Name) })
+		return facts
+	})
+}
+
+// holdersOf returns the maintenances that hold a node, by name; none if the node is not cordoned.
+func (c *Controller) holdersOf(nodeName string) []string {
+	node, err := c.nodeLister.Get(nodeName)
+	if err != nil || !node.Spec.Unschedulable {
+		return nil
+	}
+	maintenances, err := c.maintenanceLister.List(labels.Everything())
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for _, nm := range maintenances {
+		stage := nm.Spec.Stage
+		if stage != maintenancev1alpha1.NodeMaintenanceStageCordon && stage != maintenancev1alpha1.NodeMaintenanceStageDrain {
+			continue
+		}
+		if slices.ContainsFunc(nm.Status.NodeStatuses, func(st maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {
+			return st.NodeRef.Name == node.Name && st.NodeRef.UID == node.UID
+		}) {
+			names = append(names, nm.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// rivals returns pods that wait for another budget on the nodes of the pods that are down.
+func (c *Controller) rivals(facts budgetFacts, now time.Time) []rival {
+	nodes := map[string][]string{}
+	for _, d := range facts.down {
+		if len(nodes) < maxRivalNodes {
+			nodes[d.node] = d.holders
+		}
+	}
+	var found []rival
+	for node, holders := range nodes {
+		for _, evacuation := range c.waitingForBudgets(node) {
+			pod, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name)
+			if err != nil || pod.UID != evacuation.Spec.PodRef.UID {
+				continue
+			}
+			if budget := c.budgetOf(pod); budget != nil && pdb.NameOf(budget) != facts.name {
+				key := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+				found = append(found, rival{pod: key, holders: holders, budget: c.factsOf(budget, now)})
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b rival) int {
+		return cmp.Or(strings.Compare(a.pod.Namespace, b.pod.Namespace), strings.Compare(a.pod.Name, b.pod.Name))
+	})
+	return found
+}
+
+// waitingForBudgets returns the first Evacuations on a node that wait for a budget. They are
+// sorted, so that the same ones are named each time.
+func (c *Controller) waitingForBudgets(node string) []*maintenancev1alpha1.Evacuation {
+	objects, err := c.evacuationIndexer.ByIndex(controllercache.EvacuationsByNode, node)
+	if err != nil {
+		return nil
+	}
+	var waiting []*maintenancev1alpha1.Evacuation
+	for _, object := range objects {
+		if evacuation, ok := object.(*maintenancev1alpha1.Evacuation); ok {
+			if blocker := blockerOf(&evacuation.Status); blocker != nil && slices.Contains(refinable, blocker.Reason) {
+				waiting = append(waiting, evacuation)
+			}
+		}
+	}
+	slices.SortFunc(waiting, func(a, b *maintenancev1alpha1.Evacuation) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Spec.PodRef.Name, b.Spec.PodRef.Name))
+	})
+	return waiting[:min(maxRivals, len(waiting))]
+}

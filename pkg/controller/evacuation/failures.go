@@ -1,0 +1,112 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/worker"
+	"haulout.dev/haulout/pkg/eviction"
+)
+
+// failingAfter is how long the writes about an Evacuation have to fail before that is reported
+// outside of the log.
+const failingAfter = time.Minute
+
+// failures remembers which Evacuations cannot be reconciled, since when and why. It may be
+// forgotten at any time: what still fails is found again.
+type failures struct {
+	mu  sync.Mutex
+	all map[types.NamespacedName]failing
+}
+
+type failing struct {
+	since time.Time
+	// text is the last error, told the one that there was an event about.
+	text, told string
+}
+
+// note takes in how a reconciliation ended and returns the error to report now; "" if there is
+// none.
+func (f *failures) note(key types.NamespacedName, err error, now time.Time) (tell string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err == nil {
+		delete(f.all, key)
+		return ""
+	}
+	entry, known := f.all[key]
+	if !known {
+		entry.since = now
+	}
+	entry.text = evacuators.OneLine(err.Error(), maxMessage/2)
+	if now.Sub(entry.since) >= failingAfter && entry.text != entry.told {
+		entry.told, tell = entry.text, entry.text
+	}
+	f.all[key] = entry
+	return tell
+}
+
+// of returns the error with which an Evacuation has failed for a while; "" if it has not.
+func (f *failures) of(key types.NamespacedName, now time.Time) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if entry, known := f.all[key]; known && now.Sub(entry.since) >= failingAfter {
+		return entry.text
+	}
+	return ""
+}
+
+// noteOutcome reports, once per text, an error that keeps an Evacuation from being reconciled. A
+// conflict is no failure and no success.
+func (c *Controller) noteOutcome(ctx context.Context, key types.NamespacedName, err error) {
+	if err != nil && (ctx.Err() != nil || worker.IsOnlyConflict(err)) {
+		return
+	}
+	tell := c.failures.note(key, err, c.clock.Now())
+	if tell == "" {
+		return
+	}
+	evacuation, getErr := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
+	if getErr != nil {
+		if apierrors.IsNotFound(getErr) {
+			c.failures.note(key, nil, c.clock.Now())
+		}
+		return
+	}
+	c.send(evacuation, []event{{corev1.EventTypeWarning, EventBlocked, actionEvacuate,
+		fmt.Sprintf("Evacuation of pod %s fails and is tried again: %s", evacuation.Spec.PodRef.Name, tell)}})
+}
+
+// notReleased is what blocks a withdrawn Evacuation whose finalizers
+// cannot be removed.
+func notReleased(failure string) *eviction.Blocker {
+	return &eviction.Blocker{
+		Reason: maintenancev1alpha1.ReasonEvictionError,
+		Message: fmt.Sprintf("The Evacuation is cancelled and cannot be released: %s. It is tried again. "+
+			"Check which policy or webhook refuses the writes of the server.", failure),
+	}
+}

@@ -1,0 +1,123 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func TestFailures(t *testing.T) {
+	one, two := errors.New("denied by policy"), errors.New("denied\nby \x1b[31mwebhook")
+	key := types.NamespacedName{Namespace: "shop", Name: "web"}
+	type step struct {
+		at         time.Duration
+		err        error
+		tell, last string
+	}
+	for name, steps := range map[string][]step{
+		"one that passes within a minute is not told": {
+			{0, one, "", ""}, {59 * time.Second, one, "", ""}, {time.Minute, nil, "", ""},
+		},
+		"one that lasts is told once": {
+			{0, one, "", ""},
+			{time.Minute, one, "denied by policy", "denied by policy"}, {time.Hour, one, "", "denied by policy"},
+		},
+		"another text is told, too, as one line": {
+			{0, one, "", ""}, {time.Minute, two, "denied by [31mwebhook", "denied by [31mwebhook"},
+			{2 * time.Minute, one, "denied by policy", "denied by policy"},
+		},
+		"after a success it starts from the beginning": {
+			{0, one, "", ""}, {time.Minute, one, "denied by policy", "denied by policy"}, {2 * time.Minute, nil, "", ""},
+			{3 * time.Minute, one, "", ""}, {4 * time.Minute, one, "denied by policy", "denied by policy"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := failures{all: map[types.NamespacedName]failing{}}
+			for _, s := range steps {
+				now := start.Add(s.at)
+				if got := f.note(key, s.err, now); got != s.tell {
+					t.Errorf("after %s got %q to tell, want %q", s.at, got, s.tell)
+				}
+				if got := f.of(key, now); got != s.last {
+					t.Errorf("after %s got that %q lasts, want %q", s.at, got, s.last)
+				}
+			}
+		})
+	}
+}
+
+// refuseWrites has the API refuse updates of a subresource of Evacuations.
+func (w *world) refuseWrites(subresource string) {
+	w.api.client.PrependReactor("update", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.GetSubresource() != subresource {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewForbidden(evacuationsResource.GroupResource(), "x", errors.New("policy all-or-nothing says no"))
+	})
+}
+
+func TestStatusThatCannotBeWrittenIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, newEvacuation(), newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
+		w.host.answer(refuse)
+		w.until("the eviction is next", 0, hasClass(evict))
+		w.refuseWrites("status")
+		var got []string
+		w.until("an hour has passed", time.Second, func(*maintenancev1alpha1.Evacuation) bool {
+			select {
+			case e := <-w.events.Events:
+				got = append(got, e)
+				if passed := w.clock.Since(start); passed < failingAfter {
+					t.Errorf("got the event after %s, want it not before a minute", passed)
+				}
+			default:
+			}
+			return w.clock.Since(start) > 20*time.Minute
+		})
+		if len(got) != 1 || !strings.Contains(got[0], EventBlocked) || !strings.Contains(got[0], "policy all-or-nothing says no") {
+			t.Errorf("got the events %q, want one with the error", got)
+		}
+	})
+}
+
+func TestEvacuationThatCannotBeReleasedIsBlocked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, newEvacuation(), newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
+		w.until("the eviction is next", 0, hasClass(evict))
+		w.refuseWrites("")
+		w.api.edit(t, w.target, deleting)
+		w.until("it is blocked", time.Second, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvictionError))
+		if passed := w.clock.Since(start); passed < failingAfter {
+			t.Errorf("got it blocked after %s, want it not before a minute", passed)
+		}
+		if w.host.sent() != 0 {
+			t.Errorf("got %d evictions, want none", w.host.sent())
+		}
+	})
+}

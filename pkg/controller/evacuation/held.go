@@ -1,0 +1,83 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/eviction"
+)
+
+// heldCheck is how often an Evacuation that is held by foreign finalizers is reconciled although
+// nothing happens: this controller does not watch whether a maintenance still asks for the pod.
+const heldCheck = time.Minute
+
+// foreignHolders returns the finalizers that keep an Evacuation which is being deleted and that no
+// instigator asks for. The name of an Evacuation is canonical: while these hold it, no other one of
+// the same pod can be created.
+func foreignHolders(evacuation *maintenancev1alpha1.Evacuation) []string {
+	if evacuation.DeletionTimestamp == nil || evacuators.HasInstigator(evacuation.Finalizers) {
+		return nil
+	}
+	return evacuation.Finalizers
+}
+
+// isDeadButHeld reports whether an Evacuation is over for its instigators and evacuators and only
+// foreign finalizers keep it.
+func isDeadButHeld(evacuation *maintenancev1alpha1.Evacuation) bool {
+	return len(foreignHolders(evacuation)) > 0 && !isComplete(evacuation) &&
+		evacuation.Status.EvacuationCancellationPolicy != maintenancev1alpha1.EvacuationCancellationPolicyForbid
+}
+
+// decideHeld keeps foreign finalizers from holding the pod: if a maintenance still has the pod in
+// its targets, it is evicted as its budget allows, and the finalizers are named. Otherwise the
+// object is dead and the pod stays.
+func (d *decision) decideHeld(s situation, holders []string) {
+	d.countFailedEvictions(s)
+	d.wakeAt(s.now.Add(heldCheck))
+	switch {
+	case !s.targeted:
+		d.clearBlocked(s)
+		return
+	case s.pod.DeletionTimestamp != nil:
+		d.decideTerminating(s)
+		return
+	}
+	canLeave := s.podType == maintenancev1alpha1.PodTypeDefault ||
+		s.podType == maintenancev1alpha1.PodTypeDaemonSet && !s.replaced
+	d.evict = canLeave && !s.now.Before(heldUntil(s))
+	d.setBlocked(s, held(s, d.evict, holders))
+}
+
+func held(s situation, evict bool, holders []string) *eviction.Blocker {
+	b := &eviction.Blocker{Reason: maintenancev1alpha1.ReasonEvacuationHeld}
+	names := evacuators.OneLine(strings.Join(holders, ", "), maxMessage/2)
+	b.Message = fmt.Sprintf("The Evacuation is being deleted and is held by the finalizers %s, "+
+		"while a NodeMaintenance still asks the pod to leave. No evacuator works on it.", names)
+	if evict {
+		b.Message += " The pod is evicted all the same, as its disruption budget allows."
+	}
+	b.Message += " Remove these finalizers or repair the controllers that set them."
+	if evict && s.eviction.Blocker != nil {
+		b.Message += " The eviction waits: " + s.eviction.Blocker.Message
+	}
+	return b
+}

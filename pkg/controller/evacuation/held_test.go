@@ -1,0 +1,142 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/eviction"
+)
+
+// asking is a maintenance that drains all pods of the node.
+func asking(name string, node *corev1.Node) *maintenancev1alpha1.NodeMaintenance {
+	return &maintenancev1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: *after(-time.Hour)},
+		Spec:       maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, Reason: "kernel\nupdate"},
+		Status: maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
+			NodeRef: maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID},
+			DrainTargets: []maintenancev1alpha1.DrainPlanEntry{
+				{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: 1000}, {PodType: maintenancev1alpha1.PodTypeDaemonSet, PodPriority: 1000},
+			},
+		}}},
+	}
+}
+
+func TestDecideHeld(t *testing.T) {
+	const held = "EvacuationHeld"
+	dead := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+		return newEvacuation(append([]func(*maintenancev1alpha1.Evacuation){active(evict), deleting, withFinalizers(foreign)}, mods...)...)
+	}
+	targeted := func(s *situation) { s.targeted = true }
+	ofType := func(podType maintenancev1alpha1.PodType, replaced bool) func(*situation) {
+		return func(s *situation) { s.targeted, s.podType, s.replaced = true, podType, replaced }
+	}
+	wasHeld := withCondition(maintenancev1alpha1.ConditionBlocked, held, 0)
+	runDecide(t, map[string]decideTest{
+		"a pod that a maintenance still asks for is evicted, and the finalizers are named": {
+			evacuation: dead(), pod: newPod(), mod: targeted,
+			want: outcome{Active: evict, Policy: allow, Blocked: held, Evict: true, Wake: time.Minute, Events: EventBlocked},
+		},
+		"so it is while an evacuator was active": {
+			evacuation: dead(withEvacuators(classA), active(classA)), pod: newPod(), mod: targeted,
+			want: outcome{Active: classA, Policy: allow, Blocked: held, Evict: true, Wake: time.Minute, Events: EventBlocked},
+		},
+		"a pod that no maintenance asks for stays": {
+			evacuation: dead(wasHeld), pod: newPod(),
+			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Wake: time.Minute},
+		},
+		"a static pod is not evicted, and still blocked": {
+			evacuation: dead(), pod: newPod(), mod: ofType(maintenancev1alpha1.PodTypeStatic, false),
+			want: outcome{Active: evict, Policy: allow, Blocked: held, Wake: time.Minute, Events: EventBlocked},
+		},
+		"a DaemonSet pod that would come back is not evicted": {
+			evacuation: dead(), pod: newPod(), mod: ofType(maintenancev1alpha1.PodTypeDaemonSet, true),
+			want: outcome{Active: evict, Policy: allow, Blocked: held, Wake: time.Minute, Events: EventBlocked},
+		},
+		"another DaemonSet pod is": {
+			evacuation: dead(), pod: newPod(), mod: ofType(maintenancev1alpha1.PodTypeDaemonSet, false),
+			want: outcome{Active: evict, Policy: allow, Blocked: held, Evict: true, Wake: time.Minute, Events: EventBlocked},
+		},
+		"a pod that terminates is waited for": {
+			evacuation: dead(wasHeld), pod: newPod(terminatingUntil(20 * time.Second)), mod: targeted,
+			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Wake: 50 * time.Second},
+		},
+		"the refusals are counted": {
+			evacuation: dead(), pod: newPod(), mod: func(s *situation) {
+				s.targeted, s.eviction = true, eviction.State{Known: true, FailedEvictions: 4}
+			},
+			want: outcome{Active: evict, Policy: allow, Blocked: held, FailedEvictions: 4, Evict: true, Wake: time.Minute, Events: EventBlocked},
+		},
+		"an evacuator that forbids cancellation goes on": {
+			evacuation: dead(withEvacuators(classA), active(classA), reported(0, "moving"), withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
+				st.EvacuationCancellationPolicy = forbid
+			})), pod: newPod(), mod: targeted,
+			want: outcome{Active: classA, Policy: forbid, Wake: 15 * time.Minute},
+		},
+		"an object that an instigator holds is cancelled": {
+			evacuation: dead(withFinalizers(foreign, ours)), pod: newPod(), mod: targeted,
+			want: outcome{Active: evict, Policy: allow, Release: releaseAll, Events: EventCancelled},
+		},
+	})
+}
+
+func TestPodOfAHeldEvacuationIsEvicted(t *testing.T) {
+	for name, tt := range map[string]struct {
+		asks bool
+		want int
+	}{
+		"while a maintenance asks for it": {true, 1},
+		"not when none does":              {false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				node := newNode(corev1.ConditionTrue)
+				w := newWorld(t, 0, newEvacuation(withFinalizers(foreign, ours)), newPod(), node, newBudget("1", 0))
+				if tt.asks {
+					w.must(w.api.client.Tracker().Add(asking("kernel-2026-11", node)))
+				}
+				w.until("the eviction is next", 0, hasClass(evict))
+				w.api.edit(t, w.target, deleting)
+				w.until("no instigator is left", 0, func(e *maintenancev1alpha1.Evacuation) bool { return len(e.Finalizers) == 1 })
+				if tt.asks {
+					w.until("it is held", 0, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuationHeld))
+					blocked := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked)
+					if !strings.Contains(blocked.Message, foreign) {
+						t.Errorf("got %q, want it to name %s", blocked.Message, foreign)
+					}
+				}
+				_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1), metav1.UpdateOptions{})
+				w.must(err)
+				w.until("some time has passed", time.Second, func(*maintenancev1alpha1.Evacuation) bool { return w.clock.Since(start) > 2*time.Minute })
+				if got := w.host.sent(); got != tt.want {
+					t.Errorf("got %d evictions, want %d", got, tt.want)
+				}
+				if e := w.get(); e == nil || podDeleted(e) != tt.asks {
+					t.Errorf("got %+v, want it to be kept by its finalizer", e)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,51 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/eviction"
+)
+
+// explainKept adds, when its budget has been closed for so long that a DaemonSet pod is kept, that
+// this does not hold up the drain. The write is what makes the maintenance count the pod as kept.
+func (d *decision) explainKept(s situation, b *eviction.Blocker) *eviction.Blocker {
+	if b == nil || !d.isRequested(s) || !evacuators.IsBudgetReason(b.Reason) {
+		return b
+	}
+	since := s.now
+	blocked := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked)
+	if blocked != nil && blocked.Status == metav1.ConditionTrue {
+		since = blocked.LastTransitionTime.Time
+	}
+	if b.Reason != maintenancev1alpha1.ReasonPodDisruptionBudgetSyncFailed {
+		if at := since.Add(s.budgetPatience); s.now.Before(at) {
+			d.wakeAt(at)
+			return b
+		}
+	}
+	kept := *b
+	kept.Message += " The pod is kept on its node since " + since.UTC().Format(time.RFC3339) +
+		" and does not block the drain. It is evicted if the budget opens."
+	return &kept
+}

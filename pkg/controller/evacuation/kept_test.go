@@ -1,0 +1,170 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/eviction"
+)
+
+const daemonSetClass = maintenancev1alpha1.EvacuatorClassDaemonSet
+
+// requested is the report with which the DaemonSet evacuator asks for the eviction.
+func requested(e *maintenancev1alpha1.Evacuation) {
+	e.Status.EvacuationProgressTimestamp, e.Status.ExpectedEvacuationFinishTime = after(0), after(time.Minute)
+}
+
+func ofDaemonSet(p *corev1.Pod) {
+	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logger", UID: "ds", Controller: ptr.To(true)}}
+}
+
+func TestDecideDaemonSetPod(t *testing.T) {
+	asked := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+		return newEvacuation(append([]func(*maintenancev1alpha1.Evacuation){withEvacuators(daemonSetClass), active(daemonSetClass), requested}, mods...)...)
+	}
+	targeted := func(s *situation) { s.targeted, s.podType = true, maintenancev1alpha1.PodTypeDaemonSet }
+	blockedBy := func(reason string) func(*situation) {
+		return func(s *situation) {
+			targeted(s)
+			s.eviction = eviction.State{Known: true, Blocker: &eviction.Blocker{Reason: reason, Message: "Budget logger."}}
+		}
+	}
+	wasBlocked := withCondition(maintenancev1alpha1.ConditionBlocked, "PodDisruptionBudget", 0)
+	runDecide(t, map[string]decideTest{
+		"is evicted when the evacuator asks for it": {
+			evacuation: asked(), pod: newPod(), mod: targeted,
+			want: outcome{Active: daemonSetClass, Policy: allow, Evict: true, Wake: 15 * time.Minute},
+		},
+		"is not evicted before that": {
+			evacuation: newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass)), pod: newPod(), mod: targeted,
+			want: outcome{Active: daemonSetClass, Policy: allow, Wake: 2*time.Minute + 30*time.Second},
+		},
+		"is not evicted when no maintenance asks for it any more": {
+			evacuation: asked(), pod: newPod(), mod: func(s *situation) { s.podType = maintenancev1alpha1.PodTypeDaemonSet },
+			want: outcome{Active: daemonSetClass, Policy: allow, Wake: 15 * time.Minute},
+		},
+		"is not one because its annotation says so": {
+			evacuation: asked(), pod: newPod(), mod: func(s *situation) { s.targeted = true },
+			want: outcome{Active: daemonSetClass, Policy: allow, Wake: 15 * time.Minute},
+		},
+		"waits for its budget at first": {
+			evacuation: asked(), pod: newPod(), mod: blockedBy("UnhealthyPodsHoldBudget"),
+			want: outcome{Active: daemonSetClass, Policy: allow, Blocked: "UnhealthyPodsHoldBudget", Evict: true, Wake: time.Minute, Events: EventBlocked},
+		},
+		"keeps its evacuator however long the budget is closed": {
+			evacuation: asked(wasBlocked), pod: newPod(), at: 24 * time.Hour, mod: blockedBy("PodDisruptionBudget"),
+			want: outcome{
+				Active: daemonSetClass, Since: 24 * time.Hour, Policy: allow, Blocked: "PodDisruptionBudget", Evict: true, Wake: 24*time.Hour + time.Minute,
+			},
+		},
+	})
+}
+
+func TestKeptDaemonSetPodIsExplained(t *testing.T) {
+	for name, tt := range map[string]struct {
+		reason string
+		at     time.Duration
+		want   bool
+	}{
+		"not while the budget has been closed for less than the patience": {"PodDisruptionBudget", DefaultBudgetPatience - time.Second, false},
+		"when it has been closed for the patience":                        {"PodDisruptionBudget", DefaultBudgetPatience, true},
+		"immediately if it cannot be computed":                            {"PodDisruptionBudgetSyncFailed", 0, true},
+		"never if an error is in the way":                                 {"EvictionForbidden", time.Hour, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass), requested,
+				withCondition(maintenancev1alpha1.ConditionBlocked, tt.reason, 0))
+			d := decide(situation{
+				now: start.Add(tt.at), evacuation: e, pod: newPod(), podType: maintenancev1alpha1.PodTypeDaemonSet, targeted: true,
+				servingSince: start, startDeadline: DefaultEvacuatorStartDeadline, budgetPatience: DefaultBudgetPatience,
+				eviction: eviction.State{Known: true, Blocker: &eviction.Blocker{Reason: tt.reason, Message: "Budget logger."}},
+			})
+			message := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
+			if got := strings.Contains(message, "is kept on its node since 2026-11-03T10:00:00Z"); got != tt.want {
+				t.Errorf("got %q", message)
+			}
+			e.Status = d.status
+			if got := evacuators.IsKeptByBudget(e, DefaultBudgetPatience, start.Add(tt.at)); got != tt.want {
+				t.Errorf("got that it is kept: %v, want %v", got, tt.want)
+			}
+			if !tt.want && evacuators.IsBudgetReason(tt.reason) && !d.wake.Equal(start.Add(DefaultBudgetPatience)) {
+				t.Errorf("got the next look at %s, want it when the patience ends", d.wake)
+			}
+		})
+	}
+}
+
+// daemonSetWorld has a DaemonSet pod whose eviction is requested.
+func daemonSetWorld(t *testing.T, allowed int32, answer func(*policyv1.Eviction) error) *world {
+	t.Helper()
+	node := newNode(corev1.ConditionTrue)
+	e := newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass), requested)
+	w := newWorld(t, 0, e, newPod(ofDaemonSet), node, newBudget("1", allowed))
+	w.host.answer(answer)
+	w.must(w.api.client.Tracker().Add(asking("kernel-2026-11", node)))
+	synctest.Wait()
+	w.api.edit(t, e, requested)
+	return w
+}
+
+func TestDaemonSetPodLeavesThroughItsBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := daemonSetWorld(t, 0, refuse)
+		w.until("it is kept", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
+			return evacuators.IsKeptByBudget(e, DefaultBudgetPatience, w.clock.Now()) &&
+				strings.Contains(meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message, "kept")
+		})
+		if !hasClass(daemonSetClass)(w.get()) {
+			t.Errorf("got %s, want the evacuator to stay", w.get().Status.ActiveEvacuatorClass)
+		}
+		w.host.answer(w.accept)
+		_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1), metav1.UpdateOptions{})
+		w.must(err)
+		w.until("it is evicted when the budget opens", time.Second, podDeleted)
+	})
+}
+
+func TestRefusedDaemonSetPodIsBlocked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := daemonSetWorld(t, 1, func(*policyv1.Eviction) error {
+			return apierrors.NewForbidden(corev1.Resource("pods"), podName, errors.New("the policy keep-logging says no"))
+		})
+		blocked := func(e *maintenancev1alpha1.Evacuation) bool {
+			condition := meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked)
+			return condition != nil && condition.Status == metav1.ConditionTrue && strings.Contains(condition.Message, "keep-logging")
+		}
+		w.until("it is blocked with the words of the policy", time.Second, blocked)
+		w.until("an hour has passed", 10*time.Second, func(*maintenancev1alpha1.Evacuation) bool { return w.clock.Since(start) > time.Hour })
+		if e := w.get(); !blocked(e) || !hasClass(daemonSetClass)(e) {
+			t.Errorf("got %+v, want it still blocked with the same evacuator", e.Status)
+		}
+	})
+}

@@ -1,0 +1,56 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// isForPeople reports whether a decision says something that the owner of the pod reads. Only then
+// the maintenance is looked up: it takes a walk over the nodes of all that drain.
+func (d *decision) isForPeople() bool {
+	return d.handedOver || len(d.events) > 0
+}
+
+// mention adds for which maintenance the pod leaves to what is said about a hand-over and to the
+// events, except to those about a cancellation: no maintenance asks for the pod then.
+func (d *decision) mention(nm *maintenancev1alpha1.NodeMaintenance) {
+	if nm == nil {
+		return
+	}
+	suffix := evacuators.LeavesFor(evacuators.Mention(nm))
+	if d.handedOver {
+		d.status.Message = cut(d.status.Message, maxMessage-len(suffix)) + suffix
+	}
+	for i := range d.events {
+		if d.events[i].reason != EventCancelled {
+			d.events[i].note = cut(d.events[i].note, maxMessage-len(suffix)) + suffix
+		}
+	}
+}
+
+// asker returns the maintenance for which a pod leaves; nil if none asks for it now.
+func (c *Controller) asker(pod *corev1.Pod) (*maintenancev1alpha1.NodeMaintenance, error) {
+	node, err := c.nodeLister.Get(pod.Spec.NodeName)
+	if err != nil {
+		return nil, ignoreNotFound(err)
+	}
+	return c.askedBy(pod, node)
+}

@@ -1,0 +1,121 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+const mentioned = " The pod leaves for NodeMaintenance kernel-2026-11 (kernel update)."
+
+func TestMention(t *testing.T) {
+	nm := asking("kernel-2026-11", newNode(corev1.ConditionTrue))
+	long := strings.Repeat("ä", maxMessage)
+	for name, tt := range map[string]struct {
+		decision  decision
+		nm        *maintenancev1alpha1.NodeMaintenance
+		status    string
+		notes     []string
+		forPeople bool
+	}{
+		"a hand-over, in the status and in its event": {
+			decision{handedOver: true, status: maintenancev1alpha1.EvacuationStatus{Message: "x."}, events: []event{{reason: EventHandedOver, note: "y."}}},
+			nm, "x." + mentioned, []string{"y." + mentioned}, true,
+		},
+		"an event about what blocks, and not what the evacuator said": {
+			decision{status: maintenancev1alpha1.EvacuationStatus{Message: "copying"}, events: []event{{reason: EventBlocked, note: "y."}}},
+			nm, "copying", []string{"y." + mentioned}, true,
+		},
+		"nothing about a cancellation": {
+			decision{events: []event{{reason: EventCancelled, note: "y."}}}, nm, "", []string{"y."}, true,
+		},
+		"nothing if no maintenance asks": {
+			decision{handedOver: true, status: maintenancev1alpha1.EvacuationStatus{Message: "x."}, events: []event{{reason: EventBlocked, note: "y."}}},
+			nil, "x.", []string{"y."}, true,
+		},
+		"what is too long is cut before the maintenance": {
+			decision{handedOver: true, status: maintenancev1alpha1.EvacuationStatus{Message: long}}, nm,
+			cut(long, maxMessage-len(mentioned)) + mentioned, nil, true,
+		},
+		"a decision that says nothing": {decision{}, nil, "", nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := tt.decision.isForPeople(); got != tt.forPeople {
+				t.Errorf("got %v that it is for people, want %v", got, tt.forPeople)
+			}
+			tt.decision.mention(tt.nm)
+			if got := tt.decision.status.Message; got != tt.status || len(got) > maxMessage {
+				t.Errorf("got the message %q, want %q", got, tt.status)
+			}
+			for i, want := range tt.notes {
+				if got := tt.decision.events[i].note; got != want {
+					t.Errorf("got the note %q, want %q", got, want)
+				}
+			}
+		})
+	}
+}
+
+func TestEvictedPodHasAnEventThatNamesTheMaintenance(t *testing.T) {
+	for name, tt := range map[string]struct {
+		asked bool
+		want  string
+	}{
+		"with the maintenance that asks for it": {true, "Normal Evicted The pod is evicted, as its disruption budget allows." + mentioned},
+		"without one if only others ask for it": {false, "Normal Evicted The pod is evicted, as its disruption budget allows."},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				node := newNode(corev1.ConditionTrue)
+				w := newWorld(t, 0, newEvacuation(withEvacuators(classA), active(classA)), newPod(), node)
+				if tt.asked {
+					w.must(w.api.client.Tracker().Add(asking("kernel-2026-11", node)))
+				}
+				w.until("the pod is gone", 10*time.Second, podDeleted)
+				var evicted []string
+				for len(w.events.Events) > 0 {
+					if text := <-w.events.Events; strings.Contains(text, EventEvicted) {
+						evicted = append(evicted, text)
+					}
+				}
+				if !slices.Equal(evicted, []string{tt.want}) {
+					t.Errorf("got the events %q, want %q", evicted, tt.want)
+				}
+			})
+		})
+	}
+}
+
+func TestHandOverNamesTheMaintenance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		node := newNode(corev1.ConditionTrue)
+		w := newWorld(t, 0, newEvacuation(withEvacuators(classA), active(classA)), newPod(), node, newBudget("1", 0))
+		w.must(w.api.client.Tracker().Add(asking("kernel-2026-11", node)))
+		w.until("the eviction is next", 10*time.Second, hasClass(evict))
+		if got := w.get().Status.Message; !strings.HasSuffix(got, mentioned) {
+			t.Errorf("got %q, want it to end with %q", got, mentioned)
+		}
+	})
+}

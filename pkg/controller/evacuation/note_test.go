@@ -1,0 +1,48 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"testing"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/eviction"
+)
+
+func TestMessageOfAPodThatWaitsInTheQueue(t *testing.T) {
+	const waits = "The pod waits for other pods of StatefulSet db to be available."
+	handover := turnMessage(maintenancev1alpha1.EvacuatorClassEviction, "test")
+	for name, tc := range map[string]struct {
+		class string
+		state eviction.State
+		want  string
+	}{
+		"the queue says for whom it waits":     {maintenancev1alpha1.EvacuatorClassEviction, eviction.State{Known: true, Message: waits}, waits},
+		"the queue says nothing":               {maintenancev1alpha1.EvacuatorClassEviction, eviction.State{Known: true}, handover},
+		"the message is an active evacuator's": {"a.example.com", eviction.State{Known: true, Message: waits}, turnMessage("a.example.com", "test")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := decision{evict: true}
+			e := newEvacuation(active(tc.class))
+			d.status = e.Status
+			d.quoteQueue(situation{evacuation: e, eviction: tc.state})
+			if d.status.Message != tc.want {
+				t.Errorf("got %q, want %q", d.status.Message, tc.want)
+			}
+		})
+	}
+}

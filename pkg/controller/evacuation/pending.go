@@ -1,0 +1,62 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"fmt"
+	"time"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/eviction"
+)
+
+// surgePendingAt is when the evacuator of Deployments has made no progress for the surge timeout.
+// It stops reporting when the replacement does not come on. Where the surge timeout does not end
+// within the deadline, half of the deadline counts.
+func surgePendingAt(s situation, deadline deadline) time.Time {
+	at := deadline.since.Add(s.surgeTimeout)
+	if !at.Before(deadline.at) {
+		at = deadline.since.Add(deadline.length / 2)
+	}
+	// A new leader lets the evacuator report first, but does not take back what the one before has
+	// said.
+	if was := blockerOf(&s.evacuation.Status); was != nil && was.Reason == maintenancev1alpha1.ReasonSurgePending {
+		return at
+	}
+	if grace := s.servingSince.Add(min(s.surgeTimeout, longestGrace) / 2); at.Before(grace) {
+		return grace
+	}
+	return at
+}
+
+// surgePending is what blocks a pod whose replacement is not there. The evacuator's words are
+// quoted as its own.
+func (d *decision) surgePending(deadline deadline) *eviction.Blocker {
+	message := fmt.Sprintf("The pod that is to replace this one is not available, and there has been no progress since %s. "+
+		"Free room for one more pod of the Deployment or repair what keeps it from starting; "+
+		"set the annotation %s on the Deployment if its pods start slowly, "+
+		"or %s: %s to evict its pods without a replacement, as their disruption budget allows.",
+		deadline.since.UTC().Format(time.RFC3339), maintenancev1alpha1.AnnotationSurgeTimeout,
+		maintenancev1alpha1.AnnotationSurge, maintenancev1alpha1.SurgeDisabled)
+	if deadline.reported {
+		if said := evacuators.OneLine(d.status.Message, maxMessage/4); said != "" {
+			message += fmt.Sprintf(" The evacuator's last words: %q", said)
+		}
+	}
+	return &eviction.Blocker{Reason: maintenancev1alpha1.ReasonSurgePending, Message: message}
+}

@@ -1,0 +1,149 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/eviction"
+)
+
+// standoffCheck is how often the facts about a closed budget are read again for a pod that waits
+// for it.
+const standoffCheck = time.Minute
+
+// refinable are the reasons behind which maintenances may be: a budget is closed, and nothing is
+// wrong with it.
+var refinable = []string{
+	maintenancev1alpha1.ReasonPodDisruptionBudget, maintenancev1alpha1.ReasonUnhealthyPodsHoldBudget,
+	maintenancev1alpha1.ReasonBudgetPodsCordoned, maintenancev1alpha1.ReasonBudgetsHoldEachOther,
+}
+
+// budgetFacts is what a standoff depends on of a PodDisruptionBudget.
+type budgetFacts struct {
+	name types.NamespacedName
+	// healthy and desired are how many of its pods are healthy and how many have to be.
+	healthy, desired int32
+	// down are its pods that are not ready and are on, or nominated for, a cordoned node that
+	// maintenances hold. They are sorted by name.
+	down []downPod
+}
+
+type downPod struct {
+	pod  types.NamespacedName
+	node string
+	// holders are the maintenances that hold the node.
+	holders []string
+}
+
+// rival is another pod that waits for a budget, on the node of a pod that is down.
+type rival struct {
+	pod     types.NamespacedName
+	holders []string
+	budget  budgetFacts
+}
+
+// without returns the facts as they are for a pod that waits for the budget itself.
+func (f budgetFacts) without(pod types.NamespacedName) budgetFacts {
+	f.down = slices.DeleteFunc(slices.Clone(f.down), func(d downPod) bool { return d.pod == pod })
+	return f
+}
+
+// wouldOpen reports whether the budget would allow a disruption if the pods that are down were
+// healthy.
+func (f budgetFacts) wouldOpen() bool {
+	return len(f.down) > 0 && f.healthy+int32(len(f.down)) > f.desired
+}
+
+// explainStandoff returns what keeps the budget of a pod closed, if maintenances do: its other pods
+// are down on cordoned nodes. If on one of these nodes a pod waits for a budget whose own pods are
+// down on the nodes of this pod's maintenances, two drains hold each other. It returns nil if the
+// budget is closed for another reason.
+func explainStandoff(pod types.NamespacedName, holders []string, budget budgetFacts, rivals []rival) *eviction.Blocker {
+	budget = budget.without(pod)
+	if !budget.wouldOpen() {
+		return nil
+	}
+	for _, r := range rivals {
+		if b := explainCycle(pod, holders, budget, r); b != nil {
+			return b
+		}
+	}
+	var named []string
+	for _, d := range budget.down[:min(3, len(budget.down))] {
+		named = append(named, fmt.Sprintf("%s on node %s", d.pod.Name, d.node))
+	}
+	if more := len(budget.down) - len(named); more > 0 {
+		named = append(named, fmt.Sprintf("and %d more", more))
+	}
+	return &eviction.Blocker{
+		Reason: maintenancev1alpha1.ReasonBudgetPodsCordoned,
+		Message: fmt.Sprintf("PodDisruptionBudget %s allows no disruption because pods of it are not ready "+
+			"on nodes that are under maintenance: %s. It opens when they are ready elsewhere: complete the maintenance "+
+			"of one of these nodes, or delete these pods if they may start on another node.",
+			budget.name.Name, strings.Join(named, ", ")),
+	}
+}
+
+// explainCycle returns what to say if a pod and a rival each wait for a budget that the drain of
+// the other keeps closed.
+func explainCycle(pod types.NamespacedName, holders []string, budget budgetFacts, r rival) *eviction.Blocker {
+	theirs := r.budget.without(r.pod)
+	if r.pod == pod || theirs.name == budget.name || !theirs.wouldOpen() {
+		return nil
+	}
+	for _, other := range r.holders {
+		if slices.Contains(holders, other) {
+			continue
+		}
+		for _, own := range holders {
+			isHeldBy := func(name string) func(downPod) bool {
+				return func(d downPod) bool { return slices.Contains(d.holders, name) }
+			}
+			if !slices.ContainsFunc(budget.down, isHeldBy(other)) || !slices.ContainsFunc(theirs.down, isHeldBy(own)) {
+				continue
+			}
+			return &eviction.Blocker{
+				Reason: maintenancev1alpha1.ReasonBudgetsHoldEachOther,
+				Message: fmt.Sprintf("NodeMaintenances %s and %s hold each other: "+
+					"PodDisruptionBudget %s waits for pods on the nodes of %s, and "+
+					"PodDisruptionBudget %s of pod %s, which is to leave there, waits for pods on the nodes of %s. "+
+					"Complete one of the two and drain its nodes later, or let one of the budgets allow a disruption.",
+					own, other, budget.name, other, theirs.name, r.pod, own),
+			}
+		}
+	}
+	return nil
+}
+
+// explainBudget says more exactly why a budget is closed, where that is known.
+func (d *decision) explainBudget(s situation, b *eviction.Blocker) *eviction.Blocker {
+	if b == nil || !slices.Contains(refinable, b.Reason) {
+		return b
+	}
+	d.wakeAt(s.now.Add(standoffCheck))
+	if s.standoff != nil {
+		return s.standoff
+	}
+	return b
+}

@@ -1,0 +1,179 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func key(name string) types.NamespacedName {
+	return types.NamespacedName{Namespace: "shop", Name: name}
+}
+
+func TestExplainStandoff(t *testing.T) {
+	down := func(pod, node string, holders ...string) downPod {
+		return downPod{pod: key(pod), node: node, holders: holders}
+	}
+	facts := func(name string, healthy, desired int32, down ...downPod) budgetFacts {
+		return budgetFacts{name: key(name), healthy: healthy, desired: desired, down: down}
+	}
+	// api-1 waits on node b, of drain beta, for budget api, of which api-2 is down on node a, of
+	// drain alpha.
+	rivalOf := func(budget budgetFacts) []rival {
+		return []rival{{pod: key("api-1"), holders: []string{"beta"}, budget: budget}}
+	}
+	theirs := facts("api", 1, 1, down("api-2", "a", "alpha"))
+	const cordoned, cycle = "BudgetPodsCordoned", "BudgetsHoldEachOther"
+	for name, tt := range map[string]struct {
+		budget budgetFacts
+		rivals []rival
+		want   string
+		says   []string
+	}{
+		"nothing is down":                  {facts("web", 1, 1), rivalOf(theirs), "", nil},
+		"a pod is down on a cordoned node": {facts("web", 1, 1, down("web-2", "b", "beta")), nil, cordoned, []string{"web-2 on node b"}},
+		"only the pod itself is down":      {facts("web", 1, 1, down("web-1", "a", "alpha")), nil, "", nil},
+		"the pods that are down would not free it": {
+			facts("web", 1, 3, down("web-2", "b", "beta")), rivalOf(theirs), "", nil,
+		},
+		"no more than three are named": {
+			facts("web", 1, 1, down("web-2", "b", "beta"), down("web-3", "b", "beta"), down("web-4", "c", "beta"),
+				down("web-5", "c", "beta"), down("web-6", "c", "beta")), nil,
+			cordoned, []string{"web-2 on node b, web-3 on node b, web-4 on node c, and 2 more"},
+		},
+		"two drains hold each other": {
+			facts("web", 1, 1, down("web-2", "b", "beta")), rivalOf(theirs), cycle,
+			[]string{"NodeMaintenances alpha and beta hold each other", "PodDisruptionBudget shop/web waits", "PodDisruptionBudget shop/api of pod shop/api-1"},
+		},
+		"the other waits for a pod of a third drain": {
+			facts("web", 1, 1, down("web-2", "b", "beta")), rivalOf(facts("api", 1, 1, down("api-2", "c", "gamma"))), cordoned, nil,
+		},
+		"the other would not be freed by it": {
+			facts("web", 1, 1, down("web-2", "b", "beta")), rivalOf(facts("api", 1, 5, down("api-2", "a", "alpha"))), cordoned, nil,
+		},
+		"the other is down itself, and waits for nothing here": {
+			facts("web", 1, 1, down("web-2", "b", "beta")), rivalOf(facts("api", 1, 1, down("api-1", "a", "alpha"))), cordoned, nil,
+		},
+		"the other waits for the same budget": {
+			facts("web", 1, 1, down("web-2", "b", "beta")), rivalOf(facts("web", 1, 1, down("web-2", "a", "alpha"))), cordoned, nil,
+		},
+		"the same drain holds both": {
+			facts("web", 1, 1, down("web-2", "b", "alpha")), []rival{{pod: key("api-1"), holders: []string{"alpha"}, budget: theirs}}, cordoned, nil,
+		},
+		"the pod that is down is on a node of another drain than the rival": {
+			facts("web", 1, 1, down("web-2", "c", "gamma")), rivalOf(theirs), cordoned, nil,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := explainStandoff(key("web-1"), []string{"alpha"}, tt.budget, tt.rivals)
+			if got == nil {
+				if tt.want != "" {
+					t.Errorf("got nothing, want %s", tt.want)
+				}
+				return
+			}
+			if got.Reason != tt.want {
+				t.Errorf("got %+v, want %q", got, tt.want)
+			}
+			for _, says := range tt.says {
+				if !strings.Contains(got.Message, says) {
+					t.Errorf("got %q, want it to say %q", got.Message, says)
+				}
+			}
+		})
+	}
+}
+
+// labelled gives an object of the test the label of an app.
+func labelled(app string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Labels = map[string]string{"app": app} }
+}
+
+func podOn(name, app, node string, ready corev1.ConditionStatus) *corev1.Pod {
+	return newPod(labelled(app), func(p *corev1.Pod) {
+		p.Name, p.UID, p.Spec.NodeName = name, types.UID("uid-"+name), node
+		p.Status.Conditions[0].Status = ready
+	})
+}
+
+func budgetOf(app string) *policyv1.PodDisruptionBudget {
+	b := newBudget("1", 0)
+	b.Name, b.UID, b.Spec.Selector = app, types.UID("uid-"+app), &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
+	b.Status.CurrentHealthy, b.Status.DesiredHealthy, b.Status.ExpectedPods = 1, 1, 2
+	return b
+}
+
+func cordoned(name string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)}, Spec: corev1.NodeSpec{Unschedulable: true}}
+}
+
+func TestStandoffIsFoundInTheCaches(t *testing.T) {
+	here, there := cordoned(testNode), cordoned("node-8")
+	waits := withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0)
+	rivalEvacuation := newEvacuation(active(evict), waits,
+		func(e *maintenancev1alpha1.Evacuation) {
+			e.Name, e.UID, e.Spec.NodeName = evacuators.CanonicalName("api-1", "uid-api-1"), "evacuation-2", "node-8"
+			e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: "api-1", UID: "uid-api-1"}
+		})
+	for name, tt := range map[string]struct {
+		there *corev1.Node
+		// rival has api-1 wait on the other node for api-2, which is down here.
+		rival bool
+		want  string
+	}{
+		"the other pod is down on a node that nothing holds": {&corev1.Node{ObjectMeta: there.ObjectMeta}, false, "UnhealthyPodsHoldBudget"},
+		"the other pod is down on a cordoned node":           {there, false, "BudgetPodsCordoned"},
+		"on that node a pod waits for one that is down here": {there, true, "BudgetsHoldEachOther"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, 0, newEvacuation(), newPod(labelled("web")), here, tt.there, podOn("web-2", "web", "node-8", corev1.ConditionFalse),
+					podOn("api-1", "api", "node-8", corev1.ConditionTrue), podOn("api-2", "api", testNode, corev1.ConditionFalse), budgetOf("web"), budgetOf("api"))
+				w.host.answer(refuse)
+				w.must(w.api.client.Tracker().Add(asking("alpha", here)))
+				w.must(w.api.client.Tracker().Add(asking("beta", there)))
+				if tt.rival {
+					w.must(w.api.client.Tracker().Add(rivalEvacuation))
+				}
+				w.until("it is explained", time.Second, hasReason(maintenancev1alpha1.ConditionBlocked, tt.want))
+				before := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
+				version := w.get().ResourceVersion
+				end := w.clock.Now().Add(5 * time.Minute)
+				w.until("some minutes have passed", 5*time.Second, func(*maintenancev1alpha1.Evacuation) bool { return w.clock.Now().After(end) })
+				e := w.get()
+				if got := meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked); got.Message != before || got.Reason != tt.want {
+					t.Errorf("got %+v, want %q to stand", got, before)
+				}
+				if e.Status.FailedEvictionCounter == 0 && e.ResourceVersion != version {
+					t.Errorf("got version %s, want no write since %s", e.ResourceVersion, version)
+				}
+			})
+		})
+	}
+}

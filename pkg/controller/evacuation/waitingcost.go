@@ -1,0 +1,142 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/deletioncost"
+)
+
+// A pod of a ReplicaSet that waits with the evacuator of Deployments gets the lowest deletion cost,
+// as one that waits in the queue of evictions does: if the Deployment is scaled down meanwhile, the
+// pods that have to leave go first. It is restored when the pod is not asked for any more, see
+// restoreCost.
+const (
+	// lowerAfter is how long a pod has to wait.
+	lowerAfter = 10 * time.Second
+	// lowerEvery is the time between two such writes: the ReplicaSet and the budget of a pod react
+	// to each.
+	lowerEvery = 200 * time.Millisecond
+)
+
+// decideCost lowers the deletion cost of a pod that has waited with the evacuator of Deployments
+// for a while.
+func (d *decision) decideCost(s situation) {
+	since := d.status.ActiveEvacuatorSince
+	if !waitsForSurge(&d.status) || since == nil || s.pod.DeletionTimestamp != nil ||
+		!isOfReplicaSet(s.pod) || !deletioncost.CanLower(s.pod) {
+		return
+	}
+	if at := since.Add(lowerAfter); s.now.Before(at) {
+		d.wakeAt(at)
+		return
+	}
+	d.lowerCost = true
+}
+
+func waitsForSurge(status *maintenancev1alpha1.EvacuationStatus) bool {
+	return status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment && !status.ActiveEvacuatorCompleted
+}
+
+func isOfReplicaSet(pod *corev1.Pod) bool {
+	owner := metav1.GetControllerOfNoCopy(pod)
+	if owner == nil || owner.Kind != "ReplicaSet" {
+		return false
+	}
+	gv, err := schema.ParseGroupVersion(owner.APIVersion)
+	return err == nil && gv.Group == "apps"
+}
+
+// pace spreads writes over time: each gets a moment of its own.
+type pace struct {
+	mu   sync.Mutex
+	next time.Time
+	// given are the pods that have a moment.
+	given map[types.NamespacedName]struct{}
+}
+
+// delay returns how long the write about a pod has to wait; false if it already has a moment.
+func (p *pace) delay(pod types.NamespacedName, now time.Time) (time.Duration, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, given := p.given[pod]; given {
+		return 0, false
+	}
+	if p.given == nil {
+		p.given = map[types.NamespacedName]struct{}{}
+	}
+	p.given[pod] = struct{}{}
+	if p.next.Before(now) {
+		p.next = now
+	}
+	at := p.next
+	p.next = at.Add(lowerEvery)
+	return at.Sub(now), true
+}
+
+func (p *pace) done(pod types.NamespacedName) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.given, pod)
+}
+
+// lowerLater has the deletion cost of a pod lowered as soon as the writes before it are done.
+func (c *Controller) lowerLater(pod *corev1.Pod, now time.Time) {
+	key := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+	if delay, ok := c.pace.delay(key, now); ok {
+		c.waiting.AddAfter(key, delay)
+	}
+}
+
+// lowerCost gives a pod the lowest deletion cost if it still waits.
+func (c *Controller) lowerCost(ctx context.Context, key types.NamespacedName) error {
+	defer c.pace.done(key)
+	pod, err := c.podLister.Pods(key.Namespace).Get(key.Name)
+	if err != nil {
+		return ignoreNotFound(err)
+	}
+	if pod.DeletionTimestamp != nil || !deletioncost.CanLower(pod) {
+		return nil
+	}
+	evacuation, err := c.evacuationLister.Evacuations(key.Namespace).Get(keyOfPod(pod).Name)
+	if err != nil {
+		return ignoreNotFound(err)
+	}
+	if !keepsLowered(evacuation) || !waitsForSurge(&evacuation.Status) {
+		return nil
+	}
+	err = deletioncost.Lower(ctx, c.host, pod)
+	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
+		// A policy of the cluster does not want it. The pod leaves without it.
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("lower the deletion cost of a pod that waits: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,101 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func TestDecideCost(t *testing.T) {
+	surging := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+		class := maintenancev1alpha1.EvacuatorClassDeployment
+		return newEvacuation(append([]func(*maintenancev1alpha1.Evacuation){withEvacuators(class), active(class)}, mods...)...)
+	}
+	completed := withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true })
+	lowered := annotated(map[string]string{costKey: lowest, originalKey: "7"})
+	for name, tt := range map[string]struct {
+		evacuation *maintenancev1alpha1.Evacuation
+		pod        *corev1.Pod
+		at         time.Duration
+		want       bool
+		wake       time.Duration
+	}{
+		"a pod that has waited for ten seconds": {surging(), newPod(ofReplicaSet), 10 * time.Second, true, 0},
+		"one that has waited for less":          {surging(), newPod(ofReplicaSet), 9 * time.Second, false, 10 * time.Second},
+		"reports of the evacuator do not count": {surging(reported(9*time.Second, "x")), newPod(ofReplicaSet), 10 * time.Second, true, 0},
+		"one without a ReplicaSet":              {surging(), newPod(), time.Minute, false, 0},
+		"one that is lowered already": {
+			surging(), newPod(ofReplicaSet, lowered), time.Minute, false, 0,
+		},
+		"one that terminates":                 {surging(), newPod(ofReplicaSet, terminatingUntil(time.Hour)), time.Minute, false, 0},
+		"one that waits for the eviction":     {newEvacuation(active(evict)), newPod(ofReplicaSet), time.Minute, false, 0},
+		"one of another evacuator":            {newEvacuation(withEvacuators(classA), active(classA)), newPod(ofReplicaSet), time.Minute, false, 0},
+		"one that the evacuator has declined": {surging(completed), newPod(ofReplicaSet), time.Minute, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := decision{status: *tt.evacuation.Status.DeepCopy()}
+			d.decideCost(situation{now: start.Add(tt.at), evacuation: tt.evacuation, pod: tt.pod})
+			if d.lowerCost != tt.want {
+				t.Errorf("got %v, want %v", d.lowerCost, tt.want)
+			}
+			if wake := d.wake.Sub(start); !d.wake.IsZero() && wake != tt.wake || d.wake.IsZero() && tt.wake != 0 {
+				t.Errorf("got the next look after %s, want %s", wake, tt.wake)
+			}
+		})
+	}
+}
+
+func TestDeletionCostOfAPodThatWaitsForASurge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		surge := maintenancev1alpha1.EvacuatorClassDeployment
+		original := map[string]string{costKey: "7"}
+		w := newWorld(t, 0, newEvacuation(withEvacuators(surge), active(surge)), newPod(ofReplicaSet, annotated(original)), newNode(corev1.ConditionTrue))
+		w.untilAnnotations(time.Second, map[string]string{costKey: lowest, originalKey: "7"})
+		if waited := w.clock.Since(start); waited < lowerAfter {
+			t.Errorf("got lowered after %s, want it only after %s", waited, lowerAfter)
+		}
+		if w.host.sent() != 0 {
+			t.Errorf("got %d evictions, want none while the evacuator is active", w.host.sent())
+		}
+		w.api.edit(t, w.target, withFinalizers())
+		w.untilAnnotations(0, original)
+	})
+}
+
+func TestWritesAreSpreadOverTime(t *testing.T) {
+	var p pace
+	pod := func(name string) types.NamespacedName { return types.NamespacedName{Namespace: "shop", Name: name} }
+	for i, want := range []time.Duration{0, lowerEvery, 2 * lowerEvery} {
+		if got, ok := p.delay(pod(string(rune('a'+i))), start); !ok || got != want {
+			t.Errorf("pod %d: got %s, %v, want %s", i, got, ok, want)
+		}
+	}
+	if _, ok := p.delay(pod("a"), start); ok {
+		t.Error("got a second moment for a pod whose first has not come")
+	}
+	p.done(pod("a"))
+	if got, ok := p.delay(pod("a"), start.Add(time.Minute)); !ok || got != 0 {
+		t.Errorf("got %s, %v, want no wait when nothing was written for long", got, ok)
+	}
+}

@@ -1,0 +1,232 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// turnOfWeb0 decides every ten seconds, with what happens in between, until the turn of web-0 ends.
+// It returns how long that took, 0 if it has not ended after two days, and how often progress was
+// reported.
+func turnOfWeb0(s situation, happens func(elapsed time.Duration, s *situation)) (took time.Duration, stamps int) {
+	for elapsed := time.Duration(0); elapsed <= 48*time.Hour; elapsed += 10 * time.Second {
+		s.now = start.Add(elapsed)
+		s.pods = slices.Clone(s.pods)
+		happens(elapsed, &s)
+		d := decide(s)
+		s.memory = d.memory
+		for _, r := range d.reports {
+			if r.evacuation.Name != web0 {
+				continue
+			}
+			if r.completed {
+				return elapsed, stamps
+			}
+			if r.progress {
+				stamps++
+			}
+			e := s.pods[0].evacuation.DeepCopy()
+			r.writeTo(&e.Status, s.now)
+			s.pods[0].evacuation = e
+		}
+	}
+	return 0, stamps
+}
+
+func TestFlappingIsNoProgress(t *testing.T) {
+	const every = 4 * time.Minute
+	// odd reports whether an odd number of periods has passed.
+	odd := func(elapsed time.Duration) bool { return elapsed/every%2 == 1 }
+	set := func(s *situation, mod func(*appsv1.Deployment)) {
+		s.deployment = s.deployment.DeepCopy()
+		mod(s.deployment)
+	}
+	up := func(pods ...pod) situation {
+		return at(0, newDeployment(2, recorded(1, 2, web0)), append([]pod{newTestPod("web-0", leaves(ours))}, pods...)...)
+	}
+	waiting := at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Status.Replicas = 2 }), newTestPod("web-0", leaves(ours)), newTestPod("web-1", unready))
+	for name, tc := range map[string]struct {
+		s       situation
+		happens func(elapsed time.Duration, s *situation)
+		// within is when the turn has to be over, and stamps how often progress may be reported
+		// until then.
+		within time.Duration
+		stamps int
+	}{
+		"the pods of a rollout that is stuck come and go": {
+			waiting, func(elapsed time.Duration, s *situation) {
+				set(s, func(d *appsv1.Deployment) {
+					d.Status.AvailableReplicas, d.Status.UpdatedReplicas = 1, 1
+					if odd(elapsed) {
+						d.Status.AvailableReplicas, d.Status.UpdatedReplicas = 0, 0
+					}
+				})
+			}, 5 * time.Minute, 1,
+		},
+		"the template is rewritten again and again": {
+			waiting, func(elapsed time.Duration, s *situation) {
+				set(s, func(d *appsv1.Deployment) {
+					d.Generation = 1 + int64(elapsed/every)
+					d.Status.ObservedGeneration = d.Generation
+				})
+			}, 5 * time.Minute, 1,
+		},
+		"the surge pod starts again and again before it is available": {
+			up(newTestPod("web-1", fresh)), func(elapsed time.Duration, s *situation) {
+				set(s, func(d *appsv1.Deployment) { d.Spec.MinReadySeconds = 30 })
+				s.pods[1].Pod = s.pods[1].DeepCopy()
+				c := &s.pods[1].Status.Conditions[0]
+				c.Status, c.LastTransitionTime = corev1.ConditionFalse, metav1.NewTime(s.now)
+				if elapsed%time.Minute < 20*time.Second {
+					c.Status = corev1.ConditionTrue
+				}
+			}, 6 * time.Minute, 2,
+		},
+		"progress without an end": {
+			at(0, newDeployment(40, recorded(20, 40, web0)), newTestPod("web-0", leaves(ours))), func(elapsed time.Duration, s *situation) {
+				for i := range 19 {
+					if name := "old-" + string(rune('a'+i)); elapsed == 0 {
+						s.pods = append(s.pods, newTestPod(name))
+					}
+				}
+				if elapsed%every == 0 {
+					s.pods = append(s.pods, newTestPod("new-"+string(rune('a'+elapsed/every)), fresh, unready))
+				}
+			}, 15 * time.Minute, 5,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			took, stamps := turnOfWeb0(tc.s, tc.happens)
+			if took == 0 || took > tc.within {
+				t.Errorf("the turn ended after %s, want it within %s", took, tc.within)
+			}
+			if stamps > tc.stamps {
+				t.Errorf("reported progress %d times, want at most %d", stamps, tc.stamps)
+			}
+		})
+	}
+}
+
+func TestRealProgressIsReported(t *testing.T) {
+	s := at(0, newDeployment(2, recorded(1, 2, web0)), newTestPod("web-0", leaves(ours), minOne(2, 1)))
+	_, stamps := turnOfWeb0(s, func(elapsed time.Duration, s *situation) {
+		switch elapsed {
+		case time.Minute:
+			s.pods = append(s.pods, newTestPod("web-1", fresh, pending("no room")))
+		case 2 * time.Minute:
+			s.pods[1] = newTestPod("web-1", fresh, unready)
+		}
+	})
+	// The first report, a pod that is created, and one that has a node.
+	if stamps != 3 {
+		t.Errorf("reported progress %d times, want 3", stamps)
+	}
+}
+
+func TestReplacementsAreToldByTheClockOfTheHost(t *testing.T) {
+	for name, ahead := range map[string]time.Duration{"ours is an hour ahead": time.Hour, "ours is an hour behind": -time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			s := at(ahead, newDeployment(1), newTestPod("web-0", leaves(ours), minOne(1, 1)))
+			s.servingSince = s.now
+			s.pods[0].evacuation.Status.ActiveEvacuatorSince = &metav1.Time{Time: s.now}
+			d := decide(s)
+			if d.scale == nil || d.scale.record == nil || !d.scale.record.Since.Equal(&s.pods[0].CreationTimestamp) {
+				t.Fatalf("decided %q, want a record since %s", summary(d), s.pods[0].CreationTimestamp)
+			}
+			r := d.scale.record
+			s.deployment = newDeployment(2, annotated(*r))
+			s.target = targetOf(s.deployment, nil, state{})
+			s.pods = append(s.pods, newTestPod("web-1", fresh, cordoned))
+			if got := s.replacements(); len(got) != 1 || got[0].Name != "web-1" {
+				t.Errorf("got %d replacements, want web-1", len(got))
+			}
+			// One on a node that is under maintenance does not serve.
+			if got := s.serving(); got != 1 {
+				t.Errorf("%d pods serve, want 1", got)
+			}
+		})
+	}
+}
+
+func TestWarningsAreSentOnceForEachText(t *testing.T) {
+	s := at(0, newDeployment(1), newTestPod("web-0", leaves(ours)))
+	warnings := 0
+	for _, texts := range [][]string{{"one"}, {"one", "two"}, {"two", "one"}, {"one"}} {
+		s.warnings = texts
+		d := decide(s)
+		s.memory = d.memory
+		for _, e := range d.events {
+			if e.reason == EventInvalidAnnotation && e.eventType == corev1.EventTypeWarning {
+				warnings++
+			}
+		}
+	}
+	if warnings != 2 {
+		t.Errorf("sent %d warnings, want 2", warnings)
+	}
+}
+
+func TestAnnotationsOfTheOwner(t *testing.T) {
+	for name, tc := range map[string]struct {
+		annotations map[string]string
+		timeout     time.Duration
+		warnings    int
+	}{
+		"none":                        {nil, 5 * time.Minute, 0},
+		"a timeout":                   {map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: "20m"}, 20 * time.Minute, 0},
+		"a timeout that is malformed": {map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: "20"}, 5 * time.Minute, 1},
+		"a mode that is unknown":      {map[string]string{maintenancev1alpha1.AnnotationSurge: "Sometimes"}, 5 * time.Minute, 1},
+		"a mode that is known":        {map[string]string{maintenancev1alpha1.AnnotationSurge: "Always"}, 5 * time.Minute, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Annotations = tc.annotations }))
+			s.readAnnotations()
+			if s.timeout != tc.timeout || len(s.warnings) != tc.warnings {
+				t.Errorf("got a timeout of %s and %q", s.timeout, s.warnings)
+			}
+		})
+	}
+}
+
+func TestPurpose(t *testing.T) {
+	long := "ä"
+	for len(long) < maxReason {
+		long += "ä"
+	}
+	for name, tc := range map[string]struct{ reason, want string }{
+		"a reason":             {"Kernel update", " for NodeMaintenance rack-7 (Kernel update)"},
+		"none":                 {"", " for NodeMaintenance rack-7"},
+		"one of blanks":        {" \n\t ", " for NodeMaintenance rack-7"},
+		"an escape sequence":   {"a\x1b[31mb\x00c\u0085d", " for NodeMaintenance rack-7 (a[31mbcd)"},
+		"one that is too long": {"x" + long, " for NodeMaintenance rack-7 (x" + long[:maxReason-2] + ")"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := purposeOf("rack-7", tc.reason); got != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}

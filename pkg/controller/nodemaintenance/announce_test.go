@@ -1,0 +1,127 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func TestStagesAndWavesAreEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+		f.step("m")
+		if e := f.wantEvent(EventStageStarted); !strings.Contains(e, "Stage Drain") {
+			t.Errorf("event %q", e)
+		}
+		if e := f.wantEvent(EventWaveStarted); !strings.Contains(e, "Default pods up to priority 1000000000 are asked to leave 1 node") {
+			t.Errorf("event %q", e)
+		}
+		f.deletePod("p")
+		f.step("m")
+		f.wait(settle)
+		f.step("m")
+		f.wantEvent(EventDrained)
+		f.create(newPod("q", "one", 0))
+		f.step("m")
+		if e := f.wantEvent(EventDrainedNoLonger); !strings.Contains(e, "1 pod left") {
+			t.Errorf("event %q", e)
+		}
+		// It has only just come: nothing has stood still.
+		f.wantProgressing("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonProgressDraining)
+		f.enter("m", stageComplete)
+		f.cached()
+		if e := f.wantEvent(EventStageStarted); !strings.Contains(e, "Stage Complete") {
+			t.Errorf("event %q", e)
+		}
+	})
+}
+
+// TestRefusalsAreToldOnceWithoutMessages has a status that has no room for the messages by which an earlier event is known.
+func TestRefusalsAreToldOnceWithoutMessages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newMaintenance("m"))
+		f.rights.refused.Insert("two")
+		f.maintenance.PrependReactor("update", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			nm := action.(clienttesting.UpdateAction).GetObject().(*maintenancev1alpha1.NodeMaintenance)
+			for i := range nm.Status.NodeStatuses {
+				if nm.Status.NodeStatuses[i].DrainMessage != "" {
+					return true, nil, apierrors.NewGenericServerResponse(http.StatusRequestEntityTooLarge, "put", maintenancev1alpha1.Resource("nodemaintenances"), "m", "", 0, false)
+				}
+			}
+			return false, nil, nil
+		})
+		for range 10 {
+			f.step("m")
+			f.wait(statusPace)
+		}
+		told := 0
+		for len(f.recorder.Events) > 0 {
+			if strings.Contains(<-f.recorder.Events, " "+EventNotAuthorized+" ") {
+				told++
+			}
+		}
+		// One on the node and one on the maintenance.
+		if told != 2 {
+			t.Errorf("%d events about one refused node, want 2", told)
+		}
+	})
+}
+
+// TestNodesOfAnAuthorizerThatAnswersGoOn has the authorizer fail for one of two nodes.
+func TestNodesOfAnAuthorizerThatAnswersGoOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"))
+		f.rights.failing = map[string]error{"two": errors.New("not reachable")}
+		try := func() {
+			for range 3 {
+				f.cached()
+				if err := f.Controller.sync(f.ctx, "m"); err != nil {
+					t.Fatal(err)
+				}
+				f.cached()
+				_ = f.reconcileNodes() // node two fails, which is what the test is about
+				f.wait(statusPace)
+			}
+		}
+		try()
+		f.wantCordon("one", true, "m")
+		f.wantCordon("two", false)
+		f.wantEvacuating()
+		f.wait(visibleAfter)
+		try()
+		f.wantEvacuating("p")
+		f.wantCordon("two", false)
+		if got := f.nodeStatus("m", "two").DrainMessage; !strings.HasPrefix(got, "Not drained: ") || !strings.Contains(got, "may delete node two") {
+			t.Errorf("message %q", got)
+		}
+		f.rights.failing = nil
+		try()
+		f.wantEvacuating("p", "q")
+		f.wantCordon("two", true, "m")
+	})
+}

@@ -1,0 +1,130 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"slices"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func newNode(name string, modify ...func(*corev1.Node)) *corev1.Node {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"pool": "blue"}}}
+	for _, m := range modify {
+		m(node)
+	}
+	return node
+}
+
+func cordoned(node *corev1.Node) { node.Spec.Unschedulable = true }
+
+func inPool(pool string) func(*corev1.Node) {
+	return func(node *corev1.Node) { node.Labels["pool"] = pool }
+}
+
+func newPod(name, node string, priority int32, modify ...func(*corev1.Pod)) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)},
+		Spec:       corev1.PodSpec{NodeName: node, Priority: &priority},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+	for _, m := range modify {
+		m(pod)
+	}
+	return pod
+}
+
+func ofDaemonSet(pod *corev1.Pod) {
+	yes := true
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logger", UID: "ds", Controller: &yes}}
+}
+
+// newMaintenance makes one of pool blue in stage Drain, as the API server stores it.
+func newMaintenance(name string, modify ...func(*maintenancev1alpha1.NodeMaintenance)) *maintenancev1alpha1.NodeMaintenance {
+	nm := &maintenancev1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), Generation: 1},
+		Spec:       maintenancev1alpha1.NodeMaintenanceSpec{RequestedBy: &authenticationv1.UserInfo{Username: "jane"}},
+	}
+	selecting("blue")(nm)
+	atStage(maintenancev1alpha1.NodeMaintenanceStageDrain)(nm)
+	for _, m := range modify {
+		m(nm)
+	}
+	maintenancev1alpha1.SetDefaults_NodeMaintenanceSpec(&nm.Spec)
+	return nm
+}
+
+func selecting(pools ...string) func(*maintenancev1alpha1.NodeMaintenance) {
+	return func(nm *maintenancev1alpha1.NodeMaintenance) {
+		nm.Spec.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: pools}},
+		}}}
+	}
+}
+
+func planning(entries ...maintenancev1alpha1.DrainPlanEntry) func(*maintenancev1alpha1.NodeMaintenance) {
+	return func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.DrainPlan = entries }
+}
+
+func upTo(priority int32) maintenancev1alpha1.DrainPlanEntry {
+	return maintenancev1alpha1.DrainPlanEntry{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: priority}
+}
+
+// atStage sets the stage with what the API server sets with it.
+func atStage(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1alpha1.NodeMaintenance) {
+	return func(nm *maintenancev1alpha1.NodeMaintenance) {
+		if nm.Spec.Stage == "" {
+			nm.Status.StageStatuses, nm.Finalizers = nil, nil
+		}
+		nm.Spec.Stage = stage
+		entered := []maintenancev1alpha1.NodeMaintenanceStage{stage}
+		if stage == maintenancev1alpha1.NodeMaintenanceStageDrain {
+			entered = []maintenancev1alpha1.NodeMaintenanceStage{maintenancev1alpha1.NodeMaintenanceStageCordon, stage}
+		}
+		for _, name := range entered {
+			nm.Status.StageStatuses = append(nm.Status.StageStatuses, maintenancev1alpha1.StageStatus{Name: name})
+		}
+		if stage != maintenancev1alpha1.NodeMaintenanceStageIdle && !slices.Contains(nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion) {
+			nm.Finalizers = append(nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion)
+		}
+	}
+}
+
+// createdAt makes a maintenance that begins its life at a stage.
+func createdAt(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1alpha1.NodeMaintenance) {
+	return func(nm *maintenancev1alpha1.NodeMaintenance) {
+		nm.Spec.Stage = ""
+		atStage(stage)(nm)
+	}
+}
+
+// lineDrawn has the maintenance know which nodes are new to it.
+func lineDrawn(nm *maintenancev1alpha1.NodeMaintenance) {
+	nm.Status.NewestNodeTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+}
+
+func createdMinute(minute int) func(*maintenancev1alpha1.NodeMaintenance) {
+	return func(nm *maintenancev1alpha1.NodeMaintenance) {
+		nm.CreationTimestamp = metav1.NewTime(time.Date(2026, 11, 1, 0, minute, 0, 0, time.UTC))
+	}
+}

@@ -1,0 +1,151 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/worker"
+)
+
+const (
+	// forecastWorkers bounds the previews that are worked out at the same time.
+	forecastWorkers = 1
+	// forecastShown is how long what a preview found stays in the condition Progressing: after that the Evacuations say more.
+	forecastShown = 10 * time.Minute
+	// forecastNamed is how many blockers a text names.
+	forecastNamed = 3
+)
+
+// forecasts tells what will be in the way of a drain when it begins: admission lists no pods, so nothing else tells the one who starts a drain with
+// kubectl alone. It asks the preview, beside the syncs, once for each drain.
+type forecasts struct {
+	c     *Controller
+	queue *worker.Queue[string]
+
+	mu sync.Mutex
+	// byUID are what the previews found. They may be dropped at any time.
+	byUID map[types.UID]forecast
+}
+
+type forecast struct {
+	at   time.Time
+	text string
+}
+
+func newForecasts(c *Controller, config Config) *forecasts {
+	return &forecasts{
+		c: c, byUID: map[types.UID]forecast{},
+		queue: worker.NewQueue(worker.Config[string]{
+			Name: Name + "-forecasts", Backoff: time.Second, Clock: config.Clock, Liveness: config.Liveness, Busy: Name + " forecast of",
+			LogAs: func(name string) (string, any) { return "nodeMaintenance", name },
+		}),
+	}
+}
+
+// reconcile asks the preview of a maintenance once, and records what it found as an event.
+func (f *forecasts) reconcile(ctx context.Context, name string) error {
+	nm, err := f.c.get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !isDraining(nm) || f.has(nm.UID) {
+		return nil
+	}
+	preview, err := f.c.maintenance.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("preview the drain: %w", err)
+	}
+	text := describeBlockers(preview)
+	f.mu.Lock()
+	f.byUID[nm.UID] = forecast{at: f.c.clock.Now(), text: text}
+	f.mu.Unlock()
+	if text == "" {
+		return nil
+	}
+	klog.FromContext(ctx).V(2).Info("A drain begins with pods in its way", "blockers", len(preview.Blockers))
+	f.c.maintenanceEvent(nm, corev1.EventTypeWarning, EventDrainForecast, actionDrain, "In the way of the drain: %s", text)
+	f.c.queue.Add(name)
+	return nil
+}
+
+// describeBlockers names the worst blockers of a preview, "" if there are none.
+func describeBlockers(preview *maintenancev1alpha1.NodeMaintenancePreview) string {
+	var named []string
+	for i := range preview.Blockers {
+		if len(named) == forecastNamed {
+			break
+		}
+		named = append(named, describeBlocker(&preview.Blockers[i]))
+	}
+	text := strings.Join(named, "; ")
+	if more := len(preview.Blockers) - len(named) + int(preview.BlockersOmitted); more > 0 {
+		text += fmt.Sprintf("; and %d more, see the preview", more)
+	}
+	return text
+}
+
+func describeBlocker(b *maintenancev1alpha1.PreviewBlocker) string {
+	about := ""
+	switch {
+	case len(b.Budgets) > 0:
+		about = " under budget " + b.Budgets[0].Namespace + "/" + b.Budgets[0].Name
+	case len(b.Pods) > 0:
+		about = ", such as " + b.Pods[0].Namespace + "/" + b.Pods[0].Name
+	}
+	return fmt.Sprintf("%s%s: %s (%s)", plural(int(b.PodCount), "pod"), about, b.Reason, b.Effect)
+}
+
+func (f *forecasts) has(uid types.UID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, ok := f.byUID[uid]
+	return ok
+}
+
+// textOf returns what was found in the way of a drain that began a short time ago.
+func (f *forecasts) textOf(uid types.UID) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if one, ok := f.byUID[uid]; ok && f.c.clock.Since(one.at) < forecastShown {
+		return one.text
+	}
+	return ""
+}
+
+func (f *forecasts) forget(uid types.UID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.byUID, uid)
+}

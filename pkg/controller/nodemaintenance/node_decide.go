@@ -1,0 +1,201 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// nodeFacts is what the decision about a node depends on.
+type nodeFacts struct {
+	node *corev1.Node
+	// cordon and taint are the maintenances of our storage that the node's annotations name. foreignCordon and foreignTaint report that the
+	// annotation is of another storage, or cannot be read: then what it is about is not ours.
+	cordon, taint               owners
+	foreignCordon, foreignTaint bool
+	// holders are the maintenances that hold the node: in stage Cordon or Drain, and their requester may delete the node or could when they took
+	// it. Those whose end is not certain are among them.
+	holders owners
+	// undecided reports that a maintenance has left stage Idle and has not recorded yet which nodes are new to it.
+	undecided bool
+	// drains reports that a holder drains the node.
+	drains bool
+	// drainsDaemonSets reports that the stored targets of a holder include DaemonSet pods.
+	drainsDaemonSets bool
+	// added are the keys of the taints that the annotation records as added by us.
+	added []string
+	// now is the time that a new taint records.
+	now time.Time
+	// mayWork reports that a holder may still do something new on the node. A right that was revoked ends no hold and begins nothing.
+	mayWork bool
+	// makesSchedulable is the maintenance that went from Idle to Complete, and so lifts any cordon of its nodes; nil if
+	// there is none.
+	makesSchedulable *maintenancev1alpha1.NodeMaintenance
+}
+
+// released returns the maintenances that the annotations name and that do not hold the node any more.
+func (f *nodeFacts) released() owners {
+	out := owners{}
+	maps.Copy(out, f.cordon)
+	maps.Copy(out, f.taint)
+	maps.DeleteFunc(out, func(name string, _ types.UID) bool { _, holds := f.holders[name]; return holds })
+	return out
+}
+
+// nodeChange is what is to be written to a node; the zero value changes nothing.
+type nodeChange struct {
+	// unschedulable is the wanted value, or nil to leave it.
+	unschedulable *bool
+	// cordon is the wanted annotation about the cordon if setCordon; an empty one is removed.
+	cordon    owners
+	setCordon bool
+	// taints are the wanted ones if setTaints; taint is the wanted annotation about ours if setTaint, an empty one is removed.
+	taints              []corev1.Taint
+	taint               owners
+	added               []string
+	setTaints, setTaint bool
+	// cordonRestored and taintRestored report that someone else has undone our cordon, or removed our taint.
+	cordonRestored, taintRestored bool
+}
+
+func (n nodeChange) empty() bool {
+	return n.unschedulable == nil && !n.setCordon && !n.setTaints && !n.setTaint
+}
+
+// decideNode returns what is to be written to a node: its cordon, its taints, and the annotations that record whose they are. A cordon without our
+// annotation is someone else's: it serves as ours and is not lifted later.
+func decideNode(f nodeFacts) nodeChange {
+	var change nodeChange
+	change.decideCordon(f)
+	change.decideTaints(f)
+	return change
+}
+
+func (n *nodeChange) decideCordon(f nodeFacts) {
+	yes, no := true, false
+	switch {
+	case len(f.holders) > 0 && !f.node.Spec.Unschedulable && !f.mayWork:
+	case len(f.holders) > 0 && !f.node.Spec.Unschedulable:
+		n.unschedulable = &yes
+		n.cordon, n.setCordon = f.holders, f.foreignCordon || !maps.Equal(f.holders, f.cordon)
+		n.cordonRestored = containsAny(f.cordon, f.holders)
+	case len(f.holders) > 0:
+		// Either ours, whose annotation follows the holders, or someone else's.
+		n.cordon, n.setCordon = f.holders, len(f.cordon) > 0 && !maps.Equal(f.holders, f.cordon)
+	case len(f.cordon) > 0:
+		n.setCordon = true
+		if f.node.Spec.Unschedulable {
+			n.unschedulable = &no
+		}
+	case f.makesSchedulable != nil && f.node.Spec.Unschedulable:
+		n.unschedulable = &no
+		n.setCordon = f.foreignCordon
+	}
+}
+
+func (n *nodeChange) decideTaints(f nodeFacts) {
+	wanted := wantedTaints(f)
+	if len(f.holders) > 0 && !f.mayWork {
+		wanted = f.added
+	}
+	taints := slices.Clone(f.node.Spec.Taints)
+	added := []string{}
+	for _, key := range ourTaints {
+		has, isOurs, wants := hasTaint(f.node, key), slices.Contains(f.added, key), slices.Contains(wanted, key)
+		switch {
+		case wants && has && isOurs:
+			added = append(added, key)
+		case wants && !has && (f.mayWork || isOurs):
+			if f.mayWork {
+				taint := taintOf(key)
+				taint.TimeAdded = &metav1.Time{Time: f.now}
+				taints = append(taints, taint)
+				n.setTaints = true
+				n.taintRestored = n.taintRestored || isOurs
+			}
+			added = append(added, key)
+		case !wants && has && isOurs:
+			taints = slices.DeleteFunc(taints, func(taint corev1.Taint) bool { return isTaint(taint, key) })
+			n.setTaints = true
+		}
+	}
+	if n.setTaints {
+		n.taints = taints
+	}
+	if f.foreignTaint && len(added) == 0 {
+		return
+	}
+	if !maps.Equal(f.holders, f.taint) && (len(f.holders) > 0 || len(f.taint) > 0) || !slices.Equal(added, f.added) {
+		n.taint, n.added, n.setTaint = f.holders, added, true
+	}
+}
+
+// ourTaints are the keys of the taints that the server may add, in the order in which it adds them.
+var ourTaints = []string{maintenancev1alpha1.TaintHeld, maintenancev1alpha1.TaintDrain}
+
+// wantedTaints returns the keys of the taints that a node should have.
+func wantedTaints(f nodeFacts) []string {
+	switch {
+	case len(f.holders) == 0:
+		return nil
+	case f.drainsDaemonSets:
+		return ourTaints
+	}
+	return ourTaints[:1]
+}
+
+func taintOf(key string) corev1.Taint {
+	if key == maintenancev1alpha1.TaintHeld {
+		return corev1.Taint{Key: key, Effect: corev1.TaintEffectPreferNoSchedule}
+	}
+	return corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule}
+}
+
+func isTaint(taint corev1.Taint, key string) bool {
+	want := taintOf(key)
+	return taint.Key == want.Key && taint.Effect == want.Effect
+}
+
+func containsAny(o, others owners) bool {
+	for name, uid := range others {
+		if o[name] == uid {
+			return true
+		}
+	}
+	return false
+}
+
+func isOurTaint(taint corev1.Taint) bool {
+	return slices.ContainsFunc(ourTaints, func(key string) bool { return isTaint(taint, key) })
+}
+
+func hasTaint(node *corev1.Node, key string) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool { return isTaint(taint, key) })
+}
+
+// sameOurTaints reports whether two nodes have the same taints of ours.
+func sameOurTaints(a, b *corev1.Node) bool {
+	return !slices.ContainsFunc(ourTaints, func(key string) bool { return hasTaint(a, key) != hasTaint(b, key) })
+}

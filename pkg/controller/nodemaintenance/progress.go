@@ -1,0 +1,378 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drainplan"
+)
+
+const (
+	// visibleAfter is how long something may fail before the maintenance shows it.
+	visibleAfter = time.Minute
+	// allReleased is the message of Progressing when a maintenance has given everything back.
+	allReleased = "All nodes are released"
+	// progressPace is how much newer a sign of progress is that alone is worth a write of the status.
+	progressPace = 30 * time.Second
+)
+
+// problem is something that keeps failing.
+type problem struct {
+	// object is what it is about, such as "node a".
+	object string
+	since  time.Time
+	text   string
+}
+
+// problems remembers what keeps failing for each maintenance. It may be dropped at any time: what still fails comes back, as of then.
+type problems struct {
+	clock clock.PassiveClock
+
+	mu     sync.Mutex
+	byName map[string]map[string]problem
+}
+
+func newProblems(clock clock.PassiveClock) *problems {
+	return &problems{clock: clock, byName: map[string]map[string]problem{}}
+}
+
+// note takes in the outcome of an attempt on behalf of a maintenance; a nil error ends the problem. It reports whether one that was visible has ended.
+func (p *problems) note(maintenance, object string, err error) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err == nil {
+		before, known := p.byName[maintenance][object]
+		delete(p.byName[maintenance], object)
+		return known && p.clock.Since(before.since) >= visibleAfter
+	}
+	all := p.byName[maintenance]
+	if all == nil {
+		all = map[string]problem{}
+		p.byName[maintenance] = all
+	}
+	since := p.clock.Now()
+	if before, known := all[object]; known {
+		since = before.since
+	}
+	all[object] = problem{object: object, since: since, text: textOf(err)}
+	return false
+}
+
+// maxProblemText bounds the text of a problem, in bytes.
+const maxProblemText = 512
+
+// textOf returns one line about an error. Of several errors it quotes the one that sorts first, so that the text stays the same while they fail in
+// another order.
+func textOf(err error) string {
+	all := flatten(err)
+	texts := make([]string, len(all))
+	for i, one := range all {
+		texts[i] = one.Error()
+	}
+	slices.Sort(texts)
+	more := ""
+	if len(texts) > 1 {
+		more = fmt.Sprintf(" and %d more errors", len(texts)-1)
+	}
+	return drainplan.Fit(texts[0], maxProblemText-len(more)) + more
+}
+
+// flatten returns the single errors of an error that consists of several.
+func flatten(err error) []error {
+	var parts []error
+	switch e := any(err).(type) {
+	case interface{ Errors() []error }:
+		parts = e.Errors()
+	case interface{ Unwrap() []error }:
+		parts = e.Unwrap()
+	case shownError:
+		return flatten(e.error)
+	}
+	var out []error
+	for _, part := range parts {
+		out = append(out, flatten(part)...)
+	}
+	if len(out) == 0 {
+		return []error{err}
+	}
+	return out
+}
+
+// visible returns what has failed for long enough, the oldest first, and how long it takes until the next one is, 0 if none will.
+func (p *problems) visible(maintenance string) (out []problem, next time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, one := range p.byName[maintenance] {
+		if wait := visibleAfter - p.clock.Since(one.since); wait <= 0 {
+			out = append(out, one)
+		} else if next == 0 || wait < next {
+			next = wait
+		}
+	}
+	sortProblems(out)
+	return out, next
+}
+
+func (p *problems) remove(maintenance string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.byName, maintenance)
+}
+
+func sortProblems(all []problem) {
+	slices.SortFunc(all, func(a, b problem) int {
+		if order := a.since.Compare(b.since); order != 0 {
+			return order
+		}
+		return strings.Compare(a.object, b.object)
+	})
+}
+
+// describe names the oldest problem and counts the others.
+func describe(all []problem) string {
+	first := all[0]
+	text := fmt.Sprintf("%s: %s (since %s)", first.object, first.text, first.since.UTC().Format(time.RFC3339))
+	if more := len(all) - 1; more > 0 {
+		text += fmt.Sprintf("; and %d more", more)
+	}
+	return text
+}
+
+// progressFacts is what the condition Progressing depends on.
+type progressFacts struct {
+	// ending: the stage is Complete or the object is being deleted; nodesHeld nodes are still to be released.
+	ending    bool
+	nodesHeld int
+	// draining, drained: the stage is Drain, the condition Drained is True.
+	draining, drained bool
+	// blocked reports that every pod that is asked to leave is blocked; worst names them.
+	blocked bool
+	worst   string
+	// stalledSince is when something last moved, if that is too long ago.
+	stalledSince *metav1.Time
+	// moves reports that something moved a moment ago.
+	moves bool
+	// waits reports that no pod is asked to leave: every node waits for others.
+	waits    bool
+	problems []problem
+	// progress tells how many pods are left.
+	progress string
+	// forecast is what the preview found in the way when the drain began.
+	forecast string
+	// ignored are the nodes that match and are too new.
+	ignored []string
+}
+
+// decideProgressing returns the condition Progressing: the first reason that applies.
+func decideProgressing(f progressFacts) verdict {
+	v := progressVerdict(f)
+	if len(f.ignored) > 0 && !f.ending {
+		named := f.ignored[:min(3, len(f.ignored))]
+		v.message += fmt.Sprintf("; %s ignored (newNodes: Ignore): %s", pluralIs(len(f.ignored), "new node"), strings.Join(named, ", "))
+		if more := len(f.ignored) - len(named); more > 0 {
+			v.message += fmt.Sprintf(" and %d more", more)
+		}
+	}
+	return v
+}
+
+func progressVerdict(f progressFacts) verdict {
+	yes, no := metav1.ConditionTrue, metav1.ConditionFalse
+	switch {
+	case f.ending && f.nodesHeld == 0:
+		return verdict{yes, maintenancev1alpha1.ReasonProgressComplete, allReleased}
+	case f.ending && len(f.problems) > 0:
+		return verdict{no, maintenancev1alpha1.ReasonProgressComplete,
+			fmt.Sprintf("%s still to be released. %s", pluralIs(f.nodesHeld, "node"), describe(f.problems))}
+	case f.ending:
+		return verdict{yes, maintenancev1alpha1.ReasonProgressComplete, pluralIs(f.nodesHeld, "node") + " still to be released"}
+	case !f.draining && len(f.problems) > 0:
+		return verdict{no, maintenancev1alpha1.ReasonProgressSyncFailed, describe(f.problems)}
+	case !f.draining:
+		return verdict{yes, maintenancev1alpha1.ReasonProgressNotRequested, "The stage asks no pod to leave"}
+	case f.drained:
+		return verdict{yes, maintenancev1alpha1.ReasonProgressDrained, "Nothing is left to do in stage Drain"}
+	case f.blocked:
+		return verdict{no, maintenancev1alpha1.ReasonProgressBlocked, "Every pod that is asked to leave is blocked: " + f.worst}
+	case f.stalledSince != nil:
+		text := "Nothing has moved since " + f.stalledSince.UTC().Format(time.RFC3339) + ": " + f.progress
+		if len(f.problems) > 0 {
+			text += ". " + describe(f.problems)
+		}
+		return verdict{no, maintenancev1alpha1.ReasonProgressStalled, text}
+	case len(f.problems) > 0 && f.moves:
+		return verdict{yes, maintenancev1alpha1.ReasonProgressSyncFailed, describe(f.problems)}
+	case len(f.problems) > 0:
+		return verdict{no, maintenancev1alpha1.ReasonProgressSyncFailed, describe(f.problems)}
+	case f.waits:
+		return verdict{yes, maintenancev1alpha1.ReasonProgressWaiting, "Every node waits for other nodes or other maintenances"}
+	default:
+		text := capitalize(f.progress)
+		if f.forecast != "" {
+			text += "; in the way when the drain began: " + f.forecast
+		}
+		return verdict{yes, maintenancev1alpha1.ReasonProgressDraining, text}
+	}
+}
+
+func pluralIs(n int, noun string) string {
+	if n == 1 {
+		return plural(n, noun) + " is"
+	}
+	return plural(n, noun) + " are"
+}
+
+// setProgressing sets the condition.
+func (c *Controller) setProgressing(nm *maintenancev1alpha1.NodeMaintenance, status *maintenancev1alpha1.NodeMaintenanceStatus, f progressFacts) {
+	v := decideProgressing(f)
+	c.setCondition(nm, status, maintenancev1alpha1.ConditionProgressing, v.status, v.reason, v.message)
+}
+
+// movement is what shows that a drain moves.
+type movement struct {
+	// departed counts the pods that have left the nodes.
+	departed int
+	// targetsChanged: a wave opened, or nodes came or went.
+	targetsChanged bool
+	// reported is the latest report of an evacuator, terminating until when a pod may take to stop.
+	reported, terminating time.Time
+}
+
+// lastProgress returns when something last moved.
+func lastProgress(before *metav1.Time, departedBefore int, m movement, now time.Time) *metav1.Time {
+	if before == nil {
+		return &metav1.Time{Time: now}
+	}
+	if now.Before(before.Time) {
+		// The leader before had another clock. The time never falls.
+		now = before.Time
+	}
+	if m.targetsChanged || m.departed > departedBefore {
+		return &metav1.Time{Time: now}
+	}
+	latest := m.reported
+	if terminating := m.terminating; !terminating.IsZero() {
+		if terminating.After(now) {
+			terminating = now
+		}
+		if terminating.After(latest) {
+			latest = terminating
+		}
+	}
+	if latest.Sub(before.Time) < progressPace {
+		return before
+	}
+	return &metav1.Time{Time: latest}
+}
+
+// departed counts the pods that have left the nodes of a status.
+func departed(status *maintenancev1alpha1.NodeMaintenanceStatus) int {
+	n := 0
+	for i := range status.NodeStatuses {
+		entry := &status.NodeStatuses[i]
+		n += int(entry.PodsPeak - entry.PodsPendingEvacuation - entry.PodsEvacuating)
+	}
+	return n
+}
+
+// setProgress sets lastProgressTimestamp and the condition Progressing of a maintenance that does not end, and returns what they depend on.
+func (c *Controller) setProgress(g *gathered, l *look, left *remainder) progressFacts {
+	nm := g.subject.NodeMaintenance
+	now := c.clock.Now()
+	f := progressFacts{draining: isDraining(nm), progress: left.progress(), forecast: c.forecasts.textOf(nm.UID), ignored: c.selection.ignoredBy(nm.Name)}
+	f.problems = c.problemsOf(g.subject)
+	if !f.draining {
+		return f
+	}
+	before := nm.Status.LastProgressTimestamp
+	next := *nm
+	next.Status = l.status
+	l.status.LastProgressTimestamp = lastProgress(before, departed(&nm.Status), movement{
+		departed: departed(&l.status), targetsChanged: !sameTargets(nm, &next) || isDrained(nm) && !l.plan.Finished[nm.Name], reported: left.reported, terminating: left.terminating,
+	}, now)
+	last := l.status.LastProgressTimestamp
+	f.blocked, f.waits = left.isBlocked(), left.targeted == 0
+	if f.blocked {
+		f.worst = left.worst()
+	}
+	since := now.Sub(last.Time)
+	f.moves = since < visibleAfter
+	if since >= c.stallTimeout {
+		f.stalledSince = last
+	} else {
+		c.queue.AddAfter(nm.Name, c.stallTimeout-since)
+	}
+	return f
+}
+
+// problemsOf returns what keeps failing for a maintenance, and has it reconciled again when something else has failed for long enough.
+func (c *Controller) problemsOf(m *member) []problem {
+	all, next := c.problems.visible(m.Name)
+	if next > 0 {
+		c.queue.AddAfter(m.Name, next)
+	}
+	for _, excluded := range m.excluded {
+		all = append(all, problem{object: "node " + excluded.node.Name, since: excluded.since, text: excluded.why})
+	}
+	sortProblems(all)
+	return all
+}
+
+// showFailure shows, on a maintenance whose sync has failed for long enough, why: the rest of its status stays as it is.
+func (c *Controller) showFailure(nm *maintenancev1alpha1.NodeMaintenance) (*maintenancev1alpha1.NodeMaintenanceStatus, bool) {
+	all, _ := c.problems.visible(nm.Name)
+	if len(all) == 0 {
+		return nil, false
+	}
+	status := nm.Status.DeepCopy()
+	c.setCondition(nm, status, maintenancev1alpha1.ConditionProgressing, metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressSyncFailed, describe(all))
+	return status, true
+}
+
+func conditionOf(nm *maintenancev1alpha1.NodeMaintenance, conditionType string) *metav1.Condition {
+	return meta.FindStatusCondition(nm.Status.Conditions, conditionType)
+}
+
+// announceCondition records an event when a maintenance stops moving on, or starts to fail for another reason.
+func (c *Controller) announceProgressing(old, written *maintenancev1alpha1.NodeMaintenance) {
+	was, is := conditionOf(old, maintenancev1alpha1.ConditionProgressing), conditionOf(written, maintenancev1alpha1.ConditionProgressing)
+	if is == nil {
+		return
+	}
+	failing := is.Reason == maintenancev1alpha1.ReasonProgressSyncFailed ||
+		is.Reason == maintenancev1alpha1.ReasonProgressComplete && is.Status == metav1.ConditionFalse
+	switch {
+	case is.Status == metav1.ConditionTrue && !failing:
+		return
+	case failing && was != nil && was.Reason == is.Reason && was.Message == is.Message:
+		return
+	case !failing && was != nil && was.Reason == is.Reason && was.Status == is.Status:
+		return
+	}
+	c.maintenanceEvent(written, corev1.EventTypeWarning, EventNotProgressing, actionDrain, "%s: %s", is.Reason, is.Message)
+}

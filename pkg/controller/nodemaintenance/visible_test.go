@@ -1,0 +1,514 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/size"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// These tests cover what must not stand still and look healthy.
+
+func TestDecideProgressing(t *testing.T) {
+	yes, no := metav1.ConditionTrue, metav1.ConditionFalse
+	since := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
+	failing := []problem{{object: "node a", since: since, text: "forbidden"}, {object: "node b", since: since, text: "forbidden"}}
+	for name, test := range map[string]struct {
+		facts progressFacts
+		want  verdict
+	}{
+		"complete": {progressFacts{ending: true}, verdict{yes, "Complete", "All nodes are released"}},
+		"nodes are being released": {
+			progressFacts{ending: true, nodesHeld: 2}, verdict{yes, "Complete", "2 nodes are still to be released"},
+		},
+		"a node cannot be released": {
+			progressFacts{ending: true, nodesHeld: 1, problems: failing[:1]},
+			verdict{no, "Complete", "1 node is still to be released. node a: forbidden (since 2026-11-01T12:00:00Z)"},
+		},
+		"no drain": {progressFacts{}, verdict{yes, "NotRequested", "The stage asks no pod to leave"}},
+		"no drain, and a node that cannot be cordoned": {
+			progressFacts{problems: failing}, verdict{no, "SyncFailed", "node a: forbidden (since 2026-11-01T12:00:00Z); and 1 more"},
+		},
+		"drained": {progressFacts{draining: true, drained: true, problems: failing}, verdict{yes, "Drained", "Nothing is left to do in stage Drain"}},
+		"blocked before stalled": {
+			progressFacts{draining: true, blocked: true, worst: "shop/a (X)", stalledSince: &metav1.Time{Time: since}},
+			verdict{no, "Blocked", "Every pod that is asked to leave is blocked: shop/a (X)"},
+		},
+		"stalled before a failure": {
+			progressFacts{draining: true, stalledSince: &metav1.Time{Time: since}, progress: "1 pod left", problems: failing[:1]},
+			verdict{no, "Stalled", "Nothing has moved since 2026-11-01T12:00:00Z: 1 pod left. node a: forbidden (since 2026-11-01T12:00:00Z)"},
+		},
+		"a failure while the rest moves": {
+			progressFacts{draining: true, moves: true, problems: failing[:1]}, verdict{yes, "SyncFailed", "node a: forbidden (since 2026-11-01T12:00:00Z)"},
+		},
+		"a failure and nothing moves": {
+			progressFacts{draining: true, problems: failing[:1]}, verdict{no, "SyncFailed", "node a: forbidden (since 2026-11-01T12:00:00Z)"},
+		},
+		"waiting":  {progressFacts{draining: true, waits: true}, verdict{yes, "Waiting", "Every node waits for other nodes or other maintenances"}},
+		"draining": {progressFacts{draining: true, moves: true, progress: "3 pods left"}, verdict{yes, "Draining", "3 pods left"}},
+		"new nodes are ignored": {
+			progressFacts{draining: true, progress: "3 pods left", ignored: []string{"n1", "n2", "n3", "n4"}},
+			verdict{yes, "Draining", "3 pods left; 4 new nodes are ignored (newNodes: Ignore): n1, n2, n3 and 1 more"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := decideProgressing(test.facts); got != test.want {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestLastProgress(t *testing.T) {
+	now := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
+	before := &metav1.Time{Time: now.Add(-10 * time.Minute)}
+	for name, test := range map[string]struct {
+		before   *metav1.Time
+		departed int
+		movement movement
+		want     time.Time
+	}{
+		"the drain begins":              {nil, 0, movement{}, now},
+		"nothing moved":                 {before, 3, movement{departed: 3}, before.Time},
+		"a pod left":                    {before, 3, movement{departed: 4}, now},
+		"a wave opened":                 {before, 3, movement{departed: 3, targetsChanged: true}, now},
+		"an evacuator reported":         {before, 3, movement{departed: 3, reported: now.Add(-time.Minute)}, now.Add(-time.Minute)},
+		"a pod stops within its grace":  {before, 3, movement{departed: 3, terminating: now.Add(time.Hour)}, now},
+		"the grace of a pod has passed": {before, 3, movement{departed: 3, terminating: now.Add(-5 * time.Minute)}, now.Add(-5 * time.Minute)},
+		"the clock is behind":           {&metav1.Time{Time: now.Add(time.Hour)}, 3, movement{departed: 4}, now.Add(time.Hour)},
+		"an old report":                 {before, 3, movement{departed: 3, reported: now.Add(-time.Hour)}, before.Time},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := lastProgress(test.before, test.departed, test.movement, now); !got.Time.Equal(test.want) {
+				t.Errorf("got %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+// TestNodesAreReleasedOneByOne has one Evacuation that cannot be withdrawn, for three nodes.
+func TestNodesAreReleasedOneByOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("two"), newNode("three"), newPod("p", "two", 0), newPod("q", "three", 0), newMaintenance("m"))
+		f.step("m")
+		f.wantEvacuating("p", "q")
+		failing := true
+		f.maintenance.PrependReactor("patch", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if failing && strings.Contains(action.(clienttesting.PatchAction).GetName(), "-p") {
+				return true, nil, errors.New("a policy says no")
+			}
+			return false, nil, nil
+		})
+		f.enter("m", stageComplete)
+		try := func() {
+			for range 3 {
+				f.cached()
+				if err := f.Controller.sync(f.ctx, "m"); err != nil {
+					t.Fatal(err)
+				}
+				f.cached()
+				_ = f.reconcileNodes() // node two fails, which is what the test is about
+				f.wait(statusPace)
+			}
+		}
+		try()
+		f.wantCordon("one", false)
+		f.wantCordon("three", false)
+		f.wantCordon("two", true, "m")
+		f.wait(visibleAfter)
+		try()
+		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressComplete)
+		if got := f.nodeStatus("m", "two").DrainMessage; !strings.HasPrefix(got, "Not released: ") || !strings.Contains(got, "a policy says no") {
+			t.Errorf("message %q does not tell why the node is not released", got)
+		}
+		if got := f.nodeStatus("m", "one").DrainMessage; got != "" {
+			t.Errorf("message %q of a node that is released", got)
+		}
+		f.wantEvent(EventNotProgressing)
+		if !f.tallies.byName["m"].standsStill {
+			t.Error("the metric does not count a maintenance that cannot release its nodes")
+		}
+		failing = false
+		try()
+		f.wantCordon("two", false)
+		if finalizers := f.nm("m").Finalizers; len(finalizers) > 0 {
+			t.Errorf("finalizers %v", finalizers)
+		}
+		f.wantProgressing("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonProgressComplete)
+	})
+}
+
+func TestEvacuationsThatAreRefusedAreBlockers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+		f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewInvalid(maintenancev1alpha1.SchemeGroupVersion.WithKind("Evacuation").GroupKind(), "p", nil)
+		})
+		for range 3 {
+			f.step("m")
+			f.wait(requestPatience)
+		}
+		f.step("m")
+		if got := f.nodeStatus("m", "one"); got.PodsBlocked != 1 || !strings.Contains(got.DrainMessage, "no Evacuation for 1 pod, such as default/p: ") {
+			t.Errorf("status %+v", got)
+		}
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainBlocked)
+		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressBlocked)
+	})
+}
+
+func TestADrainInWhichNothingMovesIsStalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+		f.step("m")
+		f.wantProgressing("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonProgressDraining)
+		f.wait(DefaultStallTimeout)
+		f.step("m")
+		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressStalled)
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainBlocked)
+		f.create(newPod("q", "one", 0))
+		f.wait(statusPace)
+		f.step("m")
+		f.deletePod("p")
+		f.step("m")
+		f.wait(statusPace)
+		f.step("m")
+		f.wantProgressing("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonProgressDraining)
+	})
+}
+
+func TestASyncThatFailsIsShown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+		f.step("m")
+		f.wait(settle)
+		f.deletePod("p")
+		f.host.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, errors.New("the API server is on fire")
+		})
+		for range 2 {
+			f.cachedMaintenances()
+			if err := f.timedSync(f.ctx, "m"); err == nil {
+				t.Fatal("no error")
+			}
+			f.wait(visibleAfter)
+		}
+		c := conditionOf(f.nm("m"), maintenancev1alpha1.ConditionProgressing)
+		if c == nil || c.Status != metav1.ConditionFalse || c.Reason != maintenancev1alpha1.ReasonProgressSyncFailed || !strings.Contains(c.Message, "on fire") {
+			t.Errorf("Progressing is %+v", c)
+		}
+		if !f.tallies.byName["m"].standsStill {
+			t.Error("the metric does not count a maintenance whose sync fails")
+		}
+		f.wantEvent(EventNotProgressing)
+	})
+}
+
+// cachedMaintenances waits until the cache shows the maintenances and the Evacuations, where pods cannot be listed.
+func (f *fixture) cachedMaintenances() {
+	f.t.Helper()
+	f.eventually("the cache shows the maintenance", func() bool {
+		cached, err := f.maintenanceLister.Get("m")
+		return err == nil && cached.ResourceVersion == f.nm("m").ResourceVersion && len(f.podIndexer.List()) == 0
+	})
+}
+
+// TestANodeThatIsFoughtOverHoldsOnlyItsOwnPods has node two made schedulable again and again.
+func TestANodeThatIsFoughtOverHoldsOnlyItsOwnPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("two"), newMaintenance("m", planning(upTo(1000))),
+			newPod("first", "one", 0), newPod("second", "one", 5000), newPod("other", "two", 0))
+		f.step("m")
+		f.wantEvacuating("first", "other")
+		for range fightLimit + 1 {
+			f.updateNode("two", func(node *corev1.Node) { node.Spec.Unschedulable = false })
+			f.step("m")
+		}
+		f.deletePod("first")
+		f.step("m")
+		f.wantEvacuating("other", "second")
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
+		if got, want := f.nodeStatus("m", "two").DrainMessage, "Not drained: its cordon is undone again and again"; got != want {
+			t.Errorf("message %q, want %q", got, want)
+		}
+		f.wait(fightWindow + time.Second)
+		f.step("m")
+		if got := f.nodeStatus("m", "two").DrainMessage; strings.HasPrefix(got, "Not drained") {
+			t.Errorf("message %q although the fight is over", got)
+		}
+	})
+}
+
+func createdAtSecond(second int64) func(*corev1.Node) {
+	return func(node *corev1.Node) { node.CreationTimestamp = metav1.NewTime(time.Unix(second, 0)) }
+}
+
+func TestNewNodes(t *testing.T) {
+	ignoring := func(*maintenancev1alpha1.NodeMaintenance) {}
+	joining := func(nm *maintenancev1alpha1.NodeMaintenance) {
+		nm.Spec.NewNodes = maintenancev1alpha1.NewNodesPolicyJoin
+	}
+	for name, test := range map[string]struct {
+		policy func(*maintenancev1alpha1.NodeMaintenance)
+		node   *corev1.Node
+		joins  bool
+	}{
+		"a node that is created later is ignored":       {ignoring, newNode("late", createdAtSecond(200)), false},
+		"it joins if new nodes are to":                  {joining, newNode("late", createdAtSecond(200)), true},
+		"one that existed and is labelled later joins":  {ignoring, newNode("old", createdAtSecond(50), inPool("green")), true},
+		"one registered again under a held name joins":  {ignoring, newNode("one", createdAtSecond(200), func(n *corev1.Node) { n.UID = "again" }), true},
+		"one as old as the newest at the time joins":    {ignoring, newNode("late", createdAtSecond(100)), true},
+		"a leader that starts later decides just alike": {ignoring, newNode("late", createdAtSecond(101)), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				objects := []runtime.Object{newNode("one", createdAtSecond(100)), newMaintenance("m", test.policy)}
+				if test.node.Name == "old" {
+					objects = append(objects, test.node.DeepCopy())
+				}
+				f := newFixture(t, objects...)
+				f.step("m")
+				f.wantCordon("one", true, "m")
+				switch test.node.Name {
+				case "old":
+					f.updateNode("old", inPool("blue"))
+				case "one":
+					if err := f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}); err != nil {
+						t.Fatal(err)
+					}
+					f.wait(statusPace)
+					f.step("m")
+					if got := f.nodeStatus("m", "one").DrainMessage; got != MessageNodeGone {
+						t.Errorf("message %q, want %q", got, MessageNodeGone)
+					}
+					f.create(test.node)
+				default:
+					f.create(test.node)
+				}
+				if !test.joins {
+					f.cached()
+					f.wantMarked("m")
+				}
+				f.restart()
+				f.wait(settle)
+				f.step("m")
+				if test.joins {
+					f.wantCordon(test.node.Name, true, "m")
+				} else {
+					f.wantCordon(test.node.Name, false)
+					if c := conditionOf(f.nm("m"), maintenancev1alpha1.ConditionProgressing); c == nil || !strings.Contains(c.Message, "1 new node is ignored (newNodes: Ignore): late") {
+						t.Errorf("Progressing is %+v", c)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestAnotherStorageIsLeftAlone starts a server on storage that does not know the maintenances on the nodes.
+func TestAnotherStorageIsLeftAlone(t *testing.T) {
+	foreign := `{"storage":"another","maintenances":{"m":"1"},"taints":["maintenance.haulout.dev/held"]}`
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one", cordoned, taintedWith(heldTaint), ownedBy(foreign), taintedBy(foreign)))
+		f.step(sweepItem)
+		f.wantEvent(EventForeignMarks)
+		node := f.node("one")
+		if !node.Spec.Unschedulable || len(node.Spec.Taints) != 1 || node.Annotations[maintenancev1alpha1.AnnotationCordonedBy] != foreign {
+			t.Errorf("the node of another storage was changed: %+v %v", node.Spec, node.Annotations)
+		}
+		f.nodes.adopted = "another"
+		f.step(sweepItem)
+		f.wantCordon("one", false)
+		f.wantTaints("one", []corev1.Taint{})
+	})
+}
+
+// TestHostileAnnotationsStopNoOtherNode has an impossible name on one node, and a node to be swept beside it.
+func TestHostileAnnotationsStopNoOtherNode(t *testing.T) {
+	many := []string{}
+	for i := range 10000 {
+		many = append(many, fmt.Sprintf(`"m%d":"%d"`, i, i))
+	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("hostile", cordoned, ownedBy(`{"storage":"`+testStorage+`","maintenances":{"a/b":"x"}}`)),
+			newNode("crowded", cordoned, ownedBy(`{"storage":"`+testStorage+`","maintenances":{`+strings.Join(many, ",")+`}}`)),
+			newNode("left", cordoned, ownedBy(`{"gone":"1"}`)))
+		reads := 0
+		f.maintenance.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) {
+			reads++
+			return false, nil, nil
+		})
+		if err := f.reconcileNodes(); err != nil {
+			t.Fatal(err)
+		}
+		f.wantCordon("left", false)
+		f.wantCordon("crowded", false)
+		if reads > maxMarkedMaintenances+1 {
+			t.Errorf("%d reads for the names on two nodes", reads)
+		}
+	})
+}
+
+// TestNodesBeyondWhatFitsAreLeftOut has nodes join a maintenance whose status could not be stored with them.
+func TestNodesBeyondWhatFitsAreLeftOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		wide := func(nm *maintenancev1alpha1.NodeMaintenance) {
+			nm.Spec.NewNodes = maintenancev1alpha1.NewNodesPolicyJoin
+			for i := range 100 {
+				nm.Spec.DrainPlan = append(nm.Spec.DrainPlan, maintenancev1alpha1.DrainPlanEntry{
+					PodPriority: 1000, PodType: maintenancev1alpha1.PodTypeDefault,
+					PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": fmt.Sprintf("%s-%03d", strings.Repeat("a", 59), i)}},
+				})
+			}
+		}
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", wide))
+		f.step("m")
+		f.wantCordon("one", true, "m")
+		fits := size.MaxStatusBytes / size.StatusBytes(f.nm("m").Spec.DrainPlan, 1)
+		for i := range fits {
+			f.create(newNode(fmt.Sprintf("late-%04d", i)))
+		}
+		f.cached()
+		if err := f.Controller.sync(f.ctx, "m"); err != nil {
+			t.Fatal(err)
+		}
+		f.cached()
+		if err := f.reconcileNodes(); err != nil {
+			t.Fatal(err)
+		}
+		f.wantCordon("late-0000", false)
+		// The node that is held drains on.
+		f.wait(statusPace)
+		f.step("m")
+		f.wantEvacuating("p")
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
+		if got := f.nodeStatus("m", "late-0000").DrainMessage; !strings.Contains(got, "KiB can be stored") && !strings.HasPrefix(got, "Not drained: ") {
+			t.Errorf("message %q", got)
+		}
+	})
+}
+
+func TestDescribeBlockers(t *testing.T) {
+	blocker := func(n int32, reason string, effect maintenancev1alpha1.PreviewEffect) maintenancev1alpha1.PreviewBlocker {
+		return maintenancev1alpha1.PreviewBlocker{Effect: effect, Reason: reason, PodCount: n}
+	}
+	budget := blocker(2, "PodDisruptionBudget", "Never")
+	budget.Budgets = []maintenancev1alpha1.PreviewBudget{{Namespace: "shop", Name: "web"}}
+	bare := blocker(1, "NoController", "Lost")
+	bare.Pods = []maintenancev1alpha1.PreviewPodReference{{Namespace: "shop", Name: "job"}}
+	for name, test := range map[string]struct {
+		preview maintenancev1alpha1.NodeMaintenancePreview
+		want    string
+	}{
+		"nothing": {},
+		"two": {
+			maintenancev1alpha1.NodeMaintenancePreview{Blockers: []maintenancev1alpha1.PreviewBlocker{budget, bare}},
+			"2 pods under budget shop/web: PodDisruptionBudget (Never); 1 pod, such as shop/job: NoController (Lost)",
+		},
+		"more than are named": {
+			maintenancev1alpha1.NodeMaintenancePreview{Blockers: []maintenancev1alpha1.PreviewBlocker{budget, bare, bare, bare}, BlockersOmitted: 5},
+			"2 pods under budget shop/web: PodDisruptionBudget (Never); 1 pod, such as shop/job: NoController (Lost); " +
+				"1 pod, such as shop/job: NoController (Lost); and 6 more, see the preview",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := describeBlockers(&test.preview); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestADrainThatBeginsNamesWhatIsInItsWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+		previews := 0
+		f.maintenance.PrependReactor("get", "nodemaintenances/preview", func(clienttesting.Action) (bool, runtime.Object, error) {
+			previews++
+			return true, &maintenancev1alpha1.NodeMaintenancePreview{Blockers: []maintenancev1alpha1.PreviewBlocker{{
+				Effect: "Never", Reason: "PodDisruptionBudget", PodCount: 1, Budgets: []maintenancev1alpha1.PreviewBudget{{Namespace: "default", Name: "b"}},
+			}}}, nil
+		})
+		f.step("m")
+		if f.forecasts.queue.Len() != 1 {
+			t.Fatal("the drain has begun, and the preview is not asked")
+		}
+		for range 2 {
+			if err := f.forecasts.reconcile(f.ctx, "m"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f.wait(statusPace)
+		f.step("m")
+		const want = "1 pod under budget default/b: PodDisruptionBudget (Never)"
+		if e := f.wantEvent(EventDrainForecast); !strings.Contains(e, want) {
+			t.Errorf("event %q", e)
+		}
+		if c := conditionOf(f.nm("m"), maintenancev1alpha1.ConditionProgressing); c == nil || !strings.Contains(c.Message, want) {
+			t.Errorf("Progressing is %+v", c)
+		}
+		if previews != 1 {
+			t.Errorf("%d previews for one drain", previews)
+		}
+	})
+}
+
+func TestCompletedMaintenancesAreTrimmedAndDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+		f.step("m")
+		// The drain takes a while, which does not count.
+		f.wait(2000 * time.Hour)
+		f.step("m")
+		f.enter("m", stageComplete)
+		nm := f.nm("m")
+		nm.Status.StageStatuses[len(nm.Status.StageStatuses)-1].StartTimestamp = &metav1.Time{Time: f.clock.Now()}
+		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		f.step("m")
+		if got := f.nodeStatus("m", "one"); len(got.DrainTargets) > 0 || got.PodsPeak != 0 {
+			t.Errorf("status %+v is kept", got)
+		}
+		f.wait(1000 * time.Hour)
+		f.step("m")
+		f.nm("m") // kept for ever by default
+		f.completedTTL = 1001 * time.Hour
+		f.step("m")
+		f.nm("m")
+		f.wait(time.Hour)
+		if err := f.Controller.sync(f.ctx, "m"); err != nil {
+			t.Fatal(err)
+		}
+		if len(f.maintenanceList()) > 0 {
+			t.Error("the maintenance is kept for longer than its time")
+		}
+	})
+}

@@ -1,0 +1,207 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+)
+
+const class = "flush.example.com"
+
+var evacuations = maintenancev1alpha1.SchemeGroupVersion.WithResource("evacuations")
+
+// cluster is an API that does what the checks depend on, with one evacuator of the class.
+type cluster struct {
+	kube *kubefake.Clientset
+	api  *fake.Clientset
+	// evacuate is the evacuator; its context ends when it is called off.
+	evacuate func(context.Context, *task)
+
+	mu    sync.Mutex
+	count int
+	ends  map[string]context.CancelFunc
+}
+
+// task is one evacuation in the hands of the evacuator.
+type task struct {
+	*cluster
+	name, pod string
+}
+
+func newCluster(evacuate func(context.Context, *task)) *cluster {
+	c := &cluster{kube: kubefake.NewClientset(), api: fake.NewClientset(), evacuate: evacuate, ends: map[string]context.CancelFunc{}}
+	c.api.PrependReactor("create", "evacuations", c.create)
+	c.api.PrependReactor("patch", "evacuations", c.withdraw)
+	return c
+}
+
+func (c *cluster) create(action clienttesting.Action) (bool, runtime.Object, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := action.(clienttesting.CreateAction).GetObject().(*maintenancev1alpha1.Evacuation).DeepCopy()
+	c.count++
+	e.Name, e.UID = fmt.Sprintf("%s-%d", e.Spec.PodRef.Name, c.count), types.UID(fmt.Sprint(c.count))
+	e.Status.ActiveEvacuatorClass = class
+	ctx, cancel := context.WithCancel(context.Background())
+	c.ends[e.Name] = cancel
+	// The check watches by then.
+	time.AfterFunc(time.Second, func() { c.evacuate(ctx, &task{c, e.Name, e.Spec.PodRef.Name}) })
+	return true, e, c.api.Tracker().Create(evacuations, e, e.Namespace)
+}
+
+// withdraw removes the Evacuation a moment later, unless its evacuator forbids it.
+func (c *cluster) withdraw(action clienttesting.Action) (bool, runtime.Object, error) {
+	name := action.(clienttesting.PatchAction).GetName()
+	time.AfterFunc(time.Second/2, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		stored, err := c.api.Tracker().Get(evacuations, "shop", name)
+		if err != nil {
+			return
+		}
+		policy := stored.(*maintenancev1alpha1.Evacuation).Status.EvacuationCancellationPolicy
+		if policy == maintenancev1alpha1.EvacuationCancellationPolicyForbid {
+			return
+		}
+		c.ends[name]()
+		_ = c.api.Tracker().Delete(evacuations, "shop", name)
+	})
+	return true, &maintenancev1alpha1.Evacuation{}, nil
+}
+
+// write changes the status; an Evacuation that is gone takes no report.
+func (t *task) write(mod func(*maintenancev1alpha1.EvacuationStatus)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	stored, err := t.api.Tracker().Get(evacuations, "shop", t.name)
+	if err != nil {
+		return
+	}
+	e := stored.(*maintenancev1alpha1.Evacuation).DeepCopy()
+	e.Status.EvacuationProgressTimestamp = &metav1.Time{Time: time.Now()}
+	mod(&e.Status)
+	_ = t.api.Tracker().Update(evacuations, e, "shop")
+}
+
+func (t *task) report() { t.write(func(*maintenancev1alpha1.EvacuationStatus) {}) }
+
+func (t *task) forbid() {
+	t.write(func(st *maintenancev1alpha1.EvacuationStatus) {
+		st.EvacuationCancellationPolicy = maintenancev1alpha1.EvacuationCancellationPolicyForbid
+	})
+}
+
+// remove deletes the pod, upon which the Evacuation is complete.
+func (t *task) remove() {
+	_ = t.kube.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "shop", t.pod)
+	t.write(func(st *maintenancev1alpha1.EvacuationStatus) {
+		st.Conditions = []metav1.Condition{{Type: maintenancev1alpha1.ConditionComplete, Status: metav1.ConditionTrue}}
+	})
+}
+
+// works returns when some time has passed, and reports whether the evacuator is not called off.
+func works(ctx context.Context, d time.Duration) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+func TestCalledOff(t *testing.T) {
+	for name, tt := range map[string]struct {
+		evacuate func(context.Context, *task)
+		// unexamined and says are what is wanted of the error; neither means none.
+		unexamined bool
+		says       string
+	}{
+		"one that stops passes": {evacuate: func(ctx context.Context, t *task) {
+			if t.report(); works(ctx, 5*time.Second) {
+				t.remove()
+			}
+		}},
+		"one that goes on fails": {says: "the pod was asked to stop", evacuate: func(_ context.Context, t *task) {
+			t.report()
+			time.AfterFunc(5*time.Second, t.remove)
+		}},
+		"a quick one that is called off in time passes": {evacuate: func(ctx context.Context, t *task) {
+			if works(ctx, 0) {
+				t.remove()
+			}
+		}},
+		"a quick one that goes on fails": {says: "the pod was asked to stop", evacuate: func(ctx context.Context, t *task) {
+			if !works(ctx, 0) {
+				time.AfterFunc(time.Second, t.remove)
+				return
+			}
+			t.remove()
+		}},
+		"one that forbids it and ends is not examined": {unexamined: true, says: "forbids", evacuate: func(_ context.Context, t *task) {
+			t.forbid()
+			time.AfterFunc(5*time.Second, t.remove)
+		}},
+		"one that forbids it and never ends fails": {says: "comes to an end", evacuate: func(_ context.Context, t *task) { t.forbid() }},
+		"one that forbids it at the last moment is not examined": {
+			unexamined: true, says: "while it was called off", evacuate: func(_ context.Context, t *task) {
+				t.report()
+				t.forbid()
+				time.AfterFunc(5*time.Second, t.remove)
+			},
+		},
+		"one that says nothing fails": {says: "the evacuator reports", evacuate: func(context.Context, *task) {}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(tt.evacuate)
+				config := &Config{
+					Class: class, Kube: c.kube, Maintenance: c.api, Namespace: "shop", Deadline: 10 * time.Second, Patience: time.Minute, Quiet: 10 * time.Second,
+					NewPod: func(name string) *corev1.Pod {
+						return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: types.UID("uid-" + name)}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
+					},
+				}
+				err := config.check(t.Context(), isCalledOff)
+				if (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
+					t.Errorf("got %v, want an error that says %q", err, tt.says)
+				}
+				if got := errors.Is(err, ErrUnexamined); got != tt.unexamined {
+					t.Errorf("got that it was not examined: %v, want %v", got, tt.unexamined)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,99 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"testing"
+	"time"
+)
+
+func TestTurn(t *testing.T) {
+	const patience = 5 * time.Minute
+	for name, tc := range map[string]struct {
+		workload   workload
+		most       Percent
+		after      time.Duration
+		want       bool
+		writtenOff int
+		at         time.Duration
+	}{
+		"one of one pod leaves":                                {workload{desired: 1, serving: 1}, 25, 0, true, 0, 0},
+		"one of three pods leaves":                             {workload{desired: 3, serving: 3}, 25, 0, true, 0, 0},
+		"a second one of three waits":                          {workload{desired: 3, serving: 2}, 25, 0, false, 0, patience},
+		"a third one of ten leaves, since a share rounds up":   {workload{desired: 10, serving: 8}, 25, 0, true, 0, 0},
+		"a fourth one of ten waits":                            {workload{desired: 10, serving: 7}, 25, 0, false, 0, patience},
+		"pods beyond the desired ones leave":                   {workload{desired: 3, serving: 5}, 25, 0, true, 0, 0},
+		"pods of a workload that was scaled to zero leave":     {workload{desired: 0, serving: 2}, 25, 0, true, 0, 0},
+		"pods wait to the end of the patience":                 {workload{desired: 3, serving: 2}, 25, patience - 1, false, 0, patience},
+		"the next share leaves when the patience ends":         {workload{desired: 3, serving: 2}, 25, patience, true, 1, 0},
+		"the share after that waits for the next end":          {workload{desired: 3, serving: 1, writtenOff: 1}, 25, 0, false, 1, patience},
+		"pods that were written off and came back count again": {workload{desired: 3, serving: 2, writtenOff: 2}, 25, 0, true, 1, 0},
+		"a workload that is whole has none written off":        {workload{desired: 3, serving: 3, writtenOff: 2}, 25, 0, true, 0, 0},
+		"patience does not end while an answer is to come":     {workload{desired: 3, serving: 2, unanswered: true}, 25, patience, false, 0, 0},
+		"a share leaves while answers are to come":             {workload{desired: 10, serving: 9, unanswered: true}, 25, 0, true, 0, 0},
+		"half of four pods":                                    {workload{desired: 4, serving: 3}, 50, 0, true, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tc.workload.since = start
+			got, writtenOff, at := tc.workload.turn(tc.most, patience, start.Add(tc.after))
+			if got != tc.want || writtenOff != tc.writtenOff {
+				t.Errorf("got %v with %d written off, want %v with %d", got, writtenOff, tc.want, tc.writtenOff)
+			}
+			if want := start.Add(tc.at); tc.at != 0 && !at.Equal(want) || tc.at == 0 && !at.IsZero() {
+				t.Errorf("got %v as the time of the next turn, want %v", at, tc.at)
+			}
+		})
+	}
+}
+
+// A drain is slowed and never blocked: where no pod comes back, an owner waits three times at most.
+func TestOwnerWaitsThreeTimesAtMost(t *testing.T) {
+	for desired := 1; desired <= 200; desired++ {
+		w := workload{desired: desired, serving: desired, since: start}
+		now, waits := start, 0
+		for w.serving > 0 {
+			granted, writtenOff, at := w.turn(25, time.Minute, now)
+			w.writtenOff = writtenOff
+			if !granted {
+				now = at
+				waits++
+				continue
+			}
+			w.serving--
+			w.since = now
+			if missing := w.missing() - w.writtenOff; missing > Percent(25).of(desired) {
+				t.Fatalf("%d pods: got %d missing beside those that were written off", desired, missing)
+			}
+		}
+		if most := min(3, desired-1); waits > most {
+			t.Errorf("%d pods: got %d waits, want at most %d", desired, waits, most)
+		}
+	}
+}
+
+func TestPercent(t *testing.T) {
+	for s, want := range map[string]Percent{"25%": 25, "1%": 1, "100%": 100, "0%": 0, "101%": 0, "25": 0, "": 0, "%": 0, "-5%": 0, "a%": 0} {
+		var p Percent
+		err := p.Set(s)
+		if p != want || (err == nil) != (want != 0) {
+			t.Errorf("%q: got %d, %v", s, p, err)
+		}
+		if err == nil && p.String() != s {
+			t.Errorf("%q: got %q written", s, p.String())
+		}
+	}
+}

@@ -1,0 +1,243 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeselection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+var left = metav1.NewTime(time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC))
+
+func node(name string, age time.Duration, pairs ...string) *corev1.Node {
+	labels := map[string]string{corev1.LabelHostname: name}
+	for i := 0; i < len(pairs); i += 2 {
+		labels[pairs[i]] = pairs[i+1]
+	}
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: name, Labels: labels, CreationTimestamp: metav1.NewTime(left.Add(-age)),
+	}}
+}
+
+func requirement(key string, op corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorRequirement {
+	return corev1.NodeSelectorRequirement{Key: key, Operator: op, Values: values}
+}
+
+func labelTerm(r ...corev1.NodeSelectorRequirement) corev1.NodeSelectorTerm {
+	return corev1.NodeSelectorTerm{MatchExpressions: r}
+}
+
+func nameTerm(name string) corev1.NodeSelectorTerm {
+	return corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{
+		requirement("metadata.name", corev1.NodeSelectorOpIn, name)}}
+}
+
+func selector(terms ...corev1.NodeSelectorTerm) *corev1.NodeSelector {
+	return &corev1.NodeSelector{NodeSelectorTerms: terms}
+}
+
+func TestNewNodes(t *testing.T) {
+	blue := labelTerm(requirement("pool", corev1.NodeSelectorOpIn, "blue"))
+	created := node("n", -time.Second, "pool", "blue")
+	tests := map[string]struct {
+		selector    *corev1.NodeSelector
+		newest      *metav1.Time
+		policy      v1alpha1.NewNodesPolicy
+		held        string
+		node        *corev1.Node
+		wantMatch   bool
+		wantIgnored bool
+	}{
+		"a node that was created later is ignored": {
+			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantIgnored: true},
+		"no policy means Ignore": {
+			selector: selector(blue), newest: &left, node: created, wantIgnored: true},
+		"a node that was created later joins with Join": {
+			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyJoin, node: created, wantMatch: true},
+		"no node is new before the maintenance left Idle": {
+			selector: selector(blue), policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantMatch: true},
+		"the newest node itself is not new": {
+			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, node: node("n", 0, "pool", "blue"), wantMatch: true},
+		"a new node that does not match is not counted as ignored": {
+			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, node: node("n", -time.Second)},
+		"a new node that is named by metadata.name joins": {
+			selector: selector(nameTerm("n")), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantMatch: true},
+		"a new node that is named by its hostname joins": {
+			selector: selector(labelTerm(requirement(corev1.LabelHostname, corev1.NodeSelectorOpIn, "m", "n"))),
+			newest:   &left, policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantMatch: true},
+		"a new node that a later term names joins": {
+			selector: selector(blue, labelTerm(requirement("pool", corev1.NodeSelectorOpExists)), nameTerm("n")),
+			newest:   &left, policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantMatch: true},
+		"a term that names another node does not help": {
+			selector: selector(blue, nameTerm("m")), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantIgnored: true},
+		"a term that names it but asks for another pool does not help": {
+			selector: selector(blue, labelTerm(requirement(corev1.LabelHostname, corev1.NodeSelectorOpIn, "n"),
+				requirement("pool", corev1.NodeSelectorOpIn, "green"))),
+			newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantIgnored: true},
+		"to exclude a node by its hostname does not name the others": {
+			selector: selector(labelTerm(requirement(corev1.LabelHostname, corev1.NodeSelectorOpNotIn, "m"))),
+			newest:   &left, policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantIgnored: true},
+		"a new node under a name that is held joins": {
+			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, held: "n", node: created, wantMatch: true},
+		"a held node that does not match is not selected": {
+			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, held: "n", node: node("n", time.Hour)},
+		"no selector matches no node": {node: created},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			nm := &v1alpha1.NodeMaintenance{
+				Spec:   v1alpha1.NodeMaintenanceSpec{NodeSelector: tt.selector, NewNodes: tt.policy},
+				Status: v1alpha1.NodeMaintenanceStatus{NewestNodeTimestamp: tt.newest},
+			}
+			if tt.held != "" {
+				nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: tt.held, UID: "old"}}}
+			}
+			s, err := Of(nm)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := s.Match(tt.node); got != tt.wantMatch {
+				t.Errorf("Match: got %v, want %v", got, tt.wantMatch)
+			}
+			if got := s.Ignored(tt.node); got != tt.wantIgnored {
+				t.Errorf("Ignored: got %v, want %v", got, tt.wantIgnored)
+			}
+		})
+	}
+}
+
+// TestIndexAgreesWithNodeAffinity compares the index with the matcher of Kubernetes.
+func TestIndexAgreesWithNodeAffinity(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	pick := func(of ...string) string { return of[random.IntN(len(of))] }
+	matched := 0
+	for range 3000 {
+		spec := &corev1.NodeSelector{}
+		for range 1 + random.IntN(4) {
+			var term corev1.NodeSelectorTerm
+			for range random.IntN(3) {
+				key := pick("a", "b", corev1.LabelHostname)
+				switch random.IntN(5) {
+				case 0:
+					term.MatchExpressions = append(term.MatchExpressions,
+						requirement(key, corev1.NodeSelectorOpIn, pick("1", "2", "n1"), pick("1", "2", "n2")))
+				case 1:
+					term.MatchExpressions = append(term.MatchExpressions, requirement(key, corev1.NodeSelectorOpNotIn, pick("1", "2", "n1")))
+				case 2:
+					term.MatchExpressions = append(term.MatchExpressions, requirement(key, corev1.NodeSelectorOpExists))
+				case 3:
+					term.MatchExpressions = append(term.MatchExpressions, requirement(key, corev1.NodeSelectorOpDoesNotExist))
+				case 4:
+					term.MatchExpressions = append(term.MatchExpressions, requirement(key, corev1.NodeSelectorOpGt, pick("0", "1")))
+				}
+			}
+			if random.IntN(4) == 0 {
+				op := []corev1.NodeSelectorOperator{corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn}[random.IntN(2)]
+				term.MatchFields = []corev1.NodeSelectorRequirement{requirement("metadata.name", op, pick("n1", "n2"))}
+			}
+			spec.NodeSelectorTerms = append(spec.NodeSelectorTerms, term)
+		}
+		reference, err := nodeaffinity.NewNodeSelector(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := New(spec, nil, v1alpha1.NewNodesPolicyIgnore)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range []*corev1.Node{
+			node("n1", 0), node("n1", 0, "a", "1"), node("n2", 0, "a", "2", "b", "1"), {ObjectMeta: metav1.ObjectMeta{Name: "n3"}},
+		} {
+			want := reference.Match(n)
+			if got := s.Match(n); got != want {
+				t.Fatalf("node %s %v, selector %+v: got %v, want %v", n.Name, n.Labels, spec, got, want)
+			}
+			if want {
+				matched++
+			}
+		}
+	}
+	if matched == 0 {
+		t.Error("no selector matched: nothing was compared")
+	}
+}
+
+func TestManyTermsCostFewEvaluations(t *testing.T) {
+	terms := make([]corev1.NodeSelectorTerm, 0, 26_000)
+	for i := range cap(terms) {
+		terms = append(terms, labelTerm(requirement(fmt.Sprintf("k%d", i), corev1.NodeSelectorOpExists)))
+	}
+	s, err := New(selector(terms...), nil, v1alpha1.NewNodesPolicyIgnore)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := node("n", time.Hour, "k7", "x", "k11", "y")
+	evaluated := 0
+	for range s.candidates(n) {
+		evaluated++
+	}
+	if evaluated != 2 {
+		t.Errorf("got %d of 26,000 terms evaluated for a node with two of the labels", evaluated)
+	}
+	if !s.Match(n) || s.Match(node("m", time.Hour)) {
+		t.Error("the node with the labels is to match, the one without is not")
+	}
+}
+
+// countedContext ends after it was asked some times.
+type countedContext struct {
+	context.Context
+	left int
+}
+
+func (c *countedContext) Err() error {
+	if c.left--; c.left < 0 {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+func TestSelectStopsWithItsContext(t *testing.T) {
+	s, err := New(selector(labelTerm(requirement("pool", corev1.NodeSelectorOpIn, "blue"))), &left, v1alpha1.NewNodesPolicyIgnore)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes := []*corev1.Node{node("a", 0, "pool", "blue"), node("b", 0), node("c", -time.Hour, "pool", "blue"), node("d", 0, "pool", "blue")}
+	selected, ignored, err := s.Select(t.Context(), nodes)
+	if err != nil || ignored != 1 || len(selected) != 2 || selected[0].Name != "a" || selected[1].Name != "d" {
+		t.Errorf("got %v, %d ignored, error %v; want a and d, 1 ignored", selected, ignored, err)
+	}
+	if _, _, err := s.Select(&countedContext{t.Context(), 2}, nodes); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got error %v with a context that ends after two nodes", err)
+	}
+}
+
+func TestUnreadableSelectorIsAnError(t *testing.T) {
+	if _, err := New(selector(labelTerm(requirement("a", "Around", "1"))), nil, v1alpha1.NewNodesPolicyIgnore); err == nil {
+		t.Error("got no error for an operator that does not exist")
+	}
+}

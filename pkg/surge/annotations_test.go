@@ -1,0 +1,58 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package surge
+
+import (
+	"testing"
+	"time"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func TestTimeoutFor(t *testing.T) {
+	const fallback = 5 * time.Minute
+	if got, err := TimeoutFor(nil, fallback); got != fallback || err != nil {
+		t.Errorf("without an annotation got %s, %v", got, err)
+	}
+	for value, want := range map[string]time.Duration{
+		"1s": time.Second, "20m": 20 * time.Minute, "24h": 24 * time.Hour, "1h30m": 90 * time.Minute,
+		// Those that are refused.
+		"": 0, "20": 0, "999ms": 0, "24h1s": 0, "-5m": 0, "soon": 0,
+	} {
+		t.Run(value, func(t *testing.T) {
+			got, err := TimeoutFor(map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: value}, fallback)
+			if refused := want == 0; refused != (err != nil) || !refused && got != want || refused && got != fallback {
+				t.Errorf("got %s, %v", got, err)
+			}
+		})
+	}
+}
+
+func TestCheckMode(t *testing.T) {
+	for value, known := range map[string]bool{"Always": true, "Disabled": true, "always": false, "": false, "true": false} {
+		annotations := map[string]string{maintenancev1alpha1.AnnotationSurge: value}
+		if err := CheckMode(annotations); known != (err == nil) {
+			t.Errorf("%q: got %v", value, err)
+		}
+		if IsAlways(annotations) != (value == "Always") {
+			t.Errorf("%q: IsAlways is %v", value, !IsAlways(annotations))
+		}
+	}
+	if err := CheckMode(nil); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,93 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package surge
+
+import (
+	"testing"
+
+	policyv1 "k8s.io/api/policy/v1"
+)
+
+func expecting(pods int32) func(*policyv1.PodDisruptionBudget) {
+	return func(b *policyv1.PodDisruptionBudget) {
+		b.Status = policyv1.PodDisruptionBudgetStatus{ExpectedPods: pods}
+	}
+}
+
+func TestBudgetsThatNeverAllowAnEviction(t *testing.T) {
+	for name, tc := range map[string]struct {
+		budget          *policyv1.PodDisruptionBudget
+		replicas, extra int32
+		// why is empty where the budget allows an eviction, with so many extra replicas.
+		why       string
+		wantExtra int32
+	}{
+		"maxUnavailable 0":                            {budget("", "0", expecting(3)), 3, 1, "maxUnavailable 0", 1},
+		"maxUnavailable 0%":                           {budget("", "0%", expecting(3)), 3, 1, "maxUnavailable 0%", 1},
+		"maxUnavailable 1% rounds up to one pod":      {budget("", "1%", expecting(3)), 3, 1, "", 1},
+		"maxUnavailable 1":                            {budget("", "1", expecting(3)), 3, 1, "", 1},
+		"minAvailable 100%":                           {budget("100%", "", expecting(3)), 3, 3, "minAvailable 100% of at most 6 pods", 3},
+		"all pods by number have room with one more":  {budget("3", "", expecting(3)), 3, 1, "", 1},
+		"two pods more than there are need three":     {budget("5", "", expecting(3)), 3, 3, "", 3},
+		"and never have room with one more":           {budget("5", "", expecting(3)), 3, 1, "minAvailable 5 of at most 4 pods", 1},
+		"90% of 5 pods rounds up to all, also with 2": {budget("90%", "", expecting(5)), 5, 2, "minAvailable 90% of at most 7 pods", 2},
+		"90% of 5 pods has room with 5 more":          {budget("90%", "", expecting(5)), 5, 5, "", 5},
+		"50% of one pod has room with one more":       {budget("50%", "", expecting(1)), 1, 1, "", 1},
+		"95% of 20 pods has room as it is":            {budget("95%", "", expecting(20)), 20, 5, "", 1},
+		"pods of other workloads count":               {budget("90%", "", expecting(19)), 5, 2, "", 1},
+		"the status may not be there yet":             {budget("3", "", expecting(0)), 3, 1, "", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			why, never := NeverAllows(tc.budget, tc.replicas, tc.extra)
+			if why != tc.why || never != (tc.why != "") {
+				t.Errorf("got %v %q, want %q", never, why, tc.why)
+			}
+			if got := ExtraFor(tc.budget, tc.replicas, tc.extra); got != tc.wantExtra {
+				t.Errorf("needs %d extra replicas, want %d", got, tc.wantExtra)
+			}
+		})
+	}
+}
+
+func TestLeavesByScaleDown(t *testing.T) {
+	type budgets = []*policyv1.PodDisruptionBudget
+	for name, tc := range map[string]struct {
+		always, autoscaled bool
+		budgets            budgets
+		want               bool
+	}{
+		"a pod without a budget":                            {false, false, nil, true},
+		"a pod without a budget, by an autoscaler":          {false, true, nil, false},
+		"a budget of zero is asked":                         {false, false, budgets{budget("", "0")}, false},
+		"a budget of zero is passed if the owner says so":   {true, false, budgets{budget("", "0")}, true},
+		"but not by an autoscaler":                          {true, true, budgets{budget("", "0")}, false},
+		"a budget that a surge opens is asked all the same": {true, false, budgets{budget("2", "")}, false},
+		"several budgets are passed if the owner says so":   {true, false, budgets{budget("1", ""), budget("1", "")}, true},
+		"several budgets are asked otherwise":               {false, false, budgets{budget("1", ""), budget("1", "")}, false},
+		"one that fails is passed if the owner says so":     {true, false, budgets{budget("1", "", failing)}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := web()
+			if tc.always {
+				always(d)
+			}
+			if got := LeavesByScaleDown(d, tc.autoscaled, 2, 1, tc.budgets); got != tc.want {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+}

@@ -1,0 +1,83 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package docs
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestScripts(t *testing.T) {
+	for name, test := range map[string]struct {
+		page []string
+		want []Script
+		fail bool
+	}{
+		"commands stay on their lines": {
+			page: []string{"# Title", "", "<!-- runnable -->", "```sh", "one", "two", "```", "more"},
+			want: []Script{{Page: "p.md", Line: 5, Text: "\n\n\n\none\ntwo\n\n\n\n"}},
+		},
+		"blocks without a marker are left out": {
+			page: []string{"```sh", "rm -rf /", "```"},
+		},
+		"a block that is continued is one script": {
+			page: []string{"<!-- runnable -->", "```sh", "one", "```", "<!-- runnable, continued -->", "```sh", "two", "```"},
+			want: []Script{{Page: "p.md", Line: 3, Text: "\n\none\n\n\n\ntwo\n\n\n"}},
+		},
+		"two blocks are two scripts": {
+			page: []string{"<!-- runnable -->", "```sh", "one", "```", "<!-- runnable -->", "```sh", "two", "```"},
+			want: []Script{{Page: "p.md", Line: 3, Text: "\n\none\n\n\n\n\n\n\n"}, {Page: "p.md", Line: 7, Text: "\n\n\n\n\n\ntwo\n\n\n"}},
+		},
+		"what a reader has no use for comes first": {
+			page: []string{"<!-- runnable", "before", "-->", "```sh", "one", "```"},
+			want: []Script{{Page: "p.md", Line: 2, Text: "\nbefore\n\n\none\n\n\n"}},
+		},
+		"a marker before something else":       {page: []string{"<!-- runnable -->", "", "```sh", "one", "```"}, fail: true},
+		"a marker before output":               {page: []string{"<!-- runnable -->", "```", "one", "```"}, fail: true},
+		"a marker with a word that is unknown": {page: []string{"<!-- runnable soon -->", "```sh", "one", "```"}, fail: true},
+		"a continuation of nothing":            {page: []string{"<!-- runnable, continued -->", "```sh", "one", "```"}, fail: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := Scripts("p.md", strings.Join(test.page, "\n")+"\n")
+			if (err != nil) != test.fail {
+				t.Fatalf("got error %v, want one: %t", err, test.fail)
+			}
+			if diff := cmp.Diff(test.want, got); !test.fail && diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// Pages have what TestPagesRun in test/e2e runs.
+func TestPagesHaveRunnableBlocks(t *testing.T) {
+	found := map[string]int{}
+	for name, text := range pages(t) {
+		scripts, err := Scripts(name, text)
+		if err != nil {
+			t.Error(err)
+		}
+		found[name] = len(scripts)
+	}
+	for _, page := range []string{"docs/quickstart.md", "docs/applications.md", "docs/operations.md", "docs/kubectl-plugin.md"} {
+		if found[page] == 0 {
+			t.Errorf("%s has no block that is marked runnable", page)
+		}
+	}
+}

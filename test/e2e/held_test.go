@@ -1,0 +1,292 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package e2e
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+	"haulout.dev/haulout/test/internal/judge"
+)
+
+// errNotYet is the error of a condition that was read and is not met yet.
+var errNotYet = errors.New("not yet")
+
+// requests returns the rule of a webhook for one resource.
+func requests(
+	operation admissionregistrationv1.OperationType, group, version, resource string,
+) admissionregistrationv1.RuleWithOperations {
+	return admissionregistrationv1.RuleWithOperations{
+		Operations: []admissionregistrationv1.OperationType{operation},
+		Rule: admissionregistrationv1.Rule{
+			APIGroups: []string{group}, APIVersions: []string{version}, Resources: []string{resource},
+		},
+	}
+}
+
+// progressing waits until the condition Progressing of a maintenance has a status and a reason, and
+// its message has some words.
+func progressing(
+	t *testing.T, name string, status metav1.ConditionStatus, reason string, words ...string,
+) {
+	t.Helper()
+	framework.Eventually(t, fmt.Sprintf("%s: Progressing is %s, %s", name, status, reason),
+		func(ctx context.Context) (bool, error) {
+			nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().
+				Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return false, err
+			}
+			c := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing)
+			if c == nil || c.Status != status || c.Reason != reason {
+				return false, fmt.Errorf("the condition is %+v", c)
+			}
+			for _, word := range words {
+				if !strings.Contains(c.Message, word) {
+					return false, fmt.Errorf("the message has no %q: %s", word, c.Message)
+				}
+			}
+			return true, nil
+		})
+}
+
+// nodeMessage returns what the status of a maintenance has about a node; "" if it has nothing.
+func nodeMessage(ctx context.Context, t *testing.T, name, node string) (string, error) {
+	t.Helper()
+	nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().
+		Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	for _, status := range nm.Status.NodeStatuses {
+		if status.NodeRef.Name == node {
+			return status.DrainMessage, nil
+		}
+	}
+	return "", nil
+}
+
+// dryRunEviction asks whether a pod can be evicted. The client does not wait for as long as the
+// answer tells it to.
+func dryRunEviction(ctx context.Context, t *testing.T, namespace, pod string) error {
+	t.Helper()
+	return cluster.As(t).Kube.CoreV1().RESTClient().Post().Namespace(namespace).
+		Resource("pods").Name(pod).SubResource("eviction").MaxRetries(0).
+		Body(&policyv1.Eviction{
+			ObjectMeta:    metav1.ObjectMeta{Namespace: namespace, Name: pod},
+			DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}},
+		}).Do(ctx).Error()
+}
+
+// isDenied reports whether an answer has the words of a webhook; any other error is returned.
+func isDenied(answer error, words string) (bool, error) {
+	if answer != nil && strings.Contains(answer.Error(), words) {
+		return true, nil
+	}
+	return false, answer
+}
+
+// TestPodThatAWebhookDeniesHoldsUpNoOther drains a node with many pods under one budget. A webhook
+// denies the eviction of one of them with code 429 and an hour of Retry-After, as the webhooks of
+// virtual machines do. The other pods leave, and the Evacuation of this one has the words of the
+// webhook.
+func TestPodThatAWebhookDeniesHoldsUpNoOther(t *testing.T) {
+	defer cluster.WithServerFlags(t, "--denied-after=3s")()
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	const replicas, maxUnavailable, mostTries = 24, 6, 15
+	cluster.Deployment(t, namespace, "vms", pool, replicas)
+	cluster.Budget(t, namespace, "vms", maxUnavailable)
+	cluster.NewNodes(t, pool, true, pool+"-spare")
+	denied := livePods(t, namespace)[0]
+	const words = "the eviction starts the migration of a virtual machine"
+	var migrated atomic.Bool
+	cluster.Webhook(t, namespace,
+		requests(admissionregistrationv1.Create, corev1.GroupName, "v1", "pods/eviction"),
+		func(r *admissionv1.AdmissionRequest) *metav1.Status {
+			if r.Name != denied.Name || migrated.Load() {
+				return nil
+			}
+			return &metav1.Status{
+				Status: metav1.StatusFailure, Code: http.StatusTooManyRequests, Message: words,
+				Reason:  metav1.StatusReasonTooManyRequests,
+				Details: &metav1.StatusDetails{RetryAfterSeconds: 3600},
+			}
+		})
+	framework.Eventually(t, "the webhook denies the pod", func(ctx context.Context) (bool, error) {
+		return isDenied(dryRunEviction(ctx, t, namespace, denied.Name), words)
+	})
+
+	log := cluster.AuditLog(t)
+	nm := drainNodes(t, pool, nodes...)
+	framework.Eventually(t, "the other pods have left", func(ctx context.Context) (bool, error) {
+		left, err := podsOn(ctx, t, nodes...)
+		if err != nil || len(left) != 1 {
+			return false, fmt.Errorf("%d pods are on the node (%w)", len(left), cmp.Or(err, errNotYet))
+		}
+		return left[0].UID == denied.UID, nil
+	})
+	e := evacuationFor(t, &denied, "is made", isOurs)
+	blocked(t, e, v1alpha1.ReasonEvictionDenied, words)
+	progressing(t, nm.Name, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked)
+	calls, err := log.Calls()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tries := 0
+	for _, call := range calls {
+		if call.Name == denied.Name && call.Code == http.StatusTooManyRequests {
+			tries++
+		}
+	}
+	if tries < 1 || tries > mostTries {
+		t.Errorf("the eviction of the denied pod was tried %d times, want 1 to %d", tries, mostTries)
+	}
+	migrated.Store(true)
+	drained(t, nm.Name)
+}
+
+// TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod has another client add a finalizer to an
+// Evacuation and delete it. No other Evacuation of the pod can be made then, and still the pod is
+// evicted within its budget and the next wave follows.
+func TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod(t *testing.T) {
+	const foreign = "e2e.haulout.dev/foreign"
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	pod := cluster.PodOn(t, namespace, "web", pool, nodes[0])
+	controlled(t, namespace, pool, "web", 1)
+	cluster.Budget(t, namespace, "web", 0)
+	cluster.PodOn(t, namespace, "next-wave", pool, nodes[0], func(p *corev1.Pod) {
+		p.Spec.PriorityClassName = "system-cluster-critical"
+	})
+	nm := drainNodes(t, pool, nodes...)
+	e := evacuationFor(t, pod, "is made", isOurs)
+	evacuations := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace)
+	patch := func(ctx context.Context, patchType types.PatchType, patch string) error {
+		_, err := evacuations.Patch(ctx, e.Name, patchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	}
+	if err := patch(t.Context(), types.JSONPatchType,
+		fmt.Sprintf(`[{"op":"add","path":"/metadata/finalizers/-","value":%q}]`, foreign)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		err := patch(context.Background(), types.MergePatchType, `{"metadata":{"finalizers":null}}`)
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+	})
+	if err := evacuations.Delete(t.Context(), e.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	evacuationFor(t, pod, "has no other finalizer left", func(e *v1alpha1.Evacuation) bool {
+		return e.DeletionTimestamp != nil && slices.Equal(e.Finalizers, []string{foreign})
+	})
+	blocked(t, e, v1alpha1.ReasonEvacuationHeld, foreign)
+	progressing(t, nm.Name, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked)
+	merge(t, namespace, "pdb", "web", `{"spec":{"maxUnavailable":1}}`)
+	drained(t, nm.Name)
+	if left := livePods(t, namespace); slices.ContainsFunc(left, func(p corev1.Pod) bool {
+		return p.Spec.NodeName == nodes[0]
+	}) {
+		t.Errorf("pods are left on the node: %v", left)
+	}
+	if _, err := evacuations.Get(t.Context(), e.Name, metav1.GetOptions{}); err != nil {
+		t.Errorf("the finalizer has not held the Evacuation: %v", err)
+	}
+	// Release does not wait for it either.
+	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
+	unschedulable(t, false, nodes...)
+}
+
+// TestCompleteReleasesTheNodesThatItCan completes a drain of three nodes. A webhook keeps the
+// server from withdrawing from one pod: the node of that pod waits and names the error, the others
+// are released.
+func TestCompleteReleasesTheNodesThatItCan(t *testing.T) {
+	const words = "Evacuations are frozen"
+	pool, nodes := cluster.NewPool(t, 3, true)
+	namespace := cluster.NewNamespace(t)
+	held, free := nodes[0], nodes[1:]
+	kept := cluster.PodOn(t, namespace, "kept", pool, held, movable)
+	cluster.PodOn(t, namespace, "free", pool, free[0], movable)
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
+	e := evacuationFor(t, kept, "is made", isOurs)
+	var thawed atomic.Bool
+	cluster.Webhook(t, namespace,
+		requests(admissionregistrationv1.Update, v1alpha1.GroupName, "v1alpha1", "evacuations"),
+		func(r *admissionv1.AdmissionRequest) *metav1.Status {
+			if r.Name != e.Name || thawed.Load() {
+				return nil
+			}
+			return &metav1.Status{
+				Status: metav1.StatusFailure, Code: http.StatusForbidden, Message: words,
+				Reason: metav1.StatusReasonForbidden,
+			}
+		})
+	evacuations := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace)
+	framework.Eventually(t, "the webhook denies changes", func(ctx context.Context) (bool, error) {
+		_, err := evacuations.Patch(ctx, e.Name, types.MergePatchType,
+			[]byte(`{"metadata":{"labels":{"e2e.haulout.dev/probe":"1"}}}`),
+			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		return isDenied(err, words)
+	})
+
+	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
+	unschedulable(t, false, free...)
+	// An error is shown when it has lasted for a minute.
+	progressing(t, nm.Name, metav1.ConditionFalse, v1alpha1.ReasonProgressComplete, held)
+	framework.Eventually(t, "the node has the error", func(ctx context.Context) (bool, error) {
+		message, err := nodeMessage(ctx, t, nm.Name, held)
+		if err != nil || !strings.HasPrefix(message, "Not released: ") {
+			return false, fmt.Errorf("the message is %q (%w)", message, cmp.Or(err, errNotYet))
+		}
+		return true, nil
+	})
+	unschedulable(t, true, held)
+	thawed.Store(true)
+	unschedulable(t, false, held)
+	framework.Eventually(t, "the finalizer is removed", func(ctx context.Context) (bool, error) {
+		now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().
+			Get(ctx, nm.Name, metav1.GetOptions{})
+		return err == nil && len(now.Finalizers) == 0, err
+	})
+	for _, node := range nodes {
+		framework.Accept(t, judge.LeftOn(theNode(t, node), false), nil)
+	}
+	list, err := evacuations.List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) > 0 {
+		t.Errorf("%d Evacuations are left (%v)", len(list.Items), err)
+	}
+}
