@@ -122,7 +122,8 @@ func TestExamplesAreValid(t *testing.T) {
 	}
 }
 
-// A plan that the server completes is another one than was sent, which a second manager that applies server-side gets a conflict for.
+// A plan that the server completes is another one than was sent, which a second manager that
+// applies server-side gets a conflict for.
 func TestPlansAreLeftOutOrWhole(t *testing.T) {
 	scheme := newScheme(t)
 	paths, err := filepath.Glob("*.yaml")

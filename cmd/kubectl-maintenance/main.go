@@ -20,9 +20,9 @@ package main
 import (
 	"os"
 
-	"haulout.dev/haulout/pkg/cmd/maintenance"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance"
 )
 
 func main() {
-	os.Exit(maintenance.Run(os.Args[1:]))
+	os.Exit(kubectlmaintenance.Run(os.Args[1:]))
 }

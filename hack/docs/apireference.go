@@ -34,8 +34,8 @@ const typePrefix = "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1."
 // kinds are in the order of the page. Each is followed by the types of its fields.
 var kinds = []string{"NodeMaintenance", "Evacuation", "NodeMaintenancePreview"}
 
-// writeAPIReference writes the page about every kind and field of the API, with the comments of the Go types, as the server publishes them in its
-// OpenAPI.
+// writeAPIReference writes the page about every kind and field of the API, with the comments of the
+// Go types, as the server publishes them in its OpenAPI.
 func writeAPIReference(w io.Writer, _ *source) error {
 	return writeTypes(w, openapi.GetOpenAPIDefinitions(spec.MustCreateRef))
 }

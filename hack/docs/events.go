@@ -45,12 +45,14 @@ type eventReason struct {
 	warning               bool
 }
 
-// defaultAbout is what the functions and literals that make events tell about, by their names, those of one package alone with its name.
+// defaultAbout is what the functions and literals that make events tell about, by their names,
+// those of one package alone with its name.
 var defaultAbout = map[string]string{
 	"nodeEvent": "node", "tell": "node", "maintenanceEvent": "NodeMaintenance", "evacuation.event": "pod", "deployment.event": "Deployment",
 }
 
-// aboutSentence ends the comment of a reason of which its sender's name does not tell what it is about.
+// aboutSentence ends the comment of a reason of which its sender's name does not tell what it is
+// about.
 var aboutSentence = regexp.MustCompile(` About (?:the|a|its) ([A-Za-z ]+)\.`)
 
 // writeEvents writes the page about events.
@@ -97,6 +99,7 @@ func eventsOf(code *source) ([]eventReason, error) {
 					return nil, code.errorAt(constant, "%s needs a comment that says when the event is sent, as in \"// %s: the node has …\"", name, name)
 				}
 				r := uses[name]
+				meaning = strings.Join(strings.Fields(meaning), " ")
 				r.value, r.meaning = value, meaning
 				if about := aboutSentence.FindStringSubmatch(" " + meaning); about != nil {
 					r.about, r.meaning = about[1], strings.TrimSpace(aboutSentence.ReplaceAllString(" "+meaning, ""))
@@ -114,7 +117,8 @@ func eventsOf(code *source) ([]eventReason, error) {
 	return found, nil
 }
 
-// usesIn looks at the calls and literals of a package that have a reason beside the type of the event.
+// usesIn looks at the calls and literals of a package that have a reason beside the type of the
+// event.
 func (s *source) usesIn(packageName string) map[string]eventReason {
 	uses := map[string]eventReason{}
 	for _, file := range s.files {

@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Command docs writes the pages of docs/ that come from the code into a folder: what the server measures, the events that it sends, and the fields
-// of its API.
+// Command docs writes the pages of docs/ that come from the code into a folder: what the server
+// measures, the events that it sends, and the fields of its API.
 package main
 
 import (

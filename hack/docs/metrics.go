@@ -62,7 +62,8 @@ func writeMetrics(out io.Writer, code *source) error {
 	return page.Flush()
 }
 
-// metricsOf finds the calls that make metrics, as in metrics.NewGaugeVec(&metrics.GaugeOpts{…}, []string{…}).
+// metricsOf finds the calls that make metrics, as in metrics.NewGaugeVec(&metrics.GaugeOpts{…},
+// []string{…}).
 func metricsOf(code *source) ([]metric, error) {
 	var found []metric
 	var failed error

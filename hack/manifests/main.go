@@ -14,8 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Command manifests reads manifests from its standard input and says what a cluster would refuse or take for something else: kinds
-// and fields that do not exist, objects that are there twice, rights without bounds. It needs no cluster.
+// Command manifests reads manifests from its standard input and says what a cluster would refuse or
+// take for something else: kinds and fields that do not exist, objects that are there twice, rights
+// without bounds. It needs no cluster.
 package main
 
 import (
@@ -49,7 +50,8 @@ func main() {
 	fmt.Printf("%d checked\n", count)
 }
 
-// newDecoder returns a decoder of everything that stands in artifacts/, which refuses unknown and repeated fields.
+// newDecoder returns a decoder of everything that stands in artifacts/, which refuses unknown and
+// repeated fields.
 func newDecoder() runtime.Decoder {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
@@ -113,8 +115,8 @@ func rulesOf(object runtime.Object) []rbacv1.PolicyRule {
 	return nil
 }
 
-// toleratesHeld reports whether the pods of a Deployment tolerate the taint of nodes in maintenance. A toleration without a key
-// tolerates everything.
+// toleratesHeld reports whether the pods of a Deployment tolerate the taint of nodes in
+// maintenance. A toleration without a key tolerates everything.
 func toleratesHeld(deployment *appsv1.Deployment) bool {
 	for _, toleration := range deployment.Spec.Template.Spec.Tolerations {
 		if toleration.Key == "" || toleration.Key == v1alpha1.TaintHeld {

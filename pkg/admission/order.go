@@ -32,9 +32,10 @@ func OwnPlugins() []string {
 	return []string{nodemaintenance.PluginName, evacuation.PluginName}
 }
 
-// Configure registers our plugins and puts them before the policies and webhooks of the cluster, so that those see complete objects. The
-// check of the namespace's life stays first. Both arguments are read when the plugins are made, after the flags: nodes configures the plugin
-// for NodeMaintenances, evacuators returns the classes of the built-in evacuators that are on.
+// Configure registers our plugins and puts them before the policies and webhooks of the cluster, so
+// that those see complete objects. The check of the namespace's life stays first. Both arguments
+// are read when the plugins are made, after the flags: nodes configures the plugin for
+// NodeMaintenances, evacuators returns the classes of the built-in evacuators that are on.
 func Configure(o *genericoptions.AdmissionOptions, nodes *nodemaintenance.Config, evacuators func() []string) {
 	nodemaintenance.Register(o.Plugins, nodes)
 	evacuation.Register(o.Plugins, evacuators)

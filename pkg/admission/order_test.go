@@ -26,7 +26,8 @@ import (
 	"haulout.dev/haulout/pkg/admission/plugin/nodemaintenance"
 )
 
-// The library's list is pinned: a plugin that it adds needs a thought about its place, about RBAC, and about clusters that do not know it.
+// The library's list is pinned: a plugin that it adds needs a thought about its place, about RBAC,
+// and about clusters that do not know it.
 func TestOrder(t *testing.T) {
 	o := genericoptions.NewAdmissionOptions()
 	Configure(o, &nodemaintenance.Config{}, func() []string { return nil })

@@ -35,13 +35,16 @@ import (
 type ExtraConfig struct {
 	// Identity learns who the server itself is as soon as its authenticator is complete.
 	Identity *identity.Server
-	// MaintenanceInformers watch our own API through the loopback client, for admission on every replica.
+	// MaintenanceInformers watch our own API through the loopback client, for admission on every
+	// replica.
 	MaintenanceInformers informers.SharedInformerFactory
 	// Previewer makes previews of maintenances.
 	Previewer nodemaintenance.Previewer
-	// EvacuatorStartDeadline is how long an evacuator has for its first report before its turn may be taken away.
+	// EvacuatorStartDeadline is how long an evacuator has for its first report before its turn may
+	// be taken away.
 	EvacuatorStartDeadline time.Duration
-	// Controllers act on the host cluster; nil runs none, which leaves an API that records intent and does nothing about it.
+	// Controllers act on the host cluster; nil runs none, which leaves an API that records intent
+	// and does nothing about it.
 	Controllers *Controllers
 }
 
@@ -61,7 +64,8 @@ type CompletedConfig struct {
 	*completedConfig
 }
 
-// Complete fills in what follows from the rest. It fails if the server would not know its own requests.
+// Complete fills in what follows from the rest. It fails if the server would not know its own
+// requests.
 func (c *Config) Complete() (CompletedConfig, error) {
 	completed := completedConfig{generic: c.GenericConfig.Complete(), extra: &c.ExtraConfig}
 	auth := c.GenericConfig.Authentication.Authenticator
@@ -76,7 +80,8 @@ type Server struct {
 	GenericAPIServer *genericapiserver.GenericAPIServer
 }
 
-// New makes the server, its storage and its hooks; nothing runs before GenericAPIServer.PrepareRun().RunWithContext.
+// New makes the server, its storage and its hooks; nothing runs before
+// GenericAPIServer.PrepareRun().RunWithContext.
 func (c CompletedConfig) New() (*Server, error) {
 	generic, err := c.generic.New("haulout-apiserver", genericapiserver.NewEmptyDelegate())
 	if err != nil {
@@ -97,7 +102,8 @@ func (c CompletedConfig) New() (*Server, error) {
 	return &Server{GenericAPIServer: generic}, nil
 }
 
-// addHooks starts what runs beside the requests. A post-start hook must return at once, and an error of one ends the process.
+// addHooks starts what runs beside the requests. A post-start hook must return at once, and an
+// error of one ends the process.
 func (c CompletedConfig) addHooks(server *genericapiserver.GenericAPIServer) error {
 	own := c.extra.MaintenanceInformers
 	if err := server.AddPostStartHook("start-maintenance-informers", func(hook genericapiserver.PostStartHookContext) error {

@@ -38,19 +38,23 @@ type LeaderElection struct {
 	Enabled bool
 	// Namespace and Name name the Lease.
 	Namespace, Name string
-	// Identity is the name of this replica in the Lease. A server that was killed and starts again with the same identity gets
-	// its lease back immediately, so two servers that may run at the same time must never share one.
+	// Identity is the name of this replica in the Lease. A server that was killed and starts again
+	// with the same identity gets its lease back immediately, so two servers that may run at the
+	// same time must never share one.
 	Identity string
-	// LeaseDuration is how long others wait before they take over from a holder that does not renew. RenewDeadline is how long
-	// after its last renewal a holder stops its controllers. RetryPeriod is the time between attempts.
+	// LeaseDuration is how long others wait before they take over from a holder that does not
+	// renew. RenewDeadline is how long after its last renewal a holder stops its controllers.
+	// RetryPeriod is the time between attempts.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 }
 
 const (
-	// CallGrace is how long a call to the host cluster may go on after the controllers were told to stop. What a call has begun
-	// is better finished than cut in the middle, but it must be over before another replica can take the lease.
+	// CallGrace is how long a call to the host cluster may go on after the controllers were told to
+	// stop. What a call has begun is better finished than cut in the middle, but it must be over
+	// before another replica can take the lease.
 	CallGrace = 4 * time.Second
-	// StopTimeout is how long the controllers may take to stop when the lease could not be renewed, before the process ends.
+	// StopTimeout is how long the controllers may take to stop when the lease could not be renewed,
+	// before the process ends.
 	StopTimeout = CallGrace + time.Second
 
 	// shutdownTimeout is how long they may take while the lease is still renewed.
@@ -59,23 +63,25 @@ const (
 
 // Controllers runs a set of controllers whenever this replica leads.
 type Controllers struct {
-	// Leases is the client for the lease. It has a connection and a rate limiter of its own: renewals must not wait behind what
-	// the controllers send.
+	// Leases is the client for the lease. It has a connection and a rate limiter of its own:
+	// renewals must not wait behind what the controllers send.
 	Leases coordinationclient.LeasesGetter
 	// Election decides whether this replica leads.
 	Election LeaderElection
-	// Run makes a new set of controllers, runs them until the context ends, and returns when the last of their writes is done. It
-	// is called again if leadership was lost and comes back.
+	// Run makes a new set of controllers, runs them until the context ends, and returns when the
+	// last of their writes is done. It is called again if leadership was lost and comes back.
 	Run func(context.Context) error
 	// Storage is that of this server; nil if nothing is known about it.
 	Storage *Storage
-	// Service is the Service in front of this server. Registered returns the one that the APIService names, which is the zero
-	// value if there is none; a replica leads only while the two are the same.
+	// Service is the Service in front of this server. Registered returns the one that the
+	// APIService names, which is the zero value if there is none; a replica leads only while the
+	// two are the same.
 	Service    types.NamespacedName
 	Registered func(context.Context) (types.NamespacedName, error)
 	// Recorder tells why this replica does not lead.
 	Recorder events.EventRecorder
-	// Exit ends the process. It is called where going on could let two replicas act at the same time.
+	// Exit ends the process. It is called where going on could let two replicas act at the same
+	// time.
 	Exit func(reason error)
 
 	// Liveness reports whether the controllers' loops move; nil is always healthy.
@@ -129,7 +135,8 @@ func (c *Controllers) addTo(server *genericapiserver.GenericAPIServer) error {
 	})
 }
 
-// watch returns a health check. A follower that waits is healthy; a leader that has not renewed for twice its lease is stuck.
+// watch returns a health check. A follower that waits is healthy; a leader that has not renewed for
+// twice its lease is stuck.
 func (c *Controllers) watch() func(*http.Request) error {
 	c.watchdog = leaderelection.NewLeaderHealthzAdaptor(c.Election.LeaseDuration)
 	return c.watchdog.Check

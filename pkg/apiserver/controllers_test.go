@@ -97,7 +97,8 @@ func TestOneReplicaRunsControllersAndHandsOver(t *testing.T) {
 		stopB, leftB := lead(t, replica(host, s, "b"))
 
 		stopA()
-		// The set of a is told to stop and still writes: the lease must not go to b before it is done.
+		// The set of a is told to stop and still writes: the lease must not go to b before it is
+		// done.
 		s.finish <- struct{}{}
 		<-leftA
 		if at := s.holderAtEnd.Load(); at != "a" {

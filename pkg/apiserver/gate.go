@@ -33,7 +33,8 @@ import (
 
 // Reasons of the events about leadership.
 const (
-	// EventControllersOff: the controllers of this server are off, and the message says why and what to do. About the Lease.
+	// EventControllersOff: the controllers of this server are off, and the message says why and
+	// what to do. About the Lease.
 	EventControllersOff = "ControllersOff"
 )
 
@@ -41,11 +42,14 @@ const (
 type offReason string
 
 const (
-	// offElsewhere: the APIService names another Service, so users do not see what this server keeps.
+	// offElsewhere: the APIService names another Service, so users do not see what this server
+	// keeps.
 	offElsewhere offReason = "APIServiceElsewhere"
-	// offOtherStorage: the last leader had another storage, which may have maintenances that this one does not have.
+	// offOtherStorage: the last leader had another storage, which may have maintenances that this
+	// one does not have.
 	offOtherStorage offReason = "OtherStorage"
-	// offRestored: the storage was restored from a backup, so it may ask for what was completed since.
+	// offRestored: the storage was restored from a backup, so it may ask for what was completed
+	// since.
 	offRestored offReason = "RestoredStorage"
 )
 
@@ -65,7 +69,8 @@ var (
 	})
 )
 
-// showOff sets the metric. It is 0 from the start: an alert about a metric that is missing never fires.
+// showOff sets the metric. It is 0 from the start: an alert about a metric that is missing never
+// fires.
 func showOff(why offReason) {
 	for _, r := range offReasons {
 		value := 0.0
@@ -81,12 +86,14 @@ type gate struct {
 	mu sync.Mutex
 	// told is what the log and an event have told last.
 	told string
-	// holder is another holder of the lease, and renewal the time of its last renewal by its own clock. That time is only compared
-	// with itself: one that changes is that of a holder that is alive.
+	// holder is another holder of the lease, and renewal the time of its last renewal by its own
+	// clock. That time is only compared with itself: one that changes is that of a holder that is
+	// alive.
 	holder, renewal string
 }
 
-// mayLead reports whether this replica may take part in the election. Where that cannot be found out it does not.
+// mayLead reports whether this replica may take part in the election. Where that cannot be found
+// out it does not.
 func (c *Controllers) mayLead(ctx context.Context) bool {
 	why, err := c.whyOff(ctx)
 	if err != nil {
@@ -98,13 +105,15 @@ func (c *Controllers) mayLead(ctx context.Context) bool {
 	return why == ""
 }
 
-// mustNotLead reports whether a replica that takes part in the election has to leave it. Where that cannot be found out it stays.
+// mustNotLead reports whether a replica that takes part in the election has to leave it. Where that
+// cannot be found out it stays.
 func (c *Controllers) mustNotLead(ctx context.Context) bool {
 	why, err := c.whyOff(ctx)
 	return err == nil && why != ""
 }
 
-// whyOff returns why this replica must not lead; empty if it may. A change is told in the log, in an event and in a metric.
+// whyOff returns why this replica must not lead; empty if it may. A change is told in the log, in
+// an event and in a metric.
 func (c *Controllers) whyOff(ctx context.Context) (offReason, error) {
 	c.gate.mu.Lock()
 	defer c.gate.mu.Unlock()
@@ -174,7 +183,8 @@ func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message str
 	return "", "", nil
 }
 
-// liveHolder returns the holder of a Lease if it is another one and has renewed since the last call.
+// liveHolder returns the holder of a Lease if it is another one and has renewed since the last
+// call.
 func (c *Controllers) liveHolder(lease *coordinationv1.Lease) string {
 	holder, renewal := "", ""
 	if h := lease.Spec.HolderIdentity; h != nil && *h != c.Election.Identity && lease.Spec.RenewTime != nil {

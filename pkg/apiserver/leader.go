@@ -39,7 +39,8 @@ const gatePeriod = 10 * time.Second
 type term struct {
 	*Controllers
 	lease *lease
-	// server ends when the server shuts down; allowed ends then, too, and when this replica may not lead any more.
+	// server ends when the server shuts down; allowed ends then, too, and when this replica may not
+	// lead any more.
 	server, allowed context.Context
 	// ended is closed when the controllers have ended.
 	ended chan struct{}
@@ -47,10 +48,11 @@ type term struct {
 	leave context.CancelFunc
 }
 
-// takePartInElection returns when leadership was held and given up or lost, or when the context ends. The lease goes to another
-// replica only after the controllers of this one have ended: it is renewed while they stop, and released when they have. Where
-// it cannot be renewed, they are told to stop after RenewDeadline, their calls are cut after CallGrace, and a process whose
-// controllers then still run ends. All of that fits into LeaseDuration, which is the least that others wait.
+// takePartInElection returns when leadership was held and given up or lost, or when the context
+// ends. The lease goes to another replica only after the controllers of this one have ended: it is
+// renewed while they stop, and released when they have. Where it cannot be renewed, they are told
+// to stop after RenewDeadline, their calls are cut after CallGrace, and a process whose controllers
+// then still run ends. All of that fits into LeaseDuration, which is the least that others wait.
 func (c *Controllers) takePartInElection(ctx context.Context) {
 	electionCtx, leave := context.WithCancel(context.WithoutCancel(ctx))
 	defer leave()
@@ -80,7 +82,8 @@ func (c *Controllers) takePartInElection(ctx context.Context) {
 		c.watchdog.SetLeaderElection(elector)
 		defer c.watchdog.SetLeaderElection(nil)
 	}
-	// A replica that does not lead has nothing to finish and leaves immediately. One that leads leaves when its controllers ended.
+	// A replica that does not lead has nothing to finish and leaves immediately. One that leads
+	// leaves when its controllers ended.
 	stop := context.AfterFunc(allowed, func() {
 		if !l.isHeld() {
 			leave()
@@ -99,8 +102,8 @@ func (c *Controllers) takePartInElection(ctx context.Context) {
 	l.release(context.WithoutCancel(ctx))
 }
 
-// run runs the controllers until the server shuts down, this replica may not lead any more, the election ends, or the lease was
-// not renewed for RenewDeadline, whichever comes first.
+// run runs the controllers until the server shuts down, this replica may not lead any more, the
+// election ends, or the lease was not renewed for RenewDeadline, whichever comes first.
 func (t *term) run(leading context.Context) {
 	defer t.leave()
 	defer close(t.ended)

@@ -85,7 +85,8 @@ type stage struct {
 	begun  int
 }
 
-// act stands for a set of controllers whose last call goes on for as long as calls may when the context has ended.
+// act stands for a set of controllers whose last call goes on for as long as calls may when the
+// context has ended.
 func (s *stage) act(identity string, lasts time.Duration) func(context.Context) error {
 	return func(ctx context.Context) error {
 		s.mu.Lock()

@@ -32,8 +32,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// lease is the Lease as the elector uses it. Unlike the lock of client-go it measures by the clock of this process how long ago
-// the last renewal was sent.
+// lease is the Lease as the elector uses it. Unlike the lock of client-go it measures by the clock
+// of this process how long ago the last renewal was sent.
 type lease struct {
 	client    coordinationclient.LeaseInterface
 	name      string
@@ -48,7 +48,8 @@ type lease struct {
 	last *coordinationv1.Lease
 	// held is set by the first write that names this replica as the holder.
 	held bool
-	// renewed is when the last such write was sent. Others saw it later, so their wait for the lease ends later, too.
+	// renewed is when the last such write was sent. Others saw it later, so their wait for the
+	// lease ends later, too.
 	renewed time.Time
 	// expiry fires when no such write has succeeded for the renew deadline.
 	expiry *time.Timer
@@ -127,7 +128,8 @@ func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRec
 	return nil
 }
 
-// onDeadline calls f, once, when the lease was not renewed for the renew deadline, until the returned function is called.
+// onDeadline calls f, once, when the lease was not renewed for the renew deadline, until the
+// returned function is called.
 func (l *lease) onDeadline(f func()) (stop func() bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -142,7 +144,8 @@ func (l *lease) isHeld() bool {
 	return l.held
 }
 
-// release gives the lease away if this replica still holds it. A call whose answer got lost may have taken it.
+// release gives the lease away if this replica still holds it. A call whose answer got lost may
+// have taken it.
 func (l *lease) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, l.deadline)
 	defer cancel()

@@ -29,7 +29,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 )
 
-// Annotations of the Lease. They tell which storage its holder serves, and how far that storage had come.
+// Annotations of the Lease. They tell which storage its holder serves, and how far that storage had
+// come.
 const (
 	annotationStorageID       = maintenance.GroupName + "/storage-id"
 	annotationStorageRevision = maintenance.GroupName + "/storage-revision"
@@ -38,8 +39,9 @@ const (
 const (
 	// revisionTimeout bounds how long a renewal waits for etcd.
 	revisionTimeout = time.Second
-	// restoredBy is by how much `etcdutl snapshot restore --bump-revision` moves the revision at least. The advice is 1,000,000,000.
-	// Between the last renewal of a leader and the next one no storage comes that far by itself.
+	// restoredBy is by how much `etcdutl snapshot restore --bump-revision` moves the revision at
+	// least. The advice is 1,000,000,000. Between the last renewal of a leader and the next one no
+	// storage comes that far by itself.
 	restoredBy = 100_000_000
 )
 
@@ -66,7 +68,8 @@ func (s *Storage) foreign(lease *coordinationv1.Lease) (id string, foreign bool)
 	return id, id != "" && id != s.ID && id != s.Adopt
 }
 
-// restored returns the revision that a Lease tells about this storage if the storage cannot have come from there by itself.
+// restored returns the revision that a Lease tells about this storage if the storage cannot have
+// come from there by itself.
 func (s *Storage) restored(lease *coordinationv1.Lease, revision int64) (known int64, restored bool) {
 	if s.AcceptRestored || lease.Annotations[annotationStorageID] != s.ID {
 		return 0, false
@@ -78,7 +81,8 @@ func (s *Storage) restored(lease *coordinationv1.Lease, revision int64) (known i
 	return known, revision < known || revision-known > restoredBy
 }
 
-// sign writes ID and revision into a Lease that is about to be taken or renewed. It fails where the Lease must not be taken.
+// sign writes ID and revision into a Lease that is about to be taken or renewed. It fails where the
+// Lease must not be taken.
 func (s *Storage) sign(ctx context.Context, lease *coordinationv1.Lease, held bool) error {
 	revision, err := s.revision(ctx)
 	if err != nil {
@@ -98,8 +102,8 @@ func (s *Storage) sign(ctx context.Context, lease *coordinationv1.Lease, held bo
 	return nil
 }
 
-// revision returns the current revision, or the last one that is known if the storage does not answer in time: a leader does not
-// lose its lease because etcd elects a leader of its own.
+// revision returns the current revision, or the last one that is known if the storage does not
+// answer in time: a leader does not lose its lease because etcd elects a leader of its own.
 func (s *Storage) revision(ctx context.Context) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, revisionTimeout)
 	defer cancel()

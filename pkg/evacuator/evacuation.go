@@ -31,7 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -40,7 +40,8 @@ const (
 	defaultProgressDeadline = 30 * time.Minute
 	// beatsPerDeadline is how many signs of life are given within the deadline: some may get lost.
 	beatsPerDeadline = 4
-	// longestBeat is the most time between two of them, so that whoever looks at the evacuation sees that it is worked on.
+	// longestBeat is the most time between two of them, so that whoever looks at the evacuation
+	// sees that it is worked on.
 	longestBeat = time.Minute
 	// firstRetry and longestRetry bound the time between attempts to write what has to be written.
 	firstRetry, longestRetry = 100 * time.Millisecond, 10 * time.Second
@@ -52,15 +53,18 @@ const (
 type Progress struct {
 	// Message says in words what happens, in at most 1024 bytes; what is beyond is cut off.
 	Message string
-	// ExpectedFinish is when the pod is expected to be gone. Until then the library gives signs of life in the handler's name, so that the handler
-	// need not report for its own sake; after that it is silent, and a handler that neither ends nor expects another time loses its turn when
+	// ExpectedFinish is when the pod is expected to be gone. Until then the library gives signs of
+	// life in the handler's name, so that the handler need not report for its own sake; after that
+	// it is silent, and a handler that neither ends nor expects another time loses its turn when
 	// the deadline has passed. Zero means that nothing is expected, and no signs are given.
 	ExpectedFinish time.Time
 }
 
-// Evacuation is one pod's evacuation, in the hands of a Handler. Its methods may be called at the same time.
+// Evacuation is one pod's evacuation, in the hands of a Handler. Its methods may be called at the
+// same time.
 type Evacuation struct {
-	// Namespace and PodName name the pod, and PodUID tells it from others of that name: a handler that deletes it has that as a precondition.
+	// Namespace and PodName name the pod, and PodUID tells it from others of that name: a handler
+	// that deletes it has that as a precondition.
 	Namespace, PodName string
 	PodUID             types.UID
 	// NodeName is the node that the pod is to leave.
@@ -103,7 +107,7 @@ func endOf(object *maintenancev1alpha1.Evacuation, class string) error {
 		return ErrTurnLost
 	case status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid:
 		return nil
-	case object.DeletionTimestamp != nil || !evacuators.HasInstigator(object.Finalizers):
+	case object.DeletionTimestamp != nil || !protocol.HasInstigator(object.Finalizers):
 		return ErrCancelled
 	}
 	return nil
@@ -126,8 +130,8 @@ func (e *Evacuation) observe(object *maintenancev1alpha1.Evacuation) {
 	}
 }
 
-// Report tells how far the evacuation is, which is a sign of life, too. It returns an error if that could not be told, or if the handler's context
-// has ended.
+// Report tells how far the evacuation is, which is a sign of life, too. It returns an error if that
+// could not be told, or if the handler's context has ended.
 func (e *Evacuation) Report(ctx context.Context, p Progress) error {
 	p.Message = cut(p.Message)
 	e.mu.Lock()
@@ -140,8 +144,9 @@ func (e *Evacuation) Report(ctx context.Context, p Progress) error {
 	return e.write(ctx, map[string]any{"message": p.Message, "expectedEvacuationFinishTime": timeOf(p.ExpectedFinish)})
 }
 
-// Forbid says that there is no way back: from now on the evacuation is not called off, and the handler has to bring it to its end. It returns an
-// error if that could not be said, because the evacuation has been called off in time, for example: then the way back has to be taken.
+// Forbid says that there is no way back: from now on the evacuation is not called off, and the
+// handler has to bring it to its end. It returns an error if that could not be said, because the
+// evacuation has been called off in time, for example: then the way back has to be taken.
 func (e *Evacuation) Forbid(ctx context.Context) error {
 	return e.write(ctx, map[string]any{"evacuationCancellationPolicy": maintenancev1alpha1.EvacuationCancellationPolicyForbid})
 }
@@ -151,7 +156,8 @@ func (e *Evacuation) Allow(ctx context.Context) error {
 	return e.write(ctx, map[string]any{"evacuationCancellationPolicy": maintenancev1alpha1.EvacuationCancellationPolicyAllow})
 }
 
-// AwaitDeparture waits until the pod has left, and returns nil then. It returns the cause if the evacuation comes to another end first.
+// AwaitDeparture waits until the pod has left, and returns nil then. It returns the cause if the
+// evacuation comes to another end first.
 func (e *Evacuation) AwaitDeparture(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -226,8 +232,9 @@ func (e *Evacuation) interval() time.Duration {
 	return min(deadline/beatsPerDeadline, longestBeat)
 }
 
-// write changes the status, on the condition that it is this class's turn on this very object. If it is not, the handler's context ends. Any write
-// is a sign of life, also one that changes nothing.
+// write changes the status, on the condition that it is this class's turn on this very object. If
+// it is not, the handler's context ends. Any write is a sign of life, also one that changes
+// nothing.
 func (e *Evacuation) write(ctx context.Context, status map[string]any) error {
 	if cause := context.Cause(e.ctx); cause != nil {
 		return cause

@@ -14,16 +14,17 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package evacuator is the library for evacuators: programs that take pods off their nodes gracefully, in their own way, before anybody evicts
-// them (KEP-4212, "Evacuator").
+// Package evacuator is the library for evacuators: programs that take pods off their nodes
+// gracefully, in their own way, before anybody evicts them (KEP-4212, "Evacuator").
 //
-// A pod names its evacuators with annotations, see AnnotationKey. When a maintenance, or anybody else, asks for the pod to leave and it is a class's
-// turn, the library calls the class's Handler. While the handler works it reports, and the library keeps reporting in its name; its context ends
-// when it is not to go on. When the handler returns, the turn goes to the next evacuator unless the pod has left, and after the last one the
-// pod is evicted.
+// A pod names its evacuators with annotations, see AnnotationKey. When a maintenance, or anybody
+// else, asks for the pod to leave and it is a class's turn, the library calls the class's Handler.
+// While the handler works it reports, and the library keeps reporting in its name; its context ends
+// when it is not to go on. When the handler returns, the turn goes to the next evacuator unless the
+// pod has left, and after the last one the pod is evicted.
 //
-// The program needs the rights of artifacts/examples/rbac-evacuator.yaml. A complete one is in artifacts/examples/evacuator, and docs/evacuators.md
-// tells what it has to expect.
+// The program needs the rights of artifacts/examples/rbac-evacuator.yaml. A complete one is in
+// artifacts/examples/evacuator, and docs/evacuators.md tells what it has to expect.
 package evacuator
 
 import (
@@ -42,27 +43,32 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	maintenanceinformers "haulout.dev/haulout/pkg/generated/informers/externalversions/maintenance/v1alpha1"
 )
 
-// Why the context of a Handler ended; context.Cause returns one of these, or what ended the context of Run.
+// Why the context of a Handler ended; context.Cause returns one of these, or what ended the context
+// of Run.
 var (
 	// ErrDeparted: the pod has left. There is nothing more to do.
 	ErrDeparted = errors.New("the pod has left")
-	// ErrCancelled: nobody asks for the evacuation any more. The pod stays, and the handler takes back what it has begun.
+	// ErrCancelled: nobody asks for the evacuation any more. The pod stays, and the handler takes
+	// back what it has begun.
 	ErrCancelled = errors.New("the evacuation was cancelled")
-	// ErrTurnLost: another evacuator has the turn, because this one was silent for too long. It must not touch the pod any more.
+	// ErrTurnLost: another evacuator has the turn, because this one was silent for too long. It
+	// must not touch the pod any more.
 	ErrTurnLost = errors.New("another evacuator has the turn")
 )
 
-// Handler takes one pod off its node. It is called in a goroutine of its own when the class gets the turn, and again, from the beginning, when the
-// program is started anew in the middle of that turn: what it does must be possible to do twice.
+// Handler takes one pod off its node. It is called in a goroutine of its own when the class gets
+// the turn, and again, from the beginning, when the program is started anew in the middle of that
+// turn: what it does must be possible to do twice.
 //
-// When it returns nil it has done all it can, and when it returns an error it gives up, in the words of the error; if the pod is still there the
-// next evacuator takes over in both cases. So a handler that has deleted the pod waits with Evacuation.AwaitDeparture. What it returns after its
+// When it returns nil it has done all it can, and when it returns an error it gives up, in the
+// words of the error; if the pod is still there the next evacuator takes over in both cases. So a
+// handler that has deleted the pod waits with Evacuation.AwaitDeparture. What it returns after its
 // context has ended is not reported.
 type Handler func(ctx context.Context, e *Evacuation) error
 
@@ -74,14 +80,16 @@ type Config struct {
 	Client versioned.Interface
 	// Handler takes a pod off its node.
 	Handler Handler
-	// Namespace limits the evacuator to the pods of one namespace; empty means all, which takes the rights in all.
+	// Namespace limits the evacuator to the pods of one namespace; empty means all, which takes the
+	// rights in all.
 	Namespace string
 	// Clock is the time; nil is the real one.
 	Clock clock.Clock
 }
 
-// AnnotationKey returns the key of the annotation with which a pod names an evacuator of the class. The value is its priority, from 0 to 100000: the
-// highest gets the first turn. 10000 is kept for the pod's own controller, and 9900 to 10099 for its relatives.
+// AnnotationKey returns the key of the annotation with which a pod names an evacuator of the class.
+// The value is its priority, from 0 to 100000: the highest gets the first turn. 10000 is kept for
+// the pod's own controller, and 9900 to 10099 for its relatives.
 func AnnotationKey(class string) string {
 	return maintenancev1alpha1.AnnotationEvacuatorPrefix + class
 }
@@ -105,8 +113,8 @@ func New(config Config) (*Evacuator, error) {
 	if msgs := validation.IsDNS1123Subdomain(config.Class); len(msgs) > 0 {
 		return nil, fmt.Errorf("class %q: %s", config.Class, strings.Join(msgs, ", "))
 	}
-	if len(config.Class) > evacuators.MaxClassLength {
-		return nil, fmt.Errorf("class %q is longer than %d characters", config.Class, evacuators.MaxClassLength)
+	if len(config.Class) > protocol.MaxClassLength {
+		return nil, fmt.Errorf("class %q is longer than %d characters", config.Class, protocol.MaxClassLength)
 	}
 	if config.Class == maintenancev1alpha1.EvacuatorClassEviction {
 		return nil, fmt.Errorf("class %q stands for eviction, which comes last by itself", config.Class)
@@ -127,8 +135,8 @@ func New(config Config) (*Evacuator, error) {
 // resync is how often everything is looked at although nothing happened.
 const resync = 10 * time.Minute
 
-// Run calls the handler until the context ends, and returns when all handlers have. Several replicas of a program must not run at the same time:
-// elect a leader, or run one.
+// Run calls the handler until the context ends, and returns when all handlers have. Several
+// replicas of a program must not run at the same time: elect a leader, or run one.
 func (v *Evacuator) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

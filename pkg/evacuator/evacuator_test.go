@@ -39,7 +39,7 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
-	"haulout.dev/haulout/pkg/informertest"
+	"haulout.dev/haulout/pkg/host/informertest"
 )
 
 const (
@@ -202,7 +202,8 @@ func (w *world) written() []string {
 	return slices.Clone(w.writes)
 }
 
-// until waits for a condition, and moves the clock by a step whenever all are done with what they could do.
+// until waits for a condition, and moves the clock by a step whenever all are done with what they
+// could do.
 func (w *world) until(what string, step time.Duration, condition func() bool) {
 	w.Helper()
 	if err := wait.PollUntilContextTimeout(w.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {

@@ -29,9 +29,10 @@ import (
 // GarbageCollector is the name of the user that the garbage collector of the host cluster acts as.
 const GarbageCollector = "system:serviceaccount:kube-system:generic-garbage-collector"
 
-// Server knows the user that the server's own controllers appear as. Its name alone would not do: a cluster administrator could impersonate
-// it, and the kube-apiserver in front of us uses the same one. The user's UID is drawn at random when the server starts and never leaves
-// the process, so it is what counts. The zero value recognizes nobody.
+// Server knows the user that the server's own controllers appear as. Its name alone would not do: a
+// cluster administrator could impersonate it, and the kube-apiserver in front of us uses the same
+// one. The user's UID is drawn at random when the server starts and never leaves the process, so it
+// is what counts. The zero value recognizes nobody.
 type Server struct {
 	self atomic.Pointer[user.DefaultInfo]
 }

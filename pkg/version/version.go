@@ -14,8 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package version holds the version of Haulout. It is kept apart from k8s.io/component-base/version on purpose: stamping that one with our
-// version would make the generic API server believe it emulates an ancient Kubernetes and turn features off.
+// Package version holds the version of Haulout. It is kept apart from k8s.io/component-base/version
+// on purpose: stamping that one with our version would make the generic API server believe it
+// emulates an ancient Kubernetes and turn features off.
 package version
 
 import (
@@ -26,7 +27,8 @@ import (
 // gitVersion is stamped by the linker (-X).
 var gitVersion = ""
 
-// Get returns the version of Haulout this program was built as: the stamped one, else the module's, else "devel".
+// Get returns the version of Haulout this program was built as: the stamped one, else the module's,
+// else "devel".
 func Get() string {
 	if gitVersion != "" {
 		return gitVersion

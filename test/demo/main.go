@@ -14,7 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Command demo shows on a cluster of its own how Haulout takes four nodes out of service and puts them back, and checks what it says.
+// Command demo shows on a cluster of its own how Haulout takes four nodes out of service and puts
+// them back, and checks what it says.
 package main
 
 import (
@@ -39,7 +40,8 @@ const (
 func main() { os.Exit(run()) }
 
 func run() int {
-	// Libraries log to the error output, in the middle of what is redrawn. What matters comes back as an error.
+	// Libraries log to the error output, in the middle of what is redrawn. What matters comes back
+	// as an error.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	settings, err := newSettings(os.Getenv, os.Executable)
 	if err != nil {
@@ -58,8 +60,9 @@ func run() int {
 			"its settings are the environment variables KEEP, CLUSTER_DIR and NODES")
 		return exitUsage
 	}
-	// SIGPIPE and SIGHUP, too: a reader or a terminal that goes away must not leave a cluster behind. The signals stay caught until the end, so
-	// that a second Ctrl-C does not keep the cluster from being stopped.
+	// SIGPIPE and SIGHUP, too: a reader or a terminal that goes away must not leave a cluster
+	// behind. The signals stay caught until the end, so that a second Ctrl-C does not keep the
+	// cluster from being stopped.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	defer stop()
 	s := screen.New(os.Stdout, os.Getenv)

@@ -40,8 +40,8 @@ import (
 	"haulout.dev/haulout/test/internal/follow"
 )
 
-// observer knows the pods, the nodes and the maintenances of the cluster from watching them. Events come to it each one and in order: an
-// informer might skip the moment in which a budget is broken.
+// observer knows the pods, the nodes and the maintenances of the cluster from watching them. Events
+// come to it each one and in order: an informer might skip the moment in which a budget is broken.
 type observer struct {
 	kube    kubernetes.Interface
 	haulout clientset.Interface
@@ -178,7 +178,8 @@ func (o *observer) unschedulable(nodes []string) []string {
 	return closed
 }
 
-// marked returns those of the nodes that bear something of the maintenance: an annotation of ours, without which no condition is ours either.
+// marked returns those of the nodes that bear something of the maintenance: an annotation of ours,
+// without which no condition is ours either.
 func (o *observer) marked(nodes []string) []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -209,11 +210,13 @@ func (o *observer) maintenance(name string) *v1alpha1.NodeMaintenance {
 	return o.maintenances[name]
 }
 
-// redrawInterval is how often the seconds are shown anew while nothing else changes. Nothing is asked for then.
+// redrawInterval is how often the seconds are shown anew while nothing else changes. Nothing is
+// asked for then.
 const redrawInterval = 250 * time.Millisecond
 
-// wait waits until check returns an empty text. Until then the text says what is missing; it becomes the error when the time is over. show,
-// if any, is called after each change and from time to time.
+// wait waits until check returns an empty text. Until then the text says what is missing; it
+// becomes the error when the time is over. show, if any, is called after each change and from time
+// to time.
 func (o *observer) wait(ctx context.Context, show func(), check func() (missing string)) error {
 	ticker := time.NewTicker(redrawInterval)
 	defer ticker.Stop()

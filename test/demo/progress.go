@@ -22,14 +22,15 @@ import (
 	"time"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/cmd/maintenance/show"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 	"haulout.dev/haulout/pkg/cmd/screen"
 	"haulout.dev/haulout/test/internal/audit"
 )
 
 const barColumns = 24
 
-// progress is what is known of a drain at one moment: what the API says (the maintenance) and what was seen (the books).
+// progress is what is known of a drain at one moment: what the API says (the maintenance) and what
+// was seen (the books).
 type progress struct {
 	elapsed     time.Duration
 	maintenance *v1alpha1.NodeMaintenance
@@ -44,8 +45,8 @@ type nodeRow struct {
 	message                         string
 }
 
-// rows returns the state of each node: how many pods are left from the books, the rest as the maintenance tells it. Its counters are
-// written once a second at most, so they may be behind.
+// rows returns the state of each node: how many pods are left from the books, the rest as the
+// maintenance tells it. Its counters are written once a second at most, so they may be behind.
 func (p progress) rows() []nodeRow {
 	var statuses []v1alpha1.NodeMaintenanceNodeStatus
 	if p.maintenance != nil {
@@ -136,7 +137,8 @@ func (p progress) summary() string {
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%3d s", int(d.Seconds())) }
 
-// reporter shows progress: redrawn in place on a terminal, else as lines, the next no sooner than plainInterval after the last.
+// reporter shows progress: redrawn in place on a terminal, else as lines, the next no sooner than
+// plainInterval after the last.
 type reporter struct {
 	screen *screen.Screen
 	now    func() time.Time

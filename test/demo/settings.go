@@ -32,7 +32,8 @@ const (
 	drainedNodes = 4
 	// minNodes leaves enough nodes for the pods of those.
 	minNodes = 2 * drainedNodes
-	// defaultDir is not the folder of `make cluster-up`, so that the demo never comes in the way of that.
+	// defaultDir is not the folder of `make cluster-up`, so that the demo never comes in the way of
+	// that.
 	defaultDir = ".cluster-demo"
 )
 
@@ -40,7 +41,8 @@ const (
 type settings struct {
 	// root is the folder of the repository; relative paths are shown and meant relative to it.
 	root string
-	// dir is the folder of the cluster; own says that it is the demo's, and not one that the user has named.
+	// dir is the folder of the cluster; own says that it is the demo's, and not one that the user
+	// has named.
 	dir string
 	own bool
 	// nodes is the number of nodes.
@@ -49,7 +51,8 @@ type settings struct {
 	keep bool
 }
 
-// newSettings reads the settings. The program is expected in bin/ of the repository, where make puts it.
+// newSettings reads the settings. The program is expected in bin/ of the repository, where make
+// puts it.
 func newSettings(getenv func(string) string, executable func() (string, error)) (settings, error) {
 	s := settings{dir: defaultDir, own: true, nodes: defaultNodes}
 	self, err := executable()
@@ -92,7 +95,8 @@ func (s settings) occupied() (bool, error) {
 	return err == nil, err
 }
 
-// check refuses a folder of the user's in which there is a cluster already: the demo begins from nothing and would have to stop it.
+// check refuses a folder of the user's in which there is a cluster already: the demo begins from
+// nothing and would have to stop it.
 func (s settings) check() error {
 	occupied, err := s.occupied()
 	if err != nil || s.own || !occupied {

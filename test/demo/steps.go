@@ -143,7 +143,8 @@ func (d *demo) drain(ctx context.Context) error {
 	return nil
 }
 
-// readMaintenance returns the manifest of the maintenance without its comments, and the maintenance with the plan it will get.
+// readMaintenance returns the manifest of the maintenance without its comments, and the maintenance
+// with the plan it will get.
 func (d *demo) readMaintenance() (string, *v1alpha1.NodeMaintenance, error) {
 	content, err := os.ReadFile(d.settings.path(maintenanceFile))
 	if err != nil {
@@ -178,7 +179,8 @@ func notDrained(nm *v1alpha1.NodeMaintenance) string {
 	return ""
 }
 
-// checkEmpty asks the host cluster, not a cache, whether the nodes are empty now that the maintenance says so.
+// checkEmpty asks the host cluster, not a cache, whether the nodes are empty now that the
+// maintenance says so.
 func (d *demo) checkEmpty(ctx context.Context) error {
 	var left []string
 	for _, node := range d.nodes {
@@ -194,7 +196,8 @@ func (d *demo) checkEmpty(ctx context.Context) error {
 	return nil
 }
 
-// movable returns the names of the pods that a drain has to move: those that live and that no DaemonSet owns.
+// movable returns the names of the pods that a drain has to move: those that live and that no
+// DaemonSet owns.
 func movable(pods []corev1.Pod) []string {
 	var names []string
 	for i := range pods {

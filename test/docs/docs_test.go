@@ -14,7 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package docs tests the documentation: that its links lead somewhere, that its commands exist, and that it tells what it has to.
+// Package docs tests the documentation: that its links lead somewhere, that its commands exist, and
+// that it tells what it has to.
 package docs
 
 import (
@@ -149,7 +150,7 @@ func TestCommandsExist(t *testing.T) {
 	used := regexp.MustCompile("kubectl maintenance ([a-z]+)")
 	declared := regexp.MustCompile(`Use: +"([a-z]+)`)
 	var known []string
-	files, err := filepath.Glob(filepath.Join(root, "pkg", "cmd", "maintenance", "*.go"))
+	files, err := filepath.Glob(filepath.Join(root, "pkg", "cmd", "kubectlmaintenance", "*.go"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("found %d files of the plugin: %v", len(files), err)
 	}

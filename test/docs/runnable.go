@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package docs finds in the pages what can be tried: the blocks of shell commands that are marked runnable. Its tests
-// check the pages themselves.
+// Package docs finds in the pages what can be tried: the blocks of shell commands that are marked
+// runnable. Its tests check the pages themselves.
 package docs
 
 import (

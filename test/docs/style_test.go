@@ -29,7 +29,8 @@ const (
 	columns     = 100
 )
 
-// written returns the pages that are written by hand, without those of decisions, which are notes of their day.
+// written returns the pages that are written by hand, without those of decisions, which are notes
+// of their day.
 func written(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -42,7 +43,8 @@ func written(t *testing.T) map[string]string {
 	return out
 }
 
-// prose returns what is wrong with the lines of a page, tables and blocks of code aside, by their numbers.
+// prose returns what is wrong with the lines of a page, tables and blocks of code aside, by their
+// numbers.
 func prose(text string, wrong func(line string) string) map[int]string {
 	found := map[int]string{}
 	inFence := false

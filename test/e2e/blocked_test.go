@@ -38,7 +38,8 @@ import (
 // serverRole is the role that lets the server do what it does in the cluster.
 const serverRole = "haulout-apiserver"
 
-// evacuate asks for a pod's evacuation, as an administrator who is not a maintenance. It is withdrawn with the test.
+// evacuate asks for a pod's evacuation, as an administrator who is not a maintenance. It is
+// withdrawn with the test.
 func evacuate(t *testing.T, pod *corev1.Pod, modify ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 	t.Helper()
 	evacuations := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(pod.Namespace)
@@ -53,7 +54,8 @@ func evacuate(t *testing.T, pod *corev1.Pod, modify ...func(*v1alpha1.Evacuation
 	return e
 }
 
-// blocked waits until an Evacuation is blocked for a reason, in words that name what blocks it and what the reader can do.
+// blocked waits until an Evacuation is blocked for a reason, in words that name what blocks it and
+// what the reader can do.
 func blocked(t *testing.T, e *v1alpha1.Evacuation, reason string, words ...string) {
 	t.Helper()
 	var condition *metav1.Condition
@@ -109,11 +111,12 @@ func merge(t *testing.T, namespace, resource, name, patch string, more ...string
 	cluster.MustKubectl(t, "", append([]string{"patch", resource, name, "-n", namespace, "--type=merge", "-p", patch}, more...)...)
 }
 
-// blockedCase is something that keeps a pod from leaving. It gets a node and a namespace of its own.
+// blockedCase is something that keeps a pod from leaving. It gets a node and a namespace of its
+// own.
 type blockedCase func(t *testing.T, pool, node, namespace string)
 
-// TestBlocked tries each thing that may keep a pod from leaving: it is named with the object that blocks and with what the reader can do, and no
-// longer is when it is over.
+// TestBlocked tries each thing that may keep a pod from leaving: it is named with the object that
+// blocks and with what the reader can do, and no longer is when it is over.
 func TestBlocked(t *testing.T) {
 	t.Run("by a right that was taken away", func(t *testing.T) {
 		pool, nodes := cluster.NewPool(t, 1, true)
@@ -219,8 +222,9 @@ func blockedByCrashingPods(t *testing.T, pool, node, namespace string) {
 	leaves(t, healthy)
 }
 
-// blockedAfterItsGrace waits half a minute for two pods at once, whose grace period has passed: one that a finalizer holds, and one on a node that
-// nothing simulates, so that no kubelet ever stops it. What the control plane would conclude from that after a minute is written by the test.
+// blockedAfterItsGrace waits half a minute for two pods at once, whose grace period has passed: one
+// that a finalizer holds, and one on a node that nothing simulates, so that no kubelet ever stops
+// it. What the control plane would conclude from that after a minute is written by the test.
 func blockedAfterItsGrace(t *testing.T, pool, node, namespace string) {
 	t.Helper()
 	const name, hold = "web", "e2e.haulout.dev/hold"
@@ -276,7 +280,8 @@ func blockedByReturn(t *testing.T, pool, node, namespace string) {
 	leaves(t, e)
 }
 
-// blockedByNamespace is the one that no Evacuation can tell of, as the namespace takes none: the maintenance does.
+// blockedByNamespace is the one that no Evacuation can tell of, as the namespace takes none: the
+// maintenance does.
 func blockedByNamespace(t *testing.T, pool, node, namespace string) {
 	t.Helper()
 	const hold = "e2e.haulout.dev/hold"
@@ -302,7 +307,8 @@ func blockedByNamespace(t *testing.T, pool, node, namespace string) {
 	drained(t, nm.Name)
 }
 
-// controlled makes pods that a controller answers for, as budgets want it. A bare pod with the same label is adopted.
+// controlled makes pods that a controller answers for, as budgets want it. A bare pod with the same
+// label is adopted.
 func controlled(t *testing.T, namespace, pool, app string, replicas int32) {
 	t.Helper()
 	labels := map[string]string{"app": app}

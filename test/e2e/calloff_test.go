@@ -71,7 +71,8 @@ func report(t *testing.T, e *v1alpha1.Evacuation, status string) {
 	}
 }
 
-// TestCallingOff ends a drain of which nothing can move, in both ways, and looks at Evacuations that stand for all cases.
+// TestCallingOff ends a drain of which nothing can move, in both ways, and looks at Evacuations
+// that stand for all cases.
 func TestCallingOff(t *testing.T) {
 	for name, verb := range map[string]string{"by completing it": "complete", "by deleting it": "delete"} {
 		t.Run(name, func(t *testing.T) {
@@ -132,7 +133,8 @@ func TestCallingOff(t *testing.T) {
 			}
 			framework.Accept(t, putBack(), nil)
 
-			// The one that could not be called off goes on, with its evacuator only: when that one gives up, nobody is evicted.
+			// The one that could not be called off goes on, with its evacuator only: when that one
+			// gives up, nobody is evicted.
 			report(t, turn, `{"activeEvacuatorCompleted":true}`)
 			framework.Eventually(t, "the evacuation without instigators has ended", func(ctx context.Context) (bool, error) {
 				_, err := evacuations.Get(ctx, turn.Name, metav1.GetOptions{})
@@ -173,7 +175,8 @@ func TestIdleTouchesNothing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// What a kubelet writes again and again, and what kube-controller-manager makes of the cordon.
+			// What a kubelet writes again and again, and what kube-controller-manager makes of the
+			// cordon.
 			node.ResourceVersion, node.ManagedFields, node.Status = "", nil, corev1.NodeStatus{}
 			node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnschedulable })
 			seen = append(seen, *node)
@@ -202,7 +205,8 @@ func TestIdleTouchesNothing(t *testing.T) {
 	}
 }
 
-// TestNodeThatIsMadeAgain deletes a node in the middle of its drain and makes another one of the same name: that is a new node, which joins late.
+// TestNodeThatIsMadeAgain deletes a node in the middle of its drain and makes another one of the
+// same name: that is a new node, which joins late.
 func TestNodeThatIsMadeAgain(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
@@ -230,7 +234,8 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	if err := kube.CoreV1().Nodes().Delete(t.Context(), again, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
 		t.Fatal(err)
 	}
-	// It bears pods from the moment it is there, as one does that registers anew. On an empty node both waves would be over.
+	// It bears pods from the moment it is there, as one does that registers anew. On an empty node
+	// both waves would be over.
 	var late, last *corev1.Pod
 	for pod, name := range map[**corev1.Pod]string{&late: "late", &last: "last"} {
 		*pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: framework.PodSpec(pool)}
@@ -289,8 +294,9 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	framework.Accept(t, found, err)
 }
 
-// TestNodeThatNoLongerMatches has a node stop to match in the middle of its drain: at first because a label flaps,
-// which releases nothing, then because the selector is changed, which releases the node as if the maintenance was complete.
+// TestNodeThatNoLongerMatches has a node stop to match in the middle of its drain: at first because
+// a label flaps, which releases nothing, then because the selector is changed, which releases the
+// node as if the maintenance was complete.
 func TestNodeThatNoLongerMatches(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
@@ -340,14 +346,16 @@ func TestNodeThatNoLongerMatches(t *testing.T) {
 	}
 }
 
-// TestSomebodyUncordons has another writer make a node schedulable again and again in the middle of a drain.
+// TestSomebodyUncordons has another writer make a node schedulable again and again in the middle of
+// a drain.
 func TestSomebodyUncordons(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 	unschedulable(t, true, nodes...)
 	const meddler, allowed = "e2e-meddler", 3
 	for range allowed + 1 {
-		// As GitOps does. After a merge patch nobody would have the field, and nobody could be named.
+		// As GitOps does. After a merge patch nobody would have the field, and nobody could be
+		// named.
 		if _, err := cluster.As(t).Kube.CoreV1().Nodes().Patch(t.Context(), nodes[0], types.ApplyPatchType,
 			fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Node","metadata":{"name":%q},"spec":{"unschedulable":false}}`, nodes[0]),
 			metav1.PatchOptions{FieldManager: meddler, Force: ptr.To(true)}); err != nil {

@@ -55,7 +55,8 @@ func shownOn(node *corev1.Node) []string {
 	return shown
 }
 
-// nodeShows waits until a node says just that about maintenances, and bears our annotation if and only if conditions of ours are among it.
+// nodeShows waits until a node says just that about maintenances, and bears our annotation if and
+// only if conditions of ours are among it.
 func nodeShows(t *testing.T, name string, want []string) *corev1.Node {
 	t.Helper()
 	annotated := slices.ContainsFunc(want, func(s string) bool { return strings.Contains(s, " "+v1alpha1.NodeReasonPrefix) })
@@ -84,7 +85,8 @@ func messageOf(node *corev1.Node, conditionType corev1.NodeConditionType) string
 	return ""
 }
 
-// setCondition sets a condition of a node as somebody else would, and an annotation if key is not empty.
+// setCondition sets a condition of a node as somebody else would, and an annotation if key is not
+// empty.
 func setCondition(t *testing.T, node string, condition corev1.NodeCondition, key, value string) {
 	t.Helper()
 	metadata := map[string]any{}
@@ -168,7 +170,8 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 	cluster.MustKubectl(t, "", "delete", "pods", "-n", namespace, "-l", "app=held")
 	nodeShows(t, nodes[1], showsDrained)
 
-	// A pod that does not ask the scheduler, and has the same budget; then the last maintenance is deleted in the middle of it.
+	// A pod that does not ask the scheduler, and has the same budget; then the last maintenance is
+	// deleted in the middle of it.
 	cluster.PodOn(t, namespace, "late", pool, nodes[1], func(p *corev1.Pod) { p.Labels["app"] = "held" })
 	nodeShows(t, nodes[1], []string{"DrainInProgress=True HauloutPodsLeaving", "Drained=False HauloutPodsReturned", "MaintenanceInProgress=True HauloutDrain"})
 	cluster.MustKubectl(t, "", "delete", "nodemaintenance", b.Name, "--timeout=60s")
@@ -194,7 +197,8 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 	})
 }
 
-// What a killed server left on nodes, and what has changed about them while none ran, is put right by the next one.
+// What a killed server left on nodes, and what has changed about them while none ran, is put right
+// by the next one.
 func TestNodeConditionsAfterTheServerWasKilled(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 4, true)
 	namespace := cluster.NewNamespace(t)
@@ -214,8 +218,9 @@ func TestNodeConditionsAfterTheServerWasKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	cluster.KillServer(t)
-	// A maintenance that is gone for good has left this behind; later one node is not selected any more.
-	// The annotation of another node has the identity of the storage, without which nothing is undone.
+	// A maintenance that is gone for good has left this behind; later one node is not selected any
+	// more. The annotation of another node has the identity of the storage, without which nothing
+	// is undone.
 	gone := strings.NewReplacer(kept.Name, "gone", string(kept.UID), "0d4a2b52-6c1c-4d0a-9a3f-2f7f0a4f5c11").Replace(before.Annotations[v1alpha1.AnnotationConditionsBy])
 	setCondition(t, nodes[3], corev1.NodeCondition{Type: v1alpha1.NodeConditionMaintenanceInProgress, Status: corev1.ConditionTrue, Reason: v1alpha1.NodeReasonCordon},
 		v1alpha1.AnnotationConditionsBy, gone)

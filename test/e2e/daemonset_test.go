@@ -29,7 +29,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drainplan"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/internal/judge"
 )
@@ -82,8 +82,9 @@ func theNode(t *testing.T, name string) *corev1.Node {
 	return node
 }
 
-// TestDaemonSetPodsLeaveInTheirWave drains nodes with DaemonSets: their pods leave after the others, stay away while the drain lasts, and come back
-// when it is complete. Those that tolerate everything are left running. The server is killed in the middle, or the drain called off.
+// TestDaemonSetPodsLeaveInTheirWave drains nodes with DaemonSets: their pods leave after the
+// others, stay away while the drain lasts, and come back when it is complete. Those that tolerate
+// everything are left running. The server is killed in the middle, or the drain called off.
 func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 3, true)
 	namespace := cluster.NewNamespace(t)
@@ -156,7 +157,8 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 	daemonPods(t, namespace, "logs", 3)
 }
 
-// TestDaemonSetEvacuationIsCalledOff calls a drain off while a DaemonSet pod takes its time to stop.
+// TestDaemonSetEvacuationIsCalledOff calls a drain off while a DaemonSet pod takes its time to
+// stop.
 func TestDaemonSetEvacuationIsCalledOff(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)

@@ -75,7 +75,8 @@ func waitForCosts(t *testing.T, namespace, app, what string, check func(pod stri
 
 var loweredCost = map[string]string{corev1.PodDeletionCost: "-2147483647", v1alpha1.AnnotationOriginalPodDeletionCost: ""}
 
-// TestScaleDownTakesThePodsThatWait scales an app down while some of its pods are blocked on a node that is drained: those go, and no other.
+// TestScaleDownTakesThePodsThatWait scales an app down while some of its pods are blocked on a node
+// that is drained: those go, and no other.
 func TestScaleDownTakesThePodsThatWait(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 3, true)
 	namespace := cluster.NewNamespace(t)
@@ -117,7 +118,8 @@ func TestScaleDownTakesThePodsThatWait(t *testing.T) {
 	}
 }
 
-// TestDeletionCostsComeBack ends drains in which pods wait, in every way, and once with a server that is killed meanwhile.
+// TestDeletionCostsComeBack ends drains in which pods wait, in every way, and once with a server
+// that is killed meanwhile.
 func TestDeletionCostsComeBack(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)

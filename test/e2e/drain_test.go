@@ -81,7 +81,8 @@ func podsOn(ctx context.Context, t *testing.T, nodes ...string) ([]corev1.Pod, e
 	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return !slices.Contains(nodes, p.Spec.NodeName) }), nil
 }
 
-// availability watches the pods of an app and keeps the lowest number that were there to serve at once.
+// availability watches the pods of an app and keeps the lowest number that were there to serve at
+// once.
 type availability struct {
 	mu     sync.Mutex
 	ready  map[types.UID]bool
@@ -187,7 +188,8 @@ func TestDrainFollowsThePlanWithinBudgets(t *testing.T) {
 	})
 }
 
-// No pod of a higher wave may be asked to leave while one of a lower wave is left on any node of the maintenance.
+// No pod of a higher wave may be asked to leave while one of a lower wave is left on any node of
+// the maintenance.
 func TestWavesAreInOrder(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 3, true)
 	namespace := cluster.NewNamespace(t)

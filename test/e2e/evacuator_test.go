@@ -50,14 +50,16 @@ func flushed(p *corev1.Pod) {
 	p.Annotations = map[string]string{evacuator.AnnotationKey(flush): "20000"}
 }
 
-// exampleEvacuator is the example evacuator as a process of its own, with no other rights than those of its manifest.
+// exampleEvacuator is the example evacuator as a process of its own, with no other rights than
+// those of its manifest.
 type exampleEvacuator struct {
 	program, kubeconfig string
 	log                 bytes.Buffer
 	cmd                 *exec.Cmd
 }
 
-// buildExample builds the example and gives a service account of the namespace the rights that the manifest gives that of the namespace shop.
+// buildExample builds the example and gives a service account of the namespace the rights that the
+// manifest gives that of the namespace shop.
 func buildExample(t *testing.T, namespace string) *exampleEvacuator {
 	t.Helper()
 	x := &exampleEvacuator{program: filepath.Join(t.TempDir(), "evacuator"), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}

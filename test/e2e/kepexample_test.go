@@ -50,7 +50,8 @@ type group struct {
 
 func (g group) name() string { return fmt.Sprintf("%s-%d", g.node, g.priority) }
 
-// story is the stage of KEP-4212, "Pod Selection and DrainTargets Example". All names end with a suffix of the test's own.
+// story is the stage of KEP-4212, "Pod Selection and DrainTargets Example". All names end with a
+// suffix of the test's own.
 type story struct {
 	suffix, pool, namespace string
 }
@@ -128,7 +129,8 @@ func (s *story) drain(t *testing.T, name string, plan []v1alpha1.DrainPlanEntry,
 	}))
 }
 
-// shows waits until the statuses are as in the KEP, which does not print the fields that we have added.
+// shows waits until the statuses are as in the KEP, which does not print the fields that we have
+// added.
 func (s *story) shows(t *testing.T, moment string, want map[string][]v1alpha1.NodeMaintenanceNodeStatus) {
 	t.Helper()
 	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
@@ -164,8 +166,8 @@ func at(node string, pending, evacuating int32, message string, target int32) v1
 	}
 }
 
-// TestTheExampleOfTheKEP plays KEP-4212, "Pod Selection and DrainTargets Example", with its numbers. Budgets hold the pods until the example says
-// that they have left.
+// TestTheExampleOfTheKEP plays KEP-4212, "Pod Selection and DrainTargets Example", with its
+// numbers. Budgets hold the pods until the example says that they have left.
 func TestTheExampleOfTheKEP(t *testing.T) {
 	type nodes = []v1alpha1.NodeMaintenanceNodeStatus
 	entry := func(podType v1alpha1.PodType, priority int32) v1alpha1.DrainPlanEntry {

@@ -37,7 +37,8 @@ type sample struct {
 
 func (s sample) String() string { return fmt.Sprint(s.name, s.labels) }
 
-// TestMetrics drains a node on which one pod is blocked at first, and looks at what is measured and told.
+// TestMetrics drains a node on which one pod is blocked at first, and looks at what is measured and
+// told.
 func TestMetrics(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
@@ -104,7 +105,8 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-// TestMetricsAreServed looks for each metric that the documentation lists and that rules and dashboard use.
+// TestMetricsAreServed looks for each metric that the documentation lists and that rules and
+// dashboard use.
 func TestMetricsAreServed(t *testing.T) {
 	ours, err := cluster.ScrapeServer(t)
 	if err != nil {

@@ -38,7 +38,8 @@ import (
 
 // size is how large a fleet is and how hard it is treated.
 type size struct {
-	// nodes is how many there are, drained how many three maintenances take out at a time, pods how many run there.
+	// nodes is how many there are, drained how many three maintenances take out at a time, pods how
+	// many run there.
 	nodes, drained, pods int
 	// kills is how often the server is killed, cancellations how often drains are called off.
 	kills, cancellations int
@@ -51,10 +52,12 @@ var (
 	fullSize  = size{nodes: 200, drained: 60, pods: 6000, kills: 20, cancellations: 5, patience: 30 * time.Minute}
 )
 
-// leftRunning are the types of pods that a drain leaves running, as there is no evacuator for them yet.
+// leftRunning are the types of pods that a drain leaves running, as there is no evacuator for them
+// yet.
 var leftRunning = judge.Rules{Running: []v1alpha1.PodType{v1alpha1.PodTypeStatic}}
 
-// fleet is many nodes with workloads of mixed priority. One of its nodes was cordoned by somebody else.
+// fleet is many nodes with workloads of mixed priority. One of its nodes was cordoned by somebody
+// else.
 type fleet struct {
 	size
 
@@ -64,7 +67,8 @@ type fleet struct {
 	foreign         string
 }
 
-// workload is one kind of pods of a fleet. Of a share of 1000 pods, in thousandths, so many are its own.
+// workload is one kind of pods of a fleet. Of a share of 1000 pods, in thousandths, so many are its
+// own.
 type workload struct {
 	name     string
 	priority int32
@@ -74,7 +78,8 @@ type workload struct {
 	kind   string
 }
 
-// workloads of a fleet besides its DaemonSets. Budgets hold some of the lower waves up, so that a server that does not wait would be seen.
+// workloads of a fleet besides its DaemonSets. Budgets hold some of the lower waves up, so that a
+// server that does not wait would be seen.
 var workloads = []workload{
 	{name: "batch", priority: 0, share: 200},
 	{name: "web", priority: 0, share: 150, budget: 15},
@@ -149,7 +154,8 @@ func (f *fleet) settle(t *testing.T) {
 	})
 }
 
-// podsOf returns how many pods a workload has. Those of DaemonSets, two on each node, count as part of the fleet's.
+// podsOf returns how many pods a workload has. Those of DaemonSets, two on each node, count as part
+// of the fleet's.
 func (f *fleet) podsOf(w workload) int {
 	return (f.size.pods - 2*f.size.nodes) * w.share / 1000
 }
@@ -218,7 +224,8 @@ type drain struct {
 	pods int
 }
 
-// drain makes three maintenances over nodes left to chance, one of which is that which somebody else has cordoned.
+// drain makes three maintenances over nodes left to chance, one of which is that which somebody
+// else has cordoned.
 func (f *fleet) drain(t *testing.T) *drain {
 	t.Helper()
 	d := &drain{}
@@ -284,7 +291,8 @@ func allDrained(names ...string) func(*judge.View) string {
 	}
 }
 
-// allPutBack is true once all of some maintenances have put back everything but the cordons that were there before.
+// allPutBack is true once all of some maintenances have put back everything but the cordons that
+// were there before.
 func allPutBack(cordoned []string, names ...string) func(*judge.View) string {
 	return func(v *judge.View) string {
 		for _, name := range names {
@@ -302,8 +310,8 @@ func allPutBack(cordoned []string, names ...string) func(*judge.View) string {
 	}
 }
 
-// finish waits until a drain is complete, puts its nodes back in an order left to chance, and judges. Between is called after each stage that
-// was set.
+// finish waits until a drain is complete, puts its nodes back in an order left to chance, and
+// judges. Between is called after each stage that was set.
 func (f *fleet) finish(t *testing.T, recorder *judge.Recorder, d *drain, between func()) {
 	t.Helper()
 	waitFor(t, recorder, allDrained(d.names...))
@@ -348,8 +356,8 @@ func (f *fleet) judge(t *testing.T, recorder *judge.Recorder, d *drain) {
 	var evacuated []types.UID
 	waitFor(t, recorder, func(v *judge.View) string { evacuated = v.Evacuated(); return "" })
 	scaledDown := len(evacuated) - len(tried.Intersection(sets.New(evacuated...)))
-	// A judge that has seen nothing has nothing to say. A few may be missing: an Evacuation can come
-	// and go while the watch is interrupted by a kill.
+	// A judge that has seen nothing has nothing to say. A few may be missing: an Evacuation can
+	// come and go while the watch is interrupted by a kill.
 	if len(evacuated) < d.pods*9/10 {
 		t.Errorf("the judge has seen %d pods leave that were asked to, of %d", len(evacuated), d.pods)
 	}
@@ -371,8 +379,9 @@ func stage(t *testing.T, name string, stage v1alpha1.NodeMaintenanceStage) {
 	})
 }
 
-// TestOverlappingMaintenances drains a part of a fleet with three maintenances that share nodes, undisturbed, then with a server that is killed,
-// then called off. Each time a judge that sees only the API looks whether anything was done that should not have been.
+// TestOverlappingMaintenances drains a part of a fleet with three maintenances that share nodes,
+// undisturbed, then with a server that is killed, then called off. Each time a judge that sees only
+// the API looks whether anything was done that should not have been.
 func TestOverlappingMaintenances(t *testing.T) {
 	f := newFleet(t)
 	t.Run("take their nodes out in waves and put them back", func(t *testing.T) {
@@ -406,7 +415,8 @@ func (f *fleet) killLeader(t *testing.T) {
 		recorder := cluster.Judge(t, f.pool, f.namespace)
 		d := f.drain(t)
 		for kills < f.kills {
-			// Some number of pods later, which may be none. One drain is long enough for most of the kills.
+			// Some number of pods later, which may be none. One drain is long enough for most of
+			// the kills.
 			later := f.random.IntN(max(1, d.pods/f.kills))
 			var asked int
 			waitFor(t, recorder, func(v *judge.View) string { asked = v.Asked(); return "" })
@@ -470,7 +480,8 @@ func (f *fleet) callOff(t *testing.T) {
 			}
 			return ""
 		})
-		// A maintenance that is done has withdrawn from every pod: nothing may be left, and nothing be evicted after it.
+		// A maintenance that is done has withdrawn from every pod: nothing may be left, and nothing
+		// be evicted after it.
 		done := time.Now()
 		evacuations, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(f.namespace).List(t.Context(), metav1.ListOptions{})
 		if err != nil {

@@ -37,8 +37,8 @@ import (
 // pagePatience is how long the commands of one block may take.
 const pagePatience = 5 * time.Minute
 
-// TestPagesRun runs every block of shell commands of README and docs that is marked runnable, in a folder of its own
-// that looks like a clone beside a cluster of `make cluster-up`.
+// TestPagesRun runs every block of shell commands of README and docs that is marked runnable, in a
+// folder of its own that looks like a clone beside a cluster of `make cluster-up`.
 func TestPagesRun(t *testing.T) {
 	var pages []string
 	for _, pattern := range []string{"*.md", "docs/*.md"} {
@@ -138,7 +138,8 @@ func belongingsOfCluster(t *testing.T) pageState {
 	return state
 }
 
-// objectsOf returns "kind namespace name" of the objects of a kind; the namespace of what has none is "<none>".
+// objectsOf returns "kind namespace name" of the objects of a kind; the namespace of what has none
+// is "<none>".
 func objectsOf(t *testing.T, kind string) []string {
 	t.Helper()
 	out := cluster.MustKubectl(noContext{t}, "", "get", kind, "-A", "--no-headers",

@@ -45,7 +45,8 @@ type shell struct {
 	environment []string
 }
 
-// newShell builds the plugin and installs it beside kubectl, for a user with a kubeconfig of their own.
+// newShell builds the plugin and installs it beside kubectl, for a user with a kubeconfig of their
+// own.
 func newShell(t *testing.T, user string) *shell {
 	t.Helper()
 	folder := t.TempDir()
@@ -184,7 +185,8 @@ func (p *program) ends(t *testing.T, want int) {
 	}
 }
 
-// TestPlugin goes through a drain as somebody does who has the plugin, a terminal and the documented rights, and nothing else.
+// TestPlugin goes through a drain as somebody does who has the plugin, a terminal and the
+// documented rights, and nothing else.
 func TestPlugin(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)

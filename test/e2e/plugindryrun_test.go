@@ -33,7 +33,8 @@ import (
 
 // touched is what a maintenance would change.
 type touched struct {
-	// Nodes are the marks of the nodes, Maintenances what was asked for, Pods those that run, by name.
+	// Nodes are the marks of the nodes, Maintenances what was asked for, Pods those that run, by
+	// name.
 	Nodes        map[string]nodeMarks
 	Maintenances map[string]maintenanceOrder
 	Pods         map[string]bool
@@ -89,7 +90,8 @@ func look(t *testing.T, user, namespace string, nodes []string) touched {
 	return found
 }
 
-// TestPluginDryRun asks the server what each command would do: it answers with its warnings and refusals, and nothing changes.
+// TestPluginDryRun asks the server what each command would do: it answers with its warnings and
+// refusals, and nothing changes.
 func TestPluginDryRun(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)

@@ -69,7 +69,8 @@ func blockersOf(p *v1alpha1.NodeMaintenancePreview) map[v1alpha1.PreviewEffect][
 	return blockers
 }
 
-// TestPreviewComesTrue looks at the preview of an Idle maintenance, and then whether the drain does what it has said.
+// TestPreviewComesTrue looks at the preview of an Idle maintenance, and then whether the drain does
+// what it has said.
 func TestPreviewComesTrue(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 3, true)
 	namespace := cluster.NewNamespace(t)
@@ -260,7 +261,8 @@ func checkPreview(t *testing.T, preview *v1alpha1.NodeMaintenancePreview, nm *v1
 	}
 }
 
-// watchDepartures returns what returns the pods of a namespace in the order in which they were told to stop, as namespace/name.
+// watchDepartures returns what returns the pods of a namespace in the order in which they were told
+// to stop, as namespace/name.
 func watchDepartures(t *testing.T, namespace string) func() []string {
 	t.Helper()
 	pods := cluster.As(t).Kube.CoreV1().Pods(namespace)
@@ -315,8 +317,8 @@ func TestWhoMaySeeAPreview(t *testing.T) {
 	}
 }
 
-// TestPreviewOfSharedNodes looks at the preview of a maintenance whose requester may not delete one of its nodes, and whose other node is held
-// by another.
+// TestPreviewOfSharedNodes looks at the preview of a maintenance whose requester may not delete one
+// of its nodes, and whose other node is held by another.
 func TestPreviewOfSharedNodes(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
@@ -334,7 +336,8 @@ func TestPreviewOfSharedNodes(t *testing.T) {
 		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{})
 		return err == nil && len(list.Items) == 1 && list.Items[0].Spec.PodRef.UID == stuck.UID, err
 	})
-	// The user may have the first node maintained; the second joins when it gets the label of the first.
+	// The user may have the first node maintained; the second joins when it gets the label of the
+	// first.
 	label := framework.Name("e2e.haulout.dev/group")
 	patch := func(node string) {
 		t.Helper()

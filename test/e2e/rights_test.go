@@ -50,8 +50,9 @@ func rule(group, resource, name string, verbs ...string) rbacv1.PolicyRule {
 	return r
 }
 
-// TestRightsOfEvacuations has service accounts do what takes a right to instigators or evacuators, in the namespace of the Evacuation: with exactly that
-// right they can; without it, with that to another name, or with that in another namespace they cannot, and are told what is missing.
+// TestRightsOfEvacuations has service accounts do what takes a right to instigators or evacuators,
+// in the namespace of the Evacuation: with exactly that right they can; without it, with that to
+// another name, or with that in another namespace they cannot, and are told what is missing.
 func TestRightsOfEvacuations(t *testing.T) {
 	const instigator, class = "mover.example.com", "mover.example.com"
 	pool, nodes := cluster.NewPool(t, 1, true)

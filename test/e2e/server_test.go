@@ -61,7 +61,8 @@ func TestDrainGoesOnAfterTheServerWasKilled(t *testing.T) {
 	unschedulable(t, false, nodes...)
 }
 
-// What was acknowledged must still be there, to the last write, after the process was killed in the middle of writing.
+// What was acknowledged must still be there, to the last write, after the process was killed in the
+// middle of writing.
 func TestNothingAcknowledgedIsLost(t *testing.T) {
 	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
 	const label = "e2e.haulout.dev/acknowledged"

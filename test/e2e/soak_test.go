@@ -41,15 +41,17 @@ import (
 // soakRounds is how many drains a soak makes.
 const soakRounds, fullSoakRounds = 6, 200
 
-// grounds is what a soak runs on. One node was cordoned by somebody else, another one bears the taint by somebody else's hand.
+// grounds is what a soak runs on. One node was cordoned by somebody else, another one bears the
+// taint by somebody else's hand.
 type grounds struct {
 	namespace       string
 	nodes           []string
 	cordoned, taint string
 }
 
-// TestNothingDiffersAfterManyDrains drains, completes, deletes and crashes at random, and looks each time whether everything is as before: the numbers
-// and annotations of Deployments and autoscalers, the annotations of pods, the taints and cordons of nodes.
+// TestNothingDiffersAfterManyDrains drains, completes, deletes and crashes at random, and looks
+// each time whether everything is as before: the numbers and annotations of Deployments and
+// autoscalers, the annotations of pods, the taints and cordons of nodes.
 func TestNothingDiffersAfterManyDrains(t *testing.T) {
 	random, rounds := framework.Random(t), soakRounds
 	if framework.Full(t) {
@@ -89,14 +91,16 @@ func TestNothingDiffersAfterManyDrains(t *testing.T) {
 			}
 			return true, nil
 		})
-		// An autoscaler without metrics never scales down, and one that has come to its limit leaves no room for the next surge.
+		// An autoscaler without metrics never scales down, and one that has come to its limit
+		// leaves no room for the next surge.
 		cluster.MustKubectl(t, "", "scale", "deployment", "scaled", "-n", g.namespace, "--replicas=2")
 		g.settle(t)
 	}
 }
 
-// choose returns one or two nodes to drain. One of those that pods may come to is spared, each time another one: where a surge finds no room it waits for
-// minutes, which TestStuckSurge is about, and on a node that is never drained the pods would gather.
+// choose returns one or two nodes to drain. One of those that pods may come to is spared, each time
+// another one: where a surge finds no room it waits for minutes, which TestStuckSurge is about, and
+// on a node that is never drained the pods would gather.
 func (g *grounds) choose(random *rand.Rand) []string {
 	spared := []int{0, 1, 4}[random.IntN(3)]
 	nodes := slices.Delete(slices.Clone(g.nodes), spared, spared+1)
@@ -104,8 +108,8 @@ func (g *grounds) choose(random *rand.Rand) []string {
 	return nodes[:1+random.IntN(2)]
 }
 
-// start makes the workloads: an app that moves, one with a cost of its own that never may, one with a single replica, one with an autoscaler, and
-// a DaemonSet.
+// start makes the workloads: an app that moves, one with a cost of its own that never may, one with
+// a single replica, one with an autoscaler, and a DaemonSet.
 func (g *grounds) start(t *testing.T, pool string) {
 	t.Helper()
 	daemonSet(t, g.namespace, pool, "logs", len(g.nodes))
@@ -131,7 +135,8 @@ func (g *grounds) start(t *testing.T, pool string) {
 	cluster.MustKubectl(t, "", "taint", "node", g.taint, v1alpha1.TaintDrain+":NoSchedule")
 }
 
-// waitUntil waits for a moment of a drain, or for its end if that comes first. What never may leave holds the first wave for ever where it is.
+// waitUntil waits for a moment of a drain, or for its end if that comes first. What never may leave
+// holds the first wave for ever where it is.
 func (g *grounds) waitUntil(t *testing.T, maintenance, moment string) {
 	t.Helper()
 	framework.Eventually(t, moment, func(ctx context.Context) (bool, error) {
@@ -207,7 +212,8 @@ func (g *grounds) look(t *testing.T) map[string]string {
 		d := &deployments.Items[i]
 		replicas := fmt.Sprint(*d.Spec.Replicas)
 		if d.Name == "scaled" {
-			// The autoscaler's business. Without metrics it does not scale down again; what was written on it is compared.
+			// The autoscaler's business. Without metrics it does not scale down again; what was
+			// written on it is compared.
 			replicas = "its autoscaler's"
 		}
 		seen["deployment "+d.Name] = fmt.Sprintf("%s replicas, %v", replicas, d.Annotations)

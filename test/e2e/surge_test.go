@@ -41,7 +41,8 @@ import (
 // saidWithin is how soon the owner of an app has to be told that its surge is stuck.
 const saidWithin = 10 * time.Second
 
-// single makes a Deployment of one replica, of which the given budget, if any, wants one to be available, and returns the node that it is on.
+// single makes a Deployment of one replica, of which the given budget, if any, wants one to be
+// available, and returns the node that it is on.
 func single(t *testing.T, namespace, name, pool string, budget *policyv1.PodDisruptionBudgetSpec, modify ...func(*appsv1.Deployment)) (node string) {
 	t.Helper()
 	surges := func(d *appsv1.Deployment) {
@@ -80,7 +81,8 @@ func drainNodes(t *testing.T, pool string, nodes ...string) *v1alpha1.NodeMainte
 	}))
 }
 
-// asBefore waits until a Deployment has as many replicas as its users want, with nothing of ours left on it and on its pods.
+// asBefore waits until a Deployment has as many replicas as its users want, with nothing of ours
+// left on it and on its pods.
 func asBefore(t *testing.T, namespace, name string, replicas int32) {
 	t.Helper()
 	framework.Eventually(t, "Deployment "+name+" is as before", func(ctx context.Context) (bool, error) {
@@ -243,7 +245,8 @@ func autoscale(t *testing.T, namespace, name string, low, high int32) {
 	})
 }
 
-// The autoscaler of the development cluster has no metrics, so that it does not scale down by itself.
+// The autoscaler of the development cluster has no metrics, so that it does not scale down by
+// itself.
 func TestOneReplicaWithAnAutoscalerIsNeverMissed(t *testing.T) {
 	pool, _ := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
@@ -290,7 +293,8 @@ func TestManySingleReplicasOnSeveralNodes(t *testing.T) {
 }
 
 func TestStuckSurge(t *testing.T) {
-	// stays checks that the pod was not evicted, and that all is as before when the evacuation is called off.
+	// stays checks that the pod was not evicted, and that all is as before when the evacuation is
+	// called off.
 	stays := func(t *testing.T, namespace string, nm *v1alpha1.NodeMaintenance, e *v1alpha1.Evacuation) {
 		t.Helper()
 		if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), nm.Name, metav1.DeleteOptions{}); err != nil {
@@ -382,7 +386,8 @@ func TestStuckSurge(t *testing.T) {
 	})
 }
 
-// A GitOps tool that resets the number of replicas again and again gets its way, and the app never has fewer than its manifest says.
+// A GitOps tool that resets the number of replicas again and again gets its way, and the app never
+// has fewer than its manifest says.
 func TestSurgeAgainstGitOps(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
@@ -468,7 +473,8 @@ func belongings(ctx context.Context, t *testing.T, namespace, pool string) (map[
 	return found, nil
 }
 
-// TestRandomDrainsLeaveNothingBehind drains nodes, calls drains off at any moment and kills the server, over and over. In the end all is as before.
+// TestRandomDrainsLeaveNothingBehind drains nodes, calls drains off at any moment and kills the
+// server, over and over. In the end all is as before.
 func TestRandomDrainsLeaveNothingBehind(t *testing.T) {
 	rounds := 6
 	if framework.Full(t) {

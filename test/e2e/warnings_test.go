@@ -58,8 +58,9 @@ func (r *received) take() []string {
 	return texts
 }
 
-// TestPodsInTheWayAreNamedWhenADrainBegins drains pods that cannot leave, that will not come back and that are left
-// running. Admission does not look at pods: the controller names them when the drain begins.
+// TestPodsInTheWayAreNamedWhenADrainBegins drains pods that cannot leave, that will not come back
+// and that are left running. Admission does not look at pods: the controller names them when the
+// drain begins.
 func TestPodsInTheWayAreNamedWhenADrainBegins(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)

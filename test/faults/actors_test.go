@@ -193,7 +193,8 @@ func (s *storm) withdrawAnother(ctx context.Context, random *rand.Rand) error {
 	return err
 }
 
-// deleteEvacuation deletes one in the state in which it was seen, and looks whether that should have been refused.
+// deleteEvacuation deletes one in the state in which it was seen, and looks whether that should
+// have been refused.
 func (s *storm) deleteEvacuation(ctx context.Context, random *rand.Rand) error {
 	e := s.evacuation(random)
 	if e == nil {
@@ -225,7 +226,8 @@ func turnOf(e *v1alpha1.Evacuation, random *rand.Rand) string {
 	return one(random, evacuators).EvacuatorClass
 }
 
-// report has an evacuator say something: that it lives, how far it is, that it cannot stop any more, that it is done, which may be a lie.
+// report has an evacuator say something: that it lives, how far it is, that it cannot stop any
+// more, that it is done, which may be a lie.
 func (s *storm) report(ctx context.Context, random *rand.Rand) error {
 	e := s.evacuation(random)
 	if e == nil {
@@ -282,7 +284,8 @@ func (s *storm) keep(e *v1alpha1.Evacuation) {
 	s.old = append(s.old, e)
 }
 
-// reportLate has an evacuator write what it has seen a while ago, which it may believe to be up to date.
+// reportLate has an evacuator write what it has seen a while ago, which it may believe to be up to
+// date.
 func (s *storm) reportLate(ctx context.Context, random *rand.Rand) error {
 	s.mu.Lock()
 	if len(s.old) == 0 {
@@ -344,8 +347,8 @@ func (s *storm) usurp(ctx context.Context, random *rand.Rand) error {
 	return err
 }
 
-// giveUp has the evacuators of Evacuations with a long deadline, which are those of maintenances, say that they can do no more: nobody here would
-// wait for them otherwise.
+// giveUp has the evacuators of Evacuations with a long deadline, which are those of maintenances,
+// say that they can do no more: nobody here would wait for them otherwise.
 func (s *storm) giveUp(ctx context.Context) {
 	for _, e := range s.witness.Evacuations() {
 		class := e.Status.ActiveEvacuatorClass

@@ -14,18 +14,22 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package faults throws at a real server, in front of the development cluster, what may go wrong, in an order left to chance, and has somebody watch
-// who sees only what every client sees.
+// Package faults throws at a real server, in front of the development cluster, what may go wrong,
+// in an order left to chance, and has somebody watch who sees only what every client sees.
 //
-// TestProtocol is about Evacuations. Instigators of several names ask for pods to leave, join, withdraw and delete; evacuators of several classes
-// report, fall silent, come too late, claim to be done while the pod is there, forbid to be called off, delete the pod, and try to write what is not
-// theirs; pods end, vanish and come back under the same name; budgets open, close and contradict each other; a maintenance drains a node
-// and is called off; namespaces are deleted; the server is killed. All of it at the same time. A witness (test/internal/protocol) holds
-// against it: one Evacuation per pod, turns in their order that end by completion or deadline only, no eviction before all turns are over, nothing
-// that changes after the end. When the storm is over, some more pods are asked to leave, so that there is something left; whatever has not ended
-// has to say what blocks it; and when that is cleared away, everything has to end.
+// TestProtocol is about Evacuations. Instigators of several names ask for pods to leave, join,
+// withdraw and delete; evacuators of several classes report, fall silent, come too late, claim to
+// be done while the pod is there, forbid to be called off, delete the pod, and try to write what is
+// not theirs; pods end, vanish and come back under the same name; budgets open, close and
+// contradict each other; a maintenance drains a node and is called off; namespaces are deleted; the
+// server is killed. All of it at the same time. A witness (test/internal/protocol) holds against
+// it: one Evacuation per pod, turns in their order that end by completion or deadline only, no
+// eviction before all turns are over, nothing that changes after the end. When the storm is over,
+// some more pods are asked to leave, so that there is something left; whatever has not ended has to
+// say what blocks it; and when that is cleared away, everything has to end.
 //
-// Run it with `make e2e RUN=TestProtocol`; E2E_FULL=1 makes the storm long, E2E_SEED=n makes the choices of an earlier run again (what comes of them
-// depends on the machine, too). On a cluster of your own (E2E_CLUSTER_DIR), start the server with the flags that this test would give it:
+// Run it with `make e2e RUN=TestProtocol`; E2E_FULL=1 makes the storm long, E2E_SEED=n makes the
+// choices of an earlier run again (what comes of them depends on the machine, too). On a cluster of
+// your own (E2E_CLUSTER_DIR), start the server with the flags that this test would give it:
 // HAULOUT_FLAGS="--evacuator-start-deadline=2s --completed-evacuation-ttl=10s".
 package faults

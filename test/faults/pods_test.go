@@ -44,7 +44,8 @@ const (
 	hold = "faults.haulout.dev/hold"
 )
 
-// makePod makes a pod of one of the few names that there are, if there is none of that name. Some name evacuators.
+// makePod makes a pod of one of the few names that there are, if there is none of that name. Some
+// name evacuators.
 func (s *storm) makePod(ctx context.Context, random *rand.Rand) error {
 	slot, node, namespace := random.IntN(slots), one(random, s.nodes), one(random, s.namespaces)
 	s.mu.Lock()
@@ -54,7 +55,8 @@ func (s *storm) makePod(ctx context.Context, random *rand.Rand) error {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace, Name: fmt.Sprintf("web-%d", slot), Annotations: map[string]string{},
-			// The serial keeps pods of different names from being taken for each other's successors.
+			// The serial keeps pods of different names from being taken for each other's
+			// successors.
 			Labels: map[string]string{"group": strconv.Itoa(slot % groups), "serial": strconv.Itoa(serial)},
 		},
 		Spec: framework.PodSpec(s.pool),
@@ -123,8 +125,8 @@ func (s *storm) letPodsGo(ctx context.Context, _ *rand.Rand) error {
 	return nil
 }
 
-// changeBudget gives the pods of a group a budget that allows every disruption, none, or cannot be computed, as its pods have no controller; a second
-// one beside it; or no budget any more.
+// changeBudget gives the pods of a group a budget that allows every disruption, none, or cannot be
+// computed, as its pods have no controller; a second one beside it; or no budget any more.
 func (s *storm) changeBudget(ctx context.Context, random *rand.Rand) error {
 	namespace, group, what := one(random, s.namespaces), random.IntN(groups), random.IntN(8)
 	budgets := s.admin.Kube.PolicyV1().PodDisruptionBudgets(namespace)
@@ -199,8 +201,9 @@ func (s *storm) makeNamespaces(ctx context.Context, _ *rand.Rand) error {
 	return nil
 }
 
-// askOnceMore has some more pods asked to leave, of which half are under budgets that allow none to go. A storm may have brought nearly everything to
-// an end that would have stood still, by a namespace or a pod that was deleted, and may have closed no budget in time.
+// askOnceMore has some more pods asked to leave, of which half are under budgets that allow none to
+// go. A storm may have brought nearly everything to an end that would have stood still, by a
+// namespace or a pod that was deleted, and may have closed no budget in time.
 func (s *storm) askOnceMore() {
 	s.t.Helper()
 	random := rand.New(rand.NewPCG(s.seed, 200)) //nolint:gosec // nothing here is secret
@@ -243,7 +246,8 @@ func (s *storm) closeBudget(ctx context.Context, namespace string) error {
 	return err
 }
 
-// callOff withdraws half of the Evacuations in everybody's name. Their pods have to stay then, whatever their budgets allow later.
+// callOff withdraws half of the Evacuations in everybody's name. Their pods have to stay then,
+// whatever their budgets allow later.
 func (s *storm) callOff() {
 	s.t.Helper()
 	chance := rand.New(rand.NewPCG(s.seed, 100)) //nolint:gosec // nothing here is secret

@@ -68,7 +68,8 @@ func start(t *testing.T) {
 
 // size is how long the storm is and how often the worst happens in it.
 type size struct {
-	// lasts is how long things are done with the server there, kills how often it is killed meanwhile.
+	// lasts is how long things are done with the server there, kills how often it is killed
+	// meanwhile.
 	lasts time.Duration
 	kills int
 }
@@ -82,7 +83,8 @@ const (
 	// workers do things at the same time, so many a second in all.
 	workers   = 8
 	perSecond = 55
-	// settles is how long it may take until everything has ended or says what blocks it: some turns, on a machine that is busy.
+	// settles is how long it may take until everything has ended or says what blocks it: some
+	// turns, on a machine that is busy.
 	settles = 90 * time.Second
 )
 
@@ -105,7 +107,8 @@ type storm struct {
 	serial int
 	// old are Evacuations as they once were, for those that come too late.
 	old []*v1alpha1.Evacuation
-	// down is when the server was killed last, up when it was back, lost for how long it was away before that.
+	// down is when the server was killed last, up when it was back, lost for how long it was away
+	// before that.
 	down, up time.Time
 	lost     time.Duration
 }
@@ -215,7 +218,8 @@ func (s *storm) follow() {
 	}
 }
 
-// blow does what is left to chance. Each worker makes its own choices in its own order, so that a seed gives the same ones again.
+// blow does what is left to chance. Each worker makes its own choices in its own order, so that a
+// seed gives the same ones again.
 func (s *storm) blow() {
 	s.t.Helper()
 	begin := time.Now()
@@ -262,7 +266,8 @@ func (s *storm) away() time.Duration {
 	return s.lost
 }
 
-// killTimes are when the server is killed, counted from the beginning of the storm without the times in which it was away.
+// killTimes are when the server is killed, counted from the beginning of the storm without the
+// times in which it was away.
 func (s *storm) killTimes() []time.Duration {
 	chance := rand.New(rand.NewPCG(s.seed, 0)) //nolint:gosec // nothing here is secret
 	var at []time.Duration

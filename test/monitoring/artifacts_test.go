@@ -14,8 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package monitoring checks the alert rules and the dashboard of artifacts/monitoring with Prometheus' own libraries. It is a module of its own because
-// these bring more than a hundred others along.
+// Package monitoring checks the alert rules and the dashboard of artifacts/monitoring with
+// Prometheus' own libraries. It is a module of its own because these bring more than a hundred
+// others along.
 package monitoring
 
 import (
@@ -32,8 +33,8 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-// artifacts is the folder that is checked. metrics.txt has the names of all metrics that its rules and its dashboard use: test/e2e looks for each in
-// what a cluster serves.
+// artifacts is the folder that is checked. metrics.txt has the names of all metrics that its rules
+// and its dashboard use: test/e2e looks for each in what a cluster serves.
 const artifacts = "../../artifacts/monitoring"
 
 func read(t *testing.T, name string) []byte {

@@ -14,8 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Command evacuator takes the pods of an app off their nodes that have to write their state away before they stop. It needs the rights of
-// ../rbac-evacuator.yaml, and the pods the annotation evacuation.coordination.k8s.io/priority_flush.example.com: "20000".
+// Command evacuator takes the pods of an app off their nodes that have to write their state away
+// before they stop. It needs the rights of ../rbac-evacuator.yaml, and the pods the annotation
+// evacuation.coordination.k8s.io/priority_flush.example.com: "20000".
 package main
 
 import (

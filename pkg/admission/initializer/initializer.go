@@ -14,9 +14,10 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package initializer hands the admission plugins what they need beyond the generic initializer of the API server library, which already
-// gives them the host cluster: its client and informers through WantsExternalKubeClientSet and WantsExternalKubeInformerFactory, its
-// authorizer through WantsAuthorizer.
+// Package initializer hands the admission plugins what they need beyond the generic initializer of
+// the API server library, which already gives them the host cluster: its client and informers
+// through WantsExternalKubeClientSet and WantsExternalKubeInformerFactory, its authorizer through
+// WantsAuthorizer.
 package initializer
 
 import (
@@ -35,12 +36,14 @@ type Self struct {
 
 // WantsMaintenanceInformers is implemented by plugins that read our own API.
 type WantsMaintenanceInformers interface {
-	// SetMaintenanceInformers gives the informers of our API. They are started after all plugins are initialized.
+	// SetMaintenanceInformers gives the informers of our API. They are started after all plugins
+	// are initialized.
 	SetMaintenanceInformers(informers.SharedInformerFactory)
 	admission.InitializationValidator
 }
 
-// WantsServerIdentity is implemented by plugins that treat requests of the server itself differently.
+// WantsServerIdentity is implemented by plugins that treat requests of the server itself
+// differently.
 type WantsServerIdentity interface {
 	// SetServerIdentity gives the identity, which may only be filled in after initialization.
 	SetServerIdentity(*identity.Server)

@@ -25,13 +25,14 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 )
 
-// KnownPods are the pods that the controllers of this server know while it leads: only then has it a cache of them. Its zero value knows none. It may
-// be used by several goroutines.
+// KnownPods are the pods that the controllers of this server know while it leads: only then has it
+// a cache of them. Its zero value knows none. It may be used by several goroutines.
 type KnownPods struct {
 	lister atomic.Pointer[corelisters.PodLister]
 }
 
-// Set gives the cache of the controllers; nil takes it away, which has to happen before its informer ends.
+// Set gives the cache of the controllers; nil takes it away, which has to happen before its
+// informer ends.
 func (k *KnownPods) Set(lister corelisters.PodLister) {
 	if lister == nil {
 		k.lister.Store(nil)
@@ -40,7 +41,8 @@ func (k *KnownPods) Set(lister corelisters.PodLister) {
 	k.lister.Store(&lister)
 }
 
-// Get returns a pod with what controllers read of it (cache.Strip), or nil if none is known with that name and UID. It must not be changed.
+// Get returns a pod with what controllers read of it (cache.Strip), or nil if none is known with
+// that name and UID. It must not be changed.
 func (k *KnownPods) Get(namespace, name string, uid types.UID) *corev1.Pod {
 	lister := k.lister.Load()
 	if lister == nil {
@@ -53,7 +55,8 @@ func (k *KnownPods) Get(namespace, name string, uid types.UID) *corev1.Pod {
 	return pod
 }
 
-// WantsKnownPods is implemented by plugins to which it is enough, for requests of the server itself, what its controllers know of pods.
+// WantsKnownPods is implemented by plugins to which it is enough, for requests of the server
+// itself, what its controllers know of pods.
 type WantsKnownPods interface {
 	// SetKnownPods gives the pods.
 	SetKnownPods(*KnownPods)

@@ -16,7 +16,8 @@ limitations under the License.
 
 package maintenance
 
-// Names of the fields that a field selector may name. Conversion, attributes, indexes and tests share them.
+// Names of the fields that a field selector may name. Conversion, attributes, indexes and tests
+// share them.
 const (
 	// FieldName selects by metadata.name (both kinds).
 	FieldName = "metadata.name"

@@ -25,7 +25,8 @@ import (
 type EvacuatorRole string
 
 const (
-	// EvacuatorRoleController is the evacuator that belongs to the pod's controller. There is at most one and its priority is 10000.
+	// EvacuatorRoleController is the evacuator that belongs to the pod's controller. There is at
+	// most one and its priority is 10000.
 	EvacuatorRoleController EvacuatorRole = "controller"
 )
 
@@ -35,14 +36,17 @@ type EvacuationCancellationPolicy string
 const (
 	// EvacuationCancellationPolicyAllow lets the instigators call the evacuation off.
 	EvacuationCancellationPolicyAllow EvacuationCancellationPolicy = "Allow"
-	// EvacuationCancellationPolicyForbid is set by an evacuator that has passed the point of no return: the pod will go.
+	// EvacuationCancellationPolicyForbid is set by an evacuator that has passed the point of no
+	// return: the pod will go.
 	EvacuationCancellationPolicyForbid EvacuationCancellationPolicy = "Forbid"
 )
 
 const (
-	// ConditionComplete is True when the evacuation is over: the pod is gone or has terminated, or the request was cancelled.
+	// ConditionComplete is True when the evacuation is over: the pod is gone or has terminated, or
+	// the request was cancelled.
 	ConditionComplete = "Complete"
-	// ConditionBlocked is True while something keeps the pod from leaving; reason and message say what and what can be done.
+	// ConditionBlocked is True while something keeps the pod from leaving; reason and message say
+	// what and what can be done.
 	ConditionBlocked = "Blocked"
 
 	// ReasonPodDeleted (Complete): the pod is gone from the API.
@@ -54,11 +58,14 @@ const (
 
 	// ReasonPodDisruptionBudget (Blocked): the budget of the pod allows no disruption now.
 	ReasonPodDisruptionBudget = "PodDisruptionBudget"
-	// ReasonPodDisruptionBudgetSyncFailed (Blocked): the budget cannot be computed and so never allows a disruption.
+	// ReasonPodDisruptionBudgetSyncFailed (Blocked): the budget cannot be computed and so never
+	// allows a disruption.
 	ReasonPodDisruptionBudgetSyncFailed = "PodDisruptionBudgetSyncFailed"
-	// ReasonTooManyDisruptedPods (Blocked): the status of the budget is in a state in which the API server refuses every eviction.
+	// ReasonTooManyDisruptedPods (Blocked): the status of the budget is in a state in which the API
+	// server refuses every eviction.
 	ReasonTooManyDisruptedPods = "TooManyDisruptedPods"
-	// ReasonMultiplePodDisruptionBudgets (Blocked): several budgets select the pod, which the eviction API refuses.
+	// ReasonMultiplePodDisruptionBudgets (Blocked): several budgets select the pod, which the
+	// eviction API refuses.
 	ReasonMultiplePodDisruptionBudgets = "MultiplePodDisruptionBudgets"
 	// ReasonUnhealthyPodsHoldBudget (Blocked): pods that are not ready use up the budget.
 	ReasonUnhealthyPodsHoldBudget = "UnhealthyPodsHoldBudget"
@@ -76,27 +83,34 @@ const (
 	ReasonRecreated = "Recreated"
 	// ReasonEvictionForbidden (Blocked): the server is not allowed to evict the pod.
 	ReasonEvictionForbidden = "EvictionForbidden"
-	// ReasonEvictionDenied (Blocked): an admission webhook or an admission policy refuses the eviction; the message quotes it.
+	// ReasonEvictionDenied (Blocked): an admission webhook or an admission policy refuses the
+	// eviction; the message quotes it.
 	ReasonEvictionDenied = "EvictionDenied"
 	// ReasonEvictionError (Blocked): the eviction fails for another reason; the message quotes it.
 	ReasonEvictionError = "EvictionError"
-	// ReasonSurgePending (Blocked): the pod that is to replace this one is not available after the surge timeout.
+	// ReasonSurgePending (Blocked): the pod that is to replace this one is not available after the
+	// surge timeout.
 	ReasonSurgePending = "SurgePending"
-	// ReasonEvacuationHeld (Blocked): the Evacuation is being deleted and a finalizer that is not an instigator's holds it; the message names it.
+	// ReasonEvacuationHeld (Blocked): the Evacuation is being deleted and a finalizer that is not
+	// an instigator's holds it; the message names it.
 	ReasonEvacuationHeld = "EvacuationHeld"
-	// ReasonBudgetsHoldEachOther (Blocked): two drains wait for each other's pods, because each holds the budget of the other one's.
+	// ReasonBudgetsHoldEachOther (Blocked): two drains wait for each other's pods, because each
+	// holds the budget of the other one's.
 	ReasonBudgetsHoldEachOther = "BudgetsHoldEachOther"
-	// ReasonBudgetPodsCordoned (Blocked): the pods that would free the budget cannot run, because their nodes are cordoned.
+	// ReasonBudgetPodsCordoned (Blocked): the pods that would free the budget cannot run, because
+	// their nodes are cordoned.
 	ReasonBudgetPodsCordoned = "BudgetPodsCordoned"
 )
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// Evacuation asks one pod to leave its node: the contract between those who ask (instigators, one finalizer each), those who can do it
-// gracefully (evacuators) and the eviction that follows when no evacuator is left (KEP-4212, "Drain").
+// Evacuation asks one pod to leave its node: the contract between those who ask (instigators, one
+// finalizer each), those who can do it gracefully (evacuators) and the eviction that follows when
+// no evacuator is left (KEP-4212, "Drain").
 type Evacuation struct {
 	metav1.TypeMeta
-	// metadata is the standard object metadata. The name is "<pod UID>-<pod name>"; it may be left out on creation.
+	// metadata is the standard object metadata. The name is "<pod UID>-<pod name>"; it may be left
+	// out on creation.
 	metav1.ObjectMeta
 
 	// spec says which pod leaves and who may help. Immutable once created.
@@ -111,12 +125,13 @@ type EvacuationSpec struct {
 	// podRef identifies the pod that is to leave. It must exist when the Evacuation is created.
 	PodRef PodReference
 
-	// progressDeadlineSeconds is how long the active evacuator may be silent before the next one takes over, in seconds.
-	// 1 to 86400; the default is 1800.
+	// progressDeadlineSeconds is how long the active evacuator may be silent before the next one
+	// takes over, in seconds. 1 to 86400; the default is 1800.
 	ProgressDeadlineSeconds *int32
 
-	// evacuators are those who may take the pod off its node, highest priority first. On creation the server adds those that the pod's
-	// annotations name and those that are built in for its owner. At most 16.
+	// evacuators are those who may take the pod off its node, highest priority first. On creation
+	// the server adds those that the pod's annotations name and those that are built in for its
+	// owner. At most 16.
 	Evacuators []Evacuator
 
 	// nodeName is the node that the pod ran on when the Evacuation was created. Set by the server.
@@ -137,34 +152,41 @@ type Evacuator struct {
 	// evacuatorClass names the evacuator: a DNS subdomain of at most 54 characters.
 	EvacuatorClass string
 
-	// priority decides who acts first, the highest first. 0 to 100000; 10000 is the pod's controller, 9900 to 10099 are kept for classes
-	// that share its parent domain.
+	// priority decides who acts first, the highest first. 0 to 100000; 10000 is the pod's
+	// controller, 9900 to 10099 are kept for classes that share its parent domain.
 	Priority int32
 
-	// role is "controller" for the evacuator of the pod's controller (priority 10000) and empty for others.
+	// role is "controller" for the evacuator of the pod's controller (priority 10000) and empty for
+	// others.
 	Role EvacuatorRole
 }
 
 // EvacuationStatus is how far an evacuation is.
 type EvacuationStatus struct {
-	// activeEvacuatorClass is the evacuator whose turn it is, or eviction.maintenance.haulout.dev once all are spent. Written by the
-	// Haulout server; it starts at the highest priority and only moves down.
+	// activeEvacuatorClass is the evacuator whose turn it is, or eviction.maintenance.haulout.dev
+	// once all are spent. Written by the Haulout server; it starts at the highest priority and only
+	// moves down.
 	ActiveEvacuatorClass string
 
-	// activeEvacuatorCompleted is set by the active evacuator when it has done all it can. If the pod still exists the next one takes over.
+	// activeEvacuatorCompleted is set by the active evacuator when it has done all it can. If the
+	// pod still exists the next one takes over.
 	ActiveEvacuatorCompleted bool
 
-	// evacuationProgressTimestamp is when the active evacuator last reported; unset until it has. Stamped by the server.
+	// evacuationProgressTimestamp is when the active evacuator last reported; unset until it has.
+	// Stamped by the server.
 	EvacuationProgressTimestamp *metav1.Time
 
-	// expectedEvacuationFinishTime is when the active evacuator expects the pod to be gone. Written by the active evacuator.
+	// expectedEvacuationFinishTime is when the active evacuator expects the pod to be gone. Written
+	// by the active evacuator.
 	ExpectedEvacuationFinishTime *metav1.Time
 
-	// evacuationCancellationPolicy is Forbid while the active evacuator cannot stop any more. The default is Allow. Written by the active
-	// evacuator; it falls back to Allow when the next one takes over.
+	// evacuationCancellationPolicy is Forbid while the active evacuator cannot stop any more. The
+	// default is Allow. Written by the active evacuator; it falls back to Allow when the next one
+	// takes over.
 	EvacuationCancellationPolicy EvacuationCancellationPolicy
 
-	// failedEvictionCounter counts the calls of the eviction API that were refused because of a budget. It never falls.
+	// failedEvictionCounter counts the calls of the eviction API that were refused because of a
+	// budget. It never falls.
 	FailedEvictionCounter int32
 
 	// message is for people: what happens to the pod. No program reads it. At most 1024 bytes.
@@ -173,7 +195,8 @@ type EvacuationStatus struct {
 	// conditions are Complete and Blocked.
 	Conditions []metav1.Condition
 
-	// activeEvacuatorSince is when the active evacuator got its turn. Written by the Haulout server alone.
+	// activeEvacuatorSince is when the active evacuator got its turn. Written by the Haulout server
+	// alone.
 	ActiveEvacuatorSince *metav1.Time
 }
 

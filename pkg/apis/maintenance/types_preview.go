@@ -25,9 +25,11 @@ import (
 type PreviewEffect string
 
 const (
-	// PreviewEffectNever means that the pods cannot leave until somebody changes what is in the way.
+	// PreviewEffectNever means that the pods cannot leave until somebody changes what is in the
+	// way.
 	PreviewEffectNever PreviewEffect = "Never"
-	// PreviewEffectNotNow means that as things stand the pods cannot leave, which may pass by itself.
+	// PreviewEffectNotNow means that as things stand the pods cannot leave, which may pass by
+	// itself.
 	PreviewEffectNotNow PreviewEffect = "NotNow"
 	// PreviewEffectLost means that the pods leave, and nothing makes them anew.
 	PreviewEffectLost PreviewEffect = "Lost"
@@ -38,25 +40,28 @@ const (
 const (
 	// ReasonNoController (preview only): no controller owns the pod, so that nothing makes it anew.
 	ReasonNoController = "NoController"
-	// ReasonNamespaceTerminating (preview only): the namespace of the pod is being deleted. No Evacuation can be made in it; its pods leave
-	// with the namespace.
+	// ReasonNamespaceTerminating (preview only): the namespace of the pod is being deleted. No
+	// Evacuation can be made in it; its pods leave with the namespace.
 	ReasonNamespaceTerminating = "NamespaceTerminating"
 )
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// NodeMaintenancePreview says what the drain of a NodeMaintenance would do if it began now or, in stage Drain, what it still has to
-// do: the waves, who takes each pod away, and what is in the way. It is worked out on request from the cluster as it is, and never stored.
-// Nothing is touched. Lists are cut to what can be read; the counts are always those of everything.
+// NodeMaintenancePreview says what the drain of a NodeMaintenance would do if it began now or, in
+// stage Drain, what it still has to do: the waves, who takes each pod away, and what is in the way.
+// It is worked out on request from the cluster as it is, and never stored. Nothing is touched.
+// Lists are cut to what can be read; the counts are always those of everything.
 type NodeMaintenancePreview struct {
 	metav1.TypeMeta
-	// metadata has the name, uid, generation and creationTimestamp of the NodeMaintenance that this is about.
+	// metadata has the name, uid, generation and creationTimestamp of the NodeMaintenance that this
+	// is about.
 	metav1.ObjectMeta
 
 	// timestamp is when the server began to look at the cluster.
 	Timestamp metav1.Time
 
-	// stage is the stage of the NodeMaintenance. In Complete and while it is being deleted nothing is to come, and there are no waves.
+	// stage is the stage of the NodeMaintenance. In Complete and while it is being deleted nothing
+	// is to come, and there are no waves.
 	Stage NodeMaintenanceStage
 
 	// podCount is how many pods have to leave.
@@ -68,17 +73,21 @@ type NodeMaintenancePreview struct {
 	// nodeCount is how many nodes are selected.
 	NodeCount int32
 
-	// nodesRefused is how many of the nodes are left alone because the user of spec.requestedBy may not delete them.
+	// nodesRefused is how many of the nodes are left alone because the user of spec.requestedBy may
+	// not delete them.
 	NodesRefused int32
 
-	// nodesUnchecked is how many of the nodes the preview takes for allowed without having asked. The drain itself asks about each.
+	// nodesUnchecked is how many of the nodes the preview takes for allowed without having asked.
+	// The drain itself asks about each.
 	NodesUnchecked int32
 
-	// waves are the entries of the drain plan that have pods to wait for, in their order. Entries without pods cost no time and are left out.
+	// waves are the entries of the drain plan that have pods to wait for, in their order. Entries
+	// without pods cost no time and are left out.
 	Waves []PreviewWave
 
-	// blockers are what is in the way, the worst first: by effect (Never, NotNow, Lost, Delayed), then by the number of pods. Budgets are
-	// worked out for all pods of the drain together. At most 200.
+	// blockers are what is in the way, the worst first: by effect (Never, NotNow, Lost, Delayed),
+	// then by the number of pods. Budgets are worked out for all pods of the drain together. At
+	// most 200.
 	Blockers []PreviewBlocker
 
 	// blockersOmitted is how many blockers there are beyond those listed.
@@ -87,7 +96,8 @@ type NodeMaintenancePreview struct {
 	// podsKept are the pods that are left running on purpose, by reason.
 	PodsKept []PreviewPodsKept
 
-	// maintenances are the other NodeMaintenances on the same nodes, by name; those in stage Complete are not among them. At most 100.
+	// maintenances are the other NodeMaintenances on the same nodes, by name; those in stage
+	// Complete are not among them. At most 100.
 	Maintenances []PreviewMaintenance
 
 	// nodes are the selected nodes, by name. At most 5000.
@@ -114,9 +124,10 @@ type PreviewWave struct {
 	// podCount is how many pods the wave waits for.
 	PodCount int32
 
-	// podsAsked is how many of them are asked to leave at once: in stage Drain now, before that as soon as the maintenance drains and all its
-	// nodes are cordoned. Without other maintenances these are the pods of the first wave. A maintenance on the same nodes that has come
-	// less far makes it less; one that has come further makes it more, in later waves, too.
+	// podsAsked is how many of them are asked to leave at once: in stage Drain now, before that as
+	// soon as the maintenance drains and all its nodes are cordoned. Without other maintenances
+	// these are the pods of the first wave. A maintenance on the same nodes that has come less far
+	// makes it less; one that has come further makes it more, in later waves, too.
 	PodsAsked int32
 
 	// podsTerminating is how many of them have been told to stop already.
@@ -125,11 +136,13 @@ type PreviewWave struct {
 	// nodeCount is how many nodes they are on.
 	NodeCount int32
 
-	// evacuators counts the pods by who has the first turn; the class eviction.maintenance.haulout.dev stands for the Eviction API. The most
-	// pods come first. At most 50.
+	// evacuators counts the pods by who has the first turn; the class
+	// eviction.maintenance.haulout.dev stands for the Eviction API. The most pods come first. At
+	// most 50.
 	Evacuators []PreviewEvacuator
 
-	// nodes has the pods by node and namespace, each in the order of their names. At most 1000 pods of a wave and 5000 of all waves.
+	// nodes has the pods by node and namespace, each in the order of their names. At most 1000 pods
+	// of a wave and 5000 of all waves.
 	Nodes []PreviewWaveNode
 
 	// podsOmitted is how many pods the wave has beyond those listed.
@@ -138,7 +151,8 @@ type PreviewWave struct {
 
 // PreviewEvacuator counts the pods of an evacuator.
 type PreviewEvacuator struct {
-	// evacuatorClass is the class of the evacuator; it is empty for pods that nothing is able to take away.
+	// evacuatorClass is the class of the evacuator; it is empty for pods that nothing is able to
+	// take away.
 	EvacuatorClass string
 
 	// podCount is how many pods it is.
@@ -171,8 +185,8 @@ type PreviewPod struct {
 	// name of the pod.
 	Name string
 
-	// evacuatorClasses are who takes the pod away: its evacuators in the order of their turns and, for a pod of type Default, eviction at
-	// last. It is empty if nothing is able to.
+	// evacuatorClasses are who takes the pod away: its evacuators in the order of their turns and,
+	// for a pod of type Default, eviction at last. It is empty if nothing is able to.
 	EvacuatorClasses []string
 
 	// blockers are the reasons of all blockers that the pod is among, the worst first.
@@ -187,7 +201,8 @@ type PreviewBlocker struct {
 	// effect says what it comes to: Never, NotNow, Lost or Delayed.
 	Effect PreviewEffect
 
-	// reason is what it is: one of the reasons of the condition Blocked of Evacuations, NoController or NamespaceTerminating.
+	// reason is what it is: one of the reasons of the condition Blocked of Evacuations,
+	// NoController or NamespaceTerminating.
 	Reason string
 
 	// message says in words what is in the way, and what can be done.
@@ -196,8 +211,9 @@ type PreviewBlocker struct {
 	// budgets are the PodDisruptionBudgets behind it.
 	Budgets []PreviewBudget
 
-	// rounds is into how many groups a budget breaks the pods up, one after the other, if it goes on to allow what it allows now. The pods of
-	// a group leave together; their replacements have to be ready before the next. 0 if it has nothing to do with rounds.
+	// rounds is into how many groups a budget breaks the pods up, one after the other, if it goes
+	// on to allow what it allows now. The pods of a group leave together; their replacements have
+	// to be ready before the next. 0 if it has nothing to do with rounds.
 	Rounds int32
 
 	// podCount is how many pods it concerns.
@@ -236,7 +252,8 @@ type PreviewPodReference struct {
 
 // PreviewPodsKept is pods that are left running for the same reason.
 type PreviewPodsKept struct {
-	// reason says in words why: "DaemonSet pod", "DaemonSet pod that tolerates the drain taint" or "static pod".
+	// reason says in words why: "DaemonSet pod", "DaemonSet pod that tolerates the drain taint" or
+	// "static pod".
 	Reason string
 
 	// podCount is how many pods it is.
@@ -254,14 +271,15 @@ type PreviewMaintenance struct {
 	// name of the maintenance.
 	Name string
 
-	// stage of the maintenance. While one is in Drain, each of its nodes follows the plan of the one that has come least far there.
+	// stage of the maintenance. While one is in Drain, each of its nodes follows the plan of the
+	// one that has come least far there.
 	Stage NodeMaintenanceStage
 
 	// nodeCount is how many of the nodes it selects, too.
 	NodeCount int32
 
-	// nodesFastForwarded is on how many of these nodes it has come further than the plan of the previewed maintenance would, so that the
-	// drain of these goes on from there.
+	// nodesFastForwarded is on how many of these nodes it has come further than the plan of the
+	// previewed maintenance would, so that the drain of these goes on from there.
 	NodesFastForwarded int32
 }
 
@@ -273,7 +291,8 @@ type PreviewNode struct {
 	// uid of the node.
 	UID types.UID
 
-	// refused says that the user of spec.requestedBy may not delete the node, so that it is neither cordoned nor drained.
+	// refused says that the user of spec.requestedBy may not delete the node, so that it is neither
+	// cordoned nor drained.
 	Refused bool
 
 	// podCount is how many pods have to leave the node; 0 if it is refused.
@@ -282,7 +301,8 @@ type PreviewNode struct {
 	// podsKept is how many pods are left running on the node on purpose.
 	PodsKept int32
 
-	// message is the drainMessage that the node's status would have first in stage Drain: it names other maintenances that hold the drain
-	// of the node back or have taken it further. In stage Drain it is that of now.
+	// message is the drainMessage that the node's status would have first in stage Drain: it names
+	// other maintenances that hold the drain of the node back or have taken it further. In stage
+	// Drain it is that of now.
 	Message string
 }

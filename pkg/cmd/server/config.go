@@ -48,20 +48,22 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apiserver"
 	"haulout.dev/haulout/pkg/cmd/server/embeddedetcd"
-	controllercache "haulout.dev/haulout/pkg/controller/cache"
-	"haulout.dev/haulout/pkg/controller/liveness"
+	"haulout.dev/haulout/pkg/controller/loop"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/generated/openapi"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/previewer"
 	"haulout.dev/haulout/pkg/identity"
-	"haulout.dev/haulout/pkg/previewer"
 	"haulout.dev/haulout/pkg/version"
 )
 
-// resync is how often informers hand everything out again, which heals what a controller has missed.
+// resync is how often informers hand everything out again, which heals what a controller has
+// missed.
 const resync = 10 * time.Minute
 
-// config turns the options into the configuration of a server. Etcd is the embedded one, nil if there is none.
+// config turns the options into the configuration of a server. Etcd is the embedded one, nil if
+// there is none.
 func (o CompletedOptions) config(ctx context.Context, host *hostCluster, etcd *embeddedetcd.Server, replica *replica) (*apiserver.Config, error) {
 	generic := genericapiserver.NewRecommendedConfig(apiserver.Codecs)
 	if err := o.ServerRun.ApplyTo(&generic.Config); err != nil {
@@ -106,7 +108,8 @@ func (o CompletedOptions) config(ctx context.Context, host *hostCluster, etcd *e
 	return &apiserver.Config{GenericConfig: generic, ExtraConfig: *extra}, nil
 }
 
-// applyStorage makes every resource be stored as --storage-media-type says, which the library's own shortcut ignores.
+// applyStorage makes every resource be stored as --storage-media-type says, which the library's own
+// shortcut ignores.
 func (o CompletedOptions) applyStorage(generic *genericapiserver.RecommendedConfig, etcd *embeddedetcd.Server) error {
 	backend := o.Etcd.StorageConfig
 	backend.StorageObjectCountTracker = generic.StorageObjectCountTracker
@@ -132,12 +135,14 @@ func (o CompletedOptions) applyAuth(generic *genericapiserver.RecommendedConfig)
 	return nil
 }
 
-// refuseAnonymous lets requests of nobody in particular through to the given paths only, whatever a cluster role of the host cluster says.
+// refuseAnonymous lets requests of nobody in particular through to the given paths only, whatever a
+// cluster role of the host cluster says.
 func refuseAnonymous(next authenticator.Request, paths []string) authenticator.Request {
 	return authenticator.RequestFunc(func(req *http.Request) (*authenticator.Response, bool, error) {
 		resp, ok, err := next.AuthenticateRequest(req)
 		if ok && resp.User.GetName() == user.Anonymous && !slices.Contains(paths, req.URL.Path) {
-			// Not an error: the aggregator's probes come like this until the front proxy's CA is loaded, and would each be logged as one.
+			// Not an error: the aggregator's probes come like this until the front proxy's CA is
+			// loaded, and would each be logged as one.
 			return nil, false, nil
 		}
 		return resp, ok, err
@@ -194,7 +199,7 @@ func (o CompletedOptions) controllers(host *hostCluster, r *replica, own clients
 	if err != nil {
 		return nil, err
 	}
-	alive := liveness.New(clock.RealClock{})
+	alive := loop.NewTracker(clock.RealClock{})
 	deps := controllerDependencies{
 		clientsUntil: func(ctx context.Context) (kubernetes.Interface, kubernetes.Interface, error) {
 			return host.clientsUntil(ctx, apiserver.CallGrace)
@@ -222,7 +227,8 @@ func (o CompletedOptions) controllers(host *hostCluster, r *replica, own clients
 	}, nil
 }
 
-// exit ends the process without finishing anything. What is stored is safe: the embedded etcd has synced what it acknowledged.
+// exit ends the process without finishing anything. What is stored is safe: the embedded etcd has
+// synced what it acknowledged.
 func exit(reason error) {
 	klog.Background().Error(reason, "The process ends, so that another replica can act alone")
 	klog.FlushAndExit(klog.ExitFlushTimeout, 1)
@@ -249,7 +255,8 @@ func (o CompletedOptions) applyAdmission(ctx context.Context, generic *genericap
 		utilfeature.DefaultFeatureGate, generic.EffectiveVersion, admission.PluginInitializer(own))
 }
 
-// ownPod reads which pod this server runs in from the environment, which the shipped Deployment fills in.
+// ownPod reads which pod this server runs in from the environment, which the shipped Deployment
+// fills in.
 func ownPod() types.NamespacedName {
 	return types.NamespacedName{Namespace: os.Getenv("POD_NAMESPACE"), Name: os.Getenv("POD_NAME")}
 }

@@ -29,30 +29,31 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"haulout.dev/haulout/pkg/admission/initializer"
-	controllercache "haulout.dev/haulout/pkg/controller/cache"
 	"haulout.dev/haulout/pkg/controller/evacuation"
-	"haulout.dev/haulout/pkg/controller/liveness"
+	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodemaintenance"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
 // controllerDependencies is what every set of controllers is made from.
 type controllerDependencies struct {
-	// clientsUntil makes the clients of the host cluster for one time of leadership; their calls are cut soon after its end.
+	// clientsUntil makes the clients of the host cluster for one time of leadership; their calls
+	// are cut soon after its end.
 	clientsUntil func(context.Context) (limited, unlimited kubernetes.Interface, err error)
 	// host is limited to --kube-api-qps; unlimited is for evictions. run sets both.
 	host, unlimited kubernetes.Interface
 	own             clientset.Interface
 	recorder        events.EventRecorder
 	authorizer      authorizer.Authorizer
-	liveness        *liveness.Tracker
+	liveness        *loop.Tracker
 	options         ControllerOptions
 	evacuators      EvacuatorOptions
 	// ownPod is the pod that this server runs in, if any.
 	ownPod types.NamespacedName
-	// storageID identifies the storage. The node controller writes it into every annotation that it puts on a node, and undoes only
-	// what has it, or what has the ID in options.AdoptStorage.
+	// storageID identifies the storage. The node controller writes it into every annotation that it
+	// puts on a node, and undoes only what has it, or what has the ID in options.AdoptStorage.
 	storageID string
 	// askEveryNodeByName is --authorize-every-node-by-name.
 	askEveryNodeByName bool
@@ -60,8 +61,8 @@ type controllerDependencies struct {
 	pods *initializer.KnownPods
 }
 
-// run makes a set of controllers with caches of its own and runs it until the context ends. Only the leader needs to know all pods, so
-// these caches live and die with its leadership.
+// run makes a set of controllers with caches of its own and runs it until the context ends. Only
+// the leader needs to know all pods, so these caches live and die with its leadership.
 func (d controllerDependencies) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

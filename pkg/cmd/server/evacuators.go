@@ -32,10 +32,10 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/evacuation"
-	"haulout.dev/haulout/pkg/controller/evacuator/daemonset"
-	"haulout.dev/haulout/pkg/controller/evacuator/deployment"
+	"haulout.dev/haulout/pkg/controller/evacuators/daemonset"
+	"haulout.dev/haulout/pkg/controller/evacuators/deployment"
+	"haulout.dev/haulout/pkg/drain/surge"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
-	"haulout.dev/haulout/pkg/surge"
 )
 
 // builtInEvacuators are the classes of the built-in evacuators that this server has.
@@ -43,10 +43,11 @@ var builtInEvacuators = []string{v1alpha1.EvacuatorClassDeployment, v1alpha1.Eva
 
 // EvacuatorOptions say who takes pods off their nodes before they are evicted.
 type EvacuatorOptions struct {
-	// BuiltIn are the classes of the built-in evacuators that are on. Admission resolves only these, and the planner leaves pods that only
-	// another one could move where they are.
+	// BuiltIn are the classes of the built-in evacuators that are on. Admission resolves only
+	// these, and the planner leaves pods that only another one could move where they are.
 	BuiltIn []string
-	// SurgeTimeout is how long a Deployment that was scaled up may make no progress before its pods leave without replacements.
+	// SurgeTimeout is how long a Deployment that was scaled up may make no progress before its pods
+	// leave without replacements.
 	SurgeTimeout time.Duration
 	// VolumeDetachTimeout is how long DaemonSet pods are kept while their node has volumes of pods
 	// that have left in use.
@@ -100,8 +101,8 @@ type controller interface {
 	Run(ctx context.Context, workers int)
 }
 
-// builtIn makes the controllers of the built-in evacuators that are on. That of Deployments also runs while it is off, for what it may have left
-// scaled up before.
+// builtIn makes the controllers of the built-in evacuators that are on. That of Deployments also
+// runs while it is off, for what it may have left scaled up before.
 func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory, own informers.SharedInformerFactory) ([]controller, error) {
 	var controllers []controller
 	if slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDaemonSet) {

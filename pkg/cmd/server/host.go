@@ -40,7 +40,8 @@ import (
 )
 
 const (
-	// hostTimeout is how long the server waits for the host cluster when it starts: they often start together.
+	// hostTimeout is how long the server waits for the host cluster when it starts: they often
+	// start together.
 	hostTimeout    = 2 * time.Minute
 	hostRetryDelay = time.Second
 )
@@ -49,7 +50,8 @@ const (
 type hostCluster struct {
 	config *rest.Config
 	client kubernetes.Interface
-	// policies are the plural names of the resources that the cluster serves in admissionregistration.k8s.io/v1.
+	// policies are the plural names of the resources that the cluster serves in
+	// admissionregistration.k8s.io/v1.
 	policies sets.Set[string]
 }
 
@@ -119,8 +121,9 @@ func (o *HostOptions) restConfig() (*rest.Config, error) {
 	return rest.AddUserAgent(config, "haulout-apiserver"), nil
 }
 
-// switchOffMissingPolicies turns admission plugins off whose kinds the host cluster does not serve: they would wait for them for ever.
-// MutatingAdmissionPolicy came with 1.36, ValidatingAdmissionPolicy with 1.30.
+// switchOffMissingPolicies turns admission plugins off whose kinds the host cluster does not serve:
+// they would wait for them for ever. MutatingAdmissionPolicy came with 1.36,
+// ValidatingAdmissionPolicy with 1.30.
 func (h *hostCluster) switchOffMissingPolicies(ctx context.Context, o *genericoptions.AdmissionOptions) error {
 	for plugin, resource := range map[string]string{
 		mutatingpolicy.PluginName:   "mutatingadmissionpolicies",
@@ -138,9 +141,10 @@ func (h *hostCluster) switchOffMissingPolicies(ctx context.Context, o *genericop
 	return nil
 }
 
-// refuseSecondStorage fails if another server with embedded storage is at work: each would keep objects of its own, and users would
-// see now these, now those. Whether the holder of the lease is alive is found out by watching the Lease for as long as it is
-// valid: the clock of another machine decides nothing.
+// refuseSecondStorage fails if another server with embedded storage is at work: each would keep
+// objects of its own, and users would see now these, now those. Whether the holder of the lease is
+// alive is found out by watching the Lease for as long as it is valid: the clock of another machine
+// decides nothing.
 func (o CompletedOptions) refuseSecondStorage(ctx context.Context, leases coordinationclient.LeasesGetter, identity string) error {
 	le := o.Controllers.LeaderElection
 	if !o.Controllers.Enabled || !le.LeaderElect {

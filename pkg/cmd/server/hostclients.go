@@ -39,14 +39,16 @@ import (
 var apiServiceName = v1alpha1.SchemeGroupVersion.Version + "." + v1alpha1.GroupName
 
 const (
-	// Requests for the lease: one per --leader-elect-retry-period, and a few more when it changes hands.
+	// Requests for the lease: one per --leader-elect-retry-period, and a few more when it changes
+	// hands.
 	leaseQPS, leaseBurst = 10, 20
 
 	dialTimeout, keepAlive = 5 * time.Second, 10 * time.Second
 )
 
-// leaseClient returns a client for the lease with a connection and a rate limiter of its own: renewals must not wait behind
-// hundreds of evictions, and must not lose their connection together with them.
+// leaseClient returns a client for the lease with a connection and a rate limiter of its own:
+// renewals must not wait behind hundreds of evictions, and must not lose their connection together
+// with them.
 func (h *hostCluster) leaseClient() (coordinationclient.LeasesGetter, error) {
 	c := rest.CopyConfig(h.config)
 	c.QPS, c.Burst, c.RateLimiter = leaseQPS, leaseBurst, nil
@@ -55,7 +57,8 @@ func (h *hostCluster) leaseClient() (coordinationclient.LeasesGetter, error) {
 	return coordinationclient.NewForConfig(c)
 }
 
-// registeredService returns a function that reads which Service our APIService names; the zero value if there is none.
+// registeredService returns a function that reads which Service our APIService names; the zero
+// value if there is none.
 func (h *hostCluster) registeredService() (func(context.Context) (types.NamespacedName, error), error) {
 	agg, err := aggregator.NewForConfig(h.jsonConfig())
 	if err != nil {
@@ -73,8 +76,9 @@ func (h *hostCluster) registeredService() (func(context.Context) (types.Namespac
 	}, nil
 }
 
-// clientsUntil returns clients whose calls are all cut a while after the context ends: one within the process' limits, and one
-// without limits for the evictions, whose queue watches the host cluster's answers and limits itself.
+// clientsUntil returns clients whose calls are all cut a while after the context ends: one within
+// the process' limits, and one without limits for the evictions, whose queue watches the host
+// cluster's answers and limits itself.
 func (h *hostCluster) clientsUntil(ctx context.Context, grace time.Duration) (limited, unlimited kubernetes.Interface, err error) {
 	c := rest.CopyConfig(h.config)
 	c.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -88,8 +92,8 @@ func (h *hostCluster) clientsUntil(ctx context.Context, grace time.Duration) (li
 	return limited, unlimited, err
 }
 
-// cutTransport cuts requests a while after a context has ended, whatever their own contexts say. A replica that has lost its
-// lease must not act on the host cluster when another one does.
+// cutTransport cuts requests a while after a context has ended, whatever their own contexts say. A
+// replica that has lost its lease must not act on the host cluster when another one does.
 type cutTransport struct {
 	next  http.RoundTripper
 	until context.Context

@@ -105,7 +105,8 @@ func TestCallsAreCutWhenLeadershipIsOver(t *testing.T) {
 	}
 }
 
-// TestLeaseHasItsOwnConnection counts connections: renewals must not share that of the evictions, nor its rate limiter.
+// TestLeaseHasItsOwnConnection counts connections: renewals must not share that of the evictions,
+// nor its rate limiter.
 func TestLeaseHasItsOwnConnection(t *testing.T) {
 	var opened atomic.Int32
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -14,7 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package server is the command line of the Haulout API server: its options, and how they become a running server.
+// Package server is the command line of the Haulout API server: its options, and how they become a
+// running server.
 package server
 
 import (
@@ -44,8 +45,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apiserver"
 	"haulout.dev/haulout/pkg/cmd/server/embeddedetcd"
+	"haulout.dev/haulout/pkg/controller/eviction"
 	nodemaintenancecontroller "haulout.dev/haulout/pkg/controller/nodemaintenance"
-	"haulout.dev/haulout/pkg/eviction"
 )
 
 // etcdPrefix is where our keys start, so that an etcd can be shared.
@@ -96,7 +97,8 @@ type StorageOptions struct {
 
 // ServiceOptions say where the server is found in the host cluster.
 type ServiceOptions struct {
-	// Namespace is that of the Service, of the Secret with the serving certificate and of the lease.
+	// Namespace is that of the Service, of the Secret with the serving certificate and of the
+	// lease.
 	Namespace string
 	// Name is that of the Service.
 	Name string
@@ -106,7 +108,8 @@ type ServiceOptions struct {
 type ControllerOptions struct {
 	// Enabled off serves the API and does nothing about it.
 	Enabled bool
-	// AdoptStorage is the ID of another storage whose lease and whose marks on nodes this server takes over.
+	// AdoptStorage is the ID of another storage whose lease and whose marks on nodes this server
+	// takes over.
 	AdoptStorage string
 	// AcceptRestoredState lets the controllers run with a storage that was restored from a backup.
 	AcceptRestoredState bool
@@ -124,7 +127,8 @@ type ControllerOptions struct {
 	StallTimeout time.Duration
 	// CompletedMaintenanceTTL is how long a completed NodeMaintenance is kept; 0 is for ever.
 	CompletedMaintenanceTTL time.Duration
-	// AdvertisePlannedMaintenance has the condition MaintenancePlanned put on the nodes of maintenances in stage Idle.
+	// AdvertisePlannedMaintenance has the condition MaintenancePlanned put on the nodes of
+	// maintenances in stage Idle.
 	AdvertisePlannedMaintenance bool
 }
 
@@ -137,7 +141,8 @@ func init() {
 func NewOptions() *Options {
 	codec := apiserver.Codecs.LegacyCodec(v1alpha1.SchemeGroupVersion)
 	etcd := genericoptions.NewEtcdOptions(storagebackend.NewDefaultConfig(etcdPrefix, codec))
-	// A watch cache keeps the last hundred states of all objects. Of a maintenance over thousands of nodes each is megabytes, and few watch it.
+	// A watch cache keeps the last hundred states of all objects. Of a maintenance over thousands
+	// of nodes each is megabytes, and few watch it.
 	etcd.WatchCacheSizes = []string{v1alpha1.Resource("nodemaintenances").String() + "#0"}
 	etcd.DefaultStorageMediaType = runtime.ContentTypeProtobuf
 	etcd.StorageConfig.EncodeVersioner = runtime.NewMultiGroupVersioner(v1alpha1.SchemeGroupVersion, schema.GroupKind{Group: v1alpha1.GroupName})
@@ -186,7 +191,8 @@ func defaultLeaderElection() componentbaseconfig.LeaderElectionConfiguration {
 		ResourceLock: "leases",
 		ResourceName: "haulout-apiserver",
 	}
-	// The controllers stop within 6s of the last renewal, their calls are cut 4s later, and others wait 12s.
+	// The controllers stop within 6s of the last renewal, their calls are cut 4s later, and others
+	// wait 12s.
 	c.LeaseDuration.Duration = 12 * time.Second
 	c.RenewDeadline.Duration = 6 * time.Second
 	c.RetryPeriod.Duration = 1500 * time.Millisecond
@@ -283,7 +289,8 @@ func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&le.RetryPeriod.Duration, "leader-elect-retry-period", le.RetryPeriod.Duration, "How long to wait between attempts to take or to renew the lease.")
 }
 
-// CompletedOptions are options in which what follows from others is filled in; only Complete makes them.
+// CompletedOptions are options in which what follows from others is filled in; only Complete makes
+// them.
 type CompletedOptions struct {
 	*completedOptions
 }
@@ -352,7 +359,8 @@ func (o CompletedOptions) Validate() error {
 	return errors.Join(errs...)
 }
 
-// validateStallTimeout refuses a stall timeout that another wait could fill: then a drain would be reported as stalled that only waits.
+// validateStallTimeout refuses a stall timeout that another wait could fill: then a drain would be
+// reported as stalled that only waits.
 func (o *Options) validateStallTimeout() []error {
 	var errs []error
 	for _, wait := range []struct {

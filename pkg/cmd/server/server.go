@@ -86,8 +86,8 @@ Users are authenticated and authorized by the cluster in front.`,
 	return cmd
 }
 
-// Run serves until the context ends and returns when every request is answered, every controller has stopped and the embedded etcd is
-// closed.
+// Run serves until the context ends and returns when every request is answered, every controller
+// has stopped and the embedded etcd is closed.
 func Run(ctx context.Context, o CompletedOptions) error {
 	logger := klog.FromContext(ctx)
 	logger.Info("Starting haulout-apiserver", "version", version.Get(), "goVersion", version.GoVersion(), "pid", os.Getpid())
@@ -175,7 +175,8 @@ type replica struct {
 	leases   coordinationclient.LeasesGetter
 }
 
-// openReplica finds out which storage this server has. With embedded storage it fails if another server is at work.
+// openReplica finds out which storage this server has. With embedded storage it fails if another
+// server is at work.
 func (o CompletedOptions) openReplica(ctx context.Context, host *hostCluster, etcd *embeddedetcd.Server) (*replica, error) {
 	leases, err := host.leaseClient()
 	if err != nil {
@@ -207,8 +208,9 @@ func (o CompletedOptions) openReplica(ctx context.Context, host *hostCluster, et
 
 func (r *replica) close() { _ = r.storage.client.Close() }
 
-// embeddedIdentity names a server with embedded storage. One that was killed and starts again on the same machine has the same
-// name, so that it gets its lease back immediately; one on a copy of the volume elsewhere has another.
+// embeddedIdentity names a server with embedded storage. One that was killed and starts again on
+// the same machine has the same name, so that it gets its lease back immediately; one on a copy of
+// the volume elsewhere has another.
 func embeddedIdentity(storageID string) string {
 	return fmt.Sprintf("%s_storage-%s", hostname(), storageID)
 }

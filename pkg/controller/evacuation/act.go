@@ -27,13 +27,13 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
-// act makes what was decided true: first evictions that must not happen any more are taken back, then the status is written, and what follows
-// from the status comes after it.
+// act makes what was decided true: first evictions that must not happen any more are taken back,
+// then the status is written, and what follows from the status comes after it.
 func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 	key := keyOf(s.evacuation)
 	if !d.evict {
@@ -99,12 +99,12 @@ func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (
 	return evacuation, nil
 }
 
-// let takes off the finalizers of those whose requests are over and deletes the object. Both writes fail if the object has changed since the
-// decision: a new instigator must not be overlooked.
+// let takes off the finalizers of those whose requests are over and deletes the object. Both writes
+// fail if the object has changed since the decision: a new instigator must not be overlooked.
 func (c *Controller) let(ctx context.Context, evacuation *maintenancev1alpha1.Evacuation, which release) error {
 	client := c.maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace)
 	kept := slices.DeleteFunc(slices.Clone(evacuation.Finalizers), func(finalizer string) bool {
-		_, isInstigator := evacuators.IsInstigatorFinalizer(finalizer)
+		_, isInstigator := protocol.IsInstigatorFinalizer(finalizer)
 		return finalizer == maintenancev1alpha1.FinalizerInstigatorNodeMaintenance || isInstigator && which == releaseAll
 	})
 	if len(kept) != len(evacuation.Finalizers) {

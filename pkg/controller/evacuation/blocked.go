@@ -27,11 +27,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
 const (
-	// overdueAfter is how long after the end of its grace period a pod may take to vanish. The kubelet needs a moment to tell.
+	// overdueAfter is how long after the end of its grace period a pod may take to vanish. The
+	// kubelet needs a moment to tell.
 	overdueAfter = 30 * time.Second
 	// reasonNotBlocked is the reason of Blocked=False.
 	reasonNotBlocked = "NotBlocked"
@@ -67,7 +68,8 @@ func (d *decision) decideBlocked(s situation) {
 	}
 }
 
-// decideTerminating waits for a pod that was asked to stop, and complains when its grace period has passed.
+// decideTerminating waits for a pod that was asked to stop, and complains when its grace period has
+// passed.
 func (d *decision) decideTerminating(s situation) {
 	if overdue := s.pod.DeletionTimestamp.Add(overdueAfter); s.now.Before(overdue) {
 		d.wakeAt(overdue)

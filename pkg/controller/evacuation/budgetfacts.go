@@ -30,10 +30,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/controller/cache"
-	"haulout.dev/haulout/pkg/drainplan"
-	"haulout.dev/haulout/pkg/eviction"
-	"haulout.dev/haulout/pkg/eviction/pdb"
+	"haulout.dev/haulout/pkg/controller/eviction"
+	pdb "haulout.dev/haulout/pkg/drain/budget"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
 const (

@@ -14,10 +14,11 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package evacuation walks each Evacuation through its evacuators and, when none is left, has the pod evicted.
+// Package evacuation walks each Evacuation through its evacuators and, when none is left, has the
+// pod evicted.
 //
-// A sync gathers all that is known, decides with a pure function, and acts. What it has to remember lies in the objects' status: a leader that
-// takes over goes on from there.
+// A sync gathers all that is known, decides with a pure function, and acts. What it has to remember
+// lies in the objects' status: a leader that takes over goes on from there.
 package evacuation
 
 import (
@@ -40,15 +41,14 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/controller/cache"
-	"haulout.dev/haulout/pkg/controller/liveness"
-	"haulout.dev/haulout/pkg/controller/worker"
-	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
 // Name is what this controller is called in logs, metrics and queues.
@@ -67,11 +67,12 @@ const resync = 10 * time.Minute
 
 // Config is what the controller needs.
 type Config struct {
-	// Host is the client of the host cluster, which should not be rate limited; HostInformers are its informers. Their transform must leave
-	// what cache.Strip leaves.
+	// Host is the client of the host cluster, which should not be rate limited; HostInformers are
+	// its informers. Their transform must leave what cache.Strip leaves.
 	Host          kubernetes.Interface
 	HostInformers informers.SharedInformerFactory
-	// Maintenance is the client of our own API as the server itself, MaintenanceInformers are its informers.
+	// Maintenance is the client of our own API as the server itself, MaintenanceInformers are its
+	// informers.
 	Maintenance          versioned.Interface
 	MaintenanceInformers externalversions.SharedInformerFactory
 	// Recorder writes events into the host cluster.
@@ -79,7 +80,7 @@ type Config struct {
 	// Clock is the time; nil is the real one.
 	Clock clock.WithTicker
 	// Liveness is told what the workers are busy with; nil tells nobody.
-	Liveness *liveness.Tracker
+	Liveness *loop.Tracker
 	// CompletedTTL is how long Evacuations are kept whose pod has left; 0 is the default.
 	CompletedTTL time.Duration
 	// EvacuatorStartDeadline is how long an evacuator has for its first report; 0 is the default.
@@ -153,11 +154,11 @@ type Controller struct {
 	budgetLister      policylisters.PodDisruptionBudgetLister
 	synced            []cache.InformerSynced
 
-	queue *worker.Queue[types.NamespacedName]
+	queue *loop.Queue[types.NamespacedName]
 	// lowered are the pods whose deletion cost was lowered and may have to be restored.
-	lowered *worker.Queue[types.NamespacedName]
+	lowered *loop.Queue[types.NamespacedName]
 	// waiting are the pods that wait with an evacuator and are to get the lowest deletion cost.
-	waiting  *worker.Queue[types.NamespacedName]
+	waiting  *loop.Queue[types.NamespacedName]
 	pace     pace
 	departed departed
 	blocked  blockedTally
@@ -165,7 +166,8 @@ type Controller struct {
 	facts    factsOfBudgets
 }
 
-// New makes a controller and registers its handlers and indexes; the informers must not run yet. A controller runs once.
+// New makes a controller and registers its handlers and indexes; the informers must not run yet. A
+// controller runs once.
 func New(config Config) (*Controller, error) {
 	registerMetrics()
 	config.setDefaults()
@@ -179,15 +181,15 @@ func New(config Config) (*Controller, error) {
 		budgetLister:     config.HostInformers.Policy().V1().PodDisruptionBudgets().Lister(),
 		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(),
 		maintenanceLister: maintenances.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), nodeLister: nodes.Lister(),
-		queue: worker.NewQueue(worker.Config[types.NamespacedName]{
+		queue: loop.NewQueue(loop.Config[types.NamespacedName]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
 			LogAs: func(key types.NamespacedName) (string, any) { return "evacuation", key },
 		}),
-		lowered: worker.NewQueue(worker.Config[types.NamespacedName]{
+		lowered: loop.NewQueue(loop.Config[types.NamespacedName]{
 			Name: Name + "-deletion-cost", Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Busy: Name + " deletion cost",
 			LogAs: func(key types.NamespacedName) (string, any) { return "pod", key },
 		}),
-		waiting: worker.NewQueue(worker.Config[types.NamespacedName]{
+		waiting: loop.NewQueue(loop.Config[types.NamespacedName]{
 			Name: Name + "-waiting-pods", Backoff: 10 * time.Second, Clock: config.Clock, Liveness: config.Liveness, Busy: Name + " waiting pod",
 			LogAs: func(key types.NamespacedName) (string, any) { return "pod", key },
 		}),
@@ -216,7 +218,8 @@ func New(config Config) (*Controller, error) {
 	if err := controllercache.AddEvacuationsByNode(evacuations.Informer()); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
-	// Nothing is done when a maintenance changes; its informer only has to be there when a deadline asks for it.
+	// Nothing is done when a maintenance changes; its informer only has to be there when a deadline
+	// asks for it.
 	c.synced = append(c.synced, maintenances.Informer().HasSynced)
 	return c, c.watch(evacuations.Informer(), pods.Informer(), nodes.Informer())
 }
@@ -230,7 +233,7 @@ func (c *Controller) isWanted(r eviction.Request) bool {
 	if err != nil || evacuation.Spec.PodRef.UID != r.UID {
 		return false
 	}
-	return !evacuators.IsWithdrawn(evacuation) || c.isHeldAndTargeted(evacuation)
+	return !protocol.IsWithdrawn(evacuation) || c.isHeldAndTargeted(evacuation)
 }
 
 // isHeldAndTargeted reports whether a maintenance still asks for the pod of an Evacuation that only
@@ -247,7 +250,8 @@ func (c *Controller) isHeldAndTargeted(evacuation *maintenancev1alpha1.Evacuatio
 	return err == nil && nm != nil
 }
 
-// Run works until the context ends, and returns when the last write is done. The informers must have been started.
+// Run works until the context ends, and returns when the last write is done. The informers must
+// have been started.
 func (c *Controller) Run(ctx context.Context, workers int) {
 	logger := klog.FromContext(ctx).WithName(Name)
 	ctx = klog.NewContext(ctx, logger)

@@ -26,13 +26,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
 const (
-	// longestGrace bounds how long evacuators get to report to a new leader before it takes a turn away from them.
+	// longestGrace bounds how long evacuators get to report to a new leader before it takes a turn
+	// away from them.
 	longestGrace = 5 * time.Minute
 	// maxMessage is how much status.message takes.
 	maxMessage = 1024
@@ -113,7 +114,7 @@ func decide(s situation) decision {
 		d.decideRelease(s)
 	case s.pod == nil || isFinished(s.pod):
 		d.decidePodLeft(s)
-	case evacuators.IsWithdrawn(s.evacuation) && d.status.EvacuationCancellationPolicy != maintenancev1alpha1.EvacuationCancellationPolicyForbid:
+	case protocol.IsWithdrawn(s.evacuation) && d.status.EvacuationCancellationPolicy != maintenancev1alpha1.EvacuationCancellationPolicyForbid:
 		d.decideCancel(s)
 	default:
 		d.decideTurn(s)
@@ -129,7 +130,8 @@ func isFinished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// decideRelease lets go of an Evacuation that is over: at once if nobody would miss it, else when it has been seen for a while.
+// decideRelease lets go of an Evacuation that is over: at once if nobody would miss it, else when
+// it has been seen for a while.
 func (d *decision) decideRelease(s situation) {
 	complete := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionComplete)
 	if s.evacuation.DeletionTimestamp != nil || complete.Reason == maintenancev1alpha1.ReasonCancelled {
@@ -152,7 +154,8 @@ func (d *decision) decidePodLeft(s situation) {
 	d.decideRelease(s)
 }
 
-// decideCancel lets go of an Evacuation of a pod that may stay. It is not completed first: a new one must be able to take its name at once.
+// decideCancel lets go of an Evacuation of a pod that may stay. It is not completed first: a new
+// one must be able to take its name at once.
 func (d *decision) decideCancel(s situation) {
 	if holders := foreignHolders(s.evacuation); len(holders) > 0 {
 		d.decideHeld(s, holders)
@@ -169,14 +172,16 @@ func (d *decision) decideCancel(s situation) {
 	d.events = append(d.events, event{corev1.EventTypeNormal, EventCancelled, actionCancel, fmt.Sprintf("The evacuation of pod %s is cancelled: %s.", s.evacuation.Spec.PodRef.Name, why)})
 }
 
-// decideTurn finds out whose turn it is and, if it is the eviction's, whether the pod may be evicted.
+// decideTurn finds out whose turn it is and, if it is the eviction's, whether the pod may be
+// evicted.
 func (d *decision) decideTurn(s situation) {
-	withdrawn := evacuators.IsWithdrawn(s.evacuation)
+	withdrawn := protocol.IsWithdrawn(s.evacuation)
 	switch active := d.status.ActiveEvacuatorClass; {
 	case active == "" && !withdrawn:
 		d.handOver(s, "")
 	case !isEvacuator(s.evacuation, active):
-		// The eviction's turn, which is the last, or a class that the spec does not know: nobody is left either way.
+		// The eviction's turn, which is the last, or a class that the spec does not know: nobody is
+		// left either way.
 		if withdrawn {
 			d.endCancelled(s, "no evacuator is left")
 			return
@@ -225,7 +230,7 @@ func isEvacuator(evacuation *maintenancev1alpha1.Evacuation, class string) bool 
 func (d *decision) reasonToGiveUp(s situation) string {
 	if d.status.ActiveEvacuatorCompleted {
 		// The words are quoted for people; nothing depends on them.
-		if said := evacuators.OneLine(d.status.Message, maxMessage/4); said != "" {
+		if said := protocol.OneLine(d.status.Message, maxMessage/4); said != "" {
 			return fmt.Sprintf("says it is done (%q), and the pod is still there", said)
 		}
 		return "says it is done, and the pod is still there"
@@ -258,13 +263,14 @@ type deadline struct {
 }
 
 func (d *decision) deadline(s situation) deadline {
-	turn := evacuators.TurnOf(&d.status)
+	turn := protocol.TurnOf(&d.status)
 	result := deadline{
 		since: turn.Since, reported: turn.Reported, length: turn.Patience(s.evacuation.Spec.ProgressDeadlineSeconds, s.startDeadline),
 		runs: !waitsForDrain(turn.Class) || s.targeted && !d.isRequested(s),
 	}
 	if !result.runs {
-		// Half of it, so that a good part is left whenever the drain gets here. Stamps are whole seconds: in less the new one would not differ.
+		// Half of it, so that a good part is left whenever the drain gets here. Stamps are whole
+		// seconds: in less the new one would not differ.
 		result.at = result.since.Add(max(result.length/2, time.Second))
 		return result
 	}
@@ -288,7 +294,7 @@ func (d *decision) restartClock(s situation) {
 // handOver gives the turn to the next one. why is what happened to the one that had it.
 func (d *decision) handOver(s situation, why string) {
 	from := d.status.ActiveEvacuatorClass
-	to := evacuators.Next(s.evacuation.Spec.Evacuators, from)
+	to := protocol.Next(s.evacuation.Spec.Evacuators, from)
 	d.status.ActiveEvacuatorClass = to
 	d.status.ActiveEvacuatorCompleted = false
 	d.status.ActiveEvacuatorSince = stamp(s.now)
@@ -308,7 +314,8 @@ func (d *decision) handOver(s situation, why string) {
 	}
 }
 
-// endCancelled ends an Evacuation that could not be cancelled while its evacuator worked on it. The pod is not evicted: nobody asks for it.
+// endCancelled ends an Evacuation that could not be cancelled while its evacuator worked on it. The
+// pod is not evicted: nobody asks for it.
 func (d *decision) endCancelled(s situation, why string) {
 	message := fmt.Sprintf("Cancelled: nobody asks for the evacuation any more, and %s.", why)
 	d.complete(s, maintenancev1alpha1.ReasonCancelled, message)
@@ -325,7 +332,8 @@ func (d *decision) complete(s situation, reason, message string) {
 	d.countFailedEvictions(s)
 }
 
-// countFailedEvictions takes over the queue's count, which goes on from the stored one and so never is behind it.
+// countFailedEvictions takes over the queue's count, which goes on from the stored one and so never
+// is behind it.
 func (d *decision) countFailedEvictions(s situation) {
 	d.status.FailedEvictionCounter = max(d.status.FailedEvictionCounter, s.eviction.FailedEvictions)
 }
@@ -338,7 +346,7 @@ func (d *decision) wakeAt(t time.Time) {
 
 // turnMessage is the message of a hand-over, cut to what the API accepts.
 func turnMessage(class, account string) string {
-	return cut(evacuators.TurnMessage(class, account), maxMessage)
+	return cut(protocol.TurnMessage(class, account), maxMessage)
 }
 
 // stamp is a time as the API stores it.

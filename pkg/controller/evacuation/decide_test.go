@@ -28,9 +28,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/diff"
 	"k8s.io/utils/ptr"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
 const (
@@ -56,7 +56,7 @@ func after(d time.Duration) *metav1.Time {
 func newEvacuation(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
 	e := &maintenancev1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "shop", Name: evacuators.CanonicalName(podName, podUID), UID: "evacuation-1", ResourceVersion: "1", Generation: 1,
+			Namespace: "shop", Name: protocol.CanonicalName(podName, podUID), UID: "evacuation-1", ResourceVersion: "1", Generation: 1,
 			CreationTimestamp: *after(0), Finalizers: []string{ours},
 		},
 		Spec: maintenancev1alpha1.EvacuationSpec{

@@ -25,13 +25,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/deletioncost"
+	"haulout.dev/haulout/pkg/controller/deletioncost"
 )
 
-// Pods whose deletion cost was lowered, be it by the lanes or by an evacuator, get it back here, at the latest, when they are not asked to leave
-// any more. All there is to know stands on the pod, so that it does not matter whether this process lowered it, or saw the Evacuation go.
+// Pods whose deletion cost was lowered, be it by the lanes or by an evacuator, get it back here, at
+// the latest, when they are not asked to leave any more. All there is to know stands on the pod, so
+// that it does not matter whether this process lowered it, or saw the Evacuation go.
 
 // podSettled has a pod looked at whose deletion cost may have to be restored.
 func (c *Controller) podSettled(pod *corev1.Pod) {
@@ -53,7 +54,7 @@ func (c *Controller) podOfSettled(evacuation *maintenancev1alpha1.Evacuation) {
 // keepsLowered says whether an Evacuation still wants its pod to be the first to go.
 func keepsLowered(evacuation *maintenancev1alpha1.Evacuation) bool {
 	return !isComplete(evacuation) &&
-		(!evacuators.IsWithdrawn(evacuation) || evacuation.Status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid)
+		(!protocol.IsWithdrawn(evacuation) || evacuation.Status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid)
 }
 
 // restoreCost gives a pod its deletion cost back, unless it still is to be the first to go.

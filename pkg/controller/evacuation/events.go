@@ -19,11 +19,12 @@ package evacuation
 import (
 	corev1 "k8s.io/api/core/v1"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Reasons of the events of this controller. A pod that leaves without trouble gets one: why it left.
+// Reasons of the events of this controller. A pod that leaves without trouble gets one: why it
+// left.
 const (
 	// EventCancelled: nobody asks for the evacuation any more.
 	EventCancelled = "EvacuationCancelled"
@@ -31,9 +32,11 @@ const (
 	EventHandedOver = "EvacuatorHandedOver"
 	// EventBlocked: something keeps the pod from leaving. Sent when the reason changes.
 	EventBlocked = "EvacuationBlocked"
-	// EventBadDeletionCost: the deletion cost of a pod that is to be evicted is no number. About the pod.
+	// EventBadDeletionCost: the deletion cost of a pod that is to be evicted is no number. About
+	// the pod.
 	EventBadDeletionCost = "BadPodDeletionCost"
-	// EventEvicted: the API server accepted the eviction of a pod. Names the maintenance that the pod leaves for. About the pod.
+	// EventEvicted: the API server accepted the eviction of a pod. Names the maintenance that the
+	// pod leaves for. About the pod.
 	EventEvicted = "Evicted"
 )
 
@@ -43,8 +46,8 @@ const (
 	actionEvacuate = "Evacuate"
 )
 
-// event is an event about the pod of an Evacuation, not yet sent. What becomes of the Evacuation is in its status; whoever looks after the pod looks
-// at the pod.
+// event is an event about the pod of an Evacuation, not yet sent. What becomes of the Evacuation is
+// in its status; whoever looks after the pod looks at the pod.
 type event struct {
 	eventType, reason, action, note string
 }
@@ -63,7 +66,8 @@ func (c *Controller) send(evacuation *maintenancev1alpha1.Evacuation, events []e
 	}
 }
 
-// sendBadDeletionCost tells a pod's owner that its deletion cost counts as 0 in the order of evictions.
+// sendBadDeletionCost tells a pod's owner that its deletion cost counts as 0 in the order of
+// evictions.
 func (c *Controller) sendBadDeletionCost(pod *corev1.Pod, value string) {
 	c.recorder.Eventf(
 		&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}, nil,
@@ -72,13 +76,13 @@ func (c *Controller) sendBadDeletionCost(pod *corev1.Pod, value string) {
 		corev1.PodDeletionCost, cut(value, maxMessage/4))
 }
 
-// sendEvicted tells the owner of a pod, which is gone soon, why it was evicted. It costs no write of a
-// status.
+// sendEvicted tells the owner of a pod, which is gone soon, why it was evicted. It costs no write
+// of a status.
 func (c *Controller) sendEvicted(pod *corev1.Pod) {
 	note := "The pod is evicted, as its disruption budget allows."
 	// Without the maintenance the event is still true.
 	if nm, err := c.asker(pod); err == nil && nm != nil {
-		note += evacuators.LeavesFor(evacuators.Mention(nm))
+		note += protocol.LeavesFor(protocol.Mention(nm))
 	}
 	about := &corev1.ObjectReference{
 		APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name,

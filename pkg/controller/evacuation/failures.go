@@ -26,10 +26,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/worker"
-	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/controller/loop"
 )
 
 // failingAfter is how long the writes about an Evacuation have to fail before that is reported
@@ -62,7 +62,7 @@ func (f *failures) note(key types.NamespacedName, err error, now time.Time) (tel
 	if !known {
 		entry.since = now
 	}
-	entry.text = evacuators.OneLine(err.Error(), maxMessage/2)
+	entry.text = protocol.OneLine(err.Error(), maxMessage/2)
 	if now.Sub(entry.since) >= failingAfter && entry.text != entry.told {
 		entry.told, tell = entry.text, entry.text
 	}
@@ -83,7 +83,7 @@ func (f *failures) of(key types.NamespacedName, now time.Time) string {
 // noteOutcome reports, once per text, an error that keeps an Evacuation from being reconciled. A
 // conflict is no failure and no success.
 func (c *Controller) noteOutcome(ctx context.Context, key types.NamespacedName, err error) {
-	if err != nil && (ctx.Err() != nil || worker.IsOnlyConflict(err)) {
+	if err != nil && (ctx.Err() != nil || loop.IsOnlyConflict(err)) {
 		return
 	}
 	tell := c.failures.note(key, err, c.clock.Now())

@@ -41,10 +41,10 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/deletioncost"
+	"haulout.dev/haulout/pkg/controller/deletioncost"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
-	"haulout.dev/haulout/pkg/informertest"
+	"haulout.dev/haulout/pkg/host/informertest"
 )
 
 var (
@@ -52,8 +52,8 @@ var (
 	podsResource        = corev1.SchemeGroupVersion.WithResource("pods")
 )
 
-// fakeAPI makes the fake clientset behave as our API does where the controller depends on it: versions, conflicts, the status subresource,
-// finalizers. It counts the writes.
+// fakeAPI makes the fake clientset behave as our API does where the controller depends on it:
+// versions, conflicts, the status subresource, finalizers. It counts the writes.
 type fakeAPI struct {
 	client *versionedfake.Clientset
 	clock  *clocktesting.FakeClock
@@ -211,7 +211,8 @@ type world struct {
 	accept func(*policyv1.Eviction) error
 }
 
-// newWorld starts, in a bubble, a controller at the time of the clock, which is when it starts to serve. The eviction of a pod removes it.
+// newWorld starts, in a bubble, a controller at the time of the clock, which is when it starts to
+// serve. The eviction of a pod removes it.
 func newWorld(t *testing.T, at time.Duration, evacuation *maintenancev1alpha1.Evacuation, host ...runtime.Object) *world {
 	t.Helper()
 	return newWorldWith(t, at, evacuation, func(*fake.Clientset) {}, host...)
@@ -273,8 +274,9 @@ func (w *world) get() *maintenancev1alpha1.Evacuation {
 	return evacuation
 }
 
-// until waits for a condition of the stored Evacuation, which is nil when it is gone; step, if not 0, is how far the clock is moved between
-// two looks, each of which waits until the controller has done what it can.
+// until waits for a condition of the stored Evacuation, which is nil when it is gone; step, if not
+// 0, is how far the clock is moved between two looks, each of which waits until the controller has
+// done what it can.
 func (w *world) until(what string, step time.Duration, condition func(*maintenancev1alpha1.Evacuation) bool) {
 	w.Helper()
 	err := wait.PollUntilContextTimeout(w.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {

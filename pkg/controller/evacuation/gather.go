@@ -28,8 +28,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/controller/cache"
-	"haulout.dev/haulout/pkg/drainplan"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
 // gather reads all that the decision about an Evacuation depends on.
@@ -80,8 +80,9 @@ func isReplaced(pod *corev1.Pod, node *corev1.Node) bool {
 	return !drainplan.IsTainted(node) || drainplan.Left(pod, maintenancev1alpha1.PodTypeDaemonSet, builtIn) != ""
 }
 
-// comebacks counts how often the pod has come back to its node. Evacuations tell only while they are kept, so it need not be asked of pods that
-// are older than that, nor of those that stop already.
+// comebacks counts how often the pod has come back to its node. Evacuations tell only while they
+// are kept, so it need not be asked of pods that are older than that, nor of those that stop
+// already.
 func (c *Controller) comebacks(evacuation *maintenancev1alpha1.Evacuation, pod *corev1.Pod) (int, error) {
 	if pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil || evacuation.CreationTimestamp.Sub(pod.CreationTimestamp.Time) > c.completedTTL {
 		return 0, nil
@@ -99,8 +100,9 @@ func (c *Controller) comebacks(evacuation *maintenancev1alpha1.Evacuation, pod *
 	return countComebacks(pod, evacuations), nil
 }
 
-// pod returns the Evacuation's pod; nil only if it is certain that it is gone. That a pod is not in the cache does not say that: the cache
-// may not have heard of it yet, since Evacuations come from another API server.
+// pod returns the Evacuation's pod; nil only if it is certain that it is gone. That a pod is not in
+// the cache does not say that: the cache may not have heard of it yet, since Evacuations come from
+// another API server.
 func (c *Controller) pod(ctx context.Context, evacuation *maintenancev1alpha1.Evacuation) (*corev1.Pod, error) {
 	ref := evacuation.Spec.PodRef
 	pod, err := c.podLister.Pods(evacuation.Namespace).Get(ref.Name)
@@ -130,7 +132,8 @@ func podTypeOf(pod *corev1.Pod, node *corev1.Node) maintenancev1alpha1.PodType {
 	if node != nil {
 		return drainplan.TypeOf(pod, node.UID)
 	}
-	// Without its node a mirror pod cannot be told from one that pretends to be. Take its word: then it is not evicted.
+	// Without its node a mirror pod cannot be told from one that pretends to be. Take its word:
+	// then it is not evicted.
 	var claimed types.UID
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 		claimed = owner.UID

@@ -24,9 +24,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
 func keyOf(evacuation *maintenancev1alpha1.Evacuation) types.NamespacedName {
@@ -35,7 +35,7 @@ func keyOf(evacuation *maintenancev1alpha1.Evacuation) types.NamespacedName {
 
 // keyOfPod returns the key of the only Evacuation that a pod may have.
 func keyOfPod(pod *corev1.Pod) types.NamespacedName {
-	return types.NamespacedName{Namespace: pod.Namespace, Name: evacuators.CanonicalName(pod.Name, pod.UID)}
+	return types.NamespacedName{Namespace: pod.Namespace, Name: protocol.CanonicalName(pod.Name, pod.UID)}
 }
 
 func (c *Controller) watch(evacuations, pods, nodes cache.SharedIndexInformer) error {
@@ -154,14 +154,15 @@ func (c *Controller) nodeChanged(old, node *corev1.Node) {
 	}
 }
 
-// departed remembers the pods of which a watch has told that they are gone, so that the API need not be asked for each. A UID never comes
-// back.
+// departed remembers the pods of which a watch has told that they are gone, so that the API need
+// not be asked for each. A UID never comes back.
 type departed struct {
 	mu   sync.Mutex
 	uids map[types.UID]struct{}
 }
 
-// add remembers a UID if it matters. That is asked under the lock, since forget may come at the same time.
+// add remembers a UID if it matters. That is asked under the lock, since forget may come at the
+// same time.
 func (d *departed) add(uid types.UID, matters func() bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

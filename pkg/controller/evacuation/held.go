@@ -21,9 +21,9 @@ import (
 	"strings"
 	"time"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
 // heldCheck is how often an Evacuation that is held by foreign finalizers is reconciled although
@@ -34,7 +34,7 @@ const heldCheck = time.Minute
 // instigator asks for. The name of an Evacuation is canonical: while these hold it, no other one of
 // the same pod can be created.
 func foreignHolders(evacuation *maintenancev1alpha1.Evacuation) []string {
-	if evacuation.DeletionTimestamp == nil || evacuators.HasInstigator(evacuation.Finalizers) {
+	if evacuation.DeletionTimestamp == nil || protocol.HasInstigator(evacuation.Finalizers) {
 		return nil
 	}
 	return evacuation.Finalizers
@@ -69,7 +69,7 @@ func (d *decision) decideHeld(s situation, holders []string) {
 
 func held(s situation, evict bool, holders []string) *eviction.Blocker {
 	b := &eviction.Blocker{Reason: maintenancev1alpha1.ReasonEvacuationHeld}
-	names := evacuators.OneLine(strings.Join(holders, ", "), maxMessage/2)
+	names := protocol.OneLine(strings.Join(holders, ", "), maxMessage/2)
 	b.Message = fmt.Sprintf("The Evacuation is being deleted and is held by the finalizers %s, "+
 		"while a NodeMaintenance still asks the pod to leave. No evacuator works on it.", names)
 	if evict {

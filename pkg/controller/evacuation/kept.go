@@ -22,15 +22,15 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
 // explainKept adds, when its budget has been closed for so long that a DaemonSet pod is kept, that
 // this does not hold up the drain. The write is what makes the maintenance count the pod as kept.
 func (d *decision) explainKept(s situation, b *eviction.Blocker) *eviction.Blocker {
-	if b == nil || !d.isRequested(s) || !evacuators.IsBudgetReason(b.Reason) {
+	if b == nil || !d.isRequested(s) || !protocol.IsBudgetReason(b.Reason) {
 		return b
 	}
 	since := s.now

@@ -30,9 +30,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
 const daemonSetClass = maintenancev1alpha1.EvacuatorClassDaemonSet
@@ -112,10 +112,10 @@ func TestKeptDaemonSetPodIsExplained(t *testing.T) {
 				t.Errorf("got %q", message)
 			}
 			e.Status = d.status
-			if got := evacuators.IsKeptByBudget(e, DefaultBudgetPatience, start.Add(tt.at)); got != tt.want {
+			if got := protocol.IsKeptByBudget(e, DefaultBudgetPatience, start.Add(tt.at)); got != tt.want {
 				t.Errorf("got that it is kept: %v, want %v", got, tt.want)
 			}
-			if !tt.want && evacuators.IsBudgetReason(tt.reason) && !d.wake.Equal(start.Add(DefaultBudgetPatience)) {
+			if !tt.want && protocol.IsBudgetReason(tt.reason) && !d.wake.Equal(start.Add(DefaultBudgetPatience)) {
 				t.Errorf("got the next look at %s, want it when the patience ends", d.wake)
 			}
 		})
@@ -139,7 +139,7 @@ func TestDaemonSetPodLeavesThroughItsBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := daemonSetWorld(t, 0, refuse)
 		w.until("it is kept", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
-			return evacuators.IsKeptByBudget(e, DefaultBudgetPatience, w.clock.Now()) &&
+			return protocol.IsKeptByBudget(e, DefaultBudgetPatience, w.clock.Now()) &&
 				strings.Contains(meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message, "kept")
 		})
 		if !hasClass(daemonSetClass)(w.get()) {

@@ -19,7 +19,7 @@ package evacuation
 import (
 	corev1 "k8s.io/api/core/v1"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -35,7 +35,7 @@ func (d *decision) mention(nm *maintenancev1alpha1.NodeMaintenance) {
 	if nm == nil {
 		return
 	}
-	suffix := evacuators.LeavesFor(evacuators.Mention(nm))
+	suffix := protocol.LeavesFor(protocol.Mention(nm))
 	if d.handedOver {
 		d.status.Message = cut(d.status.Message, maxMessage-len(suffix)) + suffix
 	}

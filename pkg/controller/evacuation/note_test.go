@@ -20,7 +20,7 @@ import (
 	"testing"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
 func TestMessageOfAPodThatWaitsInTheQueue(t *testing.T) {

@@ -20,9 +20,9 @@ import (
 	"fmt"
 	"time"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
 // surgePendingAt is when the evacuator of Deployments has made no progress for the surge timeout.
@@ -54,7 +54,7 @@ func (d *decision) surgePending(deadline deadline) *eviction.Blocker {
 		deadline.since.UTC().Format(time.RFC3339), maintenancev1alpha1.AnnotationSurgeTimeout,
 		maintenancev1alpha1.AnnotationSurge, maintenancev1alpha1.SurgeDisabled)
 	if deadline.reported {
-		if said := evacuators.OneLine(d.status.Message, maxMessage/4); said != "" {
+		if said := protocol.OneLine(d.status.Message, maxMessage/4); said != "" {
 			message += fmt.Sprintf(" The evacuator's last words: %q", said)
 		}
 	}

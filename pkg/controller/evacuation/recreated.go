@@ -27,22 +27,25 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
 const (
-	// comebacksTolerated is how often a pod may come back to the node before it is held to be put there on purpose: the scheduler may bind one
-	// that it had chosen the node for before the cordon, and a controller may have been about to make another.
+	// comebacksTolerated is how often a pod may come back to the node before it is held to be put
+	// there on purpose: the scheduler may bind one that it had chosen the node for before the
+	// cordon, and a controller may have been about to make another.
 	comebacksTolerated = 2
-	// firstHold is how long the first pod after those is left alone. Each further one is for twice as long.
+	// firstHold is how long the first pod after those is left alone. Each further one is for twice
+	// as long.
 	firstHold = 10 * time.Second
 	// longestHold bounds it, and so how often a pod is evicted that always comes back.
 	longestHold = 5 * time.Minute
 )
 
-// countComebacks counts how many pods like this one were evacuated from the node one after the other, each made after the one before. Those that
-// were there together are siblings that left in one drain and count as one. What is known about pods that are gone is in the Evacuations that
-// are still kept: a name or, where each pod gets a new one, the labels.
+// countComebacks counts how many pods like this one were evacuated from the node one after the
+// other, each made after the one before. Those that were there together are siblings that left in
+// one drain and count as one. What is known about pods that are gone is in the Evacuations that are
+// still kept: a name or, where each pod gets a new one, the labels.
 func countComebacks(pod *corev1.Pod, evacuations []*maintenancev1alpha1.Evacuation) int {
 	var left []*maintenancev1alpha1.Evacuation
 	for _, e := range evacuations {

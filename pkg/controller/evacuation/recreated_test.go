@@ -29,15 +29,16 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/ptr"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// pastEvacuation is the Evacuation of a pod that was asked to leave at some time and was gone at another.
+// pastEvacuation is the Evacuation of a pod that was asked to leave at some time and was gone at
+// another.
 func pastEvacuation(pod string, asked, left time.Duration, mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
 	uid := types.UID(fmt.Sprintf("%s-%d", pod, asked))
 	return newEvacuation(append([]func(*maintenancev1alpha1.Evacuation){func(e *maintenancev1alpha1.Evacuation) {
-		e.Name, e.UID, e.CreationTimestamp, e.Labels = evacuators.CanonicalName(pod, uid), "evacuation-"+uid, *after(asked), map[string]string{"app": "web"}
+		e.Name, e.UID, e.CreationTimestamp, e.Labels = protocol.CanonicalName(pod, uid), "evacuation-"+uid, *after(asked), map[string]string{"app": "web"}
 		e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: pod, UID: uid}
 	}, withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, left)}, mods...)...)
 }

@@ -25,7 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
 // standoffCheck is how often the facts about a closed budget are read again for a pod that waits

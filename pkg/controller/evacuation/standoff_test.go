@@ -28,7 +28,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -138,7 +138,7 @@ func TestStandoffIsFoundInTheCaches(t *testing.T) {
 	waits := withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0)
 	rivalEvacuation := newEvacuation(active(evict), waits,
 		func(e *maintenancev1alpha1.Evacuation) {
-			e.Name, e.UID, e.Spec.NodeName = evacuators.CanonicalName("api-1", "uid-api-1"), "evacuation-2", "node-8"
+			e.Name, e.UID, e.Spec.NodeName = protocol.CanonicalName("api-1", "uid-api-1"), "evacuation-2", "node-8"
 			e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: "api-1", UID: "uid-api-1"}
 		})
 	for name, tt := range map[string]struct {

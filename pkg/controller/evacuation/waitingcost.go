@@ -29,7 +29,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/deletioncost"
+	"haulout.dev/haulout/pkg/controller/deletioncost"
 )
 
 // A pod of a ReplicaSet that waits with the evacuator of Deployments gets the lowest deletion cost,

@@ -61,7 +61,8 @@ func TestStagesAndWavesAreEvents(t *testing.T) {
 	})
 }
 
-// TestRefusalsAreToldOnceWithoutMessages has a status that has no room for the messages by which an earlier event is known.
+// TestRefusalsAreToldOnceWithoutMessages has a status that has no room for the messages by which an
+// earlier event is known.
 func TestRefusalsAreToldOnceWithoutMessages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newMaintenance("m"))

@@ -30,22 +30,25 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drainplan"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// releaseRetry is how soon a maintenance that ends is reconciled again if no event of its nodes comes before.
+// releaseRetry is how soon a maintenance that ends is reconciled again if no event of its nodes
+// comes before.
 const releaseRetry = 5 * time.Second
 
-// makesSchedulable reports whether a maintenance went to Complete without having held its nodes. Such a maintenance exists only to uncordon its
-// nodes, regardless of who cordoned them. The API server stores the stages that were entered, so this does not depend on what the controller saw.
+// makesSchedulable reports whether a maintenance went to Complete without having held its nodes.
+// Such a maintenance exists only to uncordon its nodes, regardless of who cordoned them. The API
+// server stores the stages that were entered, so this does not depend on what the controller saw.
 func makesSchedulable(nm *maintenancev1alpha1.NodeMaintenance) bool {
 	return !slices.ContainsFunc(nm.Status.StageStatuses, func(s maintenancev1alpha1.StageStatus) bool {
 		return s.Name == maintenancev1alpha1.NodeMaintenanceStageCordon || s.Name == maintenancev1alpha1.NodeMaintenanceStageDrain
 	})
 }
 
-// complete waits until the node reconciler has released every node of a maintenance, and then drops its finalizer. Each node is released by itself:
-// one that cannot be keeps its own message, and the others go. A maintenance without the finalizer has been through this.
+// complete waits until the node reconciler has released every node of a maintenance, and then drops
+// its finalizer. Each node is released by itself: one that cannot be keeps its own message, and the
+// others go. A maintenance without the finalizer has been through this.
 func (c *Controller) complete(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
 	c.memories.remove(nm.Name)
 	c.forecasts.forget(nm.UID)
@@ -82,14 +85,16 @@ func (c *Controller) complete(ctx context.Context, nm *maintenancev1alpha1.NodeM
 	return c.dropFinalizer(ctx, stored)
 }
 
-// withdrawNominated withdraws what was asked of pods when they were nominated for a node, and that are on no node now.
+// withdrawNominated withdraws what was asked of pods when they were nominated for a node, and that
+// are on no node now.
 func (c *Controller) withdrawNominated(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
 	work := slices.DeleteFunc(c.evacuationsWithoutNode(), func(e *maintenancev1alpha1.Evacuation) bool { return !c.isStray(e, nm.UID) })
 	return inParallel(ctx, len(work), func(ctx context.Context, i int) error { return c.leave(ctx, work[i]) })
 }
 
-// heldNodes returns the nodes on which something of a maintenance is left: an annotation that names it, an Evacuation that no other maintenance wants,
-// an eviction that is under way, or a cordon that it was made to lift.
+// heldNodes returns the nodes on which something of a maintenance is left: an annotation that names
+// it, an Evacuation that no other maintenance wants, an eviction that is under way, or a cordon
+// that it was made to lift.
 func (c *Controller) heldNodes(nm *maintenancev1alpha1.NodeMaintenance) sets.Set[string] {
 	held := c.nodes.recordedFor(nm.UID)
 	// The index follows the cache; what was written since then may have removed the name.
@@ -122,8 +127,9 @@ func (c *Controller) isHeldByOthers(node *corev1.Node, nm *maintenancev1alpha1.N
 	})
 }
 
-// completedStatus keeps which nodes the maintenance had, and drops the rest: a completed maintenance may be kept for years. Nodes that are still
-// to be released have the reason as their message.
+// completedStatus keeps which nodes the maintenance had, and drops the rest: a completed
+// maintenance may be kept for years. Nodes that are still to be released have the reason as their
+// message.
 func (c *Controller) completedStatus(nm *maintenancev1alpha1.NodeMaintenance, held sets.Set[string]) maintenancev1alpha1.NodeMaintenanceStatus {
 	status := *nm.Status.DeepCopy()
 	status.ObservedGeneration = nm.Generation
@@ -147,7 +153,8 @@ func (c *Controller) completedStatus(nm *maintenancev1alpha1.NodeMaintenance, he
 	return status
 }
 
-// finishCompleted deletes a completed maintenance whose time is over, and deletes again one whose deletion was interrupted.
+// finishCompleted deletes a completed maintenance whose time is over, and deletes again one whose
+// deletion was interrupted.
 func (c *Controller) finishCompleted(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
 	if nm.DeletionTimestamp != nil || c.completedTTL == 0 {
 		return nil
@@ -190,8 +197,9 @@ func (c *Controller) dropFinalizer(ctx context.Context, nm *maintenancev1alpha1.
 // deletionPatience is how long the API server may take between the two writes of a deletion.
 const deletionPatience = 5 * time.Second
 
-// finishDeletion deletes a maintenance again that is marked as deleted although nothing holds it. An Idle one is marked in one write and deleted
-// in the next: a server that dies between them leaves an object that nothing else would ever remove.
+// finishDeletion deletes a maintenance again that is marked as deleted although nothing holds it.
+// An Idle one is marked in one write and deleted in the next: a server that dies between them
+// leaves an object that nothing else would ever remove.
 func (c *Controller) finishDeletion(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
 	if wait := deletionPatience - c.clock.Since(nm.DeletionTimestamp.Time); wait > 0 {
 		// Not longer, whatever the clock of the server that marked it says.
@@ -212,8 +220,8 @@ func isDone(nm *maintenancev1alpha1.NodeMaintenance) bool {
 	return isEnding(nm) && !slices.Contains(nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion)
 }
 
-// sweepEvacuations withdraws from the pods of nodes that no maintenance looks after: after a finalizer was removed by force, or where a pod's
-// nomination was dropped.
+// sweepEvacuations withdraws from the pods of nodes that no maintenance looks after: after a
+// finalizer was removed by force, or where a pod's nomination was dropped.
 func (c *Controller) sweepEvacuations(ctx context.Context) error {
 	all, err := c.evacuationLister.List(labels.Everything())
 	if err != nil {
@@ -228,8 +236,8 @@ func (c *Controller) sweepEvacuations(ctx context.Context) error {
 	return inParallel(ctx, len(work), func(ctx context.Context, i int) error { return c.leave(ctx, work[i]) })
 }
 
-// isLookedAfter reports whether a maintenance, other than the one of the given UID, drains a node, or will withdraw from it before it lets go of its
-// finalizer.
+// isLookedAfter reports whether a maintenance, other than the one of the given UID, drains a node,
+// or will withdraw from it before it lets go of its finalizer.
 func (c *Controller) isLookedAfter(node string, except types.UID) bool {
 	return slices.ContainsFunc(c.selection.maintenancesOn(node), func(name string) bool {
 		nm, err := c.get(name)

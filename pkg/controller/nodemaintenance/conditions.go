@@ -30,7 +30,8 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// nodeConditionTypes are the conditions that this controller may put on nodes, in the order in which it writes them.
+// nodeConditionTypes are the conditions that this controller may put on nodes, in the order in
+// which it writes them.
 var nodeConditionTypes = []corev1.NodeConditionType{
 	maintenancev1alpha1.NodeConditionMaintenancePlanned,
 	maintenancev1alpha1.NodeConditionMaintenanceInProgress,
@@ -43,13 +44,15 @@ type holder struct {
 	name, reason string
 	uid          types.UID
 	stage        maintenancev1alpha1.NodeMaintenanceStage
-	// refused says that the requester may not delete the node any more: what was begun there stays, but the drain does not go on.
+	// refused says that the requester may not delete the node any more: what was begun there stays,
+	// but the drain does not go on.
 	refused bool
 	// left says that live pods are on the node that the plan covers.
 	left bool
 }
 
-// conditionsRecord is what AnnotationConditionsBy holds: which conditions of a node are ours, and what they were last about.
+// conditionsRecord is what AnnotationConditionsBy holds: which conditions of a node are ours, and
+// what they were last about.
 type conditionsRecord struct {
 	// Storage is the ID of the storage that the maintenances are of.
 	Storage      string                     `json:"storage"`
@@ -62,7 +65,8 @@ type recordedHolder struct {
 	Stage maintenancev1alpha1.NodeMaintenanceStage `json:"stage"`
 }
 
-// recordOf reads the annotation of a node. One that cannot be read counts as absent: then the conditions are taken for foreign ones.
+// recordOf reads the annotation of a node. One that cannot be read counts as absent: then the
+// conditions are taken for foreign ones.
 func recordOf(node *corev1.Node) conditionsRecord {
 	var record conditionsRecord
 	if err := json.Unmarshal([]byte(node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]), &record); err != nil {
@@ -85,7 +89,8 @@ func (r conditionsRecord) holds(name string, uid types.UID) bool {
 	return stage != "" && stage != maintenancev1alpha1.NodeMaintenanceStageIdle
 }
 
-// ours returns a condition of the node if it is ours: the annotation says so, and nobody has put another reason there since.
+// ours returns a condition of the node if it is ours: the annotation says so, and nobody has put
+// another reason there since.
 func (r conditionsRecord) ours(node *corev1.Node, conditionType corev1.NodeConditionType) *corev1.NodeCondition {
 	condition := nodeCondition(node, conditionType)
 	if condition == nil || !slices.Contains(r.Conditions, conditionType) || !strings.HasPrefix(condition.Reason, maintenancev1alpha1.NodeReasonPrefix) {
@@ -125,8 +130,9 @@ type conditionNews struct {
 	uid                  types.UID
 }
 
-// decideConditions says what changes about a node's conditions when the given maintenances, sorted by name, hold or plan to hold it. Conditions
-// that are not ours are left as they are. That no covered pod is left counts only if quiet.
+// decideConditions says what changes about a node's conditions when the given maintenances, sorted
+// by name, hold or plan to hold it. Conditions that are not ours are left as they are. That no
+// covered pod is left counts only if quiet.
 func decideConditions(node *corev1.Node, before conditionsRecord, holders []holder, quiet bool, now metav1.Time) conditionsChange {
 	drain := drainOf(holders, quiet)
 	change := conditionsChange{drained: drain == drainDone}
@@ -243,7 +249,8 @@ type nodeVerdict struct {
 	reason, message string
 }
 
-// wantedConditions says what the conditions of a node are, if all of them are ours. They change with stages and not with every pod.
+// wantedConditions says what the conditions of a node are, if all of them are ours. They change
+// with stages and not with every pod.
 func wantedConditions(node *corev1.Node, before conditionsRecord, holders []holder, drain drainState) map[corev1.NodeConditionType]nodeVerdict {
 	wanted := map[corev1.NodeConditionType]nodeVerdict{}
 	planned := inStages(holders, maintenancev1alpha1.NodeMaintenanceStageIdle)
@@ -296,7 +303,8 @@ func hasResumed(node *corev1.Node, before conditionsRecord, holders []holder) bo
 }
 
 const (
-	// maxNamedHolders is how many maintenances a message names, and maxReasonRunes how much of the reason of each it quotes.
+	// maxNamedHolders is how many maintenances a message names, and maxReasonRunes how much of the
+	// reason of each it quotes.
 	maxNamedHolders = 5
 	maxReasonRunes  = 120
 )
@@ -320,7 +328,8 @@ func listHolders(holders []holder) string {
 	return text
 }
 
-// newsOf says what is new about a node, compared to what was recorded when its conditions were last written.
+// newsOf says what is new about a node, compared to what was recorded when its conditions were last
+// written.
 func newsOf(node *corev1.Node, before conditionsRecord, holders []holder, drain drainState) []conditionNews {
 	var news []conditionNews
 	tell := func(reason, action, name string, uid types.UID, format string, args ...any) {

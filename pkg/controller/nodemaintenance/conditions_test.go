@@ -50,7 +50,8 @@ func notAllowed(h *holder)    { h.refused = true }
 func because(h *holder)       { h.reason = "kernel\n update" }
 func at(t metav1.Time) string { return t.Format(time.TimeOnly) }
 
-// showing puts conditions on a node, "Type=Status Reason", since long ago, without saying that they are ours.
+// showing puts conditions on a node, "Type=Status Reason", since long ago, without saying that they
+// are ours.
 func showing(conditions ...string) func(*corev1.Node) {
 	return func(node *corev1.Node) {
 		for _, c := range conditions {
@@ -65,7 +66,8 @@ func showing(conditions ...string) func(*corev1.Node) {
 	}
 }
 
-// shownFor brings a node to where its conditions are about the given maintenances, written long ago.
+// shownFor brings a node to where its conditions are about the given maintenances, written long
+// ago.
 func shownFor(holders ...holder) func(*corev1.Node) {
 	return func(node *corev1.Node) {
 		applyConditions(node, decideConditions(node, recordOf(node), holders, true, longAgo))

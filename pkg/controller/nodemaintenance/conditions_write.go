@@ -30,14 +30,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drainplan"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// returnPatience is how long a node that was drained and got a pod again is shown as not drained at least. Where pods are put there again and
-// again, every one of them would be two writes.
+// returnPatience is how long a node that was drained and got a pod again is shown as not drained at
+// least. Where pods are put there again and again, every one of them would be two writes.
 const returnPatience = 30 * time.Second
 
-// nodesByConditionsOf is the index of nodes by the UIDs of the maintenances that their conditions are about.
+// nodesByConditionsOf is the index of nodes by the UIDs of the maintenances that their conditions
+// are about.
 const nodesByConditionsOf = "haulout.dev/nodes-by-conditions-of"
 
 func indexNodeByConditionsOf(obj any) ([]string, error) {
@@ -52,7 +53,8 @@ func indexNodeByConditionsOf(obj any) ([]string, error) {
 	return uids, nil
 }
 
-// writeConditions brings the conditions of a node to what they should be. It returns the node as it is then stored, nil if nothing was written.
+// writeConditions brings the conditions of a node to what they should be. It returns the node as it
+// is then stored, nil if nothing was written.
 func (k *nodeReconciler) writeConditions(ctx context.Context, node *corev1.Node, facts nodeFacts) (*corev1.Node, error) {
 	if there := recordOf(node); !there.isEmpty() && !k.isOurStorage(there.Storage) {
 		// Another storage's server finds its conditions by this record.
@@ -92,7 +94,8 @@ func (k *nodeReconciler) writeConditions(ctx context.Context, node *corev1.Node,
 	return stored, nil
 }
 
-// recordOf returns what the annotation of a node records about its conditions, if it is of our storage.
+// recordOf returns what the annotation of a node records about its conditions, if it is of our
+// storage.
 func (k *nodeReconciler) recordOf(node *corev1.Node) conditionsRecord {
 	record := recordOf(node)
 	if len(record.Maintenances) > 0 && !k.isOurStorage(record.Storage) {
@@ -101,8 +104,8 @@ func (k *nodeReconciler) recordOf(node *corev1.Node) conditionsRecord {
 	return record
 }
 
-// patchConditions writes conditions and annotation in one request to the node's status. The kubelet and other writers keep the conditions of
-// other types.
+// patchConditions writes conditions and annotation in one request to the node's status. The kubelet
+// and other writers keep the conditions of other types.
 func (k *nodeReconciler) patchConditions(ctx context.Context, node *corev1.Node, change conditionsChange) (*corev1.Node, error) {
 	conditions := make([]any, 0, len(change.set)+len(change.remove))
 	for i := range change.set {
@@ -131,9 +134,10 @@ func (k *nodeReconciler) patchConditions(ctx context.Context, node *corev1.Node,
 	return stored, k.remember(stored)
 }
 
-// holdersOf returns the maintenances that a node's conditions are about, sorted by name: those in stage Cordon and Drain that have cordoned it, and,
-// if they are to be advertised, those in stage Idle that select it. No write is made on behalf of one whose requester may not delete the node;
-// a right that is lost later ends no hold.
+// holdersOf returns the maintenances that a node's conditions are about, sorted by name: those in
+// stage Cordon and Drain that have cordoned it, and, if they are to be advertised, those in stage
+// Idle that select it. No write is made on behalf of one whose requester may not delete the node; a
+// right that is lost later ends no hold.
 func (k *nodeReconciler) holdersOf(ctx context.Context, node *corev1.Node, facts nodeFacts) ([]holder, error) {
 	var holders []holder
 	for _, name := range k.c.selection.maintenancesOn(node.Name) {
@@ -167,7 +171,8 @@ func (k *nodeReconciler) holdersOf(ctx context.Context, node *corev1.Node, facts
 	return holders, nil
 }
 
-// covers says whether the cache shows a live pod on a node that a maintenance's plan covers and that is not left running on purpose.
+// covers says whether the cache shows a live pod on a node that a maintenance's plan covers and
+// that is not left running on purpose.
 func (k *nodeReconciler) covers(nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node) (bool, error) {
 	plan, err := drainplan.CompileTargets(nm.Spec.DrainPlan)
 	if err != nil {
@@ -180,9 +185,10 @@ func (k *nodeReconciler) covers(nm *maintenancev1alpha1.NodeMaintenance, node *c
 	return slices.ContainsFunc(view.pods, func(pod livePod) bool { return pod.left == "" && plan.Cover(pod.plan) }), nil
 }
 
-// unconfirmed returns how long to wait before a node on which the cache shows no covered pod may be called drained, and 0 if it may now. As
-// for the maintenance as a whole, the scheduler has time to bind what it had placed, and a live list confirms the cache; after that the cache is
-// enough, for the same maintenances, as long as the node is not seen cordoned anew.
+// unconfirmed returns how long to wait before a node on which the cache shows no covered pod may be
+// called drained, and 0 if it may now. As for the maintenance as a whole, the scheduler has time to
+// bind what it had placed, and a live list confirms the cache; after that the cache is enough, for
+// the same maintenances, as long as the node is not seen cordoned anew.
 func (k *nodeReconciler) unconfirmed(ctx context.Context, node *corev1.Node, holders []holder) (time.Duration, error) {
 	if !node.Spec.Unschedulable {
 		// There is nothing to wait for but an event. It is asked again, in case that was missed.
@@ -218,7 +224,8 @@ func (k *nodeReconciler) unconfirmed(ctx context.Context, node *corev1.Node, hol
 	return 0, nil
 }
 
-// confirmedOf returns what is known of a node that is shown as drained. What a leader inherits has been confirmed by another one.
+// confirmedOf returns what is known of a node that is shown as drained. What a leader inherits has
+// been confirmed by another one.
 func (k *nodeReconciler) confirmedOf(node *corev1.Node) drainedNode {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -235,8 +242,9 @@ func (k *nodeReconciler) confirmedOf(node *corev1.Node) drainedNode {
 	return inherited
 }
 
-// foundLive says whether the API, and not the cache, shows a pod on a node that one of the maintenances covers. Pods that are only nominated
-// for the node are left to the cache: the API cannot select them, and none is nominated for a node that is cordoned.
+// foundLive says whether the API, and not the cache, shows a pod on a node that one of the
+// maintenances covers. Pods that are only nominated for the node are left to the cache: the API
+// cannot select them, and none is nominated for a node that is cordoned.
 func (k *nodeReconciler) foundLive(ctx context.Context, node *corev1.Node, draining []holder) (bool, error) {
 	var plans []drainplan.Targets
 	for _, h := range draining {

@@ -30,7 +30,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/noderights"
+	"haulout.dev/haulout/pkg/host/noderights"
 )
 
 // settleConditions brings the conditions of all nodes to rest, as the queue does it.
@@ -393,7 +393,8 @@ func TestAConflictIsDecidedAnew(t *testing.T) {
 	})
 }
 
-// TestReleaseGoesByWhatWasWritten completes a maintenance before the cache shows the conditions that have just been written.
+// TestReleaseGoesByWhatWasWritten completes a maintenance before the cache shows the conditions
+// that have just been written.
 func TestReleaseGoesByWhatWasWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))

@@ -42,30 +42,31 @@ import (
 	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/controller/cache"
-	"haulout.dev/haulout/pkg/controller/liveness"
-	"haulout.dev/haulout/pkg/controller/worker"
-	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/controller/loop"
 	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/noderights"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/noderights"
 )
 
 // Name is what this controller is called in logs, metrics, queues and as a field manager.
 const Name = "nodemaintenance"
 
 const (
-	// debounce is how long events of pods, nodes and Evacuations are gathered before their maintenances are looked at. A maintenance that
-	// takes longer than that to look at waits for as long as it took last, up to maxDebounce, so that it leaves room for others.
+	// debounce is how long events of pods, nodes and Evacuations are gathered before their
+	// maintenances are looked at. A maintenance that takes longer than that to look at waits for as
+	// long as it took last, up to maxDebounce, so that it leaves room for others.
 	debounce    = 50 * time.Millisecond
 	maxDebounce = 2 * time.Second
 	// resync is how often everything is looked at although nothing happened.
 	resync = 10 * time.Minute
-	// sweepItem is the item of the queue that stands for no maintenance but for the search for what gone ones left behind. No object has an
-	// empty name.
+	// sweepItem is the item of the queue that stands for no maintenance but for the search for what
+	// gone ones left behind. No object has an empty name.
 	sweepItem = ""
-	// DefaultStallTimeout is how long nothing may move in a drain before it counts as stalled. It exceeds every other wait.
+	// DefaultStallTimeout is how long nothing may move in a drain before it counts as stalled. It
+	// exceeds every other wait.
 	DefaultStallTimeout = 15 * time.Minute
 	// defaultBudgetPatience is the default of Config.DaemonSetBudgetPatience.
 	defaultBudgetPatience = 5 * time.Minute
@@ -75,10 +76,12 @@ const (
 
 // Config is what the controller needs.
 type Config struct {
-	// Host is the client of the host cluster, HostInformers are its informers. Their transform must leave what cache.Strip leaves.
+	// Host is the client of the host cluster, HostInformers are its informers. Their transform must
+	// leave what cache.Strip leaves.
 	Host          kubernetes.Interface
 	HostInformers informers.SharedInformerFactory
-	// Maintenance is the client of our own API as the server itself, MaintenanceInformers are its informers.
+	// Maintenance is the client of our own API as the server itself, MaintenanceInformers are its
+	// informers.
 	Maintenance          versioned.Interface
 	MaintenanceInformers externalversions.SharedInformerFactory
 	// Recorder writes events into the host cluster.
@@ -89,26 +92,33 @@ type Config struct {
 	Authorizer authorizer.Authorizer
 	// AskEveryNodeByName switches off the question whether a requester may delete all nodes.
 	AskEveryNodeByName bool
-	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may be closed before the pod is kept on its node; 0 is 5 minutes.
+	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may be closed before the
+	// pod is kept on its node; 0 is 5 minutes.
 	DaemonSetBudgetPatience time.Duration
 	// Liveness is told what the workers are busy with; nil tells nobody.
-	Liveness *liveness.Tracker
-	// Evacuators are the classes of the built-in evacuators that are on. Pods that only one of the others could move are left running.
+	Liveness *loop.Tracker
+	// Evacuators are the classes of the built-in evacuators that are on. Pods that only one of the
+	// others could move are left running.
 	Evacuators sets.Set[string]
-	// EvictionsInFlight returns the requests whose evictions have been sent and not been answered; nil if there never is one.
+	// EvictionsInFlight returns the requests whose evictions have been sent and not been answered;
+	// nil if there never is one.
 	EvictionsInFlight func() []eviction.Request
-	// OwnPod is the pod that this server runs in; an empty name means none. It and the replicas with the same controller leave their nodes
-	// last and once: one that comes back to a held node stays.
+	// OwnPod is the pod that this server runs in; an empty name means none. It and the replicas
+	// with the same controller leave their nodes last and once: one that comes back to a held node
+	// stays.
 	OwnPod types.NamespacedName
-	// StorageID is the ID of the storage that the maintenances are in. It is written into every annotation on a node, and only what has it is undone.
+	// StorageID is the ID of the storage that the maintenances are in. It is written into every
+	// annotation on a node, and only what has it is undone.
 	StorageID string
 	// AdoptStorage is the ID of another storage whose annotations count as ours; empty is none.
 	AdoptStorage string
-	// StallTimeout is how long nothing may move in a drain before it counts as stalled; 0 is 15 minutes.
+	// StallTimeout is how long nothing may move in a drain before it counts as stalled; 0 is 15
+	// minutes.
 	StallTimeout time.Duration
 	// CompletedTTL is how long a completed maintenance is kept before it is deleted; 0 is for ever.
 	CompletedTTL time.Duration
-	// AdvertisePlanned has a condition put on the nodes that maintenances in stage Idle select. Without it they touch no node.
+	// AdvertisePlanned has a condition put on the nodes that maintenances in stage Idle select.
+	// Without it they touch no node.
 	AdvertisePlanned bool
 }
 
@@ -135,7 +145,7 @@ type Controller struct {
 	priorityClassLister schedulinglisters.PriorityClassLister
 	synced              []cache.InformerSynced
 
-	queue     *worker.Queue[string]
+	queue     *loop.Queue[string]
 	selection *selection
 	rights    *noderights.Cache
 	cordons   *cordonWatch
@@ -156,13 +166,16 @@ type Controller struct {
 	nodes     *nodeReconciler
 	problems  *problems
 	forecasts *forecasts
-	// stallTimeout is how long nothing may move before the drain counts as stalled, completedTTL how long a completed maintenance is kept, 0 for ever.
+	// stallTimeout is how long nothing may move before the drain counts as stalled, completedTTL
+	// how long a completed maintenance is kept, 0 for ever.
 	stallTimeout, completedTTL time.Duration
-	// budgetPatience is how long the budget of a DaemonSet pod may be closed before the pod is kept.
+	// budgetPatience is how long the budget of a DaemonSet pod may be closed before the pod is
+	// kept.
 	budgetPatience time.Duration
 }
 
-// New makes a controller and registers its handlers and indexes; the informers must not run yet. A controller runs once.
+// New makes a controller and registers its handlers and indexes; the informers must not run yet. A
+// controller runs once.
 func New(config Config) (*Controller, error) {
 	registerMetrics()
 	if config.Clock == nil {
@@ -185,7 +198,7 @@ func New(config Config) (*Controller, error) {
 		maintenanceLister: maintenances.Lister(), evacuationLister: evacuations.Lister(), nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()),
 		podIndexer: pods.Informer().GetIndexer(), nodeIndexer: nodes.Informer().GetIndexer(), evacuationIndexer: evacuations.Informer().GetIndexer(),
 		volumeIndexer: volumes.Informer().GetIndexer(), daemonSetLister: daemonSets.Lister(), priorityClassLister: priorityClasses.Lister(),
-		queue: worker.NewQueue(worker.Config[string]{
+		queue: loop.NewQueue(loop.Config[string]{
 			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
 			LogAs: func(item string) (string, any) { return "nodeMaintenance", item },
 		}),
@@ -219,7 +232,8 @@ func New(config Config) (*Controller, error) {
 		daemonSets.Informer(), priorityClasses.Informer())
 }
 
-// Run works until the context ends, and returns when the last write is done. The informers must have been started.
+// Run works until the context ends, and returns when the last write is done. The informers must
+// have been started.
 func (c *Controller) Run(ctx context.Context, workers int) {
 	logger := klog.FromContext(ctx).WithName(Name)
 	ctx = klog.NewContext(ctx, logger)
@@ -261,9 +275,10 @@ func (c *Controller) timedSync(ctx context.Context, item string) error {
 	return err
 }
 
-// noteSync remembers why a sync failed. What has failed for long enough is shown on the maintenance even if nothing else of its status can be worked out.
+// noteSync remembers why a sync failed. What has failed for long enough is shown on the maintenance
+// even if nothing else of its status can be worked out.
 func (c *Controller) noteSync(ctx context.Context, item string, err error) {
-	if item == sweepItem || err != nil && (worker.IsOnlyConflict(err) || ctx.Err() != nil) {
+	if item == sweepItem || err != nil && (loop.IsOnlyConflict(err) || ctx.Err() != nil) {
 		return
 	}
 	if c.problems.note(item, "sync", err) {

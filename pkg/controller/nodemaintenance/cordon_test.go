@@ -34,8 +34,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/worker"
-	"haulout.dev/haulout/pkg/noderights"
+	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/host/noderights"
 )
 
 func ownedBy(value string) func(*corev1.Node) {
@@ -116,7 +116,8 @@ func TestIdleToCompleteMakesSchedulable(t *testing.T) {
 	})
 }
 
-// TestCreatedAndDeletedAtOnce covers an object that the controller sees for the first time when it has ended: no stage before was acted on.
+// TestCreatedAndDeletedAtOnce covers an object that the controller sees for the first time when it
+// has ended: no stage before was acted on.
 func TestCreatedAndDeletedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("foreign", cordoned), newMaintenance("m"))
@@ -141,7 +142,7 @@ func TestStaleCacheDoesNotCordonAgain(t *testing.T) {
 		atStage(stageComplete)(ended)
 		f.maintenance.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) { return true, ended, nil })
 		f.cached()
-		if err := f.nodes.reconcile(f.ctx, "one"); !worker.IsOnlyConflict(err) {
+		if err := f.nodes.reconcile(f.ctx, "one"); !loop.IsOnlyConflict(err) {
 			t.Errorf("error %v, want a conflict", err)
 		}
 		f.wantCordon("one", false)
@@ -191,7 +192,8 @@ func TestNodesThatStopMatchingAreReleased(t *testing.T) {
 		f.wantEvacuating("p", "q")
 		f.updateNode("one", inPool("green"))
 		f.step("m")
-		// A label that flaps releases no node, nor does a change of the maintenance that leaves the selector alone.
+		// A label that flaps releases no node, nor does a change of the maintenance that leaves the
+		// selector alone.
 		nm := f.nm("m")
 		nm.Spec.Reason = "kernel"
 		nm.Generation++
@@ -391,7 +393,8 @@ func TestConflictOnANodeIsTriedAgain(t *testing.T) {
 	})
 }
 
-// TestDeletionThatWasInterruptedIsFinished covers an Idle maintenance whose deletion the API server had begun when it died.
+// TestDeletionThatWasInterruptedIsFinished covers an Idle maintenance whose deletion the API server
+// had begun when it died.
 func TestDeletionThatWasInterruptedIsFinished(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		deleting := func(finalizers ...string) func(*maintenancev1alpha1.NodeMaintenance) {
@@ -452,7 +455,8 @@ func TestSweepAsksTheAPIBeforeItBelievesTheCache(t *testing.T) {
 	})
 }
 
-// TestHeartbeatsDoNotStopTheCordon covers a node that changes in nothing that this controller reads: its writes need the latest version.
+// TestHeartbeatsDoNotStopTheCordon covers a node that changes in nothing that this controller
+// reads: its writes need the latest version.
 func TestHeartbeatsDoNotStopTheCordon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one", func(node *corev1.Node) { node.ResourceVersion = "1" }), newMaintenance("m", createdAt(stageCordon)))

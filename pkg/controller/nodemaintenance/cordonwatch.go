@@ -27,7 +27,8 @@ import (
 )
 
 const (
-	// settle is how long after the last cordon was seen the scheduler may still bind a pod that it had placed before.
+	// settle is how long after the last cordon was seen the scheduler may still bind a pod that it
+	// had placed before.
 	settle = 5 * time.Second
 	// fightWindow and fightLimit say how often a cordon may be undone before it is called a fight.
 	fightWindow = 10 * time.Minute
@@ -36,8 +37,9 @@ const (
 	fightPause = time.Minute
 )
 
-// cordonWatch remembers since when nodes have been seen cordoned, and how often somebody undid our cordon. A restart forgets it: then the
-// scheduler is waited for once more, and a fight is noticed a little later.
+// cordonWatch remembers since when nodes have been seen cordoned, and how often somebody undid our
+// cordon. A restart forgets it: then the scheduler is waited for once more, and a fight is noticed
+// a little later.
 type cordonWatch struct {
 	clock clock.PassiveClock
 
@@ -63,7 +65,8 @@ func (w *cordonWatch) observe(node *corev1.Node) {
 	}
 }
 
-// unsettled returns how long it takes until the last of the nodes has been seen cordoned for long enough.
+// unsettled returns how long it takes until the last of the nodes has been seen cordoned for long
+// enough.
 func (w *cordonWatch) unsettled(nodes []*corev1.Node) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -102,7 +105,8 @@ func (w *cordonWatch) isFight(node *corev1.Node) bool {
 	return len(w.recent(node.UID)) >= fightLimit
 }
 
-// fought reports whether a cordon was undone so often that its node is left out of the waves, and since when.
+// fought reports whether a cordon was undone so often that its node is left out of the waves, and
+// since when.
 func (w *cordonWatch) fought(node *corev1.Node) (time.Time, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

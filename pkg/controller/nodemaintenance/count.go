@@ -26,10 +26,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drainplan"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// nodeCount is what one node adds to the status of a maintenance and what is to be done there. It is never changed.
+// nodeCount is what one node adds to the status of a maintenance and what is to be done there. It
+// is never changed.
 type nodeCount struct {
 	// view and targets are what was counted.
 	view    *nodeView
@@ -46,19 +47,24 @@ type nodeCount struct {
 	// uncreatable are the pods that are asked to leave and for which twice no Evacuation could be
 	// created, or joined.
 	uncreatable []uncreatablePod
-	// reported is the latest report of an evacuator, terminating the latest time by which a targeted pod is to have stopped.
+	// reported is the latest report of an evacuator, terminating the latest time by which a
+	// targeted pod is to have stopped.
 	reported, terminating time.Time
-	// keptOff are the DaemonSets that our taint keeps off the node although their turn has not come.
+	// keptOff are the DaemonSets that our taint keeps off the node although their turn has not
+	// come.
 	keptOff []string
 	// leftOnPurpose names the pods that stay, with the reason.
 	leftOnPurpose []string
-	// unasked are the pods that are asked to leave and need an Evacuation, or our finalizer on theirs.
+	// unasked are the pods that are asked to leave and need an Evacuation, or our finalizer on
+	// theirs.
 	unasked []livePod
-	// unwanted are the Evacuations with our finalizer of pods that the targets do not cover (any more).
+	// unwanted are the Evacuations with our finalizer of pods that the targets do not cover (any
+	// more).
 	unwanted []*maintenancev1alpha1.Evacuation
 }
 
-// count adds the pods of a node up. covered are all entries of the plan, targets those that the node has reached.
+// count adds the pods of a node up. covered are all entries of the plan, targets those that the
+// node has reached.
 func (c *Controller) count(view *nodeView, covered, targets drainplan.Targets) *nodeCount {
 	n := &nodeCount{view: view, targets: targets, keptOff: c.keptOff(view, targets)}
 	for i := range view.pods {
@@ -86,7 +92,8 @@ func (c *Controller) count(view *nodeView, covered, targets drainplan.Targets) *
 			if pod.own {
 				n.targetedOwn++
 			}
-			// A pod that is only nominated for the node is left to the scheduler, which drops the nomination of a cordoned node.
+			// A pod that is only nominated for the node is left to the scheduler, which drops the
+			// nomination of a cordoned node.
 			step := decideEvacuation(pod.evacuation)
 			if pod.Spec.NodeName != "" && (step == stepCreate || step == stepAdopt) {
 				n.unasked = append(n.unasked, *pod)
@@ -126,8 +133,9 @@ const addendum = "; "
 // leastAddendum is the room that is worth saying something more in.
 const leastAddendum = len(addendum) + 40
 
-// messageOf is what there is to say about the node: what the plan says, the pods for which no Evacuation can speak because their namespace takes no
-// new objects, and the DaemonSets that miss a pod.
+// messageOf is what there is to say about the node: what the plan says, the pods for which no
+// Evacuation can speak because their namespace takes no new objects, and the DaemonSets that miss a
+// pod.
 func (n *nodeCount) messageOf(planned string) string {
 	message := planned
 	add := func(text string) {
@@ -175,8 +183,9 @@ func ownerName(pod *corev1.Pod) string {
 
 // remainder is what is left on the nodes of a maintenance.
 type remainder struct {
-	// covered counts the pods that the plan covers, targeted those of them that are asked to leave, evacuating those that have an
-	// Evacuation, refused those in terminating namespaces that cannot have one.
+	// covered counts the pods that the plan covers, targeted those of them that are asked to leave,
+	// evacuating those that have an Evacuation, refused those in terminating namespaces that cannot
+	// have one.
 	covered, targeted, evacuating, refused int
 	refusedNamespaces                      map[string]int
 	blocked                                []*maintenancev1alpha1.Evacuation

@@ -34,7 +34,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -43,7 +43,7 @@ func ourEvacuation(pod, node string, modify ...func(*maintenancev1alpha1.Evacuat
 	p := newPod(pod, node, 0)
 	e := &maintenancev1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: p.Namespace, Name: evacuators.CanonicalName(p.Name, p.UID), Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
+			Namespace: p.Namespace, Name: protocol.CanonicalName(p.Name, p.UID), Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
 		},
 		Spec: maintenancev1alpha1.EvacuationSpec{NodeName: node, PodRef: maintenancev1alpha1.PodReference{Name: p.Name, UID: p.UID}},
 	}
@@ -324,7 +324,8 @@ func TestEvacuationsStayWhileAnotherMaintenanceWantsThem(t *testing.T) {
 	})
 }
 
-// TestTargetsOfANodeAreStoredByAllBeforeAnyoneActs covers the end of the maintenance that had written them alone.
+// TestTargetsOfANodeAreStoredByAllBeforeAnyoneActs covers the end of the maintenance that had
+// written them alone.
 func TestTargetsOfANodeAreStoredByAllBeforeAnyoneActs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("a", createdMinute(1)), newMaintenance("b", createdMinute(2)))
@@ -485,8 +486,9 @@ func TestStatusThatIsTooLargeGoesWithoutMessages(t *testing.T) {
 	})
 }
 
-// TestRestartsInTheMiddleOfADrain runs a drain with a controller that forgets everything, or is interrupted by a failing write, at random
-// moments. The waves must hold, no pod may be asked twice, and everything must be as before in the end.
+// TestRestartsInTheMiddleOfADrain runs a drain with a controller that forgets everything, or is
+// interrupted by a failing write, at random moments. The waves must hold, no pod may be asked
+// twice, and everything must be as before in the end.
 func TestRestartsInTheMiddleOfADrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		seed := uint64(time.Now().UnixNano())
@@ -555,7 +557,8 @@ func wave(priority int32) int {
 	return 2
 }
 
-// drainToTheEnd syncs, restarts and lets pods go until the maintenance says Drained. A sync that fails is tried again.
+// drainToTheEnd syncs, restarts and lets pods go until the maintenance says Drained. A sync that
+// fails is tried again.
 func (f *fixture) drainToTheEnd(seed uint64, r *rand.Rand) {
 	f.t.Helper()
 	for range 1000 {

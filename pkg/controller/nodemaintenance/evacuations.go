@@ -31,11 +31,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/controller/cache"
-	"haulout.dev/haulout/pkg/drainplan"
-	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/controller/eviction"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
 // evacuationStep is what a pod that is asked to leave needs.
@@ -68,17 +68,19 @@ func decideEvacuation(e *maintenancev1alpha1.Evacuation) evacuationStep {
 
 // evacuationOf returns the Evacuation of a pod, or nil.
 func (c *Controller) evacuationOf(pod *corev1.Pod) *maintenancev1alpha1.Evacuation {
-	e, err := c.evacuationLister.Evacuations(pod.Namespace).Get(evacuators.CanonicalName(pod.Name, pod.UID))
+	e, err := c.evacuationLister.Evacuations(pod.Namespace).Get(protocol.CanonicalName(pod.Name, pod.UID))
 	if err != nil || e.Spec.PodRef.UID != pod.UID {
 		return nil
 	}
 	return e
 }
 
-// evacuate asks the targeted pods of the subject's nodes to leave. It goes by the targets of a node only when every maintenance that drains
-// the node has them in its status: otherwise a crash, or the end of the one that has, would let them fall back.
+// evacuate asks the targeted pods of the subject's nodes to leave. It goes by the targets of a node
+// only when every maintenance that drains the node has them in its status: otherwise a crash, or
+// the end of the one that has, would let them fall back.
 //
-// DaemonSet pods are asked to leave only when the cache shows the taint that keeps the DaemonSet controller from replacing them.
+// DaemonSet pods are asked to leave only when the cache shows the taint that keeps the DaemonSet
+// controller from replacing them.
 func (c *Controller) evacuate(ctx context.Context, g *gathered, l *look) error {
 	tainted := sets.New[string]()
 	for _, node := range g.subject.nodes {
@@ -98,8 +100,8 @@ func (c *Controller) evacuate(ctx context.Context, g *gathered, l *look) error {
 	})
 }
 
-// due returns the pods that need an Evacuation on the nodes whose targets are stored by all maintenances that drain them. The others of
-// these maintenances are looked at at once.
+// due returns the pods that need an Evacuation on the nodes whose targets are stored by all
+// maintenances that drain them. The others of these maintenances are looked at at once.
 func (c *Controller) due(g *gathered, l *look) []livePod {
 	var behind sets.Set[string]
 	var work []livePod
@@ -149,8 +151,8 @@ func ownPodsAreNext(counts []*nodeCount) bool {
 	return true
 }
 
-// withdrawUnwanted takes our finalizer off the Evacuations of pods that nobody wants gone: their labels have changed, or their node is another
-// one of the same name.
+// withdrawUnwanted takes our finalizer off the Evacuations of pods that nobody wants gone: their
+// labels have changed, or their node is another one of the same name.
 func (c *Controller) withdrawUnwanted(ctx context.Context, g *gathered, l *look) error {
 	var work []*maintenancev1alpha1.Evacuation
 	for i, node := range g.subject.nodes {
@@ -168,15 +170,17 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 		c.queue.AddAfter(nm.Name, wait)
 		return nil
 	}
-	// Before the request, lest the event outrun the memory of it. The cache will show it; until then nobody tries again.
+	// Before the request, lest the event outrun the memory of it. The cache will show it; until
+	// then nobody tries again.
 	c.requested.remember(pod)
 	e := &maintenancev1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:  pod.Namespace,
-			Name:       evacuators.CanonicalName(pod.Name, pod.UID),
+			Name:       protocol.CanonicalName(pod.Name, pod.UID),
 			Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
-			// Of a pod without an evacuator no later write of the status could name the maintenance.
-			Annotations: map[string]string{maintenancev1alpha1.AnnotationLeavesFor: evacuators.Mention(nm)},
+			// Of a pod without an evacuator no later write of the status could name the
+			// maintenance.
+			Annotations: map[string]string{maintenancev1alpha1.AnnotationLeavesFor: protocol.Mention(nm)},
 		},
 		Spec: maintenancev1alpha1.EvacuationSpec{PodRef: maintenancev1alpha1.PodReference{Name: pod.Name, UID: pod.UID}},
 	}
@@ -191,7 +195,8 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 		c.queue.AddAfter(nm.Name, requestPatience)
 		return nil
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsInvalid(err), apierrors.IsGone(err):
-		// Most likely the pod has just gone: its event is under way, or has been. If not, it is tried again.
+		// Most likely the pod has just gone: its event is under way, or has been. If not, it is
+		// tried again.
 		if current, err := c.podLister.Pods(pod.Namespace).Get(pod.Name); err != nil || current.UID != pod.UID {
 			c.requested.forget(pod.UID)
 			return nil
@@ -208,7 +213,8 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	}
 }
 
-// creationFailed notes why a pod has no Evacuation with our finalizer. After the second time its node shows it.
+// creationFailed notes why a pod has no Evacuation with our finalizer. After the second time its
+// node shows it.
 func (c *Controller) creationFailed(nm *maintenancev1alpha1.NodeMaintenance, pod *corev1.Pod, err error) {
 	if c.requested.failed(pod.UID, err) {
 		c.views.drop(controllercache.NodeOf(pod))
@@ -216,8 +222,8 @@ func (c *Controller) creationFailed(nm *maintenancev1alpha1.NodeMaintenance, pod
 	}
 }
 
-// adopt joins the instigators of a pod's Evacuation. What keeps being refused is a blocker of the pod
-// and not an error of the whole maintenance.
+// adopt joins the instigators of a pod's Evacuation. What keeps being refused is a blocker of the
+// pod and not an error of the whole maintenance.
 func (c *Controller) adopt(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, pod livePod) error {
 	e := pod.evacuation
 	if wait := c.requested.wait(pod.UID); wait > 0 && c.requested.failure(pod.UID) != "" {
@@ -253,7 +259,8 @@ func (c *Controller) setFinalizers(ctx context.Context, e *maintenancev1alpha1.E
 	return err
 }
 
-// finalizerPatch sets the finalizers of an object, on the condition that it is in the state it was read in.
+// finalizerPatch sets the finalizers of an object, on the condition that it is in the state it was
+// read in.
 func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
 	if finalizers == nil {
 		finalizers = []string{}
@@ -263,9 +270,10 @@ func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
 	}})
 }
 
-// isUnwanted says whether nobody wants the pod of an eviction gone that is, or was, on one of the nodes.
+// isUnwanted says whether nobody wants the pod of an eviction gone that is, or was, on one of the
+// nodes.
 func (c *Controller) isUnwanted(r eviction.Request, nodes sets.Set[string]) bool {
-	if e, err := c.evacuationLister.Evacuations(r.Evacuation.Namespace).Get(r.Evacuation.Name); err == nil && !evacuators.IsWithdrawn(e) {
+	if e, err := c.evacuationLister.Evacuations(r.Evacuation.Namespace).Get(r.Evacuation.Name); err == nil && !protocol.IsWithdrawn(e) {
 		return false
 	}
 	pod, err := c.podLister.Pods(r.Evacuation.Namespace).Get(r.Pod)
@@ -282,7 +290,8 @@ func isOurs(e *maintenancev1alpha1.Evacuation) bool {
 	return slices.Contains(e.Finalizers, maintenancev1alpha1.FinalizerInstigatorNodeMaintenance)
 }
 
-// unseenEvacuationsOn returns, from the API, the Evacuations that were asked for a moment ago and that the cache does not show yet.
+// unseenEvacuationsOn returns, from the API, the Evacuations that were asked for a moment ago and
+// that the cache does not show yet.
 func (c *Controller) unseenEvacuationsOn(ctx context.Context, nodes sets.Set[string]) (map[types.NamespacedName]located, error) {
 	var mu sync.Mutex
 	out := map[types.NamespacedName]located{}
@@ -304,14 +313,16 @@ func (c *Controller) unseenEvacuationsOn(ctx context.Context, nodes sets.Set[str
 	return out, err
 }
 
-// ourEvacuationsOn returns the Evacuations with our finalizer of pods that count for a node, those that are only nominated for it included.
+// ourEvacuationsOn returns the Evacuations with our finalizer of pods that count for a node, those
+// that are only nominated for it included.
 func (c *Controller) ourEvacuationsOn(node string) []*maintenancev1alpha1.Evacuation {
 	return slices.DeleteFunc(slices.Concat(c.evacuationsIn(node), c.evacuationsWithoutNode()), func(e *maintenancev1alpha1.Evacuation) bool {
 		return !isOurs(e) || c.nodeOf(e) != node
 	})
 }
 
-// evacuationsWithoutNode returns the Evacuations of pods that were on no node when they were asked for.
+// evacuationsWithoutNode returns the Evacuations of pods that were on no node when they were asked
+// for.
 func (c *Controller) evacuationsWithoutNode() []*maintenancev1alpha1.Evacuation {
 	return c.evacuationsIn("")
 }
@@ -329,8 +340,8 @@ func (c *Controller) evacuationsIn(node string) []*maintenancev1alpha1.Evacuatio
 	return out
 }
 
-// isStray says whether an Evacuation bears our finalizer although no maintenance, other than the one of the given UID, looks after the node that
-// its pod counts for.
+// isStray says whether an Evacuation bears our finalizer although no maintenance, other than the
+// one of the given UID, looks after the node that its pod counts for.
 func (c *Controller) isStray(e *maintenancev1alpha1.Evacuation, except types.UID) bool {
 	if !isOurs(e) {
 		return false
@@ -338,7 +349,8 @@ func (c *Controller) isStray(e *maintenancev1alpha1.Evacuation, except types.UID
 	if node := c.nodeOf(e); node != "" {
 		return !c.isLookedAfter(node, except)
 	}
-	// The pod was nominated for a node and is not any more. One that is not known is gone, which ends the Evacuation, or not yet in the cache.
+	// The pod was nominated for a node and is not any more. One that is not known is gone, which
+	// ends the Evacuation, or not yet in the cache.
 	return c.podOf(e) != nil
 }
 
@@ -361,7 +373,8 @@ func (c *Controller) podOf(e *maintenancev1alpha1.Evacuation) *corev1.Pod {
 	return pod
 }
 
-// wanted says whether a maintenance, other than the one of the given UID, has the pod of an Evacuation within the stored targets of its node.
+// wanted says whether a maintenance, other than the one of the given UID, has the pod of an
+// Evacuation within the stored targets of its node.
 func (c *Controller) wanted(e *maintenancev1alpha1.Evacuation, nodeName string, except types.UID) bool {
 	node, err := c.nodeLister.Get(nodeName)
 	if err != nil {
@@ -385,8 +398,8 @@ func (c *Controller) wanted(e *maintenancev1alpha1.Evacuation, nodeName string, 
 	return false
 }
 
-// leave takes our finalizer off an Evacuation and, where nobody else asks for it and nothing forbids it, deletes it. One whose evacuator
-// cannot stop any more is left to it.
+// leave takes our finalizer off an Evacuation and, where nobody else asks for it and nothing
+// forbids it, deletes it. One whose evacuator cannot stop any more is left to it.
 func (c *Controller) leave(ctx context.Context, e *maintenancev1alpha1.Evacuation) error {
 	rest := slices.DeleteFunc(slices.Clone(e.Finalizers), func(f string) bool {
 		return f == maintenancev1alpha1.FinalizerInstigatorNodeMaintenance
@@ -397,7 +410,7 @@ func (c *Controller) leave(ctx context.Context, e *maintenancev1alpha1.Evacuatio
 		}
 		return fmt.Errorf("withdraw from evacuation %s/%s: %w", e.Namespace, e.Name, err)
 	}
-	if evacuators.HasInstigator(rest) || e.DeletionTimestamp != nil ||
+	if protocol.HasInstigator(rest) || e.DeletionTimestamp != nil ||
 		e.Status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid {
 		return nil
 	}

@@ -31,11 +31,13 @@ const (
 	EventCordoned = "NodeMaintenanceCordoned"
 	// EventUncordoned: a node was made schedulable again.
 	EventUncordoned = "NodeMaintenanceUncordoned"
-	// EventCordonRestored: somebody made a node schedulable in the middle of a maintenance, and it was set back.
+	// EventCordonRestored: somebody made a node schedulable in the middle of a maintenance, and it
+	// was set back.
 	EventCordonRestored = "CordonRestored"
 	// EventCordonFight: somebody keeps making a node schedulable in the middle of a maintenance.
 	EventCordonFight = "CordonFight"
-	// EventTaintRestored: somebody took the taint off a node in the middle of a maintenance that keeps DaemonSet pods off it.
+	// EventTaintRestored: somebody took the taint off a node in the middle of a maintenance that
+	// keeps DaemonSet pods off it.
 	EventTaintRestored = "DrainTaintRestored"
 	// EventNodeMaintenanceStarted: a maintenance holds a node from now on.
 	EventNodeMaintenanceStarted = "NodeMaintenanceStarted"
@@ -47,25 +49,32 @@ const (
 	EventNodeDrainResumed = "NodeDrainResumed"
 	// EventNodeReleased: a maintenance holds a node no longer.
 	EventNodeReleased = "NodeMaintenanceReleased"
-	// EventNotAuthorized: a node is left alone because the requester of the maintenance may not delete it.
+	// EventNotAuthorized: a node is left alone because the requester of the maintenance may not
+	// delete it.
 	EventNotAuthorized = "NotAuthorized"
-	// EventFastForwarded: a node had already come further than the plan of a maintenance that joined late.
+	// EventFastForwarded: a node had already come further than the plan of a maintenance that
+	// joined late.
 	EventFastForwarded = "DrainFastForwarded"
-	// EventOrderOverridden: the plans of maintenances contradict each other, and the oldest one's order was followed.
+	// EventOrderOverridden: the plans of maintenances contradict each other, and the oldest one's
+	// order was followed.
 	EventOrderOverridden = "DrainOrderOverridden"
-	// EventDrainBlocked: no pod that is asked to leave is able to; the drain stands still. Sent when the condition Drained begins to say so.
+	// EventDrainBlocked: no pod that is asked to leave is able to; the drain stands still. Sent
+	// when the condition Drained begins to say so.
 	EventDrainBlocked = "DrainBlocked"
 	// EventStageStarted: a maintenance entered a stage.
 	EventStageStarted = "StageStarted"
 	// EventWaveStarted: the pods of the next entry of the drain plan are asked to leave.
 	EventWaveStarted = "WaveStarted"
-	// EventDrainForecast: a drain begins, and the preview finds pods that cannot leave, will not come back or take long.
+	// EventDrainForecast: a drain begins, and the preview finds pods that cannot leave, will not
+	// come back or take long.
 	EventDrainForecast = "DrainForecast"
-	// EventForeignMarks: a node was left in maintenance by a server with another storage; what it wrote there stays until --adopt-storage names it. About the node.
+	// EventForeignMarks: a node was left in maintenance by a server with another storage; what it
+	// wrote there stays until --adopt-storage names it. About the node.
 	EventForeignMarks = "MarksOfAnotherStorage"
 	// EventDrainedNoLonger: the condition Drained was True and is not any more.
 	EventDrainedNoLonger = "DrainedNoLonger"
-	// EventNotProgressing: the maintenance does not move on, or something it needs keeps failing. Once for each text.
+	// EventNotProgressing: the maintenance does not move on, or something it needs keeps failing.
+	// Once for each text.
 	EventNotProgressing = "NotProgressing"
 	// EventDrained: the condition Drained became True.
 	EventDrained = "Drained"
@@ -87,7 +96,8 @@ const (
 // maxNote is how much the events API takes.
 const maxNote = 1024
 
-// References instead of objects: they say what they are whatever scheme the recorder has and although informers leave the kind out.
+// References instead of objects: they say what they are whatever scheme the recorder has and
+// although informers leave the kind out.
 
 func maintenanceRef(nm *maintenancev1alpha1.NodeMaintenance) *corev1.ObjectReference {
 	return &corev1.ObjectReference{

@@ -50,13 +50,13 @@ import (
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/controller/cache"
-	"haulout.dev/haulout/pkg/controller/worker"
+	"haulout.dev/haulout/pkg/controller/loop"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
-	"haulout.dev/haulout/pkg/informertest"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/informertest"
 )
 
 // fixture is two fake clusters, a clock and the controllers that are started on them.
@@ -289,7 +289,8 @@ func sameObjects[T metav1.Object](cached, stored []T) bool {
 	return a.Equal(b)
 }
 
-// eventually waits for a condition. Each look at it waits until the caches and what runs have done all they can.
+// eventually waits for a condition. Each look at it waits until the caches and what runs have done
+// all they can.
 func (f *fixture) eventually(what string, condition func() bool) {
 	f.t.Helper()
 	err := wait.PollUntilContextTimeout(f.ctx, time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
@@ -307,7 +308,7 @@ func (f *fixture) step(name string) {
 	for range 20 {
 		before := f.state()
 		f.cached()
-		if err := f.Controller.sync(f.ctx, name); err != nil && !worker.IsOnlyConflict(err) {
+		if err := f.Controller.sync(f.ctx, name); err != nil && !loop.IsOnlyConflict(err) {
 			f.t.Fatalf("sync %q: %v", name, err)
 		}
 		f.cached()
@@ -340,7 +341,7 @@ func (f *fixture) reconcileNodes() error {
 	names.Delete("")
 	var errs []error
 	for _, name := range sets.List(names) {
-		if err := f.Controller.nodes.reconcile(f.ctx, name); err != nil && !worker.IsOnlyConflict(err) {
+		if err := f.Controller.nodes.reconcile(f.ctx, name); err != nil && !loop.IsOnlyConflict(err) {
 			errs = append(errs, fmt.Errorf("reconcile node %s: %w", name, err))
 		}
 	}
@@ -433,8 +434,9 @@ func (f *fixture) nm(name string) *maintenancev1alpha1.NodeMaintenance {
 	return nm
 }
 
-// enter moves a maintenance to a stage as the API server does, and waits until the cache shows it: the fake cluster has no conflicts, so that the
-// status of an older version would take the stage back.
+// enter moves a maintenance to a stage as the API server does, and waits until the cache shows it:
+// the fake cluster has no conflicts, so that the status of an older version would take the stage
+// back.
 func (f *fixture) enter(name string, stage maintenancev1alpha1.NodeMaintenanceStage) {
 	f.t.Helper()
 	nm := f.nm(name)
@@ -459,7 +461,7 @@ func (f *fixture) deletePod(name string) {
 	if err := f.host.CoreV1().Pods("default").Delete(f.ctx, name, metav1.DeleteOptions{}); err != nil {
 		f.t.Fatal(err)
 	}
-	err = f.maintenance.MaintenanceV1alpha1().Evacuations("default").Delete(f.ctx, evacuators.CanonicalName(name, pod.UID), metav1.DeleteOptions{})
+	err = f.maintenance.MaintenanceV1alpha1().Evacuations("default").Delete(f.ctx, protocol.CanonicalName(name, pod.UID), metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		f.t.Fatal(err)
 	}

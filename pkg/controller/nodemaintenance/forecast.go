@@ -30,23 +30,25 @@ import (
 	"k8s.io/klog/v2"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/worker"
+	"haulout.dev/haulout/pkg/controller/loop"
 )
 
 const (
 	// forecastWorkers bounds the previews that are worked out at the same time.
 	forecastWorkers = 1
-	// forecastShown is how long what a preview found stays in the condition Progressing: after that the Evacuations say more.
+	// forecastShown is how long what a preview found stays in the condition Progressing: after that
+	// the Evacuations say more.
 	forecastShown = 10 * time.Minute
 	// forecastNamed is how many blockers a text names.
 	forecastNamed = 3
 )
 
-// forecasts tells what will be in the way of a drain when it begins: admission lists no pods, so nothing else tells the one who starts a drain with
-// kubectl alone. It asks the preview, beside the syncs, once for each drain.
+// forecasts tells what will be in the way of a drain when it begins: admission lists no pods, so
+// nothing else tells the one who starts a drain with kubectl alone. It asks the preview, beside the
+// syncs, once for each drain.
 type forecasts struct {
 	c     *Controller
-	queue *worker.Queue[string]
+	queue *loop.Queue[string]
 
 	mu sync.Mutex
 	// byUID are what the previews found. They may be dropped at any time.
@@ -61,7 +63,7 @@ type forecast struct {
 func newForecasts(c *Controller, config Config) *forecasts {
 	return &forecasts{
 		c: c, byUID: map[types.UID]forecast{},
-		queue: worker.NewQueue(worker.Config[string]{
+		queue: loop.NewQueue(loop.Config[string]{
 			Name: Name + "-forecasts", Backoff: time.Second, Clock: config.Clock, Liveness: config.Liveness, Busy: Name + " forecast of",
 			LogAs: func(name string) (string, any) { return "nodeMaintenance", name },
 		}),

@@ -29,19 +29,22 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drainplan"
-	"haulout.dev/haulout/pkg/noderights"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/host/noderights"
 )
 
 // member is a maintenance with its nodes.
 type member struct {
 	*maintenancev1alpha1.NodeMaintenance
-	// nodes are those that the waves wait for: the requester may delete them and they can be cordoned, or it is too early to tell. refused are those
-	// that the requester may not delete. All are sorted by name.
+	// nodes are those that the waves wait for: the requester may delete them and they can be
+	// cordoned, or it is too early to tell. refused are those that the requester may not delete.
+	// All are sorted by name.
 	nodes, refused []*corev1.Node
-	// excluded are the nodes outside the waves because they cannot be cordoned, or the authorizer does not answer for them.
+	// excluded are the nodes outside the waves because they cannot be cordoned, or the authorizer
+	// does not answer for them.
 	excluded []excludedNode
-	// unknown are those of nodes for which the authorizer has not answered yet. The waves wait for them.
+	// unknown are those of nodes for which the authorizer has not answered yet. The waves wait for
+	// them.
 	unknown sets.Set[string]
 	// outside are the names of refused and excluded nodes.
 	outside sets.Set[string]
@@ -57,8 +60,8 @@ type excludedNode struct {
 // gathered is all that a sync decides from.
 type gathered struct {
 	subject *member
-	// draining are the maintenances in stage Drain that share nodes with the subject, directly or through others, and the subject itself if
-	// it drains.
+	// draining are the maintenances in stage Drain that share nodes with the subject, directly or
+	// through others, and the subject itself if it drains.
 	draining []*member
 	// views are what is on the nodes, by name, for all nodes of subject and draining.
 	views map[string]*nodeView
@@ -118,7 +121,8 @@ func (m *member) all() []*corev1.Node {
 	return all
 }
 
-// component returns the draining maintenances that share nodes with the subject, directly or through others, the subject first.
+// component returns the draining maintenances that share nodes with the subject, directly or
+// through others, the subject first.
 func (c *Controller) component(ctx context.Context, subject *member) ([]*member, error) {
 	component := []*member{subject}
 	seen := map[string]bool{subject.Name: true}
@@ -141,7 +145,8 @@ func (c *Controller) component(ctx context.Context, subject *member) ([]*member,
 	return component, nil
 }
 
-// member sorts the nodes of a maintenance into those that its waves wait for and the others. An Idle one touches none, so that no authorizer is asked.
+// member sorts the nodes of a maintenance into those that its waves wait for and the others. An
+// Idle one touches none, so that no authorizer is asked.
 func (c *Controller) member(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) *member {
 	m := &member{NodeMaintenance: nm, unknown: sets.New[string](), outside: sets.New[string]()}
 	nodes := c.selection.nodesOf(nm.Name)
@@ -153,7 +158,8 @@ func (c *Controller) member(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	tooLarge := c.tooLarge(nm)
 	for _, node := range nodes {
 		answer := answers[node.Name]
-		// The annotations are read only where they decide: for most nodes of a drain the answer is enough.
+		// The annotations are read only where they decide: for most nodes of a drain the answer is
+		// enough.
 		holds := (answer.Err != nil || tooLarge != nil) && (ownersOf(node).has(nm) || taintersOf(node).has(nm))
 		if answer.Err == nil && !answer.Allowed {
 			m.refused = append(m.refused, node)
@@ -178,8 +184,8 @@ func (c *Controller) member(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	return m
 }
 
-// whyExcluded returns why a node is outside the waves: it could not be cordoned for a minute, its cordon is undone again and again, or the authorizer
-// has not answered for a minute.
+// whyExcluded returns why a node is outside the waves: it could not be cordoned for a minute, its
+// cordon is undone again and again, or the authorizer has not answered for a minute.
 func (c *Controller) whyExcluded(nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node, holds bool, answer noderights.Answer) (string, time.Time) {
 	if since, fought := c.cordons.fought(node); fought {
 		c.queue.AddAfter(nm.Name, max(time.Second, fightWindow-c.clock.Since(since)))
@@ -192,14 +198,15 @@ func (c *Controller) whyExcluded(nm *maintenancev1alpha1.NodeMaintenance, node *
 		return t.text, t.since
 	}
 	if wait := c.nodes.untilVisible(node.Name); wait > 0 {
-		// Again at every sync: an earlier event of the maintenance takes the place of the one that was asked for before.
+		// Again at every sync: an earlier event of the maintenance takes the place of the one that
+		// was asked for before.
 		c.queue.AddAfter(nm.Name, wait)
 	}
 	return "", time.Time{}
 }
 
-// keptEntries returns the entries of nodes that the maintenance does not select and that it cannot forget yet: those still to be released, and those
-// that are gone and may be registered again.
+// keptEntries returns the entries of nodes that the maintenance does not select and that it cannot
+// forget yet: those still to be released, and those that are gone and may be registered again.
 func (c *Controller) keptEntries(m *member) []maintenancev1alpha1.NodeMaintenanceNodeStatus {
 	selected := sets.New[string]()
 	for _, node := range m.all() {
@@ -233,7 +240,8 @@ func (c *Controller) keptEntries(m *member) []maintenancev1alpha1.NodeMaintenanc
 	return kept
 }
 
-// MessageNodeGone is the drainMessage of a node whose object does not exist any more. If it is registered again under its name it joins.
+// MessageNodeGone is the drainMessage of a node whose object does not exist any more. If it is
+// registered again under its name it joins.
 const MessageNodeGone = "Node is gone"
 
 func (m *member) username() string { return usernameOf(m.NodeMaintenance) }
@@ -277,7 +285,8 @@ func refOf(node *corev1.Node) maintenancev1alpha1.NodeReference {
 	return maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID}
 }
 
-// asksDaemonSets reports whether the stored targets of a maintenance that drains a node include DaemonSet pods.
+// asksDaemonSets reports whether the stored targets of a maintenance that drains a node include
+// DaemonSet pods.
 func (c *Controller) asksDaemonSets(nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node) bool {
 	return c.evacuators.Has(maintenancev1alpha1.EvacuatorClassDaemonSet) && isDraining(nm) &&
 		slices.ContainsFunc(c.stored.nodes(nm)[refOf(node)].targets, func(e maintenancev1alpha1.DrainPlanEntry) bool {

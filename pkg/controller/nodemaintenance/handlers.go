@@ -28,8 +28,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/controller/cache"
-	"haulout.dev/haulout/pkg/drainplan"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
 // watch marks the maintenances that an event concerns.
@@ -55,7 +55,8 @@ func (c *Controller) watch(maintenances, nodes, pods, evacuations, volumes, daem
 	return nil
 }
 
-// handlerOf calls changed with the old and the new object; old is nil for a new object and the new one is nil for one that is gone.
+// handlerOf calls changed with the old and the new object; old is nil for a new object and the new
+// one is nil for one that is gone.
 func handlerOf[T any](changed func(old, new *T)) cache.ResourceEventHandler {
 	cast := func(obj any) *T {
 		if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
@@ -165,7 +166,8 @@ func sameAnnotations(a, b *corev1.Node) bool {
 	return !slices.ContainsFunc(ourAnnotations, func(key string) bool { return a.Annotations[key] != b.Annotations[key] })
 }
 
-// recordedNames returns the maintenances that a node named. One that it does not name any more may have been waiting for that.
+// recordedNames returns the maintenances that a node named. One that it does not name any more may
+// have been waiting for that.
 func recordedNames(node *corev1.Node) []string {
 	names := sets.KeySet(ownersOf(node)).Union(sets.KeySet(taintersOf(node))).Union(sets.KeySet(recordOf(node).Maintenances))
 	return sets.List(names)
@@ -229,7 +231,8 @@ func (c *Controller) evacuationChanged(old, evacuation *maintenancev1alpha1.Evac
 	}
 }
 
-// markIfStray has an Evacuation withdrawn that is, or has become, nobody's wish. A leader that does not know yet that it is none may have made it.
+// markIfStray has an Evacuation withdrawn that is, or has become, nobody's wish. A leader that does
+// not know yet that it is none may have made it.
 func (c *Controller) markIfStray(e *maintenancev1alpha1.Evacuation) {
 	if e != nil && c.isStray(e, "") {
 		c.mark([]string{sweepItem})
@@ -259,7 +262,8 @@ func (c *Controller) markNode(node string) {
 	}
 }
 
-// mark has maintenances looked at soon. An item that waits already keeps its time, so that a stream of events cannot put it off.
+// mark has maintenances looked at soon. An item that waits already keeps its time, so that a stream
+// of events cannot put it off.
 func (c *Controller) mark(names []string) {
 	for _, name := range names {
 		c.queue.AddAfter(name, c.costs.debounce(name))

@@ -34,8 +34,8 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/controller/cache"
-	"haulout.dev/haulout/pkg/drainplan"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
 // confirmPatience is how long to wait for the cache after a live list showed pods that it does not.
@@ -55,7 +55,8 @@ func (c *Controller) syncIdle(ctx context.Context, nm *maintenancev1alpha1.NodeM
 	return err
 }
 
-// hold takes the drain of a maintenance as far as it may go. The node reconciler keeps its nodes cordoned meanwhile.
+// hold takes the drain of a maintenance as far as it may go. The node reconciler keeps its nodes
+// cordoned meanwhile.
 func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
 	c.letGo(nm)
 	if nm.Status.NewestNodeTimestamp == nil {
@@ -90,13 +91,15 @@ func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaint
 	return nil
 }
 
-// shownError is an error of a sync that has written its status: the next one shows it beside everything else.
+// shownError is an error of a sync that has written its status: the next one shows it beside
+// everything else.
 type shownError struct{ error }
 
 func (e shownError) Unwrap() error { return e.error }
 
-// drawLine stores which nodes are new to a maintenance that has left stage Idle, before any node is touched: those created after the newest one that
-// the cache shows now. One clock, that of the host cluster, decides.
+// drawLine stores which nodes are new to a maintenance that has left stage Idle, before any node is
+// touched: those created after the newest one that the cache shows now. One clock, that of the host
+// cluster, decides.
 func (c *Controller) drawLine(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
 	status := *nm.Status.DeepCopy()
 	if status.NewestNodeTimestamp = c.selection.newestNode(); status.NewestNodeTimestamp.IsZero() {
@@ -117,8 +120,9 @@ func (c *Controller) drawLine(ctx context.Context, nm *maintenancev1alpha1.NodeM
 	return nil
 }
 
-// tooLarge returns an error if the status of a maintenance could not be stored for all of its nodes. Such a maintenance takes no further node.
-// Admission refuses it for the nodes that it knows; others may have been added since.
+// tooLarge returns an error if the status of a maintenance could not be stored for all of its
+// nodes. Such a maintenance takes no further node. Admission refuses it for the nodes that it
+// knows; others may have been added since.
 func (c *Controller) tooLarge(nm *maintenancev1alpha1.NodeMaintenance) error {
 	if !isHolding(nm) {
 		return nil
@@ -143,7 +147,8 @@ func (c *Controller) letGo(nm *maintenancev1alpha1.NodeMaintenance) {
 	}
 }
 
-// touchedNodes returns the names of the nodes that a maintenance may have changed: those of its status and those that bear its annotation.
+// touchedNodes returns the names of the nodes that a maintenance may have changed: those of its
+// status and those that bear its annotation.
 func (c *Controller) touchedNodes(nm *maintenancev1alpha1.NodeMaintenance) sets.Set[string] {
 	names := make(sets.Set[string], len(nm.Status.NodeStatuses))
 	for i := range nm.Status.NodeStatuses {
@@ -156,7 +161,8 @@ func (c *Controller) touchedNodes(nm *maintenancev1alpha1.NodeMaintenance) sets.
 	return names
 }
 
-// announceRefused tells once about each node that the requester may not delete: the message in the status is the memory.
+// announceRefused tells once about each node that the requester may not delete: the message in the
+// status is the memory.
 func (c *Controller) announceRefused(m *member) {
 	if len(m.refused) == 0 {
 		return
@@ -215,7 +221,8 @@ func (c *Controller) announceProgress(g *gathered, plan drainplan.Result, writte
 	}
 }
 
-// openedWave returns the last of the targets that the written status has and the one before has not, nil if there is none.
+// openedWave returns the last of the targets that the written status has and the one before has
+// not, nil if there is none.
 func openedWave(before, written *maintenancev1alpha1.NodeMaintenance) *maintenancev1alpha1.DrainPlanEntry {
 	furthest := func(nm *maintenancev1alpha1.NodeMaintenance) *maintenancev1alpha1.DrainPlanEntry {
 		var last *maintenancev1alpha1.DrainPlanEntry
@@ -246,7 +253,8 @@ func isFurther(a, b *maintenancev1alpha1.DrainPlanEntry) bool {
 	return x > y || x == y && a.PodPriority > b.PodPriority
 }
 
-// announceFastForward tells once about each maintenance that has taken nodes further than the plan of nm would have.
+// announceFastForward tells once about each maintenance that has taken nodes further than the plan
+// of nm would have.
 func (c *Controller) announceFastForward(nm *maintenancev1alpha1.NodeMaintenance, plan drainplan.Result) {
 	if meta.IsStatusConditionTrue(nm.Status.Conditions, maintenancev1alpha1.ConditionNodeMessagesOmitted) {
 		return // whether it was told is in the messages
@@ -278,9 +286,10 @@ func isDrained(nm *maintenancev1alpha1.NodeMaintenance) bool {
 	return meta.IsStatusConditionTrue(nm.Status.Conditions, maintenancev1alpha1.ConditionDrained)
 }
 
-// settleDrained lets Drained become True only after the scheduler has had time to bind what it had placed, and after a live list has
-// confirmed the cache. Once this leader has confirmed it for these nodes, and as long as none of them is seen cordoned anew, the cache is
-// enough: every pod that comes is an event.
+// settleDrained lets Drained become True only after the scheduler has had time to bind what it had
+// placed, and after a live list has confirmed the cache. Once this leader has confirmed it for
+// these nodes, and as long as none of them is seen cordoned anew, the cache is enough: every pod
+// that comes is an event.
 func (c *Controller) settleDrained(ctx context.Context, g *gathered, status *maintenancev1alpha1.NodeMaintenanceStatus) error {
 	nm := g.subject.NodeMaintenance
 	if !meta.IsStatusConditionTrue(status.Conditions, maintenancev1alpha1.ConditionDrained) {
@@ -364,7 +373,8 @@ func sameNodes(a, b []maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {
 // fewNodes is how many nodes are listed one by one; beyond it one list of all pods is cheaper.
 const fewNodes = 64
 
-// liveRemainder returns a live pod of the subject's nodes that the plan covers, read from the API and not from the cache, or "".
+// liveRemainder returns a live pod of the subject's nodes that the plan covers, read from the API
+// and not from the cache, or "".
 func (c *Controller) liveRemainder(ctx context.Context, g *gathered) (string, error) {
 	plan, err := drainplan.CompileTargets(g.subject.Spec.DrainPlan)
 	if err != nil {

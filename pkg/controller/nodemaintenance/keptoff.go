@@ -33,14 +33,16 @@ import (
 	"k8s.io/klog/v2"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drainplan"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// The taint keeps all DaemonSets off a node, also those whose pods are not asked to leave yet. If one of these dies, nothing brings it back while
-// the drain lasts, and nobody has asked it to go. Such DaemonSets are named in the message of the node. They are found by what there is, and not by
+// The taint keeps all DaemonSets off a node, also those whose pods are not asked to leave yet. If
+// one of these dies, nothing brings it back while the drain lasts, and nobody has asked it to go.
+// Such DaemonSets are named in the message of the node. They are found by what there is, and not by
 // what was seen to die: a new leader tells the same.
 
-// keptOff returns the DaemonSets that would run a pod on a node but for our taint, and whose turn in the drain has not come.
+// keptOff returns the DaemonSets that would run a pod on a node but for our taint, and whose turn
+// in the drain has not come.
 func (c *Controller) keptOff(view *nodeView, targets drainplan.Targets) []string {
 	if !c.evacuators.Has(maintenancev1alpha1.EvacuatorClassDaemonSet) || !slices.ContainsFunc(targets.Entries, func(e maintenancev1alpha1.DrainPlanEntry) bool {
 		return e.PodType == maintenancev1alpha1.PodTypeDaemonSet

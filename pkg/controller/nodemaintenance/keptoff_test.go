@@ -50,7 +50,8 @@ func newPriorityClass(name string, value int32) *schedulingv1.PriorityClass {
 	return &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value}
 }
 
-// TestDaemonSetsThatLoseAPodBeforeTheirTurnAreNamed has a pod of a later wave die while its node is tainted.
+// TestDaemonSetsThatLoseAPodBeforeTheirTurnAreNamed has a pod of a later wave die while its node is
+// tainted.
 func TestDaemonSetsThatLoseAPodBeforeTheirTurnAreNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		logger, cni, other := newDaemonSet("logger", ""), newDaemonSet("cni", "critical"), newDaemonSet("gpu", "critical", onNodesWith("gpu", "yes"))

@@ -29,7 +29,8 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// BenchmarkLook gathers and decides, without writing, for one maintenance over 5,000 nodes with 150,000 pods.
+// BenchmarkLook gathers and decides, without writing, for one maintenance over 5,000 nodes with
+// 150,000 pods.
 func BenchmarkLook(b *testing.B) {
 	const nodes, podsPerNode = 5000, 30
 	c, nm := largeCluster(b, nodes, podsPerNode)
@@ -58,7 +59,8 @@ func BenchmarkLook(b *testing.B) {
 	})
 }
 
-// TestStatusOf5000NodesFits fills the status of as many nodes and checks that it can be stored with all messages.
+// TestStatusOf5000NodesFits fills the status of as many nodes and checks that it can be stored with
+// all messages.
 func TestStatusOf5000NodesFits(t *testing.T) {
 	c, nm := largeCluster(t, 5000, 1)
 	g, err := c.gather(t.Context(), nm)

@@ -24,11 +24,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drainplan"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// memory is what the syncs of one maintenance have worked out and need not work out again. It spares work and decides nothing: a sync that
-// starts without it comes to the same. Only one worker at a time has it, the one that has the maintenance.
+// memory is what the syncs of one maintenance have worked out and need not work out again. It
+// spares work and decides nothing: a sync that starts without it comes to the same. Only one worker
+// at a time has it, the one that has the maintenance.
 type memory struct {
 	uid     types.UID
 	planner *drainplan.Planner
@@ -99,8 +100,9 @@ func (m *memory) end() {
 	m.counts, m.next = m.next, nil
 }
 
-// storedTargets finds what the status of a maintenance says of its nodes and what must never be less: their targets and their peaks. It remembers
-// them as long as the maintenance is the same object.
+// storedTargets finds what the status of a maintenance says of its nodes and what must never be
+// less: their targets and their peaks. It remembers them as long as the maintenance is the same
+// object.
 type storedTargets struct {
 	mu     sync.Mutex
 	byName map[string]targetsOf
@@ -121,8 +123,8 @@ func newStoredTargets() *storedTargets {
 	return &storedTargets{byName: map[string]targetsOf{}}
 }
 
-// nodes returns what the status of a maintenance says, by name and UID: a node that was created again starts anew. The answer must not be
-// changed.
+// nodes returns what the status of a maintenance says, by name and UID: a node that was created
+// again starts anew. The answer must not be changed.
 func (s *storedTargets) nodes(nm *maintenancev1alpha1.NodeMaintenance) map[maintenancev1alpha1.NodeReference]storedNode {
 	s.mu.Lock()
 	known := s.byName[nm.Name]
@@ -162,7 +164,8 @@ func sameEntries(a, b []maintenancev1alpha1.DrainPlanEntry) bool {
 	})
 }
 
-// sameNodeStatus says whether two states of a node say the same. A field that is added to the type has to be added here; a test sees to it.
+// sameNodeStatus says whether two states of a node say the same. A field that is added to the type
+// has to be added here; a test sees to it.
 func sameNodeStatus(a, b *maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {
 	return a.NodeRef == b.NodeRef && a.DrainMessage == b.DrainMessage && a.PodsPendingEvacuation == b.PodsPendingEvacuation &&
 		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsKept == b.PodsKept && a.PodsPeak == b.PodsPeak &&

@@ -23,11 +23,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drainplan"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// wantSameLooks checks that what the controller remembers makes no difference: the next look at a maintenance comes to what a look without any
-// memory comes to.
+// wantSameLooks checks that what the controller remembers makes no difference: the next look at a
+// maintenance comes to what a look without any memory comes to.
 func (f *fixture) wantSameLooks(name string) {
 	f.t.Helper()
 	nm, err := f.get(name)
@@ -121,7 +121,8 @@ func TestViewsThatWereBegunBeforeAnEventAreNotKept(t *testing.T) {
 	}
 }
 
-// TestEveryFieldOfANodeStatusIsCompared changes one field after the other: one that is not compared would never be written.
+// TestEveryFieldOfANodeStatusIsCompared changes one field after the other: one that is not compared
+// would never be written.
 func TestEveryFieldOfANodeStatusIsCompared(t *testing.T) {
 	for _, list := range []reflect.Type{reflect.TypeFor[maintenancev1alpha1.NodeMaintenanceNodeStatus](), reflect.TypeFor[maintenancev1alpha1.DrainPlanEntry]()} {
 		for i := range list.NumField() {

@@ -34,30 +34,34 @@ import (
 	"k8s.io/klog/v2"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/worker"
+	"haulout.dev/haulout/pkg/controller/loop"
 )
 
 const (
-	// conditionsDelay is how long events of a node are gathered before its conditions are written. Cordons and Evacuations go first.
+	// conditionsDelay is how long events of a node are gathered before its conditions are written.
+	// Cordons and Evacuations go first.
 	conditionsDelay = 500 * time.Millisecond
 	// nodeWorkers bounds the nodes that are reconciled at the same time.
 	nodeWorkers = 16
-	// quietRetry is how soon a node is reconciled again that waits for an eviction that is under way.
+	// quietRetry is how soon a node is reconciled again that waits for an eviction that is under
+	// way.
 	quietRetry = 50 * time.Millisecond
 	// confirmationAge is how old the live read of a maintenance may be on which a cordon is based.
 	confirmationAge = time.Second
 )
 
-// nodeReconciler keeps what the server writes to nodes: the cordon, the taints, the annotations that record whose they are, and the conditions. Its
-// key is a node; one decision (decideNode) says what should be. A node is released when no maintenance holds it and no Evacuation
-// of ours is left on it.
+// nodeReconciler keeps what the server writes to nodes: the cordon, the taints, the annotations
+// that record whose they are, and the conditions. Its key is a node; one decision (decideNode) says
+// what should be. A node is released when no maintenance holds it and no Evacuation of ours is left
+// on it.
 type nodeReconciler struct {
 	c *Controller
-	// storage is the ID of our storage; adopted is that of another one whose annotations count as ours, or "".
+	// storage is the ID of our storage; adopted is that of another one whose annotations count as
+	// ours, or "".
 	storage, adopted string
 	// advertise has nodes of maintenances in stage Idle shown as planned.
 	advertise bool
-	queue     *worker.Queue[string]
+	queue     *loop.Queue[string]
 
 	mu sync.Mutex
 	// written are the nodes as they were last written, until the cache shows them.
@@ -94,7 +98,7 @@ type trouble struct {
 func newNodeReconciler(c *Controller, config Config) *nodeReconciler {
 	return &nodeReconciler{
 		c: c, advertise: config.AdvertisePlanned, storage: config.StorageID, adopted: config.AdoptStorage,
-		queue: worker.NewQueue(worker.Config[string]{
+		queue: loop.NewQueue(loop.Config[string]{
 			Name: Name + "-nodes", Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Busy: Name + " node",
 			Failed: func() { nodeErrors.Inc() },
 			LogAs:  func(name string) (string, any) { return "node", klog.KRef("", name) },
@@ -104,7 +108,8 @@ func newNodeReconciler(c *Controller, config Config) *nodeReconciler {
 	}
 }
 
-// enqueue has a node reconciled now, enqueueConditions has it reconciled when its events have been gathered.
+// enqueue has a node reconciled now, enqueueConditions has it reconciled when its events have been
+// gathered.
 func (k *nodeReconciler) enqueue(name string)           { k.queue.Add(name) }
 func (k *nodeReconciler) enqueueConditions(name string) { k.queue.AddAfter(name, conditionsDelay) }
 
@@ -152,7 +157,8 @@ func (k *nodeReconciler) nodeChanged(old, node *corev1.Node) {
 	k.enqueue(node.Name)
 }
 
-// sameForNode reports whether nothing has changed about a node that its cordon, taints and conditions depend on, nor they themselves.
+// sameForNode reports whether nothing has changed about a node that its cordon, taints and
+// conditions depend on, nor they themselves.
 func sameForNode(a, b *corev1.Node) bool {
 	if a.UID != b.UID || a.Spec.Unschedulable != b.Spec.Unschedulable || !labels.Equals(a.Labels, b.Labels) || !sameOurTaints(a, b) {
 		return false
@@ -256,8 +262,8 @@ func isNewer(a, b *corev1.Node) bool {
 	return err == nil && order > 0 && a.UID == b.UID
 }
 
-// reconcile brings a node to what it should be. The cache is enough for it: a write is refused if the node has changed meanwhile, and then decided
-// again from a live read.
+// reconcile brings a node to what it should be. The cache is enough for it: a write is refused if
+// the node has changed meanwhile, and then decided again from a live read.
 func (k *nodeReconciler) reconcile(ctx context.Context, name string) error {
 	cached, err := k.latest(name)
 	if apierrors.IsNotFound(err) {
@@ -286,9 +292,10 @@ func (k *nodeReconciler) reconcile(ctx context.Context, name string) error {
 	return err
 }
 
-// note remembers why a node cannot be reconciled; nil forgets. The maintenances of the node show it.
+// note remembers why a node cannot be reconciled; nil forgets. The maintenances of the node show
+// it.
 func (k *nodeReconciler) note(name string, err error) {
-	if err != nil && worker.IsOnlyConflict(err) {
+	if err != nil && loop.IsOnlyConflict(err) {
 		return
 	}
 	k.mu.Lock()
@@ -312,7 +319,8 @@ func (k *nodeReconciler) note(name string, err error) {
 	}
 }
 
-// troubleOf returns why a node cannot be reconciled, if that has been so for long enough to be shown.
+// troubleOf returns why a node cannot be reconciled, if that has been so for long enough to be
+// shown.
 func (k *nodeReconciler) troubleOf(name string) (trouble, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -320,7 +328,8 @@ func (k *nodeReconciler) troubleOf(name string) (trouble, bool) {
 	return t, ok && k.c.clock.Since(t.since) >= visibleAfter
 }
 
-// untilVisible returns how long it takes until the trouble of a node is shown, 0 if it has none or is shown already.
+// untilVisible returns how long it takes until the trouble of a node is shown, 0 if it has none or
+// is shown already.
 func (k *nodeReconciler) untilVisible(name string) time.Duration {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -330,7 +339,8 @@ func (k *nodeReconciler) untilVisible(name string) time.Duration {
 	return 0
 }
 
-// isFailing reports whether a node could not be reconciled at the last attempt: then its queue tries it again by itself, less and less often.
+// isFailing reports whether a node could not be reconciled at the last attempt: then its queue
+// tries it again by itself, less and less often.
 func (k *nodeReconciler) isFailing(name string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -341,7 +351,8 @@ func (k *nodeReconciler) isFailing(name string) bool {
 func (k *nodeReconciler) sync(ctx context.Context, node *corev1.Node) error {
 	facts, err := k.gather(ctx, node)
 	if err != nil && len(facts.holders) == 0 {
-		// Without a holder the node would be released, which an authorizer that does not answer must not bring about.
+		// Without a holder the node would be released, which an authorizer that does not answer
+		// must not bring about.
 		return err
 	}
 	if len(facts.holders) == 0 && facts.undecided {
@@ -358,7 +369,8 @@ func (k *nodeReconciler) sync(ctx context.Context, node *corev1.Node) error {
 		}
 	}
 	if len(facts.holders) == 0 {
-		// The conditions go first: a node that is seen schedulable has nothing of the maintenance any more.
+		// The conditions go first: a node that is seen schedulable has nothing of the maintenance
+		// any more.
 		return errors.Join(err, k.writeConditionsThen(ctx, node, facts))
 	}
 	wrote, writeErr := k.write(ctx, facts)
@@ -383,8 +395,8 @@ func (k *nodeReconciler) writeConditionsThen(ctx context.Context, node *corev1.N
 	return errors.Join(conditionsErr, err)
 }
 
-// gather reads what the decision about a node depends on. An authorizer that does not answer is an error beside the facts: those who hold the
-// node already go on holding it.
+// gather reads what the decision about a node depends on. An authorizer that does not answer is an
+// error beside the facts: those who hold the node already go on holding it.
 func (k *nodeReconciler) gather(ctx context.Context, node *corev1.Node) (nodeFacts, error) {
 	f := nodeFacts{node: node, holders: owners{}, now: k.c.clock.Now()}
 	f.cordon, f.foreignCordon = k.ours(node, maintenancev1alpha1.AnnotationCordonedBy)
@@ -436,7 +448,8 @@ func (k *nodeReconciler) gather(ctx context.Context, node *corev1.Node) (nodeFac
 	return f, errors.Join(errs...)
 }
 
-// noteForeign records, once for each node and storage, that a server with another storage has left marks on a node.
+// noteForeign records, once for each node and storage, that a server with another storage has left
+// marks on a node.
 func (k *nodeReconciler) noteForeign(node *corev1.Node) {
 	storage := ""
 	for _, key := range []string{maintenancev1alpha1.AnnotationCordonedBy, maintenancev1alpha1.AnnotationTaintedBy} {
@@ -459,7 +472,8 @@ func (k *nodeReconciler) noteForeign(node *corev1.Node) {
 	}
 }
 
-// ours returns the maintenances of our storage that an annotation of a node names, and whether the annotation is there and not ours.
+// ours returns the maintenances of our storage that an annotation of a node names, and whether the
+// annotation is there and not ours.
 func (k *nodeReconciler) ours(node *corev1.Node, annotation string) (o owners, foreign bool) {
 	if _, there := node.Annotations[annotation]; !there {
 		return nil, false
@@ -475,15 +489,16 @@ func (k *nodeReconciler) isOurStorage(id string) bool {
 	return id == k.storage || id != "" && id == k.adopted
 }
 
-// hasMadeSchedulable reports whether any cordon of a node was lifted for a maintenance already: one that is set after that is meant.
+// hasMadeSchedulable reports whether any cordon of a node was lifted for a maintenance already: one
+// that is set after that is meant.
 func (k *nodeReconciler) hasMadeSchedulable(node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.madeSchedulable[node.UID] == nm.UID
 }
 
-// hasEnded reports whether a maintenance that an annotation names does not hold the node any more. The cache answers for those that it shows, the
-// API for the others.
+// hasEnded reports whether a maintenance that an annotation names does not hold the node any more.
+// The cache answers for those that it shows, the API for the others.
 func (c *Controller) hasEnded(ctx context.Context, name string, uid types.UID, node *corev1.Node) (bool, error) {
 	nm, err := c.get(name)
 	if err != nil || nm.UID != uid {

@@ -34,11 +34,12 @@ import (
 	"k8s.io/klog/v2"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/controller/cache"
-	"haulout.dev/haulout/pkg/eviction"
+	"haulout.dev/haulout/pkg/controller/eviction"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
-// write brings the cordon, the taints and their annotations to what was decided, and reports whether it wrote anything.
+// write brings the cordon, the taints and their annotations to what was decided, and reports
+// whether it wrote anything.
 func (k *nodeReconciler) write(ctx context.Context, f nodeFacts) (bool, error) {
 	if f.makesSchedulable != nil && len(f.holders) == 0 {
 		if allowed, err := k.mayMakeSchedulable(ctx, f); !allowed || err != nil {
@@ -100,8 +101,9 @@ func (k *nodeReconciler) backOff(node *corev1.Node, change nodeChange) time.Dura
 	return wait
 }
 
-// confirm reads live, before a node is marked for a maintenance, that the maintenance still is what the cache says: after it has ended, or for a
-// leader that has been replaced and does not know it, no cordon may be set.
+// confirm reads live, before a node is marked for a maintenance, that the maintenance still is what
+// the cache says: after it has ended, or for a leader that has been replaced and does not know it,
+// no cordon may be set.
 func (k *nodeReconciler) confirm(ctx context.Context, f nodeFacts, change nodeChange) error {
 	marks := change.setCordon && len(change.cordon) > 0 || change.setTaint && len(change.taint) > 0
 	if !marks && (change.unschedulable == nil || !*change.unschedulable) {
@@ -133,7 +135,8 @@ func (k *nodeReconciler) confirm(ctx context.Context, f nodeFacts, change nodeCh
 	return nil
 }
 
-// confirmHolding returns an error unless a maintenance still is what the cache says, and holds its nodes.
+// confirmHolding returns an error unless a maintenance still is what the cache says, and holds its
+// nodes.
 func (c *Controller) confirmHolding(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
 	live, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -145,7 +148,8 @@ func (c *Controller) confirmHolding(ctx context.Context, nm *maintenancev1alpha1
 	return nil
 }
 
-// mayMakeSchedulable reports whether any cordon of a node may be lifted for a maintenance. To lift one's own is not asked for.
+// mayMakeSchedulable reports whether any cordon of a node may be lifted for a maintenance. To lift
+// one's own is not asked for.
 func (k *nodeReconciler) mayMakeSchedulable(ctx context.Context, f nodeFacts) (bool, error) {
 	nm := f.makesSchedulable
 	answer := k.c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{f.node})[f.node.Name]
@@ -173,7 +177,8 @@ func (k *nodeReconciler) noteMadeSchedulable(f nodeFacts) {
 	k.c.queue.Add(f.makesSchedulable.Name)
 }
 
-// apply writes a change to a node, on the condition that the node is still the one and in the state that the change was decided for.
+// apply writes a change to a node, on the condition that the node is still the one and in the state
+// that the change was decided for.
 func (k *nodeReconciler) apply(ctx context.Context, node *corev1.Node, change nodeChange) error {
 	annotations := map[string]any{}
 	if change.setCordon {
@@ -234,8 +239,8 @@ func (k *nodeReconciler) announce(ctx context.Context, f nodeFacts, change nodeC
 	}
 }
 
-// subjectOf returns the maintenance that an event about a change is about: the first by name that holds the node, or that has released it; nil if
-// there is none.
+// subjectOf returns the maintenance that an event about a change is about: the first by name that
+// holds the node, or that has released it; nil if there is none.
 func subjectOf(f nodeFacts, change nodeChange) *maintenancev1alpha1.NodeMaintenance {
 	if change.unschedulable != nil && !*change.unschedulable && f.makesSchedulable != nil {
 		return f.makesSchedulable
@@ -278,8 +283,9 @@ func (c *Controller) meddler(ctx context.Context, node *corev1.Node) string {
 	return decideMeddler(live.ManagedFields)
 }
 
-// decideMeddler guesses from the managed fields of a node that is schedulable again who did it. An apply leaves the field with its manager. Any other
-// write omits the field, since false is its zero value, so no manager owns it: then it is probably the most recent writer after us.
+// decideMeddler guesses from the managed fields of a node that is schedulable again who did it. An
+// apply leaves the field with its manager. Any other write omits the field, since false is its zero
+// value, so no manager owns it: then it is probably the most recent writer after us.
 // kube-controller-manager is not meant: it follows with the taint that goes with the field.
 func decideMeddler(fields []metav1.ManagedFieldsEntry) string {
 	var ours time.Time
@@ -307,9 +313,11 @@ func decideMeddler(fields []metav1.ManagedFieldsEntry) string {
 	return unknownWriter
 }
 
-// withdrawFrom removes our finalizer from the Evacuations of pods on a node that no maintenance wants gone. It does not wait for evacuators.
+// withdrawFrom removes our finalizer from the Evacuations of pods on a node that no maintenance
+// wants gone. It does not wait for evacuators.
 func (c *Controller) withdrawFrom(ctx context.Context, node string) error {
-	// Those that the cache does not show come first: one that it shows meanwhile is then found twice, and not missed.
+	// Those that the cache does not show come first: one that it shows meanwhile is then found
+	// twice, and not missed.
 	found, err := c.unseenEvacuationsOn(ctx, sets.New(node))
 	if err != nil {
 		return err
@@ -326,14 +334,16 @@ func (c *Controller) withdrawFrom(ctx context.Context, node string) error {
 	return inParallel(ctx, len(work), func(ctx context.Context, i int) error { return c.leave(ctx, work[i]) })
 }
 
-// hasUnwanted reports whether an Evacuation of ours is left, or was requested a moment ago, for a pod of a node that no maintenance wants gone.
+// hasUnwanted reports whether an Evacuation of ours is left, or was requested a moment ago, for a
+// pod of a node that no maintenance wants gone.
 func (c *Controller) hasUnwanted(node string) bool {
 	return c.requested.isPending(node) ||
 		slices.ContainsFunc(c.ourEvacuationsOn(node), func(e *maintenancev1alpha1.Evacuation) bool { return !c.wanted(e, node, "") })
 }
 
-// isQuiet reports whether no pod will be evicted any more from a node on the strength of an Evacuation of ours: the cache, which is asked before an
-// eviction is sent, shows that they are gone, and the evictions that had been sent before have been answered.
+// isQuiet reports whether no pod will be evicted any more from a node on the strength of an
+// Evacuation of ours: the cache, which is asked before an eviction is sent, shows that they are
+// gone, and the evictions that had been sent before have been answered.
 func (c *Controller) isQuiet(node string) bool {
 	if c.hasUnwanted(node) {
 		return false

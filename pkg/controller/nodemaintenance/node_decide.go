@@ -31,14 +31,17 @@ import (
 // nodeFacts is what the decision about a node depends on.
 type nodeFacts struct {
 	node *corev1.Node
-	// cordon and taint are the maintenances of our storage that the node's annotations name. foreignCordon and foreignTaint report that the
-	// annotation is of another storage, or cannot be read: then what it is about is not ours.
+	// cordon and taint are the maintenances of our storage that the node's annotations name.
+	// foreignCordon and foreignTaint report that the annotation is of another storage, or cannot be
+	// read: then what it is about is not ours.
 	cordon, taint               owners
 	foreignCordon, foreignTaint bool
-	// holders are the maintenances that hold the node: in stage Cordon or Drain, and their requester may delete the node or could when they took
-	// it. Those whose end is not certain are among them.
+	// holders are the maintenances that hold the node: in stage Cordon or Drain, and their
+	// requester may delete the node or could when they took it. Those whose end is not certain are
+	// among them.
 	holders owners
-	// undecided reports that a maintenance has left stage Idle and has not recorded yet which nodes are new to it.
+	// undecided reports that a maintenance has left stage Idle and has not recorded yet which nodes
+	// are new to it.
 	undecided bool
 	// drains reports that a holder drains the node.
 	drains bool
@@ -48,14 +51,16 @@ type nodeFacts struct {
 	added []string
 	// now is the time that a new taint records.
 	now time.Time
-	// mayWork reports that a holder may still do something new on the node. A right that was revoked ends no hold and begins nothing.
+	// mayWork reports that a holder may still do something new on the node. A right that was
+	// revoked ends no hold and begins nothing.
 	mayWork bool
-	// makesSchedulable is the maintenance that went from Idle to Complete, and so lifts any cordon of its nodes; nil if
-	// there is none.
+	// makesSchedulable is the maintenance that went from Idle to Complete, and so lifts any cordon
+	// of its nodes; nil if there is none.
 	makesSchedulable *maintenancev1alpha1.NodeMaintenance
 }
 
-// released returns the maintenances that the annotations name and that do not hold the node any more.
+// released returns the maintenances that the annotations name and that do not hold the node any
+// more.
 func (f *nodeFacts) released() owners {
 	out := owners{}
 	maps.Copy(out, f.cordon)
@@ -71,12 +76,14 @@ type nodeChange struct {
 	// cordon is the wanted annotation about the cordon if setCordon; an empty one is removed.
 	cordon    owners
 	setCordon bool
-	// taints are the wanted ones if setTaints; taint is the wanted annotation about ours if setTaint, an empty one is removed.
+	// taints are the wanted ones if setTaints; taint is the wanted annotation about ours if
+	// setTaint, an empty one is removed.
 	taints              []corev1.Taint
 	taint               owners
 	added               []string
 	setTaints, setTaint bool
-	// cordonRestored and taintRestored report that someone else has undone our cordon, or removed our taint.
+	// cordonRestored and taintRestored report that someone else has undone our cordon, or removed
+	// our taint.
 	cordonRestored, taintRestored bool
 }
 
@@ -84,8 +91,9 @@ func (n nodeChange) empty() bool {
 	return n.unschedulable == nil && !n.setCordon && !n.setTaints && !n.setTaint
 }
 
-// decideNode returns what is to be written to a node: its cordon, its taints, and the annotations that record whose they are. A cordon without our
-// annotation is someone else's: it serves as ours and is not lifted later.
+// decideNode returns what is to be written to a node: its cordon, its taints, and the annotations
+// that record whose they are. A cordon without our annotation is someone else's: it serves as ours
+// and is not lifted later.
 func decideNode(f nodeFacts) nodeChange {
 	var change nodeChange
 	change.decideCordon(f)

@@ -31,7 +31,8 @@ import (
 // nodesByOwner is the index of nodes by the UIDs of the maintenances that their annotations name.
 const nodesByOwner = "haulout.dev/nodes-by-cordon-owner"
 
-// maxMarkedMaintenances is how many maintenances of an annotation are read. Kubelets may annotate their own node, so the annotation is input.
+// maxMarkedMaintenances is how many maintenances of an annotation are read. Kubelets may annotate
+// their own node, so the annotation is input.
 const maxMarkedMaintenances = 50
 
 func indexNodeByOwner(obj any) ([]string, error) {
@@ -56,17 +57,19 @@ func (o owners) has(nm *maintenancev1alpha1.NodeMaintenance) bool {
 	return o[nm.Name] == nm.UID && nm.UID != ""
 }
 
-// mark is the value of an annotation that records what the server did to a node: for which maintenances, and of which storage they are. A
-// server undoes only what has its own storage's ID: another storage does not know these maintenances, so to it they all seem gone.
+// mark is the value of an annotation that records what the server did to a node: for which
+// maintenances, and of which storage they are. A server undoes only what has its own storage's ID:
+// another storage does not know these maintenances, so to it they all seem gone.
 type mark struct {
 	Storage      string `json:"storage"`
 	Maintenances owners `json:"maintenances"`
-	// Taints are the keys of the taints that the server has added. A taint of ours that is not among them was added by someone else and stays.
+	// Taints are the keys of the taints that the server has added. A taint of ours that is not
+	// among them was added by someone else and stays.
 	Taints []string `json:"taints,omitempty"`
 }
 
-// markIn reads an annotation of a node. One that cannot be read counts as absent, and so do names that no maintenance can have: what it is
-// about is then taken for the work of others.
+// markIn reads an annotation of a node. One that cannot be read counts as absent, and so do names
+// that no maintenance can have: what it is about is then taken for the work of others.
 func markIn(node *corev1.Node, annotation string) mark {
 	value, ok := node.Annotations[annotation]
 	if !ok {

@@ -26,7 +26,8 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// isOwn reports whether a pod is that of this server, or one of its replicas: they have the same controller. The server drains its own pods last.
+// isOwn reports whether a pod is that of this server, or one of its replicas: they have the same
+// controller. The server drains its own pods last.
 func (c *Controller) isOwn(pod *corev1.Pod) bool {
 	if c.ownPod.Name == "" || pod.Namespace != c.ownPod.Namespace {
 		return false
@@ -41,8 +42,8 @@ func (c *Controller) isOwn(pod *corev1.Pod) bool {
 	return owner != nil && owner.UID == c.ownController()
 }
 
-// ownController returns the controller of this server's pod, also when that pod has been evicted and this process is about to end: its replacement is
-// a pod of ours, too.
+// ownController returns the controller of this server's pod, also when that pod has been evicted
+// and this process is about to end: its replacement is a pod of ours, too.
 func (c *Controller) ownController() types.UID {
 	if me, err := c.podLister.Pods(c.ownPod.Namespace).Get(c.ownPod.Name); err == nil {
 		if owner := metav1.GetControllerOfNoCopy(me); owner != nil {
@@ -53,8 +54,9 @@ func (c *Controller) ownController() types.UID {
 	return uid
 }
 
-// hasComeBack reports whether a pod of this server was created while a maintenance held the node that it is on. It tolerates cordons, so the scheduler
-// found no better node: it leaves once and then stays.
+// hasComeBack reports whether a pod of this server was created while a maintenance held the node
+// that it is on. It tolerates cordons, so the scheduler found no better node: it leaves once and
+// then stays.
 func (c *Controller) hasComeBack(pod *corev1.Pod, node *corev1.Node) bool {
 	for _, name := range c.selection.maintenancesOn(node.Name) {
 		nm, err := c.get(name)

@@ -29,7 +29,7 @@ import (
 	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drainplan"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
 const (
@@ -37,7 +37,8 @@ const (
 	visibleAfter = time.Minute
 	// allReleased is the message of Progressing when a maintenance has given everything back.
 	allReleased = "All nodes are released"
-	// progressPace is how much newer a sign of progress is that alone is worth a write of the status.
+	// progressPace is how much newer a sign of progress is that alone is worth a write of the
+	// status.
 	progressPace = 30 * time.Second
 )
 
@@ -49,7 +50,8 @@ type problem struct {
 	text   string
 }
 
-// problems remembers what keeps failing for each maintenance. It may be dropped at any time: what still fails comes back, as of then.
+// problems remembers what keeps failing for each maintenance. It may be dropped at any time: what
+// still fails comes back, as of then.
 type problems struct {
 	clock clock.PassiveClock
 
@@ -61,7 +63,8 @@ func newProblems(clock clock.PassiveClock) *problems {
 	return &problems{clock: clock, byName: map[string]map[string]problem{}}
 }
 
-// note takes in the outcome of an attempt on behalf of a maintenance; a nil error ends the problem. It reports whether one that was visible has ended.
+// note takes in the outcome of an attempt on behalf of a maintenance; a nil error ends the problem.
+// It reports whether one that was visible has ended.
 func (p *problems) note(maintenance, object string, err error) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -86,8 +89,8 @@ func (p *problems) note(maintenance, object string, err error) bool {
 // maxProblemText bounds the text of a problem, in bytes.
 const maxProblemText = 512
 
-// textOf returns one line about an error. Of several errors it quotes the one that sorts first, so that the text stays the same while they fail in
-// another order.
+// textOf returns one line about an error. Of several errors it quotes the one that sorts first, so
+// that the text stays the same while they fail in another order.
 func textOf(err error) string {
 	all := flatten(err)
 	texts := make([]string, len(all))
@@ -123,7 +126,8 @@ func flatten(err error) []error {
 	return out
 }
 
-// visible returns what has failed for long enough, the oldest first, and how long it takes until the next one is, 0 if none will.
+// visible returns what has failed for long enough, the oldest first, and how long it takes until
+// the next one is, 0 if none will.
 func (p *problems) visible(maintenance string) (out []problem, next time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -165,7 +169,8 @@ func describe(all []problem) string {
 
 // progressFacts is what the condition Progressing depends on.
 type progressFacts struct {
-	// ending: the stage is Complete or the object is being deleted; nodesHeld nodes are still to be released.
+	// ending: the stage is Complete or the object is being deleted; nodesHeld nodes are still to be
+	// released.
 	ending    bool
 	nodesHeld int
 	// draining, drained: the stage is Drain, the condition Drained is True.
@@ -300,7 +305,8 @@ func departed(status *maintenancev1alpha1.NodeMaintenanceStatus) int {
 	return n
 }
 
-// setProgress sets lastProgressTimestamp and the condition Progressing of a maintenance that does not end, and returns what they depend on.
+// setProgress sets lastProgressTimestamp and the condition Progressing of a maintenance that does
+// not end, and returns what they depend on.
 func (c *Controller) setProgress(g *gathered, l *look, left *remainder) progressFacts {
 	nm := g.subject.NodeMaintenance
 	now := c.clock.Now()
@@ -330,7 +336,8 @@ func (c *Controller) setProgress(g *gathered, l *look, left *remainder) progress
 	return f
 }
 
-// problemsOf returns what keeps failing for a maintenance, and has it reconciled again when something else has failed for long enough.
+// problemsOf returns what keeps failing for a maintenance, and has it reconciled again when
+// something else has failed for long enough.
 func (c *Controller) problemsOf(m *member) []problem {
 	all, next := c.problems.visible(m.Name)
 	if next > 0 {
@@ -343,7 +350,8 @@ func (c *Controller) problemsOf(m *member) []problem {
 	return all
 }
 
-// showFailure shows, on a maintenance whose sync has failed for long enough, why: the rest of its status stays as it is.
+// showFailure shows, on a maintenance whose sync has failed for long enough, why: the rest of its
+// status stays as it is.
 func (c *Controller) showFailure(nm *maintenancev1alpha1.NodeMaintenance) (*maintenancev1alpha1.NodeMaintenanceStatus, bool) {
 	all, _ := c.problems.visible(nm.Name)
 	if len(all) == 0 {
@@ -358,7 +366,8 @@ func conditionOf(nm *maintenancev1alpha1.NodeMaintenance, conditionType string) 
 	return meta.FindStatusCondition(nm.Status.Conditions, conditionType)
 }
 
-// announceCondition records an event when a maintenance stops moving on, or starts to fail for another reason.
+// announceCondition records an event when a maintenance stops moving on, or starts to fail for
+// another reason.
 func (c *Controller) announceProgressing(old, written *maintenancev1alpha1.NodeMaintenance) {
 	was, is := conditionOf(old, maintenancev1alpha1.ConditionProgressing), conditionOf(written, maintenancev1alpha1.ConditionProgressing)
 	if is == nil {

@@ -32,11 +32,11 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	clienttesting "k8s.io/client-go/testing"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/worker"
-	"haulout.dev/haulout/pkg/eviction"
-	"haulout.dev/haulout/pkg/noderights"
+	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/host/noderights"
 )
 
 // wantMarked waits until an event has marked an item.
@@ -72,8 +72,8 @@ func nominated(node string) func(*corev1.Pod) {
 	}
 }
 
-// TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn has a maintenance end right after it has asked pods to leave, one by an Evacuation of its own
-// and one by that of somebody else.
+// TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn has a maintenance end right after it has asked
+// pods to leave, one by an Evacuation of its own and one by that of somebody else.
 func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newPod("q", "one", 0), newMaintenance("m", createdAt(stageCordon)),
@@ -92,7 +92,7 @@ func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 		f.wantEvacuating("p", "q")
 		f.enter("m", stageComplete)
 		f.eventually("the maintenance is complete", func() bool {
-			if err := f.Controller.sync(f.ctx, "m"); err != nil && !worker.IsOnlyConflict(err) {
+			if err := f.Controller.sync(f.ctx, "m"); err != nil && !loop.IsOnlyConflict(err) {
 				t.Fatal(err)
 			}
 			if err := f.reconcileNodes(); err != nil {
@@ -108,7 +108,8 @@ func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 	})
 }
 
-// TestEvacuationsThatNobodyAsksForAreFound covers what a leader writes that does not know yet that it is none, or that its maintenance has ended.
+// TestEvacuationsThatNobodyAsksForAreFound covers what a leader writes that does not know yet that
+// it is none, or that its maintenance has ended.
 func TestEvacuationsThatNobodyAsksForAreFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m", createdAt(stageComplete)))
@@ -195,7 +196,8 @@ func TestNominatedPodsThatAreBoundStayAsked(t *testing.T) {
 	})
 }
 
-// TestNodesAreRememberedUntilTheyAreReleased has nodes leave the selection that bear no annotation of ours: only the status knows of them.
+// TestNodesAreRememberedUntilTheyAreReleased has nodes leave the selection that bear no annotation
+// of ours: only the status knows of them.
 func TestNodesAreRememberedUntilTheyAreReleased(t *testing.T) {
 	for name, leaves := range map[string]func(*fixture){
 		"the label of a node with a foreign cordon changes": func(f *fixture) { f.updateNode("foreign", inPool("green")) },
@@ -263,7 +265,8 @@ func TestNodesAreRememberedUntilTheyAreReleased(t *testing.T) {
 	}
 }
 
-// TestNewLeaderConfirmsWhatItInherits has a pod on a drained node that neither the status nor the cache tell of.
+// TestNewLeaderConfirmsWhatItInherits has a pod on a drained node that neither the status nor the
+// cache tell of.
 func TestNewLeaderConfirmsWhatItInherits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
@@ -293,7 +296,8 @@ func TestNewLeaderConfirmsWhatItInherits(t *testing.T) {
 	})
 }
 
-// TestCordonThatIsRenewedIsWaitedForAgain has a node schedulable for so short a time that no sync sees it.
+// TestCordonThatIsRenewedIsWaitedForAgain has a node schedulable for so short a time that no sync
+// sees it.
 func TestCordonThatIsRenewedIsWaitedForAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
@@ -341,7 +345,8 @@ func TestRefusedNodesOfARunningDrainKeepWhatTheyHave(t *testing.T) {
 		f.create(newPod("s", "two", 0))
 		f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
 		f.step("m")
-		// Nothing new on node one, not even its cordon, and nothing is taken back; node two goes on.
+		// Nothing new on node one, not even its cordon, and nothing is taken back; node two goes
+		// on.
 		f.wantEvacuating("p", "q", "s")
 		f.wantCordon("one", false, "m")
 		f.step(sweepItem)
@@ -357,7 +362,8 @@ func TestRefusedNodesOfARunningDrainKeepWhatTheyHave(t *testing.T) {
 	})
 }
 
-// TestManyEvacuationsAreAskedForInRounds has every request take a while: in between the maintenance is looked at again, so that it can be cancelled.
+// TestManyEvacuationsAreAskedForInRounds has every request take a while: in between the maintenance
+// is looked at again, so that it can be cancelled.
 func TestManyEvacuationsAreAskedForInRounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		objects := []runtime.Object{newMaintenance("m", createdAt(stageCordon)), newNode("one")}
@@ -388,7 +394,7 @@ func TestManyEvacuationsAreAskedForInRounds(t *testing.T) {
 
 func TestMaintenanceIsNotDoneWhileAnEvictionIsUnderWay(t *testing.T) {
 	evictionOf := func(pod string) eviction.Request {
-		return eviction.Request{Evacuation: types.NamespacedName{Namespace: "default", Name: evacuators.CanonicalName(pod, types.UID("uid-"+pod))}, Pod: pod, UID: types.UID("uid-" + pod)}
+		return eviction.Request{Evacuation: types.NamespacedName{Namespace: "default", Name: protocol.CanonicalName(pod, types.UID("uid-"+pod))}, Pod: pod, UID: types.UID("uid-" + pod)}
 	}
 	for name, test := range map[string]struct {
 		under []eviction.Request

@@ -25,15 +25,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
-	controllercache "haulout.dev/haulout/pkg/controller/cache"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
-// requestPatience is how long a request for an Evacuation is taken for granted although the cache does not show it.
+// requestPatience is how long a request for an Evacuation is taken for granted although the cache
+// does not show it.
 const requestPatience = 10 * time.Second
 
-// requestedEvacuations remembers, until the cache shows it, for which pods an Evacuation has been asked: so that they are not asked for again
-// at once, and so that what was asked for can be taken back at once. It also remembers which pods cannot have one.
+// requestedEvacuations remembers, until the cache shows it, for which pods an Evacuation has been
+// asked: so that they are not asked for again at once, and so that what was asked for can be taken
+// back at once. It also remembers which pods cannot have one.
 type requestedEvacuations struct {
 	clock clock.PassiveClock
 
@@ -61,7 +63,7 @@ func (r *requestedEvacuations) remember(pod *corev1.Pod) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.pods[pod.UID] = evacuationRequest{
-		evacuation: types.NamespacedName{Namespace: pod.Namespace, Name: evacuators.CanonicalName(pod.Name, pod.UID)},
+		evacuation: types.NamespacedName{Namespace: pod.Namespace, Name: protocol.CanonicalName(pod.Name, pod.UID)},
 		node:       controllercache.NodeOf(pod), until: r.clock.Now().Add(requestPatience),
 		// No namespace comes back.
 		terminating: r.pods[pod.UID].terminating,
@@ -74,7 +76,8 @@ func (r *requestedEvacuations) refuse(pod types.UID) {
 	r.change(pod, func(request *evacuationRequest) { request.terminating = true })
 }
 
-// failed notes that no Evacuation could be created for a pod, and reports whether that is the second time.
+// failed notes that no Evacuation could be created for a pod, and reports whether that is the
+// second time.
 func (r *requestedEvacuations) failed(pod types.UID, err error) (twice bool) {
 	r.change(pod, func(request *evacuationRequest) {
 		request.failures++
@@ -121,7 +124,8 @@ func (r *requestedEvacuations) on(nodes sets.Set[string]) []evacuationRequest {
 	return out
 }
 
-// isPending reports whether an Evacuation of a pod of a node was requested a moment ago and the cache does not show it yet.
+// isPending reports whether an Evacuation of a pod of a node was requested a moment ago and the
+// cache does not show it yet.
 func (r *requestedEvacuations) isPending(node string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -144,14 +148,16 @@ func (r *requestedEvacuations) wait(pod types.UID) time.Duration {
 	return request.until.Sub(r.clock.Now())
 }
 
-// inTerminatingNamespace says whether the pod was refused an Evacuation because its namespace goes away.
+// inTerminatingNamespace says whether the pod was refused an Evacuation because its namespace goes
+// away.
 func (r *requestedEvacuations) inTerminatingNamespace(pod types.UID) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.pods[pod].terminating
 }
 
-// forget drops what is remembered of a pod: the cache shows its Evacuation as it was asked for, or that is gone, or the pod is.
+// forget drops what is remembered of a pod: the cache shows its Evacuation as it was asked for, or
+// that is gone, or the pod is.
 func (r *requestedEvacuations) forget(pod types.UID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -31,14 +31,16 @@ import (
 	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/nodeselection"
+	"haulout.dev/haulout/pkg/drain/nodeselection"
 )
 
-// lingering is how long a node stays selected whose labels stop matching: a label that flaps must not release a node with people at work on it.
+// lingering is how long a node stays selected whose labels stop matching: a label that flaps must
+// not release a node with people at work on it.
 const lingering = 2 * time.Minute
 
-// selection keeps which maintenance selects which nodes, so that an event of a node or pod finds its maintenances without matching every
-// selector again. Nodes are matched outside its lock. Maintenances that have given everything back select nothing.
+// selection keeps which maintenance selects which nodes, so that an event of a node or pod finds
+// its maintenances without matching every selector again. Nodes are matched outside its lock.
+// Maintenances that have given everything back select nothing.
 type selection struct {
 	clock clock.PassiveClock
 
@@ -57,9 +59,11 @@ type selected struct {
 	source   *corev1.NodeSelector
 	selector *nodeselection.Selector
 	nodes    sets.Set[string]
-	// held are the names of nodes that the maintenance has or had. One that is registered again under such a name joins.
+	// held are the names of nodes that the maintenance has or had. One that is registered again
+	// under such a name joins.
 	held *names
-	// inherited are the nodes of the status that this leader found. They linger, too, if their labels stopped matching meanwhile.
+	// inherited are the nodes of the status that this leader found. They linger, too, if their
+	// labels stopped matching meanwhile.
 	inherited map[string]types.UID
 	// leaving are the nodes whose labels do not match any more, and since when.
 	leaving map[string]time.Time
@@ -112,7 +116,8 @@ func newSelection(clock clock.PassiveClock) *selection {
 	}
 }
 
-// setMaintenance takes in what a maintenance selects. An object that is older than the known one changes nothing.
+// setMaintenance takes in what a maintenance selects. An object that is older than the known one
+// changes nothing.
 func (s *selection) setMaintenance(nm *maintenancev1alpha1.NodeMaintenance) error {
 	if isDone(nm) {
 		s.removeMaintenance(nm.Name)
@@ -179,7 +184,8 @@ func newSelected(nm *maintenancev1alpha1.NodeMaintenance, old *selected, had map
 	if old != nil && old.uid == nm.UID {
 		old.held.addTo(entry.held)
 		if equality.Semantic.DeepEqual(old.source, nm.Spec.NodeSelector) {
-			// The labels of nodes may have stopped matching, and these linger; the selector was not changed to release them.
+			// The labels of nodes may have stopped matching, and these linger; the selector was not
+			// changed to release them.
 			maps.Copy(entry.leaving, old.leaving)
 			maps.Copy(entry.inherited, had)
 		}
@@ -205,7 +211,8 @@ func (s *selection) remove(name string) {
 	delete(s.maintenances, name)
 }
 
-// setNode takes in a node and returns the maintenances that selected or ignored it before or do so now, and those for which it lingers from now on.
+// setNode takes in a node and returns the maintenances that selected or ignored it before or do so
+// now, and those for which it lingers from now on.
 func (s *selection) setNode(node *corev1.Node) (touched, leaving []string) {
 	s.mu.Lock()
 	entries := make(map[string]*selected, len(s.maintenances))
@@ -242,7 +249,8 @@ func (s *selection) setNode(node *corev1.Node) (touched, leaving []string) {
 	return sets.List(before.Union(s.byNode[node.Name])), leaving
 }
 
-// refreshNode takes in a newer state of a node in which nothing has changed that decides who selects it.
+// refreshNode takes in a newer state of a node in which nothing has changed that decides who
+// selects it.
 func (s *selection) refreshNode(node *corev1.Node) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -328,7 +336,8 @@ func (s *selection) drop(name string, entry *selected, node string) {
 	}
 }
 
-// expire lets the nodes of a maintenance go whose labels have not matched for long enough. It returns them, and when the next one is due, 0 if none.
+// expire lets the nodes of a maintenance go whose labels have not matched for long enough. It
+// returns them, and when the next one is due, 0 if none.
 func (s *selection) expire(name string) (gone []string, next time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -34,13 +34,15 @@ import (
 	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drainplan"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
 const (
-	// maxStatusBytes is how large an object may grow before the messages of its nodes are left out; etcd refuses 1.5 MiB by default.
+	// maxStatusBytes is how large an object may grow before the messages of its nodes are left out;
+	// etcd refuses 1.5 MiB by default.
 	maxStatusBytes = 1 << 20
-	// statusPace is how long to wait between two writes of counters and messages, for every bytesPerPace of the object begun.
+	// statusPace is how long to wait between two writes of counters and messages, for every
+	// bytesPerPace of the object begun.
 	statusPace   = time.Second
 	bytesPerPace = 100 << 10
 )
@@ -122,8 +124,9 @@ func (c *Controller) look(g *gathered) (*look, error) {
 	return l, c.conclude(g, l, left)
 }
 
-// peakOf is the most pods that had to leave a node at one time. It can be told again after a restart, since it never falls while the node is held;
-// how many have left could not, since nothing is left of them.
+// peakOf is the most pods that had to leave a node at one time. It can be told again after a
+// restart, since it never falls while the node is held; how many have left could not, since nothing
+// is left of them.
 func peakOf(nm *maintenancev1alpha1.NodeMaintenance, entry *maintenancev1alpha1.NodeMaintenanceNodeStatus, before int32) int32 {
 	if !isDraining(nm) {
 		return before
@@ -187,7 +190,8 @@ type drainedFacts struct {
 	uncordoned     []string
 	finished       bool
 	remainder      *remainder
-	// attached does not hold Drained back, since volumes may stay attached until the node is off; whoever switches it off wants to know.
+	// attached does not hold Drained back, since volumes may stay attached until the node is off;
+	// whoever switches it off wants to know.
 	attached attachedVolumes
 }
 
@@ -303,8 +307,9 @@ func (c *Controller) setCondition(nm *maintenancev1alpha1.NodeMaintenance, statu
 	})
 }
 
-// writeStatus stores a status if it differs, and returns the maintenance as it is then stored. What others or a restart depend on goes out at
-// once; a difference in counters and messages alone waits its turn. The status is the callee's from then on.
+// writeStatus stores a status if it differs, and returns the maintenance as it is then stored. What
+// others or a restart depend on goes out at once; a difference in counters and messages alone waits
+// its turn. The status is the callee's from then on.
 func (c *Controller) writeStatus(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, status maintenancev1alpha1.NodeMaintenanceStatus) (*maintenancev1alpha1.NodeMaintenance, error) {
 	changed := *nm
 	next := &changed
@@ -360,7 +365,8 @@ func isReleased(nm *maintenancev1alpha1.NodeMaintenance) bool {
 	return condition != nil && condition.Message == allReleased
 }
 
-// keepSmall leaves the messages of the nodes out, and says so, when the object would become too large.
+// keepSmall leaves the messages of the nodes out, and says so, when the object would become too
+// large.
 func (c *Controller) keepSmall(nm *maintenancev1alpha1.NodeMaintenance) {
 	if nm.Size() > maxStatusBytes {
 		c.dropMessages(nm)
@@ -377,12 +383,14 @@ func (c *Controller) dropMessages(nm *maintenancev1alpha1.NodeMaintenance) {
 		"The status would be too large with a message for each node; the counters are complete")
 }
 
-// isTooLarge says whether the API server or etcd refused an object for its size; etcd has no error type for it that reaches a client.
+// isTooLarge says whether the API server or etcd refused an object for its size; etcd has no error
+// type for it that reaches a client.
 func isTooLarge(err error) bool {
 	return err != nil && (apierrors.IsRequestEntityTooLargeError(err) || strings.Contains(err.Error(), "request is too large"))
 }
 
-// writtenStatuses remembers the last status written of each maintenance: to go on from it before the cache has it, and to pace the writes.
+// writtenStatuses remembers the last status written of each maintenance: to go on from it before
+// the cache has it, and to pace the writes.
 type writtenStatuses struct {
 	clock clock.PassiveClock
 

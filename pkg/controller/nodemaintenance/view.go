@@ -25,10 +25,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/controller/cache"
-	"haulout.dev/haulout/pkg/drainplan"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
 // livePod is a pod that counts for a node.
@@ -44,7 +44,8 @@ type livePod struct {
 	evacuation *maintenancev1alpha1.Evacuation
 }
 
-// nodeView is what the caches hold of the pods of a node. It is never changed: what changes is seen in a new one.
+// nodeView is what the caches hold of the pods of a node. It is never changed: what changes is seen
+// in a new one.
 type nodeView struct {
 	// pods are the live pods that count for the node, sorted by namespace and name.
 	pods []livePod
@@ -54,8 +55,8 @@ type nodeView struct {
 	plan *drainplan.Node
 }
 
-// views keeps the views of nodes until a pod or an Evacuation on them changes, so that an event costs what is on its node, not what is in the
-// cluster.
+// views keeps the views of nodes until a pod or an Evacuation on them changes, so that an event
+// costs what is on its node, not what is in the cluster.
 type views struct {
 	mu     sync.Mutex
 	byNode map[string]*viewSlot
@@ -168,7 +169,7 @@ func (c *Controller) classify(pod *corev1.Pod, node *corev1.Node) livePod {
 	live.evacuation = c.evacuationOf(pod)
 	if live.evacuation != nil && live.left == "" && plan.Type == maintenancev1alpha1.PodTypeDaemonSet {
 		var waits bool
-		if live.keptAt, waits = evacuators.KeptByBudgetAt(live.evacuation, c.budgetPatience); waits && !c.clock.Now().Before(live.keptAt) {
+		if live.keptAt, waits = protocol.KeptByBudgetAt(live.evacuation, c.budgetPatience); waits && !c.clock.Now().Before(live.keptAt) {
 			live.left = drainplan.LeftBudget
 		}
 	}

@@ -231,7 +231,8 @@ func TestASyncThatFailsIsShown(t *testing.T) {
 	})
 }
 
-// cachedMaintenances waits until the cache shows the maintenances and the Evacuations, where pods cannot be listed.
+// cachedMaintenances waits until the cache shows the maintenances and the Evacuations, where pods
+// cannot be listed.
 func (f *fixture) cachedMaintenances() {
 	f.t.Helper()
 	f.eventually("the cache shows the maintenance", func() bool {
@@ -332,7 +333,8 @@ func TestNewNodes(t *testing.T) {
 	}
 }
 
-// TestAnotherStorageIsLeftAlone starts a server on storage that does not know the maintenances on the nodes.
+// TestAnotherStorageIsLeftAlone starts a server on storage that does not know the maintenances on
+// the nodes.
 func TestAnotherStorageIsLeftAlone(t *testing.T) {
 	foreign := `{"storage":"another","maintenances":{"m":"1"},"taints":["maintenance.haulout.dev/held"]}`
 	synctest.Test(t, func(t *testing.T) {
@@ -350,7 +352,8 @@ func TestAnotherStorageIsLeftAlone(t *testing.T) {
 	})
 }
 
-// TestHostileAnnotationsStopNoOtherNode has an impossible name on one node, and a node to be swept beside it.
+// TestHostileAnnotationsStopNoOtherNode has an impossible name on one node, and a node to be swept
+// beside it.
 func TestHostileAnnotationsStopNoOtherNode(t *testing.T) {
 	many := []string{}
 	for i := range 10000 {
@@ -376,7 +379,8 @@ func TestHostileAnnotationsStopNoOtherNode(t *testing.T) {
 	})
 }
 
-// TestNodesBeyondWhatFitsAreLeftOut has nodes join a maintenance whose status could not be stored with them.
+// TestNodesBeyondWhatFitsAreLeftOut has nodes join a maintenance whose status could not be stored
+// with them.
 func TestNodesBeyondWhatFitsAreLeftOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		wide := func(nm *maintenancev1alpha1.NodeMaintenance) {

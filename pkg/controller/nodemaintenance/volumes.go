@@ -23,8 +23,9 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 )
 
-// attachedByNode is the index of VolumeAttachments by the node that the volume is attached to. Those that are only asked for, or have been
-// detached, are not in it: a node may be switched off in spite of them.
+// attachedByNode is the index of VolumeAttachments by the node that the volume is attached to.
+// Those that are only asked for, or have been detached, are not in it: a node may be switched off
+// in spite of them.
 const attachedByNode = "haulout.dev/attached-volumes-by-node"
 
 func indexAttachedByNode(obj any) ([]string, error) {

@@ -57,7 +57,8 @@ func (f *fixture) drainedMessage(name string) string {
 	return condition.Message
 }
 
-// TestAttachedVolumesAreCounted runs by events alone: what is attached and detached must be an event of the maintenance.
+// TestAttachedVolumesAreCounted runs by events alone: what is attached and detached must be an
+// event of the maintenance.
 func TestAttachedVolumesAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := newAttachment("asked", "one")

@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package conformance checks an evacuator, with or without the library, against what Haulout expects of one: on a cluster where both run, with pods
-// and Evacuations of its own.
+// Package conformance checks an evacuator, with or without the library, against what Haulout
+// expects of one: on a cluster where both run, with pods and Evacuations of its own.
 package conformance
 
 import (
@@ -40,7 +40,8 @@ import (
 const (
 	// instigator is on whose behalf the checks ask.
 	instigator = maintenancev1alpha1.FinalizerInstigatorPrefix + "conformance.haulout.dev"
-	// before and after are classes that nobody serves, with a higher and a lower priority than the evacuator has.
+	// before and after are classes that nobody serves, with a higher and a lower priority than the
+	// evacuator has.
 	before, after = "before.conformance.haulout.dev", "after.conformance.haulout.dev"
 
 	priorityBefore, priority, priorityAfter = "30000", "20000", "15000"
@@ -55,19 +56,23 @@ var ErrUnexamined = errors.New("what it does when it is called off could not be 
 type Config struct {
 	// Class is that of the evacuator, which is running.
 	Class string
-	// Kube and Maintenance are clients of the cluster and of Haulout's API. They need the rights to make and delete pods and Evacuations in the
-	// namespace, and to use the instigator conformance.haulout.dev.
+	// Kube and Maintenance are clients of the cluster and of Haulout's API. They need the rights to
+	// make and delete pods and Evacuations in the namespace, and to use the instigator
+	// conformance.haulout.dev.
 	Kube        kubernetes.Interface
 	Maintenance versioned.Interface
 	// Namespace is where the pods run.
 	Namespace string
-	// NewPod returns a pod of a name that the evacuator knows to take away. The annotations about evacuators are added to it.
+	// NewPod returns a pod of a name that the evacuator knows to take away. The annotations about
+	// evacuators are added to it.
 	NewPod func(name string) *corev1.Pod
-	// Deadline is how long the evacuator may be silent, in whole seconds; the default is 30 seconds.
+	// Deadline is how long the evacuator may be silent, in whole seconds; the default is 30
+	// seconds.
 	Deadline time.Duration
 	// Patience is how long the evacuation of a pod may take in all; the default is 10 minutes.
 	Patience time.Duration
-	// Quiet is for how long the evacuator is watched not to do what it must not; the default is 10 seconds.
+	// Quiet is for how long the evacuator is watched not to do what it must not; the default is 10
+	// seconds.
 	Quiet time.Duration
 }
 
@@ -179,7 +184,8 @@ func (s *subject) remove(ctx context.Context) error {
 	return errors.Join(err, deleteErr)
 }
 
-// follow calls see for each state that the Evacuation has had since it was made, with nil when it is gone, until it has seen enough.
+// follow calls see for each state that the Evacuation has had since it was made, with nil when it
+// is gone, until it has seen enough.
 func (s *subject) follow(ctx context.Context, limit time.Duration, what string, see func(*maintenancev1alpha1.Evacuation) (enough bool, err error)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("within %s it did not come true that %s", limit, what))
 	defer cancel()

@@ -29,8 +29,9 @@ import (
 	"haulout.dev/haulout/pkg/registry/maintenance/nodemaintenance"
 )
 
-// NewStorage returns the storage of all resources and subresources of the group by their names. isServer says whether a user is the server
-// itself, which alone may write what the others only read. previewer makes the previews of maintenances; evacuatorStartDeadline is how long an
+// NewStorage returns the storage of all resources and subresources of the group by their names.
+// isServer says whether a user is the server itself, which alone may write what the others only
+// read. previewer makes the previews of maintenances; evacuatorStartDeadline is how long an
 // evacuator has for its first report.
 func NewStorage(scheme *runtime.Scheme, opts generic.RESTOptionsGetter, isServer func(user.Info) bool, previewer nodemaintenance.Previewer,
 	evacuatorStartDeadline time.Duration) (map[string]rest.Storage, error) {

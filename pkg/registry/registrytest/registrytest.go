@@ -14,8 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package registrytest runs the registry of a kind on a real etcd within the test's own process, so that its tests see what a client of the
-// server would see: transactions, conflicts, finalizers, and what the storage encoding keeps.
+// Package registrytest runs the registry of a kind on a real etcd within the test's own process, so
+// that its tests see what a client of the server would see: transactions, conflicts, finalizers,
+// and what the storage encoding keeps.
 package registrytest
 
 import (
@@ -51,7 +52,8 @@ import (
 )
 
 var (
-	// Scheme has the types of the maintenance API. It is not the server's: importing that would close an import cycle.
+	// Scheme has the types of the maintenance API. It is not the server's: importing that would
+	// close an import cycle.
 	Scheme = runtime.NewScheme()
 	// Codecs encodes and decodes them.
 	Codecs = serializer.NewCodecFactory(Scheme)
@@ -62,7 +64,8 @@ func init() {
 	metav1.AddToGroupVersion(Scheme, schema.GroupVersion{Version: "v1"})
 }
 
-// StorageCodec returns the codec that objects are stored with: protobuf of v1alpha1, as the server does it.
+// StorageCodec returns the codec that objects are stored with: protobuf of v1alpha1, as the server
+// does it.
 func StorageCodec() runtime.Codec {
 	info, ok := runtime.SerializerInfoForMediaType(Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	if !ok {
@@ -71,7 +74,8 @@ func StorageCodec() runtime.Codec {
 	return Codecs.CodecForVersions(info.Serializer, Codecs.UniversalDeserializer(), v1alpha1.SchemeGroupVersion, maintenance.SchemeGroupVersion)
 }
 
-// Etcd is a running etcd. Starting one takes a good part of a second: start one in each test function and let its subtests share it.
+// Etcd is a running etcd. Starting one takes a good part of a second: start one in each test
+// function and let its subtests share it.
 type Etcd struct {
 	// Client talks to it directly, to look at the stored bytes.
 	Client *kubernetes.Client
@@ -85,7 +89,8 @@ func RunEtcd(t testing.TB) *Etcd {
 	return &Etcd{Client: testserver.RunEtcd(t, nil)}
 }
 
-// RESTOptions returns storage of its own, under a prefix that nothing else uses. There is no watch cache: reads see every write.
+// RESTOptions returns storage of its own, under a prefix that nothing else uses. There is no watch
+// cache: reads see every write.
 func (e *Etcd) RESTOptions(resource schema.GroupResource) generic.RESTOptions {
 	config := storagebackend.NewDefaultConfig(fmt.Sprintf("/registry-%d", e.prefixes.Add(1)), StorageCodec())
 	config.Transport.ServerList = e.Client.Endpoints()
@@ -98,8 +103,8 @@ func (e *Etcd) RESTOptions(resource schema.GroupResource) generic.RESTOptions {
 	}
 }
 
-// CachedRESTOptions is RESTOptions with the watch cache in front, which serves lists by index. It refuses requests until it has filled itself,
-// so whoever makes it waits for that.
+// CachedRESTOptions is RESTOptions with the watch cache in front, which serves lists by index. It
+// refuses requests until it has filled itself, so whoever makes it waits for that.
 func (e *Etcd) CachedRESTOptions(resource schema.GroupResource) generic.RESTOptions {
 	options := e.RESTOptions(resource)
 	options.Decorator = func(config *storagebackend.ConfigForResource, resourcePrefix string, keyFunc func(runtime.Object) (string, error),

@@ -47,7 +47,8 @@ var nodeMaintenances = resource{plural: "nodemaintenances", kind: "NodeMaintenan
 
 var crds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
-// makeCRD has kube-apiserver serve a kind of another group, with the schema of ours, and waits until it does.
+// makeCRD has kube-apiserver serve a kind of another group, with the schema of ours, and waits
+// until it does.
 func makeCRD(ctx context.Context, client dynamic.Interface, of resource) (dynamic.NamespaceableResourceInterface, error) {
 	model, err := structural(openapi.GetOpenAPIDefinitions(reference), of.model)
 	if err != nil {

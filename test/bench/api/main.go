@@ -14,9 +14,10 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Command api measures what our API costs beside a CustomResourceDefinition with the same schema on the same kube-apiserver: to make objects, to
-// update them, to list all of them, and to hear of a change. Our server validates, keeps the history of stages and has controllers that look at
-// each object; nobody looks at the others.
+// Command api measures what our API costs beside a CustomResourceDefinition with the same schema on
+// the same kube-apiserver: to make objects, to update them, to list all of them, and to hear of a
+// change. Our server validates, keeps the history of stages and has controllers that look at each
+// object; nobody looks at the others.
 package main
 
 import (
@@ -115,7 +116,8 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 	return os.WriteFile(s.json, append(content, '\n'), 0o644)
 }
 
-// completeSpec returns the spec of a maintenance of no node as our server completes it, so that both store the same.
+// completeSpec returns the spec of a maintenance of no node as our server completes it, so that
+// both store the same.
 func completeSpec(ctx context.Context, ours *target) (map[string]any, error) {
 	completed, err := ours.client.Create(ctx, ours.object(objectName(0), map[string]any{
 		"reason": "new kernel",
@@ -133,7 +135,8 @@ func completeSpec(ctx context.Context, ours *target) (map[string]any, error) {
 // figure is what both took for the same, in seconds.
 type figure struct {
 	Name string `json:"name"`
-	// Ours is that of our API, CRD that of the CustomResourceDefinition, Ratio the former in parts of the latter: less is better for us.
+	// Ours is that of our API, CRD that of the CustomResourceDefinition, Ratio the former in parts
+	// of the latter: less is better for us.
 	Ours  float64 `json:"ours"`
 	CRD   float64 `json:"crd"`
 	Ratio float64 `json:"ratio"`
@@ -185,7 +188,8 @@ func compare(ctx context.Context, s settings, targets [2]*target, spec map[strin
 	}, nil
 }
 
-// byTurns lets each of the two do a part of the work, then the next part the other way round, until all of it is done. It adds up how long that took.
+// byTurns lets each of the two do a part of the work, then the next part the other way round, until
+// all of it is done. It adds up how long that took.
 func byTurns(s settings, count int, sums *[2]time.Duration, do func(who, from, to int) (time.Duration, error)) error {
 	for turn := range s.turns {
 		from, to := count*turn/s.turns, count*(turn+1)/s.turns

@@ -93,7 +93,8 @@ func (t *target) list(ctx context.Context, want int) (time.Duration, error) {
 // annotation is what is changed.
 const annotation = "bench.haulout.dev/sample"
 
-// latencies writes to an object that many times and returns how long each write took to come back in a watch.
+// latencies writes to an object that many times and returns how long each write took to come back
+// in a watch.
 func (t *target) latencies(ctx context.Context, samples int) ([]time.Duration, error) {
 	now, err := t.client.Get(ctx, objectName(0), metav1.GetOptions{})
 	if err != nil {

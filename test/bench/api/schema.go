@@ -25,7 +25,8 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// structural returns a model as a CustomResourceDefinition takes it: without references and without what only describes built-in kinds.
+// structural returns a model as a CustomResourceDefinition takes it: without references and without
+// what only describes built-in kinds.
 func structural(models map[string]common.OpenAPIDefinition, name string) (map[string]any, error) {
 	model, ok := models[name]
 	if !ok {
@@ -52,7 +53,8 @@ func inline(models map[string]common.OpenAPIDefinition, schema map[string]any) (
 			delete(schema, key)
 		}
 	}
-	// The generator writes down the zero value of whatever must be given. That is no default, and may not even be allowed.
+	// The generator writes down the zero value of whatever must be given. That is no default, and
+	// may not even be allowed.
 	if schema["default"] == "" {
 		delete(schema, "default")
 	}

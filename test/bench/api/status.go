@@ -29,7 +29,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/bench/internal/crowd"
 )
@@ -43,8 +43,8 @@ const (
 
 var evacuations = resource{plural: "evacuations", kind: "Evacuation", model: v1alpha1.Evacuation{}.OpenAPIModelName(), namespaced: true}
 
-// compareStatus compares writes of the status. Ours is that of Evacuations, into which evacuators write how far they are; that of NodeMaintenances
-// is closed to all clients.
+// compareStatus compares writes of the status. Ours is that of Evacuations, into which evacuators
+// write how far they are; that of NodeMaintenances is closed to all clients.
 func compareStatus(ctx context.Context, s settings, config *rest.Config, dir string) (figure, error) {
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
@@ -64,7 +64,7 @@ func compareStatus(ctx context.Context, s settings, config *rest.Config, dir str
 	}
 	names := make([]string, len(pods))
 	for i, pod := range pods {
-		names[i] = evacuators.CanonicalName(pod.Name, pod.UID)
+		names[i] = protocol.CanonicalName(pod.Name, pod.UID)
 	}
 	if err := crowd.Each(ctx, len(pods), func(ctx context.Context, i int) error {
 		return makePair(ctx, targets, names[i], pods[i])

@@ -118,7 +118,8 @@ func (r *report) publish(out io.Writer, file string) error {
 	return nil
 }
 
-// measure prepares the cluster and has a contender drain it. A drain that fails is a result, too; an error is what makes it none.
+// measure prepares the cluster and has a contender drain it. A drain that fails is a result, too;
+// an error is what makes it none.
 func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result) error {
 	if err := c.prepare(ctx, w); err != nil {
 		return err

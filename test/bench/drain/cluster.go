@@ -53,7 +53,8 @@ const (
 	setupTime = 5 * time.Minute
 	// setupWriters is how many requests prepare the cluster at a time.
 	setupWriters = 16
-	// calmShare is what the processes of a cluster that has nothing to do may take of one processor, all together.
+	// calmShare is what the processes of a cluster that has nothing to do may take of one
+	// processor, all together.
 	calmShare = 0.3
 )
 
@@ -113,8 +114,9 @@ func (c *cluster) setUp(ctx context.Context, s settings) error {
 	return err
 }
 
-// prepare puts the cluster into the state that every drain begins with: the workload runs on the nodes to be drained, all other nodes are
-// empty and open, nothing of an earlier drain is left, and no process has anything to do.
+// prepare puts the cluster into the state that every drain begins with: the workload runs on the
+// nodes to be drained, all other nodes are empty and open, nothing of an earlier drain is left, and
+// no process has anything to do.
 func (c *cluster) prepare(ctx context.Context, w workload) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, setupTime, fmt.Errorf("the cluster was not ready for a drain within %v", setupTime))
 	defer cancel()

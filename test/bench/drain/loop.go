@@ -34,8 +34,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// loopCommand is the argument that makes this program the bare loop: a process of its own, as the other contenders have, whose time on the
-// processors can be told from that of the observer.
+// loopCommand is the argument that makes this program the bare loop: a process of its own, as the
+// other contenders have, whose time on the processors can be told from that of the observer.
 const loopCommand = "loop"
 
 // loop empties nodes as fast as many workers can evict that know nothing of budgets.
@@ -82,13 +82,15 @@ func loop(ctx context.Context, args []string, _ io.Writer) error {
 	return evictAll(ctx, names, workers, retry, func(ctx context.Context, name string) error { return evict(ctx, kube, namespace, name) })
 }
 
-// evict sends one eviction. Without the retries of the client, which would wait for as long as the answer says.
+// evict sends one eviction. Without the retries of the client, which would wait for as long as the
+// answer says.
 func evict(ctx context.Context, kube kubernetes.Interface, namespace, name string) error {
 	return kube.CoreV1().RESTClient().Post().Namespace(namespace).Resource("pods").Name(name).SubResource("eviction").MaxRetries(0).
 		Body(&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}).Do(ctx).Error()
 }
 
-// evictAll evicts all pods. One that was refused goes to the end of the queue, and whoever sent that waits.
+// evictAll evicts all pods. One that was refused goes to the end of the queue, and whoever sent
+// that waits.
 func evictAll(ctx context.Context, pods []string, workers int, retry time.Duration, evict func(context.Context, string) error) error {
 	queue := make(chan string, len(pods))
 	for _, pod := range pods {
@@ -137,8 +139,8 @@ func evictAll(ctx context.Context, pods []string, workers int, retry time.Durati
 
 var errDone = errors.New("all pods are evicted")
 
-// again says whether an eviction that had this answer may succeed later: the budget is closed, the server is overloaded or lost the race for
-// the budget with another eviction.
+// again says whether an eviction that had this answer may succeed later: the budget is closed, the
+// server is overloaded or lost the race for the budget with another eviction.
 func again(err error) bool {
 	return apierrors.IsTooManyRequests(err) || apierrors.IsConflict(err) || apierrors.IsInternalError(err) || apierrors.IsTimeout(err) ||
 		apierrors.IsServerTimeout(err) || apierrors.IsServiceUnavailable(err)

@@ -14,9 +14,11 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Command drain measures how fast nodes are emptied, by what they are emptied, and at what price: kubectl drain, a bare loop against the Eviction
-// API, and a NodeMaintenance drain the same workloads on one development cluster, one after another, each from the same state. Nothing that it
-// reports comes from the contenders: it watches the pods, reads kube-apiserver's audit log and asks Linux what the processes took.
+// Command drain measures how fast nodes are emptied, by what they are emptied, and at what price:
+// kubectl drain, a bare loop against the Eviction API, and a NodeMaintenance drain the same
+// workloads on one development cluster, one after another, each from the same state. Nothing that
+// it reports comes from the contenders: it watches the pods, reads kube-apiserver's audit log and
+// asks Linux what the processes took.
 package main
 
 import (
@@ -40,7 +42,8 @@ func main() { os.Exit(run()) }
 func run() int {
 	// Libraries would log into the table. What matters comes back as an error.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
-	// SIGHUP and SIGPIPE, too: a terminal or a reader that goes away must not leave a cluster behind.
+	// SIGHUP and SIGPIPE, too: a terminal or a reader that goes away must not leave a cluster
+	// behind.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	defer stop()
 	do, args, out := bench, os.Args[1:], io.Writer(os.Stdout)

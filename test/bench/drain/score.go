@@ -71,20 +71,23 @@ type result struct {
 	Pods   int    `json:"pods"`
 	// Left is the number of pods that did not leave.
 	Left int `json:"podsKept"`
-	// Created counts the pods that came while the nodes were drained: for each pod that has left there is one.
+	// Created counts the pods that came while the nodes were drained: for each pod that has left
+	// there is one.
 	Created int `json:"podsCreated"`
-	// FirstSeconds is the time until the first eviction was sent, Seconds that until the last pod had left the nodes, DoneSeconds that until the contender said that it was done.
+	// FirstSeconds is the time until the first eviction was sent, Seconds that until the last pod
+	// had left the nodes, DoneSeconds that until the contender said that it was done.
 	FirstSeconds float64 `json:"firstEvictionSeconds"`
 	Seconds      float64 `json:"seconds"`
 	DoneSeconds  float64 `json:"doneSeconds"`
 	// Starts is how often its programs were started.
 	Starts int `json:"starts"`
-	// Calls counts the calls of the Eviction API, Rejected those that moved nothing, Answers all by the status of their answers.
+	// Calls counts the calls of the Eviction API, Rejected those that moved nothing, Answers all by
+	// the status of their answers.
 	Calls    int           `json:"evictionCalls"`
 	Rejected int           `json:"rejectedCalls"`
 	Answers  map[int32]int `json:"answers"`
-	// ToClosed counts the calls that a budget refused which had let no pod go for a while when they were sent, but not the Probes: one in six
-	// seconds may ask whether the budget is still closed.
+	// ToClosed counts the calls that a budget refused which had let no pod go for a while when they
+	// were sent, but not the Probes: one in six seconds may ask whether the budget is still closed.
 	ToClosed int `json:"callsToClosedBudgets"`
 	Probes   int `json:"probes"`
 	// ClientCPUSeconds is the time that the contender's own programs took.
@@ -105,7 +108,8 @@ type budget struct {
 	Name     string `json:"name"`
 	Expected int    `json:"pods"`
 	Needed   int    `json:"needed"`
-	// Lowest is how few of its pods were ever available, Below how often a pod was lost although no more than needed were.
+	// Lowest is how few of its pods were ever available, Below how often a pod was lost although no
+	// more than needed were.
 	Lowest int `json:"lowest"`
 	Below  int `json:"momentsBelow"`
 }
@@ -153,8 +157,8 @@ func (r *result) enterCosts(costs map[string]usage.Cost) {
 	}
 }
 
-// summary is what the repetitions of a contender with a workload have in common: medians of those that did not fail, and of the budgets the worst
-// of all.
+// summary is what the repetitions of a contender with a workload have in common: medians of those
+// that did not fail, and of the budgets the worst of all.
 type summary struct {
 	Workload      string  `json:"workload"`
 	Contender     string  `json:"contender"`
@@ -175,7 +179,8 @@ type summary struct {
 	Host             cost    `json:"kubeAPIServer"`
 	Server           cost    `json:"hauloutAPIServer"`
 	ClientCPUSeconds float64 `json:"clientCPUSeconds"`
-	// Budgets is the number of budgets. LowestShare is the availability of the one that fell furthest, in parts of its pods, NeededShare what it needs.
+	// Budgets is the number of budgets. LowestShare is the availability of the one that fell
+	// furthest, in parts of its pods, NeededShare what it needs.
 	Budgets     int     `json:"budgets"`
 	LowestShare float64 `json:"lowestShare"`
 	NeededShare float64 `json:"neededShare"`

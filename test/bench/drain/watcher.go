@@ -54,7 +54,8 @@ type watcher struct {
 // everything is a drain plan that covers all pods with one entry.
 var everything = []v1alpha1.DrainPlanEntry{{PodPriority: v1alpha1.MaxPodPriority, PodType: v1alpha1.PodTypeDefault}}
 
-// startWatcher begins to watch until the context ends; what it sees first is the state before the drain.
+// startWatcher begins to watch until the context ends; what it sees first is the state before the
+// drain.
 func startWatcher(ctx context.Context, kube kubernetes.Interface, nodes []string, budgets []policyv1.PodDisruptionBudget) (*watcher, error) {
 	w := &watcher{ledger: audit.New(nodes...), emptied: make(chan struct{}), pods: map[types.UID]*corev1.Pod{}}
 	if err := follow.Start(ctx, follow.Resource{Client: kube.CoreV1().RESTClient(), Name: "pods", See: w.see, Fail: w.fail}); err != nil {

@@ -34,7 +34,8 @@ const (
 	oneBudget   = "one-budget"
 	manyBudgets = "many-budgets"
 	noBudgets   = "no-budgets"
-	// singleReplicas are Deployments of one pod each, which their budgets want to keep: none of them may leave before another is there.
+	// singleReplicas are Deployments of one pod each, which their budgets want to keep: none of
+	// them may leave before another is there.
 	singleReplicas = "single-replicas"
 	// appLabel tells the Deployments apart.
 	appLabel = "app"

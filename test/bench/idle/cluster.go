@@ -97,7 +97,8 @@ func (c *cluster) connect() error {
 	return err
 }
 
-// drain makes the pods and their budgets, drains all nodes, and waits until every pod is called blocked.
+// drain makes the pods and their budgets, drains all nodes, and waits until every pod is called
+// blocked.
 func (c *cluster) drain(ctx context.Context, s settings) error {
 	for _, step := range []struct {
 		name string
@@ -140,14 +141,16 @@ func (c *cluster) makePods(ctx context.Context, s settings) error {
 
 func appName(i int) string { return fmt.Sprintf("service-%d", i) }
 
-// makeBudgets makes budgets that need all of their pods, and waits until the disruption controller has counted those.
+// makeBudgets makes budgets that need all of their pods, and waits until the disruption controller
+// has counted those.
 func (c *cluster) makeBudgets(ctx context.Context, s settings) error {
 	budgets := c.kube.PolicyV1().PodDisruptionBudgets(namespace)
 	if err := crowd.Each(ctx, s.budgets, func(ctx context.Context, i int) error {
 		_, err := budgets.Create(ctx, &policyv1.PodDisruptionBudget{
 			ObjectMeta: metav1.ObjectMeta{Name: appName(i)},
 			Spec: policyv1.PodDisruptionBudgetSpec{
-				// A number and not a percentage, for which the controller of the pods would have to be one that counts them.
+				// A number and not a percentage, for which the controller of the pods would have to
+				// be one that counts them.
 				MinAvailable: ptr.To(intstr.FromInt(s.pods)),
 				Selector:     &metav1.LabelSelector{MatchLabels: map[string]string{crowd.AppLabel: appName(i)}},
 			},

@@ -14,9 +14,11 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Command idle measures what a drain costs that cannot go on: thousands of Evacuations whose pods are under budgets that allow none to go. It
-// makes the pods on a development cluster of its own, drains their nodes, waits until all is said, and then counts for a while the requests that
-// haulout-apiserver sends to kube-apiserver, as the audit log of that has them, and its time on the processors.
+// Command idle measures what a drain costs that cannot go on: thousands of Evacuations whose pods
+// are under budgets that allow none to go. It makes the pods on a development cluster of its own,
+// drains their nodes, waits until all is said, and then counts for a while the requests that
+// haulout-apiserver sends to kube-apiserver, as the audit log of that has them, and its time on the
+// processors.
 package main
 
 import (

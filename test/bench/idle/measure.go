@@ -43,8 +43,9 @@ const (
 	server = "haulout-apiserver"
 	host   = "kube-apiserver"
 
-	// maxCPU is how much of one processor a drain may take that waits, maxRequests how many requests it may send in a second, maxEvictions how many
-	// of them in a minute may be evictions: the probes that all closed lanes share.
+	// maxCPU is how much of one processor a drain may take that waits, maxRequests how many
+	// requests it may send in a second, maxEvictions how many of them in a minute may be evictions:
+	// the probes that all closed lanes share.
 	maxCPU       = 0.05
 	maxRequests  = 1
 	maxEvictions = 10

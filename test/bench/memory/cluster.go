@@ -91,7 +91,8 @@ func (c *cluster) fill(ctx context.Context, s settings) error {
 	apps := (s.pods + podsPerApp - 1) / podsPerApp
 	owners := make([]types.UID, apps)
 	if err := crowd.Each(ctx, apps, func(ctx context.Context, i int) error {
-		// What the pods are controlled by must exist, or they would be collected, and must not count them.
+		// What the pods are controlled by must exist, or they would be collected, and must not
+		// count them.
 		owner, err := c.kube.CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: appName(i)}}, metav1.CreateOptions{})
 		if err == nil {
 			owners[i] = owner.UID
@@ -118,7 +119,8 @@ func nodeName(i int) string { return fmt.Sprintf("ip-10-%d-%d.example.internal",
 
 func appName(i int) string { return fmt.Sprintf("service-%d-7c9f6d5b8f", i) }
 
-// know waits until the server has all pods in its cache, which shows them all at once or none: it counts those of the nodes that will be drained.
+// know waits until the server has all pods in its cache, which shows them all at once or none: it
+// counts those of the nodes that will be drained.
 func (c *cluster) know(ctx context.Context, s settings) error {
 	_, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: maintenance},

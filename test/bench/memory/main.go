@@ -14,9 +14,10 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Command memory measures how much memory haulout-apiserver takes in front of a large cluster: it makes nodes and pods of the size that real
-// ones have on a development cluster of its own, starts the server, drains some of the nodes and cancels that again. No kubelet runs, so that
-// pods which are asked to leave stay: what is shown for the drain is the most that so many pods take.
+// Command memory measures how much memory haulout-apiserver takes in front of a large cluster: it
+// makes nodes and pods of the size that real ones have on a development cluster of its own, starts
+// the server, drains some of the nodes and cancels that again. No kubelet runs, so that pods which
+// are asked to leave stay: what is shown for the drain is the most that so many pods take.
 package main
 
 import (

@@ -34,7 +34,8 @@ import (
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 )
 
-// ServiceAccount makes a service account, which goes with its namespace, and returns the clients of who has its token.
+// ServiceAccount makes a service account, which goes with its namespace, and returns the clients of
+// who has its token.
 func (c *Cluster) ServiceAccount(tb testing.TB, namespace, name string) Clients {
 	tb.Helper()
 	admin := c.As(tb)
@@ -51,7 +52,8 @@ func (c *Cluster) ServiceAccount(tb testing.TB, namespace, name string) Clients 
 	return Clients{Config: config, Kube: kubernetes.NewForConfigOrDie(config), Haulout: clientset.NewForConfigOrDie(config)}
 }
 
-// GrantIn lets a service account do what the rules say, in one namespace, which need not be that of the account, and returns when it may.
+// GrantIn lets a service account do what the rules say, in one namespace, which need not be that of
+// the account, and returns when it may.
 func (c *Cluster) GrantIn(tb testing.TB, namespace, accountNamespace, account string, rules ...rbacv1.PolicyRule) {
 	tb.Helper()
 	rbac := c.As(tb).Kube.RbacV1()
@@ -101,8 +103,9 @@ func (c *Cluster) Bind(tb testing.TB, user, clusterRole string) {
 	c.inEffect(tb, user, "", role.Rules)
 }
 
-// inEffect waits until kube-apiserver lets a user do what the rules say, in a namespace or, if that is empty, everywhere: it decides by a cache
-// of roles and bindings. It is asked about the user, and the user does nothing, since servers remember for seconds what they refused to whom.
+// inEffect waits until kube-apiserver lets a user do what the rules say, in a namespace or, if that
+// is empty, everywhere: it decides by a cache of roles and bindings. It is asked about the user,
+// and the user does nothing, since servers remember for seconds what they refused to whom.
 func (c *Cluster) inEffect(tb testing.TB, user, namespace string, rules []rbacv1.PolicyRule) {
 	tb.Helper()
 	reviews := c.As(tb).Kube.AuthorizationV1().SubjectAccessReviews()

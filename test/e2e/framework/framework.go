@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package framework is what the end-to-end tests share: a development cluster, clients for its users, builders for what runs on it, and
-// waiting for conditions.
+// Package framework is what the end-to-end tests share: a development cluster, clients for its
+// users, builders for what runs on it, and waiting for conditions.
 package framework
 
 import (
@@ -43,14 +43,16 @@ import (
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 )
 
-// Timeout is how long a test waits for something that should come soon, on a machine that may be busy.
+// Timeout is how long a test waits for something that should come soon, on a machine that may be
+// busy.
 const Timeout = 2 * time.Minute
 
 // Cluster is a running development cluster.
 type Cluster struct {
 	dir, root string
 	own       bool
-	// diagnosed are the tests, by name, of which diagnose has written something; diagnoses counts them.
+	// diagnosed are the tests, by name, of which diagnose has written something; diagnoses counts
+	// them.
 	diagnosed sync.Map
 	diagnoses atomic.Int32
 }
@@ -215,7 +217,8 @@ func zombie(pid int) bool {
 	return bytes.HasPrefix(after, []byte("Z"))
 }
 
-// Eventually waits until check is true. Its errors are taken for passing faults; the last one is reported.
+// Eventually waits until check is true. Its errors are taken for passing faults; the last one is
+// reported.
 func Eventually(tb testing.TB, what string, check func(context.Context) (bool, error)) {
 	tb.Helper()
 	EventuallyWithin(tb, Timeout, what, check)

@@ -36,7 +36,8 @@ const (
 	fullVariable = "E2E_FULL"
 )
 
-// Random returns the source of all that a test leaves to chance. Its seed is logged; E2E_SEED gives the same one again.
+// Random returns the source of all that a test leaves to chance. Its seed is logged; E2E_SEED gives
+// the same one again.
 func Random(tb testing.TB) *rand.Rand {
 	tb.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -64,7 +65,8 @@ func Full(tb testing.TB) bool {
 	return full
 }
 
-// Judge records from now on, to the end of the test, what happens to the nodes of a pool and to the pods of a namespace.
+// Judge records from now on, to the end of the test, what happens to the nodes of a pool and to the
+// pods of a namespace.
 func (c *Cluster) Judge(tb testing.TB, pool, namespace string) *judge.Recorder {
 	tb.Helper()
 	admin := c.As(tb)

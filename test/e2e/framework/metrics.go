@@ -31,7 +31,8 @@ import (
 // Metrics are what a server measures, by the names of the samples.
 type Metrics testutil.Metrics
 
-// ScrapeServer reads what haulout-apiserver measures: from itself, past the aggregator, which passes on the API only.
+// ScrapeServer reads what haulout-apiserver measures: from itself, past the aggregator, which
+// passes on the API only.
 func (c *Cluster) ScrapeServer(tb testing.TB) (Metrics, error) {
 	tb.Helper()
 	content, err := os.ReadFile(filepath.Join(c.dir, "state.json"))

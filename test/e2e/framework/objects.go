@@ -43,8 +43,8 @@ const Pool = "e2e.haulout.dev/pool"
 // background is the context of what is cleaned up: that of the test has ended by then.
 func background() context.Context { return context.Background() }
 
-// NewPool makes nodes of the test's own and returns the name of their pool. Simulated nodes run pods; the others are mere objects, for tests
-// that need very many. All are removed with the test.
+// NewPool makes nodes of the test's own and returns the name of their pool. Simulated nodes run
+// pods; the others are mere objects, for tests that need very many. All are removed with the test.
 func (c *Cluster) NewPool(tb testing.TB, count int, simulated bool) (pool string, nodes []string) {
 	tb.Helper()
 	pool = Name("pool")
@@ -187,7 +187,8 @@ func (c *Cluster) PodOn(tb testing.TB, namespace, name, pool, node string, modif
 	return running
 }
 
-// PodsOn makes bare pods whose spec names their nodes and waits until all of them run. It does for many what PodOn does for one.
+// PodsOn makes bare pods whose spec names their nodes and waits until all of them run. It does for
+// many what PodOn does for one.
 func (c *Cluster) PodsOn(tb testing.TB, namespace, pool string, pods ...*corev1.Pod) {
 	tb.Helper()
 	admin := c.As(tb)
@@ -242,13 +243,14 @@ func (c *Cluster) PriorityClass(tb testing.TB, priority int32) string {
 	return name
 }
 
-// WithSurge has the pods of a Deployment replaced before they leave, as is the default of the product.
+// WithSurge has the pods of a Deployment replaced before they leave, as is the default of the
+// product.
 func WithSurge(d *appsv1.Deployment) {
 	delete(d.Annotations, v1alpha1.AnnotationSurge)
 }
 
-// Deployment makes a Deployment in the pool and waits until all replicas are available. Its pods leave by eviction alone, unless WithSurge is among
-// the modifications.
+// Deployment makes a Deployment in the pool and waits until all replicas are available. Its pods
+// leave by eviction alone, unless WithSurge is among the modifications.
 func (c *Cluster) Deployment(tb testing.TB, namespace, name, pool string, replicas int32, modify ...func(*appsv1.Deployment)) *appsv1.Deployment {
 	tb.Helper()
 	labels := map[string]string{"app": name}
@@ -277,7 +279,8 @@ func (c *Cluster) Deployment(tb testing.TB, namespace, name, pool string, replic
 	return d
 }
 
-// Budget makes a PodDisruptionBudget for the pods with the label app=name and waits until its status is known.
+// Budget makes a PodDisruptionBudget for the pods with the label app=name and waits until its
+// status is known.
 func (c *Cluster) Budget(tb testing.TB, namespace, name string, maxUnavailable int) {
 	tb.Helper()
 	budgets := c.As(tb).Kube.PolicyV1().PodDisruptionBudgets(namespace)

@@ -14,8 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package audit keeps the books of a drain from nothing but the events of the pods, in their order: it knows none of what the server under
-// test says or stores, so it can tell whether that kept its promises.
+// Package audit keeps the books of a drain from nothing but the events of the pods, in their order:
+// it knows none of what the server under test says or stores, so it can tell whether that kept its
+// promises.
 package audit
 
 import (
@@ -34,14 +35,15 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/cmd/maintenance/show"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 )
 
 // Budget is what a PodDisruptionBudget demands and what came of it.
 type Budget struct {
 	// Name is the namespace and the name.
 	Name string
-	// Expected is the number of its pods when the books were opened, Floor how many of them must be healthy at any time.
+	// Expected is the number of its pods when the books were opened, Floor how many of them must be
+	// healthy at any time.
 	Expected, Floor int
 	// Healthy is how many are healthy now, Lowest how few ever were.
 	Healthy, Lowest int
@@ -58,14 +60,16 @@ type Budget struct {
 type Wave struct {
 	// Entry is the entry of the plan.
 	Entry v1alpha1.DrainPlanEntry
-	// Pods counts those that were ever there, Asked those that were asked to leave, Gone those that have left.
+	// Pods counts those that were ever there, Asked those that were asked to leave, Gone those that
+	// have left.
 	Pods, Asked, Gone int
 }
 
 // Left is the number of pods of the wave that are still there.
 func (w Wave) Left() int { return w.Pods - w.Gone }
 
-// NodeCount counts the pods on a node that have to leave it: those that were ever there, and those that are.
+// NodeCount counts the pods on a node that have to leave it: those that were ever there, and those
+// that are.
 type NodeCount struct {
 	Pods, Left int
 }
@@ -94,13 +98,15 @@ type Ledger struct {
 	waves   []Wave
 	// perNode counts the pods of waves on each node.
 	perNode map[string]NodeCount
-	// healthy counts the healthy pods of each workload, before those it had when the books were opened.
+	// healthy counts the healthy pods of each workload, before those it had when the books were
+	// opened.
 	healthy, before map[string]int
 	// lowest is the fewest healthy pods that each Deployment has had since the books were opened.
 	lowest map[string]int
 	// overtaken describes the first pods that were asked to leave before their turn.
 	overtaken []string
-	// daemonPods are the names of the pods of DaemonSets on the watched nodes, lostDaemonPods of those that were asked to leave.
+	// daemonPods are the names of the pods of DaemonSets on the watched nodes, lostDaemonPods of
+	// those that were asked to leave.
 	daemonPods, lostDaemonPods []string
 }
 
@@ -109,8 +115,8 @@ func New(nodes ...string) *Ledger {
 	return &Ledger{nodes: sets.New(nodes...), pods: map[types.UID]*pod{}, perNode: map[string]NodeCount{}, healthy: map[string]int{}, lowest: map[string]int{}}
 }
 
-// Open takes what was seen so far for the state before the drain: budgets are worked out against the pods that there are, and pods are
-// assigned to the waves of the plan.
+// Open takes what was seen so far for the state before the drain: budgets are worked out against
+// the pods that there are, and pods are assigned to the waves of the plan.
 func (l *Ledger) Open(budgets []policyv1.PodDisruptionBudget, pods []corev1.Pod, plan []v1alpha1.DrainPlanEntry) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -166,7 +172,8 @@ func (b *Budget) covers(p *corev1.Pod) bool {
 	return p.Namespace == b.namespace && b.selector.Matches(labels.Set(p.Labels))
 }
 
-// floor is how many of the expected pods have to be healthy. Percentages are rounded up, as the disruption controller does.
+// floor is how many of the expected pods have to be healthy. Percentages are rounded up, as the
+// disruption controller does.
 func floor(spec *policyv1.PodDisruptionBudgetSpec, expected int) (int, error) {
 	if spec.MaxUnavailable != nil {
 		away, err := intstr.GetScaledValueFromIntOrPercent(spec.MaxUnavailable, expected, true)
@@ -320,8 +327,8 @@ func TypeOf(p *corev1.Pod) v1alpha1.PodType {
 	return v1alpha1.PodTypeDefault
 }
 
-// workloadOf names what replaces a pod that goes; empty if nothing does. Pods of the demo carry the name of their workload as a label, which
-// spares the way through their ReplicaSet.
+// workloadOf names what replaces a pod that goes; empty if nothing does. Pods of the demo carry the
+// name of their workload as a label, which spares the way through their ReplicaSet.
 func workloadOf(p *corev1.Pod) string {
 	if metav1.GetControllerOf(p) == nil || TypeOf(p) == v1alpha1.PodTypeDaemonSet {
 		return ""

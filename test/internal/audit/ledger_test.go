@@ -91,7 +91,8 @@ func TestVerdict(t *testing.T) {
 	for name, test := range map[string]struct {
 		before []corev1.Pod
 		events []event
-		// broken are the indexes of the checks that are expected to fail: 0 left, 1 budgets, 2 order, 3 DaemonSets, 4 whole.
+		// broken are the indexes of the checks that are expected to fail: 0 left, 1 budgets, 2
+		// order, 3 DaemonSets, 4 whole.
 		broken []int
 	}{
 		"a pod that leaves within its budget and is replaced": {

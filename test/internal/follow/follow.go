@@ -14,7 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package follow watches the objects of a resource without skipping an event: an informer might miss the moment in which a promise is broken.
+// Package follow watches the objects of a resource without skipping an event: an informer might
+// miss the moment in which a promise is broken.
 package follow
 
 import (
@@ -43,13 +44,14 @@ type Resource struct {
 	// Client serves the resource, Name is its name in the plural.
 	Client cache.Getter
 	Name   string
-	// MayRestart says that the server of the resource may end and come back, and then not know what happened in between. The state that it
-	// comes back with is taken for events. Without, events that are lost are an error.
+	// MayRestart says that the server of the resource may end and come back, and then not know what
+	// happened in between. The state that it comes back with is taken for events. Without, events
+	// that are lost are an error.
 	MayRestart bool
 	// See is told each event, in order. What is there at the beginning is added.
 	See func(watch.Event)
-	// SeeState, if not nil, is told instead of See what follows from the list after a restart: other things may have happened to the object
-	// between such an event and the one before.
+	// SeeState, if not nil, is told instead of See what follows from the list after a restart:
+	// other things may have happened to the object between such an event and the one before.
 	SeeState func(watch.Event)
 	// Fail is told why no more events will come. It is not called for the end of the context.
 	Fail func(error)
@@ -122,7 +124,8 @@ func (f *follower) watch(ctx context.Context, version string) error {
 	return fmt.Errorf("the watch ended")
 }
 
-// list tells see how the objects differ from those that are known, and returns the version of the list.
+// list tells see how the objects differ from those that are known, and returns the version of the
+// list.
 func (f *follower) list(ctx context.Context, see func(watch.Event)) (version string, err error) {
 	list, err := f.listWatch.ListWithContext(ctx, metav1.ListOptions{})
 	if err != nil {

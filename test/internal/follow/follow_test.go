@@ -37,7 +37,8 @@ func pod(name, version string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), ResourceVersion: version}}
 }
 
-// server answers lists one after another, and ends the first watch, which passes on events, with an expired version.
+// server answers lists one after another, and ends the first watch, which passes on events, with an
+// expired version.
 type server struct {
 	lists  []corev1.PodList
 	events []watch.Event

@@ -61,7 +61,8 @@ func (c *Call) Deleted() bool {
 	return c.Verb == "delete" && c.Subresource == "" && c.Code == http.StatusOK
 }
 
-// ReadCalls reads an audit log. Dry runs are left out. A last line without its end is one that is being written.
+// ReadCalls reads an audit log. Dry runs are left out. A last line without its end is one that is
+// being written.
 func ReadCalls(log io.Reader) ([]Call, error) {
 	var calls []Call
 	lines := bufio.NewReader(log)
@@ -120,8 +121,9 @@ func parseCall(line []byte) (*Call, error) {
 	return call, nil
 }
 
-// refusingBudget reads from the answer to an eviction by which budget it was refused; "" if by none. The API names it in a sentence only: "The
-// disruption budget web needs 9 healthy pods and has 9 currently", "The disruption budget web is still being processed by the server."
+// refusingBudget reads from the answer to an eviction by which budget it was refused; "" if by
+// none. The API names it in a sentence only: "The disruption budget web needs 9 healthy pods and
+// has 9 currently", "The disruption budget web is still being processed by the server."
 func refusingBudget(answer *metav1.Status) string {
 	if answer.Code != http.StatusTooManyRequests || answer.Details == nil {
 		return ""
@@ -140,7 +142,8 @@ type Log struct {
 	offset int64
 }
 
-// OpenLog takes the present end of an audit log for the beginning; a line that is being written belongs to what was before. It fails if there is none.
+// OpenLog takes the present end of an audit log for the beginning; a line that is being written
+// belongs to what was before. It fails if there is none.
 func OpenLog(path string) (Log, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -159,7 +162,8 @@ func (l Log) Calls() ([]Call, error) {
 	return calls, err
 }
 
-// Read hands the lines that were written since to a function, of which the last may have no end yet.
+// Read hands the lines that were written since to a function, of which the last may have no end
+// yet.
 func (l Log) Read(read func(log io.Reader) error) error {
 	file, err := os.Open(l.path)
 	if err != nil {

@@ -27,11 +27,13 @@ import (
 )
 
 const (
-	// watchDelay is how long a change of a budget may take to reach whoever watches it, on a machine that is busy. An eviction that was sent sooner
-	// has raced with whoever closed the budget.
+	// watchDelay is how long a change of a budget may take to reach whoever watches it, on a
+	// machine that is busy. An eviction that was sent sooner has raced with whoever closed the
+	// budget.
 	watchDelay = 250 * time.Millisecond
-	// Probes ask whether the API sees what the watch has shown. The first one comes when the budget has been closed for ten seconds, and all closed
-	// budgets together get one in six; both with something to spare for the clocks.
+	// Probes ask whether the API sees what the watch has shown. The first one comes when the budget
+	// has been closed for ten seconds, and all closed budgets together get one in six; both with
+	// something to spare for the clocks.
 	probeAfter = 9500 * time.Millisecond
 	probeEvery = 5500 * time.Millisecond
 )
@@ -67,7 +69,8 @@ func (b *Budgets) See(event watch.Event, now time.Time) {
 	}
 }
 
-// closedSince returns since when a budget had let no pod go at a time; not ok if it did, or may have.
+// closedSince returns since when a budget had let no pod go at a time; not ok if it did, or may
+// have.
 func (b *Budgets) closedSince(name string, at time.Time) (time.Time, bool) {
 	states := b.states[name]
 	for i := len(states) - 1; i >= 0; i-- {
@@ -78,8 +81,8 @@ func (b *Budgets) closedSince(name string, at time.Time) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// SentToClosed describes the evictions that a budget refused which had let no pod go for a while when they were sent, and which were no probes. It
-// counts those that were.
+// SentToClosed describes the evictions that a budget refused which had let no pod go for a while
+// when they were sent, and which were no probes. It counts those that were.
 func (b *Budgets) SentToClosed(calls []Call) (found []string, probes int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

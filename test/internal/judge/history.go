@@ -14,16 +14,19 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package judge tells whether drains kept their promises, from nothing but what the API shows of them: the events of pods, nodes,
-// NodeMaintenances, Evacuations and Events, and kube-apiserver's audit log. It shares no code with the planner that it judges.
+// Package judge tells whether drains kept their promises, from nothing but what the API shows of
+// them: the events of pods, nodes, NodeMaintenances, Evacuations and Events, and kube-apiserver's
+// audit log. It shares no code with the planner that it judges.
 //
 // A Recorder collects a History; verdicts are pure functions of it.
 //
-// Two servers with histories of their own have to be put into one order. Events of the host cluster are placed by their resource versions,
-// which count the writes to its etcd: that is exact. Whatever Haulout's server shows is placed by a version of the host cluster that was read
-// after it was seen. So it is placed too late by the time that it took to get here and for that read to answer. A pod that ends in that time is
-// taken in favour of the accused; the deletions of the pods that were asked to leave, which follow, are placed exactly. One that comes in that
-// time is not: whoever lets pods come late has to wait until the Recorder has seen what they are too late for.
+// Two servers with histories of their own have to be put into one order. Events of the host cluster
+// are placed by their resource versions, which count the writes to its etcd: that is exact.
+// Whatever Haulout's server shows is placed by a version of the host cluster that was read after it
+// was seen. So it is placed too late by the time that it took to get here and for that read to
+// answer. A pod that ends in that time is taken in favour of the accused; the deletions of the pods
+// that were asked to leave, which follow, are placed exactly. One that comes in that time is not:
+// whoever lets pods come late has to wait until the Recorder has seen what they are too late for.
 package judge
 
 import (
@@ -49,15 +52,16 @@ type moment uint64
 // never is later than everything that was recorded.
 const never = ^moment(0)
 
-// stamp is when something was seen: the place in the history, and the time by the clock of who watched. What Haulout's server showed has a
-// version of that server, too.
+// stamp is when something was seen: the place in the history, and the time by the clock of who
+// watched. What Haulout's server showed has a version of that server, too.
 type stamp struct {
 	at      moment
 	seen    time.Time
 	version uint64
 }
 
-// before compares by the versions of Haulout's server where both have one: many of its events may have the same place.
+// before compares by the versions of Haulout's server where both have one: many of its events may
+// have the same place.
 func (s stamp) before(other stamp) bool {
 	if s.version > 0 && other.version > 0 {
 		return s.version < other.version
@@ -84,7 +88,8 @@ type History struct {
 // podRecord is the life of a pod.
 type podRecord struct {
 	*corev1.Pod
-	// bound is when it came to its node, asked when it was told to end, gone when it had ended. A pod that is still there is gone never.
+	// bound is when it came to its node, asked when it was told to end, gone when it had ended. A
+	// pod that is still there is gone never.
 	bound, asked, gone stamp
 }
 
@@ -151,7 +156,8 @@ func (h *History) Begin() {
 	h.asked = 0
 }
 
-// HostEvent enters an event of a pod, a node or an Event. Those of a kind have to come in the order in which they happened.
+// HostEvent enters an event of a pod, a node or an Event. Those of a kind have to come in the order
+// in which they happened.
 func (h *History) HostEvent(event watch.Event, seen time.Time) error {
 	switch object := event.Object.(type) {
 	case *corev1.Pod:
@@ -226,7 +232,8 @@ func (h *History) node(kind watch.EventType, node *corev1.Node, now stamp) {
 	}
 }
 
-// HauloutEvent enters an event of a NodeMaintenance or an Evacuation. now is a version of the host cluster that was read after it was seen.
+// HauloutEvent enters an event of a NodeMaintenance or an Evacuation. now is a version of the host
+// cluster that was read after it was seen.
 func (h *History) HauloutEvent(event watch.Event, now moment, seen time.Time) error {
 	switch object := event.Object.(type) {
 	case *v1alpha1.NodeMaintenance:
@@ -297,14 +304,15 @@ func (h *History) Overridden(maintenance types.UID) {
 }
 
 // scaledDown reports whether a pod left in a scale-down that was to take it: it has ended and kept
-// the lowest deletion cost, which a pod has only after it was asked to leave, and loses if it stays.
+// the lowest deletion cost, which a pod has only after it was asked to leave, and loses if it
+// stays.
 func (p *podRecord) scaledDown() bool {
 	_, lowered := p.Annotations[v1alpha1.AnnotationOriginalPodDeletionCost]
 	return lowered && p.asked.at != never
 }
 
-// sentAway returns the pods that a drain made leave: they were evicted, or their Deployment had been
-// scaled up for them and was scaled down by them.
+// sentAway returns the pods that a drain made leave: they were evicted, or their Deployment had
+// been scaled up for them and was scaled down by them.
 func (h *History) sentAway(calls []Call) map[types.UID]bool {
 	sent := map[types.UID]bool{}
 	for i := range calls {
@@ -320,8 +328,9 @@ func (h *History) sentAway(calls []Call) map[types.UID]bool {
 	return sent
 }
 
-// precede moves the Evacuations of pods that were sent away and that were seen later than the end of
-// their pods: they were there before, and with them all that Haulout's server had shown until then.
+// precede moves the Evacuations of pods that were sent away and that were seen later than the end
+// of their pods: they were there before, and with them all that Haulout's server had shown until
+// then.
 func (h *History) precede(sent map[types.UID]bool) {
 	for uid, p := range h.pods {
 		if !sent[uid] || p.asked.at == never {
@@ -339,7 +348,8 @@ func (h *History) precede(sent map[types.UID]bool) {
 	}
 }
 
-// straighten moves what Haulout's server showed to the earliest place that is possible: nothing happened after what followed it there.
+// straighten moves what Haulout's server showed to the earliest place that is possible: nothing
+// happened after what followed it there.
 func (h *History) straighten() {
 	slices.SortFunc(h.foreign, func(a, b *stamp) int { return cmp.Compare(b.version, a.version) })
 	earliest := stamp{at: never}

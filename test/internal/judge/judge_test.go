@@ -32,7 +32,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// tape plays events into a history. Both servers count their versions up; a second passes between two events.
+// tape plays events into a history. Both servers count their versions up; a second passes between
+// two events.
 type tape struct {
 	t     *testing.T
 	h     *History
@@ -195,7 +196,8 @@ func (p *tape) drain(name, pool string) {
 	p.onOurs(watch.Added, nm)
 }
 
-// reach writes the targets of nodes into the status of a maintenance. One without nodes has let go of all.
+// reach writes the targets of nodes into the status of a maintenance. One without nodes has let go
+// of all.
 func (p *tape) reach(name string, priority int32, nodes ...string) {
 	p.t.Helper()
 	p.say(name, plan(priority), nodes...)

@@ -34,14 +34,16 @@ import (
 
 // Rules say what is allowed in a history.
 type Rules struct {
-	// Running are the types of pods that are left running on purpose: no wave waits for them and none of them may be asked to leave.
+	// Running are the types of pods that are left running on purpose: no wave waits for them and
+	// none of them may be asked to leave.
 	Running []v1alpha1.PodType
-	// BudgetsMove says that budgets are changed in the course of it, so that what they demanded at the beginning does not hold.
+	// BudgetsMove says that budgets are changed in the course of it, so that what they demanded at
+	// the beginning does not hold.
 	BudgetsMove bool
 }
 
-// raceTime is how old a pod may be that the scheduler has put behind a cordon before the server has to know of it. It allows for what Haulout's
-// server shows coming here late.
+// raceTime is how old a pod may be that the scheduler has put behind a cordon before the server has
+// to know of it. It allows for what Haulout's server shows coming here late.
 const raceTime = 10 * time.Second
 
 // notCovered is the wave of a pod that a plan does not cover.
@@ -74,10 +76,11 @@ type change struct {
 	targets []v1alpha1.DrainPlanEntry
 }
 
-// OutOfOrder describes the pods that were asked to leave while a pod that an earlier entry of the plan covers was on any node of the
-// maintenance. Nothing is wrong with it where that pod, its node or the maintenance came only after the node had the asked one within its
-// drain targets: these do not fall back, so the late are behind the times (KEP-4212, "Pod Selection and DrainTargets Example"). The same goes
-// for a maintenance whose order was overridden, if an event says so.
+// OutOfOrder describes the pods that were asked to leave while a pod that an earlier entry of the
+// plan covers was on any node of the maintenance. Nothing is wrong with it where that pod, its node
+// or the maintenance came only after the node had the asked one within its drain targets: these do
+// not fall back, so the late are behind the times (KEP-4212, "Pod Selection and DrainTargets
+// Example"). The same goes for a maintenance whose order was overridden, if an event says so.
 func (h *History) OutOfOrder(calls []Call, rules Rules) ([]string, error) {
 	sent := h.sentAway(calls)
 	h.precede(sent)
@@ -147,7 +150,8 @@ func (h *History) sortedPods() []*podRecord {
 	})
 }
 
-// askedAt returns when a maintenance first asked a pod to leave. A pod that ends for reasons of its own was not asked.
+// askedAt returns when a maintenance first asked a pod to leave. A pod that ends for reasons of its
+// own was not asked.
 func (h *History) askedAt(p *podRecord, sent map[types.UID]bool) (stamp, bool) {
 	asked, evacuated := p.asked, false
 	for _, e := range h.byPod[p.UID] {
@@ -219,7 +223,8 @@ func (h *History) changes() map[types.UID][]change {
 	return out
 }
 
-// openedAt returns since when the targets of a pod's node have covered it without interruption, if that is before it was asked to leave.
+// openedAt returns since when the targets of a pod's node have covered it without interruption, if
+// that is before it was asked to leave.
 func openedAt(p *corev1.Pod, changes []change, asked stamp) stamp {
 	covering := map[types.UID]bool{}
 	var since stamp
@@ -294,7 +299,8 @@ func (d *docket) drainingSince(now stamp) *stamp {
 	return since
 }
 
-// joined returns since when a node is one of the maintenance's at a place in the history; nil if it is not.
+// joined returns since when a node is one of the maintenance's at a place in the history; nil if it
+// is not.
 func (d *docket) joined(node *nodeRecord, at moment) *stamp {
 	if node.gone.at <= at {
 		return nil

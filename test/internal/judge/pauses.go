@@ -26,8 +26,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Pause is the time from the last pod of a wave being gone from all nodes of a maintenance until the
-// first pod of its next wave is told to go, by an eviction or by the scale-down that ends a surge.
+// Pause is the time from the last pod of a wave being gone from all nodes of a maintenance until
+// the first pod of its next wave is told to go, by an eviction or by the scale-down that ends a
+// surge.
 type Pause struct {
 	Maintenance string
 	// From and To are the waves, counted from 1.
@@ -36,10 +37,10 @@ type Pause struct {
 }
 
 // Pauses returns the pauses of all maintenances. The wave before has to have left all their nodes;
-// of the next one only those nodes count that no other maintenance drains, which might hold it up or
-// have opened it already. The time of an eviction is when kube-apiserver received the call, that of a
-// scale-down when its event came, that of a pod's end when kube-apiserver answered its deletion or,
-// if that is earlier, when its event came.
+// of the next one only those nodes count that no other maintenance drains, which might hold it up
+// or have opened it already. The time of an eviction is when kube-apiserver received the call, that
+// of a scale-down when its event came, that of a pod's end when kube-apiserver answered its
+// deletion or, if that is earlier, when its event came.
 func (h *History) Pauses(calls []Call, rules Rules) ([]Pause, error) {
 	h.straighten()
 	dockets, err := h.dockets(rules)
@@ -51,7 +52,8 @@ func (h *History) Pauses(calls []Call, rules Rules) ([]Pause, error) {
 	nodes := h.nodesByName()
 	var pauses []Pause
 	for _, d := range dockets {
-		// Of each wave that had pods: when its last pod was gone, and when the first was evicted that only this maintenance waited with.
+		// Of each wave that had pods: when its last pod was gone, and when the first was evicted
+		// that only this maintenance waited with.
 		last, first := map[int]time.Time{}, map[int]time.Time{}
 		for uid, wave := range d.waves {
 			p := h.pods[uid]

@@ -39,7 +39,8 @@ import (
 	"haulout.dev/haulout/test/internal/follow"
 )
 
-// overriddenReason is the reason of the event that tells of a maintenance whose order is not followed.
+// overriddenReason is the reason of the event that tells of a maintenance whose order is not
+// followed.
 const overriddenReason = "DrainOrderOverridden"
 
 // Scope is what a Recorder looks at.
@@ -61,7 +62,8 @@ type Recorder struct {
 
 	mu      sync.Mutex
 	history *History
-	// books count the healthy pods of budgets; waves are not their business here. There are none before Start has seen all pods.
+	// books count the healthy pods of budgets; waves are not their business here. There are none
+	// before Start has seen all pods.
 	books *audit.Ledger
 	// budgets is how budgets opened and closed.
 	budgets Budgets
@@ -80,7 +82,8 @@ type foreignEvent struct {
 	seen time.Time
 }
 
-// Start begins to record; it ends with the context. It fails if a budget of the namespace is broken already.
+// Start begins to record; it ends with the context. It fails if a budget of the namespace is broken
+// already.
 func Start(ctx context.Context, kube kubernetes.Interface, haulout clientset.Interface, scope Scope) (*Recorder, error) {
 	log, err := OpenLog(scope.AuditLog)
 	if err != nil {
@@ -168,7 +171,8 @@ func (r *Recorder) seeHaulout(event watch.Event) {
 	}
 }
 
-// place gives the events of Haulout's server their place in the history of the host cluster, those that have come meanwhile together.
+// place gives the events of Haulout's server their place in the history of the host cluster, those
+// that have come meanwhile together.
 func (r *Recorder) place(ctx context.Context) {
 	for {
 		select {
@@ -194,7 +198,8 @@ func (r *Recorder) place(ctx context.Context) {
 	}
 }
 
-// now returns the present version of the host cluster: that of a list that was not answered from a cache alone.
+// now returns the present version of the host cluster: that of a list that was not answered from a
+// cache alone.
 func (r *Recorder) now(ctx context.Context) (moment, error) {
 	list, err := r.kube.CoreV1().Namespaces().List(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
@@ -215,7 +220,8 @@ func (r *Recorder) wake() {
 	r.placed = make(chan struct{})
 }
 
-// Wait waits until check, which sees the present state, returns an empty text. Until then that says what is missing.
+// Wait waits until check, which sees the present state, returns an empty text. Until then that says
+// what is missing.
 func (r *Recorder) Wait(ctx context.Context, check func(*View) (missing string)) error {
 	for {
 		r.mu.Lock()
@@ -235,7 +241,8 @@ func (r *Recorder) Wait(ctx context.Context, check func(*View) (missing string))
 	}
 }
 
-// Settle waits until everything that has happened to pods so far has been recorded: it makes a pod that never runs, and removes it.
+// Settle waits until everything that has happened to pods so far has been recorded: it makes a pod
+// that never runs, and removes it.
 func (r *Recorder) Settle(ctx context.Context) error {
 	marker, err := r.kube.CoreV1().Pods(r.Namespace).Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "judge-"},
@@ -255,7 +262,8 @@ func (r *Recorder) Settle(ctx context.Context) error {
 	})
 }
 
-// Verdict judges what was recorded so far, given the names of the nodes that somebody else has cordoned.
+// Verdict judges what was recorded so far, given the names of the nodes that somebody else has
+// cordoned.
 func (r *Recorder) Verdict(rules Rules, cordoned ...string) ([]string, error) {
 	calls, err := r.Calls()
 	if err != nil {
@@ -282,8 +290,8 @@ func (r *Recorder) Verdict(rules Rules, cordoned ...string) ([]string, error) {
 	return found, nil
 }
 
-// Missed describes the Deployments that had fewer healthy pods at some time than in the beginning: a
-// drain that replaces pods before they leave finds none.
+// Missed describes the Deployments that had fewer healthy pods at some time than in the beginning:
+// a drain that replaces pods before they leave finds none.
 func (r *Recorder) Missed() ([]string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -104,8 +104,8 @@ func sameTargets(a, b []v1alpha1.DrainPlanEntry) bool {
 // holders are the maintenances that hold a node, with what each of them says of it.
 type holders map[types.UID]reach
 
-// all returns what all holders agree on that the node has reached. One that says nothing yet agrees to nothing: no pod is asked to leave before it
-// has the targets in its status, too.
+// all returns what all holders agree on that the node has reached. One that says nothing yet agrees
+// to nothing: no pod is asked to leave before it has the targets in its status, too.
 func (h holders) all() reach {
 	var out reach
 	for _, r := range h {
@@ -127,9 +127,10 @@ func (h holders) any() reach {
 	return out
 }
 
-// WentBack describes the nodes whose drain targets covered less than before while they were held: in the status of one maintenance, or because
-// one let go of the node and those that still hold it know of less than all holders had once agreed on. Those that know of nothing start anew:
-// they came so late that no pod was asked to leave since.
+// WentBack describes the nodes whose drain targets covered less than before while they were held:
+// in the status of one maintenance, or because one let go of the node and those that still hold it
+// know of less than all holders had once agreed on. Those that know of nothing start anew: they
+// came so late that no pod was asked to leave since.
 func (h *History) WentBack() []string {
 	h.straighten()
 	var found []string

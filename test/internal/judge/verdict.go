@@ -33,7 +33,8 @@ const ourPrefix = "maintenance.haulout.dev/"
 // nodeConditions are those that tell of maintenances (KEP-4212, "Node Conditions").
 var nodeConditions = sets.New[corev1.NodeConditionType]("MaintenancePlanned", "MaintenanceInProgress", "DrainInProgress", "Drained")
 
-// NotPutBack describes what maintenances have left behind on nodes, given the names of those that somebody else had cordoned.
+// NotPutBack describes what maintenances have left behind on nodes, given the names of those that
+// somebody else had cordoned.
 func (h *History) NotPutBack(cordoned ...string) []string {
 	var found []string
 	for _, n := range h.nodes {
@@ -45,7 +46,8 @@ func (h *History) NotPutBack(cordoned ...string) []string {
 	return found
 }
 
-// LeftOn describes what maintenances have left behind on a node that is in none, and that somebody else has cordoned or not.
+// LeftOn describes what maintenances have left behind on a node that is in none, and that somebody
+// else has cordoned or not.
 func LeftOn(node *corev1.Node, cordoned bool) []string {
 	var found []string
 	switch {
@@ -72,8 +74,8 @@ func LeftOn(node *corev1.Node, cordoned bool) []string {
 	return found
 }
 
-// EvictedTwice describes the pods of which more than one eviction was granted, and the evictions that were not bound to the UID of a pod: they
-// may hit another pod of the same name.
+// EvictedTwice describes the pods of which more than one eviction was granted, and the evictions
+// that were not bound to the UID of a pod: they may hit another pod of the same name.
 func EvictedTwice(calls []Call) []string {
 	var found []string
 	granted := map[string]int{}

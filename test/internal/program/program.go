@@ -38,7 +38,8 @@ type Program struct {
 	Path string
 	// Dir is where it is run; empty is here.
 	Dir string
-	// Environment are variables that it gets beside those of this process, and instead of those of the same names.
+	// Environment are variables that it gets beside those of this process, and instead of those of
+	// the same names.
 	Environment []string
 }
 
@@ -50,15 +51,16 @@ type Result struct {
 	CPU time.Duration
 }
 
-// Run runs a program. If the context ends, the program is told to end as well and gets a minute to clean up. The error of one that fails has what
-// it printed.
+// Run runs a program. If the context ends, the program is told to end as well and gets a minute to
+// clean up. The error of one that fails has what it printed.
 func (p Program) Run(ctx context.Context, args ...string) (Result, error) {
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, p.Path, args...)
 	cmd.Dir = p.Dir
 	cmd.Env = append(os.Environ(), p.Environment...)
 	cmd.Stdout, cmd.Stderr = &out, &out
-	// Ctrl-C reaches every process of the terminal's foreground group. These get it from here alone, once, so that they can clean up.
+	// Ctrl-C reaches every process of the terminal's foreground group. These get it from here
+	// alone, once, so that they can clean up.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = stopTime

@@ -27,14 +27,17 @@ import (
 )
 
 const (
-	// lag is how long the server may take to see a withdrawal and stop, and a watch to tell, on a machine that is busy.
+	// lag is how long the server may take to see a withdrawal and stop, and a watch to tell, on a
+	// machine that is busy.
 	lag = 2 * time.Second
-	// stampLag is how much earlier than the moment itself its stamp may be, which is cut to a second.
+	// stampLag is how much earlier than the moment itself its stamp may be, which is cut to a
+	// second.
 	stampLag = time.Second
 )
 
-// Judge adds what the calls to kube-apiserver, of whose callers server is the one to judge, say about evictions, and whether Evacuations that
-// ended told the truth. Everything has to have been seen by then. evictions is how many there were.
+// Judge adds what the calls to kube-apiserver, of whose callers server is the one to judge, say
+// about evictions, and whether Evacuations that ended told the truth. Everything has to have been
+// seen by then. evictions is how many there were.
 func (w *Witness) Judge(calls []judge.Call, server string) (found []string, evictions int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -97,7 +100,8 @@ func mayBeEvicted(class string) bool {
 	return class == v1alpha1.EvacuatorClassEviction || class == v1alpha1.EvacuatorClassDaemonSet
 }
 
-// knownBetter says whether what was seen after a blind spot tells that the eviction had no turn within it: it was still an evacuator's.
+// knownBetter says whether what was seen after a blind spot tells that the eviction had no turn
+// within it: it was still an evacuator's.
 func (w *Witness) knownBetter(states []state, at time.Time) bool {
 	for _, s := range states {
 		if s.at.After(at) {

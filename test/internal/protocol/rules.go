@@ -32,7 +32,8 @@ import (
 // longestSpecified is the default of spec.progressDeadlineSeconds.
 const longestSpecified = 30 * time.Minute
 
-// broken says in words which rules two states of an Evacuation break that follow each other, directly if they are consecutive.
+// broken says in words which rules two states of an Evacuation break that follow each other,
+// directly if they are consecutive.
 func (w *Witness) broken(before, e *v1alpha1.Evacuation, consecutive bool) []string {
 	var found []string
 	if !equality.Semantic.DeepEqual(before.Spec, e.Spec) {
@@ -113,7 +114,8 @@ func (w *Witness) patience(e *v1alpha1.Evacuation) time.Duration {
 	return min(patience, w.startDeadline)
 }
 
-// turns are the classes in the order of their turns. Those of equal priority cannot be told apart here: tests give each its own.
+// turns are the classes in the order of their turns. Those of equal priority cannot be told apart
+// here: tests give each its own.
 func turns(e *v1alpha1.Evacuation) []string {
 	sorted := slices.Clone(e.Spec.Evacuators)
 	slices.SortStableFunc(sorted, func(a, b v1alpha1.Evacuator) int { return int(b.Priority) - int(a.Priority) })

@@ -14,8 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package protocol judges from what any client can see whether Evacuations follow their protocol: from the watches of Evacuations and pods, and from
-// the audit log of kube-apiserver. It knows nothing of what the server under test remembers or thinks, and nothing of its code but the types.
+// Package protocol judges from what any client can see whether Evacuations follow their protocol:
+// from the watches of Evacuations and pods, and from the audit log of kube-apiserver. It knows
+// nothing of what the server under test remembers or thinks, and nothing of its code but the types.
 package protocol
 
 import (
@@ -37,8 +38,9 @@ import (
 
 // Counts says how much of the protocol was seen: who has seen nothing has nothing to say.
 type Counts struct {
-	// Evacuations were ever there; HandOvers gave a turn to another one than the first; Completed, Cancelled and Vanished are how they ended: with
-	// their pod gone, with nobody who asked for them, without a word.
+	// Evacuations were ever there; HandOvers gave a turn to another one than the first; Completed,
+	// Cancelled and Vanished are how they ended: with their pod gone, with nobody who asked for
+	// them, without a word.
 	Evacuations, HandOvers, Completed, Cancelled, Vanished int
 	// Forbidden were such that an evacuator did not allow to be cancelled.
 	Forbidden int
@@ -75,7 +77,8 @@ type Witness struct {
 
 	mu    sync.Mutex
 	found []string
-	// live are the Evacuations that there are, by their UID; first says which of them is that of a pod.
+	// live are the Evacuations that there are, by their UID; first says which of them is that of a
+	// pod.
 	live  map[types.UID]*v1alpha1.Evacuation
 	first map[types.UID]types.NamespacedName
 	// states are what the Evacuations of a pod were, one after the other.
@@ -94,7 +97,8 @@ type span struct{ from, to time.Time }
 
 func (s span) has(t time.Time) bool { return !t.Before(s.from) && !t.After(s.to) }
 
-// New returns a witness that has seen nothing yet. startDeadline is how long evacuators have for their first report at least.
+// New returns a witness that has seen nothing yet. startDeadline is how long evacuators have for
+// their first report at least.
 func New(startDeadline time.Duration) *Witness {
 	return &Witness{
 		startDeadline: startDeadline, live: map[types.UID]*v1alpha1.Evacuation{}, first: map[types.UID]types.NamespacedName{},
@@ -178,7 +182,8 @@ func (w *Witness) SeePod(event watch.EventType, pod *corev1.Pod, at time.Time) {
 	}
 }
 
-// See enters an event of an Evacuation. Others of the same object may have been missed before it unless it is consecutive.
+// See enters an event of an Evacuation. Others of the same object may have been missed before it
+// unless it is consecutive.
 func (w *Witness) See(event watch.EventType, e *v1alpha1.Evacuation, at time.Time, consecutive bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

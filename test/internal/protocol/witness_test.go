@@ -62,7 +62,8 @@ func evacuation(mods ...mod) *v1alpha1.Evacuation {
 	return e
 }
 
-// turn makes a class the active evacuator, some seconds after the beginning. It has not reported yet.
+// turn makes a class the active evacuator, some seconds after the beginning. It has not reported
+// yet.
 func turn(class string, at int) mod {
 	return func(e *v1alpha1.Evacuation) {
 		e.Status.ActiveEvacuatorClass = class

@@ -49,7 +49,8 @@ import (
 	"haulout.dev/haulout/pkg/registry/registrytest"
 )
 
-// outcome says how a request ended: "" for admitted, else the reason, with the fields of an invalid object.
+// outcome says how a request ended: "" for admitted, else the reason, with the fields of an invalid
+// object.
 func outcome(err error) string {
 	if err == nil {
 		return ""
@@ -145,7 +146,8 @@ func TestAdmitTakesFromThePod(t *testing.T) {
 	}
 }
 
-// TestAdmitCopiesLabelsUpToALimit: a pod may have any number of labels; the server's own create must be valid all the same.
+// TestAdmitCopiesLabelsUpToALimit: a pod may have any number of labels; the server's own create
+// must be valid all the same.
 func TestAdmitCopiesLabelsUpToALimit(t *testing.T) {
 	withLabels := func(n, length int) *corev1.Pod {
 		return newPod(func(p *corev1.Pod) {
@@ -424,7 +426,8 @@ func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
 		t.Errorf("got %v reads, want one of each owner and three of the pod", reads)
 	}
 
-	// An owner that was made anew under its name has another UID: what is remembered of the old one must not leave the pod without evacuator.
+	// An owner that was made anew under its name has another UID: what is remembered of the old one
+	// must not leave the pod without evacuator.
 	update := func(resource schema.GroupVersionResource, object runtime.Object) {
 		t.Helper()
 		if err := f.client.Tracker().Update(resource, object, "blue"); err != nil {

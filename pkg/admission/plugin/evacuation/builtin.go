@@ -29,7 +29,7 @@ import (
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/kubernetes"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -41,54 +41,57 @@ type liveOwners struct {
 	client kubernetes.Interface
 }
 
-var _ evacuators.Owners = liveOwners{}
+var _ protocol.Owners = liveOwners{}
 
-// ReplicaSet implements evacuators.Owners.
+// ReplicaSet implements protocol.Owners.
 func (o liveOwners) ReplicaSet(ctx context.Context, namespace, name string) (*appsv1.ReplicaSet, error) {
 	object, err := o.client.AppsV1().ReplicaSets(namespace).Get(ctx, name, metav1.GetOptions{})
 	return found(object, err, "ReplicaSet", name)
 }
 
-// Deployment implements evacuators.Owners.
+// Deployment implements protocol.Owners.
 func (o liveOwners) Deployment(ctx context.Context, namespace, name string) (*appsv1.Deployment, error) {
 	object, err := o.client.AppsV1().Deployments(namespace).Get(ctx, name, metav1.GetOptions{})
 	return found(object, err, "Deployment", name)
 }
 
-// DaemonSet implements evacuators.Owners.
+// DaemonSet implements protocol.Owners.
 func (o liveOwners) DaemonSet(ctx context.Context, namespace, name string) (*appsv1.DaemonSet, error) {
 	object, err := o.client.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
 	return found(object, err, "DaemonSet", name)
 }
 
-// Node implements evacuators.Owners.
+// Node implements protocol.Owners.
 func (o liveOwners) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	object, err := o.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	return found(object, err, "Node", name)
 }
 
 const (
-	// recentTTL is how long an owner is remembered that many pods have in common. A wave asks for thousands of them within seconds.
+	// recentTTL is how long an owner is remembered that many pods have in common. A wave asks for
+	// thousands of them within seconds.
 	recentTTL = 2 * time.Second
-	// optedOutTTL is the same for a Deployment that wants no surge. An evacuator that was given to a pod in error declines by itself; one that is
-	// missing never comes.
+	// optedOutTTL is the same for a Deployment that wants no surge. An evacuator that was given to
+	// a pod in error declines by itself; one that is missing never comes.
 	optedOutTTL = 500 * time.Millisecond
 	recentSize  = 1024
-	// readTimeout ends the read of an owner, which does not end with the request that began it: others may wait for it, too.
+	// readTimeout ends the read of an owner, which does not end with the request that began it:
+	// others may wait for it, too.
 	readTimeout = 30 * time.Second
 )
 
-// recentOwners remembers for a moment which owners exist, and of each what BuiltInOf looks at. Only who is found there is certain: others may have
-// come meanwhile.
+// recentOwners remembers for a moment which owners exist, and of each what BuiltInOf looks at. Only
+// who is found there is certain: others may have come meanwhile.
 type recentOwners struct {
-	evacuators.Owners
+	protocol.Owners
 	memo *ownerMemo
 }
 
 // ownerMemo is what recentOwners remembers.
 type ownerMemo struct {
 	found *utilcache.LRUExpireCache
-	// reads are those under way. All who ask for the owner of the pods of a wave ask at the same moment.
+	// reads are those under way. All who ask for the owner of the pods of a wave ask at the same
+	// moment.
 	reads singleflight.Group
 }
 
@@ -103,7 +106,7 @@ type ownerKey struct {
 
 func (k ownerKey) String() string { return k.kind + " " + k.namespace + "/" + k.name }
 
-// ReplicaSet implements evacuators.Owners.
+// ReplicaSet implements protocol.Owners.
 func (o recentOwners) ReplicaSet(ctx context.Context, namespace, name string) (*appsv1.ReplicaSet, error) {
 	return recent(ctx, o.memo, ownerKey{"ReplicaSet", namespace, name}, func(ctx context.Context) (*appsv1.ReplicaSet, error) {
 		full, err := o.Owners.ReplicaSet(ctx, namespace, name)
@@ -114,18 +117,18 @@ func (o recentOwners) ReplicaSet(ctx context.Context, namespace, name string) (*
 	})
 }
 
-// Deployment implements evacuators.Owners.
+// Deployment implements protocol.Owners.
 func (o recentOwners) Deployment(ctx context.Context, namespace, name string) (*appsv1.Deployment, error) {
 	return recent(ctx, o.memo, ownerKey{"Deployment", namespace, name}, func(ctx context.Context) (*appsv1.Deployment, error) {
 		full, err := o.Owners.Deployment(ctx, namespace, name)
 		if full == nil || err != nil {
 			return nil, err
 		}
-		return evacuators.DecidesOf(full), nil
+		return protocol.DecidesOf(full), nil
 	})
 }
 
-// DaemonSet implements evacuators.Owners.
+// DaemonSet implements protocol.Owners.
 func (o recentOwners) DaemonSet(ctx context.Context, namespace, name string) (*appsv1.DaemonSet, error) {
 	return recent(ctx, o.memo, ownerKey{"DaemonSet", namespace, name}, func(ctx context.Context) (*appsv1.DaemonSet, error) {
 		full, err := o.Owners.DaemonSet(ctx, namespace, name)
@@ -175,13 +178,13 @@ func recent[T any](ctx context.Context, memo *ownerMemo, key ownerKey, get func(
 }
 
 // builtInOf returns the built-in evacuator of a pod.
-func (p *Plugin) builtInOf(ctx context.Context, pod *corev1.Pod) (evacuators.BuiltIn, error) {
+func (p *Plugin) builtInOf(ctx context.Context, pod *corev1.Pod) (protocol.BuiltIn, error) {
 	live := liveOwners{p.client}
-	builtIn, err := evacuators.BuiltInOf(ctx, pod, p.builtIn, recentOwners{live, p.owners})
+	builtIn, err := protocol.BuiltInOf(ctx, pod, p.builtIn, recentOwners{live, p.owners})
 	if err != nil || builtIn.Class != "" || builtIn.OptedOut {
 		return builtIn, err
 	}
-	return evacuators.BuiltInOf(ctx, pod, p.builtIn, live)
+	return protocol.BuiltInOf(ctx, pod, p.builtIn, live)
 }
 
 // found turns the answer to a get into that of Owners.

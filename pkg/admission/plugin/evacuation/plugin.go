@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package evacuation is the admission plugin for Evacuations: it looks at the pod in the host cluster, finds out who can evacuate it, and
-// asks whether the user may have it evacuated.
+// Package evacuation is the admission plugin for Evacuations: it looks at the pod in the host
+// cluster, finds out who can evacuate it, and asks whether the user may have it evacuated.
 package evacuation
 
 import (
@@ -42,7 +42,7 @@ import (
 
 	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/apis/maintenance"
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	maintenancevalidation "haulout.dev/haulout/pkg/apis/maintenance/validation"
 	"haulout.dev/haulout/pkg/identity"
@@ -55,7 +55,8 @@ const PluginName = "Evacuation"
 type Plugin struct {
 	*admission.Handler
 
-	// builtIn are the built-in evacuators that somebody answers for. Naming another one would make each of its pods wait for nothing.
+	// builtIn are the built-in evacuators that somebody answers for. Naming another one would make
+	// each of its pods wait for nothing.
 	builtIn sets.Set[string]
 	// owners remembers the owners of pods that were asked for a moment ago.
 	owners   *ownerMemo
@@ -63,7 +64,8 @@ type Plugin struct {
 	rights   *rights
 	identity *identity.Server
 	recorder events.EventRecorder
-	// known are the pods that the server's own controllers know. What they ask for they have read there, and a wave asks for thousands.
+	// known are the pods that the server's own controllers know. What they ask for they have read
+	// there, and a wave asks for thousands.
 	known *initializer.KnownPods
 }
 
@@ -77,8 +79,9 @@ var (
 	_ initializer.WantsKnownPods                      = &Plugin{}
 )
 
-// Register adds the plugin to those that may be turned on. builtIn is called when the plugin is made, after flags are parsed, and returns
-// the classes of the built-in evacuators that are on; nil stands for none.
+// Register adds the plugin to those that may be turned on. builtIn is called when the plugin is
+// made, after flags are parsed, and returns the classes of the built-in evacuators that are on; nil
+// stands for none.
 func Register(plugins *admission.Plugins, builtIn func() []string) {
 	plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) {
 		var classes []string
@@ -145,7 +148,8 @@ func (p *Plugin) ValidateInitialization() error {
 	return errors.Join(missing...)
 }
 
-// Admit completes a new Evacuation from its pod. It may run twice on the same object: when a webhook changed the object after the first run.
+// Admit completes a new Evacuation from its pod. It may run twice on the same object: when a
+// webhook changed the object after the first run.
 func (p *Plugin) Admit(ctx context.Context, attrs admission.Attributes, _ admission.ObjectInterfaces) error {
 	if attrs.GetResource().GroupResource() != resource || attrs.GetSubresource() != "" || attrs.GetOperation() != admission.Create {
 		return nil
@@ -180,9 +184,9 @@ func (p *Plugin) Admit(ctx context.Context, attrs admission.Attributes, _ admiss
 	return p.resolveEvacuators(ctx, attrs, evacuation, pod)
 }
 
-// copyLabels gives a new Evacuation the labels of its pod, in the order of their keys as far as there is
-// room: the limit for Evacuations must never refuse one for a pod that has many. It returns the keys
-// that it copied.
+// copyLabels gives a new Evacuation the labels of its pod, in the order of their keys as far as
+// there is room: the limit for Evacuations must never refuse one for a pod that has many. It
+// returns the keys that it copied.
 func copyLabels(ctx context.Context, evacuation *maintenance.Evacuation, pod *corev1.Pod) []string {
 	room := size.MaxCopiedLabelBytes
 	keys := slices.Sorted(maps.Keys(pod.Labels))
@@ -216,12 +220,13 @@ func (p *Plugin) getReferredPod(ctx context.Context, namespace string, evacuatio
 	}
 	name := evacuation.Name
 	if name == "" {
-		name = evacuators.CanonicalName(podRef.Name, podRef.UID)
+		name = protocol.CanonicalName(podRef.Name, podRef.UID)
 	}
 	return nil, apierrors.NewInvalid(maintenance.Kind("Evacuation"), name, field.ErrorList{invalid})
 }
 
-// Validate asks whether the user may do what the request does, and refuses to delete what cannot be called off any more.
+// Validate asks whether the user may do what the request does, and refuses to delete what cannot be
+// called off any more.
 func (p *Plugin) Validate(ctx context.Context, attrs admission.Attributes, _ admission.ObjectInterfaces) error {
 	if attrs.GetResource().GroupResource() != resource {
 		return nil
@@ -241,7 +246,8 @@ func (p *Plugin) Validate(ctx context.Context, attrs admission.Attributes, _ adm
 		}
 		return p.mayUseInstigators(ctx, attrs, evacuation.Finalizers, nil)
 	case attrs.GetOperation() == admission.Update:
-		// With an owner that does not exist, the garbage collector would delete the object on the user's behalf.
+		// With an owner that does not exist, the garbage collector would delete the object on the
+		// user's behalf.
 		if !equality.Semantic.DeepEqual(evacuation.OwnerReferences, old.OwnerReferences) {
 			if err := p.mayDeletePod(ctx, attrs, old.Spec.PodRef.Name); err != nil {
 				return err
@@ -278,7 +284,8 @@ func evacuationsOf(attrs admission.Attributes) (evacuation, old *maintenance.Eva
 	return evacuation, old, nil
 }
 
-// mayBeCalledOff refuses a deletion while the evacuator is past the point of no return and the pod has not left yet.
+// mayBeCalledOff refuses a deletion while the evacuator is past the point of no return and the pod
+// has not left yet.
 func (p *Plugin) mayBeCalledOff(ctx context.Context, evacuation *maintenance.Evacuation) error {
 	if evacuation.Status.EvacuationCancellationPolicy != maintenance.EvacuationCancellationPolicyForbid || maintenancevalidation.IsEvacuationComplete(evacuation) {
 		return nil

@@ -27,11 +27,12 @@ import (
 	"k8s.io/apiserver/pkg/warning"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// resolveEvacuators sets the evacuators of a new Evacuation: those of its pod and those that the client names beside them.
+// resolveEvacuators sets the evacuators of a new Evacuation: those of its pod and those that the
+// client names beside them.
 func (p *Plugin) resolveEvacuators(ctx context.Context, attrs admission.Attributes, evacuation *maintenance.Evacuation, pod *corev1.Pod) error {
 	builtIn, err := p.builtInOf(ctx, pod)
 	if err != nil {
@@ -41,7 +42,7 @@ func (p *Plugin) resolveEvacuators(ctx context.Context, attrs admission.Attribut
 	if err != nil {
 		return err
 	}
-	ofPod, ignored := evacuators.OfPod(pod.Annotations, builtIn.Class, mayUse)
+	ofPod, ignored := protocol.OfPod(pod.Annotations, builtIn.Class, mayUse)
 	p.report(ctx, attrs, pod, ignored)
 
 	resolved, err := p.mergeClients(ctx, attrs, evacuation.Spec.Evacuators, ofPod, mayUse)
@@ -52,10 +53,11 @@ func (p *Plugin) resolveEvacuators(ctx context.Context, attrs admission.Attribut
 	return nil
 }
 
-// usableClasses returns what says whether the Evacuation may have an evacuator of a class. Only the Deployment's is in question: it scales
-// with the server's rights, so that whoever may delete a pod but not scale would get more than is his.
+// usableClasses returns what says whether the Evacuation may have an evacuator of a class. Only the
+// Deployment's is in question: it scales with the server's rights, so that whoever may delete a pod
+// but not scale would get more than is his.
 func (p *Plugin) usableClasses(ctx context.Context, attrs admission.Attributes, evacuation *maintenance.Evacuation, pod *corev1.Pod,
-	builtIn evacuators.BuiltIn) (func(class string) bool, error) {
+	builtIn protocol.BuiltIn) (func(class string) bool, error) {
 	const scaling = v1alpha1.EvacuatorClassDeployment
 	_, annotated := pod.Annotations[v1alpha1.AnnotationEvacuatorPrefix+scaling]
 	named := slices.ContainsFunc(evacuation.Spec.Evacuators, func(e maintenance.Evacuator) bool { return e.EvacuatorClass == scaling })
@@ -72,8 +74,9 @@ func (p *Plugin) usableClasses(ctx context.Context, attrs admission.Attributes, 
 	return func(class string) bool { return allowed || class != scaling }, nil
 }
 
-// mergeClients returns the evacuators that the client names, in their places so that errors of validation name the client's own indexes,
-// and then those of the pod. Where both have a class the pod's priority wins.
+// mergeClients returns the evacuators that the client names, in their places so that errors of
+// validation name the client's own indexes, and then those of the pod. Where both have a class the
+// pod's priority wins.
 func (p *Plugin) mergeClients(ctx context.Context, attrs admission.Attributes, named, ofPod []maintenance.Evacuator,
 	mayUse func(class string) bool) ([]maintenance.Evacuator, error) {
 	var merged []maintenance.Evacuator
@@ -89,7 +92,8 @@ func (p *Plugin) mergeClients(ctx context.Context, attrs admission.Attributes, n
 		if !mayUse(class) {
 			continue
 		}
-		// What is no class at all is refused by validation; a right without a name would be that to all of them.
+		// What is no class at all is refused by validation; a right without a name would be that to
+		// all of them.
 		if len(validation.IsDNS1123Subdomain(class)) == 0 {
 			if err := p.mayAssign(ctx, attrs, class); err != nil {
 				return nil, err
@@ -98,15 +102,16 @@ func (p *Plugin) mergeClients(ctx context.Context, attrs admission.Attributes, n
 		merged = append(merged, evacuator)
 	}
 	for _, evacuator := range ofPod {
-		if !evacuators.HasClass(merged, evacuator.EvacuatorClass) {
+		if !protocol.HasClass(merged, evacuator.EvacuatorClass) {
 			merged = append(merged, evacuator)
 		}
 	}
 	return merged, nil
 }
 
-// report tells the pod's owner, with an event, and the client, with a warning, which annotations are not followed.
-func (p *Plugin) report(ctx context.Context, attrs admission.Attributes, pod *corev1.Pod, ignored []evacuators.IgnoredAnnotation) {
+// report tells the pod's owner, with an event, and the client, with a warning, which annotations
+// are not followed.
+func (p *Plugin) report(ctx context.Context, attrs admission.Attributes, pod *corev1.Pod, ignored []protocol.IgnoredAnnotation) {
 	for _, annotation := range ignored {
 		warning.AddWarning(ctx, "", fmt.Sprintf("pod annotation %s is ignored: %s", annotation.Key, annotation.Why))
 		if !attrs.IsDryRun() {

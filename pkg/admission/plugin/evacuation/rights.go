@@ -30,14 +30,15 @@ import (
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/identity"
 )
 
 var resource = maintenance.Resource("evacuations")
 
 const (
-	// memoSize and memoTTL bound what is remembered of requests; the time is more than a request may take, collection deletions aside.
+	// memoSize and memoTTL bound what is remembered of requests; the time is more than a request
+	// may take, collection deletions aside.
 	memoSize = 4096
 	memoTTL  = time.Minute
 )
@@ -61,13 +62,15 @@ func (r right) String() string {
 	return fmt.Sprintf("%s in namespace %q", s, r.namespace)
 }
 
-// rights asks the authorizer, once for each right in a request: admission runs inside the storage transaction and again on each conflict.
+// rights asks the authorizer, once for each right in a request: admission runs inside the storage
+// transaction and again on each conflict.
 type rights struct {
 	authorizer authorizer.UnconditionalAuthorizer
 	memo       *utilcache.LRUExpireCache
 }
 
-// memoKey has the request as a pointer. As long as the memo holds it no other request can have the same.
+// memoKey has the request as a pointer. As long as the memo holds it no other request can have the
+// same.
 type memoKey struct {
 	request *genericapirequest.RequestInfo
 	right   right
@@ -119,7 +122,8 @@ func (p *Plugin) require(ctx context.Context, attrs admission.Attributes, needed
 	return apierrors.NewForbidden(resource, nameOf(attrs), fmt.Errorf("user %q cannot %s", attrs.GetUserInfo().GetName(), needed))
 }
 
-// nameOf returns the name of the object; that of a new one is not filled in yet, and a request for a collection has none.
+// nameOf returns the name of the object; that of a new one is not filled in yet, and a request for
+// a collection has none.
 func nameOf(attrs admission.Attributes) string {
 	if attrs.GetName() != "" {
 		return attrs.GetName()
@@ -128,7 +132,7 @@ func nameOf(attrs admission.Attributes) string {
 		return old.Name
 	}
 	if evacuation, ok := attrs.GetObject().(*maintenance.Evacuation); ok && evacuation != nil {
-		return evacuators.CanonicalName(evacuation.Spec.PodRef.Name, evacuation.Spec.PodRef.UID)
+		return protocol.CanonicalName(evacuation.Spec.PodRef.Name, evacuation.Spec.PodRef.UID)
 	}
 	return ""
 }
@@ -140,7 +144,7 @@ func (p *Plugin) mayDeletePod(ctx context.Context, attrs admission.Attributes, p
 
 // mayUseInstigators asks for the right to speak for each instigator that is added or removed.
 func (p *Plugin) mayUseInstigators(ctx context.Context, attrs admission.Attributes, finalizers, oldFinalizers []string) error {
-	now, before := sets.New(evacuators.Instigators(finalizers)...), sets.New(evacuators.Instigators(oldFinalizers)...)
+	now, before := sets.New(protocol.Instigators(finalizers)...), sets.New(protocol.Instigators(oldFinalizers)...)
 	for _, name := range sets.List(now.SymmetricDifference(before)) {
 		needed := right{verb: "use", group: maintenance.GroupName, resource: "instigators", namespace: attrs.GetNamespace(), name: name}
 		if err := p.require(ctx, attrs, needed); err != nil {
@@ -150,11 +154,12 @@ func (p *Plugin) mayUseInstigators(ctx context.Context, attrs admission.Attribut
 	return nil
 }
 
-// mayEndRequests asks for the right to speak for every instigator of an object that a request deletes or
-// lets the garbage collector delete: a deletion withdraws what all of them ask for.
+// mayEndRequests asks for the right to speak for every instigator of an object that a request
+// deletes or lets the garbage collector delete: a deletion withdraws what all of them ask for.
 //
-// The garbage collector acts for a user who was asked when the owner was set. In a namespace that is being
-// deleted the pods go anyway; which user deletes there differs between clusters, so the namespace is read.
+// The garbage collector acts for a user who was asked when the owner was set. In a namespace that
+// is being deleted the pods go anyway; which user deletes there differs between clusters, so the
+// namespace is read.
 func (p *Plugin) mayEndRequests(ctx context.Context, attrs admission.Attributes, finalizers []string) error {
 	if attrs.GetUserInfo().GetName() == identity.GarbageCollector {
 		return nil
@@ -189,8 +194,8 @@ func (p *Plugin) mayAssign(ctx context.Context, attrs admission.Attributes, clas
 	return p.require(ctx, attrs, right{verb: "assign", group: maintenance.GroupName, resource: "evacuators", namespace: attrs.GetNamespace(), name: class})
 }
 
-// mayScale says whether the user could do what the Deployment's evacuator does with the server's rights. name is empty if the Deployment is
-// not known.
+// mayScale says whether the user could do what the Deployment's evacuator does with the server's
+// rights. name is empty if the Deployment is not known.
 func (p *Plugin) mayScale(ctx context.Context, attrs admission.Attributes, name string) (bool, error) {
 	if p.identity.Is(attrs.GetUserInfo()) {
 		return true, nil

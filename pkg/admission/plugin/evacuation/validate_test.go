@@ -37,7 +37,8 @@ import (
 func TestValidateRights(t *testing.T) {
 	ownedEvacuation := newEvacuation(owned)
 	first := newEvacuation(active("first.example.com"))
-	// Each of the rights is needed: with all of them the request is admitted, without any one it is not.
+	// Each of the rights is needed: with all of them the request is admitted, without any one it is
+	// not.
 	tests := map[string]struct {
 		request request
 		needs   []string
@@ -98,7 +99,8 @@ func owned(e *maintenance.Evacuation) {
 	e.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "gone", UID: "gone"}}
 }
 
-// TestDeletionForOtherInstigators: without the right to speak for them, a deletion withdraws nothing that others ask for.
+// TestDeletionForOtherInstigators: without the right to speak for them, a deletion withdraws
+// nothing that others ask for.
 func TestDeletionForOtherInstigators(t *testing.T) {
 	namespace := func(mods ...func(*corev1.Namespace)) *corev1.Namespace {
 		n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}

@@ -31,8 +31,8 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/noderights"
-	"haulout.dev/haulout/pkg/nodeselection"
+	"haulout.dev/haulout/pkg/drain/nodeselection"
+	"haulout.dev/haulout/pkg/host/noderights"
 )
 
 const (
@@ -56,8 +56,8 @@ type change struct {
 	leaving nodeSet
 }
 
-// changeOf returns what a write does. Nodes that stay are asked about as well, since a change of the plan
-// or the stage changes what happens to them.
+// changeOf returns what a write does. Nodes that stay are asked about as well, since a change of
+// the plan or the stage changes what happens to them.
 func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintenance) (*change, error) {
 	all, err := p.nodes.List(labels.Everything())
 	if err != nil {
@@ -135,8 +135,8 @@ func appendNode(nodes noderights.Nodes, name string, node *corev1.Node) noderigh
 	return nodes
 }
 
-// authorize refuses the write if the user may not delete its nodes. Answers are not remembered here: when
-// a conflict repeats the request, the cache of the delegated authorizer has them.
+// authorize refuses the write if the user may not delete its nodes. Answers are not remembered
+// here: when a conflict repeats the request, the cache of the delegated authorizer has them.
 func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, c *change) error {
 	var joining noderights.Nodes
 	for _, node := range c.selected {
@@ -170,8 +170,8 @@ func withTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, time.Until(deadline)*4/5)
 }
 
-// describeRefused names the refused nodes that the user may read and counts the others: selectors match
-// labels, so names would tell a user without that right which nodes have which labels.
+// describeRefused names the refused nodes that the user may read and counts the others: selectors
+// match labels, so names would tell a user without that right which nodes have which labels.
 func describeRefused(ctx context.Context, q noderights.Questioner, verdict noderights.Verdict) string {
 	var names []string
 	for _, name := range verdict.Refused {

@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package nodemaintenance decides who may put which nodes under maintenance, and warns of selectors that
-// were hardly meant. It lists no pods: what a drain will do to them is the preview's business.
+// Package nodemaintenance decides who may put which nodes under maintenance, and warns of selectors
+// that were hardly meant. It lists no pods: what a drain will do to them is the preview's business.
 package nodemaintenance
 
 import (
@@ -52,13 +52,15 @@ const PluginName = "NodeMaintenance"
 
 // Config is what an administrator may set.
 type Config struct {
-	// AskEveryNodeByName switches off the shortcut of asking once whether the user may delete all nodes. Without it a user who may delete all
-	// nodes is asked about by name for the control-plane nodes and a hundred others only; an authorizer that denies single nodes by name to
-	// such a user needs this set.
+	// AskEveryNodeByName switches off the shortcut of asking once whether the user may delete all
+	// nodes. Without it a user who may delete all nodes is asked about by name for the
+	// control-plane nodes and a hundred others only; an authorizer that denies single nodes by name
+	// to such a user needs this set.
 	AskEveryNodeByName bool
 }
 
-// Register adds the plugin. The configuration is read when the plugin is made, after flags are parsed.
+// Register adds the plugin. The configuration is read when the plugin is made, after flags are
+// parsed.
 func Register(plugins *admission.Plugins, config *Config) {
 	plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) { return New(*config), nil })
 }
@@ -94,8 +96,8 @@ func New(config Config) *Plugin {
 	return p
 }
 
-// SetExternalKubeInformerFactory gives the informers of the host cluster. Nothing is admitted before its nodes are known: who may touch a
-// node cannot be asked about a node that is not seen.
+// SetExternalKubeInformerFactory gives the informers of the host cluster. Nothing is admitted
+// before its nodes are known: who may touch a node cannot be asked about a node that is not seen.
 func (p *Plugin) SetExternalKubeInformerFactory(f kubeinformers.SharedInformerFactory) {
 	nodes := f.Core().V1().Nodes()
 	p.nodes = nodes.Lister()
@@ -105,7 +107,8 @@ func (p *Plugin) SetExternalKubeInformerFactory(f kubeinformers.SharedInformerFa
 // SetUnconditionalAuthorizer gives the authorizer of the host cluster.
 func (p *Plugin) SetUnconditionalAuthorizer(a authorizer.UnconditionalAuthorizer) { p.authorizer = a }
 
-// SetMaintenanceInformers gives the informers of our API. They feed warnings only, so no request waits for them.
+// SetMaintenanceInformers gives the informers of our API. They feed warnings only, so no request
+// waits for them.
 func (p *Plugin) SetMaintenanceInformers(f informers.SharedInformerFactory) {
 	p.maintenances = f.Maintenance().V1alpha1().NodeMaintenances().Lister()
 }
@@ -193,15 +196,17 @@ func asNodeMaintenance(obj runtime.Object) (*maintenance.NodeMaintenance, error)
 	return nm, nil
 }
 
-// needsAuthorization reports whether an update can have an effect on nodes. Owners and finalizers count:
-// the garbage collector deletes, with its own rights, what names an owner that does not exist.
+// needsAuthorization reports whether an update can have an effect on nodes. Owners and finalizers
+// count: the garbage collector deletes, with its own rights, what names an owner that does not
+// exist.
 func needsAuthorization(nm, old *maintenance.NodeMaintenance) bool {
 	return !apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) ||
 		!apiequality.Semantic.DeepEqual(nm.OwnerReferences, old.OwnerReferences) ||
 		!apiequality.Semantic.DeepEqual(nm.Finalizers, old.Finalizers)
 }
 
-// isGarbageCollection reports whether an update is the garbage collector taking off its own finalizers and nothing else.
+// isGarbageCollection reports whether an update is the garbage collector taking off its own
+// finalizers and nothing else.
 func isGarbageCollection(u user.Info, nm, old *maintenance.NodeMaintenance) bool {
 	if u.GetName() != identity.GarbageCollector || !apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) ||
 		!apiequality.Semantic.DeepEqual(nm.OwnerReferences, old.OwnerReferences) {
@@ -214,7 +219,8 @@ func isGarbageCollection(u user.Info, nm, old *maintenance.NodeMaintenance) bool
 	return slices.Equal(nm.Finalizers, kept)
 }
 
-// sendsToNodes reports whether a write changes which nodes a maintenance takes, or what it does with them.
+// sendsToNodes reports whether a write changes which nodes a maintenance takes, or what it does
+// with them.
 func sendsToNodes(nm, old *maintenance.NodeMaintenance) bool {
 	if nm == nil || nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete {
 		return false
@@ -223,8 +229,8 @@ func sendsToNodes(nm, old *maintenance.NodeMaintenance) bool {
 		!apiequality.Semantic.DeepEqual(nm.Spec.NodeSelector, old.Spec.NodeSelector)
 }
 
-// validateStatusSize refuses a maintenance whose status cannot be stored once its plan has been reached:
-// its nodes would be cordoned, and the drain could not remember what it has asked for.
+// validateStatusSize refuses a maintenance whose status cannot be stored once its plan has been
+// reached: its nodes would be cordoned, and the drain could not remember what it has asked for.
 func validateStatusSize(nm *maintenance.NodeMaintenance, nodes int) error {
 	versioned := &v1alpha1.NodeMaintenance{}
 	if err := v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(nm, versioned, nil); err != nil {

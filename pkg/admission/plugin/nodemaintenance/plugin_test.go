@@ -41,8 +41,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/host/noderights"
 	"haulout.dev/haulout/pkg/identity"
-	"haulout.dev/haulout/pkg/noderights"
 	"haulout.dev/haulout/pkg/registry/registrytest"
 )
 
@@ -100,7 +100,8 @@ func (h *host) Authorize(ctx context.Context, a authorizer.Attributes) (authoriz
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// may returns an authorizer that allows bob to delete the nodes named; the empty name stands for all, unless asked by name.
+// may returns an authorizer that allows bob to delete the nodes named; the empty name stands for
+// all, unless asked by name.
 func may(names ...string) *host {
 	h := &host{allowed: map[string]bool{}, fails: map[string]bool{}, hidden: map[string]bool{}, hangs: map[string]bool{}}
 	for _, name := range names {
@@ -479,7 +480,8 @@ type noConfig struct{}
 
 func (noConfig) ConfigFor(string) (io.Reader, error) { return nil, nil }
 
-// initialize gives a plugin all it asks for, with the configuration asserted that flags have filled in.
+// initialize gives a plugin all it asks for, with the configuration asserted that flags have filled
+// in.
 type initialize struct{ t *testing.T }
 
 func everything(t *testing.T) admission.PluginInitializer {

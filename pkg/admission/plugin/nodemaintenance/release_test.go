@@ -31,7 +31,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 )
 
-// TestPaddingReleasesNoForeignNodes: nodes of the user's own in the same write do not hide those that it releases.
+// TestPaddingReleasesNoForeignNodes: nodes of the user's own in the same write do not hide those
+// that it releases.
 func TestPaddingReleasesNoForeignNodes(t *testing.T) {
 	nodes := []*corev1.Node{node("prod-0", "prod"), node("prod-1", "prod"), node("prod-2", "prod")}
 	own := []string{}
@@ -56,7 +57,8 @@ func TestPaddingReleasesNoForeignNodes(t *testing.T) {
 	}
 }
 
-// TestReleaseOfMoreNodesThanAreAsked: a user who may delete each of 1,200 nodes by name may release them in one write.
+// TestReleaseOfMoreNodesThanAreAsked: a user who may delete each of 1,200 nodes by name may release
+// them in one write.
 func TestReleaseOfMoreNodesThanAreAsked(t *testing.T) {
 	nodes := manyNodes(1200)
 	f := newFixture(t, may(allOf(nodes)...), nodes)
@@ -162,7 +164,8 @@ func TestPlanThatNeedsTooLargeAStatus(t *testing.T) {
 	}
 }
 
-// TestLargeSelectorsEndWithTheRequest: an object that was stored before the limits is matched only as long as its request lives.
+// TestLargeSelectorsEndWithTheRequest: an object that was stored before the limits is matched only
+// as long as its request lives.
 func TestLargeSelectorsEndWithTheRequest(t *testing.T) {
 	selector := &corev1.NodeSelector{}
 	for i := range 26_000 {

@@ -29,11 +29,12 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/nodeselection"
+	"haulout.dev/haulout/pkg/drain/nodeselection"
 )
 
 const (
-	// warningsAtMost and warningLength keep the warnings of a response readable; kubectl prints each on a line.
+	// warningsAtMost and warningLength keep the warnings of a response readable; kubectl prints
+	// each on a line.
 	warningsAtMost = 8
 	warningLength  = 120
 
@@ -41,13 +42,15 @@ const (
 	messageBytes = 128
 )
 
-// write is what warners look at: a maintenance as it is about to be stored, and what that does to nodes.
+// write is what warners look at: a maintenance as it is about to be stored, and what that does to
+// nodes.
 type write struct {
 	nm *maintenance.NodeMaintenance
 	*change
 }
 
-// warner looks for one kind of trouble. A warner never fails: what it cannot find out it does not warn of.
+// warner looks for one kind of trouble. A warner never fails: what it cannot find out it does not
+// warn of.
 type warner func(context.Context, *write) []string
 
 func (p *Plugin) warnings(ctx context.Context, w *write) []string {
@@ -124,8 +127,8 @@ func (p *Plugin) warnOfOthers(ctx context.Context, w *write) []string {
 	return []string{listNames("spec.nodeSelector: under maintenance already by ", names)}
 }
 
-// overlaps looks into the status first, which costs a lookup per node; the selector is matched only for a
-// maintenance that has no status yet.
+// overlaps looks into the status first, which costs a lookup per node; the selector is matched only
+// for a maintenance that has no status yet.
 func overlaps(ctx context.Context, other *v1alpha1.NodeMaintenance, names map[string]bool, nodes []*corev1.Node) bool {
 	if len(other.Status.NodeStatuses) > 0 {
 		return slices.ContainsFunc(other.Status.NodeStatuses, func(s v1alpha1.NodeMaintenanceNodeStatus) bool { return names[s.NodeRef.Name] })
@@ -138,7 +141,8 @@ func overlaps(ctx context.Context, other *v1alpha1.NodeMaintenance, names map[st
 	return err == nil && len(shared) > 0
 }
 
-// groupLabels are the labels that name the group of a node in the common autoscalers and cloud providers.
+// groupLabels are the labels that name the group of a node in the common autoscalers and cloud
+// providers.
 var groupLabels = []string{
 	"karpenter.sh/nodepool",
 	"eks.amazonaws.com/nodegroup",

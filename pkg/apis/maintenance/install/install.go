@@ -25,7 +25,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Install adds every version of the group to the scheme and sets the order in which clients should prefer them.
+// Install adds every version of the group to the scheme and sets the order in which clients should
+// prefer them.
 func Install(scheme *runtime.Scheme) {
 	utilruntime.Must(maintenance.AddToScheme(scheme))
 	utilruntime.Must(v1alpha1.AddToScheme(scheme))

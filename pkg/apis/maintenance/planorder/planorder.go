@@ -14,7 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package planorder holds the rules for the order of a drain plan, for defaulting, validation and planning alike.
+// Package planorder holds the rules for the order of a drain plan, for defaulting, validation and
+// planning alike.
 package planorder
 
 import (
@@ -42,7 +43,8 @@ const (
 	TypeOrder Violation = "pod types must stand in the order Default, DaemonSet, Static"
 	// PriorityOrder means that the priority is lower than the one before it.
 	PriorityOrder Violation = "priorities must ascend within a pod type"
-	// SelectorOrder means that an entry with a selector stands behind the one without, at equal type and priority.
+	// SelectorOrder means that an entry with a selector stands behind the one without, at equal
+	// type and priority.
 	SelectorOrder Violation = "at equal pod type and priority, entries with a podSelector must come before the entry without one"
 	// Duplicate means that an entry of the same type, priority and selector stands before it.
 	Duplicate Violation = "duplicate"
@@ -61,8 +63,8 @@ func TypeRank(podType string) (int, bool) {
 	return 0, false
 }
 
-// Check calls report for each entry that breaks a rule, with the index of the entry that it breaks it against. Entries of unknown type are
-// passed over: they are reported as such elsewhere.
+// Check calls report for each entry that breaks a rule, with the index of the entry that it breaks
+// it against. Entries of unknown type are passed over: they are reported as such elsewhere.
 func Check(plan []Key, report func(index, against int, v Violation)) {
 	type identity struct {
 		rank     int
@@ -132,8 +134,9 @@ func SelectsAll(s *metav1.LabelSelector) bool {
 	return s == nil || len(s.MatchLabels) == 0 && len(s.MatchExpressions) == 0
 }
 
-// CanonicalSelector returns a text that is equal for selectors that say the same: whatever the order of their requirements and values, and
-// whether a label is asked for in matchLabels or by the operator In. It is empty for a selector of all pods.
+// CanonicalSelector returns a text that is equal for selectors that say the same: whatever the
+// order of their requirements and values, and whether a label is asked for in matchLabels or by the
+// operator In. It is empty for a selector of all pods.
 func CanonicalSelector(s *metav1.LabelSelector) string {
 	if SelectsAll(s) {
 		return ""

@@ -14,7 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package size bounds how large an object a client may write, so that it is refused in plain words and not by etcd.
+// Package size bounds how large an object a client may write, so that it is refused in plain words
+// and not by etcd.
 package size
 
 import (
@@ -43,8 +44,8 @@ const (
 	// and values.
 	MaxCopiedLabelBytes = 16 << 10
 
-	// MaxEvacuationBytes is the limit for metadata and spec of an Evacuation together, in bytes of protobuf: it bounds what finalizers and
-	// ownerReferences add to its labels and annotations.
+	// MaxEvacuationBytes is the limit for metadata and spec of an Evacuation together, in bytes of
+	// protobuf: it bounds what finalizers and ownerReferences add to its labels and annotations.
 	MaxEvacuationBytes = 64 << 10
 
 	// nodeBytes is what a node takes in a stored status beside its targets and its message, with a
@@ -54,9 +55,9 @@ const (
 	entryBytes = 4
 )
 
-// StatusBytes estimates what the status of a maintenance takes in storage once all targets of the plan
-// are reached on that many nodes. Each node then has one target for each pod type and selector of the
-// plan. Messages are left out, since the controller omits them if they do not fit.
+// StatusBytes estimates what the status of a maintenance takes in storage once all targets of the
+// plan are reached on that many nodes. Each node then has one target for each pod type and selector
+// of the plan. Messages are left out, since the controller omits them if they do not fit.
 func StatusBytes(plan []v1alpha1.DrainPlanEntry, nodes int) int {
 	targets := map[string]int{}
 	perNode := nodeBytes
@@ -78,8 +79,8 @@ func LabelBytes(labels map[string]string) int {
 	return n
 }
 
-// Validate returns an error if the metadata and the spec of an internal object are too large together,
-// or the labels and annotations of an Evacuation.
+// Validate returns an error if the metadata and the spec of an internal object are too large
+// together, or the labels and annotations of an Evacuation.
 func Validate(scheme *runtime.Scheme, obj runtime.Object) field.ErrorList {
 	versioned, err := scheme.ConvertToVersion(obj, v1alpha1.SchemeGroupVersion)
 	if err != nil {

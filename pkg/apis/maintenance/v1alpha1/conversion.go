@@ -25,7 +25,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 )
 
-// addFieldLabelConversions lets field selectors name our selectable fields and refuses all others by name.
+// addFieldLabelConversions lets field selectors name our selectable fields and refuses all others
+// by name.
 func addFieldLabelConversions(scheme *runtime.Scheme) error {
 	if err := scheme.AddFieldLabelConversionFunc(SchemeGroupVersion.WithKind("NodeMaintenance"),
 		allowFields(maintenance.FieldName, maintenance.FieldStage)); err != nil {

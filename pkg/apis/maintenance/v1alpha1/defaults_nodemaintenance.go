@@ -28,14 +28,16 @@ func addDefaultingFuncs(scheme *runtime.Scheme) error {
 	return RegisterDefaults(scheme)
 }
 
-// FrozenPriorities are the priorities that every drain plan has for every pod type (KEP-4212, "Pod Selection"). Defaulting also runs on
-// what is read from etcd, so they must never change within v1alpha1: a stored plan would read back as another one.
+// FrozenPriorities are the priorities that every drain plan has for every pod type (KEP-4212, "Pod
+// Selection"). Defaulting also runs on what is read from etcd, so they must never change within
+// v1alpha1: a stored plan would read back as another one.
 func FrozenPriorities() []int32 {
 	return []int32{HighestUserDefinablePriority, SystemClusterCritical, SystemNodeCritical, MaxPodPriority}
 }
 
-// SetDefaults_NodeMaintenanceSpec completes the drain plan with the twelve entries that every plan has. A plan that is out of order is left
-// as it is, so that validation can name the index its author wrote.
+// SetDefaults_NodeMaintenanceSpec completes the drain plan with the twelve entries that every plan
+// has. A plan that is out of order is left as it is, so that validation can name the index its
+// author wrote.
 func SetDefaults_NodeMaintenanceSpec(spec *NodeMaintenanceSpec) {
 	for i := range spec.DrainPlan {
 		if spec.DrainPlan[i].PodType == "" {

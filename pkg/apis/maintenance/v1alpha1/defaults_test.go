@@ -122,8 +122,9 @@ func describe(plan []v1alpha1.DrainPlanEntry) []string {
 	return texts
 }
 
-// stored is what etcd holds for a maintenance named "a" in stage Drain with an own entry, Default 5, as
-// v1alpha1 stored it before spec.newNodes. It must never be generated again: such objects exist.
+// stored is what etcd holds for a maintenance named "a" in stage Drain with an own entry, Default
+// 5, as v1alpha1 stored it before spec.newNodes. It must never be generated again: such objects
+// exist.
 const stored = "" +
 	"6b3873000a330a206d61696e74656e616e63652e6861756c6f75742e6465762f7631616c70686131120f4e6f64654d61696e74656e616e63" +
 	"651280020a110a016112001a0022002a0032003800420012e6011205447261696e1a0b10051a0744656661756c741a0f108094ebdc031a07" +
@@ -153,8 +154,9 @@ func codec(t *testing.T) runtime.Codec {
 	return codecs.CodecForVersions(info.Serializer, codecs.UniversalDeserializer(), v1alpha1.SchemeGroupVersion, maintenance.SchemeGroupVersion)
 }
 
-// TestStoredPlanReadsBackAsItWasWritten pins the twelve entries: defaulting also runs on what is read from etcd, so another set of them would
-// add entries to plans that are immutable, in the middle of their drains.
+// TestStoredPlanReadsBackAsItWasWritten pins the twelve entries: defaulting also runs on what is
+// read from etcd, so another set of them would add entries to plans that are immutable, in the
+// middle of their drains.
 func TestStoredPlanReadsBackAsItWasWritten(t *testing.T) {
 	for name, bytes := range map[string]string{"before newNodes": stored, "with newNodes": storedWithNewNodes} {
 		t.Run(name, func(t *testing.T) { expectPlanAsStored(t, bytes) })

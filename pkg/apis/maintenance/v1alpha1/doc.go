@@ -23,6 +23,7 @@ limitations under the License.
 // +k8s:validation-gen=TypesWithField=TypeMeta
 // +groupName=maintenance.haulout.dev
 
-// Package v1alpha1 is the first served version of the maintenance API: the declarative node maintenance of KEP-4212
-// and the evacuation requests it is built on. What differs from the KEP is marked "(added)" or "(deviates)".
+// Package v1alpha1 is the first served version of the maintenance API: the declarative node
+// maintenance of KEP-4212 and the evacuation requests it is built on. What differs from the KEP is
+// marked "(added)" or "(deviates)".
 package v1alpha1

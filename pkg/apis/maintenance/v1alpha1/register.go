@@ -29,7 +29,8 @@ const GroupName = "maintenance.haulout.dev"
 var SchemeGroupVersion = schema.GroupVersion{Group: GroupName, Version: "v1alpha1"}
 
 var (
-	// SchemeBuilder collects the functions that add this version to a scheme; the generated files and the defaults add themselves.
+	// SchemeBuilder collects the functions that add this version to a scheme; the generated files
+	// and the defaults add themselves.
 	SchemeBuilder      = runtime.NewSchemeBuilder(addKnownTypes)
 	localSchemeBuilder = &SchemeBuilder
 	// AddToScheme adds the types of this version, their defaults and their conversions to a scheme.
@@ -37,7 +38,8 @@ var (
 )
 
 func init() {
-	// The generated functions add themselves in their own init; only the hand-written ones are registered here.
+	// The generated functions add themselves in their own init; only the hand-written ones are
+	// registered here.
 	localSchemeBuilder.Register(addDefaultingFuncs, addFieldLabelConversions)
 }
 

@@ -27,9 +27,11 @@ import (
 type PreviewEffect string
 
 const (
-	// PreviewEffectNever means that the pods cannot leave until somebody changes what is in the way.
+	// PreviewEffectNever means that the pods cannot leave until somebody changes what is in the
+	// way.
 	PreviewEffectNever PreviewEffect = "Never"
-	// PreviewEffectNotNow means that as things stand the pods cannot leave, which may pass by itself.
+	// PreviewEffectNotNow means that as things stand the pods cannot leave, which may pass by
+	// itself.
 	PreviewEffectNotNow PreviewEffect = "NotNow"
 	// PreviewEffectLost means that the pods leave, and nothing makes them anew.
 	PreviewEffectLost PreviewEffect = "Lost"
@@ -40,22 +42,25 @@ const (
 const (
 	// ReasonNoController (preview only): no controller owns the pod, so that nothing makes it anew.
 	ReasonNoController = "NoController"
-	// ReasonNamespaceTerminating (preview only): the namespace of the pod is being deleted. No Evacuation can be made in it; its pods leave
-	// with the namespace.
+	// ReasonNamespaceTerminating (preview only): the namespace of the pod is being deleted. No
+	// Evacuation can be made in it; its pods leave with the namespace.
 	ReasonNamespaceTerminating = "NamespaceTerminating"
-	// ReasonTurnsByOwner (preview only): no budget protects the pods, so the pods of each workload are evicted in turns.
+	// ReasonTurnsByOwner (preview only): no budget protects the pods, so the pods of each workload
+	// are evicted in turns.
 	ReasonTurnsByOwner = "TurnsByOwner"
 )
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// NodeMaintenancePreview says what the drain of a NodeMaintenance would do if it began now or, in stage Drain, what it still has to
-// do: the waves, who takes each pod away, and what is in the way. It is worked out on request from the cluster as it is, and never stored.
-// Nothing is touched. Lists are cut to what can be read; the counts are always those of everything.
+// NodeMaintenancePreview says what the drain of a NodeMaintenance would do if it began now or, in
+// stage Drain, what it still has to do: the waves, who takes each pod away, and what is in the way.
+// It is worked out on request from the cluster as it is, and never stored. Nothing is touched.
+// Lists are cut to what can be read; the counts are always those of everything.
 type NodeMaintenancePreview struct {
 	// +k8s:opaqueType
 	metav1.TypeMeta `json:",inline"`
-	// metadata has the name, uid, generation and creationTimestamp of the NodeMaintenance that this is about.
+	// metadata has the name, uid, generation and creationTimestamp of the NodeMaintenance that this
+	// is about.
 	// +optional
 	// +k8s:opaqueType
 	metav1.ObjectMeta `json:"metadata,omitempty" protobuf:"bytes,1,opt,name=metadata"`
@@ -65,7 +70,8 @@ type NodeMaintenancePreview struct {
 	// +k8s:opaqueType
 	Timestamp metav1.Time `json:"timestamp" protobuf:"bytes,2,opt,name=timestamp"`
 
-	// stage is the stage of the NodeMaintenance. In Complete and while it is being deleted nothing is to come, and there are no waves.
+	// stage is the stage of the NodeMaintenance. In Complete and while it is being deleted nothing
+	// is to come, and there are no waves.
 	// +optional
 	// +k8s:optional
 	Stage NodeMaintenanceStage `json:"stage,omitempty" protobuf:"bytes,3,opt,name=stage,casttype=NodeMaintenanceStage"`
@@ -82,22 +88,26 @@ type NodeMaintenancePreview struct {
 	// +optional
 	NodeCount int32 `json:"nodeCount" protobuf:"varint,6,opt,name=nodeCount"`
 
-	// nodesRefused is how many of the nodes are left alone because the user of spec.requestedBy may not delete them.
+	// nodesRefused is how many of the nodes are left alone because the user of spec.requestedBy may
+	// not delete them.
 	// +optional
 	NodesRefused int32 `json:"nodesRefused" protobuf:"varint,7,opt,name=nodesRefused"`
 
-	// nodesUnchecked is how many of the nodes the preview takes for allowed without having asked. The drain itself asks about each.
+	// nodesUnchecked is how many of the nodes the preview takes for allowed without having asked.
+	// The drain itself asks about each.
 	// +optional
 	NodesUnchecked int32 `json:"nodesUnchecked,omitempty" protobuf:"varint,8,opt,name=nodesUnchecked"`
 
-	// waves are the entries of the drain plan that have pods to wait for, in their order. Entries without pods cost no time and are left out.
+	// waves are the entries of the drain plan that have pods to wait for, in their order. Entries
+	// without pods cost no time and are left out.
 	// +optional
 	// +listType=atomic
 	// +k8s:optional
 	Waves []PreviewWave `json:"waves,omitempty" protobuf:"bytes,9,rep,name=waves"`
 
-	// blockers are what is in the way, the worst first: by effect (Never, NotNow, Lost, Delayed), then by the number of pods. Budgets are
-	// worked out for all pods of the drain together. At most 200.
+	// blockers are what is in the way, the worst first: by effect (Never, NotNow, Lost, Delayed),
+	// then by the number of pods. Budgets are worked out for all pods of the drain together. At
+	// most 200.
 	// +optional
 	// +listType=atomic
 	// +k8s:optional
@@ -112,7 +122,8 @@ type NodeMaintenancePreview struct {
 	// +listType=atomic
 	PodsKept []PreviewPodsKept `json:"podsKept,omitempty" protobuf:"bytes,12,rep,name=podsKept"`
 
-	// maintenances are the other NodeMaintenances on the same nodes, by name; those in stage Complete are not among them. At most 100.
+	// maintenances are the other NodeMaintenances on the same nodes, by name; those in stage
+	// Complete are not among them. At most 100.
 	// +optional
 	// +listType=atomic
 	// +k8s:optional
@@ -152,9 +163,10 @@ type PreviewWave struct {
 	// +optional
 	PodCount int32 `json:"podCount" protobuf:"varint,5,opt,name=podCount"`
 
-	// podsAsked is how many of them are asked to leave at once: in stage Drain now, before that as soon as the maintenance drains and all its
-	// nodes are cordoned. Without other maintenances these are the pods of the first wave. A maintenance on the same nodes that has come
-	// less far makes it less; one that has come further makes it more, in later waves, too.
+	// podsAsked is how many of them are asked to leave at once: in stage Drain now, before that as
+	// soon as the maintenance drains and all its nodes are cordoned. Without other maintenances
+	// these are the pods of the first wave. A maintenance on the same nodes that has come less far
+	// makes it less; one that has come further makes it more, in later waves, too.
 	// +optional
 	PodsAsked int32 `json:"podsAsked" protobuf:"varint,6,opt,name=podsAsked"`
 
@@ -166,13 +178,15 @@ type PreviewWave struct {
 	// +optional
 	NodeCount int32 `json:"nodeCount" protobuf:"varint,8,opt,name=nodeCount"`
 
-	// evacuators counts the pods by who has the first turn; the class eviction.maintenance.haulout.dev stands for the Eviction API. The most
-	// pods come first. At most 50.
+	// evacuators counts the pods by who has the first turn; the class
+	// eviction.maintenance.haulout.dev stands for the Eviction API. The most pods come first. At
+	// most 50.
 	// +optional
 	// +listType=atomic
 	Evacuators []PreviewEvacuator `json:"evacuators,omitempty" protobuf:"bytes,9,rep,name=evacuators"`
 
-	// nodes has the pods by node and namespace, each in the order of their names. At most 1000 pods of a wave and 5000 of all waves.
+	// nodes has the pods by node and namespace, each in the order of their names. At most 1000 pods
+	// of a wave and 5000 of all waves.
 	// +optional
 	// +listType=atomic
 	Nodes []PreviewWaveNode `json:"nodes,omitempty" protobuf:"bytes,10,rep,name=nodes"`
@@ -184,7 +198,8 @@ type PreviewWave struct {
 
 // PreviewEvacuator counts the pods of an evacuator.
 type PreviewEvacuator struct {
-	// evacuatorClass is the class of the evacuator; it is empty for pods that nothing is able to take away.
+	// evacuatorClass is the class of the evacuator; it is empty for pods that nothing is able to
+	// take away.
 	// +optional
 	EvacuatorClass string `json:"evacuatorClass" protobuf:"bytes,1,opt,name=evacuatorClass"`
 
@@ -227,8 +242,8 @@ type PreviewPod struct {
 	// +required
 	Name string `json:"name" protobuf:"bytes,1,opt,name=name"`
 
-	// evacuatorClasses are who takes the pod away: its evacuators in the order of their turns and, for a pod of type Default, eviction at
-	// last. It is empty if nothing is able to.
+	// evacuatorClasses are who takes the pod away: its evacuators in the order of their turns and,
+	// for a pod of type Default, eviction at last. It is empty if nothing is able to.
 	// +optional
 	// +listType=atomic
 	EvacuatorClasses []string `json:"evacuatorClasses,omitempty" protobuf:"bytes,2,rep,name=evacuatorClasses"`
@@ -250,7 +265,8 @@ type PreviewBlocker struct {
 	// +k8s:required
 	Effect PreviewEffect `json:"effect" protobuf:"bytes,1,opt,name=effect,casttype=PreviewEffect"`
 
-	// reason is what it is: one of the reasons of the condition Blocked of Evacuations, NoController or NamespaceTerminating.
+	// reason is what it is: one of the reasons of the condition Blocked of Evacuations,
+	// NoController or NamespaceTerminating.
 	// +required
 	Reason string `json:"reason" protobuf:"bytes,2,opt,name=reason"`
 
@@ -263,8 +279,9 @@ type PreviewBlocker struct {
 	// +listType=atomic
 	Budgets []PreviewBudget `json:"budgets,omitempty" protobuf:"bytes,4,rep,name=budgets"`
 
-	// rounds is into how many groups a budget breaks the pods up, one after the other, if it goes on to allow what it allows now. The pods of
-	// a group leave together; their replacements have to be ready before the next. 0 if it has nothing to do with rounds.
+	// rounds is into how many groups a budget breaks the pods up, one after the other, if it goes
+	// on to allow what it allows now. The pods of a group leave together; their replacements have
+	// to be ready before the next. 0 if it has nothing to do with rounds.
 	// +optional
 	Rounds int32 `json:"rounds,omitempty" protobuf:"varint,5,opt,name=rounds"`
 
@@ -314,7 +331,8 @@ type PreviewPodReference struct {
 
 // PreviewPodsKept is pods that are left running for the same reason.
 type PreviewPodsKept struct {
-	// reason says in words why: "DaemonSet pod", "DaemonSet pod that tolerates the drain taint" or "static pod".
+	// reason says in words why: "DaemonSet pod", "DaemonSet pod that tolerates the drain taint" or
+	// "static pod".
 	// +required
 	Reason string `json:"reason" protobuf:"bytes,1,opt,name=reason"`
 
@@ -338,7 +356,8 @@ type PreviewMaintenance struct {
 	// +required
 	Name string `json:"name" protobuf:"bytes,1,opt,name=name"`
 
-	// stage of the maintenance. While one is in Drain, each of its nodes follows the plan of the one that has come least far there.
+	// stage of the maintenance. While one is in Drain, each of its nodes follows the plan of the
+	// one that has come least far there.
 	// +optional
 	// +k8s:optional
 	Stage NodeMaintenanceStage `json:"stage,omitempty" protobuf:"bytes,2,opt,name=stage,casttype=NodeMaintenanceStage"`
@@ -347,8 +366,8 @@ type PreviewMaintenance struct {
 	// +optional
 	NodeCount int32 `json:"nodeCount" protobuf:"varint,3,opt,name=nodeCount"`
 
-	// nodesFastForwarded is on how many of these nodes it has come further than the plan of the previewed maintenance would, so that the
-	// drain of these goes on from there.
+	// nodesFastForwarded is on how many of these nodes it has come further than the plan of the
+	// previewed maintenance would, so that the drain of these goes on from there.
 	// +optional
 	NodesFastForwarded int32 `json:"nodesFastForwarded,omitempty" protobuf:"varint,4,opt,name=nodesFastForwarded"`
 }
@@ -363,7 +382,8 @@ type PreviewNode struct {
 	// +optional
 	UID types.UID `json:"uid,omitempty" protobuf:"bytes,2,opt,name=uid,casttype=k8s.io/apimachinery/pkg/types.UID"`
 
-	// refused says that the user of spec.requestedBy may not delete the node, so that it is neither cordoned nor drained.
+	// refused says that the user of spec.requestedBy may not delete the node, so that it is neither
+	// cordoned nor drained.
 	// +optional
 	Refused bool `json:"refused,omitempty" protobuf:"varint,3,opt,name=refused"`
 
@@ -375,8 +395,9 @@ type PreviewNode struct {
 	// +optional
 	PodsKept int32 `json:"podsKept,omitempty" protobuf:"varint,5,opt,name=podsKept"`
 
-	// message is the drainMessage that the node's status would have first in stage Drain: it names other maintenances that hold the drain
-	// of the node back or have taken it further. In stage Drain it is that of now.
+	// message is the drainMessage that the node's status would have first in stage Drain: it names
+	// other maintenances that hold the drain of the node back or have taken it further. In stage
+	// Drain it is that of now.
 	// +optional
 	Message string `json:"message,omitempty" protobuf:"bytes,6,opt,name=message"`
 }

@@ -29,17 +29,18 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// shortProgressDeadlineSeconds is where a progress deadline starts to be so short that an evacuator easily misses it.
+// shortProgressDeadlineSeconds is where a progress deadline starts to be so short that an evacuator
+// easily misses it.
 const shortProgressDeadlineSeconds = 60
 
 // ValidateEvacuation checks a new Evacuation for what the tags of its types cannot say.
 func ValidateEvacuation(evacuation *maintenance.Evacuation) field.ErrorList {
 	errs := validateEvacuationName(evacuation)
-	if !evacuators.HasInstigator(evacuation.Finalizers) {
+	if !protocol.HasInstigator(evacuation.Finalizers) {
 		errs = append(errs, field.Required(field.NewPath("metadata", "finalizers"),
 			fmt.Sprintf("an evacuation needs at least one instigator: a finalizer %s<name>", v1alpha1.FinalizerInstigatorPrefix)))
 	}
@@ -61,7 +62,7 @@ func validateEvacuationName(evacuation *maintenance.Evacuation) field.ErrorList 
 	if msgs := validation.IsDNS1123Subdomain(string(podRef.UID)); len(msgs) > 0 {
 		return field.ErrorList{field.Invalid(podRefPath.Child("uid"), podRef.UID, "must be the UID of a pod: "+msgs[0])}
 	}
-	canonical, metaPath := evacuators.CanonicalName(podRef.Name, podRef.UID), field.NewPath("metadata")
+	canonical, metaPath := protocol.CanonicalName(podRef.Name, podRef.UID), field.NewPath("metadata")
 	if evacuation.GenerateName != "" {
 		return field.ErrorList{field.Invalid(metaPath.Child("generateName"), evacuation.GenerateName,
 			fmt.Sprintf("cannot be used: the name of this pod's evacuation is %q (metadata.name may also be left out)", canonical))}
@@ -99,8 +100,8 @@ func validateEvacuators(list []maintenance.Evacuator, path *field.Path) field.Er
 		}
 	}
 	for i, evacuator := range list {
-		reserved := evacuators.IsReserved(evacuator.Priority) && evacuator.Priority != v1alpha1.ControllerEvacuatorPriority
-		if reserved && evacuator.Role == "" && !evacuators.SharesParentDomain(evacuator.EvacuatorClass, controller) {
+		reserved := protocol.IsReserved(evacuator.Priority) && evacuator.Priority != v1alpha1.ControllerEvacuatorPriority
+		if reserved && evacuator.Role == "" && !protocol.SharesParentDomain(evacuator.EvacuatorClass, controller) {
 			errs = append(errs, field.Invalid(path.Index(i).Child("priority"), evacuator.Priority, reservedMessage(controller)))
 		}
 	}
@@ -109,7 +110,7 @@ func validateEvacuators(list []maintenance.Evacuator, path *field.Path) field.Er
 
 func reservedMessage(controller string) string {
 	msg := fmt.Sprintf("priorities from %d to %d are kept for classes that share the parent domain of the controller's",
-		evacuators.LowestReservedPriority, evacuators.HighestReservedPriority)
+		protocol.LowestReservedPriority, protocol.HighestReservedPriority)
 	if controller == "" {
 		return msg + ", and there is no controller"
 	}
@@ -140,8 +141,9 @@ func IsEvacuationComplete(evacuation *maintenance.Evacuation) bool {
 
 // Turns is what a hand-over depends on besides the object.
 type Turns struct {
-	// Now is the time by which deadlines have passed or not. The clock should be the one that decides on hand-overs: stamps of another replica, whose
-	// clock may differ, then only move a deadline by that difference.
+	// Now is the time by which deadlines have passed or not. The clock should be the one that
+	// decides on hand-overs: stamps of another replica, whose clock may differ, then only move a
+	// deadline by that difference.
 	Now time.Time
 	// StartDeadline is how long an evacuator has for its first report.
 	StartDeadline time.Duration
@@ -164,7 +166,8 @@ func ValidateEvacuationStatusUpdate(evacuation, old *maintenance.Evacuation, tur
 	return append(errs, validateConditions(evacuation.Status.Conditions, path.Child("conditions"))...)
 }
 
-// validateConditions checks each condition. The library's function for all of them would report duplicates beside the tags.
+// validateConditions checks each condition. The library's function for all of them would report
+// duplicates beside the tags.
 func validateConditions(conditions []metav1.Condition, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, condition := range conditions {
@@ -177,8 +180,9 @@ func validateConditions(conditions []metav1.Condition, path *field.Path) field.E
 	return errs
 }
 
-// validateHandOver checks that evacuators become active one by one from the highest priority down, the
-// eviction after all others, and that each stays active until it completes or its deadline passes.
+// validateHandOver checks that evacuators become active one by one from the highest priority down,
+// the eviction after all others, and that each stays active until it completes or its deadline
+// passes.
 //
 // An evacuator that waits for the drain to reach the pod has no deadline yet: the controller keeps
 // writing its activeEvacuatorSince meanwhile.
@@ -210,7 +214,7 @@ func validateHandOver(evacuation, old *maintenance.Evacuation, turns Turns, path
 	case to > from+1:
 		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("must be %s, which follows %s", order[from+1], oldClass))}
 	}
-	turn := evacuators.TurnOfInternal(&old.Status)
+	turn := protocol.TurnOfInternal(&old.Status)
 	patience := turn.Patience(old.Spec.ProgressDeadlineSeconds, turns.StartDeadline)
 	if turn.Completed || !turns.Now.Before(turn.Since.Add(patience)) {
 		return nil
@@ -221,13 +225,13 @@ func validateHandOver(evacuation, old *maintenance.Evacuation, turns Turns, path
 
 // isWithdrawn reports whether no instigator asks for the Evacuation any more.
 func isWithdrawn(evacuation *maintenance.Evacuation) bool {
-	return evacuation.DeletionTimestamp != nil || !evacuators.HasInstigator(evacuation.Finalizers)
+	return evacuation.DeletionTimestamp != nil || !protocol.HasInstigator(evacuation.Finalizers)
 }
 
 // evacuatorOrder returns the classes in the order in which they become active, the eviction last.
 func evacuatorOrder(list []maintenance.Evacuator) []string {
 	sorted := slices.Clone(list)
-	evacuators.SortInternal(sorted)
+	protocol.SortInternal(sorted)
 	order := make([]string, 0, len(sorted)+1)
 	for _, evacuator := range sorted {
 		order = append(order, evacuator.EvacuatorClass)
@@ -235,7 +239,8 @@ func evacuatorOrder(list []maintenance.Evacuator) []string {
 	return append(order, v1alpha1.EvacuatorClassEviction)
 }
 
-// validateCancellationPolicy refuses Forbid once the Evacuation is withdrawn, and across a hand-over.
+// validateCancellationPolicy refuses Forbid once the Evacuation is withdrawn, and across a
+// hand-over.
 func validateCancellationPolicy(evacuation, old *maintenance.Evacuation, path *field.Path) field.ErrorList {
 	const forbid = maintenance.EvacuationCancellationPolicyForbid
 	if evacuation.Status.EvacuationCancellationPolicy != forbid {
@@ -250,7 +255,7 @@ func validateCancellationPolicy(evacuation, old *maintenance.Evacuation, path *f
 		return field.ErrorList{field.Invalid(path, forbid, "only an active evacuator may set it, and eviction is active")}
 	case old.DeletionTimestamp != nil:
 		return field.ErrorList{field.Invalid(path, forbid, "cannot be set: the Evacuation is being deleted")}
-	case !evacuators.HasInstigator(old.Finalizers):
+	case !protocol.HasInstigator(old.Finalizers):
 		return field.ErrorList{field.Invalid(path, forbid, "cannot be set: the Evacuation was withdrawn, it has no instigator")}
 	}
 	return nil
@@ -260,8 +265,8 @@ func isEvacuator(evacuation *maintenance.Evacuation, class string) bool {
 	return slices.ContainsFunc(evacuation.Spec.Evacuators, func(e maintenance.Evacuator) bool { return e.EvacuatorClass == class })
 }
 
-// ValidateEvacuationReport checks an update of the status by a user other than the server, which is the
-// report of an evacuator: it has to be active and may only write the fields of a report.
+// ValidateEvacuationReport checks an update of the status by a user other than the server, which is
+// the report of an evacuator: it has to be active and may only write the fields of a report.
 func ValidateEvacuationReport(evacuation, old *maintenance.Evacuation) field.ErrorList {
 	path := field.NewPath("status")
 	classPath := path.Child("activeEvacuatorClass")

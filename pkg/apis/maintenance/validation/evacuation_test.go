@@ -36,8 +36,8 @@ const (
 
 type evacuationMod func(*maintenance.Evacuation)
 
-// newEvacuation returns a valid Evacuation of the pod web-1 with three evacuators, first.example.com before the controller before
-// last.example.com, of which none is active yet.
+// newEvacuation returns a valid Evacuation of the pod web-1 with three evacuators,
+// first.example.com before the controller before last.example.com, of which none is active yet.
 func newEvacuation(mods ...evacuationMod) *maintenance.Evacuation {
 	e := &maintenance.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{

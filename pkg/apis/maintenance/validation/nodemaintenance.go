@@ -14,8 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package validation checks what the validation tags of the API types cannot say. The tags are enforced besides, so nothing that they say
-// (required fields, enumerations, ranges, lengths of single values) is repeated here: it would be reported twice.
+// Package validation checks what the validation tags of the API types cannot say. The tags are
+// enforced besides, so nothing that they say (required fields, enumerations, ranges, lengths of
+// single values) is repeated here: it would be reported twice.
 package validation
 
 import (
@@ -166,8 +167,9 @@ func validateSelectorSize(selector *corev1.NodeSelector, path *field.Path) field
 	return errs
 }
 
-// validateDrainPlan checks a plan that defaulting has completed. Each check that follows the first takes the earlier ones for granted, and
-// a plan of a megabyte must not make an error of a megabyte.
+// validateDrainPlan checks a plan that defaulting has completed. Each check that follows the first
+// takes the earlier ones for granted, and a plan of a megabyte must not make an error of a
+// megabyte.
 func validateDrainPlan(plan []maintenance.DrainPlanEntry, path *field.Path) field.ErrorList {
 	if own := ownEntries(plan); own > v1alpha1.MaxOwnDrainPlanEntries {
 		err := field.TooMany(path, own, v1alpha1.MaxOwnDrainPlanEntries)
@@ -192,7 +194,8 @@ func validateDrainPlan(plan []maintenance.DrainPlanEntry, path *field.Path) fiel
 	return errs
 }
 
-// SameDrainPlan reports whether two plans are the same waves in the same order, however their selectors are written.
+// SameDrainPlan reports whether two plans are the same waves in the same order, however their
+// selectors are written.
 func SameDrainPlan(a, b []maintenance.DrainPlanEntry) bool {
 	return slices.EqualFunc(a, b, func(x, y maintenance.DrainPlanEntry) bool {
 		return x.PodType == y.PodType && x.PodPriority == y.PodPriority &&
@@ -219,8 +222,8 @@ func planKeys(plan []maintenance.DrainPlanEntry) []planorder.Key {
 	return keys
 }
 
-// describeEntry names an entry shortly: defaulting may have moved it behind entries that its author has not written, so that the index alone
-// would mislead.
+// describeEntry names an entry shortly: defaulting may have moved it behind entries that its author
+// has not written, so that the index alone would mislead.
 func describeEntry(e *maintenance.DrainPlanEntry) string {
 	text := fmt.Sprintf("%s %d", e.PodType, e.PodPriority)
 	if !planorder.SelectsAll(e.PodSelector) {

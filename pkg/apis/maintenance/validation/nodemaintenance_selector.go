@@ -36,8 +36,9 @@ var (
 	fieldOperators = []corev1.NodeSelectorOperator{corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn}
 )
 
-// validateLabelRequirement is as strict as the matcher of component-helpers, which would give up on the whole term at the first requirement
-// it cannot parse; a label's value that can never be is refused with its index.
+// validateLabelRequirement is as strict as the matcher of component-helpers, which would give up on
+// the whole term at the first requirement it cannot parse; a label's value that can never be is
+// refused with its index.
 func validateLabelRequirement(r corev1.NodeSelectorRequirement, path *field.Path) field.ErrorList {
 	errs := metav1validation.ValidateLabelName(r.Key, path.Child("key"))
 	values := path.Child("values")

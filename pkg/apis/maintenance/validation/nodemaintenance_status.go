@@ -32,7 +32,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
 )
 
-// ValidateNodeMaintenanceStatusUpdate validates a change of a NodeMaintenance by its status subresource.
+// ValidateNodeMaintenanceStatusUpdate validates a change of a NodeMaintenance by its status
+// subresource.
 func ValidateNodeMaintenanceStatusUpdate(nm, old *maintenance.NodeMaintenance) field.ErrorList {
 	path := field.NewPath("status")
 	errs := validateStageStatuses(nm.Status.StageStatuses, old.Status.StageStatuses, path.Child("stageStatuses"))
@@ -99,7 +100,8 @@ func validateNodeStatuses(nm *maintenance.NodeMaintenance, old []maintenance.Nod
 			continue
 		}
 		if previous != nil && slices.EqualFunc(status.DrainTargets, previous.DrainTargets, sameTarget) {
-			// Thousands of nodes go through here with every write: what has not changed was looked at when it was written.
+			// Thousands of nodes go through here with every write: what has not changed was looked
+			// at when it was written.
 			continue
 		}
 		if previous == nil && name != "" {
@@ -145,8 +147,8 @@ func validateDrainTargets(targets []maintenance.DrainPlanEntry, previous *mainte
 	return errs
 }
 
-// covers says whether every pod of a target is a pod of the present targets: one of the same type and at least the same priority, with
-// the same selector or none.
+// covers says whether every pod of a target is a pod of the present targets: one of the same type
+// and at least the same priority, with the same selector or none.
 func covers(highest map[targetKey]int32, target *maintenance.DrainPlanEntry) bool {
 	for _, selector := range []string{"", planorder.CanonicalSelector(target.PodSelector)} {
 		if priority, ok := highest[targetKey{target.PodType, selector}]; ok && priority >= target.PodPriority {

@@ -14,7 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package embeddedetcd runs a single etcd member inside the server, reachable through unix sockets only: no port, no credentials to leak.
+// Package embeddedetcd runs a single etcd member inside the server, reachable through unix sockets
+// only: no port, no credentials to leak.
 package embeddedetcd
 
 import (
@@ -36,28 +37,32 @@ import (
 )
 
 const (
-	// MaxRequestBytes is the largest write the embedded etcd takes, in bytes. etcd's own default of 1.5 MiB leaves little room for the
-	// status of a maintenance over 5,000 nodes with a long plan.
+	// MaxRequestBytes is the largest write the embedded etcd takes, in bytes. etcd's own default of
+	// 1.5 MiB leaves little room for the status of a maintenance over 5,000 nodes with a long plan.
 	MaxRequestBytes = 4 << 20
 	// DefaultQuotaBytes is the size at which etcd stops taking writes, in bytes.
 	DefaultQuotaBytes = 2 << 30
 	// MinQuotaBytes is the least that etcd can work with, in bytes.
 	MinQuotaBytes = 16 << 20
 
-	// privateName is the name of the subfolder of the data directory that the server keeps for itself.
+	// privateName is the name of the subfolder of the data directory that the server keeps for
+	// itself.
 	privateName = "data"
 
-	// maxSocketPath is how long the path of a unix socket may be on Linux, without the closing zero.
+	// maxSocketPath is how long the path of a unix socket may be on Linux, without the closing
+	// zero.
 	maxSocketPath = 107
 	startTimeout  = 2 * time.Minute
 )
 
 // Options say where the data lies and how large it may grow.
 type Options struct {
-	// DataDir is the folder that the server was given, for example the root of a volume. It is created if it is missing. The
-	// server never changes its mode: on a volume it usually belongs to root.
+	// DataDir is the folder that the server was given, for example the root of a volume. It is
+	// created if it is missing. The server never changes its mode: on a volume it usually belongs
+	// to root.
 	DataDir string
-	// QuotaBytes is the size at which etcd stops taking writes, in bytes. A quarter of the volume is the most, whatever it says.
+	// QuotaBytes is the size at which etcd stops taking writes, in bytes. A quarter of the volume
+	// is the most, whatever it says.
 	QuotaBytes int64
 }
 
@@ -72,7 +77,8 @@ type Server struct {
 	endMetrics context.CancelFunc
 }
 
-// Start brings etcd up and returns when it serves. Writes are synced to disk before they are acknowledged.
+// Start brings etcd up and returns when it serves. Writes are synced to disk before they are
+// acknowledged.
 func Start(ctx context.Context, o Options) (*Server, error) {
 	dir, err := privateFolder(o.DataDir)
 	if err != nil {
@@ -96,8 +102,9 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	return s, nil
 }
 
-// privateFolder returns the subfolder of the data directory that the server alone can enter, and creates it if it is missing.
-// The data directory itself may belong to another user and be open to others: on a fresh volume it belongs to root.
+// privateFolder returns the subfolder of the data directory that the server alone can enter, and
+// creates it if it is missing. The data directory itself may belong to another user and be open to
+// others: on a fresh volume it belongs to root.
 func privateFolder(dataDir string) (string, error) {
 	given, err := filepath.Abs(dataDir)
 	if err != nil {
@@ -129,7 +136,8 @@ func privateFolder(dataDir string) (string, error) {
 }
 
 func (s *Server) open(ctx context.Context, dir string, quota int64) error {
-	// etcd locks its files only after it has made its sockets, so a second server would take the sockets away from the first.
+	// etcd locks its files only after it has made its sockets, so a second server would take the
+	// sockets away from the first.
 	lock, err := fileutil.TryLockFile(filepath.Join(dir, "lock"), os.O_WRONLY|os.O_CREATE, 0o600)
 	if errors.Is(err, fileutil.ErrLocked) {
 		return fmt.Errorf("the data directory %s is in use by another server", dir)
@@ -177,8 +185,8 @@ func (s *Server) config(dir string, quota int64, client, peer string) *embed.Con
 	cfg.Name = "haulout"
 	cfg.Dir = filepath.Join(dir, "etcd")
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{socketURL(client)}, []url.URL{socketURL(client)}
-	// For peers etcd listens on the host part of the URL alone. Empty, it would become a socket without a file, which every process of the
-	// machine may open.
+	// For peers etcd listens on the host part of the URL alone. Empty, it would become a socket
+	// without a file, which every process of the machine may open.
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: peer}}, []url.URL{socketURL(peer)}
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 	cfg.QuotaBackendBytes = quota
@@ -196,7 +204,8 @@ func (s *Server) config(dir string, quota int64, client, peer string) *embed.Con
 	return cfg
 }
 
-// chooseSocketDir returns the folder for the sockets: beside the data where the path is short enough, else a private temporary one.
+// chooseSocketDir returns the folder for the sockets: beside the data where the path is short
+// enough, else a private temporary one.
 func (s *Server) chooseSocketDir(dir string) (string, error) {
 	if len(filepath.Join(dir, "client.sock")) <= maxSocketPath {
 		return dir, nil

@@ -34,10 +34,12 @@ import (
 )
 
 const (
-	// volumePart is the part of a volume that the database may take. Beside it are the log (up to five files of 64 MiB and more), a
-	// snapshot, and a copy of the database while it is defragmented.
+	// volumePart is the part of a volume that the database may take. Beside it are the log (up to
+	// five files of 64 MiB and more), a snapshot, and a copy of the database while it is
+	// defragmented.
 	volumePart = 4
-	// disarmBelow is the part of the quota, in percent, below which a database that was full takes writes again.
+	// disarmBelow is the part of the quota, in percent, below which a database that was full takes
+	// writes again.
 	disarmBelow = 80
 	// defragmentAbove is the size, in bytes, below which a defragmentation gains nothing.
 	defragmentAbove = 8 << 20
@@ -74,7 +76,8 @@ var (
 	registerMetrics = sync.OnceFunc(func() { legacyregistry.MustRegister(databaseBytes, quotaBytes, diskFreeBytes) })
 )
 
-// volume returns the size of the volume that a folder is on, and how much of it is free for this user.
+// volume returns the size of the volume that a folder is on, and how much of it is free for this
+// user.
 func volume(dir string) (size, free int64, err error) {
 	var stat syscall.Statfs_t
 	if err := syscall.Statfs(dir, &stat); err != nil {
@@ -100,8 +103,8 @@ func quotaOn(ctx context.Context, dir string, asked int64) (int64, error) {
 	return quota, nil
 }
 
-// limitQuota returns the quota that was asked for, or what a volume of the given size allows. A size of 0 is that of a file system
-// that does not tell.
+// limitQuota returns the quota that was asked for, or what a volume of the given size allows. A
+// size of 0 is that of a file system that does not tell.
 func limitQuota(asked, size int64) int64 {
 	if size <= 0 {
 		return asked
@@ -109,8 +112,9 @@ func limitQuota(asked, size int64) int64 {
 	return min(asked, max(size/volumePart, MinQuotaBytes))
 }
 
-// shrink drops old versions from the database and gives their space back to the volume. If the database was full and is not any
-// more, it takes writes again: an administrator could not tell etcd so, since its socket is in this container.
+// shrink drops old versions from the database and gives their space back to the volume. If the
+// database was full and is not any more, it takes writes again: an administrator could not tell
+// etcd so, since its socket is in this container.
 func (s *Server) shrink(ctx context.Context, quota int64) error {
 	ctx, cancel := context.WithTimeout(ctx, shrinkTimeout)
 	defer cancel()

@@ -47,7 +47,8 @@ func TestQuotaLeavesRoomOnTheVolume(t *testing.T) {
 	}
 }
 
-// TestFullDatabaseComesBack fills the database with versions of one object, until etcd takes no more writes, and starts it again.
+// TestFullDatabaseComesBack fills the database with versions of one object, until etcd takes no
+// more writes, and starts it again.
 func TestFullDatabaseComesBack(t *testing.T) {
 	dir := t.TempDir()
 	options := Options{DataDir: dir, QuotaBytes: MinQuotaBytes}

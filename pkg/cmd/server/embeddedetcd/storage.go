@@ -39,8 +39,9 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// RESTOptions returns options with which storage calls the etcd of this process, where those of next would have it called over gRPC and its socket.
-// All else is as next says. Of options it takes whether there is a watch cache. The storage has to be destroyed before the server stops.
+// RESTOptions returns options with which storage calls the etcd of this process, where those of
+// next would have it called over gRPC and its socket. All else is as next says. Of options it takes
+// whether there is a watch cache. The storage has to be destroyed before the server stops.
 func (s *Server) RESTOptions(next generic.RESTOptionsGetter, options *serveroptions.EtcdOptions) (generic.RESTOptionsGetter, error) {
 	sizes, err := serveroptions.ParseWatchCacheSizes(options.WatchCacheSizes)
 	if err != nil {
@@ -151,7 +152,8 @@ type sharedCompactor struct {
 	stop  func()
 }
 
-// compact returns the compactor, nil if there is to be none, and what to call when it is not used any more.
+// compact returns the compactor, nil if there is to be none, and what to call when it is not used
+// any more.
 func (p *inProcess) compact(config *storagebackend.ConfigForResource) (etcd3.Compactor, func()) {
 	if config.CompactionInterval == 0 {
 		return nil, func() {}

@@ -170,7 +170,8 @@ func TestStorageInTheProcess(t *testing.T) {
 	}
 }
 
-// What one way has stored the other one finds: the data of a server that was updated, and what a client of etcd is asked about.
+// What one way has stored the other one finds: the data of a server that was updated, and what a
+// client of etcd is asked about.
 func TestBothWaysToTheStorageMeet(t *testing.T) {
 	s, err := Start(t.Context(), Options{DataDir: t.TempDir(), QuotaBytes: DefaultQuotaBytes})
 	if err != nil {

@@ -28,7 +28,8 @@ import (
 	"testing"
 )
 
-// startIn names the folder that a copy of this program starts a server in, as another user, instead of running tests.
+// startIn names the folder that a copy of this program starts a server in, as another user, instead
+// of running tests.
 const startIn = "HAULOUT_TEST_START_IN"
 
 // otherUser is the user and the group of the shipped Deployment.
@@ -47,14 +48,16 @@ func TestMain(m *testing.M) {
 	s.Stop()
 }
 
-// TestStartsOnVolumesOfOthers starts the server on what storage drivers hand out. As root it does so as the user of the
-// shipped Deployment, to whom the folder does not belong; others test that the mode stays.
+// TestStartsOnVolumesOfOthers starts the server on what storage drivers hand out. As root it does
+// so as the user of the shipped Deployment, to whom the folder does not belong; others test that
+// the mode stays.
 func TestStartsOnVolumesOfOthers(t *testing.T) {
 	program := copyOfThisProgram(t)
 	for name, tc := range map[string]struct {
 		mode  os.FileMode
 		group int
-		// left is the folder that a server has left there, opened by the kubelet for the fsGroup; 0 is none.
+		// left is the folder that a server has left there, opened by the kubelet for the fsGroup; 0
+		// is none.
 		left os.FileMode
 	}{
 		"a block volume with the fsGroup of the pod":  {mode: 0o775 | os.ModeSetgid, group: otherUser},

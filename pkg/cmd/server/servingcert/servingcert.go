@@ -14,8 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package servingcert keeps the server's own serving certificate: a CA and a leaf that live in a Secret of the host cluster, are renewed
-// before they expire, and are made known to the aggregator through the caBundle of our APIService.
+// Package servingcert keeps the server's own serving certificate: a CA and a leaf that live in a
+// Secret of the host cluster, are renewed before they expire, and are made known to the aggregator
+// through the caBundle of our APIService.
 package servingcert
 
 import (
@@ -53,8 +54,8 @@ const (
 
 	caLifetime   = 10 * 365 * 24 * time.Hour
 	leafLifetime = 90 * 24 * time.Hour
-	// checkInterval bounds how long a renewal by another replica goes unnoticed and how long a caBundle that somebody else changed stays
-	// wrong.
+	// checkInterval bounds how long a renewal by another replica goes unnoticed and how long a
+	// caBundle that somebody else changed stays wrong.
 	checkInterval = time.Minute
 )
 
@@ -112,7 +113,8 @@ func (m *Manager) RunOnce(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("keep the serving certificate in Secret %s/%s (or give one with --tls-cert-file): %w", m.options.Namespace, SecretName, err)
 	}
-	// The CA is announced before a leaf that needs it is served; a missing APIService is no reason not to serve.
+	// The CA is announced before a leaf that needs it is served; a missing APIService is no reason
+	// not to serve.
 	announced := m.announce(ctx, next.caBundle)
 	m.use(next)
 	return announced
@@ -141,8 +143,8 @@ func (m *Manager) use(next material) {
 	}
 }
 
-// ensureSecret returns what the Secret holds after making sure that it is good for some time. Replicas race here; the loser takes what the
-// winner wrote.
+// ensureSecret returns what the Secret holds after making sure that it is good for some time.
+// Replicas race here; the loser takes what the winner wrote.
 func (m *Manager) ensureSecret(ctx context.Context) (material, error) {
 	secrets := m.secrets.CoreV1().Secrets(m.options.Namespace)
 	for {
@@ -237,7 +239,8 @@ func (m material) data() map[string][]byte {
 	return map[string][]byte{keyCABundle: m.caBundle, keyCAKey: m.caKey, keyCert: m.cert, keyKey: m.key}
 }
 
-// renew returns material that is good for at least a third of its life, and whether it differs from what there was.
+// renew returns material that is good for at least a third of its life, and whether it differs from
+// what there was.
 func renew(have material, o Options, now time.Time) (material, bool, error) {
 	ca, caErr := loadCA(have, now)
 	leafErr := checkLeaf(have, o, now)

@@ -61,7 +61,8 @@ func (f fixture) runOnce(m *Manager) (leaf []byte) {
 	return leaf
 }
 
-// trusted says whether a client that trusts the announced CA accepts the server at the present time.
+// trusted says whether a client that trusts the announced CA accepts the server at the present
+// time.
 func (f fixture) trusted(m *Manager) bool {
 	f.Helper()
 	service, err := f.agg.ApiregistrationV1().APIServices().Get(f.Context(), options.APIService, metav1.GetOptions{})

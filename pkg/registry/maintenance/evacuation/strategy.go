@@ -40,7 +40,7 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
@@ -65,8 +65,8 @@ var (
 	_ rest.ResetFieldsStrategy = &StatusStrategy{}
 )
 
-// NewStrategy returns the strategy. isServer recognizes the server's own controllers; startDeadline is how long an evacuator has for its first
-// report.
+// NewStrategy returns the strategy. isServer recognizes the server's own controllers; startDeadline
+// is how long an evacuator has for its first report.
 func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, startDeadline time.Duration, clock clock.PassiveClock) *Strategy {
 	return &Strategy{
 		DeclarativeValidation: rest.DeclarativeValidation{Scheme: scheme},
@@ -89,24 +89,24 @@ func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	}
 }
 
-// PrepareForCreate drops the client's status and sets the name if the client left it out. What admission
-// resolved stays. The first evacuator is active from the start: the spec decides which one that is, and
-// a drain is spared one write for each pod.
+// PrepareForCreate drops the client's status and sets the name if the client left it out. What
+// admission resolved stays. The first evacuator is active from the start: the spec decides which
+// one that is, and a drain is spared one write for each pod.
 func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	evacuation := obj.(*maintenance.Evacuation)
 	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
-	class, account := evacuators.FirstTurn(evacuation.Spec.Evacuators)
+	class, account := protocol.FirstTurn(evacuation.Spec.Evacuators)
 	evacuation.Status = maintenance.EvacuationStatus{
 		ActiveEvacuatorClass: class,
 		ActiveEvacuatorSince: &now,
-		Message:              evacuators.TurnMessage(class, account) + s.takeLeavesFor(ctx, evacuation),
+		Message:              protocol.TurnMessage(class, account) + s.takeLeavesFor(ctx, evacuation),
 		// What defaulting gives an object that is read; the tags' validation insists on it.
 		EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow,
 	}
 	evacuation.Generation = 1
 	podRef := evacuation.Spec.PodRef
 	if evacuation.Name == "" && evacuation.GenerateName == "" && podRef.Name != "" && podRef.UID != "" {
-		evacuation.Name = evacuators.CanonicalName(podRef.Name, podRef.UID)
+		evacuation.Name = protocol.CanonicalName(podRef.Name, podRef.UID)
 	}
 }
 
@@ -121,7 +121,7 @@ func (s *Strategy) takeLeavesFor(ctx context.Context, evacuation *maintenance.Ev
 	if !s.byServer(ctx) {
 		return ""
 	}
-	return evacuators.LeavesFor(mention)
+	return protocol.LeavesFor(mention)
 }
 
 // Validate checks a new object.
@@ -129,8 +129,9 @@ func (s *Strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorLi
 	return append(validation.ValidateEvacuation(obj.(*maintenance.Evacuation)), size.Validate(s.Scheme, obj)...)
 }
 
-// ValidateDeclaratively adds what the tags find. Only an object whose podRef is incomplete comes here without a name; the tags say so, and
-// that the name is missing too would send the client in the wrong direction.
+// ValidateDeclaratively adds what the tags find. Only an object whose podRef is incomplete comes
+// here without a name; the tags say so, and that the name is missing too would send the client in
+// the wrong direction.
 func (s *Strategy) ValidateDeclaratively(ctx context.Context, obj, old runtime.Object, errs field.ErrorList, operationType operation.Type,
 	config rest.DeclarativeValidationConfig) field.ErrorList {
 	errs = slices.DeleteFunc(errs, func(err *field.Error) bool {
@@ -144,10 +145,11 @@ func (*Strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []strin
 	return validation.WarnEvacuation(obj.(*maintenance.Evacuation))
 }
 
-// Canonicalize puts the evacuators into the order in which they act. It runs after validation, whose errors thus name the client's own
-// indexes; in an update the order cannot have changed any more.
+// Canonicalize puts the evacuators into the order in which they act. It runs after validation,
+// whose errors thus name the client's own indexes; in an update the order cannot have changed any
+// more.
 func (*Strategy) Canonicalize(obj runtime.Object) {
-	evacuators.SortInternal(obj.(*maintenance.Evacuation).Spec.Evacuators)
+	protocol.SortInternal(obj.(*maintenance.Evacuation).Spec.Evacuators)
 }
 
 // AllowCreateOnUpdate says that PUT does not create.
@@ -155,7 +157,8 @@ func (*Strategy) AllowCreateOnUpdate(context.Context) bool {
 	return false
 }
 
-// AllowUnconditionalUpdate says that PUT needs a resourceVersion: without it an evacuator could write long after it lost its turn.
+// AllowUnconditionalUpdate says that PUT needs a resourceVersion: without it an evacuator could
+// write long after it lost its turn.
 func (*Strategy) AllowUnconditionalUpdate(context.Context) bool {
 	return false
 }
@@ -165,9 +168,9 @@ func (*Strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 	obj.(*maintenance.Evacuation).Status = old.(*maintenance.Evacuation).Status
 }
 
-// ValidateUpdate checks an update. The server adds and removes no more than its own finalizer, and it
-// has to be able to: a client could make an Evacuation just so large that the server can neither join
-// it nor withdraw from it.
+// ValidateUpdate checks an update. The server adds and removes no more than its own finalizer, and
+// it has to be able to: a client could make an Evacuation just so large that the server can neither
+// join it nor withdraw from it.
 func (s *Strategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 	errs := validation.ValidateEvacuationUpdate(obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation))
 	if s.byServer(ctx) {
@@ -199,8 +202,8 @@ func (*StatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set 
 	}
 }
 
-// PrepareForUpdate keeps metadata and spec, stamps the time of a report, and clears at a hand-over what
-// the last evacuator reported. Deadlines count from the stamps, so no client may choose them.
+// PrepareForUpdate keeps metadata and spec, stamps the time of a report, and clears at a hand-over
+// what the last evacuator reported. Deadlines count from the stamps, so no client may choose them.
 func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
 	evacuation, oldEvacuation := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
 	evacuation.Spec = oldEvacuation.Spec
@@ -233,13 +236,14 @@ func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 		reports = !status.EvacuationProgressTimestamp.Equal(oldStatus.EvacuationProgressTimestamp)
 	}
 	if reports && oldStatus.EvacuationProgressTimestamp == nil && status.Message == oldStatus.Message {
-		// The message is still the server's about the hand-over; the evacuator has nothing to add to its report.
+		// The message is still the server's about the hand-over; the evacuator has nothing to add
+		// to its report.
 		status.Message = ""
 	}
 }
 
-// restamp returns the time to store for one that a controller of the server wrote: an unset time keeps
-// the stored one, and a changed one becomes now.
+// restamp returns the time to store for one that a controller of the server wrote: an unset time
+// keeps the stored one, and a changed one becomes now.
 func restamp(written, stored *metav1.Time, now metav1.Time) *metav1.Time {
 	if written == nil || written.Equal(stored) {
 		return stored
@@ -280,7 +284,8 @@ func GetAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 	}, nil
 }
 
-// MatchEvacuation returns what selects Evacuations. The fields with an index come in the order in which they narrow a list down most.
+// MatchEvacuation returns what selects Evacuations. The fields with an index come in the order in
+// which they narrow a list down most.
 func MatchEvacuation(label labels.Selector, field fields.Selector) storage.SelectionPredicate {
 	return storage.SelectionPredicate{
 		Label:       label,

@@ -30,8 +30,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 )
 
-// columns are those of "kubectl get evacuations". The namespace is printed by kubectl itself. The name says little beyond the pod's and is
-// long, so it is left to the wide output.
+// columns are those of "kubectl get evacuations". The namespace is printed by kubectl itself. The
+// name says little beyond the pod's and is long, so it is left to the wide output.
 var columns = []metav1.TableColumnDefinition{
 	{Name: "Pod", Type: "string", Description: "Pod that is to leave its node."},
 	{Name: "Node", Type: "string", Description: "Node the pod ran on when the evacuation was requested."},

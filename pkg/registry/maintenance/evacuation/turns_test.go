@@ -26,14 +26,14 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
-	"haulout.dev/haulout/pkg/apis/maintenance/evacuators"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/registry/registrytest"
 )
 
 // handOver is the server's write that makes a class the active evacuator.
 func (r *registry) handOver(to string) error {
-	_, err := r.updateStatus(server, active(to), message(evacuators.TurnMessage(to, "test")))
+	_, err := r.updateStatus(server, active(to), message(protocol.TurnMessage(to, "test")))
 	return err
 }
 

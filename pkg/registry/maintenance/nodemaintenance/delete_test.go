@@ -179,7 +179,8 @@ func TestDeletionEndsWhenTheServerTakesItsFinalizerOff(t *testing.T) {
 	}
 }
 
-// TestDeletionThatWasInterruptedIsFinishedByTheNext has the server die between the two writes of the deletion of an Idle maintenance.
+// TestDeletionThatWasInterruptedIsFinishedByTheNext has the server die between the two writes of
+// the deletion of an Idle maintenance.
 func TestDeletionThatWasInterruptedIsFinishedByTheNext(t *testing.T) {
 	r := newRegistry(t, registrytest.RunEtcd(t))
 	created := r.mustCreate(ann, newMaintenance(t, "a"))

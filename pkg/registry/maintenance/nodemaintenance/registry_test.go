@@ -208,7 +208,8 @@ func setFinalizers(finalizers ...string) func(*maintenance.NodeMaintenance) {
 	return func(nm *maintenance.NodeMaintenance) { nm.Finalizers = finalizers }
 }
 
-// stagesOf returns the stages entered, and fails if one bears another time than the one given for it.
+// stagesOf returns the stages entered, and fails if one bears another time than the one given for
+// it.
 func stagesOf(t testing.TB, nm *maintenance.NodeMaintenance, times ...time.Time) []maintenance.NodeMaintenanceStage {
 	t.Helper()
 	var names []maintenance.NodeMaintenanceStage

@@ -39,7 +39,8 @@ type Storage struct {
 	Preview         *PreviewREST
 }
 
-// NewStorage returns the storage. isServer tells requests of the server's own controllers from all others.
+// NewStorage returns the storage. isServer tells requests of the server's own controllers from all
+// others.
 func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, previewer Previewer) (Storage, error) {
 	return newStorage(optsGetter, NewStrategy(scheme, isServer, clock.RealClock{}), previewer)
 }

@@ -92,7 +92,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestStatusOfFiveThousandNodesFits writes the worst that the default plan gives: every wave open on every node, long names, full messages.
+// TestStatusOfFiveThousandNodesFits writes the worst that the default plan gives: every wave open
+// on every node, long names, full messages.
 func TestStatusOfFiveThousandNodesFits(t *testing.T) {
 	etcd := registrytest.RunEtcd(t)
 	r := newRegistry(t, etcd)

@@ -14,7 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package nodemaintenance is the registry of NodeMaintenances: what happens to one between the request that writes it and etcd.
+// Package nodemaintenance is the registry of NodeMaintenances: what happens to one between the
+// request that writes it and etcd.
 package nodemaintenance
 
 import (
@@ -45,7 +46,8 @@ type Strategy struct {
 	rest.DeclarativeValidation
 	names.NameGenerator
 
-	// isServer tells the server's own controllers from everybody else, cluster administrators included.
+	// isServer tells the server's own controllers from everybody else, cluster administrators
+	// included.
 	isServer func(user.Info) bool
 	clock    clock.PassiveClock
 }
@@ -73,8 +75,10 @@ func (*Strategy) NamespaceScoped() bool { return false }
 // AllowCreateOnUpdate lets only POST and server-side apply make objects.
 func (*Strategy) AllowCreateOnUpdate(context.Context) bool { return false }
 
-// AllowUnconditionalUpdate demands a resourceVersion of a PUT. Who replaces the object as it was some time ago would undo somebody's narrowing
-// of the selector unawares, and the nodes would be drained. Patches and server-side apply say what they change; kubectl replace looks the version up.
+// AllowUnconditionalUpdate demands a resourceVersion of a PUT. Who replaces the object as it was
+// some time ago would undo somebody's narrowing of the selector unawares, and the nodes would be
+// drained. Patches and server-side apply say what they change; kubectl replace looks the version
+// up.
 func (*Strategy) AllowUnconditionalUpdate(context.Context) bool { return false }
 
 // Canonicalize changes nothing.
@@ -88,7 +92,8 @@ func (*Strategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Objec
 	return nil
 }
 
-// GetResetFields names what clients may send but not set, so that server-side apply does not make them its owners.
+// GetResetFields names what clients may send but not set, so that server-side apply does not make
+// them its owners.
 func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	return map[fieldpath.APIVersion]*fieldpath.Set{
 		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(
@@ -134,15 +139,18 @@ func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object
 	}
 }
 
-// CheckGracefulDelete is the only hook in the transaction that marks an object as deleting, so the stage moves to Complete here. It answers
-// two different questions with its result.
+// CheckGracefulDelete is the only hook in the transaction that marks an object as deleting, so the
+// stage moves to Complete here. It answers two different questions with its result.
 //
-// A maintenance that is not Idle has the completion finalizer, and false makes the store mark it as deleting and raise its generation.
+// A maintenance that is not Idle has the completion finalizer, and false makes the store mark it as
+// deleting and raise its generation.
 //
-// An Idle one has no such finalizer and goes at once. But the store decides that from a copy which it reads before the transaction, and then
-// deletes whatever is there: a request that moves the maintenance to Drain in between would be lost together with the memory of the nodes it
-// has just claimed. True, with a grace period of zero, makes it mark the object as deleting within a transaction first, in which this
-// function looks at the stage again; after that no stage can change, and the object is deleted in the same request.
+// An Idle one has no such finalizer and goes at once. But the store decides that from a copy which
+// it reads before the transaction, and then deletes whatever is there: a request that moves the
+// maintenance to Drain in between would be lost together with the memory of the nodes it has just
+// claimed. True, with a grace period of zero, makes it mark the object as deleting within a
+// transaction first, in which this function looks at the stage again; after that no stage can
+// change, and the object is deleted in the same request.
 func (s *Strategy) CheckGracefulDelete(ctx context.Context, obj runtime.Object, options *metav1.DeleteOptions) bool {
 	nm := obj.(*maintenance.NodeMaintenance)
 	switch nm.Spec.Stage {
@@ -155,7 +163,8 @@ func (s *Strategy) CheckGracefulDelete(ctx context.Context, obj runtime.Object, 
 	nm.Spec.Stage = maintenance.NodeMaintenanceStageComplete
 	nm.Status.StageStatuses = slices.Clone(nm.Status.StageStatuses)
 	s.enterStage(nm)
-	// To delete is to advance the stage: who does it has been authorized for the nodes it releases, and is whom to ask about it.
+	// To delete is to advance the stage: who does it has been authorized for the nodes it releases,
+	// and is whom to ask about it.
 	s.setRequestedBy(ctx, nm)
 	return false
 }
@@ -170,9 +179,11 @@ func (s *Strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) fi
 	return append(validation.ValidateNodeMaintenanceUpdate(obj.(*maintenance.NodeMaintenance), old.(*maintenance.NodeMaintenance)), size.Validate(s.Scheme, obj)...)
 }
 
-// enterStage records the stages that a maintenance is in from now on. Drain cordons too, so it enters both.
+// enterStage records the stages that a maintenance is in from now on. Drain cordons too, so it
+// enters both.
 func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
-	// To the second, as it is stored: the answer to the request must not differ from what is read later.
+	// To the second, as it is stored: the answer to the request must not differ from what is read
+	// later.
 	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
 	var stages []maintenance.NodeMaintenanceStage
 	switch nm.Spec.Stage {
@@ -191,7 +202,8 @@ func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
 	}
 }
 
-// setRequestedBy names the user of this request, unless it is the server: its controllers act for whoever asked before.
+// setRequestedBy names the user of this request, unless it is the server: its controllers act for
+// whoever asked before.
 func (s *Strategy) setRequestedBy(ctx context.Context, nm *maintenance.NodeMaintenance) {
 	if u, ok := genericapirequest.UserFrom(ctx); ok && !s.isServer(u) {
 		nm.Spec.RequestedBy = userInfo(u)
@@ -218,8 +230,8 @@ func userInfo(u user.Info) *authenticationv1.UserInfo {
 	return info
 }
 
-// wantsCompletionFinalizer decides for an update. The finalizer stands for nodes that still have to be released, so it is the server's: what
-// clients do to it has no effect.
+// wantsCompletionFinalizer decides for an update. The finalizer stands for nodes that still have to
+// be released, so it is the server's: what clients do to it has no effect.
 func (s *Strategy) wantsCompletionFinalizer(ctx context.Context, nm, old *maintenance.NodeMaintenance) bool {
 	had := hasCompletionFinalizer(old)
 	wasIdle := old.Spec.Stage == maintenance.NodeMaintenanceStageIdle

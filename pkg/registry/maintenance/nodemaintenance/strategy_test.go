@@ -118,7 +118,8 @@ func TestCreateRefusesWithPathAndType(t *testing.T) {
 	}
 }
 
-// causes returns path and type of each cause: tags and written code together must name each mistake once.
+// causes returns path and type of each cause: tags and written code together must name each mistake
+// once.
 func causes(err error) []string {
 	var status *apierrors.StatusError
 	if !errors.As(err, &status) || status.ErrStatus.Details == nil {

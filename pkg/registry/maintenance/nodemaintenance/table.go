@@ -85,7 +85,8 @@ func cells(nm *maintenance.NodeMaintenance, name, age string) []any {
 		pending += int64(node.PodsPendingEvacuation)
 		evacuating += int64(node.PodsEvacuating)
 		blocked += int64(node.PodsBlocked)
-		// A node without a target is not part of the drain yet, or may not be: its pods have not been counted.
+		// A node without a target is not part of the drain yet, or may not be: its pods have not
+		// been counted.
 		if len(node.DrainTargets) > 0 && node.PodsPendingEvacuation == 0 && node.PodsEvacuating == 0 {
 			drained++
 		}

@@ -44,7 +44,8 @@ type Strategy interface {
 	rest.ResetFieldsStrategy
 }
 
-// New returns the status of the objects of a complete store. It works on a copy of the store in which the strategy is another.
+// New returns the status of the objects of a complete store. It works on a copy of the store in
+// which the strategy is another.
 func New(store *genericregistry.Store, strategy Strategy) *REST {
 	statusStore := *store
 	statusStore.UpdateStrategy = strategy
@@ -63,7 +64,8 @@ func (r *REST) Get(ctx context.Context, name string, options *metav1.GetOptions)
 	return r.store.Get(ctx, name, options)
 }
 
-// Update implements rest.Updater. A subresource never creates its object, whatever the request allows.
+// Update implements rest.Updater. A subresource never creates its object, whatever the request
+// allows.
 func (r *REST) Update(ctx context.Context, name string, objInfo rest.UpdatedObjectInfo, createValidation rest.ValidateObjectFunc,
 	updateValidation rest.ValidateObjectUpdateFunc, _ bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
 	return r.store.Update(ctx, name, objInfo, createValidation, updateValidation, false, options)

@@ -43,8 +43,8 @@ const writers = 32
 // AppLabel tells pods of one controller from those of others.
 const AppLabel = "app.kubernetes.io/name"
 
-// Store puts pods, which run since now, straight into the etcd of the cluster in a folder, as kube-apiserver would store them: through it a
-// hundred thousand would take an hour.
+// Store puts pods, which run since now, straight into the etcd of the cluster in a folder, as
+// kube-apiserver would store them: through it a hundred thousand would take an hour.
 func Store(ctx context.Context, dir string, count int, pod func(i int) *corev1.Pod) error {
 	socket := filepath.Join(dir, "etcd-client.sock")
 	store, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + socket}, DialTimeout: time.Minute})
@@ -69,8 +69,8 @@ func Store(ctx context.Context, dir string, count int, pod func(i int) *corev1.P
 	})
 }
 
-// Name says what a pod belongs to. A ConfigMap of the namespace that is called as the App is its controller: it must exist, or the pod would be
-// collected, and does not count its pods.
+// Name says what a pod belongs to. A ConfigMap of the namespace that is called as the App is its
+// controller: it must exist, or the pod would be collected, and does not count its pods.
 type Name struct {
 	Namespace, App string
 	Team           int

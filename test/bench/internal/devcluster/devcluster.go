@@ -14,7 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package devcluster starts a development cluster for a measurement, runs programs on it, and stops it.
+// Package devcluster starts a development cluster for a measurement, runs programs on it, and stops
+// it.
 package devcluster
 
 import (
@@ -40,9 +41,11 @@ type Cluster struct {
 	Bin, Dir string
 }
 
-// Main does a measurement and ends this process if it fails. Its context ends when somebody stops it.
+// Main does a measurement and ends this process if it fails. Its context ends when somebody stops
+// it.
 func Main(name string, measure func(context.Context) error) {
-	// SIGHUP and SIGPIPE, too: a terminal or a reader that goes away must not leave a cluster behind.
+	// SIGHUP and SIGPIPE, too: a terminal or a reader that goes away must not leave a cluster
+	// behind.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	err := measure(ctx)
 	stop()
@@ -52,8 +55,9 @@ func Main(name string, measure func(context.Context) error) {
 	}
 }
 
-// Start starts a cluster in a folder of its own, whose haulout-apiserver has GOGC set; environment has more variables of the cluster program.
-// What was started is there to be stopped in case of an error, too.
+// Start starts a cluster in a folder of its own, whose haulout-apiserver has GOGC set; environment
+// has more variables of the cluster program. What was started is there to be stopped in case of an
+// error, too.
 func Start(ctx context.Context, bin string, nodes, gogc int, environment ...string) (*Cluster, error) {
 	bin, err := filepath.Abs(bin)
 	if err != nil {
@@ -67,7 +71,8 @@ func Start(ctx context.Context, bin string, nodes, gogc int, environment ...stri
 	ctx, cancel := context.WithTimeoutCause(ctx, startTime, fmt.Errorf("the cluster did not start within %v", startTime))
 	defer cancel()
 	up := []string{"up", "--cluster-dir=" + dir, "--nodes=" + strconv.Itoa(nodes), "--pod-stages=fast", "--audit=true"}
-	// In two steps: how much garbage Go lets pile up is a setting of our server, and not of the others.
+	// In two steps: how much garbage Go lets pile up is a setting of our server, and not of the
+	// others.
 	if _, err := c.Run(ctx, environment, c.Program("cluster"), append(up, "--haulout=false")...); err != nil {
 		return c, err
 	}
@@ -94,7 +99,8 @@ func (c *Cluster) Kubeconfig() string { return filepath.Join(c.Dir, "kubeconfig"
 // AuditLog returns the path of kube-apiserver's audit log.
 func (c *Cluster) AuditLog() string { return filepath.Join(c.Dir, "logs", "kube-apiserver-audit.log") }
 
-// Run runs a program as the cluster's administrator and returns the time that it took of the processors. The error has what it printed.
+// Run runs a program as the cluster's administrator and returns the time that it took of the
+// processors. The error has what it printed.
 func (c *Cluster) Run(ctx context.Context, environment []string, path string, args ...string) (time.Duration, error) {
 	result, err := program.Program{Path: path, Environment: append([]string{"KUBECONFIG=" + c.Kubeconfig()}, environment...)}.Run(ctx, args...)
 	return result.CPU, err

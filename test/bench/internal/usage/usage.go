@@ -14,7 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package usage reads what the processes of a development cluster take of the machine, from what Linux says of them.
+// Package usage reads what the processes of a development cluster take of the machine, from what
+// Linux says of them.
 package usage
 
 import (
@@ -58,7 +59,8 @@ type Memory struct {
 	Resident, Peak int64
 }
 
-// Memory returns what a process takes, and took at the most since it was started or since ResetPeak.
+// Memory returns what a process takes, and took at the most since it was started or since
+// ResetPeak.
 func (p Process) Memory() (Memory, error) {
 	content, err := os.ReadFile(p.file("status"))
 	if err != nil {
@@ -72,7 +74,8 @@ func (p Process) ResetPeak() error {
 	return os.WriteFile(p.file("clear_refs"), []byte("5"), 0)
 }
 
-// CPU returns the time that a process has spent on the processors so far, in the kernel and out of it.
+// CPU returns the time that a process has spent on the processors so far, in the kernel and out of
+// it.
 func (p Process) CPU() (time.Duration, error) {
 	content, err := os.ReadFile(p.file("stat"))
 	if err != nil {
@@ -109,11 +112,12 @@ func parseMemory(status string) (Memory, error) {
 	return m, nil
 }
 
-// tick is the unit in which Linux tells processes how long they were on a processor. It is the same on all architectures that Go knows.
+// tick is the unit in which Linux tells processes how long they were on a processor. It is the same
+// on all architectures that Go knows.
 const tick = time.Second / 100
 
-// parseCPU reads the fields 14 and 15 of the line that Linux has about a process. The second is the name of the program, which may contain
-// blanks and parentheses itself.
+// parseCPU reads the fields 14 and 15 of the line that Linux has about a process. The second is the
+// name of the program, which may contain blanks and parentheses itself.
 func parseCPU(stat string) (time.Duration, error) {
 	end := strings.LastIndexByte(stat, ')')
 	fields := strings.Fields(stat[end+1:])

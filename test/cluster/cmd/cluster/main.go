@@ -29,7 +29,8 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// A reader that goes away (`| head`) must not end a start half way. Notify and not Ignore, which the servers would inherit.
+	// A reader that goes away (`| head`) must not end a start half way. Notify and not Ignore,
+	// which the servers would inherit.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	err := command.New().ExecuteContext(ctx)
 	stop()

@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Command kubectl is kubectl of the version of the development cluster. The module k8s.io/kubectl has the commands but
-// no main package.
+// Command kubectl is kubectl of the version of the development cluster. The module k8s.io/kubectl
+// has the commands but no main package.
 package main
 
 import (
@@ -30,7 +30,8 @@ import (
 )
 
 func main() {
-	// The verbosity has to be known before the command is made: it looks for plugins and reads .kuberc by then.
+	// The verbosity has to be known before the command is made: it looks for plugins and reads
+	// .kuberc by then.
 	_, _ = logs.GlogSetter(cmd.GetLogVerbosity(os.Args))
 	if err := cli.RunNoErrOutput(cmd.NewDefaultKubectlCommand()); err != nil {
 		util.CheckErr(err)

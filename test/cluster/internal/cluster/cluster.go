@@ -89,7 +89,8 @@ func (c *Cluster) lock(ctx context.Context) (unlock func(), found bool, err erro
 	return unlock, found, nil
 }
 
-// record notes a process in the state file before anything else happens, so that it cannot get lost.
+// record notes a process in the state file before anything else happens, so that it cannot get
+// lost.
 func (c *Cluster) record(name string, record process.Record) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -174,7 +175,8 @@ func (c *Cluster) waitReady(ctx context.Context, name string) error {
 	}
 }
 
-// notReady says which process was waited for in vain, unless the wait ended because another one died.
+// notReady says which process was waited for in vain, unless the wait ended because another one
+// died.
 func (c *Cluster) notReady(ctx context.Context, name string, lastErr error) error {
 	var died *processError
 	if cause := context.Cause(ctx); errors.As(cause, &died) || errors.Is(cause, context.Canceled) {
@@ -183,8 +185,8 @@ func (c *Cluster) notReady(ctx context.Context, name string, lastErr error) erro
 	return &processError{name, fmt.Errorf("is not ready (%w): %w", context.Cause(ctx), lastErr)}
 }
 
-// supervise cancels the context that it returns as soon as a process ends that this run has started or found running:
-// waiting on for a server that cannot come any more would only hide the reason.
+// supervise cancels the context that it returns as soon as a process ends that this run has started
+// or found running: waiting on for a server that cannot come any more would only hide the reason.
 func (c *Cluster) supervise(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -247,8 +249,8 @@ func (c *Cluster) stop(ctx context.Context, name string) error {
 	return c.forget(name)
 }
 
-// stopAll stops the named processes: our server while the cluster that it acts on still answers, then those that act on
-// the cluster, then kube-apiserver, at last etcd.
+// stopAll stops the named processes: our server while the cluster that it acts on still answers,
+// then those that act on the cluster, then kube-apiserver, at last etcd.
 func (c *Cluster) stopAll(ctx context.Context, wanted func(name string) bool) error {
 	steps := [][]string{
 		{layout.Haulout},

@@ -68,7 +68,8 @@ func (c *Cluster) Down(ctx context.Context, keepData bool) error {
 	if err := removeAll(append(c.Layout.Data(), c.Layout.Logs(), c.Layout.StateFile())); err != nil {
 		return err
 	}
-	// The lock goes last and while it is held: whoever waits for it sees that the file is gone and makes a new one.
+	// The lock goes last and while it is held: whoever waits for it sees that the file is gone and
+	// makes a new one.
 	if err := os.Remove(c.Layout.LockFile()); err != nil {
 		return err
 	}

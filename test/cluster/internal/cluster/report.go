@@ -113,7 +113,8 @@ func quote(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// Status prints the processes of the cluster. It takes no lock, so that it answers while the cluster starts.
+// Status prints the processes of the cluster. It takes no lock, so that it answers while the
+// cluster starts.
 func (c *Cluster) Status(ctx context.Context) error {
 	found, err := c.read()
 	if err != nil {

@@ -45,7 +45,8 @@ const tailLines = 25
 // Up makes the cluster run as the options ask for.
 func (c *Cluster) Up(ctx context.Context, source *options.Source) (err error) {
 	begin := time.Now()
-	// Before the folder is touched, and before the lock: a bad value should not have to wait for anything.
+	// Before the folder is touched, and before the lock: a bad value should not have to wait for
+	// anything.
 	if err := c.Check(source); err != nil {
 		return err
 	}
@@ -90,7 +91,8 @@ func (c *Cluster) Check(source *options.Source) error {
 	return err
 }
 
-// prepareFolder makes the folder, and refuses one that has other things in it: `down` will delete there.
+// prepareFolder makes the folder, and refuses one that has other things in it: `down` will delete
+// there.
 func (c *Cluster) prepareFolder() error {
 	if err := os.MkdirAll(c.Layout.Dir, 0o700); err != nil {
 		return fmt.Errorf("CLUSTER_DIR=%q: %w", c.Layout.Dir, err)
@@ -143,7 +145,8 @@ func (c *Cluster) bringUp(ctx context.Context, existed bool) error {
 	group.Go(func() error { return c.startHaulout(ctx, admin) })
 	group.Go(func() error { return nodes.WaitDefaultServiceAccount(ctx, admin.Kubernetes) })
 	err = group.Wait()
-	// A wait that failed because a process died was told so through the context; the process is the better answer.
+	// A wait that failed because a process died was told so through the context; the process is the
+	// better answer.
 	var died *processError
 	if cause := context.Cause(ctx); err != nil && errors.As(cause, &died) {
 		return died
@@ -151,7 +154,8 @@ func (c *Cluster) bringUp(ctx context.Context, existed bool) error {
 	return err
 }
 
-// startAPI starts etcd and kube-apiserver. kube-apiserver is started at once: it waits for etcd by itself.
+// startAPI starts etcd and kube-apiserver. kube-apiserver is started at once: it waits for etcd by
+// itself.
 func (c *Cluster) startAPI(ctx context.Context) error {
 	for _, spec := range []process.Spec{c.plane.Etcd(), c.plane.APIServer()} {
 		if _, err := c.ensure(ctx, spec); err != nil {
@@ -242,8 +246,8 @@ func (c *Cluster) startHaulout(ctx context.Context, admin *clients.Clients) erro
 	return nil
 }
 
-// abandon reports why a start failed and stops what this run has started. Of a cluster that ran before, the other
-// processes and the data stay.
+// abandon reports why a start failed and stops what this run has started. Of a cluster that ran
+// before, the other processes and the data stay.
 func (c *Cluster) abandon(ctx context.Context, cause error) error {
 	// The time of the start is over or the user has interrupted it; cleaning up has its own limits.
 	ctx = context.WithoutCancel(ctx)

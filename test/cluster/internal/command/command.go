@@ -137,7 +137,8 @@ func (f *folders) cluster(command *cobra.Command) (*cluster.Cluster, error) {
 	return &cluster.Cluster{Layout: l, Out: command.OutOrStdout()}, nil
 }
 
-// layout fills in what was not given from the place of this program, which the Makefile puts into bin/.
+// layout fills in what was not given from the place of this program, which the Makefile puts into
+// bin/.
 func (f *folders) layout() (layout.Layout, error) {
 	bin := f.bin
 	if bin == "" {

@@ -16,8 +16,8 @@ limitations under the License.
 
 package controlplane
 
-// auditPolicy has kube-apiserver note who makes pods leave, and nothing else, so that the log costs a busy cluster little. The body of an
-// eviction names the UID of its pod.
+// auditPolicy has kube-apiserver note who makes pods leave, and nothing else, so that the log costs
+// a busy cluster little. The body of an eviction names the UID of its pod.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -32,8 +32,8 @@ rules:
 - level: None
 `
 
-// auditFlags are the flags of kube-apiserver for an audit log. Its default mode writes before the answer goes out: whoever has the answer finds
-// the line.
+// auditFlags are the flags of kube-apiserver for an audit log. Its default mode writes before the
+// answer goes out: whoever has the answer finds the line.
 func (c ControlPlane) auditFlags() []string {
 	return []string{
 		"--audit-policy-file=" + c.Layout.AuditPolicy(),

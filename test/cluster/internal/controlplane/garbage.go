@@ -21,9 +21,11 @@ import (
 	"syscall"
 )
 
-// garbageSettings has the programs of the control plane, all of which are written in Go, trade memory for processor time: by default each collects
-// garbage whenever its heap has doubled, several times a second in so small a cluster. A quarter of the machine's memory for one of them is where
-// it stops doing so. They are the same whatever GOGC our own server is started with, which must not restart the others.
+// garbageSettings has the programs of the control plane, all of which are written in Go, trade
+// memory for processor time: by default each collects garbage whenever its heap has doubled,
+// several times a second in so small a cluster. A quarter of the machine's memory for one of them
+// is where it stops doing so. They are the same whatever GOGC our own server is started with, which
+// must not restart the others.
 func garbageSettings() []string {
 	settings := []string{"GOGC=400"}
 	var machine syscall.Sysinfo_t

@@ -42,14 +42,15 @@ func writeKwokConfig(path, stages, podStages string) error {
 	settings, err := yaml.Marshal(map[string]any{
 		"apiVersion": "config.kwok.x-k8s.io/v1alpha1",
 		"kind":       "KwokConfiguration",
-		// The defaults are 4 and 1: with them kwok, not the control plane, is what a few thousand pods wait for.
+		// The defaults are 4 and 1: with them kwok, not the control plane, is what a few thousand
+		// pods wait for.
 		"options": map[string]any{
 			"podPlayStageParallelism":   32,
 			"nodePlayStageParallelism":  16,
 			"nodeLeaseParallelism":      8,
 			"podsOnNodeSyncParallelism": 8,
-			// What a pod's address is if its node has none. Without one the stages "general" never end: creating a pod is done
-			// again and again until it has an address.
+			// What a pod's address is if its node has none. Without one the stages "general" never
+			// end: creating a pod is done again and again until it has an address.
 			"nodeIP": "10.0.0.1",
 		},
 	})
@@ -87,15 +88,18 @@ func writeKwokConfig(path, stages, podStages string) error {
 }
 
 const (
-	// letGo names pods that were deleted with a grace period of zero, which is how a kubelet, and kwok, lets go of them.
+	// letGo names pods that were deleted with a grace period of zero, which is how a kubelet, and
+	// kwok, lets go of them.
 	letGo = ".metadata | select(.deletionGracePeriodSeconds == 0) | .name"
-	// againAfter is how long such a pod may stay before it is deleted once more: kube-apiserver may have been killed between its two writes.
+	// againAfter is how long such a pod may stay before it is deleted once more: kube-apiserver may
+	// have been killed between its two writes.
 	againAfter = 5 * time.Second
 )
 
-// deleteOnce returns a stage as it is, unless it deletes pods. The grace period of zero with which kwok deletes a pod changes it, and upon that kwok
-// deletes it once more, nearly always in vain: two requests for every pod, of which a kubelet makes one. Such a stage becomes two, the second
-// of which acts only on pods that do not go.
+// deleteOnce returns a stage as it is, unless it deletes pods. The grace period of zero with which
+// kwok deletes a pod changes it, and upon that kwok deletes it once more, nearly always in vain:
+// two requests for every pod, of which a kubelet makes one. Such a stage becomes two, the second of
+// which acts only on pods that do not go.
 func deleteOnce(stage []byte) (once, again []byte, err error) {
 	pods, err := deletesPods(stage)
 	if err != nil || !pods {
@@ -123,8 +127,8 @@ func deletesPods(stage []byte) (bool, error) {
 	return fields.Spec.ResourceRef.Kind == "Pod" && fields.Spec.Next.Delete, err
 }
 
-// selectAlso returns a stage for those of its pods only that are let go already, or are not, with another name, and with another delay if that is
-// not zero.
+// selectAlso returns a stage for those of its pods only that are let go already, or are not, with
+// another name, and with another delay if that is not zero.
 func selectAlso(stage []byte, suffix string, delay time.Duration, operator string) ([]byte, error) {
 	var object unstructured.Unstructured
 	if err := yaml.Unmarshal(stage, &object.Object); err != nil {

@@ -33,7 +33,8 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/pki"
 )
 
-// probeTimeout is short since a probe is repeated: one that hangs must not use up the time of the start.
+// probeTimeout is short since a probe is repeated: one that hangs must not use up the time of the
+// start.
 const probeTimeout = 5 * time.Second
 
 // Probe asks a process whether it is ready; the error says why not.

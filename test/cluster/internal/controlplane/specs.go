@@ -14,7 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package controlplane knows how etcd, the Kubernetes processes and kwok are started, and when they are ready.
+// Package controlplane knows how etcd, the Kubernetes processes and kwok are started, and when they
+// are ready.
 package controlplane
 
 import (
@@ -32,12 +33,13 @@ import (
 
 const (
 	loopback = "127.0.0.1"
-	// serviceRange is where Services get their addresses; nothing in a development cluster routes them.
+	// serviceRange is where Services get their addresses; nothing in a development cluster routes
+	// them.
 	serviceRange = "10.96.0.0/16"
 	firstService = "10.96.0.1"
 	issuer       = "https://kubernetes.default.svc.cluster.local"
-	// unlimited is above what two cores can send: the control plane's own client limits would make thousands of pods
-	// take minutes.
+	// unlimited is above what two cores can send: the control plane's own client limits would make
+	// thousands of pods take minutes.
 	unlimited = "5000"
 )
 
@@ -88,8 +90,9 @@ func leaves() []pki.Leaf {
 		{Name: pki.Admin, Signer: pki.CA, CommonName: "cluster-admin", Organization: []string{"system:masters"}},
 		{Name: clientCert(layout.ControllerManager), Signer: pki.CA, CommonName: "system:kube-controller-manager"},
 		{Name: clientCert(layout.Scheduler), Signer: pki.CA, CommonName: "system:kube-scheduler"},
-		// kwok acts as all kubelets at once, which no shipped role fits, and being in this group exempts it from priority and
-		// fairness: thousands of status writes must not queue behind those of a drain.
+		// kwok acts as all kubelets at once, which no shipped role fits, and being in this group
+		// exempts it from priority and fairness: thousands of status writes must not queue behind
+		// those of a drain.
 		{Name: clientCert(layout.Kwok), Signer: pki.CA, CommonName: "kwok", Organization: []string{"system:masters"}},
 		{Name: pki.FrontProxyClient, Signer: pki.FrontProxyCA, CommonName: pki.FrontProxyClient},
 		{Name: servingCert(layout.APIServer), Signer: pki.CA, CommonName: layout.APIServer, DNSNames: apiServerNames,
@@ -116,8 +119,9 @@ func (c ControlPlane) Etcd() process.Spec {
 		"--log-level=warn",
 		"--log-outputs=stderr",
 		"--quota-backend-bytes=" + strconv.Itoa(8<<30),
-		// Data survives the end of the process without; only a crash of the machine could lose some, and then a
-		// development cluster is made anew. It halves the time of a start on slow disks.
+		// Data survives the end of the process without; only a crash of the machine could lose
+		// some, and then a development cluster is made anew. It halves the time of a start on slow
+		// disks.
 		"--unsafe-no-fsync=true",
 	})
 }
@@ -129,7 +133,8 @@ func (c ControlPlane) APIServer() process.Spec {
 		"--bind-address=" + loopback,
 		"--advertise-address=" + loopback,
 		"--secure-port=" + c.port(layout.APIServer),
-		// A loopback address cannot be an endpoint of the Service `kubernetes`; kube-apiserver refuses to start otherwise.
+		// A loopback address cannot be an endpoint of the Service `kubernetes`; kube-apiserver
+		// refuses to start otherwise.
 		"--endpoint-reconciler-type=none",
 		"--etcd-servers=unix://" + layout.EtcdClientSocket,
 		"--tls-cert-file=" + pki.CertFile(dir, servingCert(layout.APIServer)),
@@ -142,7 +147,8 @@ func (c ControlPlane) APIServer() process.Spec {
 		"--authorization-mode=Node,RBAC",
 		"--enable-admission-plugins=NodeRestriction",
 		"--allow-privileged=true",
-		// Without, the watches of the other processes hold a restart up until their connections time out.
+		// Without, the watches of the other processes hold a restart up until their connections
+		// time out.
 		"--shutdown-watch-termination-grace-period=2s",
 		"--requestheader-client-ca-file=" + pki.CertFile(dir, pki.FrontProxyCA),
 		"--requestheader-allowed-names=" + pki.FrontProxyClient,
@@ -158,7 +164,8 @@ func (c ControlPlane) APIServer() process.Spec {
 	return c.spec(layout.APIServer, append(c.withFeatureGates(args), c.Options.APIServerFlags...))
 }
 
-// ControllerManager returns how kube-controller-manager is started, with all controllers that are on by default.
+// ControllerManager returns how kube-controller-manager is started, with all controllers that are
+// on by default.
 func (c ControlPlane) ControllerManager() process.Spec {
 	dir := c.Layout.PKI()
 	args := append(c.componentFlags(layout.ControllerManager),
@@ -196,7 +203,8 @@ func (c ControlPlane) componentFlags(name string) []string {
 		"--secure-port=" + c.port(name),
 		"--tls-cert-file=" + pki.CertFile(dir, servingCert(name)),
 		"--tls-private-key-file=" + pki.KeyFile(dir, servingCert(name)),
-		// There is one of each: an election would only make a restart wait for the lease of the one that died.
+		// There is one of each: an election would only make a restart wait for the lease of the one
+		// that died.
 		"--leader-elect=false",
 		"--kube-api-qps=" + unlimited,
 		"--kube-api-burst=" + unlimited,
@@ -212,7 +220,8 @@ func (c ControlPlane) Kwok() process.Spec {
 		"--manage-all-nodes=false",
 		fmt.Sprintf("--manage-nodes-with-annotation-selector=%s=%s", NodeAnnotation, NodeAnnotationValue),
 		"--node-lease-duration-seconds=40",
-		// Below that, kwok writes several lines for every pod and for every lease, for as long as the cluster runs.
+		// Below that, kwok writes several lines for every pod and for every lease, for as long as
+		// the cluster runs.
 		"--v=WARN",
 		"--server-address=" + net.JoinHostPort(loopback, c.port(layout.Kwok)),
 	})

@@ -64,7 +64,8 @@ func TestLoadShippedManifests(t *testing.T) {
 	}
 }
 
-// The status of a maintenance is the planner's memory; whoever may write it may have nodes drained that he has no right to.
+// The status of a maintenance is the planner's memory; whoever may write it may have nodes drained
+// that he has no right to.
 func TestNoShippedRoleGrantsMaintenanceStatus(t *testing.T) {
 	manifests, err := Load(shipped, 1)
 	if err != nil {

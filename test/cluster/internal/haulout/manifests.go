@@ -91,8 +91,8 @@ func Load(folder string, port int) (Manifests, error) {
 	return manifests, nil
 }
 
-// Apply applies objects side by side, namespaces before all others. What the manifests leave out (the APIService's
-// caBundle, which the server writes) is left alone.
+// Apply applies objects side by side, namespaces before all others. What the manifests leave out
+// (the APIService's caBundle, which the server writes) is left alone.
 func Apply(ctx context.Context, c *clients.Clients, objects []*unstructured.Unstructured) error {
 	resources, err := restmapper.GetAPIGroupResources(c.Kubernetes.Discovery())
 	if err != nil {
@@ -132,8 +132,8 @@ func applyOne(ctx context.Context, client dynamic.Interface, mapper meta.RESTMap
 	return nil
 }
 
-// Unregister takes the API out of the cluster. An APIService without a server would make every deletion of a namespace
-// hang, as the namespace controller cannot know what is left in it.
+// Unregister takes the API out of the cluster. An APIService without a server would make every
+// deletion of a namespace hang, as the namespace controller cannot know what is left in it.
 func Unregister(ctx context.Context, c *clients.Clients) error {
 	err := c.Dynamic.Resource(apiServices).Delete(ctx, APIService, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {

@@ -44,8 +44,8 @@ const tokenLifetime = 365 * 24 * time.Hour
 // resources that must be listable before our API counts as served.
 var resources = []string{"nodemaintenances", "evacuations"}
 
-// WriteKubeconfig gives our server a new token for its service account, and the kubeconfig that uses it. The server has
-// the rights of its service account and no others.
+// WriteKubeconfig gives our server a new token for its service account, and the kubeconfig that
+// uses it. The server has the rights of its service account and no others.
 func WriteKubeconfig(ctx context.Context, c *clients.Clients, l layout.Layout, server string) error {
 	request := &authenticationv1.TokenRequest{
 		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To(int64(tokenLifetime.Seconds()))},
@@ -85,7 +85,8 @@ const nudgeAnnotation = "maintenance.haulout.dev/development-nudged-at"
 // nudgeInterval is how often that is done while we wait.
 const nudgeInterval = 300 * time.Millisecond
 
-// WaitServed waits until the aggregator passes requests on to our server, which listens on port, and it answers them.
+// WaitServed waits until the aggregator passes requests on to our server, which listens on port,
+// and it answers them.
 func WaitServed(ctx context.Context, c *clients.Clients, port int) error {
 	lastErr := errors.New("not asked yet")
 	nudged := time.Now()
@@ -115,9 +116,9 @@ func listens(ctx context.Context, port int) bool {
 	return true
 }
 
-// nudge makes the aggregator check our server now. After a server was away it does so at growing intervals of up to half a
-// minute, but also whenever the Service changes. The Service and not the APIService, which the server itself may be about
-// to write.
+// nudge makes the aggregator check our server now. After a server was away it does so at growing
+// intervals of up to half a minute, but also whenever the Service changes. The Service and not the
+// APIService, which the server itself may be about to write.
 func nudge(ctx context.Context, c *clients.Clients) {
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, nudgeAnnotation, time.Now().Format(time.RFC3339Nano))
 	// If it fails the aggregator comes by itself, only later.
@@ -143,8 +144,8 @@ func Served(ctx context.Context, c *clients.Clients) error {
 	return nil
 }
 
-// available checks the condition of the APIService, and that the server has written its CA there: the condition alone may
-// be of a time before.
+// available checks the condition of the APIService, and that the server has written its CA there:
+// the condition alone may be of a time before.
 func available(service *unstructured.Unstructured) error {
 	if bundle, _, _ := unstructured.NestedString(service.Object, "spec", "caBundle"); bundle == "" {
 		return fmt.Errorf("the server has not written the caBundle of APIService %s", service.GetName())

@@ -19,7 +19,8 @@ package layout
 
 import "path/filepath"
 
-// Names of the processes of a cluster. They name log files, entries of the state file and ports, too.
+// Names of the processes of a cluster. They name log files, entries of the state file and ports,
+// too.
 const (
 	Etcd              = "etcd"
 	APIServer         = "kube-apiserver"
@@ -91,11 +92,13 @@ func (l Layout) ComponentKubeconfig(name string) string {
 // KwokConfig returns the configuration file of kwok.
 func (l Layout) KwokConfig() string { return filepath.Join(l.Dir, "kwok.yaml") }
 
-// KwokHome returns the folder that kwok takes for its own, so that a ~/.kwok of the user does not count.
+// KwokHome returns the folder that kwok takes for its own, so that a ~/.kwok of the user does not
+// count.
 func (l Layout) KwokHome() string { return filepath.Join(l.Dir, "kwok") }
 
-// Data returns everything below Dir that `down` removes: all but the log files, the state and the lock. It is a list of
-// names and not the folder itself, so that a CLUSTER_DIR that holds other things, too, keeps them.
+// Data returns everything below Dir that `down` removes: all but the log files, the state and the
+// lock. It is a list of names and not the folder itself, so that a CLUSTER_DIR that holds other
+// things, too, keeps them.
 func (l Layout) Data() []string {
 	return []string{
 		l.PKI(), l.EtcdData(), l.HauloutData(), l.HauloutToken(), l.HauloutKubeconfig(), l.AdminKubeconfig(),
@@ -104,12 +107,14 @@ func (l Layout) Data() []string {
 	}
 }
 
-// Names of etcd's sockets. They are used relative to Dir, which is the working directory of the processes: the path of a
-// unix socket is limited to 107 bytes, which a CLUSTER_DIR may well exceed.
+// Names of etcd's sockets. They are used relative to Dir, which is the working directory of the
+// processes: the path of a unix socket is limited to 107 bytes, which a CLUSTER_DIR may well
+// exceed.
 const (
 	EtcdClientSocket = "etcd-client.sock"
 	EtcdPeerSocket   = "etcd-peer.sock"
 )
 
-// DefaultDir returns the folder of the cluster when none is given: .cluster beside the folder of the programs.
+// DefaultDir returns the folder of the cluster when none is given: .cluster beside the folder of
+// the programs.
 func DefaultDir(binDir string) string { return filepath.Join(filepath.Dir(binDir), ".cluster") }

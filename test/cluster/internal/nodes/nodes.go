@@ -34,7 +34,8 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/controlplane"
 )
 
-// zones that the nodes are spread over, so that workloads and maintenances have something to select by.
+// zones that the nodes are spread over, so that workloads and maintenances have something to select
+// by.
 var zones = []string{"zone-a", "zone-b", "zone-c"}
 
 // Name returns the name of the node with an index.
@@ -66,8 +67,8 @@ func New(index int) *corev1.Node {
 	}
 }
 
-// EnsureExist makes those of the first count nodes that are missing and returns the names of the ones it made. Others are
-// left alone, since pods may run there; surplus is their number.
+// EnsureExist makes those of the first count nodes that are missing and returns the names of the
+// ones it made. Others are left alone, since pods may run there; surplus is their number.
 func EnsureExist(ctx context.Context, client kubernetes.Interface, count int) (made []string, surplus int, err error) {
 	list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -102,7 +103,8 @@ func WaitReady(ctx context.Context, client kubernetes.Interface, names []string)
 	}
 	var waiting int
 	err := wait.PollUntilContextCancel(ctx, 200*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		// From the watch cache: with thousands of nodes a read from etcd every time would slow down what it waits for.
+		// From the watch cache: with thousands of nodes a read from etcd every time would slow down
+		// what it waits for.
 		list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 		if err != nil {
 			return false, nil

@@ -26,8 +26,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// WaitDefaultServiceAccount waits for the service account that pods of the namespace default run with; without it, a bare pod
-// that is made right after `up` is refused.
+// WaitDefaultServiceAccount waits for the service account that pods of the namespace default run
+// with; without it, a bare pod that is made right after `up` is refused.
 func WaitDefaultServiceAccount(ctx context.Context, client kubernetes.Interface) error {
 	err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		_, err := client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})

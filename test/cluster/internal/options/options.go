@@ -41,7 +41,8 @@ const (
 	ModeExternal Mode = "external"
 )
 
-// MaxNodes is the number of nodes that names and memory of a developer's machine have been tried with.
+// MaxNodes is the number of nodes that names and memory of a developer's machine have been tried
+// with.
 const MaxNodes = 10000
 
 // Options shape a cluster.
@@ -58,8 +59,8 @@ type Options struct {
 	StartTimeout           time.Duration
 }
 
-// variable is one option. Its value may come from a flag, the environment (and so from make), the state of a cluster that
-// was started before, or the default, in this order.
+// variable is one option. Its value may come from a flag, the environment (and so from make), the
+// state of a cluster that was started before, or the default, in this order.
 type variable struct {
 	name         string
 	defaultValue string
@@ -133,8 +134,9 @@ func AddFlags(flags *pflag.FlagSet) *Source {
 	return &Source{flags: flags}
 }
 
-// Values returns the value of every variable. What was given neither as a flag nor in the environment is taken from
-// stored, so that a second `up` without variables does not turn back what the first one was asked for.
+// Values returns the value of every variable. What was given neither as a flag nor in the
+// environment is taken from stored, so that a second `up` without variables does not turn back what
+// the first one was asked for.
 func (s *Source) Values(stored map[string]string) map[string]string {
 	values := map[string]string{}
 	for _, v := range variables {
@@ -152,7 +154,8 @@ func (s *Source) Values(stored map[string]string) map[string]string {
 	return values
 }
 
-// Parse checks the values and returns the options they stand for. The error names every variable that is wrong.
+// Parse checks the values and returns the options they stand for. The error names every variable
+// that is wrong.
 func Parse(values map[string]string) (Options, error) {
 	var o Options
 	var wrong []string
@@ -196,7 +199,8 @@ func splitFlags(value string) ([]string, error) {
 		return nil, fmt.Errorf("must be flags as one would write them in a shell: %w", err)
 	}
 	for _, flag := range flags {
-		// A flag and its value as two words would make `--v 2` and a stray `2` look alike; one form is enough.
+		// A flag and its value as two words would make `--v 2` and a stray `2` look alike; one form
+		// is enough.
 		if !strings.HasPrefix(flag, "-") {
 			return nil, fmt.Errorf("must be flags in the form --name=value, %q is not", flag)
 		}

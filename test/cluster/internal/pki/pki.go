@@ -42,16 +42,16 @@ import (
 const (
 	CA           = "ca"
 	FrontProxyCA = "front-proxy-ca"
-	// FrontProxyClient is what kube-apiserver shows to aggregated servers. Its common name is the one allowed by
-	// --requestheader-allowed-names.
+	// FrontProxyClient is what kube-apiserver shows to aggregated servers. Its common name is the
+	// one allowed by --requestheader-allowed-names.
 	FrontProxyClient = "front-proxy-client"
 	// ServiceAccounts is a bare key pair; the public half is in sa.pub.
 	ServiceAccounts = "sa"
 	Admin           = "admin"
 )
 
-// lifetime of leaf certificates: that of the CA that cert.NewSelfSignedCACert makes, so that a cluster that is kept never
-// needs a rotation.
+// lifetime of leaf certificates: that of the CA that cert.NewSelfSignedCACert makes, so that a
+// cluster that is kept never needs a rotation.
 const lifetime = 10 * 365 * 24 * time.Hour
 
 // Leaf describes a certificate that one of the CAs signs.
@@ -74,8 +74,8 @@ func KeyFile(dir, name string) string { return filepath.Join(dir, name+".key") }
 // PublicKeyFile returns the path of a public key.
 func PublicKeyFile(dir, name string) string { return filepath.Join(dir, name+".pub") }
 
-// Ensure makes what is missing in dir: both CAs, the key pair that signs service account tokens, and the leaves. What is
-// there is left as it is.
+// Ensure makes what is missing in dir: both CAs, the key pair that signs service account tokens,
+// and the leaves. What is there is left as it is.
 func Ensure(dir string, leaves []Leaf) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

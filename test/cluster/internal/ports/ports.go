@@ -24,8 +24,9 @@ import (
 	"strconv"
 )
 
-// The range lies below the ephemeral ports of Linux (32768 and up). A port from up there could be taken by an outgoing
-// connection while the process that owns it is down, and it could not be started again on the same port.
+// The range lies below the ephemeral ports of Linux (32768 and up). A port from up there could be
+// taken by an outgoing connection while the process that owns it is down, and it could not be
+// started again on the same port.
 const (
 	first = 16384
 	last  = 32767
@@ -33,7 +34,8 @@ const (
 	attempts = 1000
 )
 
-// Listener tries to listen on a port of the loopback interface. It is a parameter so that tests need no free ports.
+// Listener tries to listen on a port of the loopback interface. It is a parameter so that tests
+// need no free ports.
 type Listener func(port int) (net.Listener, error)
 
 // Loopback listens on 127.0.0.1.
@@ -57,7 +59,8 @@ func Complete(known map[string]int, names []string, listen Listener) (map[string
 		if err != nil {
 			return nil, fmt.Errorf("no port for %s: %w", name, err)
 		}
-		// Held until all are chosen: another cluster that starts at the same moment must not find it free, too.
+		// Held until all are chosen: another cluster that starts at the same moment must not find
+		// it free, too.
 		defer listener.Close() //nolint:gocritic // deferInLoop: that it lasts is the purpose
 		chosen[name] = port
 		taken[port] = true

@@ -14,7 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package process starts processes that outlive the program that started them, and finds them again.
+// Package process starts processes that outlive the program that started them, and finds them
+// again.
 package process
 
 import (
@@ -29,14 +30,16 @@ import (
 	"time"
 )
 
-// Record identifies a process. A pid alone does not: the kernel gives it to another process sooner or later.
+// Record identifies a process. A pid alone does not: the kernel gives it to another process sooner
+// or later.
 type Record struct {
 	PID int `json:"pid"`
 	// StartTicks is the start time in clock ticks since boot.
 	StartTicks uint64 `json:"startTicks"`
 	// BootID tells the boots of the machine apart, since ticks start again with each.
 	BootID string `json:"bootID"`
-	// Args, Env and Binary are what the process was started with. If they are not what is wanted now, it is restarted.
+	// Args, Env and Binary are what the process was started with. If they are not what is wanted
+	// now, it is restarted.
 	Args   []string    `json:"args"`
 	Env    []string    `json:"env,omitempty"`
 	Binary Fingerprint `json:"binary"`
@@ -50,8 +53,8 @@ type stat struct {
 	startTicks uint64
 }
 
-// parseStat reads the content of /proc/<pid>/stat. The second field is the command in parentheses and may itself contain
-// spaces and parentheses, so the fields are counted from the last one.
+// parseStat reads the content of /proc/<pid>/stat. The second field is the command in parentheses
+// and may itself contain spaces and parentheses, so the fields are counted from the last one.
 func parseStat(content string) (stat, error) {
 	end := strings.LastIndexByte(content, ')')
 	if end < 0 {
@@ -82,8 +85,8 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(content)), err
 }
 
-// matches tells whether a process with this stat, in this boot, is the recorded one and still runs. A zombie does not: it
-// has ended, and only its parent has not asked for the exit status yet.
+// matches tells whether a process with this stat, in this boot, is the recorded one and still runs.
+// A zombie does not: it has ended, and only its parent has not asked for the exit status yet.
 func (r Record) matches(boot string, s stat) bool {
 	return r.BootID == boot && r.StartTicks == s.startTicks && s.state != 'Z' && s.state != 'X'
 }
@@ -112,8 +115,8 @@ func (r Record) Outdated(spec Spec, binary Fingerprint) string {
 	return ""
 }
 
-// Stop asks the process to end and kills it when it has not done so after grace. It returns how the process ended and
-// nothing but the recorded process is ever signalled.
+// Stop asks the process to end and kills it when it has not done so after grace. It returns how the
+// process ended and nothing but the recorded process is ever signalled.
 func (r Record) Stop(ctx context.Context, grace time.Duration) (killed bool, err error) {
 	// On Linux this holds a pidfd: from here on the pid cannot come to mean another process.
 	handle, err := os.FindProcess(r.PID)
@@ -130,7 +133,8 @@ func (r Record) Stop(ctx context.Context, grace time.Duration) (killed bool, err
 	if err := signal(handle, syscall.SIGKILL); err != nil {
 		return false, err
 	}
-	// Killing works even when ctx was cancelled: somebody who interrupts `down` wants it faster, not half done.
+	// Killing works even when ctx was cancelled: somebody who interrupts `down` wants it faster,
+	// not half done.
 	if !r.waitGone(context.WithoutCancel(ctx), 10*time.Second) {
 		return true, fmt.Errorf("process %d survived SIGKILL", r.PID)
 	}

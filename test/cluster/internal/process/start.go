@@ -51,8 +51,9 @@ type Fingerprint struct {
 	SHA256  string    `json:"sha256"`
 }
 
-// FingerprintOf returns the fingerprint of a file. It reads the file only if size or time differ from known: `go build`
-// touches a program that is up to date, so the time alone would restart processes for nothing.
+// FingerprintOf returns the fingerprint of a file. It reads the file only if size or time differ
+// from known: `go build` touches a program that is up to date, so the time alone would restart
+// processes for nothing.
 func FingerprintOf(path string, known Fingerprint) (Fingerprint, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -73,7 +74,8 @@ func FingerprintOf(path string, known Fingerprint) (Fingerprint, error) {
 	return Fingerprint{Size: info.Size(), ModTime: info.ModTime(), SHA256: hex.EncodeToString(hash.Sum(nil))}, nil
 }
 
-// Start starts a process in a session of its own, so that neither the end of make nor a Ctrl-C at the terminal ends it.
+// Start starts a process in a session of its own, so that neither the end of make nor a Ctrl-C at
+// the terminal ends it.
 func Start(spec Spec, binary Fingerprint) (Record, error) {
 	boot, err := bootID()
 	if err != nil {
@@ -97,7 +99,8 @@ func Start(spec Spec, binary Fingerprint) (Record, error) {
 	if err := command.Start(); err != nil {
 		return Record{}, err
 	}
-	// Reading the exit status is what makes a process that dies early disappear instead of staying a zombie.
+	// Reading the exit status is what makes a process that dies early disappear instead of staying
+	// a zombie.
 	go func() { _ = command.Wait() }()
 
 	record := Record{PID: command.Process.Pid, BootID: boot, Args: spec.Args, Env: spec.Env, Binary: binary, LogOffset: info.Size()}
@@ -110,8 +113,8 @@ func Start(spec Spec, binary Fingerprint) (Record, error) {
 	return record, nil
 }
 
-// inherited drops what would configure the processes behind our back: etcd and kwok take options from the environment, and
-// the variables of make would follow a server for its life.
+// inherited drops what would configure the processes behind our back: etcd and kwok take options
+// from the environment, and the variables of make would follow a server for its life.
 func inherited(environment []string) []string {
 	unwanted := []string{"ETCD_", "KWOK_", "KUBECONFIG=", "MAKE", "MFLAGS=", "KUBERNETES_SERVICE_"}
 	return slices.DeleteFunc(slices.Clone(environment), func(entry string) bool {
@@ -119,9 +122,9 @@ func inherited(environment []string) []string {
 	})
 }
 
-// KeepDescriptorsPrivate marks the file descriptors that this program was given, other than the standard ones, so that the
-// processes it starts do not get them. Otherwise whoever waits for the end of a pipe of ours (make's job server, a test
-// harness) would wait for the end of the cluster.
+// KeepDescriptorsPrivate marks the file descriptors that this program was given, other than the
+// standard ones, so that the processes it starts do not get them. Otherwise whoever waits for the
+// end of a pipe of ours (make's job server, a test harness) would wait for the end of the cluster.
 func KeepDescriptorsPrivate() error {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

@@ -24,8 +24,9 @@ import (
 	"time"
 )
 
-// Lock takes the lock of a cluster and returns what gives it back. If somebody else holds it, waiting is called once and
-// Lock waits until ctx is done. The kernel drops the lock of a program that was killed.
+// Lock takes the lock of a cluster and returns what gives it back. If somebody else holds it,
+// waiting is called once and Lock waits until ctx is done. The kernel drops the lock of a program
+// that was killed.
 func Lock(ctx context.Context, path string, waiting func()) (unlock func(), err error) {
 	waited := false
 	for {

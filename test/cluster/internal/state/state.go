@@ -66,8 +66,8 @@ func Load(path string) (s *State, found bool, err error) {
 	return s, true, nil
 }
 
-// Save writes the state. A reader sees the old content or the new one, never a part: losing it would mean losing track of
-// running processes.
+// Save writes the state. A reader sees the old content or the new one, never a part: losing it
+// would mean losing track of running processes.
 func (s *State) Save(path string) error {
 	data, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {

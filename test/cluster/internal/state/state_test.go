@@ -88,8 +88,8 @@ func TestLock(t *testing.T) {
 		t.Errorf("got %v while somebody else holds the lock", err)
 	}
 
-	// The holder removes the file, as `down` does, before it lets go: the next one must not end up with a lock on a file that
-	// nobody else can see.
+	// The holder removes the file, as `down` does, before it lets go: the next one must not end up
+	// with a lock on a file that nobody else can see.
 	waiting := make(chan struct{})
 	result := make(chan error)
 	go func() {

@@ -25,11 +25,12 @@ package v1alpha1
 type EvacuationSpecApplyConfiguration struct {
 	// podRef identifies the pod that is to leave. It must exist when the Evacuation is created.
 	PodRef *PodReferenceApplyConfiguration `json:"podRef,omitempty"`
-	// progressDeadlineSeconds is how long the active evacuator may be silent before the next one takes over, in seconds.
-	// 1 to 86400; the default is 1800.
+	// progressDeadlineSeconds is how long the active evacuator may be silent before the next one
+	// takes over, in seconds. 1 to 86400; the default is 1800.
 	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`
-	// evacuators are those who may take the pod off its node, highest priority first. On creation the server adds those that the pod's
-	// annotations name and those that are built in for its owner. At most 16.
+	// evacuators are those who may take the pod off its node, highest priority first. On creation
+	// the server adds those that the pod's annotations name and those that are built in for its
+	// owner. At most 16.
 	Evacuators []EvacuatorApplyConfiguration `json:"evacuators,omitempty"`
 	// nodeName is the node that the pod ran on when the Evacuation was created. Set by the server.
 	NodeName *string `json:"nodeName,omitempty"`

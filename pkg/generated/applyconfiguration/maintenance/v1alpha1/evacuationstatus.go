@@ -29,25 +29,32 @@ import (
 //
 // EvacuationStatus is how far an evacuation is.
 type EvacuationStatusApplyConfiguration struct {
-	// activeEvacuatorClass is the evacuator whose turn it is, or eviction.maintenance.haulout.dev once all are spent. Written by the
-	// Haulout server; it starts at the highest priority and only moves down.
+	// activeEvacuatorClass is the evacuator whose turn it is, or eviction.maintenance.haulout.dev
+	// once all are spent. Written by the Haulout server; it starts at the highest priority and only
+	// moves down.
 	ActiveEvacuatorClass *string `json:"activeEvacuatorClass,omitempty"`
-	// activeEvacuatorCompleted is set by the active evacuator when it has done all it can. If the pod still exists the next one takes over.
+	// activeEvacuatorCompleted is set by the active evacuator when it has done all it can. If the
+	// pod still exists the next one takes over.
 	ActiveEvacuatorCompleted *bool `json:"activeEvacuatorCompleted,omitempty"`
-	// evacuationProgressTimestamp is when the active evacuator last reported; unset until it has. Stamped by the server.
+	// evacuationProgressTimestamp is when the active evacuator last reported; unset until it has.
+	// Stamped by the server.
 	EvacuationProgressTimestamp *v1.Time `json:"evacuationProgressTimestamp,omitempty"`
-	// expectedEvacuationFinishTime is when the active evacuator expects the pod to be gone. Written by the active evacuator.
+	// expectedEvacuationFinishTime is when the active evacuator expects the pod to be gone. Written
+	// by the active evacuator.
 	ExpectedEvacuationFinishTime *v1.Time `json:"expectedEvacuationFinishTime,omitempty"`
-	// evacuationCancellationPolicy is Forbid while the active evacuator cannot stop any more. The default is Allow. Written by the active
-	// evacuator; it falls back to Allow when the next one takes over.
+	// evacuationCancellationPolicy is Forbid while the active evacuator cannot stop any more. The
+	// default is Allow. Written by the active evacuator; it falls back to Allow when the next one
+	// takes over.
 	EvacuationCancellationPolicy *maintenancev1alpha1.EvacuationCancellationPolicy `json:"evacuationCancellationPolicy,omitempty"`
-	// failedEvictionCounter counts the calls of the eviction API that were refused because of a budget. It never falls.
+	// failedEvictionCounter counts the calls of the eviction API that were refused because of a
+	// budget. It never falls.
 	FailedEvictionCounter *int32 `json:"failedEvictionCounter,omitempty"`
 	// message is for people: what happens to the pod. No program reads it. At most 1024 bytes.
 	Message *string `json:"message,omitempty"`
 	// conditions are Complete and Blocked.
 	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
-	// activeEvacuatorSince is when the active evacuator got its turn. Written by the Haulout server alone.
+	// activeEvacuatorSince is when the active evacuator got its turn. Written by the Haulout server
+	// alone.
 	ActiveEvacuatorSince *v1.Time `json:"activeEvacuatorSince,omitempty"`
 }
 

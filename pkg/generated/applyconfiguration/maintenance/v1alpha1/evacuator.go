@@ -29,10 +29,11 @@ import (
 type EvacuatorApplyConfiguration struct {
 	// evacuatorClass names the evacuator: a DNS subdomain of at most 54 characters.
 	EvacuatorClass *string `json:"evacuatorClass,omitempty"`
-	// priority decides who acts first, the highest first. 0 to 100000; 10000 is the pod's controller, 9900 to 10099 are kept for classes
-	// that share its parent domain.
+	// priority decides who acts first, the highest first. 0 to 100000; 10000 is the pod's
+	// controller, 9900 to 10099 are kept for classes that share its parent domain.
 	Priority *int32 `json:"priority,omitempty"`
-	// role is "controller" for the evacuator of the pod's controller (priority 10000) and empty for others.
+	// role is "controller" for the evacuator of the pod's controller (priority 10000) and empty for
+	// others.
 	Role *maintenancev1alpha1.EvacuatorRole `json:"role,omitempty"`
 }
 

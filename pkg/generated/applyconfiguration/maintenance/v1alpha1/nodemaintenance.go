@@ -30,12 +30,14 @@ import (
 // NodeMaintenanceApplyConfiguration represents a declarative configuration of the NodeMaintenance type for use
 // with apply.
 //
-// NodeMaintenance takes a set of nodes out of service and puts them back (KEP-4212, "NodeMaintenance API").
+// NodeMaintenance takes a set of nodes out of service and puts them back (KEP-4212,
+// "NodeMaintenance API").
 type NodeMaintenanceApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration `json:""`
 	// metadata is the standard object metadata.
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
-	// spec says which nodes are under maintenance, how far it has been ordered, and in which order their pods leave.
+	// spec says which nodes are under maintenance, how far it has been ordered, and in which order
+	// their pods leave.
 	Spec *NodeMaintenanceSpecApplyConfiguration `json:"spec,omitempty"`
 	// status is what has been done. Only the Haulout server writes it.
 	Status *NodeMaintenanceStatusApplyConfiguration `json:"status,omitempty"`

@@ -25,24 +25,28 @@ package v1alpha1
 type NodeMaintenanceNodeStatusApplyConfiguration struct {
 	// nodeRef identifies the node.
 	NodeRef *NodeReferenceApplyConfiguration `json:"nodeRef,omitempty"`
-	// drainTargets are the pods of the node that are asked to leave now: one entry for each pod type and selector, with the highest
-	// priority reached. They belong to the node, not to the maintenance: all maintenances that drain the node show the same.
-	// They never cover less than before while the node is held.
+	// drainTargets are the pods of the node that are asked to leave now: one entry for each pod
+	// type and selector, with the highest priority reached. They belong to the node, not to the
+	// maintenance: all maintenances that drain the node show the same. They never cover less than
+	// before while the node is held.
 	DrainTargets []DrainPlanEntryApplyConfiguration `json:"drainTargets,omitempty"`
 	// drainMessage says what the drain of this node does or waits for. At most 128 bytes.
 	DrainMessage *string `json:"drainMessage,omitempty"`
-	// podsPendingEvacuation counts the pods of the node that the plan covers and that have no Evacuation yet.
+	// podsPendingEvacuation counts the pods of the node that the plan covers and that have no
+	// Evacuation yet.
 	PodsPendingEvacuation *int32 `json:"podsPendingEvacuation,omitempty"`
 	// podsEvacuating counts the pods of the node that have an Evacuation.
 	PodsEvacuating *int32 `json:"podsEvacuating,omitempty"`
-	// podsBlocked counts the pods that are asked to leave and cannot: their Evacuation has the condition Blocked, or no Evacuation could be
-	// created for them twice.
+	// podsBlocked counts the pods that are asked to leave and cannot: their Evacuation has the
+	// condition Blocked, or no Evacuation could be created for them twice.
 	PodsBlocked *int32 `json:"podsBlocked,omitempty"`
-	// podsKept counts the pods that are kept running on purpose: DaemonSet pods that would come straight back or whose budget stays closed,
-	// static pods of a node that has no agent, and pods of this server that came back.
+	// podsKept counts the pods that are kept running on purpose: DaemonSet pods that would come
+	// straight back or whose budget stays closed, static pods of a node that has no agent, and pods
+	// of this server that came back.
 	PodsKept *int32 `json:"podsKept,omitempty"`
-	// podsPeak is the most pods that were pending and evacuating on the node at one time since the drain began. What is missing
-	// of it now has left, also when the Evacuations that tell of it are gone. 0 before the drain.
+	// podsPeak is the most pods that were pending and evacuating on the node at one time since the
+	// drain began. What is missing of it now has left, also when the Evacuations that tell of it
+	// are gone. 0 before the drain.
 	PodsPeak *int32 `json:"podsPeak,omitempty"`
 }
 

@@ -29,28 +29,35 @@ import (
 //
 // NodeMaintenanceSpec is the wanted state of a NodeMaintenance.
 type NodeMaintenanceSpecApplyConfiguration struct {
-	// nodeSelector selects the nodes under maintenance. At least one term is needed and no term may be empty.
-	// It may change in the stages Idle, Cordon and Drain: a node that no longer matches is released, a node that matches late joins, but for
-	// new nodes (see newNodes). At most 1,000 requirements and 10,000 values in all.
+	// nodeSelector selects the nodes under maintenance. At least one term is needed and no term may
+	// be empty. It may change in the stages Idle, Cordon and Drain: a node that no longer matches
+	// is released, a node that matches late joins, but for new nodes (see newNodes). At most 1,000
+	// requirements and 10,000 values in all.
 	NodeSelector *v1.NodeSelector `json:"nodeSelector,omitempty"`
-	// stage is how far the maintenance is ordered to go: Idle, Cordon, Drain or Complete. A new object may start at any stage; later the
-	// stage only moves forward (Idle to any, Cordon to Drain or Complete, Drain to Complete). Deleting an object that is not Idle moves
-	// it to Complete. The default is Idle.
+	// stage is how far the maintenance is ordered to go: Idle, Cordon, Drain or Complete. A new
+	// object may start at any stage; later the stage only moves forward (Idle to any, Cordon to
+	// Drain or Complete, Drain to Complete). Deleting an object that is not Idle moves it to
+	// Complete. The default is Idle.
 	Stage *maintenancev1alpha1.NodeMaintenanceStage `json:"stage,omitempty"`
-	// drainPlan is the order in which pods are asked to leave in stage Drain, first entry first. An entry opens when the entries
-	// before it have left every selected node. Pod types stand in the order Default, DaemonSet, Static; priorities ascend within a
-	// type; at equal type and priority entries with a selector stand before the one without. Duplicates are refused.
-	// Twelve entries (the priorities 1000000000, 2000000000, 2000001000 and 2147483647 of each type) are added where they belong.
-	// At most 100 own entries. Immutable once created.
+	// drainPlan is the order in which pods are asked to leave in stage Drain, first entry first. An
+	// entry opens when the entries before it have left every selected node. Pod types stand in the
+	// order Default, DaemonSet, Static; priorities ascend within a type; at equal type and priority
+	// entries with a selector stand before the one without. Duplicates are refused. Twelve entries
+	// (the priorities 1000000000, 2000000000, 2000001000 and 2147483647 of each type) are added
+	// where they belong. At most 100 own entries. Immutable once created.
 	DrainPlan []DrainPlanEntryApplyConfiguration `json:"drainPlan,omitempty"`
-	// reason tells people why: it is carried into the messages of Evacuations, node conditions and events. At most 1024 bytes.
+	// reason tells people why: it is carried into the messages of Evacuations, node conditions and
+	// events. At most 1024 bytes.
 	Reason *string `json:"reason,omitempty"`
-	// requestedBy is the user of the last request that set or changed the nodeSelector or advanced the stage. Every node is
-	// authorized against this user before it is touched. It is set by the server; what a client sends is dropped.
+	// requestedBy is the user of the last request that set or changed the nodeSelector or advanced
+	// the stage. Every node is authorized against this user before it is touched. It is set by the
+	// server; what a client sends is dropped.
 	RequestedBy *authenticationv1.UserInfo `json:"requestedBy,omitempty"`
-	// newNodes decides what becomes of a node that matches and was created after the maintenance left stage Idle: Ignore leaves it alone, Join
-	// takes it. Nodes that existed and are labelled later always join, and so does a node that the selector names by metadata.name or by the
-	// label kubernetes.io/hostname. It may change as long as nodeSelector may. The default is Ignore.
+	// newNodes decides what becomes of a node that matches and was created after the maintenance
+	// left stage Idle: Ignore leaves it alone, Join takes it. Nodes that existed and are labelled
+	// later always join, and so does a node that the selector names by metadata.name or by the
+	// label kubernetes.io/hostname. It may change as long as nodeSelector may. The default is
+	// Ignore.
 	NewNodes *maintenancev1alpha1.NewNodesPolicy `json:"newNodes,omitempty"`
 }
 

@@ -26,23 +26,25 @@ import (
 // NodeMaintenanceStatusApplyConfiguration represents a declarative configuration of the NodeMaintenanceStatus type for use
 // with apply.
 //
-// NodeMaintenanceStatus is the observed state of a NodeMaintenance. It is also the memory of the drain: after a restart the server goes on
-// from here.
+// NodeMaintenanceStatus is the observed state of a NodeMaintenance. It is also the memory of the
+// drain: after a restart the server goes on from here.
 type NodeMaintenanceStatusApplyConfiguration struct {
 	// observedGeneration is the metadata.generation that this status answers to.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// stageStatuses lists the stages that were entered, in the order they were, written by the API server together with the stage itself.
+	// stageStatuses lists the stages that were entered, in the order they were, written by the API
+	// server together with the stage itself.
 	StageStatuses []StageStatusApplyConfiguration `json:"stageStatuses,omitempty"`
 	// nodeStatuses has one entry for each selected node, ordered by name.
 	NodeStatuses []NodeMaintenanceNodeStatusApplyConfiguration `json:"nodeStatuses,omitempty"`
-	// conditions are the conditions of the maintenance: Drained reports whether the nodes are empty of pods that the plan covers, Progressing
-	// whether the maintenance moves on.
+	// conditions are the conditions of the maintenance: Drained reports whether the nodes are empty
+	// of pods that the plan covers, Progressing whether the maintenance moves on.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
-	// lastProgressTimestamp is when something last moved in stage Drain: a pod left, a wave opened, an evacuator reported, or a pod was terminating
-	// within its grace period. Unset before stage Drain.
+	// lastProgressTimestamp is when something last moved in stage Drain: a pod left, a wave opened,
+	// an evacuator reported, or a pod was terminating within its grace period. Unset before stage
+	// Drain.
 	LastProgressTimestamp *metav1.Time `json:"lastProgressTimestamp,omitempty"`
-	// newestNodeTimestamp is the newest metadata.creationTimestamp of any node when the maintenance left stage Idle. Nodes that were created later
-	// are new to it, see spec.newNodes.
+	// newestNodeTimestamp is the newest metadata.creationTimestamp of any node when the maintenance
+	// left stage Idle. Nodes that were created later are new to it, see spec.newNodes.
 	NewestNodeTimestamp *metav1.Time `json:"newestNodeTimestamp,omitempty"`
 }
 

@@ -14,7 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Command models-schema prints the OpenAPI v2 models of the API as JSON; the generator of the apply configurations reads them.
+// Command models-schema prints the OpenAPI v2 models of the API as JSON; the generator of the
+// apply configurations reads them.
 package main
 
 import (

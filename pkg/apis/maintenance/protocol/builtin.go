@@ -1,0 +1,141 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package protocol
+
+import (
+	"context"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// Owners finds those that may own pods. Each method returns nil for an object that does not exist,
+// and an error only if that is not known.
+type Owners interface {
+	// ReplicaSet returns the ReplicaSet with its selector and owner references.
+	ReplicaSet(ctx context.Context, namespace, name string) (*appsv1.ReplicaSet, error)
+	// Deployment returns the Deployment with its selector and, if it has it, the annotation that
+	// keeps it from being scaled.
+	Deployment(ctx context.Context, namespace, name string) (*appsv1.Deployment, error)
+	// DaemonSet returns the DaemonSet with its selector.
+	DaemonSet(ctx context.Context, namespace, name string) (*appsv1.DaemonSet, error)
+	// Node returns the node.
+	Node(ctx context.Context, name string) (*corev1.Node, error)
+}
+
+// DecidesOf returns what BuiltInOf looks at of a Deployment, for those who keep many.
+func DecidesOf(full *appsv1.Deployment) *appsv1.Deployment {
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: full.Namespace, Name: full.Name, UID: full.UID, OwnerReferences: full.OwnerReferences},
+		Spec:       appsv1.DeploymentSpec{Selector: full.Spec.Selector},
+	}
+	if surge, ok := full.Annotations[maintenancev1alpha1.AnnotationSurge]; ok {
+		d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: surge}
+	}
+	return d
+}
+
+// BuiltIn is what a pod's owner says about who evacuates it. Its zero value stands for nobody.
+type BuiltIn struct {
+	// Class is the class of the evacuator.
+	Class string
+	// Deployment is the name of the Deployment, for that class and where it has opted out.
+	Deployment string
+	// OptedOut: there is no class because the Deployment that owns the pod bears the annotation
+	// that keeps it from being scaled.
+	OptedOut bool
+}
+
+// BuiltInOf returns the built-in evacuator of a pod, of those that are on. Anybody who may write a
+// pod can give it any owner, so the owner has to exist, with that UID, and has to select the pod.
+// Of the pod its metadata and the name of its node are looked at.
+func BuiltInOf(ctx context.Context, pod *corev1.Pod, on sets.Set[string], owners Owners) (BuiltIn, error) {
+	owner := metav1.GetControllerOfNoCopy(pod)
+	if owner == nil {
+		return BuiltIn{}, nil
+	}
+	groupVersion, err := schema.ParseGroupVersion(owner.APIVersion)
+	if err != nil {
+		// A reference that nothing can be found with; the API server lets such pods exist.
+		return BuiltIn{}, nil
+	}
+	switch kind := groupVersion.WithKind(owner.Kind).GroupKind(); {
+	case kind == appsKind("ReplicaSet") && on.Has(maintenancev1alpha1.EvacuatorClassDeployment):
+		deployment, err := deploymentOf(ctx, pod, owner, owners)
+		switch {
+		case err != nil || deployment == nil:
+			return BuiltIn{}, err
+		case deployment.Annotations[maintenancev1alpha1.AnnotationSurge] == maintenancev1alpha1.SurgeDisabled:
+			// It would decline.
+			return BuiltIn{Deployment: deployment.Name, OptedOut: true}, nil
+		}
+		return BuiltIn{Class: maintenancev1alpha1.EvacuatorClassDeployment, Deployment: deployment.Name}, nil
+	case kind == appsKind("DaemonSet") && on.Has(maintenancev1alpha1.EvacuatorClassDaemonSet):
+		daemonSet, err := owners.DaemonSet(ctx, pod.Namespace, owner.Name)
+		if err != nil || daemonSet == nil || daemonSet.UID != owner.UID || !selects(daemonSet.Spec.Selector, pod) {
+			return BuiltIn{}, err
+		}
+		return BuiltIn{Class: maintenancev1alpha1.EvacuatorClassDaemonSet}, nil
+	case kind == corev1.SchemeGroupVersion.WithKind("Node").GroupKind() && on.Has(maintenancev1alpha1.EvacuatorClassKubelet):
+		if _, isMirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; !isMirror || pod.Spec.NodeName != owner.Name {
+			return BuiltIn{}, nil
+		}
+		node, err := owners.Node(ctx, owner.Name)
+		if err != nil || node == nil || node.UID != owner.UID {
+			return BuiltIn{}, err
+		}
+		return BuiltIn{Class: maintenancev1alpha1.EvacuatorClassKubelet}, nil
+	}
+	return BuiltIn{}, nil
+}
+
+func appsKind(kind string) schema.GroupKind {
+	return appsv1.SchemeGroupVersion.WithKind(kind).GroupKind()
+}
+
+// deploymentOf returns the Deployment that owns a pod through the ReplicaSet in owner, and nil if
+// there is none.
+func deploymentOf(ctx context.Context, pod *corev1.Pod, owner *metav1.OwnerReference, owners Owners) (*appsv1.Deployment, error) {
+	replicaSet, err := owners.ReplicaSet(ctx, pod.Namespace, owner.Name)
+	if err != nil || replicaSet == nil || replicaSet.UID != owner.UID || !selects(replicaSet.Spec.Selector, pod) {
+		return nil, err
+	}
+	owner = metav1.GetControllerOfNoCopy(replicaSet)
+	if owner == nil || owner.Kind != "Deployment" {
+		return nil, nil
+	}
+	if groupVersion, err := schema.ParseGroupVersion(owner.APIVersion); err != nil || groupVersion.Group != appsv1.GroupName {
+		return nil, nil
+	}
+	deployment, err := owners.Deployment(ctx, pod.Namespace, owner.Name)
+	if err != nil || deployment == nil || deployment.UID != owner.UID || !selects(deployment.Spec.Selector, pod) {
+		return nil, err
+	}
+	return deployment, nil
+}
+
+// selects says whether a selector matches a pod; one that cannot be read matches none.
+func selects(selector *metav1.LabelSelector, pod *corev1.Pod) bool {
+	parsed, err := metav1.LabelSelectorAsSelector(selector)
+	return err == nil && parsed.Matches(labels.Set(pod.Labels))
+}

@@ -1,0 +1,182 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package protocol holds the rules about evacuators and instigators that the API, admission and the
+// controllers share: who acts in which order, what a pod's annotation may say, what an Evacuation
+// is called.
+package protocol
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+const (
+	// MaxEvacuators is how many evacuators an Evacuation may have.
+	MaxEvacuators = 16
+	// MaxClassLength is how long the name of a class may be: with "priority_" before it, it has to
+	// fit the 63 characters of an annotation's name.
+	MaxClassLength = 54
+	// MaxPriority is the highest priority of an evacuator.
+	MaxPriority int32 = 100000
+	// LowestReservedPriority is where the priorities around the controller's begin, which are kept
+	// for classes under the controller's parent domain.
+	LowestReservedPriority int32 = 9900
+	// HighestReservedPriority is where they end.
+	HighestReservedPriority int32 = 10099
+)
+
+// CanonicalName returns the name of the Evacuation of a pod: the only one it may have, so that
+// there is at most one per pod.
+func CanonicalName(podName string, podUID types.UID) string {
+	name := string(podUID) + "-" + podName
+	if len(name) > validation.DNS1123SubdomainMaxLength {
+		name = name[:validation.DNS1123SubdomainMaxLength]
+	}
+	return strings.TrimRight(name, ".-")
+}
+
+// Rank is what the order of evacuators depends on.
+type Rank struct {
+	Priority int32
+	Class    string
+}
+
+// Compare returns a negative number if r acts before other, a positive one if it acts after it. The
+// higher priority acts first; at equal priority the classes are compared by domain label from the
+// top down, so that a domain comes before its subdomains.
+func (r Rank) Compare(other Rank) int {
+	if c := cmp.Compare(other.Priority, r.Priority); c != 0 {
+		return c
+	}
+	a, b := strings.Split(r.Class, "."), strings.Split(other.Class, ".")
+	slices.Reverse(a)
+	slices.Reverse(b)
+	return slices.Compare(a, b)
+}
+
+// Less says whether a acts before b.
+func Less(a, b maintenancev1alpha1.Evacuator) bool {
+	return compare(a, b) < 0
+}
+
+// Sort puts evacuators into the order in which they act.
+func Sort(evacuators []maintenancev1alpha1.Evacuator) {
+	slices.SortStableFunc(evacuators, compare)
+}
+
+func compare(a, b maintenancev1alpha1.Evacuator) int {
+	return Rank{a.Priority, a.EvacuatorClass}.Compare(Rank{b.Priority, b.EvacuatorClass})
+}
+
+// SortInternal is Sort for the internal type.
+func SortInternal(evacuators []maintenance.Evacuator) {
+	slices.SortStableFunc(evacuators, func(a, b maintenance.Evacuator) int {
+		return Rank{a.Priority, a.EvacuatorClass}.Compare(Rank{b.Priority, b.EvacuatorClass})
+	})
+}
+
+// Next returns the class whose turn comes after active's: the first one if nobody is active, and
+// the eviction class if no evacuator is left or active is not among them.
+func Next(evacuators []maintenancev1alpha1.Evacuator, active string) string {
+	sorted := slices.Clone(evacuators)
+	Sort(sorted)
+	next := 0
+	if active != "" {
+		i := slices.IndexFunc(sorted, func(e maintenancev1alpha1.Evacuator) bool { return e.EvacuatorClass == active })
+		if i < 0 {
+			return maintenancev1alpha1.EvacuatorClassEviction
+		}
+		next = i + 1
+	}
+	if next >= len(sorted) {
+		return maintenancev1alpha1.EvacuatorClassEviction
+	}
+	return sorted[next].EvacuatorClass
+}
+
+// IsReserved says whether a priority is kept for classes under the controller's parent domain.
+func IsReserved(priority int32) bool {
+	return priority >= LowestReservedPriority && priority <= HighestReservedPriority
+}
+
+// SharesParentDomain says whether class lies under the parent domain of the controller's class. A
+// top-level domain is nobody's parent.
+func SharesParentDomain(class, controller string) bool {
+	if class == controller {
+		return true
+	}
+	_, parent, _ := strings.Cut(controller, ".")
+	return strings.Contains(parent, ".") && strings.HasSuffix(class, "."+parent)
+}
+
+// CheckRole says why a priority and a role do not go together; it returns "" if they do.
+func CheckRole(priority int32, role maintenancev1alpha1.EvacuatorRole) string {
+	isController := role == maintenancev1alpha1.EvacuatorRoleController
+	switch {
+	case isController && priority != maintenancev1alpha1.ControllerEvacuatorPriority:
+		return fmt.Sprintf("the role controller goes with priority %d", maintenancev1alpha1.ControllerEvacuatorPriority)
+	case !isController && priority == maintenancev1alpha1.ControllerEvacuatorPriority:
+		return fmt.Sprintf("priority %d goes with the role controller", priority)
+	}
+	return ""
+}
+
+// IsAnnotation says whether a pod's annotation is meant to name an evacuator.
+func IsAnnotation(key string) bool {
+	return strings.HasPrefix(key, maintenancev1alpha1.AnnotationEvacuatorPrefix)
+}
+
+// ParseAnnotation reads an annotation with which a pod names an evacuator: the class in its key,
+// "<priority>" or "<priority>/<role>" in its value. What it accepts obeys every rule that can be
+// checked without knowing the other evacuators.
+func ParseAnnotation(key, value string) (class string, priority int32, role maintenancev1alpha1.EvacuatorRole, err error) {
+	if !IsAnnotation(key) {
+		return "", 0, "", fmt.Errorf("annotation %q does not start with %q", key, maintenancev1alpha1.AnnotationEvacuatorPrefix)
+	}
+	class = strings.TrimPrefix(key, maintenancev1alpha1.AnnotationEvacuatorPrefix)
+	if len(class) > MaxClassLength {
+		return "", 0, "", fmt.Errorf("class %q is longer than %d characters", class, MaxClassLength)
+	}
+	if msgs := validation.IsDNS1123Subdomain(class); len(msgs) > 0 {
+		return "", 0, "", fmt.Errorf("class %q: %s", class, strings.Join(msgs, ", "))
+	}
+	if class == maintenancev1alpha1.EvacuatorClassEviction {
+		return "", 0, "", fmt.Errorf("class %q stands for eviction, which comes last by itself", class)
+	}
+	number, roleName, hasRole := strings.Cut(value, "/")
+	parsed, err := strconv.ParseUint(number, 10, 32)
+	if err != nil || parsed > uint64(MaxPriority) {
+		return "", 0, "", fmt.Errorf("value %q of class %s: must be <priority> or <priority>/<role> with a priority from 0 to %d", value, class, MaxPriority)
+	}
+	priority, role = int32(parsed), maintenancev1alpha1.EvacuatorRole(roleName)
+	if hasRole && role != maintenancev1alpha1.EvacuatorRoleController {
+		return "", 0, "", fmt.Errorf("value %q of class %s: the only role there is is %q", value, class, maintenancev1alpha1.EvacuatorRoleController)
+	}
+	if msg := CheckRole(priority, role); msg != "" {
+		return "", 0, "", fmt.Errorf("value %q of class %s: %s", value, class, msg)
+	}
+	return class, priority, role, nil
+}

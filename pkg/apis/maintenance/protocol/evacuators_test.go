@@ -1,0 +1,218 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package protocol
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+const uid = types.UID("f5823a89-e03f-4752-b013-445643b8c7a0")
+
+func TestCanonicalName(t *testing.T) {
+	long := strings.Repeat("a", 215) + ".-" + strings.Repeat("b", 36)
+	tests := map[string]struct {
+		pod  string
+		want string
+	}{
+		"the UID comes before the name": {
+			pod:  "muffin-orders-6b59d9cb88-ks7wb",
+			want: "f5823a89-e03f-4752-b013-445643b8c7a0-muffin-orders-6b59d9cb88-ks7wb",
+		},
+		"a name with dots is kept": {
+			pod:  "etcd-node.example.com",
+			want: "f5823a89-e03f-4752-b013-445643b8c7a0-etcd-node.example.com",
+		},
+		"what does not fit is cut, and what must not stand at the end is trimmed": {
+			pod:  long,
+			want: string(uid) + "-" + strings.Repeat("a", 215),
+		},
+		"just the longest name that fits is kept whole": {
+			pod:  strings.Repeat("a", 216),
+			want: string(uid) + "-" + strings.Repeat("a", 216),
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := CanonicalName(tt.pod, uid)
+			if got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+			if msgs := validation.IsDNS1123Subdomain(got); len(msgs) > 0 {
+				t.Errorf("%q is no valid name: %v", got, msgs)
+			}
+		})
+	}
+}
+
+func TestSort(t *testing.T) {
+	evacuators := []maintenancev1alpha1.Evacuator{
+		{EvacuatorClass: "b.example.com", Priority: 5},
+		{EvacuatorClass: "z.a.example.com", Priority: 5},
+		{EvacuatorClass: "deployment.apps.k8s.io", Priority: 10000, Role: maintenancev1alpha1.EvacuatorRoleController},
+		{EvacuatorClass: "a.example.com", Priority: 5},
+		{EvacuatorClass: "first.example.org", Priority: 100000},
+		{EvacuatorClass: "example.com", Priority: 5},
+		{EvacuatorClass: "last.example.com", Priority: 0},
+	}
+	Sort(evacuators)
+	var got []string
+	for i, e := range evacuators {
+		got = append(got, e.EvacuatorClass)
+		if i > 0 && !Less(evacuators[i-1], e) {
+			t.Errorf("%s is not less than %s", evacuators[i-1].EvacuatorClass, e.EvacuatorClass)
+		}
+		if Less(e, e) {
+			t.Errorf("%s is less than itself", e.EvacuatorClass)
+		}
+	}
+	want := []string{"first.example.org", "deployment.apps.k8s.io", "example.com", "a.example.com", "z.a.example.com", "b.example.com", "last.example.com"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestNext(t *testing.T) {
+	evacuators := []maintenancev1alpha1.Evacuator{
+		{EvacuatorClass: "low.example.com", Priority: 1},
+		{EvacuatorClass: "high.example.com", Priority: 2},
+	}
+	tests := map[string]struct {
+		evacuators []maintenancev1alpha1.Evacuator
+		active     string
+		want       string
+	}{
+		"the highest priority starts":                  {evacuators, "", "high.example.com"},
+		"the next lower one follows":                   {evacuators, "high.example.com", "low.example.com"},
+		"eviction follows the last":                    {evacuators, "low.example.com", "eviction.maintenance.haulout.dev"},
+		"eviction is final":                            {evacuators, "eviction.maintenance.haulout.dev", "eviction.maintenance.haulout.dev"},
+		"without evacuators eviction starts":           {nil, "", "eviction.maintenance.haulout.dev"},
+		"an active class that is not listed has ended": {evacuators, "gone.example.com", "eviction.maintenance.haulout.dev"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := Next(tt.evacuators, tt.active); got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+	if evacuators[0].EvacuatorClass != "low.example.com" {
+		t.Error("Next changed its argument")
+	}
+}
+
+func TestSharesParentDomain(t *testing.T) {
+	tests := map[string]struct {
+		class, controller string
+		want              bool
+	}{
+		"a sibling does":                            {"before.apps.k8s.io", "deployment.apps.k8s.io", true},
+		"the controller itself does":                {"deployment.apps.k8s.io", "deployment.apps.k8s.io", true},
+		"a subdomain does":                          {"x.before.apps.k8s.io", "deployment.apps.k8s.io", true},
+		"another domain does not":                   {"before.example.com", "deployment.apps.k8s.io", false},
+		"a domain that merely ends alike does not":  {"before.myapps.k8s.io", "deployment.apps.k8s.io", false},
+		"the parent domain's parent does not":       {"before.k8s.io", "deployment.apps.k8s.io", false},
+		"nobody shares a top-level domain":          {"other.com", "example.com", false},
+		"a single label has no parent to be shared": {"b", "a", false},
+		"without a controller there is none":        {"before.apps.k8s.io", "", false},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := SharesParentDomain(tt.class, tt.controller); got != tt.want {
+				t.Errorf("got %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestParseAnnotation(t *testing.T) {
+	const prefix = "evacuation.coordination.k8s.io/priority_"
+	class54 := strings.Repeat("a", 42) + ".example.com"
+	tests := map[string]struct {
+		key, value string
+		want       *maintenancev1alpha1.Evacuator
+	}{
+		"a priority":                        {prefix + "a.example.com", "50", &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 50}},
+		"the lowest priority":               {prefix + "a.example.com", "0", &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com"}},
+		"the highest priority":              {prefix + "a.example.com", "100000", &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 100000}},
+		"the longest class":                 {prefix + class54, "1", &maintenancev1alpha1.Evacuator{EvacuatorClass: class54, Priority: 1}},
+		"the controller":                    {prefix + "a.example.com", "10000/controller", &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 10000, Role: "controller"}},
+		"the controller without its role":   {key: prefix + "a.example.com", value: "10000"},
+		"the role at another priority":      {key: prefix + "a.example.com", value: "9999/controller"},
+		"an unknown role":                   {key: prefix + "a.example.com", value: "10000/boss"},
+		"an empty role":                     {key: prefix + "a.example.com", value: "50/"},
+		"two roles":                         {key: prefix + "a.example.com", value: "10000/controller/controller"},
+		"a negative priority":               {key: prefix + "a.example.com", value: "-1"},
+		"a signed priority":                 {key: prefix + "a.example.com", value: "+1"},
+		"a priority that is too high":       {key: prefix + "a.example.com", value: "100001"},
+		"a priority that overflows":         {key: prefix + "a.example.com", value: "99999999999999999999"},
+		"a word":                            {key: prefix + "a.example.com", value: "high"},
+		"an empty value":                    {key: prefix + "a.example.com"},
+		"spaces":                            {key: prefix + "a.example.com", value: " 50"},
+		"no class":                          {key: prefix, value: "50"},
+		"a class that is no domain":         {key: prefix + "A_b", value: "50"},
+		"the class of eviction":             {key: prefix + "eviction.maintenance.haulout.dev", value: "50"},
+		"a class that is too long":          {key: prefix + "a" + class54, value: "50"},
+		"an annotation of another kind":     {key: "example.com/priority_a.example.com", value: "50"},
+		"an annotation without the keyword": {key: "evacuation.coordination.k8s.io/a.example.com", value: "50"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			class, priority, role, err := ParseAnnotation(tt.key, tt.value)
+			got := maintenancev1alpha1.Evacuator{EvacuatorClass: class, Priority: priority, Role: role}
+			switch {
+			case tt.want == nil && err == nil:
+				t.Errorf("accepted as %v", got)
+			case tt.want == nil && got != maintenancev1alpha1.Evacuator{}:
+				t.Errorf("returned %v beside the error", got)
+			case tt.want != nil && err != nil:
+				t.Errorf("refused: %v", err)
+			case tt.want != nil && got != *tt.want:
+				t.Errorf("got %v, want %v", got, *tt.want)
+			}
+		})
+	}
+}
+
+func TestInstigators(t *testing.T) {
+	tests := map[string]struct {
+		finalizers []string
+		want       []string
+	}{
+		"ours":                          {[]string{"evacuation.coordination.k8s.io/instigator_nodemaintenance.k8s.io"}, []string{"nodemaintenance.k8s.io"}},
+		"several, in order":             {[]string{"evacuation.coordination.k8s.io/instigator_b", "x/y", "evacuation.coordination.k8s.io/instigator_a"}, []string{"b", "a"}},
+		"another finalizer is none":     {[]string{"foregroundDeletion", "example.com/instigator_a"}, nil},
+		"one without a name is none":    {[]string{"evacuation.coordination.k8s.io/instigator_"}, nil},
+		"no finalizer is no instigator": {nil, nil},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := Instigators(tt.finalizers); !slices.Equal(got, tt.want) {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+			if got := HasInstigator(tt.finalizers); got != (len(tt.want) > 0) {
+				t.Errorf("HasInstigator: got %v", got)
+			}
+		})
+	}
+}

@@ -1,0 +1,54 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package protocol
+
+import (
+	"strings"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// IsInstigatorFinalizer returns the name of the instigator that a finalizer stands for, and false
+// for any other finalizer.
+func IsInstigatorFinalizer(finalizer string) (name string, ok bool) {
+	name, ok = strings.CutPrefix(finalizer, maintenancev1alpha1.FinalizerInstigatorPrefix)
+	if !ok || name == "" {
+		return "", false
+	}
+	return name, true
+}
+
+// Instigators returns the names of the instigators among finalizers, in their order.
+func Instigators(finalizers []string) []string {
+	var names []string
+	for _, finalizer := range finalizers {
+		if name, ok := IsInstigatorFinalizer(finalizer); ok {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// HasInstigator says whether anybody still asks for the evacuation.
+func HasInstigator(finalizers []string) bool {
+	return len(Instigators(finalizers)) > 0
+}
+
+// IsWithdrawn says whether nobody asks for the evacuation any more.
+func IsWithdrawn(evacuation *maintenancev1alpha1.Evacuation) bool {
+	return evacuation.DeletionTimestamp != nil || !HasInstigator(evacuation.Finalizers)
+}

@@ -1,0 +1,69 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package protocol
+
+import (
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// budgetReasons are the reasons of the condition Blocked that name a PodDisruptionBudget as the
+// cause.
+var budgetReasons = []string{
+	maintenancev1alpha1.ReasonPodDisruptionBudget, maintenancev1alpha1.ReasonPodDisruptionBudgetSyncFailed,
+	maintenancev1alpha1.ReasonTooManyDisruptedPods, maintenancev1alpha1.ReasonMultiplePodDisruptionBudgets,
+	maintenancev1alpha1.ReasonUnhealthyPodsHoldBudget, maintenancev1alpha1.ReasonBudgetsHoldEachOther,
+	maintenancev1alpha1.ReasonBudgetPodsCordoned,
+}
+
+// IsBudgetReason reports whether a reason of the condition Blocked names a PodDisruptionBudget as
+// the cause.
+func IsBudgetReason(reason string) bool {
+	return slices.Contains(budgetReasons, reason)
+}
+
+// IsKeptByBudget reports whether the DaemonSet pod of an Evacuation is kept on its node because of
+// its disruption budget: the budget has been closed for longer than patience, or it can never be
+// computed. Such a pod counts among the podsKept of its node and does not block the drain. It is
+// evicted if the budget opens later.
+func IsKeptByBudget(evacuation *maintenancev1alpha1.Evacuation, patience time.Duration, now time.Time) bool {
+	at, kept := KeptByBudgetAt(evacuation, patience)
+	return kept && !now.Before(at)
+}
+
+// KeptByBudgetAt returns the time from which IsKeptByBudget is true if the status stays as it is;
+// false if it never is.
+func KeptByBudgetAt(evacuation *maintenancev1alpha1.Evacuation, patience time.Duration) (time.Time, bool) {
+	status := &evacuation.Status
+	if status.ActiveEvacuatorClass != maintenancev1alpha1.EvacuatorClassDaemonSet || status.ActiveEvacuatorCompleted ||
+		meta.IsStatusConditionTrue(status.Conditions, maintenancev1alpha1.ConditionComplete) {
+		return time.Time{}, false
+	}
+	blocked := meta.FindStatusCondition(status.Conditions, maintenancev1alpha1.ConditionBlocked)
+	if blocked == nil || blocked.Status != metav1.ConditionTrue || !IsBudgetReason(blocked.Reason) {
+		return time.Time{}, false
+	}
+	if blocked.Reason == maintenancev1alpha1.ReasonPodDisruptionBudgetSyncFailed {
+		return blocked.LastTransitionTime.Time, true
+	}
+	return blocked.LastTransitionTime.Add(patience), true
+}

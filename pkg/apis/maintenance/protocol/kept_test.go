@@ -1,0 +1,82 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package protocol
+
+import (
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func TestIsKeptByBudget(t *testing.T) {
+	const patience = 5 * time.Minute
+	begin := time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC)
+	condition := func(kind, reason string, status metav1.ConditionStatus) func(*maintenancev1alpha1.EvacuationStatus) {
+		return func(st *maintenancev1alpha1.EvacuationStatus) {
+			st.Conditions = append(st.Conditions, metav1.Condition{
+				Type: kind, Status: status, Reason: reason, LastTransitionTime: metav1.NewTime(begin),
+			})
+		}
+	}
+	blocked := func(reason string) func(*maintenancev1alpha1.EvacuationStatus) {
+		return condition("Blocked", reason, metav1.ConditionTrue)
+	}
+	active := func(class string) func(*maintenancev1alpha1.EvacuationStatus) {
+		return func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorClass = class }
+	}
+	completed := func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }
+	type mods []func(*maintenancev1alpha1.EvacuationStatus)
+	for name, tt := range map[string]struct {
+		mods mods
+		at   time.Duration
+		want bool
+	}{
+		"a budget that has been closed for the patience": {mods{blocked("PodDisruptionBudget")}, patience, true},
+		"a budget that has been closed for less":         {mods{blocked("PodDisruptionBudget")}, patience - 1, false},
+		"a budget that cannot be computed": {
+			mods{blocked("PodDisruptionBudgetSyncFailed")}, 0, true,
+		},
+		"several budgets, after the patience":    {mods{blocked("MultiplePodDisruptionBudgets")}, patience, true},
+		"a budget that unhealthy pods hold":      {mods{blocked("UnhealthyPodsHoldBudget")}, patience, true},
+		"a budget whose pods sit on other nodes": {mods{blocked("BudgetPodsCordoned")}, patience, true},
+		"an error is no budget":                  {mods{blocked("EvictionForbidden")}, time.Hour, false},
+		"a budget that has opened again": {
+			mods{condition("Blocked", "NotBlocked", metav1.ConditionFalse)}, time.Hour, false,
+		},
+		"nothing blocks it":               {nil, time.Hour, false},
+		"a pod that is up for eviction":   {mods{blocked("PodDisruptionBudget"), active("eviction.maintenance.haulout.dev")}, time.Hour, false},
+		"one that the evacuator declined": {mods{blocked("PodDisruptionBudget"), completed}, time.Hour, false},
+		"one that is over": {
+			mods{blocked("PodDisruptionBudget"), condition("Complete", "PodDeleted", metav1.ConditionTrue)}, time.Hour, false,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := &maintenancev1alpha1.Evacuation{Status: maintenancev1alpha1.EvacuationStatus{
+				ActiveEvacuatorClass: maintenancev1alpha1.EvacuatorClassDaemonSet,
+			}}
+			for _, mod := range tt.mods {
+				mod(&e.Status)
+			}
+			if got := IsKeptByBudget(e, patience, begin.Add(tt.at)); got != tt.want {
+				t.Errorf("got %v, want %v", got, tt.want)
+			}
+		})
+	}
+}

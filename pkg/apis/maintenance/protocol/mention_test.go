@@ -1,0 +1,48 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package protocol
+
+import (
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func TestMention(t *testing.T) {
+	for name, tt := range map[string]struct{ reason, want string }{
+		"a reason":                      {"kernel update", "NodeMaintenance kernel (kernel update)"},
+		"no reason":                     {"", "NodeMaintenance kernel"},
+		"nothing that can be printed":   {"\x1b\n\t\x00", "NodeMaintenance kernel"},
+		"several lines become one":      {"kernel\n\n  update\t5.1 ", "NodeMaintenance kernel (kernel update 5.1)"},
+		"an escape sequence of a shell": {"red \x1b[31malert", "NodeMaintenance kernel (red [31malert)"},
+		"an end of 128 bytes":           {strings.Repeat("x", 1024), "NodeMaintenance kernel (" + strings.Repeat("x", 128) + ")"},
+		"an end between two characters": {"x" + strings.Repeat("ä", 100), "NodeMaintenance kernel (x" + strings.Repeat("ä", 63) + ")"},
+		"invalid bytes":                 {"a\xff\xfeb", "NodeMaintenance kernel (ab)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nm := &maintenancev1alpha1.NodeMaintenance{
+				ObjectMeta: metav1.ObjectMeta{Name: "kernel"}, Spec: maintenancev1alpha1.NodeMaintenanceSpec{Reason: tt.reason},
+			}
+			if got := Mention(nm); got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}

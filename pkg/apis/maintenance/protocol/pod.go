@@ -1,0 +1,115 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package protocol
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// IgnoredAnnotation is an annotation of a pod that cannot be followed.
+type IgnoredAnnotation struct {
+	// Key is that of the annotation, Why says what is wrong with it.
+	Key, Why string
+}
+
+// OfPod returns the evacuators that a pod has, in their order: those that its annotations name and
+// the built-in one of its owner, whose class is empty if there is none. It also returns the
+// annotations that are not followed: a pod's owner must not be able to make it impossible to
+// evacuate, so whatever validation would refuse is left out. mayUse says whether an Evacuation of
+// the pod may have an evacuator of a class.
+func OfPod(annotations map[string]string, builtIn string, mayUse func(class string) bool) ([]maintenance.Evacuator, []IgnoredAnnotation) {
+	var list []maintenance.Evacuator
+	var ignored []IgnoredAnnotation
+	ignore := func(class, why string) {
+		ignored = append(ignored, IgnoredAnnotation{Key: maintenancev1alpha1.AnnotationEvacuatorPrefix + class, Why: why})
+	}
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		if !IsAnnotation(key) {
+			continue
+		}
+		class, priority, role, err := ParseAnnotation(key, annotations[key])
+		if err != nil {
+			ignored = append(ignored, IgnoredAnnotation{Key: key, Why: err.Error()})
+			continue
+		}
+		list = append(list, maintenance.Evacuator{EvacuatorClass: class, Priority: priority, Role: maintenance.EvacuatorRole(role)})
+	}
+	SortInternal(list)
+
+	controller := ""
+	list = slices.DeleteFunc(list, func(e maintenance.Evacuator) bool {
+		if e.Role != maintenance.EvacuatorRoleController {
+			return false
+		}
+		if controller == "" {
+			controller = e.EvacuatorClass
+			return false
+		}
+		ignore(e.EvacuatorClass, fmt.Sprintf("there is at most one controller, and %s is it", controller))
+		return true
+	})
+	// What the pod says itself goes first: another controller's evacuator, or another priority.
+	if builtIn != "" && controller == "" && !HasClass(list, builtIn) {
+		controller = builtIn
+		list = append(list, maintenance.Evacuator{
+			EvacuatorClass: builtIn, Priority: maintenancev1alpha1.ControllerEvacuatorPriority, Role: maintenance.EvacuatorRoleController,
+		})
+		SortInternal(list)
+	}
+	list = slices.DeleteFunc(list, func(e maintenance.Evacuator) bool {
+		if !IsReserved(e.Priority) || SharesParentDomain(e.EvacuatorClass, controller) {
+			return false
+		}
+		ignore(e.EvacuatorClass, fmt.Sprintf("priorities from %d to %d are kept for classes that share the parent domain of the controller's (%q)",
+			LowestReservedPriority, HighestReservedPriority, controller))
+		return true
+	})
+	list = atMost(list, ignore)
+	return withoutUnusable(list, controller, mayUse), ignored
+}
+
+// HasClass says whether one of the evacuators is of the class.
+func HasClass(list []maintenance.Evacuator, class string) bool {
+	return slices.ContainsFunc(list, func(e maintenance.Evacuator) bool { return e.EvacuatorClass == class })
+}
+
+// withoutUnusable takes out what this client may not use, and with the controller those that are
+// allowed only beside it. The pod's annotations are right, so nobody is told.
+func withoutUnusable(list []maintenance.Evacuator, controller string, mayUse func(class string) bool) []maintenance.Evacuator {
+	return slices.DeleteFunc(list, func(e maintenance.Evacuator) bool {
+		return !mayUse(e.EvacuatorClass) || controller != "" && !mayUse(controller) && IsReserved(e.Priority)
+	})
+}
+
+// atMost cuts a sorted list to what an Evacuation may have. The controller stays: it is what the
+// pod's workload depends on.
+func atMost(list []maintenance.Evacuator, ignore func(class, why string)) []maintenance.Evacuator {
+	kept := slices.Clone(list)
+	for i := len(kept) - 1; len(kept) > MaxEvacuators; i-- {
+		if kept[i].Role == maintenance.EvacuatorRoleController {
+			continue
+		}
+		ignore(kept[i].EvacuatorClass, fmt.Sprintf("a pod has at most %d evacuators, and others have higher priorities", MaxEvacuators))
+		kept = slices.Delete(kept, i, i+1)
+	}
+	return kept
+}

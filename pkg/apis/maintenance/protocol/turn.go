@@ -1,0 +1,96 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package protocol
+
+import (
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// DefaultProgressDeadline is the default of spec.progressDeadlineSeconds.
+const DefaultProgressDeadline = 30 * time.Minute
+
+// Turn is what the status of an Evacuation records about its active evacuator.
+type Turn struct {
+	// Class is the class of the active evacuator.
+	Class string
+	// Completed: it has reported that it has done all it can.
+	Completed bool
+	// Since is when its deadline started: at its last report or, before the first one, when it
+	// became active. Zero if neither is recorded.
+	Since time.Time
+	// Reported: it has reported since it became active.
+	Reported bool
+}
+
+// TurnOf reads the turn from a status.
+func TurnOf(status *maintenancev1alpha1.EvacuationStatus) Turn {
+	return turnOf(status.ActiveEvacuatorClass, status.ActiveEvacuatorSince, status.EvacuationProgressTimestamp, status.ActiveEvacuatorCompleted)
+}
+
+// TurnOfInternal is TurnOf for the internal type.
+func TurnOfInternal(status *maintenance.EvacuationStatus) Turn {
+	return turnOf(status.ActiveEvacuatorClass, status.ActiveEvacuatorSince, status.EvacuationProgressTimestamp, status.ActiveEvacuatorCompleted)
+}
+
+func turnOf(class string, since, progress *metav1.Time, completed bool) Turn {
+	turn := Turn{Class: class, Completed: completed, Reported: progress != nil}
+	for _, t := range []*metav1.Time{since, progress} {
+		if t != nil && t.After(turn.Since) {
+			turn.Since = t.Time
+		}
+	}
+	return turn
+}
+
+// Patience is how long the evacuator may be silent before the next one becomes active.
+// progressDeadlineSeconds is that of the spec; start bounds the time until its first report.
+func (t Turn) Patience(progressDeadlineSeconds *int32, start time.Duration) time.Duration {
+	patience := DefaultProgressDeadline
+	if progressDeadlineSeconds != nil {
+		patience = time.Duration(*progressDeadlineSeconds) * time.Second
+	}
+	if t.Reported {
+		return patience
+	}
+	return min(patience, start)
+}
+
+// FirstTurn returns the class that is active first in a new Evacuation with the given evacuators,
+// and why.
+func FirstTurn(evacuators []maintenance.Evacuator) (class, account string) {
+	if len(evacuators) == 0 {
+		return maintenancev1alpha1.EvacuatorClassEviction, "it has no evacuator"
+	}
+	sorted := slices.Clone(evacuators)
+	SortInternal(sorted)
+	return sorted[0].EvacuatorClass, "it is the first evacuator"
+}
+
+// TurnMessage is the status message at a hand-over: which class is active now, and why. It is for
+// people; no program reads it.
+func TurnMessage(class, account string) string {
+	if class == maintenancev1alpha1.EvacuatorClassEviction {
+		return "The pod is up for eviction, as its disruption budget allows: " + account + "."
+	}
+	return "Evacuator " + class + " is active: " + account + "."
+}

@@ -1,0 +1,102 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package protocol
+
+import (
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func TestTurn(t *testing.T) {
+	const class = "a.example.com"
+	begin := time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC)
+	at := func(d time.Duration) *metav1.Time { return ptr.To(metav1.NewTime(begin.Add(d))) }
+	tests := map[string]struct {
+		since, progress *metav1.Time
+		completed       bool
+		message         string
+		seconds         *int32
+		wantSince       *metav1.Time
+		wantReported    bool
+		wantPatience    time.Duration
+	}{
+		"it has just become active": {since: at(0), wantSince: at(0), wantPatience: 5 * time.Minute},
+		"its deadline is shorter than the time to start": {
+			since: at(0), seconds: ptr.To[int32](60), wantSince: at(0), wantPatience: time.Minute,
+		},
+		"it reported a millisecond after it became active": {
+			since: at(0), progress: at(time.Millisecond), wantSince: at(time.Millisecond),
+			wantReported: true, wantPatience: 30 * time.Minute,
+		},
+		"it reported in the second in which it became active, as stamps are stored": {
+			since: at(0), progress: at(0), wantSince: at(0), wantReported: true, wantPatience: 30 * time.Minute,
+		},
+		"its message still is the server's, which is for people": {
+			since: at(0), progress: at(time.Minute), message: TurnMessage(class, "it is the first evacuator"),
+			wantSince: at(time.Minute), wantReported: true, wantPatience: 30 * time.Minute,
+		},
+		"it has a message of its own and never reported": {
+			since: at(0), message: "copying", wantSince: at(0), wantPatience: 5 * time.Minute,
+		},
+		"a report counts with a short deadline, too": {
+			since: at(0), progress: at(time.Second), seconds: ptr.To[int32](60), wantSince: at(time.Second),
+			wantReported: true, wantPatience: time.Minute,
+		},
+		"its start was moved after its report, as the drain has not reached the pod": {
+			since: at(time.Hour), progress: at(time.Second), wantSince: at(time.Hour),
+			wantReported: true, wantPatience: 30 * time.Minute,
+		},
+		"it completed": {
+			since: at(0), progress: at(time.Second), completed: true, wantSince: at(time.Second),
+			wantReported: true, wantPatience: 30 * time.Minute,
+		},
+		"no time is recorded": {wantPatience: 5 * time.Minute},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			status := maintenancev1alpha1.EvacuationStatus{
+				ActiveEvacuatorClass: class, ActiveEvacuatorSince: tt.since, EvacuationProgressTimestamp: tt.progress,
+				ActiveEvacuatorCompleted: tt.completed, Message: tt.message,
+			}
+			var internal maintenance.EvacuationStatus
+			err := maintenancev1alpha1.Convert_v1alpha1_EvacuationStatus_To_maintenance_EvacuationStatus(&status, &internal, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := Turn{Class: class, Completed: tt.completed, Reported: tt.wantReported}
+			if tt.wantSince != nil {
+				want.Since = tt.wantSince.Time
+			}
+			turn := TurnOf(&status)
+			if turn != want {
+				t.Errorf("got %+v, want %+v", turn, want)
+			}
+			if fromInternal := TurnOfInternal(&internal); fromInternal != want {
+				t.Errorf("got %+v from the internal status, want %+v", fromInternal, want)
+			}
+			if got := turn.Patience(tt.seconds, 5*time.Minute); got != tt.wantPatience {
+				t.Errorf("patience %v, want %v", got, tt.wantPatience)
+			}
+		})
+	}
+}

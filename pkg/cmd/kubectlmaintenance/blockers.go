@@ -1,0 +1,188 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubectlmaintenance
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+)
+
+func (e *environment) newBlockersCommand() *cobra.Command {
+	o := outputOfLines()
+	cmd := &cobra.Command{
+		Use:   "blockers [NAME]",
+		Short: "See what is in the way, who must act and what they can do",
+		Long: `See which pods cannot leave their nodes, since when, what is in the way, who must act and what they can do.
+
+Before them come maintenances that do not move on, and nodes that are not cordoned, that the requester may not delete or
+that the server fails to change, also where the status has no room for messages about single nodes.
+
+Below the pods, and apart, are those that are not blocked and wait for an evacuator whose last heartbeat is 10 seconds
+old, with what it reports. The other formats have the Evacuations of both, the blocked ones first.
+
+With NAME only that maintenance and its nodes count. With --namespace only the pods of a namespace are read, for which
+the right to list its evacuations is enough; maintenances and nodes are read then only with NAME.
+
+The exit code is 3 if there is something in the way, and 0 if there is not. Waiting for an evacuator does not count.`,
+		Example: `  # What is in the way of any drain?
+  kubectl maintenance blockers
+
+  # ... of this one?
+  kubectl maintenance blockers kernel-update
+
+  # What is in the way in my namespace?
+  kubectl maintenance blockers --namespace=shop -o wide`,
+		Args: atMostOneName, ValidArgsFunction: e.completeMaintenances,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.validate(); err != nil {
+				return err
+			}
+			namespace := ""
+			if cmd.Flags().Changed("namespace") {
+				namespace = *e.flags.Namespace
+			}
+			name := ""
+			if len(args) == 1 {
+				name = maintenanceName(args[0])
+			}
+			return e.blockers(cmd.Context(), o, name, namespace)
+		},
+	}
+	o.addFlags(cmd)
+	return cmd
+}
+
+func (e *environment) blockers(ctx context.Context, o *output, name, namespace string) error {
+	c, err := e.connect()
+	if err != nil {
+		return err
+	}
+	maintenances, err := e.blockedMaintenances(ctx, c, name, namespace)
+	if err != nil {
+		return err
+	}
+	now := e.now()
+	found, err := inTheWay(ctx, c, namespace, now)
+	if err != nil {
+		return err
+	}
+	if name != "" {
+		nodes := show.Nodes(&maintenances[0])
+		found.Items = slices.DeleteFunc(found.Items, func(one v1alpha1.Evacuation) bool { return !nodes.Has(one.Spec.NodeName) })
+	}
+	blockers, waiting := show.BlockersOf(found.Items, nil), show.WaitingOf(found.Items, nil, now)
+	obstacles, err := e.obstacles(ctx, c, maintenances, found.Items)
+	if err != nil {
+		return err
+	}
+	switch {
+	case !o.forPeople():
+		err = writeAll(e, o, found, pointers(found.Items))
+	case o.format() == wide && len(obstacles)+len(blockers)+len(waiting) > 0:
+		e.show(show.BlockerTable(obstacles, slices.Concat(blockers, waiting), now))
+	default:
+		e.show(show.Blockers(blockers, obstacles, waiting, now, o.options(e.screen(e.Out).Columns())))
+	}
+	if err == nil && len(blockers)+len(obstacles) > 0 {
+		err = &exitError{code: exitBlocked}
+	}
+	return err
+}
+
+// obstacles returns what is in the way of maintenances beside pods. If nodes cannot be read, that
+// is noted and the conditions have to do.
+func (e *environment) obstacles(
+	ctx context.Context, c clients, maintenances []v1alpha1.NodeMaintenance, evacuations []v1alpha1.Evacuation,
+) ([]show.Obstacle, error) {
+	uncordoned, err := uncordonedNodes(ctx, c, maintenances...)
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil:
+		e.screen(e.ErrOut).Printf("Note: nodes that are not cordoned may be missing: %v", err)
+	}
+	var obstacles []show.Obstacle
+	for i := range maintenances {
+		nm := &maintenances[i]
+		podsListed := len(show.BlockersOf(evacuations, show.Nodes(nm).Has)) > 0
+		obstacles = append(obstacles, show.Obstacles(nm, seeNodes(ctx, c, nm, uncordoned), podsListed, e.now())...)
+	}
+	return obstacles, nil
+}
+
+// blockedMaintenances returns the maintenances that blockers is about: the named one or all, but
+// none for the owner of a namespace, who needs no right to see them.
+func (e *environment) blockedMaintenances(ctx context.Context, c clients, name, namespace string) ([]v1alpha1.NodeMaintenance, error) {
+	maintenances := c.haulout.MaintenanceV1alpha1().NodeMaintenances()
+	switch {
+	case name != "":
+		nm, err := maintenances.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		return []v1alpha1.NodeMaintenance{*nm}, nil
+	case namespace != "":
+		return nil, nil
+	}
+	all, err := maintenances.List(ctx, metav1.ListOptions{})
+	if apierrors.IsForbidden(err) {
+		_, _ = fmt.Fprintln(e.ErrOut, "Note: you may not list nodemaintenances, so only pods are shown.")
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(all.Items, func(nm v1alpha1.NodeMaintenance) bool { return over(&nm) }), nil
+}
+
+// selectActive selects the Evacuations that are not blocked and have an evacuator.
+const selectActive = "status.blocked=false,status.activeEvacuatorClass!=" + v1alpha1.EvacuatorClassEviction
+
+// inTheWay reads the Evacuations that are blocked, then those that wait for their evacuators. The
+// server has an index for the first question and leaves out of the second those that wait for an
+// eviction, which are most of a large drain.
+func inTheWay(ctx context.Context, c clients, namespace string, now time.Time) (*v1alpha1.EvacuationList, error) {
+	list := func(selector string, keep func(*v1alpha1.Evacuation) bool) (*v1alpha1.EvacuationList, error) {
+		found, err := c.haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{FieldSelector: selector})
+		if apierrors.IsForbidden(err) && namespace == "" {
+			err = fmt.Errorf("%w; --namespace reads one namespace only", err)
+		}
+		if err == nil {
+			found.Items = slices.DeleteFunc(found.Items, func(one v1alpha1.Evacuation) bool { return !keep(&one) })
+		}
+		return found, err
+	}
+	found, err := list("status.blocked=true", show.Blocked)
+	if err != nil {
+		return nil, err
+	}
+	waiting, err := list(selectActive, func(one *v1alpha1.Evacuation) bool { return show.Waits(one, now) })
+	if err != nil {
+		return nil, err
+	}
+	found.Items = append(found.Items, waiting.Items...)
+	return found, nil
+}

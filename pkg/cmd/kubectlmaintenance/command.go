@@ -1,0 +1,282 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package kubectlmaintenance is `kubectl maintenance`, the plugin with which users start, watch and
+// end maintenances of nodes.
+//
+// Each command gathers what it needs from the two APIs and hands it to pkg show, which makes the
+// lines; what differs between a terminal and a pipe is in pkg/cmd/screen. Anything that a test
+// replaces (time, names, terminals) is a field of environment.
+package kubectlmaintenance
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilrand "k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/screen"
+	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	"haulout.dev/haulout/pkg/version"
+)
+
+// manager is the field manager of what the plugin writes, and the start of its user agent.
+const manager = "kubectl-maintenance"
+
+// clients are the clients of the two APIs.
+type clients struct {
+	kube    kubernetes.Interface
+	haulout clientset.Interface
+}
+
+// environment is what the plugin runs in.
+type environment struct {
+	genericiooptions.IOStreams
+	flags *genericclioptions.ConfigFlags
+	// connect makes the clients that the flags ask for.
+	connect func() (clients, error)
+	now     func() time.Time
+	// suffix returns what makes a generated name unique.
+	suffix func() string
+	// interactive reports whether the standard input is a terminal, so that a question can be
+	// asked.
+	interactive func() bool
+	// screen returns what a stream is shown on.
+	screen func(io.Writer) *screen.Screen
+}
+
+// Run runs the plugin as a program of its own and returns its exit code.
+func Run(args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	// After the first signal, the second one ends the program immediately.
+	context.AfterFunc(ctx, stop)
+	silenceLibraries()
+	e := newEnvironment(genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr})
+	return e.run(ctx, args)
+}
+
+// silenceLibraries keeps client-go's log out of the terminal: the commands print errors themselves.
+// KUBECTL_MAINTENANCE_V=6 enables the log.
+func silenceLibraries() {
+	var flags flag.FlagSet
+	klog.InitFlags(&flags)
+	if v := os.Getenv("KUBECTL_MAINTENANCE_V"); v != "" {
+		_ = flags.Set("v", v)
+		return
+	}
+	_ = flags.Set("logtostderr", "false")
+	_ = flags.Set("alsologtostderr", "false")
+	_ = flags.Set("stderrthreshold", "FATAL")
+	klog.SetOutput(io.Discard)
+}
+
+func newEnvironment(streams genericiooptions.IOStreams) *environment {
+	e := &environment{
+		IOStreams: streams,
+		flags:     genericclioptions.NewConfigFlags(true).WithWarningPrinter(streams),
+		now:       time.Now,
+		suffix:    func() string { return utilrand.String(5) },
+		screen:    func(out io.Writer) *screen.Screen { return screen.New(out, os.Getenv) },
+	}
+	e.connect = e.connectToCluster
+	e.interactive = func() bool {
+		in, ok := streams.In.(*os.File)
+		return ok && term.IsTerminal(int(in.Fd()))
+	}
+	return e
+}
+
+func (e *environment) connectToCluster() (clients, error) {
+	config, err := e.flags.ToRESTConfig()
+	if err != nil {
+		return clients{}, err
+	}
+	config.UserAgent = manager + "/" + version.Get()
+	// The API server's fairness is the limit; a client-side one would only delay large lists.
+	config.QPS, config.Burst = -1, 0
+	config.WarningHandler = escapedWarnings{
+		rest.NewWarningWriter(e.ErrOut, rest.WarningWriterOptions{Deduplicate: true, Color: e.screen(e.ErrOut).Colors()}),
+	}
+	config.ContentType = "application/vnd.kubernetes.protobuf"
+	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return clients{}, err
+	}
+	haulout, err := clientset.NewForConfig(config)
+	return clients{kube: kube, haulout: haulout}, err
+}
+
+// escapedWarnings escapes the warnings of the server, which quote names and messages of objects,
+// before they are printed.
+type escapedWarnings struct{ rest.WarningHandler }
+
+// HandleWarningHeader implements rest.WarningHandler.
+func (w escapedWarnings) HandleWarningHeader(code int, agent, text string) {
+	w.WarningHandler.HandleWarningHeader(code, agent, screen.Escape(text))
+}
+
+// run runs a command and prints its error on the error stream.
+func (e *environment) run(ctx context.Context, args []string) int {
+	cmd := e.newCommand()
+	cmd.SetArgs(args)
+	err := cmd.ExecuteContext(ctx)
+	if err == nil {
+		return exitDone
+	}
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		err = &exitError{code: exitInterrupted}
+	}
+	code := exitFailed
+	var withCode *exitError
+	if errors.As(err, &withCode) {
+		code = withCode.code
+	}
+	if text := explain(err); text != "" {
+		_, _ = fmt.Fprintln(e.ErrOut, screen.EscapeError("error: ", text))
+	}
+	return code
+}
+
+// explain adds to an error of the API that Haulout is not installed or does not run.
+func explain(err error) string {
+	text := err.Error()
+	switch {
+	case apierrors.IsNotFound(err) && !isMissing(err):
+		return fmt.Sprintf("this cluster does not serve %s: Haulout is not installed in it, or not registered (%s)", v1alpha1.SchemeGroupVersion, text)
+	case apierrors.IsServiceUnavailable(err):
+		return fmt.Sprintf("%s (is Haulout running? kubectl get apiservice %s.%s says more)", text, v1alpha1.SchemeGroupVersion.Version, v1alpha1.GroupName)
+	}
+	return text
+}
+
+const about = `Take nodes out of service and put them back.
+
+A maintenance is an object in the cluster (kubectl get nodemaintenances): a selector of nodes, and the
+stage that they are to reach. The server does the work and reports what it waits for; you can close this
+terminal at any time.
+
+  Idle       announced, nothing is touched
+  Cordon     the nodes are unschedulable
+  Drain      pods leave, wave by wave, within their disruption budgets
+  Complete   the nodes are schedulable again
+
+Exit codes
+  0    done
+  1    error
+  2    the --timeout passed while the maintenance made progress
+  3    blocked: the --timeout passed while the maintenance made no progress (its condition Progressing is
+       False, or a node is not cordoned or not authorized), or blockers or preview found something that a
+       user has to act on
+  4    the maintenance was completed or deleted while the command waited for it
+  130  interrupted; the maintenance continues
+
+Completion of names and nodes works as that of kubectl; it needs kubectl_complete-maintenance in the PATH.`
+
+// newCommand returns the plugin with all of its commands.
+func (e *environment) newCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "kubectl-maintenance",
+		Short:         "Take nodes out of service and put them back",
+		Long:          about,
+		Version:       version.Get(),
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl maintenance"},
+	}
+	root.SetIn(e.In)
+	root.SetOut(e.Out)
+	root.SetErr(e.ErrOut)
+	root.AddGroup(
+		&cobra.Group{ID: groupGo, Title: "Take nodes out of service:"},
+		&cobra.Group{ID: groupLook, Title: "See what happens:"},
+		&cobra.Group{ID: groupEnd, Title: "Change the stage and put them back:"},
+	)
+	add := func(group string, commands ...*cobra.Command) {
+		for _, cmd := range commands {
+			cmd.GroupID = group
+			root.AddCommand(cmd)
+		}
+	}
+	add(groupGo, e.newStartCommand(), e.newDrainCommand(), e.newPreviewCommand())
+	add(groupLook, e.newStatusCommand(), e.newBlockersCommand(), e.newHistoryCommand())
+	add(groupEnd, e.newStageCommand(), e.newCompleteCommand(), e.newCancelCommand())
+	root.AddCommand(newOptionsCommand())
+	// Completion goes through kubectl, which would not find a script for kubectl-maintenance.
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetUsageTemplate(usageTemplate)
+	e.flags.AddFlags(root.PersistentFlags())
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w (%s --help lists the flags)", err, cmd.CommandPath())
+	})
+	return root
+}
+
+const (
+	groupGo   = "go"
+	groupLook = "look"
+	groupEnd  = "end"
+)
+
+// newOptionsCommand lists the flags that all commands have. Listed by each command, they would hide
+// its own.
+func newOptionsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "options", Short: "List the flags that every command takes", Args: cobra.NoArgs,
+		Run: func(cmd *cobra.Command, _ []string) {
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "Every command takes these flags, as kubectl does:\n\n%s", cmd.InheritedFlags().FlagUsages())
+		},
+	}
+}
+
+// usageTemplate is cobra's, but for the flags of all commands, which it points to.
+const usageTemplate = `Usage:{{if .Runnable}}
+  {{.UseLine}}{{end}}{{if .HasAvailableSubCommands}}
+  {{.CommandPath}} COMMAND [flags]{{end}}{{if .HasExample}}
+
+Examples:
+{{.Example}}{{end}}{{if .HasAvailableSubCommands}}{{$cmds := .Commands}}{{range $group := .Groups}}
+
+{{.Title}}{{range $cmds}}{{if (and (eq .GroupID $group.ID) .IsAvailableCommand)}}
+  {{rpad .Name .NamePadding }} {{.Short}}{{end}}{{end}}{{end}}
+
+Other commands:{{range $cmds}}{{if (and (eq .GroupID "") .IsAvailableCommand)}}
+  {{rpad .Name .NamePadding }} {{.Short}}{{end}}{{end}}{{end}}{{if .HasAvailableLocalFlags}}
+
+Flags:
+{{.LocalNonPersistentFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}{{if .HasAvailableSubCommands}}
+
+"{{.CommandPath}} COMMAND --help" describes a command.{{else}}
+
+"{{.Root.CommandPath}} options" lists the flags that every command takes.{{end}}
+`

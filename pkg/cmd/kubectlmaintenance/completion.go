@@ -1,0 +1,95 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubectlmaintenance
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// completionLimit is how many names a shell is offered.
+const completionLimit = 500
+
+// completeNodes offers the nodes of the cluster.
+func (e *environment) completeNodes(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	c, err := e.connect()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	nodes, err := c.kube.CoreV1().Nodes().List(cmd.Context(), metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var names []string
+	for i := range nodes.Items {
+		names = append(names, nodes.Items[i].Name)
+	}
+	return offer(names, args, toComplete), cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeMaintenances offers the maintenances of the cluster.
+func (e *environment) completeMaintenances(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	return e.completeThose(cmd, args, toComplete, func(*v1alpha1.NodeMaintenance) bool { return true })
+}
+
+// completeActive offers the maintenances that are not complete.
+func (e *environment) completeActive(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	return e.completeThose(cmd, args, toComplete, func(nm *v1alpha1.NodeMaintenance) bool {
+		return nm.DeletionTimestamp == nil && nm.Spec.Stage != v1alpha1.NodeMaintenanceStageComplete
+	})
+}
+
+// completeNodesAndMaintenances offers nodes and maintenances, for commands that take either.
+func (e *environment) completeNodesAndMaintenances(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	nodes, _ := e.completeNodes(cmd, args, toComplete)
+	if len(args) > 0 {
+		return nodes, cobra.ShellCompDirectiveNoFileComp
+	}
+	maintenances, _ := e.completeActive(cmd, args, toComplete)
+	return append(maintenances, nodes...), cobra.ShellCompDirectiveNoFileComp
+}
+
+func (e *environment) completeThose(cmd *cobra.Command, args []string, toComplete string, fits func(*v1alpha1.NodeMaintenance) bool) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	c, err := e.connect()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	found, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(cmd.Context(), metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var names []string
+	for i := range found.Items {
+		if nm := &found.Items[i]; fits(nm) {
+			names = append(names, nm.Name)
+		}
+	}
+	return offer(names, args, toComplete), cobra.ShellCompDirectiveNoFileComp
+}
+
+// offer returns the names with the typed prefix that are not among the arguments yet.
+func offer(names, given []string, typed string) []string {
+	return slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, typed) || slices.Contains(given, name) })
+}

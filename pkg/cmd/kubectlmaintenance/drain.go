@@ -1,0 +1,133 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubectlmaintenance
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+const drainExample = `  # Drain a node, as kubectl drain does, and wait until it is empty
+  kubectl maintenance drain node-003
+
+  # Flags of kubectl drain are accepted
+  kubectl maintenance drain node-003 --ignore-daemonsets --delete-emptydir-data --timeout=30m
+
+  # Several nodes are drained together, not one after the other
+  kubectl maintenance drain -l pool=blue`
+
+// drainFlags are the flags of kubectl drain that have no meaning here.
+type drainFlags struct {
+	force, ignoreDaemonSets, deleteEmptyDirData, disableEviction bool
+	gracePeriod, skipWaitForDelete                               int
+	podSelector                                                  string
+	chunkSize                                                    int64
+}
+
+func (e *environment) newDrainCommand() *cobra.Command {
+	o := &startOptions{output: outputOfObjects("created"), stage: string(v1alpha1.NodeMaintenanceStageDrain), wait: true}
+	var habits drainFlags
+	cmd := &cobra.Command{
+		Use:   "drain (NODE... | -l SELECTOR)",
+		Short: "Drain nodes as kubectl drain does, and wait until they are empty",
+		Long: `Drain nodes and wait until they are empty: start --stage=Drain --wait, with the flags of kubectl drain.
+
+What is different:
+  - All nodes are cordoned before the first pod leaves, and drained together.
+  - Budgets are always kept. A pod that its budget holds back is waited for, and named with who must act.
+  - Pods without a controller and pods with emptyDir volumes are evicted without a question. What will be in the way,
+    and the pods that will not come back, are printed before the drain begins; "kubectl maintenance preview NODE" shows
+    it without a drain.
+  - DaemonSet pods leave as well, after all others. DaemonSet pods that would be recreated on the node, and static pods,
+    are kept and named.
+  - Interrupting this command does not stop the drain: "kubectl maintenance cancel NAME" does.
+  - Afterwards, "kubectl maintenance complete NAME" takes the place of kubectl uncordon.
+
+Flags of kubectl drain that are not needed here are accepted with a note. Flags that ask for something that Haulout does
+not do are refused.`,
+		Example:           drainExample,
+		ValidArgsFunction: e.completeNodes,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			notes, err := habits.check(cmd.Flags())
+			if err != nil {
+				return err
+			}
+			for _, note := range notes {
+				_, _ = fmt.Fprintln(e.ErrOut, "Note: "+note)
+			}
+			o.wait = !o.dryRun.isOn()
+			if !o.wait {
+				o.timeout = 0
+			}
+			return e.start(cmd.Context(), o, args)
+		},
+	}
+	o.addFlags(cmd)
+	flags := cmd.Flags()
+	flags.BoolVar(&habits.ignoreDaemonSets, "ignore-daemonsets", false,
+		"Not needed: DaemonSet pods leave last; those that would be recreated on the node are kept and named.")
+	flags.BoolVar(&habits.deleteEmptyDirData, "delete-emptydir-data", false, "Not needed: pods with emptyDir volumes leave like all others.")
+	flags.BoolVar(&habits.force, "force", false,
+		"Not needed: pods without a controller leave like all others, within their budgets. They are not recreated.")
+	flags.IntVar(&habits.skipWaitForDelete, "skip-wait-for-delete-timeout", 0, "Not needed: pods that do not stop are named with the reason.")
+	flags.Int64Var(&habits.chunkSize, "chunk-size", 500, "Not needed: the server reads the pods.")
+	flags.BoolVar(&habits.disableEviction, "disable-eviction", false, "Refused: budgets are always kept.")
+	flags.IntVar(&habits.gracePeriod, "grace-period", -1,
+		"Refused, unless negative: the pod's terminationGracePeriodSeconds applies.")
+	flags.StringVar(&habits.podSelector, "pod-selector", "", "Refused: all pods leave; start --plan orders them.")
+	return cmd
+}
+
+// check returns notes about flags that are not needed, and an error about flags that Haulout cannot
+// honour.
+func (d *drainFlags) check(flags *pflag.FlagSet) (notes []string, err error) {
+	var refused []string
+	refuse := func(flag, why string) {
+		refused = append(refused, fmt.Sprintf("--%s has no counterpart here: %s", flag, why))
+	}
+	if d.disableEviction {
+		refuse("disable-eviction", "disruption budgets are always kept. \"kubectl maintenance blockers\" names the budgets that are in the way and what their owners can do")
+	}
+	if d.gracePeriod >= 0 {
+		refuse("grace-period", "a pod gets the time that its terminationGracePeriodSeconds gives it. Set it in the pod's template")
+	}
+	if d.podSelector != "" {
+		refuse("pod-selector", "all pods leave the nodes. \"kubectl maintenance start --plan=FILE\" orders them by label; none can be left out")
+	}
+	if len(refused) > 0 {
+		return nil, errors.New(strings.Join(refused, "\n"))
+	}
+	note := func(flag string, set bool, what string) {
+		if set {
+			notes = append(notes, fmt.Sprintf("--%s is not needed: %s.", flag, what))
+		}
+	}
+	note("ignore-daemonsets", d.ignoreDaemonSets,
+		"DaemonSet pods leave last and a taint keeps new ones off the node; pods that tolerate it are kept and named")
+	note("delete-emptydir-data", d.deleteEmptyDirData, "pods with emptyDir volumes leave like all others, and their data with them")
+	note("force", d.force, "pods without a controller leave like all others and are not recreated; budgets still apply")
+	note("skip-wait-for-delete-timeout", flags.Changed("skip-wait-for-delete-timeout"),
+		"the drain waits for a pod that does not stop and names it with the reason (kubectl maintenance blockers)")
+	note("chunk-size", flags.Changed("chunk-size"), "the server reads the pods")
+	return notes, nil
+}

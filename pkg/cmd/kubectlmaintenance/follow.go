@@ -1,0 +1,321 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubectlmaintenance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	listers "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+)
+
+const (
+	// redrawAfter is how long changes are gathered before they are shown.
+	redrawAfter = 200 * time.Millisecond
+	// redrawAtLeast keeps times and paces moving when nothing changes.
+	redrawAtLeast = time.Second
+	// wavesAfter is how long a preview of a drain under way is good for. It costs the server more
+	// than anything else here.
+	wavesAfter = 20 * time.Second
+	// nextWaveAfter is when another one may be asked for because a wave is over.
+	nextWaveAfter = 3 * time.Second
+)
+
+// noteForbidden is shown if the user may not list Evacuations.
+const noteForbidden = "you may not list evacuations in all namespaces, so pods that have left or are blocked are not shown by name"
+
+// follower watches one maintenance, or all.
+type follower struct {
+	e *environment
+	c clients
+	// name is the maintenance; empty for all.
+	name string
+
+	maintenances listers.NodeMaintenanceLister
+	// evacuations is nil if they may not be read.
+	evacuations listers.EvacuationLister
+	departures  map[types.UID]*show.Departures
+	changed     chan struct{}
+	waves       waves
+
+	mu sync.Mutex
+	// trouble is why watching did not work last, and since when that is known.
+	trouble   error
+	troubleAt time.Time
+}
+
+// troubleFor is how long trouble is shown. While it lasts it is met again and again.
+const troubleFor = 15 * time.Second
+
+// waves are what the last preview said.
+type waves struct {
+	// off: previews are not wanted, or the user may not get them.
+	off  bool
+	at   time.Time
+	last []show.Wave
+}
+
+// newFollower starts to follow; it ends with the context.
+func (e *environment) newFollower(ctx context.Context, c clients, name string) (*follower, error) {
+	// Informers retry for ever, so errors that do not pass are found first.
+	if name != "" {
+		if _, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{}); err != nil {
+			return nil, err
+		}
+	} else if _, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(ctx, metav1.ListOptions{Limit: 1}); err != nil {
+		return nil, err
+	}
+	f := &follower{e: e, c: c, name: name, departures: map[types.UID]*show.Departures{}, changed: make(chan struct{}, 1)}
+	factory := informers.NewSharedInformerFactory(c.haulout, 0)
+	named := informers.NewSharedInformerFactoryWithOptions(c.haulout, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+		if name != "" {
+			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+		}
+	}))
+	all := []cache.SharedIndexInformer{named.Maintenance().V1alpha1().NodeMaintenances().Informer()}
+	f.maintenances = named.Maintenance().V1alpha1().NodeMaintenances().Lister()
+	_, err := c.haulout.MaintenanceV1alpha1().Evacuations(metav1.NamespaceAll).List(ctx, metav1.ListOptions{Limit: 1})
+	switch {
+	case err == nil:
+		all = append(all, factory.Maintenance().V1alpha1().Evacuations().Informer())
+		f.evacuations = factory.Maintenance().V1alpha1().Evacuations().Lister()
+	case !apierrors.IsForbidden(err):
+		return nil, err
+	}
+	for _, informer := range all {
+		if err := f.watch(informer); err != nil {
+			return nil, err
+		}
+	}
+	named.StartWithContext(ctx)
+	factory.StartWithContext(ctx)
+	for _, informer := range all {
+		if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+			return nil, ctx.Err()
+		}
+	}
+	return f, nil
+}
+
+// watch makes an informer report changes and errors.
+func (f *follower) watch(informer cache.SharedIndexInformer) error {
+	if err := informer.SetTransform(withoutManagedFields); err != nil {
+		return err
+	}
+	if err := informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
+		// The informer itself restarts a watch that has expired.
+		if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+			f.setTrouble(err)
+		}
+	}); err != nil {
+		return err
+	}
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { f.setTrouble(nil) },
+		UpdateFunc: func(any, any) { f.setTrouble(nil) },
+		DeleteFunc: func(any) { f.setTrouble(nil) },
+	})
+	return err
+}
+
+func withoutManagedFields(object any) (any, error) {
+	if o, ok := object.(metav1.Object); ok {
+		o.SetManagedFields(nil)
+	}
+	return object, nil
+}
+
+func (f *follower) setTrouble(err error) {
+	f.mu.Lock()
+	f.trouble, f.troubleAt = err, f.e.now()
+	f.mu.Unlock()
+	select {
+	case f.changed <- struct{}{}:
+	default:
+	}
+}
+
+// facts returns what is known of each maintenance, sorted by name. It is empty if none exists.
+func (f *follower) facts(ctx context.Context) ([]show.Facts, error) {
+	found, err := f.maintenances.List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(found, func(a, b *v1alpha1.NodeMaintenance) int { return strings.Compare(a.Name, b.Name) })
+	var evacuations []v1alpha1.Evacuation
+	if f.evacuations != nil {
+		known, err := f.evacuations.List(labels.Everything())
+		if err != nil {
+			return nil, err
+		}
+		for _, one := range known {
+			evacuations = append(evacuations, *one)
+		}
+	}
+	var out []show.Facts
+	for _, nm := range found {
+		if f.name != "" && nm.Name != f.name {
+			continue
+		}
+		if f.evacuations != nil {
+			if f.departures[nm.UID] == nil {
+				f.departures[nm.UID] = &show.Departures{}
+			}
+			f.departures[nm.UID].See(nm, evacuations)
+		}
+		facts := show.Facts{
+			Maintenance: nm, Evacuations: evacuations, Departures: f.departures[nm.UID], Notes: f.notes(), Now: f.e.now(),
+		}
+		if f.name != "" {
+			f.askForWaves(ctx, &facts)
+		}
+		out = append(out, facts)
+	}
+	return out, nil
+}
+
+func (f *follower) notes() []string {
+	var notes []string
+	if f.evacuations == nil {
+		notes = append(notes, noteForbidden)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.trouble != nil && f.e.now().Sub(f.troubleAt) < troubleFor {
+		notes = append(notes, fmt.Sprintf("what is shown may be old: the server does not answer, trying again (%v)", f.trouble))
+	}
+	return notes
+}
+
+// askForWaves fills in what a preview says is still to come, which need not be of this moment.
+func (f *follower) askForWaves(ctx context.Context, facts *show.Facts) {
+	w := &f.waves
+	if w.off || facts.Maintenance.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain {
+		return
+	}
+	facts.Waves = w.last
+	age := facts.Now.Sub(w.at)
+	if w.at.IsZero() || age >= wavesAfter || age >= nextWaveAfter && facts.WaveIsOver() {
+		w.at = facts.Now
+		preview, err := previewWaves(ctx, f.c, facts.Maintenance.Name)
+		switch {
+		case err == nil:
+			w.last = show.Waves(preview, w.last)
+		case apierrors.IsForbidden(err):
+			w.off, w.last = true, nil
+		}
+		facts.Waves = w.last
+	}
+}
+
+// previewWaves asks for the waves that are still to come.
+func previewWaves(ctx context.Context, c clients, name string) ([]v1alpha1.PreviewWave, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	preview, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return preview.Waves, nil
+}
+
+// each calls look with what is known, again after every change and at least once a second, until
+// look returns done.
+func (f *follower) each(ctx context.Context, look func([]show.Facts) (done bool, err error)) error {
+	ticker := time.NewTicker(redrawAtLeast)
+	defer ticker.Stop()
+	for {
+		facts, err := f.facts(ctx)
+		if err != nil {
+			return err
+		}
+		if done, err := look(facts); done || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			if errors.Is(context.Cause(ctx), errTimeout) {
+				return errTimeout
+			}
+			return ctx.Err()
+		case <-ticker.C:
+		case <-f.changed:
+			// Further changes within a moment are shown together.
+			select {
+			case <-ctx.Done():
+			case <-time.After(redrawAfter):
+			}
+		}
+	}
+}
+
+// snapshot reads a maintenance and the Evacuations once, or all maintenances if the name is empty.
+func (e *environment) snapshot(ctx context.Context, c clients, name string) ([]show.Facts, error) {
+	var found []v1alpha1.NodeMaintenance
+	maintenances := c.haulout.MaintenanceV1alpha1().NodeMaintenances()
+	if name != "" {
+		nm, err := maintenances.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, *nm)
+	} else {
+		all, err := maintenances.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, err
+		}
+		found = all.Items
+	}
+	var notes []string
+	evacuations, err := c.haulout.MaintenanceV1alpha1().Evacuations(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	switch {
+	case apierrors.IsForbidden(err):
+		evacuations, notes = &v1alpha1.EvacuationList{}, []string{noteForbidden}
+	case err != nil:
+		return nil, err
+	}
+	out := make([]show.Facts, 0, len(found))
+	for i := range found {
+		var departures *show.Departures
+		if len(notes) == 0 {
+			departures = &show.Departures{}
+			departures.See(&found[i], evacuations.Items)
+		}
+		out = append(out, show.Facts{
+			Maintenance: &found[i], Evacuations: evacuations.Items, Departures: departures, Notes: notes, Now: e.now(),
+		})
+	}
+	return out, nil
+}
+
+// errTimeout is the cause of a context whose --timeout has passed.
+var errTimeout = errors.New("the time is over")

@@ -1,0 +1,373 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubectlmaintenance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	clienttesting "k8s.io/client-go/testing"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/screen"
+)
+
+var erased = regexp.MustCompile(`\x1b\[(\d+)A\x1b\[J`)
+
+// shown returns what a terminal shows after all that was written to it.
+func shown(written string) string {
+	var lines []string
+	for written != "" {
+		at := erased.FindStringSubmatchIndex(written)
+		text := written
+		if at != nil {
+			text = written[:at[0]]
+		}
+		if text = strings.TrimSuffix(text, "\n"); text != "" {
+			lines = append(lines, strings.Split(text, "\n")...)
+		}
+		if at == nil {
+			break
+		}
+		up, err := strconv.Atoi(written[at[2]:at[3]])
+		if err != nil {
+			panic(err)
+		}
+		lines = lines[:max(len(lines)-up, 0)]
+		written = written[at[1]:]
+	}
+	return strings.Join(lines, "\n")
+}
+
+// eventually waits until what was written shows a text.
+func eventually(t *testing.T, out *buffer, text string) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+		return strings.Contains(shown(out.String()), text), nil
+	})
+	if err != nil {
+		t.Fatalf("%q is not shown: %v\n%s", text, err, shown(out.String()))
+	}
+}
+
+// background runs a command and returns its exit code when it has ended.
+func (w *world) background(ctx context.Context, args ...string) <-chan int {
+	ended := make(chan int, 1)
+	go func() { ended <- w.run(ctx, args) }()
+	return ended
+}
+
+// TestWatch follows a drain on a terminal, where the lines are redrawn in place, until the
+// maintenance is gone.
+func TestWatch(t *testing.T) {
+	w := newWorld(t, "", everything()...)
+	w.environment.screen = func(out io.Writer) *screen.Screen { return screen.NewTerminal(out, 160, 50) }
+	maintenances := w.haulout.MaintenanceV1alpha1().NodeMaintenances()
+	ended := w.background(t.Context(), "status", "kernel-update", "--watch")
+	eventually(t, w.out, "4 of 16 gone")
+	eventually(t, w.out, "BLOCKED  3 pods")
+
+	// Another pod leaves, and the server counts it later than its Evacuation tells.
+	if err := w.haulout.Tracker().Add(evacuation("shop", "web-99", "node-003", gone(0))); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, w.out, "5 of 17 gone")
+	nm := draining()
+	// Without a peak only what was seen tells.
+	nm.Status.NodeStatuses[0].PodsPeak = 0
+	nm.Status.NodeStatuses[0].PodsEvacuating--
+	if _, err := maintenances.Update(t.Context(), nm, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, w.out, "5 of 16 gone")
+	// The server forgets Evacuations; what was seen is remembered.
+	if err := w.haulout.MaintenanceV1alpha1().Evacuations("shop").Delete(t.Context(), "uid-web-99", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	nm = nm.DeepCopy()
+	nm.Status.NodeStatuses[0].PodsEvacuating--
+	if _, err := maintenances.Update(t.Context(), nm, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, w.out, "5 of 15 gone")
+	if count := strings.Count(shown(w.out.String()), "kernel-update  Drain"); count != 1 {
+		t.Errorf("it is shown %d times:\n%s", count, shown(w.out.String()))
+	}
+	if err := maintenances.Delete(t.Context(), "kernel-update", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if code := <-ended; code != exitDone {
+		t.Errorf("it ended with %d: %s", code, w.err.String())
+	}
+	if last := shown(w.out.String()); !strings.HasSuffix(last, "kernel-update was deleted.") || !strings.Contains(last, "5 of 15 gone") {
+		t.Errorf("at last it shows\n%s", last)
+	}
+}
+
+// TestWatchInAPipe has one line for each change, and no control sequences.
+func TestWatchInAPipe(t *testing.T) {
+	w := newWorld(t, "", everything()...)
+	clock := make(chan time.Time, 1)
+	clock <- now
+	// Each look at the clock is a while after the one before, so that no line is held back.
+	w.environment.now = func() time.Time {
+		at := <-clock
+		clock <- at.Add(3 * time.Second)
+		return at
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := w.background(ctx, "status", "kernel-update", "-w")
+	eventually(t, w.out, "kernel-update: 0 of 2 nodes drained, 4 of 16 pods gone, 9 leaving, 3 for later waves, 3 blocked (shop/checkout-a: PodDisruptionBudget)")
+	nm := draining()
+	nm.Status.NodeStatuses[0].PodsPendingEvacuation = 0
+	if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, w.out, "6 of 16 pods gone, 9 leaving, 1 for later waves")
+	stop()
+	if code := <-ended; code != exitInterrupted {
+		t.Errorf("it ended with %d", code)
+	}
+	if out := w.out.String(); strings.Contains(out, "\x1b") || strings.Count(out, "4 of 16") != 1 {
+		t.Errorf("it has written\n%q", out)
+	}
+}
+
+// TestWaitingIsNotTheWork: whatever ends the command, the maintenance goes on; whatever ends the
+// maintenance, the command ends.
+func TestWaitingIsNotTheWork(t *testing.T) {
+	for name, test := range map[string]struct {
+		happens  func(t *testing.T, w *world, interrupt func())
+		code     int
+		stderr   string
+		survives bool
+	}{
+		"an interruption leaves the maintenance": {
+			happens: func(_ *testing.T, _ *world, interrupt func()) { interrupt() },
+			code:    exitInterrupted, stderr: "kubectl maintenance cancel node-003-x7k2p", survives: true,
+		},
+		"a user deletes the maintenance": {
+			happens: func(t *testing.T, w *world, _ func()) {
+				t.Helper()
+				if err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), "node-003-x7k2p", metav1.DeleteOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			},
+			code: exitEnded, stderr: "was deleted before it reached the stage Drain",
+		},
+		"a user completes the maintenance": {
+			happens: func(t *testing.T, w *world, _ func()) {
+				t.Helper()
+				nm := draining()
+				nm.Name, nm.UID, nm.Spec.Stage = "node-003-x7k2p", "uid-of-node-003-x7k2p", v1alpha1.NodeMaintenanceStageComplete
+				if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm, metav1.UpdateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			},
+			code: exitEnded, stderr: "was completed before it reached the stage Drain", survives: true,
+		},
+		"the node is drained": {
+			happens: func(t *testing.T, w *world, _ func()) {
+				t.Helper()
+				nm := draining()
+				nm.Name, nm.UID = "node-003-x7k2p", "uid-of-node-003-x7k2p"
+				nm.Status.Conditions[0].Status = metav1.ConditionTrue
+				if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm, metav1.UpdateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			},
+			code: exitDone, survives: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "")
+			w.haulout.PrependReactor("create", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				if created := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance); created.Spec.Reason == previewReason {
+					return false, nil, nil
+				}
+				nm := draining()
+				nm.Name, nm.UID = "node-003-x7k2p", "uid-of-node-003-x7k2p"
+				return true, nm, w.haulout.Tracker().Add(nm)
+			})
+			ctx, interrupt := context.WithCancel(t.Context())
+			defer interrupt()
+			ended := w.background(ctx, "drain", "node-003")
+			eventually(t, w.out, "0 of 2 nodes drained")
+			test.happens(t, w, interrupt)
+			if code := <-ended; code != test.code || !strings.Contains(w.err.String(), test.stderr) {
+				t.Errorf("it ended with %d: %s", code, w.err.String())
+			}
+			_, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(t.Context(), "node-003-x7k2p", metav1.GetOptions{})
+			if (err == nil) != test.survives {
+				t.Errorf("the maintenance: %v", err)
+			}
+		})
+	}
+}
+
+// TestAnInterruptedPreviewLeavesNothing: the temporary object goes, whatever keeps the preview from
+// being seen.
+func TestAnInterruptedPreviewLeavesNothing(t *testing.T) {
+	for name, reach := range map[string]func(interrupt func()) error{
+		"interrupted while the server previews": func(interrupt func()) error { interrupt(); return context.Canceled },
+		"the server fails":                      func(func()) error { return apierrors.NewInternalError(errors.New("no")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "")
+			ctx, interrupt := context.WithCancel(t.Context())
+			defer interrupt()
+			w.haulout.PrependReactor("get", "nodemaintenances/preview", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				if strings.HasPrefix(action.(clienttesting.GetAction).GetName(), "preview-") {
+					return true, nil, reach(interrupt)
+				}
+				return false, nil, nil
+			})
+			if code := w.run(ctx, []string{"preview", "node-003", "node-004"}); code == exitDone {
+				t.Error("it ended as if nothing had happened")
+			}
+			left, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().List(t.Context(), metav1.ListOptions{})
+			if err != nil || len(left.Items) > 0 {
+				t.Errorf("left are %v (%v)", left.Items, err)
+			}
+			leavesNothing(t, w)
+		})
+	}
+}
+
+// TestNames makes names that are readable and allowed.
+func TestNames(t *testing.T) {
+	e := &environment{suffix: func() string { return "x7k2p" }}
+	for text, want := range map[string]string{
+		"node-003":                     "node-003-x7k2p",
+		"ip-10-0-0-1.eu.example.com":   "ip-10-0-0-1.eu.example.com-x7k2p",
+		"":                             "nodes-x7k2p",
+		strings.Repeat("a", 56) + ".b": strings.Repeat("a", 56) + "-x7k2p",
+	} {
+		if got := e.nameFor(text); got != want {
+			t.Errorf("%q becomes %q, want %q", text, got, want)
+		}
+	}
+	for selector, want := range map[string]string{
+		"pool=blue": "pool-blue", "node.kubernetes.io/instance-type in (A, b)": "node-kubernetes-io-instance-type-in-a-b", "!x": "x",
+	} {
+		if got := title(selector); got != want {
+			t.Errorf("%q becomes %q, want %q", selector, got, want)
+		}
+	}
+}
+
+// TestADrainIsPreviewedBeforeItBegins: the preview is asked while the maintenance does not exist,
+// and an interruption at that moment leaves nothing.
+func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
+	for name, test := range map[string]struct {
+		line       string
+		interrupts bool
+		// want is what is created, in order.
+		want []string
+		code int
+	}{
+		"start":                    {line: "start node-003", want: []string{"preview-node-003-x7k2p Idle", "node-003-x7k2p Drain"}},
+		"drain":                    {line: "drain node-005", want: []string{"preview-node-005-x7k2p Idle", "node-005-x7k2p Drain"}},
+		"start that only cordons":  {line: "start node-003 --stage=Cordon", want: []string{"node-003-x7k2p Cordon"}},
+		"a dry run":                {line: "start node-003 --dry-run=server", want: []string{"node-003-x7k2p Drain"}},
+		"interrupted meanwhile":    {line: "drain node-003", interrupts: true, want: []string{"preview-node-003-x7k2p Idle"}, code: exitInterrupted},
+		"a stage has its own name": {line: "stage zone-a Drain"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "", cordon())
+			ctx, interrupt := context.WithCancel(t.Context())
+			defer interrupt()
+			previews := 0
+			w.haulout.PrependReactor("get", "nodemaintenances/preview", func(clienttesting.Action) (bool, runtime.Object, error) {
+				if previews++; test.interrupts {
+					interrupt()
+				}
+				return false, nil, nil
+			})
+			if code := w.run(ctx, strings.Fields(test.line)); code != test.code {
+				t.Errorf("it ended with %d: %s", code, w.err.String())
+			}
+			var created []string
+			for _, action := range w.haulout.Actions() {
+				if create, ok := action.(clienttesting.CreateActionImpl); ok {
+					nm := create.Object.(*v1alpha1.NodeMaintenance)
+					created = append(created, nm.Name+" "+string(nm.Spec.Stage))
+				}
+			}
+			if diff := cmp.Diff(test.want, created); diff != "" {
+				t.Errorf("created, -want +got:\n%s", diff)
+			}
+			warned := strings.Contains(w.err.String(), "IN THE WAY OF THE DRAIN")
+			if begins := previews > 0 && !test.interrupts; warned != begins {
+				t.Errorf("after %d previews it says %q", previews, w.err.String())
+			}
+			leavesNothing(t, w)
+		})
+	}
+}
+
+// TestAPreviewThatIsLeft is said, and the drain begins all the same.
+func TestAPreviewThatIsLeft(t *testing.T) {
+	w := newWorld(t, "")
+	forbid("delete", "nodemaintenances")(w)
+	if code := w.run(t.Context(), []string{"start", "node-003"}); code != exitDone {
+		t.Errorf("it ended with %d", code)
+	}
+	for _, text := range []string{"IN THE WAY OF THE DRAIN", "Note: the temporary NodeMaintenance preview-node-003-x7k2p is left, without effect"} {
+		if !strings.Contains(w.err.String(), text) {
+			t.Errorf("%q is missing in %s", text, w.err.String())
+		}
+	}
+	if !strings.Contains(w.out.String(), "node-003-x7k2p created") {
+		t.Errorf("nothing was created: %s", w.out.String())
+	}
+}
+
+// TestManyMaintenancesCostFewRequests: blockers reads the nodes of all maintenances together.
+func TestManyMaintenancesCostFewRequests(t *testing.T) {
+	var objects []runtime.Object
+	for i := range 200 {
+		nm := cordon()
+		nm.Name, nm.Status.NodeStatuses = fmt.Sprintf("nm-%03d", i), nil
+		for j := range 20 {
+			nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
+				NodeRef: v1alpha1.NodeReference{Name: fmt.Sprintf("other-%03d-%02d", i, j)},
+			})
+		}
+		objects = append(objects, nm)
+	}
+	w := newWorld(t, "", append(objects, cordon())...)
+	uncordon("node-005")(w)
+	if code := w.run(t.Context(), []string{"blockers"}); code != exitBlocked || !strings.Contains(w.out.String(), "nodes: node-005") {
+		t.Errorf("it ended with %d: %s", code, w.out.String())
+	}
+	if requests := len(w.kube.Actions()) + len(w.haulout.Actions()); requests > 10 {
+		t.Errorf("it sent %d requests", requests)
+	}
+}

@@ -1,0 +1,117 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubectlmaintenance
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"sigs.k8s.io/yaml"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+)
+
+func (e *environment) newHistoryCommand() *cobra.Command {
+	var format string
+	cmd := &cobra.Command{
+		Use:   "history NAME",
+		Short: "See what happened to a maintenance, and when",
+		Long: `See what happened to a maintenance and when: the stages that were entered, from its status, and the events about it and
+its nodes. Clusters forget events after an hour, unless they are configured otherwise; stages are kept in the object.`,
+		Example: `  kubectl maintenance history kernel-update`,
+		Args:    exactArgs("history needs the name of a maintenance", 1), ValidArgsFunction: e.completeMaintenances,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if !slices.Contains(historyFormats, format) && format != "" {
+				return fmt.Errorf("invalid --output %q: it must be json or yaml", format)
+			}
+			return e.history(cmd.Context(), format, maintenanceName(args[0]))
+		},
+	}
+	cmd.Flags().StringVarP(&format, "output", "o", "", "Output format. One of: (json, yaml).")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(historyFormats, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+var historyFormats = []string{"json", "yaml"}
+
+func (e *environment) history(ctx context.Context, format, name string) error {
+	c, err := e.connect()
+	if err != nil {
+		return err
+	}
+	nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	events, err := eventsAbout(ctx, c, nm)
+	if apierrors.IsForbidden(err) {
+		_, _ = fmt.Fprintln(e.ErrOut, "Note: you may not list events, so only what the status records is shown.")
+	} else if err != nil {
+		return err
+	}
+	moments := show.History(nm, events)
+	if format == "" {
+		e.show(show.HistoryTable(moments))
+		return nil
+	}
+	content, err := json.MarshalIndent(moments, "", "    ")
+	if err != nil {
+		return err
+	}
+	if format == "yaml" {
+		if content, err = yaml.JSONToYAML(content); err != nil {
+			return err
+		}
+		return e.screen(e.Out).Write(content)
+	}
+	return e.screen(e.Out).Write(append(content, '\n'))
+}
+
+// eventsAbout returns the events about a maintenance and those about nodes that name it. Objects
+// without a namespace have theirs in default.
+func eventsAbout(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance) ([]eventsv1.Event, error) {
+	var out []eventsv1.Event
+	for kind, fits := range map[string]func(*eventsv1.Event) bool{
+		"NodeMaintenance": func(event *eventsv1.Event) bool { return event.Regarding.UID == nm.UID },
+		"Node":            func(event *eventsv1.Event) bool { return event.Related != nil && event.Related.UID == nm.UID },
+	} {
+		options := metav1.ListOptions{Limit: 500, FieldSelector: fields.OneTermEqualSelector("regarding.kind", kind).String()}
+		for {
+			page, err := c.kube.EventsV1().Events(metav1.NamespaceDefault).List(ctx, options)
+			if err != nil {
+				return nil, err
+			}
+			for i := range page.Items {
+				if event := &page.Items[i]; event.Regarding.Kind == kind && fits(event) {
+					out = append(out, *event)
+				}
+			}
+			if options.Continue = page.Continue; options.Continue == "" {
+				break
+			}
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,268 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubectlmaintenance
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// chosen is a choice of nodes.
+type chosen struct {
+	// names are the names on the command line; empty if the nodes are chosen by labels.
+	names    []string
+	selector *corev1.NodeSelector
+	// title is what a generated name begins with.
+	title string
+}
+
+// chooseNodes makes a selector of the names or the label selector on the command line.
+func chooseNodes(args []string, labelSelector string) (*chosen, error) {
+	switch {
+	case len(args) > 0 && labelSelector != "":
+		return nil, errors.New("give either the names of nodes or --selector, not both")
+	case labelSelector != "":
+		return chooseByLabels(labelSelector)
+	case len(args) == 0:
+		return nil, errors.New("no nodes given: give their names, or --selector (-l)")
+	}
+	c := &chosen{selector: &corev1.NodeSelector{}}
+	for _, arg := range args {
+		name := nodeName(arg)
+		if name == "" {
+			return nil, fmt.Errorf("invalid node name %q", arg)
+		}
+		if slices.Contains(c.names, name) {
+			continue
+		}
+		c.names = append(c.names, name)
+		c.selector.NodeSelectorTerms = append(c.selector.NodeSelectorTerms, corev1.NodeSelectorTerm{
+			MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{name}}},
+		})
+	}
+	c.title = c.names[0]
+	if more := len(c.names) - 1; more > 0 {
+		c.title += fmt.Sprintf("-and-%d-more", more)
+	}
+	return c, nil
+}
+
+// nodeName removes the kind from a name as kubectl prints it.
+func nodeName(arg string) string {
+	for _, kind := range []string{"node/", "nodes/", "no/"} {
+		if name, ok := strings.CutPrefix(arg, kind); ok {
+			return name
+		}
+	}
+	return arg
+}
+
+var operators = map[selection.Operator]corev1.NodeSelectorOperator{
+	selection.Equals: corev1.NodeSelectorOpIn, selection.DoubleEquals: corev1.NodeSelectorOpIn, selection.In: corev1.NodeSelectorOpIn,
+	selection.NotEquals: corev1.NodeSelectorOpNotIn, selection.NotIn: corev1.NodeSelectorOpNotIn,
+	selection.Exists: corev1.NodeSelectorOpExists, selection.DoesNotExist: corev1.NodeSelectorOpDoesNotExist,
+	selection.GreaterThan: corev1.NodeSelectorOpGt, selection.LessThan: corev1.NodeSelectorOpLt,
+}
+
+func chooseByLabels(text string) (*chosen, error) {
+	parsed, err := labels.Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("invalid --selector: %w", err)
+	}
+	requirements, _ := parsed.Requirements()
+	var term corev1.NodeSelectorTerm
+	for _, r := range requirements {
+		requirement := corev1.NodeSelectorRequirement{Key: r.Key(), Operator: operators[r.Operator()]}
+		if r.Operator() != selection.Exists && r.Operator() != selection.DoesNotExist {
+			requirement.Values = r.ValuesUnsorted()
+			slices.Sort(requirement.Values)
+		}
+		term.MatchExpressions = append(term.MatchExpressions, requirement)
+	}
+	if len(term.MatchExpressions) == 0 {
+		return nil, errors.New("invalid --selector: it is empty, which would select every node; " +
+			"name the nodes, or select a label that all have (kubernetes.io/os)")
+	}
+	return &chosen{selector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}}, title: title(text)}, nil
+}
+
+// maxTitle leaves room for the suffix within the 63 characters that many tools show of a name.
+const maxTitle = 57
+
+// title makes the start of a name of any text.
+func title(text string) string {
+	var b strings.Builder
+	for _, r := range strings.ToLower(text) {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
+			b.WriteRune(r)
+		case b.Len() > 0 && !strings.HasSuffix(b.String(), "-"):
+			b.WriteByte('-')
+		}
+	}
+	return strings.Trim(b.String(), "-")
+}
+
+// nameFor generates a name that can be read and typed.
+func (e *environment) nameFor(title string) string {
+	if len(title) > maxTitle {
+		title = title[:maxTitle]
+	}
+	if title = strings.Trim(title, "-."); title == "" {
+		title = "nodes"
+	}
+	return title + "-" + e.suffix()
+}
+
+// allNodes reads the nodes of the cluster.
+func allNodes(ctx context.Context, c clients) ([]corev1.Node, error) {
+	var nodes []corev1.Node
+	err := eachNode(ctx, c, metav1.ListOptions{}, func(node *corev1.Node) { nodes = append(nodes, *node) })
+	return nodes, err
+}
+
+// eachNode calls visit for each node that the options select, reading page by page.
+func eachNode(ctx context.Context, c clients, options metav1.ListOptions, visit func(*corev1.Node)) error {
+	options.Limit = 500
+	for {
+		page, err := c.kube.CoreV1().Nodes().List(ctx, options)
+		if err != nil {
+			return err
+		}
+		for i := range page.Items {
+			visit(&page.Items[i])
+		}
+		if options.Continue = page.Continue; options.Continue == "" {
+			return nil
+		}
+	}
+}
+
+// reach is what taking some nodes means for the cluster.
+type reach struct {
+	matched, all               int
+	controlPlane, controlTotal int
+}
+
+func reachOf(selector *corev1.NodeSelector, nodes []corev1.Node) (reach, error) {
+	matcher, err := nodeaffinity.NewNodeSelector(selector)
+	if err != nil {
+		return reach{}, err
+	}
+	r := reach{all: len(nodes)}
+	for i := range nodes {
+		matches, control := matcher.Match(&nodes[i]), isControlPlane(&nodes[i])
+		if control {
+			r.controlTotal++
+		}
+		if matches {
+			r.matched++
+			if control {
+				r.controlPlane++
+			}
+		}
+	}
+	return r, nil
+}
+
+func isControlPlane(node *corev1.Node) bool {
+	for _, role := range []string{"control-plane", "master"} {
+		if _, ok := node.Labels["node-role.kubernetes.io/"+role]; ok {
+			return true
+		}
+	}
+	return false
+}
+
+// danger returns what the user has to confirm, or "".
+func (r reach) danger() string {
+	switch {
+	case r.all > 0 && r.matched == r.all:
+		return fmt.Sprintf("This takes all nodes of the cluster (%d).", r.all)
+	case r.controlTotal > 0 && r.controlPlane == r.controlTotal:
+		return fmt.Sprintf("This takes all control-plane nodes (%d) of the cluster.", r.controlTotal)
+	}
+	return ""
+}
+
+// checkNodes refuses names of nodes that do not exist, and asks before all nodes or all
+// control-plane nodes are taken.
+func (e *environment) checkNodes(ctx context.Context, c clients, choice *chosen, stage v1alpha1.NodeMaintenanceStage, yes bool) error {
+	nodes, err := allNodes(ctx, c)
+	var danger string
+	switch {
+	case apierrors.IsForbidden(err):
+		danger = "You may not list nodes, so this may take all nodes of the cluster."
+	case err != nil:
+		return err
+	default:
+		for _, name := range choice.names {
+			if !slices.ContainsFunc(nodes, func(n corev1.Node) bool { return n.Name == name }) {
+				return fmt.Errorf("node %q not found; kubectl get nodes lists the nodes", name)
+			}
+		}
+		r, err := reachOf(choice.selector, nodes)
+		if err != nil {
+			return err
+		}
+		danger = r.danger()
+	}
+	if danger == "" || yes || stage == v1alpha1.NodeMaintenanceStageIdle || stage == v1alpha1.NodeMaintenanceStageComplete {
+		return nil
+	}
+	return e.confirm(ctx, danger)
+}
+
+// confirm asks the user whether to continue. Without a terminal the answer is no.
+func (e *environment) confirm(ctx context.Context, danger string) error {
+	if !e.interactive() {
+		return fmt.Errorf("%s Without a terminal this needs --yes. Nothing was done", danger)
+	}
+	_, _ = fmt.Fprintf(e.ErrOut, "%s Continue? [y/N] ", danger)
+	answer := make(chan string, 1)
+	go func() {
+		text, err := bufio.NewReader(e.In).ReadString('\n')
+		if err != nil && !errors.Is(err, io.EOF) {
+			text = ""
+		}
+		answer <- strings.ToLower(strings.TrimSpace(text))
+	}()
+	select {
+	case text := <-answer:
+		if text == "y" || text == "yes" {
+			return nil
+		}
+		return errors.New("not confirmed; nothing was done")
+	case <-ctx.Done():
+		_, _ = fmt.Fprintln(e.ErrOut)
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,110 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubectlmaintenance
+
+import (
+	"context"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+)
+
+// nodesByName is up to how many nodes are read one by one. More are listed, in a request or a few.
+const nodesByName = 50
+
+// holds reports whether a maintenance is to keep its nodes cordoned.
+func holds(nm *v1alpha1.NodeMaintenance) bool {
+	stage := nm.Spec.Stage
+	return nm.DeletionTimestamp == nil &&
+		(stage == v1alpha1.NodeMaintenanceStageCordon || stage == v1alpha1.NodeMaintenanceStageDrain)
+}
+
+// seeNodes returns which nodes of a maintenance are among those that are not cordoned, and which
+// the requester may not delete. The Node and the preview have fields for that; the status of a
+// maintenance has only messages, which are for people and may be omitted.
+func seeNodes(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, uncordoned sets.Set[string]) show.NodesSeen {
+	if !holds(nm) {
+		return show.NodesSeen{}
+	}
+	seen := show.NodesSeen{Uncordoned: sets.List(show.Nodes(nm).Intersection(uncordoned))}
+	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
+	if len(seen.Uncordoned) > 0 || drained != nil && drained.Reason == v1alpha1.ReasonNotAuthorized {
+		seen.Refused = refused(ctx, c, nm.Name)
+	}
+	return seen
+}
+
+// uncordonedNodes returns which of the nodes that maintenances hold are schedulable. All
+// maintenances are read together, so that many of them do not cost a request for each of their
+// nodes.
+func uncordonedNodes(ctx context.Context, c clients, maintenances ...v1alpha1.NodeMaintenance) (sets.Set[string], error) {
+	names, found := sets.New[string](), sets.New[string]()
+	for i := range maintenances {
+		if holds(&maintenances[i]) {
+			names = names.Union(show.Nodes(&maintenances[i]))
+		}
+	}
+	if len(names) > nodesByName {
+		schedulable := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.unschedulable", "false").String()}
+		err := eachNode(ctx, c, schedulable, func(node *corev1.Node) {
+			if names.Has(node.Name) && !node.Spec.Unschedulable {
+				found.Insert(node.Name)
+			}
+		})
+		return found, err
+	}
+	for _, name := range sets.List(names) {
+		node, err := c.kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return found, err
+		case !node.Spec.Unschedulable:
+			found.Insert(name)
+		}
+	}
+	return found, nil
+}
+
+// previewTimeout bounds a question to the preview whose answer only adds to what is shown.
+const previewTimeout = 5 * time.Second
+
+// refused returns the nodes of a maintenance that the requester may not delete, as the preview
+// reports them; none without a preview.
+func refused(ctx context.Context, c clients, name string) []string {
+	ctx, cancel := context.WithTimeout(ctx, previewTimeout)
+	defer cancel()
+	preview, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})
+	if err != nil || preview.NodesRefused == 0 {
+		return nil
+	}
+	var names []string
+	for i := range preview.Nodes {
+		if preview.Nodes[i].Refused {
+			names = append(names, preview.Nodes[i].Name)
+		}
+	}
+	return names
+}

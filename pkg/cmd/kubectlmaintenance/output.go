@@ -1,0 +1,168 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubectlmaintenance
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+	"haulout.dev/haulout/pkg/cmd/screen"
+	"haulout.dev/haulout/pkg/generated/clientset/versioned/scheme"
+)
+
+// wide is the output format that leaves nothing out.
+const wide = "wide"
+
+// output is the flag -o with what belongs to it.
+type output struct {
+	flags *genericclioptions.PrintFlags
+	// lines says that the command shows lines of its own unless a format is asked for; then there
+	// is -o wide, too.
+	lines bool
+}
+
+// outputOfObjects is the output of commands that print the object that they wrote, with what they
+// did to it.
+func outputOfObjects(operation string) *output {
+	return &output{flags: genericclioptions.NewPrintFlags(operation).WithTypeSetter(scheme.Scheme)}
+}
+
+// outputOfLines is the output of commands that show lines.
+func outputOfLines() *output {
+	o := outputOfObjects("")
+	o.lines = true
+	return o
+}
+
+func (o *output) addFlags(cmd *cobra.Command) {
+	o.flags.AddFlags(cmd)
+	formats := o.flags.AllowedFormats()
+	if o.lines {
+		formats = append(formats, wide)
+	}
+	slices.Sort(formats)
+	cmd.Flag("output").Usage = fmt.Sprintf("Output format. One of: (%s).", strings.Join(formats, ", "))
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
+}
+
+func (o *output) format() string { return *o.flags.OutputFormat }
+
+// forPeople reports whether the output is lines for people, not a document.
+func (o *output) forPeople() bool {
+	return o.lines && (o.format() == "" && *o.flags.TemplatePrinterFlags.TemplateArgument == "" || o.format() == wide)
+}
+
+func (o *output) options(columns int) show.Options {
+	return show.Options{Wide: o.format() == wide, Columns: columns}
+}
+
+// validate refuses unknown formats before anything is done.
+func (o *output) validate() error {
+	if o.forPeople() {
+		return nil
+	}
+	_, err := o.flags.ToPrinter()
+	return err
+}
+
+// write writes objects one after the other in the format that was asked for.
+func (e *environment) write(o *output, objects ...runtime.Object) error {
+	printer, err := o.flags.ToPrinter()
+	if err != nil {
+		return err
+	}
+	var document bytes.Buffer
+	for _, object := range objects {
+		if err := printer.PrintObj(object, &document); err != nil {
+			return err
+		}
+	}
+	return e.screen(e.Out).Write(document.Bytes())
+}
+
+// writeAll writes objects in the format that was asked for: as a list, or one after the other where
+// a format has no lists.
+func writeAll[T runtime.Object](e *environment, o *output, list runtime.Object, items []T) error {
+	if o.format() != "name" {
+		return e.write(o, list)
+	}
+	objects := make([]runtime.Object, len(items))
+	for i, item := range items {
+		objects[i] = item
+	}
+	return e.write(o, objects...)
+}
+
+// pointers returns the addresses of items.
+func pointers[T any](items []T) []*T {
+	out := make([]*T, len(items))
+	for i := range items {
+		out[i] = &items[i]
+	}
+	return out
+}
+
+// show prints lines that stay.
+func (e *environment) show(lines []screen.Line) { e.screen(e.Out).Println(lines...) }
+
+// The strategies of --dry-run.
+const (
+	dryRunNone   = "none"
+	dryRunClient = "client"
+	dryRunServer = "server"
+)
+
+// dryRun is the flag --dry-run.
+type dryRun struct{ strategy string }
+
+func (d *dryRun) addFlag(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&d.strategy, "dry-run", dryRunNone,
+		`Must be "none", "server", or "client". With client, only print the object that would be sent. `+
+			`With server, send it, so that the server checks it and warns, without storing it.`)
+	_ = cmd.RegisterFlagCompletionFunc("dry-run", cobra.FixedCompletions([]string{dryRunNone, dryRunClient, dryRunServer}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// complete checks the flag and adds it to what the output prints.
+func (d *dryRun) complete(o *output) error {
+	switch d.strategy {
+	case dryRunNone:
+		return nil
+	case dryRunClient:
+		return o.flags.Complete("%s (dry run)")
+	case dryRunServer:
+		return o.flags.Complete("%s (server dry run)")
+	}
+	return fmt.Errorf("invalid --dry-run %q: it must be none, client or server", d.strategy)
+}
+
+func (d *dryRun) isOn() bool { return d.strategy != dryRunNone }
+
+// inRequests is what to put into the options of requests.
+func (d *dryRun) inRequests() []string {
+	if d.strategy == dryRunServer {
+		return []string{metav1.DryRunAll}
+	}
+	return nil
+}

@@ -1,0 +1,251 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubectlmaintenance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/cli-runtime/pkg/resource"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+)
+
+// previewReason explains the temporary object of a preview to users who see it.
+const previewReason = "temporary: kubectl maintenance created it for a preview and deletes it"
+
+func (e *environment) newPreviewCommand() *cobra.Command {
+	o := &startOptions{output: outputOfLines(), stage: string(v1alpha1.NodeMaintenanceStageIdle)}
+	var filename string
+	cmd := &cobra.Command{
+		Use:   "preview (NODE... | NAME | -l SELECTOR | -f FILE)",
+		Short: "See what a drain would do: waves, evacuators of each pod, what will be in the way",
+		Long: `See what a drain would do if it began now: the waves of pods, the evacuators of each pod, and what will be in the way.
+No node and no pod is touched.
+
+With NAME, an existing maintenance is previewed; in stage Drain, what is left of its drain. If NAME is both a maintenance
+and a node, the maintenance is previewed; write node/NAME or nm/NAME to choose.
+
+With nodes, a selector or a file, the command creates a maintenance in stage Idle and deletes it after the preview, also
+when it is interrupted: the server previews objects only, since it checks your rights on the nodes when one is created.
+If the command is killed before that, the object remains, without effect; its name starts with "preview-", and "kubectl
+maintenance cancel NAME" removes it.
+
+You need the right to get nodemaintenances/preview. The exit code is 3 if something will be in the way that a user has
+to act on.`,
+		Example: `  # What would happen if these nodes were drained?
+  kubectl maintenance preview node-003 node-004
+
+  # ... with all pods listed
+  kubectl maintenance preview -l pool=blue -o wide
+
+  # What will this maintenance do, or what is left of it?
+  kubectl maintenance preview kernel-update
+
+  # What would this manifest do?
+  kubectl maintenance preview -f maintenance.yaml`,
+		ValidArgsFunction: e.completeNodesAndMaintenances,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return e.preview(cmd.Context(), o, filename, args)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVarP(&o.selector, "selector", "l", "", "Preview the nodes with these labels.")
+	flags.StringVar(&o.plan, "plan", "", "A file with the drainPlan to preview nodes with, - for the standard input; see start --help.")
+	flags.StringVarP(&filename, "filename", "f", "",
+		"A file or URL with a NodeMaintenance, or - for the standard input. It need not exist in the cluster.")
+	o.output.addFlags(cmd)
+	return cmd
+}
+
+func (e *environment) preview(ctx context.Context, o *startOptions, filename string, args []string) error {
+	if err := o.output.validate(); err != nil {
+		return err
+	}
+	if filename != "" && (len(args) > 0 || o.selector != "" || o.plan != "") {
+		return errors.New("--filename cannot be combined with nodes, a name, --selector or --plan")
+	}
+	c, err := e.connect()
+	if err != nil {
+		return err
+	}
+	preview, err := e.previewOf(ctx, c, o, filename, args)
+	if err != nil {
+		return err
+	}
+	if !o.output.forPeople() {
+		if err := e.write(o.output, preview); err != nil {
+			return err
+		}
+	} else {
+		e.show(show.Preview(preview, o.output.options(e.screen(e.Out).Columns())))
+	}
+	if show.Blocks(preview) {
+		return &exitError{code: exitBlocked}
+	}
+	return nil
+}
+
+// previewOf previews what the arguments name.
+func (e *environment) previewOf(ctx context.Context, c clients, o *startOptions, filename string, args []string) (*v1alpha1.NodeMaintenancePreview, error) {
+	if filename != "" {
+		nm, err := e.readMaintenance(filename)
+		if err != nil {
+			return nil, err
+		}
+		return e.previewTemporary(ctx, c, nm, nm.Name)
+	}
+	if len(args) == 1 && o.selector == "" && o.plan == "" && nodeName(args[0]) == args[0] {
+		name := maintenanceName(args[0])
+		preview, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})
+		// A name with a kind before it cannot be a node.
+		if err == nil || name != args[0] || !isMissing(err) {
+			return preview, err
+		}
+	}
+	choice, err := chooseNodes(args, o.selector)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.checkNodes(ctx, c, choice, v1alpha1.NodeMaintenanceStageIdle, true); err != nil {
+		return nil, err
+	}
+	nm, err := e.maintenanceOf(o, choice, v1alpha1.NodeMaintenanceStageIdle)
+	if err != nil {
+		return nil, err
+	}
+	return e.previewTemporary(ctx, c, nm, choice.title)
+}
+
+// isMissing reports whether an error is about an object that does not exist, and not about an API
+// that is not served.
+func isMissing(err error) bool {
+	var status apierrors.APIStatus
+	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind != "" && len(status.Status().Details.Causes) == 0
+}
+
+// previewFirstTimeout bounds the preview before a drain, which is a help and not a condition.
+const previewFirstTimeout = 30 * time.Second
+
+// previewFirst prints what will be in the way of a drain before the maintenance is created. If no
+// preview can be had, it returns a note about that. It only fails when the command is interrupted.
+func (e *environment) previewFirst(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, title string) (note string, err error) {
+	return e.warnWith(ctx, nm.Name, func(ctx context.Context) (*v1alpha1.NodeMaintenancePreview, error) {
+		return e.previewTemporary(ctx, c, nm, title)
+	})
+}
+
+// previewStored is previewFirst for a maintenance that exists.
+func (e *environment) previewStored(ctx context.Context, c clients, name string) (note string, err error) {
+	return e.warnWith(ctx, name, func(ctx context.Context) (*v1alpha1.NodeMaintenancePreview, error) {
+		preview, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			// The client returns an empty preview with an error.
+			return nil, err
+		}
+		return preview, nil
+	})
+}
+
+func (e *environment) warnWith(
+	ctx context.Context, name string, ask func(context.Context) (*v1alpha1.NodeMaintenancePreview, error),
+) (note string, err error) {
+	bounded, cancel := context.WithTimeout(ctx, previewFirstTimeout)
+	defer cancel()
+	preview, err := ask(bounded)
+	switch {
+	case ctx.Err() != nil:
+		return "", ctx.Err()
+	case preview == nil:
+		return fmt.Sprintf("Note: no preview of what will be in the way: %v", err), nil
+	case err != nil:
+		note = fmt.Sprintf("Note: %v", err)
+	}
+	s := e.screen(e.ErrOut)
+	if lines := show.PreviewWarnings(preview, name, show.Options{Columns: s.Columns()}); len(lines) > 0 {
+		s.Println(lines...)
+	}
+	return note, nil
+}
+
+// removeFor bounds the deletion of the temporary object.
+const removeFor = 15 * time.Second
+
+// previewTemporary previews a maintenance that does not exist: it creates one in stage Idle, which
+// touches nothing and is deleted without waiting for anything.
+func (e *environment) previewTemporary(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, title string) (preview *v1alpha1.NodeMaintenancePreview, err error) {
+	temporary := &v1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: e.nameFor("preview-" + title)},
+		Spec: v1alpha1.NodeMaintenanceSpec{
+			NodeSelector: nm.Spec.NodeSelector, DrainPlan: nm.Spec.DrainPlan, Stage: v1alpha1.NodeMaintenanceStageIdle, Reason: previewReason,
+		},
+	}
+	maintenances := c.haulout.MaintenanceV1alpha1().NodeMaintenances()
+	// Deleted also if the answer to its creation was lost, and if the command was interrupted.
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeFor)
+		defer cancel()
+		if removeErr := maintenances.Delete(ctx, temporary.Name, metav1.DeleteOptions{}); removeErr != nil && !apierrors.IsNotFound(removeErr) && err == nil {
+			err = fmt.Errorf("the temporary NodeMaintenance %[1]s is left, without effect (remove it: kubectl maintenance cancel %[1]s): %[2]w",
+				temporary.Name, removeErr)
+		}
+	}()
+	if _, err := maintenances.Create(ctx, temporary, metav1.CreateOptions{FieldManager: manager, FieldValidation: metav1.FieldValidationStrict}); err != nil {
+		return nil, err
+	}
+	preview, err = maintenances.GetPreview(ctx, temporary.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return preview, nil
+}
+
+// readMaintenance reads the one NodeMaintenance of a file. Unknown fields are errors, as they are
+// for the server.
+func (e *environment) readMaintenance(filename string) (*v1alpha1.NodeMaintenance, error) {
+	builder := resource.NewLocalBuilder().Unstructured().ContinueOnError()
+	if filename == "-" {
+		builder = builder.Stream(e.In, "standard input")
+	} else {
+		builder = builder.FilenameParam(false, &resource.FilenameOptions{Filenames: []string{filename}})
+	}
+	infos, err := builder.Flatten().Do().Infos()
+	if err != nil {
+		return nil, err
+	}
+	if len(infos) != 1 {
+		return nil, fmt.Errorf("%s has %d objects; exactly one NodeMaintenance can be previewed", filename, len(infos))
+	}
+	object, ok := infos[0].Object.(*unstructured.Unstructured)
+	if !ok || object.GroupVersionKind() != v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance") {
+		return nil, fmt.Errorf("%s has a %s; only a NodeMaintenance of %s can be previewed", filename,
+			infos[0].Object.GetObjectKind().GroupVersionKind().Kind, v1alpha1.SchemeGroupVersion)
+	}
+	var nm v1alpha1.NodeMaintenance
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(object.Object, &nm, true); err != nil {
+		return nil, fmt.Errorf("%s: %w", filename, err)
+	}
+	return &nm, nil
+}

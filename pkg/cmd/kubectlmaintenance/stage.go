@@ -1,0 +1,232 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubectlmaintenance
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// stageOptions are the flags of the commands that change the stage of a maintenance.
+type stageOptions struct {
+	wait, yes bool
+	timeout   time.Duration
+	dryRun    dryRun
+	output    *output
+}
+
+func (o *stageOptions) addFlags(cmd *cobra.Command, waits bool, waitUsage string) {
+	cmd.Flags().BoolVar(&o.wait, "wait", waits, waitUsage)
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 5m; 0 waits for ever. The server continues after that.")
+	o.dryRun.addFlag(cmd)
+	o.output.addFlags(cmd)
+}
+
+func (o *stageOptions) validate() error {
+	if o.timeout < 0 {
+		return fmt.Errorf("invalid --timeout %s: it must not be negative; 0 waits for ever", o.timeout)
+	}
+	if err := o.dryRun.complete(o.output); err != nil {
+		return err
+	}
+	if o.dryRun.strategy == dryRunClient {
+		return fmt.Errorf("invalid --dry-run=client: only the server knows which stages are allowed; use --dry-run=server")
+	}
+	return o.output.validate()
+}
+
+func (e *environment) newStageCommand() *cobra.Command {
+	o := &stageOptions{output: outputOfObjects("moved on")}
+	cmd := &cobra.Command{
+		Use:   "stage NAME STAGE",
+		Short: "Move a maintenance to its next stage",
+		Long: `Move a maintenance to a later stage: Cordon, Drain or Complete. Stages only go forward.
+
+Before a drain begins, its preview is asked for what will be in the way, as by start.
+
+Before all nodes of the cluster or all of its control-plane nodes are taken you are asked, unless --yes is given.`,
+		Example: `  # The nodes are announced or cordoned; now drain them
+  kubectl maintenance stage kernel-update Drain
+
+  # ... and wait until they are drained
+  kubectl maintenance stage kernel-update Drain --wait --timeout=1h`,
+		Args: exactArgs("stage needs the name of a maintenance and a stage: Cordon, Drain or Complete", 2),
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 1 {
+				return laterStages, cobra.ShellCompDirectiveNoFileComp
+			}
+			return e.completeActive(cmd, args, toComplete)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			stage, err := stageOf(args[1], laterStages)
+			if err != nil {
+				return err
+			}
+			return e.moveTo(cmd.Context(), o, maintenanceName(args[0]), stage)
+		},
+	}
+	o.addFlags(cmd, false, "Wait until the stage is reached: the nodes are cordoned, drained or released.")
+	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "Do not ask before all nodes or all control-plane nodes are taken.")
+	return cmd
+}
+
+// laterStages are the stages that a maintenance can be moved to.
+var laterStages = []string{string(v1alpha1.NodeMaintenanceStageCordon), string(v1alpha1.NodeMaintenanceStageDrain), string(v1alpha1.NodeMaintenanceStageComplete)}
+
+func (e *environment) newCompleteCommand() *cobra.Command {
+	o := &stageOptions{output: outputOfObjects("completed"), yes: true}
+	cmd := &cobra.Command{
+		Use:   "complete NAME",
+		Short: "Put the nodes of a maintenance back into service",
+		Long: `Put the nodes of a maintenance back into service: its open Evacuations are withdrawn, and the nodes become schedulable,
+unless another maintenance holds them. Nodes that a user had cordoned before stay cordoned.
+
+The object is kept, with its history, until it is deleted.`,
+		Example: `  kubectl maintenance complete kernel-update`,
+		Args:    exactArgs("complete needs the name of a maintenance", 1), ValidArgsFunction: e.completeActive,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return e.moveTo(cmd.Context(), o, maintenanceName(args[0]), v1alpha1.NodeMaintenanceStageComplete)
+		},
+	}
+	o.addFlags(cmd, true, "Wait until the nodes are released.")
+	return cmd
+}
+
+func (e *environment) newCancelCommand() *cobra.Command {
+	o := &stageOptions{output: outputOfObjects("cancelled")}
+	cmd := &cobra.Command{
+		Use:   "cancel NAME",
+		Short: "Cancel a maintenance: put its nodes back into service and delete it",
+		Long: `Cancel a maintenance: its nodes are put back into service, as with complete, and the object is deleted. Pods that have
+left do not return to their nodes by themselves.`,
+		Example: `  kubectl maintenance cancel kernel-update`,
+		Args:    exactArgs("cancel needs the name of a maintenance", 1), ValidArgsFunction: e.completeMaintenances,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return e.cancel(cmd.Context(), o, maintenanceName(args[0]))
+		},
+	}
+	o.addFlags(cmd, true, "Wait until the nodes are released and the object is deleted.")
+	return cmd
+}
+
+// maintenanceName removes the kind from a name as kubectl prints it.
+func maintenanceName(arg string) string {
+	kind, name, found := strings.Cut(arg, "/")
+	if found && (kind == "nm" || kind == "nodemaintenance" || kind == "nodemaintenances" || kind == "nodemaintenance."+v1alpha1.GroupName) {
+		return name
+	}
+	return arg
+}
+
+// moveTo sets the stage of a maintenance and waits with --wait.
+func (e *environment) moveTo(ctx context.Context, o *stageOptions, name string, stage v1alpha1.NodeMaintenanceStage) error {
+	if err := o.validate(); err != nil {
+		return err
+	}
+	c, err := e.connect()
+	if err != nil {
+		return err
+	}
+	maintenances := c.haulout.MaintenanceV1alpha1().NodeMaintenances()
+	nm, err := maintenances.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if !o.dryRun.isOn() && nm.Spec.Stage != stage {
+		if err := e.checkNodes(ctx, c, &chosen{selector: nm.Spec.NodeSelector}, stage, o.yes); err != nil {
+			return err
+		}
+	}
+	note := ""
+	if stage == v1alpha1.NodeMaintenanceStageDrain && nm.Spec.Stage != stage {
+		if note, err = e.previewStored(ctx, c, name); err != nil {
+			return err
+		}
+	}
+	// The UID keeps it from another maintenance that was created in the meantime under the same
+	// name.
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": nm.UID}, "spec": map[string]any{"stage": stage}})
+	if err != nil {
+		return err
+	}
+	moved, err := maintenances.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{DryRun: o.dryRun.inRequests(), FieldManager: manager})
+	if err != nil {
+		return err
+	}
+	if note != "" {
+		e.screen(e.ErrOut).Printf("%s", note)
+	}
+	if err := e.write(o.output, moved); err != nil || o.dryRun.isOn() || !o.wait {
+		return err
+	}
+	if stage == v1alpha1.NodeMaintenanceStageComplete {
+		return e.awaitEnd(ctx, c, name, moved.UID, false, o.timeout)
+	}
+	return e.awaitStage(ctx, c, moved, &startOptions{timeout: o.timeout, output: o.output})
+}
+
+func (e *environment) cancel(ctx context.Context, o *stageOptions, name string) error {
+	if err := o.validate(); err != nil {
+		return err
+	}
+	c, err := e.connect()
+	if err != nil {
+		return err
+	}
+	maintenances := c.haulout.MaintenanceV1alpha1().NodeMaintenances()
+	nm, err := maintenances.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if err := maintenances.Delete(ctx, name, metav1.DeleteOptions{DryRun: o.dryRun.inRequests(), Preconditions: metav1.NewUIDPreconditions(string(nm.UID))}); err != nil {
+		return err
+	}
+	if !o.dryRun.isOn() && o.wait {
+		if err := e.awaitEnd(ctx, c, name, nm.UID, true, o.timeout); err != nil {
+			return err
+		}
+	}
+	return e.write(o.output, nm)
+}
+
+// exactArgs names the missing arguments instead of counting them.
+func exactArgs(what string, count int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == count && !slices.Contains(args, "") {
+			return nil
+		}
+		return fmt.Errorf("%s (%s --help)", what, cmd.CommandPath())
+	}
+}
+
+// atMostOneName is for commands about one maintenance or all.
+func atMostOneName(cmd *cobra.Command, args []string) error {
+	if len(args) <= 1 {
+		return nil
+	}
+	return fmt.Errorf("%s takes the name of one maintenance, or none (%s --help)", cmd.Name(), cmd.CommandPath())
+}

@@ -1,0 +1,269 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubectlmaintenance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// startOptions are the flags of start; drain and preview share most of them.
+type startOptions struct {
+	selector, stage, reason, plan, name, newNodes string
+	wait, yes                                     bool
+	timeout                                       time.Duration
+	dryRun                                        dryRun
+	output                                        *output
+}
+
+const startExample = `  # Drain a node: its pods leave within their disruption budgets
+  kubectl maintenance start node-003
+
+  # Drain two nodes together and wait until they are empty, for an hour at most
+  kubectl maintenance start node-003 node-004 --reason="replace memory" --wait --timeout=1h
+
+  # Keep new pods off the nodes with a label; nodes that get the label later join
+  kubectl maintenance start -l pool=blue --stage=Cordon --name=blue-pool
+
+  # ... and so do nodes that an autoscaler creates meanwhile
+  kubectl maintenance start -l pool=blue --new-nodes=Join
+
+  # What would the server say about it?
+  kubectl maintenance start -l pool=blue --dry-run=server -o yaml`
+
+func (e *environment) newStartCommand() *cobra.Command {
+	o := &startOptions{output: outputOfObjects("created")}
+	cmd := &cobra.Command{
+		Use:   "start (NODE... | -l SELECTOR)",
+		Short: "Start a maintenance: cordon nodes, or drain them",
+		Long: `Start a maintenance of the nodes that are named or selected.
+
+The server carries the maintenance out, whether or not this command still runs. With --selector, nodes that get the
+labels later join. Nodes that are created later are left alone, unless --new-nodes=Join is given: an autoscaler would
+otherwise feed its new nodes to the maintenance.
+
+Before a drain begins, its preview is asked for what will be in the way: budgets that never allow an eviction, pods that
+will not come back, workloads without a budget. That is printed and stops nothing. It needs the right to get
+nodemaintenances/preview; "kubectl maintenance preview" shows all of it without a drain.
+
+You need the right to create nodemaintenances and to delete the nodes. Warnings of the server are shown. Before all
+nodes of the cluster or all of its control-plane nodes are taken you are asked, unless --yes is given.`,
+		Example:           startExample,
+		ValidArgsFunction: e.completeNodes,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return e.start(cmd.Context(), o, args)
+		},
+	}
+	o.addFlags(cmd)
+	cmd.Flags().StringVar(&o.stage, "stage", string(v1alpha1.NodeMaintenanceStageDrain),
+		"Stage of the new maintenance: Idle (only announce it), Cordon or Drain.")
+	_ = cmd.RegisterFlagCompletionFunc("stage", cobra.FixedCompletions(startStages, cobra.ShellCompDirectiveNoFileComp))
+	cmd.Flags().StringVar(&o.plan, "plan", "",
+		"A YAML or JSON file with the drain plan, or - for the standard input: a list of entries, or an object with drainPlan "+
+			"or spec.drainPlan. Without it pods leave by their priority.")
+	cmd.Flags().BoolVar(&o.wait, "wait", false, "Wait until the stage is reached: the nodes are cordoned, or drained.")
+	return cmd
+}
+
+// startStages are those in which a maintenance that does something begins.
+var startStages = []string{string(v1alpha1.NodeMaintenanceStageIdle), string(v1alpha1.NodeMaintenanceStageCordon), string(v1alpha1.NodeMaintenanceStageDrain)}
+
+// addFlags adds the flags that start and drain have in common.
+func (o *startOptions) addFlags(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVarP(&o.selector, "selector", "l", "",
+		"Take the nodes with these labels, and those that get them later: =, ==, !=, in, notin, exists (-l pool=blue,zone in (a,b)).")
+	flags.StringVar(&o.newNodes, "new-nodes", string(v1alpha1.NewNodesPolicyIgnore),
+		"What to do with matching nodes that are created after the maintenance left stage Idle: Ignore (leave them alone) or Join (take them).")
+	flags.StringVar(&o.reason, "reason", "",
+		"Why the nodes are under maintenance, for people. It is shown in status, events and node conditions. At most 1024 bytes.")
+	flags.StringVar(&o.name, "name", "", "Name of the maintenance. The default is derived from the nodes or the selector.")
+	flags.DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 1h30m; 0 waits for ever. The maintenance continues after that.")
+	flags.BoolVarP(&o.yes, "yes", "y", false, "Do not ask before all nodes or all control-plane nodes are taken.")
+	o.dryRun.addFlag(cmd)
+	o.output.addFlags(cmd)
+	_ = cmd.RegisterFlagCompletionFunc("new-nodes", cobra.FixedCompletions(newNodesPolicies, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// newNodesPolicies are the values of --new-nodes.
+var newNodesPolicies = []string{string(v1alpha1.NewNodesPolicyIgnore), string(v1alpha1.NewNodesPolicyJoin)}
+
+// start creates a maintenance and waits for it with --wait.
+func (e *environment) start(ctx context.Context, o *startOptions, args []string) error {
+	stage, err := stageOf(o.stage, startStages)
+	if err != nil {
+		return err
+	}
+	switch {
+	case o.timeout < 0:
+		return fmt.Errorf("invalid --timeout %s: it must not be negative; 0 waits for ever", o.timeout)
+	case o.timeout > 0 && !o.wait:
+		return errors.New("--timeout needs --wait")
+	}
+	if err := errors.Join(o.dryRun.complete(o.output), o.output.validate()); err != nil {
+		return err
+	}
+	choice, err := chooseNodes(args, o.selector)
+	if err != nil {
+		return err
+	}
+	newNodes, err := oneOf("--new-nodes", o.newNodes, newNodesPolicies)
+	if err != nil {
+		return err
+	}
+	nm, err := e.maintenanceOf(o, choice, stage)
+	if err != nil {
+		return err
+	}
+	nm.Spec.NewNodes = v1alpha1.NewNodesPolicy(newNodes)
+	if o.dryRun.strategy == dryRunClient {
+		return e.write(o.output, nm)
+	}
+	c, err := e.connect()
+	if err != nil {
+		return err
+	}
+	if err := e.checkNodes(ctx, c, choice, stage, o.yes || o.dryRun.isOn()); err != nil {
+		return err
+	}
+	note := ""
+	if stage == v1alpha1.NodeMaintenanceStageDrain && !o.dryRun.isOn() {
+		if note, err = e.previewFirst(ctx, c, nm, choice.title); err != nil {
+			return err
+		}
+	}
+	created, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, nm, metav1.CreateOptions{
+		DryRun: o.dryRun.inRequests(), FieldManager: manager, FieldValidation: metav1.FieldValidationStrict,
+	})
+	if err != nil {
+		return err
+	}
+	if note != "" {
+		e.screen(e.ErrOut).Printf("%s", note)
+	}
+	if err := e.write(o.output, created); err != nil {
+		return err
+	}
+	if o.dryRun.isOn() {
+		return nil
+	}
+	if o.wait {
+		return e.awaitStage(ctx, c, created, o)
+	}
+	e.hint(o.output, "Watch it: kubectl maintenance status %s --watch", created.Name)
+	return nil
+}
+
+// hint prints a next step at a terminal.
+func (e *environment) hint(o *output, format string, args ...any) {
+	if s := e.screen(e.ErrOut); s.Live() && o.format() == "" {
+		s.Printf(format, args...)
+	}
+}
+
+// maintenanceOf returns the object to create.
+func (e *environment) maintenanceOf(o *startOptions, choice *chosen, stage v1alpha1.NodeMaintenanceStage) (*v1alpha1.NodeMaintenance, error) {
+	nm := &v1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: o.name},
+		Spec:       v1alpha1.NodeMaintenanceSpec{NodeSelector: choice.selector, Stage: stage, Reason: o.reason},
+	}
+	if nm.Name == "" {
+		nm.Name = e.nameFor(choice.title)
+	}
+	if o.plan == "" {
+		return nm, nil
+	}
+	content, err := e.read(o.plan)
+	if err != nil {
+		return nil, fmt.Errorf("--plan: %w", err)
+	}
+	if nm.Spec.DrainPlan, err = parsePlan(content); err != nil {
+		return nil, fmt.Errorf("--plan %s: %w", o.plan, err)
+	}
+	return nm, nil
+}
+
+// read returns what is in a file, or what comes from the standard input.
+func (e *environment) read(path string) ([]byte, error) {
+	if path == "-" {
+		return io.ReadAll(e.In)
+	}
+	return os.ReadFile(path)
+}
+
+// parsePlan reads a drain plan. Unknown fields are errors: a misspelled podSelector would widen an
+// entry to all pods.
+func parsePlan(content []byte) ([]v1alpha1.DrainPlanEntry, error) {
+	var list []v1alpha1.DrainPlanEntry
+	listErr := yaml.UnmarshalStrict(content, &list)
+	if listErr == nil {
+		return notEmpty(list)
+	}
+	var parts map[string]any
+	if err := yaml.Unmarshal(content, &parts); err != nil {
+		// Neither: what was wrong with it as a list says more.
+		return nil, listErr
+	}
+	if _, isObject := parts["spec"]; isObject {
+		var nm v1alpha1.NodeMaintenance
+		if err := yaml.UnmarshalStrict(content, &nm); err != nil {
+			return nil, err
+		}
+		return notEmpty(nm.Spec.DrainPlan)
+	}
+	var part struct {
+		DrainPlan []v1alpha1.DrainPlanEntry `json:"drainPlan"`
+	}
+	if err := yaml.UnmarshalStrict(content, &part); err != nil {
+		return nil, err
+	}
+	return notEmpty(part.DrainPlan)
+}
+
+func notEmpty(plan []v1alpha1.DrainPlanEntry) ([]v1alpha1.DrainPlanEntry, error) {
+	if len(plan) == 0 {
+		return nil, errors.New("it has no drainPlan")
+	}
+	return plan, nil
+}
+
+// stageOf checks the name of a stage, whose case does not matter.
+func stageOf(text string, allowed []string) (v1alpha1.NodeMaintenanceStage, error) {
+	stage, err := oneOf("stage", text, allowed)
+	return v1alpha1.NodeMaintenanceStage(stage), err
+}
+
+// oneOf returns the allowed value that a text stands for, whose case does not matter.
+func oneOf(what, text string, allowed []string) (string, error) {
+	for _, value := range allowed {
+		if strings.EqualFold(value, text) {
+			return value, nil
+		}
+	}
+	return "", fmt.Errorf("invalid %s %q: it must be one of %s", what, text, strings.Join(allowed, ", "))
+}

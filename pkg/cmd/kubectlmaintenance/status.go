@@ -1,0 +1,200 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubectlmaintenance
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+	"haulout.dev/haulout/pkg/cmd/screen"
+)
+
+func (e *environment) newStatusCommand() *cobra.Command {
+	o := outputOfLines()
+	var watch bool
+	cmd := &cobra.Command{
+		Use:   "status [NAME]",
+		Short: "See how far a maintenance is, and what it waits for",
+		Long: `See how far a maintenance is: what is in the way first, then the pods that have left and how fast, then each node.
+
+Without NAME the maintenance that is not complete is shown, or all in a table if there are several or none.
+
+The conditions come first: what is left of the drain, whether it makes progress and when it last did, and who must act if
+it does not. The pods that have left since the drain began are counted from the peak of each node. The pace is that of
+the last minute.
+
+With --watch the lines are redrawn in place on a terminal, without colors if NO_COLOR is set, until the maintenance is
+deleted or completed or the command is interrupted. Elsewhere a line is written after each change.`,
+		Example: `  # How far is it?
+  kubectl maintenance status kernel-update
+
+  # Follow it
+  kubectl maintenance status kernel-update --watch
+
+  # All maintenances of the cluster
+  kubectl maintenance status`,
+		Args: atMostOneName, ValidArgsFunction: e.completeMaintenances,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.validate(); err != nil {
+				return err
+			}
+			name := ""
+			if len(args) == 1 {
+				name = maintenanceName(args[0])
+			}
+			if watch {
+				return e.watchStatus(cmd.Context(), o, name)
+			}
+			return e.status(cmd.Context(), o, name)
+		},
+	}
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "Keep showing it.")
+	o.addFlags(cmd)
+	return cmd
+}
+
+func (e *environment) status(ctx context.Context, o *output, name string) error {
+	c, err := e.connect()
+	if err != nil {
+		return err
+	}
+	all, err := e.snapshot(ctx, c, name)
+	if err != nil {
+		return err
+	}
+	if !o.forPeople() {
+		return e.printMaintenances(o, all, name != "")
+	}
+	one := theOne(all, name)
+	if one == nil {
+		e.show(showAll(all))
+		return nil
+	}
+	if one.Maintenance.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
+		// The status is useful without the waves, so an error is passed over.
+		if preview, err := previewWaves(ctx, c, one.Maintenance.Name); err == nil {
+			one.Waves = show.Waves(preview, nil)
+		}
+	}
+	e.show(show.Status(*one, o.options(e.screen(e.Out).Columns())))
+	return nil
+}
+
+// theOne returns the maintenance with the name or, without a name, the only one that is not
+// complete; nil if none or several fit.
+func theOne(all []show.Facts, name string) *show.Facts {
+	var one *show.Facts
+	for i := range all {
+		if name == "" && all[i].Maintenance.Spec.Stage == v1alpha1.NodeMaintenanceStageComplete {
+			continue
+		}
+		if one != nil {
+			return nil
+		}
+		one = &all[i]
+	}
+	return one
+}
+
+func showAll(all []show.Facts) []screen.Line {
+	if len(all) == 0 {
+		return []screen.Line{{Text: "No maintenance found. Start one: kubectl maintenance start NODE"}}
+	}
+	return show.Table(all)
+}
+
+func (e *environment) printMaintenances(o *output, all []show.Facts, one bool) error {
+	var items v1alpha1.NodeMaintenanceList
+	for i := range all {
+		items.Items = append(items.Items, *all[i].Maintenance)
+	}
+	if one && len(items.Items) == 1 {
+		return e.write(o, &items.Items[0])
+	}
+	return writeAll(e, o, &items, pointers(items.Items))
+}
+
+// watchStatus shows a maintenance, or all, until it is over.
+func (e *environment) watchStatus(ctx context.Context, o *output, name string) error {
+	if !o.forPeople() {
+		return fmt.Errorf("--watch cannot be combined with -o %[1]s; use kubectl get nodemaintenances --watch -o %[1]s", o.format())
+	}
+	c, err := e.connect()
+	if err != nil {
+		return err
+	}
+	if name == "" {
+		all, err := e.snapshot(ctx, c, "")
+		if err != nil {
+			return err
+		}
+		if one := theOne(all, ""); one != nil {
+			name = one.Maintenance.Name
+		}
+	}
+	f, err := e.newFollower(ctx, c, name)
+	if err != nil {
+		return err
+	}
+	r := e.newReporter(e.Out)
+	err = f.each(ctx, func(all []show.Facts) (bool, error) {
+		if name == "" {
+			lines, text := watchAll(all)
+			r.report(lines, text)
+			return false, nil
+		}
+		if len(all) == 0 {
+			r.screen.Keep()
+			r.screen.Printf("%s was deleted.", name)
+			return true, nil
+		}
+		lines := func(columns int) []screen.Line { return show.Status(all[0], o.options(columns)) }
+		if over(all[0].Maintenance) {
+			r.end(lines, show.Summary(all[0]))
+			r.screen.Printf("%s is complete.", name)
+			return true, nil
+		}
+		r.report(lines, show.Summary(all[0]))
+		return false, nil
+	})
+	r.screen.Keep()
+	return err
+}
+
+// over reports whether a maintenance is complete and all of its nodes are released.
+func over(nm *v1alpha1.NodeMaintenance) bool {
+	return nm.Spec.Stage == v1alpha1.NodeMaintenanceStageComplete && !slices.Contains(nm.Finalizers, v1alpha1.FinalizerMaintenanceCompletion)
+}
+
+func watchAll(all []show.Facts) (lines func(int) []screen.Line, text string) {
+	summaries := make([]string, 0, len(all))
+	for i := range all {
+		if !over(all[i].Maintenance) {
+			summaries = append(summaries, show.Summary(all[i]))
+		}
+	}
+	if len(summaries) == 0 {
+		summaries = []string{"no maintenance is active"}
+	}
+	return func(int) []screen.Line { return showAll(all) }, strings.Join(summaries, "; ")
+}

@@ -1,0 +1,279 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubectlmaintenance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+	"haulout.dev/haulout/pkg/cmd/screen"
+)
+
+// lastLook bounds the reads after a timeout.
+const lastLook = 5 * time.Second
+
+// plainAfter is the shortest time between two lines where nothing can be redrawn.
+const plainAfter = 2 * time.Second
+
+// reporter shows progress: redrawn in place on a terminal, else as lines.
+type reporter struct {
+	screen *screen.Screen
+	now    func() time.Time
+
+	last     time.Time
+	lastText string
+}
+
+func (e *environment) newReporter(out io.Writer) *reporter {
+	return &reporter{screen: e.screen(out), now: e.now}
+}
+
+// report shows the progress, or a line of it if there is no terminal.
+func (r *reporter) report(lines func(columns int) []screen.Line, summary string) {
+	if r.screen.Live() {
+		r.screen.Draw(lines(r.screen.Columns()))
+		return
+	}
+	if summary != r.lastText && r.now().Sub(r.last) >= plainAfter {
+		r.write(summary)
+	}
+}
+
+// end shows the last progress, which stays.
+func (r *reporter) end(lines func(columns int) []screen.Line, summary string) {
+	if r.screen.Live() {
+		r.screen.Draw(lines(r.screen.Columns()))
+		r.screen.Keep()
+		return
+	}
+	if summary != r.lastText {
+		r.write(summary)
+	}
+}
+
+func (r *reporter) write(summary string) {
+	r.last, r.lastText = r.now(), summary
+	r.screen.Printf("%s  %s", r.now().UTC().Format(time.TimeOnly), summary)
+}
+
+// withTimeout bounds a context; 0 does not.
+func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	if timeout <= 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeoutCause(ctx, timeout, errTimeout)
+}
+
+// awaitStage waits until a maintenance has reached its stage.
+func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, o *startOptions) error {
+	out := e.Out
+	if o.output.format() != "" {
+		// The progress is not part of the output that was asked for.
+		out = e.ErrOut
+	}
+	ctx, cancel := withTimeout(ctx, o.timeout)
+	defer cancel()
+	cordon := cordonWait{e: e}
+	err := e.follow(ctx, c, nm.Name, out, func(f *show.Facts) (bool, error) {
+		if f == nil || f.Maintenance.UID != nm.UID {
+			return true, exitWith(exitEnded, "%s was deleted before it reached the stage %s", nm.Name, nm.Spec.Stage)
+		}
+		return reached(ctx, c, f.Maintenance, nm.Spec.Stage, &cordon)
+	})
+	switch {
+	case errors.Is(err, errTimeout):
+		return e.timedOut(ctx, c, o.timeout, nm.Name)
+	case err != nil && ctx.Err() != nil:
+		return exitWith(exitInterrupted,
+			"interrupted; %[1]s continues. See how far it is: kubectl maintenance status %[1]s. Cancel it: kubectl maintenance cancel %[1]s",
+			nm.Name)
+	case err != nil:
+		return err
+	}
+	verb := map[v1alpha1.NodeMaintenanceStage]string{v1alpha1.NodeMaintenanceStageDrain: "drained", v1alpha1.NodeMaintenanceStageCordon: "cordoned"}[nm.Spec.Stage]
+	if verb != "" && o.output.format() == "" {
+		e.screen(out).Printf("%s is %s. Put its nodes back into service: kubectl maintenance complete %s", nm.Name, verb, nm.Name)
+	}
+	return nil
+}
+
+// timedOut returns an error that tells a maintenance that still moves from one that does not, which
+// needs action.
+func (e *environment) timedOut(ctx context.Context, c clients, timeout time.Duration, name string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+	defer cancel()
+	if nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{}); err == nil {
+		reason, message := "", ""
+		if stuck := show.Stuck(nm); stuck != nil {
+			reason, message = stuck.Reason, stuck.Message
+		} else if nodes, err := uncordonedNodes(ctx, c, *nm); err == nil && nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon {
+			// In stage Cordon no condition reports it.
+			if obstacles := show.Obstacles(nm, seeNodes(ctx, c, nm, nodes), false, e.now()); len(obstacles) > 0 {
+				reason, message = obstacles[0].Reason, obstacles[0].Message
+			}
+		}
+		if reason != "" {
+			return exitWith(exitBlocked, "%s is blocked after %s (%s: %s); the server keeps trying. Who must act: kubectl maintenance blockers %s",
+				name, timeout, reason, message, name)
+		}
+	}
+	return exitWith(exitTimeout, "%s is not done after %s; the server continues. See how far it is: kubectl maintenance status %s",
+		name, timeout, name)
+}
+
+// follow shows the progress of a maintenance until look returns done. It calls look with nil if the
+// maintenance does not exist.
+func (e *environment) follow(ctx context.Context, c clients, name string, out io.Writer, look func(*show.Facts) (bool, error)) error {
+	f, err := e.newFollower(ctx, c, name)
+	switch {
+	case apierrors.IsNotFound(err):
+		_, err = look(nil)
+		return err
+	case err != nil && errors.Is(context.Cause(ctx), errTimeout):
+		return errTimeout
+	case err != nil:
+		return err
+	}
+	r := e.newReporter(out)
+	err = f.each(ctx, func(all []show.Facts) (bool, error) {
+		if len(all) == 0 {
+			return look(nil)
+		}
+		facts := all[0]
+		done, err := look(&facts)
+		lines := func(columns int) []screen.Line { return show.Status(facts, show.Options{Columns: columns}) }
+		if done || err != nil {
+			r.end(lines, show.Summary(facts))
+		} else {
+			r.report(lines, show.Summary(facts))
+		}
+		return done, err
+	})
+	r.screen.Keep()
+	return err
+}
+
+// reached reports whether a maintenance has reached a stage, and fails if it never will.
+func reached(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage, cordon *cordonWait) (bool, error) {
+	if nm.DeletionTimestamp != nil || nm.Spec.Stage == v1alpha1.NodeMaintenanceStageComplete {
+		return true, exitWith(exitEnded, "%s was completed before it reached the stage %s", nm.Name, stage)
+	}
+	if nm.Status.ObservedGeneration < nm.Generation {
+		return false, nil
+	}
+	switch stage {
+	case v1alpha1.NodeMaintenanceStageDrain:
+		return meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained), nil
+	case v1alpha1.NodeMaintenanceStageCordon:
+		return cordon.isOver(ctx, c, nm)
+	}
+	return true, nil
+}
+
+// cordonWait waits until the nodes of a maintenance are cordoned.
+type cordonWait struct {
+	e *environment
+	// askedAt is when the preview was asked last whether nodes are refused.
+	askedAt time.Time
+}
+
+// isOver reports whether all nodes of a maintenance are unschedulable, and fails if the requester
+// may not delete one of them, since that node will not be cordoned.
+func (w *cordonWait) isOver(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance) (bool, error) {
+	nodes, err := uncordonedNodes(ctx, c, *nm)
+	if err != nil || len(nodes) == 0 {
+		return err == nil && len(nm.Status.NodeStatuses) > 0, err
+	}
+	now := w.e.now()
+	if w.askedAt.IsZero() {
+		// Most nodes are cordoned a moment later, and a preview costs the server more than all else
+		// here.
+		w.askedAt = now.Add(nextWaveAfter - wavesAfter)
+	}
+	if now.Sub(w.askedAt) < wavesAfter {
+		return false, nil
+	}
+	w.askedAt = now
+	if names := refused(ctx, c, nm.Name); len(names) > 0 {
+		return false, exitWith(exitBlocked,
+			"%[1]s does not touch nodes that the requester may not delete: %[2]s. Who must act: kubectl maintenance blockers %[1]s",
+			nm.Name, firstOf(names))
+	}
+	return false, nil
+}
+
+// firstOf lists the first few names.
+func firstOf(names []string) string {
+	const few = 3
+	if len(names) <= few {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), len(names)-few)
+}
+
+// awaitEnd waits until a maintenance has released its nodes or, with deleted, until the object is
+// gone.
+func (e *environment) awaitEnd(ctx context.Context, c clients, name string, uid types.UID, deleted bool, timeout time.Duration) error {
+	ctx, cancel := withTimeout(ctx, timeout)
+	defer cancel()
+	f, err := e.newFollower(ctx, c, name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err == nil {
+		f.waves.off = true
+		err = f.each(ctx, func(all []show.Facts) (bool, error) {
+			if len(all) == 0 || all[0].Maintenance.UID != uid {
+				return true, nil
+			}
+			return !deleted && !slices.Contains(all[0].Maintenance.Finalizers, v1alpha1.FinalizerMaintenanceCompletion), nil
+		})
+	}
+	switch {
+	case errors.Is(context.Cause(ctx), errTimeout) && err != nil:
+		return notReleased(ctx, c, timeout, name)
+	case err != nil && ctx.Err() != nil:
+		return exitWith(exitInterrupted, "interrupted; the server continues to release the nodes of %s", name)
+	}
+	return err
+}
+
+// notReleased returns an error that tells nodes that are still being released from those that
+// cannot be.
+func notReleased(ctx context.Context, c clients, timeout time.Duration, name string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+	defer cancel()
+	if nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{}); err == nil {
+		if stuck := show.Stuck(nm); stuck != nil {
+			return exitWith(exitBlocked, "%s cannot release all of its nodes after %s (%s: %s); the server keeps trying",
+				name, timeout, stuck.Reason, stuck.Message)
+		}
+	}
+	return exitWith(exitTimeout, "%s has not released all of its nodes after %s; the server continues", name, timeout)
+}

@@ -1,0 +1,244 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package daemonset is the built-in evacuator of DaemonSet pods. It has them evicted when the drain
+// of their node has reached them, and not before: the other pods of the node may need them until
+// then. The taint that the maintenance controller puts on the node keeps their DaemonSets from
+// replacing them.
+//
+// The evacuator asks for an eviction by a report: status.expectedEvacuationFinishTime is set. The
+// evacuation controller reads it and evicts the pod through its queue, as the disruption budget
+// allows.
+//
+// A sync gathers all that is known about one Evacuation, decides with a pure function, and acts.
+// What is kept in memory, the volumes of nodes and which DaemonSets were warned of, may be dropped
+// at any time.
+package daemonset
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	appslisters "k8s.io/client-go/listers/apps/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/controller/loop"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/generated/clientset/versioned"
+	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+)
+
+// Name is what this controller is called in logs, metrics and queues.
+const Name = "daemonset-evacuator"
+
+const (
+	// fieldManager owns what the controller writes.
+	fieldManager = "haulout-" + Name
+
+	// DefaultVolumeDetachTimeout is the default of Config.VolumeDetachTimeout.
+	DefaultVolumeDetachTimeout = 5 * time.Minute
+)
+
+// Config is what the controller needs.
+type Config struct {
+	// Host is the client of the host cluster, which reads the claims and volumes of a node;
+	// HostInformers are its informers. Their transform must leave what cache.Strip leaves.
+	Host          kubernetes.Interface
+	HostInformers informers.SharedInformerFactory
+	// Maintenance is the client of our own API as the server itself, MaintenanceInformers are its
+	// informers.
+	Maintenance          versioned.Interface
+	MaintenanceInformers externalversions.SharedInformerFactory
+	// Clock is the time; nil is the real one.
+	Clock clock.WithTicker
+	// Liveness is told what the workers are busy with; nil tells nobody.
+	Liveness *loop.Tracker
+	// Recorder writes events into the host cluster; nil writes none.
+	Recorder events.EventRecorder
+	// VolumeDetachTimeout is how long DaemonSet pods are kept, from the first of their Evacuations
+	// on a node, while the node has volumes in use that no pod that is left uses; 0 is the default,
+	// and negative does not wait.
+	VolumeDetachTimeout time.Duration
+}
+
+// Controller is the evacuator.
+type Controller struct {
+	host        kubernetes.Interface
+	maintenance versioned.Interface
+	clock       clock.WithTicker
+	recorder    events.EventRecorder
+
+	evacuationLister  maintenancelisters.EvacuationLister
+	evacuationIndexer cache.Indexer
+	maintenanceLister maintenancelisters.NodeMaintenanceLister
+	nodeLister        corelisters.NodeLister
+	podLister         corelisters.PodLister
+	podIndexer        cache.Indexer
+	daemonSetLister   appslisters.DaemonSetLister
+	synced            []cache.InformerSynced
+
+	queue *loop.Queue[types.NamespacedName]
+
+	volumeDetachTimeout time.Duration
+	volumes             volumesOfNodes
+	warned              warned
+}
+
+// New makes a controller and registers its handlers and indexes; the informers must not run yet. A
+// controller runs once.
+func New(config Config) (*Controller, error) {
+	if config.Clock == nil {
+		config.Clock = clock.RealClock{}
+	}
+	if config.VolumeDetachTimeout == 0 {
+		config.VolumeDetachTimeout = DefaultVolumeDetachTimeout
+	}
+	daemonSets := config.HostInformers.Apps().V1().DaemonSets()
+	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
+	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
+	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
+	c := &Controller{
+		host: config.Host, maintenance: config.Maintenance, clock: config.Clock, recorder: config.Recorder,
+		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(), maintenanceLister: maintenances.Lister(),
+		nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()),
+		podIndexer: pods.Informer().GetIndexer(), daemonSetLister: daemonSets.Lister(),
+		queue: loop.NewQueue(loop.Config[types.NamespacedName]{
+			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness,
+			LogAs: func(key types.NamespacedName) (string, any) { return "evacuation", key },
+		}),
+		volumeDetachTimeout: config.VolumeDetachTimeout,
+		volumes:             volumesOfNodes{known: map[types.UID]knownVolumes{}},
+		warned:              warned{uids: map[types.UID]struct{}{}},
+	}
+	if err := controllercache.AddPodsByNode(pods.Informer()); err != nil {
+		return nil, fmt.Errorf("add index: %w", err)
+	}
+	c.synced = append(c.synced, daemonSets.Informer().HasSynced)
+	if err := controllercache.AddIndex(evacuations.Informer(), evacuationsByNode, indexByNode); err != nil {
+		return nil, fmt.Errorf("add index: %w", err)
+	}
+	return c, c.watch(evacuations.Informer(), maintenances.Informer(), pods.Informer(), nodes.Informer())
+}
+
+// Run works until the context ends, and returns when the last write is done. The informers must
+// have been started.
+func (c *Controller) Run(ctx context.Context, workers int) {
+	logger := klog.FromContext(ctx).WithName(Name)
+	ctx = klog.NewContext(ctx, logger)
+	defer c.queue.ShutDown()
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
+		return
+	}
+	logger.Info("Controller starts", "workers", workers)
+	c.queue.Run(ctx, workers, c.sync)
+}
+
+func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
+	s, err := c.gather(ctx, key)
+	if err != nil || s == nil {
+		return err
+	}
+	d := decide(*s)
+	if !d.wake.IsZero() {
+		c.queue.AddAfter(key, d.wake.Sub(s.now))
+	}
+	return c.act(ctx, s, d)
+}
+
+// gather reads all that the decision about an Evacuation depends on; nil if there is none.
+func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (*situation, error) {
+	evacuation, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := &situation{now: c.clock.Now(), evacuation: evacuation}
+	if !hasTurn(evacuation) {
+		return s, nil
+	}
+	pod, err := c.podLister.Pods(key.Namespace).Get(evacuation.Spec.PodRef.Name)
+	if apierrors.IsNotFound(err) || err == nil && pod.UID != evacuation.Spec.PodRef.UID {
+		return s, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.pod = pod
+	if s.node, err = c.nodeLister.Get(pod.Spec.NodeName); err != nil {
+		s.node = nil
+		if apierrors.IsNotFound(err) {
+			return s, nil
+		}
+		return nil, err
+	}
+	maintenances, err := c.maintenanceLister.List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	if s.askedBy, err = drainplan.AskedBy(pod, s.node, maintenances); err != nil || !s.mayRequest() {
+		return s, err
+	}
+	s.volumesUntil = c.volumesUntil(s.node, evacuation)
+	if s.now.Before(s.volumesUntil) {
+		s.volumes = c.unusedVolumes(ctx, s.node, s.now)
+	}
+	return s, nil
+}
+
+// mayRequest reports whether the decision may be to ask for the eviction. Only then the volumes of
+// the node are read.
+func (s *situation) mayRequest() bool {
+	return s.askedBy != nil && s.pod.DeletionTimestamp == nil && drainplan.IsTainted(s.node) &&
+		s.evacuation.Status.ExpectedEvacuationFinishTime == nil
+}
+
+// act reports.
+func (c *Controller) act(ctx context.Context, s *situation, d decision) error {
+	if d.status == nil {
+		return nil
+	}
+	evacuation := s.evacuation.DeepCopy()
+	evacuation.Status = *d.status
+	client := c.maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace)
+	_, err := client.UpdateStatus(ctx, evacuation, metav1.UpdateOptions{FieldManager: fieldManager})
+	if err != nil {
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return err
+	}
+	if d.requested {
+		klog.FromContext(ctx).V(2).Info("Eviction of DaemonSet pod is requested",
+			"pod", klog.KObj(s.pod), "nodeMaintenance", klog.KObj(s.askedBy))
+		c.warnOfUpdate(s)
+	}
+	return nil
+}

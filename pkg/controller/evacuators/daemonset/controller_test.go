@@ -1,0 +1,378 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package daemonset
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/informertest"
+)
+
+// world is a controller between two fake clusters.
+type world struct {
+	*testing.T
+	host  *fake.Clientset
+	api   *maintenancefake.Clientset
+	clock *clocktesting.FakeClock
+
+	mu      sync.Mutex
+	version int
+	// done is what was written, in order.
+	done []string
+	// events are those that were written.
+	events *events.FakeRecorder
+}
+
+// newWorld starts a controller.
+func newWorld(t *testing.T, evacuation *maintenancev1alpha1.Evacuation, nm *maintenancev1alpha1.NodeMaintenance, pod *corev1.Pod, node *corev1.Node) *world {
+	t.Helper()
+	w := &world{T: t, host: fake.NewClientset(pod, node), api: maintenancefake.NewClientset(evacuation, nm), clock: clocktesting.NewFakeClock(start), version: 10}
+	w.events = events.NewFakeRecorder(10)
+	w.api.PrependReactor("update", "evacuations", w.update)
+	w.start()
+	return w
+}
+
+// start starts a controller that knows nothing but what the clusters hold, until the test ends or
+// stop is called.
+func (w *world) start() (stop func()) {
+	w.Helper()
+	hostInformers := informers.NewSharedInformerFactoryWithOptions(w.host, 0, informers.WithTransform(controllercache.NewTransform()))
+	ownInformers := externalversions.NewSharedInformerFactory(w.api, 0)
+	c, err := New(Config{Host: w.host, HostInformers: hostInformers, Maintenance: w.api, MaintenanceInformers: ownInformers, Clock: w.clock, Recorder: w.events})
+	w.must(err)
+	ctx, cancel := context.WithCancel(w.Context())
+	watches := informertest.Count(w.host, w.api)
+	hostInformers.Start(ctx.Done())
+	ownInformers.Start(ctx.Done())
+	watches.Wait(w.T, 0, "nodes", "pods", "daemonsets", "nodemaintenances", "evacuations")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.Run(ctx, 2)
+	}()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		<-done
+		hostInformers.Shutdown()
+		ownInformers.Shutdown()
+	})
+	w.Cleanup(stop)
+	return stop
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+var evacuationsResource = maintenancev1alpha1.SchemeGroupVersion.WithResource("evacuations")
+
+// update refuses what was decided from an old state.
+func (w *world) update(action clienttesting.Action) (bool, runtime.Object, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	sent := action.(clienttesting.UpdateAction).GetObject().(*maintenancev1alpha1.Evacuation).DeepCopy()
+	stored, err := w.api.Tracker().Get(evacuationsResource, sent.Namespace, sent.Name)
+	if err != nil {
+		return true, nil, err
+	}
+	if stored.(*maintenancev1alpha1.Evacuation).ResourceVersion != sent.ResourceVersion {
+		return true, nil, apierrors.NewConflict(evacuationsResource.GroupResource(), sent.Name, errors.New("stale"))
+	}
+	w.done = append(w.done, "report")
+	w.version++
+	sent.ResourceVersion = strconv.Itoa(w.version)
+	return true, sent, w.api.Tracker().Update(evacuationsResource, sent, sent.Namespace)
+}
+
+func (w *world) written() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.done)
+}
+
+// until waits until these were the writes. The clock moves by a step whenever the controller has
+// done what it could.
+func (w *world) until(step time.Duration, want ...string) {
+	w.Helper()
+	err := wait.PollUntilContextTimeout(w.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		w.clock.Step(step)
+		synctest.Wait()
+		return slices.Equal(w.written(), want), nil
+	})
+	if err != nil {
+		w.Fatalf("got the writes %v, want %v", w.written(), want)
+	}
+}
+
+// status returns what is stored of the Evacuation.
+func (w *world) status() maintenancev1alpha1.EvacuationStatus {
+	w.Helper()
+	e, err := w.api.MaintenanceV1alpha1().Evacuations("logging").Get(w.Context(), newEvacuation().Name, metav1.GetOptions{})
+	w.must(err)
+	return e.Status
+}
+
+func (w *world) updateNode(mods ...func(*corev1.Node)) {
+	w.Helper()
+	_, err := w.host.CoreV1().Nodes().Update(w.Context(), newNode(mods...), metav1.UpdateOptions{})
+	w.must(err)
+}
+
+// wantRequested reports an error unless the eviction is requested, which the evacuator leaves to
+// others.
+func (w *world) wantRequested() {
+	w.Helper()
+	if st := w.status(); st.ActiveEvacuatorCompleted || st.ExpectedEvacuationFinishTime == nil {
+		w.Errorf("got %+v, want what is expected, and the class still active", st)
+	}
+	for _, action := range w.host.Actions() {
+		if action.GetResource().Resource == "pods" && action.GetVerb() != "list" && action.GetVerb() != "watch" {
+			w.Errorf("got %s of a pod, want its eviction to be left to the queue", action.GetVerb())
+		}
+	}
+}
+
+func TestRequestsTheEvictionWhenTheDrainGetsThere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nm := newMaintenance(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[0].DrainTargets = nil })
+		w := newWorld(t, newEvacuation(), nm, newPod(), newNode())
+		_, err := w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(t.Context(), newMaintenance(), metav1.UpdateOptions{})
+		w.must(err)
+		w.updateNode(tainted)
+		w.until(0, "report")
+		w.wantRequested()
+	})
+}
+
+func TestTaintBeforeTargets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nm := newMaintenance(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[0].DrainTargets = nil })
+		w := newWorld(t, newEvacuation(), nm, newPod(), newNode(tainted))
+		_, err := w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(t.Context(), newMaintenance(), metav1.UpdateOptions{})
+		w.must(err)
+		w.until(0, "report")
+		w.wantRequested()
+	})
+}
+
+func TestRestartAfterTheRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newEvacuation(reported(0, time.Minute, "The pod is evicted for …")), newMaintenance(), newPod(), newNode(tainted))
+		// What comes after it is done.
+		w.addDeclined()
+		w.until(time.Millisecond, "report")
+		if st := w.status(); st.Message != "The pod is evicted for …" {
+			t.Errorf("got %q, want nothing to be reported again", st.Message)
+		}
+	})
+}
+
+// addDeclined adds an Evacuation of a pod that is no DaemonSet's, which is declined by a report.
+func (w *world) addDeclined() {
+	w.Helper()
+	declined := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
+		e.Name, e.Spec.PodRef.Name = protocol.CanonicalName("other", podUID), "other"
+	})
+	w.must(w.host.Tracker().Add(newPod(func(p *corev1.Pod) { p.Name, p.OwnerReferences = "other", nil })))
+	w.must(w.api.Tracker().Add(declined))
+}
+
+func TestCancellationAtTheLastMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newEvacuation(), newMaintenance(), newPod(), newNode())
+		// The cache does not see it, but the write does.
+		w.mu.Lock()
+		w.version++
+		withdrawn := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
+			e.Finalizers, e.ResourceVersion = nil, strconv.Itoa(w.version)
+		})
+		w.must(w.api.Tracker().Update(evacuationsResource, withdrawn, withdrawn.Namespace))
+		w.mu.Unlock()
+		w.updateNode(tainted)
+		w.addDeclined()
+		w.until(time.Millisecond, "report")
+	})
+}
+
+// withVolumes makes a ready node that has the CSI volumes in use, beside one that no driver needs.
+func withVolumes(names ...string) func(*corev1.Node) {
+	return func(n *corev1.Node) {
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		n.Status.VolumesInUse = []corev1.UniqueVolumeName{"kubernetes.io/nfs/share"}
+		for _, name := range names {
+			n.Status.VolumesInUse = append(n.Status.VolumesInUse, corev1.UniqueVolumeName("kubernetes.io/csi/csi.example.com^"+name))
+		}
+	}
+}
+
+func notReady(n *corev1.Node) {
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
+}
+
+func claiming(claim string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
+		}}}
+	}
+}
+
+// bind makes a claim and its CSI volume.
+func (w *world) bind(claim, handle string) {
+	w.Helper()
+	w.must(w.host.Tracker().Add(&corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "logging", Name: claim}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-" + claim},
+	}))
+	w.must(w.host.Tracker().Add(&corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: "pv-" + claim}, Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{
+			CSI: &corev1.CSIPersistentVolumeSource{Driver: "csi.example.com", VolumeHandle: handle},
+		}},
+	}))
+}
+
+func TestVolumesThatTheNodeHasNotReleased(t *testing.T) {
+	created := func(e *maintenancev1alpha1.Evacuation) { e.CreationTimestamp = *at(0) }
+	for name, tt := range map[string]struct {
+		node []func(*corev1.Node)
+		pod  []func(*corev1.Pod)
+		want bool
+	}{
+		"of a pod that has left are waited for":             {[]func(*corev1.Node){tainted, withVolumes("vol-1")}, nil, true},
+		"of a pod that is left are not":                     {[]func(*corev1.Node){tainted, withVolumes("vol-1")}, []func(*corev1.Pod){claiming("data")}, false},
+		"of both are waited for":                            {[]func(*corev1.Node){tainted, withVolumes("vol-1", "vol-2")}, []func(*corev1.Pod){claiming("data")}, true},
+		"are not waited for if no driver needs a DaemonSet": {[]func(*corev1.Node){tainted, withVolumes()}, nil, false},
+		"are not waited for on a node that is not ready":    {[]func(*corev1.Node){tainted, withVolumes("vol-1"), notReady}, nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, newEvacuation(created), newMaintenance(), newPod(tt.pod...), newNode())
+				w.bind("data", "vol-1")
+				w.updateNode(tt.node...)
+				w.until(0, "report")
+				if waits := w.status().ExpectedEvacuationFinishTime == nil; waits != tt.want {
+					t.Errorf("got that it waits: %v, want %v; %s", waits, tt.want, w.status().Message)
+				}
+			})
+		})
+	}
+	t.Run("end the wait when they are released", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, newEvacuation(created), newMaintenance(), newPod(), newNode(tainted, withVolumes("vol-1")))
+			w.until(0, "report")
+			w.updateNode(tainted, withVolumes())
+			w.until(0, "report", "report")
+			w.wantRequested()
+		})
+	})
+	t.Run("end the wait when its time is over", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, newEvacuation(created), newMaintenance(), newPod(), newNode(tainted, withVolumes("vol-1")))
+			w.until(0, "report")
+			w.until(DefaultVolumeDetachTimeout/50, "report", "report")
+			if passed := w.clock.Since(start); passed < DefaultVolumeDetachTimeout {
+				t.Errorf("got the request after %s, want %s", passed, DefaultVolumeDetachTimeout)
+			}
+			w.wantRequested()
+		})
+	})
+	t.Run("are read once for all pods of a node", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, newEvacuation(created), newMaintenance(), newPod(claiming("data")), newNode())
+			w.bind("data", "vol-1")
+			other := types.UID("22222222-2222-3333-4444-555555555555")
+			w.must(w.host.Tracker().Add(newPod(func(p *corev1.Pod) { p.Name, p.UID = "second", other })))
+			w.must(w.api.Tracker().Add(newEvacuation(created, func(e *maintenancev1alpha1.Evacuation) {
+				e.Name, e.UID = protocol.CanonicalName("second", other), "evacuation-2"
+				e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: "second", UID: other}
+			})))
+			synctest.Wait()
+			w.updateNode(tainted, withVolumes("vol-1", "vol-2"))
+			w.until(0, "report", "report")
+			reads := 0
+			for _, action := range w.host.Actions() {
+				if action.GetVerb() == "get" && action.GetResource().Resource == "persistentvolumes" {
+					reads++
+				}
+			}
+			// Two workers may look at the same time.
+			if reads == 0 || reads > 2 {
+				t.Errorf("got %d reads of the volume of a claim, want at most one by each of the two workers", reads)
+			}
+		})
+	})
+}
+
+func TestDaemonSetsThatAreUpdatedByDeletionAreWarnedOfOnce(t *testing.T) {
+	for name, tt := range map[string]struct {
+		strategy appsv1.DaemonSetUpdateStrategyType
+		want     int
+	}{
+		"OnDelete":      {appsv1.OnDeleteDaemonSetStrategyType, 1},
+		"RollingUpdate": {appsv1.RollingUpdateDaemonSetStrategyType, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, newEvacuation(), newMaintenance(), newPod(), newNode())
+				w.must(w.host.Tracker().Add(&appsv1.DaemonSet{
+					ObjectMeta: metav1.ObjectMeta{Namespace: "logging", Name: "logger", UID: "ds"},
+					Spec:       appsv1.DaemonSetSpec{UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: tt.strategy}},
+				}))
+				other := types.UID("22222222-2222-3333-4444-555555555555")
+				w.must(w.host.Tracker().Add(newPod(func(p *corev1.Pod) { p.Name, p.UID = "second", other })))
+				w.must(w.api.Tracker().Add(newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
+					e.Name, e.UID = protocol.CanonicalName("second", other), "evacuation-2"
+					e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: "second", UID: other}
+				})))
+				synctest.Wait()
+				w.updateNode(tainted)
+				w.until(0, "report", "report")
+				if got := len(w.events.Events); got != tt.want {
+					t.Errorf("got %d events, want %d", got, tt.want)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,266 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package daemonset
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+const (
+	class    = maintenancev1alpha1.EvacuatorClassDaemonSet
+	ours     = maintenancev1alpha1.FinalizerInstigatorNodeMaintenance
+	podName  = "logger-x7k"
+	podUID   = types.UID("11111111-2222-3333-4444-555555555555")
+	nodeName = "node-7"
+)
+
+var start = time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC)
+
+func at(d time.Duration) *metav1.Time {
+	return &metav1.Time{Time: start.Add(d)}
+}
+
+// newEvacuation makes one whose turn it has been this evacuator's since the start.
+func newEvacuation(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+	e := &maintenancev1alpha1.Evacuation{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "logging", Name: protocol.CanonicalName(podName, podUID), UID: "evacuation-1", ResourceVersion: "1", Finalizers: []string{ours},
+		},
+		Spec: maintenancev1alpha1.EvacuationSpec{
+			PodRef: maintenancev1alpha1.PodReference{Name: podName, UID: podUID}, NodeName: nodeName, ProgressDeadlineSeconds: ptr.To[int32](1800),
+		},
+		Status: maintenancev1alpha1.EvacuationStatus{ActiveEvacuatorClass: class, ActiveEvacuatorSince: at(0), Message: "turn"},
+	}
+	for _, mod := range mods {
+		mod(e)
+	}
+	return e
+}
+
+func reported(when, expected time.Duration, message string) func(*maintenancev1alpha1.Evacuation) {
+	return func(e *maintenancev1alpha1.Evacuation) {
+		e.Status.EvacuationProgressTimestamp, e.Status.ExpectedEvacuationFinishTime, e.Status.Message = at(when), at(expected), message
+	}
+}
+
+func newPod(mods ...func(*corev1.Pod)) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "logging", Name: podName, UID: podUID, ResourceVersion: "1",
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logger", UID: "ds", Controller: ptr.To(true)}},
+		},
+		Spec:   corev1.PodSpec{NodeName: nodeName, TerminationGracePeriodSeconds: ptr.To[int64](60)},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+	for _, mod := range mods {
+		mod(p)
+	}
+	return p
+}
+
+func stopping(until time.Duration) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.DeletionTimestamp = at(until)
+		p.Finalizers = []string{"example.com/hold"} // the fake API would not take a pod that is being deleted for no reason
+	}
+}
+
+func newNode(mods ...func(*corev1.Node)) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "uid-node-7"}}
+	for _, mod := range mods {
+		mod(n)
+	}
+	return n
+}
+
+func tainted(n *corev1.Node) {
+	n.Spec.Taints = []corev1.Taint{{Key: "maintenance.haulout.dev/drain", Effect: corev1.TaintEffectNoSchedule}}
+}
+
+// newMaintenance makes one that asks all DaemonSet pods of the node to leave.
+func newMaintenance(mods ...func(*maintenancev1alpha1.NodeMaintenance)) *maintenancev1alpha1.NodeMaintenance {
+	nm := &maintenancev1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: "kernel", UID: "uid-kernel", ResourceVersion: "1"},
+		Spec:       maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, Reason: "kernel update"},
+		Status: maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
+			NodeRef:      maintenancev1alpha1.NodeReference{Name: nodeName, UID: "uid-node-7"},
+			DrainTargets: []maintenancev1alpha1.DrainPlanEntry{{PodType: maintenancev1alpha1.PodTypeDaemonSet, PodPriority: 1000}},
+		}}},
+	}
+	for _, mod := range mods {
+		mod(nm)
+	}
+	return nm
+}
+
+func tolerating(t corev1.Toleration) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{t} }
+}
+
+func TestDecide(t *testing.T) {
+	const message = "The pod is evicted for NodeMaintenance kernel (kernel update) and has 1m0s to stop."
+	const waits = "The pod waits until node node-7 has released volumes of pods that have left, at most until 2026-11-03T10:05:00Z: csi.example.com^vol-1."
+	volumes := func(s *situation) {
+		s.volumes, s.volumesUntil = []string{"csi.example.com^vol-1"}, start.Add(5*time.Minute)
+	}
+	asked := func(mods ...func(*situation)) situation {
+		s := situation{now: start.Add(time.Minute), evacuation: newEvacuation(), pod: newPod(), node: newNode(tainted), askedBy: newMaintenance()}
+		for _, mod := range mods {
+			mod(&s)
+		}
+		return s
+	}
+	evacuation := func(mods ...func(*maintenancev1alpha1.Evacuation)) func(*situation) {
+		return func(s *situation) { s.evacuation = newEvacuation(mods...) }
+	}
+	pod := func(mods ...func(*corev1.Pod)) func(*situation) {
+		return func(s *situation) { s.pod = newPod(mods...) }
+	}
+	status := func(progress time.Duration, mods ...func(*maintenancev1alpha1.EvacuationStatus)) *maintenancev1alpha1.EvacuationStatus {
+		st := &maintenancev1alpha1.EvacuationStatus{ActiveEvacuatorClass: class, ActiveEvacuatorSince: at(0), EvacuationProgressTimestamp: at(progress)}
+		for _, mod := range mods {
+			mod(st)
+		}
+		return st
+	}
+	saying := func(expected time.Duration, message string) func(*maintenancev1alpha1.EvacuationStatus) {
+		return func(st *maintenancev1alpha1.EvacuationStatus) {
+			st.ExpectedEvacuationFinishTime, st.Message = at(expected), message
+		}
+	}
+	declined := func(message string) func(*maintenancev1alpha1.EvacuationStatus) {
+		return func(st *maintenancev1alpha1.EvacuationStatus) {
+			st.ActiveEvacuatorCompleted, st.Message = true, message
+		}
+	}
+	const minute = time.Minute
+	for name, tc := range map[string]struct {
+		situation situation
+		want      decision
+	}{
+		"the eviction of a pod that is asked to leave a tainted node is requested": {
+			asked(), decision{status: status(minute, saying(2*minute, message)), requested: true},
+		},
+		"a maintenance without a reason gives none": {
+			asked(func(s *situation) { s.askedBy.Spec.Reason = "" }),
+			decision{status: status(minute, saying(2*minute, "The pod is evicted for NodeMaintenance kernel and has 1m0s to stop.")), requested: true},
+		},
+		"a pod that does not say gets half a minute": {
+			asked(pod(func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = nil })),
+			decision{
+				status:    status(minute, saying(minute+30*time.Second, "The pod is evicted for NodeMaintenance kernel (kernel update) and has 30s to stop.")),
+				requested: true,
+			},
+		},
+		"a requested eviction is not requested again": {
+			asked(evacuation(reported(0, 30*time.Second, message))), decision{},
+		},
+		"the pod is kept while the node has volumes of pods that have left, and that is reported": {
+			asked(volumes), decision{
+				status: status(minute, func(st *maintenancev1alpha1.EvacuationStatus) { st.Message = waits }), wake: start.Add(minute + 30*time.Second),
+			},
+		},
+		"it is not reported again before a third of the deadline has passed": {
+			asked(volumes, func(s *situation) {
+				s.now = start.Add(4*minute + 45*time.Second)
+				s.evacuation.Status.EvacuationProgressTimestamp = at(minute)
+			}), decision{wake: start.Add(5 * minute)},
+		},
+		"with a short deadline it is reported more often": {
+			asked(volumes, func(s *situation) {
+				s.evacuation.Status.EvacuationProgressTimestamp, s.evacuation.Spec.ProgressDeadlineSeconds = at(40*time.Second), ptr.To[int32](60)
+			}), decision{
+				status: status(minute, func(st *maintenancev1alpha1.EvacuationStatus) { st.Message = waits }), wake: start.Add(minute + 20*time.Second),
+			},
+		},
+		"the volumes are waited for no longer than their time": {
+			asked(volumes, func(s *situation) { s.now = start.Add(5 * minute) }),
+			decision{status: status(5*minute, saying(6*minute, message)), requested: true},
+		},
+		"a pod that tolerates the taint does not wait for volumes": {
+			asked(volumes, pod(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists}))),
+			decision{status: status(minute, declined("The pod tolerates the taint maintenance.haulout.dev/drain: if it were evicted, its DaemonSet would replace it on the node immediately. It is left running."))},
+		},
+		"one that the drain has not reached waits":    {asked(func(s *situation) { s.askedBy = nil }), decision{}},
+		"one whose node is not tainted yet waits":     {asked(func(s *situation) { s.node = newNode() }), decision{}},
+		"one that is gone from the cache is nothing":  {asked(func(s *situation) { s.pod = nil }), decision{}},
+		"one without a node is nothing":               {asked(func(s *situation) { s.node = nil }), decision{}},
+		"one that has ended is nothing":               {asked(pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })), decision{}},
+		"another evacuator's is none of its business": {asked(evacuation(func(e *maintenancev1alpha1.Evacuation) { e.Status.ActiveEvacuatorClass = "a.example.com" })), decision{}},
+		"one that it has declined is over for it":     {asked(evacuation(func(e *maintenancev1alpha1.Evacuation) { e.Status.ActiveEvacuatorCompleted = true })), decision{}},
+		"one that nobody asks for is left alone":      {asked(evacuation(func(e *maintenancev1alpha1.Evacuation) { e.Finalizers = nil })), decision{}},
+		"one that is being deleted is left alone":     {asked(evacuation(func(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = at(0) })), decision{}},
+		"one that is complete is left alone": {
+			asked(evacuation(func(e *maintenancev1alpha1.Evacuation) {
+				e.Status.Conditions = []metav1.Condition{{Type: maintenancev1alpha1.ConditionComplete, Status: metav1.ConditionTrue}}
+			})), decision{},
+		},
+		"one that tolerates everything would come back and is declined": {
+			asked(pod(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists}))),
+			decision{status: status(minute, declined("The pod tolerates the taint maintenance.haulout.dev/drain: if it were evicted, its DaemonSet would replace it on the node immediately. It is left running."))},
+		},
+		"a pod of no DaemonSet is declined, whatever its annotation says": {
+			asked(pod(func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "ReplicaSet" })),
+			decision{status: status(minute, declined("The pod does not belong to a DaemonSet: this evacuator does not act on it."))},
+		},
+		"while it stops as expected nothing is said": {
+			asked(evacuation(reported(minute, 2*minute, message)), pod(stopping(2*minute+time.Second))), decision{wake: start.Add(11 * minute)},
+		},
+		"a pod that somebody else has deleted is reported": {
+			asked(pod(stopping(3 * minute))),
+			decision{status: status(minute, saying(3*minute, "The pod is terminating; another client has deleted it.")), wake: start.Add(11 * minute)},
+		},
+		"a grace period that somebody has cut short is reported": {
+			asked(evacuation(reported(0, 3*minute, message)), pod(stopping(minute+time.Second))),
+			decision{status: status(minute, saying(minute+time.Second, message)), wake: start.Add(11 * minute)},
+		},
+		"within a long grace period there is a sign of life now and then": {
+			asked(evacuation(reported(-10*minute, 60*minute, message)), pod(stopping(60*minute))),
+			decision{status: status(minute, saying(60*minute, message)), wake: start.Add(11 * minute)},
+		},
+		"after its grace period there is none": {
+			asked(evacuation(reported(-10*minute, 0, message)), pod(stopping(0))), decision{},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := decide(tc.situation)
+			if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(decision{})); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestMessageFits(t *testing.T) {
+	nm := newMaintenance()
+	nm.Name, nm.Spec.Reason = strings.Repeat("n", 253), strings.Repeat("\x1b[31mä", 512)
+	s := situation{now: start, evacuation: newEvacuation(), pod: newPod(), node: newNode(tainted), askedBy: nm}
+	if message := decide(s).status.Message; len(message) > 1024 || strings.ContainsRune(message, 0x1b) || !strings.HasSuffix(message, "to stop.") {
+		t.Errorf("got %d bytes: %q", len(message), message)
+	}
+}

@@ -1,0 +1,130 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package daemonset
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+)
+
+// evacuationsByNode is the index of the Evacuations that are this evacuator's turn, by the node of
+// their pod.
+const evacuationsByNode = "haulout.dev/daemonset-evacuator-by-node"
+
+func indexByNode(obj any) ([]string, error) {
+	if evacuation, ok := obj.(*maintenancev1alpha1.Evacuation); ok && hasTurn(evacuation) && evacuation.Spec.NodeName != "" {
+		return []string{evacuation.Spec.NodeName}, nil
+	}
+	return nil, nil
+}
+
+func (c *Controller) watch(evacuations, maintenances, pods, nodes cache.SharedIndexInformer) error {
+	for _, w := range []struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandler
+	}{
+		{evacuations, cache.ResourceEventHandlerFuncs{
+			AddFunc:    c.evacuationChanged,
+			UpdateFunc: func(_, obj any) { c.evacuationChanged(obj) },
+		}},
+		{maintenances, cache.ResourceEventHandlerFuncs{
+			AddFunc: func(obj any) { c.targetsChanged(nil, obj.(*maintenancev1alpha1.NodeMaintenance)) },
+			UpdateFunc: func(old, obj any) {
+				c.targetsChanged(old.(*maintenancev1alpha1.NodeMaintenance), obj.(*maintenancev1alpha1.NodeMaintenance))
+			},
+		}},
+		{pods, controllercache.UnpackedPods(cache.ResourceEventHandlerFuncs{
+			AddFunc: func(obj any) { c.enqueueFor(obj.(*corev1.Pod)) },
+			UpdateFunc: func(_, obj any) {
+				if pod := obj.(*corev1.Pod); drainplan.TypeOf(pod, "") == maintenancev1alpha1.PodTypeDaemonSet {
+					c.enqueueFor(pod)
+				}
+			},
+		})},
+		{nodes, cache.ResourceEventHandlerFuncs{
+			AddFunc: func(obj any) { c.mark(obj.(*corev1.Node).Name) },
+			UpdateFunc: func(old, obj any) {
+				before, node := old.(*corev1.Node), obj.(*corev1.Node)
+				tainted := drainplan.IsTainted(node) && !drainplan.IsTainted(before)
+				if tainted || readiness(node) != readiness(before) || !slices.Equal(before.Status.VolumesInUse, node.Status.VolumesInUse) {
+					c.mark(node.Name)
+				}
+			},
+		}},
+	} {
+		registration, err := w.informer.AddEventHandler(w.handler)
+		if err != nil {
+			return err
+		}
+		c.synced = append(c.synced, registration.HasSynced)
+	}
+	return nil
+}
+
+func (c *Controller) evacuationChanged(obj any) {
+	if evacuation, ok := obj.(*maintenancev1alpha1.Evacuation); ok && hasTurn(evacuation) {
+		c.queue.Add(types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Name})
+	}
+}
+
+// targetsChanged looks at the nodes for which a maintenance shows other targets than before.
+func (c *Controller) targetsChanged(old, nm *maintenancev1alpha1.NodeMaintenance) {
+	var before []maintenancev1alpha1.NodeMaintenanceNodeStatus
+	if old != nil && old.Spec.Stage == nm.Spec.Stage {
+		before = old.Status.NodeStatuses
+	}
+	for i := range nm.Status.NodeStatuses {
+		status := &nm.Status.NodeStatuses[i]
+		// Nodes are sorted by name and seldom change, so that the same place nearly always holds
+		// the same node.
+		if i < len(before) && before[i].NodeRef == status.NodeRef && slices.EqualFunc(before[i].DrainTargets, status.DrainTargets, sameEntry) {
+			continue
+		}
+		c.mark(status.NodeRef.Name)
+	}
+}
+
+func sameEntry(a, b maintenancev1alpha1.DrainPlanEntry) bool {
+	return equality.Semantic.DeepEqual(a, b)
+}
+
+// enqueueFor looks at the Evacuation of a pod, if there is one.
+func (c *Controller) enqueueFor(pod *corev1.Pod) {
+	if evacuation, err := c.evacuationLister.Evacuations(pod.Namespace).Get(protocol.CanonicalName(pod.Name, pod.UID)); err == nil {
+		c.evacuationChanged(evacuation)
+	}
+}
+
+// mark looks at the Evacuations on a node.
+func (c *Controller) mark(node string) {
+	objects, err := c.evacuationIndexer.ByIndex(evacuationsByNode, node)
+	if err != nil {
+		return
+	}
+	for _, obj := range objects {
+		c.evacuationChanged(obj)
+	}
+}

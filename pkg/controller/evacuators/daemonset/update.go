@@ -1,0 +1,75 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package daemonset
+
+import (
+	"sync"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Reasons and actions of the events of this evacuator.
+const (
+	// EventUpdatedByDrain: a DaemonSet with the strategy OnDelete loses a pod to a drain. About the
+	// DaemonSet.
+	EventUpdatedByDrain = "UpdatedByDrain"
+
+	actionEvacuate = "Evacuate"
+)
+
+// warned remembers the DaemonSets that were warned of. A new leader may warn once more.
+type warned struct {
+	mu   sync.Mutex
+	uids map[types.UID]struct{}
+}
+
+// isFirst reports whether a DaemonSet has not been warned of.
+func (w *warned) isFirst(uid types.UID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, known := w.uids[uid]
+	w.uids[uid] = struct{}{}
+	return !known
+}
+
+// warnOfUpdate tells the owner of a DaemonSet with the update strategy OnDelete that the pod which
+// comes back after the maintenance has its newest template. Such DaemonSets are updated by deleting
+// pods, and only then.
+func (c *Controller) warnOfUpdate(s *situation) {
+	owner := metav1.GetControllerOfNoCopy(s.pod)
+	if c.recorder == nil || owner == nil {
+		return
+	}
+	ds, err := c.daemonSetLister.DaemonSets(s.pod.Namespace).Get(owner.Name)
+	if err != nil || ds.UID != owner.UID || ds.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
+		return
+	}
+	if !c.warned.isFirst(ds.UID) {
+		return
+	}
+	c.recorder.Eventf(
+		&corev1.ObjectReference{
+			APIVersion: appsv1.SchemeGroupVersion.String(), Kind: "DaemonSet", Namespace: ds.Namespace, Name: ds.Name, UID: ds.UID,
+		},
+		nil, corev1.EventTypeWarning, EventUpdatedByDrain, actionEvacuate,
+		"NodeMaintenance %s evicts pods of this DaemonSet, whose update strategy is OnDelete: on node %s and others "+
+			"that are drained they are recreated from its newest template when the maintenance is complete.",
+		s.askedBy.Name, s.node.Name)
+}

@@ -1,0 +1,177 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package daemonset
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+)
+
+const (
+	// csiVolume starts the names of the volumes of CSI drivers in the status of a node, which go on
+	// with "<driver>^<handle>".
+	csiVolume = "kubernetes.io/csi/"
+	// maxClaims bounds the claims that are read for a node: a node cannot attach many more volumes.
+	maxClaims = 256
+)
+
+// volumesOfNodes remembers which volumes of a node its remaining pods use, as all DaemonSet pods of
+// a node ask the same.
+type volumesOfNodes struct {
+	mu    sync.Mutex
+	known map[types.UID]knownVolumes
+}
+
+// knownVolumes is what was found for a state of a node.
+type knownVolumes struct {
+	inUse []corev1.UniqueVolumeName
+	// claims are the claims of the remaining pods, sorted.
+	claims []types.NamespacedName
+	unused []string
+	at     time.Time
+}
+
+// volumesFresh is how long what was found is not read again while the node and its pods have not
+// changed.
+const volumesFresh = 30 * time.Second
+
+// get returns the unused volumes of a node, if they are known for its present state.
+func (v *volumesOfNodes) get(node *corev1.Node, claims []types.NamespacedName, now time.Time) (unused []string, ok bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	known, ok := v.known[node.UID]
+	ok = ok && now.Sub(known.at) < volumesFresh &&
+		slices.Equal(known.inUse, node.Status.VolumesInUse) && slices.Equal(known.claims, claims)
+	return known.unused, ok
+}
+
+func (v *volumesOfNodes) set(node types.UID, known knownVolumes) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for uid, k := range v.known {
+		if known.at.Sub(k.at) >= volumesFresh {
+			delete(v.known, uid)
+		}
+	}
+	v.known[node] = known
+}
+
+// volumesUntil returns until when the volumes of a node are waited for: a while from its first
+// Evacuation of a DaemonSet pod. The zero time stands for no wait: a node that is not ready
+// unmounts nothing.
+func (c *Controller) volumesUntil(node *corev1.Node, evacuation *maintenancev1alpha1.Evacuation) time.Time {
+	if c.volumeDetachTimeout < 0 || readiness(node) != corev1.ConditionTrue || !hasCSIVolume(node) {
+		return time.Time{}
+	}
+	first := evacuation.CreationTimestamp.Time
+	objects, err := c.evacuationIndexer.ByIndex(evacuationsByNode, node.Name)
+	if err == nil {
+		for _, obj := range objects {
+			if e, ok := obj.(*maintenancev1alpha1.Evacuation); ok && e.CreationTimestamp.Time.Before(first) {
+				first = e.CreationTimestamp.Time
+			}
+		}
+	}
+	return first.Add(c.volumeDetachTimeout)
+}
+
+func hasCSIVolume(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.VolumesInUse, isCSIVolume)
+}
+
+func isCSIVolume(name corev1.UniqueVolumeName) bool {
+	return strings.HasPrefix(string(name), csiVolume)
+}
+
+// unusedVolumes returns the CSI volumes that a node has in use and no pod that is left on it uses.
+func (c *Controller) unusedVolumes(ctx context.Context, node *corev1.Node, now time.Time) []string {
+	claims := c.claimsOn(node.Name)
+	if unused, ok := c.volumes.get(node, claims, now); ok {
+		return unused
+	}
+	used := c.volumesOf(ctx, claims)
+	var unused []string
+	for _, name := range node.Status.VolumesInUse {
+		if isCSIVolume(name) && !used.Has(name) {
+			unused = append(unused, strings.TrimPrefix(string(name), csiVolume))
+		}
+	}
+	slices.Sort(unused)
+	c.volumes.set(node.UID, knownVolumes{inUse: node.Status.VolumesInUse, claims: claims, unused: unused, at: now})
+	return unused
+}
+
+// claimsOn returns the claims of the pods that are left on a node.
+func (c *Controller) claimsOn(node string) []types.NamespacedName {
+	objects, err := c.podIndexer.ByIndex(controllercache.PodsByNode, node)
+	if err != nil {
+		return nil
+	}
+	claims := sets.New[types.NamespacedName]()
+	for _, obj := range objects {
+		pod := controllercache.UnpackPod(obj)
+		if pod == nil || !drainplan.IsLive(pod) {
+			continue
+		}
+		for _, v := range pod.Spec.Volumes {
+			if v.PersistentVolumeClaim != nil {
+				claims.Insert(types.NamespacedName{Namespace: pod.Namespace, Name: v.PersistentVolumeClaim.ClaimName})
+			}
+		}
+	}
+	sorted := claims.UnsortedList()
+	slices.SortFunc(sorted, func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) })
+	return sorted[:min(maxClaims, len(sorted))]
+}
+
+// volumesOf reads which CSI volumes are behind claims. One that cannot be read counts as not used:
+// the wait is bounded.
+func (c *Controller) volumesOf(ctx context.Context, claims []types.NamespacedName) sets.Set[corev1.UniqueVolumeName] {
+	used := sets.New[corev1.UniqueVolumeName]()
+	for _, claim := range claims {
+		pvc, err := c.host.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+		if err != nil || pvc.Spec.VolumeName == "" {
+			continue
+		}
+		pv, err := c.host.CoreV1().PersistentVolumes().Get(ctx, pvc.Spec.VolumeName, metav1.GetOptions{})
+		if err == nil && pv.Spec.CSI != nil {
+			used.Insert(corev1.UniqueVolumeName(csiVolume + pv.Spec.CSI.Driver + "^" + pv.Spec.CSI.VolumeHandle))
+		}
+	}
+	return used
+}
+
+func readiness(node *corev1.Node) corev1.ConditionStatus {
+	for i := range node.Status.Conditions {
+		if node.Status.Conditions[i].Type == corev1.NodeReady {
+			return node.Status.Conditions[i].Status
+		}
+	}
+	return ""
+}

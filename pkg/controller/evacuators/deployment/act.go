@@ -1,0 +1,230 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
+	"k8s.io/klog/v2"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+)
+
+const (
+	// fieldManager owns the number while it is ours.
+	fieldManager = "haulout-deployment-evacuator"
+	// maxMessage is how much status.message takes.
+	maxMessage = 1024
+)
+
+// act makes what was decided true. What Evacuations are told comes last: they hand the pods on, and
+// a crash before that leaves the turn with us. Nothing has been told where scaled is false.
+func (c *Controller) act(ctx context.Context, key types.NamespacedName, s situation, d decision) (scaled bool, err error) {
+	c.writeCosts(ctx, key, s, d)
+	if d.scale != nil {
+		if err := c.scale(ctx, key, s, *d.scale); err != nil {
+			return false, err
+		}
+	}
+	c.send(s, d.events)
+	var failed []error
+	for _, r := range d.reports {
+		failed = append(failed, c.report(ctx, s.now, r))
+	}
+	return true, joined(failed)
+}
+
+// joined returns a conflict if that is all that has happened, so that it is treated as one.
+func joined(errs []error) error {
+	var conflict error
+	others := make([]error, 0, len(errs))
+	for _, err := range errs {
+		if apierrors.IsConflict(err) {
+			conflict = err
+		} else {
+			others = append(others, err)
+		}
+	}
+	if err := errors.Join(others...); err != nil {
+		return err
+	}
+	return conflict
+}
+
+// scale writes the number and its record at once, on the condition that nothing has changed since
+// the decision.
+func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situation, change scaling) error {
+	object := metav1.Object(s.deployment)
+	field := "replicas"
+	if s.target.autoscaler != nil {
+		object, field = s.target.autoscaler, "minReplicas"
+	}
+	if change.takesBack {
+		ours, err := c.isOurs(ctx, object, field)
+		if err != nil {
+			return ignoreNotFound(err)
+		}
+		if !ours {
+			change.value = nil
+		}
+	}
+	patch, err := patchOf(object, field, change)
+	if err != nil {
+		return err
+	}
+	logger := klog.FromContext(ctx)
+	if change.value != nil {
+		logger.V(2).Info("Scale", "field", s.target.field(), "from", s.target.value, "to", *change.value, "pods", len(s.pods))
+	} else {
+		logger.V(2).Info("Leave the number and drop the record", "field", s.target.field(), "value", s.target.value)
+	}
+	options := metav1.PatchOptions{FieldManager: fieldManager}
+	if s.target.autoscaler != nil {
+		written, err := c.host.AutoscalingV2().HorizontalPodAutoscalers(key.Namespace).Patch(ctx, object.GetName(), types.MergePatchType, patch, options)
+		if err != nil {
+			return ignoreNotFound(err)
+		}
+		c.known.wrote(key, nil, stripped(written), change.record)
+		return nil
+	}
+	written, err := c.host.AppsV1().Deployments(key.Namespace).Patch(ctx, object.GetName(), types.MergePatchType, patch, options)
+	if err != nil {
+		return ignoreNotFound(err)
+	}
+	c.known.wrote(key, stripped(written), nil, change.record)
+	return nil
+}
+
+func stripped[T *appsv1.Deployment | *autoscalingv2.HorizontalPodAutoscaler](object T) T {
+	// It never fails for these kinds, and what it would leave in is only memory.
+	_, _ = controllercache.Strip(object)
+	return object
+}
+
+func patchOf(object metav1.Object, field string, change scaling) ([]byte, error) {
+	var value any
+	if change.record != nil {
+		text, err := json.Marshal(change.record)
+		if err != nil {
+			return nil, err
+		}
+		value = string(text)
+	}
+	patch := map[string]any{"metadata": map[string]any{
+		"uid": object.GetUID(), "resourceVersion": object.GetResourceVersion(),
+		"annotations": map[string]any{maintenancev1alpha1.AnnotationSurgeRecord: value},
+	}}
+	if change.value != nil {
+		patch["spec"] = map[string]any{field: *change.value}
+	}
+	return json.Marshal(patch)
+}
+
+// isOurs says whether it was us who set the number that there is now. Somebody may have chosen the
+// same one since: a rollback brings the annotations of the ReplicaSet back, and with them the
+// record of a surge that is long over.
+func (c *Controller) isOurs(ctx context.Context, cached metav1.Object, field string) (bool, error) {
+	var live metav1.Object
+	var err error
+	if _, isDeployment := cached.(*appsv1.Deployment); isDeployment {
+		live, err = c.host.AppsV1().Deployments(cached.GetNamespace()).Get(ctx, cached.GetName(), metav1.GetOptions{})
+	} else {
+		live, err = c.host.AutoscalingV2().HorizontalPodAutoscalers(cached.GetNamespace()).Get(ctx, cached.GetName(), metav1.GetOptions{})
+	}
+	if err != nil {
+		return false, err
+	}
+	owned := false
+	for _, entry := range live.GetManagedFields() {
+		if entry.FieldsV1 == nil || entry.Subresource != "" {
+			continue
+		}
+		var fields struct {
+			Spec map[string]any `json:"f:spec"`
+		}
+		if err := json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields); err != nil {
+			return false, fmt.Errorf("managed fields of %s: %w", cached.GetName(), err)
+		}
+		if _, ok := fields.Spec["f:"+field]; ok {
+			owned = true
+			if entry.Manager == fieldManager {
+				return true, nil
+			}
+		}
+	}
+	// Where nobody keeps managed fields, the record has to do.
+	return !owned, nil
+}
+
+// report tells an Evacuation, unless there is nothing new. If the cache is behind, it tells what
+// there is now, as long as it is still our turn: what a scale-down was reported to do cannot be
+// decided again once it is done.
+func (c *Controller) report(ctx context.Context, now time.Time, r report) error {
+	client, current := c.maintenance.MaintenanceV1alpha1().Evacuations(r.evacuation.Namespace), r.evacuation
+	return ignoreNotFound(retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		written := current.DeepCopy()
+		r.writeTo(&written.Status, now)
+		if equality.Semantic.DeepEqual(current.Status, written.Status) {
+			return nil
+		}
+		_, err := client.UpdateStatus(ctx, written, metav1.UpdateOptions{})
+		if !apierrors.IsConflict(err) {
+			return err
+		}
+		live, readErr := client.Get(ctx, r.evacuation.Name, metav1.GetOptions{})
+		if readErr != nil {
+			return readErr
+		}
+		if live.UID != r.evacuation.UID || !isOurTurn(live) || isComplete(live) {
+			return nil
+		}
+		current = live
+		return err
+	}))
+}
+
+func (r *report) writeTo(status *maintenancev1alpha1.EvacuationStatus, now time.Time) {
+	status.Message = cut(r.message, maxMessage)
+	if r.progress {
+		at := metav1.NewTime(now)
+		at = at.Rfc3339Copy()
+		status.EvacuationProgressTimestamp = &at
+	}
+	if r.expected != nil {
+		status.ExpectedEvacuationFinishTime = r.expected
+	}
+	status.ActiveEvacuatorCompleted = status.ActiveEvacuatorCompleted || r.completed
+}
+
+func ignoreNotFound(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,288 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	pdb "haulout.dev/haulout/pkg/drain/budget"
+)
+
+const (
+	testNamespace = "shop"
+	testName      = "web"
+	testUID       = types.UID("uid-web")
+	ours          = maintenancev1alpha1.EvacuatorClassDeployment
+	lanes         = maintenancev1alpha1.EvacuatorClassEviction
+)
+
+// start is the time at which everything begins.
+var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+var podLabels = map[string]string{"app": testName}
+
+// newDeployment returns a Deployment that has all its pods.
+func newDeployment(replicas int32, mods ...func(*appsv1.Deployment)) *appsv1.Deployment {
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: testName, UID: testUID, ResourceVersion: "1", Generation: 1},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: podLabels},
+			Strategy: appsv1.DeploymentStrategy{
+				Type:          appsv1.RollingUpdateDeploymentStrategyType,
+				RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: ptr.To(intstr.FromString("25%")), MaxUnavailable: ptr.To(intstr.FromString("25%"))},
+			},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: podLabels}},
+		},
+		Status: appsv1.DeploymentStatus{ObservedGeneration: 1, Replicas: replicas, UpdatedReplicas: replicas, AvailableReplicas: replicas},
+	}
+	for _, mod := range mods {
+		mod(d)
+	}
+	return d
+}
+
+func surging(surge string) func(*appsv1.Deployment) {
+	return func(d *appsv1.Deployment) { d.Spec.Strategy.RollingUpdate.MaxSurge = ptr.To(intstr.Parse(surge)) }
+}
+
+// recorded has the annotation of a surge that is up since the start.
+func recorded(from, to int32, evacuations ...string) func(*appsv1.Deployment) {
+	return annotated(record{UID: testUID, From: from, To: to, Keep: from, Since: &metav1.Time{Time: start}, Evacuations: evacuations})
+}
+
+func annotated(r record) func(*appsv1.Deployment) {
+	return func(d *appsv1.Deployment) {
+		text, err := json.Marshal(r)
+		if err != nil {
+			panic(err)
+		}
+		d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurgeRecord: string(text)}
+	}
+}
+
+// always has its pods replaced although their budgets never allow an eviction.
+func always(d *appsv1.Deployment) {
+	if d.Annotations == nil {
+		d.Annotations = map[string]string{}
+	}
+	d.Annotations[maintenancev1alpha1.AnnotationSurge] = maintenancev1alpha1.SurgeAlways
+}
+
+// stuck has a rollout that has made no progress for too long.
+func stuck(d *appsv1.Deployment) {
+	d.Status.UpdatedReplicas = 0
+	d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentProgressing, Status: corev1.ConditionFalse, Reason: progressDeadlineExceeded}}
+}
+
+// podMod changes a pod, or what is known beside it.
+type podMod func(*pod)
+
+// newTestPod returns a pod that has been available for an hour on a node that stays.
+func newTestPod(name string, mods ...podMod) pod {
+	p := pod{staysUp: true, Pod: &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: testNamespace, Name: name, UID: types.UID("uid-" + name), Labels: podLabels, CreationTimestamp: metav1.NewTime(start.Add(-time.Hour)),
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-1", UID: "uid-web-1", Controller: ptr.To(true)}},
+		},
+		Spec: corev1.PodSpec{NodeName: "node-1"},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
+			{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(start.Add(-time.Hour + 3*time.Second))},
+		}},
+	}}
+	for _, mod := range mods {
+		mod(&p)
+	}
+	return p
+}
+
+// leaves has an Evacuation with the given class active, whose evacuator reported last at the start.
+func leaves(class string) podMod {
+	return func(p *pod) {
+		p.staysUp = false
+		p.evacuation = &maintenancev1alpha1.Evacuation{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: testNamespace, Name: protocol.CanonicalName(p.Name, p.UID), ResourceVersion: "1",
+				Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
+			},
+			Spec: maintenancev1alpha1.EvacuationSpec{
+				PodRef:     maintenancev1alpha1.PodReference{Name: p.Name, UID: p.UID},
+				Evacuators: []maintenancev1alpha1.Evacuator{{EvacuatorClass: ours, Priority: 10000, Role: maintenancev1alpha1.EvacuatorRoleController}},
+			},
+			Status: maintenancev1alpha1.EvacuationStatus{
+				ActiveEvacuatorClass: class, ActiveEvacuatorSince: &metav1.Time{Time: start}, Message: "It is the first evacuator.",
+			},
+		}
+	}
+}
+
+// fresh came with the surge.
+func fresh(p *pod) {
+	p.CreationTimestamp = metav1.NewTime(start.Add(time.Second))
+	p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(3 * time.Second))
+}
+
+// justBefore came so shortly before the surge that timestamps do not tell.
+func justBefore(p *pod) {
+	p.CreationTimestamp = metav1.NewTime(start.Add(-time.Second))
+	p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start)
+}
+
+func unready(p *pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }
+
+// pending has no node, and the scheduler says why.
+func pending(why string) podMod {
+	return func(p *pod) {
+		p.Spec.NodeName, p.Status.Phase = "", corev1.PodPending
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: why}}
+	}
+}
+
+// readyFor has been ready, or not been ready, for some time at the start.
+func readyFor(d time.Duration) podMod {
+	return func(p *pod) { p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(-d)) }
+}
+
+// reported has an evacuator that reported some time after the start.
+func reported(after time.Duration) podMod {
+	return func(p *pod) { p.evacuation.Status.EvacuationProgressTimestamp = &metav1.Time{Time: start.Add(after)} }
+}
+
+// blocked has an Evacuation that has been blocked since the start.
+func blocked(p *pod) {
+	p.evacuation.Status.Conditions = []metav1.Condition{{
+		Type: maintenancev1alpha1.ConditionBlocked, Status: metav1.ConditionTrue, Reason: maintenancev1alpha1.ReasonEvictionDenied,
+		LastTransitionTime: metav1.NewTime(start),
+	}}
+}
+
+func cordoned(p *pod) { p.staysUp = false }
+
+func cheapest(p *pod) {
+	p.Annotations = map[string]string{
+		corev1.PodDeletionCost: "-2147483647", maintenancev1alpha1.AnnotationOriginalPodDeletionCost: "",
+	}
+}
+
+// under has a budget, whose status is computed from the numbers given.
+func under(minAvailable *intstr.IntOrString, maxUnavailable *intstr.IntOrString, expected, healthy int32) podMod {
+	return func(p *pod) {
+		b := &policyv1.PodDisruptionBudget{
+			ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: testName, Generation: 1},
+			Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: minAvailable, MaxUnavailable: maxUnavailable},
+			Status:     policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 1, ExpectedPods: expected, CurrentHealthy: healthy},
+		}
+		b.Status.DesiredHealthy = pdb.DesiredHealthy(b, expected)
+		b.Status.DisruptionsAllowed = max(0, healthy-b.Status.DesiredHealthy)
+		p.budgets = append(p.budgets, b)
+	}
+}
+
+// minOne is under a budget that wants one pod to be available.
+func minOne(expected, healthy int32) podMod {
+	return under(ptr.To(intstr.FromInt32(1)), nil, expected, healthy)
+}
+
+func newAutoscaler(low, high, current int32) *autoscalingv2.HorizontalPodAutoscaler {
+	return &autoscalingv2.HorizontalPodAutoscaler{
+		ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: testName, UID: "uid-hpa", ResourceVersion: "1"},
+		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
+			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: testName},
+			MinReplicas:    &low, MaxReplicas: high,
+		},
+		Status: autoscalingv2.HorizontalPodAutoscalerStatus{
+			CurrentReplicas: current, DesiredReplicas: current,
+			Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{{Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue}},
+		},
+	}
+}
+
+// at returns the situation some time after the start.
+func at(after time.Duration, d *appsv1.Deployment, pods ...pod) situation {
+	s := situation{
+		now: start.Add(after), servingSince: start.Add(-time.Hour), timeout: 5 * time.Minute, deployment: d, activeReplicaSets: 1, pods: pods,
+		memory: memory{known: true},
+	}
+	s.target = targetOf(d, nil, state{})
+	return s
+}
+
+// goneAt remembers when a pod has last left under the surge.
+func goneAt(t time.Time, s situation) situation {
+	s.memory.goneAt = t
+	return s
+}
+
+// scaledBy has an autoscaler.
+func (s situation) scaledBy(autoscalers ...*autoscalingv2.HorizontalPodAutoscaler) situation {
+	s.autoscalers = autoscalers
+	s.target = targetOf(s.deployment, autoscalers, state{})
+	return s
+}
+
+// summary is a decision in few words: what is scaled, whose costs change and whose turns end.
+func summary(d decision) string {
+	var text string
+	if d.scale != nil {
+		switch {
+		case d.scale.value == nil && d.scale.record == nil:
+			text += "drop record;"
+		case d.scale.value == nil:
+			text += fmt.Sprintf("record %d resets;", d.scale.record.Resets)
+		case d.scale.takesBack:
+			text += fmt.Sprintf("back to %d;", *d.scale.value)
+		default:
+			text += fmt.Sprintf("scale to %d for %d;", *d.scale.value, len(d.scale.record.Evacuations))
+		}
+	}
+	for _, p := range d.lower {
+		text += fmt.Sprintf("lower %s;", p.Name)
+	}
+	for _, p := range d.restore {
+		text += fmt.Sprintf("restore %s;", p.Name)
+	}
+	for _, r := range d.reports {
+		if r.completed {
+			text += fmt.Sprintf("hand over %s;", r.evacuation.Spec.PodRef.Name)
+		}
+	}
+	if d.idle {
+		text += "idle;"
+	}
+	return text
+}
+
+func ptrTo(n int32) *intstr.IntOrString { return ptr.To(intstr.FromInt32(n)) }
+
+func percent(s string) *intstr.IntOrString { return ptr.To(intstr.FromString(s)) }
+
+// syncFailed has a budget that cannot be computed.
+func syncFailed(p *pod) {
+	p.budgets[0].Status.Conditions = []metav1.Condition{{Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason}}
+}

@@ -1,0 +1,214 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package deployment is the built-in evacuator of pods that belong to Deployments. It has another
+// pod in place before one leaves: it scales the Deployment up within its maxSurge, waits until the
+// new replicas are available, lets the pods go, and scales back.
+//
+// A sync gathers all that is known about one Deployment, decides with a pure function, and acts.
+// What has to survive a crash stands in the API: the number of replicas and the record of who
+// changed it and why are written together, and are taken back together. A number that somebody else
+// has changed meanwhile is never touched.
+package deployment
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	appslisters "k8s.io/client-go/listers/apps/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	policylisters "k8s.io/client-go/listers/policy/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/controller/loop"
+	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/generated/clientset/versioned"
+	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+)
+
+// Name is what this controller is called in logs, metrics and queues.
+const Name = "deployment-evacuator"
+
+// DefaultSurgeTimeout is how long a surge may make no progress.
+const DefaultSurgeTimeout = 5 * time.Minute
+
+// Config is what the controller needs.
+type Config struct {
+	// Host is the client of the host cluster; HostInformers are its informers. Their transform must
+	// leave what cache.Strip leaves.
+	Host          kubernetes.Interface
+	HostInformers informers.SharedInformerFactory
+	// Maintenance is the client of our own API as the server itself, MaintenanceInformers are its
+	// informers.
+	Maintenance          versioned.Interface
+	MaintenanceInformers externalversions.SharedInformerFactory
+	// Recorder writes events into the host cluster.
+	Recorder events.EventRecorder
+	// Clock is the time; nil is the real one.
+	Clock clock.WithTicker
+	// Liveness is told what the workers are busy with; nil tells nobody.
+	Liveness *loop.Tracker
+	// SurgeTimeout is how long a surge may make no progress before pods leave without it, if their
+	// budgets let them; 0 is the default.
+	SurgeTimeout time.Duration
+	// Off: no surge is started. Those that are found are taken back, and turns are passed on at
+	// once.
+	Off bool
+}
+
+// item is what is looked at: a Deployment or, to find out which Deployment it is about, an
+// Evacuation.
+type item struct {
+	isEvacuation bool
+	types.NamespacedName
+}
+
+// logAs returns how the log names an item.
+func (i item) logAs() (key string, value any) {
+	if i.isEvacuation {
+		return "evacuation", i.NamespacedName
+	}
+	return "deployment", i.NamespacedName
+}
+
+// Controller is the evacuator.
+type Controller struct {
+	host        kubernetes.Interface
+	maintenance versioned.Interface
+	recorder    events.EventRecorder
+	clock       clock.WithTicker
+	timeout     time.Duration
+	off         bool
+	// servingSince is set before the first worker starts.
+	servingSince time.Time
+
+	evacuationLister  maintenancelisters.EvacuationLister
+	maintenanceLister maintenancelisters.NodeMaintenanceLister
+	deploymentLister  appslisters.DeploymentLister
+	nodeLister        corelisters.NodeLister
+	podLister         corelisters.PodLister
+	podIndexer        cache.Indexer
+	autoscalers       cache.Indexer
+	attachments       cache.Indexer
+	budgetLister      policylisters.PodDisruptionBudgetLister
+	synced            []cache.InformerSynced
+
+	queue *loop.Queue[item]
+	known tracked
+
+	// matcher is shared by the workers.
+	matching sync.Mutex
+	matcher  *pdb.Matcher
+}
+
+// New makes a controller and registers its handlers and indexes; the informers must not run yet. A
+// controller runs once.
+func New(config Config) (*Controller, error) {
+	registerMetrics()
+	if config.Clock == nil {
+		config.Clock = clock.RealClock{}
+	}
+	if config.SurgeTimeout == 0 {
+		config.SurgeTimeout = DefaultSurgeTimeout
+	}
+	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
+	deployments, budgets := config.HostInformers.Apps().V1().Deployments(), config.HostInformers.Policy().V1().PodDisruptionBudgets()
+	autoscalers := config.HostInformers.Autoscaling().V2().HorizontalPodAutoscalers()
+	attachments := config.HostInformers.Storage().V1().VolumeAttachments().Informer()
+	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
+	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
+	c := &Controller{
+		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock,
+		timeout: config.SurgeTimeout, off: config.Off,
+		evacuationLister: evacuations.Lister(), maintenanceLister: maintenances.Lister(), deploymentLister: deployments.Lister(),
+		nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), podIndexer: pods.Informer().GetIndexer(),
+		autoscalers: autoscalers.Informer().GetIndexer(), attachments: attachments.GetIndexer(), budgetLister: budgets.Lister(),
+		queue: loop.NewQueue(loop.Config[item]{
+			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, LogAs: item.logAs,
+		}),
+		known:   newTracked(),
+		matcher: pdb.NewMatcher(),
+	}
+	if err := controllercache.AddIndex(pods.Informer(), podsByReplicaSet, indexByReplicaSet); err != nil {
+		return nil, fmt.Errorf("add index: %w", err)
+	}
+	if err := controllercache.AddIndex(autoscalers.Informer(), autoscalersByDeployment, indexByDeployment); err != nil {
+		return nil, fmt.Errorf("add index: %w", err)
+	}
+	if err := controllercache.AddIndex(attachments, attachmentsByVolume, indexByVolume); err != nil {
+		return nil, fmt.Errorf("add index: %w", err)
+	}
+	c.synced = append(c.synced, maintenances.Informer().HasSynced, attachments.HasSynced)
+	return c, c.watch(handled{
+		evacuations: evacuations.Informer(), deployments: deployments.Informer(), autoscalers: autoscalers.Informer(), pods: pods.Informer(),
+		nodes: nodes.Informer(), budgets: budgets.Informer(),
+	})
+}
+
+// Run works until the context ends, and returns when the last write is done. The informers must
+// have been started.
+func (c *Controller) Run(ctx context.Context, workers int) {
+	logger := klog.FromContext(ctx).WithName(Name)
+	ctx = klog.NewContext(ctx, logger)
+	defer c.queue.ShutDown()
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
+		return
+	}
+	c.servingSince = c.clock.Now()
+	logger.Info("Controller starts", "workers", workers)
+	c.queue.Run(ctx, workers, c.sync)
+}
+
+func (c *Controller) sync(ctx context.Context, key item) error {
+	if key.isEvacuation {
+		return c.syncEvacuation(ctx, key.NamespacedName)
+	}
+	return c.syncDeployment(ctx, key.NamespacedName)
+}
+
+func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedName) error {
+	s, err := c.gather(ctx, key)
+	if err != nil {
+		return err
+	}
+	c.known.haveLooked(key, s.now, len(s.pods))
+	d := decide(s)
+	scaled, err := c.act(ctx, key, s, d)
+	if scaled && !(d.idle && err == nil) {
+		// What has been told must not count as progress a second time.
+		c.known.remember(key, d.memory)
+	}
+	if err != nil {
+		return err
+	}
+	if d.idle {
+		c.known.forget(key)
+	}
+	if !d.wake.IsZero() {
+		c.queue.AddAfter(item{NamespacedName: key}, d.wake.Sub(s.now))
+	}
+	return nil
+}

@@ -1,0 +1,466 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/retry"
+	"k8s.io/utils/ptr"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/surge"
+	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/informertest"
+)
+
+// world is a controller between two fake clusters, whose other controllers are the test.
+type world struct {
+	*testing.T
+	recorder *events.FakeRecorder
+	host     *fake.Clientset
+	own      *versionedfake.Clientset
+	stop     func()
+}
+
+func newWorld(t *testing.T, evacuations []runtime.Object, host ...runtime.Object) *world {
+	t.Helper()
+	w := newUnstartedWorld(t, evacuations, host...)
+	w.run()
+	return w
+}
+
+func newUnstartedWorld(t *testing.T, evacuations []runtime.Object, host ...runtime.Object) *world {
+	t.Helper()
+	w := &world{T: t, recorder: events.NewFakeRecorder(1000), stop: func() {}, host: fake.NewClientset(host...), own: versionedfake.NewClientset(evacuations...)}
+	informertest.Versioned(t, w.host)
+	informertest.Versioned(t, w.own)
+	t.Cleanup(func() { w.stop() })
+	return w
+}
+
+// run starts a controller, with nothing but what stands in the API.
+func (w *world) run() {
+	w.Helper()
+	hostInformers := informers.NewSharedInformerFactoryWithOptions(w.host, 0, informers.WithTransform(controllercache.NewTransform()))
+	ownInformers := externalversions.NewSharedInformerFactory(w.own, 0)
+	c, err := New(Config{
+		Host: w.host, HostInformers: hostInformers, Maintenance: w.own, MaintenanceInformers: ownInformers, Recorder: w.recorder,
+	})
+	w.must(err)
+	ctx, cancel := context.WithCancel(w.Context())
+	watches := informertest.Count(w.host, w.own)
+	hostInformers.Start(ctx.Done())
+	ownInformers.Start(ctx.Done())
+	watches.Wait(w.T, 0, "nodes", "pods", "deployments", "horizontalpodautoscalers", "poddisruptionbudgets", "volumeattachments", "nodemaintenances", "evacuations")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.Run(ctx, 2)
+	}()
+	w.stop = func() {
+		cancel()
+		<-done
+		hostInformers.Shutdown()
+		ownInformers.Shutdown()
+	}
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *world) until(what string, condition func() (bool, string)) {
+	w.Helper()
+	state := ""
+	err := wait.PollUntilContextTimeout(w.Context(), 2*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		var done bool
+		done, state = condition()
+		return done, nil
+	})
+	if err != nil {
+		w.Fatalf("waited in vain until %s: %s", what, state)
+	}
+}
+
+func (w *world) deployment() *appsv1.Deployment {
+	w.Helper()
+	d, err := w.host.AppsV1().Deployments(testNamespace).Get(w.Context(), testName, metav1.GetOptions{})
+	w.must(err)
+	return d
+}
+
+// scaled waits until the Deployment has as many replicas, with or without a record, and plays its
+// controller: it has seen it.
+func (w *world) scaled(replicas int32, withRecord bool) {
+	w.Helper()
+	w.until(fmt.Sprintf("the Deployment has %d replicas", replicas), func() (bool, string) {
+		d := w.deployment()
+		_, ok := d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord]
+		return surge.Replicas(d) == replicas && ok == withRecord, fmt.Sprintf("%d, annotations %v", surge.Replicas(d), d.Annotations)
+	})
+	w.must(retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		d := w.deployment()
+		d.Status.Replicas, d.Status.UpdatedReplicas = replicas, replicas
+		_, err := w.host.AppsV1().Deployments(testNamespace).UpdateStatus(w.Context(), d, metav1.UpdateOptions{})
+		return err
+	}))
+}
+
+// reported waits until an Evacuation says something.
+func (w *world) reported(pod string, completed bool, words string) {
+	w.Helper()
+	name := "uid-" + pod + "-" + pod
+	w.until(fmt.Sprintf("the Evacuation of %s says %q", pod, words), func() (bool, string) {
+		e, err := w.own.MaintenanceV1alpha1().Evacuations(testNamespace).Get(w.Context(), name, metav1.GetOptions{})
+		w.must(err)
+		return e.Status.ActiveEvacuatorCompleted == completed && strings.Contains(e.Status.Message, words), e.Status.Message
+	})
+}
+
+func (w *world) create(p pod) {
+	w.Helper()
+	_, err := w.host.CoreV1().Pods(testNamespace).Create(w.Context(), p.Pod, metav1.CreateOptions{})
+	w.must(err)
+}
+
+func (w *world) remove(name string) {
+	w.Helper()
+	w.must(w.host.CoreV1().Pods(testNamespace).Delete(w.Context(), name, metav1.DeleteOptions{}))
+}
+
+func newReplicaSet() *appsv1.ReplicaSet {
+	return &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: testNamespace, Name: "web-1", UID: "uid-web-1", Labels: podLabels,
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: testName, UID: testUID, Controller: ptr.To(true)}},
+		},
+		Spec: appsv1.ReplicaSetSpec{Replicas: ptr.To[int32](1), Selector: &metav1.LabelSelector{MatchLabels: podLabels}},
+	}
+}
+
+func newNode(name string, unschedulable bool) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-node"}, Spec: corev1.NodeSpec{Unschedulable: unschedulable}}
+}
+
+func newBudget() *policyv1.PodDisruptionBudget {
+	return &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: testName},
+		Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: podLabels}},
+		Status:     policyv1.PodDisruptionBudgetStatus{ExpectedPods: 1, CurrentHealthy: 1, DesiredHealthy: 1},
+	}
+}
+
+// on puts a pod on a node.
+func on(node string) podMod {
+	return func(p *pod) { p.Spec.NodeName = node }
+}
+
+// scene is one pod of a Deployment on a node that is drained, and a node where another one can go.
+func scene(more ...runtime.Object) (evacuations, host []runtime.Object) {
+	leaving := newTestPod("web-0", leaves(ours), on("drained"))
+	host = append([]runtime.Object{newDeployment(1), newReplicaSet(), leaving.Pod, newNode("drained", true), newNode("good", false)}, more...)
+	return []runtime.Object{leaving.evacuation}, host
+}
+
+// soon is a pod that has come with the surge. The clock of the host cluster is years ahead of ours.
+func soon(p *pod) {
+	p.CreationTimestamp = metav1.NewTime(start.Add(time.Second))
+	p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(3 * time.Second))
+}
+
+func TestPodUnderABudgetLeavesThroughItsLane(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene(newBudget())
+		w := newWorld(t, evacuations, host...)
+		w.scaled(2, true)
+		w.reported("web-0", false, "scaled from 1 to 2")
+		w.create(newTestPod("web-1", on("good"), soon))
+		w.reported("web-0", true, "available in its place")
+		w.scaled(2, true)
+		w.stop()
+		w.run() // whoever takes over finds the record
+		w.remove("web-0")
+		w.scaled(1, false)
+	})
+}
+
+func TestPodWithoutABudgetLeavesWithTheScaleDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene()
+		w := newWorld(t, evacuations, host...)
+		w.scaled(2, true)
+		w.create(newTestPod("web-1", on("good"), soon))
+		w.scaled(1, false)
+		pods, err := w.host.CoreV1().Pods(testNamespace).List(w.Context(), metav1.ListOptions{})
+		w.must(err)
+		for i := range pods.Items {
+			cost, lowered := pods.Items[i].Annotations[corev1.PodDeletionCost]
+			if want := pods.Items[i].Name == "web-0"; lowered != want || want && cost != "-2147483647" {
+				t.Errorf("the deletion cost of %s is %q", pods.Items[i].Name, cost)
+			}
+		}
+		w.reported("web-0", false, "lowest deletion cost")
+	})
+}
+
+func TestPodOnANodeThatIsCordonedToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene(newBudget(), newNode("next", true))
+		w := newWorld(t, evacuations, host...)
+		w.scaled(2, true)
+		w.create(newTestPod("web-1", on("next"), soon))
+		w.reported("web-0", false, "under maintenance itself")
+		node, err := w.host.CoreV1().Nodes().Get(t.Context(), "next", metav1.GetOptions{})
+		w.must(err)
+		node.Spec.Unschedulable = false
+		_, err = w.host.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{})
+		w.must(err)
+		w.reported("web-0", true, "available in its place")
+	})
+}
+
+func TestCancelledSurgeIsTakenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene(newBudget())
+		w := newWorld(t, evacuations, host...)
+		w.scaled(2, true)
+		w.must(w.own.MaintenanceV1alpha1().Evacuations(testNamespace).Delete(t.Context(), web0, metav1.DeleteOptions{}))
+		w.scaled(1, false)
+		if _, err := w.host.CoreV1().Pods(testNamespace).Get(t.Context(), "web-0", metav1.GetOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestSurgeOfAnotherTimeIsTakenBack(t *testing.T) {
+	leftBehind := func(manager string) *appsv1.Deployment {
+		d := newDeployment(2, recorded(1, 2, web0))
+		d.ManagedFields = []metav1.ManagedFieldsEntry{{
+			Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "apps/v1", FieldsType: "FieldsV1",
+			FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:replicas":{}}}`),
+		}}
+		return d
+	}
+	t.Run("if the number is still ours", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, nil, leftBehind(fieldManager), newReplicaSet())
+			w.scaled(1, false)
+		})
+	})
+	t.Run("and left as it is if a rollback has brought the record back", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, nil, leftBehind("kubectl"), newReplicaSet())
+			w.scaled(2, false)
+		})
+	})
+}
+
+func TestDeclines(t *testing.T) {
+	claim := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "data"},
+		Spec:       corev1.PersistentVolumeClaimSpec{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}},
+	}
+	withClaim := func(d *appsv1.Deployment) {
+		d.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+		}}}
+	}
+	for name, tc := range map[string]struct {
+		change func(host []runtime.Object) []runtime.Object
+		says   string
+	}{
+		"a claim for one node": {func(host []runtime.Object) []runtime.Object {
+			return append(slices.Replace(host, 0, 1, runtime.Object(newDeployment(1, withClaim))), claim)
+		}, "volume claim data"},
+		"a pod whose Deployment is gone": {func(host []runtime.Object) []runtime.Object { return host[1:] }, "belongs to no Deployment any more"},
+		"a pod whose ReplicaSet is gone": {func(host []runtime.Object) []runtime.Object { return host[2:] }, "belongs to no Deployment"},
+		"a pod of an older Deployment": {func(host []runtime.Object) []runtime.Object {
+			return slices.Replace(host, 0, 1, runtime.Object(newDeployment(1, func(d *appsv1.Deployment) { d.UID = "newer" })))
+		}, "belongs to no Deployment any more"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				evacuations, host := scene()
+				newWorld(t, evacuations, tc.change(host)...).reported("web-0", true, tc.says)
+			})
+		})
+	}
+}
+
+func TestSeveralNodesAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, second := newTestPod("web-0", leaves(ours), on("drained"), minOne(3, 3)), newTestPod("web-1", leaves(ours), on("drained"))
+		w := newWorld(t, []runtime.Object{first.evacuation, second.evacuation}, newDeployment(2, surging("100%")), newReplicaSet(), first.Pod, second.Pod,
+			newBudget(), newNode("drained", true), newNode("good", false))
+		w.until("the surge is for both", func() (bool, string) {
+			d := w.deployment()
+			return surge.Replicas(d) == 4 && strings.Count(d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord], "uid-web-") == 2, fmt.Sprint(d.Annotations)
+		})
+		w.scaled(4, true)
+		w.create(newTestPod("web-2", on("good"), soon))
+		w.create(newTestPod("web-3", on("good"), soon))
+		w.reported("web-0", true, "available in its place")
+		w.reported("web-1", true, "available in its place")
+		w.remove("web-0")
+		w.remove("web-1")
+		w.scaled(2, false)
+	})
+}
+
+func TestDeploymentThatGoesAwayIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene(newBudget())
+		w := newWorld(t, evacuations, host...)
+		w.scaled(2, true)
+		w.must(w.host.AppsV1().Deployments(testNamespace).Delete(t.Context(), testName, metav1.DeleteOptions{}))
+		w.reported("web-0", true, "belongs to no Deployment any more")
+		if _, err := w.host.AppsV1().Deployments(testNamespace).Get(t.Context(), testName, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			t.Errorf("got %v, want it gone", err)
+		}
+	})
+}
+
+// drains returns a NodeMaintenance that drains the node "drained" and has been refused the node
+// "good".
+func drains(name, reason string) *maintenancev1alpha1.NodeMaintenance {
+	return &maintenancev1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)},
+		Spec:       maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, Reason: reason},
+		Status: maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{
+			{
+				NodeRef:      maintenancev1alpha1.NodeReference{Name: "drained", UID: "uid-node"},
+				DrainTargets: []maintenancev1alpha1.DrainPlanEntry{{PodType: maintenancev1alpha1.PodTypeDefault}},
+			},
+			{NodeRef: maintenancev1alpha1.NodeReference{Name: "good", UID: "uid-node"}},
+		}},
+	}
+}
+
+func TestNodeThatAMaintenanceWasRefusedIsAHome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene(newBudget())
+		w := newWorld(t, append(evacuations, drains("rack-7", "")), host...)
+		w.scaled(2, true)
+		w.create(newTestPod("web-1", on("good"), soon))
+		w.reported("web-0", true, "available in its place")
+	})
+}
+
+func TestPurposeIsTheFirstMaintenanceThatDrainsTheNode(t *testing.T) {
+	own := make([]runtime.Object, 0, 5)
+	for _, name := range []string{"rack-9", "rack-7", "rack-8", "rack-6", "rack-5"} {
+		nm := drains(name, "")
+		if name < "rack-7" {
+			nm.Spec.Stage = maintenancev1alpha1.NodeMaintenanceStageCordon
+		}
+		own = append(own, nm)
+	}
+	c := newIdle(t, own, nil)
+	for range 20 {
+		for node, want := range map[string]string{"drained": " for NodeMaintenance rack-7", "good": "", "other": ""} {
+			if got := c.purposeOn(node); got != want {
+				t.Fatalf("node %s: got %q, want %q", node, got, want)
+			}
+		}
+	}
+}
+
+func TestMessagesNameTheMaintenance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene(newBudget())
+		w := newWorld(t, append(evacuations, drains("rack-8", "later"), drains("rack-7", "Kernel\x1b update")), host...)
+		const purpose = " for NodeMaintenance rack-7 (Kernel update)"
+		w.scaled(2, true)
+		w.reported("web-0", false, "before it leaves"+purpose)
+		w.create(newTestPod("web-1", on("good"), soon))
+		w.reported("web-0", true, "until the pod has left"+purpose)
+	})
+}
+
+func TestCostThatCannotBeRestoredDoesNotKeepTheSurge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused, other := newTestPod("web-0", on("good"), cheapest), newTestPod("web-1", on("good"), cheapest)
+		w := newUnstartedWorld(t, nil, newDeployment(3, recorded(2, 3, web0)), newReplicaSet(), refused.Pod, other.Pod, newNode("good", false))
+		var attempts atomic.Int32
+		w.host.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if action.(clienttesting.PatchAction).GetName() != "web-0" {
+				return false, nil, nil
+			}
+			attempts.Add(1)
+			return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("a policy refuses it"))
+		})
+		w.run()
+		w.scaled(2, false)
+		w.until("the cost of the other pod is restored", func() (bool, string) {
+			p, err := w.host.CoreV1().Pods(testNamespace).Get(t.Context(), "web-1", metav1.GetOptions{})
+			w.must(err)
+			return len(p.Annotations) == 0, fmt.Sprint(p.Annotations)
+		})
+		// An hour by the clock of the test.
+		err := wait.PollUntilContextTimeout(t.Context(), 10*time.Second, time.Hour, true, func(context.Context) (bool, error) {
+			return attempts.Load() > maxCostAttempts, nil
+		})
+		if got := attempts.Load(); got != maxCostAttempts || !wait.Interrupted(err) {
+			t.Errorf("tried it %d times, want %d", got, maxCostAttempts)
+		}
+	})
+}
+
+func TestReplacedPodHasAnEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene()
+		w := newWorld(t, append(evacuations, drains("rack-7", "Kernel update")), host...)
+		w.scaled(2, true)
+		w.create(newTestPod("web-1", on("good"), soon))
+		w.scaled(1, false)
+		w.until("the pod has an event", func() (bool, string) {
+			select {
+			case text := <-w.recorder.Events:
+				return strings.Contains(text, "Replaced") && strings.Contains(text, "for NodeMaintenance rack-7 (Kernel update)"), text
+			default:
+				return false, "no event"
+			}
+		})
+	})
+}

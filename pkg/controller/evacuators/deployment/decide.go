@@ -1,0 +1,489 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/deletioncost"
+	"haulout.dev/haulout/pkg/drain/surge"
+)
+
+const (
+	// maxResets is how often somebody may set the number back before we give in, and maxMisses how
+	// many scale-downs in a row may take other pods than those that were to go.
+	maxResets = 2
+	maxMisses = 2
+	// worthDropping is how many names of a full record have to be those of pods that have gone
+	// before they are dropped.
+	worthDropping = maxRecorded / 4
+)
+
+// decision is what should be done, in the order of the fields.
+type decision struct {
+	// restore and lower are the pods whose deletion cost is to be changed. awaitsRestore: the surge
+	// is not taken back before that has been tried once. retries: one that has failed is to be
+	// tried again.
+	restore, lower         []*corev1.Pod
+	awaitsRestore, retries bool
+	// ended are the pods whose turns end without a replacement.
+	ended []*pod
+	// short is what the surge lacks, once that has been asked for.
+	short *shortage
+	// scale is the change of the target; nil if there is none.
+	scale *scaling
+	// reports are what the Evacuations are told.
+	reports []report
+	events  []event
+	// memory is what to know at the next decision.
+	memory memory
+	// wake is when to look again even if nothing happens; zero if never.
+	wake time.Time
+	// idle: nobody waits for us and nothing is left to be undone.
+	idle bool
+}
+
+// scaling is a write to the target: its number and the record of it at once.
+type scaling struct {
+	// value is the number; nil leaves it.
+	value *int32
+	// record is what is recorded from then on; nil takes the annotation away.
+	record *record
+	// takesBack: only if the number there is is still ours.
+	takesBack bool
+}
+
+// report is what an Evacuation is told.
+type report struct {
+	evacuation *maintenancev1alpha1.Evacuation
+	message    string
+	// progress stamps the Evacuation, completed ends our turn.
+	progress, completed bool
+	expected            *metav1.Time
+}
+
+// decide says what to do next about a Deployment.
+func decide(s situation) decision {
+	d := decision{memory: s.memory}
+	d.memory.known = true
+	for _, evacuation := range s.orphans {
+		d.reports = append(d.reports, report{evacuation: evacuation, completed: true, message: "The pod belongs to no Deployment any more."})
+	}
+	d.restoreCosts(s)
+	d.warn(s)
+	r := s.target.record
+	switch {
+	case s.target.garbage:
+		d.scale = &scaling{}
+	case r.isUp() && s.target.value != r.To:
+		d.dissolve(s)
+	case s.deployment == nil:
+		d.takeBack(s)
+	default:
+		if why := s.reasonToDecline(); why != "" {
+			d.giveUp(s, why)
+		} else if r.isUp() {
+			d.hold(s)
+		} else {
+			d.start(s)
+		}
+	}
+	d.idle = len(s.leaving()) == 0 && len(s.orphans) == 0 && r == nil && !s.target.garbage && d.scale == nil &&
+		len(d.restore) == 0 && !d.retries
+	return d
+}
+
+// warn sends an event, once for each text, for annotations that mean nothing.
+func (d *decision) warn(s situation) {
+	for _, text := range s.warnings {
+		if !slices.Contains(s.memory.warned, text) && len(s.leaving()) > 0 {
+			d.memory.warned = append(slices.Clone(d.memory.warned), text)
+			d.event(corev1.EventTypeWarning, EventInvalidAnnotation, actionRead, "%s", text)
+		}
+	}
+}
+
+// reasonToDecline says why the Deployment is not scaled, in words that go on after its name; "" if
+// it is. It holds at any time: a surge that is up is taken back.
+func (s *situation) reasonToDecline() string {
+	original := surge.Replicas(s.deployment)
+	if r := s.target.record; r.isUp() {
+		original = r.Keep
+	}
+	if s.off {
+		return "is not scaled up: the evacuator is switched off (--evacuators)"
+	}
+	if why := surge.Refuse(s.deployment, original, s.oneNodeClaims); !why.IsZero() {
+		return why.String()
+	}
+	switch {
+	case s.target.record.resets() >= maxResets:
+		return fmt.Sprintf("cannot be scaled up: somebody has set its replicas back %d times", s.target.record.resets())
+	case s.memory.misses >= maxMisses:
+		return fmt.Sprintf("cannot be helped: %d scale-downs in a row took other pods than those with the lowest deletion cost", s.memory.misses)
+	}
+	return ""
+}
+
+// dissolve gives up a surge whose number somebody has changed. The number is theirs from then on.
+func (d *decision) dissolve(s situation) {
+	r := s.target.record
+	resets := r.Resets
+	if s.target.value == r.From {
+		resets++
+	}
+	d.scale = &scaling{}
+	if resets > 0 && len(s.leaving()) > 0 {
+		d.scale.record = &record{UID: r.UID, Resets: resets}
+	}
+	d.event(corev1.EventTypeNormal, EventSurgeDissolved, actionRelease,
+		"The surge is over: somebody has changed %s from %d to %d", s.target.field(), r.To, s.target.value)
+}
+
+// giveUp takes a surge back and passes the turn on.
+func (d *decision) giveUp(s situation, why string) {
+	leaving := s.leaving()
+	if s.target.record.isUp() {
+		if !d.withdraw(s, slices.Concat(leaving, s.handedOver())) {
+			return
+		}
+	} else if s.target.record != nil && len(leaving) == 0 {
+		d.scale = &scaling{}
+	}
+	for _, p := range leaving {
+		d.complete(p, fmt.Sprintf("Deployment %s %s.", s.deployment.Name, why))
+	}
+	if len(leaving) == 0 {
+		return
+	}
+	d.declineEvent(len(leaving), why)
+}
+
+// start begins a surge, if there are pods to leave.
+func (d *decision) start(s situation) {
+	leaving := s.leaving()
+	if len(leaving) == 0 {
+		if s.target.record != nil {
+			d.scale = &scaling{}
+		}
+		d.memory = memory{known: true, warned: d.memory.warned}
+		return
+	}
+	leaving = d.endTurns(s, d.decline(s, leaving))
+	if len(leaving) == 0 {
+		return
+	}
+	replicas := surge.AutoscaledTo(s.deployment, s.target.autoscaler)
+	extra := min(s.extraFor(leaving), maxSurge(s.deployment, replicas))
+	if a := s.target.autoscaler; a != nil {
+		extra = min(extra, a.Spec.MaxReplicas-replicas)
+		if why := surge.RefuseAutoscaled(s.autoscalers, a, extra); !why.IsZero() {
+			d.giveUp(s, why.String())
+			return
+		}
+	}
+	if why := s.unsettled(); why != "" {
+		d.lowerWaiting(s, leaving)
+		now := mark{waitsForRollout: true, score: int(s.deployment.Status.UpdatedReplicas)}
+		d.say(s, leaving, now, func(*pod) string {
+			return fmt.Sprintf("Deployment %s is not scaled up yet: %s.", s.deployment.Name, why)
+		}, nil)
+		return
+	}
+	if d.countMisses(s, leaving); d.memory.misses >= maxMisses {
+		s.memory = d.memory
+		d.giveUp(s, s.reasonToDecline())
+		return
+	}
+	r := &record{
+		UID: s.target.uid(&s), From: s.target.value, To: replicas + extra, Keep: replicas,
+		Since: s.youngest(), Resets: s.target.record.resets(), Evacuations: namesOf(leaving),
+	}
+	d.scale = &scaling{value: &r.To, record: r}
+	d.memory.first, d.memory.inLine.mark = heard{at: s.now}, mark{}
+	d.memory.gone, d.memory.goneAt = 0, s.now
+	for _, p := range leaving {
+		d.reports = append(d.reports, s.scaledReport(r, p))
+	}
+	d.event(corev1.EventTypeNormal, EventSurgeStarted, actionSurge, "%s is raised from %d to %d, so that pods are replaced before they leave: %d",
+		s.target.field(), r.From, r.To, len(leaving))
+}
+
+// countMisses notes whether the last scale-down took the pods that it was to take.
+func (d *decision) countMisses(s situation, leaving []*pod) {
+	if len(s.memory.dropped) == 0 {
+		return
+	}
+	left := 0
+	for _, p := range leaving {
+		if slices.Contains(s.memory.dropped, p.Name) {
+			left++
+		}
+	}
+	d.memory.dropped, d.memory.spared, d.memory.misses = nil, 0, 0
+	if left > s.memory.spared {
+		d.memory.misses = s.memory.misses + 1
+	}
+}
+
+// rankForRemoval puts those first that a scale-down would take first.
+func rankForRemoval(p *pod) int {
+	if deletioncost.IsLowered(p.Pod) {
+		return 0
+	}
+	return 1
+}
+
+// hold keeps a surge until the pods that it is for have left, and lets them go as fast as others
+// are available in their place.
+func (d *decision) hold(s situation) {
+	d.noteGone(s)
+	reports, events := len(d.reports), len(d.events)
+	leaving, handed := d.endTurns(s, d.decline(s, s.leaving())), s.holding()
+	if len(leaving) == 0 && (len(handed) == 0 || d.isInVain(s, handed)) {
+		if !d.withdraw(s, slices.Concat(d.ended, s.handedOver())) {
+			// The turns end with the surge, in the next decision.
+			d.reports, d.events = d.reports[:reports], d.events[:events]
+		}
+		return
+	}
+	if d.widen(s, leaving, len(handed)) {
+		return
+	}
+	recorded := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return !s.isRecorded(p) })
+	if !s.isRollingOut() {
+		spare := s.spare()
+		if len(handed) == 0 && len(recorded) > 0 && s.goesByScaleDown(recorded) {
+			if d.scaleDown(s, recorded, spare) {
+				return
+			}
+		} else {
+			waiting := d.handOver(s, recorded, spare)
+			others := slices.DeleteFunc(leaving, s.isRecorded)
+			leaving = slices.Concat(waiting, others)
+		}
+	}
+	d.lowerWaiting(s, leaving)
+	progress := s.progressMessage()
+	message := func(p *pod) string { return s.scaledMessage(s.target.record, p) + progress }
+	d.say(s, leaving, mark{score: s.score()}, message, s.finish())
+}
+
+// withdraw takes the surge back while pods that it was for are still there, and reports whether it
+// has come to that. They get their deletion cost back first: the scale-down would take those that
+// nothing lets go before the replacements. One attempt each is waited for.
+func (d *decision) withdraw(s situation, remaining []*pod) bool {
+	for _, p := range remaining {
+		d.restoreCost(s, p)
+	}
+	if d.awaitsRestore {
+		return false
+	}
+	d.takeBack(s)
+	return true
+}
+
+// extraFor returns how many extra replicas the pods to leave need: one for each or, where a budget
+// in percent only has room with more of them, as many as that takes.
+func (s *situation) extraFor(leaving []*pod) int32 {
+	extra := int32(len(leaving))
+	for _, p := range leaving {
+		if len(p.budgets) == 1 && !s.leavesByScaleDown(p) {
+			extra = max(extra, surge.ExtraFor(p.budgets[0], s.original(), s.mostExtra()))
+		}
+	}
+	return extra
+}
+
+// youngest is when the youngest of the pods was created, by the clock of the host cluster. Those
+// that come with the surge are not older.
+func (s *situation) youngest() *metav1.Time {
+	var at metav1.Time
+	for i := range s.pods {
+		if created := s.pods[i].CreationTimestamp; at.Before(&created) {
+			at = created
+		}
+	}
+	return &at
+}
+
+// widen records pods that were asked to leave since the surge started, and scales further for them
+// if the Deployment allows it.
+func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
+	r := s.target.record
+	newcomers := slices.DeleteFunc(slices.Clone(leaving), s.isRecorded)
+	wider := *r
+	if len(newcomers) > maxRecorded-len(r.Evacuations) {
+		wider.dropGone(s)
+	}
+	newcomers = newcomers[:min(len(newcomers), max(0, maxRecorded-len(wider.Evacuations)))]
+	if len(newcomers) == 0 {
+		return false
+	}
+	extra := min(int32(len(leaving)+handed), maxSurge(s.deployment, r.Keep))
+	if a := s.target.autoscaler; a != nil {
+		extra = min(extra, a.Spec.MaxReplicas-r.Keep)
+	}
+	wider.To = max(r.To, r.Keep+extra)
+	// Those whose pods have gone stay: they tell how many replacements have been used up.
+	wider.Evacuations = slices.Concat(wider.Evacuations, namesOf(newcomers))
+	d.scale = &scaling{value: &wider.To, record: &wider}
+	d.memory.first.at = s.now
+	for _, p := range newcomers {
+		d.reports = append(d.reports, s.scaledReport(&wider, p))
+	}
+	return true
+}
+
+// dropGone counts those of a full record whose pods have gone instead of naming them, if that makes
+// enough room for others to be worth a write. A surge that was taken back and started anew for the
+// others would make all its replacements once more.
+func (r *record) dropGone(s situation) {
+	var present []string
+	for _, p := range s.leaving() {
+		if s.isRecorded(p) {
+			present = append(present, p.evacuation.Name)
+		}
+	}
+	for _, p := range s.handedOver() {
+		present = append(present, p.evacuation.Name)
+	}
+	if gone := len(r.Evacuations) - len(present); gone >= worthDropping {
+		r.Gone += gone
+		r.Evacuations = present
+	}
+}
+
+// scaleDown ends the surge so that the pods which are to leave are those that go, as soon as enough
+// others are available. It says whether it has come to that.
+func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
+	r := s.target.record
+	chosen := slices.Clone(leaving)
+	slices.SortStableFunc(chosen, func(a, b *pod) int { return cmp.Compare(rankForRemoval(a), rankForRemoval(b)) })
+	chosen = chosen[:min(len(leaving), int(r.To-r.From))]
+	for _, p := range chosen {
+		if s.isAvailable(p) {
+			spare--
+		}
+	}
+	if spare < 0 {
+		return false
+	}
+	waits := false
+	for _, p := range chosen {
+		switch {
+		case !deletioncost.CanLower(p.Pod):
+		case d.mayWriteCost(s, p):
+			d.lower = append(d.lower, p.Pod)
+		case s.attempts[p.UID].areOver():
+			// The scale-down would take another one.
+			d.lower = nil
+			return false
+		default:
+			waits = true
+		}
+	}
+	// The cost has to be known to the ReplicaSet controller when it chooses; that it has come to us
+	// tells that it has come this far.
+	if waits || len(d.lower) > 0 || d.awaitsRestore {
+		return true
+	}
+	d.memory.dropped, d.memory.spared = nil, 0
+	for _, p := range leaving {
+		if deletioncost.IsLowered(p.Pod) || slices.Contains(chosen, p) {
+			d.memory.dropped = append(d.memory.dropped, p.Name)
+		}
+	}
+	d.memory.spared = len(d.memory.dropped) - len(chosen)
+	d.takeBack(s)
+	d.memory.delivered = s.now
+	for _, p := range chosen {
+		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, message: fmt.Sprintf(
+			"%d replicas are available in place of those that leave%s: "+
+				"Deployment %s is scaled back from %d to %d, and this pod has the lowest deletion cost.",
+			len(chosen), p.purpose, s.deployment.Name, r.To, r.From)})
+		d.events = append(d.events, event{
+			eventType: corev1.EventTypeNormal, reason: EventReplaced, action: actionRelease, pod: p.Pod,
+			message: fmt.Sprintf("The pod leaves%s: another replica is available in its place, and Deployment %s is scaled back",
+				p.purpose, s.deployment.Name),
+		})
+	}
+	return true
+}
+
+// handOver lets as many pods go as there are spare ones available, and returns the others. They
+// leave through the eviction, which asks the budgets.
+func (d *decision) handOver(s situation, leaving []*pod, spare int) (waiting []*pod) {
+	for _, p := range leaving {
+		cost := 0
+		if s.isAvailable(p) {
+			cost = 1
+		}
+		if spare < cost {
+			waiting = append(waiting, p)
+			continue
+		}
+		spare -= cost
+		d.memory.delivered = s.now
+		d.complete(p, fmt.Sprintf("Another replica is available in its place: Deployment %s is scaled up to %d until the pod has left%s.",
+			s.deployment.Name, s.target.record.To, p.purpose))
+	}
+	return waiting
+}
+
+// takeBack ends the surge, if there is one.
+func (d *decision) takeBack(s situation) {
+	r := s.target.record
+	if r == nil || s.target.isGoing(&s) {
+		return
+	}
+	if d.scale = (&scaling{}); !r.isUp() {
+		return
+	}
+	from := r.From
+	d.scale.value, d.scale.takesBack = &from, true
+	d.event(corev1.EventTypeNormal, EventSurgeEnded, actionRelease, "%s is set back from %d to %d", s.target.field(), r.To, r.From)
+}
+
+func (d *decision) complete(p *pod, message string) {
+	d.reports = append(d.reports, report{evacuation: p.evacuation, completed: true, progress: true, message: message})
+}
+
+func (d *decision) event(eventType, reason, action, format string, args ...any) {
+	d.events = append(d.events, event{eventType: eventType, reason: reason, action: action, message: fmt.Sprintf(format, args...)})
+}
+
+func (d *decision) wakeAt(t time.Time) {
+	if d.wake.IsZero() || t.Before(d.wake) {
+		d.wake = t
+	}
+}
+
+func namesOf(pods []*pod) []string {
+	names := make([]string, 0, min(len(pods), maxRecorded))
+	for _, p := range pods[:min(len(pods), maxRecorded)] {
+		names = append(names, p.evacuation.Name)
+	}
+	return names
+}

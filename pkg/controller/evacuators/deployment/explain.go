@@ -1,0 +1,233 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/drain/surge"
+)
+
+// maxReason is how much of the reason of a NodeMaintenance is in a message, in bytes.
+const maxReason = 128
+
+// The steps that a replacement takes, as they count in a score.
+const (
+	stepCreated = iota + 1
+	stepScheduled
+	stepReady
+	stepAvailable
+)
+
+// score says how far the replacements are, all together.
+func (s *situation) score() int {
+	score := 0
+	for _, p := range s.replacements() {
+		switch _, ready := s.availableAt(p); {
+		case s.isAvailable(p):
+			score += stepAvailable
+		case ready:
+			score += stepReady
+		case p.Spec.NodeName != "":
+			score += stepScheduled
+		default:
+			score += stepCreated
+		}
+	}
+	return score
+}
+
+// finish is when the replacements that are ready count as available; nil if none waits for that.
+func (s *situation) finish() *metav1.Time {
+	var latest time.Time
+	for _, p := range s.replacements() {
+		if at, ready := s.availableAt(p); ready && s.now.Before(at) && at.After(latest) {
+			latest = at
+		}
+	}
+	if latest.IsZero() {
+		return nil
+	}
+	at := metav1.NewTime(latest)
+	at = at.Rfc3339Copy()
+	return &at
+}
+
+// field names the number that is changed.
+func (t *target) field() string {
+	if t.autoscaler != nil {
+		return fmt.Sprintf("minReplicas of HorizontalPodAutoscaler %s", t.autoscaler.Name)
+	}
+	return "replicas"
+}
+
+func (t *target) uid(s *situation) types.UID {
+	if t.autoscaler != nil {
+		return t.autoscaler.UID
+	}
+	return s.deployment.UID
+}
+
+// scaledMessage says what the surge does for a pod, without a full stop.
+func (s *situation) scaledMessage(r *record, p *pod) string {
+	const purpose = "so that another replica takes the place of the pod before it leaves"
+	if a := s.target.autoscaler; a != nil {
+		return fmt.Sprintf("Deployment %s is scaled from %d to %d by HorizontalPodAutoscaler %s, %s%s",
+			s.deployment.Name, r.Keep, r.To, a.Name, purpose, p.purpose)
+	}
+	return fmt.Sprintf("Deployment %s is scaled from %d to %d, %s%s", s.deployment.Name, r.From, r.To, purpose, p.purpose)
+}
+
+// scaledReport tells an Evacuation that the surge has started for its pod.
+func (s *situation) scaledReport(r *record, p *pod) report {
+	return report{evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(r, p) + "."}
+}
+
+// progressMessage says how far the surge is and what it waits for, after what it does.
+func (s *situation) progressMessage() string {
+	r := s.target.record
+	available := 0
+	for _, p := range s.replacements() {
+		if p.staysUp && s.isAvailable(p) {
+			available++
+		}
+	}
+	extra := int(r.To - r.Keep)
+	message := fmt.Sprintf(": %d of %d are available; %s", min(max(0, available-s.gone()), extra), extra, s.trouble())
+	for _, p := range s.leaving() {
+		if len(p.budgets) > 0 && !s.now.Before(s.lastSign(p.evacuation).Add(s.timeout)) {
+			return fmt.Sprintf("%s No progress for %s; it stays like this since PodDisruptionBudget %s lets no pod go.", message, s.timeout, p.budgets[0].Name)
+		}
+	}
+	return message
+}
+
+// trouble says what is waited for, in a sentence.
+func (s *situation) trouble() string {
+	if s.deployment == nil {
+		return "there is no Deployment."
+	}
+	if !s.target.record.isUp() {
+		return fmt.Sprintf("Deployment %s %s.", s.deployment.Name, orElse(s.unsettled(), "is about to be scaled up"))
+	}
+	if s.isRollingOut() {
+		return "waits for a rollout that has started since."
+	}
+	replacements := s.replacements()
+	worst, rank := (*pod)(nil), stepAvailable+1
+	for _, p := range replacements {
+		step := stepAvailable + 1
+		switch _, ready := s.availableAt(p); {
+		case p.Spec.NodeName == "":
+			step = stepCreated
+		case !ready:
+			step = stepScheduled
+		case !s.isAvailable(p):
+			step = stepReady
+		case !p.staysUp:
+			step = stepAvailable
+		}
+		if step < rank {
+			worst, rank = p, step
+		}
+	}
+	r := s.target.record
+	if missing := int(r.To-r.Keep) - len(replacements); missing > 0 && (worst == nil || replicaFailure(s.deployment) != "") {
+		return s.whyMissing()
+	}
+	if worst == nil {
+		return "waits for the others of its replicas."
+	}
+	return s.explain(worst, rank)
+}
+
+// whyMissing says why there are fewer replacements than there should be.
+func (s *situation) whyMissing() string {
+	if failure := replicaFailure(s.deployment); failure != "" {
+		return "no surge pod can be created" + sentence(failure)
+	}
+	if a := s.target.autoscaler; a != nil && surge.Replicas(s.deployment) < s.target.record.To {
+		return fmt.Sprintf("HorizontalPodAutoscaler %s has not scaled the Deployment yet.", a.Name)
+	}
+	return "the surge pod has not been created yet."
+}
+
+func (s *situation) explain(p *pod, step int) string {
+	switch step {
+	case stepCreated:
+		for i := range p.Status.Conditions {
+			if c := &p.Status.Conditions[i]; c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+				return fmt.Sprintf("surge pod %s is Pending%s", p.Name, sentence(": "+c.Message))
+			}
+		}
+		return fmt.Sprintf("surge pod %s is Pending: no node has been chosen yet.", p.Name)
+	case stepScheduled:
+		if volume, ok := strings.CutPrefix(s.waiting[p.Name], "volume "); ok {
+			return fmt.Sprintf("surge pod %s on node %s waits for volume %s", p.Name, p.Spec.NodeName, sentence(volume))
+		}
+		if waiting := s.waiting[p.Name]; waiting != "" {
+			return fmt.Sprintf("surge pod %s on node %s is not ready%s", p.Name, p.Spec.NodeName, sentence(": "+waiting))
+		}
+		return fmt.Sprintf("surge pod %s on node %s is not ready.", p.Name, p.Spec.NodeName)
+	case stepReady:
+		at, _ := s.availableAt(p)
+		return fmt.Sprintf("surge pod %s is ready and has to stay so until %s.", p.Name, at.UTC().Format(time.RFC3339))
+	}
+	return fmt.Sprintf("surge pod %s is on node %s, which is under maintenance itself.", p.Name, p.Spec.NodeName)
+}
+
+// purposeOf names the NodeMaintenance for which a pod leaves, with its reason, to be put after a
+// verb.
+func purposeOf(name, reason string) string {
+	reason = strings.TrimSpace(cut(strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return -1
+		}
+		return r
+	}, reason), maxReason))
+	if reason == "" {
+		return " for NodeMaintenance " + name
+	}
+	return fmt.Sprintf(" for NodeMaintenance %s (%s)", name, reason)
+}
+
+func orElse(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
+
+// sentence ends what somebody else has written with one full stop.
+func sentence(s string) string {
+	return strings.TrimRight(s, ". ") + "."
+}
+
+// cut shortens s to at most limit bytes, between two characters.
+func cut(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	return strings.ToValidUTF8(s[:limit], "")
+}

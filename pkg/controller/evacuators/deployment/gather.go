@@ -1,0 +1,389 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sort"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	pdb "haulout.dev/haulout/pkg/drain/budget"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/drain/surge"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+)
+
+// revisionAnnotation changes whenever a Deployment gets another ReplicaSet.
+const revisionAnnotation = controllercache.DeploymentRevision
+
+// gather reads all that the decision about a Deployment depends on.
+func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situation, error) {
+	known, _ := c.known.get(key)
+	s := situation{
+		now: c.clock.Now(), servingSince: c.servingSince, timeout: c.timeout, off: c.off,
+		memory: known.memory, attempts: known.attempts,
+	}
+	deployment, err := c.deploymentLister.Deployments(key.Namespace).Get(key.Name)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return s, err
+	}
+	if err == nil {
+		s.deployment = newest(deployment, known.deployment)
+		s.readAnnotations()
+		read, err := c.readReplicaSets(ctx, s.deployment, known.replicaSets)
+		if err != nil {
+			return s, err
+		}
+		s.activeReplicaSets = read.active
+	}
+	if s.autoscalers, err = c.autoscalersOf(key); err != nil {
+		return s, err
+	}
+	s.target = targetOf(s.deployment, s.autoscalers, known)
+	if err := c.gatherPods(key, &s); err != nil {
+		return s, err
+	}
+	if err := c.readWaiting(ctx, &s); err != nil {
+		return s, err
+	}
+	return s, c.readClaims(ctx, &s)
+}
+
+// readAnnotations reads what the owner of the Deployment says about surges.
+func (s *situation) readAnnotations() {
+	timeout, err := surge.TimeoutFor(s.deployment.Annotations, s.timeout)
+	s.timeout = timeout
+	for _, err := range []error{err, surge.CheckMode(s.deployment.Annotations)} {
+		if err != nil {
+			s.warnings = append(s.warnings, err.Error())
+		}
+	}
+}
+
+// newest returns the later one of what the cache shows and what our own last write has returned.
+func newest[T interface {
+	metav1.Object
+	comparable
+}](cached, written T) T {
+	var none T
+	if written == none || written.GetUID() != cached.GetUID() {
+		return cached
+	}
+	order, err := resourceversion.CompareResourceVersion(cached.GetResourceVersion(), written.GetResourceVersion())
+	if err != nil || order >= 0 {
+		return cached
+	}
+	return written
+}
+
+// readReplicaSets reads the ReplicaSets of a Deployment, unless nothing can have changed about
+// them. A cache of all of them would be large: most are old, and kept for a rollback.
+func (c *Controller) readReplicaSets(ctx context.Context, d *appsv1.Deployment, before replicaSets) (replicaSets, error) {
+	now := replicaSets{revision: d.Annotations[revisionAnnotation], generation: d.Status.ObservedGeneration, uid: d.UID, active: 1}
+	if before == now {
+		return before, nil
+	}
+	selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
+	if err != nil {
+		return replicaSets{}, fmt.Errorf("selector of Deployment %s/%s: %w", d.Namespace, d.Name, err)
+	}
+	list, err := c.host.AppsV1().ReplicaSets(d.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector.String()})
+	if err != nil {
+		return replicaSets{}, fmt.Errorf("list the ReplicaSets of Deployment %s/%s: %w", d.Namespace, d.Name, err)
+	}
+	name := types.NamespacedName{Namespace: d.Namespace, Name: d.Name}
+	now.active = 0
+	for i := range list.Items {
+		rs := &list.Items[i]
+		if o := metav1.GetControllerOfNoCopy(rs); o == nil || o.UID != d.UID {
+			continue
+		}
+		c.known.link(rs.UID, owner{name, d.UID})
+		if rs.Status.Replicas > 0 || rs.Spec.Replicas == nil || *rs.Spec.Replicas > 0 {
+			now.active++
+		}
+	}
+	c.known.haveRead(name, now)
+	return now, nil
+}
+
+func (c *Controller) autoscalersOf(key types.NamespacedName) ([]*autoscalingv2.HorizontalPodAutoscaler, error) {
+	objects, err := c.autoscalers.ByIndex(autoscalersByDeployment, key.String())
+	if err != nil {
+		return nil, err
+	}
+	found := make([]*autoscalingv2.HorizontalPodAutoscaler, 0, len(objects))
+	for _, object := range objects {
+		if a, ok := object.(*autoscalingv2.HorizontalPodAutoscaler); ok {
+			found = append(found, a)
+		}
+	}
+	slices.SortFunc(found, func(a, b *autoscalingv2.HorizontalPodAutoscaler) int { return strings.Compare(a.Name, b.Name) })
+	return found, nil
+}
+
+// targetOf says what is scaled. A surge that is under way decides; else an autoscaler, if there is
+// one, for it would undo what it has not done itself.
+func targetOf(d *appsv1.Deployment, autoscalers []*autoscalingv2.HorizontalPodAutoscaler, known state) target {
+	var onDeployment target
+	if d != nil {
+		r, garbage := readRecord(d, 1)
+		if r == nil && !garbage && known.record != nil && known.record.UID == d.UID {
+			// Somebody has replaced the object and the annotation with it.
+			r = known.record
+		}
+		onDeployment = target{value: surge.Replicas(d), record: r, garbage: garbage}
+		if r != nil || garbage {
+			return onDeployment
+		}
+	}
+	for i, a := range autoscalers {
+		a = newest(a, known.autoscaler)
+		r, garbage := readRecord(a, 0)
+		if r == nil && !garbage && known.record != nil && known.record.UID == a.UID {
+			r = known.record
+		}
+		if r == nil && !garbage && i < len(autoscalers)-1 {
+			continue
+		}
+		value := int32(1)
+		if a.Spec.MinReplicas != nil {
+			value = *a.Spec.MinReplicas
+		}
+		return target{autoscaler: a, value: value, record: r, garbage: garbage}
+	}
+	return onDeployment
+}
+
+// gatherPods fills in the pods of the Deployment with their Evacuations, nodes and budgets.
+func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
+	budgets, err := c.budgetLister.PodDisruptionBudgets(key.Namespace).List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	_, uids := c.known.get(key)
+	staysUp, purposes := map[string]bool{}, map[string]string{}
+	for _, uid := range uids {
+		o, _ := c.known.ownerOf(uid)
+		objects, err := c.podIndexer.ByIndex(podsByReplicaSet, string(uid))
+		if err != nil {
+			return err
+		}
+		for _, object := range objects {
+			p := controllercache.UnpackPod(object)
+			if p == nil || p.Namespace != key.Namespace || p.DeletionTimestamp != nil || !drainplan.IsLive(p) {
+				continue
+			}
+			evacuation, err := c.evacuationOf(p)
+			if err != nil {
+				return err
+			}
+			if s.deployment == nil || s.deployment.UID != o.uid {
+				if evacuation != nil && isOurTurn(evacuation) {
+					s.orphans = append(s.orphans, evacuation)
+				}
+				continue
+			}
+			if _, known := staysUp[p.Spec.NodeName]; !known {
+				staysUp[p.Spec.NodeName] = c.staysUp(p.Spec.NodeName)
+			}
+			purpose := ""
+			if evacuation != nil && isOfMaintenance(evacuation) {
+				if _, known := purposes[p.Spec.NodeName]; !known {
+					purposes[p.Spec.NodeName] = c.purposeOn(p.Spec.NodeName)
+				}
+				purpose = purposes[p.Spec.NodeName]
+			}
+			s.pods = append(s.pods, pod{
+				Pod: p, evacuation: evacuation, staysUp: staysUp[p.Spec.NodeName], purpose: purpose, budgets: c.budgetsOf(p, budgets),
+			})
+		}
+	}
+	sort.Slice(s.pods, func(i, j int) bool { return s.pods[i].Name < s.pods[j].Name })
+	return nil
+}
+
+// evacuationOf returns the Evacuation of a pod, if it is to leave: not one that is over or that
+// nobody asks for any more.
+func (c *Controller) evacuationOf(p *corev1.Pod) (*maintenancev1alpha1.Evacuation, error) {
+	evacuation, err := c.evacuationLister.Evacuations(p.Namespace).Get(protocol.CanonicalName(p.Name, p.UID))
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if evacuation.DeletionTimestamp != nil || !protocol.HasInstigator(evacuation.Finalizers) || isComplete(evacuation) {
+		return nil, nil
+	}
+	return evacuation, nil
+}
+
+func isComplete(evacuation *maintenancev1alpha1.Evacuation) bool {
+	return meta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenancev1alpha1.ConditionComplete)
+}
+
+func (c *Controller) budgetsOf(p *corev1.Pod, budgets []*policyv1.PodDisruptionBudget) []*policyv1.PodDisruptionBudget {
+	if !pdb.Holds(p) {
+		return nil
+	}
+	c.matching.Lock()
+	defer c.matching.Unlock()
+	return c.matcher.Matching(labels.Set(p.Labels), budgets)
+}
+
+// staysUp reports whether no maintenance holds a node. A pod that has no node yet may still get a
+// good one. What counts is what the node itself shows: a maintenance also lists nodes in its status
+// that it was refused, and it asks pods to leave only after the cache has shown the cordons of the
+// others.
+func (c *Controller) staysUp(name string) bool {
+	if name == "" {
+		return true
+	}
+	node, err := c.nodeLister.Get(name)
+	return err == nil && !isUnderMaintenance(node)
+}
+
+// isUnderMaintenance reports whether a maintenance holds a node, or its user has cordoned it.
+func isUnderMaintenance(node *corev1.Node) bool {
+	_, cordoned := node.Annotations[maintenancev1alpha1.AnnotationCordonedBy]
+	return cordoned || node.Spec.Unschedulable || slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool {
+		return taint.Key == maintenancev1alpha1.TaintHeld
+	})
+}
+
+// isOfMaintenance reports whether a NodeMaintenance asks for an Evacuation.
+func isOfMaintenance(evacuation *maintenancev1alpha1.Evacuation) bool {
+	return slices.Contains(evacuation.Finalizers, maintenancev1alpha1.FinalizerInstigatorNodeMaintenance)
+}
+
+// purposeOn names the NodeMaintenance that drains a node, the first by name if there are several;
+// "" if none is known.
+func (c *Controller) purposeOn(nodeName string) string {
+	maintenances, err := c.maintenanceLister.List(labels.Everything())
+	if err != nil {
+		return ""
+	}
+	var first *maintenancev1alpha1.NodeMaintenance
+	for _, nm := range maintenances {
+		if nm.Spec.Stage != maintenancev1alpha1.NodeMaintenanceStageDrain || first != nil && first.Name < nm.Name {
+			continue
+		}
+		// They are ordered by name.
+		nodes := nm.Status.NodeStatuses
+		i := sort.Search(len(nodes), func(i int) bool { return nodes[i].NodeRef.Name >= nodeName })
+		if i < len(nodes) && nodes[i].NodeRef.Name == nodeName && len(nodes[i].DrainTargets) > 0 {
+			first = nm
+		}
+	}
+	if first == nil {
+		return ""
+	}
+	return purposeOf(first.Name, first.Spec.Reason)
+}
+
+// readClaims looks at the volume claims of the template before a surge starts.
+func (c *Controller) readClaims(ctx context.Context, s *situation) error {
+	if s.deployment == nil || s.target.record.isUp() || len(s.leaving()) == 0 {
+		return nil
+	}
+	for _, name := range surge.Claims(s.deployment) {
+		claim, err := c.host.CoreV1().PersistentVolumeClaims(s.deployment.Namespace).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("see how many nodes may use volume claim %s: %w", name, err)
+		}
+		if surge.OneNode(claim) {
+			s.oneNodeClaims = append(s.oneNodeClaims, name)
+		}
+	}
+	return nil
+}
+
+// syncEvacuation finds the Deployment that an Evacuation is about and has it looked at. Where there
+// is none, the turn is passed on.
+func (c *Controller) syncEvacuation(ctx context.Context, key types.NamespacedName) error {
+	evacuation, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !isOurTurn(evacuation) || isComplete(evacuation) {
+		return nil
+	}
+	ref := evacuation.Spec.PodRef
+	p, err := c.podLister.Pods(key.Namespace).Get(ref.Name)
+	if apierrors.IsNotFound(err) || err == nil && p.UID != ref.UID {
+		// It is gone, or the cache will tell of it.
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	uid, ok := replicaSetOf(p)
+	if !ok {
+		return c.report(ctx, c.clock.Now(), report{evacuation: evacuation, completed: true, message: "The pod belongs to no Deployment."})
+	}
+	o, linked := c.known.ownerOf(uid)
+	if !linked {
+		if o, ok, err = c.readOwner(ctx, p); err != nil {
+			return err
+		}
+		if !ok {
+			return c.report(ctx, c.clock.Now(), report{evacuation: evacuation, completed: true, message: "The pod belongs to no Deployment."})
+		}
+		c.known.link(uid, o)
+	}
+	c.lookAt(o.NamespacedName)
+	return nil
+}
+
+// readOwner reads which Deployment a pod belongs to.
+func (c *Controller) readOwner(ctx context.Context, p *corev1.Pod) (owner, bool, error) {
+	ref := metav1.GetControllerOfNoCopy(p)
+	rs, err := c.host.AppsV1().ReplicaSets(p.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && rs.UID != ref.UID {
+		return owner{}, false, nil
+	}
+	if err != nil {
+		return owner{}, false, fmt.Errorf("read the ReplicaSet of pod %s/%s: %w", p.Namespace, p.Name, err)
+	}
+	d := metav1.GetControllerOfNoCopy(rs)
+	if d == nil || d.Kind != "Deployment" || !strings.HasPrefix(d.APIVersion, appsv1.GroupName+"/") {
+		return owner{}, false, nil
+	}
+	return owner{types.NamespacedName{Namespace: p.Namespace, Name: d.Name}, d.UID}, true, nil
+}

@@ -1,0 +1,206 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/surge"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+)
+
+const (
+	// podsByReplicaSet is the index of pods by the UID of their ReplicaSet.
+	podsByReplicaSet = "haulout.dev/deployment-evacuator-by-replica-set"
+	// autoscalersByDeployment is the index of autoscalers by the namespace and name of the
+	// Deployment that they scale.
+	autoscalersByDeployment = "haulout.dev/deployment-evacuator-by-deployment"
+)
+
+func indexByReplicaSet(obj any) ([]string, error) {
+	object, err := meta.Accessor(obj)
+	if err != nil {
+		return nil, nil
+	}
+	if uid, ok := replicaSetOf(object); ok {
+		return []string{string(uid)}, nil
+	}
+	return nil, nil
+}
+
+// replicaSetOf returns the UID of the ReplicaSet that controls an object.
+func replicaSetOf(object metav1.Object) (types.UID, bool) {
+	o := metav1.GetControllerOfNoCopy(object)
+	if o == nil || o.Kind != "ReplicaSet" || !strings.HasPrefix(o.APIVersion, appsv1.GroupName+"/") {
+		return "", false
+	}
+	return o.UID, true
+}
+
+func indexByDeployment(obj any) ([]string, error) {
+	if a, ok := obj.(*autoscalingv2.HorizontalPodAutoscaler); ok {
+		if key, ok := surge.Scales(a); ok {
+			return []string{key.String()}, nil
+		}
+	}
+	return nil, nil
+}
+
+// handled are the informers whose events are handled.
+type handled struct {
+	evacuations, deployments, autoscalers, pods, nodes, budgets cache.SharedIndexInformer
+}
+
+func (c *Controller) watch(h handled) error {
+	for _, w := range []struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandler
+	}{
+		{h.evacuations, changes(c.evacuationChanged)},
+		{h.deployments, changes(c.deploymentChanged)},
+		{h.autoscalers, changes(c.autoscalerChanged)},
+		{h.pods, controllercache.UnpackedPods(changes(c.podChanged))},
+		{h.nodes, cache.ResourceEventHandlerFuncs{UpdateFunc: func(old, obj any) { c.nodeChanged(old.(*corev1.Node), obj.(*corev1.Node)) }}},
+		{h.budgets, changes(c.budgetChanged)},
+	} {
+		registration, err := w.informer.AddEventHandler(w.handler)
+		if err != nil {
+			return err
+		}
+		c.synced = append(c.synced, registration.HasSynced)
+	}
+	return nil
+}
+
+const (
+	// pausePerPod is how long a Deployment is left alone after each look at it, for each of its
+	// pods, and longestPause bounds that. A look costs as much as there are pods, and each of them
+	// brings a dozen events while it is replaced: without a pause the cost would grow with their
+	// square.
+	pausePerPod  = 400 * time.Microsecond
+	longestPause = 250 * time.Millisecond
+)
+
+// lookAt has a Deployment looked at: at once, unless that has just been done.
+func (c *Controller) lookAt(key types.NamespacedName) {
+	c.queue.AddAfter(item{NamespacedName: key}, c.known.nextLook(key).Sub(c.clock.Now()))
+}
+
+// changes returns a handler to which it is all one whether an object comes, changes or goes.
+func changes[T any](changed func(T)) cache.ResourceEventHandler {
+	tell := func(obj any) {
+		if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+			obj = tombstone.Obj
+		}
+		if object, ok := obj.(T); ok {
+			changed(object)
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{AddFunc: tell, UpdateFunc: func(_, obj any) { tell(obj) }, DeleteFunc: tell}
+}
+
+// evacuationChanged also has the Deployments looked at whose Evacuations have been called off or
+// handed over.
+func (c *Controller) evacuationChanged(evacuation *maintenancev1alpha1.Evacuation) {
+	if p, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name); err == nil && p.UID == evacuation.Spec.PodRef.UID && c.enqueueOwner(p) {
+		return
+	}
+	if isOurTurn(evacuation) && !isComplete(evacuation) {
+		c.queue.Add(item{isEvacuation: true, NamespacedName: types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Name}})
+	}
+}
+
+// enqueueOwner has the Deployment of a pod looked at, if it is known.
+func (c *Controller) enqueueOwner(p *corev1.Pod) bool {
+	uid, ok := replicaSetOf(p)
+	if !ok {
+		return false
+	}
+	o, known := c.known.ownerOf(uid)
+	if known {
+		c.lookAt(o.NamespacedName)
+	}
+	return known
+}
+
+func (c *Controller) podChanged(p *corev1.Pod) {
+	if c.enqueueOwner(p) {
+		return
+	}
+	// The Evacuation may have come before the pod was in the cache.
+	if evacuation, err := c.evacuationOf(p); err == nil && evacuation != nil && isOurTurn(evacuation) {
+		c.queue.Add(item{isEvacuation: true, NamespacedName: types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Name}})
+	}
+}
+
+func (c *Controller) deploymentChanged(d *appsv1.Deployment) {
+	key := types.NamespacedName{Namespace: d.Namespace, Name: d.Name}
+	if _, recorded := d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord]; recorded || c.known.isTracked(key) {
+		c.lookAt(key)
+	}
+}
+
+func (c *Controller) autoscalerChanged(a *autoscalingv2.HorizontalPodAutoscaler) {
+	key, ok := surge.Scales(a)
+	if !ok {
+		return
+	}
+	if _, recorded := a.Annotations[maintenancev1alpha1.AnnotationSurgeRecord]; recorded || c.known.isTracked(key) {
+		c.lookAt(key)
+	}
+}
+
+// budgetChanged has those looked at that the budget holds: what is waited for may be that it lets a
+// pod go.
+func (c *Controller) budgetChanged(budget *policyv1.PodDisruptionBudget) {
+	c.matching.Lock()
+	c.matcher.Forget(budget)
+	c.matching.Unlock()
+	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
+	if err != nil {
+		return
+	}
+	for _, key := range c.known.keys(func(key types.NamespacedName) bool { return key.Namespace == budget.Namespace }) {
+		d, err := c.deploymentLister.Deployments(key.Namespace).Get(key.Name)
+		if err == nil && selector.Matches(labels.Set(d.Spec.Template.Labels)) {
+			c.lookAt(key)
+		}
+	}
+}
+
+// nodeChanged looks at all again when a node goes into maintenance or comes back: replacements may
+// be on it.
+func (c *Controller) nodeChanged(old, node *corev1.Node) {
+	if isUnderMaintenance(old) == isUnderMaintenance(node) {
+		return
+	}
+	for _, key := range c.known.keys(func(types.NamespacedName) bool { return true }) {
+		c.lookAt(key)
+	}
+}

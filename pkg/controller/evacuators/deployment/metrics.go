@@ -1,0 +1,42 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"sync"
+
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+)
+
+var (
+	surges = metrics.NewCounterVec(&metrics.CounterOpts{
+		Namespace: "haulout", Subsystem: "surge", Name: "steps_total",
+		Help:           "Number of Deployments that were scaled up so that pods can leave (SurgeStarted), and of what became of it, by the reason of the event.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"reason"})
+	registerMetrics = sync.OnceFunc(func() {
+		legacyregistry.MustRegister(surges)
+		// What there may be is shown from the start: an alert about a metric that is not there is
+		// none.
+		for _, reason := range []string{
+			EventSurgeStarted, EventSurgeEnded, EventSurgeDissolved, EventSurgeDeclined, EventSurgeInVain,
+		} {
+			surges.WithLabelValues(reason).Add(0)
+		}
+	})
+)

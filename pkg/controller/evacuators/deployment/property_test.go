@@ -1,0 +1,395 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/controller/deletioncost"
+	"haulout.dev/haulout/pkg/drain/surge"
+)
+
+// simulation is a Deployment with everybody who has a hand in it: its controllers, the kubelets,
+// the eviction, its users, and us, who may crash after any write. It holds what the decisions are
+// made of, so that they are those of the controller.
+type simulation struct {
+	t   *testing.T
+	rng *rand.Rand
+	log []string
+
+	now  time.Time
+	d    *appsv1.Deployment
+	pods []pod
+	next int
+	// wish is what the users want, and byUs says who has set the number that there is.
+	wish int32
+	byUs bool
+	// budget is how many pods have to be ready for an eviction to pass; 0 is no budget.
+	budget int
+	memory memory
+	// stale is the Deployment as an earlier cache showed it.
+	stale *appsv1.Deployment
+	// calm: users keep away, so that as many pods as they wish for have to be ready all the time.
+	calm bool
+}
+
+func newSimulation(t *testing.T, seed uint64) *simulation {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(seed, 1))
+	w := &simulation{t: t, rng: rng, now: start, wish: 1 + rng.Int32N(4), calm: rng.IntN(3) == 0}
+	w.d = newDeployment(w.wish, surging([]string{"1", "2", "50%", "100%"}[rng.IntN(4)]))
+	if rng.IntN(2) == 0 {
+		w.budget = 1 + rng.IntN(int(w.wish))
+	}
+	for range w.wish {
+		w.pods = append(w.pods, w.newPod(true))
+	}
+	return w
+}
+
+func (w *simulation) newPod(ready bool) pod {
+	w.next++
+	p := newTestPod(fmt.Sprintf("web-%d", w.next), func(p *pod) {
+		p.CreationTimestamp = metav1.NewTime(w.now)
+		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(w.now)
+	})
+	if !ready {
+		unready(&p)
+	}
+	return p
+}
+
+func (w *simulation) ready() int {
+	n := 0
+	for i := range w.pods {
+		if (&situation{}).isAvailable(&w.pods[i]) {
+			n++
+		}
+	}
+	return n
+}
+
+// write changes the Deployment as the API would.
+func (w *simulation) write(what string, mod func(*appsv1.Deployment)) {
+	w.log = append(w.log, what)
+	d := w.d.DeepCopy()
+	mod(d)
+	d.Generation++
+	d.ResourceVersion = fmt.Sprint(d.Generation)
+	w.d = d
+}
+
+// replicaSet makes as many pods as there should be. As in a cluster, those that are not ready go
+// first, then those with a lower cost, then the younger.
+func (w *simulation) replicaSet() {
+	want := int(surge.Replicas(w.d))
+	slices.SortStableFunc(w.pods, func(a, b pod) int { return w.rank(&b) - w.rank(&a) })
+	for len(w.pods) > want {
+		w.log = append(w.log, "replica set removes "+w.pods[len(w.pods)-1].Name)
+		w.pods = w.pods[:len(w.pods)-1]
+	}
+	for len(w.pods) < want {
+		w.pods = append(w.pods, w.newPod(false))
+		w.log = append(w.log, "replica set makes "+w.pods[len(w.pods)-1].Name)
+	}
+	w.d = w.d.DeepCopy()
+	w.d.Status.ObservedGeneration, w.d.Status.Replicas, w.d.Status.UpdatedReplicas = w.d.Generation, int32(want), int32(want)
+}
+
+// rank is higher for pods that are kept.
+func (w *simulation) rank(p *pod) int {
+	rank := 0
+	if (&situation{}).isAvailable(p) {
+		rank += 2
+	}
+	if !deletioncost.IsLowered(p.Pod) {
+		rank++
+	}
+	return rank
+}
+
+func (w *simulation) kubelet() {
+	if len(w.pods) == 0 {
+		return
+	}
+	if p := &w.pods[w.rng.IntN(len(w.pods))]; !(&situation{}).isAvailable(p) {
+		p.Status.Conditions[0].Status = "True"
+		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(w.now)
+		w.log = append(w.log, p.Name+" is ready")
+	}
+}
+
+// eviction evicts a pod that is up for it, if the budget lets it.
+func (w *simulation) eviction() {
+	for i := range w.pods {
+		p := &w.pods[i]
+		if p.evacuation == nil || p.evacuation.Status.ActiveEvacuatorClass != lanes {
+			continue
+		}
+		if (&situation{}).isAvailable(p) && w.ready() <= w.budget {
+			continue
+		}
+		w.log = append(w.log, p.Name+" is evicted")
+		w.pods = slices.Delete(w.pods, i, i+1)
+		return
+	}
+}
+
+func (w *simulation) askToLeave() {
+	if len(w.pods) == 0 {
+		return
+	}
+	if p := &w.pods[w.rng.IntN(len(w.pods))]; p.evacuation == nil {
+		leaves(ours)(p)
+		p.evacuation.Status.ActiveEvacuatorSince = &metav1.Time{Time: w.now}
+		w.log = append(w.log, p.Name+" is asked to leave")
+	}
+}
+
+func (w *simulation) cancel() {
+	if len(w.pods) == 0 {
+		return
+	}
+	if p := &w.pods[w.rng.IntN(len(w.pods))]; p.evacuation != nil {
+		p.evacuation, p.staysUp = nil, true
+		w.log = append(w.log, p.Name+" may stay")
+	}
+}
+
+// user does what users do. One that writes the number that there is already changes nothing.
+func (w *simulation) user() {
+	switch n := 1 + w.rng.Int32N(5); w.rng.IntN(4) {
+	case 0:
+		if n != surge.Replicas(w.d) {
+			w.wish = n
+			w.byUs = false
+			w.write(fmt.Sprintf("user scales to %d", n), func(d *appsv1.Deployment) { d.Spec.Replicas = &n })
+		}
+	case 1:
+		wish := w.wish
+		w.byUs = w.byUs && wish == surge.Replicas(w.d)
+		w.write(fmt.Sprintf("manifest is applied: %d", wish), func(d *appsv1.Deployment) { d.Spec.Replicas = &wish })
+	case 2:
+		if len(w.pods) > 0 {
+			p := &w.pods[w.rng.IntN(len(w.pods))]
+			p.Pod = p.DeepCopy()
+			unready(p)
+			p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(w.now)
+			w.log = append(w.log, p.Name+" is sick")
+		}
+		w.write("paused or resumed", func(d *appsv1.Deployment) { d.Spec.Paused = !d.Spec.Paused })
+	case 3:
+		wish := w.wish
+		w.byUs = w.byUs && wish == surge.Replicas(w.d)
+		w.write(fmt.Sprintf("manifest is replaced: %d", wish), func(d *appsv1.Deployment) { d.Spec.Replicas, d.Annotations = &wish, nil })
+	}
+}
+
+// us is one sync of the controller, which may crash after each write.
+func (w *simulation) us(mayCrash bool) {
+	d := w.d
+	if mayCrash && w.stale != nil && w.rng.IntN(4) == 0 {
+		d = w.stale
+	}
+	pods := make([]pod, len(w.pods))
+	for i := range w.pods {
+		pods[i] = w.pods[i]
+		if w.budget > 0 {
+			minAvailable := int32(w.budget)
+			under(ptrTo(minAvailable), nil, int32(len(w.pods)), int32(w.ready()))(&pods[i])
+		}
+	}
+	s := at(0, d, pods...)
+	s.now, s.memory = w.now, w.memory
+	decided := decide(s)
+	crash := func() bool { return mayCrash && w.rng.IntN(12) == 0 }
+	for _, p := range decided.restore {
+		w.annotate(p.Name, false)
+	}
+	for _, p := range decided.lower {
+		w.annotate(p.Name, true)
+	}
+	if crash() {
+		w.memory = memory{}
+		return
+	}
+	if change := decided.scale; change != nil {
+		if d.ResourceVersion != w.d.ResourceVersion {
+			return
+		}
+		w.scale(change)
+	}
+	if crash() {
+		w.memory = memory{}
+		return
+	}
+	for _, r := range decided.reports {
+		w.hear(r)
+		if crash() {
+			w.memory = memory{}
+			return
+		}
+	}
+	w.memory = decided.memory
+}
+
+// scale is what the controller does about the target.
+func (w *simulation) scale(change *scaling) {
+	value := change.value
+	if change.takesBack && !w.byUs {
+		value = nil
+	}
+	text := "record changes"
+	if value != nil {
+		text = fmt.Sprintf("we scale to %d", *value)
+		w.byUs = true
+		if *value < w.wish {
+			w.fail("we scale to %d, the users want %d", *value, w.wish)
+		}
+	}
+	w.write(text, func(d *appsv1.Deployment) {
+		if value != nil {
+			d.Spec.Replicas = value
+		}
+		d.Annotations = nil
+		if change.record != nil {
+			annotated(*change.record)(d)
+		}
+	})
+}
+
+func (w *simulation) annotate(name string, lowered bool) {
+	for i := range w.pods {
+		if p := &w.pods[i]; p.Name == name {
+			p.Pod = p.DeepCopy()
+			p.Annotations = nil
+			if lowered {
+				cheapest(p)
+			}
+			w.log = append(w.log, fmt.Sprintf("cost of %s lowered: %v", name, lowered))
+		}
+	}
+}
+
+// hear is what becomes of a report; the evacuation controller passes the turn on.
+func (w *simulation) hear(r report) {
+	for i := range w.pods {
+		e := w.pods[i].evacuation
+		if e == nil || e.Name != r.evacuation.Name {
+			continue
+		}
+		e = e.DeepCopy()
+		e.Status.Message = r.message
+		if r.progress {
+			e.Status.EvacuationProgressTimestamp = &metav1.Time{Time: w.now}
+		}
+		if r.completed {
+			e.Status.ActiveEvacuatorClass = lanes
+			w.log = append(w.log, e.Spec.PodRef.Name+" is handed over: "+r.message)
+		}
+		w.pods[i].evacuation = e
+	}
+}
+
+func (w *simulation) step() {
+	w.now = w.now.Add(time.Second)
+	before := w.d
+	switch w.rng.IntN(10) {
+	case 0, 1:
+		w.replicaSet()
+	case 2, 3:
+		w.kubelet()
+	case 4:
+		w.eviction()
+	case 5:
+		if w.rng.IntN(3) == 0 {
+			w.askToLeave()
+		}
+	case 6:
+		if !w.calm && w.rng.IntN(4) == 0 {
+			w.user()
+		} else if w.rng.IntN(4) == 0 {
+			w.cancel()
+		}
+	default:
+		w.us(true)
+	}
+	w.stale = before
+	if w.calm && w.ready() < int(w.wish) {
+		w.fail("%d pods are ready, %d should be", w.ready(), w.wish)
+	}
+}
+
+// settle has everybody do his work, users aside, until nothing is left to be done.
+func (w *simulation) settle() {
+	if w.d.Spec.Paused {
+		w.write("resumed", func(d *appsv1.Deployment) { d.Spec.Paused = false })
+	}
+	for range 400 {
+		w.now = w.now.Add(10 * time.Second)
+		w.replicaSet()
+		w.kubelet()
+		w.eviction()
+		w.us(false)
+		if w.calm && w.ready() < int(w.wish) {
+			w.fail("%d pods are ready, %d should be", w.ready(), w.wish)
+		}
+	}
+}
+
+func (w *simulation) fail(format string, args ...any) {
+	w.t.Helper()
+	for _, line := range w.log {
+		w.t.Log(line)
+	}
+	w.t.Fatalf(format, args...)
+}
+
+// TestWhateverHappensTheUsersNumberStands has random things happen to a Deployment whose pods are
+// asked to leave. In the end it is as its users want it, nothing of ours is left on it or on its
+// pods, everybody who was to leave has left, and while its users kept away no replica was missed.
+func TestWhateverHappensTheUsersNumberStands(t *testing.T) {
+	for seed := range uint64(1000) {
+		w := newSimulation(t, seed)
+		for range 150 {
+			w.step()
+		}
+		w.settle()
+		if got := surge.Replicas(w.d); got != w.wish {
+			w.fail("seed %d: ends with %d replicas, the users want %d", seed, got, w.wish)
+		}
+		if len(w.d.Annotations) > 0 {
+			w.fail("seed %d: ends with %v", seed, w.d.Annotations)
+		}
+		for i := range w.pods {
+			p := &w.pods[i]
+			if deletioncost.IsLowered(p.Pod) && p.evacuation == nil {
+				w.fail("seed %d: %s ends with a lowered cost", seed, p.Name)
+			}
+			if p.evacuation != nil && !(w.budget > 0 && w.ready() <= w.budget) {
+				w.fail("seed %d: %s has not left: %s", seed, p.Name, p.evacuation.Status.Message)
+			}
+		}
+	}
+}

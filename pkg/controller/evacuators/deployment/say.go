@@ -1,0 +1,90 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+)
+
+// sayEvery bounds how often the Evacuations are told what is going on, sayEach how many of them a
+// second, and sayInLineEvery how often those are for which there is no surge yet. A surge that goes
+// well is told of twice.
+const (
+	sayEvery       = 5 * time.Second
+	sayEach        = 50 * time.Millisecond
+	sayInLineEvery = 15 * time.Second
+)
+
+// say tells the Evacuations how far the surge is, immediately if it is the first report and then
+// not too often. Those that another surge will be for are told less often still: their number has
+// no bound.
+func (d *decision) say(s situation, leaving []*pod, now mark, message func(*pod) string, expected *metav1.Time) {
+	isUp := s.target.record.isUp()
+	inLine := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return !isUp || s.isRecorded(p) })
+	first := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return isUp && !s.isRecorded(p) })
+	d.tell(s, first, &d.memory.first, now, message, expected, max(sayEvery, time.Duration(len(first))*sayEach))
+	if len(inLine) > 0 {
+		waits := func(p *pod) string {
+			return fmt.Sprintf("Waits for the pods of Deployment %s that leave before: %s", s.deployment.Name, message(p))
+		}
+		d.tell(s, inLine, &d.memory.inLine, now, waits, expected, sayInLineEvery)
+	}
+	// What has lasted for a while is said, also if nothing happens then.
+	for _, p := range s.replacements() {
+		if at, ready := s.availableAt(p); ready && s.now.Before(at) {
+			d.wakeAt(at)
+		}
+	}
+}
+
+// tell tells some Evacuations the same, and notes what they have heard. The first report of a turn
+// is a heartbeat, also without progress; later ones only are if there is some.
+func (d *decision) tell(
+	s situation, leaving []*pod, heard *heard, now mark, message func(*pod) string,
+	expected *metav1.Time, every time.Duration,
+) {
+	progress := s.memory.known && now.isProgress(heard.mark)
+	held := s.now.Before(heard.at.Add(every))
+	changed := false
+	for _, p := range leaving {
+		reported := protocol.TurnOf(&p.evacuation.Status).Reported
+		text := message(p)
+		if reported && !progress && p.evacuation.Status.Message == cut(text, maxMessage) {
+			continue
+		}
+		if reported && held {
+			d.wakeAt(heard.at.Add(every))
+			continue
+		}
+		changed = true
+		d.reports = append(d.reports, report{
+			evacuation: p.evacuation, message: text, progress: progress || !reported, expected: expected,
+		})
+	}
+	if changed || !s.memory.known || now.waitsForRollout != heard.mark.waitsForRollout {
+		heard.mark = now.orHigher(heard.mark)
+	}
+	if changed {
+		heard.at = s.now
+	}
+}

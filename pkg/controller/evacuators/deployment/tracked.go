@@ -1,0 +1,213 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// owner is the Deployment of a ReplicaSet.
+type owner struct {
+	types.NamespacedName
+	uid types.UID
+}
+
+// tracked is what this process knows of the Deployments with pods to leave. Nothing of it is needed
+// to go on after a restart: it saves reading the ReplicaSets of Deployments anew, and looking at
+// Deployments that nobody asks about.
+type tracked struct {
+	mu sync.Mutex
+	// owners are the Deployments by the UIDs of their ReplicaSets.
+	owners      map[types.UID]owner
+	deployments map[types.NamespacedName]*state
+}
+
+// state is what is known of one Deployment.
+type state struct {
+	memory
+	replicaSets replicaSets
+	uids        map[types.UID]struct{}
+	// deployment and autoscaler are what our own last writes have made of them, which the cache may
+	// not show yet.
+	deployment *appsv1.Deployment
+	autoscaler *autoscalingv2.HorizontalPodAutoscaler
+	// record is the last one that was written, with whom it is on.
+	record *record
+	// nextLook is when changes are worth another look.
+	nextLook time.Time
+	// attempts are the writes of deletion costs that have failed. It is replaced, never changed:
+	// copies of it are read.
+	attempts map[types.UID]attempts
+}
+
+// replicaSets is what was read of a Deployment's.
+type replicaSets struct {
+	// revision and generation are those of the Deployment when they were read.
+	revision   string
+	generation int64
+	uid        types.UID
+	active     int
+}
+
+func newTracked() tracked {
+	return tracked{owners: map[types.UID]owner{}, deployments: map[types.NamespacedName]*state{}}
+}
+
+// isTracked says whether somebody asks about the Deployment.
+func (t *tracked) isTracked(key types.NamespacedName) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, ok := t.deployments[key]
+	return ok
+}
+
+// keys returns all that are tracked and of which keep says so.
+func (t *tracked) keys(keep func(types.NamespacedName) bool) []types.NamespacedName {
+	t.mu.Lock()
+	keys := slices.Collect(maps.Keys(t.deployments))
+	t.mu.Unlock()
+	return slices.DeleteFunc(keys, func(key types.NamespacedName) bool { return !keep(key) })
+}
+
+// ownerOf returns the Deployment of a ReplicaSet, if it is known.
+func (t *tracked) ownerOf(replicaSet types.UID) (owner, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	o, ok := t.owners[replicaSet]
+	return o, ok
+}
+
+// link notes which Deployment a ReplicaSet belongs to.
+func (t *tracked) link(replicaSet types.UID, o owner) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.owners[replicaSet] = o
+	t.state(o.NamespacedName).uids[replicaSet] = struct{}{}
+}
+
+// state needs the lock.
+func (t *tracked) state(key types.NamespacedName) *state {
+	if t.deployments[key] == nil {
+		t.deployments[key] = &state{uids: map[types.UID]struct{}{}}
+	}
+	return t.deployments[key]
+}
+
+// get returns a copy of what is known of a Deployment, and the UIDs of its ReplicaSets.
+func (t *tracked) get(key types.NamespacedName) (known state, uids []types.UID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.deployments[key]; s != nil {
+		return *s, slices.Collect(maps.Keys(s.uids))
+	}
+	return state{}, nil
+}
+
+func (t *tracked) remember(key types.NamespacedName, m memory) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.state(key).memory = m
+}
+
+// haveRead notes that the ReplicaSets have been read.
+func (t *tracked) haveRead(key types.NamespacedName, r replicaSets) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.state(key).replicaSets = r
+}
+
+// haveLooked notes that a look has begun at that time, and at how many pods.
+func (t *tracked) haveLooked(key types.NamespacedName, at time.Time, pods int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.deployments[key]; s != nil {
+		s.nextLook = at.Add(min(time.Duration(pods)*pausePerPod, longestPause))
+	}
+}
+
+// nextLook returns when a Deployment is to be looked at again at the earliest.
+func (t *tracked) nextLook(key types.NamespacedName) time.Time {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.deployments[key]; s != nil {
+		return s.nextLook
+	}
+	return time.Time{}
+}
+
+// wrote notes what a write has made of the target.
+func (t *tracked) wrote(key types.NamespacedName, d *appsv1.Deployment, a *autoscalingv2.HorizontalPodAutoscaler, r *record) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.state(key)
+	s.record = r
+	if d != nil {
+		s.deployment = d
+	}
+	if a != nil {
+		s.autoscaler = a
+	}
+}
+
+// costFailed notes that the deletion cost of a pod could not be written, and returns how often that
+// has happened.
+func (t *tracked) costFailed(key types.NamespacedName, pod types.UID, now time.Time) attempts {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.state(key)
+	tried := s.attempts[pod]
+	tried.next = now.Add(costBackoff << tried.failed)
+	tried.failed++
+	replaced := maps.Clone(s.attempts)
+	if replaced == nil {
+		replaced = map[types.UID]attempts{}
+	}
+	replaced[pod] = tried
+	s.attempts = replaced
+	return tried
+}
+
+// costWritten forgets the attempts that have failed.
+func (t *tracked) costWritten(key types.NamespacedName, pod types.UID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.deployments[key]; s != nil {
+		if _, failed := s.attempts[pod]; failed {
+			s.attempts = maps.Clone(s.attempts)
+			delete(s.attempts, pod)
+		}
+	}
+}
+
+// forget drops a Deployment that nobody asks about any more.
+func (t *tracked) forget(key types.NamespacedName) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.deployments[key]; s != nil {
+		for uid := range s.uids {
+			delete(t.owners, uid)
+		}
+		delete(t.deployments, key)
+	}
+}

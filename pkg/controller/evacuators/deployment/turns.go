@@ -1,0 +1,253 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/drain/surge"
+)
+
+const (
+	// sickAfter is how long a pod may not be ready and still be replaced before it leaves.
+	sickAfter = time.Minute
+	// hardEnd is how many timeouts a turn may take in all, however much progress there is
+	// meanwhile.
+	hardEnd = 3
+)
+
+// original is how many replicas there are without the surge.
+func (s *situation) original() int32 {
+	if r := s.target.record; r.isUp() {
+		return r.Keep
+	}
+	return surge.AutoscaledTo(s.deployment, s.target.autoscaler)
+}
+
+// mostExtra is how many extra replicas a surge may have, at least one.
+func (s *situation) mostExtra() int32 {
+	original := s.original()
+	most := maxSurge(s.deployment, original)
+	if a := s.target.autoscaler; a != nil {
+		most = min(most, a.Spec.MaxReplicas-original)
+	}
+	if r := s.target.record; r.isUp() {
+		most = max(most, r.To-r.Keep)
+	}
+	return max(1, most)
+}
+
+// refusalOf says why there is no surge for a pod because of its budgets.
+func (s *situation) refusalOf(p *pod) surge.Refusal {
+	if len(p.budgets) == 0 {
+		return surge.Refusal{}
+	}
+	return surge.RefuseBudgets(s.deployment, s.target.autoscaler, p.budgets, s.original(), s.mostExtra())
+}
+
+// decline passes on the turns of pods whose budgets never let them go, and returns the others.
+func (d *decision) decline(s situation, leaving []*pod) (waiting []*pod) {
+	why, declined := "", 0
+	for _, p := range leaving {
+		refusal := s.refusalOf(p)
+		if refusal.IsZero() {
+			waiting = append(waiting, p)
+			continue
+		}
+		why = refusal.String()
+		declined++
+		d.endWithout(p, fmt.Sprintf("Deployment %s %s.", s.deployment.Name, why))
+	}
+	if declined > 0 {
+		d.declineEvent(declined, why)
+	}
+	return waiting
+}
+
+// endWithout ends the turn of a pod that has no replacement.
+func (d *decision) endWithout(p *pod, why string) {
+	d.ended = append(d.ended, p)
+	d.complete(p, why)
+}
+
+func (d *decision) declineEvent(pods int, why string) {
+	d.event(corev1.EventTypeNormal, EventSurgeDeclined, actionSurge,
+		"%d pods are left to the next evacuator, without another one in their place first: the Deployment %s", pods, why)
+}
+
+// endTurns passes on the turns of those for whom waiting for a replacement is over, and returns the
+// others.
+func (d *decision) endTurns(s situation, leaving []*pod) (waiting []*pod) {
+	for _, p := range leaving {
+		if why := d.endOf(s, p); why != "" {
+			d.endWithout(p, why)
+		} else {
+			waiting = append(waiting, p)
+		}
+	}
+	return waiting
+}
+
+// endOf says why the turn of a pod ends without a replacement; "" if it goes on. It does not end
+// where its budget would not let the pod go, unless the replacement does not help either.
+func (d *decision) endOf(s situation, p *pod) string {
+	quiet, end := s.lastSign(p.evacuation).Add(s.timeout), s.hardEndOf(p)
+	sick, isReady := s.sickAt(p)
+	if letsGo(p, s.surplus()) {
+		switch {
+		case !isReady && !s.now.Before(sick):
+			return fmt.Sprintf("The pod has not been ready for %s: no other one is awaited in its place.", sickAfter)
+		case s.isRolloutStuck():
+			return fmt.Sprintf("The rollout of Deployment %s is stuck (%s): no replacement is awaited.",
+				s.deployment.Name, progressDeadlineExceeded)
+		case !s.now.Before(quiet):
+			return fmt.Sprintf("No progress with another replica in its place for %s: %s", s.timeout, s.trouble())
+		case !s.now.Before(end):
+			return fmt.Sprintf("No other replica has taken its place in %s: %s", hardEnd*s.timeout, s.trouble())
+		}
+		if !isReady {
+			d.wakeAt(sick)
+		}
+	} else if !s.now.Before(end) && !d.lacksReplacements(s, p) {
+		return fmt.Sprintf("No other replica has taken its place in %s, and %s would let no pod go with more replicas either.",
+			hardEnd*s.timeout, "PodDisruptionBudget "+p.budgets[0].Name)
+	}
+	for _, at := range []time.Time{quiet, end} {
+		if s.now.Before(at) {
+			d.wakeAt(at)
+		}
+	}
+	return ""
+}
+
+// hardEndOf is when the turn of a pod ends at the latest. Each pod that goes since its replacement
+// is available gives the others as much time again: a large Deployment is replaced in steps.
+func (s *situation) hardEndOf(p *pod) time.Time {
+	since := s.lastSign(p.evacuation)
+	if stamp := p.evacuation.Status.ActiveEvacuatorSince; stamp != nil {
+		since = stamp.Time
+	}
+	return latest(latest(since, s.memory.delivered).Add(hardEnd*s.timeout), s.servingSince.Add(s.timeout))
+}
+
+// sickAt is when a pod that is not ready has not been so for too long.
+func (s *situation) sickAt(p *pod) (at time.Time, isReady bool) {
+	for i := range p.Status.Conditions {
+		if c := &p.Status.Conditions[i]; c.Type == corev1.PodReady {
+			return c.LastTransitionTime.Add(sickAfter), c.Status == corev1.ConditionTrue
+		}
+	}
+	return p.CreationTimestamp.Add(sickAfter), false
+}
+
+// shortage is what the surge lacks.
+type shortage struct {
+	// missing are the replacements that are not available on a node that stays up, sick are those
+	// that are not available at all, and toCome are those that budgets do not expect yet.
+	missing, sick, toCome int32
+}
+
+// shortage works out what the surge lacks, once for all pods.
+func (d *decision) shortage(s situation) shortage {
+	if d.short != nil {
+		return *d.short
+	}
+	extra := s.mostExtra()
+	d.short = &shortage{missing: extra, sick: extra, toCome: extra}
+	r := s.target.record
+	if !r.isUp() {
+		return *d.short
+	}
+	all := r.To - r.Keep + int32(s.gone())
+	d.short = &shortage{missing: all, sick: all, toCome: max(0, r.To-surge.Replicas(s.deployment))}
+	for _, p := range s.replacements() {
+		if !s.isAvailable(p) {
+			continue
+		}
+		d.short.sick--
+		if p.staysUp {
+			d.short.missing--
+		}
+	}
+	return *d.short
+}
+
+// lacksReplacements reports whether a pod that its budget keeps would go if only its replacements
+// were available.
+func (d *decision) lacksReplacements(s situation, p *pod) bool {
+	short := d.shortage(s)
+	if short.missing <= 0 {
+		return false
+	}
+	if s.leavesByScaleDown(p) || len(p.budgets) != 1 || !pdb.IsCurrent(p.budgets[0]) {
+		return true
+	}
+	status := &p.budgets[0].Status
+	expected, healthy := status.ExpectedPods+short.toCome, status.CurrentHealthy+max(0, short.sick)
+	desired := pdb.DesiredHealthy(p.budgets[0], expected)
+	return min(healthy, expected) > desired || !pdb.IsReady(p.Pod) && desired > 0 && healthy >= desired
+}
+
+// holding returns the pods that have been handed over and for which the surge is kept until they
+// have gone.
+func (s *situation) holding() []*pod {
+	var kept []*pod
+	for _, p := range s.handedOver() {
+		if s.refusalOf(p).IsZero() {
+			kept = append(kept, p)
+		}
+	}
+	return kept
+}
+
+// isInVain reports whether the pods that were handed over have all been blocked for longer than the
+// timeout although their replacements are available. What keeps them is not a lack of replicas
+// then.
+func (d *decision) isInVain(s situation, handed []*pod) bool {
+	if len(handed) == 0 {
+		return false
+	}
+	since, reason := latest(d.memory.goneAt, s.servingSince), ""
+	for _, p := range handed {
+		blocked := meta.FindStatusCondition(p.evacuation.Status.Conditions, maintenancev1alpha1.ConditionBlocked)
+		if blocked == nil || blocked.Status != "True" || !letsGo(p, 0) && d.lacksReplacements(s, p) {
+			return false
+		}
+		since, reason = latest(since, blocked.LastTransitionTime.Time), blocked.Reason
+	}
+	if end := since.Add(s.timeout); s.now.Before(end) {
+		d.wakeAt(end)
+		return false
+	}
+	d.event(corev1.EventTypeWarning, EventSurgeInVain, actionRelease,
+		"The pods to leave have been blocked for %s although other replicas are available: %d (%s). They wait without those now",
+		s.timeout, len(handed), reason)
+	return true
+}
+
+// noteGone notes when a pod has last left under the surge.
+func (d *decision) noteGone(s situation) {
+	if gone := s.gone(); !s.memory.known || gone != s.memory.gone || s.memory.goneAt.IsZero() {
+		d.memory.gone, d.memory.goneAt = gone, s.now
+	}
+}

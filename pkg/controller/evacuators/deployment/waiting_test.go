@@ -1,0 +1,103 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// attachment is a volume on a node.
+func attachment(volume, node string, attached bool, failure string) *storagev1.VolumeAttachment {
+	a := &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: volume + "-" + node},
+		Spec:       storagev1.VolumeAttachmentSpec{NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(volume)}},
+		Status:     storagev1.VolumeAttachmentStatus{Attached: attached},
+	}
+	if failure != "" {
+		a.Status.AttachError = &storagev1.VolumeError{Message: failure}
+	}
+	return a
+}
+
+func TestWhereAttached(t *testing.T) {
+	for name, tc := range map[string]struct {
+		forOneNode  bool
+		attachments []any
+		want        string
+	}{
+		"a volume that is nowhere yet":             {true, nil, ""},
+		"a volume on another node":                 {true, []any{attachment("pv", "node-7", true, "")}, "still attached to node-7"},
+		"a volume that another node has asked for": {true, []any{attachment("pv", "node-7", false, "")}, "still attached to node-7"},
+		"a volume that is here, too":               {true, []any{attachment("pv", "node-7", true, ""), attachment("pv", "here", true, "")}, ""},
+		"a volume that many nodes can use":         {false, []any{attachment("pv", "node-7", true, "")}, ""},
+		"a volume that cannot be attached":         {false, []any{attachment("pv", "here", false, "too many volumes")}, "cannot be attached to here: too many volumes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := whereAttached("here", tc.forOneNode, tc.attachments); got != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestHasStarted(t *testing.T) {
+	waiting := corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}}
+	for name, tc := range map[string]struct {
+		init, main []corev1.ContainerStatus
+		want       bool
+	}{
+		"a pod that the kubelet has not seen":          {nil, nil, false},
+		"a pod whose volumes are awaited":              {nil, []corev1.ContainerStatus{{State: waiting}}, false},
+		"a pod whose init container runs":              {[]corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}, []corev1.ContainerStatus{{State: waiting}}, true},
+		"a pod whose container is to be started again": {nil, []corev1.ContainerStatus{{State: waiting, RestartCount: 2}}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &corev1.Pod{Status: corev1.PodStatus{InitContainerStatuses: tc.init, ContainerStatuses: tc.main}}
+			if got := hasStarted(p); got != tc.want {
+				t.Errorf("got %t, want %t", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestSurgePodWaitsForItsVolume has a claim that appears only after the surge has started, or it
+// would have been declined.
+func TestSurgePodWaitsForItsVolume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const volume = "pv-1"
+		evacuations, host := scene(newBudget(), attachment(volume, "node-7", true, ""))
+		w := newWorld(t, evacuations, host...)
+		w.scaled(2, true)
+		_, err := w.host.CoreV1().PersistentVolumeClaims(testNamespace).Create(t.Context(), &corev1.PersistentVolumeClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "data"},
+			Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: volume, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}},
+		}, metav1.CreateOptions{})
+		w.must(err)
+		w.create(newTestPod("web-1", on("good"), soon, unready, func(p *pod) {
+			p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+			}}}
+		}))
+		w.reported("web-0", false, "surge pod web-1 on node good waits for volume data: still attached to node-7.")
+	})
+}

@@ -1,0 +1,159 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// verdict is what an answer of the eviction API means. It is also the label of the metric.
+type verdict string
+
+const (
+	// verdictAccepted: the pod was asked to stop.
+	verdictAccepted verdict = "accepted"
+	// verdictGone: there is no such pod any more.
+	verdictGone verdict = "gone"
+	// verdictBudgetClosed: the budget allows no disruption. The only answer that counts as a failed
+	// eviction.
+	verdictBudgetClosed verdict = "budget_closed"
+	// verdictBudgetStale: the disruption controller has not caught up with the budget's last
+	// change.
+	verdictBudgetStale verdict = "budget_stale"
+	// verdictPodChanged: a pod that could go because it was not ready changed under the call.
+	verdictPodChanged verdict = "pod_changed"
+	// verdictDenied: an admission webhook or policy refuses this pod, or cannot be asked about it.
+	verdictDenied verdict = "denied"
+	// verdictOverloaded: the API server asks for fewer requests, or is out of order.
+	verdictOverloaded verdict = "overloaded"
+	// verdictTooManyDisruptedPods: the budget's status is in a state in which every eviction is
+	// refused.
+	verdictTooManyDisruptedPods verdict = "too_many_disrupted_pods"
+	// verdictNamespaceTerminating: nothing can be created in the namespace, not even an eviction;
+	// its pods are deleted anyway.
+	verdictNamespaceTerminating verdict = "namespace_terminating"
+	// verdictForbidden: the server lacks a permission, or a built-in admission plugin refuses.
+	verdictForbidden verdict = "forbidden"
+	// verdictSeveralBudgets: the eviction API refuses pods that several budgets select.
+	verdictSeveralBudgets verdict = "several_budgets"
+	// verdictUnknown: the pod may have been evicted or not. It has to be read again.
+	verdictUnknown verdict = "unknown"
+	// verdictFailed: anything else.
+	verdictFailed verdict = "failed"
+)
+
+// verdicts are all of them.
+var verdicts = []verdict{
+	verdictAccepted, verdictGone, verdictBudgetClosed, verdictBudgetStale, verdictPodChanged, verdictDenied, verdictOverloaded,
+	verdictTooManyDisruptedPods, verdictNamespaceTerminating, verdictForbidden, verdictSeveralBudgets, verdictUnknown, verdictFailed,
+}
+
+// answer is a verdict with what the API server said about it.
+type answer struct {
+	verdict verdict
+	// retryAfter is how long the API server asks to wait, at most maxRetryAfter; 0 if it does not
+	// say.
+	retryAfter time.Duration
+	// message quotes the API server.
+	message string
+}
+
+// answerOf reads the result of an eviction. unready says that the pod was sent past its budget
+// because it was not ready: the API server then answers a change of the pod in the very words in
+// which it says that a budget is stale.
+func answerOf(err error, unready bool) answer {
+	if err == nil {
+		return answer{verdict: verdictAccepted}
+	}
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return answer{verdict: verdictUnknown, message: err.Error()}
+	}
+	s := status.Status()
+	a := answer{message: s.Message}
+	if isDenial(s.Message) {
+		a.verdict = verdictDenied
+		return a
+	}
+	if s.Details != nil {
+		a.retryAfter = min(time.Duration(s.Details.RetryAfterSeconds)*time.Second, maxRetryAfter)
+	}
+	if cause, ok := apierrors.StatusCause(err, policyv1.DisruptionBudgetCause); ok {
+		a.message = cause.Message
+		a.verdict = budgetVerdict(s, unready)
+		return a
+	}
+	a.verdict = plainVerdict(err, s)
+	return a
+}
+
+// maxRetryAfter bounds how long the API server can have us wait.
+const maxRetryAfter = 30 * time.Second
+
+// isDenial reports whether the message is that of admission. A webhook chooses the code, the causes
+// and the seconds to wait of its answer, and the API server passes them on: KubeVirt answers 429
+// for each virtual machine. Only the beginning of the message is the API server's own, or, for
+// policies and for webhooks that do not answer, the words in front of the name.
+func isDenial(message string) bool {
+	return strings.HasPrefix(message, `admission webhook "`) ||
+		strings.Contains(message, "ValidatingAdmissionPolicy '") ||
+		strings.Contains(message, `failed calling webhook "`)
+}
+
+// budgetVerdict reads an answer that names the budget as its cause.
+func budgetVerdict(s metav1.Status, unready bool) verdict {
+	switch {
+	case s.Code == http.StatusForbidden:
+		return verdictTooManyDisruptedPods
+	case s.Code != http.StatusTooManyRequests:
+		return verdictFailed
+	case s.Details.RetryAfterSeconds == 0:
+		return verdictBudgetClosed
+	case unready:
+		return verdictPodChanged
+	}
+	return verdictBudgetStale
+}
+
+func plainVerdict(err error, s metav1.Status) verdict {
+	switch {
+	case apierrors.IsNotFound(err):
+		return verdictGone
+	case apierrors.IsConflict(err), apierrors.IsTimeout(err), apierrors.IsServerTimeout(err):
+		return verdictUnknown
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		return verdictNamespaceTerminating
+	case s.Code == http.StatusForbidden, s.Code == http.StatusUnauthorized:
+		return verdictForbidden
+	case s.Code == http.StatusInternalServerError && strings.Contains(s.Message, "more than one PodDisruptionBudget"):
+		return verdictSeveralBudgets
+	case s.Code == http.StatusTooManyRequests, s.Code == http.StatusInternalServerError, s.Code == http.StatusBadGateway,
+		s.Code == http.StatusServiceUnavailable:
+		return verdictOverloaded
+	case s.Code == http.StatusGatewayTimeout:
+		return verdictUnknown
+	}
+	return verdictFailed
+}

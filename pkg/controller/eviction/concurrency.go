@@ -1,0 +1,44 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+// DefaultMaxConcurrent is how many evictions may be in flight, unless an option says something
+// else.
+const DefaultMaxConcurrent = 200
+
+// concurrency is how many calls may be in flight: half as many after an answer that means trouble,
+// one more after each good one.
+type concurrency struct {
+	limit, most int
+}
+
+func (c *concurrency) good() {
+	c.limit = min(c.limit+1, c.most)
+}
+
+// bad takes in a bad answer to a call that was sent when sentUnder calls were allowed. Half of that
+// is allowed now: the answers to calls that were sent together halve it once.
+func (c *concurrency) bad(sentUnder int) {
+	c.limit = max(1, min(c.limit, sentUnder/2))
+}
+
+// forBudgets is how many of the calls may be those of pods with budgets. A call that meets a
+// conflict on a budget sleeps in the API server for up to ten seconds, and pods without budgets
+// must not wait for those.
+func (c *concurrency) forBudgets() int {
+	return max(1, c.limit/2)
+}

@@ -1,0 +1,389 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"haulout.dev/haulout/pkg/host/informertest"
+)
+
+const namespace = "shop"
+
+var start = time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC)
+
+// fakeHost answers evictions as the test wants, and remembers them.
+type fakeHost struct {
+	client *fake.Clientset
+	// answer is called without a lock held; it may block.
+	answer func(pod string) error
+	// finish is called with the context of each call that finishes an eviction, unless it is nil.
+	finish func(ctx context.Context) error
+
+	mu      sync.Mutex
+	calls   []string
+	lowered []string
+	// refuseLower is the answer to Lower.
+	refuseLower error
+	flying      int
+	mostEver    int
+}
+
+func (h *fakeHost) Evict(_ context.Context, eviction *policyv1.Eviction) error {
+	h.mu.Lock()
+	h.calls = append(h.calls, fmt.Sprintf("%s/%s", eviction.Name, *eviction.DeleteOptions.Preconditions.UID))
+	h.flying++
+	h.mostEver = max(h.mostEver, h.flying)
+	h.mu.Unlock()
+	defer func() {
+		h.mu.Lock()
+		h.flying--
+		h.mu.Unlock()
+	}()
+	return h.answer(eviction.Name)
+}
+
+func (h *fakeHost) Finish(ctx context.Context, _, name string, options metav1.DeleteOptions) error {
+	h.mu.Lock()
+	h.calls = append(h.calls, fmt.Sprintf("finish %s/%s", name, *options.Preconditions.UID))
+	h.mu.Unlock()
+	if h.finish == nil {
+		return nil
+	}
+	return h.finish(ctx)
+}
+
+func (h *fakeHost) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	return h.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+func (h *fakeHost) Lower(_ context.Context, pod *corev1.Pod) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lowered = append(h.lowered, pod.Name)
+	return h.refuseLower
+}
+
+// cheapened are the pods whose deletion cost was lowered, or tried to be, in that order.
+func (h *fakeHost) cheapened() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.lowered)
+}
+
+func (h *fakeHost) sent() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.calls)
+}
+
+func (h *fakeHost) inFlight() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.flying
+}
+
+// world is a queue on a fake cluster and a fake clock.
+type world struct {
+	*testing.T
+	client *fake.Clientset
+	host   *fakeHost
+	clock  *clocktesting.FakeClock
+	queue  *Queue
+
+	live bool
+	// unwanted: the queue learns that nobody wants any pod gone.
+	unwanted atomic.Bool
+	mu       sync.Mutex
+	changes  map[string]int
+	costs    []string
+	version  int
+}
+
+type worldConfig struct {
+	// live: the queue runs by itself. Otherwise it moves when the test looks, which makes "nothing
+	// happens" something that can be tested.
+	live          bool
+	maxConcurrent int
+	answer        func(pod string) error
+	pods          []*corev1.Pod
+	budgets       []*policyv1.PodDisruptionBudget
+	// turns: pods without budgets take turns, in shares of unprotected percent. objects are the
+	// owners.
+	turns       bool
+	unprotected Percent
+	objects     []runtime.Object
+}
+
+func newWorld(t *testing.T, cfg worldConfig) *world {
+	t.Helper()
+	client := fake.NewClientset()
+	w := &world{T: t, client: client, clock: clocktesting.NewFakeClock(start), changes: map[string]int{}, version: 100}
+	w.host = &fakeHost{client: client, answer: cfg.answer}
+	for _, pod := range cfg.pods {
+		w.must(client.Tracker().Add(pod))
+	}
+	for _, budget := range cfg.budgets {
+		w.must(client.Tracker().Add(budget))
+	}
+	for _, object := range cfg.objects {
+		w.must(client.Tracker().Add(object))
+	}
+	factory := informers.NewSharedInformerFactory(client, 0)
+	policy := DefaultPolicy()
+	policy.MaxConcurrent, policy.UnprotectedMaxUnavailable = max(cfg.maxConcurrent, 1), cfg.unprotected
+	var owners Owners
+	if cfg.turns {
+		var err error
+		owners, err = NewOwners(factory)
+		w.must(err)
+	}
+	queue, err := New(Config{
+		Host: w.host, Pods: factory.Core().V1().Pods(), Budgets: factory.Policy().V1().PodDisruptionBudgets(), Clock: w.clock,
+		Policy: policy,
+		Owners: owners,
+		Wanted: func(Request) bool { return !w.unwanted.Load() },
+		Changed: func(evacuation types.NamespacedName) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.changes[evacuation.Name]++
+		},
+		BadDeletionCost: func(pod *corev1.Pod, value string) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.costs = append(w.costs, pod.Name+" "+value)
+		},
+	})
+	w.must(err)
+	w.queue = queue
+	ctx, cancel := context.WithCancel(t.Context())
+	watches := informertest.Count(client)
+	factory.Start(ctx.Done())
+	watches.Wait(t, 0, "pods", "poddisruptionbudgets")
+	cache.WaitForCacheSync(ctx.Done(), queue.synced...)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if cfg.live {
+			queue.Run(ctx)
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+		factory.Shutdown()
+	})
+	w.live = cfg.live
+	return w
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// settled does what there is to do at the present time.
+func (w *world) settled() {
+	synctest.Wait()
+	if w.live {
+		return
+	}
+	var calls sync.WaitGroup
+	for {
+		select {
+		case <-w.queue.kick:
+		default:
+		}
+		w.queue.step(w.Context(), &calls)
+		calls.Wait()
+		synctest.Wait()
+		if len(w.queue.kick) == 0 {
+			return
+		}
+	}
+}
+
+// pass lets time go by.
+func (w *world) pass(total, step time.Duration) {
+	for end := w.clock.Now().Add(total); w.clock.Now().Before(end); {
+		w.clock.Step(step)
+		w.settled()
+	}
+}
+
+// until waits for a condition, which is true at the latest when the events on their way have come
+// and, if step is not 0, time has gone by.
+func (w *world) until(what string, step time.Duration, condition func() bool) {
+	w.Helper()
+	err := wait.PollUntilContextTimeout(w.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		w.settled()
+		if condition() {
+			return true, nil
+		}
+		if step != 0 {
+			w.clock.Step(step)
+		}
+		return false, nil
+	})
+	if err != nil {
+		w.Fatalf("waited in vain until %s; sent: %v", what, w.host.sent())
+	}
+}
+
+func (w *world) add(pods ...string) {
+	for _, pod := range pods {
+		w.queue.Add(Request{Evacuation: evacuationOf(pod), Pod: pod, UID: types.UID("uid-" + pod)})
+	}
+}
+
+func (w *world) state(pod string) State {
+	return w.queue.State(evacuationOf(pod))
+}
+
+// badCosts are the malformed deletion costs that were told, with their pods.
+func (w *world) badCosts() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.costs)
+}
+
+func (w *world) reason(pod string) string {
+	if blocker := w.state(pod).Blocker; blocker != nil {
+		return blocker.Reason
+	}
+	return ""
+}
+
+func (w *world) isOpen(budget string) bool {
+	w.queue.mu.Lock()
+	defer w.queue.mu.Unlock()
+	l := w.queue.lanes[types.NamespacedName{Namespace: namespace, Name: budget}]
+	return l != nil && l.open
+}
+
+func (w *world) updatePod(pod *corev1.Pod) {
+	w.Helper()
+	w.version++
+	pod.ResourceVersion = strconv.Itoa(w.version)
+	_, err := w.client.CoreV1().Pods(namespace).Update(w.Context(), pod, metav1.UpdateOptions{})
+	w.must(err)
+}
+
+func (w *world) updateBudget(budget *policyv1.PodDisruptionBudget) {
+	w.Helper()
+	w.version++
+	budget.ResourceVersion = strconv.Itoa(w.version)
+	_, err := w.client.PolicyV1().PodDisruptionBudgets(namespace).Update(w.Context(), budget, metav1.UpdateOptions{})
+	w.must(err)
+}
+
+func (w *world) createBudget(budget *policyv1.PodDisruptionBudget) {
+	w.Helper()
+	w.version++
+	budget.ResourceVersion = strconv.Itoa(w.version)
+	_, err := w.client.PolicyV1().PodDisruptionBudgets(namespace).Create(w.Context(), budget, metav1.CreateOptions{})
+	w.must(err)
+}
+
+// sentTo says whether at least n evictions were sent.
+func (w *world) sentTo(n int) func() bool {
+	return func() bool { return len(w.host.sent()) >= n }
+}
+
+func evacuationOf(pod string) types.NamespacedName {
+	return types.NamespacedName{Namespace: namespace, Name: "uid-" + pod + "-" + pod}
+}
+
+func newPod(name string, mods ...func(*corev1.Pod)) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: name, UID: types.UID("uid-" + name), ResourceVersion: "1",
+			CreationTimestamp: metav1.NewTime(start.Add(-time.Hour)), Labels: map[string]string{"app": "web"},
+		},
+		Status: corev1.PodStatus{
+			Phase:      corev1.PodRunning,
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+		},
+	}
+	for _, mod := range mods {
+		mod(p)
+	}
+	return p
+}
+
+func stopping(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: start} }
+
+func notReady(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }
+
+func costs(cost string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.PodDeletionCost: cost} }
+}
+
+func younger(by time.Duration) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(p.CreationTimestamp.Add(by)) }
+}
+
+func newBudget(name string, allowed int32, mods ...func(*policyv1.PodDisruptionBudget)) *policyv1.PodDisruptionBudget {
+	b := &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + name), ResourceVersion: "1", Generation: 1},
+		Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}},
+		Status: policyv1.PodDisruptionBudgetStatus{
+			ObservedGeneration: 1, DisruptionsAllowed: allowed, CurrentHealthy: 9 + allowed, DesiredHealthy: 9, ExpectedPods: 10,
+		},
+	}
+	for _, mod := range mods {
+		mod(b)
+	}
+	return b
+}
+
+func withHealthy(healthy int32) func(*policyv1.PodDisruptionBudget) {
+	return func(b *policyv1.PodDisruptionBudget) { b.Status.CurrentHealthy = healthy }
+}
+
+func success(string) error { return nil }
+
+func podNames(n int) ([]string, []*corev1.Pod) {
+	var names []string
+	var pods []*corev1.Pod
+	for i := range n {
+		name := fmt.Sprintf("web-%d", i)
+		names, pods = append(names, name), append(pods, newPod(name))
+	}
+	return names, pods
+}

@@ -1,0 +1,90 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package eviction decides which pod may be evicted next and evicts it, within the budgets, as fast
+// as the API server lets it.
+//
+// Pods that share a PodDisruptionBudget share a lane, because every eviction under a budget is an
+// update of that one object. A lane whose budget allows no disruption sends nothing but rare
+// probes; the budget's watch event opens it again. Pods without a budget that share an owner share
+// a lane, too, in which at most a share of the owner's pods may be missing.
+//
+// All that a queue remembers is a cache: it may be dropped at any time. A new one begins its
+// back-offs and its patience again.
+package eviction
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"haulout.dev/haulout/pkg/controller/deletioncost"
+)
+
+// Host is what the queue asks of the host cluster.
+type Host interface {
+	// Evict posts one eviction, once: whatever the answer, it does not try again by itself. Any
+	// answer but success is an error.
+	Evict(ctx context.Context, eviction *policyv1.Eviction) error
+	// Finish deletes a pod whose eviction its budget has already granted.
+	Finish(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error
+	// Pod reads a pod from the API, not from a cache.
+	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
+	// Lower gives a pod the lowest deletion cost, as deletioncost.Lower does.
+	Lower(ctx context.Context, pod *corev1.Pod) error
+}
+
+type host struct {
+	client kubernetes.Interface
+}
+
+// NewHost returns the host cluster behind client. The client should not be rate limited: the queue
+// limits itself.
+func NewHost(client kubernetes.Interface) Host {
+	return host{client: client}
+}
+
+// Evict does not use the typed client for two reasons. That one sleeps and tries again, up to ten
+// times, on every answer with a Retry-After header, so that one stale budget would hold a worker
+// for minutes. And it does not look into the body of a 201, where the API server puts the failure
+// for pods with several budgets.
+func (h host) Evict(ctx context.Context, eviction *policyv1.Eviction) error {
+	_, err := h.client.CoreV1().RESTClient().Post().
+		Namespace(eviction.Namespace).
+		Resource("pods").
+		Name(eviction.Name).
+		SubResource("eviction").
+		MaxRetries(0).
+		Body(eviction).
+		Do(ctx).
+		Get()
+	return err
+}
+
+func (h host) Finish(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error {
+	return h.client.CoreV1().Pods(namespace).Delete(ctx, name, options)
+}
+
+func (h host) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	return h.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+func (h host) Lower(ctx context.Context, pod *corev1.Pod) error {
+	return deletioncost.Lower(ctx, h.client, pod)
+}

@@ -1,0 +1,198 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"container/heap"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"haulout.dev/haulout/pkg/controller/deletioncost"
+	pdb "haulout.dev/haulout/pkg/drain/budget"
+)
+
+// phase is where a pod stands on its way out.
+type phase int
+
+const (
+	// phaseParked: nothing can be sent for it now, because of what the pod is; an event of the pod
+	// or of a budget changes that.
+	phaseParked phase = iota
+	// phaseWaiting: it waits in its lane.
+	phaseWaiting
+	// phaseResting: it waits for its back-off to end.
+	phaseResting
+	// phaseInFlight: its eviction has been sent and not been answered.
+	phaseInFlight
+	// phaseAccepted: it has been asked to stop. It is not asked again, unless it is still there
+	// unchanged a good while later.
+	phaseAccepted
+)
+
+// item is one pod that is to be evicted.
+type item struct {
+	Request
+	added time.Time
+	phase phase
+	// lane is nil while the item is parked.
+	lane *lane
+	// notReady, cost and created are what the order in the lane depends on; they are copied so that
+	// a heap never compares what may change under it.
+	notReady bool
+	cost     int32
+	created  time.Time
+	// badCost is the malformed deletion cost that has been told of; "" if none was.
+	badCost string
+	// tried is the number of the item's last try among those of the queue; 0 if it has not been
+	// tried.
+	tried uint64
+
+	// labels are the pod's when its budgets were last looked up, and budgets the names of those
+	// that select it; matched is whether they have been.
+	labels  labels.Set
+	budgets []string
+	matched bool
+
+	// due is when the item's rest, or the wait after its acceptance, ends.
+	due time.Time
+	// failures in a row, from which the next rest follows.
+	failures int
+	// restsForBudget: the rest ends at once when the budget opens.
+	restsForBudget bool
+
+	// lowerFailures counts how often its pod's deletion cost could not be lowered.
+	lowerFailures int
+
+	failed int32
+	// trouble is nil unless the last answer was about this pod.
+	trouble *trouble
+	// deniedSince is since when admission has refused the pod, and denial what it said last;
+	// failingSince is since when its evictions have failed for reasons that may pass.
+	deniedSince, failingSince time.Time
+	denial                    string
+	// takenFrom is the owner that counts the pod as missing because its eviction was sent.
+	takenFrom *owned
+	// waitsIn is the lane of an owner for whose other pods the item is known to wait.
+	waitsIn *lane
+	// blocker and note are what the outside sees.
+	blocker *Blocker
+	note    string
+	// starved: the blocker is the lane's budget.
+	starved bool
+
+	heap  *itemHeap
+	index int
+}
+
+// before is the order within a lane: pods that have not been tried go first, in the order of
+// precedes, then the others, the one whose last try is the longest ago first.
+func (it *item) before(other *item) bool {
+	if it.tried != other.tried {
+		return it.tried < other.tried
+	}
+	return it.precedes(other)
+}
+
+// precedes orders pods that have not been tried: those that are not ready serve no requests and go
+// first, then those that are cheaper to lose, then the younger.
+func (it *item) precedes(other *item) bool {
+	if it.notReady != other.notReady {
+		return it.notReady
+	}
+	if it.cost != other.cost {
+		return it.cost < other.cost
+	}
+	if !it.created.Equal(other.created) {
+		return it.created.After(other.created)
+	}
+	return strings.Compare(string(it.UID), string(other.UID)) < 0
+}
+
+func (it *item) dueBefore(other *item) bool {
+	return it.due.Before(other.due)
+}
+
+// read copies from the pod what the order depends on. It returns a deletion cost that is malformed
+// and has not been told of.
+func (it *item) read(pod *corev1.Pod) (badCost string) {
+	it.created = pod.CreationTimestamp.Time
+	it.notReady = !pdb.IsReady(pod)
+	var ok bool
+	if it.cost, ok = deletioncost.Of(pod); ok {
+		return ""
+	}
+	badCost = pod.Annotations[corev1.PodDeletionCost]
+	if badCost == it.badCost {
+		return ""
+	}
+	it.badCost = badCost
+	return badCost
+}
+
+// itemHeap is a priority queue of items. An item is in one heap at most and knows in which.
+type itemHeap struct {
+	items []*item
+	less  func(a, b *item) bool
+}
+
+func (h *itemHeap) first() *item {
+	if len(h.items) == 0 {
+		return nil
+	}
+	return h.items[0]
+}
+
+func (h *itemHeap) add(it *item) {
+	it.heap = h
+	heap.Push((*heapOrder)(h), it)
+}
+
+// leaveHeap takes the item out of whatever heap it is in.
+func (it *item) leaveHeap() {
+	if it.heap != nil {
+		heap.Remove((*heapOrder)(it.heap), it.index)
+		it.heap = nil
+	}
+}
+
+// heapOrder keeps the methods that container/heap wants off itemHeap.
+type heapOrder itemHeap
+
+func (h *heapOrder) Len() int           { return len(h.items) }
+func (h *heapOrder) Less(i, j int) bool { return h.less(h.items[i], h.items[j]) }
+
+func (h *heapOrder) Swap(i, j int) {
+	h.items[i], h.items[j] = h.items[j], h.items[i]
+	h.items[i].index, h.items[j].index = i, j
+}
+
+func (h *heapOrder) Push(x any) {
+	it := x.(*item)
+	it.index = len(h.items)
+	h.items = append(h.items, it)
+}
+
+func (h *heapOrder) Pop() any {
+	last := len(h.items) - 1
+	it := h.items[last]
+	h.items[last] = nil
+	h.items = h.items[:last]
+	return it
+}

@@ -1,0 +1,73 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"sync"
+
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+)
+
+var (
+	evictionsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+		Namespace:      "haulout",
+		Name:           "evictions_total",
+		Help:           "Number of calls of the eviction API, by what the answer meant.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"answer"})
+
+	evictionsInFlight = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace:      "haulout",
+		Name:           "evictions_in_flight",
+		Help:           "Number of calls of the eviction API that wait for their answer.",
+		StabilityLevel: metrics.ALPHA,
+	})
+
+	evictionLanes = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Namespace:      "haulout",
+		Name:           "eviction_lanes",
+		Help:           "Number of disruption budgets whose pods wait to be evicted, by whether the budget lets a pod go (open) or not (closed).",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"state"})
+
+	registerMetrics = sync.OnceFunc(func() {
+		legacyregistry.MustRegister(evictionsTotal, evictionsInFlight, evictionLanes)
+		// What there may be is shown from the start: an alert about a metric that is not there is
+		// none.
+		for _, v := range verdicts {
+			evictionsTotal.WithLabelValues(string(v)).Add(0)
+		}
+		countLanes(nil)
+	})
+)
+
+// countLanes shows how many budgets have pods that wait.
+func countLanes(lanes []*lane) {
+	open, closed := 0, 0
+	for _, l := range lanes {
+		switch {
+		case l.isFree():
+		case l.open:
+			open++
+		default:
+			closed++
+		}
+	}
+	evictionLanes.WithLabelValues("open").Set(float64(open))
+	evictionLanes.WithLabelValues("closed").Set(float64(closed))
+}

@@ -1,0 +1,227 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	pdb "haulout.dev/haulout/pkg/drain/budget"
+)
+
+// ownerReadEvery is how long what is known about an owner is used while none of its pods changes.
+const ownerReadEvery = time.Second
+
+// owned is the workload of a lane of pods that no budget protects. It is a cache: all but since and
+// writtenOff is read from the informers, and those begin again with the leader, which makes pods
+// wait longer and never shorter.
+type owned struct {
+	Owner
+	// namespace and controller are by what the owner is read again, and readAt is when it was; zero
+	// if one of its pods has changed.
+	namespace  string
+	controller metav1.OwnerReference
+	readAt     time.Time
+
+	// registered are the controllers by whose UID the owner is found.
+	registered []types.UID
+	// pods are the owner's pods that have not finished and whether they are available; available
+	// counts those.
+	pods      map[types.UID]bool
+	available int
+	// most is how many pods there have been at a time.
+	most int
+	// taken are the available pods whose eviction has been sent and not been seen in the cache.
+	taken map[types.UID]struct{}
+
+	writtenOff int
+	since      time.Time
+
+	// granted is whether a pod that is ready may leave. waitsUntil is when one may if nothing
+	// happens, and waitsSince since when pods wait; both are zero while none does.
+	granted                bool
+	waitsUntil, waitsSince time.Time
+}
+
+// see takes in a pod as it is.
+func (o *owned) see(pod *corev1.Pod) {
+	o.lose(pod.UID)
+	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		delete(o.taken, pod.UID)
+		return
+	}
+	available := pod.DeletionTimestamp == nil && pdb.IsReady(pod)
+	o.pods[pod.UID] = available
+	if available {
+		o.available++
+	} else {
+		delete(o.taken, pod.UID)
+	}
+	o.most = max(o.most, len(o.pods))
+}
+
+// gone takes in that a pod is gone.
+func (o *owned) gone(pod types.UID) {
+	o.lose(pod)
+	delete(o.taken, pod)
+}
+
+func (o *owned) lose(pod types.UID) {
+	if o.pods[pod] {
+		o.available--
+	}
+	delete(o.pods, pod)
+}
+
+// take counts a pod whose eviction is sent as missing.
+func (o *owned) take(pod types.UID) {
+	if o.pods[pod] {
+		o.taken[pod] = struct{}{}
+	}
+}
+
+// settle takes in whether the pod that was taken leaves.
+func (o *owned) settle(pod types.UID, leaves bool, now time.Time) {
+	if leaves {
+		o.since = now
+	} else {
+		delete(o.taken, pod)
+	}
+}
+
+func (o *owned) workload() workload {
+	w := workload{desired: o.Desired, serving: o.available - len(o.taken), writtenOff: o.writtenOff, since: o.since}
+	if w.desired < 0 {
+		w.desired = o.most
+	}
+	return w
+}
+
+// note says for whom the pods of the lane wait.
+func (o *owned) note(most Percent) string {
+	desired := o.workload().desired
+	return fmt.Sprintf("The pod waits for other pods of %s %s to be available: no PodDisruptionBudget protects them, so that at most %d of %d may be missing.",
+		o.Kind, o.Name, most.of(desired), desired)
+}
+
+// decideTurn has the owner of a lane decide whether one of its pods that are ready may leave now.
+func (q *Queue) decideTurn(l *lane, now time.Time) {
+	o := l.owner
+	if l.ready.first() == nil {
+		o.waitsSince, o.waitsUntil = time.Time{}, time.Time{}
+		return
+	}
+	q.readOwner(o, now)
+	w := o.workload()
+	w.unanswered = len(l.sending) > 0
+	o.granted, o.writtenOff, o.waitsUntil = w.turn(q.policy.UnprotectedMaxUnavailable, q.policy.UnprotectedPatience, now)
+	if !o.granted && o.waitsSince.IsZero() {
+		o.waitsSince = now
+		l.reviewBy(now.Add(blockedAfter))
+	}
+}
+
+// readOwner reads an owner again if it may have changed.
+func (q *Queue) readOwner(o *owned, now time.Time) {
+	if !o.readAt.IsZero() && now.Sub(o.readAt) < ownerReadEvery {
+		return
+	}
+	o.readAt = now
+	if owner, needed := q.owners.Of(o.namespace, &o.controller); needed && owner.UID == o.UID {
+		q.setOwner(o, owner)
+	}
+}
+
+// setOwner takes in an owner and the pods of controllers that are new to it.
+func (q *Queue) setOwner(o *owned, owner Owner) {
+	o.Owner = owner
+	for _, controller := range owner.Controllers {
+		if q.byController[controller] == o {
+			continue
+		}
+		q.byController[controller] = o
+		o.registered = append(o.registered, controller)
+		for _, pod := range q.owners.Pods(controller) {
+			o.see(pod)
+		}
+	}
+}
+
+// ownerLane returns the lane of a pod that no budget protects: that of its owner, if its pods take
+// turns.
+func (q *Queue) ownerLane(it *item, pod *corev1.Pod, now time.Time) *lane {
+	controller := metav1.GetControllerOfNoCopy(pod)
+	if q.owners == nil || controller == nil || pod.Spec.RestartPolicy != corev1.RestartPolicyAlways {
+		return q.free
+	}
+	if l := it.lane; l != nil && l.owner != nil && slices.Contains(l.owner.Controllers, controller.UID) {
+		return l
+	}
+	owner, needed := q.owners.Of(pod.Namespace, controller)
+	if !needed {
+		return q.free
+	}
+	l := q.ownerLanes[owner.UID]
+	if l == nil {
+		l = newLane(types.NamespacedName{}, nil, now)
+		l.owner = &owned{pods: map[types.UID]bool{}, taken: map[types.UID]struct{}{}, since: now}
+		q.ownerLanes[owner.UID] = l
+		q.ring = append(q.ring, l)
+	}
+	l.owner.namespace, l.owner.controller, l.owner.readAt = pod.Namespace, *controller, now
+	q.setOwner(l.owner, owner)
+	return l
+}
+
+// ownedPodChanged takes in an event of a pod whose owner's other pods may wait for it.
+func (q *Queue) ownedPodChanged(pod *corev1.Pod, gone bool) {
+	controller := metav1.GetControllerOfNoCopy(pod)
+	if controller == nil {
+		return
+	}
+	o := q.byController[controller.UID]
+	if o == nil {
+		return
+	}
+	if gone {
+		o.gone(pod.UID)
+	} else {
+		o.see(pod)
+	}
+	o.readAt = time.Time{}
+	q.wake()
+}
+
+// isDone reports whether the owner may be forgotten: the time of its newest eviction counts for the
+// patience.
+func (o *owned) isDone(patience time.Duration, now time.Time) bool {
+	return len(o.taken) == 0 && now.Sub(o.since) >= patience
+}
+
+func (q *Queue) dropOwner(o *owned) {
+	delete(q.ownerLanes, o.UID)
+	for _, controller := range o.registered {
+		if q.byController[controller] == o {
+			delete(q.byController, controller)
+		}
+	}
+}

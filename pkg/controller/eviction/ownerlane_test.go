@@ -1,0 +1,268 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+)
+
+func meta(name string, controller ...metav1.OwnerReference) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + name), OwnerReferences: controller}
+}
+
+func controlledBy(apiVersion, kind, name string) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: name, UID: types.UID("uid-" + name), Controller: ptr.To(true)}
+}
+
+func statefulSet(name string, replicas int32) *appsv1.StatefulSet {
+	return &appsv1.StatefulSet{ObjectMeta: meta(name), Spec: appsv1.StatefulSetSpec{Replicas: &replicas}}
+}
+
+// deployment is one with two ReplicaSets, of which the second has the pods.
+func deployment(name string, replicas int32) []runtime.Object {
+	by := controlledBy("apps/v1", "Deployment", name)
+	return []runtime.Object{
+		&appsv1.Deployment{ObjectMeta: meta(name), Spec: appsv1.DeploymentSpec{Replicas: &replicas}},
+		&appsv1.ReplicaSet{ObjectMeta: meta(name+"-old", by), Spec: appsv1.ReplicaSetSpec{Replicas: ptr.To[int32](0)}},
+		&appsv1.ReplicaSet{ObjectMeta: meta(name+"-new", by), Spec: appsv1.ReplicaSetSpec{Replicas: &replicas}},
+	}
+}
+
+// podsOf are n pods that run for ever.
+func podsOf(controller metav1.OwnerReference, n int, mods ...func(*corev1.Pod)) []*corev1.Pod {
+	var pods []*corev1.Pod
+	for i := range n {
+		pods = append(pods, newPod(fmt.Sprintf("%s-%d", controller.Name, i), append([]func(*corev1.Pod){func(p *corev1.Pod) {
+			p.Spec.RestartPolicy = corev1.RestartPolicyAlways
+			p.OwnerReferences = []metav1.OwnerReference{controller}
+		}}, mods...)...))
+	}
+	return pods
+}
+
+// turnsWorld is a world in which pods without budgets take turns; those that are evicted vanish and
+// do not come back, and a webhook denies some.
+func turnsWorld(t *testing.T, cfg worldConfig, denied ...string) *world {
+	t.Helper()
+	cfg.maxConcurrent, cfg.turns = 50, true
+	var w *world
+	if cfg.answer == nil {
+		cfg.answer = func(pod string) error {
+			if slices.Contains(denied, pod) {
+				return deniedBy("virt", 429, "not now")
+			}
+			return w.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), namespace, pod)
+		}
+	}
+	w = newWorld(t, cfg)
+	for _, pod := range cfg.pods {
+		w.add(pod.Name)
+	}
+	w.settled()
+	return w
+}
+
+func TestFirstShareOfPodsWithoutBudget(t *testing.T) {
+	set, custom := controlledBy("apps/v1", "StatefulSet", "db"), controlledBy("example.com/v1", "Database", "db")
+	pods := func(groups ...[]*corev1.Pod) (all []*corev1.Pod) {
+		for _, group := range groups {
+			all = append(all, group...)
+		}
+		return all
+	}
+	for name, tc := range map[string]struct {
+		objects []runtime.Object
+		pods    []*corev1.Pod
+		budgets []*policyv1.PodDisruptionBudget
+		off     bool
+		want    int
+	}{
+		"one of three pods of a StatefulSet":    {objects: []runtime.Object{statefulSet("db", 3)}, pods: podsOf(set, 3), want: 1},
+		"three of ten pods of a StatefulSet":    {objects: []runtime.Object{statefulSet("db", 10)}, pods: podsOf(set, 10), want: 3},
+		"all, where the share is the whole":     {objects: []runtime.Object{statefulSet("db", 10)}, pods: podsOf(set, 10), off: true, want: 10},
+		"none of a StatefulSet that lacks some": {objects: []runtime.Object{statefulSet("db", 4)}, pods: podsOf(set, 3), want: 0},
+		"two of eight pods of a Deployment":     {objects: deployment("web", 8), pods: podsOf(controlledBy("apps/v1", "ReplicaSet", "web-new"), 8), want: 2},
+		"of all ReplicaSets of a Deployment together": {
+			objects: deployment("web", 8),
+			pods:    pods(podsOf(controlledBy("apps/v1", "ReplicaSet", "web-new"), 4), podsOf(controlledBy("apps/v1", "ReplicaSet", "web-old"), 4)), want: 2,
+		},
+		"one of four pods of a ReplicaSet that is not known": {pods: podsOf(controlledBy("apps/v1", "ReplicaSet", "gone"), 4), want: 1},
+		"one of four pods of another controller":             {pods: podsOf(custom, 4), want: 1},
+		"one of each of two owners": {
+			objects: []runtime.Object{statefulSet("db", 3), statefulSet("kv", 3)},
+			pods:    pods(podsOf(set, 3), podsOf(controlledBy("apps/v1", "StatefulSet", "kv"), 3)), want: 2,
+		},
+		"one that serves, and those that do not": {
+			objects: []runtime.Object{statefulSet("db", 5)}, pods: pods(podsOf(set, 4)[:3], podsOf(controlledBy("apps/v1", "StatefulSet", "db"), 5, notReady)[3:]),
+			want: 2,
+		},
+		"all of a DaemonSet":               {pods: podsOf(controlledBy("apps/v1", "DaemonSet", "log"), 4), want: 4},
+		"all of a Job":                     {pods: podsOf(controlledBy("batch/v1", "Job", "sum"), 4), want: 4},
+		"all mirror pods":                  {pods: podsOf(controlledBy("v1", "Node", "node"), 4), want: 4},
+		"all that run to completion":       {pods: podsOf(custom, 4, func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever }), want: 4},
+		"all that have no controller":      {pods: podsOf(custom, 4, func(p *corev1.Pod) { p.OwnerReferences = nil }), want: 4},
+		"as many as a budget, if there is": {objects: []runtime.Object{statefulSet("db", 4)}, pods: podsOf(set, 4), budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 3)}, want: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cfg := worldConfig{objects: tc.objects, pods: tc.pods, budgets: tc.budgets, unprotected: 25}
+				if tc.off {
+					cfg.unprotected = 100
+				}
+				w := turnsWorld(t, cfg)
+				if got := len(w.host.sent()); got != tc.want {
+					t.Errorf("got %d evictions (%v), want %d", got, w.host.sent(), tc.want)
+				}
+			})
+		})
+	}
+}
+
+func TestOwnerWhosePodsDoNotComeBack(t *testing.T) {
+	for name, controller := range map[string]metav1.OwnerReference{
+		"a StatefulSet":      controlledBy("apps/v1", "StatefulSet", "db"),
+		"another controller": controlledBy("example.com/v1", "Database", "db"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := turnsWorld(t, worldConfig{objects: []runtime.Object{statefulSet("db", 3)}, pods: podsOf(controller, 3), unprotected: 25})
+				for n := 1; n <= 3; n++ {
+					if got := len(w.host.sent()); got != n {
+						t.Fatalf("got %d evictions after %s, want %d", got, w.clock.Since(start), n)
+					}
+					w.pass(DefaultPolicy().UnprotectedPatience-time.Second, time.Second)
+					if got := len(w.host.sent()); got != n {
+						t.Fatalf("got %d evictions after %s, want %d until the patience ends", got, w.clock.Since(start), n)
+					}
+					w.pass(time.Second, time.Second)
+				}
+			})
+		})
+	}
+}
+
+func TestNextPodGoesWhenAnotherIsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pods := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), 4)
+		w := turnsWorld(t, worldConfig{objects: []runtime.Object{statefulSet("db", 4)}, pods: pods, unprotected: 25})
+		for n := 1; n < 4; n++ {
+			if got := len(w.host.sent()); got != n {
+				t.Fatalf("got %d evictions, want %d", got, n)
+			}
+			back := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), n, notReady)[n-1]
+			back.Name, back.UID = fmt.Sprintf("db-new-%d", n), types.UID(fmt.Sprintf("new-%d", n))
+			w.must(w.client.Tracker().Add(back))
+			w.settled()
+			if got := len(w.host.sent()); got != n {
+				t.Fatalf("got %d evictions while the replacement starts, want %d", got, n)
+			}
+			ready := back.DeepCopy()
+			ready.Status.Conditions[0].Status = corev1.ConditionTrue
+			w.updatePod(ready)
+			w.until("the next is sent without any time passing", 0, w.sentTo(n+1))
+		}
+		if !w.clock.Now().Equal(start) {
+			t.Error("the pods waited for the clock")
+		}
+	})
+}
+
+func TestEvictionCountsUntilTheCacheShowsIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pods := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), 8)
+		w := turnsWorld(t, worldConfig{objects: []runtime.Object{statefulSet("db", 8)}, pods: pods, unprotected: 25, answer: success})
+		w.pass(resendAfter-time.Second, time.Second)
+		if got := len(w.host.sent()); got != 2 {
+			t.Errorf("got %d evictions although the cache shows all pods as they were, want 2", got)
+		}
+	})
+}
+
+func TestPodThatIsRefusedTakesNoShareAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pods := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), 4)
+		younger(time.Minute)(pods[2])
+		w := turnsWorld(t, worldConfig{objects: []runtime.Object{statefulSet("db", 4)}, pods: pods, unprotected: 25}, "db-2")
+		if got := w.host.sent(); len(got) != 2 || !strings.HasPrefix(got[0], "db-2/") {
+			t.Errorf("got %v, want the youngest, which is refused, and another one", got)
+		}
+		w.pass(4*DefaultPolicy().UnprotectedPatience, time.Second)
+		left := map[string]bool{}
+		for _, call := range w.host.sent() {
+			left[call] = true
+		}
+		if len(left) != 4 {
+			t.Errorf("got %v, want a pod that is refused all the time not to keep the others", left)
+		}
+	})
+}
+
+func TestPodThatWaitsForItsOwnersOtherPodsSaysSo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pods := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), 3)
+		w := turnsWorld(t, worldConfig{objects: []runtime.Object{statefulSet("db", 3)}, pods: pods, unprotected: 25})
+		waits := "db-0"
+		if strings.HasPrefix(w.host.sent()[0], waits+"/") {
+			waits = "db-1"
+		}
+		if got := w.state(waits).Message; got != "" {
+			t.Errorf("got %q at once, want nothing to be said about a short wait", got)
+		}
+		w.pass(blockedAfter, time.Second)
+		got := w.state(waits)
+		if want := "other pods of StatefulSet db to be available"; !strings.Contains(got.Message, want) || !strings.Contains(got.Message, "at most 1 of 3") || got.Blocker != nil {
+			t.Errorf("got %+v, want no blocker and %q", got, want)
+		}
+		w.pass(DefaultPolicy().UnprotectedPatience-blockedAfter-time.Second, time.Second)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if n := w.changes[evacuationOf(waits).Name]; n != 1 {
+			t.Errorf("got %d changes told, want 1: each is a write", n)
+		}
+	})
+}
+
+func TestOwnersAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pods := podsOf(controlledBy("apps/v1", "ReplicaSet", "web-new"), 1)
+		w := turnsWorld(t, worldConfig{objects: deployment("web", 1), pods: pods, unprotected: 25})
+		w.queue.Remove(evacuationOf("web-new-0"))
+		w.pass(time.Minute, time.Second)
+		if n := len(w.queue.ownerLanes); n != 1 {
+			t.Errorf("got %d owners, want the newest eviction to be remembered for the patience", n)
+		}
+		w.pass(DefaultPolicy().UnprotectedPatience, time.Second)
+		w.queue.wake()
+		w.settled()
+		if len(w.queue.ownerLanes) != 0 || len(w.queue.byController) != 0 || len(w.queue.ring) != 1 {
+			t.Errorf("got %v, %v, want no owner left", w.queue.ownerLanes, w.queue.byController)
+		}
+	})
+}

@@ -1,0 +1,433 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/types"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	policyinformers "k8s.io/client-go/informers/policy/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	pdb "haulout.dev/haulout/pkg/drain/budget"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+)
+
+// probeInterval is how often the closed lanes together may ask the API whether it sees what the
+// cache does: ten times a minute.
+const probeInterval = 6 * time.Second
+
+// Request asks that a pod be evicted.
+type Request struct {
+	// Evacuation is whom the eviction is for. The pod is in its namespace.
+	Evacuation types.NamespacedName
+	// Pod and UID identify the pod.
+	Pod string
+	UID types.UID
+	// FailedEvictions is the counter from which to go on.
+	FailedEvictions int32
+	// Blocker is what is known to have blocked the pod before, so that a restart does not forget it
+	// for a while.
+	Blocker *Blocker
+}
+
+// Blocker is what keeps a pod from being evicted.
+type Blocker struct {
+	// Reason is a reason of the condition Blocked.
+	Reason string
+	// Message names what blocks and says what can be done about it.
+	Message string
+}
+
+// State is how far the eviction of a pod is.
+type State struct {
+	// Known is false if the eviction was not asked for; the rest is then empty.
+	Known bool
+	// FailedEvictions counts the calls that were refused because of a budget.
+	FailedEvictions int32
+	// Blocker is nil while nothing blocks the pod. A pod that merely waits for its turn is not
+	// blocked.
+	Blocker *Blocker
+	// Message says in a sentence or two what a pod waits for that is not blocked, or not yet; empty
+	// if there is nothing to say.
+	Message string
+}
+
+// Config is what a Queue needs.
+type Config struct {
+	// Host is the cluster whose pods are evicted.
+	Host Host
+	// Pods and Budgets are shared informers of the same cluster. New registers its handlers; the
+	// caller starts them.
+	Pods    coreinformers.PodInformer
+	Budgets policyinformers.PodDisruptionBudgetInformer
+	Clock   clock.WithTicker
+	// Policy is how evictions are sent.
+	Policy Policy
+	// Owners tells which pods without budgets take turns; nil has none take turns.
+	Owners Owners
+	// Changed is called when the State of an Evacuation's pod has changed. It must not block nor
+	// call the Queue.
+	Changed func(evacuation types.NamespacedName)
+	// Wanted says whether there still is the Evacuation that a request was made for, when its
+	// eviction is about to be sent. It must not block nor call the Queue. Nil says yes.
+	Wanted func(Request) bool
+	// BadDeletionCost is called, once for each value, when the deletion cost of a pod to evict is
+	// malformed. It must not block nor call the Queue. Nil is not called.
+	BadDeletionCost func(pod *corev1.Pod, value string)
+	// Evicted is called with the pod, as it was before, when its eviction was accepted. The call
+	// that evicted the pod counts as in flight until it returns. Nil is not called.
+	Evicted func(pod *corev1.Pod)
+}
+
+// Policy is how evictions are sent. All of it has options of the server.
+type Policy struct {
+	// MaxConcurrent bounds the evictions in flight, for all pods together.
+	MaxConcurrent int
+	// DeniedAfter is how long admission has to refuse a pod before the pod is called blocked.
+	// KubeVirt refuses to evict virtual machines and moves them meanwhile.
+	DeniedAfter time.Duration
+	// UnprotectedMaxUnavailable is how many pods of an owner without a budget may be missing, at
+	// least one; 100% bounds nothing.
+	UnprotectedMaxUnavailable Percent
+	// UnprotectedPatience is how long after an eviction the next share of an owner's pods goes
+	// although others are still missing.
+	UnprotectedPatience time.Duration
+}
+
+// DefaultPolicy returns the defaults of the options.
+func DefaultPolicy() Policy {
+	return Policy{
+		MaxConcurrent: DefaultMaxConcurrent, DeniedAfter: 5 * time.Minute, UnprotectedMaxUnavailable: 25, UnprotectedPatience: 5 * time.Minute,
+	}
+}
+
+// Queue evicts the pods it is given, each once, in an order that empties the budgets without
+// breaking or overrunning them.
+type Queue struct {
+	host    Host
+	pods    corelisters.PodLister
+	clock   clock.WithTicker
+	changed func(types.NamespacedName)
+	wanted  func(Request) bool
+	badCost func(pod *corev1.Pod, value string)
+	evicted func(pod *corev1.Pod)
+	synced  []cache.InformerSynced
+	// kick wakes the loop of Run.
+	kick chan struct{}
+
+	// mu guards everything below.
+	mu      sync.Mutex
+	budgets *budgets
+	items   map[types.NamespacedName]*item
+	byUID   map[types.UID]*item
+	// sent are the items that were removed after their eviction had been sent. A pod that is asked
+	// for again meanwhile, be it for another Evacuation, takes its item up again: its eviction must
+	// not be sent twice.
+	sent  map[types.UID]*item
+	free  *lane
+	lanes map[types.NamespacedName]*lane
+	// ring has all lanes, in the order in which they get their turns; turn is whose is next.
+	ring []*lane
+	turn int
+	// resting are the items that wait for a time.
+	resting  itemHeap
+	lowering lowering
+	probes   flowcontrol.PassiveRateLimiter
+
+	// stepped is whether the queue has begun to send.
+	stepped bool
+	// churn are the changes of budgets that are still to be evaluated, by namespace.
+	churn map[string]*churn
+	// inNamespace are the items by namespace.
+	inNamespace map[string]map[*item]struct{}
+
+	concurrency concurrency
+	// inFlight are the calls in flight, and budgeted those of them for pods with budgets.
+	inFlight, budgeted int
+	// tries counts the calls.
+	tries  uint64
+	policy Policy
+	// owners is nil if no pods take turns. ownerLanes are the lanes of pods that do, by the UID of
+	// their owner, and byController the owners by the UIDs of the controllers of their pods.
+	owners       Owners
+	ownerLanes   map[types.UID]*lane
+	byController map[types.UID]*owned
+	// overloadedBy is the pod whose eviction was last answered with overload; empty after any
+	// answer that was not.
+	overloadedBy types.UID
+	// pausedUntil is until when the API server wants to be left alone.
+	pausedUntil time.Time
+}
+
+// New returns a Queue that evicts nothing before it runs.
+func New(cfg Config) (*Queue, error) {
+	if cfg.Policy.MaxConcurrent < 1 {
+		return nil, fmt.Errorf("max concurrent evictions is %d, must be at least 1", cfg.Policy.MaxConcurrent)
+	}
+	if cfg.Wanted == nil {
+		cfg.Wanted = func(Request) bool { return true }
+	}
+	if cfg.BadDeletionCost == nil {
+		cfg.BadDeletionCost = func(*corev1.Pod, string) {}
+	}
+	if cfg.Evicted == nil {
+		cfg.Evicted = func(*corev1.Pod) {}
+	}
+	registerMetrics()
+	q := &Queue{
+		host:    cfg.Host,
+		pods:    controllercache.PodLister(cfg.Pods.Informer().GetIndexer()),
+		clock:   cfg.Clock,
+		changed: cfg.Changed,
+		wanted:  cfg.Wanted,
+		badCost: cfg.BadDeletionCost,
+		evicted: cfg.Evicted,
+		kick:    make(chan struct{}, 1),
+		budgets: newBudgets(),
+		items:   map[types.NamespacedName]*item{},
+		byUID:   map[types.UID]*item{},
+		sent:    map[types.UID]*item{},
+		lanes:   map[types.NamespacedName]*lane{},
+		resting: itemHeap{less: (*item).dueBefore}, lowering: newLowering(),
+		probes: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(1/probeInterval.Seconds()), 1, cfg.Clock),
+		churn:  map[string]*churn{}, inNamespace: map[string]map[*item]struct{}{},
+		concurrency: concurrency{limit: cfg.Policy.MaxConcurrent, most: cfg.Policy.MaxConcurrent},
+		policy:      cfg.Policy, ownerLanes: map[types.UID]*lane{}, byController: map[types.UID]*owned{},
+	}
+	if cfg.Owners != nil && cfg.Policy.UnprotectedMaxUnavailable < 100 {
+		q.owners = cfg.Owners
+		q.synced = append(q.synced, cfg.Owners.HasSynced)
+	}
+	q.free = newLane(types.NamespacedName{}, nil, cfg.Clock.Now())
+	q.ring = []*lane{q.free}
+
+	pods, err := cfg.Pods.Informer().AddEventHandler(controllercache.UnpackedPods(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { q.podChanged(obj, false) },
+		UpdateFunc: func(_, obj any) { q.podChanged(obj, false) },
+		DeleteFunc: func(obj any) { q.podChanged(obj, true) },
+	}))
+	if err != nil {
+		return nil, err
+	}
+	budgets, err := cfg.Budgets.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    q.budgetSet,
+		UpdateFunc: func(_, obj any) { q.budgetSet(obj) },
+		DeleteFunc: q.budgetRemoved,
+	})
+	if err != nil {
+		return nil, err
+	}
+	q.synced = append(q.synced, pods.HasSynced, budgets.HasSynced)
+	return q, nil
+}
+
+// Run evicts until ctx is done, and returns when the last answer has come.
+func (q *Queue) Run(ctx context.Context) {
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, q.synced...) {
+		return
+	}
+	var calls sync.WaitGroup
+	defer func() {
+		calls.Wait()
+		evictionsInFlight.Set(0)
+		countLanes(nil)
+	}()
+	for {
+		wake := q.step(ctx, &calls)
+		var timer clock.Timer
+		var expired <-chan time.Time
+		if !wake.IsZero() {
+			timer = q.clock.NewTimer(wake.Sub(q.clock.Now()))
+			expired = timer.C()
+		}
+		select {
+		case <-ctx.Done():
+		case <-q.kick:
+		case <-expired:
+		}
+		if timer != nil {
+			timer.Stop()
+		}
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// Add asks for a pod to be evicted. Asking again for the same Evacuation changes nothing.
+func (q *Queue) Add(r Request) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if it, known := q.items[r.Evacuation]; known {
+		if it.phase == phaseParked {
+			q.place(it, q.clock.Now())
+			q.wake()
+		}
+		return
+	}
+	it, sent := q.sent[r.UID]
+	if sent {
+		delete(q.sent, r.UID)
+	} else {
+		it = &item{phase: phaseWaiting}
+	}
+	it.Request, it.added, it.failed, it.matched = r, q.clock.Now(), r.FailedEvictions, false
+	it.inherit(r.Blocker, q.policy.DeniedAfter, it.added)
+	q.items[r.Evacuation] = it
+	if q.inNamespace[r.Evacuation.Namespace] == nil {
+		q.inNamespace[r.Evacuation.Namespace] = map[*item]struct{}{}
+	}
+	q.inNamespace[r.Evacuation.Namespace][it] = struct{}{}
+	q.byUID[r.UID] = it
+	q.lowering.add(it, it.added)
+	if !sent {
+		q.place(it, it.added)
+		q.wake()
+	}
+}
+
+// Remove gives up the eviction of an Evacuation's pod. One that has been sent cannot be called
+// back.
+func (q *Queue) Remove(evacuation types.NamespacedName) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	it, known := q.items[evacuation]
+	if !known {
+		return
+	}
+	delete(q.items, evacuation)
+	if delete(q.inNamespace[evacuation.Namespace], it); len(q.inNamespace[evacuation.Namespace]) == 0 {
+		delete(q.inNamespace, evacuation.Namespace)
+	}
+	if q.byUID[it.UID] == it {
+		delete(q.byUID, it.UID)
+	}
+	if it.phase == phaseInFlight || it.phase == phaseAccepted && q.isStillThere(it) {
+		// One that is accepted rests until it is forgotten.
+		q.sent[it.UID] = it
+		return
+	}
+	it.leaveHeap()
+	q.leaveLane(it)
+}
+
+// forget drops what is remembered of an eviction that was sent for an item that nobody wants any
+// more.
+func (q *Queue) forget(it *item) {
+	if it.takenFrom != nil {
+		delete(it.takenFrom.taken, it.UID)
+	}
+	it.leaveHeap()
+	delete(q.sent, it.UID)
+}
+
+// InFlight returns the requests whose evictions have been sent and not been answered, those that
+// were removed included.
+func (q *Queue) InFlight() []Request {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	out := make([]Request, 0, q.inFlight)
+	for _, l := range q.ring {
+		for it := range l.sending {
+			out = append(out, it.Request)
+		}
+	}
+	return out
+}
+
+// State returns how far the eviction of an Evacuation's pod is.
+func (q *Queue) State(evacuation types.NamespacedName) State {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	it, known := q.items[evacuation]
+	if !known {
+		return State{}
+	}
+	return State{Known: true, FailedEvictions: it.failed, Blocker: it.blocker, Message: it.note}
+}
+
+func (q *Queue) wake() {
+	select {
+	case q.kick <- struct{}{}:
+	default:
+	}
+}
+
+func (q *Queue) podChanged(obj any, gone bool) {
+	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = tombstone.Obj
+	}
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.ownedPodChanged(pod, gone)
+	if it, sent := q.sent[pod.UID]; sent && it.phase == phaseAccepted && !q.isStillThere(it) {
+		q.forget(it)
+	}
+	if it, known := q.byUID[pod.UID]; known && it.phase != phaseInFlight && it.phase != phaseAccepted {
+		q.place(it, q.clock.Now())
+		q.wake()
+	}
+}
+
+func (q *Queue) budgetSet(obj any) {
+	if budget, ok := obj.(*policyv1.PodDisruptionBudget); ok {
+		q.budgetChanged(budget.Namespace, budget.Name, budget)
+	}
+}
+
+func (q *Queue) budgetRemoved(obj any) {
+	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = tombstone.Obj
+	}
+	if budget, ok := obj.(*policyv1.PodDisruptionBudget); ok {
+		q.budgetChanged(budget.Namespace, budget.Name, nil)
+	}
+}
+
+// budgetObserved tells the budget's lane and, if it opens, ends the rest of the pods that its
+// budget had refused.
+func (q *Queue) budgetObserved(budget *policyv1.PodDisruptionBudget, now time.Time) {
+	l := q.lanes[pdb.NameOf(budget)]
+	if l == nil || !l.observe(budget, now) {
+		return
+	}
+	for it := range l.members {
+		if it.phase == phaseResting && it.restsForBudget {
+			it.due, it.failures = now, 0
+			q.place(it, now)
+		}
+	}
+}
+
+func logger(ctx context.Context, it *item) klog.Logger {
+	return klog.FromContext(ctx).WithValues("pod", klog.KRef(it.Evacuation.Namespace, it.Pod), "podUID", it.UID)
+}

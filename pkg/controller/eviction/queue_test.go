@@ -1,0 +1,552 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+func TestPodsWithoutBudgetGoInParallel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hold := make(chan struct{})
+		names, pods := podNames(10)
+		w := newWorld(t, worldConfig{live: true, maxConcurrent: 4, pods: pods, answer: func(string) error { <-hold; return nil }})
+		w.add(names...)
+		w.until("four are in flight", 0, func() bool { return w.host.inFlight() == 4 })
+		close(hold)
+		w.until("all were sent", 0, w.sentTo(10))
+		sent := w.host.sent()
+		slices.Sort(sent)
+		if w.host.mostEver != 4 || len(slices.Compact(sent)) != 10 {
+			t.Errorf("got %d at once and %v; want 4 at once and each pod once", w.host.mostEver, sent)
+		}
+		if sent[0] != "web-0/uid-web-0" {
+			t.Errorf("got %s; want the pod's UID as the precondition", sent[0])
+		}
+	})
+}
+
+func TestBudgetIsNotOverrun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		names, pods := podNames(10)
+		w := newWorld(t, worldConfig{maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 3)}, answer: success})
+		w.add(names...)
+		w.until("three were sent", 0, w.sentTo(3))
+		w.settled()
+		if n := len(w.host.sent()); n != 3 {
+			t.Fatalf("got %d evictions, want the 3 that the budget allows although its status has not changed yet", n)
+		}
+
+		// The status as the API leaves it behind, and then as the disruption controller does when
+		// replacements are ready.
+		used := newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {
+			b.Status.DisruptedPods = map[string]metav1.Time{}
+			for _, call := range w.host.sent() {
+				b.Status.DisruptedPods[call[:len("web-0")]] = metav1.Now()
+			}
+		})
+		w.updateBudget(used)
+		w.settled()
+		w.updateBudget(newBudget("web", 2))
+		w.until("two more were sent", 0, w.sentTo(5))
+		w.settled()
+		if n := len(w.host.sent()); n != 5 {
+			t.Errorf("got %d evictions, want 5", n)
+		}
+		if w.host.mostEver > laneCalls {
+			t.Errorf("got %d at once under one budget, want at most %d", w.host.mostEver, laneCalls)
+		}
+	})
+}
+
+func TestClosedBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{
+			maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
+			answer: func(string) error { return budgetClosed() },
+		})
+		w.add("web-0")
+		w.settled()
+		if sent := w.host.sent(); len(sent) != 0 {
+			t.Fatalf("got %v, want nothing to be sent to a closed budget", sent)
+		}
+		if reason := w.reason("web-0"); reason != "" {
+			t.Errorf("got blocked by %s at once, want a pod that waits for a moment not to be called blocked", reason)
+		}
+		w.until("it is called blocked and was probed", 100*time.Millisecond, func() bool {
+			return w.reason("web-0") == "PodDisruptionBudget" && w.state("web-0").FailedEvictions == 1
+		})
+		if elapsed := w.clock.Since(start); elapsed < blockedAfter {
+			t.Errorf("got blocked after %s, want %s", elapsed, blockedAfter)
+		}
+
+		// The opening wakes it whatever its back-off is.
+		w.host.answer = success
+		before := w.clock.Now()
+		w.updateBudget(newBudget("web", 1))
+		w.until("it was sent again", 0, w.sentTo(2))
+		if !w.clock.Now().Equal(before) {
+			t.Error("the opening of the budget had to wait for the clock")
+		}
+	})
+}
+
+func TestProbeThatIsRefusedWhileItsBudgetOpens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answers := make(chan error)
+		w := newWorld(t, worldConfig{
+			live: true, maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
+			answer: func(string) error { return <-answers },
+		})
+		w.add("web-0")
+		w.until("a probe was sent", time.Second, w.sentTo(1))
+		w.updateBudget(newBudget("web", 1))
+		w.until("the opening was seen", 0, func() bool { return w.isOpen("web") })
+		answers <- budgetClosed()
+		w.until("the pod is sent at once", 0, w.sentTo(2))
+		answers <- nil
+	})
+}
+
+func TestBlockedStaysThroughAShortOpening(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{
+			maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
+			answer: success,
+		})
+		// Nothing is sent, so that the pod stays in its lane.
+		w.queue.pausedUntil = start.Add(time.Hour)
+		w.add("web-0")
+		w.until("it is blocked", time.Second, func() bool { return w.reason("web-0") != "" })
+		told := w.state("web-0").Blocker.Message
+		for version := range 5 {
+			w.updateBudget(newBudget("web", 1))
+			w.until("it opens", 0, func() bool { return w.isOpen("web") })
+			w.pass(blockedAfter/2, time.Second)
+			w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) { b.Status.ExpectedPods = int32(10 + version) }))
+			w.until("it closes", 0, func() bool { return !w.isOpen("web") })
+			w.pass(blockedAfter/2, time.Second)
+		}
+		if got := w.state("web-0").Blocker; got == nil || got.Message != told {
+			t.Errorf("got %+v, want what was told before: every change is a write", got)
+		}
+		w.updateBudget(newBudget("web", 1))
+		w.until("it stays open", time.Second, func() bool { return w.reason("web-0") == "" })
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if n := w.changes[evacuationOf("web-0").Name]; n != 2 {
+			t.Errorf("got %d changes told, want 2", n)
+		}
+	})
+}
+
+func TestProbesOfClosedBudgetsAreFew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var pods []*corev1.Pod
+		var budgets []*policyv1.PodDisruptionBudget
+		var names []string
+		for i := range 20 {
+			name := fmt.Sprintf("web-%d", i)
+			app := map[string]string{"app": name}
+			names = append(names, name)
+			pods = append(pods, newPod(name, func(p *corev1.Pod) { p.Labels = app }))
+			budgets = append(budgets, newBudget(name, 0, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = app }))
+		}
+		w := newWorld(t, worldConfig{maxConcurrent: 50, pods: pods, budgets: budgets, answer: func(string) error { return budgetClosed() }})
+		w.add(names...)
+		w.pass(10*time.Minute, 500*time.Millisecond)
+		if n := len(w.host.sent()); n == 0 || n > 101 {
+			t.Errorf("got %d probes of 20 closed budgets in ten minutes, want some, and at most ten a minute", n)
+		}
+	})
+}
+
+func TestStaleCacheDoesNotHammer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		// The cache says that three may go, the API says none.
+		names, pods := podNames(10)
+		w := newWorld(t, worldConfig{
+			maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 3)}, answer: func(string) error { return budgetClosed() },
+		})
+		w.add(names...)
+		w.until("one was refused", 0, func() bool { return len(w.host.sent()) > 0 && w.host.inFlight() == 0 })
+		w.settled()
+		if n := len(w.host.sent()); n != 1 {
+			t.Errorf("got %d evictions, want 1: the first refusal closes the lane", n)
+		}
+		w.updateBudget(newBudget("web", 3))
+		w.until("the next version of the status opens it again", 0, w.sentTo(2))
+	})
+}
+
+func TestStaleBudgetIsNotCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{
+			maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 1)},
+			answer: func(string) error { return budgetStale() },
+		})
+		w.add("web-0")
+		w.until("it was refused", 0, func() bool { return len(w.host.sent()) > 0 && w.host.inFlight() == 0 })
+		w.settled()
+		if n, failed := len(w.host.sent()), w.state("web-0").FailedEvictions; n != 1 || failed != 0 {
+			t.Errorf("got %d evictions and %d failed ones, want 1 and 0", n, failed)
+		}
+		w.host.answer = success
+		w.updateBudget(newBudget("web", 1))
+		w.until("the status has caught up", 0, w.sentTo(2))
+	})
+}
+
+func TestPodsThatBypassTheirBudget(t *testing.T) {
+	closed := func(mods ...func(*policyv1.PodDisruptionBudget)) []*policyv1.PodDisruptionBudget {
+		return []*policyv1.PodDisruptionBudget{newBudget("web", 0, mods...)}
+	}
+	tests := map[string]struct {
+		pod     *corev1.Pod
+		budgets []*policyv1.PodDisruptionBudget
+	}{
+		"a pod that is not ready, while the budget is healthy": {newPod("web-0", notReady), closed()},
+		"a pod that is not ready, if the budget always lets such go": {newPod("web-0", notReady), closed(func(b *policyv1.PodDisruptionBudget) {
+			b.Spec.UnhealthyPodEvictionPolicy = ptr.To(policyv1.AlwaysAllow)
+			b.Status.CurrentHealthy = 3
+		})},
+		"a pending pod": {newPod("web-0", func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }), closed()},
+		"a pending pod with several budgets": {
+			newPod("web-0", func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }), append(closed(), newBudget("other", 0)),
+		},
+		"a pod that only a broken selector could select": {newPod("web-0"), closed(func(b *policyv1.PodDisruptionBudget) {
+			b.Spec.Selector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Like"}}
+		})},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{tc.pod}, budgets: tc.budgets, answer: success})
+				w.add("web-0")
+				w.until("it was sent", 0, w.sentTo(1))
+			})
+		})
+	}
+}
+
+func TestBlockers(t *testing.T) {
+	tests := map[string]struct {
+		// pod is an ordinary one if nil.
+		pod     *corev1.Pod
+		budgets []*policyv1.PodDisruptionBudget
+		answer  func(string) error
+		want    string
+		// maxCalls is how many evictions may have been sent until it is shown.
+		maxCalls int
+		failed   int32
+	}{
+		"several budgets are seen before calling": {
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 5), newBudget("other", 5)}, want: "MultiplePodDisruptionBudgets",
+		},
+		"a budget that cannot be computed": {
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {
+				b.Status.Conditions = []metav1.Condition{{
+					Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason, Message: "no controller",
+				}}
+			})},
+			want: "PodDisruptionBudgetSyncFailed", maxCalls: 1, failed: 1,
+		},
+		"a budget whose status is out of order": {
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", -1)}, want: "TooManyDisruptedPods", maxCalls: 1, failed: 1,
+		},
+		"a budget that only the API knows to be out of order": {
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 1)}, answer: func(string) error { return tooManyDisrupted() },
+			want: "TooManyDisruptedPods", maxCalls: 1,
+		},
+		"a budget that has changed and was not computed since": {
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 5, func(b *policyv1.PodDisruptionBudget) { b.Generation = 2 })},
+			want:    "PodDisruptionBudget", maxCalls: 1, failed: 1,
+		},
+		"a budget below what it desires, which no eviction has done": {
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, withHealthy(8))}, want: "UnhealthyPodsHoldBudget", maxCalls: 1, failed: 1,
+		},
+		"a pod that is not ready in such a budget": {
+			pod: newPod("web-0", notReady), budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, withHealthy(8))},
+			want: "UnhealthyPodsHoldBudget", maxCalls: 1, failed: 1,
+		},
+		"a budget that is at what it desires": {
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, want: "PodDisruptionBudget", maxCalls: 1, failed: 1,
+		},
+		"a right that is missing": {
+			answer: func(string) error { return apierrors.NewForbidden(podResource, "web-0", fmt.Errorf("RBAC")) }, want: "EvictionForbidden", maxCalls: 1,
+		},
+		"an error": {
+			answer: func(string) error { return apierrors.NewBadRequest("name") }, want: "EvictionError", maxCalls: 1,
+		},
+		"several budgets that only the API knows": {
+			answer: func(string) error { return severalBudgetsError() }, want: "MultiplePodDisruptionBudgets", maxCalls: 1,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				answer := tc.answer
+				if answer == nil {
+					answer = func(string) error { return budgetClosed() }
+				}
+				pod := tc.pod
+				if pod == nil {
+					pod = newPod("web-0")
+				}
+				w := newWorld(t, worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{pod}, budgets: tc.budgets, answer: answer})
+				w.add("web-0")
+				w.settled()
+				w.until("it is blocked", 10*time.Millisecond, func() bool { return w.reason("web-0") != "" })
+				if got := w.reason("web-0"); got != tc.want {
+					t.Errorf("got %s, want %s", got, tc.want)
+				}
+				if n := len(w.host.sent()); n > tc.maxCalls {
+					t.Errorf("got %d evictions, want at most %d", n, tc.maxCalls)
+				}
+				if failed := w.state("web-0").FailedEvictions; failed > tc.failed {
+					t.Errorf("got %d failed evictions, want at most %d", failed, tc.failed)
+				}
+
+				// When what blocked is over, it is sent.
+				w.host.answer = success
+				for _, budget := range tc.budgets[min(1, len(tc.budgets)):] {
+					w.must(w.client.PolicyV1().PodDisruptionBudgets(namespace).Delete(w.Context(), budget.Name, metav1.DeleteOptions{}))
+				}
+				if len(tc.budgets) > 0 {
+					w.updateBudget(newBudget(tc.budgets[0].Name, 5))
+				}
+				calls := len(w.host.sent())
+				w.until("it was sent", 100*time.Millisecond, w.sentTo(calls+1))
+			})
+		})
+	}
+}
+
+// At its limit a budget looks the same between two steps of a drain and when a pod never gets
+// ready; only time tells.
+func TestUnhealthyPodsAreToldFromThoseThatStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{
+			maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
+			answer: func(string) error { return budgetClosed() },
+		})
+		w.add("web-0")
+		w.settled()
+		w.pass(blockedAfter+time.Second, time.Second)
+		if got := w.reason("web-0"); got != "PodDisruptionBudget" {
+			t.Fatalf("got %q after %s, want PodDisruptionBudget", got, blockedAfter)
+		}
+		w.pass(steadyAfter-blockedAfter-2*time.Second, time.Second)
+		if got := w.reason("web-0"); got != "PodDisruptionBudget" {
+			t.Errorf("got %q before a minute has passed, want PodDisruptionBudget", got)
+		}
+		w.pass(2*time.Second, time.Second)
+		if got := w.reason("web-0"); got != "UnhealthyPodsHoldBudget" {
+			t.Errorf("got %q after a minute, want UnhealthyPodsHoldBudget", got)
+		}
+		// One more is missing: the pods are moving again, but the budget is below what it desires.
+		w.updateBudget(newBudget("web", 0, withHealthy(8)))
+		w.until("the budget was seen", 0, func() bool {
+			w.queue.mu.Lock()
+			defer w.queue.mu.Unlock()
+			return w.queue.items[evacuationOf("web-0")].lane.budget.Status.CurrentHealthy == 8
+		})
+		if got := w.reason("web-0"); got != "UnhealthyPodsHoldBudget" {
+			t.Errorf("got %q with one more missing, want UnhealthyPodsHoldBudget", got)
+		}
+		w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) { b.Status.ExpectedPods = 9 }))
+		w.until("all pods are healthy, which the budget wants", 0, func() bool { return w.reason("web-0") == "PodDisruptionBudget" })
+	})
+}
+
+func TestUnknownAnswersAreReadAgain(t *testing.T) {
+	unknown := func(string) error { return apierrors.NewTimeoutError("conflicts", 10) }
+	tests := map[string]struct {
+		live      func(w *world)
+		wantCalls int
+	}{
+		"the pod is gone": {
+			live: func(w *world) {
+				w.must(w.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), namespace, "web-0"))
+			}, wantCalls: 1,
+		},
+		"the pod is untouched": {live: func(*world) {}, wantCalls: 2},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, worldConfig{maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0"), newPod("web-1", younger(-time.Minute))}, answer: unknown})
+				w.host.answer = func(pod string) error {
+					if pod == "web-0" {
+						tc.live(w)
+						return unknown(pod)
+					}
+					return nil
+				}
+				w.add("web-0", "web-1")
+				w.until("the other was sent", 100*time.Millisecond, func() bool { return slices.Contains(w.host.sent(), "web-1/uid-web-1") })
+				w.host.answer = success
+				w.pass(10*time.Second, 100*time.Millisecond)
+				n := 0
+				for _, call := range w.host.sent() {
+					if call == "web-0/uid-web-0" {
+						n++
+					}
+				}
+				if n != tc.wantCalls {
+					t.Errorf("got %d evictions, want %d", n, tc.wantCalls)
+				}
+			})
+		})
+	}
+}
+
+func TestOnlyThePodThatIsMeant(t *testing.T) {
+	names := map[string]*corev1.Pod{
+		"a namesake with another UID": newPod("web-0", func(p *corev1.Pod) { p.UID = "another" }),
+		"a pod that was asked to stop": newPod("web-0", func(p *corev1.Pod) {
+			p.DeletionTimestamp, p.Finalizers = ptr.To(metav1.NewTime(start)), []string{"example.com/x"}
+		}),
+		"a pod that has ended": newPod("web-0", func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
+	}
+	for name, pod := range names {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, worldConfig{maxConcurrent: 1, pods: []*corev1.Pod{pod, newPod("web-1")}, answer: success})
+				w.add("web-0", "web-1")
+				w.until("the other was sent", 0, w.sentTo(1))
+				w.settled()
+				if got := w.host.sent(); !slices.Equal(got, []string{"web-1/uid-web-1"}) {
+					t.Errorf("got %v, want only web-1", got)
+				}
+			})
+		})
+	}
+}
+
+func TestAcceptedIsNotSentAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")}, answer: success})
+		w.add("web-0")
+		w.until("it was sent", 0, w.sentTo(1))
+		w.settled()
+		w.add("web-0")
+		w.updatePod(newPod("web-0", notReady))
+		w.pass(50*time.Second, time.Second)
+		if n := len(w.host.sent()); n != 1 {
+			t.Errorf("got %d evictions, want 1", n)
+		}
+		w.until("it was sent again since it looks untouched", time.Second, w.sentTo(2))
+	})
+}
+
+func TestRemovedIsNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{
+			maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0"), newPod("web-1")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success,
+		})
+		w.add("web-0", "web-1")
+		w.settled()
+		w.queue.Remove(evacuationOf("web-0"))
+		if w.state("web-0").Known {
+			t.Error("the queue still knows a pod that was removed")
+		}
+		w.updateBudget(newBudget("web", 2))
+		w.until("the other was sent", 0, w.sentTo(1))
+		w.settled()
+		if got := w.host.sent(); !slices.Equal(got, []string{"web-1/uid-web-1"}) {
+			t.Errorf("got %v, want only web-1", got)
+		}
+	})
+}
+
+func TestRestartKeepsBlocker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{
+			maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success,
+		})
+		was := &Blocker{Reason: "PodDisruptionBudget", Message: "as it was"}
+		w.queue.Add(Request{Evacuation: evacuationOf("web-0"), Pod: "web-0", UID: "uid-web-0", FailedEvictions: 4, Blocker: was})
+		w.settled()
+		if got := w.state("web-0"); got.Blocker == nil || *got.Blocker != *was || got.FailedEvictions != 4 {
+			t.Errorf("got %+v, want what was known before", got)
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if len(w.changes) != 0 {
+			t.Errorf("got %v, want no change to be told", w.changes)
+		}
+	})
+}
+
+func TestLanesTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var pods []*corev1.Pod
+		var budgets []*policyv1.PodDisruptionBudget
+		for _, app := range []string{"a", "b"} {
+			labels := map[string]string{"app": app}
+			for i := range 3 {
+				pods = append(pods, newPod(fmt.Sprintf("%s-%d", app, i), func(p *corev1.Pod) { p.Labels = labels }))
+			}
+			budgets = append(budgets, newBudget(app, 3, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = labels }))
+		}
+		gate := make(chan struct{})
+		w := newWorld(t, worldConfig{live: true, maxConcurrent: 1, pods: append(pods, newPod("gate", func(p *corev1.Pod) { p.Labels = nil })), budgets: budgets,
+			answer: func(string) error { <-gate; return nil }})
+		w.add("gate")
+		w.until("the gate is in flight", 0, func() bool { return w.host.inFlight() == 1 })
+		w.add("a-0", "a-1", "a-2", "b-0", "b-1", "b-2")
+		close(gate)
+		w.until("all were sent", 0, w.sentTo(7))
+		var apps string
+		for _, call := range w.host.sent()[1:] {
+			apps += call[:1]
+		}
+		if apps != "ababab" && apps != "bababa" {
+			t.Errorf("got %s, want the lanes to take turns", apps)
+		}
+	})
+}
+
+func TestCallThatSleepsInTheAPIHoldsNobodyUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hold := make(chan struct{})
+		names, pods := podNames(laneCalls + 4)
+		w := newWorld(t, worldConfig{live: true, maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", laneCalls+4)},
+			answer: func(string) error { <-hold; return nil }})
+		defer close(hold)
+		w.add(names...)
+		w.until("the first is in flight", 0, func() bool { return w.host.inFlight() == 1 })
+		w.until("others are in flight", 10*time.Millisecond, func() bool { return w.host.inFlight() == laneCalls })
+		if elapsed := w.clock.Since(start); elapsed < (laneCalls-1)*asleepAfter {
+			t.Errorf("got %d calls in flight after %s, want one more each %s", laneCalls, elapsed, asleepAfter)
+		}
+		if w.host.mostEver > laneCalls {
+			t.Errorf("got %d at once under one budget, want at most %d", w.host.mostEver, laneCalls)
+		}
+	})
+}

@@ -1,0 +1,91 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package loop
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// StuckAfter is how long a worker may be busy with one item. Every call that a controller makes
+// ends sooner, with an error if need be.
+const StuckAfter = 10 * time.Minute
+
+// Tracker knows what the workers of a set of controllers are busy with. A nil tracker tracks
+// nothing and is always healthy.
+type Tracker struct {
+	clock clock.PassiveClock
+
+	mu   sync.Mutex
+	next uint64
+	busy map[uint64]work
+}
+
+type work struct {
+	what  string
+	since time.Time
+}
+
+// NewTracker returns a tracker of no work.
+func NewTracker(c clock.PassiveClock) *Tracker {
+	return &Tracker{clock: c, busy: map[uint64]work{}}
+}
+
+// Start notes that a worker begins with something, for example "nodemaintenance kernel"; the worker
+// calls done when it is through.
+func (t *Tracker) Start(what string) (done func()) {
+	if t == nil {
+		return func() {}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	id := t.next
+	t.next++
+	t.busy[id] = work{what: what, since: t.clock.Now()}
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.busy, id)
+	}
+}
+
+// Check implements a health check: it fails if a worker has been busy with one item for longer than
+// StuckAfter, and names the item.
+func (t *Tracker) Check(*http.Request) error {
+	if t == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var stuck []string
+	for _, w := range t.busy {
+		if busy := t.clock.Since(w.since); busy > StuckAfter {
+			stuck = append(stuck, fmt.Sprintf("%s for %v", w.what, busy.Round(time.Second)))
+		}
+	}
+	if len(stuck) == 0 {
+		return nil
+	}
+	slices.Sort(stuck)
+	return fmt.Errorf("workers are stuck: %s", strings.Join(stuck, ", "))
+}

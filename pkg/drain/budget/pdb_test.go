@@ -1,0 +1,210 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package budget
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+)
+
+func budget(name string, modifiers ...func(*policyv1.PodDisruptionBudget)) *policyv1.PodDisruptionBudget {
+	b := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, Generation: 1}}
+	for _, modify := range modifiers {
+		modify(b)
+	}
+	return b
+}
+
+func maxUnavailable(s string) func(*policyv1.PodDisruptionBudget) {
+	return func(b *policyv1.PodDisruptionBudget) { b.Spec.MaxUnavailable = ptr.To(intstr.Parse(s)) }
+}
+
+func minAvailable(s string) func(*policyv1.PodDisruptionBudget) {
+	return func(b *policyv1.PodDisruptionBudget) { b.Spec.MinAvailable = ptr.To(intstr.Parse(s)) }
+}
+
+// computed gives the status that the disruption controller would.
+func computed(expected, desired, allowed int32) func(*policyv1.PodDisruptionBudget) {
+	return func(b *policyv1.PodDisruptionBudget) {
+		b.Status = policyv1.PodDisruptionBudgetStatus{
+			ObservedGeneration: b.Generation, ExpectedPods: expected, DesiredHealthy: desired, CurrentHealthy: desired + allowed, DisruptionsAllowed: allowed,
+		}
+	}
+}
+
+func healthy(pods int32) func(*policyv1.PodDisruptionBudget) {
+	return func(b *policyv1.PodDisruptionBudget) { b.Status.CurrentHealthy = pods }
+}
+
+func syncFailed(b *policyv1.PodDisruptionBudget) {
+	b.Status.Conditions = []metav1.Condition{{
+		Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason, Message: "no scale",
+	}}
+}
+
+func selecting(selector *metav1.LabelSelector) func(*policyv1.PodDisruptionBudget) {
+	return func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector = selector }
+}
+
+func TestNeverAllows(t *testing.T) {
+	type modifiers = []func(*policyv1.PodDisruptionBudget)
+	changed := func(b *policyv1.PodDisruptionBudget) { b.Generation = 2 }
+	for name, test := range map[string]struct {
+		budget modifiers
+		// want is the reason; empty for a budget that allows some.
+		want string
+	}{
+		"maxUnavailable 0":                                    {modifiers{maxUnavailable("0"), computed(3, 3, 0)}, "maxUnavailable 0"},
+		"maxUnavailable 0, not computed yet":                  {modifiers{maxUnavailable("0")}, "maxUnavailable 0"},
+		"maxUnavailable 0%":                                   {modifiers{maxUnavailable("0%"), computed(3, 3, 0)}, "maxUnavailable 0%"},
+		"maxUnavailable 0 with surplus pods":                  {modifiers{maxUnavailable("0"), computed(3, 3, 1)}, ""},
+		"maxUnavailable 0 whose surplus is out of date":       {modifiers{maxUnavailable("0"), computed(3, 3, 1), changed}, "maxUnavailable 0"},
+		"maxUnavailable 1":                                    {modifiers{maxUnavailable("1"), computed(3, 2, 1)}, ""},
+		"maxUnavailable 1 that is used up":                    {modifiers{maxUnavailable("1"), computed(3, 2, 0)}, ""},
+		"maxUnavailable 1%, which rounds up to one":           {modifiers{maxUnavailable("1%"), computed(3, 2, 0)}, ""},
+		"maxUnavailable 1 of a Deployment scaled to zero":     {modifiers{maxUnavailable("1"), computed(0, 0, 0)}, ""},
+		"minAvailable 100%":                                   {modifiers{minAvailable("100%"), computed(3, 3, 0)}, "minAvailable 100%"},
+		"minAvailable 100%, not computed yet":                 {modifiers{minAvailable("100%")}, "minAvailable 100%"},
+		"minAvailable 50% of one pod, which rounds up to one": {modifiers{minAvailable("50%"), computed(1, 1, 0)}, "minAvailable 50% of 1 pods"},
+		"minAvailable 50% of two pods":                        {modifiers{minAvailable("50%"), computed(2, 1, 0)}, ""},
+		"minAvailable 3 of 3":                                 {modifiers{minAvailable("3"), computed(3, 3, 0)}, "minAvailable 3 of 3 pods"},
+		"minAvailable 4 of 3":                                 {modifiers{minAvailable("4"), computed(3, 4, 0)}, "minAvailable 4 of 3 pods"},
+		"minAvailable 2 of 3":                                 {modifiers{minAvailable("2"), computed(3, 2, 0)}, ""},
+		"minAvailable 3 of who knows how many":                {modifiers{minAvailable("3")}, ""},
+		"minAvailable 3 of how many it was before the change": {modifiers{minAvailable("3"), computed(3, 3, 0), changed}, ""},
+		"minAvailable 0":                                      {modifiers{minAvailable("0"), computed(3, 0, 3)}, ""},
+		"nothing said":                                        {modifiers{computed(0, 0, 0)}, "neither minAvailable nor maxUnavailable"},
+		"maxUnavailable 1 of pods without a controller":       {modifiers{maxUnavailable("1"), computed(0, 0, 0), healthy(2)}, "it counts none of its pods, which have no controller"},
+		"maxUnavailable 1 of such pods before the change":     {modifiers{maxUnavailable("1"), computed(0, 0, 0), healthy(2), changed}, ""},
+		"a budget that cannot be computed":                    {modifiers{maxUnavailable("1"), syncFailed}, "it cannot be computed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, never := NeverAllows(budget("web", test.budget...))
+			if got != test.want || never != (test.want != "") {
+				t.Errorf("got %q, %v, want %q", got, never, test.want)
+			}
+		})
+	}
+}
+
+func TestMatching(t *testing.T) {
+	web := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
+	budgets := []*policyv1.PodDisruptionBudget{
+		budget("web", selecting(web)),
+		budget("all", selecting(&metav1.LabelSelector{})),
+		budget("none", selecting(nil)),
+		budget("broken", selecting(&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Like"}}})),
+	}
+	m := NewMatcher()
+	names := func(pod labels.Set) (names []string) {
+		for _, b := range m.Matching(pod, budgets) {
+			names = append(names, b.Name)
+		}
+		return names
+	}
+	if got, want := names(labels.Set{"app": "web"}), []string{"all", "web"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got, want := names(nil), []string{"all"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	// Another selector is a new generation, and another budget of the same name has another UID.
+	budgets[1].Generation, budgets[1].Spec.Selector = 2, web
+	if got := names(nil); got != nil {
+		t.Errorf("got %q after the change of the selector, want none", got)
+	}
+	budgets[1].UID, budgets[1].Spec.Selector = "another", &metav1.LabelSelector{}
+	if got, want := names(nil), []string{"all"}; !slices.Equal(got, want) {
+		t.Errorf("got %q from the new budget, want %q", got, want)
+	}
+	budgets[1].Spec.Selector = web
+	m.Forget(budgets[1])
+	if got := names(nil); got != nil {
+		t.Errorf("got %q after it was forgotten, want none", got)
+	}
+}
+
+func TestHolds(t *testing.T) {
+	now := metav1.NewTime(time.Unix(0, 0))
+	for name, test := range map[string]struct {
+		pod  corev1.Pod
+		want bool
+	}{
+		"running":     {corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodRunning}}, true},
+		"unknown":     {corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodUnknown}}, true},
+		"pending":     {corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodPending}}, false},
+		"succeeded":   {corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodSucceeded}}, false},
+		"failed":      {corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodFailed}}, false},
+		"terminating": {corev1.Pod{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := Holds(&test.pod); got != test.want {
+				t.Errorf("got %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestHeldByUnhealthy(t *testing.T) {
+	always := func(b *policyv1.PodDisruptionBudget) {
+		b.Spec.UnhealthyPodEvictionPolicy = ptr.To(policyv1.AlwaysAllow)
+	}
+	for name, tc := range map[string]struct {
+		healthy, desired, expected int32
+		mod                        func(*policyv1.PodDisruptionBudget)
+		ready, steady, want        bool
+		says                       string
+	}{
+		"a pod that is not ready, in a budget that has too few":           {healthy: 3, desired: 4, expected: 5, want: true, says: "2 of 5 pods are not ready"},
+		"a pod that is not ready, in a budget that has enough":            {healthy: 4, desired: 4, expected: 5},
+		"a pod that is not ready, if such always go":                      {healthy: 3, desired: 4, expected: 5, mod: always},
+		"a pod that is not ready, in a budget that never allows":          {healthy: 4, desired: 5, expected: 5, want: true, says: "AlwaysAllow"},
+		"a ready pod, in a budget that has too few":                       {healthy: 3, desired: 4, expected: 5, ready: true, want: true, says: "PodDisruptionBudget web"},
+		"a ready pod, in a budget that has too few, if such always go":    {healthy: 3, desired: 4, expected: 5, ready: true, mod: always, want: true, says: "Get them ready."},
+		"a ready pod, in a budget that has just enough":                   {healthy: 4, desired: 4, expected: 5, ready: true},
+		"a ready pod, in a budget that has had just enough for a while":   {healthy: 4, desired: 4, expected: 5, ready: true, steady: true, want: true, says: "1 of 5"},
+		"a ready pod, in a budget that would not let it go if all were":   {healthy: 4, desired: 5, expected: 5, ready: true, steady: true},
+		"a ready pod, in a budget whose pods are all healthy":             {healthy: 5, desired: 5, expected: 5, ready: true, steady: true},
+		"a budget whose status is that of another spec":                   {healthy: 3, desired: 4, expected: 5, mod: func(b *policyv1.PodDisruptionBudget) { b.Generation++ }},
+		"a budget with more evictions than the API server stands for now": {healthy: 3, desired: 4, expected: 5, mod: func(b *policyv1.PodDisruptionBudget) { b.Status.DisruptionsAllowed = -1 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := &policyv1.PodDisruptionBudget{
+				ObjectMeta: metav1.ObjectMeta{Name: "web", Generation: 1},
+				Status: policyv1.PodDisruptionBudgetStatus{
+					ObservedGeneration: 1, CurrentHealthy: tc.healthy, DesiredHealthy: tc.desired, ExpectedPods: tc.expected,
+				},
+			}
+			if tc.mod != nil {
+				tc.mod(b)
+			}
+			got, held := HeldByUnhealthy(b, tc.ready, tc.steady)
+			if held != tc.want || !strings.Contains(got.Message, tc.says) {
+				t.Errorf("got %v and %q, want %v and %q", held, got.Message, tc.want, tc.says)
+			}
+		})
+	}
+}

@@ -1,0 +1,131 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package budget
+
+import (
+	"fmt"
+	"strings"
+
+	policyv1 "k8s.io/api/policy/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// maxDisruptedPods is how many evictions the API server lets a budget have before the disruption
+// controller has confirmed them.
+const maxDisruptedPods = 2000
+
+// Refusal is why evictions are refused.
+type Refusal struct {
+	// Reason is a reason of the condition Blocked of Evacuations.
+	Reason string
+	// Message names the budget and says what can be done about it.
+	Message string
+}
+
+// Allowed predicts how many evictions the eviction API would let pass now.
+func Allowed(budget *policyv1.PodDisruptionBudget) int {
+	if !IsCurrent(budget) || hasTooManyDisruptedPods(budget) {
+		return 0
+	}
+	return int(budget.Status.DisruptionsAllowed)
+}
+
+func hasTooManyDisruptedPods(budget *policyv1.PodDisruptionBudget) bool {
+	return budget.Status.DisruptionsAllowed < 0 || len(budget.Status.DisruptedPods) > maxDisruptedPods
+}
+
+// Explain says why a budget lets nothing go now.
+func Explain(budget *policyv1.PodDisruptionBudget) Refusal {
+	status := budget.Status
+	if message, failed := SyncFailure(budget); failed {
+		return Refusal{
+			Reason: maintenancev1alpha1.ReasonPodDisruptionBudgetSyncFailed,
+			Message: fmt.Sprintf("PodDisruptionBudget %s cannot be computed and so never allows a disruption: %s. Correct the budget, or delete the pod by hand.",
+				budget.Name, message),
+		}
+	}
+	if hasTooManyDisruptedPods(budget) {
+		return TooManyDisruptedPods(fmt.Sprintf("PodDisruptionBudget %s allows %d disruptions and lists %d evictions that are not confirmed.",
+			budget.Name, status.DisruptionsAllowed, len(status.DisruptedPods)))
+	}
+	refusal := Refusal{Reason: maintenancev1alpha1.ReasonPodDisruptionBudget}
+	if !IsCurrent(budget) {
+		refusal.Message = fmt.Sprintf("PodDisruptionBudget %s has changed and its status has not been computed since. Check that the disruption controller runs.",
+			budget.Name)
+		return refusal
+	}
+	if CountsNone(budget) {
+		refusal.Message = fmt.Sprintf("PodDisruptionBudget %s allows no disruption: its pods have no controller, from which it would know how many there must be. "+
+			"Give it a number as minAvailable, or delete the pod by hand.", budget.Name)
+		return refusal
+	}
+	refusal.Message = fmt.Sprintf("PodDisruptionBudget %s allows no disruption: %d of %d pods are healthy and %d must be. "+
+		"The pod goes when more of its kind are healthy, or when the budget asks for less.",
+		budget.Name, status.CurrentHealthy, status.ExpectedPods, status.DesiredHealthy)
+	return refusal
+}
+
+// HeldByUnhealthy says whether what keeps a pod under a budget that allows nothing is that others
+// of its kind, or it itself, are not healthy, and explains it then. steady says that as many are
+// missing as a while ago: a budget that is merely between two steps of a drain looks alike, except
+// that no eviction takes it below what it desires.
+func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (Refusal, bool) {
+	refusal, status := Explain(budget), budget.Status
+	unhealthy := status.ExpectedPods - status.CurrentHealthy
+	if refusal.Reason != maintenancev1alpha1.ReasonPodDisruptionBudget || !IsCurrent(budget) || unhealthy <= 0 {
+		return Refusal{}, false
+	}
+	short := status.CurrentHealthy < status.DesiredHealthy
+	switch {
+	case !ready && !LetsUnreadyGo(budget):
+	case ready && status.ExpectedPods > status.DesiredHealthy && (short || steady):
+	default:
+		return Refusal{}, false
+	}
+	advice := "Get them ready."
+	if policy := budget.Spec.UnhealthyPodEvictionPolicy; policy == nil || *policy != policyv1.AlwaysAllow {
+		advice = "Get them ready, or set unhealthyPodEvictionPolicy to AlwaysAllow in the budget, which lets pods go that are not."
+	}
+	return Refusal{
+		Reason: maintenancev1alpha1.ReasonUnhealthyPodsHoldBudget,
+		Message: fmt.Sprintf("PodDisruptionBudget %s allows no disruption, because %d of %d pods are not ready or missing: %d are healthy and %d must be. %s",
+			budget.Name, unhealthy, status.ExpectedPods, status.CurrentHealthy, status.DesiredHealthy, advice),
+	}, true
+}
+
+// TooManyDisruptedPods is the refusal by a budget whose status is out of order; what says in a
+// sentence how.
+func TooManyDisruptedPods(what string) Refusal {
+	return Refusal{
+		Reason:  maintenancev1alpha1.ReasonTooManyDisruptedPods,
+		Message: what + " Check that the disruption controller runs; it puts the budget's status in order.",
+	}
+}
+
+// ExplainSeveral says why a pod that all of the budgets select is never evicted.
+func ExplainSeveral(matching []*policyv1.PodDisruptionBudget) Refusal {
+	names := make([]string, 0, len(matching))
+	for _, budget := range matching {
+		names = append(names, budget.Name)
+	}
+	return Refusal{
+		Reason: maintenancev1alpha1.ReasonMultiplePodDisruptionBudgets,
+		Message: fmt.Sprintf("The pod is selected by the PodDisruptionBudgets %s, and the eviction API refuses pods with more than one. "+
+			"Change their selectors or delete all but one.", strings.Join(names, ", ")),
+	}
+}

@@ -1,0 +1,336 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package forecast
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	policyv1 "k8s.io/api/policy/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/drain/forecast/preflight"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+)
+
+const (
+	// overdueAfter is how long after the end of its grace period a pod may take to vanish.
+	overdueAfter = 30 * time.Second
+	// namesInMessage is how many names a message gives of what there may be many of.
+	namesInMessage = 3
+)
+
+// blocker is trouble that some pods have in common.
+type blocker struct {
+	maintenancev1alpha1.PreviewBlocker
+	pods []*leavingPod
+	// names are what its message is about.
+	names []string
+}
+
+// add adds a pod, and a name for the message if there is one.
+func (b *blocker) add(pod *leavingPod, names ...string) {
+	b.pods = append(b.pods, pod)
+	for _, name := range names {
+		if len(b.names) <= namesInMessage && !slices.Contains(b.names, name) {
+			b.names = append(b.names, name)
+		}
+	}
+}
+
+// named returns the names, as many as there is room for.
+func (b *blocker) named() string {
+	if len(b.names) > namesInMessage {
+		return strings.Join(b.names[:namesInMessage], ", ") + " and others"
+	}
+	return strings.Join(b.names, ", ")
+}
+
+// kind tells blockers apart.
+type kind struct {
+	effect  maintenancev1alpha1.PreviewEffect
+	reason  string
+	budgets string
+}
+
+// trouble finds the blockers, pod by pod.
+type trouble struct {
+	*decision
+	check *preflight.Check
+	found map[kind]*blocker
+	uses  map[*policyv1.PodDisruptionBudget]*budgetUse
+	// unprotected are the pods that no budget protects, by their owner.
+	unprotected map[string][]*leavingPod
+}
+
+func newTrouble(d *decision, check *preflight.Check) *trouble {
+	return &trouble{decision: d, check: check, found: map[kind]*blocker{}, uses: map[*policyv1.PodDisruptionBudget]*budgetUse{},
+		unprotected: map[string][]*leavingPod{}}
+}
+
+// of returns the blocker of a kind, which is made on first use.
+func (t *trouble) of(effect maintenancev1alpha1.PreviewEffect, reason string, budgets ...*policyv1.PodDisruptionBudget) *blocker {
+	k := kind{effect: effect, reason: reason}
+	for _, budget := range budgets {
+		k.budgets += pdb.NameOf(budget).String() + " "
+	}
+	if t.found[k] == nil {
+		b := &blocker{}
+		b.Effect, b.Reason = effect, reason
+		for _, budget := range budgets {
+			b.Budgets = append(b.Budgets, maintenancev1alpha1.PreviewBudget{
+				Namespace: budget.Namespace, Name: budget.Name, DisruptionsAllowed: int32(pdb.Allowed(budget)),
+			})
+		}
+		t.found[k] = b
+	}
+	return t.found[k]
+}
+
+// look adds the pod to the blockers that it is among.
+func (t *trouble) look(pod *leavingPod, on *nodeState) {
+	if on.unreachable {
+		t.of(maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.ReasonNodeUnreachable).add(pod, pod.Node)
+	}
+	if pod.Terminating() {
+		if t.Now.After(pod.GoneBy.Add(overdueAfter)) && !on.unreachable {
+			t.addOverdue(pod)
+		}
+		return
+	}
+	if len(pod.finalizers) > 0 {
+		t.of(maintenancev1alpha1.PreviewEffectDelayed, maintenancev1alpha1.ReasonPodFinalizer).add(pod, pod.finalizers...)
+	}
+	if t.TerminatingNamespaces.Has(pod.Namespace) {
+		t.of(maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.ReasonNamespaceTerminating).add(pod, pod.Namespace)
+		return
+	}
+	if len(pod.Classes) == 0 {
+		t.of(maintenancev1alpha1.PreviewEffectNever, maintenancev1alpha1.ReasonNoEvacuator).add(pod)
+	}
+	findings, uses := t.check.Look(pod.Pod.Pod)
+	if uses == nil && len(findings) == 0 {
+		t.addUnprotected(pod)
+	}
+	for i := range findings {
+		pod.Weigh(&findings[i])
+		t.addFinding(pod, &findings[i])
+	}
+	switch {
+	case uses == nil:
+	case pod.Surge != nil && opensWithOneMore(uses):
+		t.addReplaced(pod, uses, "allows no eviction now")
+	default:
+		if t.uses[uses] == nil {
+			t.uses[uses] = &budgetUse{budget: uses, byWave: map[int]int{}}
+		}
+		t.uses[uses].add(pod)
+	}
+}
+
+// addOverdue adds a pod that should have been gone by now.
+func (t *trouble) addOverdue(pod *leavingPod) {
+	if len(pod.finalizers) > 0 {
+		t.of(maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.ReasonPodFinalizer).add(pod, pod.finalizers...)
+		return
+	}
+	t.of(maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.ReasonPodTerminating).add(pod)
+}
+
+func (t *trouble) addFinding(pod *leavingPod, f *preflight.Finding) {
+	switch f.Kind {
+	case preflight.NoController:
+		t.of(maintenancev1alpha1.PreviewEffectLost, maintenancev1alpha1.ReasonNoController).add(pod)
+	case preflight.SeveralBudgets:
+		refusal := pdb.ExplainSeveral(f.Budgets)
+		b := t.of(maintenancev1alpha1.PreviewEffectNever, refusal.Reason, f.Budgets...)
+		b.Message = refusal.Message
+		b.add(pod)
+	case preflight.BudgetNeverAllows:
+		refusal := pdb.Explain(f.Budgets[0])
+		b := t.of(maintenancev1alpha1.PreviewEffectNever, refusal.Reason, f.Budgets...)
+		if b.Message == "" {
+			b.Message = refusal.Message
+			if refusal.Reason == maintenancev1alpha1.ReasonPodDisruptionBudget {
+				b.Message = fmt.Sprintf("PodDisruptionBudget %s never allows an eviction (%s). Change the budget, or delete its pods by hand.",
+					f.Budgets[0].Name, f.Why)
+			}
+			if !f.Refusal.IsZero() {
+				b.Message += fmt.Sprintf(" No other pods come first in their place (Deployment %s %s).", pod.Deployment, f.Refusal)
+			}
+		}
+		b.add(pod)
+	case preflight.ReplacedFirst:
+		t.addReplaced(pod, f.Budgets[0], "allows no eviction as it is ("+f.Why+")")
+	case preflight.LeftRunning:
+		// Such a pod is in no wave.
+	}
+}
+
+// addReplaced adds a pod that leaves when another one is available in its place, although its
+// budget says no.
+func (t *trouble) addReplaced(pod *leavingPod, budget *policyv1.PodDisruptionBudget, says string) {
+	b := t.of(maintenancev1alpha1.PreviewEffectDelayed, maintenancev1alpha1.ReasonPodDisruptionBudget, budget)
+	b.Message = fmt.Sprintf("PodDisruptionBudget %s %s. The pods leave when their Deployment has been scaled up within its maxSurge and other pods are "+
+		"available in their place.", budget.Name, says)
+	b.add(pod)
+}
+
+// all returns what was found, the worst first.
+func (t *trouble) all() []*blocker {
+	for _, use := range t.uses {
+		t.addUse(use)
+	}
+	t.addTurns()
+	all := make([]*blocker, 0, len(t.found))
+	for _, b := range t.found {
+		b.explain()
+		all = append(all, b)
+	}
+	slices.SortFunc(all, func(a, b *blocker) int {
+		return cmp.Or(
+			cmp.Compare(badness(a.Effect), badness(b.Effect)),
+			-cmp.Compare(len(a.pods), len(b.pods)),
+			strings.Compare(a.Reason, b.Reason),
+			slices.CompareFunc(a.Budgets, b.Budgets, func(x, y maintenancev1alpha1.PreviewBudget) int {
+				return cmp.Or(strings.Compare(x.Namespace, y.Namespace), strings.Compare(x.Name, y.Name))
+			}),
+		)
+	})
+	return all
+}
+
+// badness orders effects, the worst first.
+func badness(e maintenancev1alpha1.PreviewEffect) int {
+	return slices.Index([]maintenancev1alpha1.PreviewEffect{
+		maintenancev1alpha1.PreviewEffectNever, maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.PreviewEffectLost, maintenancev1alpha1.PreviewEffectDelayed,
+	}, e)
+}
+
+// explain writes the message of a blocker that has none from its budget.
+func (b *blocker) explain() {
+	if b.Message != "" {
+		return
+	}
+	switch b.Reason {
+	case maintenancev1alpha1.ReasonNodeUnreachable:
+		b.Message = fmt.Sprintf("The kubelet does not answer on %s, so that nobody confirms that a pod there has stopped. "+
+			"Bring the nodes back, or make sure that they are off and then taint them with node.kubernetes.io/out-of-service.", b.named())
+	case maintenancev1alpha1.ReasonNamespaceTerminating:
+		b.Message = fmt.Sprintf("No Evacuation can be made in a namespace that is being deleted: %s. The pods leave with their namespace.", b.named())
+	case maintenancev1alpha1.ReasonNoEvacuator:
+		b.Message = "Nothing is able to take these pods away: they cannot be evicted, and what they say to be owned by does not exist or does not select them. " +
+			"Correct their owner references, or delete them by hand."
+	case maintenancev1alpha1.ReasonTurnsByOwner:
+		b.Message = fmt.Sprintf("No PodDisruptionBudget protects the pods of %s. Only some pods of a workload may be missing at the same time, "+
+			"so these leave in turns, each when the replacements of the one before are ready or have had time to be.", b.named())
+	case maintenancev1alpha1.ReasonPodTerminating:
+		b.Message = "The grace period of the pods has ended and they have not stopped. Look at their containers and at the kubelets of their nodes."
+	case maintenancev1alpha1.ReasonNoController:
+		b.Message = "No controller owns the pods, so nothing makes them anew when they have left."
+	case maintenancev1alpha1.ReasonPodFinalizer:
+		b.Message = fmt.Sprintf("The pods stay after they have stopped until their finalizers are taken off: %s.", b.named())
+		if b.Effect == maintenancev1alpha1.PreviewEffectNotNow {
+			b.Message = fmt.Sprintf("The pods should have been gone and are held by finalizers: %s. Look after the controllers that put them on.", b.named())
+		}
+	}
+}
+
+// describeBlockers writes the worst of them down.
+func (d *decision) describeBlockers(out *maintenancev1alpha1.NodeMaintenancePreview) {
+	listed := d.blockers[:min(len(d.blockers), MaxBlockers)]
+	out.BlockersOmitted = int32(len(d.blockers) - len(listed))
+	for _, b := range listed {
+		pods := make([]*Pod, 0, len(b.pods))
+		for _, pod := range b.pods {
+			pods = append(pods, pod.Pod)
+		}
+		b.PodCount = int32(len(pods))
+		b.Pods, b.PodsOmitted = references(pods)
+		out.Blockers = append(out.Blockers, b.PreviewBlocker)
+	}
+}
+
+// describePodsKept writes down what is left running, the reason of most pods first.
+func (d *decision) describePodsKept(out *maintenancev1alpha1.NodeMaintenancePreview) {
+	for reason, pods := range d.left {
+		left := maintenancev1alpha1.PreviewPodsKept{Reason: string(reason), PodCount: int32(len(pods))}
+		left.Pods, left.PodsOmitted = references(pods)
+		out.PodsKept = append(out.PodsKept, left)
+		out.PodsKeptCount += left.PodCount
+	}
+	slices.SortFunc(out.PodsKept, func(a, b maintenancev1alpha1.PreviewPodsKept) int {
+		return cmp.Or(-cmp.Compare(a.PodCount, b.PodCount), strings.Compare(a.Reason, b.Reason))
+	})
+}
+
+// references names the first of some pods by namespace, name and node, and returns how many are not
+// named.
+func references(pods []*Pod) (listed []maintenancev1alpha1.PreviewPodReference, omitted int32) {
+	sorted := slices.SortedFunc(slices.Values(pods), func(a, b *Pod) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name), strings.Compare(a.Node, b.Node))
+	})
+	for _, pod := range sorted[:min(len(sorted), MaxPodsOfGroup)] {
+		listed = append(listed, maintenancev1alpha1.PreviewPodReference{Namespace: pod.Namespace, Name: pod.Name, Node: pod.Node})
+	}
+	return listed, int32(len(sorted) - len(listed))
+}
+
+// describeMaintenances names the others on the same nodes.
+func (d *decision) describeMaintenances(out *maintenancev1alpha1.NodeMaintenancePreview) {
+	for i := range d.Sharing {
+		other := &d.Sharing[i]
+		shared := maintenancev1alpha1.PreviewMaintenance{Name: other.Name, Stage: other.Spec.Stage}
+		for _, n := range other.Nodes {
+			if d.nodes[n.Name] == nil {
+				continue
+			}
+			shared.NodeCount++
+			if d.result.FastForwarded[d.subject][n.Name] == other.Name {
+				shared.NodesFastForwarded++
+			}
+		}
+		out.Maintenances = append(out.Maintenances, shared)
+	}
+	slices.SortFunc(out.Maintenances, func(a, b maintenancev1alpha1.PreviewMaintenance) int { return strings.Compare(a.Name, b.Name) })
+	out.Maintenances = out.Maintenances[:min(len(out.Maintenances), MaxMaintenances)]
+}
+
+// describeNodes writes the nodes down.
+func (d *decision) describeNodes(out *maintenancev1alpha1.NodeMaintenancePreview) {
+	username := ""
+	if d.Subject.Spec.RequestedBy != nil {
+		username = d.Subject.Spec.RequestedBy.Username
+	}
+	listed := d.Subject.Nodes[:min(len(d.Subject.Nodes), MaxNodes)]
+	out.NodesOmitted = int32(len(d.Subject.Nodes) - len(listed))
+	for _, n := range listed {
+		counts := d.nodes[n.Name]
+		described := maintenancev1alpha1.PreviewNode{
+			Name: n.Name, UID: n.UID, Refused: counts.refused, PodCount: int32(counts.pods), PodsKept: int32(counts.left),
+			Message: d.result.Messages[d.subject][n.Name],
+		}
+		if counts.refused {
+			described.Message = drainplan.NotAuthorizedMessage(username)
+		}
+		out.Nodes = append(out.Nodes, described)
+	}
+}

@@ -1,0 +1,127 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package forecast
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	policyv1 "k8s.io/api/policy/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	pdb "haulout.dev/haulout/pkg/drain/budget"
+)
+
+// budgetUse is what the drain as a whole wants of a budget that is not closed for ever. To ask the
+// eviction API pod by pod would not tell: a dry run uses nothing up, so that each pod hears yes
+// although one of them may go.
+type budgetUse struct {
+	budget *policyv1.PodDisruptionBudget
+	pods   []*leavingPod
+	// byWave counts the pods: waves come one after the other, and by then the replacements of the
+	// one before have filled the budget up.
+	byWave map[int]int
+	// unready are pods that are not ready and are held all the same.
+	unready int
+}
+
+func (u *budgetUse) add(pod *leavingPod) {
+	u.pods = append(u.pods, pod)
+	u.byWave[pod.wave.index]++
+	if !pod.Ready {
+		u.unready++
+	}
+}
+
+// rounds returns into how many groups the budget breaks the pods up while it allows as many at
+// once, and whether it breaks a wave up at all.
+func (u *budgetUse) rounds(allowed int) (rounds int, broken bool) {
+	for _, pods := range u.byWave {
+		rounds += (pods + allowed - 1) / allowed
+		broken = broken || pods > allowed
+	}
+	return rounds, broken
+}
+
+// addUnprotected notes a pod that is evicted in turns with the other pods of its owner: no budget
+// protects it, it serves, and nothing replaces it first.
+func (t *trouble) addUnprotected(pod *leavingPod) {
+	if t.UnprotectedAllAtOnce || !pod.Held || !pod.Ready || !pod.Restarts || pod.Owner == nil || pod.Surge != nil {
+		return
+	}
+	owner := fmt.Sprintf("%s %s/%s", pod.Owner.Kind, pod.Namespace, pod.Owner.Name)
+	if pod.Deployment != "" {
+		owner = fmt.Sprintf("Deployment %s/%s", pod.Namespace, pod.Deployment)
+	}
+	t.unprotected[owner] = append(t.unprotected[owner], pod)
+}
+
+// addTurns adds the pods of owners that have several of them to evict, the owners of most pods
+// named first.
+func (t *trouble) addTurns() {
+	owners := slices.SortedFunc(maps.Keys(t.unprotected), func(a, b string) int {
+		return cmp.Or(-cmp.Compare(len(t.unprotected[a]), len(t.unprotected[b])), strings.Compare(a, b))
+	})
+	for _, owner := range owners {
+		if pods := t.unprotected[owner]; len(pods) > 1 {
+			for _, pod := range pods {
+				t.of(maintenancev1alpha1.PreviewEffectDelayed, maintenancev1alpha1.ReasonTurnsByOwner).add(pod, owner)
+			}
+		}
+	}
+}
+
+// addUse adds the blocker that a budget is, if it is one.
+func (t *trouble) addUse(u *budgetUse) {
+	allowed := pdb.Allowed(u.budget)
+	if allowed <= 0 {
+		refusal := u.refusal()
+		b := t.of(maintenancev1alpha1.PreviewEffectNotNow, refusal.Reason, u.budget)
+		b.Message, b.pods = refusal.Message, u.pods
+		return
+	}
+	rounds, broken := u.rounds(allowed)
+	if !broken {
+		return
+	}
+	b := t.of(maintenancev1alpha1.PreviewEffectDelayed, maintenancev1alpha1.ReasonPodDisruptionBudget, u.budget)
+	b.pods, b.Rounds = u.pods, int32(rounds)
+	b.Message = fmt.Sprintf("PodDisruptionBudget %s allows %d of these %d pods at once, so they leave in %d groups, each when the replacements of the one before are ready.",
+		u.budget.Name, allowed, len(u.pods), rounds)
+}
+
+// refusal says why the budget allows nothing now.
+func (u *budgetUse) refusal() pdb.Refusal {
+	if u.unready > 0 {
+		if refusal, held := pdb.HeldByUnhealthy(u.budget, false, false); held {
+			return refusal
+		}
+	}
+	return pdb.Explain(u.budget)
+}
+
+// opensWithOneMore says whether a budget that allows no eviction now does with one more healthy
+// pod.
+func opensWithOneMore(budget *policyv1.PodDisruptionBudget) bool {
+	if pdb.Allowed(budget) > 0 || !pdb.IsCurrent(budget) || pdb.Explain(budget).Reason != maintenancev1alpha1.ReasonPodDisruptionBudget {
+		return false
+	}
+	return budget.Status.CurrentHealthy >= pdb.DesiredHealthy(budget, budget.Status.ExpectedPods+1)
+}

@@ -1,0 +1,203 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package forecast
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"haulout.dev/haulout/pkg/drain/forecast/preflight"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+)
+
+// tracked are the finalizers that Kubernetes itself takes off as soon as a pod has stopped.
+var tracked = sets.New("batch.kubernetes.io/job-tracking")
+
+// Pod is what a preview keeps of a pod.
+type Pod struct {
+	preflight.Pod
+	// finalizers keep the pod when it has stopped.
+	finalizers []string
+}
+
+// Pods collects the pods of some nodes. Several goroutines may add to it at the same time. Since
+// there can be very many, it keeps of each only what counts, and what several have in common once.
+type Pods struct {
+	nodes      map[string]*corev1.Node
+	evacuators sets.Set[string]
+	nodeOf     func(*corev1.Pod) string
+
+	mu     sync.Mutex
+	all    []Pod
+	labels map[string]labels.Set
+	owners map[types.UID]*metav1.OwnerReference
+	texts  map[string]string
+	// byNode has the parts of all that are the pods of a node, once all is sorted.
+	byNode map[string][]Pod
+}
+
+// NewPods returns a collection for pods of the nodes, given the built-in evacuators that are on and
+// what says for which node a pod counts.
+func NewPods(nodes []*corev1.Node, builtIn sets.Set[string], nodeOf func(*corev1.Pod) string) *Pods {
+	p := &Pods{
+		nodes: make(map[string]*corev1.Node, len(nodes)), evacuators: builtIn, nodeOf: nodeOf,
+		labels: map[string]labels.Set{}, owners: map[types.UID]*metav1.OwnerReference{}, texts: map[string]string{},
+	}
+	for _, n := range nodes {
+		p.nodes[n.Name] = n
+	}
+	return p
+}
+
+// Add takes in those of the pods that count for the nodes and have not finished. A pod may be added
+// twice.
+func (p *Pods) Add(list []corev1.Pod) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range list {
+		pod := &list[i]
+		n := p.nodes[p.nodeOf(pod)]
+		if n == nil {
+			continue
+		}
+		seen, counts := preflight.PodOf(pod, n, p.evacuators)
+		if !counts {
+			continue
+		}
+		seen.Labels, seen.Namespace, seen.Owner = p.shareLabels(seen.Labels), p.shareText(seen.Namespace), p.shareOwner(seen.Owner)
+		p.all = append(p.all, Pod{Pod: seen, finalizers: finalizersOf(pod)})
+	}
+	p.byNode = nil
+}
+
+func finalizersOf(pod *corev1.Pod) []string {
+	return slices.DeleteFunc(slices.Clone(pod.Finalizers), tracked.Has)
+}
+
+// shareLabels returns equal labels once.
+func (p *Pods) shareLabels(set labels.Set) labels.Set {
+	if len(set) == 0 {
+		return nil
+	}
+	key := set.String()
+	if known, ok := p.labels[key]; ok {
+		return known
+	}
+	p.labels[key] = set
+	return set
+}
+
+func (p *Pods) shareText(text string) string {
+	if known, ok := p.texts[text]; ok {
+		return known
+	}
+	p.texts[text] = text
+	return text
+}
+
+func (p *Pods) shareOwner(owner *metav1.OwnerReference) *metav1.OwnerReference {
+	if owner == nil {
+		return nil
+	}
+	if known, ok := p.owners[owner.UID]; ok && known.Name == owner.Name && known.Kind == owner.Kind && known.APIVersion == owner.APIVersion {
+		return known
+	}
+	shared := *owner
+	p.owners[owner.UID] = &shared
+	return &shared
+}
+
+// Len returns how many pods there are.
+func (p *Pods) Len() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.all)
+}
+
+// Namespaces returns the namespaces of the pods.
+func (p *Pods) Namespaces() sets.Set[string] {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	found := sets.New[string]()
+	for i := range p.all {
+		found.Insert(p.all[i].Namespace)
+	}
+	return found
+}
+
+// Owners calls visit for each pod that a controller owns.
+func (p *Pods) Owners(visit func(namespace string, owner *metav1.OwnerReference)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range p.all {
+		if owner := p.all[i].Owner; owner != nil {
+			visit(p.all[i].Namespace, owner)
+		}
+	}
+}
+
+// on returns the pods of a node, by namespace and name.
+func (p *Pods) on(name string) []Pod {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.byNode == nil {
+		p.sort()
+	}
+	return p.byNode[name]
+}
+
+func (p *Pods) sort() {
+	place := func(a, b Pod) int {
+		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	}
+	slices.SortFunc(p.all, place)
+	p.all = slices.CompactFunc(p.all, func(a, b Pod) bool { return place(a, b) == 0 })
+	p.byNode = map[string][]Pod{}
+	for from := 0; from < len(p.all); {
+		to := from + 1
+		for to < len(p.all) && p.all[to].Node == p.all[from].Node {
+			to++
+		}
+		p.byNode[p.all[from].Node] = p.all[from:to]
+		from = to
+	}
+}
+
+// planned returns what the planner needs to know of the pods of a node: all but those that are left
+// running.
+func (p *Pods) planned(name string) []drainplan.Pod {
+	pods := p.on(name)
+	out := make([]drainplan.Pod, 0, len(pods))
+	for i := range pods {
+		if pods[i].Left == "" {
+			out = append(out, pods[i].planned())
+		}
+	}
+	return out
+}
+
+func (p *Pod) planned() drainplan.Pod {
+	return drainplan.Pod{Type: p.Type, Priority: p.Priority, Labels: p.Labels}
+}

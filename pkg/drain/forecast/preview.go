@@ -1,0 +1,249 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package forecast works out what the drain of a NodeMaintenance will do: which pods leave in which
+// wave, who takes each of them away, and what is in the way. Values in, values out, without client
+// or clock; pkg/host/previewer gathers what it decides from.
+//
+// It asks the planner what would be asked to leave first, the rules about evacuators who would do
+// it, and pkg/drain/forecast/preflight what is the matter with each pod. What it adds is the view
+// of the whole: a budget that lets every single pod go does not let all of them go at once.
+//
+// It is a prediction. Pods that come, budgets that change and evacuators that fail are not in it.
+package forecast
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/forecast/preflight"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+)
+
+// The limits of the lists in a preview: with all of them reached it takes a few megabytes of JSON.
+// Counts have no limit.
+const (
+	// MaxPods is how many pods are listed in all waves.
+	MaxPods = 5000
+	// MaxPodsOfWave is how many pods are listed in each wave.
+	MaxPodsOfWave = 1000
+	// MaxNodes is how many nodes are listed.
+	MaxNodes = 5000
+	// MaxBlockers is how many blockers are listed.
+	MaxBlockers = 200
+	// MaxPodsOfGroup is how many pods of a blocker, or of those left running for the same reason,
+	// are listed.
+	MaxPodsOfGroup = 50
+	// MaxMaintenances is how many other maintenances are named.
+	MaxMaintenances = 100
+	// MaxEvacuators is how many evacuators of a wave are counted.
+	MaxEvacuators = 50
+)
+
+// Member is a maintenance with its nodes.
+type Member struct {
+	*maintenancev1alpha1.NodeMaintenance
+	// Nodes are the nodes that it selects, by name.
+	Nodes []*corev1.Node
+	// Ignored is how many nodes match its selector and are left out because they are new.
+	Ignored int
+	// Refused are the names of those that its requester may not delete; it does not touch them.
+	Refused sets.Set[string]
+}
+
+// Allowed returns the nodes that the maintenance may touch.
+func (m *Member) Allowed() []*corev1.Node {
+	if m.Refused.Len() == 0 {
+		return m.Nodes
+	}
+	nodes := make([]*corev1.Node, 0, len(m.Nodes))
+	for _, node := range m.Nodes {
+		if !m.Refused.Has(node.Name) {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
+}
+
+// IsOver says whether nothing is to come of a maintenance any more.
+func IsOver(nm *maintenancev1alpha1.NodeMaintenance) bool {
+	return nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageComplete || nm.DeletionTimestamp != nil
+}
+
+// IsDraining says whether a maintenance drains its nodes now.
+func IsDraining(nm *maintenancev1alpha1.NodeMaintenance) bool {
+	return nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageDrain && nm.DeletionTimestamp == nil
+}
+
+// Situation is all that a preview is made from.
+type Situation struct {
+	// Subject is the maintenance that is previewed.
+	Subject Member
+	// Unchecked is how many of its nodes nobody was asked about.
+	Unchecked int
+	// Draining are the other maintenances in stage Drain that share nodes with it, directly or
+	// through others.
+	Draining []Member
+	// Sharing are the other maintenances on its nodes that are not over, in any stage.
+	Sharing []Member
+	// Pods are those of the nodes of Subject and Draining.
+	Pods *Pods
+	// Budgets are at least those of the pods' namespaces.
+	Budgets []policyv1.PodDisruptionBudget
+	// TerminatingNamespaces are the namespaces that are being deleted.
+	TerminatingNamespaces sets.Set[string]
+	// Owners finds the owners of the pods, and what decides whether Deployments are scaled up.
+	Owners preflight.Owners
+	// Evacuators are the classes of the built-in evacuators that are on.
+	Evacuators sets.Set[string]
+	// UnprotectedAllAtOnce: pods that no budget protects are evicted at the same time, not in turns
+	// by owner.
+	UnprotectedAllAtOnce bool
+	// Now is when the look at the cluster began.
+	Now time.Time
+}
+
+// Decide returns the preview. It fails if the plan of a maintenance cannot be read or an owner
+// cannot be found out about, and ends early with an error when the context does.
+func Decide(ctx context.Context, s *Situation) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
+	d := &decision{Situation: s, subject: s.Subject.Name}
+	out := &maintenancev1alpha1.NodeMaintenancePreview{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: s.Subject.Name, UID: s.Subject.UID, Generation: s.Subject.Generation, CreationTimestamp: s.Subject.CreationTimestamp,
+		},
+		Timestamp: metav1.NewTime(s.Now),
+		Stage:     s.Subject.Spec.Stage,
+		NodeCount: int32(len(s.Subject.Nodes)), NodesRefused: int32(s.Subject.Refused.Len()), NodesUnchecked: int32(s.Unchecked),
+	}
+	d.nodes = newNodes(s)
+	if !IsOver(s.Subject.NodeMaintenance) {
+		if err := d.plan(); err != nil {
+			return nil, err
+		}
+		if err := d.sortPods(ctx); err != nil {
+			return nil, err
+		}
+		d.describeWaves(out)
+		d.describeBlockers(out)
+		d.describePodsKept(out)
+	}
+	d.describeMaintenances(out)
+	d.describeNodes(out)
+	return out, nil
+}
+
+// decision is a preview in the making.
+type decision struct {
+	*Situation
+	subject string
+	// result is what the planner says.
+	result drainplan.Result
+	// nodes are those of the subject, by name.
+	nodes map[string]*nodeState
+	// waves are the entries of the plan, with or without pods.
+	waves []*wave
+	// leaving are the pods in waves: by node, namespace and name.
+	leaving []*leavingPod
+	// left are the pods that are left running.
+	left map[drainplan.LeftReason][]*Pod
+	// blockers are what is in the way, in the end the worst first.
+	blockers []*blocker
+}
+
+// nodeState counts for a selected node.
+type nodeState struct {
+	*corev1.Node
+	refused     bool
+	unreachable bool
+	pods, left  int
+}
+
+func newNodes(s *Situation) map[string]*nodeState {
+	nodes := make(map[string]*nodeState, len(s.Subject.Nodes))
+	for _, n := range s.Subject.Nodes {
+		nodes[n.Name] = &nodeState{Node: n, refused: s.Subject.Refused.Has(n.Name), unreachable: isUnreachable(n)}
+	}
+	return nodes
+}
+
+// isUnreachable says whether the kubelet of a node does not answer.
+func isUnreachable(n *corev1.Node) bool {
+	for i := range n.Status.Conditions {
+		if n.Status.Conditions[i].Type == corev1.NodeReady {
+			return n.Status.Conditions[i].Status == corev1.ConditionUnknown
+		}
+	}
+	return false
+}
+
+// plan asks the planner what is asked to leave now or, of a maintenance that does not drain yet,
+// what would be as soon as it does and all its nodes are cordoned.
+func (d *decision) plan() error {
+	var world drainplan.World
+	added := sets.New[string]()
+	members := append([]Member{d.Subject}, d.Draining...)
+	for i := range members {
+		m := &members[i]
+		planned := drainplan.Maintenance{
+			Name: m.Name, Created: m.CreationTimestamp.Time, Plan: m.Spec.DrainPlan, Before: map[string][]maintenancev1alpha1.DrainPlanEntry{},
+		}
+		before := targetsOf(m.NodeMaintenance)
+		for _, n := range m.Allowed() {
+			planned.Nodes = append(planned.Nodes, n.Name)
+			if !n.Spec.Unschedulable && !d.isAsIfCordoned(n.Name) {
+				planned.Uncordoned = append(planned.Uncordoned, n.Name)
+			}
+			if targets, ok := before[maintenancev1alpha1.NodeReference{Name: n.Name, UID: n.UID}]; ok {
+				planned.Before[n.Name] = targets
+			}
+			if !added.Has(n.Name) {
+				added.Insert(n.Name)
+				world.Nodes = append(world.Nodes, &drainplan.Node{Name: n.Name, UID: n.UID, Pods: d.Pods.planned(n.Name)})
+			}
+		}
+		world.Maintenances = append(world.Maintenances, planned)
+	}
+	var err error
+	if d.result, err = drainplan.Plan(world); err != nil {
+		return fmt.Errorf("plan the drain: %w", err)
+	}
+	return nil
+}
+
+// isAsIfCordoned says whether a node is taken for cordoned because the subject would have cordoned
+// it.
+func (d *decision) isAsIfCordoned(name string) bool {
+	n := d.nodes[name]
+	return !IsDraining(d.Subject.NodeMaintenance) && n != nil && !n.refused
+}
+
+// targetsOf returns the targets that a status shows, by node.
+func targetsOf(nm *maintenancev1alpha1.NodeMaintenance) map[maintenancev1alpha1.NodeReference][]maintenancev1alpha1.DrainPlanEntry {
+	targets := make(map[maintenancev1alpha1.NodeReference][]maintenancev1alpha1.DrainPlanEntry, len(nm.Status.NodeStatuses))
+	for i := range nm.Status.NodeStatuses {
+		if status := &nm.Status.NodeStatuses[i]; len(status.DrainTargets) > 0 {
+			targets[status.NodeRef] = status.DrainTargets
+		}
+	}
+	return targets
+}

@@ -1,0 +1,187 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package forecast
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/forecast/preflight"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+)
+
+// wave is an entry of the plan.
+type wave struct {
+	index int
+	entry *maintenancev1alpha1.DrainPlanEntry
+	// covers is the entry by itself, ready to be asked.
+	covers drainplan.Targets
+	// pods are those of the wave by node, namespace and name; listed are the first of them.
+	pods, listed []*leavingPod
+
+	asked, terminating int
+}
+
+// leavingPod is a pod in a wave.
+type leavingPod struct {
+	*Pod
+	wave *wave
+	preflight.Handling
+	// blockers are the reasons of its blockers, the worst first; it is filled in for pods that are
+	// listed only.
+	blockers []string
+	listed   bool
+}
+
+// checkEvery is after how many pods the context is looked at.
+const checkEvery = 1024
+
+// sortPods puts each pod of the subject's nodes into its wave, or among those that are left
+// running, and looks what is the matter with it.
+func (d *decision) sortPods(ctx context.Context) error {
+	plan := d.Subject.Spec.DrainPlan
+	for i := range plan {
+		covers, err := drainplan.CompileTargets(plan[i : i+1])
+		if err != nil {
+			return fmt.Errorf("plan entry %d: %w", i, err)
+		}
+		d.waves = append(d.waves, &wave{index: i, entry: &plan[i], covers: covers})
+	}
+	d.left = map[drainplan.LeftReason][]*Pod{}
+	trouble := newTrouble(d, preflight.NewCheck(d.Budgets))
+	seen := 0
+	for _, n := range d.Subject.Allowed() {
+		pods, counts, targets := d.Pods.on(n.Name), d.nodes[n.Name], d.result.Targets[n.Name]
+		for i := range pods {
+			if seen++; seen%checkEvery == 0 && ctx.Err() != nil {
+				return ctx.Err()
+			}
+			pod := &pods[i]
+			if pod.Left != "" {
+				d.left[pod.Left] = append(d.left[pod.Left], pod)
+				counts.left++
+				continue
+			}
+			w := d.waveOf(pod)
+			if w == nil {
+				continue
+			}
+			handling, err := preflight.HandlingOf(ctx, &pod.Pod, d.Evacuators, d.Owners)
+			if err != nil {
+				return err
+			}
+			leaving := &leavingPod{Pod: pod, wave: w, Handling: handling}
+			w.add(leaving, targets)
+			counts.pods++
+			d.leaving = append(d.leaving, leaving)
+			trouble.look(leaving, counts)
+		}
+	}
+	d.blockers = trouble.all()
+	return nil
+}
+
+// waveOf returns the first entry that covers the pod. A plan that has been defaulted has one for
+// every pod.
+func (d *decision) waveOf(pod *Pod) *wave {
+	planned := pod.planned()
+	for _, w := range d.waves {
+		if w.covers.Cover(planned) {
+			return w
+		}
+	}
+	return nil
+}
+
+func (w *wave) add(pod *leavingPod, targets drainplan.Targets) {
+	w.pods = append(w.pods, pod)
+	if pod.Terminating() {
+		w.terminating++
+	}
+	if targets.Cover(pod.planned()) {
+		w.asked++
+	}
+}
+
+// describeWaves writes the waves down that have pods.
+func (d *decision) describeWaves(out *maintenancev1alpha1.NodeMaintenancePreview) {
+	out.PodCount = int32(len(d.leaving))
+	room := MaxPods
+	for _, w := range d.waves {
+		w.listed = w.pods[:min(len(w.pods), MaxPodsOfWave, room)]
+		room -= len(w.listed)
+		for _, pod := range w.listed {
+			pod.listed = true
+		}
+	}
+	for _, b := range d.blockers {
+		for _, pod := range b.pods {
+			if pod.listed && !slices.Contains(pod.blockers, b.Reason) {
+				pod.blockers = append(pod.blockers, b.Reason)
+			}
+		}
+	}
+	for _, w := range d.waves {
+		if len(w.pods) > 0 {
+			out.Waves = append(out.Waves, w.describe())
+		}
+	}
+}
+
+// describe writes a wave down. Its pods come by node, namespace and name.
+func (w *wave) describe() maintenancev1alpha1.PreviewWave {
+	out := maintenancev1alpha1.PreviewWave{
+		Index: int32(w.index), PodType: w.entry.PodType, PodPriority: w.entry.PodPriority, PodSelector: w.entry.PodSelector.DeepCopy(),
+		PodCount: int32(len(w.pods)), PodsAsked: int32(w.asked), PodsTerminating: int32(w.terminating),
+		PodsOmitted: int32(len(w.pods) - len(w.listed)),
+	}
+	byClass, onNode := map[string]int{}, map[string]int{}
+	for _, pod := range w.pods {
+		onNode[pod.Node]++
+		first := ""
+		if len(pod.Classes) > 0 {
+			first = pod.Classes[0]
+		}
+		byClass[first]++
+	}
+	out.NodeCount = int32(len(onNode))
+	classes := slices.SortedFunc(maps.Keys(byClass), func(a, b string) int {
+		return cmp.Or(-cmp.Compare(byClass[a], byClass[b]), strings.Compare(a, b))
+	})
+	for _, class := range classes[:min(len(classes), MaxEvacuators)] {
+		out.Evacuators = append(out.Evacuators, maintenancev1alpha1.PreviewEvacuator{EvacuatorClass: class, PodCount: int32(byClass[class])})
+	}
+	for _, pod := range w.listed {
+		if n := len(out.Nodes); n == 0 || out.Nodes[n-1].Name != pod.Node {
+			out.Nodes = append(out.Nodes, maintenancev1alpha1.PreviewWaveNode{Name: pod.Node, PodCount: int32(onNode[pod.Node])})
+		}
+		n := &out.Nodes[len(out.Nodes)-1]
+		if last := len(n.Namespaces); last == 0 || n.Namespaces[last-1].Name != pod.Namespace {
+			n.Namespaces = append(n.Namespaces, maintenancev1alpha1.PreviewWaveNamespace{Name: pod.Namespace})
+		}
+		namespace := &n.Namespaces[len(n.Namespaces)-1]
+		namespace.Pods = append(namespace.Pods, maintenancev1alpha1.PreviewPod{
+			Name: pod.Name, EvacuatorClasses: pod.Classes, Blockers: pod.blockers, Terminating: pod.Terminating(),
+		})
+	}
+	return out
+}

@@ -1,0 +1,59 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package plan
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// AskedBy returns the maintenance that asks a pod to leave its node now: one that drains the node
+// and shows targets that cover the pod. All that drain a node show the same targets, so the oldest
+// stands for them. Nil if none does; what a maintenance showed while it drained does not count.
+func AskedBy(pod *corev1.Pod, node *corev1.Node, maintenances []*maintenancev1alpha1.NodeMaintenance) (*maintenancev1alpha1.NodeMaintenance, error) {
+	var first *maintenancev1alpha1.NodeMaintenance
+	planned := PodOf(pod, node.UID)
+	for _, nm := range maintenances {
+		if nm.Spec.Stage != maintenancev1alpha1.NodeMaintenanceStageDrain || nm.DeletionTimestamp != nil {
+			continue
+		}
+		for i := range nm.Status.NodeStatuses {
+			status := &nm.Status.NodeStatuses[i]
+			if status.NodeRef.Name != node.Name || status.NodeRef.UID != node.UID {
+				continue
+			}
+			targets, err := CompileTargets(status.DrainTargets)
+			if err != nil {
+				return nil, fmt.Errorf("drain targets of maintenance %s for node %s: %w", nm.Name, node.Name, err)
+			}
+			if targets.Cover(planned) && (first == nil || isOlder(nm, first)) {
+				first = nm
+			}
+		}
+	}
+	return first, nil
+}
+
+func isOlder(a, b *maintenancev1alpha1.NodeMaintenance) bool {
+	if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {
+		return a.CreationTimestamp.Before(&b.CreationTimestamp)
+	}
+	return a.Name < b.Name
+}

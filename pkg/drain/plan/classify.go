@@ -1,0 +1,121 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package plan
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// LeftReason says why a pod is left running on purpose; it is empty for a pod that leaves.
+type LeftReason string
+
+const (
+	// LeftDaemonSet is the reason of DaemonSet pods while no evacuator takes them off.
+	LeftDaemonSet LeftReason = "DaemonSet pod"
+	// LeftTolerant is the reason of DaemonSet pods that tolerate our taint: they would come
+	// straight back.
+	LeftTolerant LeftReason = "DaemonSet pod that tolerates the drain taint"
+	// LeftStatic is the reason of static pods on a node without an agent.
+	LeftStatic LeftReason = "static pod"
+	// LeftBudget is the reason of DaemonSet pods whose budget stays closed. They are evicted if it
+	// opens.
+	LeftBudget LeftReason = "DaemonSet pod whose budget stays closed"
+	// LeftOwn is the reason of pods of the server that came back to a node that a maintenance
+	// holds.
+	LeftOwn LeftReason = "server pod that came back"
+)
+
+// IsLive says whether a pod still runs or will run. Terminating pods are live until they are gone.
+func IsLive(pod *corev1.Pod) bool {
+	return pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
+}
+
+// TypeOf returns the type of a pod on a node of the given UID. The mirror annotation alone does not
+// make a static pod, for anybody may write it: the node must be its controller, too.
+func TypeOf(pod *corev1.Pod, node types.UID) maintenancev1alpha1.PodType {
+	owner := metav1.GetControllerOfNoCopy(pod)
+	if owner == nil {
+		return maintenancev1alpha1.PodTypeDefault
+	}
+	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror && owner.Kind == "Node" && owner.APIVersion == "v1" && owner.UID == node {
+		return maintenancev1alpha1.PodTypeStatic
+	}
+	if gv, err := schema.ParseGroupVersion(owner.APIVersion); err == nil && gv.Group == "apps" && owner.Kind == "DaemonSet" {
+		return maintenancev1alpha1.PodTypeDaemonSet
+	}
+	return maintenancev1alpha1.PodTypeDefault
+}
+
+// PodOf returns what planning needs to know of a pod on a node of the given UID.
+func PodOf(pod *corev1.Pod, node types.UID) Pod {
+	p := Pod{Type: TypeOf(pod, node), Labels: pod.Labels}
+	if pod.Spec.Priority != nil {
+		p.Priority = *pod.Spec.Priority
+	}
+	return p
+}
+
+// Left says why a pod of the given type is left running, given the built-in evacuators that are on.
+func Left(pod *corev1.Pod, podType maintenancev1alpha1.PodType, evacuators sets.Set[string]) LeftReason {
+	switch podType {
+	case maintenancev1alpha1.PodTypeStatic:
+		if !evacuators.Has(maintenancev1alpha1.EvacuatorClassKubelet) {
+			return LeftStatic
+		}
+	case maintenancev1alpha1.PodTypeDaemonSet:
+		if !evacuators.Has(maintenancev1alpha1.EvacuatorClassDaemonSet) {
+			return LeftDaemonSet
+		}
+		if toleratesDrain(pod) {
+			return LeftTolerant
+		}
+	}
+	return ""
+}
+
+// IsTainted says whether a node bears the taint that keeps new DaemonSet pods off, whoever has put
+// it there.
+func IsTainted(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool {
+		return t.Key == maintenancev1alpha1.TaintDrain && t.Effect == corev1.TaintEffectNoSchedule
+	})
+}
+
+func toleratesDrain(pod *corev1.Pod) bool {
+	for i := range pod.Spec.Tolerations {
+		t := &pod.Spec.Tolerations[i]
+		if t.Effect != "" && t.Effect != corev1.TaintEffectNoSchedule {
+			continue
+		}
+		// Our taint has no value, so that Equal tolerates it only without one.
+		if t.Operator == corev1.TolerationOpExists && (t.Key == "" || t.Key == maintenancev1alpha1.TaintDrain) {
+			return true
+		}
+		if (t.Operator == corev1.TolerationOpEqual || t.Operator == "") && t.Key == maintenancev1alpha1.TaintDrain && t.Value == "" {
+			return true
+		}
+	}
+	return false
+}

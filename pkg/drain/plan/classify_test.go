@@ -1,0 +1,98 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package plan
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+const nodeUID = types.UID("node-uid")
+
+func owned(apiVersion, kind string, uid types.UID, modify ...func(*corev1.Pod)) *corev1.Pod {
+	yes := true
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{OwnerReferences: []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, UID: uid, Controller: &yes}}}}
+	for _, m := range modify {
+		m(p)
+	}
+	return p
+}
+
+func mirror(p *corev1.Pod) {
+	p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash"}
+}
+
+func tolerating(t corev1.Toleration) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{t} }
+}
+
+func TestTypeOf(t *testing.T) {
+	for name, test := range map[string]struct {
+		pod  *corev1.Pod
+		want maintenancev1alpha1.PodType
+	}{
+		"a bare pod":                                     {&corev1.Pod{}, typeDefault},
+		"a pod of a ReplicaSet":                          {owned("apps/v1", "ReplicaSet", "x"), typeDefault},
+		"a pod of a DaemonSet":                           {owned("apps/v1", "DaemonSet", "x"), typeDaemonSet},
+		"a pod of somebody else's DaemonSet":             {owned("apps.kruise.io/v1alpha1", "DaemonSet", "x"), typeDefault},
+		"a mirror pod":                                   {owned("v1", "Node", nodeUID, mirror), typeStatic},
+		"a mirror pod of a node that was there before":   {owned("v1", "Node", "old", mirror), typeDefault},
+		"a pod that only claims to be a mirror pod":      {owned("apps/v1", "ReplicaSet", "x", mirror), typeDefault},
+		"a pod of a node without the mirror annotation":  {owned("v1", "Node", nodeUID), typeDefault},
+		"a DaemonSet pod that claims to be a mirror pod": {owned("apps/v1", "DaemonSet", "x", mirror), typeDaemonSet},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := TypeOf(test.pod, nodeUID); got != test.want {
+				t.Errorf("got %s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+func TestLeft(t *testing.T) {
+	none := sets.New[string]()
+	all := sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet, maintenancev1alpha1.EvacuatorClassKubelet)
+	daemon := func(modify ...func(*corev1.Pod)) *corev1.Pod { return owned("apps/v1", "DaemonSet", "x", modify...) }
+	for name, test := range map[string]struct {
+		pod        *corev1.Pod
+		evacuators sets.Set[string]
+		want       LeftReason
+	}{
+		"an ordinary pod leaves":                              {&corev1.Pod{}, none, ""},
+		"an ordinary pod that tolerates everything leaves":    {owned("apps/v1", "ReplicaSet", "x", tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})), none, ""},
+		"a DaemonSet pod without its evacuator stays":         {daemon(), none, LeftDaemonSet},
+		"a DaemonSet pod with its evacuator leaves":           {daemon(), all, ""},
+		"a DaemonSet pod that tolerates everything stays":     {daemon(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})), all, LeftTolerant},
+		"a DaemonSet pod that tolerates our taint stays":      {daemon(tolerating(corev1.Toleration{Key: maintenancev1alpha1.TaintDrain, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule})), all, LeftTolerant},
+		"a DaemonSet pod that tolerates its eviction leaves":  {daemon(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute})), all, ""},
+		"a DaemonSet pod that tolerates another taint leaves": {daemon(tolerating(corev1.Toleration{Key: "other", Operator: corev1.TolerationOpExists})), all, ""},
+		"a static pod without an agent stays":                 {owned("v1", "Node", nodeUID, mirror), none, LeftStatic},
+		"a static pod with an agent leaves":                   {owned("v1", "Node", nodeUID, mirror), all, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := Left(test.pod, TypeOf(test.pod, nodeUID), test.evacuators); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}

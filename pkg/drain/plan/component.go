@@ -1,0 +1,124 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package plan
+
+import (
+	"maps"
+	"slices"
+)
+
+// component are the maintenances that share nodes, directly or through others, oldest first. What
+// happens in one is of no concern to another.
+type component struct {
+	maintenances []*progress
+	// dirty says that something in it has changed.
+	dirty bool
+	// decided tells of the contradiction that was decided, if there was one.
+	decided *Override
+}
+
+// findComponents sorts the maintenances, which are given oldest first. All components are dirty.
+func findComponents(ordered []*progress) []*component {
+	var out []*component
+	for _, m := range ordered {
+		m.component = nil
+	}
+	for _, start := range ordered {
+		if start.component != nil {
+			continue
+		}
+		c := &component{maintenances: []*progress{start}, dirty: true}
+		start.component = c
+		for i := 0; i < len(c.maintenances); i++ {
+			for _, h := range c.maintenances[i].holds {
+				for _, other := range h.node.holds {
+					if other.by.component == nil {
+						other.by.component = c
+						c.maintenances = append(c.maintenances, other.by)
+					}
+				}
+			}
+		}
+		slices.SortFunc(c.maintenances, older)
+		out = append(out, c)
+	}
+	return out
+}
+
+// override lets something move where plans contradict each other: in a component in which no live
+// pod is asked to leave although some are covered by a plan, the oldest maintenance gets what it
+// wants on its nodes.
+func (c *component) override(call uint64) {
+	c.decided = nil
+	stuck := true
+	for _, m := range c.maintenances {
+		for _, h := range m.holds {
+			if h.node.overridden {
+				h.node.overridden = false
+				h.node.take(h.node.plain, call)
+			}
+			stuck = stuck && !h.node.moving
+		}
+		stuck = stuck && !m.held()
+	}
+	i := slices.IndexFunc(c.maintenances, func(m *progress) bool { return !m.finished() })
+	if !stuck || i < 0 {
+		return
+	}
+	oldest := c.maintenances[i]
+	overridden := map[string]bool{}
+	for _, h := range oldest.holds {
+		n := h.node
+		n.take(n.group.answer(n.plain.reached, n.group.asked(h.index)), call)
+		n.overridden = true
+		for _, other := range n.holds {
+			if n.overrules(other) {
+				overridden[other.by.name] = true
+			}
+		}
+	}
+	c.decided = &Override{Followed: oldest.name, Overridden: slices.AppendSeq(make([]string, 0, len(overridden)), maps.Keys(overridden))}
+	slices.Sort(c.decided.Overridden)
+}
+
+// overrules says whether the decision has raised a target of the node beyond what the plan of one
+// that holds it asks for. Whether a pod leaves for it now is not the question: one may come.
+func (n *nodeState) overrules(h *hold) bool {
+	for k, reached := range n.answer.reached {
+		if reached > n.plain.reached[k] && reached > n.group.members[h.index].at(k) {
+			return true
+		}
+	}
+	return false
+}
+
+// publish writes the targets down. Those of a node that say the same as before stay the Same.
+func (c *component) publish(call uint64, result *Result) {
+	for _, m := range c.maintenances {
+		result.Finished[m.name] = m.finished()
+		for _, h := range m.holds {
+			n := h.node
+			if n.touched != call || n.published && n.targets.Same(n.answer.targets) {
+				continue
+			}
+			if !n.published || !sameEntries(n.targets.Entries, n.answer.targets.Entries) {
+				n.targets, n.published = n.answer.targets, true
+				result.Targets[n.Name] = n.targets
+			}
+		}
+	}
+}

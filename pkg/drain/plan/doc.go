@@ -1,0 +1,30 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package plan decides which pods of which nodes are asked to leave next: values in, values out,
+// without client, clock or log.
+//
+// Plan takes the world as it is (maintenances in stage Drain, their nodes, the live pods, what the
+// statuses say) and returns, for each node, the targets, and for each maintenance and node the
+// message. A maintenance opens an entry of its plan on all of its nodes at once, when the entries
+// before it have left all of them. Targets belong to the node: where maintenances overlap, the one
+// that has come least far limits the node, and what a node has reached it never loses while it is
+// held.
+//
+// A Planner answers the same from call to call, but remembers what it worked out, so that an event
+// costs what it changes. Its memory is a cache and nothing else: every answer follows from the
+// world alone, and after a restart the statuses are enough.
+package plan

@@ -1,0 +1,277 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package plan
+
+import (
+	"cmp"
+	"encoding/binary"
+	"slices"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// group is what nodes share that are held by the same maintenances: the keys that their targets can
+// have, and how far these may go. Keys stand in the order of the status: by pod type, the one for
+// all pods first, then as the plans, oldest maintenance first, name them. So all maintenances of a
+// node show the same list.
+type group struct {
+	used    uint64
+	members []membership
+	keys    []groupKey
+	// types are the keys of each pod type.
+	types [3]struct{ from, to int }
+	// limit is, key by key, what the maintenance that has come least far asks for; nothing while
+	// one of them is held.
+	limit reach
+	// changed is the last call in which the limit or what a maintenance asks for changed; 0 before
+	// the first.
+	changed uint64
+	answers map[string]*answer
+	joined  reach
+	scratch []byte
+}
+
+type groupKey struct {
+	planKey
+	// generic is the place of the key of all pods of the type, or -1.
+	generic int
+}
+
+// all says whether the key is that of all pods of its type.
+func (k *groupKey) all() bool { return k.key.selector == "" }
+
+// membership is how one maintenance sees the keys of a group.
+type membership struct {
+	of *progress
+	id uint64
+	// entries are the keys of its plan entries.
+	entries []int
+	// keys are the places of the group's keys in its plan, or -1; generic those of the keys of all
+	// pods of the same type.
+	keys, generic []int
+}
+
+// answer is how far nodes of a group have come.
+type answer struct {
+	reached reach
+	targets Targets
+	// remarks are what there is to say to each member about a node on which pods have to leave;
+	// they are of the group's change remarked.
+	remarks  []remark
+	remarked uint64
+}
+
+// group returns the one of the given maintenances and of keys that no plan names.
+func (p *Planner) group(holds []*hold, strangers []planKey) (*group, error) {
+	id := p.scratch[:0]
+	for _, h := range holds {
+		id = binary.LittleEndian.AppendUint64(id, h.by.id)
+	}
+	for i := range strangers {
+		id = append(append(id, strangers[i].podType...), 0)
+		id = append(append(id, strangers[i].selector.String()...), 0)
+	}
+	p.scratch = id
+	if g := p.groups[string(id)]; g != nil {
+		return g, nil
+	}
+	g, err := newGroup(holds, strangers)
+	if err != nil {
+		return nil, err
+	}
+	p.groups[string(id)] = g
+	return g, nil
+}
+
+func newGroup(holds []*hold, strangers []planKey) (*group, error) {
+	g := &group{answers: map[string]*answer{}}
+	known := map[key]int{}
+	learn := func(k planKey) {
+		if _, ok := known[k.key]; !ok {
+			known[k.key] = len(g.keys)
+			g.keys = append(g.keys, groupKey{planKey: k, generic: -1})
+		}
+	}
+	for _, h := range holds {
+		for _, k := range h.by.keys {
+			learn(k)
+		}
+	}
+	for _, k := range strangers {
+		compiled, err := compileSelector(k.selector)
+		if err != nil {
+			return nil, err
+		}
+		k.compiled = compiled
+		learn(k)
+	}
+	slices.SortStableFunc(g.keys, func(a, b groupKey) int {
+		return cmp.Or(cmp.Compare(typeRank(a.podType), typeRank(b.podType)), compareGenericFirst(a.key, b.key))
+	})
+	for i := range g.keys {
+		known[g.keys[i].key] = i
+		types := &g.types[typeRank(g.keys[i].podType)]
+		if types.to == 0 {
+			types.from = i
+		}
+		types.to = i + 1
+	}
+	for i := range g.keys {
+		if generic, ok := known[g.keys[i].generically()]; ok {
+			g.keys[i].generic = generic
+		}
+	}
+	for _, h := range holds {
+		g.members = append(g.members, g.membership(h.by, known))
+	}
+	g.limit, g.joined = nowhere(len(g.keys)), nowhere(len(g.keys))
+	return g, nil
+}
+
+func (g *group) membership(m *progress, known map[key]int) membership {
+	s := membership{of: m, id: m.id, keys: make([]int, len(g.keys)), generic: make([]int, len(g.keys))}
+	for i := range g.keys {
+		s.keys[i], s.generic[i] = -1, -1
+	}
+	for i := range m.keys {
+		s.keys[known[m.keys[i].key]] = i
+	}
+	for i := range g.keys {
+		if all := g.keys[i].generic; all >= 0 {
+			s.generic[i] = s.keys[all]
+		}
+	}
+	for i := range m.entries {
+		s.entries = append(s.entries, known[m.keys[m.entries[i].key].key])
+	}
+	return s
+}
+
+// isOf says whether the group is that of the given maintenances with their present plans.
+func (g *group) isOf(holds []*hold) bool {
+	return slices.EqualFunc(g.members, holds, func(s membership, h *hold) bool { return s.id == h.by.id })
+}
+
+// find returns the place of an entry's key, or -1. Statuses list their entries in the order of the
+// keys, so that the search begins behind the place of the last one.
+func (g *group) find(e *maintenancev1alpha1.DrainPlanEntry, after int) int {
+	for i := range g.keys {
+		k := (after + 1 + i) % len(g.keys)
+		if g.keys[k].podType == e.PodType && sameSelector(g.keys[k].planKey.selector, e.PodSelector) {
+			return k
+		}
+	}
+	wanted := entryKey(e)
+	return slices.IndexFunc(g.keys, func(k groupKey) bool { return k.key == wanted })
+}
+
+// own returns what the plan of a member lists for a key.
+func (s *membership) own(k int) int64 {
+	if at := s.keys[k]; at >= 0 {
+		return s.of.own[at]
+	}
+	return unreached
+}
+
+// at returns what a member's plan asks for at a key of its own or of another maintenance; a
+// selector that it does not name is reached as far as all pods of the type are.
+func (s *membership) at(k int) int64 {
+	if own := s.own(k); own != unreached {
+		return own
+	}
+	if at := s.generic[k]; at >= 0 {
+		return s.of.own[at]
+	}
+	return unreached
+}
+
+// update works the limit out anew if a member has come further, has fallen back, or is held or not
+// any more.
+func (g *group) update(call uint64) {
+	if g.changed != 0 && !slices.ContainsFunc(g.members, func(s membership) bool { return s.of.changed == call }) {
+		return
+	}
+	g.changed = call
+	held := slices.ContainsFunc(g.members, func(s membership) bool { return s.of.held() })
+	for k := range g.keys {
+		g.limit[k] = unreached
+		if held {
+			continue
+		}
+		lowest, listed := g.members[0].at(k), false
+		for i := range g.members {
+			lowest = min(lowest, g.members[i].at(k))
+			// A key is listed if a plan lists it, not merely because the type of another plan's
+			// selector is reached.
+			listed = listed || g.members[i].own(k) != unreached
+		}
+		if listed {
+			g.limit[k] = lowest
+		}
+	}
+}
+
+// answer joins how far a node has come with how far it is to go. Nodes that have come equally far
+// get the same answer.
+func (g *group) answer(before, further reach) *answer {
+	id := g.scratch[:0]
+	for k := range g.keys {
+		g.joined[k] = max(before[k], further[k])
+		// Every selector comes at least as far as all pods of its type, which stand before it.
+		if all := g.keys[k].generic; all >= 0 && g.joined[k] != unreached {
+			g.joined[k] = max(g.joined[k], g.joined[all])
+		}
+		id = binary.LittleEndian.AppendUint64(id, uint64(g.joined[k]))
+	}
+	g.scratch = id
+	if a := g.answers[string(id)]; a != nil {
+		return a
+	}
+	a := &answer{reached: slices.Clone(g.joined), targets: Targets{Entries: []maintenancev1alpha1.DrainPlanEntry{}}}
+	for k, priority := range a.reached {
+		if priority == unreached {
+			continue
+		}
+		e := maintenancev1alpha1.DrainPlanEntry{PodType: g.keys[k].podType, PodPriority: int32(priority)}
+		if !g.keys[k].all() {
+			e.PodSelector = g.keys[k].planKey.selector
+		}
+		a.targets.Entries = append(a.targets.Entries, e)
+		a.targets.selectors = append(a.targets.selectors, g.keys[k].compiled)
+	}
+	g.answers[string(id)] = a
+	return a
+}
+
+// asked returns what a member's plan lists, by key of the group.
+func (g *group) asked(member int) reach {
+	r := nowhere(len(g.keys))
+	for k := range r {
+		r[k] = g.members[member].own(k)
+	}
+	return r
+}
+
+// moves says whether one of the pods, of which the lowest priorities are given, is asked to leave.
+func (a *answer) moves(lowest []int64) bool {
+	for k, priority := range a.reached {
+		if lowest[k] <= priority {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,293 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"unicode/utf8"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// MaxMessageBytes is the room that the status has for a drain message.
+const MaxMessageBytes = 128
+
+const (
+	// MessageEvacuating says that pods of the node are leaving.
+	MessageEvacuating = "Evacuating"
+	// MessageDrained says that the maintenance is done with the node.
+	MessageDrained = "Drained"
+)
+
+// NotAuthorizedMessage is the message for a node that the requester of the maintenance may not
+// delete.
+func NotAuthorizedMessage(username string) string {
+	const around = len(`Not drained: user "" may not delete this node.`)
+	for limit := MaxMessageBytes - around; ; limit-- {
+		// A name that has to be escaped grows when it is quoted.
+		if message := fmt.Sprintf("Not drained: user %q may not delete this node.", Fit(username, limit)); len(message) <= MaxMessageBytes {
+			return message
+		}
+	}
+}
+
+// remark is what there is to say to a maintenance about a node on which pods have to leave.
+type remark struct {
+	message string
+	// limiter is the maintenance that has come least far on the node, if the node's targets are
+	// lower than the maintenance's own because of it.
+	limiter *progress
+	// fastForwardedBy is the older maintenance that had taken the node further than the
+	// maintenance's own plan, or "".
+	fastForwardedBy string
+}
+
+// describe fills in the messages, and who was fast-forwarded.
+func (c *component) describe(call uint64, result *Result) {
+	for _, m := range c.maintenances {
+		m.takeStock(call)
+	}
+	for _, m := range c.maintenances {
+		waiting := MessageDrained
+		if !m.finished() || m.held() {
+			waiting = m.waiting()
+		}
+		messages := result.Messages[m.name]
+		for _, h := range m.holds {
+			message, ahead := waiting, h.joinedBehind()
+			if h.node.moving {
+				r := h.remark()
+				message = r.message
+				ahead = cmp.Or(r.fastForwardedBy, ahead)
+			}
+			if h.message != message {
+				h.message = message
+				messages[h.name] = message
+			}
+			h.fastForwarded(result, ahead)
+		}
+	}
+}
+
+// joinedBehind returns the oldest maintenance that had taken the node further than the plan of the
+// maintenance, which has just joined and has nothing of the node in its status yet, or "". This is
+// said even if there is no pod on the node now: those that come will not be given the turn that the
+// plan has for them.
+func (h *hold) joinedBehind() string {
+	if len(h.before) > 0 {
+		return ""
+	}
+	n := h.node
+	for k, reached := range n.before {
+		if reached <= n.group.members[h.index].at(k) {
+			continue
+		}
+		for _, other := range n.holds {
+			if slices.ContainsFunc(other.before, func(e maintenancev1alpha1.DrainPlanEntry) bool {
+				return int64(e.PodPriority) == reached && n.group.find(&e, k-1) == k
+			}) {
+				return other.by.name
+			}
+		}
+	}
+	return ""
+}
+
+// fastForwarded writes down by whom the maintenance was fast-forwarded on the node.
+func (h *hold) fastForwarded(result *Result, by string) {
+	if h.ahead == by {
+		return
+	}
+	h.ahead = by
+	all := result.FastForwarded[h.by.name]
+	switch {
+	case by == "":
+		if delete(all, h.name); len(all) == 0 {
+			delete(result.FastForwarded, h.by.name)
+		}
+	case all == nil:
+		result.FastForwarded[h.by.name] = map[string]string{h.name: by}
+	default:
+		all[h.name] = by
+	}
+}
+
+// takeStock finds out what the maintenance waits for.
+func (m *progress) takeStock(call uint64) {
+	m.waits, m.stuck, m.limiter = nodeList{}, nodeList{}, nil
+	for _, h := range m.holds {
+		n := h.node
+		if n.touched == call || m.changed == call {
+			h.moves = n.moving && h.first <= m.frontier && !m.finished() && n.movesFor(h)
+		}
+		if h.moves || h.uncordoned {
+			m.waits.add(h.name)
+		}
+		if h.first == m.frontier {
+			m.stuck.add(h.name)
+			if m.limiter == nil {
+				m.limiter = h.remark().limiter
+			}
+		}
+	}
+}
+
+// waiting is the message of the nodes of m on which nothing is asked to leave: they wait for other
+// nodes of m or, where another maintenance limits these, for the nodes that that one waits for.
+func (m *progress) waiting() string {
+	seen := map[*progress]bool{}
+	for at := m; at != nil && !seen[at]; at = at.limiter {
+		seen[at] = true
+		if at.waits.count == 0 {
+			continue
+		}
+		if at == m {
+			return at.waits.message("")
+		}
+		return at.waits.message(at.name)
+	}
+	return m.stuck.message("")
+}
+
+// remark returns what there is to say about the node. It is the same for all nodes with the same
+// answer.
+func (h *hold) remark() *remark {
+	g, a := h.node.group, h.node.answer
+	if a.remarked != g.changed {
+		a.remarked = g.changed
+		a.remarks = make([]remark, len(g.members))
+		for i := range a.remarks {
+			r := remark{message: MessageEvacuating, limiter: g.limiterOf(i, a.reached), fastForwardedBy: g.fastForwardedBy(i, a.reached)}
+			switch {
+			case r.fastForwardedBy != "":
+				r.message = withName("Evacuating (fast-forwarded by older ", r.fastForwardedBy, ")")
+			case r.limiter != nil:
+				r.message = withName("Evacuating (limited by ", r.limiter.name, ")")
+			}
+			a.remarks[i] = r
+		}
+	}
+	return &a.remarks[h.index]
+}
+
+// limiterOf returns the maintenance that has come least far, if what is reached is less than the
+// member asks for because of it.
+func (g *group) limiterOf(member int, reached reach) *progress {
+	for k := range g.keys {
+		want := g.members[member].own(k)
+		if reached[k] >= want {
+			continue
+		}
+		var limiter *progress
+		lowest := want
+		for i := range g.members {
+			at := g.members[i].at(k)
+			if g.members[i].of.held() {
+				at = unreached
+			}
+			if i != member && at < lowest {
+				limiter, lowest = g.members[i].of, at
+			}
+		}
+		if limiter != nil {
+			return limiter
+		}
+	}
+	return nil
+}
+
+// fastForwardedBy returns the older maintenance that had taken a node further than the member's own
+// plan, or "". Of several it is the one that has come least far: the one whose progress the node
+// shows.
+func (g *group) fastForwardedBy(member int, reached reach) string {
+	for k := range g.keys {
+		want := g.members[member].at(k)
+		if want >= reached[k] {
+			continue
+		}
+		var by *progress
+		var lowest int64
+		for i := range g.members[:member] {
+			if at := g.members[i].at(k); at > want && (by == nil || at < lowest) {
+				by, lowest = g.members[i].of, at
+			}
+		}
+		if by != nil {
+			return by.name
+		}
+	}
+	return ""
+}
+
+// nodeList is as much of a list of nodes as a message says.
+type nodeList struct {
+	first [2]string
+	count int
+}
+
+func (l *nodeList) add(name string) {
+	if l.count < len(l.first) {
+		l.first[l.count] = name
+	}
+	l.count++
+}
+
+// message names at most two of the nodes, and fewer if their names are long.
+func (l *nodeList) message(of string) string {
+	suffix := "."
+	if of != "" {
+		suffix = " (" + of + ")."
+	}
+	var message string
+	switch l.count {
+	case 0:
+		return MessageEvacuating
+	case 1:
+		message = "Waiting for node " + l.first[0]
+	case 2:
+		message = "Waiting for nodes " + l.first[0] + " and " + l.first[1]
+	default:
+		message = fmt.Sprintf("Waiting for nodes %s, %s and %d more", l.first[0], l.first[1], l.count-2)
+	}
+	if len(message)+len(suffix) <= MaxMessageBytes {
+		return message + suffix
+	}
+	message = fmt.Sprintf("Waiting for %d nodes", l.count)
+	if l.count == 1 {
+		message = "Waiting for node " + l.first[0]
+	}
+	return Fit(message, MaxMessageBytes-1) + "."
+}
+
+func withName(start, name, end string) string {
+	return start + Fit(name, MaxMessageBytes-len(start)-len(end)) + end
+}
+
+// Fit shortens s to at most limit bytes without cutting a character in two.
+func Fit(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	const dots = "…"
+	cut := max(limit-len(dots), 0)
+	for cut > 0 && !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return s[:cut] + dots
+}

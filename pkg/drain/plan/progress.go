@@ -1,0 +1,212 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package plan
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// planEntry is an entry of a plan, ready for use.
+type planEntry struct {
+	rank     int
+	priority int64
+	selector labels.Selector
+	// key is the place of the entry's key among those of the plan.
+	key int
+}
+
+// covers says whether the entry is about the pod.
+func (e *planEntry) covers(pod *Pod) bool {
+	return typeRank(pod.Type) == e.rank && int64(pod.Priority) <= e.priority && matches(e.selector, pod)
+}
+
+// planKey is a key that a plan names, as the plan writes its selector.
+type planKey struct {
+	key
+	selector *metav1.LabelSelector
+	compiled labels.Selector
+	// generic is the place of the key of all pods of the type among those of the plan, or -1.
+	generic int
+}
+
+// progress is one maintenance in the course of its drain.
+type progress struct {
+	name    string
+	created time.Time
+	// seen is the last call that it was part of.
+	seen uint64
+	// id is new with every plan that is read.
+	id      uint64
+	plan    []maintenancev1alpha1.DrainPlanEntry
+	entries []planEntry
+	keys    []planKey
+	// nodes are the names as they were handed in.
+	nodes []string
+	// holds are its nodes, sorted by name.
+	holds      []*hold
+	uncordoned []string
+	// stale says that the frontier has to be found anew.
+	stale bool
+	// frontier is the index of the first entry that has live pods left on any node, or
+	// len(entries).
+	frontier int
+	// own is, for each key, what the plan asks for up to the frontier.
+	own reach
+	// changed is the last call in which own changed, or whether it is held.
+	changed   uint64
+	component *component
+	// waits are the nodes that hold it up by themselves: those not cordoned and those with live
+	// pods that are leaving. stuck are those with live pods at the frontier.
+	waits, stuck nodeList
+	// limiter is the maintenance that keeps the pods that it waits for from being asked to leave.
+	limiter *progress
+}
+
+// hold is one node of one maintenance.
+type hold struct {
+	name string
+	by   *progress
+	node *nodeState
+	// index is the place among the holds of the node.
+	index int
+	// before are the targets in the maintenance's status.
+	before []maintenancev1alpha1.DrainPlanEntry
+	// first is the index of the first entry that covers a live pod on the node, or len(by.entries).
+	first      int
+	uncordoned bool
+	// moves says whether pods of the node that the maintenance waits for are asked to leave.
+	moves bool
+	// message and ahead are what the result says.
+	message, ahead string
+}
+
+func (m *progress) compile(plan []maintenancev1alpha1.DrainPlanEntry) error {
+	m.entries, m.keys = make([]planEntry, 0, len(plan)), nil
+	places := make(map[key]int, len(plan))
+	for i := range plan {
+		e := &plan[i]
+		k := entryKey(e)
+		place, known := places[k]
+		if !known {
+			s, err := compileSelector(e.PodSelector)
+			if err != nil {
+				return fmt.Errorf("plan entry %d: %w", i, err)
+			}
+			place = len(m.keys)
+			places[k] = place
+			m.keys = append(m.keys, planKey{key: k, selector: e.PodSelector, compiled: s})
+		}
+		m.entries = append(m.entries, planEntry{
+			rank: typeRank(k.podType), priority: int64(e.PodPriority), selector: m.keys[place].compiled, key: place,
+		})
+	}
+	for i := range m.keys {
+		generic, known := places[m.keys[i].generically()]
+		if !known {
+			generic = -1
+		}
+		m.keys[i].generic = generic
+	}
+	return nil
+}
+
+// index returns the first entry that covers the pod, or len(m.entries).
+func (m *progress) index(pod *Pod) int {
+	for i := range m.entries {
+		if m.entries[i].covers(pod) {
+			return i
+		}
+	}
+	return len(m.entries)
+}
+
+// cordon learns which nodes have not been seen cordoned.
+func (m *progress) cordon(uncordoned []string, call uint64) {
+	if (len(m.uncordoned) > 0) != (len(uncordoned) > 0) {
+		m.changed = call
+	}
+	m.uncordoned = slices.Clone(uncordoned)
+	sorted := slices.Sorted(slices.Values(uncordoned))
+	for _, h := range m.holds {
+		_, h.uncordoned = slices.BinarySearch(sorted, h.name)
+	}
+	if m.component != nil {
+		m.component.dirty = true
+	}
+}
+
+// advance finds the frontier and what is asked for up to there.
+func (m *progress) advance(call uint64) {
+	if !m.stale {
+		return
+	}
+	m.stale = false
+	frontier := len(m.entries)
+	for _, h := range m.holds {
+		frontier = min(frontier, h.first)
+	}
+	own := m.upTo(frontier)
+	if m.frontier != frontier || !slices.Equal(m.own, own) {
+		m.changed = call
+	}
+	m.frontier, m.own = frontier, own
+	m.component.dirty = true
+}
+
+// finished says whether no live pod is left that the plan covers.
+func (m *progress) finished() bool { return m.frontier == len(m.entries) }
+
+// held says whether the maintenance must not raise anything yet.
+func (m *progress) held() bool { return len(m.uncordoned) > 0 }
+
+// upTo returns what the entries up to and with the given one ask for. Of a type that is reached,
+// the selectors that the plan names later are listed too, at the priority that all pods of the type
+// have reached.
+func (m *progress) upTo(frontier int) reach {
+	r := nowhere(len(m.keys))
+	for i := 0; i <= frontier && i < len(m.entries); i++ {
+		r[m.entries[i].key] = max(r[m.entries[i].key], m.entries[i].priority)
+	}
+	for i := range m.keys {
+		if generic := m.keys[i].generic; generic >= 0 {
+			r[i] = max(r[i], r[generic])
+		}
+	}
+	return r
+}
+
+// reach is how far each key of a list has come: the highest priority that is asked to leave.
+type reach []int64
+
+// unreached is the priority of a key that has not come anywhere.
+const unreached = math.MinInt64
+
+func nowhere(keys int) reach {
+	r := make(reach, keys)
+	for i := range r {
+		r[i] = unreached
+	}
+	return r
+}

@@ -1,0 +1,306 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package plan
+
+import (
+	"maps"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"testing"
+)
+
+// shrink takes away from a script whatever it fails without, and returns what is left with its
+// failure.
+func shrink(s script, v *violation, against func() planning) (script, *violation) {
+	fails := func(candidate script) bool {
+		found := run(candidate, against())
+		if found == nil || found.property != v.property {
+			return false
+		}
+		s, v = candidate, found
+		return true
+	}
+	for size := s.size() + 1; s.size() < size; {
+		size = s.size()
+		for chunk := len(s.steps) / 2; chunk > 0; chunk /= 2 {
+			for at := len(s.steps) - chunk; at >= 0; at -= chunk {
+				if at+chunk <= len(s.steps) {
+					fails(s.with(slices.Delete(slices.Clone(s.steps), at, at+chunk)))
+				}
+			}
+		}
+		for at := range s.steps {
+			shrinkStep(at, func() step { return s.steps[at] }, func(smaller step) bool {
+				steps := slices.Clone(s.steps)
+				steps[at] = smaller
+				return fails(s.with(steps))
+			})
+		}
+		if s.slow {
+			fast := s
+			fast.slow = false
+			fails(fast)
+		}
+	}
+	return s, v
+}
+
+// with returns the script with other steps.
+func (s script) with(steps []step) script {
+	s.steps = steps
+	return s
+}
+
+// shrinkStep takes pods, nodes and entries away from a step.
+func shrinkStep(at int, now func() step, try func(step) bool) {
+	for i := len(now().pods) - 1; i >= 0; i-- {
+		smaller := now()
+		if smaller.do == podGoesByItself || smaller.do == podIsRelabelled {
+			break
+		}
+		smaller.pods = slices.Delete(slices.Clone(smaller.pods), i, i+1)
+		try(smaller)
+	}
+	for i := len(now().nodes) - 1; i >= 0; i-- {
+		smaller := now()
+		smaller.nodes = slices.Delete(slices.Clone(smaller.nodes), i, i+1)
+		try(smaller)
+	}
+	for i := len(now().plan) - 1; i >= 0; i-- {
+		smaller := now()
+		smaller.plan = slices.Delete(slices.Clone(smaller.plan), i, i+1)
+		try(smaller)
+	}
+}
+
+// faulty is a planner that somebody has broken.
+type faulty struct {
+	thePlanner
+	breaks func(World, Result) Result
+	shown  map[string]Targets
+}
+
+func (p *faulty) anew(w World) (Result, error) {
+	result, err := Plan(w)
+	if err != nil {
+		return Result{}, err
+	}
+	return p.breaks(w, result), nil
+}
+
+// again is no more than anew, but what has not changed is the same.
+func (p *faulty) again(w World) (Result, error) {
+	result, err := p.anew(w)
+	for node, targets := range result.Targets {
+		if was, ok := p.shown[node]; ok && reflect.DeepEqual(was.Entries, targets.Entries) {
+			result.Targets[node] = was
+		}
+	}
+	p.shown = maps.Clone(result.Targets)
+	return result, err
+}
+
+func (p *faulty) forget() { p.shown = nil }
+
+// amnesiac has no memory.
+type amnesiac struct{ thePlanner }
+
+func (p *amnesiac) again(w World) (Result, error) { return Plan(w) }
+
+// forgetful does not see that pods have changed as long as a node has not been created anew.
+type forgetful struct {
+	thePlanner
+	nodes map[string]*Node
+}
+
+func (p *forgetful) again(w World) (Result, error) {
+	w.Nodes = slices.Clone(w.Nodes)
+	for i, n := range w.Nodes {
+		if was := p.nodes[n.Name]; was != nil && was.UID == n.UID && len(was.Pods) > len(n.Pods) {
+			w.Nodes[i] = was
+		}
+		p.nodes[n.Name] = w.Nodes[i]
+	}
+	return p.thePlanner.again(w)
+}
+
+func (p *forgetful) forget() {
+	p.thePlanner.forget()
+	p.nodes = map[string]*Node{}
+}
+
+// with returns the world with the maintenances changed.
+func (w World) with(change func(*Maintenance)) World {
+	w.Maintenances = slices.Clone(w.Maintenances)
+	for i := range w.Maintenances {
+		change(&w.Maintenances[i])
+	}
+	return w
+}
+
+// swap puts other targets into an answer.
+func swap(result Result, of Result) Result {
+	result.Targets = of.Targets
+	return result
+}
+
+func must(result Result, err error) Result {
+	if err != nil {
+		panic(err)
+	}
+	return result
+}
+
+// TestPlantedFaultsAreFoundAndShrunk breaks the planner in ways that are easily got wrong, and
+// checks that the random worlds find each of them and that what is shown of it can be read.
+func TestPlantedFaultsAreFoundAndShrunk(t *testing.T) {
+	breaking := func(breaks func(World, Result) Result) func() planning {
+		return func() planning { return &faulty{breaks: breaks} }
+	}
+	for name, test := range map[string]struct {
+		against  func() planning
+		property string
+	}{
+		"a maintenance does not wait for its other nodes": {
+			against: breaking(func(w World, result Result) Result {
+				targets := map[string]Targets{}
+				for _, n := range w.Nodes {
+					alone := must(Plan(w.with(func(m *Maintenance) {
+						m.Nodes = slices.DeleteFunc(slices.Clone(m.Nodes), func(name string) bool { return name != n.Name })
+					})))
+					if t, ok := alone.Targets[n.Name]; ok {
+						targets[n.Name] = t
+					}
+				}
+				result.Targets = targets
+				return result
+			}),
+			property: "order",
+		},
+		"the maintenance that has come furthest decides": {
+			against: breaking(func(w World, result Result) Result {
+				targets := maps.Clone(result.Targets)
+				for i := range w.Maintenances {
+					alone := must(Plan(World{Maintenances: w.Maintenances[i : i+1], Nodes: w.Nodes}))
+					for node, t := range alone.Targets {
+						joined := slices.Concat(targets[node].Entries, t.Entries)
+						targets[node], _ = CompileTargets(ordered(joined))
+					}
+				}
+				result.Targets = targets
+				return result
+			}),
+			property: "order",
+		},
+		"what the statuses say is not looked at": {
+			against: breaking(func(w World, result Result) Result {
+				return swap(result, must(Plan(w.with(func(m *Maintenance) { m.Before = nil }))))
+			}),
+			property: "no backtracking",
+		},
+		"the status of one maintenance counts only": {
+			against: breaking(func(w World, result Result) Result {
+				return swap(result, must(Plan(w.with(func(m *Maintenance) {
+					if m.Name != w.Maintenances[0].Name {
+						m.Before = nil
+					}
+				}))))
+			}),
+			property: "independence",
+		},
+		"contradictions are not decided": {
+			against: breaking(func(w World, result Result) Result {
+				if len(result.Overrides) > 0 {
+					result.Targets = maps.Clone(result.Targets)
+					for _, m := range w.Maintenances {
+						for _, n := range m.Nodes {
+							result.Targets[n] = beforeOf(w, n)
+						}
+					}
+				}
+				return result
+			}),
+			property: "progress",
+		},
+		"contradictions are decided but not told": {
+			against: breaking(func(_ World, result Result) Result {
+				result.Overrides = nil
+				return result
+			}),
+			property: "order",
+		},
+		"nobody is told of being fast-forwarded": {
+			against: breaking(func(_ World, result Result) Result {
+				result.FastForwarded = map[string]map[string]string{}
+				return result
+			}),
+			property: "order",
+		},
+		"targets are raised before all nodes are cordoned": {
+			against: breaking(func(w World, result Result) Result {
+				return swap(result, must(Plan(w.with(func(m *Maintenance) { m.Uncordoned = nil }))))
+			}),
+			property: "order",
+		},
+		"another component stops this one": {
+			against: breaking(func(w World, result Result) Result {
+				for _, m := range w.Maintenances {
+					if len(m.Uncordoned) > 0 {
+						return swap(result, must(Plan(w.with(func(m *Maintenance) { m.Uncordoned = m.Nodes }))))
+					}
+				}
+				return result
+			}),
+			property: "minimality",
+		},
+		"pods that go are not noticed": {
+			against:  func() planning { return &forgetful{thePlanner{NewPlanner()}, map[string]*Node{}} },
+			property: "memory is a cache",
+		},
+		"targets are made anew each time": {
+			against:  func() planning { return &amnesiac{} },
+			property: "same targets",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for i := range uint64(1000) {
+				s := writeScript(rand.New(rand.NewPCG(i, 1)))
+				v := run(s, test.against())
+				if v == nil || v.property != test.property {
+					continue
+				}
+				small, found := shrink(s, v, test.against)
+				steps, pods, entries := small.count()
+				t.Logf("world %d, shrunk from %d to %d:\n%s%v", i, s.size(), small.size(), small, found)
+				if steps > 7 || pods > 3 || entries > 3 {
+					t.Errorf("%d steps, %d pods and %d entries are not what can be read at a glance", steps, pods, entries)
+				}
+				return
+			}
+			t.Errorf("not found in 1000 worlds")
+		})
+	}
+}
+
+func (s script) count() (steps, pods, entries int) {
+	for _, step := range s.steps {
+		pods += len(step.pods)
+		entries += len(step.plan)
+	}
+	return len(s.steps), pods, entries
+}

@@ -1,0 +1,108 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package plan
+
+import (
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// Targets are the drain targets of a node, ready to be asked which pods they cover. The zero value
+// covers nothing.
+type Targets struct {
+	// Entries are the targets as the status shows them: by pod type, the entry for all pods before
+	// those with a selector. They are shared and must not be changed.
+	Entries   []maintenancev1alpha1.DrainPlanEntry
+	selectors []labels.Selector
+}
+
+// CompileTargets makes the targets that a status shows ready for use.
+func CompileTargets(entries []maintenancev1alpha1.DrainPlanEntry) (Targets, error) {
+	t := Targets{Entries: entries, selectors: make([]labels.Selector, len(entries))}
+	for i := range entries {
+		s, err := compileSelector(entries[i].PodSelector)
+		if err != nil {
+			return Targets{}, fmt.Errorf("entry %d: %w", i, err)
+		}
+		t.selectors[i] = s
+	}
+	return t, nil
+}
+
+// Cover says whether the pod is asked to leave.
+func (t Targets) Cover(pod Pod) bool {
+	for i := range t.Entries {
+		if t.Entries[i].PodType == pod.Type && pod.Priority <= t.Entries[i].PodPriority && matches(t.selectors[i], &pod) {
+			return true
+		}
+	}
+	return false
+}
+
+// Same says, at once, whether the two are the same value and not merely equal ones.
+func (t Targets) Same(other Targets) bool {
+	return len(t.Entries) == len(other.Entries) && (len(t.Entries) == 0 || &t.Entries[0] == &other.Entries[0])
+}
+
+// compileSelector returns nil for a selector of all pods.
+func compileSelector(s *metav1.LabelSelector) (labels.Selector, error) {
+	if planorder.SelectsAll(s) {
+		return nil, nil
+	}
+	return metav1.LabelSelectorAsSelector(s)
+}
+
+func matches(s labels.Selector, pod *Pod) bool {
+	return s == nil || s.Matches(pod.Labels)
+}
+
+// key identifies a target: the pods of a type that a selector, written canonically, selects.
+type key struct {
+	podType  maintenancev1alpha1.PodType
+	selector string
+}
+
+// generically returns the key of all pods of the type.
+func (k key) generically() key { return key{podType: k.podType} }
+
+func typeRank(t maintenancev1alpha1.PodType) int {
+	rank, _ := planorder.TypeRank(string(t))
+	return rank
+}
+
+func compareGenericFirst(a, b key) int {
+	switch {
+	case a.selector == "" && b.selector != "":
+		return -1
+	case a.selector != "" && b.selector == "":
+		return 1
+	}
+	return 0
+}
+
+func entryKey(e *maintenancev1alpha1.DrainPlanEntry) key {
+	t := e.PodType
+	if t == "" {
+		t = maintenancev1alpha1.PodTypeDefault
+	}
+	return key{podType: t, selector: planorder.CanonicalSelector(e.PodSelector)}
+}

@@ -1,0 +1,140 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package surge
+
+import (
+	"fmt"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	policyv1 "k8s.io/api/policy/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	pdb "haulout.dev/haulout/pkg/drain/budget"
+)
+
+// NeverAllows reports whether a budget allows no eviction although all of its pods are healthy,
+// also when a Deployment with so many replicas has the extra ones of a surge beside them; why names
+// in few words what in the budget is the reason. The numbers are rounded as the disruption
+// controller rounds them. Such a budget is its owner's no.
+func NeverAllows(budget *policyv1.PodDisruptionBudget, replicas, extra int32) (why string, never bool) {
+	if _, failed := pdb.SyncFailure(budget); failed {
+		return "it cannot be computed", true
+	}
+	if pdb.CountsNone(budget) {
+		return "it counts none of its pods", true
+	}
+	expected := expectedOf(budget, replicas) + extra
+	if pdb.DesiredHealthy(budget, expected) < expected {
+		return "", false
+	}
+	switch spec := &budget.Spec; {
+	case spec.MaxUnavailable != nil:
+		return "maxUnavailable " + spec.MaxUnavailable.String(), true
+	case spec.MinAvailable != nil:
+		return fmt.Sprintf("minAvailable %s of at most %d pods", spec.MinAvailable.String(), expected), true
+	}
+	return "neither minAvailable nor maxUnavailable", true
+}
+
+// ExtraFor returns how many extra replicas a surge of a Deployment with so many replicas needs so
+// that the budget allows an eviction when all pods are healthy: at least one. It is most where no
+// number up to that is enough. A percentage may need several.
+func ExtraFor(budget *policyv1.PodDisruptionBudget, replicas, most int32) int32 {
+	expected := expectedOf(budget, replicas)
+	for extra := int32(1); extra < most; extra++ {
+		if pdb.DesiredHealthy(budget, expected+extra) < expected+extra {
+			return extra
+		}
+	}
+	return most
+}
+
+// expectedOf returns how many pods a budget expects without a surge: those of other workloads may
+// be among them.
+func expectedOf(budget *policyv1.PodDisruptionBudget, replicas int32) int32 {
+	return max(replicas, budget.Status.ExpectedPods)
+}
+
+// RefuseBudgets says why a Deployment with so many replicas is not scaled up for a pod under these
+// budgets, if a surge has at most so many extra replicas: because they never allow an eviction. a
+// is its autoscaler; nil if it has none.
+func RefuseBudgets(
+	d *appsv1.Deployment, a *autoscalingv2.HorizontalPodAutoscaler, budgets []*policyv1.PodDisruptionBudget, replicas, extra int32,
+) Refusal {
+	var names, why string
+	switch len(budgets) {
+	case 0:
+		return Refusal{}
+	case 1:
+		reason, never := NeverAllows(budgets[0], replicas, extra)
+		if !never {
+			return Refusal{}
+		}
+		names, why = fmt.Sprintf("PodDisruptionBudget %s (%s)", budgets[0].Name, reason), "which never allows an eviction"
+	default:
+		names, why = "the PodDisruptionBudgets "+namesOf(budgets), "of which a pod may have only one to be evicted"
+	}
+	switch always := IsAlways(d.Annotations); {
+	case always && a == nil:
+		return Refusal{}
+	case always:
+		// An autoscaler scales down when it sees fit, so that the pods of what it scales leave by
+		// eviction.
+		return Refusal{
+			Fact:    fmt.Sprintf("is scaled up by HorizontalPodAutoscaler %s in vain under %s, %s", a.Name, names, why),
+			Because: "what an autoscaler scales leaves by eviction only",
+		}
+	}
+	return Refusal{
+		Fact: fmt.Sprintf("is not scaled up past %s, %s", names, why),
+		Because: fmt.Sprintf("its pods are replaced nevertheless if it has the annotation %s: %s", maintenancev1alpha1.AnnotationSurge,
+			maintenancev1alpha1.SurgeAlways),
+	}
+}
+
+func namesOf(budgets []*policyv1.PodDisruptionBudget) string {
+	names := make([]string, 0, len(budgets))
+	for _, budget := range budgets {
+		names = append(names, budget.Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// LeavesByScaleDown reports whether a pod under these budgets leaves with the scale-down that ends
+// a surge of a Deployment from so many replicas by so many extra ones, and not by eviction: it has
+// no budget, or only such as never allow an eviction and the Deployment wants its pods replaced
+// nevertheless. As in a rollout, which does not ask budgets either, a pod is only removed when
+// another one is available in its place. An autoscaler scales down when it sees fit, so that what
+// it scales leaves by eviction.
+func LeavesByScaleDown(
+	d *appsv1.Deployment, autoscaled bool, replicas, extra int32, budgets []*policyv1.PodDisruptionBudget,
+) bool {
+	switch {
+	case autoscaled:
+		return false
+	case len(budgets) == 0:
+		return true
+	case !IsAlways(d.Annotations):
+		return false
+	case len(budgets) > 1:
+		return true
+	}
+	_, never := NeverAllows(budgets[0], replicas, extra)
+	return never
+}

@@ -1,0 +1,83 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package surge
+
+import (
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// Candidate is a Deployment whose pods may be asked to leave, with all that decides whether it
+// would be scaled up.
+type Candidate struct {
+	Deployment *appsv1.Deployment
+	// Autoscalers are those that scale it, by name.
+	Autoscalers []*autoscalingv2.HorizontalPodAutoscaler
+	// OneNodeClaims are those of its claims for which OneNode is true.
+	OneNodeClaims []string
+}
+
+// DecidesOf returns what decides of a Deployment, without the rest.
+func DecidesOf(full *appsv1.Deployment) *appsv1.Deployment {
+	d := protocol.DecidesOf(full)
+	d.DeletionTimestamp = full.DeletionTimestamp
+	d.Spec.Replicas, d.Spec.Strategy, d.Spec.Paused = full.Spec.Replicas, full.Spec.Strategy, full.Spec.Paused
+	for _, name := range Claims(full) {
+		d.Spec.Template.Spec.Volumes = append(d.Spec.Template.Spec.Volumes, corev1.Volume{
+			VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}},
+		})
+	}
+	return d
+}
+
+// Refuse says why the Deployment would not be scaled up.
+func (c *Candidate) Refuse() Refusal {
+	why := Refuse(c.Deployment, Replicas(c.Deployment), c.OneNodeClaims)
+	if !why.IsZero() || len(c.Autoscalers) == 0 {
+		return why
+	}
+	a := c.Autoscalers[0]
+	extra := a.Spec.MaxReplicas - AutoscaledTo(c.Deployment, a)
+	if _, up := a.Annotations[maintenancev1alpha1.AnnotationSurgeRecord]; up {
+		// What there was of room, its surge has taken.
+		extra = 1
+	}
+	return RefuseAutoscaled(c.Autoscalers, a, extra)
+}
+
+// RefuseUnder says why a pod of the Deployment cannot leave under a budget that allows no eviction
+// as it is: because the Deployment would not be scaled up, or because that would be in vain.
+func (c *Candidate) RefuseUnder(budgets ...*policyv1.PodDisruptionBudget) Refusal {
+	if why := c.Refuse(); !why.IsZero() {
+		return why
+	}
+	var a *autoscalingv2.HorizontalPodAutoscaler
+	if len(c.Autoscalers) > 0 {
+		a = c.Autoscalers[0]
+	}
+	replicas := AutoscaledTo(c.Deployment, a)
+	extra := Most(c.Deployment, replicas)
+	if a != nil {
+		extra = max(1, min(extra, a.Spec.MaxReplicas-replicas))
+	}
+	return RefuseBudgets(c.Deployment, a, budgets, replicas, extra)
+}

@@ -1,0 +1,162 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cache
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// packedPod is a pod as the informer's cache keeps it. Go lays out every field of a Pod, 1,240
+// bytes, whether it is set or not; this is what stripping leaves. Pods are unpacked whenever they
+// are read.
+type packedPod struct {
+	metav1.ObjectMeta
+	nodeName, nominatedNodeName string
+	phase                       corev1.PodPhase
+	priority                    *int32
+	grace                       *int64
+	restartPolicy               corev1.RestartPolicy
+	tolerations                 []corev1.Toleration
+	volumes                     []corev1.Volume
+	// readySince is the time, in seconds, of a condition Ready that is true and says no more; then
+	// conditions is empty.
+	readySince int64
+	conditions []corev1.PodCondition
+}
+
+// pack takes a pod that has been stripped.
+func pack(pod *corev1.Pod) *packedPod {
+	p := &packedPod{
+		ObjectMeta: pod.ObjectMeta, nodeName: pod.Spec.NodeName, nominatedNodeName: pod.Status.NominatedNodeName, phase: pod.Status.Phase,
+		priority: pod.Spec.Priority, grace: pod.Spec.TerminationGracePeriodSeconds, restartPolicy: pod.Spec.RestartPolicy, tolerations: pod.Spec.Tolerations, volumes: pod.Spec.Volumes,
+		conditions: pod.Status.Conditions,
+	}
+	if len(p.conditions) != 1 {
+		return p
+	}
+	if since := p.conditions[0].LastTransitionTime.Unix(); since > 0 && p.conditions[0] == plainReady(since) {
+		p.readySince, p.conditions = since, nil
+	}
+	return p
+}
+
+// plainReady is the condition that most pods have, and no other of those that are kept.
+func plainReady(since int64) corev1.PodCondition {
+	return corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Unix(since, 0)}
+}
+
+func (p *packedPod) unpack() *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: p.ObjectMeta,
+		Spec: corev1.PodSpec{
+			NodeName: p.nodeName, Priority: p.priority, TerminationGracePeriodSeconds: p.grace, RestartPolicy: p.restartPolicy, Tolerations: p.tolerations, Volumes: p.volumes,
+		},
+		Status: corev1.PodStatus{Phase: p.phase, NominatedNodeName: p.nominatedNodeName, Conditions: p.conditions},
+	}
+	if p.readySince != 0 {
+		pod.Status.Conditions = []corev1.PodCondition{plainReady(p.readySince)}
+	}
+	return pod
+}
+
+// UnpackPod returns the pod that an object of the informer of pods stands for, packed or not; nil
+// if it is no pod. It must not be changed.
+func UnpackPod(obj any) *corev1.Pod {
+	switch o := obj.(type) {
+	case *packedPod:
+		return o.unpack()
+	case *corev1.Pod:
+		return o
+	}
+	return nil
+}
+
+// UnpackedPods returns a handler that is told of pods as they are before they are packed.
+func UnpackedPods(handler cache.ResourceEventHandler) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerDetailedFuncs{
+		AddFunc:    func(obj any, initial bool) { handler.OnAdd(UnpackPod(obj), initial) },
+		UpdateFunc: func(old, obj any) { handler.OnUpdate(UnpackPod(old), UnpackPod(obj)) },
+		DeleteFunc: func(obj any) {
+			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				handler.OnDelete(cache.DeletedFinalStateUnknown{Key: tombstone.Key, Obj: UnpackPod(tombstone.Obj)})
+				return
+			}
+			handler.OnDelete(UnpackPod(obj))
+		},
+	}
+}
+
+// PodLister lists what the informer of pods has cached, packed or not. The lister that comes with
+// the informer knows only the one that is not.
+func PodLister(indexer cache.Indexer) corelisters.PodLister {
+	return podLister{indexer: indexer}
+}
+
+type podLister struct {
+	indexer cache.Indexer
+	corelisters.PodListerExpansion
+}
+
+func (l podLister) List(selector labels.Selector) ([]*corev1.Pod, error) {
+	return unpacked(l.indexer.List(), selector), nil
+}
+
+func (l podLister) Pods(namespace string) corelisters.PodNamespaceLister {
+	return podNamespaceLister{indexer: l.indexer, namespace: namespace}
+}
+
+type podNamespaceLister struct {
+	indexer   cache.Indexer
+	namespace string
+	corelisters.PodNamespaceListerExpansion
+}
+
+func (l podNamespaceLister) List(selector labels.Selector) ([]*corev1.Pod, error) {
+	objects, err := l.indexer.ByIndex(cache.NamespaceIndex, l.namespace)
+	if err != nil {
+		return nil, err
+	}
+	return unpacked(objects, selector), nil
+}
+
+func (l podNamespaceLister) Get(name string) (*corev1.Pod, error) {
+	obj, exists, err := l.indexer.GetByKey(l.namespace + "/" + name)
+	if err != nil {
+		return nil, err
+	}
+	if !exists {
+		return nil, apierrors.NewNotFound(corev1.Resource("pods"), name)
+	}
+	return UnpackPod(obj), nil
+}
+
+// unpacked returns the pods that a selector selects, without unpacking the others.
+func unpacked(objects []any, selector labels.Selector) []*corev1.Pod {
+	pods := make([]*corev1.Pod, 0, len(objects))
+	for _, obj := range objects {
+		if object, err := meta.Accessor(obj); err == nil && selector.Matches(labels.Set(object.GetLabels())) {
+			pods = append(pods, UnpackPod(obj))
+		}
+	}
+	return pods
+}

@@ -1,0 +1,60 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package cache holds the indexes and the transforms of the informers that the controllers share.
+package cache
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// PodsByNode is the name of the index of pods by the node they run on or are about to run on.
+const PodsByNode = "haulout.dev/pods-by-node"
+
+// NodeOf returns the node a pod counts for: the one it is bound to or, for a Pending pod that is
+// not, the one it is nominated for.
+func NodeOf(pod *corev1.Pod) string {
+	if pod.Spec.NodeName != "" {
+		return pod.Spec.NodeName
+	}
+	if pod.Status.Phase == corev1.PodPending {
+		return pod.Status.NominatedNodeName
+	}
+	return ""
+}
+
+// AddPodsByNode adds the index PodsByNode, unless another controller has done so. The informer must
+// not run yet.
+func AddPodsByNode(informer cache.SharedIndexInformer) error {
+	return AddIndex(informer, PodsByNode, func(obj any) ([]string, error) {
+		if pod := UnpackPod(obj); pod != nil {
+			if node := NodeOf(pod); node != "" {
+				return []string{node}, nil
+			}
+		}
+		return nil, nil
+	})
+}
+
+// AddIndex adds an index to an informer, unless one of the same name is there. The informer must
+// not run yet.
+func AddIndex(informer cache.SharedIndexInformer, name string, index cache.IndexFunc) error {
+	if _, there := informer.GetIndexer().GetIndexers()[name]; there {
+		return nil
+	}
+	return informer.AddIndexers(cache.Indexers{name: index})
+}

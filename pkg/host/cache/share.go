@@ -1,0 +1,107 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cache
+
+import (
+	"maps"
+	"reflect"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/lru"
+)
+
+// maxOwners bounds how many controllers are remembered with their latest pod. One that is forgotten
+// costs only memory.
+const maxOwners = 20000
+
+// sharing lets pods share the parts that are equal. What is in an informer's cache is never
+// changed, so nobody notices.
+type sharing struct {
+	// latest holds the latest pod of each controller, by UID.
+	latest *lru.Cache
+}
+
+func newSharing() *sharing {
+	return &sharing{latest: lru.New(maxOwners)}
+}
+
+// share replaces the parts of a pod that its latest sibling has, too.
+func (s *sharing) share(pod *corev1.Pod) {
+	pod.Namespace = once(pod.Namespace)
+	pod.Spec.NodeName = once(pod.Spec.NodeName)
+	pod.Status.Phase = once(pod.Status.Phase)
+	for i := range pod.Status.Conditions {
+		c := &pod.Status.Conditions[i]
+		c.Type, c.Status, c.Reason, c.Message = once(c.Type), once(c.Status), once(c.Reason), once(c.Message)
+	}
+	owner := metav1.GetControllerOfNoCopy(pod)
+	if owner == nil {
+		return
+	}
+	if sibling, ok := s.latest.Get(owner.UID); ok {
+		shareParts(pod, sibling.(*parts))
+	}
+	s.latest.Add(owner.UID, &parts{
+		labels: pod.Labels, owners: pod.OwnerReferences, tolerations: pod.Spec.Tolerations, finalizers: pod.Finalizers, annotations: pod.Annotations,
+		priority: pod.Spec.Priority, grace: pod.Spec.TerminationGracePeriodSeconds, volumes: pod.Spec.Volumes,
+	})
+}
+
+// parts is what siblings may have in common.
+type parts struct {
+	labels, annotations map[string]string
+	owners              []metav1.OwnerReference
+	tolerations         []corev1.Toleration
+	finalizers          []string
+	volumes             []corev1.Volume
+	priority            *int32
+	grace               *int64
+}
+
+func shareParts(pod *corev1.Pod, p *parts) {
+	if maps.Equal(pod.Labels, p.labels) {
+		pod.Labels = p.labels
+	}
+	if maps.Equal(pod.Annotations, p.annotations) {
+		pod.Annotations = p.annotations
+	}
+	if reflect.DeepEqual(pod.OwnerReferences, p.owners) {
+		pod.OwnerReferences = p.owners
+	}
+	if reflect.DeepEqual(pod.Spec.Tolerations, p.tolerations) {
+		pod.Spec.Tolerations = p.tolerations
+	}
+	if reflect.DeepEqual(pod.Spec.Volumes, p.volumes) {
+		pod.Spec.Volumes = p.volumes
+	}
+	if reflect.DeepEqual(pod.Finalizers, p.finalizers) {
+		pod.Finalizers = p.finalizers
+	}
+	if reflect.DeepEqual(pod.Spec.Priority, p.priority) {
+		pod.Spec.Priority = p.priority
+	}
+	if reflect.DeepEqual(pod.Spec.TerminationGracePeriodSeconds, p.grace) {
+		pod.Spec.TerminationGracePeriodSeconds = p.grace
+	}
+}
+
+// once returns the one copy of a string that many objects have.
+func once[S ~string](s S) S {
+	return unique.Make(s).Value()
+}

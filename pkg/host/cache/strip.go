@@ -1,0 +1,248 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cache
+
+import (
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// NewTransform returns a transform for a whole informer factory of the host cluster: it takes off
+// what no controller reads, as Strip does, has pods with the same controller share what they have
+// in common, and packs them: they have to be read with PodLister, UnpackPod and UnpackedPods. A
+// cluster with 150,000 pods would not fit into memory otherwise.
+func NewTransform() cache.TransformFunc {
+	s := newSharing()
+	return func(obj any) (any, error) {
+		if _, err := Strip(obj); err != nil {
+			return nil, err
+		}
+		if pod, ok := obj.(*corev1.Pod); ok {
+			s.share(pod)
+			return pack(pod), nil
+		}
+		return obj, nil
+	}
+}
+
+// Strip takes off pods, nodes, volume attachments, workloads and their autoscalers what no
+// controller reads, and the managed fields off everything.
+func Strip(obj any) (any, error) {
+	switch o := obj.(type) {
+	case *packedPod:
+	case *corev1.Pod:
+		stripPod(o)
+	case *corev1.Node:
+		stripNode(o)
+	case *storagev1.VolumeAttachment:
+		stripVolumeAttachment(o)
+	case *appsv1.Deployment:
+		stripDeployment(o)
+	case *appsv1.DaemonSet:
+		stripDaemonSet(o)
+	case *appsv1.ReplicaSet:
+		o.ManagedFields, o.Labels, o.Annotations = nil, nil, nil
+		o.Spec, o.Status = appsv1.ReplicaSetSpec{Replicas: o.Spec.Replicas}, appsv1.ReplicaSetStatus{}
+	case *appsv1.StatefulSet:
+		o.ManagedFields, o.Labels, o.Annotations = nil, nil, nil
+		o.Spec, o.Status = appsv1.StatefulSetSpec{Replicas: o.Spec.Replicas}, appsv1.StatefulSetStatus{}
+	case *autoscalingv2.HorizontalPodAutoscaler:
+		stripAutoscaler(o)
+	case metav1.Object:
+		o.SetManagedFields(nil)
+	}
+	return obj, nil
+}
+
+// stripPod keeps what decides about a pod's leaving: identity, owners, labels, finalizers, the
+// annotations of evacuators and deletion cost, placement, priority, tolerations, restart policy,
+// volumes' claims, phase and the conditions that tell whether it serves and why it has no node.
+func stripPod(pod *corev1.Pod) {
+	pod.ManagedFields = nil
+	pod.GenerateName = ""
+	for key := range pod.Annotations {
+		if !keepPodAnnotation(key) {
+			delete(pod.Annotations, key)
+		}
+	}
+	if len(pod.Annotations) == 0 {
+		pod.Annotations = nil
+	}
+	pod.Spec = corev1.PodSpec{
+		NodeName:                      pod.Spec.NodeName,
+		Priority:                      pod.Spec.Priority,
+		Tolerations:                   pod.Spec.Tolerations,
+		TerminationGracePeriodSeconds: pod.Spec.TerminationGracePeriodSeconds,
+		RestartPolicy:                 pod.Spec.RestartPolicy,
+		Volumes:                       claims(pod.Spec.Volumes),
+	}
+	pod.Status = corev1.PodStatus{
+		Phase:             pod.Status.Phase,
+		Conditions:        telling(pod.Status.Conditions),
+		NominatedNodeName: pod.Status.NominatedNodeName,
+	}
+}
+
+// telling returns the conditions that are read, in a new slice, so that the others can be freed.
+func telling(conditions []corev1.PodCondition) []corev1.PodCondition {
+	keep := func(c *corev1.PodCondition) bool {
+		switch c.Type {
+		case corev1.PodReady, corev1.DisruptionTarget:
+			return true
+		case corev1.PodScheduled:
+			return c.Status != corev1.ConditionTrue
+		}
+		return false
+	}
+	n := 0
+	for i := range conditions {
+		if keep(&conditions[i]) {
+			n++
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	kept := make([]corev1.PodCondition, 0, n)
+	for i := range conditions {
+		if keep(&conditions[i]) {
+			kept = append(kept, conditions[i])
+		}
+	}
+	return kept
+}
+
+func keepPodAnnotation(key string) bool {
+	return key == corev1.MirrorPodAnnotationKey || key == corev1.PodDeletionCost ||
+		strings.HasPrefix(key, maintenancev1alpha1.AnnotationEvacuatorPrefix) || strings.HasPrefix(key, ownPrefix)
+}
+
+// ownPrefix starts all keys of our own.
+const ownPrefix = maintenancev1alpha1.GroupName + "/"
+
+// claims returns a new slice, so that the volumes that are left out can be freed.
+func claims(volumes []corev1.Volume) []corev1.Volume {
+	var kept []corev1.Volume
+	for _, v := range volumes {
+		if v.PersistentVolumeClaim != nil {
+			kept = append(kept, corev1.Volume{Name: v.Name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: v.PersistentVolumeClaim}})
+		}
+	}
+	return kept
+}
+
+// stripNode keeps what decides about cordons and reachability: identity, labels, our annotations,
+// the spec, the conditions and the volumes in use.
+func stripNode(node *corev1.Node) {
+	node.ManagedFields = nil
+	for key := range node.Annotations {
+		if !strings.HasPrefix(key, ownPrefix) {
+			delete(node.Annotations, key)
+		}
+	}
+	node.Status = corev1.NodeStatus{Conditions: node.Status.Conditions, VolumesInUse: node.Status.VolumesInUse}
+}
+
+// stripVolumeAttachment keeps which volume is on which node, whether it is attached, and why it
+// cannot be. An inline volume can be a whole specification.
+func stripVolumeAttachment(attachment *storagev1.VolumeAttachment) {
+	attachment.ManagedFields = nil
+	attachment.Annotations = nil
+	attachment.Spec = storagev1.VolumeAttachmentSpec{
+		NodeName: attachment.Spec.NodeName, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: attachment.Spec.Source.PersistentVolumeName},
+	}
+	attachment.Status = storagev1.VolumeAttachmentStatus{Attached: attachment.Status.Attached, AttachError: attachment.Status.AttachError}
+}
+
+// stripDaemonSet keeps what decides about the nodes of a DaemonSet's pods, and about their turn in
+// a drain.
+func stripDaemonSet(d *appsv1.DaemonSet) {
+	d.ManagedFields, d.Annotations, d.Labels = nil, nil, nil
+	full := &d.Spec.Template
+	template := corev1.PodTemplateSpec{
+		ObjectMeta: metav1.ObjectMeta{Labels: full.Labels},
+		Spec: corev1.PodSpec{
+			NodeSelector: full.Spec.NodeSelector, Affinity: full.Spec.Affinity, Tolerations: full.Spec.Tolerations, HostNetwork: full.Spec.HostNetwork,
+			PriorityClassName: full.Spec.PriorityClassName, Priority: full.Spec.Priority,
+		},
+	}
+	d.Spec = appsv1.DaemonSetSpec{
+		Selector: d.Spec.Selector, Template: template, UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: d.Spec.UpdateStrategy.Type},
+	}
+	d.Status = appsv1.DaemonSetStatus{}
+}
+
+// DeploymentRevision is the annotation in which the deployment controller counts a Deployment's
+// templates.
+const DeploymentRevision = "deployment.kubernetes.io/revision"
+
+// stripDeployment keeps what decides about scaling it: our annotations and its revision, the spec
+// with the labels and claims of its pods, the numbers of the status and the conditions that tell
+// whether it gets its pods and whether its rollout is stuck. Templates are most of what a
+// Deployment takes.
+func stripDeployment(d *appsv1.Deployment) {
+	d.ManagedFields, d.Labels = nil, nil
+	for key := range d.Annotations {
+		if key != DeploymentRevision && !strings.HasPrefix(key, ownPrefix) {
+			delete(d.Annotations, key)
+		}
+	}
+	d.Spec.Template = corev1.PodTemplateSpec{
+		ObjectMeta: metav1.ObjectMeta{Labels: d.Spec.Template.Labels},
+		Spec:       corev1.PodSpec{Volumes: claims(d.Spec.Template.Spec.Volumes)},
+	}
+	var kept []appsv1.DeploymentCondition
+	for _, c := range d.Status.Conditions {
+		switch {
+		case c.Type == appsv1.DeploymentReplicaFailure:
+			kept = append(kept, c)
+		case c.Type == appsv1.DeploymentProgressing && c.Status == corev1.ConditionFalse:
+			kept = append(kept, appsv1.DeploymentCondition{Type: c.Type, Status: c.Status, Reason: c.Reason})
+		}
+	}
+	d.Status.Conditions = kept
+}
+
+// stripAutoscaler keeps what decides about its lowest number of replicas: whom it scales, its
+// bounds, how it scales down, the numbers of the status and whether it is able to scale.
+func stripAutoscaler(a *autoscalingv2.HorizontalPodAutoscaler) {
+	a.ManagedFields, a.Labels = nil, nil
+	for key := range a.Annotations {
+		if !strings.HasPrefix(key, ownPrefix) {
+			delete(a.Annotations, key)
+		}
+	}
+	a.Spec.Metrics, a.Status.CurrentMetrics = nil, nil
+	if a.Spec.Behavior != nil {
+		a.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleDown: a.Spec.Behavior.ScaleDown}
+	}
+	var kept []autoscalingv2.HorizontalPodAutoscalerCondition
+	for _, c := range a.Status.Conditions {
+		if c.Type == autoscalingv2.AbleToScale {
+			kept = append(kept, autoscalingv2.HorizontalPodAutoscalerCondition{Type: c.Type, Status: c.Status})
+		}
+	}
+	a.Status.Conditions = kept
+}

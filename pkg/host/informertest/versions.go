@@ -1,0 +1,104 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package informertest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// firstVersion is beyond those that tests give to the objects that they begin with.
+const firstVersion = 1000
+
+// Versioned gives each update and each merge patch of the cluster's objects a resource version of
+// its own, and refuses those that were made from an older one. A fake cluster leaves the versions
+// alone: whoever goes by them to see that its cache is behind its own last write would go wrong,
+// and writes from a stale object would undo others.
+func Versioned(t testing.TB, cluster interface {
+	Cluster
+	PrependReactor(verb, resource string, reaction clienttesting.ReactionFunc)
+},
+) {
+	t.Helper()
+	// The cluster's lock is held while it reacts.
+	version := firstVersion
+	react := clienttesting.ObjectReaction(cluster.Tracker())
+	// next returns the version to be written, unless the write was made from another one than is
+	// stored.
+	next := func(action clienttesting.Action, name, from string) (string, error) {
+		stored, err := cluster.Tracker().Get(action.GetResource(), action.GetNamespace(), name)
+		if err != nil {
+			return "", err
+		}
+		accessor, err := meta.Accessor(stored)
+		if err != nil {
+			return "", err
+		}
+		if from != "" && from != accessor.GetResourceVersion() {
+			return "", apierrors.NewConflict(action.GetResource().GroupResource(), name, errors.New("it has changed"))
+		}
+		version++
+		return strconv.Itoa(version), nil
+	}
+	cluster.PrependReactor("update", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		update := action.(clienttesting.UpdateActionImpl)
+		object, err := meta.Accessor(update.Object)
+		if err != nil {
+			return true, nil, err
+		}
+		written, err := next(action, object.GetName(), object.GetResourceVersion())
+		if err != nil {
+			return true, nil, err
+		}
+		object.SetResourceVersion(written)
+		return react(update)
+	})
+	cluster.PrependReactor("patch", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		patch := action.(clienttesting.PatchActionImpl)
+		if patch.PatchType != types.MergePatchType {
+			return true, nil, fmt.Errorf("no versions for patches of type %s", patch.PatchType)
+		}
+		var body map[string]any
+		if err := json.Unmarshal(patch.Patch, &body); err != nil {
+			return true, nil, err
+		}
+		metadata, ok := body["metadata"].(map[string]any)
+		if !ok {
+			metadata = map[string]any{}
+			body["metadata"] = metadata
+		}
+		from, _ := metadata["resourceVersion"].(string)
+		written, err := next(action, patch.Name, from)
+		if err != nil {
+			return true, nil, err
+		}
+		metadata["resourceVersion"] = written
+		if patch.Patch, err = json.Marshal(body); err != nil {
+			return true, nil, err
+		}
+		return react(patch)
+	})
+}

@@ -1,0 +1,95 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package informertest lets tests with informers on fake clusters wait until the informers watch.
+//
+// A fake cluster tells a watch of all objects that are newer than the list, but not of those that
+// have gone since: what a test removes between an informer's list, after which it says that it is
+// synced, and its watch stays in the informer for ever.
+package informertest
+
+import (
+	"context"
+	"math"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// Cluster is what each fake clientset is.
+type Cluster interface {
+	// PrependWatchReactor has the reaction answer watches before all others.
+	PrependWatchReactor(resource string, reaction clienttesting.WatchReactionFunc)
+	// Tracker has the objects.
+	Tracker() clienttesting.ObjectTracker
+}
+
+// Watches counts the watches that informers have begun, by resource.
+type Watches struct {
+	mu    sync.Mutex
+	begun map[string]int
+}
+
+// Count counts the watches of the clusters from now on.
+func Count(clusters ...Cluster) *Watches {
+	w := &Watches{begun: map[string]int{}}
+	for _, cluster := range clusters {
+		cluster.PrependWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
+			var options metav1.ListOptions
+			if from, ok := action.(clienttesting.WatchActionImpl); ok {
+				options = from.ListOptions
+			}
+			answer, err := cluster.Tracker().Watch(action.GetResource(), action.GetNamespace(), options)
+			w.Begin(action.GetResource().Resource)
+			return true, answer, err
+		})
+	}
+	return w
+}
+
+// Begin counts a watch that a reactor of the test's own answers.
+func (w *Watches) Begin(resource string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.begun[resource]++
+}
+
+// Fewest returns how many watches have begun of that resource that has the fewest.
+func (w *Watches) Fewest(resources ...string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	fewest := math.MaxInt
+	for _, resource := range resources {
+		fewest = min(fewest, w.begun[resource])
+	}
+	return fewest
+}
+
+// Wait waits until each of the resources has been watched more than that many times.
+func (w *Watches) Wait(t testing.TB, before int, resources ...string) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		return w.Fewest(resources...) > before, nil
+	})
+	if err != nil {
+		t.Fatalf("waited in vain until informers watch %q", resources)
+	}
+}

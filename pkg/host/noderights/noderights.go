@@ -1,0 +1,202 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package noderights asks the host cluster whether a user may delete nodes, which is the right that
+// a user needs to have nodes maintained. A Questioner asks about many nodes for one request; a
+// Cache answers controllers again and again, for many users.
+//
+// A user who may delete nodes without a name is asked about by name for the control plane and a
+// hundred other nodes only: authorizers that deny single nodes to such a user are rare, and a
+// cluster may have thousands of nodes.
+//
+// The memory of a Cache may be dropped at any time.
+package noderights
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/util/workqueue"
+)
+
+const (
+	// AtOnce is how many questions the authorizer gets at the same time.
+	AtOnce = 16
+	// besideShortcut is how many nodes, beside the control plane's, are asked by name although the
+	// user may delete all of them.
+	besideShortcut = 100
+)
+
+// Nodes are those that are asked about, by name. The order of each list is the order of the
+// questions.
+type Nodes struct {
+	// ControlPlane are those of the control plane, which the shortcut never leaves out.
+	ControlPlane []string
+	// Others are all others.
+	Others []string
+}
+
+func (n Nodes) names() []string { return slices.Concat(n.ControlPlane, n.Others) }
+
+// IsControlPlane reports whether the labels of a node are those of the control plane.
+func IsControlPlane(node *corev1.Node) bool {
+	_, ok := node.Labels["node-role.kubernetes.io/control-plane"]
+	if !ok {
+		_, ok = node.Labels["node-role.kubernetes.io/master"]
+	}
+	return ok
+}
+
+// UserOf returns the user that a NodeMaintenance names in spec.requestedBy.
+func UserOf(u *authenticationv1.UserInfo) user.Info {
+	extra := make(map[string][]string, len(u.Extra))
+	for key, values := range u.Extra {
+		extra[key] = values
+	}
+	return &user.DefaultInfo{Name: u.Username, UID: u.UID, Groups: u.Groups, Extra: extra}
+}
+
+// Questioner asks about one user and remembers nothing.
+type Questioner struct {
+	// Authorizer is that of the host cluster.
+	Authorizer authorizer.UnconditionalAuthorizer
+	// User is the user in question.
+	User user.Info
+	// EveryByName switches off the question without a name.
+	EveryByName bool
+	// AtMost bounds how many joining nodes are asked about by name; 0 stands for no limit.
+	AtMost int
+	// RefusalsAtMost ends the questions when there are as many refusals; 0 stands for no limit.
+	RefusalsAtMost int
+}
+
+// Verdict is the answer about several nodes.
+type Verdict struct {
+	// Refused are nodes that the user may not delete, sorted by name.
+	Refused []string
+	// More: there are other refused nodes, or may be, because RefusalsAtMost ended the questions.
+	More bool
+	// Unasked is how many joining nodes were not asked about because of AtMost. Those that the
+	// question without a name spares are not counted.
+	Unasked int
+}
+
+// Ask asks about nodes that join. A node about which there is no answer is an error, unless there
+// are refusals.
+func (q Questioner) Ask(ctx context.Context, joining Nodes) (Verdict, error) {
+	return q.AskChange(ctx, Nodes{}, joining)
+}
+
+// AskChange asks about nodes that leave a maintenance, then about those that stay or join. Leaving
+// nodes are all asked about: a controller authorizes nodes again before it takes them, and never
+// before it releases them.
+func (q Questioner) AskChange(ctx context.Context, leaving, joining Nodes) (Verdict, error) {
+	if len(leaving.names())+len(joining.names()) == 0 {
+		return Verdict{}, nil
+	}
+	if !q.EveryByName {
+		all, err := q.mayDelete(ctx, "")
+		if err != nil {
+			return Verdict{}, err
+		}
+		if all {
+			others := slices.Concat(leaving.Others, joining.Others)
+			names := slices.Concat(leaving.ControlPlane, joining.ControlPlane, others[:min(len(others), besideShortcut)])
+			return q.byName(ctx, names)
+		}
+	}
+	verdict, err := q.byName(ctx, leaving.names())
+	if err != nil || len(verdict.Refused) > 0 {
+		return verdict, err
+	}
+	names := joining.names()
+	asked := names
+	if q.AtMost > 0 {
+		asked = names[:min(len(names), q.AtMost)]
+	}
+	verdict, err = q.byName(ctx, asked)
+	verdict.Unasked = len(names) - len(asked)
+	return verdict, err
+}
+
+// mayDelete asks about one node, or about all of them if the name is empty.
+func (q Questioner) mayDelete(ctx context.Context, name string) (bool, error) {
+	return ask(ctx, q.Authorizer, q.User, "delete", name)
+}
+
+// MayGet reports whether the user may read a node, and so may see its name in an error. An
+// authorizer that does not answer counts as no.
+func (q Questioner) MayGet(ctx context.Context, name string) bool {
+	allowed, err := ask(ctx, q.Authorizer, q.User, "get", name)
+	return err == nil && allowed
+}
+
+func ask(ctx context.Context, a authorizer.UnconditionalAuthorizer, u user.Info, verb, name string) (bool, error) {
+	decision, _, err := a.Authorize(ctx, authorizer.AttributesRecord{
+		User: u, Verb: verb, APIVersion: "v1", Resource: "nodes", Name: name, ResourceRequest: true,
+	})
+	allowed := decision == authorizer.DecisionAllow
+	if err != nil && !allowed {
+		return false, fmt.Errorf("ask whether user %q may %s node %q: %w", u.GetName(), verb, name, err)
+	}
+	return allowed, nil
+}
+
+// byName asks about each of the nodes.
+func (q Questioner) byName(ctx context.Context, names []string) (verdict Verdict, firstErr error) {
+	limit := q.RefusalsAtMost
+	if limit == 0 {
+		limit = len(names) + 1
+	}
+	// Only the handing out of questions is cancelled: those that are under way shall have their
+	// answer.
+	asking, stop := context.WithCancel(ctx)
+	defer stop()
+	var mu sync.Mutex
+	answered := 0
+	workqueue.ParallelizeUntil(asking, AtOnce, len(names), func(i int) {
+		allowed, err := q.mayDelete(ctx, names[i])
+		mu.Lock()
+		defer mu.Unlock()
+		answered++
+		switch {
+		case err != nil:
+			if firstErr == nil {
+				firstErr = err
+			}
+			stop()
+		case !allowed:
+			verdict.Refused = append(verdict.Refused, names[i])
+			if len(verdict.Refused) >= limit {
+				stop()
+			}
+		}
+	})
+	if err := ctx.Err(); err != nil && firstErr == nil {
+		// What was not asked in time must not count as allowed.
+		firstErr = err
+	}
+	slices.Sort(verdict.Refused)
+	verdict.More = len(verdict.Refused) > limit || answered < len(names)
+	verdict.Refused = verdict.Refused[:min(len(verdict.Refused), limit)]
+	return verdict, firstErr
+}

@@ -1,0 +1,409 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package noderights
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/utils/clock"
+)
+
+// host is an authorizer that allows the deletion of the nodes it has, and counts.
+type host struct {
+	mu      sync.Mutex
+	allowed map[string]bool
+	denied  map[string]bool
+	fails   map[string]error
+	hangs   map[string]bool
+	asked   []string
+}
+
+var errDown = errors.New("the webhook is down")
+
+func (h *host) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	h.mu.Lock()
+	h.asked = append(h.asked, a.GetName())
+	name := a.GetName()
+	allowed, denied, err, hangs := h.allowed[name], h.denied[name], h.fails[name], h.hangs[name]
+	if err == nil {
+		err = h.fails["*"]
+	}
+	h.mu.Unlock()
+	switch {
+	case a.GetVerb() != "delete" || a.GetResource() != "nodes" || a.GetUser().GetName() != "bob":
+		return authorizer.DecisionNoOpinion, "", fmt.Errorf("asked for the wrong thing: %v", a)
+	case hangs:
+		<-ctx.Done()
+		return authorizer.DecisionNoOpinion, "", ctx.Err()
+	case err != nil:
+		return authorizer.DecisionNoOpinion, "", err
+	case allowed && !denied:
+		return authorizer.DecisionAllow, "", nil
+	}
+	return authorizer.DecisionNoOpinion, "", nil
+}
+
+// take returns what was asked since the last call, sorted.
+func (h *host) take() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	asked := slices.Sorted(slices.Values(h.asked))
+	h.asked = nil
+	return asked
+}
+
+func (h *host) set(change func(*host)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	change(h)
+}
+
+func may(names ...string) *host {
+	h := &host{allowed: map[string]bool{}, denied: map[string]bool{}, fails: map[string]error{}, hangs: map[string]bool{}}
+	for _, name := range names {
+		h.allowed[name] = true
+	}
+	return h
+}
+
+// mayAll returns an authorizer that allows the deletion of all nodes of a list, by name and
+// without.
+func mayAll(nodes []*corev1.Node) *host {
+	h := may("")
+	for _, node := range nodes {
+		h.allowed[node.Name] = true
+	}
+	return h
+}
+
+var bob = &authenticationv1.UserInfo{Username: "bob", Groups: []string{"ops"}}
+
+func node(name string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)}}
+}
+
+func workers(n int) []*corev1.Node {
+	nodes := make([]*corev1.Node, n)
+	for i := range nodes {
+		nodes[i] = node(fmt.Sprintf("n-%04d", i))
+	}
+	return nodes
+}
+
+func controlPlane(name string) *corev1.Node {
+	n := node(name)
+	n.Labels = map[string]string{"node-role.kubernetes.io/control-plane": ""}
+	return n
+}
+
+func newCache(h *host) *Cache {
+	return NewCache(CacheConfig{Authorizer: h, Clock: clock.RealClock{}})
+}
+
+func expectAllowed(t *testing.T, answers map[string]Answer, want int) {
+	t.Helper()
+	got := 0
+	for name, answer := range answers {
+		if answer.Err != nil {
+			t.Errorf("node %s: %v", name, answer.Err)
+		}
+		if answer.Allowed {
+			got++
+		}
+	}
+	if got != want {
+		t.Errorf("got %d nodes allowed, want %d", got, want)
+	}
+}
+
+// TestLargeDrainAsksFewQuestions bounds what a drain costs the authorizer whose requester may
+// delete any node.
+func TestLargeDrainAsksFewQuestions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes := append(workers(5000), controlPlane("z-1"), controlPlane("z-2"), controlPlane("z-3"))
+		h := mayAll(nodes)
+		c := newCache(h)
+		expectAllowed(t, c.Ask(t.Context(), bob, nodes), len(nodes))
+		if asked := h.take(); len(asked) >= 200 || !slices.Contains(asked, "z-3") || !slices.Contains(asked, "n-0099") {
+			t.Errorf("got %d questions, want fewer than 200 with the control plane and a hundred others", len(asked))
+		}
+		// Node by node, as events of nodes come, must not cost more.
+		for _, n := range nodes {
+			expectAllowed(t, c.Ask(t.Context(), bob, []*corev1.Node{n}), 1)
+		}
+		if asked := h.take(); len(asked) != 0 {
+			t.Errorf("got %d more questions, want none while the answers count", len(asked))
+		}
+	})
+}
+
+func TestEveryByNameAsksForEach(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes := workers(300)
+		h := mayAll(nodes)
+		c := NewCache(CacheConfig{Authorizer: h, Clock: clock.RealClock{}, EveryByName: true})
+		expectAllowed(t, c.Ask(t.Context(), bob, nodes), len(nodes))
+		if asked := h.take(); len(asked) != 300 || slices.Contains(asked, "") {
+			t.Errorf("got %d questions, want one for each node", len(asked))
+		}
+	})
+}
+
+func TestAnswers(t *testing.T) {
+	tests := map[string]struct {
+		host *host
+		user *authenticationv1.UserInfo
+		want map[string]Answer
+	}{
+		"by name alone": {may("a"), bob, map[string]Answer{"a": {Allowed: true}, "b": {}, "c": {}}},
+		"all but one denied by name": {func() *host { h := may("", "a", "b", "c"); h.denied["b"] = true; return h }(), bob,
+			map[string]Answer{"a": {Allowed: true}, "b": {}, "c": {Allowed: true}}},
+		"no requester":             {may(""), nil, map[string]Answer{"a": {}, "b": {}, "c": {}}},
+		"a requester without name": {may(""), &authenticationv1.UserInfo{}, map[string]Answer{"a": {}, "b": {}, "c": {}}},
+		"one node without an answer": {func() *host { h := may("a", "b", "c"); h.fails["b"] = errDown; return h }(), bob,
+			map[string]Answer{"a": {Allowed: true}, "b": {Err: errDown}, "c": {Allowed: true}}},
+		"no answer at all": {func() *host { h := may("a"); h.fails["*"] = errDown; return h }(), bob,
+			map[string]Answer{"a": {Err: errDown}, "b": {Err: errDown}, "c": {Err: errDown}}},
+		"a node that the authorizer never answers": {func() *host { h := may("a", "b", "c"); h.hangs["b"] = true; return h }(), bob,
+			map[string]Answer{"a": {Allowed: true}, "b": {Err: context.DeadlineExceeded}, "c": {Allowed: true}}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				got := newCache(tt.host).Ask(t.Context(), tt.user, []*corev1.Node{node("a"), node("b"), node("c")})
+				for name, want := range tt.want {
+					answer := got[name]
+					if answer.Allowed != want.Allowed || answer.Stale != want.Stale || (answer.Err == nil) != (want.Err == nil) {
+						t.Errorf("node %s: got %+v, want %+v", name, answer, want)
+					}
+				}
+				if waited := time.Since(start); waited > askFor {
+					t.Errorf("the caller waited %s", waited)
+				}
+				synctest.Wait()
+			})
+		})
+	}
+}
+
+func TestAnswersExpireAndAreRenewed(t *testing.T) {
+	type step struct {
+		wait time.Duration
+		do   func(*host)
+		want Answer
+		// asks: the caller has to wait for the authorizer.
+		asks bool
+	}
+	revoke := func(h *host) { h.allowed = map[string]bool{} }
+	fail := func(h *host) { h.fails["*"] = errDown }
+	tests := map[string]struct {
+		run   bool
+		host  *host
+		steps []step
+	}{
+		"a revoked right counts for five minutes": {host: may("a"), steps: []step{
+			{do: revoke, wait: AnswerTTL - time.Second, want: Answer{Allowed: true}},
+			{wait: time.Second, want: Answer{}, asks: true},
+		}},
+		"it is renewed in the background": {run: true, host: may("a"), steps: []step{
+			{wait: 9 * time.Minute, want: Answer{Allowed: true}},
+			{wait: 9 * time.Minute, want: Answer{Allowed: true}},
+		}},
+		"a revoked right is noticed in the background": {run: true, host: may("a"), steps: []step{
+			{do: revoke, wait: renewAfter + renewEvery + time.Second, want: Answer{}},
+		}},
+		"a granted right is noticed in the background": {run: true, host: may(), steps: []step{
+			{do: func(h *host) { h.allowed["a"] = true }, wait: renewAfter + renewEvery + time.Second, want: Answer{Allowed: true}},
+		}},
+		"a stale yes is kept while the authorizer does not answer": {run: true, host: may("a"), steps: []step{
+			{do: fail, wait: AnswerTTL - time.Second, want: Answer{Allowed: true}},
+			{wait: time.Hour / 3, want: Answer{Allowed: true, Stale: true, Err: errDown}, asks: true},
+			{do: func(h *host) { delete(h.fails, "*") }, wait: renewEvery + time.Second, want: Answer{Allowed: true}},
+		}},
+		"a stale yes about all nodes, too": {host: may("", "a"), steps: []step{
+			{do: fail, wait: AnswerTTL, want: Answer{Allowed: true, Stale: true, Err: errDown}, asks: true},
+		}},
+		"a stale no is not an answer": {host: may(), steps: []step{
+			{do: fail, wait: AnswerTTL, want: Answer{Err: errDown}, asks: true},
+		}},
+		"an answer that is not in use is dropped": {run: true, host: may("a"), steps: []step{
+			{wait: forgetAfter + time.Minute, want: Answer{Allowed: true}, asks: true},
+		}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				c := newCache(tt.host)
+				if tt.run {
+					go c.Run(ctx)
+				}
+				nodes := []*corev1.Node{node("a")}
+				c.Ask(ctx, bob, nodes)
+				for i, step := range tt.steps {
+					if step.do != nil {
+						tt.host.set(step.do)
+					}
+					time.Sleep(step.wait) //nolint:forbidigo // the clock of the bubble moves, nothing waits
+					synctest.Wait()
+					tt.host.take()
+					got := c.Ask(ctx, bob, nodes)["a"]
+					if got.Allowed != step.want.Allowed || got.Stale != step.want.Stale || (got.Err == nil) != (step.want.Err == nil) {
+						t.Errorf("step %d: got %+v, want %+v", i, got, step.want)
+					}
+					if asked := tt.host.take(); (len(asked) > 0) != step.asks {
+						t.Errorf("step %d: asked %q, want the caller to wait: %v", i, asked, step.asks)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestAnotherNodeOfTheNameIsAskedAbout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := may("a")
+		c := newCache(h)
+		c.Ask(t.Context(), bob, []*corev1.Node{node("a")})
+		h.set(func(h *host) { h.allowed["a"] = false })
+		again := node("a")
+		again.UID = "another"
+		if got := c.Ask(t.Context(), bob, []*corev1.Node{again})["a"]; got.Allowed {
+			t.Error("the answer about the node that is gone was given for the new one")
+		}
+	})
+}
+
+func TestUsersDoNotShareAnswers(t *testing.T) {
+	users := []*authenticationv1.UserInfo{
+		bob, {Username: "bob"}, {Username: "bob", Groups: []string{"ops", "dev"}}, {Username: "bob", UID: "1", Groups: []string{"ops"}},
+		{Username: "bob", Groups: []string{"ops"}, Extra: map[string]authenticationv1.ExtraValue{"scopes": {"a"}}},
+		{Username: "bob", Groups: []string{"ops"}, Extra: map[string]authenticationv1.ExtraValue{"scopes": {"b"}}},
+	}
+	seen := map[string]bool{}
+	for _, u := range users {
+		seen[identify(u)] = true
+	}
+	if len(seen) != len(users) {
+		t.Errorf("got %d identities of %d users", len(seen), len(users))
+	}
+	if identify(users[2]) != identify(&authenticationv1.UserInfo{Username: "bob", Groups: []string{"dev", "ops"}}) {
+		t.Error("the order of groups makes another user")
+	}
+}
+
+func TestCallersShareAQuestion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := may()
+		h.hangs[""] = true
+		c := newCache(h)
+		for range 5 {
+			go c.Ask(t.Context(), bob, []*corev1.Node{node("a")})
+		}
+		synctest.Wait()
+		if asked := h.take(); len(asked) != 1 {
+			t.Errorf("five callers asked %q, want one question", asked)
+		}
+		time.Sleep(askFor) //nolint:forbidigo // the clock of the bubble moves, nothing waits
+	})
+}
+
+func TestAskChange(t *testing.T) {
+	names := func(prefix string, n int) []string {
+		var out []string
+		for i := range n {
+			out = append(out, fmt.Sprintf("%s-%04d", prefix, i))
+		}
+		return out
+	}
+	all := func(lists ...[]string) *host { return may(slices.Concat(lists...)...) }
+	tests := map[string]struct {
+		host             *host
+		leaving, joining Nodes
+		asked            int
+		refused          []string
+		unasked          int
+		// notAsked is a name that must not be asked about.
+		notAsked string
+	}{
+		"all leaving nodes are asked about by name, beyond the limit": {
+			host: all(names("l", 1200)), leaving: Nodes{Others: names("l", 1200)}, asked: 1201},
+		"one leaving node that may not be deleted, behind all others": {
+			host: all(names("l", 1199)), leaving: Nodes{Others: names("l", 1200)}, asked: 1201, refused: []string{"l-1199"}},
+		"joining nodes do not displace leaving ones": {
+			host: all(names("a", 600), names("l", 2)), leaving: Nodes{Others: names("l", 3)}, joining: Nodes{Others: names("a", 600)},
+			asked: 4, refused: []string{"l-0002"}, notAsked: "a-0000"},
+		"joining nodes are asked about up to the limit": {
+			host: all(names("a", 600), names("l", 3)), leaving: Nodes{Others: names("l", 3)}, joining: Nodes{Others: names("a", 600)},
+			asked: 504, unasked: 100},
+		"with the right to delete all, a hundred and the control plane, leaving ones first": {
+			host:    all(names("a", 600), names("l", 150), names("z", 2), []string{""}),
+			leaving: Nodes{ControlPlane: []string{"z-0001"}, Others: names("l", 150)}, joining: Nodes{ControlPlane: []string{"z-0000"}, Others: names("a", 600)},
+			asked: 103, notAsked: "a-0000"},
+		"with the right to delete all, a leaving control plane node that is denied by name": {
+			host:    all(names("l", 150), []string{""}),
+			leaving: Nodes{ControlPlane: []string{"z-0000"}, Others: names("l", 150)}, asked: 102, refused: []string{"z-0000"}},
+		"nothing to ask about": {host: all()},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			q := Questioner{Authorizer: tt.host, User: UserOf(bob), AtMost: 500, RefusalsAtMost: 10}
+			verdict, err := q.AskChange(t.Context(), tt.leaving, tt.joining)
+			if err != nil {
+				t.Fatal(err)
+			}
+			asked := tt.host.take()
+			if len(asked) != tt.asked || !slices.Equal(verdict.Refused, tt.refused) || verdict.Unasked != tt.unasked {
+				t.Errorf("asked %d, got %+v; want %d, refused %q, %d unasked", len(asked), verdict, tt.asked, tt.refused, tt.unasked)
+			}
+			if tt.notAsked != "" && slices.Contains(asked, tt.notAsked) {
+				t.Errorf("%s was asked about", tt.notAsked)
+			}
+		})
+	}
+}
+
+// TestAskChangeWithoutTime is what happens with a million leaving nodes: those that are not asked
+// about do not count as allowed.
+func TestAskChangeWithoutTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := may("l-0000")
+		h.hangs["l-0001"] = true
+		q := Questioner{Authorizer: h, User: UserOf(bob), RefusalsAtMost: 10}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := q.AskChange(ctx, Nodes{Others: []string{"l-0000", "l-0001"}}, Nodes{})
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "l-0001") {
+			t.Errorf("got %v, want that the time has run out", err)
+		}
+	})
+}

@@ -1,0 +1,259 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package previewer
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	k8sruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/forecast"
+)
+
+// What the largest cluster has that Kubernetes supports.
+const (
+	benchNodes = 5000
+	benchPods  = 150_000
+	// benchApps are Deployments of 30 pods, each with a budget, ten in a namespace.
+	benchApps = benchPods / 30
+)
+
+// largeHost serves the lists of a large cluster in pages, as protobuf. The pages are made
+// beforehand, so that they cost nothing in the measurement but the memory from which they are sent.
+type largeHost struct {
+	pages map[string][][]byte
+}
+
+func newLargeHost(b *testing.B) *rest.Config {
+	b.Helper()
+	h := &largeHost{pages: map[string][][]byte{}}
+	info, ok := k8sruntime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), k8sruntime.ContentTypeProtobuf)
+	if !ok {
+		b.Fatal("no protobuf")
+	}
+	add := func(path string, count, size int, list func(from, to int, meta metav1.ListMeta) k8sruntime.Object) {
+		for from := 0; from == 0 || from < count; from += size {
+			to := min(from+size, count)
+			meta := metav1.ListMeta{}
+			if to < count {
+				meta.Continue = strconv.Itoa(len(h.pages[path]) + 1)
+			}
+			page, err := k8sruntime.Encode(scheme.Codecs.EncoderForVersion(info.Serializer, scheme.Scheme.PrioritizedVersionsForGroup(groupOf(path))[0]), list(from, to, meta))
+			if err != nil {
+				b.Fatal(err)
+			}
+			h.pages[path] = append(h.pages[path], page)
+		}
+	}
+	add("/api/v1/nodes", benchNodes, 500, func(from, to int, meta metav1.ListMeta) k8sruntime.Object {
+		list := &corev1.NodeList{ListMeta: meta}
+		for i := from; i < to; i++ {
+			list.Items = append(list.Items, *node(benchNode(i), "blue"))
+		}
+		return list
+	})
+	add("/api/v1/pods", benchPods, 1000, func(from, to int, meta metav1.ListMeta) k8sruntime.Object {
+		list := &corev1.PodList{ListMeta: meta}
+		for i := from; i < to; i++ {
+			list.Items = append(list.Items, benchPod(i))
+		}
+		return list
+	})
+	add("/api/v1/namespaces", 0, 1, func(_, _ int, meta metav1.ListMeta) k8sruntime.Object { return &corev1.NamespaceList{ListMeta: meta} })
+	add("/apis/policy/v1/poddisruptionbudgets", benchApps, 500, func(from, to int, meta metav1.ListMeta) k8sruntime.Object {
+		list := &policyv1.PodDisruptionBudgetList{ListMeta: meta}
+		for app := from; app < to; app++ {
+			list.Items = append(list.Items, policyv1.PodDisruptionBudget{
+				ObjectMeta: metav1.ObjectMeta{Namespace: benchNamespace(app), Name: benchApp(app)},
+				Spec:       policyv1.PodDisruptionBudgetSpec{Selector: benchSelector(app), MaxUnavailable: ptr.To(intstr.FromString("10%"))},
+				Status:     policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 3, CurrentHealthy: 30, DesiredHealthy: 27, ExpectedPods: 30},
+			})
+		}
+		return list
+	})
+	add("/apis/apps/v1/replicasets", benchApps, 500, func(from, to int, meta metav1.ListMeta) k8sruntime.Object {
+		list := &appsv1.ReplicaSetList{ListMeta: meta}
+		for app := from; app < to; app++ {
+			list.Items = append(list.Items, appsv1.ReplicaSet{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: benchNamespace(app), Name: benchApp(app), UID: types.UID("rs-" + benchApp(app)),
+					OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: benchApp(app), UID: types.UID("d-" + benchApp(app)), Controller: ptr.To(true)}},
+				},
+				Spec: appsv1.ReplicaSetSpec{Selector: benchSelector(app)},
+			})
+		}
+		return list
+	})
+	add("/apis/apps/v1/deployments", benchApps, 500, func(from, to int, meta metav1.ListMeta) k8sruntime.Object {
+		list := &appsv1.DeploymentList{ListMeta: meta}
+		for app := from; app < to; app++ {
+			list.Items = append(list.Items, appsv1.Deployment{
+				ObjectMeta: metav1.ObjectMeta{Namespace: benchNamespace(app), Name: benchApp(app), UID: types.UID("d-" + benchApp(app))},
+				Spec:       appsv1.DeploymentSpec{Selector: benchSelector(app)},
+			})
+		}
+		return list
+	})
+	server := httptest.NewServer(h)
+	b.Cleanup(server.Close)
+	return &rest.Config{Host: server.URL, QPS: -1, ContentConfig: rest.ContentConfig{
+		ContentType: k8sruntime.ContentTypeProtobuf, AcceptContentTypes: k8sruntime.ContentTypeProtobuf,
+	}}
+}
+
+// ServeHTTP serves a page of a list.
+func (h *largeHost) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	pages := h.pages[r.URL.Path]
+	if strings.Contains(r.URL.Query().Get("fieldSelector"), "nominatedNodeName") {
+		pages = h.pages["/api/v1/namespaces"]
+	}
+	at, _ := strconv.Atoi(r.URL.Query().Get("continue"))
+	if at >= len(pages) {
+		http.NotFound(w, r)
+		return
+	}
+	w.Header().Set("Content-Type", k8sruntime.ContentTypeProtobuf)
+	_, _ = w.Write(pages[at])
+}
+
+func groupOf(path string) string {
+	switch {
+	case strings.HasPrefix(path, "/apis/policy/"):
+		return policyv1.GroupName
+	case strings.HasPrefix(path, "/apis/apps/"):
+		return appsv1.GroupName
+	}
+	return corev1.GroupName
+}
+
+func benchNode(i int) string {
+	return fmt.Sprintf("ip-10-%03d-%03d-100.eu-central-1.compute.internal", i/250, i%250)
+}
+func benchNamespace(app int) string { return fmt.Sprintf("team-%04d-production", app/10) }
+func benchApp(app int) string       { return fmt.Sprintf("service-%05d", app) }
+
+func benchSelector(app int) *metav1.LabelSelector {
+	return &metav1.LabelSelector{MatchLabels: map[string]string{"app.kubernetes.io/name": benchApp(app)}}
+}
+
+// benchPod returns a pod with a container, labels and conditions, and about as much that does not
+// matter as pods have. One in a hundred is more important than the others.
+func benchPod(i int) corev1.Pod {
+	app := i % benchApps
+	priority := int32(0)
+	if i%100 == 0 {
+		priority = 2_000_000_000
+	}
+	return corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: benchNamespace(app), Name: fmt.Sprintf("%s-6b59d9cb88-%05d", benchApp(app), i), UID: types.UID(fmt.Sprintf("f5823a89-e03f-4752-b013-%012d", i)),
+			Labels: map[string]string{
+				"app.kubernetes.io/name": benchApp(app), "app.kubernetes.io/part-of": benchNamespace(app), "pod-template-hash": "6b59d9cb88",
+			},
+			Annotations:     map[string]string{"kubectl.kubernetes.io/restartedAt": "2026-11-21T08:00:00Z"},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: benchApp(app), UID: types.UID("rs-" + benchApp(app)), Controller: ptr.To(true)}},
+			ManagedFields:   []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":"` + strings.Repeat("x", 800) + `"}`)}},
+		},
+		Spec: corev1.PodSpec{
+			NodeName: benchNode(i % benchNodes), Priority: &priority,
+			Containers: []corev1.Container{{Name: "app", Image: "registry.example.com/team/service:v1.2.3", Env: []corev1.EnvVar{{Name: "A", Value: strings.Repeat("y", 200)}, {Name: "B", Value: "b"}}}},
+		},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.2.3", Conditions: []corev1.PodCondition{
+			{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}, {Type: corev1.PodInitialized, Status: corev1.ConditionTrue},
+			{Type: corev1.ContainersReady, Status: corev1.ConditionTrue}, {Type: corev1.PodReady, Status: corev1.ConditionTrue},
+		}},
+	}
+}
+
+// BenchmarkPreview measures the preview of a maintenance of all nodes of a large cluster: the time
+// until it is there, with and without reading the owners, what is kept in memory meanwhile, and how
+// large it is. The host's part is to send pages that lie ready.
+func BenchmarkPreview(b *testing.B) {
+	config := newLargeHost(b)
+	for name, evacuators := range map[string][]string{
+		"Eviction": nil, "Deployments": {maintenancev1alpha1.EvacuatorClassDeployment},
+	} {
+		b.Run(name, func(b *testing.B) {
+			p := New(Config{Host: kubernetes.NewForConfigOrDie(config), Authorizer: &host{allowed: map[string][]string{"ann": {""}}}, Evacuators: evacuators, Maintenances: (&fixture{}).all, Clock: clock.RealClock{}})
+			nm := maintenance("all", idle, "blue")
+			var out *maintenancev1alpha1.NodeMaintenancePreview
+			b.ReportAllocs()
+			for b.Loop() {
+				var err error
+				if out, err = p.Preview(b.Context(), nm); err != nil {
+					b.Fatal(err)
+				}
+			}
+			if out.PodCount != benchPods || out.NodeCount != benchNodes {
+				b.Fatalf("%d pods, %d nodes", out.PodCount, out.NodeCount)
+			}
+			encoded, err := json.Marshal(out)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportMetric(float64(len(encoded))/(1<<20), "MiB-JSON")
+			b.ReportMetric(float64(out.Size())/(1<<20), "MiB-protobuf")
+			b.ReportMetric(kept(b, p, nm), "MiB-kept")
+		})
+	}
+}
+
+// kept returns how much memory is in use, beyond what was before, when all is read.
+func kept(b *testing.B, p *Previewer, nm *maintenancev1alpha1.NodeMaintenance) float64 {
+	b.Helper()
+	before := heap()
+	nodes, err := p.reader.Nodes(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	s := &forecast.Situation{Evacuators: p.evacuators}
+	if err := p.choose(b.Context(), s, nm, nil, nodes); err != nil {
+		b.Fatal(err)
+	}
+	if err := p.look(b.Context(), s, nodes); err != nil {
+		b.Fatal(err)
+	}
+	after := heap()
+	runtime.KeepAlive(s)
+	return float64(after-before) / (1 << 20)
+}
+
+func heap() int64 {
+	runtime.GC()
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return int64(stats.HeapAlloc)
+}

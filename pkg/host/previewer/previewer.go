@@ -1,0 +1,313 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package previewer makes previews of NodeMaintenances: it reads what pkg/drain/forecast decides
+// from. It looks at the cluster as it is, each time.
+package previewer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/warning"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/forecast"
+	"haulout.dev/haulout/pkg/drain/nodeselection"
+	informers "haulout.dev/haulout/pkg/generated/informers/externalversions/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/noderights"
+	survey "haulout.dev/haulout/pkg/host/read"
+)
+
+const (
+	// atOnce is how many previews are made at the same time; one of a large cluster takes some tens
+	// of megabytes.
+	atOnce = 2
+	// waitFor is how long a request waits for its turn.
+	waitFor = 10 * time.Second
+	// workFor is how long a preview may take.
+	workFor = 45 * time.Second
+	// retryAfter is when a request that did not get its turn, or was not done in time, may come
+	// again.
+	retryAfter = 10
+	// askAtMost bounds how many nodes are asked about by name for each maintenance; the others are
+	// taken for allowed.
+	askAtMost = 1000
+)
+
+// Config is what a Previewer needs.
+type Config struct {
+	// Host is the client of the host cluster.
+	Host kubernetes.Interface
+	// Authorizer is that of the host cluster.
+	Authorizer authorizer.UnconditionalAuthorizer
+	// Evacuators are the classes of the built-in evacuators that are on.
+	Evacuators []string
+	// AskEveryNodeByName is that of admission.
+	AskEveryNodeByName bool
+	// Maintenances returns the maintenances that may matter to another one, see NotDone.
+	Maintenances func(context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error)
+	// UnprotectedAllAtOnce: pods that no budget protects are evicted at the same time, not in turns
+	// by owner.
+	UnprotectedAllAtOnce bool
+	// Clock says what time it is.
+	Clock clock.PassiveClock
+}
+
+// Previewer makes previews.
+type Previewer struct {
+	config     Config
+	reader     survey.Reader
+	evacuators sets.Set[string]
+	slots      chan struct{}
+}
+
+// New returns a Previewer.
+func New(config Config) *Previewer {
+	return &Previewer{
+		config: config, reader: survey.Reader{Client: config.Host}, evacuators: sets.New(config.Evacuators...), slots: make(chan struct{}, atOnce),
+	}
+}
+
+// NotDone returns a function for Config.Maintenances that reads an informer, so that no preview
+// decodes the maintenances that were ever completed, and leaves those out.
+func NotDone(informer informers.NodeMaintenanceInformer) func(context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error) {
+	// Asked for now, so that the informer is among those that are started.
+	synced, lister := informer.Informer().HasSynced, informer.Lister()
+	return func(ctx context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error) {
+		if !synced() && !cache.WaitForCacheSync(ctx.Done(), synced) {
+			return nil, errors.New("the maintenances are not known yet")
+		}
+		all, err := lister.List(labels.Everything())
+		if err != nil {
+			return nil, err
+		}
+		return slices.DeleteFunc(all, forecast.IsOver), nil
+	}
+}
+
+// Preview returns the preview of a maintenance. An error is one that a client can be answered with.
+func (p *Previewer) Preview(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
+	timer := time.NewTimer(waitFor)
+	defer timer.Stop()
+	select {
+	case p.slots <- struct{}{}:
+		defer func() { <-p.slots }()
+	case <-timer.C:
+		return nil, apierrors.NewTooManyRequests("too many previews are being made, try again later", retryAfter)
+	case <-ctx.Done():
+		return nil, apierrors.NewTimeoutError("the preview did not get its turn in time", retryAfter)
+	}
+	ctx, cancel := context.WithTimeout(ctx, workFor)
+	defer cancel()
+	out, err := p.work(ctx, nm)
+	var status apierrors.APIStatus
+	switch {
+	case err == nil:
+		return out, nil
+	case ctx.Err() != nil:
+		return nil, apierrors.NewTimeoutError("the cluster was not read in time", retryAfter)
+	case errors.As(err, &status):
+		// That the server may not list pods, or meets no pods there, must not read as if it were
+		// about the client or the maintenance.
+		return nil, apierrors.NewInternalError(fmt.Errorf("the host cluster answers: %w", err))
+	}
+	return nil, apierrors.NewInternalError(err)
+}
+
+func (p *Previewer) work(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
+	s := &forecast.Situation{Now: p.config.Clock.Now(), Evacuators: p.evacuators, UnprotectedAllAtOnce: p.config.UnprotectedAllAtOnce}
+	nodes, err := p.reader.Nodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(nodes, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
+	all, err := p.config.Maintenances(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.choose(ctx, s, nm, all, nodes); err != nil {
+		return nil, err
+	}
+	if n := s.Subject.Ignored; n > 0 {
+		warning.AddWarning(ctx, "", fmt.Sprintf("spec.newNodes: matching nodes that are ignored because they were created later: %d", n))
+	}
+	if !forecast.IsOver(nm) {
+		if err := p.authorize(ctx, s); err != nil {
+			return nil, err
+		}
+		if err := p.look(ctx, s, nodes); err != nil {
+			return nil, err
+		}
+	}
+	return forecast.Decide(ctx, s)
+}
+
+// choose finds out which maintenances count, and their nodes.
+func (p *Previewer) choose(ctx context.Context, s *forecast.Situation, nm *maintenancev1alpha1.NodeMaintenance,
+	all []*maintenancev1alpha1.NodeMaintenance, nodes []*corev1.Node) error {
+	var err error
+	if s.Subject, err = member(ctx, nm, nodes); err != nil {
+		return err
+	}
+	// reached are the nodes of the subject and of those that drain nodes that are reached.
+	reached := sets.New[string]()
+	reach := func(m *forecast.Member) {
+		for _, n := range m.Nodes {
+			reached.Insert(n.Name)
+		}
+	}
+	reach(&s.Subject)
+	touches := func(m forecast.Member) bool {
+		return slices.ContainsFunc(m.Nodes, func(n *corev1.Node) bool { return reached.Has(n.Name) })
+	}
+	var candidates []forecast.Member
+	for _, other := range all {
+		if other.Name == nm.Name || forecast.IsOver(other) {
+			continue
+		}
+		m, err := member(ctx, other, nodes)
+		if err != nil {
+			return err
+		}
+		if touches(m) {
+			s.Sharing = append(s.Sharing, m)
+		}
+		if forecast.IsDraining(other) {
+			candidates = append(candidates, m)
+		}
+	}
+	if forecast.IsOver(nm) {
+		return nil
+	}
+	for {
+		i := slices.IndexFunc(candidates, touches)
+		if i < 0 {
+			return nil
+		}
+		reach(&candidates[i])
+		s.Draining = append(s.Draining, candidates[i])
+		candidates = slices.Delete(candidates, i, i+1)
+	}
+}
+
+func member(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, nodes []*corev1.Node) (forecast.Member, error) {
+	m := forecast.Member{NodeMaintenance: nm, Refused: sets.New[string]()}
+	selector, err := nodeselection.Of(nm)
+	if err != nil {
+		return m, fmt.Errorf("parse the node selector of maintenance %s: %w", nm.Name, err)
+	}
+	m.Nodes, m.Ignored, err = selector.Select(ctx, nodes)
+	return m, err
+}
+
+// authorize finds out which nodes the maintenances may not touch. It asks live, as the controller
+// would before it goes to work.
+func (p *Previewer) authorize(ctx context.Context, s *forecast.Situation) error {
+	unchecked, err := p.refuse(ctx, &s.Subject)
+	if err != nil {
+		return err
+	}
+	s.Unchecked = unchecked
+	for i := range s.Draining {
+		if _, err := p.refuse(ctx, &s.Draining[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refuse fills in which nodes of a maintenance its requester may not delete, and returns how many
+// were not asked about.
+func (p *Previewer) refuse(ctx context.Context, m *forecast.Member) (unchecked int, err error) {
+	requester := m.Spec.RequestedBy
+	if requester == nil || requester.Username == "" {
+		for _, n := range m.Nodes {
+			m.Refused.Insert(n.Name)
+		}
+		return 0, nil
+	}
+	var nodes noderights.Nodes
+	for _, n := range m.Nodes {
+		if noderights.IsControlPlane(n) {
+			nodes.ControlPlane = append(nodes.ControlPlane, n.Name)
+		} else {
+			nodes.Others = append(nodes.Others, n.Name)
+		}
+	}
+	q := noderights.Questioner{
+		Authorizer: p.config.Authorizer, User: noderights.UserOf(requester),
+		EveryByName: p.config.AskEveryNodeByName, AtMost: askAtMost,
+	}
+	verdict, err := q.Ask(ctx, nodes)
+	m.Refused.Insert(verdict.Refused...)
+	return verdict.Unasked, err
+}
+
+// look reads the pods of the nodes that count, and what decides about them.
+func (p *Previewer) look(ctx context.Context, s *forecast.Situation, nodes []*corev1.Node) error {
+	touched, names := touchedNodes(s)
+	s.Pods = forecast.NewPods(touched, p.evacuators, controllercache.NodeOf)
+	if len(touched) == 0 {
+		return nil
+	}
+	if err := p.reader.Pods(ctx, names, s.Pods.Add, func() bool { return true }); err != nil {
+		return err
+	}
+	if err := p.reader.NominatedPods(ctx, s.Pods.Add); err != nil {
+		return err
+	}
+	var err error
+	if s.Budgets, err = p.reader.Budgets(ctx, s.Pods.Namespaces()); err != nil {
+		return err
+	}
+	if s.TerminatingNamespaces, err = p.reader.TerminatingNamespaces(ctx); err != nil {
+		return err
+	}
+	owners := survey.NewOwnerNames(p.evacuators)
+	s.Pods.Owners(owners.Add)
+	s.Owners, err = p.reader.Owners(ctx, owners, nodes)
+	return err
+}
+
+// touchedNodes returns the nodes that the maintenances drain or would drain.
+func touchedNodes(s *forecast.Situation) ([]*corev1.Node, sets.Set[string]) {
+	var nodes []*corev1.Node
+	names := sets.New[string]()
+	members := append([]forecast.Member{s.Subject}, s.Draining...)
+	for i := range members {
+		for _, n := range members[i].Allowed() {
+			if !names.Has(n.Name) {
+				names.Insert(n.Name)
+				nodes = append(nodes, n)
+			}
+		}
+	}
+	return nodes, names
+}

@@ -1,0 +1,514 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package previewer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+	testclock "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/registry/registrytest"
+)
+
+var now = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
+
+const (
+	idle     = maintenancev1alpha1.NodeMaintenanceStageIdle
+	cordon   = maintenancev1alpha1.NodeMaintenanceStageCordon
+	drain    = maintenancev1alpha1.NodeMaintenanceStageDrain
+	complete = maintenancev1alpha1.NodeMaintenanceStageComplete
+)
+
+// host allows every user to delete the nodes that it has for his name; the empty one stands for all
+// that are not refused.
+type host struct {
+	mu      sync.Mutex
+	allowed map[string][]string
+	refused []string
+	asked   int
+	err     error
+}
+
+func (h *host) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.asked++
+	if h.err != nil {
+		return authorizer.DecisionNoOpinion, "", h.err
+	}
+	allowed := h.allowed[a.GetUser().GetName()]
+	named := slices.Contains(allowed, a.GetName()) || slices.Contains(allowed, "") && !slices.Contains(h.refused, a.GetName())
+	if named && a.GetVerb() == "delete" && a.GetResource() == "nodes" {
+		return authorizer.DecisionAllow, "", nil
+	}
+	return authorizer.DecisionNoOpinion, "", nil
+}
+
+// fixture is a Previewer over a cluster.
+type fixture struct {
+	kube       *kubefake.Clientset
+	host       *host
+	evacuators []string
+	everyNode  bool
+	others     []*maintenancev1alpha1.NodeMaintenance
+}
+
+// newFixture returns a cluster of these objects, in which ann may delete all nodes.
+func newFixture(objects ...runtime.Object) *fixture {
+	f := &fixture{kube: kubefake.NewClientset(objects...), host: &host{allowed: map[string][]string{"ann": {""}}}}
+	// The tracker knows no field selectors.
+	f.kube.PrependReactor("list", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
+		selector, err := fields.ParseSelector(action.(k8stesting.ListActionImpl).ListOptions.FieldSelector)
+		list := &corev1.PodList{}
+		for _, object := range objects {
+			if pod, ok := object.(*corev1.Pod); ok && selector.Matches(fields.Set{
+				"spec.nodeName": pod.Spec.NodeName, "status.phase": string(pod.Status.Phase), "status.nominatedNodeName": pod.Status.NominatedNodeName,
+			}) {
+				list.Items = append(list.Items, *pod)
+			}
+		}
+		return true, list, err
+	})
+	return f
+}
+
+func (f *fixture) previewer() *Previewer {
+	return New(Config{
+		Host: f.kube, Authorizer: f.host, Evacuators: f.evacuators, AskEveryNodeByName: f.everyNode, Maintenances: f.all, Clock: testclock.NewFakePassiveClock(now),
+	})
+}
+
+func (f *fixture) preview(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
+	return f.previewer().Preview(ctx, nm)
+}
+
+func (f *fixture) all(context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error) {
+	return f.others, nil
+}
+
+func (f *fixture) mustPreview(t *testing.T, nm *maintenancev1alpha1.NodeMaintenance) *maintenancev1alpha1.NodeMaintenancePreview {
+	t.Helper()
+	out, err := f.preview(t.Context(), nm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// asked returns which resources were read.
+func (f *fixture) asked() []string {
+	var out []string
+	for _, action := range f.kube.Actions() {
+		out = append(out, action.GetVerb()+" "+action.GetResource().Resource)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+func maintenance(name string, stage maintenancev1alpha1.NodeMaintenanceStage, pools ...string) *maintenancev1alpha1.NodeMaintenance {
+	nm := &maintenancev1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(now)},
+		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
+			Stage: stage, RequestedBy: &authenticationv1.UserInfo{Username: "ann"},
+			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: pools}},
+			}}},
+		},
+	}
+	maintenancev1alpha1.SetDefaults_NodeMaintenanceSpec(&nm.Spec)
+	return nm
+}
+
+func node(name, pool string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"pool": pool}}}
+}
+
+// pod returns a pod of the ReplicaSet web.
+func pod(name, on string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "shop", Name: name, Labels: map[string]string{"app": "web"},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: "uid-rs", Controller: ptr.To(true)}},
+		},
+		Spec: corev1.PodSpec{NodeName: on},
+		Status: corev1.PodStatus{
+			Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+		},
+	}
+}
+
+func nominated(name, on string) *corev1.Pod {
+	p := pod(name, "")
+	p.Status = corev1.PodStatus{Phase: corev1.PodPending, NominatedNodeName: on}
+	return p
+}
+
+func finished(p *corev1.Pod) *corev1.Pod {
+	p.Status.Phase = corev1.PodSucceeded
+	return p
+}
+
+func closedBudget() *policyv1.PodDisruptionBudget {
+	return &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}, MaxUnavailable: ptr.To(intstr.FromInt32(0)),
+		},
+	}
+}
+
+// names returns the pods of all waves.
+func names(out *maintenancev1alpha1.NodeMaintenancePreview) []string {
+	var names []string
+	for i := range out.Waves {
+		for _, n := range out.Waves[i].Nodes {
+			for _, namespace := range n.Namespaces {
+				for _, p := range namespace.Pods {
+					names = append(names, n.Name+"/"+p.Name)
+				}
+			}
+		}
+	}
+	return names
+}
+
+func TestPreview(t *testing.T) {
+	f := newFixture(
+		node("blue-2", "blue"), node("blue-1", "blue"), node("red-1", "red"), closedBudget(),
+		pod("a", "blue-1"), pod("b", "blue-2"), nominated("c", "blue-2"), pod("d", "red-1"), finished(pod("e", "blue-1")), pod("f", ""), nominated("g", "red-1"),
+	)
+	out := f.mustPreview(t, maintenance("nm", idle, "blue"))
+	if got, want := names(out), []string{"blue-1/a", "blue-2/b", "blue-2/c"}; !slices.Equal(got, want) {
+		t.Errorf("pods are %q, want %q", got, want)
+	}
+	if len(out.Blockers) != 1 || out.Blockers[0].PodCount != 2 || !out.Timestamp.Time.Equal(now) || out.NodeCount != 2 {
+		t.Errorf("got %+v", out)
+	}
+	want := []string{"list namespaces", "list nodes", "list poddisruptionbudgets", "list pods"}
+	if got := f.asked(); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q: owners decide nothing while no evacuator is on, and nothing is written", got, want)
+	}
+}
+
+func TestManyNodesAreReadInPages(t *testing.T) {
+	var objects []runtime.Object
+	for i := range 70 {
+		name := fmt.Sprintf("blue-%02d", i)
+		objects = append(objects, node(name, "blue"), pod("pod-"+name, name))
+	}
+	objects = append(objects, nominated("late", "blue-07"))
+	f := newFixture(objects...)
+	out := f.mustPreview(t, maintenance("nm", idle, "blue"))
+	if out.PodCount != 71 || len(names(out)) != 71 {
+		t.Errorf("%d pods, %q", out.PodCount, names(out))
+	}
+}
+
+func TestWhoseNodesAreRefused(t *testing.T) {
+	var objects []runtime.Object
+	for i := range 3 {
+		name := fmt.Sprintf("blue-%d", i)
+		objects = append(objects, node(name, "blue"), pod("pod-"+name, name))
+	}
+	for name, test := range map[string]struct {
+		allowed, refused []string
+		everyNode        bool
+		requester        *authenticationv1.UserInfo
+		want             []string
+	}{
+		"all are allowed":               {allowed: []string{""}, requester: &authenticationv1.UserInfo{Username: "ann"}},
+		"some are":                      {allowed: []string{"blue-1"}, requester: &authenticationv1.UserInfo{Username: "ann"}, want: []string{"blue-0", "blue-2"}},
+		"one is denied by name":         {allowed: []string{""}, refused: []string{"blue-2"}, requester: &authenticationv1.UserInfo{Username: "ann"}, want: []string{"blue-2"}},
+		"one is denied, all are asked":  {allowed: []string{""}, refused: []string{"blue-2"}, everyNode: true, requester: &authenticationv1.UserInfo{Username: "ann"}, want: []string{"blue-2"}},
+		"nobody asked for it":           {allowed: []string{""}, want: []string{"blue-0", "blue-1", "blue-2"}},
+		"somebody without a name asked": {allowed: []string{""}, requester: &authenticationv1.UserInfo{}, want: []string{"blue-0", "blue-1", "blue-2"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(objects...)
+			f.host.allowed["ann"], f.host.refused, f.everyNode = test.allowed, test.refused, test.everyNode
+			nm := maintenance("nm", idle, "blue")
+			nm.Spec.RequestedBy = test.requester
+			out := f.mustPreview(t, nm)
+			var got []string
+			for i := range out.Nodes {
+				if out.Nodes[i].Refused {
+					got = append(got, out.Nodes[i].Name)
+				}
+			}
+			if !slices.Equal(got, test.want) || int(out.NodesRefused) != len(test.want) || int(out.PodCount) != 3-len(test.want) || out.NodesUnchecked != 0 {
+				t.Errorf("refused are %q (%d), %d pods, %d nodes unchecked; want %q", got, out.NodesRefused, out.PodCount, out.NodesUnchecked, test.want)
+			}
+		})
+	}
+}
+
+func TestTooManyNodesToAskAbout(t *testing.T) {
+	var objects []runtime.Object
+	for i := range askAtMost + 5 {
+		objects = append(objects, node(fmt.Sprintf("blue-%04d", i), "blue"))
+	}
+	f := newFixture(objects...)
+	f.everyNode = true
+	if out := f.mustPreview(t, maintenance("nm", idle, "blue")); out.NodesUnchecked != 5 || f.host.asked != askAtMost {
+		t.Errorf("%d nodes unchecked, %d questions", out.NodesUnchecked, f.host.asked)
+	}
+}
+
+func TestOthers(t *testing.T) {
+	f := newFixture(
+		node("blue", "blue"), node("green", "green"), node("red", "red"), node("gray", "gray"),
+		pod("a", "blue"), pod("b", "green"), pod("c", "red"), pod("d", "gray"),
+	)
+	gone := maintenance("gone", drain, "blue")
+	gone.DeletionTimestamp = ptr.To(metav1.NewTime(now))
+	subject := maintenance("subject", idle, "blue")
+	f.others = []*maintenancev1alpha1.NodeMaintenance{
+		subject, maintenance("next", drain, "blue", "green"), maintenance("far", drain, "green", "red"), maintenance("stranger", drain, "gray"),
+		maintenance("cordon", cordon, "blue", "gray"), maintenance("done", complete, "blue"), gone, maintenance("elsewhere", idle, "red"),
+	}
+	out := f.mustPreview(t, subject)
+	want := []maintenancev1alpha1.PreviewMaintenance{{Name: "cordon", Stage: cordon, NodeCount: 1}, {Name: "next", Stage: drain, NodeCount: 1}}
+	if !slices.Equal(out.Maintenances, want) {
+		t.Errorf("others are %+v, want %+v", out.Maintenances, want)
+	}
+	// The nodes of next and far are not cordoned, so next is held and with it the node that it
+	// shares.
+	if got, want := out.Waves[0].PodsAsked, int32(0); got != want || out.Waves[0].PodCount != 1 {
+		t.Errorf("%d of %d pods are asked, want %d of 1", got, out.Waves[0].PodCount, want)
+	}
+	var lists []string
+	for _, action := range f.kube.Actions() {
+		if list, ok := action.(k8stesting.ListActionImpl); ok && list.Resource.Resource == "pods" && strings.HasPrefix(list.ListOptions.FieldSelector, "spec.nodeName=") {
+			node, _, _ := strings.Cut(strings.TrimPrefix(list.ListOptions.FieldSelector, "spec.nodeName="), ",")
+			lists = append(lists, node)
+		}
+	}
+	slices.Sort(lists)
+	if want := []string{"", "blue", "green", "red"}; !slices.Equal(lists, want) {
+		t.Errorf("pods of nodes %q were listed, want %q: those of all that are connected", lists, want)
+	}
+}
+
+func TestAfterCompleteNobodyIsAsked(t *testing.T) {
+	for name, modify := range map[string]func(*maintenancev1alpha1.NodeMaintenance){
+		"in Complete": func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.Stage = complete },
+		"in deletion": func(nm *maintenancev1alpha1.NodeMaintenance) { nm.DeletionTimestamp = ptr.To(metav1.NewTime(now)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(node("blue", "blue"), pod("a", "blue"))
+			nm := maintenance("nm", drain, "blue")
+			modify(nm)
+			out := f.mustPreview(t, nm)
+			if out.PodCount != 0 || out.NodeCount != 1 || f.host.asked != 0 || !slices.Equal(f.asked(), []string{"list nodes"}) {
+				t.Errorf("got %+v; asked %q", out, f.asked())
+			}
+		})
+	}
+}
+
+func TestOwnersAreReadForTheEvacuatorsThatAreOn(t *testing.T) {
+	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
+	objects := []runtime.Object{
+		node("blue", "blue"),
+		&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "uid-web"}, Spec: appsv1.DeploymentSpec{Selector: selector}},
+		&appsv1.ReplicaSet{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "shop", Name: "web", UID: "uid-rs",
+				OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: "web", UID: "uid-web", Controller: ptr.To(true)}},
+			},
+			Spec: appsv1.ReplicaSetSpec{Selector: selector},
+		},
+		pod("a", "blue"),
+	}
+	f := newFixture(objects...)
+	f.evacuators = []string{maintenancev1alpha1.EvacuatorClassDeployment}
+	out := f.mustPreview(t, maintenance("nm", idle, "blue"))
+	if got := out.Waves[0].Evacuators[0].EvacuatorClass; got != maintenancev1alpha1.EvacuatorClassDeployment {
+		t.Errorf("evacuator is %q", got)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	fails := func(resource string) func(*fixture) {
+		return func(f *fixture) {
+			f.kube.PrependReactor("list", resource, func(k8stesting.Action) (bool, runtime.Object, error) {
+				return true, nil, apierrors.NewForbidden(corev1.Resource(resource), "", errors.New("no"))
+			})
+		}
+	}
+	for name, fault := range map[string]func(*fixture){
+		"nodes cannot be listed":      fails("nodes"),
+		"pods cannot be listed":       fails("pods"),
+		"budgets cannot be listed":    fails("poddisruptionbudgets"),
+		"namespaces cannot be listed": fails("namespaces"),
+		"rights cannot be asked":      func(f *fixture) { f.host.err = errors.New("no") },
+		"another's selector makes no sense": func(f *fixture) {
+			f.others[0].Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions[0].Operator = "x"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(node("blue", "blue"), pod("a", "blue"))
+			f.others = []*maintenancev1alpha1.NodeMaintenance{maintenance("other", drain, "blue")}
+			fault(f)
+			out, err := f.preview(t.Context(), maintenance("nm", idle, "blue"))
+			if !apierrors.IsInternalError(err) || out != nil {
+				t.Errorf("got %v, %v", out, err)
+			}
+		})
+	}
+}
+
+func TestTimeIsLimited(t *testing.T) {
+	t.Run("that of a preview", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture()
+			p := f.previewer()
+			p.config.Maintenances = waiting
+			_, err := p.Preview(t.Context(), maintenance("nm", idle, "blue"))
+			if !apierrors.IsTimeout(err) {
+				t.Errorf("got %v", err)
+			}
+		})
+	})
+	t.Run("that of waiting for a turn", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			p := newFixture().previewer()
+			p.config.Maintenances = waiting
+			ctx, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			for range atOnce {
+				wg.Go(func() {
+					_, _ = p.Preview(ctx, maintenance("nm", idle, "blue"))
+				})
+			}
+			synctest.Wait()
+			if _, err := p.Preview(t.Context(), maintenance("nm", idle, "blue")); !apierrors.IsTooManyRequests(err) {
+				t.Errorf("got %v", err)
+			}
+			// Those who are done let others in.
+			cancel()
+			wg.Wait()
+			p.config.Maintenances = (&fixture{}).all
+			if _, err := p.Preview(t.Context(), maintenance("nm", idle, "blue")); err != nil {
+				t.Error(err)
+			}
+		})
+	})
+	t.Run("that of the request", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		p := newFixture().previewer()
+		for range atOnce {
+			p.slots <- struct{}{}
+		}
+		if _, err := p.Preview(ctx, maintenance("nm", idle, "blue")); !apierrors.IsTimeout(err) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// waiting never has the maintenances.
+func waiting(ctx context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// TestCompletedMaintenancesAreNotRead: there may be many of them, each with all the nodes that it
+// had.
+func TestCompletedMaintenancesAreNotRead(t *testing.T) {
+	factory := informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0)
+	informer := factory.Maintenance().V1alpha1().NodeMaintenances()
+	read := NotDone(informer)
+	t.Run("before the informer has synced", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := read(ctx); err == nil {
+			t.Error("got no error: an empty cache passes for a cluster without maintenances")
+		}
+	})
+	factory.StartWithContext(t.Context())
+	factory.WaitForCacheSyncWithContext(t.Context())
+	deleting := maintenance("deleting", drain, "blue")
+	deleting.DeletionTimestamp = &metav1.Time{Time: now}
+	for _, nm := range []*maintenancev1alpha1.NodeMaintenance{
+		maintenance("draining", drain, "blue"), maintenance("idle", idle, "blue"),
+		maintenance("done", maintenancev1alpha1.NodeMaintenanceStageComplete, "blue"), deleting,
+	} {
+		if err := informer.Informer().GetStore().Add(nm); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, nm := range all {
+		names = append(names, nm.Name)
+	}
+	slices.Sort(names)
+	if !slices.Equal(names, []string{"draining", "idle"}) {
+		t.Errorf("got %q, want draining and idle", names)
+	}
+}
+
+func TestIgnoredNodesAreCounted(t *testing.T) {
+	f := newFixture(node("n1", "blue"), node("n2", "blue"))
+	nm := maintenance("nm", drain, "blue")
+	late := node("n3", "blue")
+	late.CreationTimestamp = metav1.NewTime(now)
+	nm.Status.NewestNodeTimestamp = &metav1.Time{Time: now.Add(-time.Hour)}
+	if err := f.kube.Tracker().Add(late); err != nil {
+		t.Fatal(err)
+	}
+	ctx, warnings := registrytest.WithWarnings(t.Context())
+	out, err := f.preview(ctx, nm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out.NodeCount != 2 {
+		t.Errorf("got %d nodes, want the two old ones", out.NodeCount)
+	}
+	if want := []string{"spec.newNodes: matching nodes that are ignored because they were created later: 1"}; !slices.Equal(warnings.Texts(), want) {
+		t.Errorf("warnings are %q, want %q", warnings.Texts(), want)
+	}
+}

@@ -1,0 +1,284 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package read
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/forecast/preflight"
+	"haulout.dev/haulout/pkg/drain/surge"
+)
+
+// OwnerNames are the names of owners of pods that decide about evacuators.
+type OwnerNames struct {
+	evacuators              sets.Set[string]
+	replicaSets, daemonSets sets.Set[types.NamespacedName]
+}
+
+// NewOwnerNames returns the names of nobody yet. Only owners whose built-in evacuators are on are
+// taken in.
+func NewOwnerNames(builtIn sets.Set[string]) *OwnerNames {
+	return &OwnerNames{evacuators: builtIn, replicaSets: sets.New[types.NamespacedName](), daemonSets: sets.New[types.NamespacedName]()}
+}
+
+// Add takes in the owner of a pod.
+func (n *OwnerNames) Add(namespace string, owner *metav1.OwnerReference) {
+	name := types.NamespacedName{Namespace: namespace, Name: owner.Name}
+	switch {
+	case owner.Kind == "ReplicaSet" && n.evacuators.Has(maintenancev1alpha1.EvacuatorClassDeployment):
+		n.replicaSets.Insert(name)
+	case owner.Kind == "DaemonSet" && n.evacuators.Has(maintenancev1alpha1.EvacuatorClassDaemonSet):
+		n.daemonSets.Insert(name)
+	}
+}
+
+// Owners are owners of pods as they were read. Of each it has the identity, the owners and the
+// selector, and of Deployments what decides whether they are scaled up.
+type Owners struct {
+	replicaSets map[types.NamespacedName]*appsv1.ReplicaSet
+	deployments map[types.NamespacedName]*appsv1.Deployment
+	daemonSets  map[types.NamespacedName]*appsv1.DaemonSet
+	nodes       map[string]*corev1.Node
+	// autoscalers are by the Deployments that they scale, and by name.
+	autoscalers map[types.NamespacedName][]*autoscalingv2.HorizontalPodAutoscaler
+	// oneNodeClaims are those that only one node can use at a time.
+	oneNodeClaims sets.Set[types.NamespacedName]
+}
+
+var _ preflight.Owners = &Owners{}
+
+// Owners reads the owners of pods and the Deployments of those that are ReplicaSets. The nodes are
+// handed in. Those that do not exist are not among them.
+func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.Node) (*Owners, error) {
+	o := &Owners{nodes: make(map[string]*corev1.Node, len(nodes))}
+	for _, node := range nodes {
+		o.nodes[node.Name] = node
+	}
+	apps := r.Client.AppsV1()
+	var err error
+	o.replicaSets, err = owners(ctx, r, names.replicaSets, ownerKind[appsv1.ReplicaSet]{
+		get: func(ctx context.Context, n types.NamespacedName) (*appsv1.ReplicaSet, error) {
+			return apps.ReplicaSets(n.Namespace).Get(ctx, n.Name, metav1.GetOptions{})
+		},
+		list: func(ctx context.Context, namespace string, options metav1.ListOptions) ([]appsv1.ReplicaSet, string, error) {
+			list, err := apps.ReplicaSets(namespace).List(ctx, options)
+			return itemsOf(list, err, func(l *appsv1.ReplicaSetList) []appsv1.ReplicaSet { return l.Items })
+		},
+		strip: func(full *appsv1.ReplicaSet) *appsv1.ReplicaSet {
+			return &appsv1.ReplicaSet{ObjectMeta: identity(full), Spec: appsv1.ReplicaSetSpec{Selector: full.Spec.Selector}}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	deployments := sets.New[types.NamespacedName]()
+	for name, replicaSet := range o.replicaSets {
+		if owner := metav1.GetControllerOfNoCopy(replicaSet); owner != nil && owner.Kind == "Deployment" {
+			deployments.Insert(types.NamespacedName{Namespace: name.Namespace, Name: owner.Name})
+		}
+	}
+	o.deployments, err = owners(ctx, r, deployments, ownerKind[appsv1.Deployment]{
+		get: func(ctx context.Context, n types.NamespacedName) (*appsv1.Deployment, error) {
+			return apps.Deployments(n.Namespace).Get(ctx, n.Name, metav1.GetOptions{})
+		},
+		list: func(ctx context.Context, namespace string, options metav1.ListOptions) ([]appsv1.Deployment, string, error) {
+			list, err := apps.Deployments(namespace).List(ctx, options)
+			return itemsOf(list, err, func(l *appsv1.DeploymentList) []appsv1.Deployment { return l.Items })
+		},
+		strip: surge.DecidesOf,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := r.surges(ctx, o); err != nil {
+		return nil, err
+	}
+	o.daemonSets, err = owners(ctx, r, names.daemonSets, ownerKind[appsv1.DaemonSet]{
+		get: func(ctx context.Context, n types.NamespacedName) (*appsv1.DaemonSet, error) {
+			return apps.DaemonSets(n.Namespace).Get(ctx, n.Name, metav1.GetOptions{})
+		},
+		list: func(ctx context.Context, namespace string, options metav1.ListOptions) ([]appsv1.DaemonSet, string, error) {
+			list, err := apps.DaemonSets(namespace).List(ctx, options)
+			return itemsOf(list, err, func(l *appsv1.DaemonSetList) []appsv1.DaemonSet { return l.Items })
+		},
+		strip: func(full *appsv1.DaemonSet) *appsv1.DaemonSet {
+			return &appsv1.DaemonSet{ObjectMeta: identity(full), Spec: appsv1.DaemonSetSpec{Selector: full.Spec.Selector}}
+		},
+	})
+	return o, err
+}
+
+// surges reads what decides, beside the Deployments themselves, whether they are scaled up.
+func (r Reader) surges(ctx context.Context, o *Owners) error {
+	namespaces, claims := sets.New[string](), sets.New[types.NamespacedName]()
+	for name, d := range o.deployments {
+		namespaces.Insert(name.Namespace)
+		for _, claim := range surge.Claims(d) {
+			claims.Insert(types.NamespacedName{Namespace: name.Namespace, Name: claim})
+		}
+	}
+	var mu sync.Mutex
+	o.autoscalers = map[types.NamespacedName][]*autoscalingv2.HorizontalPodAutoscaler{}
+	err := r.byNamespace(ctx, namespaces, func(ctx context.Context, namespace string, options metav1.ListOptions) (string, error) {
+		list, err := r.Client.AutoscalingV2().HorizontalPodAutoscalers(namespace).List(ctx, options)
+		if err != nil {
+			return "", err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for i := range list.Items {
+			a := &list.Items[i]
+			if name, ok := surge.Scales(a); ok && o.deployments[name] != nil {
+				a.ManagedFields = nil
+				o.autoscalers[name] = append(o.autoscalers[name], a)
+			}
+		}
+		return list.Continue, nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, list := range o.autoscalers {
+		slices.SortFunc(list, func(a, b *autoscalingv2.HorizontalPodAutoscaler) int { return strings.Compare(a.Name, b.Name) })
+	}
+	// Templates that name claims are rare. One by one, for the right to list all claims would be
+	// for these alone.
+	o.oneNodeClaims = sets.New[types.NamespacedName]()
+	names := claims.UnsortedList()
+	return inParallel(ctx, len(names), func(ctx context.Context, i int) error {
+		claim, err := r.Client.CoreV1().PersistentVolumeClaims(names[i].Namespace).Get(ctx, names[i].Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err == nil && surge.OneNode(claim) {
+			mu.Lock()
+			defer mu.Unlock()
+			o.oneNodeClaims.Insert(names[i])
+		}
+		return err
+	})
+}
+
+// ReplicaSet implements evacuators.Owners.
+func (o *Owners) ReplicaSet(_ context.Context, namespace, name string) (*appsv1.ReplicaSet, error) {
+	return o.replicaSets[types.NamespacedName{Namespace: namespace, Name: name}], nil
+}
+
+// Deployment implements evacuators.Owners.
+func (o *Owners) Deployment(_ context.Context, namespace, name string) (*appsv1.Deployment, error) {
+	return o.deployments[types.NamespacedName{Namespace: namespace, Name: name}], nil
+}
+
+// Surge implements preflight.Owners.
+func (o *Owners) Surge(namespace, name string) *surge.Candidate {
+	key := types.NamespacedName{Namespace: namespace, Name: name}
+	d := o.deployments[key]
+	if d == nil {
+		return nil
+	}
+	c := &surge.Candidate{Deployment: d, Autoscalers: o.autoscalers[key]}
+	for _, claim := range surge.Claims(d) {
+		if o.oneNodeClaims.Has(types.NamespacedName{Namespace: namespace, Name: claim}) {
+			c.OneNodeClaims = append(c.OneNodeClaims, claim)
+		}
+	}
+	return c
+}
+
+// DaemonSet implements evacuators.Owners.
+func (o *Owners) DaemonSet(_ context.Context, namespace, name string) (*appsv1.DaemonSet, error) {
+	return o.daemonSets[types.NamespacedName{Namespace: namespace, Name: name}], nil
+}
+
+// Node implements evacuators.Owners.
+func (o *Owners) Node(_ context.Context, name string) (*corev1.Node, error) {
+	return o.nodes[name], nil
+}
+
+// ownerKind is how owners of a kind are read, and what is kept of them.
+type ownerKind[T any] struct {
+	get   func(context.Context, types.NamespacedName) (*T, error)
+	list  func(ctx context.Context, namespace string, options metav1.ListOptions) (items []T, next string, err error)
+	strip func(*T) *T
+}
+
+// owners reads objects, one by one if they are few.
+func owners[T any, P interface {
+	*T
+	metav1.Object
+}](ctx context.Context, r Reader, names sets.Set[types.NamespacedName], kind ownerKind[T]) (map[types.NamespacedName]*T, error) {
+	var mu sync.Mutex
+	found := make(map[types.NamespacedName]*T, names.Len())
+	keep := func(full *T) {
+		name := types.NamespacedName{Namespace: P(full).GetNamespace(), Name: P(full).GetName()}
+		if !names.Has(name) {
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		found[name] = kind.strip(full)
+	}
+	if names.Len() <= readByName {
+		list := names.UnsortedList()
+		return found, inParallel(ctx, len(list), func(ctx context.Context, i int) error {
+			object, err := kind.get(ctx, list[i])
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			if err == nil {
+				keep(object)
+			}
+			return err
+		})
+	}
+	namespaces := sets.New[string]()
+	for name := range names {
+		namespaces.Insert(name.Namespace)
+	}
+	return found, r.byNamespace(ctx, namespaces, func(ctx context.Context, namespace string, options metav1.ListOptions) (string, error) {
+		items, next, err := kind.list(ctx, namespace, options)
+		for i := range items {
+			keep(&items[i])
+		}
+		return next, err
+	})
+}
+
+func itemsOf[L metav1.ListInterface, T any](list L, err error, items func(L) []T) ([]T, string, error) {
+	if err != nil {
+		return nil, "", err
+	}
+	return items(list), list.GetContinue(), nil
+}
+
+func identity(object metav1.Object) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Namespace: object.GetNamespace(), Name: object.GetName(), UID: object.GetUID(), OwnerReferences: object.GetOwnerReferences(),
+	}
+}

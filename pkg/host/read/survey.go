@@ -1,0 +1,208 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package read reads from the host cluster what a prediction about some of its nodes needs: their
+// pods, the budgets over these, the owners. It asks each time and keeps nothing: a cache of all
+// pods in every replica, for a few questions a day, would cost much more. What is large is read in
+// pages, and handed on list by list so that nobody has to hold more than what he keeps of it.
+package read
+
+import (
+	"context"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/workqueue"
+
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+)
+
+const (
+	// AtOnce is how many lists are under way at the same time.
+	AtOnce = 16
+	// Unfinished is the field selector that leaves out the pods that do not run any more; there may
+	// be many, and none of them matters.
+	Unfinished = "status.phase!=Succeeded,status.phase!=Failed"
+
+	// listedByNode is up to how many nodes are asked for one by one; beyond, reading all pods in
+	// pages is cheaper for the host cluster.
+	listedByNode = 64
+	// listedByNamespace is the same for what is asked for by namespace.
+	listedByNamespace = 16
+	// readByName is up to how many owners of a kind are asked for one by one.
+	readByName = 64
+	// podsPerPage is how many pods are asked for at once when all are read; objectsPerPage is the
+	// same for all else.
+	podsPerPage    = 1000
+	objectsPerPage = 500
+	// fromCache lets the host cluster answer from its watch cache, where pods are indexed by node.
+	// The answer may be a moment behind.
+	fromCache = "0"
+)
+
+// Reader reads from the host cluster.
+type Reader struct {
+	// Client is that of the host cluster.
+	Client kubernetes.Interface
+}
+
+// Nodes returns all nodes, stripped to what decides about their selection, cordons and
+// reachability.
+func (r Reader) Nodes(ctx context.Context) ([]*corev1.Node, error) {
+	var nodes []*corev1.Node
+	err := pages(ctx, objectsPerPage, "", r.Client.CoreV1().Nodes().List, func(list *corev1.NodeList) error {
+		for i := range list.Items {
+			// A copy, so that the page can be freed.
+			node := list.Items[i]
+			if _, err := controllercache.Strip(&node); err != nil {
+				return err
+			}
+			nodes = append(nodes, &node)
+		}
+		return nil
+	}, always)
+	return nodes, err
+}
+
+// Pods hands the pods that run on the nodes, but for those that have finished, to visit, list by
+// list; pods of other nodes may be among them. Several goroutines call visit and more at the same
+// time. Before each further list it asks whether there shall be more.
+func (r Reader) Pods(ctx context.Context, nodes sets.Set[string], visit func([]corev1.Pod), more func() bool) error {
+	if nodes.Len() > listedByNode {
+		// A page may have no resource version: a list from the watch cache would come in one piece.
+		return pages(ctx, podsPerPage, Unfinished, r.Client.CoreV1().Pods(metav1.NamespaceAll).List, func(list *corev1.PodList) error {
+			visit(list.Items)
+			return nil
+		}, more)
+	}
+	names := sets.List(nodes)
+	return inParallel(ctx, len(names), func(ctx context.Context, i int) error {
+		if !more() {
+			return nil
+		}
+		list, err := r.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+			FieldSelector: "spec.nodeName=" + names[i] + "," + Unfinished, ResourceVersion: fromCache,
+		})
+		if err == nil {
+			visit(list.Items)
+		}
+		return err
+	})
+}
+
+// NominatedPods hands the pods that are on no node but have been promised room on one to visit.
+// Pods leaves them out where it asks node by node.
+func (r Reader) NominatedPods(ctx context.Context, visit func([]corev1.Pod)) error {
+	list, err := r.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+		FieldSelector: "spec.nodeName=,status.nominatedNodeName!=,status.phase=Pending", ResourceVersion: fromCache,
+	})
+	if err == nil {
+		visit(list.Items)
+	}
+	return err
+}
+
+// Budgets returns the budgets of the namespaces; those of others may be among them.
+func (r Reader) Budgets(ctx context.Context, namespaces sets.Set[string]) ([]policyv1.PodDisruptionBudget, error) {
+	var mu sync.Mutex
+	var budgets []policyv1.PodDisruptionBudget
+	err := r.byNamespace(ctx, namespaces, func(ctx context.Context, namespace string, options metav1.ListOptions) (string, error) {
+		list, err := r.Client.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, options)
+		if err != nil {
+			return "", err
+		}
+		for i := range list.Items {
+			list.Items[i].ManagedFields, list.Items[i].Annotations = nil, nil
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		budgets = append(budgets, list.Items...)
+		return list.Continue, nil
+	})
+	return budgets, err
+}
+
+// TerminatingNamespaces returns the names of the namespaces that are being deleted.
+func (r Reader) TerminatingNamespaces(ctx context.Context) (sets.Set[string], error) {
+	list, err := r.Client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{
+		FieldSelector: "status.phase=" + string(corev1.NamespaceTerminating), ResourceVersion: fromCache,
+	})
+	if err != nil {
+		return nil, err
+	}
+	names := sets.New[string]()
+	for i := range list.Items {
+		names.Insert(list.Items[i].Name)
+	}
+	return names, nil
+}
+
+// byNamespace calls list for each of the namespaces or, if there are many, for all of the cluster
+// in pages.
+func (r Reader) byNamespace(ctx context.Context, namespaces sets.Set[string],
+	list func(ctx context.Context, namespace string, options metav1.ListOptions) (next string, err error)) error {
+	if namespaces.Len() <= listedByNamespace {
+		names := sets.List(namespaces)
+		return inParallel(ctx, len(names), func(ctx context.Context, i int) error {
+			_, err := list(ctx, names[i], metav1.ListOptions{ResourceVersion: fromCache})
+			return err
+		})
+	}
+	options := metav1.ListOptions{Limit: objectsPerPage}
+	for {
+		next, err := list(ctx, metav1.NamespaceAll, options)
+		if err != nil || next == "" {
+			return err
+		}
+		options.Continue = next
+	}
+}
+
+func always() bool { return true }
+
+// pages reads all pages of a list, as long as there shall be more.
+func pages[L metav1.ListInterface](ctx context.Context, size int64, fieldSelector string,
+	list func(context.Context, metav1.ListOptions) (L, error), visit func(L) error, more func() bool) error {
+	options := metav1.ListOptions{FieldSelector: fieldSelector, Limit: size}
+	for {
+		page, err := list(ctx, options)
+		if err != nil {
+			return err
+		}
+		if err := visit(page); err != nil {
+			return err
+		}
+		if options.Continue = page.GetContinue(); options.Continue == "" || !more() {
+			return nil
+		}
+	}
+}
+
+// inParallel calls f for each index below n until one call fails, and returns that error.
+func inParallel(ctx context.Context, n int, f func(context.Context, int) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	workqueue.ParallelizeUntil(ctx, AtOnce, n, func(i int) {
+		if err := f(ctx, i); err != nil {
+			cancel(err)
+		}
+	})
+	return context.Cause(ctx)
+}
