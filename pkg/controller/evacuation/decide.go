@@ -291,10 +291,13 @@ func (d *decision) restartClock(s situation) {
 	d.status.ActiveEvacuatorSince = stamp(s.now)
 }
 
-// handOver gives the turn to the next one. why is what happened to the one that had it.
+// handOver gives the turn to the next one. why is what happened to the one that had it. An
+// evacuator that says it is done has lost nothing, and its pod gets no event: the status says who
+// acts next, and the event of the eviction says why the pod left.
 func (d *decision) handOver(s situation, why string) {
 	from := d.status.ActiveEvacuatorClass
 	to := protocol.Next(s.evacuation.Spec.Evacuators, from)
+	wasDone := d.status.ActiveEvacuatorCompleted
 	d.status.ActiveEvacuatorClass = to
 	d.status.ActiveEvacuatorCompleted = false
 	d.status.ActiveEvacuatorSince = stamp(s.now)
@@ -308,7 +311,7 @@ func (d *decision) handOver(s situation, why string) {
 	}
 	d.status.Message = turnMessage(to, account)
 	d.handedOver = true
-	if from != "" {
+	if from != "" && !wasDone {
 		d.events = append(d.events, event{corev1.EventTypeNormal, EventHandedOver, actionHandOver,
 			fmt.Sprintf("The turn to take pod %s away goes from %s to %s: %s.", s.evacuation.Spec.PodRef.Name, from, to, account)})
 	}

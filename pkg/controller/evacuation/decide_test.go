@@ -397,7 +397,7 @@ func TestDecideTurn(t *testing.T) {
 				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
 					st.ExpectedEvacuationFinishTime, st.EvacuationCancellationPolicy = after(time.Hour), forbid
 				})), pod: newPod(), at: time.Minute,
-			want: outcome{Active: classB, Since: time.Minute, Policy: allow, Wake: 3*time.Minute + 30*time.Second, Events: EventHandedOver},
+			want: outcome{Active: classB, Since: time.Minute, Policy: allow, Wake: 3*time.Minute + 30*time.Second},
 			says: `a.example.com says it is done ("strategy is Recreate")`,
 		},
 		"a new leader lets evacuators report first": {
@@ -415,7 +415,7 @@ func TestDecideTurn(t *testing.T) {
 		"a new leader hands over at once from an evacuator that is done": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), done), pod: newPod(), at: 61 * time.Minute,
 			mod:  servingSince(time.Hour),
-			want: outcome{Active: evict, Since: 61 * time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
+			want: outcome{Active: evict, Since: 61 * time.Minute, Policy: allow, Evict: true},
 		},
 		"a class that the spec does not know is passed over": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classB)), pod: newPod(), at: time.Minute,

@@ -28,7 +28,7 @@ import (
 const (
 	// EventCancelled: nobody asks for the evacuation any more.
 	EventCancelled = "EvacuationCancelled"
-	// EventHandedOver: an evacuator has lost its turn to the next one.
+	// EventHandedOver: an evacuator that has not said it is done has lost its turn to the next one.
 	EventHandedOver = "EvacuatorHandedOver"
 	// EventBlocked: something keeps the pod from leaving. Sent when the reason changes.
 	EventBlocked = "EvacuationBlocked"

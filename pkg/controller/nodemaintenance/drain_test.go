@@ -557,8 +557,7 @@ func wave(priority int32) int {
 	return 2
 }
 
-// drainToTheEnd syncs, restarts and lets pods go until the maintenance says Drained. A sync that
-// fails is tried again.
+// drainToTheEnd syncs (also after failures), restarts and lets pods go until Drained is true.
 func (f *fixture) drainToTheEnd(seed uint64, r *rand.Rand) {
 	f.t.Helper()
 	for range 1000 {

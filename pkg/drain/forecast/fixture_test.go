@@ -17,6 +17,7 @@ limitations under the License.
 package forecast
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -35,7 +36,6 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/surge"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
 var now = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
@@ -70,7 +70,7 @@ func (s scene) preview(t *testing.T) *maintenancev1alpha1.NodeMaintenancePreview
 		all = append(all, m.Nodes...)
 	}
 	evacuators := sets.New(s.evacuators...)
-	pods := NewPods(all, evacuators, controllercache.NodeOf)
+	pods := NewPods(all, evacuators, nodeOf)
 	for _, pod := range s.pods {
 		pods.Add([]corev1.Pod{*pod})
 	}
@@ -349,4 +349,9 @@ func troubles(out *maintenancev1alpha1.NodeMaintenancePreview) []string {
 		lines = append(lines, line)
 	}
 	return lines
+}
+
+// nodeOf is on which node a pod counts in these tests: where it is bound or, before that, nominated.
+func nodeOf(pod *corev1.Pod) string {
+	return cmp.Or(pod.Spec.NodeName, pod.Status.NominatedNodeName)
 }

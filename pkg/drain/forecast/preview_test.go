@@ -33,7 +33,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
 const (
@@ -521,7 +520,7 @@ func TestDecideEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	n := node("n1")
-	collected := NewPods([]*corev1.Node{n}, nil, controllercache.NodeOf)
+	collected := NewPods([]*corev1.Node{n}, nil, nodeOf)
 	for _, p := range pods(2*checkEvery, "web", "n1") {
 		collected.Add([]corev1.Pod{*p})
 	}
