@@ -102,10 +102,11 @@ func setCondition(t *testing.T, node string, condition corev1.NodeCondition, key
 	}
 }
 
-// eventsOn returns how often which reason was told about a node.
-func eventsOn(ctx context.Context, t *testing.T, node string) (map[string]int, error) {
+// eventsOn returns how often which reason was told about an object. Events about nodes are in any
+// namespace, which is "" then.
+func eventsOn(ctx context.Context, t *testing.T, namespace, name string) (map[string]int, error) {
 	t.Helper()
-	list, err := cluster.As(t).Kube.EventsV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "regarding.name=" + node})
+	list, err := cluster.As(t).Kube.EventsV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "regarding.name=" + name})
 	if err != nil {
 		return nil, err
 	}
@@ -117,6 +118,20 @@ func eventsOn(ctx context.Context, t *testing.T, node string) (map[string]int, e
 		}
 	}
 	return counts, nil
+}
+
+// eventsReach waits until each reason was told about an object at least so often.
+func eventsReach(t *testing.T, namespace, name string, atLeast map[string]int) {
+	t.Helper()
+	framework.Eventually(t, fmt.Sprintf("the events of %s reach %v", name, atLeast), func(ctx context.Context) (bool, error) {
+		got, err := eventsOn(ctx, t, namespace, name)
+		for reason, n := range atLeast {
+			if err == nil && got[reason] < n {
+				err = fmt.Errorf("%d times %s", got[reason], reason)
+			}
+		}
+		return err == nil, err
+	})
 }
 
 // stuckOn has a pod run on a node that its budget lets nobody evict; its label app is the name.
@@ -187,7 +202,7 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 	}
 	want := map[string]int{"NodeMaintenanceStarted": 2, "NodeDrainStarted": 2, "NodeDrained": 1, "NodeDrainResumed": 1, "NodeMaintenanceReleased": 2}
 	framework.Eventually(t, fmt.Sprintf("the events of the node are %v", want), func(ctx context.Context) (bool, error) {
-		got, err := eventsOn(ctx, t, nodes[1])
+		got, err := eventsOn(ctx, t, "", nodes[1])
 		for reason, n := range want {
 			if err == nil && got[reason] != n {
 				err = fmt.Errorf("%d times %s", got[reason], reason)

@@ -167,11 +167,10 @@ func TestDaemonSetEvacuationIsCalledOff(t *testing.T) {
 	merge(t, namespace, "pod", pod.Name, `{"metadata":{"finalizers":["e2e.haulout.dev/hold"]}}`)
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = "new kernel" }))
 	e := evacuationFor(t, &pod, "is under way", func(e *v1alpha1.Evacuation) bool { return e.Status.ExpectedEvacuationFinishTime != nil })
-	for _, want := range []string{nm.Name, "new kernel"} {
-		if !strings.Contains(e.Status.Message, want) {
-			t.Errorf("the message is %q, want %q in it", e.Status.Message, want)
-		}
+	if s := e.Status; s.ActiveEvacuatorClass != v1alpha1.EvacuatorClassDaemonSet || s.ActiveEvacuatorSince == nil || s.ActiveEvacuatorCompleted {
+		t.Errorf("the status is %+v, want the turn of the evacuator of DaemonSets", s)
 	}
+	eventsReach(t, namespace, pod.Name, map[string]int{"Evicted": 1})
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, nodes...)
 	framework.Accept(t, judge.LeftOn(theNode(t, nodes[0]), false), nil)

@@ -19,7 +19,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -37,9 +36,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/e2e/framework"
 )
-
-// saidWithin is how soon the owner of an app has to be told that its surge is stuck.
-const saidWithin = 10 * time.Second
 
 // single makes a Deployment of one replica, of which the given budget, if any, wants one to be
 // available, and returns the node that it is on.
@@ -106,29 +102,6 @@ func asBefore(t *testing.T, namespace, name string, replicas int32) {
 		}
 		return true, nil
 	})
-}
-
-// evacuationSays waits until the only Evacuation of an app's pods says something, and returns it.
-func evacuationSays(t *testing.T, within time.Duration, namespace, app string, words ...string) *v1alpha1.Evacuation {
-	t.Helper()
-	var found *v1alpha1.Evacuation
-	framework.EventuallyWithin(t, within, fmt.Sprintf("the Evacuation of %s says %q", app, words), func(ctx context.Context) (bool, error) {
-		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
-		if err != nil {
-			return false, err
-		}
-		if len(list.Items) != 1 {
-			return false, fmt.Errorf("there are %d", len(list.Items))
-		}
-		found = &list.Items[0]
-		for _, word := range words {
-			if !strings.Contains(found.Status.Message, word) {
-				return false, fmt.Errorf("it is with %s and says %q", found.Status.ActiveEvacuatorClass, found.Status.Message)
-			}
-		}
-		return true, nil
-	})
-	return found
 }
 
 // scaledTo waits until a Deployment has been scaled.
@@ -292,6 +265,16 @@ func TestManySingleReplicasOnSeveralNodes(t *testing.T) {
 	}
 }
 
+// surgeReported reports whether the evacuator of Deployments has reported to an Evacuation in its
+// turn, and has not ended it.
+func surgeReported(e *v1alpha1.Evacuation) bool {
+	s := &e.Status
+	return s.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDeployment && s.ActiveEvacuatorSince != nil &&
+		s.EvacuationProgressTimestamp != nil && !s.ActiveEvacuatorCompleted
+}
+
+// TestStuckSurge drains pods whose replacements cannot start: their Evacuations are Blocked for
+// that, and nothing is left of the surge when the drain is called off.
 func TestStuckSurge(t *testing.T) {
 	// stays checks that the pod was not evicted, and that all is as before when the evacuation is
 	// called off.
@@ -306,22 +289,16 @@ func TestStuckSurge(t *testing.T) {
 			t.Errorf("the pod that was to leave is %v (%v)", pod, err)
 		}
 	}
+	// Its owner expects replacements within seconds, so that a stuck surge is reported soon.
+	soon := annotated(v1alpha1.AnnotationSurgeTimeout, "5s")
 	t.Run("for lack of room", func(t *testing.T) {
 		t.Parallel()
 		pool, nodes := cluster.NewPool(t, 1, true)
 		namespace := cluster.NewNamespace(t)
-		single(t, namespace, "web", pool, minAvailable(1))
-		nm := drainNodes(t, pool, nodes...)
-		stays(t, namespace, nm, evacuationSays(t, saidWithin, namespace, "web", "is Pending", "nodes are available"))
-	})
-	t.Run("for longer than its owner expects", func(t *testing.T) {
-		t.Parallel()
-		pool, nodes := cluster.NewPool(t, 1, true)
-		namespace := cluster.NewNamespace(t)
-		single(t, namespace, "web", pool, minAvailable(1), annotated(v1alpha1.AnnotationSurgeTimeout, "5s"))
+		single(t, namespace, "web", pool, minAvailable(1), soon)
 		pod := livePods(t, namespace)[0]
 		nm := drainNodes(t, pool, nodes...)
-		e := evacuationFor(t, &pod, "is made", isOurs)
+		e := evacuationFor(t, &pod, "has a report of the surge", surgeReported)
 		blocked(t, e, v1alpha1.ReasonSurgePending)
 		progressing(t, nm.Name, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked)
 		stays(t, namespace, nm, e)
@@ -330,7 +307,8 @@ func TestStuckSurge(t *testing.T) {
 		t.Parallel()
 		pool, nodes := cluster.NewPool(t, 1, true)
 		namespace := cluster.NewNamespace(t)
-		single(t, namespace, "web", pool, minAvailable(1))
+		single(t, namespace, "web", pool, minAvailable(1), soon)
+		pod := livePods(t, namespace)[0]
 		// Nothing simulates this node, so that the test plays its kubelet.
 		played := pool + "-played"
 		cluster.NewNodes(t, pool, false, played)
@@ -348,7 +326,8 @@ func TestStuckSurge(t *testing.T) {
 		})
 		merge(t, namespace, "pod", name, `{"status":{"containerStatuses":[{"name":"app","ready":false,"restartCount":0,"image":"none","imageID":"",
 			"state":{"waiting":{"reason":"ImagePullBackOff","message":"Back-off pulling image none"}}}]}}`, "--subresource=status")
-		e := evacuationSays(t, saidWithin, namespace, "web", "is not ready", "ImagePullBackOff")
+		e := evacuationFor(t, &pod, "has a report of the surge", surgeReported)
+		blocked(t, e, v1alpha1.ReasonSurgePending)
 		if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), nm.Name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -369,7 +348,8 @@ func TestStuckSurge(t *testing.T) {
 		t.Parallel()
 		pool, _ := cluster.NewPool(t, 2, true)
 		namespace := cluster.NewNamespace(t)
-		node := single(t, namespace, "web", pool, minAvailable(1))
+		node := single(t, namespace, "web", pool, minAvailable(1), soon)
+		pod := livePods(t, namespace)[0]
 		quotas := cluster.As(t).Kube.CoreV1().ResourceQuotas(namespace)
 		if _, err := quotas.Create(t.Context(), &corev1.ResourceQuota{
 			ObjectMeta: metav1.ObjectMeta{Name: "small"},
@@ -382,7 +362,12 @@ func TestStuckSurge(t *testing.T) {
 			return err == nil && q.Status.Used.Pods().Value() == 1, err
 		})
 		nm := drainNodes(t, pool, node)
-		stays(t, namespace, nm, evacuationSays(t, saidWithin, namespace, "web", "no surge pod can be created", "exceeded quota: small"))
+		e := evacuationFor(t, &pod, "has a report of the surge", surgeReported)
+		blocked(t, e, v1alpha1.ReasonSurgePending)
+		if pods := livePods(t, namespace); len(pods) != 1 {
+			t.Errorf("there are %d pods, want the quota to allow one", len(pods))
+		}
+		stays(t, namespace, nm, e)
 	})
 }
 
@@ -392,13 +377,24 @@ func TestSurgeAgainstGitOps(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	single(t, namespace, "web", pool, minAvailable(1))
+	pod := livePods(t, namespace)[0]
 	available := watchAvailability(t, namespace, "web")
 	drainNodes(t, pool, nodes...)
-	for range 2 {
+	const resets = 2
+	for range resets {
 		scaledTo(t, namespace, "web", 2)
 		merge(t, namespace, "deployment", "web", `{"spec":{"replicas":1}}`)
 	}
-	evacuationSays(t, framework.Timeout, namespace, "web", "set its replicas back 2 times")
+	e := evacuationFor(t, &pod, "is left to the eviction", func(e *v1alpha1.Evacuation) bool {
+		return e.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction
+	})
+	if e.Status.ActiveEvacuatorSince == nil || e.Status.EvacuationProgressTimestamp != nil {
+		t.Errorf("the status is %+v, want the turn of the eviction, which reports nothing", e.Status)
+	}
+	blocked(t, e, v1alpha1.ReasonPodDisruptionBudget)
+	eventsReach(t, namespace, "web", map[string]int{
+		"SurgeStarted": resets, "SurgeDissolved": resets, "SurgeDeclined": 1,
+	})
 	asBefore(t, namespace, "web", 1)
 	if lowest := available.stop(); lowest < 1 {
 		t.Errorf("at one time %d pods were available", lowest)
