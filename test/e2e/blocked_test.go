@@ -132,6 +132,7 @@ func TestBlocked(t *testing.T) {
 			"by an evacuator that has stopped":                blockedByEvacuator,
 			"by somebody who puts the pod back":               blockedByReturn,
 			"by a namespace that cannot have new Evacuations": blockedByNamespace,
+			"by another drain, which it blocks as well":       blockedByEachOther,
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -305,6 +306,54 @@ func blockedByNamespace(t *testing.T, pool, node, namespace string) {
 	})
 	merge(t, namespace, "pod", "web", `{"metadata":{"finalizers":null}}`)
 	drained(t, nm.Name)
+}
+
+// blockedByEachOther drains two nodes for two maintenances. Each has the only ready pod of a budget,
+// whose other pods are on the other node and cannot get ready there.
+func blockedByEachOther(t *testing.T, pool, node, namespace string) {
+	t.Helper()
+	other := node + "-other"
+	cluster.NewNodes(t, pool, true, other)
+	budgets := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(namespace)
+	inStage := func(node string) *v1alpha1.NodeMaintenance {
+		return cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon, onNodes(node)))
+	}
+	app := func(name, here, there string) (ready *corev1.Pod) {
+		of := func(p *corev1.Pod) { p.Labels = map[string]string{"app": name} }
+		ready = cluster.PodOn(t, namespace, name, pool, here, of)
+		for _, down := range []string{name + "-down-1", name + "-down-2"} {
+			cluster.PodOn(t, namespace, down, pool, there, of)
+			merge(t, namespace, "pod", down, `{"status":{"conditions":[{"type":"Ready","status":"False","reason":"Test"}]}}`, "--subresource=status")
+		}
+		cluster.MustKubectl(t, "", "create", "pdb", name, "-n", namespace, "--selector=app="+name, "--min-available=2")
+		framework.Eventually(t, "budget "+name+" has counted", func(ctx context.Context) (bool, error) {
+			budget, err := budgets.Get(ctx, name, metav1.GetOptions{})
+			return err == nil && budget.Status.ExpectedPods == 3 && budget.Status.CurrentHealthy == 1, err
+		})
+		return ready
+	}
+	first, second := inStage(node), inStage(other)
+	unschedulable(t, true, node, other)
+	web, db := app("web", node, other), app("db", other, node)
+
+	setStage(t, first.Name, v1alpha1.NodeMaintenanceStageDrain)
+	ofWeb := evacuationFor(t, web, "is made", isOurs)
+	blocked(t, ofWeb, v1alpha1.ReasonBudgetPodsCordoned, "web-down-1 on node "+other)
+	setStage(t, second.Name, v1alpha1.NodeMaintenanceStageDrain)
+	ofDB := evacuationFor(t, db, "is made", isOurs)
+	blocked(t, ofDB, v1alpha1.ReasonBudgetsHoldEachOther, first.Name, second.Name, "web", "db")
+	// The facts about the other drain are read again after a minute, or with the next event.
+	merge(t, namespace, "evacuation", ofWeb.Name, `{"metadata":{"labels":{"e2e.haulout.dev/probe":"1"}}}`)
+	blocked(t, ofWeb, v1alpha1.ReasonBudgetsHoldEachOther, first.Name, second.Name, "web", "db")
+
+	// What the message advises: one of the two is completed, and the pods of the other one's budget
+	// get ready there.
+	setStage(t, first.Name, v1alpha1.NodeMaintenanceStageComplete)
+	unschedulable(t, false, node)
+	for _, down := range []string{"db-down-1", "db-down-2"} {
+		merge(t, namespace, "pod", down, `{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`, "--subresource=status")
+	}
+	leaves(t, ofDB)
 }
 
 // controlled makes pods that a controller answers for, as budgets want it. A bare pod with the same
