@@ -18,6 +18,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -26,7 +27,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
@@ -155,6 +158,109 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 		framework.Accept(t, judge.LeftOn(theNode(t, name), false), nil)
 	}
 	daemonPods(t, namespace, "logs", 3)
+}
+
+// csiVolume makes a claim with a volume of a CSI driver, and returns the name of the volume in the
+// status of nodes.
+func csiVolume(t *testing.T, namespace, claim string) corev1.UniqueVolumeName {
+	t.Helper()
+	const driver = "csi.e2e.haulout.dev"
+	core, name := cluster.As(t).Kube.CoreV1(), framework.Name(claim)
+	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+	if _, err := core.PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity: size, AccessModes: modes, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			ClaimRef: &corev1.ObjectReference{Namespace: namespace, Name: claim},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: name},
+			},
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := core.PersistentVolumes().Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	claims := core.PersistentVolumeClaims(namespace)
+	if _, err := claims.Create(t.Context(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: claim},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: modes, Resources: corev1.VolumeResourceRequirements{Requests: size},
+			StorageClassName: ptr.To(""), VolumeName: name,
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, "claim "+claim+" is bound", func(ctx context.Context) (bool, error) {
+		c, err := claims.Get(ctx, claim, metav1.GetOptions{})
+		return err == nil && c.Status.Phase == corev1.ClaimBound, err
+	})
+	return corev1.UniqueVolumeName("kubernetes.io/csi/" + driver + "^" + name)
+}
+
+// mounting adds a volume with a claim to a pod.
+func mounting(claim string) func(*corev1.PodSpec) {
+	return func(spec *corev1.PodSpec) {
+		spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
+		}}}
+	}
+}
+
+// inUse writes the volumes into the status of a node that its kubelet would have mounted there.
+func inUse(t *testing.T, node string, volumes ...corev1.UniqueVolumeName) {
+	t.Helper()
+	patch, err := json.Marshal(map[string]any{"status": map[string]any{"volumesInUse": volumes}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	merge(t, "", "node", node, string(patch), "--subresource=status")
+}
+
+// TestDaemonSetPodWaitsUntilVolumesAreReleased drains a node whose kubelet has not released the
+// volume of a pod that has left: the pods of DaemonSets, one of which may be the node plugin of its
+// driver, are there until it has. They do not wait for a volume that a pod uses which is kept.
+func TestDaemonSetPodWaitsUntilVolumesAreReleased(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 2, true)
+	namespace := cluster.NewNamespace(t)
+	released, kept := csiVolume(t, namespace, "released"), csiVolume(t, namespace, "kept")
+	daemonSet(t, namespace, pool, "plugin", 2)
+	daemonSet(t, namespace, pool, "network", 2, tolerant, mounting("kept"))
+	user := cluster.PodOn(t, namespace, "user", pool, nodes[0], movable, func(p *corev1.Pod) { mounting("released")(&p.Spec) })
+	inUse(t, nodes[0], released, kept)
+	inUse(t, nodes[1], kept)
+	plugins := map[string]corev1.Pod{}
+	for _, pod := range livePods(t, namespace) {
+		if pod.Labels["app"] == "plugin" {
+			plugins[pod.Spec.NodeName] = pod
+		}
+	}
+	waiting, free := plugins[nodes[0]], plugins[nodes[1]]
+
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
+	turn := evacuationFor(t, user, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool { return e.Status.ActiveEvacuatorClass == mover })
+	list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 1 {
+		t.Errorf("%d pods are asked to leave (%v), want only the user of the volume", len(list.Items), err)
+	}
+	report(t, turn, `{"activeEvacuatorCompleted":true}`)
+	evacuationFor(t, &waiting, "is reported on, and the pod not asked to stop", func(e *v1alpha1.Evacuation) bool {
+		s := &e.Status
+		return s.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDaemonSet && s.EvacuationProgressTimestamp != nil && s.ExpectedEvacuationFinishTime == nil
+	})
+	leaves(t, evacuationFor(t, &free, "is made", isOurs))
+	pod, err := cluster.As(t).Kube.CoreV1().Pods(namespace).Get(t.Context(), waiting.Name, metav1.GetOptions{})
+	if err != nil || pod.UID != waiting.UID || pod.DeletionTimestamp != nil {
+		t.Fatalf("the pod has not waited for volume %s: %v (%v)", released, pod, err)
+	}
+	inUse(t, nodes[0], kept)
+	drained(t, nm.Name)
+	daemonPods(t, namespace, "plugin", 0)
+	daemonPods(t, namespace, "network", 2)
 }
 
 // TestDaemonSetEvacuationIsCalledOff calls a drain off while a DaemonSet pod takes its time to
