@@ -379,7 +379,7 @@ func TestSurgeAgainstGitOps(t *testing.T) {
 	single(t, namespace, "web", pool, minAvailable(1))
 	pod := livePods(t, namespace)[0]
 	available := watchAvailability(t, namespace, "web")
-	drainNodes(t, pool, nodes...)
+	nm := drainNodes(t, pool, nodes...)
 	const resets = 2
 	for range resets {
 		scaledTo(t, namespace, "web", 2)
@@ -395,6 +395,10 @@ func TestSurgeAgainstGitOps(t *testing.T) {
 	eventsReach(t, namespace, "web", map[string]int{
 		"SurgeStarted": resets, "SurgeDissolved": resets, "SurgeDeclined": 1,
 	})
+	// Until it is called off, the pod has the lowest deletion cost, since it is to leave.
+	if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), nm.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	asBefore(t, namespace, "web", 1)
 	if lowest := available.stop(); lowest < 1 {
 		t.Errorf("at one time %d pods were available", lowest)
