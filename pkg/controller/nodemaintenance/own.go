@@ -56,7 +56,8 @@ func (c *Controller) ownController() types.UID {
 
 // hasComeBack reports whether a pod of this server was created while a maintenance held the node
 // that it is on. It tolerates cordons, so the scheduler found no better node: it leaves once and
-// then stays.
+// then stays. Both times are whole seconds, and a node may be held and drained within one: a pod of
+// that second stays, too.
 func (c *Controller) hasComeBack(pod *corev1.Pod, node *corev1.Node) bool {
 	for _, name := range c.selection.maintenancesOn(node.Name) {
 		nm, err := c.get(name)
@@ -64,7 +65,7 @@ func (c *Controller) hasComeBack(pod *corev1.Pod, node *corev1.Node) bool {
 			continue
 		}
 		for _, taint := range node.Spec.Taints {
-			if isTaint(taint, maintenancev1alpha1.TaintHeld) && taint.TimeAdded != nil && pod.CreationTimestamp.After(taint.TimeAdded.Time) {
+			if isTaint(taint, maintenancev1alpha1.TaintHeld) && taint.TimeAdded != nil && !pod.CreationTimestamp.Time.Before(taint.TimeAdded.Time) {
 				return true
 			}
 		}
