@@ -262,6 +262,7 @@ func TestNothingIsShownWithoutTheRight(t *testing.T) {
 		f.wantShown("two", "DrainInProgress=False", "Drained=False", "MaintenanceInProgress=True")
 		f.rights.err = fmt.Errorf("no answer")
 		f.wait(noderights.AnswerTTL + time.Second)
+		f.authorized()
 		if err := f.nodes.reconcile(f.ctx, "two"); err == nil {
 			t.Error("an authorizer that does not answer was taken for one that does")
 		}

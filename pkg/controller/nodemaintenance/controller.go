@@ -203,7 +203,6 @@ func New(config Config) (*Controller, error) {
 			LogAs: func(item string) (string, any) { return "nodeMaintenance", item },
 		}),
 		selection: newSelection(config.Clock),
-		rights:    noderights.NewCache(noderights.CacheConfig{Authorizer: config.Authorizer, EveryByName: config.AskEveryNodeByName, Clock: config.Clock}),
 		cordons:   newCordonWatch(config.Clock),
 		taints:    newCordonWatch(config.Clock),
 		written:   newWrittenStatuses(config.Clock),
@@ -217,6 +216,9 @@ func New(config Config) (*Controller, error) {
 		costs:     &costs{byItem: map[string]time.Duration{}},
 		problems:  newProblems(config.Clock), stallTimeout: config.StallTimeout, budgetPatience: config.DaemonSetBudgetPatience, completedTTL: config.CompletedTTL,
 	}
+	c.rights = noderights.NewCache(noderights.CacheConfig{
+		Authorizer: config.Authorizer, EveryByName: config.AskEveryNodeByName, Clock: config.Clock, Answered: c.rightsKnown,
+	})
 	c.nodes = newNodeReconciler(c, config)
 	c.forecasts = newForecasts(c, config)
 	if err := errors.Join(

@@ -141,7 +141,7 @@ func TestStaleCacheDoesNotCordonAgain(t *testing.T) {
 		ended := newMaintenance("m")
 		atStage(stageComplete)(ended)
 		f.maintenance.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) { return true, ended, nil })
-		f.cached()
+		f.authorized()
 		if err := f.nodes.reconcile(f.ctx, "one"); !loop.IsOnlyConflict(err) {
 			t.Errorf("error %v, want a conflict", err)
 		}
@@ -352,7 +352,7 @@ func TestAuthorizerThatFailsStopsEverything(t *testing.T) {
 		if err := f.Controller.sync(f.ctx, "m"); err != nil {
 			t.Fatal(err)
 		}
-		f.cached()
+		f.authorized()
 		if err := f.reconcileNodes(); err == nil {
 			t.Error("no error")
 		}

@@ -183,6 +183,7 @@ func TestOrderOfWrites(t *testing.T) {
 			}
 		}
 		f.wantEvacuating()
+		f.authorized()
 		if err := f.reconcileNodes(); err != nil {
 			t.Fatal(err)
 		}
@@ -217,7 +218,7 @@ func TestNoEvacuationWhileANodeCannotBeCordoned(t *testing.T) {
 			if err := f.Controller.sync(f.ctx, "m"); err != nil {
 				t.Error(err)
 			}
-			f.cached()
+			f.authorized()
 			if err := f.reconcileNodes(); err == nil {
 				t.Error("no error")
 			}

@@ -112,6 +112,17 @@ func (m *member) mayTouch(node *corev1.Node) bool {
 	return !m.outside.Has(node.Name)
 }
 
+// uncordoned returns the nodes that the waves wait for before any pod is asked to leave.
+func (m *member) uncordoned() []string {
+	var names []string
+	for _, node := range m.nodes {
+		if !node.Spec.Unschedulable || m.unknown.Has(node.Name) {
+			names = append(names, node.Name)
+		}
+	}
+	return names
+}
+
 // all returns all selected nodes.
 func (m *member) all() []*corev1.Node {
 	all := slices.Concat(m.nodes, m.refused)
@@ -262,12 +273,10 @@ func (c *Controller) world(g *gathered) drainplan.World {
 			Name: m.Name, Created: m.CreationTimestamp.Time, Plan: m.Spec.DrainPlan,
 			Nodes: make([]string, 0, len(m.nodes)), Before: make(map[string][]maintenancev1alpha1.DrainPlanEntry, len(m.nodes)),
 		}
+		pm.Uncordoned = m.uncordoned()
 		before := c.stored.nodes(m.NodeMaintenance)
 		for _, node := range m.nodes {
 			pm.Nodes = append(pm.Nodes, node.Name)
-			if !node.Spec.Unschedulable || m.unknown.Has(node.Name) {
-				pm.Uncordoned = append(pm.Uncordoned, node.Name)
-			}
 			if targets := before[refOf(node)].targets; len(targets) > 0 {
 				pm.Before[node.Name] = targets
 			}

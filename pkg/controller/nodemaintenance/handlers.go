@@ -262,6 +262,13 @@ func (c *Controller) markNode(node string) {
 	}
 }
 
+// rightsKnown has a node and its maintenances looked at, since the authorizer has answered a
+// question about it.
+func (c *Controller) rightsKnown(node string) {
+	c.nodes.enqueue(node)
+	c.markNode(node)
+}
+
 // mark has maintenances looked at soon. An item that waits already keeps its time, so that a stream
 // of events cannot put it off.
 func (c *Controller) mark(names []string) {

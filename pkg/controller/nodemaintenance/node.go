@@ -35,6 +35,7 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/host/noderights"
 )
 
 const (
@@ -356,7 +357,8 @@ func (k *nodeReconciler) sync(ctx context.Context, node *corev1.Node) error {
 		return err
 	}
 	if len(facts.holders) == 0 && facts.undecided {
-		// A maintenance is about to hold the node. Its status has an event when it does.
+		// A maintenance is about to hold the node. There is an event when it does: that of its
+		// status, or that of the authorizer's answer.
 		return nil
 	}
 	if len(facts.released()) > 0 || !facts.drains && k.c.hasUnwanted(node.Name) {
@@ -379,14 +381,23 @@ func (k *nodeReconciler) sync(ctx context.Context, node *corev1.Node) error {
 		return errors.Join(err, writeErr)
 	}
 	_, conditionsErr := k.writeConditions(ctx, node, facts)
-	return errors.Join(err, conditionsErr)
+	return errors.Join(err, ignoreAsking(conditionsErr))
+}
+
+// ignoreAsking returns nil for what waits for the first answer of the authorizer: the node is
+// reconciled again when that is there.
+func ignoreAsking(err error) error {
+	if errors.Is(err, noderights.ErrAsking) {
+		return nil
+	}
+	return err
 }
 
 // writeConditionsThen writes the conditions of a node that nothing holds and then the node itself.
 func (k *nodeReconciler) writeConditionsThen(ctx context.Context, node *corev1.Node, facts nodeFacts) error {
 	stored, conditionsErr := k.writeConditions(ctx, node, facts)
-	if apierrors.IsConflict(conditionsErr) {
-		return conditionsErr
+	if apierrors.IsConflict(conditionsErr) || errors.Is(conditionsErr, noderights.ErrAsking) {
+		return ignoreAsking(conditionsErr)
 	}
 	if stored != nil {
 		facts.node = stored
@@ -425,7 +436,11 @@ func (k *nodeReconciler) gather(ctx context.Context, node *corev1.Node) (nodeFac
 			continue
 		}
 		answer := k.c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{node})[node.Name]
-		if answer.Err != nil && !holds {
+		switch {
+		case holds || answer.Err == nil:
+		case errors.Is(answer.Err, noderights.ErrAsking):
+			f.undecided = true
+		default:
 			errs = append(errs, fmt.Errorf("ask whether user %q may delete node %s: %w", usernameOf(nm), node.Name, answer.Err))
 		}
 		f.mayWork = f.mayWork || answer.Allowed && (holds || !answer.Stale)

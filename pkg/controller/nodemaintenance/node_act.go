@@ -154,7 +154,7 @@ func (k *nodeReconciler) mayMakeSchedulable(ctx context.Context, f nodeFacts) (b
 	nm := f.makesSchedulable
 	answer := k.c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{f.node})[f.node.Name]
 	if answer.Err != nil {
-		return false, fmt.Errorf("ask whether user %q may delete node %s: %w", usernameOf(nm), f.node.Name, answer.Err)
+		return false, ignoreAsking(fmt.Errorf("ask whether user %q may delete node %s: %w", usernameOf(nm), f.node.Name, answer.Err))
 	}
 	if !answer.Allowed && f.node.Spec.Unschedulable {
 		k.c.nodeEvent(f.node, nm, corev1.EventTypeWarning, EventNotAuthorized, actionUncordon,

@@ -41,7 +41,7 @@ type nodeFacts struct {
 	// among them.
 	holders owners
 	// undecided reports that a maintenance has left stage Idle and has not recorded yet which nodes
-	// are new to it.
+	// are new to it, or that the authorizer has not answered yet whether it may hold the node.
 	undecided bool
 	// drains reports that a holder drains the node.
 	drains bool

@@ -17,9 +17,15 @@ limitations under the License.
 package nodemaintenance
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // TestRun lets the controller run by events alone.
@@ -41,6 +47,35 @@ func TestRun(t *testing.T) {
 		f.ticking("the maintenance is complete", func() bool { return len(f.nm("m").Finalizers) == 0 })
 		f.wantCordon("one", false)
 		f.wantCordon("two", false)
+	})
+}
+
+// TestSilentAuthorizerHoldsUpNoOtherDrain has the authorizer say nothing about one of two users.
+// The drain of the other one goes on with a single worker, and this one as soon as there is an
+// answer.
+func TestSilentAuthorizerHoldsUpNoOtherDrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const silent = "silent"
+		objects := []runtime.Object{newNode("free", inPool("free")), newPod("p", "free", 0), newMaintenance("goes-on", selecting("free"))}
+		for i := range 2 * nodeWorkers {
+			name := fmt.Sprintf("%s-%02d", silent, i)
+			objects = append(objects, newNode(name, inPool(name)), newPod(name, name, 0), newMaintenance(name, selecting(name),
+				func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.RequestedBy.Username = silent }))
+		}
+		f := newFixture(t)
+		f.rights.silent, f.rights.answer = silent, make(chan struct{})
+		for _, o := range objects {
+			f.create(o)
+		}
+		start := time.Now()
+		go f.Controller.Run(f.ctx, 1)
+		f.ticking("the pod of the other user is asked to leave", func() bool { return slices.Equal(f.evacuating(), []string{"p"}) })
+		close(f.rights.answer)
+		f.ticking("all pods are asked to leave", func() bool { return len(f.evacuating()) == 1+2*nodeWorkers })
+		// A question fails after ten seconds; nothing has waited for one.
+		if took := time.Since(start); took >= 10*time.Second {
+			t.Errorf("it took %s", took)
+		}
 	})
 }
 

@@ -29,7 +29,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -141,7 +140,7 @@ func (c *Controller) conclude(g *gathered, l *look, left *remainder) error {
 	facts := drainedFacts{
 		draining: isDraining(nm), nodes: len(g.subject.nodes), refused: len(g.subject.refused), username: g.subject.username(),
 		excluded: g.subject.excluded, stalledSince: progress.stalledSince,
-		uncordoned: append(uncordoned(g.subject.nodes), sets.List(g.subject.unknown)...), finished: l.plan.Finished[nm.Name], remainder: left,
+		uncordoned: g.subject.uncordoned(), finished: l.plan.Finished[nm.Name], remainder: left,
 	}
 	if facts.finished {
 		var err error
@@ -168,16 +167,6 @@ func sortNodes(nodes []maintenancev1alpha1.NodeMaintenanceNodeStatus) {
 	slices.SortFunc(nodes, func(a, b maintenancev1alpha1.NodeMaintenanceNodeStatus) int {
 		return strings.Compare(a.NodeRef.Name, b.NodeRef.Name)
 	})
-}
-
-func uncordoned(nodes []*corev1.Node) []string {
-	var out []string
-	for _, node := range nodes {
-		if !node.Spec.Unschedulable {
-			out = append(out, node.Name)
-		}
-	}
-	return out
 }
 
 // drainedFacts is what the condition Drained depends on, time and the live list aside.

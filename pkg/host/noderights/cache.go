@@ -26,13 +26,12 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/singleflight"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
@@ -49,19 +48,29 @@ const (
 	// forgetAfter is when an answer that no caller has asked for is dropped. It exceeds the time
 	// between two reconciliations of a maintenance in which nothing happens.
 	forgetAfter = 30 * time.Minute
-	// askFor bounds how long a caller waits for answers. What is not answered then is an error of
-	// that node, and the next call goes on from there.
-	askFor = 10 * time.Second
+	// answerWithin bounds how long a question takes. What is not answered then has failed, and so
+	// have the questions that wait behind it.
+	answerWithin = 10 * time.Second
+	// askAgainAfter is how long a question that has failed is not asked again.
+	askAgainAfter = time.Second
 )
+
+// ErrAsking is the error of an Answer while the authorizer is asked for the first time. The
+// callback of the Cache tells when there is more.
+var ErrAsking = errors.New("the authorizer has not answered yet")
+
+// errTimeout is why a question has failed that was not answered.
+var errTimeout = errors.New("the authorizer did not answer in time")
 
 // Answer is what is known of one user and one node.
 type Answer struct {
 	// Allowed: the user may delete the node.
 	Allowed bool
-	// Stale: the authorizer does not answer, and Allowed is its last answer, a yes that has
-	// expired. It is good enough to keep a node that is held already, not to take another one.
+	// Stale: Allowed is the last answer of the authorizer, a yes that has expired. It is good
+	// enough to keep a node that is held already, not to take another one.
 	Stale bool
-	// Err is why the authorizer has not answered. Without Stale nothing is known of the node.
+	// Err is why there is no answer that counts: ErrAsking, or why the last question has failed.
+	// Without Stale nothing is known of the node.
 	Err error
 }
 
@@ -73,16 +82,23 @@ type CacheConfig struct {
 	EveryByName bool
 	// Clock is the clock that answers expire by.
 	Clock clock.WithTicker
+	// Answered is called with the name of each node about which Ask had no answer that counts, once
+	// there is one or the question has failed for the first time. It must not block. Nil tells
+	// nobody.
+	Answered func(node string)
 }
 
-// Cache remembers who may delete which node. It is safe for concurrent use.
+// Cache remembers who may delete which node. It asks in the background: no caller waits for the
+// authorizer. It is safe for concurrent use.
 type Cache struct {
 	config CacheConfig
-	// asking makes callers with the same question wait for one answer.
-	asking singleflight.Group
 
 	mu    sync.Mutex
 	users map[string]*userAnswers
+	// queue are the questions that wait to be asked, in the order in which they came; workers is
+	// how many goroutines ask.
+	queue   []question
+	workers int
 }
 
 // userAnswers is what is known of one user.
@@ -95,28 +111,41 @@ type userAnswers struct {
 	sampled map[string]struct{}
 }
 
+// knownAnswer is what is known from one question, which may be under way.
 type knownAnswer struct {
-	uid      types.UID
-	allowed  bool
-	at, used time.Time
+	uid  types.UID
+	used time.Time
+	// answered: allowed is the answer that was given at that time.
+	answered, allowed bool
+	at                time.Time
+	// asking: the question is in the queue or under way.
+	asking bool
+	// err is why the last question has failed, and failedAt when; nil if it was answered.
+	err      error
+	failedAt time.Time
+	// waiting are the nodes to tell of, by name.
+	waiting sets.Set[string]
 }
 
-// question is about one node, or about all of them if it has no name.
+// question is about one node, or about all of them if it has no name. Its answer goes to known.
 type question struct {
-	identity string
-	user     user.Info
-	name     string
-	uid      types.UID
+	user  user.Info
+	name  string
+	known *knownAnswer
 }
 
 // NewCache returns a Cache. Run renews its answers; without Run they expire and are asked for
 // again.
 func NewCache(config CacheConfig) *Cache {
+	if config.Answered == nil {
+		config.Answered = func(string) {}
+	}
 	return &Cache{config: config, users: map[string]*userAnswers{}}
 }
 
-// Ask returns whether the user may delete each of the nodes, by name. An answer that is missing
-// does not affect those of other nodes.
+// Ask returns whether the user may delete each of the nodes, by name, as far as that is known now.
+// What is not known is asked for in the background. An answer that is missing does not affect those
+// of other nodes.
 func (c *Cache) Ask(ctx context.Context, requester *authenticationv1.UserInfo, nodes []*corev1.Node) map[string]Answer {
 	answers := make(map[string]Answer, len(nodes))
 	if requester == nil || requester.Username == "" {
@@ -125,39 +154,29 @@ func (c *Cache) Ask(ctx context.Context, requester *authenticationv1.UserInfo, n
 		}
 		return answers
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, askFor, errors.New("the authorizer did not answer in time"))
-	defer cancel()
-	q := question{identity: identify(requester), user: UserOf(requester)}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	of := c.of(requester)
 	var all Answer
 	if !c.config.EveryByName && len(nodes) > 0 {
-		all = c.answer(ctx, q)
+		all = c.answer(ctx, of, "", "", nodes)
 	}
-	byName := c.chooseByName(q, nodes, all, answers)
-	var mu sync.Mutex
-	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), AtOnce, len(byName), func(i int) {
-		q := q
-		q.name, q.uid = byName[i].Name, byName[i].UID
-		answer := c.answer(ctx, q)
-		mu.Lock()
-		defer mu.Unlock()
-		answers[q.name] = answer
-	})
+	for _, node := range c.chooseByName(of, nodes, all, answers) {
+		answers[node.Name] = c.answer(ctx, of, node.Name, node.UID, []*corev1.Node{node})
+	}
 	return answers
 }
 
 // chooseByName fills in the answers of the nodes that the answer about all nodes covers and returns
 // the others.
-func (c *Cache) chooseByName(q question, nodes []*corev1.Node, all Answer, answers map[string]Answer) []*corev1.Node {
+func (c *Cache) chooseByName(of *userAnswers, nodes []*corev1.Node, all Answer, answers map[string]Answer) []*corev1.Node {
 	if !all.Allowed && (all.Err == nil || c.config.EveryByName) {
 		return nodes
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	known := c.of(q)
 	var byName []*corev1.Node
 	for _, node := range nodes {
-		entry := known.byName[node.Name]
-		answered := entry != nil && entry.uid == node.UID
+		known := of.byName[node.Name]
+		answered := known != nil && known.uid == node.UID && known.answered
 		switch {
 		case !all.Allowed:
 			// Nothing is known of all nodes. Thousands of further questions would not be answered
@@ -167,7 +186,7 @@ func (c *Cache) chooseByName(q question, nodes []*corev1.Node, all Answer, answe
 			} else {
 				answers[node.Name] = Answer{Err: all.Err}
 			}
-		case IsControlPlane(node), answered && !entry.allowed, known.samples(node.Name):
+		case IsControlPlane(node), answered && !known.allowed, of.samples(node.Name):
 			byName = append(byName, node)
 		default:
 			answers[node.Name] = all
@@ -189,76 +208,123 @@ func (u *userAnswers) samples(name string) bool {
 	return true
 }
 
-// answer returns what is known, after asking if that has expired.
-func (c *Cache) answer(ctx context.Context, q question) Answer {
-	known, ok := c.known(q)
-	if ok && c.config.Clock.Since(known.at) < AnswerTTL {
+// answer returns what is known about one node, or about all of them if the name is empty. What has
+// expired is asked for, and the nodes are told of later; mu is held.
+func (c *Cache) answer(ctx context.Context, of *userAnswers, name string, uid types.UID, nodes []*corev1.Node) Answer {
+	now := c.config.Clock.Now()
+	known := of.byName[name]
+	if known == nil || known.uid != uid {
+		known = &knownAnswer{uid: uid, waiting: sets.New[string]()}
+		of.byName[name] = known
+	}
+	known.used = now
+	if known.answered && now.Sub(known.at) < AnswerTTL {
 		return Answer{Allowed: known.allowed}
 	}
-	allowed, err := c.ask(ctx, q)
+	c.ask(ctx, question{user: of.user, name: name, known: known})
+	for _, node := range nodes {
+		known.waiting.Insert(node.Name)
+	}
+	err := known.err
+	if err == nil {
+		err = ErrAsking
+	}
 	switch {
-	case err == nil:
-		return Answer{Allowed: allowed}
-	case ok && known.allowed:
+	case known.answered && known.allowed:
 		return Answer{Allowed: true, Stale: true, Err: err}
+	case known.answered && known.err == nil:
+		// A no counts until the authorizer has been asked again.
+		return Answer{}
 	}
 	return Answer{Err: err}
 }
 
-// ask asks the authorizer and remembers the answer. Several callers with the same question share
-// it, so it is not bound to the context of one of them.
-func (c *Cache) ask(ctx context.Context, q question) (bool, error) {
-	if ctx.Err() != nil {
-		return false, context.Cause(ctx)
+// ask has a question asked in the background, unless it is already or has just failed; mu is held.
+func (c *Cache) ask(ctx context.Context, q question) {
+	if q.known.asking || q.known.err != nil && c.config.Clock.Since(q.known.failedAt) < askAgainAfter {
+		return
 	}
-	result := c.asking.DoChan(q.identity+" "+string(q.uid)+" "+q.name, func() (any, error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askFor)
-		defer cancel()
-		allowed, err := ask(ctx, c.config.Authorizer, q.user, "delete", q.name)
-		if err == nil {
-			c.remember(q, allowed)
+	q.known.asking = true
+	c.queue = append(c.queue, q)
+	if c.workers < AtOnce {
+		c.workers++
+		// Many callers share an answer, so that it is not bound to the context of one of them.
+		go c.work(context.WithoutCancel(ctx))
+	}
+}
+
+// work asks the questions of the queue until it is empty.
+func (c *Cache) work(ctx context.Context) {
+	for {
+		c.mu.Lock()
+		if len(c.queue) == 0 {
+			c.queue = nil
+			c.workers--
+			c.mu.Unlock()
+			return
 		}
-		return allowed, err
-	})
-	select {
-	case r := <-result:
-		return r.Err == nil && r.Val.(bool), r.Err
-	case <-ctx.Done():
-		return false, context.Cause(ctx)
+		q := c.queue[0]
+		c.queue = c.queue[1:]
+		c.mu.Unlock()
+
+		asking, cancel := context.WithTimeoutCause(ctx, answerWithin, errTimeout)
+		allowed, err := ask(asking, c.config.Authorizer, q.user, "delete", q.name)
+		timedOut := asking.Err() != nil
+		cancel()
+		for _, node := range c.finish(q, allowed, err, timedOut) {
+			c.config.Answered(node)
+		}
 	}
 }
 
-func (c *Cache) known(q question) (knownAnswer, bool) {
+// finish takes over the answer to a question and returns the nodes to tell of. An authorizer that
+// is silent about this one is not asked the others: each of them would take as long.
+func (c *Cache) finish(q question, allowed bool, err error, timedOut bool) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	entry := c.of(q).byName[q.name]
-	if entry == nil || entry.uid != q.uid {
-		return knownAnswer{}, false
+	now := c.config.Clock.Now()
+	if err == nil {
+		q.known.answered, q.known.allowed, q.known.at = true, allowed, now
+		q.known.asking, q.known.err = false, nil
+		return q.known.told()
 	}
-	entry.used = c.config.Clock.Now()
-	return *entry, true
+	told := q.known.fail(err, now)
+	if timedOut {
+		for _, other := range c.queue {
+			told = append(told, other.known.fail(errTimeout, now)...)
+		}
+		c.queue = nil
+	}
+	return told
 }
 
-func (c *Cache) remember(q question, allowed bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	answers, now := c.of(q), c.config.Clock.Now()
-	entry := answers.byName[q.name]
-	if entry == nil || entry.uid != q.uid {
-		entry = &knownAnswer{uid: q.uid, used: now}
-		answers.byName[q.name] = entry
+// fail notes that a question has failed and returns the nodes to tell of. They are told of the
+// first failure only: a caller that knows of it asks again by itself.
+func (k *knownAnswer) fail(err error, now time.Time) []string {
+	first := k.err == nil
+	k.asking, k.err, k.failedAt = false, err, now
+	if !first {
+		return nil
 	}
-	entry.allowed, entry.at = allowed, now
+	return k.told()
+}
+
+// told returns the nodes to tell of, and forgets them.
+func (k *knownAnswer) told() []string {
+	names := k.waiting.UnsortedList()
+	k.waiting = sets.New[string]()
+	return names
 }
 
 // of returns the answers of a user; mu is held.
-func (c *Cache) of(q question) *userAnswers {
-	answers := c.users[q.identity]
-	if answers == nil {
-		answers = &userAnswers{user: q.user, byName: map[string]*knownAnswer{}, sampled: map[string]struct{}{}}
-		c.users[q.identity] = answers
+func (c *Cache) of(requester *authenticationv1.UserInfo) *userAnswers {
+	identity := identify(requester)
+	of := c.users[identity]
+	if of == nil {
+		of = &userAnswers{user: UserOf(requester), byName: map[string]*knownAnswer{}, sampled: map[string]struct{}{}}
+		c.users[identity] = of
 	}
-	return answers
+	return of
 }
 
 // Run renews the answers that are in use before they expire, until the context ends.
@@ -275,37 +341,37 @@ func (c *Cache) Run(ctx context.Context) {
 	}
 }
 
+// renew asks again for answers that expire soon, and what has failed.
 func (c *Cache) renew(ctx context.Context) {
-	due := c.due()
-	var mu sync.Mutex
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	failing := 0
 	var failed error
-	workqueue.ParallelizeUntil(ctx, AtOnce, len(due), func(i int) {
-		if _, err := c.ask(ctx, due[i]); err != nil {
-			mu.Lock()
-			defer mu.Unlock()
-			failed = err
+	for _, q := range c.due() {
+		if q.known.err != nil {
+			failing, failed = failing+1, q.known.err
 		}
-	})
-	if failed != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(failed, "Could not renew answers about rights on nodes", "questions", len(due))
+		c.ask(ctx, q)
+	}
+	if failing > 0 {
+		klog.FromContext(ctx).Error(failed, "The authorizer does not answer questions about rights on nodes", "questions", failing)
 	}
 }
 
-// due returns the questions whose answers are to be renewed, and drops answers that are not in use.
+// due returns the questions that are to be asked again, and drops answers that are not in use; mu
+// is held.
 func (c *Cache) due() []question {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	now := c.config.Clock.Now()
 	var due []question
-	for identity, answers := range c.users {
-		maps.DeleteFunc(answers.byName, func(_ string, entry *knownAnswer) bool { return now.Sub(entry.used) > forgetAfter })
-		maps.DeleteFunc(answers.sampled, func(name string, _ struct{}) bool { return answers.byName[name] == nil })
-		if len(answers.byName) == 0 {
+	for identity, of := range c.users {
+		maps.DeleteFunc(of.byName, func(_ string, known *knownAnswer) bool { return now.Sub(known.used) > forgetAfter })
+		maps.DeleteFunc(of.sampled, func(name string, _ struct{}) bool { return of.byName[name] == nil })
+		if len(of.byName) == 0 {
 			delete(c.users, identity)
 		}
-		for name, entry := range answers.byName {
-			if now.Sub(entry.at) >= renewAfter {
-				due = append(due, question{identity: identity, user: answers.user, name: name, uid: entry.uid})
+		for name, known := range of.byName {
+			if known.err != nil || known.answered && now.Sub(known.at) >= renewAfter {
+				due = append(due, question{user: of.user, name: name, known: known})
 			}
 		}
 	}
