@@ -117,7 +117,8 @@ func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory
 	}
 	c, err := deployment.New(deployment.Config{
 		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Recorder: d.recorder, Liveness: d.liveness,
-		SurgeTimeout: d.evacuators.SurgeTimeout, Off: !slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDeployment),
+		SurgeTimeout: d.evacuators.SurgeTimeout, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
+		Off: !slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDeployment),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make controller %s: %w", deployment.Name, err)

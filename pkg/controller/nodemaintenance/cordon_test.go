@@ -464,3 +464,44 @@ func TestHeartbeatsDoNotStopTheCordon(t *testing.T) {
 		f.eventually("the latest version is known", func() bool { return f.selection.nodesOf("m")[0].ResourceVersion == "2" })
 	})
 }
+
+func TestNoEvacuationWhileANodeCannotBeCordoned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newMaintenance("m"))
+		f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if action.(clienttesting.PatchAction).GetName() == "two" {
+				return true, nil, errors.New("no")
+			}
+			return false, nil, nil
+		})
+		try := func() {
+			f.cached()
+			if err := f.Controller.sync(f.ctx, "m"); err != nil {
+				t.Error(err)
+			}
+			f.authorized()
+			if err := f.reconcileNodes(); err == nil {
+				t.Error("no error")
+			}
+			f.wait(statusPace)
+		}
+		for range 4 {
+			try()
+		}
+		f.wantCordon("one", true, "m")
+		f.wantEvacuating()
+		if got, want := f.nodeStatus("m", "one").DrainMessage, "Waiting for node two."; got != want {
+			t.Errorf("message %q, want %q", got, want)
+		}
+		f.wait(visibleAfter)
+		for range 3 {
+			try()
+		}
+		// The waves of the others go on, and the node is named.
+		f.wantEvacuating("p")
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
+		if got, want := f.nodeStatus("m", "two").DrainMessage, "Not drained: cordon node two: no"; got != want {
+			t.Errorf("message %q, want %q", got, want)
+		}
+	})
+}

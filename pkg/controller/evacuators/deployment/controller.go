@@ -74,6 +74,9 @@ type Config struct {
 	// SurgeTimeout is how long a surge may make no progress before pods leave without it, if their
 	// budgets let them; 0 is the default.
 	SurgeTimeout time.Duration
+	// EvacuatorStartDeadline is how long an evacuator has for the first report of its turn. The
+	// first report waits for a quarter of it at most; 0 has it written at once.
+	EvacuatorStartDeadline time.Duration
 	// Off: no surge is started. Those that are found are taken back, and turns are passed on at
 	// once.
 	Off bool
@@ -101,7 +104,9 @@ type Controller struct {
 	recorder    events.EventRecorder
 	clock       clock.WithTicker
 	timeout     time.Duration
-	off         bool
+	// startDeadline is Config.EvacuatorStartDeadline.
+	startDeadline time.Duration
+	off           bool
 	// servingSince is set before the first worker starts.
 	servingSince time.Time
 
@@ -142,7 +147,7 @@ func New(config Config) (*Controller, error) {
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
 		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock,
-		timeout: config.SurgeTimeout, off: config.Off,
+		timeout: config.SurgeTimeout, startDeadline: config.EvacuatorStartDeadline, off: config.Off,
 		evacuationLister: evacuations.Lister(), maintenanceLister: maintenances.Lister(), deploymentLister: deployments.Lister(),
 		nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), podIndexer: pods.Informer().GetIndexer(),
 		autoscalers: autoscalers.Informer().GetIndexer(), attachments: attachments.GetIndexer(), budgetLister: budgets.Lister(),

@@ -223,9 +223,7 @@ func (d *decision) start(s situation) {
 	d.scale = &scaling{value: &r.To, record: r}
 	d.memory.first, d.memory.inLine.mark = heard{at: s.now}, mark{}
 	d.memory.gone, d.memory.goneAt = 0, s.now
-	for _, p := range leaving {
-		d.reports = append(d.reports, s.scaledReport(r, p))
-	}
+	d.sayScaled(s, r, leaving)
 	d.event(corev1.EventTypeNormal, EventSurgeStarted, actionSurge, "%s is raised from %d to %d, so that pods are replaced before they leave: %d",
 		s.target.field(), r.From, r.To, len(leaving))
 }
@@ -350,9 +348,7 @@ func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	wider.Evacuations = slices.Concat(wider.Evacuations, namesOf(newcomers))
 	d.scale = &scaling{value: &wider.To, record: &wider}
 	d.memory.first.at = s.now
-	for _, p := range newcomers {
-		d.reports = append(d.reports, s.scaledReport(&wider, p))
-	}
+	d.sayScaled(s, &wider, newcomers)
 	return true
 }
 

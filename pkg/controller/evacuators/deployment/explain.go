@@ -99,11 +99,6 @@ func (s *situation) scaledMessage(r *record, p *pod) string {
 	return fmt.Sprintf("Deployment %s is scaled from %d to %d, %s%s", s.deployment.Name, r.From, r.To, purpose, p.purpose)
 }
 
-// scaledReport tells an Evacuation that the surge has started for its pod.
-func (s *situation) scaledReport(r *record, p *pod) report {
-	return report{evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(r, p) + "."}
-}
-
 // progressMessage says how far the surge is and what it waits for, after what it does.
 func (s *situation) progressMessage() string {
 	r := s.target.record

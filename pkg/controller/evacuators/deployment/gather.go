@@ -49,7 +49,7 @@ const revisionAnnotation = controllercache.DeploymentRevision
 func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situation, error) {
 	known, _ := c.known.get(key)
 	s := situation{
-		now: c.clock.Now(), servingSince: c.servingSince, timeout: c.timeout, off: c.off,
+		now: c.clock.Now(), servingSince: c.servingSince, timeout: c.timeout, startDeadline: c.startDeadline, off: c.off,
 		memory: known.memory, attempts: known.attempts,
 	}
 	deployment, err := c.deploymentLister.Deployments(key.Namespace).Get(key.Name)

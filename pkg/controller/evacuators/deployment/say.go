@@ -27,17 +27,18 @@ import (
 )
 
 // sayEvery bounds how often the Evacuations are told what is going on, sayEach how many of them a
-// second, and sayInLineEvery how often those are for which there is no surge yet. A surge that goes
-// well is told of twice.
+// second, and sayInLineEvery how often those are for which there is no surge yet. sayFirstAfter is
+// how long the first report of a turn waits: most surges are over by then, and one report is enough
+// for them.
 const (
 	sayEvery       = 5 * time.Second
 	sayEach        = 50 * time.Millisecond
 	sayInLineEvery = 15 * time.Second
+	sayFirstAfter  = 10 * time.Second
 )
 
-// say tells the Evacuations how far the surge is, immediately if it is the first report and then
-// not too often. Those that another surge will be for are told less often still: their number has
-// no bound.
+// say tells the Evacuations how far the surge is, not too often. Those that another surge will be
+// for are told less often still: their number has no bound.
 func (d *decision) say(s situation, leaving []*pod, now mark, message func(*pod) string, expected *metav1.Time) {
 	isUp := s.target.record.isUp()
 	inLine := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return !isUp || s.isRecorded(p) })
@@ -68,6 +69,9 @@ func (d *decision) tell(
 	changed := false
 	for _, p := range leaving {
 		reported := protocol.TurnOf(&p.evacuation.Status).Reported
+		if d.waitsToReport(s, p) {
+			continue
+		}
 		text := message(p)
 		if reported && !progress && p.evacuation.Status.Message == cut(text, maxMessage) {
 			continue
@@ -87,4 +91,34 @@ func (d *decision) tell(
 	if changed {
 		heard.at = s.now
 	}
+}
+
+// sayScaled tells Evacuations that the surge has started for their pods. Those that have waited for
+// it get their deadline anew.
+func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
+	for _, p := range pods {
+		if d.waitsToReport(s, p) {
+			continue
+		}
+		d.reports = append(d.reports, report{
+			evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(r, p) + ".",
+		})
+	}
+}
+
+// waitsToReport reports whether the first report of a turn can wait, and wakes up when it cannot. A
+// quarter of the time that the evacuator has for it is the most. A turn that begins in the future
+// was stamped by another clock and tells nothing.
+func (d *decision) waitsToReport(s situation, p *pod) bool {
+	turn := protocol.TurnOf(&p.evacuation.Status)
+	if turn.Reported {
+		return false
+	}
+	patience := turn.Patience(p.evacuation.Spec.ProgressDeadlineSeconds, s.startDeadline)
+	at := turn.Since.Add(min(sayFirstAfter, patience/4))
+	if s.now.Before(turn.Since) || !s.now.Before(at) {
+		return false
+	}
+	d.wakeAt(at)
+	return true
 }

@@ -47,6 +47,8 @@ type situation struct {
 	servingSince time.Time
 	// timeout is how long a surge may make no progress.
 	timeout time.Duration
+	// startDeadline is how long an evacuator has for the first report of its turn.
+	startDeadline time.Duration
 	// off: no surge is wanted.
 	off bool
 	// deployment is nil if there is none of this name.
