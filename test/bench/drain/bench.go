@@ -42,7 +42,7 @@ func bench(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	running, err := devcluster.Start(ctx, s.bin, s.nodes+s.spare, s.gogc)
+	running, err := devcluster.Start(ctx, s.bin, s.nodes+s.spare+badNodes, s.gogc)
 	if running != nil {
 		defer func() { err = errors.Join(err, running.Stop(ctx)) }()
 	}
@@ -120,9 +120,16 @@ func (r *report) publish(out io.Writer, file string) error {
 
 // measure prepares the cluster and has a contender drain it. A drain that fails is a result, too;
 // an error is what makes it none.
-func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result) error {
+func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result) (err error) {
 	if err := c.prepare(ctx, w); err != nil {
 		return err
+	}
+	if r.Contender == badInput {
+		end, disturbErr := c.disturb(ctx)
+		if disturbErr != nil {
+			return fmt.Errorf("bad input: %w", disturbErr)
+		}
+		defer func() { err = errors.Join(err, end(ctx)) }()
 	}
 	watching, stopWatching := context.WithCancel(ctx)
 	defer stopWatching()

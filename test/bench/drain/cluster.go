@@ -66,6 +66,7 @@ type cluster struct {
 	running usage.Cluster
 	drained []string
 	spare   []string
+	bad     []string
 }
 
 // connect returns clients that are not held back by limits of their own.
@@ -99,9 +100,12 @@ func (c *cluster) setUp(ctx context.Context, s settings) error {
 		return err
 	}
 	for i := range nodes.Items {
-		pool, names := sparePool, &c.spare
-		if i < s.nodes {
+		pool, names := badPool, &c.bad
+		switch {
+		case i < s.nodes:
 			pool, names = drainedPool, &c.drained
+		case i < s.nodes+s.spare:
+			pool, names = sparePool, &c.spare
 		}
 		name := nodes.Items[i].Name
 		*names = append(*names, name)
@@ -110,8 +114,13 @@ func (c *cluster) setUp(ctx context.Context, s settings) error {
 			return err
 		}
 	}
-	_, err = c.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
-	return err
+	for _, name := range []string{namespace, badNamespace} {
+		if _, err := c.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+	}
+	// No workload comes to them.
+	return each(ctx, c.bad, setupWriters, func(ctx context.Context, node *string) error { return setUnschedulable(ctx, c.kube, *node, true) })
 }
 
 // prepare puts the cluster into the state that every drain begins with: the workload runs on the
@@ -140,7 +149,7 @@ func (c *cluster) prepare(ctx context.Context, w workload) error {
 
 func (c *cluster) removeMaintenances(ctx context.Context) error {
 	background := metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}
-	maintenances, evacuations := c.haulout.MaintenanceV1alpha1().NodeMaintenances(), c.haulout.MaintenanceV1alpha1().Evacuations(namespace)
+	maintenances, evacuations := c.haulout.MaintenanceV1alpha1().NodeMaintenances(), c.haulout.MaintenanceV1alpha1().Evacuations(metav1.NamespaceAll)
 	if err := maintenances.DeleteCollection(ctx, background, metav1.ListOptions{}); err != nil {
 		return err
 	}
@@ -150,8 +159,10 @@ func (c *cluster) removeMaintenances(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	if err := evacuations.DeleteCollection(ctx, background, metav1.ListOptions{}); err != nil {
-		return err
+	for _, name := range []string{namespace, badNamespace} {
+		if err := c.haulout.MaintenanceV1alpha1().Evacuations(name).DeleteCollection(ctx, background, metav1.ListOptions{}); err != nil {
+			return err
+		}
 	}
 	return until(ctx, func(ctx context.Context) (string, error) {
 		list, err := evacuations.List(ctx, metav1.ListOptions{})
@@ -249,6 +260,9 @@ func (c *cluster) setNodes(ctx context.Context, open, closed []string) error {
 		var wrong []string
 		for i := range nodes.Items {
 			node := &nodes.Items[i]
+			if slices.Contains(c.bad, node.Name) {
+				continue
+			}
 			want := slices.Contains(closed, node.Name)
 			if tainted := slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnschedulable }); tainted != want {
 				wrong = append(wrong, fmt.Sprintf("node %s: the taint for being unschedulable is there: %t", node.Name, tainted))
@@ -302,7 +316,9 @@ func untilEvery(ctx context.Context, interval time.Duration, check func(context.
 		if apierrors.IsConflict(err) || apierrors.IsTooManyRequests(err) {
 			missing, err = err.Error(), nil
 		}
-		last = missing
+		if err == nil {
+			last = missing
+		}
 		return missing == "" && err == nil, err
 	})
 	if ctx.Err() != nil {

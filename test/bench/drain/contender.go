@@ -43,11 +43,14 @@ const (
 	maintenance = "maintenance"
 	// noSurge is a NodeMaintenance of Deployments that have the annotation surge: Disabled.
 	noSurge = "maintenance-no-surge"
+	// badInput is maintenance beside bad input for the same server, which concerns other pods on
+	// other nodes.
+	badInput = "maintenance-bad-input"
 	// attempts is how often a kubectl drain is started again that has failed.
 	attempts = 20
 )
 
-var contenderNames = []string{drainPool, drainNodes, bareLoop, maintenance, noSurge}
+var contenderNames = []string{drainPool, drainNodes, bareLoop, maintenance, noSurge, badInput}
 
 // effort is what a contender took beside what is measured of the cluster.
 type effort struct {
@@ -69,7 +72,7 @@ func (c *cluster) drain(ctx context.Context, contender string, s settings) (effo
 		return c.drainEachNode(ctx, s.timeout)
 	case bareLoop:
 		return c.runLoop(ctx, s)
-	case maintenance, noSurge:
+	case maintenance, noSurge, badInput:
 		return effort{}, c.maintain(ctx)
 	default:
 		return effort{}, fmt.Errorf("there is no contender %q", contender)
@@ -120,6 +123,12 @@ func (c *cluster) runLoop(ctx context.Context, s settings) (effort, error) {
 	return effort{cpu: cpu, starts: 1}, err
 }
 
+func inPool(pool string) *corev1.NodeSelector {
+	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: poolLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{pool}}},
+	}}}
+}
+
 // maintain makes a NodeMaintenance and waits until it says that its nodes are drained.
 func (c *cluster) maintain(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -144,10 +153,8 @@ func (c *cluster) maintain(ctx context.Context) error {
 	if _, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: "bench"},
 		Spec: v1alpha1.NodeMaintenanceSpec{
-			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: poolLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{drainedPool}}},
-			}}},
-			Stage: v1alpha1.NodeMaintenanceStageDrain,
+			NodeSelector: inPool(drainedPool),
+			Stage:        v1alpha1.NodeMaintenanceStageDrain,
 		},
 	}, metav1.CreateOptions{}); err != nil {
 		return err

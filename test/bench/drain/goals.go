@@ -50,6 +50,11 @@ var wantedRates = []wanted{
 	{oneBudget, noSurge, drainPool, 2.5},
 	{manyBudgets, noSurge, drainPool, 2.5},
 	{noBudgets, noSurge, drainPool, 2.5},
+	// Bad input slows no other drain by more than a tenth.
+	{oneBudget, badInput, maintenance, 0.9},
+	{manyBudgets, badInput, maintenance, 0.9},
+	{noBudgets, badInput, maintenance, 0.9},
+	{singleReplicas, badInput, maintenance, 0.9},
 }
 
 const (
@@ -73,7 +78,8 @@ func judgeGoals(summaries []summary) []goal {
 	var goals []goal
 	for _, s := range summaries {
 		hopeless := workload{name: s.Workload}.isHopeless(s.Contender)
-		if s.Contender != maintenance && s.Contender != noSurge || hopeless {
+		ours := s.Contender == maintenance || s.Contender == noSurge || s.Contender == badInput
+		if !ours || hopeless {
 			continue
 		}
 		goals = append(goals, goalsOf(s, found)...)
@@ -99,6 +105,8 @@ func goalsOf(s summary, found map[[2]string]summary) []goal {
 			cpu := share(s.Server.CPUSeconds, o.Server.CPUSeconds)
 			add("times our CPU of "+noSurge, cpu, maxSurgeCPU, true)
 		}
+	}
+	if s.Contender == maintenance || s.Contender == badInput {
 		add("lowest availability, in percent", s.LowestShare*100, fullAvailability, false)
 	}
 	add("rejected evictions, in percent", s.RejectedShare*100, maxRejected*100, true)

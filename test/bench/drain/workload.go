@@ -108,7 +108,7 @@ func (w workload) watched() []policyv1.PodDisruptionBudget {
 // isHopeless reports whether a contender will never drain the workload: the budgets let no pod go,
 // and the contender starts no replacement first.
 func (w workload) isHopeless(contender string) bool {
-	return w.name == singleReplicas && contender != maintenance
+	return w.name == singleReplicas && contender != maintenance && contender != badInput
 }
 
 func newDeployment(app string, replicas int) *appsv1.Deployment {

@@ -1,0 +1,275 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/internal/webhook"
+)
+
+const (
+	// badPool are nodes of their own, which nothing else runs on.
+	badPool      = "bad"
+	badNodes     = 5
+	badNamespace = "bench-bad"
+	// waitingPods are behind one budget that lets none go and is rewritten all the time.
+	waitingPods  = 1000
+	rewriteEvery = time.Second / 3
+	// deniedPods are those whose evictions a webhook denies for an hour.
+	deniedPods = 20
+	deniedApp  = "denied"
+	// sendEvery is how often requests are sent that the server must refuse.
+	sendEvery = 5 * time.Second
+)
+
+// disturb gives the server bad input beside the drain that is measured, and returns when the server
+// has taken in all of it. The input stays until the returned function is called.
+func (c *cluster) disturb(ctx context.Context) (end func(context.Context) error, err error) {
+	var running sync.WaitGroup
+	acting, stop := context.WithCancelCause(ctx)
+	stopWebhook := func(context.Context) error { return nil }
+	end = func(ctx context.Context) error {
+		stop(nil)
+		running.Wait()
+		failed := context.Cause(acting)
+		if errors.Is(failed, context.Canceled) {
+			failed = nil
+		}
+		return errors.Join(failed, stopWebhook(ctx), c.removeBadInput(ctx))
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, end(context.WithoutCancel(ctx)))
+		}
+	}()
+	if stopWebhook, err = c.denyEvictions(ctx); err != nil {
+		return end, err
+	}
+	if err := c.createBadPods(ctx); err != nil {
+		return end, err
+	}
+	if err := until(ctx, c.evictionsAreDenied); err != nil {
+		return end, err
+	}
+	foreign := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"{\"a/b\":\"x\"}"}}}`, v1alpha1.AnnotationCordonedBy)
+	if _, err := c.kube.CoreV1().Nodes().Patch(ctx, c.bad[0], types.MergePatchType, foreign, metav1.PatchOptions{}); err != nil {
+		return end, fmt.Errorf("annotate node %s: %w", c.bad[0], err)
+	}
+	drains := badMaintenance("bad")
+	drains.Spec.Reason = "\x1b]0;title\a\x1b[2J"
+	if _, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, drains, metav1.CreateOptions{}); err != nil {
+		return end, err
+	}
+	for _, repeated := range []struct {
+		every time.Duration
+		do    func(context.Context) error
+	}{{rewriteEvery, c.rewriteBudget}, {sendEvery, c.sendRefused}} {
+		running.Go(func() {
+			wait.UntilWithContext(acting, func(ctx context.Context) {
+				if err := repeated.do(ctx); err != nil && ctx.Err() == nil {
+					stop(err)
+				}
+			}, repeated.every)
+		})
+	}
+	settling, cancel := context.WithTimeoutCause(acting, setupTime, fmt.Errorf("the bad input was not taken in within %v", setupTime))
+	defer cancel()
+	return end, untilEvery(settling, time.Second, c.badInputIsKnown)
+}
+
+func badMaintenance(name string) *v1alpha1.NodeMaintenance {
+	return &v1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       v1alpha1.NodeMaintenanceSpec{NodeSelector: inPool(badPool), Stage: v1alpha1.NodeMaintenanceStageDrain},
+	}
+}
+
+// denyEvictions has a webhook deny the evictions of some pods.
+func (c *cluster) denyEvictions(ctx context.Context) (func(context.Context) error, error) {
+	return webhook.Webhook{
+		Name: badNamespace, Namespace: badNamespace,
+		Rule: admissionregistrationv1.RuleWithOperations{
+			Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+			Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/eviction"}},
+		},
+		Decide: func(r *admissionv1.AdmissionRequest) *metav1.Status {
+			if !strings.HasPrefix(r.Name, deniedApp) {
+				return nil
+			}
+			return &metav1.Status{
+				Status: metav1.StatusFailure, Code: http.StatusTooManyRequests, Reason: metav1.StatusReasonTooManyRequests,
+				Message: "not now", Details: &metav1.StatusDetails{RetryAfterSeconds: 3600},
+			}
+		},
+	}.Start(ctx, c.kube)
+}
+
+// evictionsAreDenied says what is missing until kube-apiserver knows of the webhook.
+func (c *cluster) evictionsAreDenied(ctx context.Context) (string, error) {
+	name := fmt.Sprintf("%s-%02d", deniedApp, 0)
+	err := c.kube.CoreV1().RESTClient().Post().Namespace(badNamespace).Resource("pods").Name(name).SubResource("eviction").MaxRetries(0).
+		Body(&policyv1.Eviction{
+			ObjectMeta:    metav1.ObjectMeta{Namespace: badNamespace, Name: name},
+			DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}},
+		}).Do(ctx).Error()
+	if apierrors.IsTooManyRequests(err) {
+		return "", nil
+	}
+	return "the webhook denies no eviction", err
+}
+
+// createBadPods makes the pods and their budget: those that wait, those that are denied, and one
+// with 22,000 labels.
+func (c *cluster) createBadPods(ctx context.Context) error {
+	const waiting = "waiting"
+	labelled := badPod("labelled", "labelled", c.bad[0])
+	for i := range 22_000 {
+		labelled.Labels[fmt.Sprintf("label-%05d", i)] = "x"
+	}
+	pods := []*corev1.Pod{labelled}
+	for i := range waitingPods {
+		pods = append(pods, badPod(fmt.Sprintf("%s-%04d", waiting, i), waiting, c.bad[i%len(c.bad)]))
+	}
+	for i := range deniedPods {
+		pods = append(pods, badPod(fmt.Sprintf("%s-%02d", deniedApp, i), deniedApp, c.bad[i%len(c.bad)]))
+	}
+	keepsAll := newBudget(waiting, policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(waitingPods))})
+	if _, err := c.kube.PolicyV1().PodDisruptionBudgets(badNamespace).Create(ctx, keepsAll, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	return each(ctx, pods, setupWriters, func(ctx context.Context, pod **corev1.Pod) error {
+		_, err := c.kube.CoreV1().Pods(badNamespace).Create(ctx, *pod, metav1.CreateOptions{})
+		return err
+	})
+}
+
+func badPod(name, app, node string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{appLabel: app}},
+		Spec: corev1.PodSpec{
+			NodeName: node, Containers: []corev1.Container{{Name: "app", Image: "example/app"}},
+			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		},
+	}
+}
+
+// rewriteBudget gives the budget of the waiting pods another number that lets none go either.
+func (c *cluster) rewriteBudget(ctx context.Context) error {
+	budgets := c.kube.PolicyV1().PodDisruptionBudgets(badNamespace)
+	list, err := budgets.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		b := &list.Items[i]
+		needed := int32(waitingPods)
+		if b.Spec.MinAvailable.IntVal == needed {
+			needed++
+		}
+		b.Spec.MinAvailable = ptr.To(intstr.FromInt32(needed))
+		if _, err := budgets.Update(ctx, b, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// sendRefused sends maintenances that the server must refuse.
+func (c *cluster) sendRefused(ctx context.Context) error {
+	terms := badMaintenance("terms")
+	for i := range 26_000 {
+		terms.Spec.NodeSelector.NodeSelectorTerms = append(terms.Spec.NodeSelector.NodeSelectorTerms, corev1.NodeSelectorTerm{
+			MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{fmt.Sprint("n", i)}}},
+		})
+	}
+	// 441 KiB of plan, as often as there are nodes.
+	plan := badMaintenance("plan")
+	for i := range int32(4000) {
+		plan.Spec.DrainPlan = append(plan.Spec.DrainPlan, v1alpha1.DrainPlanEntry{
+			PodPriority: i, PodType: v1alpha1.PodTypeDefault,
+			PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": strings.Repeat("x", 57) + fmt.Sprintf("%06d", i)}},
+		})
+	}
+	for what, nm := range map[string]*v1alpha1.NodeMaintenance{"26,000 selector terms": terms, "a plan of 441 KiB": plan} {
+		_, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, nm, metav1.CreateOptions{})
+		if !apierrors.IsInvalid(err) && !apierrors.IsRequestEntityTooLargeError(err) && ctx.Err() == nil {
+			return fmt.Errorf("a maintenance with %s was not refused as invalid: %w", what, err)
+		}
+	}
+	return nil
+}
+
+// badInputIsKnown says what is missing until the server has asked every pod to leave and says what
+// blocks those that wait for their budget.
+func (c *cluster) badInputIsKnown(ctx context.Context) (string, error) {
+	list, err := c.haulout.MaintenanceV1alpha1().Evacuations(badNamespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return "", err
+	}
+	blocked := 0
+	for i := range list.Items {
+		if meta.IsStatusConditionTrue(list.Items[i].Status.Conditions, v1alpha1.ConditionBlocked) {
+			blocked++
+		}
+	}
+	if asked := len(list.Items); asked < waitingPods+deniedPods || blocked < waitingPods {
+		return fmt.Sprintf("%d pods of the bad input have been asked to leave, %d of them are known to be blocked", asked, blocked), nil
+	}
+	return "", nil
+}
+
+// removeBadInput takes away what disturb has made.
+func (c *cluster) removeBadInput(ctx context.Context) error {
+	if err := c.removeMaintenances(ctx); err != nil {
+		return err
+	}
+	all, now := metav1.ListOptions{}, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}
+	if err := errors.Join(
+		c.kube.CoreV1().Pods(badNamespace).DeleteCollection(ctx, now, all),
+		c.kube.PolicyV1().PodDisruptionBudgets(badNamespace).DeleteCollection(ctx, now, all),
+	); err != nil {
+		return err
+	}
+	own := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, v1alpha1.AnnotationCordonedBy)
+	if _, err := c.kube.CoreV1().Nodes().Patch(ctx, c.bad[0], types.MergePatchType, own, metav1.PatchOptions{}); err != nil {
+		return err
+	}
+	return until(ctx, func(ctx context.Context) (string, error) {
+		pods, err := c.kube.CoreV1().Pods(badNamespace).List(ctx, all)
+		return missing(err, len(pods.Items), "pods of bad input are left")
+	})
+}

@@ -1,0 +1,94 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package webhook has a test or a measurement play a validating webhook.
+package webhook
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"net/http"
+	"net/http/httptest"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+)
+
+// Webhook is what is asked about requests.
+type Webhook struct {
+	// Name is that of the ValidatingWebhookConfiguration.
+	Name string
+	// Namespace is where the requests are about which it is asked.
+	Namespace string
+	// Rule selects the requests.
+	Rule admissionregistrationv1.RuleWithOperations
+	// Decide returns the answer of a denied request; nil allows it.
+	Decide func(*admissionv1.AdmissionRequest) *metav1.Status
+}
+
+// Start has API servers ask the webhook until the returned function is called. They know of it a
+// moment later: the caller waits until a request is denied.
+func (w Webhook) Start(ctx context.Context, client kubernetes.Interface) (func(context.Context) error, error) {
+	server := httptest.NewTLSServer(http.HandlerFunc(w.answer))
+	webhooks := client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
+	_, err := webhooks.Create(ctx, &admissionregistrationv1.ValidatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: w.Name},
+		Webhooks: []admissionregistrationv1.ValidatingWebhook{{
+			Name: w.Name + ".test.haulout.dev",
+			ClientConfig: admissionregistrationv1.WebhookClientConfig{
+				URL:      &server.URL,
+				CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+			},
+			Rules: []admissionregistrationv1.RuleWithOperations{w.Rule},
+			NamespaceSelector: &metav1.LabelSelector{
+				MatchLabels: map[string]string{corev1.LabelMetadataName: w.Namespace},
+			},
+			SideEffects:             ptr.To(admissionregistrationv1.SideEffectClassNone),
+			AdmissionReviewVersions: []string{"v1"},
+			// Requests that race with the end are not to fail.
+			FailurePolicy: ptr.To(admissionregistrationv1.Ignore),
+		}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		server.Close()
+		return nil, err
+	}
+	return func(ctx context.Context) error {
+		defer server.Close()
+		return webhooks.Delete(ctx, w.Name, metav1.DeleteOptions{})
+	}, nil
+}
+
+func (w Webhook) answer(rw http.ResponseWriter, r *http.Request) {
+	var review admissionv1.AdmissionReview
+	if err := json.NewDecoder(r.Body).Decode(&review); err != nil || review.Request == nil {
+		http.Error(rw, "the body is no AdmissionReview", http.StatusBadRequest)
+		return
+	}
+	denial := w.Decide(review.Request)
+	review.Response = &admissionv1.AdmissionResponse{
+		UID: review.Request.UID, Allowed: denial == nil, Result: denial,
+	}
+	review.Request = nil
+	rw.Header().Set("Content-Type", "application/json")
+	// The API server reports an answer that did not reach it.
+	_ = json.NewEncoder(rw).Encode(&review)
+}
