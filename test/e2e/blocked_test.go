@@ -308,8 +308,8 @@ func blockedByNamespace(t *testing.T, pool, node, namespace string) {
 	drained(t, nm.Name)
 }
 
-// blockedByEachOther drains two nodes for two maintenances. Each has the only ready pod of a budget,
-// whose other pods are on the other node and cannot get ready there.
+// blockedByEachOther drains two nodes for two maintenances. Each has the only ready pod of a
+// budget, whose other pods are on the other node and cannot get ready there.
 func blockedByEachOther(t *testing.T, pool, node, namespace string) {
 	t.Helper()
 	other := node + "-other"

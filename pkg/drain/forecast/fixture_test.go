@@ -351,7 +351,8 @@ func troubles(out *maintenancev1alpha1.NodeMaintenancePreview) []string {
 	return lines
 }
 
-// nodeOf is on which node a pod counts in these tests: where it is bound or, before that, nominated.
+// nodeOf is on which node a pod counts in these tests: where it is bound or, before that,
+// nominated.
 func nodeOf(pod *corev1.Pod) string {
 	return cmp.Or(pod.Spec.NodeName, pod.Status.NominatedNodeName)
 }
