@@ -419,7 +419,12 @@ func TestStatusThatIsTooLargeGoesWithoutMessages(t *testing.T) {
 		refuse := func(always bool) clienttesting.ReactionFunc {
 			return func(action clienttesting.Action) (bool, runtime.Object, error) {
 				nm := action.(clienttesting.UpdateAction).GetObject().(*maintenancev1alpha1.NodeMaintenance)
-				if always || len(nm.Status.NodeStatuses) > 0 && nm.Status.NodeStatuses[0].DrainMessage != "" {
+				if len(nm.Status.NodeStatuses) == 0 {
+					return false, nil, nil
+				}
+				entry := &nm.Status.NodeStatuses[0]
+				isNew := entry.PodsEvacuating+entry.PodsPendingEvacuation == 0
+				if always && isNew || entry.DrainMessage != "" {
 					return true, nil, apierrors.NewGenericServerResponse(http.StatusRequestEntityTooLarge, "put", maintenancev1alpha1.Resource("nodemaintenances"), "m", "", 0, false)
 				}
 				return false, nil, nil
@@ -437,12 +442,16 @@ func TestStatusThatIsTooLargeGoesWithoutMessages(t *testing.T) {
 
 		f.maintenance.PrependReactor("update", "nodemaintenances", refuse(true))
 		f.deletePod("p")
-		f.wait(statusPace)
-		f.cached()
-		if err := f.Controller.sync(f.ctx, "m"); err != nil {
-			t.Errorf("error %v would make it try for ever", err)
+		for range 2 {
+			f.wait(visibleAfter)
+			f.cached()
+			if err := f.Controller.timedSync(f.ctx, "m"); err == nil {
+				t.Error("no error")
+			}
 		}
 		f.wantEvent(EventStatusTooLarge)
+		// What is stored stays, and says why nothing new is.
+		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressSyncFailed)
 	})
 }
 

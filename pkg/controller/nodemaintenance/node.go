@@ -329,6 +329,28 @@ func (k *nodeReconciler) troubleOf(name string) (trouble, bool) {
 	return t, ok && k.c.clock.Since(t.since) >= visibleAfter
 }
 
+// troublesAmong returns why nodes cannot be reconciled for which that has been so for long enough
+// to be shown, and how long it takes until another one is shown, 0 if none will be.
+func (k *nodeReconciler) troublesAmong(nodes []*corev1.Node) (visible []problem, next time.Duration) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.troubles) == 0 {
+		return nil, 0
+	}
+	for _, node := range nodes {
+		t, ok := k.troubles[node.Name]
+		if !ok {
+			continue
+		}
+		if wait := visibleAfter - k.c.clock.Since(t.since); wait <= 0 {
+			visible = append(visible, problem{object: "node " + node.Name, since: t.since, text: t.text})
+		} else if next == 0 || wait < next {
+			next = wait
+		}
+	}
+	return visible, next
+}
+
 // untilVisible returns how long it takes until the trouble of a node is shown, 0 if it has none or
 // is shown already.
 func (k *nodeReconciler) untilVisible(name string) time.Duration {

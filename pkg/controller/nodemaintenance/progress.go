@@ -343,6 +343,12 @@ func (c *Controller) problemsOf(m *member) []problem {
 	if next > 0 {
 		c.queue.AddAfter(m.Name, next)
 	}
+	// These are cordoned; what fails may be a taint or a condition.
+	troubled, next := c.nodes.troublesAmong(m.nodes)
+	if next > 0 {
+		c.queue.AddAfter(m.Name, next)
+	}
+	all = append(all, troubled...)
 	for _, excluded := range m.excluded {
 		all = append(all, problem{object: "node " + excluded.node.Name, since: excluded.since, text: excluded.why})
 	}

@@ -29,7 +29,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -96,6 +95,9 @@ func (c *Controller) look(g *gathered) (*look, error) {
 		entry.PodsPeak = peakOf(nm, &entry, stored[entry.NodeRef].peak)
 		if isDraining(nm) {
 			entry.DrainMessage = n.messageOf(messages[node.Name])
+			if t, visible := c.nodes.troubleOf(node.Name); visible {
+				entry.DrainMessage = drainplan.Fit(t.text+addendum+entry.DrainMessage, drainplan.MaxMessageBytes)
+			}
 		}
 		left.add(n)
 		l.counts = append(l.counts, n)
@@ -319,11 +321,11 @@ func (c *Controller) writeStatus(ctx context.Context, nm *maintenancev1alpha1.No
 		stored, err = c.maintenance.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
 	}
 	if isTooLarge(err) {
-		// Trying again would not make it smaller. The next change does.
-		klog.FromContext(ctx).Error(err, "Status does not fit into storage", "bytes", next.Size())
+		// Trying again, less and less often, does not make it smaller, but has what failed shown in
+		// the status that is stored.
 		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventStatusTooLarge, actionDrain,
 			"The status of %s is too large to be stored: select fewer nodes per NodeMaintenance or use fewer pod selectors", plural(len(next.Status.NodeStatuses), "node"))
-		return nm, nil
+		return nil, fmt.Errorf("write status: %d bytes are too large to be stored: %w", next.Size(), err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("write status: %w", err)

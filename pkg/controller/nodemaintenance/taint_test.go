@@ -17,6 +17,7 @@ limitations under the License.
 package nodemaintenance
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -179,6 +180,45 @@ func TestDaemonSetPodsAreNotAskedBeforeTheirNodeIsTainted(t *testing.T) {
 		f.step("m")
 		f.wantTaints("one", ours(), "m")
 		f.wantEvacuating("logger-1", "logger-2")
+	})
+}
+
+// TestTaintThatIsRefusedIsTold has a policy refuse the taint of a node that is cordoned already, so
+// that its DaemonSet pods are never asked to leave.
+func TestTaintThatIsRefusedIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newTaintFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
+		f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if strings.Contains(string(action.(clienttesting.PatchAction).GetPatch()), drainTaint.Key) {
+				return true, nil, apierrors.NewForbidden(corev1.Resource("nodes"), "one", errors.New("a policy refuses it"))
+			}
+			return false, nil, nil
+		})
+		failed := 0
+		try := func() {
+			f.authorized()
+			if err := f.Controller.sync(f.ctx, "m"); err != nil {
+				t.Error(err)
+			}
+			f.authorized()
+			if err := f.reconcileNodes(); err != nil {
+				failed++
+			}
+			f.wait(statusPace)
+		}
+		for range 6 {
+			try()
+		}
+		f.wantTaints("one", []corev1.Taint{heldTaint}, "m")
+		f.wait(visibleAfter)
+		for range 3 {
+			try()
+		}
+		f.wantEvacuating()
+		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressSyncFailed)
+		if message := f.nodeStatus("m", "one").DrainMessage; !strings.Contains(message, "a policy refuses it") || failed == 0 {
+			t.Errorf("message %q after %d attempts, want why the node has no taint", message, failed)
+		}
 	})
 }
 
