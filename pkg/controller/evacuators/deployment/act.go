@@ -21,10 +21,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,6 +34,7 @@ import (
 	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
@@ -58,6 +61,28 @@ func (c *Controller) act(ctx context.Context, key types.NamespacedName, s situat
 		failed = append(failed, c.report(ctx, s.now, r))
 	}
 	return true, joined(failed)
+}
+
+// tellScaleFailed tells the Deployment and the Evacuations that wait for it why the number cannot
+// be written. It is tried again, and given up when the surge timeout has passed.
+func (c *Controller) tellScaleFailed(ctx context.Context, key types.NamespacedName, s situation, d decision, err error) {
+	text := strings.TrimRight(protocol.OneLine(err.Error(), maxMessage/2), ". ")
+	number := "as it was"
+	if d.scale.value != nil {
+		number = fmt.Sprintf("to %d", *d.scale.value)
+	}
+	if c.known.scaleFailed(key, text, s.now) && s.deployment != nil {
+		c.send(s, []event{{corev1.EventTypeWarning, EventScaleFailed, actionSurge, fmt.Sprintf("Cannot set %s %s: %s", s.target.field(), number, text), nil}})
+	}
+	for _, p := range s.leaving() {
+		r := report{
+			evacuation: p.evacuation, progress: !protocol.TurnOf(&p.evacuation.Status).Reported,
+			message: fmt.Sprintf("Deployment %s: %s cannot be set %s%s: %s. It is tried again.", key.Name, s.target.field(), number, p.purpose, text),
+		}
+		if err := c.report(ctx, s.now, r); err != nil {
+			klog.FromContext(ctx).Error(err, "An Evacuation cannot be told", "evacuation", klog.KObj(p.evacuation))
+		}
+	}
 }
 
 // joined returns a conflict if that is all that has happened, so that it is treated as one.

@@ -30,6 +30,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -152,7 +153,7 @@ func New(config Config) (*Controller, error) {
 		nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), podIndexer: pods.Informer().GetIndexer(),
 		autoscalers: autoscalers.Informer().GetIndexer(), attachments: attachments.GetIndexer(), budgetLister: budgets.Lister(),
 		queue: loop.NewQueue(loop.Config[item]{
-			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, LogAs: item.logAs,
+			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, LogAs: item.logAs, Failed: func() { syncErrors.Inc() },
 		}),
 		known:   newTracked(),
 		matcher: pdb.NewMatcher(),
@@ -205,6 +206,9 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	if scaled && !(d.idle && err == nil) {
 		// What has been told must not count as progress a second time.
 		c.known.remember(key, d.memory)
+	}
+	if !scaled && !apierrors.IsConflict(err) {
+		c.tellScaleFailed(ctx, key, s, d, err)
 	}
 	if err != nil {
 		return err

@@ -447,6 +447,33 @@ func TestCostThatCannotBeRestoredDoesNotKeepTheSurge(t *testing.T) {
 	})
 }
 
+// TestScaleThatIsRefusedIsTold has a policy refuse every write to the Deployment: its Evacuation
+// and the Deployment say so, and the pod leaves without a surge when the surge timeout has passed.
+func TestScaleThatIsRefusedIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene()
+		w := newUnstartedWorld(t, evacuations, host...)
+		w.host.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewForbidden(appsv1.Resource("deployments"), testName, errors.New("a policy refuses it"))
+		})
+		w.run()
+		began := time.Now()
+		w.reported("web-0", false, "replicas cannot be set to 2: deployments.apps \"web\" is forbidden: a policy refuses it")
+		if told := time.Since(began); told > time.Minute {
+			t.Errorf("it was told after %s", told)
+		}
+		time.Sleep(DefaultSurgeTimeout + time.Minute) //nolint:forbidigo // the clock of the bubble moves, nothing waits
+		w.reported("web-0", true, "cannot be scaled up: deployments.apps \"web\" is forbidden")
+		var sent []string
+		for len(w.recorder.Events) > 0 {
+			sent = append(sent, strings.Fields(<-w.recorder.Events)[1])
+		}
+		if want := []string{EventScaleFailed, EventSurgeDeclined}; !slices.Equal(sent, want) {
+			t.Errorf("got events %q, want %q", sent, want)
+		}
+	})
+}
+
 func TestReplacedPodHasAnEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		evacuations, host := scene()

@@ -140,10 +140,18 @@ func (s *situation) reasonToDecline() string {
 	switch {
 	case s.target.record.resets() >= maxResets:
 		return fmt.Sprintf("cannot be scaled up: somebody has set its replicas back %d times", s.target.record.resets())
+	case s.isScaleRefused():
+		return "cannot be scaled up: " + s.refused.text
 	case s.memory.misses >= maxMisses:
 		return fmt.Sprintf("cannot be helped: %d scale-downs in a row took other pods than those with the lowest deletion cost", s.memory.misses)
 	}
 	return ""
+}
+
+// isScaleRefused reports whether the Deployment could not be scaled up for as long as a surge may
+// make no progress.
+func (s *situation) isScaleRefused() bool {
+	return !s.target.record.isUp() && s.refused.text != "" && !s.now.Before(s.refused.since.Add(s.timeout))
 }
 
 // dissolve gives up a surge whose number somebody has changed. The number is theirs from then on.

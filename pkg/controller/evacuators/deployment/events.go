@@ -35,6 +35,9 @@ const (
 	// EventInvalidAnnotation: an annotation of ours on the Deployment has a value that means
 	// nothing.
 	EventInvalidAnnotation = "InvalidAnnotation"
+	// EventScaleFailed: the number of replicas cannot be written. It is tried again until the surge
+	// timeout has passed. About the Deployment.
+	EventScaleFailed = "ScaleFailed"
 	// EventReplaced: a pod leaves with the scale-down that ends a surge. About the pod.
 	EventReplaced = "Replaced"
 )
@@ -79,5 +82,5 @@ func (c *Controller) send(s situation, events []event) {
 
 // isStep reports whether events with a reason are counted as steps of a surge.
 func isStep(reason string) bool {
-	return reason != EventInvalidAnnotation && reason != EventReplaced
+	return reason != EventInvalidAnnotation && reason != EventReplaced && reason != EventScaleFailed
 }

@@ -50,7 +50,7 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situ
 	known, _ := c.known.get(key)
 	s := situation{
 		now: c.clock.Now(), servingSince: c.servingSince, timeout: c.timeout, startDeadline: c.startDeadline, off: c.off,
-		memory: known.memory, attempts: known.attempts,
+		memory: known.memory, attempts: known.attempts, refused: known.refused,
 	}
 	deployment, err := c.deploymentLister.Deployments(key.Namespace).Get(key.Name)
 	if err != nil && !apierrors.IsNotFound(err) {

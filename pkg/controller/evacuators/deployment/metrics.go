@@ -29,8 +29,13 @@ var (
 		Help:           "Number of Deployments that were scaled up so that pods can leave (SurgeStarted), and of what became of it, by the reason of the event.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"reason"})
+	syncErrors = metrics.NewCounter(&metrics.CounterOpts{
+		Namespace: "haulout", Subsystem: "surge", Name: "sync_errors_total",
+		Help:           "Syncs of Deployments with pods to leave that failed and are tried again. Conflicts do not count.",
+		StabilityLevel: metrics.ALPHA,
+	})
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(surges)
+		legacyregistry.MustRegister(surges, syncErrors)
 		// What there may be is shown from the start: an alert about a metric that is not there is
 		// none.
 		for _, reason := range []string{

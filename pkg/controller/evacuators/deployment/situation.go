@@ -72,6 +72,8 @@ type situation struct {
 	memory memory
 	// attempts are those writes of deletion costs that have failed, by the UID of the pod.
 	attempts map[types.UID]attempts
+	// refused is why the number cannot be written, and since when.
+	refused refusal
 	// warnings say which annotations of the Deployment mean nothing.
 	warnings []string
 	// recorded are the Evacuations of the record, once they have been asked for.

@@ -59,6 +59,14 @@ type state struct {
 	// attempts are the writes of deletion costs that have failed. It is replaced, never changed:
 	// copies of it are read.
 	attempts map[types.UID]attempts
+	// refused is why the number cannot be written.
+	refused refusal
+}
+
+// refusal is why a write fails, and since when.
+type refusal struct {
+	since time.Time
+	text  string
 }
 
 // replicaSets is what was read of a Deployment's.
@@ -161,13 +169,26 @@ func (t *tracked) wrote(key types.NamespacedName, d *appsv1.Deployment, a *autos
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.state(key)
-	s.record = r
+	s.record, s.refused = r, refusal{}
 	if d != nil {
 		s.deployment = d
 	}
 	if a != nil {
 		s.autoscaler = a
 	}
+}
+
+// scaleFailed notes that the number could not be written, and returns whether that is news.
+func (t *tracked) scaleFailed(key types.NamespacedName, text string, now time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.state(key)
+	was := s.refused
+	if was.text == "" {
+		s.refused.since = now
+	}
+	s.refused.text = text
+	return was.text != text
 }
 
 // costFailed notes that the deletion cost of a pod could not be written, and returns how often that
