@@ -18,9 +18,11 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -212,8 +214,15 @@ func (s *storm) askOnceMore() {
 		if err := s.makeNamespaces(ctx, random); err != nil {
 			return false, err
 		}
+		var going error
 		for _, namespace := range s.namespaces {
-			if err := s.closeBudget(ctx, namespace); err != nil {
+			err := s.closeBudget(ctx, namespace)
+			if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+				// What is in it has to end like everything else. The others are enough here.
+				going = errors.Join(going, s.whatHolds(ctx, namespace))
+				continue
+			}
+			if err != nil {
 				return false, err
 			}
 		}
@@ -225,10 +234,25 @@ func (s *storm) askOnceMore() {
 			}
 		}
 		if asked < last {
-			return false, fmt.Errorf("%d were, want %d", asked, last)
+			return false, errors.Join(fmt.Errorf("%d were, want %d", asked, last), going)
 		}
 		return true, nil
 	})
+}
+
+// whatHolds says what keeps a namespace that is being deleted.
+func (s *storm) whatHolds(ctx context.Context, namespace string) error {
+	found, err := s.admin.Kube.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	var all []string
+	for _, c := range found.Status.Conditions {
+		if c.Status == corev1.ConditionTrue {
+			all = append(all, fmt.Sprintf("%s: %s", c.Type, c.Message))
+		}
+	}
+	return fmt.Errorf("namespace %s, %s: %s", namespace, found.Status.Phase, strings.Join(all, "; "))
 }
 
 // closeBudget has the pods of one group under a budget that allows none to go.
