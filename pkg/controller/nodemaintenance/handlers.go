@@ -262,8 +262,8 @@ func (c *Controller) markNode(node string) {
 	}
 }
 
-// rightsKnown has a node and its maintenances looked at, since the authorizer has answered a
-// question about it.
+// rightsKnown enqueues a node and its maintenances: the authorizer has answered a question about
+// the node.
 func (c *Controller) rightsKnown(node string) {
 	c.nodes.enqueue(node)
 	c.markNode(node)

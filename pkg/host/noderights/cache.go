@@ -83,8 +83,8 @@ type CacheConfig struct {
 	// Clock is the clock that answers expire by.
 	Clock clock.WithTicker
 	// Answered is called with the name of each node about which Ask had no answer that counts, once
-	// there is one or the question has failed for the first time. It must not block. Nil tells
-	// nobody.
+	// there is one or the question has failed for the first time. It must not block. It may
+	// be nil.
 	Answered func(node string)
 }
 

@@ -149,6 +149,13 @@ func settled(t *testing.T, c *Cache, h *host, user *authenticationv1.UserInfo, n
 	}
 }
 
+// elapse moves the clock of the bubble on, and returns when all that was due by then is done. It
+// waits for nothing: the time of a bubble passes as soon as nothing is left to do.
+func elapse(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // see above
+	synctest.Wait()
+}
+
 func expectAllowed(t *testing.T, answers map[string]Answer, want int) {
 	t.Helper()
 	got := 0
@@ -226,8 +233,7 @@ func TestAnswers(t *testing.T) {
 					t.Errorf("the caller waited %s", waited)
 				}
 				if slices.ContainsFunc(slices.Collect(maps.Values(got)), func(a Answer) bool { return errors.Is(a.Err, ErrAsking) }) {
-					time.Sleep(answerWithin) //nolint:forbidigo // the clock of the bubble moves, nothing waits
-					synctest.Wait()
+					elapse(answerWithin)
 					got = c.Ask(t.Context(), tt.user, nodes)
 				}
 				for name, want := range tt.want {
@@ -260,8 +266,7 @@ func TestSilentAuthorizer(t *testing.T) {
 		if waited := time.Since(start); waited > 0 {
 			t.Errorf("the caller waited %s", waited)
 		}
-		time.Sleep(answerWithin) //nolint:forbidigo // the clock of the bubble moves, nothing waits
-		synctest.Wait()
+		elapse(answerWithin)
 		for name, answer := range c.Ask(t.Context(), bob, nodes) {
 			if answer.Allowed || answer.Err == nil || errors.Is(answer.Err, ErrAsking) {
 				t.Errorf("node %s: got %+v, want that the question has failed", name, answer)
@@ -272,7 +277,7 @@ func TestSilentAuthorizer(t *testing.T) {
 		}
 		// It answers again: nothing of the silence is left.
 		h.set(func(h *host) { h.hangs = map[string]bool{} })
-		time.Sleep(askAgainAfter) //nolint:forbidigo // the clock of the bubble moves, nothing waits
+		elapse(askAgainAfter)
 		expectAllowed(t, settled(t, c, h, bob, nodes), len(nodes))
 	})
 }
@@ -300,14 +305,14 @@ func TestNodesAreToldOf(t *testing.T) {
 		}
 		expect("the first failure", 1)
 		for range 3 {
-			time.Sleep(askAgainAfter) //nolint:forbidigo // the clock of the bubble moves, nothing waits
+			elapse(askAgainAfter)
 			expect("the same failure again", 1)
 		}
 		h.set(func(h *host) { delete(h.fails, "*") })
-		time.Sleep(askAgainAfter) //nolint:forbidigo // the clock of the bubble moves, nothing waits
+		elapse(askAgainAfter)
 		// One answer is about all nodes, one about this one.
 		expect("answers", 3)
-		time.Sleep(AnswerTTL - time.Second) //nolint:forbidigo // the clock of the bubble moves, nothing waits
+		elapse(AnswerTTL - time.Second)
 		expect("nothing new", 3)
 	})
 }
@@ -371,8 +376,7 @@ func TestAnswersExpireAndAreRenewed(t *testing.T) {
 					if step.do != nil {
 						tt.host.set(step.do)
 					}
-					time.Sleep(step.wait) //nolint:forbidigo // the clock of the bubble moves, nothing waits
-					synctest.Wait()
+					elapse(step.wait)
 					tt.host.take()
 					got := settled(t, c, tt.host, bob, nodes)["a"]
 					if got.Allowed != step.want.Allowed || got.Stale != step.want.Stale || (got.Err == nil) != (step.want.Err == nil) {
@@ -434,7 +438,7 @@ func TestCallersShareAQuestion(t *testing.T) {
 		if asked := h.take(); len(asked) != 1 {
 			t.Errorf("five callers asked %q, want one question", asked)
 		}
-		time.Sleep(answerWithin) //nolint:forbidigo // the clock of the bubble moves, nothing waits
+		elapse(answerWithin)
 	})
 }
 

@@ -67,17 +67,17 @@ func (c *Controller) act(ctx context.Context, key types.NamespacedName, s situat
 // be written. It is tried again, and given up when the surge timeout has passed.
 func (c *Controller) tellScaleFailed(ctx context.Context, key types.NamespacedName, s situation, d decision, err error) {
 	text := strings.TrimRight(protocol.OneLine(err.Error(), maxMessage/2), ". ")
-	number := "as it was"
+	what := "the record of its surge cannot be changed"
 	if d.scale.value != nil {
-		number = fmt.Sprintf("to %d", *d.scale.value)
+		what = fmt.Sprintf("%s cannot be set to %d", s.target.field(), *d.scale.value)
 	}
 	if c.known.scaleFailed(key, text, s.now) && s.deployment != nil {
-		c.send(s, []event{{corev1.EventTypeWarning, EventScaleFailed, actionSurge, fmt.Sprintf("Cannot set %s %s: %s", s.target.field(), number, text), nil}})
+		c.send(s, []event{{corev1.EventTypeWarning, EventScaleFailed, actionSurge, fmt.Sprintf("Deployment %s: %s: %s", key.Name, what, text), nil}})
 	}
 	for _, p := range s.leaving() {
 		r := report{
 			evacuation: p.evacuation, progress: !protocol.TurnOf(&p.evacuation.Status).Reported,
-			message: fmt.Sprintf("Deployment %s: %s cannot be set %s%s: %s. It is tried again.", key.Name, s.target.field(), number, p.purpose, text),
+			message: fmt.Sprintf("Deployment %s: %s%s: %s. It is tried again.", key.Name, what, p.purpose, text),
 		}
 		if err := c.report(ctx, s.now, r); err != nil {
 			klog.FromContext(ctx).Error(err, "An Evacuation cannot be told", "evacuation", klog.KObj(p.evacuation))

@@ -76,7 +76,7 @@ type Config struct {
 	// budgets let them; 0 is the default.
 	SurgeTimeout time.Duration
 	// EvacuatorStartDeadline is how long an evacuator has for the first report of its turn. The
-	// first report waits for a quarter of it at most; 0 has it written at once.
+	// first report waits for a quarter of it at most; 0 means that it is written immediately.
 	EvacuatorStartDeadline time.Duration
 	// Off: no surge is started. Those that are found are taken back, and turns are passed on at
 	// once.
@@ -207,7 +207,7 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 		// What has been told must not count as progress a second time.
 		c.known.remember(key, d.memory)
 	}
-	if !scaled && !apierrors.IsConflict(err) {
+	if !scaled && !apierrors.IsConflict(err) && ctx.Err() == nil {
 		c.tellScaleFailed(ctx, key, s, d, err)
 	}
 	if err != nil {

@@ -462,7 +462,12 @@ func TestScaleThatIsRefusedIsTold(t *testing.T) {
 		if told := time.Since(began); told > time.Minute {
 			t.Errorf("it was told after %s", told)
 		}
-		time.Sleep(DefaultSurgeTimeout + time.Minute) //nolint:forbidigo // the clock of the bubble moves, nothing waits
+		err := wait.PollUntilContextTimeout(t.Context(), 10*time.Second, 2*DefaultSurgeTimeout, true, func(context.Context) (bool, error) {
+			return len(w.recorder.Events) > 1, nil
+		})
+		if err != nil {
+			t.Fatal("the surge was not given up")
+		}
 		w.reported("web-0", true, "cannot be scaled up: deployments.apps \"web\" is forbidden")
 		var sent []string
 		for len(w.recorder.Events) > 0 {

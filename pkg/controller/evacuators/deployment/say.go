@@ -94,7 +94,7 @@ func (d *decision) tell(
 }
 
 // sayScaled tells Evacuations that the surge has started for their pods. Those that have waited for
-// it get their deadline anew.
+// it get their whole deadline again.
 func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
 	for _, p := range pods {
 		if d.waitsToReport(s, p) {

@@ -41,7 +41,7 @@ func TestFirstReport(t *testing.T) {
 		// wake is by when the next look is due.
 		wake time.Duration
 	}{
-		"the surge starts at once":             {down: true, want: "scale to 2 for 1;", wake: sayFirstAfter},
+		"the surge starts immediately":         {down: true, want: "scale to 2 for 1;", wake: sayFirstAfter},
 		"it goes on":                           {after: 4 * time.Second, wake: sayFirstAfter},
 		"it is over before":                    {after: 4 * time.Second, ready: true, want: "lower web-0;"},
 		"it takes longer":                      {after: sayFirstAfter, want: "lower web-0;", says: "is not ready"},
