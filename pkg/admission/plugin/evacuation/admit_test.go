@@ -21,7 +21,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -79,21 +78,56 @@ func TestAdmitPodReference(t *testing.T) {
 		want    string
 		says    string
 	}{
-		"the pod exists":            {object: newEvacuation(), pod: newPod(), allowed: []string{deletePod}},
-		"for the server, unasked":   {user: request{user: server}, object: newEvacuation(), pod: newPod()},
-		"a bare pod without a node": {object: newEvacuation(), pod: newPod(func(p *corev1.Pod) { p.Spec.NodeName = "" }), allowed: []string{deletePod}},
-		"a finished pod":            {object: newEvacuation(), pod: newPod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }), allowed: []string{deletePod}},
+		"the pod exists":          {object: newEvacuation(), pod: newPod(), allowed: []string{deletePod}},
+		"for the server, unasked": {user: request{user: server}, object: newEvacuation(), pod: newPod()},
+		"a bare pod without a node": {
+			object:  newEvacuation(),
+			pod:     newPod(func(p *corev1.Pod) { p.Spec.NodeName = "" }),
+			allowed: []string{deletePod},
+		},
+		"a finished pod": {
+			object:  newEvacuation(),
+			pod:     newPod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
+			allowed: []string{deletePod},
+		},
 		"there is no such pod": {object: newEvacuation(), allowed: []string{deletePod},
 			want: "Invalid FieldValueNotFound spec.podRef.name", says: "pod not found in namespace blue"},
-		"the pod is in another namespace": {object: newEvacuation(), pod: newPod(func(p *corev1.Pod) { p.Namespace = "red" }), allowed: []string{deletePod},
-			want: "Invalid FieldValueNotFound spec.podRef.name"},
-		"the pod was made anew": {object: newEvacuation(), pod: newPod(func(p *corev1.Pod) { p.UID = "new" }), allowed: []string{deletePod},
-			want: "Invalid FieldValueInvalid spec.podRef.uid", says: "new"},
-		"the user may not delete the pod":                  {object: newEvacuation(), pod: newPod(), want: "Forbidden", says: deletePod},
-		"nor learn whether it exists":                      {object: newEvacuation(), want: "Forbidden", says: deletePod},
-		"a reference without a name is left to validation": {object: newEvacuation(func(e *maintenance.Evacuation) { e.Spec.PodRef.Name = "" }), pod: newPod()},
-		"a reference without UID, too":                     {object: newEvacuation(func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "" }), pod: newPod()},
-		"a name that no pod can have, too":                 {object: newEvacuation(func(e *maintenance.Evacuation) { e.Spec.PodRef.Name = "../web" }), pod: newPod()},
+		"the pod is in another namespace": {
+			object:  newEvacuation(),
+			pod:     newPod(func(p *corev1.Pod) { p.Namespace = "red" }),
+			allowed: []string{deletePod},
+			want:    "Invalid FieldValueNotFound spec.podRef.name",
+		},
+		"the pod was made anew": {
+			object:  newEvacuation(),
+			pod:     newPod(func(p *corev1.Pod) { p.UID = "new" }),
+			allowed: []string{deletePod},
+			want:    "Invalid FieldValueInvalid spec.podRef.uid",
+			says:    "new",
+		},
+		"the user may not delete the pod": {
+			object: newEvacuation(),
+			pod:    newPod(),
+			want:   "Forbidden",
+			says:   deletePod,
+		},
+		"nor learn whether it exists": {
+			object: newEvacuation(),
+			want:   "Forbidden",
+			says:   deletePod,
+		},
+		"a reference without a name is left to validation": {
+			object: newEvacuation(func(e *maintenance.Evacuation) { e.Spec.PodRef.Name = "" }),
+			pod:    newPod(),
+		},
+		"a reference without UID, too": {
+			object: newEvacuation(func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "" }),
+			pod:    newPod(),
+		},
+		"a name that no pod can have, too": {
+			object: newEvacuation(func(e *maintenance.Evacuation) { e.Spec.PodRef.Name = "../web" }),
+			pod:    newPod(),
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -162,10 +196,19 @@ func TestAdmitCopiesLabelsUpToALimit(t *testing.T) {
 		want int
 		warn string
 	}{
-		"as many as fit":       {withLabels(256, 58), 256, ""},
-		"one too many":         {withLabels(257, 58), 256, `pod labels from "k00256" on are not copied (1 of 257): an evacuation takes 16384 bytes of them`},
-		"22,000 labels":        {withLabels(22000, 1), 2340, `pod labels from "k02340" on are not copied (19660 of 22000): an evacuation takes 16384 bytes of them`},
-		"a pod without labels": {withLabels(0, 0), 0, ""},
+		"as many as fit": {pod: withLabels(256, 58), want: 256},
+		"one too many": {
+			pod:  withLabels(257, 58),
+			want: 256,
+			warn: `pod labels from "k00256" on are not copied (1 of 257): an evacuation takes 16384 bytes of them`,
+		},
+		"22,000 labels": {
+			pod:  withLabels(22000, 1),
+			want: 2340,
+			warn: `pod labels from "k02340" on are not copied (19660 of 22000): ` +
+				`an evacuation takes 16384 bytes of them`,
+		},
+		"a pod without labels": {pod: withLabels(0, 0), want: 0},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -176,7 +219,8 @@ func TestAdmitCopiesLabelsUpToALimit(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(evacuation.Labels) != tt.want || strings.Join(warnings, "\n") != tt.warn {
-				t.Errorf("got %d labels and warnings %q, want %d and %q", len(evacuation.Labels), warnings, tt.want, tt.warn)
+				t.Errorf("got %d labels and warnings %q, want %d and %q",
+					len(evacuation.Labels), warnings, tt.want, tt.warn)
 			}
 			if errs := size.Validate(registrytest.Scheme, evacuation); len(errs) > 0 {
 				t.Errorf("the server's own create is refused: %v", errs)
@@ -200,210 +244,21 @@ func TestAdmitLeavesOtherRequestsAlone(t *testing.T) {
 		}
 	}
 	f := newFixture(t, nil, nil)
-	other := admission.NewAttributesRecord(&maintenance.NodeMaintenance{}, nil, v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance"), "", "x",
-		v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", admission.Create, nil, false, ann)
+	other := admission.NewAttributesRecord(
+		&maintenance.NodeMaintenance{}, nil, v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance"), "", "x",
+		v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", admission.Create, nil, false, ann,
+	)
 	if err := errors.Join(f.Admit(t.Context(), other, nil), f.Validate(t.Context(), other, nil)); err != nil {
 		t.Errorf("a NodeMaintenance: %v", err)
 	}
 }
 
-// evacuator returns one with the role that goes with its priority.
-func evacuator(class string, priority int32) maintenance.Evacuator {
-	e := maintenance.Evacuator{EvacuatorClass: class, Priority: priority}
-	if priority == v1alpha1.ControllerEvacuatorPriority {
-		e.Role = maintenance.EvacuatorRoleController
-	}
-	return e
-}
-
-func TestAdmitEvacuators(t *testing.T) {
-	const deploymentClass, daemonSetClass, kubeletClass = "deployment.apps.k8s.io", "daemonset.apps.k8s.io", "kubelet.k8s.io"
-	all := BuiltInClasses
-	deployment, replicaSet := newDeployment()
-	fixed, fixedReplicaSet := newDeployment()
-	fixed.Name, fixed.UID, fixed.Annotations = "fixed", "fixed", map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
-	fixedReplicaSet.Name, fixedReplicaSet.UID = "fixed-6b59", "fixed-replicaset"
-	fixedReplicaSet.OwnerReferences[0].Name, fixedReplicaSet.OwnerReferences[0].UID = fixed.Name, fixed.UID
-	daemonSet := &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "agent", UID: "daemonset"},
-		Spec:       appsv1.DaemonSetSpec{Selector: selectWeb},
-	}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-7", UID: "node"}}
-	mirror := func(pod *corev1.Pod) {
-		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, corev1.MirrorPodAnnotationKey, "hash")
-	}
-	byReplicaSet := ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")
-	byDaemonSet := ownedBy("apps/v1", "DaemonSet", "agent", "daemonset")
-	byNode := ownedBy("v1", "Node", "node-7", "node")
-	relabelled := func(pod *corev1.Pod) { pod.Labels = map[string]string{"app": "other"} }
-	pods := newPod
-
-	tests := map[string]struct {
-		builtIn  []string
-		pod      *corev1.Pod
-		named    []maintenance.Evacuator
-		user     request
-		allowed  []string
-		want     []maintenance.Evacuator
-		outcome  string
-		events   int
-		warnings int
-	}{
-		"a bare pod has none": {builtIn: all, pod: pods()},
-
-		"a Deployment's pod": {builtIn: all, pod: pods(byReplicaSet), allowed: []string{scaleWeb}, want: []maintenance.Evacuator{evacuator(deploymentClass, 10000)}},
-		"a Deployment's pod, for the server": {builtIn: all, pod: pods(byReplicaSet), user: request{user: server},
-			want: []maintenance.Evacuator{evacuator(deploymentClass, 10000)}},
-		"a Deployment's pod, for somebody who may not scale": {builtIn: all, pod: pods(byReplicaSet), warnings: 1},
-		"a pod of a Deployment that is not to be scaled":     {builtIn: all, pod: pods(ownedBy("apps/v1", "ReplicaSet", "fixed-6b59", "fixed-replicaset")), allowed: []string{scaleWeb}},
-		"a Deployment's pod, while its evacuator is off":     {builtIn: []string{daemonSetClass}, pod: pods(byReplicaSet), allowed: []string{scaleWeb}},
-		"a pod that says to be the ReplicaSet's with a stale UID": {builtIn: all, allowed: []string{scaleWeb},
-			pod: pods(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "old"))},
-		"a pod whose ReplicaSet is gone":          {builtIn: all, allowed: []string{scaleWeb}, pod: pods(ownedBy("apps/v1", "ReplicaSet", "gone", "gone"))},
-		"a pod that the ReplicaSet doesn't want":  {builtIn: all, allowed: []string{scaleWeb}, pod: pods(byReplicaSet, relabelled)},
-		"a ReplicaSet of another group":           {builtIn: all, allowed: []string{scaleWeb}, pod: pods(ownedBy("example.com/v1", "ReplicaSet", "web-6b59", "replicaset"))},
-		"an owner that is not its controller":     {builtIn: all, allowed: []string{scaleWeb}, pod: pods(byReplicaSet, func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil })},
-		"an owner whose version makes no sense":   {builtIn: all, pod: pods(ownedBy("a/b/c", "ReplicaSet", "web-6b59", "replicaset"))},
-		"a DaemonSet's pod":                       {builtIn: all, pod: pods(byDaemonSet), want: []maintenance.Evacuator{evacuator(daemonSetClass, 10000)}},
-		"a DaemonSet's pod, while it is off":      {builtIn: []string{deploymentClass}, pod: pods(byDaemonSet)},
-		"a pod that the DaemonSet doesn't want":   {builtIn: all, pod: pods(byDaemonSet, relabelled)},
-		"a DaemonSet's pod with a stale UID":      {builtIn: all, pod: pods(ownedBy("apps/v1", "DaemonSet", "agent", "old"))},
-		"a static pod":                            {builtIn: all, pod: pods(byNode, mirror), want: []maintenance.Evacuator{evacuator(kubeletClass, 10000)}},
-		"a static pod, while the agent is off":    {builtIn: nil, pod: pods(byNode, mirror)},
-		"the mirror annotation without the owner": {builtIn: all, pod: pods(mirror)},
-		"the owner without the annotation":        {builtIn: all, pod: pods(byNode)},
-		"a mirror pod of a node that is gone":     {builtIn: all, pod: pods(ownedBy("v1", "Node", "node-7", "old"), mirror)},
-		"a mirror pod on another node":            {builtIn: all, pod: pods(byNode, mirror, func(p *corev1.Pod) { p.Spec.NodeName = "node-8" })},
-
-		"annotations": {pod: pods(annotated("a.example.com", "50"), annotated("b.example.com", "10000/controller")),
-			want: []maintenance.Evacuator{evacuator("b.example.com", 10000), evacuator("a.example.com", 50)}},
-		"annotations beside a built-in one": {builtIn: all, pod: pods(byDaemonSet, annotated("a.example.com", "50")),
-			want: []maintenance.Evacuator{evacuator(daemonSetClass, 10000), evacuator("a.example.com", 50)}},
-		"a controller in an annotation replaces the built-in one": {builtIn: all, pod: pods(byDaemonSet, annotated("a.example.com", "10000/controller")),
-			want: []maintenance.Evacuator{evacuator("a.example.com", 10000)}},
-		"the annotation's priority replaces the built-in one's": {builtIn: all, pod: pods(byDaemonSet, annotated(daemonSetClass, "7")),
-			want: []maintenance.Evacuator{evacuator(daemonSetClass, 7)}},
-		"a malformed annotation": {pod: pods(annotated("a.example.com", "high"), annotated("b.example.com", "5")),
-			want: []maintenance.Evacuator{evacuator("b.example.com", 5)}, events: 1, warnings: 1},
-		"a malformed annotation in a dry run": {pod: pods(annotated("a.example.com", "high")), user: request{dryRun: true}, warnings: 1},
-		"two controllers in annotations": {pod: pods(annotated("b.example.com", "10000/controller"), annotated("a.example.com", "10000/controller")),
-			want: []maintenance.Evacuator{evacuator("a.example.com", 10000)}, events: 1, warnings: 1},
-		"a reserved priority of the controller's family": {builtIn: all, pod: pods(byDaemonSet, annotated("before.apps.k8s.io", "10050")),
-			want: []maintenance.Evacuator{evacuator("before.apps.k8s.io", 10050), evacuator(daemonSetClass, 10000)}},
-		"a reserved priority of a stranger": {builtIn: all, pod: pods(byDaemonSet, annotated("before.example.com", "10050")),
-			want: []maintenance.Evacuator{evacuator(daemonSetClass, 10000)}, events: 1, warnings: 1},
-		"a reserved priority without a controller": {pod: pods(annotated("before.apps.k8s.io", "10050")), events: 1, warnings: 1},
-		"an annotation for the Deployment's evacuator": {pod: pods(annotated(deploymentClass, "10000/controller"), annotated("a.example.com", "5")), allowed: []string{scaleAny},
-			want: []maintenance.Evacuator{evacuator(deploymentClass, 10000), evacuator("a.example.com", 5)}},
-		"the same for somebody who may not scale": {
-			pod:  pods(annotated(deploymentClass, "10000/controller"), annotated("before.apps.k8s.io", "10050"), annotated("a.example.com", "5")),
-			want: []maintenance.Evacuator{evacuator("a.example.com", 5)}, warnings: 1},
-
-		"the client names one": {pod: pods(annotated("b.example.com", "50")), named: []maintenance.Evacuator{evacuator("a.example.com", 5)}, allowed: []string{assignA},
-			want: []maintenance.Evacuator{evacuator("a.example.com", 5), evacuator("b.example.com", 50)}},
-		"the client names one and must not": {pod: pods(), named: []maintenance.Evacuator{evacuator("a.example.com", 5)}, outcome: "Forbidden"},
-		"the server names one":              {pod: pods(), user: request{user: server}, named: []maintenance.Evacuator{evacuator("a.example.com", 5)}, want: []maintenance.Evacuator{evacuator("a.example.com", 5)}},
-		"the client repeats the pod's":      {pod: pods(annotated("a.example.com", "50")), named: []maintenance.Evacuator{evacuator("a.example.com", 50)}, want: []maintenance.Evacuator{evacuator("a.example.com", 50)}},
-		"the client gives the pod's another priority": {pod: pods(annotated("a.example.com", "50")), named: []maintenance.Evacuator{evacuator("a.example.com", 90000)},
-			want: []maintenance.Evacuator{evacuator("a.example.com", 50)}, warnings: 1},
-		"the client names the Deployment's evacuator and may not scale": {pod: pods(), named: []maintenance.Evacuator{evacuator(deploymentClass, 10000)}, warnings: 1},
-		"what is no class is left to validation":                        {pod: pods(), named: []maintenance.Evacuator{{EvacuatorClass: ""}}, want: []maintenance.Evacuator{{}}},
-		"a second controller is left to validation": {builtIn: all, pod: pods(byDaemonSet), named: []maintenance.Evacuator{evacuator("a.example.com", 10000)}, allowed: []string{assignA},
-			want: []maintenance.Evacuator{evacuator("a.example.com", 10000), evacuator(daemonSetClass, 10000)}},
-		"twice the same is left to validation": {pod: pods(annotated("a.example.com", "5")), named: []maintenance.Evacuator{evacuator("a.example.com", 5), evacuator("a.example.com", 5)},
-			want: []maintenance.Evacuator{evacuator("a.example.com", 5), evacuator("a.example.com", 5)}},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, tt.builtIn, append(tt.allowed, deletePod), tt.pod, deployment, replicaSet, fixed, fixedReplicaSet, daemonSet, node)
-			tt.user.object = newEvacuation(named(tt.named...))
-			warnings, err := f.admit(tt.user)
-			if got := outcome(err); got != tt.outcome {
-				t.Fatalf("got %q (%v), want %q", got, err, tt.outcome)
-			}
-			if err != nil {
-				return
-			}
-			if !slices.Equal(tt.user.object.Spec.Evacuators, tt.want) {
-				t.Errorf("evacuators are %v, want %v", tt.user.object.Spec.Evacuators, tt.want)
-			}
-			if len(f.events) != tt.events {
-				t.Errorf("%d events, want %d", len(f.events), tt.events)
-			}
-			if len(warnings) != tt.warnings {
-				t.Errorf("warnings are %q, want %d", warnings, tt.warnings)
-			}
-			// As after a webhook has changed the object.
-			before := slices.Clone(tt.user.object.Spec.Evacuators)
-			if _, err := f.admit(tt.user); err != nil || !slices.Equal(tt.user.object.Spec.Evacuators, before) {
-				t.Errorf("the second run made %v of it (%v)", tt.user.object.Spec.Evacuators, err)
-			}
-		})
-	}
-}
-
-func TestAdmitKeepsSixteenAndTheController(t *testing.T) {
-	mods := []podMod{annotated("controller.example.com", "10000/controller")}
-	for i := range 20 {
-		mods = append(mods, annotated(fmt.Sprintf("e%02d.example.org", i), fmt.Sprint(20000+i)))
-	}
-	f := newFixture(t, nil, []string{deletePod}, newPod(mods...))
-	evacuation := newEvacuation()
-	if _, err := f.admit(request{object: evacuation}); err != nil {
-		t.Fatal(err)
-	}
-	got := evacuation.Spec.Evacuators
-	if len(got) != 16 || got[0].EvacuatorClass != "e19.example.org" || got[14].EvacuatorClass != "e05.example.org" || got[15].EvacuatorClass != "controller.example.com" {
-		t.Errorf("evacuators are %v, want the 15 first ones and the controller", got)
-	}
-	if len(f.events) != 5 {
-		t.Errorf("%d events, want 5", len(f.events))
-	}
-}
-
-func TestBuiltInEvacuatorsNeedTheOwner(t *testing.T) {
-	for _, kind := range []string{"replicasets", "deployments"} {
-		deployment, replicaSet := newDeployment()
-		f := newFixture(t, BuiltInClasses, []string{deletePod, scaleWeb}, newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet)
-		f.client.PrependReactor("get", kind, func(clienttesting.Action) (bool, runtime.Object, error) {
-			return true, nil, apierrors.NewServiceUnavailable("down")
-		})
-		if _, err := f.admit(request{object: newEvacuation()}); !apierrors.IsInternalError(err) {
-			t.Errorf("%s cannot be read: got %v", kind, err)
-		}
-	}
-	for name, change := range map[string]func(*appsv1.Deployment, *appsv1.ReplicaSet){
-		"the ReplicaSet is nobody's":         func(_ *appsv1.Deployment, rs *appsv1.ReplicaSet) { rs.OwnerReferences = nil },
-		"the ReplicaSet is another kind's":   func(_ *appsv1.Deployment, rs *appsv1.ReplicaSet) { rs.OwnerReferences[0].Kind = "Rollout" },
-		"the Deployment is of another group": func(_ *appsv1.Deployment, rs *appsv1.ReplicaSet) { rs.OwnerReferences[0].APIVersion = "example.com/v1" },
-		"the Deployment was made anew":       func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) { d.UID = "new" },
-		"the Deployment doesn't want the pod": func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) {
-			d.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
-		},
-		"the Deployment's selector is malformed": func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) {
-			d.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "%"}}
-		},
-		"the Deployment has no selector": func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) { d.Spec.Selector = nil },
-		"the Deployment is gone":         func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) { d.Name = "other" },
-	} {
-		t.Run(name, func(t *testing.T) {
-			deployment, replicaSet := newDeployment()
-			change(deployment, replicaSet)
-			f := newFixture(t, BuiltInClasses, []string{deletePod, scaleWeb}, newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet)
-			evacuation := newEvacuation()
-			if _, err := f.admit(request{object: evacuation}); err != nil {
-				t.Fatal(err)
-			}
-			if len(evacuation.Spec.Evacuators) > 0 {
-				t.Errorf("got %v", evacuation.Spec.Evacuators)
-			}
-		})
-	}
-}
-
 func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
 	deployment, replicaSet := newDeployment()
-	f := newFixture(t, BuiltInClasses, []string{deletePod, scaleWeb}, newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet)
+	f := newFixture(
+		t, BuiltInClasses, []string{deletePod, scaleWeb},
+		newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet,
+	)
 	reads := map[string]int{}
 	f.client.PrependReactor("get", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		reads[action.GetResource().Resource]++
@@ -439,7 +294,10 @@ func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
 	replicaSet.OwnerReferences[0].UID = "new"
 	update(appsv1.SchemeGroupVersion.WithResource("deployments"), deployment)
 	update(appsv1.SchemeGroupVersion.WithResource("replicasets"), replicaSet)
-	update(corev1.SchemeGroupVersion.WithResource("pods"), newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "new-too")))
+	update(
+		corev1.SchemeGroupVersion.WithResource("pods"),
+		newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "new-too")),
+	)
 	if got := ask(); len(got) != 1 || got[0].EvacuatorClass != "deployment.apps.k8s.io" {
 		t.Errorf("with new owners got %v", got)
 	}
@@ -457,11 +315,14 @@ func TestOwnersThatManyAskForAtOnceAreReadOnce(t *testing.T) {
 			if asked.Add(1) == asking {
 				close(all)
 			}
-			got, err := recent(t.Context(), memo, ownerKey{"DaemonSet", "blue", "logs"}, func(context.Context) (*appsv1.DaemonSet, error) {
-				reads.Add(1)
-				<-all
-				return owner, nil
-			})
+			got, err := recent(
+				t.Context(), memo, ownerKey{"DaemonSet", "blue", "logs"},
+				func(context.Context) (*appsv1.DaemonSet, error) {
+					reads.Add(1)
+					<-all
+					return owner, nil
+				},
+			)
 			if got != owner || err != nil {
 				t.Errorf("got %v, %v", got, err)
 			}
@@ -497,7 +358,10 @@ func TestOwnersThatManyAskForAtOnceAreReadOnce(t *testing.T) {
 func TestOwnersThatWantNoSurgeAreReadOnce(t *testing.T) {
 	deployment, replicaSet := newDeployment()
 	deployment.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
-	f := newFixture(t, BuiltInClasses, []string{deletePod, scaleWeb}, newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet)
+	f := newFixture(
+		t, BuiltInClasses, []string{deletePod, scaleWeb},
+		newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet,
+	)
 	reads := map[string]int{}
 	f.client.PrependReactor("get", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		reads[action.GetResource().Resource]++
@@ -523,7 +387,9 @@ func TestOwnersThatWantNoSurgeAreReadOnce(t *testing.T) {
 	}
 
 	deployment.Annotations = nil
-	if err := f.client.Tracker().Update(appsv1.SchemeGroupVersion.WithResource("deployments"), deployment, "blue"); err != nil {
+	if err := f.client.Tracker().Update(
+		appsv1.SchemeGroupVersion.WithResource("deployments"), deployment, "blue",
+	); err != nil {
 		t.Fatal(err)
 	}
 	now.Step(optedOutTTL + time.Millisecond)
@@ -543,10 +409,15 @@ func TestPodsThatOurControllersKnow(t *testing.T) {
 		wantRead bool
 		wantApp  string
 	}{
-		"are not read again when the server asks":           {server, known, false, "known"},
-		"are read when anybody else asks":                   {ann, known, true, "web"},
-		"are read when another one has come under the name": {server, newPod(func(p *corev1.Pod) { p.UID = "another" }), true, "web"},
-		"are read when they are not known yet":              {server, nil, true, "web"},
+		"are not read again when the server asks": {server, known, false, "known"},
+		"are read when anybody else asks":         {ann, known, true, "web"},
+		"are read when another one has come under the name": {
+			user:     server,
+			known:    newPod(func(p *corev1.Pod) { p.UID = "another" }),
+			wantRead: true,
+			wantApp:  "web",
+		},
+		"are read when they are not known yet": {server, nil, true, "web"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, nil, []string{deletePod}, newPod())

@@ -72,12 +72,17 @@ type authz struct {
 }
 
 func (a *authz) Authorize(_ context.Context, attrs authorizer.Attributes) (authorizer.Decision, string, error) {
-	if !attrs.IsResourceRequest() || attrs.GetUser().GetName() != ann.Name && !slices.Contains(a.users, attrs.GetUser().GetName()) {
+	if !attrs.IsResourceRequest() ||
+		attrs.GetUser().GetName() != ann.Name && !slices.Contains(a.users, attrs.GetUser().GetName()) {
 		return authorizer.DecisionNoOpinion, "", fmt.Errorf("asked for the wrong thing: %+v", attrs)
 	}
 	asked := right{
-		verb: attrs.GetVerb(), group: attrs.GetAPIGroup(), resource: attrs.GetResource(), subresource: attrs.GetSubresource(),
-		namespace: attrs.GetNamespace(), name: attrs.GetName(),
+		verb:        attrs.GetVerb(),
+		group:       attrs.GetAPIGroup(),
+		resource:    attrs.GetResource(),
+		subresource: attrs.GetSubresource(),
+		namespace:   attrs.GetNamespace(),
+		name:        attrs.GetName(),
 	}.String()
 	a.asked = append(a.asked, asked)
 	if a.err != nil {
@@ -104,7 +109,13 @@ func newFixture(t *testing.T, builtIn []string, allowed []string, objects ...run
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fixture{Plugin: plugin, t: t, authz: &authz{allowed: allowed}, client: fake.NewClientset(objects...), events: make(chan string, 100)}
+	f := &fixture{
+		Plugin: plugin,
+		t:      t,
+		authz:  &authz{allowed: allowed},
+		client: fake.NewClientset(objects...),
+		events: make(chan string, 100),
+	}
 	self := &identity.Server{}
 	self.Set(server)
 	plugin.SetExternalKubeClientSet(f.client)
@@ -142,9 +153,18 @@ func (f *fixture) attributes(r request) (context.Context, admission.Attributes) 
 	if r.old != nil {
 		old, name = r.old, r.old.Name
 	}
-	ctx := registrytest.Request{User: r.user, Verb: "create", Resource: "evacuations", Subresource: r.subresource, Namespace: "blue", Name: name}.Context(f.t.Context())
-	return ctx, admission.NewAttributesRecord(object, old, v1alpha1.SchemeGroupVersion.WithKind("Evacuation"), "blue", name,
-		v1alpha1.SchemeGroupVersion.WithResource("evacuations"), r.subresource, r.operation, nil, r.dryRun, r.user)
+	ctx := registrytest.Request{
+		User:        r.user,
+		Verb:        "create",
+		Resource:    "evacuations",
+		Subresource: r.subresource,
+		Namespace:   "blue",
+		Name:        name,
+	}.Context(f.t.Context())
+	return ctx, admission.NewAttributesRecord(
+		object, old, v1alpha1.SchemeGroupVersion.WithKind("Evacuation"), "blue", name,
+		v1alpha1.SchemeGroupVersion.WithResource("evacuations"), r.subresource, r.operation, nil, r.dryRun, r.user,
+	)
 }
 
 func (f *fixture) admit(r request) ([]string, error) {
@@ -167,7 +187,9 @@ func newEvacuation(mods ...mod) *maintenance.Evacuation {
 		Spec: maintenance.EvacuationSpec{
 			PodRef: maintenance.PodReference{Name: "web-1", UID: podUID},
 		},
-		Status: maintenance.EvacuationStatus{EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow},
+		Status: maintenance.EvacuationStatus{
+			EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow,
+		},
 	}
 	for _, m := range mods {
 		m(e)
@@ -199,8 +221,13 @@ type podMod func(*corev1.Pod)
 
 func newPod(mods ...podMod) *corev1.Pod {
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "web-1", UID: podUID, Labels: map[string]string{"app": "web"}},
-		Spec:       corev1.PodSpec{NodeName: "node-7"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "blue",
+			Name:      "web-1",
+			UID:       podUID,
+			Labels:    map[string]string{"app": "web"},
+		},
+		Spec: corev1.PodSpec{NodeName: "node-7"},
 	}
 	for _, m := range mods {
 		m(pod)

@@ -41,8 +41,10 @@ type applier struct {
 func newApplier(t *testing.T) *applier {
 	t.Helper()
 	scheme := registrytest.Scheme
-	fields, err := managedfields.NewDefaultFieldManager(applyconfiguration.NewTypeConverter(scheme), scheme, scheme, scheme,
-		v1alpha1.SchemeGroupVersion.WithKind("Evacuation"), maintenance.SchemeGroupVersion, "", nil)
+	fields, err := managedfields.NewDefaultFieldManager(
+		applyconfiguration.NewTypeConverter(scheme), scheme, scheme, scheme,
+		v1alpha1.SchemeGroupVersion.WithKind("Evacuation"), maintenance.SchemeGroupVersion, "", nil,
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,8 +92,12 @@ func TestLabelsOfThePodOutliveTheWithdrawalOfAnotherManager(t *testing.T) {
 		applied map[string]any
 		runs    int
 	}{
-		"which had its own label":                {map[string]string{"app": "web"}, map[string]any{"ticket": "7"}, 1},
-		"which had one of them, too":             {map[string]string{"app": "web", "tier": "front"}, map[string]any{"ticket": "7", "app": "web"}, 1},
+		"which had its own label": {map[string]string{"app": "web"}, map[string]any{"ticket": "7"}, 1},
+		"which had one of them, too": {
+			labels:  map[string]string{"app": "web", "tier": "front"},
+			applied: map[string]any{"ticket": "7", "app": "web"},
+			runs:    1,
+		},
 		"after admission ran twice":              {map[string]string{"app": "web"}, map[string]any{"ticket": "7"}, 2},
 		"although there are too many to list":    {many, map[string]any{"ticket": "7"}, 1},
 		"of a pod that has no labels of its own": {nil, map[string]any{"ticket": "7"}, 1},
@@ -108,7 +114,8 @@ func TestLabelsOfThePodOutliveTheWithdrawalOfAnotherManager(t *testing.T) {
 			}
 			a.apply(nil)
 			if !maps.Equal(a.live.Labels, tt.labels) {
-				t.Errorf("%d labels are left, %v, want the %d of the pod", len(a.live.Labels), a.live.Labels, len(tt.labels))
+				t.Errorf("%d labels are left, %v, want the %d of the pod",
+					len(a.live.Labels), a.live.Labels, len(tt.labels))
 			}
 			if owners > 2 {
 				t.Errorf("%d managers own fields after the creation, want the creator and admission", owners)

@@ -43,30 +43,90 @@ func TestValidateRights(t *testing.T) {
 		request request
 		needs   []string
 	}{
-		"a creation": {request{object: newEvacuation()}, []string{deletePod, useOurs}},
+		"a creation": {request: request{object: newEvacuation()}, needs: []string{deletePod, useOurs}},
 		"a creation for two instigators": {
-			request{object: newEvacuation(finalizers(instigator, "example.com/other", instigatorA))}, []string{deletePod, useOurs, useA}},
+			request: request{object: newEvacuation(finalizers(instigator, "example.com/other", instigatorA))},
+			needs:   []string{deletePod, useOurs, useA},
+		},
 		"an update of labels": {
-			request{operation: admission.Update, object: newEvacuation(), old: newEvacuation(finalizers("example.com/other", instigator))}, nil},
+			request: request{
+				operation: admission.Update,
+				object:    newEvacuation(),
+				old:       newEvacuation(finalizers("example.com/other", instigator)),
+			},
+		},
 		"an instigator joins": {
-			request{operation: admission.Update, object: newEvacuation(finalizers(instigator, instigatorA)), old: newEvacuation()}, []string{useA}},
+			request: request{
+				operation: admission.Update,
+				object:    newEvacuation(finalizers(instigator, instigatorA)),
+				old:       newEvacuation(),
+			},
+			needs: []string{useA},
+		},
 		"an instigator withdraws": {
-			request{operation: admission.Update, object: newEvacuation(finalizers(instigatorA)), old: newEvacuation(finalizers(instigatorA, instigator))}, []string{useOurs}},
+			request: request{
+				operation: admission.Update,
+				object:    newEvacuation(finalizers(instigatorA)),
+				old:       newEvacuation(finalizers(instigatorA, instigator)),
+			},
+			needs: []string{useOurs},
+		},
 		"one instigator takes another's place": {
-			request{operation: admission.Update, object: newEvacuation(finalizers(instigatorA)), old: newEvacuation()}, []string{useA, useOurs}},
+			request: request{
+				operation: admission.Update,
+				object:    newEvacuation(finalizers(instigatorA)),
+				old:       newEvacuation(),
+			},
+			needs: []string{useA, useOurs},
+		},
 		"an owner that the garbage collector follows": {
-			request{operation: admission.Update, object: ownedEvacuation, old: newEvacuation()}, []string{deletePod, useOurs}},
+			request: request{operation: admission.Update, object: ownedEvacuation, old: newEvacuation()},
+			needs:   []string{deletePod, useOurs},
+		},
 		"an owner is removed": {
-			request{operation: admission.Update, object: newEvacuation(), old: ownedEvacuation}, []string{deletePod, useOurs}},
+			request: request{operation: admission.Update, object: newEvacuation(), old: ownedEvacuation},
+			needs:   []string{deletePod, useOurs},
+		},
 		"a report of the active evacuator": {
-			request{operation: admission.Update, subresource: "status", object: first, old: first}, []string{progressFirst}},
+			request: request{operation: admission.Update, subresource: "status", object: first, old: first},
+			needs:   []string{progressFirst},
+		},
 		"a report counts as the stored evacuator's": {
-			request{operation: admission.Update, subresource: "status", object: newEvacuation(active("mine.example.com")), old: first}, []string{progressFirst}},
+			request: request{
+				operation:   admission.Update,
+				subresource: "status",
+				object:      newEvacuation(active("mine.example.com")),
+				old:         first,
+			},
+			needs: []string{progressFirst},
+		},
 		"an owner is set and an instigator joins": {
-			request{operation: admission.Update, object: newEvacuation(finalizers(instigator, instigatorA), owned), old: newEvacuation()}, []string{deletePod, useA, useOurs}},
-		"a creation with an owner": {request{object: newEvacuation(finalizers(instigator, instigatorA), owned)}, []string{deletePod, useOurs, useA}},
-		"a deletion":               {request{operation: admission.Delete, old: newEvacuation(finalizers(instigatorA, instigator, "example.com/other"))}, []string{deletePod, useOurs, useA}},
-		"another sort":             {request{operation: admission.Update, subresource: "other", object: newEvacuation(), old: newEvacuation()}, nil},
+			request: request{
+				operation: admission.Update,
+				object:    newEvacuation(finalizers(instigator, instigatorA), owned),
+				old:       newEvacuation(),
+			},
+			needs: []string{deletePod, useA, useOurs},
+		},
+		"a creation with an owner": {
+			request: request{object: newEvacuation(finalizers(instigator, instigatorA), owned)},
+			needs:   []string{deletePod, useOurs, useA},
+		},
+		"a deletion": {
+			request: request{
+				operation: admission.Delete,
+				old:       newEvacuation(finalizers(instigatorA, instigator, "example.com/other")),
+			},
+			needs: []string{deletePod, useOurs, useA},
+		},
+		"another sort": {
+			request: request{
+				operation:   admission.Update,
+				subresource: "other",
+				object:      newEvacuation(),
+				old:         newEvacuation(),
+			},
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -82,7 +142,8 @@ func TestValidateRights(t *testing.T) {
 			}
 			for i, missing := range tt.needs {
 				f := newFixture(t, nil, slices.Delete(slices.Clone(tt.needs), i, i+1))
-				if err := f.validate(tt.request); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), missing) {
+				if err := f.validate(tt.request); !apierrors.IsForbidden(err) ||
+					!strings.Contains(err.Error(), missing) {
 					t.Errorf("without %q: got %v", missing, err)
 				}
 			}
@@ -125,9 +186,17 @@ func TestDeletionForOtherInstigators(t *testing.T) {
 		"in a namespace that stays":            {namespace: namespace(), request: deletion, want: "Forbidden"},
 		"in a namespace that is being deleted": {namespace: namespace(terminating), request: deletion},
 		"in a namespace that is gone":          {request: deletion, want: "Forbidden"},
-		"the namespace cannot be read":         {namespace: namespace(terminating), request: deletion, unread: true, want: "InternalError"},
-		"an owner in a namespace that is being deleted": {namespace: namespace(terminating),
-			request: request{operation: admission.Update, object: newEvacuation(owned), old: newEvacuation()}, want: "Forbidden"},
+		"the namespace cannot be read": {
+			namespace: namespace(terminating),
+			request:   deletion,
+			unread:    true,
+			want:      "InternalError",
+		},
+		"an owner in a namespace that is being deleted": {
+			namespace: namespace(terminating),
+			request:   request{operation: admission.Update, object: newEvacuation(owned), old: newEvacuation()},
+			want:      "Forbidden",
+		},
 		"by the garbage collector": {namespace: namespace(), user: collector, request: deletion},
 		"an owner removed by the garbage collector": {namespace: namespace(), user: collector,
 			request: request{operation: admission.Update, object: newEvacuation(), old: newEvacuation(owned)}},
@@ -172,12 +241,26 @@ func TestValidateDeletion(t *testing.T) {
 		pod  *corev1.Pod
 		want string
 	}{
-		"allowed":                                        {newEvacuation(active("first.example.com")), newPod(), ""},
-		"forbidden, while the pod is there":              {newEvacuation(active("first.example.com"), forbid), newPod(), "Conflict"},
-		"forbidden, while the pod terminates":            {newEvacuation(forbid), newPod(func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{}; p.Finalizers = []string{"a/b"} }), "Conflict"},
-		"forbidden, but the pod is gone":                 {newEvacuation(forbid), nil, ""},
-		"forbidden, but there is a new pod of that name": {newEvacuation(forbid), newPod(func(p *corev1.Pod) { p.UID = "new" }), ""},
-		"forbidden, but complete":                        {newEvacuation(forbid, complete), newPod(), ""},
+		"allowed": {
+			old: newEvacuation(active("first.example.com")),
+			pod: newPod(),
+		},
+		"forbidden, while the pod is there": {
+			old:  newEvacuation(active("first.example.com"), forbid),
+			pod:  newPod(),
+			want: "Conflict",
+		},
+		"forbidden, while the pod terminates": {
+			old:  newEvacuation(forbid),
+			pod:  newPod(func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{}; p.Finalizers = []string{"a/b"} }),
+			want: "Conflict",
+		},
+		"forbidden, but the pod is gone": {old: newEvacuation(forbid)},
+		"forbidden, but there is a new pod of that name": {
+			old: newEvacuation(forbid),
+			pod: newPod(func(p *corev1.Pod) { p.UID = "new" }),
+		},
+		"forbidden, but complete": {old: newEvacuation(forbid, complete), pod: newPod()},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -204,7 +287,10 @@ func TestValidateDeletion(t *testing.T) {
 	f.client.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewServiceUnavailable("down")
 	})
-	if err := f.validate(request{operation: admission.Delete, old: newEvacuation(forbid)}); !apierrors.IsInternalError(err) {
+	if err := f.validate(request{
+		operation: admission.Delete,
+		old:       newEvacuation(forbid),
+	}); !apierrors.IsInternalError(err) {
 		t.Errorf("the pod cannot be read: got %v", err)
 	}
 }

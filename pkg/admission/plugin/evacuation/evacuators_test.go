@@ -1,0 +1,365 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// evacuator returns one with the role that goes with its priority.
+func evacuator(class string, priority int32) maintenance.Evacuator {
+	e := maintenance.Evacuator{EvacuatorClass: class, Priority: priority}
+	if priority == v1alpha1.ControllerEvacuatorPriority {
+		e.Role = maintenance.EvacuatorRoleController
+	}
+	return e
+}
+
+func TestAdmitEvacuators(t *testing.T) {
+	const deploymentClass, daemonSetClass, kubeletClass = "deployment.apps.k8s.io", "daemonset.apps.k8s.io", "kubelet.k8s.io"
+	all := BuiltInClasses
+	deployment, replicaSet := newDeployment()
+	fixed, fixedReplicaSet := newDeployment()
+	fixed.Name, fixed.UID, fixed.Annotations = "fixed", "fixed", map[string]string{
+		v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled,
+	}
+	fixedReplicaSet.Name, fixedReplicaSet.UID = "fixed-6b59", "fixed-replicaset"
+	fixedReplicaSet.OwnerReferences[0].Name, fixedReplicaSet.OwnerReferences[0].UID = fixed.Name, fixed.UID
+	daemonSet := &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "agent", UID: "daemonset"},
+		Spec:       appsv1.DaemonSetSpec{Selector: selectWeb},
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-7", UID: "node"}}
+	mirror := func(pod *corev1.Pod) {
+		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, corev1.MirrorPodAnnotationKey, "hash")
+	}
+	byReplicaSet := ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")
+	byDaemonSet := ownedBy("apps/v1", "DaemonSet", "agent", "daemonset")
+	byNode := ownedBy("v1", "Node", "node-7", "node")
+	relabelled := func(pod *corev1.Pod) { pod.Labels = map[string]string{"app": "other"} }
+	pods := newPod
+
+	tests := map[string]struct {
+		builtIn  []string
+		pod      *corev1.Pod
+		named    []maintenance.Evacuator
+		user     request
+		allowed  []string
+		want     []maintenance.Evacuator
+		outcome  string
+		events   int
+		warnings int
+	}{
+		"a bare pod has none": {builtIn: all, pod: pods()},
+
+		"a Deployment's pod": {
+			builtIn: all,
+			pod:     pods(byReplicaSet),
+			allowed: []string{scaleWeb},
+			want:    []maintenance.Evacuator{evacuator(deploymentClass, 10000)},
+		},
+		"a Deployment's pod, for the server": {builtIn: all, pod: pods(byReplicaSet), user: request{user: server},
+			want: []maintenance.Evacuator{evacuator(deploymentClass, 10000)}},
+		"a Deployment's pod, for somebody who may not scale": {builtIn: all, pod: pods(byReplicaSet), warnings: 1},
+		"a pod of a Deployment that is not to be scaled": {
+			builtIn: all,
+			pod:     pods(ownedBy("apps/v1", "ReplicaSet", "fixed-6b59", "fixed-replicaset")),
+			allowed: []string{scaleWeb},
+		},
+		"a Deployment's pod, while its evacuator is off": {
+			builtIn: []string{daemonSetClass},
+			pod:     pods(byReplicaSet),
+			allowed: []string{scaleWeb},
+		},
+		"a pod that says to be the ReplicaSet's with a stale UID": {builtIn: all, allowed: []string{scaleWeb},
+			pod: pods(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "old"))},
+		"a pod whose ReplicaSet is gone": {
+			builtIn: all,
+			allowed: []string{scaleWeb},
+			pod:     pods(ownedBy("apps/v1", "ReplicaSet", "gone", "gone")),
+		},
+		"a pod that the ReplicaSet doesn't want": {
+			builtIn: all,
+			allowed: []string{scaleWeb},
+			pod:     pods(byReplicaSet, relabelled),
+		},
+		"a ReplicaSet of another group": {
+			builtIn: all,
+			allowed: []string{scaleWeb},
+			pod:     pods(ownedBy("example.com/v1", "ReplicaSet", "web-6b59", "replicaset")),
+		},
+		"an owner that is not its controller": {
+			builtIn: all,
+			allowed: []string{scaleWeb},
+			pod:     pods(byReplicaSet, func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil }),
+		},
+		"an owner whose version makes no sense": {
+			builtIn: all,
+			pod:     pods(ownedBy("a/b/c", "ReplicaSet", "web-6b59", "replicaset")),
+		},
+		"a DaemonSet's pod": {
+			builtIn: all,
+			pod:     pods(byDaemonSet),
+			want:    []maintenance.Evacuator{evacuator(daemonSetClass, 10000)},
+		},
+		"a DaemonSet's pod, while it is off":    {builtIn: []string{deploymentClass}, pod: pods(byDaemonSet)},
+		"a pod that the DaemonSet doesn't want": {builtIn: all, pod: pods(byDaemonSet, relabelled)},
+		"a DaemonSet's pod with a stale UID": {
+			builtIn: all,
+			pod:     pods(ownedBy("apps/v1", "DaemonSet", "agent", "old")),
+		},
+		"a static pod": {
+			builtIn: all,
+			pod:     pods(byNode, mirror),
+			want:    []maintenance.Evacuator{evacuator(kubeletClass, 10000)},
+		},
+		"a static pod, while the agent is off":    {builtIn: nil, pod: pods(byNode, mirror)},
+		"the mirror annotation without the owner": {builtIn: all, pod: pods(mirror)},
+		"the owner without the annotation":        {builtIn: all, pod: pods(byNode)},
+		"a mirror pod of a node that is gone": {
+			builtIn: all,
+			pod:     pods(ownedBy("v1", "Node", "node-7", "old"), mirror),
+		},
+		"a mirror pod on another node": {
+			builtIn: all,
+			pod:     pods(byNode, mirror, func(p *corev1.Pod) { p.Spec.NodeName = "node-8" }),
+		},
+
+		"annotations": {pod: pods(annotated("a.example.com", "50"), annotated("b.example.com", "10000/controller")),
+			want: []maintenance.Evacuator{evacuator("b.example.com", 10000), evacuator("a.example.com", 50)}},
+		"annotations beside a built-in one": {builtIn: all, pod: pods(byDaemonSet, annotated("a.example.com", "50")),
+			want: []maintenance.Evacuator{evacuator(daemonSetClass, 10000), evacuator("a.example.com", 50)}},
+		"a controller in an annotation replaces the built-in one": {
+			builtIn: all,
+			pod:     pods(byDaemonSet, annotated("a.example.com", "10000/controller")),
+			want:    []maintenance.Evacuator{evacuator("a.example.com", 10000)},
+		},
+		"the annotation's priority replaces the built-in one's": {
+			builtIn: all,
+			pod:     pods(byDaemonSet, annotated(daemonSetClass, "7")),
+			want:    []maintenance.Evacuator{evacuator(daemonSetClass, 7)},
+		},
+		"a malformed annotation": {pod: pods(annotated("a.example.com", "high"), annotated("b.example.com", "5")),
+			want: []maintenance.Evacuator{evacuator("b.example.com", 5)}, events: 1, warnings: 1},
+		"a malformed annotation in a dry run": {
+			pod:      pods(annotated("a.example.com", "high")),
+			user:     request{dryRun: true},
+			warnings: 1,
+		},
+		"two controllers in annotations": {
+			pod: pods(
+				annotated("b.example.com", "10000/controller"), annotated("a.example.com", "10000/controller"),
+			),
+			want:     []maintenance.Evacuator{evacuator("a.example.com", 10000)},
+			events:   1,
+			warnings: 1,
+		},
+		"a reserved priority of the controller's family": {
+			builtIn: all,
+			pod:     pods(byDaemonSet, annotated("before.apps.k8s.io", "10050")),
+			want:    []maintenance.Evacuator{evacuator("before.apps.k8s.io", 10050), evacuator(daemonSetClass, 10000)},
+		},
+		"a reserved priority of a stranger": {
+			builtIn:  all,
+			pod:      pods(byDaemonSet, annotated("before.example.com", "10050")),
+			want:     []maintenance.Evacuator{evacuator(daemonSetClass, 10000)},
+			events:   1,
+			warnings: 1,
+		},
+		"a reserved priority without a controller": {
+			pod:      pods(annotated("before.apps.k8s.io", "10050")),
+			events:   1,
+			warnings: 1,
+		},
+		"an annotation for the Deployment's evacuator": {
+			pod:     pods(annotated(deploymentClass, "10000/controller"), annotated("a.example.com", "5")),
+			allowed: []string{scaleAny},
+			want:    []maintenance.Evacuator{evacuator(deploymentClass, 10000), evacuator("a.example.com", 5)},
+		},
+		"the same for somebody who may not scale": {
+			pod: pods(
+				annotated(deploymentClass, "10000/controller"), annotated("before.apps.k8s.io", "10050"),
+				annotated("a.example.com", "5"),
+			),
+			want: []maintenance.Evacuator{evacuator("a.example.com", 5)}, warnings: 1},
+
+		"the client names one": {
+			pod:     pods(annotated("b.example.com", "50")),
+			named:   []maintenance.Evacuator{evacuator("a.example.com", 5)},
+			allowed: []string{assignA},
+			want:    []maintenance.Evacuator{evacuator("a.example.com", 5), evacuator("b.example.com", 50)},
+		},
+		"the client names one and must not": {
+			pod:     pods(),
+			named:   []maintenance.Evacuator{evacuator("a.example.com", 5)},
+			outcome: "Forbidden",
+		},
+		"the server names one": {
+			pod:   pods(),
+			user:  request{user: server},
+			named: []maintenance.Evacuator{evacuator("a.example.com", 5)},
+			want:  []maintenance.Evacuator{evacuator("a.example.com", 5)},
+		},
+		"the client repeats the pod's": {
+			pod:   pods(annotated("a.example.com", "50")),
+			named: []maintenance.Evacuator{evacuator("a.example.com", 50)},
+			want:  []maintenance.Evacuator{evacuator("a.example.com", 50)},
+		},
+		"the client gives the pod's another priority": {
+			pod:      pods(annotated("a.example.com", "50")),
+			named:    []maintenance.Evacuator{evacuator("a.example.com", 90000)},
+			want:     []maintenance.Evacuator{evacuator("a.example.com", 50)},
+			warnings: 1,
+		},
+		"the client names the Deployment's evacuator and may not scale": {
+			pod:      pods(),
+			named:    []maintenance.Evacuator{evacuator(deploymentClass, 10000)},
+			warnings: 1,
+		},
+		"what is no class is left to validation": {
+			pod:   pods(),
+			named: []maintenance.Evacuator{{EvacuatorClass: ""}},
+			want:  []maintenance.Evacuator{{}},
+		},
+		"a second controller is left to validation": {
+			builtIn: all,
+			pod:     pods(byDaemonSet),
+			named:   []maintenance.Evacuator{evacuator("a.example.com", 10000)},
+			allowed: []string{assignA},
+			want:    []maintenance.Evacuator{evacuator("a.example.com", 10000), evacuator(daemonSetClass, 10000)},
+		},
+		"twice the same is left to validation": {
+			pod:   pods(annotated("a.example.com", "5")),
+			named: []maintenance.Evacuator{evacuator("a.example.com", 5), evacuator("a.example.com", 5)},
+			want:  []maintenance.Evacuator{evacuator("a.example.com", 5), evacuator("a.example.com", 5)},
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(
+				t, tt.builtIn, append(tt.allowed, deletePod), tt.pod, deployment, replicaSet, fixed, fixedReplicaSet,
+				daemonSet, node,
+			)
+			tt.user.object = newEvacuation(named(tt.named...))
+			warnings, err := f.admit(tt.user)
+			if got := outcome(err); got != tt.outcome {
+				t.Fatalf("got %q (%v), want %q", got, err, tt.outcome)
+			}
+			if err != nil {
+				return
+			}
+			if !slices.Equal(tt.user.object.Spec.Evacuators, tt.want) {
+				t.Errorf("evacuators are %v, want %v", tt.user.object.Spec.Evacuators, tt.want)
+			}
+			if len(f.events) != tt.events {
+				t.Errorf("%d events, want %d", len(f.events), tt.events)
+			}
+			if len(warnings) != tt.warnings {
+				t.Errorf("warnings are %q, want %d", warnings, tt.warnings)
+			}
+			// As after a webhook has changed the object.
+			before := slices.Clone(tt.user.object.Spec.Evacuators)
+			if _, err := f.admit(tt.user); err != nil || !slices.Equal(tt.user.object.Spec.Evacuators, before) {
+				t.Errorf("the second run made %v of it (%v)", tt.user.object.Spec.Evacuators, err)
+			}
+		})
+	}
+}
+
+func TestAdmitKeepsSixteenAndTheController(t *testing.T) {
+	mods := []podMod{annotated("controller.example.com", "10000/controller")}
+	for i := range 20 {
+		mods = append(mods, annotated(fmt.Sprintf("e%02d.example.org", i), fmt.Sprint(20000+i)))
+	}
+	f := newFixture(t, nil, []string{deletePod}, newPod(mods...))
+	evacuation := newEvacuation()
+	if _, err := f.admit(request{object: evacuation}); err != nil {
+		t.Fatal(err)
+	}
+	got := evacuation.Spec.Evacuators
+	if len(got) != 16 || got[0].EvacuatorClass != "e19.example.org" || got[14].EvacuatorClass != "e05.example.org" ||
+		got[15].EvacuatorClass != "controller.example.com" {
+		t.Errorf("evacuators are %v, want the 15 first ones and the controller", got)
+	}
+	if len(f.events) != 5 {
+		t.Errorf("%d events, want 5", len(f.events))
+	}
+}
+
+func TestBuiltInEvacuatorsNeedTheOwner(t *testing.T) {
+	for _, kind := range []string{"replicasets", "deployments"} {
+		deployment, replicaSet := newDeployment()
+		f := newFixture(
+			t, BuiltInClasses, []string{deletePod, scaleWeb},
+			newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet,
+		)
+		f.client.PrependReactor("get", kind, func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewServiceUnavailable("down")
+		})
+		if _, err := f.admit(request{object: newEvacuation()}); !apierrors.IsInternalError(err) {
+			t.Errorf("%s cannot be read: got %v", kind, err)
+		}
+	}
+	for name, change := range map[string]func(*appsv1.Deployment, *appsv1.ReplicaSet){
+		"the ReplicaSet is nobody's": func(_ *appsv1.Deployment, rs *appsv1.ReplicaSet) {
+			rs.OwnerReferences = nil
+		},
+		"the ReplicaSet is another kind's": func(_ *appsv1.Deployment, rs *appsv1.ReplicaSet) {
+			rs.OwnerReferences[0].Kind = "Rollout"
+		},
+		"the Deployment is of another group": func(_ *appsv1.Deployment, rs *appsv1.ReplicaSet) {
+			rs.OwnerReferences[0].APIVersion = "example.com/v1"
+		},
+		"the Deployment was made anew": func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) { d.UID = "new" },
+		"the Deployment doesn't want the pod": func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) {
+			d.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
+		},
+		"the Deployment's selector is malformed": func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) {
+			d.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "%"}}
+		},
+		"the Deployment has no selector": func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) { d.Spec.Selector = nil },
+		"the Deployment is gone":         func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) { d.Name = "other" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			deployment, replicaSet := newDeployment()
+			change(deployment, replicaSet)
+			f := newFixture(
+				t, BuiltInClasses, []string{deletePod, scaleWeb},
+				newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet,
+			)
+			evacuation := newEvacuation()
+			if _, err := f.admit(request{object: evacuation}); err != nil {
+				t.Fatal(err)
+			}
+			if len(evacuation.Spec.Evacuators) > 0 {
+				t.Errorf("got %v", evacuation.Spec.Evacuators)
+			}
+		})
+	}
+}
