@@ -34,7 +34,8 @@ func TestOrder(t *testing.T) {
 	want := []string{
 		"NamespaceLifecycle",
 		"NodeMaintenance", "Evacuation",
-		"MutatingAdmissionPolicy", "MutatingAdmissionWebhook", "ValidatingAdmissionPolicy", "ValidatingAdmissionWebhook",
+		"MutatingAdmissionPolicy", "MutatingAdmissionWebhook", "ValidatingAdmissionPolicy",
+		"ValidatingAdmissionWebhook",
 	}
 	if !slices.Equal(o.RecommendedPluginOrder, want) {
 		t.Errorf("order is %q, want %q", o.RecommendedPluginOrder, want)

@@ -42,8 +42,11 @@ func TestPaddingReleasesNoForeignNodes(t *testing.T) {
 	}
 	held := holding("prod-0", "prod-1", "prod-2")
 	for name, r := range map[string]request{
-		"by another selector":                  {nm: maintain(pools("dev"), held), old: maintain(pools("prod"), held)},
-		"by another selector and Complete":     {nm: maintain(pools("dev"), held, atStage("Complete")), old: maintain(pools("prod"), held)},
+		"by another selector": {nm: maintain(pools("dev"), held), old: maintain(pools("prod"), held)},
+		"by another selector and Complete": {
+			nm:  maintain(pools("dev"), held, atStage("Complete")),
+			old: maintain(pools("prod"), held),
+		},
 		"by the deletion of one that has both": {old: maintain(pools("dev", "prod"), held, holding(own...))},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -82,7 +85,8 @@ func TestReleaseWithoutTimeToAsk(t *testing.T) {
 		ctx, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
 		err := f.validate(ctx, r)
-		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "2 nodes to release") || !strings.Contains(err.Error(), "in portions") {
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "2 nodes to release") ||
+			!strings.Contains(err.Error(), "in portions") {
 			t.Errorf("got %v, want that the nodes are to be released in portions", err)
 		}
 		if ctx.Err() != nil {
@@ -96,9 +100,12 @@ func TestRefusalsNameOnlyNodesThatTheUserMayGet(t *testing.T) {
 		hidden []string
 		want   string
 	}{
-		"all may be read":  {nil, "may not delete 2 of the nodes (blue-1, blue-2),"},
-		"one may be read":  {[]string{"blue-1"}, "may not delete 2 of the nodes (blue-2 and 1 that the user may not get),"},
-		"none may be read": {[]string{"blue-1", "blue-2"}, "may not delete 2 of the nodes,"},
+		"all may be read": {want: "may not delete 2 of the nodes (blue-1, blue-2),"},
+		"one may be read": {
+			hidden: []string{"blue-1"},
+			want:   "may not delete 2 of the nodes (blue-2 and 1 that the user may not get),",
+		},
+		"none may be read": {hidden: []string{"blue-1", "blue-2"}, want: "may not delete 2 of the nodes,"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := may()
@@ -127,9 +134,12 @@ func TestPlanThatNeedsTooLargeAStatus(t *testing.T) {
 	plan := func(own, length int) func(*maintenance.NodeMaintenance) {
 		return func(nm *maintenance.NodeMaintenance) {
 			for i := range own {
-				nm.Spec.DrainPlan = append(nm.Spec.DrainPlan, maintenance.DrainPlanEntry{PodType: "Default", PodSelector: &metav1.LabelSelector{
-					MatchLabels: map[string]string{fmt.Sprintf("app-%d", i): strings.Repeat("x", length)},
-				}})
+				nm.Spec.DrainPlan = append(nm.Spec.DrainPlan, maintenance.DrainPlanEntry{
+					PodType: "Default",
+					PodSelector: &metav1.LabelSelector{
+						MatchLabels: map[string]string{fmt.Sprintf("app-%d", i): strings.Repeat("x", length)},
+					},
+				})
 			}
 		}
 	}
@@ -137,13 +147,32 @@ func TestPlanThatNeedsTooLargeAStatus(t *testing.T) {
 		request request
 		want    bool
 	}{
-		"441 KiB over 5,000 nodes":                  {request{nm: maintain(pools("blue"), plan(100, 4400))}, true},
-		"the same in Idle":                          {request{nm: maintain(pools("blue"), plan(100, 4400), atStage("Idle"))}, true},
-		"the same over one node":                    {request{nm: maintain(pools("red"), plan(100, 4400))}, false},
-		"another selector makes it too large":       {request{nm: maintain(pools("blue"), plan(100, 50)), old: maintain(pools("red"), plan(100, 50))}, true},
-		"it stays, and the reason changes":          {request{nm: maintain(pools("blue"), plan(100, 50), because("x")), old: maintain(pools("blue"), plan(100, 50))}, false},
-		"it is completed":                           {request{nm: maintain(pools("blue"), plan(100, 50), atStage("Complete")), old: maintain(pools("blue"), plan(100, 50))}, false},
-		"a plan without selectors over 5,000 nodes": {request{nm: maintain(pools("blue"))}, false},
+		"441 KiB over 5,000 nodes": {
+			request: request{nm: maintain(pools("blue"), plan(100, 4400))},
+			want:    true,
+		},
+		"the same in Idle": {
+			request: request{nm: maintain(pools("blue"), plan(100, 4400), atStage("Idle"))},
+			want:    true,
+		},
+		"the same over one node": {request: request{nm: maintain(pools("red"), plan(100, 4400))}},
+		"another selector makes it too large": {
+			request: request{nm: maintain(pools("blue"), plan(100, 50)), old: maintain(pools("red"), plan(100, 50))},
+			want:    true,
+		},
+		"it stays, and the reason changes": {
+			request: request{
+				nm:  maintain(pools("blue"), plan(100, 50), because("x")),
+				old: maintain(pools("blue"), plan(100, 50)),
+			},
+		},
+		"it is completed": {
+			request: request{
+				nm:  maintain(pools("blue"), plan(100, 50), atStage("Complete")),
+				old: maintain(pools("blue"), plan(100, 50)),
+			},
+		},
+		"a plan without selectors over 5,000 nodes": {request: request{nm: maintain(pools("blue"))}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, may(append(allOf(nodes), "")...), nodes)
@@ -156,7 +185,8 @@ func TestPlanThatNeedsTooLargeAStatus(t *testing.T) {
 				}
 				return
 			}
-			if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.drainPlan") || !strings.Contains(err.Error(), "for 5002 nodes") ||
+			if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.drainPlan") ||
+				!strings.Contains(err.Error(), "for 5002 nodes") ||
 				!strings.Contains(err.Error(), "at most 1024 KiB") || len(err.Error()) > 500 {
 				t.Errorf("got %v, want a short error with both numbers", err)
 			}
@@ -170,7 +200,9 @@ func TestLargeSelectorsEndWithTheRequest(t *testing.T) {
 	selector := &corev1.NodeSelector{}
 	for i := range 26_000 {
 		selector.NodeSelectorTerms = append(selector.NodeSelectorTerms, corev1.NodeSelectorTerm{
-			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: fmt.Sprintf("k%d", i), Operator: corev1.NodeSelectorOpExists}}})
+			MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: fmt.Sprintf("k%d", i), Operator: corev1.NodeSelectorOpExists},
+			}})
 	}
 	f := newFixture(t, may(""), manyNodes(100))
 	r := request{by: bob, nm: maintain(selector)}

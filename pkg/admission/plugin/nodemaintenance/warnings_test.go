@@ -30,13 +30,17 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-func another(name string, stage v1alpha1.NodeMaintenanceStage, selector *corev1.NodeSelector, holds ...string) *v1alpha1.NodeMaintenance {
+func another(
+	name string, stage v1alpha1.NodeMaintenanceStage, selector *corev1.NodeSelector, holds ...string,
+) *v1alpha1.NodeMaintenance {
 	nm := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec:       v1alpha1.NodeMaintenanceSpec{Stage: stage, NodeSelector: selector},
 	}
 	for _, node := range holds {
-		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: node}})
+		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
+			NodeRef: v1alpha1.NodeReference{Name: node},
+		})
 	}
 	return nm
 }
@@ -54,41 +58,94 @@ func TestWarnings(t *testing.T) {
 		request request
 		want    []string
 	}{
-		"nothing to say":              {cluster, nil, request{nm: maintain(pools("blue"))}, nil},
-		"no node":                     {cluster, nil, request{nm: maintain(pools("green"))}, []string{"spec.nodeSelector: no node matches now; nodes that are labelled later join the maintenance"}},
-		"no node, and new nodes join": {cluster, nil, request{nm: maintain(pools("green"), joins)}, []string{"spec.nodeSelector: no node matches now; nodes that match later join the maintenance"}},
-		"all nodes": {cluster, nil, request{nm: maintain(pools("blue", "red", "home", "cp"))}, []string{
-			"spec.nodeSelector: the Haulout server itself runs on node home",
-			"spec.nodeSelector: all nodes of the cluster match (6)",
-			"spec.nodeSelector: all control-plane nodes match (2)",
-		}},
-		"the control plane":               {cluster, nil, request{nm: maintain(pools("cp"))}, []string{"spec.nodeSelector: all control-plane nodes match (2)"}},
-		"the server's node":               {cluster, nil, request{nm: maintain(pools("home"))}, []string{"spec.nodeSelector: the Haulout server itself runs on node home"}},
-		"it goes for Idle, too":           {cluster, nil, request{nm: maintain(pools("home"), atStage("Idle"))}, []string{"spec.nodeSelector: the Haulout server itself runs on node home"}},
-		"Complete needs none":             {cluster, nil, request{nm: maintain(pools("home"), atStage("Complete"))}, nil},
-		"a deletion needs none":           {cluster, nil, request{old: maintain(pools("home"))}, nil},
-		"another reason needs none":       {cluster, nil, request{nm: maintain(pools("home"), because("x")), old: maintain(pools("home"))}, nil},
-		"another stage warns again":       {cluster, nil, request{nm: maintain(pools("home")), old: maintain(pools("home"), atStage("Cordon"))}, []string{"spec.nodeSelector: the Haulout server itself runs on node home"}},
-		"the server is warned of nothing": {cluster, nil, request{by: self, nm: maintain(pools("home"))}, nil},
-		"others, active on the same nodes": {cluster, []*v1alpha1.NodeMaintenance{
-			another("a", "Drain", pools("blue")),
-			another("by-status", "Cordon", pools("red"), "blue-2"),
-			another("by-selector", "Drain", pools("blue", "red")),
-			another("elsewhere", "Drain", pools("red")),
-			another("has-left", "Drain", pools("blue"), "red-1"),
-			another("idle", "Idle", pools("blue")),
-			another("over", "Complete", pools("blue"), "blue-1"),
-		}, request{nm: maintain(pools("blue"))}, []string{"spec.nodeSelector: under maintenance already by by-selector, by-status"}},
-		"a status that grows large": {manyNodes(5000), nil, request{nm: maintain(pools("blue"))}, []string{
-			"spec.drainPlan: the status of 5002 nodes may take 1.2 MiB; messages of single nodes may be left out",
-		}},
-		"a group that an autoscaler may add nodes to": {append(cluster, grouped), nil, request{nm: maintain(pools("group"), joins)}, []string{
-			"spec.newNodes: Join also drains nodes that an autoscaler adds to groups of karpenter.sh/nodepool",
-		}},
-		"the same with Ignore": {append(cluster, grouped), nil, request{nm: maintain(pools("group"))}, nil},
-		"newNodes becomes Join": {append(cluster, grouped), nil, request{nm: maintain(pools("group"), joins), old: maintain(pools("group"))}, []string{
-			"spec.newNodes: Join also drains nodes that an autoscaler adds to groups of karpenter.sh/nodepool",
-		}},
+		"nothing to say": {nodes: cluster, request: request{nm: maintain(pools("blue"))}},
+		"no node": {
+			nodes:   cluster,
+			request: request{nm: maintain(pools("green"))},
+			want: []string{
+				"spec.nodeSelector: no node matches now; nodes that are labelled later join the maintenance",
+			},
+		},
+		"no node, and new nodes join": {
+			nodes:   cluster,
+			request: request{nm: maintain(pools("green"), joins)},
+			want:    []string{"spec.nodeSelector: no node matches now; nodes that match later join the maintenance"},
+		},
+		"all nodes": {
+			nodes:   cluster,
+			request: request{nm: maintain(pools("blue", "red", "home", "cp"))},
+			want: []string{
+				"spec.nodeSelector: the Haulout server itself runs on node home",
+				"spec.nodeSelector: all nodes of the cluster match (6)",
+				"spec.nodeSelector: all control-plane nodes match (2)",
+			},
+		},
+		"the control plane": {
+			nodes:   cluster,
+			request: request{nm: maintain(pools("cp"))},
+			want:    []string{"spec.nodeSelector: all control-plane nodes match (2)"},
+		},
+		"the server's node": {
+			nodes:   cluster,
+			request: request{nm: maintain(pools("home"))},
+			want:    []string{"spec.nodeSelector: the Haulout server itself runs on node home"},
+		},
+		"it goes for Idle, too": {
+			nodes:   cluster,
+			request: request{nm: maintain(pools("home"), atStage("Idle"))},
+			want:    []string{"spec.nodeSelector: the Haulout server itself runs on node home"},
+		},
+		"Complete needs none": {
+			nodes:   cluster,
+			request: request{nm: maintain(pools("home"), atStage("Complete"))},
+		},
+		"a deletion needs none": {nodes: cluster, request: request{old: maintain(pools("home"))}},
+		"another reason needs none": {
+			nodes:   cluster,
+			request: request{nm: maintain(pools("home"), because("x")), old: maintain(pools("home"))},
+		},
+		"another stage warns again": {
+			nodes:   cluster,
+			request: request{nm: maintain(pools("home")), old: maintain(pools("home"), atStage("Cordon"))},
+			want:    []string{"spec.nodeSelector: the Haulout server itself runs on node home"},
+		},
+		"the server is warned of nothing": {nodes: cluster, request: request{by: self, nm: maintain(pools("home"))}},
+		"others, active on the same nodes": {
+			nodes: cluster,
+			others: []*v1alpha1.NodeMaintenance{
+				another("a", "Drain", pools("blue")),
+				another("by-status", "Cordon", pools("red"), "blue-2"),
+				another("by-selector", "Drain", pools("blue", "red")),
+				another("elsewhere", "Drain", pools("red")),
+				another("has-left", "Drain", pools("blue"), "red-1"),
+				another("idle", "Idle", pools("blue")),
+				another("over", "Complete", pools("blue"), "blue-1"),
+			},
+			request: request{nm: maintain(pools("blue"))},
+			want:    []string{"spec.nodeSelector: under maintenance already by by-selector, by-status"},
+		},
+		"a status that grows large": {
+			nodes:   manyNodes(5000),
+			request: request{nm: maintain(pools("blue"))},
+			want: []string{
+				"spec.drainPlan: the status of 5002 nodes may take 1.2 MiB; messages of single nodes may be left out",
+			},
+		},
+		"a group that an autoscaler may add nodes to": {
+			nodes:   append(cluster, grouped),
+			request: request{nm: maintain(pools("group"), joins)},
+			want: []string{
+				"spec.newNodes: Join also drains nodes that an autoscaler adds to groups of karpenter.sh/nodepool",
+			},
+		},
+		"the same with Ignore": {nodes: append(cluster, grouped), request: request{nm: maintain(pools("group"))}},
+		"newNodes becomes Join": {
+			nodes:   append(cluster, grouped),
+			request: request{nm: maintain(pools("group"), joins), old: maintain(pools("group"))},
+			want: []string{
+				"spec.newNodes: Join also drains nodes that an autoscaler adds to groups of karpenter.sh/nodepool",
+			},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if test.request.by == nil {
@@ -136,11 +193,15 @@ func TestListNames(t *testing.T) {
 		names []string
 		want  string
 	}{
-		"one":                         {[]string{"a"}, "by a"},
-		"two":                         {[]string{"a", "b"}, "by a, b"},
-		"more than there is room for": {hundred, "by maintenance-00, maintenance-01, maintenance-02, maintenance-03, maintenance-04, maintenance-05 and 94 more"},
-		"a long one":                  {[]string{long}, "by " + strings.Repeat("x", 116) + "…"},
-		"two long ones":               {[]string{long, "b"}, "by " + strings.Repeat("x", 100) + "… and 1 more"},
+		"one": {[]string{"a"}, "by a"},
+		"two": {[]string{"a", "b"}, "by a, b"},
+		"more than there is room for": {
+			names: hundred,
+			want: "by maintenance-00, maintenance-01, maintenance-02, maintenance-03, maintenance-04, " +
+				"maintenance-05 and 94 more",
+		},
+		"a long one":    {[]string{long}, "by " + strings.Repeat("x", 116) + "…"},
+		"two long ones": {[]string{long, "b"}, "by " + strings.Repeat("x", 100) + "… and 1 more"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := listNames("by ", test.names)

@@ -1,0 +1,294 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	kubeinformers "k8s.io/client-go/informers"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+
+	"haulout.dev/haulout/pkg/admission/initializer"
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/identity"
+	"haulout.dev/haulout/pkg/registry/registrytest"
+)
+
+var (
+	bob   = &user.DefaultInfo{Name: "bob"}
+	admin = &user.DefaultInfo{Name: "admin", Groups: []string{user.SystemPrivilegedGroup}}
+	self  = &user.DefaultInfo{
+		Name:   "system:apiserver",
+		UID:    "drawn at random",
+		Groups: []string{user.SystemPrivilegedGroup},
+	}
+	sameName  = &user.DefaultInfo{Name: "system:apiserver", Groups: []string{user.SystemPrivilegedGroup}}
+	collector = &user.DefaultInfo{Name: identity.GarbageCollector}
+)
+
+// host is an authorizer that allows the deletion of the nodes it has, and counts.
+type host struct {
+	mu      sync.Mutex
+	allowed map[string]bool
+	// hidden are the nodes that bob may not get.
+	hidden map[string]bool
+	// hangs are the nodes about which there is no answer before the request ends.
+	hangs   map[string]bool
+	fails   map[string]bool
+	asked   []string
+	running int
+	most    int
+}
+
+func (h *host) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if a.GetVerb() == "get" && a.GetResource() == "nodes" && !h.hidden[a.GetName()] {
+		return authorizer.DecisionAllow, "", nil
+	}
+	if a.GetVerb() == "get" {
+		return authorizer.DecisionNoOpinion, "", nil
+	}
+	h.mu.Lock()
+	h.running++
+	h.most = max(h.most, h.running)
+	h.asked = append(h.asked, a.GetName())
+	h.mu.Unlock()
+	defer func() {
+		h.mu.Lock()
+		h.running--
+		h.mu.Unlock()
+	}()
+	wellAsked := a.GetVerb() == "delete" && a.GetResource() == "nodes" && a.GetAPIGroup() == "" &&
+		a.IsResourceRequest() && a.GetUser() == bob
+	switch {
+	case !wellAsked:
+		return authorizer.DecisionNoOpinion, "", fmt.Errorf("asked %v", a)
+	case h.hangs[a.GetName()]:
+		<-ctx.Done()
+		return authorizer.DecisionNoOpinion, "", ctx.Err()
+	case h.fails[a.GetName()]:
+		return authorizer.DecisionNoOpinion, "", errors.New("the webhook is down")
+	case h.allowed[a.GetName()]:
+		return authorizer.DecisionAllow, "", nil
+	}
+	return authorizer.DecisionNoOpinion, "", nil
+}
+
+// may returns an authorizer that allows bob to delete the nodes named; the empty name stands for
+// all, unless asked by name.
+func may(names ...string) *host {
+	h := &host{
+		allowed: map[string]bool{},
+		fails:   map[string]bool{},
+		hidden:  map[string]bool{},
+		hangs:   map[string]bool{},
+	}
+	for _, name := range names {
+		h.allowed[name] = true
+	}
+	return h
+}
+
+// fixture is a plugin over a cluster.
+type fixture struct {
+	t      *testing.T
+	plugin *Plugin
+	host   *host
+}
+
+func newFixture(t *testing.T, h *host, nodes []*corev1.Node, others ...*v1alpha1.NodeMaintenance) *fixture {
+	t.Helper()
+	host := kubeinformers.NewSharedInformerFactory(kubefake.NewClientset(), 0)
+	own := informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0)
+	plugin := New(Config{})
+	server := &identity.Server{}
+	server.Set(self)
+	initializer.Initializer{
+		Informers: own,
+		Identity:  server,
+		Self:      initializer.Self{NodeName: "home"},
+	}.Initialize(plugin)
+	plugin.SetExternalKubeInformerFactory(host)
+	plugin.SetUnconditionalAuthorizer(h)
+	if err := plugin.ValidateInitialization(); err != nil {
+		t.Fatal(err)
+	}
+	// The stores are filled by hand: nothing runs that could be waited for.
+	plugin.SetReadyFunc(func() bool { return true })
+	for _, node := range nodes {
+		if err := host.Core().V1().Nodes().Informer().GetStore().Add(node); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, other := range others {
+		if err := own.Maintenance().V1alpha1().NodeMaintenances().Informer().GetStore().Add(other); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return &fixture{t: t, plugin: plugin, host: h}
+}
+
+// request is an admission request with its context.
+type request struct {
+	by          user.Info
+	nm, old     *maintenance.NodeMaintenance
+	subresource string
+	resource    string
+}
+
+func (f *fixture) context(r request) (context.Context, *registrytest.Warnings) {
+	ctx := registrytest.Request{
+		User:        r.by,
+		Resource:    "nodemaintenances",
+		Subresource: r.subresource,
+		Name:        "a",
+	}.Context(f.t.Context())
+	return registrytest.WithWarnings(ctx)
+}
+
+func (f *fixture) validate(ctx context.Context, r request) error {
+	operation := admission.Update
+	var options runtime.Object = &metav1.UpdateOptions{}
+	// A nil of the concrete type would not be a nil object.
+	var nm, old runtime.Object
+	if r.nm != nil {
+		nm = r.nm
+	} else {
+		operation, options = admission.Delete, &metav1.DeleteOptions{}
+	}
+	if r.old != nil {
+		old = r.old
+	} else {
+		operation, options = admission.Create, &metav1.CreateOptions{}
+	}
+	if r.resource == "" {
+		r.resource = "nodemaintenances"
+	}
+	attributes := admission.NewAttributesRecord(
+		nm, old, v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance"), "", "a",
+		v1alpha1.SchemeGroupVersion.WithResource(r.resource), r.subresource, operation, options, false, r.by,
+	)
+	if !f.plugin.Handles(operation) {
+		f.t.Fatalf("%s is not handled", operation)
+	}
+	return f.plugin.Validate(ctx, attributes, nil)
+}
+
+func node(name, pool string, roles ...string) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": pool}}}
+	for _, role := range roles {
+		n.Labels["node-role.kubernetes.io/"+role] = ""
+	}
+	return n
+}
+
+func pools(names ...string) *corev1.NodeSelector {
+	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: names},
+		},
+	}}}
+}
+
+func maintain(
+	selector *corev1.NodeSelector, modifiers ...func(*maintenance.NodeMaintenance),
+) *maintenance.NodeMaintenance {
+	nm := &maintenance.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: "a"},
+		Spec: maintenance.NodeMaintenanceSpec{
+			NodeSelector: selector,
+			Stage:        maintenance.NodeMaintenanceStageDrain,
+		},
+	}
+	for _, modify := range modifiers {
+		modify(nm)
+	}
+	return nm
+}
+
+func atStage(stage maintenance.NodeMaintenanceStage) func(*maintenance.NodeMaintenance) {
+	return func(nm *maintenance.NodeMaintenance) { nm.Spec.Stage = stage }
+}
+
+func holding(nodes ...string) func(*maintenance.NodeMaintenance) {
+	return func(nm *maintenance.NodeMaintenance) {
+		for _, name := range nodes {
+			nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, maintenance.NodeMaintenanceNodeStatus{
+				NodeRef: maintenance.NodeReference{Name: name},
+			})
+		}
+	}
+}
+
+func finalizers(names ...string) func(*maintenance.NodeMaintenance) {
+	return func(nm *maintenance.NodeMaintenance) { nm.Finalizers = names }
+}
+
+func ownedBy(name string) func(*maintenance.NodeMaintenance) {
+	return func(nm *maintenance.NodeMaintenance) { nm.OwnerReferences = []metav1.OwnerReference{{Name: name}} }
+}
+
+func because(reason string) func(*maintenance.NodeMaintenance) {
+	return func(nm *maintenance.NodeMaintenance) { nm.Spec.Reason = reason }
+}
+
+// twoPools has a node of a third pool that was created later than newest.
+var twoPools = []*corev1.Node{
+	node("blue-1", "blue"), node("blue-2", "blue"), node("red-1", "red"), created(node("new-1", "new")),
+}
+
+func created(n *corev1.Node) *corev1.Node {
+	n.CreationTimestamp = metav1.Unix(2000, 0)
+	return n
+}
+
+func newest(nm *maintenance.NodeMaintenance) {
+	nm.Status.NewestNodeTimestamp = &metav1.Time{Time: metav1.Unix(1000, 0).Time}
+}
+
+func joins(nm *maintenance.NodeMaintenance) { nm.Spec.NewNodes = maintenance.NewNodesPolicyJoin }
+
+// manyNodes are n nodes of the pool blue, in order, and three of the control plane.
+func manyNodes(n int) []*corev1.Node {
+	nodes := []*corev1.Node{
+		node("z-1", "blue", "control-plane"), node("z-2", "blue", "master"), node("z-3", "red", "control-plane"),
+	}
+	for i := range n {
+		nodes = append(nodes, node(fmt.Sprintf("n-%04d", i), "blue"))
+	}
+	return nodes
+}
+
+func allOf(nodes []*corev1.Node) []string {
+	names := make([]string, len(nodes))
+	for i := range nodes {
+		names[i] = nodes[i].Name
+	}
+	return names
+}
