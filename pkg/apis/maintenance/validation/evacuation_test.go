@@ -55,7 +55,9 @@ func newEvacuation(mods ...evacuationMod) *maintenance.Evacuation {
 			},
 			NodeName: "node-7",
 		},
-		Status: maintenance.EvacuationStatus{EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow},
+		Status: maintenance.EvacuationStatus{
+			EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow,
+		},
 	}
 	for _, mod := range mods {
 		mod(e)
@@ -122,48 +124,108 @@ func matchEvacuationErrors(t *testing.T, got, want field.ErrorList) {
 
 func TestValidateEvacuation(t *testing.T) {
 	namePath, generateNamePath := field.NewPath("metadata", "name"), field.NewPath("metadata", "generateName")
-	evacuatorPath := func(i int, name string) *field.Path { return field.NewPath("spec", "evacuators").Index(i).Child(name) }
+	evacuatorPath := func(i int, name string) *field.Path {
+		return field.NewPath("spec", "evacuators").Index(i).Child(name)
+	}
 	controller := maintenance.Evacuator{EvacuatorClass: "deployment.apps.k8s.io", Priority: 10000, Role: "controller"}
 	tests := map[string]struct {
 		mod  evacuationMod
 		want field.ErrorList
 	}{
-		"a valid one":                     {mod: func(*maintenance.Evacuation) {}},
-		"no evacuators at all":            {mod: withEvacuators()},
-		"no node yet":                     {mod: func(e *maintenance.Evacuation) { e.Spec.NodeName = "" }},
-		"other finalizers beside":         {mod: func(e *maintenance.Evacuation) { e.Finalizers = append(e.Finalizers, "example.com/other") }},
-		"a node whose name is none":       {func(e *maintenance.Evacuation) { e.Spec.NodeName = "a/b" }, field.ErrorList{field.Invalid(field.NewPath("spec", "nodeName"), "", "")}},
-		"another name":                    {func(e *maintenance.Evacuation) { e.Name = "other" }, field.ErrorList{field.Invalid(namePath, "", "")}},
-		"the UID alone as name":           {func(e *maintenance.Evacuation) { e.Name = evacuationTestUID }, field.ErrorList{field.Invalid(namePath, "", "")}},
-		"generateName, name made from it": {func(e *maintenance.Evacuation) { e.Name, e.GenerateName = "web-x7k2p", "web-" }, field.ErrorList{field.Invalid(generateNamePath, "", "")}},
-		"generateName beside the right name": {func(e *maintenance.Evacuation) { e.GenerateName = "web-" },
-			field.ErrorList{field.Invalid(generateNamePath, "", "")}},
+		"a valid one":          {mod: func(*maintenance.Evacuation) {}},
+		"no evacuators at all": {mod: withEvacuators()},
+		"no node yet":          {mod: func(e *maintenance.Evacuation) { e.Spec.NodeName = "" }},
+		"other finalizers beside": {
+			mod: func(e *maintenance.Evacuation) { e.Finalizers = append(e.Finalizers, "example.com/other") },
+		},
+		"a node whose name is none": {
+			mod:  func(e *maintenance.Evacuation) { e.Spec.NodeName = "a/b" },
+			want: field.ErrorList{field.Invalid(field.NewPath("spec", "nodeName"), "", "")},
+		},
+		"another name": {
+			mod:  func(e *maintenance.Evacuation) { e.Name = "other" },
+			want: field.ErrorList{field.Invalid(namePath, "", "")},
+		},
+		"the UID alone as name": {
+			mod:  func(e *maintenance.Evacuation) { e.Name = evacuationTestUID },
+			want: field.ErrorList{field.Invalid(namePath, "", "")},
+		},
+		"generateName, name made from it": {
+			mod:  func(e *maintenance.Evacuation) { e.Name, e.GenerateName = "web-x7k2p", "web-" },
+			want: field.ErrorList{field.Invalid(generateNamePath, "", "")},
+		},
+		"generateName beside the right name": {
+			mod:  func(e *maintenance.Evacuation) { e.GenerateName = "web-" },
+			want: field.ErrorList{field.Invalid(generateNamePath, "", "")},
+		},
 		"no pod name, which the tags report": {mod: func(e *maintenance.Evacuation) { e.Spec.PodRef.Name = "" }},
 		"no pod UID, which the tags report":  {mod: func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "" }},
-		"a UID that no name can be made of": {func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "A/B" },
-			field.ErrorList{field.Invalid(field.NewPath("spec", "podRef", "uid"), "", "")}},
-		"no finalizer":                       {func(e *maintenance.Evacuation) { e.Finalizers = nil }, field.ErrorList{field.Required(field.NewPath("metadata", "finalizers"), "")}},
-		"no instigator among the finalizers": {withoutInstigator, field.ErrorList{field.Required(field.NewPath("metadata", "finalizers"), "")}},
-		"two controllers": {withEvacuators(controller, maintenance.Evacuator{EvacuatorClass: "b.example.com", Priority: 10000, Role: "controller"}),
-			field.ErrorList{field.Invalid(evacuatorPath(1, "role"), "", "")}},
-		"a controller at another priority": {withEvacuators(maintenance.Evacuator{EvacuatorClass: "b.example.com", Priority: 9999, Role: "controller"}),
-			field.ErrorList{field.Invalid(evacuatorPath(0, "priority"), "", "")}},
-		"the controller's priority without the role": {withEvacuators(maintenance.Evacuator{EvacuatorClass: "b.example.com", Priority: 10000}),
-			field.ErrorList{field.Required(evacuatorPath(0, "role"), "")}},
-		"an unknown role is left to the tags": {mod: withEvacuators(maintenance.Evacuator{EvacuatorClass: "b.example.com", Priority: 10000, Role: "boss"})},
+		"a UID that no name can be made of": {
+			mod:  func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "A/B" },
+			want: field.ErrorList{field.Invalid(field.NewPath("spec", "podRef", "uid"), "", "")},
+		},
+		"no finalizer": {
+			mod:  func(e *maintenance.Evacuation) { e.Finalizers = nil },
+			want: field.ErrorList{field.Required(field.NewPath("metadata", "finalizers"), "")},
+		},
+		"no instigator among the finalizers": {
+			mod:  withoutInstigator,
+			want: field.ErrorList{field.Required(field.NewPath("metadata", "finalizers"), "")},
+		},
+		"two controllers": {
+			mod: withEvacuators(controller, maintenance.Evacuator{
+				EvacuatorClass: "b.example.com",
+				Priority:       10000,
+				Role:           "controller",
+			}),
+			want: field.ErrorList{field.Invalid(evacuatorPath(1, "role"), "", "")},
+		},
+		"a controller at another priority": {
+			mod: withEvacuators(maintenance.Evacuator{
+				EvacuatorClass: "b.example.com",
+				Priority:       9999,
+				Role:           "controller",
+			}),
+			want: field.ErrorList{field.Invalid(evacuatorPath(0, "priority"), "", "")},
+		},
+		"the controller's priority without the role": {
+			mod:  withEvacuators(maintenance.Evacuator{EvacuatorClass: "b.example.com", Priority: 10000}),
+			want: field.ErrorList{field.Required(evacuatorPath(0, "role"), "")},
+		},
+		"an unknown role is left to the tags": {
+			mod: withEvacuators(maintenance.Evacuator{EvacuatorClass: "b.example.com", Priority: 10000, Role: "boss"}),
+		},
 		"a reserved priority under the controller's parent domain": {
-			mod: withEvacuators(maintenance.Evacuator{EvacuatorClass: "before.apps.k8s.io", Priority: 10050}, controller)},
-		"a reserved priority in another domain": {withEvacuators(maintenance.Evacuator{EvacuatorClass: "before.example.com", Priority: 10050}, controller),
-			field.ErrorList{field.Invalid(evacuatorPath(0, "priority"), "", "")}},
-		"a reserved priority without a controller": {withEvacuators(maintenance.Evacuator{EvacuatorClass: "before.apps.k8s.io", Priority: 10050}),
-			field.ErrorList{field.Invalid(evacuatorPath(0, "priority"), "", "")}},
-		"the lowest and the highest reserved priority": {withEvacuators(controller,
-			maintenance.Evacuator{EvacuatorClass: "low.example.com", Priority: 9900}, maintenance.Evacuator{EvacuatorClass: "high.example.com", Priority: 10099}),
-			field.ErrorList{field.Invalid(evacuatorPath(1, "priority"), "", ""), field.Invalid(evacuatorPath(2, "priority"), "", "")}},
+			mod: withEvacuators(
+				maintenance.Evacuator{EvacuatorClass: "before.apps.k8s.io", Priority: 10050}, controller,
+			),
+		},
+		"a reserved priority in another domain": {
+			mod: withEvacuators(
+				maintenance.Evacuator{EvacuatorClass: "before.example.com", Priority: 10050}, controller,
+			),
+			want: field.ErrorList{field.Invalid(evacuatorPath(0, "priority"), "", "")},
+		},
+		"a reserved priority without a controller": {
+			mod:  withEvacuators(maintenance.Evacuator{EvacuatorClass: "before.apps.k8s.io", Priority: 10050}),
+			want: field.ErrorList{field.Invalid(evacuatorPath(0, "priority"), "", "")},
+		},
+		"the lowest and the highest reserved priority": {
+			mod: withEvacuators(controller,
+				maintenance.Evacuator{EvacuatorClass: "low.example.com", Priority: 9900},
+				maintenance.Evacuator{EvacuatorClass: "high.example.com", Priority: 10099}),
+			want: field.ErrorList{
+				field.Invalid(evacuatorPath(1, "priority"), "", ""),
+				field.Invalid(evacuatorPath(2, "priority"), "", ""),
+			},
+		},
 		"the priorities around the reserved ones": {mod: withEvacuators(controller,
-			maintenance.Evacuator{EvacuatorClass: "low.example.com", Priority: 9899}, maintenance.Evacuator{EvacuatorClass: "high.example.com", Priority: 10100})},
-		"the class of eviction": {withEvacuators(maintenance.Evacuator{EvacuatorClass: evacuationTestEviction, Priority: 1}),
-			field.ErrorList{field.Invalid(evacuatorPath(0, "evacuatorClass"), "", "")}},
+			maintenance.Evacuator{EvacuatorClass: "low.example.com", Priority: 9899},
+			maintenance.Evacuator{EvacuatorClass: "high.example.com", Priority: 10100})},
+		"the class of eviction": {
+			mod:  withEvacuators(maintenance.Evacuator{EvacuatorClass: evacuationTestEviction, Priority: 1}),
+			want: field.ErrorList{field.Invalid(evacuatorPath(0, "evacuatorClass"), "", "")},
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -196,7 +258,9 @@ func TestWarnEvacuation(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got := WarnEvacuation(newEvacuation(func(e *maintenance.Evacuation) { e.Spec.ProgressDeadlineSeconds = tt.seconds }))
+			got := WarnEvacuation(newEvacuation(func(e *maintenance.Evacuation) {
+				e.Spec.ProgressDeadlineSeconds = tt.seconds
+			}))
 			if (len(got) > 0) != tt.want {
 				t.Errorf("got %q", got)
 			}
@@ -218,13 +282,32 @@ func TestValidateEvacuationUpdate(t *testing.T) {
 		"an instigator that joins": {mod: func(e *maintenance.Evacuation) {
 			e.Finalizers = append(e.Finalizers, "evacuation.coordination.k8s.io/instigator_a")
 		}},
-		"the last instigator that goes":  {mod: withoutInstigator},
-		"labels":                         {mod: func(e *maintenance.Evacuation) { e.Labels = map[string]string{"a": "b"} }},
-		"another pod":                    {func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "other" }, immutable},
-		"another deadline":               {func(e *maintenance.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](5) }, immutable},
-		"an evacuator more":              {withEvacuators(append(newEvacuation().Spec.Evacuators, maintenance.Evacuator{EvacuatorClass: "x.example.com"})...), immutable},
-		"the same evacuators reshuffled": {withEvacuators(newEvacuation().Spec.Evacuators[2], newEvacuation().Spec.Evacuators[1], newEvacuation().Spec.Evacuators[0]), immutable},
-		"another node":                   {func(e *maintenance.Evacuation) { e.Spec.NodeName = "node-8" }, immutable},
+		"the last instigator that goes": {mod: withoutInstigator},
+		"labels": {
+			mod: func(e *maintenance.Evacuation) { e.Labels = map[string]string{"a": "b"} },
+		},
+		"another pod": {
+			mod:  func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "other" },
+			want: immutable,
+		},
+		"another deadline": {
+			mod:  func(e *maintenance.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](5) },
+			want: immutable,
+		},
+		"an evacuator more": {
+			mod: withEvacuators(
+				append(newEvacuation().Spec.Evacuators, maintenance.Evacuator{EvacuatorClass: "x.example.com"})...,
+			),
+			want: immutable,
+		},
+		"the same evacuators reshuffled": {
+			mod: withEvacuators(
+				newEvacuation().Spec.Evacuators[2], newEvacuation().Spec.Evacuators[1],
+				newEvacuation().Spec.Evacuators[0],
+			),
+			want: immutable,
+		},
+		"another node": {mod: func(e *maintenance.Evacuation) { e.Spec.NodeName = "node-8" }, want: immutable},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -242,62 +325,186 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 		old, mods []evacuationMod
 		want      field.ErrorList
 	}{
-		"the turn starts at the highest priority":           {nil, mods(active("first.example.com")), nil},
-		"the turn starts lower":                             {nil, mods(active("deployment.apps.k8s.io")), field.ErrorList{field.Invalid(class, "", "")}},
-		"the turn starts with eviction":                     {nil, mods(active(evacuationTestEviction)), field.ErrorList{field.Invalid(class, "", "")}},
-		"eviction starts where there is no evacuator":       {mods(withEvacuators()), mods(withEvacuators(), active(evacuationTestEviction)), nil},
-		"the next one takes over":                           {mods(active("first.example.com")), mods(active("deployment.apps.k8s.io")), nil},
-		"one is left out":                                   {mods(active("first.example.com")), mods(active("last.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
-		"one that keeps reporting":                          {mods(active("first.example.com"), reportedAt(9000)), mods(active("deployment.apps.k8s.io"), reportedAt(10000)), field.ErrorList{field.Invalid(class, "", "")}},
-		"one that has been silent for its deadline":         {mods(active("first.example.com"), reportedAt(8200)), mods(active("deployment.apps.k8s.io"), reportedAt(10000)), nil},
-		"one that has never started":                        {mods(active("first.example.com"), activeSince(9700)), mods(active("deployment.apps.k8s.io")), nil},
-		"one that may still start":                          {mods(active("first.example.com"), activeSince(9701)), mods(active("deployment.apps.k8s.io")), field.ErrorList{field.Invalid(class, "", "")}},
-		"an active class that is not listed":                {mods(active("x.example.com"), reportedAt(9999)), mods(active(evacuationTestEviction)), nil},
-		"an active class that is not listed, then a listed": {mods(active("x.example.com"), reportedAt(9999)), mods(active("last.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
-		"it was withdrawn before the first became active":   {mods(withoutInstigator), mods(active("first.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
-		"it is being deleted, and the next one takes over":  {mods(active("first.example.com"), evacuationDeleting), mods(active("deployment.apps.k8s.io")), field.ErrorList{field.Invalid(class, "", "")}},
-		"eviction takes over":                               {mods(active("last.example.com")), mods(active(evacuationTestEviction)), nil},
-		"the turn moves up":                                 {mods(active("last.example.com")), mods(active("first.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
-		"the turn comes back from eviction":                 {mods(active(evacuationTestEviction)), mods(active("last.example.com")), field.ErrorList{field.Invalid(class, "", "")}},
-		"the turn is taken back":                            {mods(active("first.example.com")), mods(active("")), field.ErrorList{field.Invalid(class, "", "")}},
-		"the turn goes to one that is not listed":           {mods(active("first.example.com")), mods(active("x.example.com")), field.ErrorList{field.NotSupported(class, "", []string{})}},
+		"the turn starts at the highest priority": {mods: mods(active("first.example.com"))},
+		"the turn starts lower": {
+			mods: mods(active("deployment.apps.k8s.io")),
+			want: field.ErrorList{field.Invalid(class, "", "")},
+		},
+		"the turn starts with eviction": {
+			mods: mods(active(evacuationTestEviction)),
+			want: field.ErrorList{field.Invalid(class, "", "")},
+		},
+		"eviction starts where there is no evacuator": {
+			old:  mods(withEvacuators()),
+			mods: mods(withEvacuators(), active(evacuationTestEviction)),
+		},
+		"the next one takes over": {
+			old:  mods(active("first.example.com")),
+			mods: mods(active("deployment.apps.k8s.io")),
+		},
+		"one is left out": {
+			old:  mods(active("first.example.com")),
+			mods: mods(active("last.example.com")),
+			want: field.ErrorList{field.Invalid(class, "", "")},
+		},
+		"one that keeps reporting": {
+			old:  mods(active("first.example.com"), reportedAt(9000)),
+			mods: mods(active("deployment.apps.k8s.io"), reportedAt(10000)),
+			want: field.ErrorList{field.Invalid(class, "", "")},
+		},
+		"one that has been silent for its deadline": {
+			old:  mods(active("first.example.com"), reportedAt(8200)),
+			mods: mods(active("deployment.apps.k8s.io"), reportedAt(10000)),
+		},
+		"one that has never started": {
+			old:  mods(active("first.example.com"), activeSince(9700)),
+			mods: mods(active("deployment.apps.k8s.io")),
+		},
+		"one that may still start": {
+			old:  mods(active("first.example.com"), activeSince(9701)),
+			mods: mods(active("deployment.apps.k8s.io")),
+			want: field.ErrorList{field.Invalid(class, "", "")},
+		},
+		"an active class that is not listed": {
+			old:  mods(active("x.example.com"), reportedAt(9999)),
+			mods: mods(active(evacuationTestEviction)),
+		},
+		"an active class that is not listed, then a listed": {
+			old:  mods(active("x.example.com"), reportedAt(9999)),
+			mods: mods(active("last.example.com")),
+			want: field.ErrorList{field.Invalid(class, "", "")},
+		},
+		"it was withdrawn before the first became active": {
+			old:  mods(withoutInstigator),
+			mods: mods(active("first.example.com")),
+			want: field.ErrorList{field.Invalid(class, "", "")},
+		},
+		"it is being deleted, and the next one takes over": {
+			old:  mods(active("first.example.com"), evacuationDeleting),
+			mods: mods(active("deployment.apps.k8s.io")),
+			want: field.ErrorList{field.Invalid(class, "", "")},
+		},
+		"eviction takes over": {
+			old:  mods(active("last.example.com")),
+			mods: mods(active(evacuationTestEviction)),
+		},
+		"the turn moves up": {
+			old:  mods(active("last.example.com")),
+			mods: mods(active("first.example.com")),
+			want: field.ErrorList{field.Invalid(class, "", "")},
+		},
+		"the turn comes back from eviction": {
+			old:  mods(active(evacuationTestEviction)),
+			mods: mods(active("last.example.com")),
+			want: field.ErrorList{field.Invalid(class, "", "")},
+		},
+		"the turn is taken back": {
+			old:  mods(active("first.example.com")),
+			mods: mods(active("")),
+			want: field.ErrorList{field.Invalid(class, "", "")},
+		},
+		"the turn goes to one that is not listed": {
+			old:  mods(active("first.example.com")),
+			mods: mods(active("x.example.com")),
+			want: field.ErrorList{field.NotSupported(class, "", []string{})},
+		},
 
-		"failed evictions are counted":  {mods(failedEvictions(3)), mods(failedEvictions(4)), nil},
-		"the counter falls":             {mods(failedEvictions(3)), mods(failedEvictions(2)), field.ErrorList{field.Invalid(status.Child("failedEvictionCounter"), "", "")}},
-		"a negative one is for the tag": {mods(failedEvictions(3)), mods(failedEvictions(-1)), nil},
+		"failed evictions are counted": {old: mods(failedEvictions(3)), mods: mods(failedEvictions(4))},
+		"the counter falls": {
+			old:  mods(failedEvictions(3)),
+			mods: mods(failedEvictions(2)),
+			want: field.ErrorList{field.Invalid(status.Child("failedEvictionCounter"), "", "")},
+		},
+		"a negative one is for the tag": {old: mods(failedEvictions(3)), mods: mods(failedEvictions(-1))},
 
-		"the active evacuator forbids":                 {mods(active("first.example.com")), mods(active("first.example.com"), forbid), nil},
-		"it allows again":                              {mods(active("first.example.com"), forbid), mods(active("first.example.com")), nil},
-		"forbidding while the object is being deleted": {mods(active("first.example.com"), evacuationDeleting), mods(active("first.example.com"), forbid, evacuationDeleting), field.ErrorList{field.Invalid(policy, "", "")}},
-		"forbidding without an instigator":             {mods(active("first.example.com"), withoutInstigator), mods(active("first.example.com"), withoutInstigator, forbid), field.ErrorList{field.Invalid(policy, "", "")}},
-		"forbidding before anybody is active":          {nil, mods(forbid), field.ErrorList{field.Invalid(policy, "", "")}},
+		"the active evacuator forbids": {
+			old:  mods(active("first.example.com")),
+			mods: mods(active("first.example.com"), forbid),
+		},
+		"it allows again": {old: mods(active("first.example.com"), forbid), mods: mods(active("first.example.com"))},
+		"forbidding while the object is being deleted": {
+			old:  mods(active("first.example.com"), evacuationDeleting),
+			mods: mods(active("first.example.com"), forbid, evacuationDeleting),
+			want: field.ErrorList{field.Invalid(policy, "", "")},
+		},
+		"forbidding without an instigator": {
+			old:  mods(active("first.example.com"), withoutInstigator),
+			mods: mods(active("first.example.com"), withoutInstigator, forbid),
+			want: field.ErrorList{field.Invalid(policy, "", "")},
+		},
+		"forbidding before anybody is active": {
+			mods: mods(forbid),
+			want: field.ErrorList{field.Invalid(policy, "", "")},
+		},
 		"what was forbidden before the instigators left stays so": {
-			mods(active("first.example.com"), withoutInstigator, forbid), mods(active("first.example.com"), withoutInstigator, forbid, withMessage("on")), nil},
+			old:  mods(active("first.example.com"), withoutInstigator, forbid),
+			mods: mods(active("first.example.com"), withoutInstigator, forbid, withMessage("on")),
+		},
 		"what was forbidden before the deletion stays so": {
-			mods(active("first.example.com"), evacuationDeleting, forbid), mods(active("first.example.com"), evacuationDeleting, forbid, withMessage("on")), nil},
-		"forbidding for the eviction": {mods(active(evacuationTestEviction)), mods(active(evacuationTestEviction), forbid), field.ErrorList{field.Invalid(policy, "", "")}},
+			old:  mods(active("first.example.com"), evacuationDeleting, forbid),
+			mods: mods(active("first.example.com"), evacuationDeleting, forbid, withMessage("on")),
+		},
+		"forbidding for the eviction": {
+			old:  mods(active(evacuationTestEviction)),
+			mods: mods(active(evacuationTestEviction), forbid),
+			want: field.ErrorList{field.Invalid(policy, "", "")},
+		},
 		"Forbid across a hand-over": {
-			mods(active("first.example.com"), forbid), mods(active("deployment.apps.k8s.io"), forbid), field.ErrorList{field.Invalid(policy, "", "")}},
+			old:  mods(active("first.example.com"), forbid),
+			mods: mods(active("deployment.apps.k8s.io"), forbid),
+			want: field.ErrorList{field.Invalid(policy, "", "")},
+		},
 
-		"it completes": {mods(active("first.example.com")), mods(active("first.example.com"), evacuationComplete), nil},
+		"it completes": {
+			old:  mods(active("first.example.com")),
+			mods: mods(active("first.example.com"), evacuationComplete),
+		},
 		"nothing changes after completion": {
-			mods(active("first.example.com"), evacuationComplete), mods(active("first.example.com"), evacuationComplete), nil},
+			old:  mods(active("first.example.com"), evacuationComplete),
+			mods: mods(active("first.example.com"), evacuationComplete),
+		},
 		"the message changes after completion": {
-			mods(evacuationComplete), mods(evacuationComplete, withMessage("x")), field.ErrorList{field.Forbidden(status, "")}},
+			old:  mods(evacuationComplete),
+			mods: mods(evacuationComplete, withMessage("x")),
+			want: field.ErrorList{field.Forbidden(status, "")},
+		},
 		"the turn moves after completion": {
-			mods(active("first.example.com"), evacuationComplete), mods(active("last.example.com"), evacuationComplete), field.ErrorList{field.Forbidden(status, "")}},
-		"completion is taken back": {mods(evacuationComplete), nil, field.ErrorList{field.Forbidden(status, "")}},
+			old:  mods(active("first.example.com"), evacuationComplete),
+			mods: mods(active("last.example.com"), evacuationComplete),
+			want: field.ErrorList{field.Forbidden(status, "")},
+		},
+		"completion is taken back": {old: mods(evacuationComplete), want: field.ErrorList{field.Forbidden(status, "")}},
 		"a condition Complete that is False does not end it": {
-			mods(withCondition("Complete", metav1.ConditionFalse, "Evacuating")), mods(withCondition("Complete", metav1.ConditionFalse, "Evacuating"), withMessage("x")), nil},
+			old:  mods(withCondition("Complete", metav1.ConditionFalse, "Evacuating")),
+			mods: mods(withCondition("Complete", metav1.ConditionFalse, "Evacuating"), withMessage("x")),
+		},
 
-		"blocked":                        {nil, mods(withCondition("Blocked", metav1.ConditionTrue, "PodDisruptionBudget")), nil},
-		"a condition without a reason":   {nil, mods(withCondition("Blocked", metav1.ConditionTrue, "")), field.ErrorList{field.Required(status.Child("conditions").Index(0).Child("reason"), "")}},
-		"a condition of unknown status":  {nil, mods(withCondition("Blocked", "Maybe", "A")), field.ErrorList{field.NotSupported(status.Child("conditions").Index(0).Child("status"), "", []string{})}},
-		"duplicates are left to the tag": {nil, mods(withCondition("Blocked", metav1.ConditionTrue, "A"), withCondition("Blocked", metav1.ConditionTrue, "A")), nil},
+		"blocked": {
+			mods: mods(withCondition("Blocked", metav1.ConditionTrue, "PodDisruptionBudget")),
+		},
+		"a condition without a reason": {
+			mods: mods(withCondition("Blocked", metav1.ConditionTrue, "")),
+			want: field.ErrorList{field.Required(status.Child("conditions").Index(0).Child("reason"), "")},
+		},
+		"a condition of unknown status": {
+			mods: mods(withCondition("Blocked", "Maybe", "A")),
+			want: field.ErrorList{
+				field.NotSupported(status.Child("conditions").Index(0).Child("status"), "", []string{}),
+			},
+		},
+		"duplicates are left to the tag": {
+			mods: mods(
+				withCondition("Blocked", metav1.ConditionTrue, "A"),
+				withCondition("Blocked", metav1.ConditionTrue, "A"),
+			),
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			matchEvacuationErrors(t, ValidateEvacuationStatusUpdate(newEvacuation(tt.mods...), newEvacuation(tt.old...), turns), tt.want)
+			matchEvacuationErrors(
+				t, ValidateEvacuationStatusUpdate(newEvacuation(tt.mods...), newEvacuation(tt.old...), turns),
+				tt.want,
+			)
 		})
 	}
 }
@@ -309,26 +516,68 @@ func TestValidateEvacuationReport(t *testing.T) {
 		old, mods []evacuationMod
 		want      field.ErrorList
 	}{
-		"a sign of life": {mods(active("first.example.com")), mods(active("first.example.com")), nil},
-		"all that an evacuator reports": {mods(active("first.example.com")), mods(active("first.example.com"), forbid, withMessage("x"), func(e *maintenance.Evacuation) {
-			e.Status.ActiveEvacuatorCompleted = true
-			e.Status.ExpectedEvacuationFinishTime = ptr.To(metav1.Unix(2000, 0))
-			e.Status.EvacuationProgressTimestamp = ptr.To(metav1.Unix(1000, 0))
-		}), nil},
-		"nobody is active yet":           {nil, mods(withMessage("x")), field.ErrorList{field.Forbidden(status, "")}},
-		"it makes itself active":         {nil, mods(active("first.example.com")), field.ErrorList{field.Forbidden(status, "")}},
-		"eviction is the server's":       {mods(active(evacuationTestEviction)), mods(active(evacuationTestEviction), withMessage("x")), field.ErrorList{field.Forbidden(status, "")}},
-		"it passes the turn on":          {mods(active("first.example.com")), mods(active("last.example.com")), field.ErrorList{field.Invalid(status.Child("activeEvacuatorClass"), "", "")}},
-		"it lost the turn":               {mods(active("last.example.com")), mods(active("first.example.com"), withMessage("x")), field.ErrorList{field.Invalid(status.Child("activeEvacuatorClass"), "", "")}},
-		"it dates its turn":              {mods(active("first.example.com"), activeSince(1000)), mods(active("first.example.com"), activeSince(2000)), field.ErrorList{field.Forbidden(status.Child("activeEvacuatorSince"), "")}},
-		"it counts evictions":            {mods(active("first.example.com")), mods(active("first.example.com"), failedEvictions(1)), field.ErrorList{field.Forbidden(status.Child("failedEvictionCounter"), "")}},
-		"it sets a condition":            {mods(active("first.example.com")), mods(active("first.example.com"), evacuationComplete), field.ErrorList{field.Forbidden(status.Child("conditions"), "")}},
-		"it removes a condition":         {mods(active("first.example.com"), withCondition("Blocked", "True", "A")), mods(active("first.example.com")), field.ErrorList{field.Forbidden(status.Child("conditions"), "")}},
-		"it is over, which others check": {mods(active("first.example.com"), evacuationComplete), mods(active("first.example.com"), evacuationComplete, withMessage("x")), nil},
+		"a sign of life": {old: mods(active("first.example.com")), mods: mods(active("first.example.com"))},
+		"all that an evacuator reports": {
+			old: mods(active("first.example.com")),
+			mods: mods(active("first.example.com"), forbid, withMessage("x"), func(e *maintenance.Evacuation) {
+				e.Status.ActiveEvacuatorCompleted = true
+				e.Status.ExpectedEvacuationFinishTime = ptr.To(metav1.Unix(2000, 0))
+				e.Status.EvacuationProgressTimestamp = ptr.To(metav1.Unix(1000, 0))
+			}),
+		},
+		"nobody is active yet": {
+			mods: mods(withMessage("x")),
+			want: field.ErrorList{field.Forbidden(status, "")},
+		},
+		"it makes itself active": {
+			mods: mods(active("first.example.com")),
+			want: field.ErrorList{field.Forbidden(status, "")},
+		},
+		"eviction is the server's": {
+			old:  mods(active(evacuationTestEviction)),
+			mods: mods(active(evacuationTestEviction), withMessage("x")),
+			want: field.ErrorList{field.Forbidden(status, "")},
+		},
+		"it passes the turn on": {
+			old:  mods(active("first.example.com")),
+			mods: mods(active("last.example.com")),
+			want: field.ErrorList{field.Invalid(status.Child("activeEvacuatorClass"), "", "")},
+		},
+		"it lost the turn": {
+			old:  mods(active("last.example.com")),
+			mods: mods(active("first.example.com"), withMessage("x")),
+			want: field.ErrorList{field.Invalid(status.Child("activeEvacuatorClass"), "", "")},
+		},
+		"it dates its turn": {
+			old:  mods(active("first.example.com"), activeSince(1000)),
+			mods: mods(active("first.example.com"), activeSince(2000)),
+			want: field.ErrorList{field.Forbidden(status.Child("activeEvacuatorSince"), "")},
+		},
+		"it counts evictions": {
+			old:  mods(active("first.example.com")),
+			mods: mods(active("first.example.com"), failedEvictions(1)),
+			want: field.ErrorList{field.Forbidden(status.Child("failedEvictionCounter"), "")},
+		},
+		"it sets a condition": {
+			old:  mods(active("first.example.com")),
+			mods: mods(active("first.example.com"), evacuationComplete),
+			want: field.ErrorList{field.Forbidden(status.Child("conditions"), "")},
+		},
+		"it removes a condition": {
+			old:  mods(active("first.example.com"), withCondition("Blocked", "True", "A")),
+			mods: mods(active("first.example.com")),
+			want: field.ErrorList{field.Forbidden(status.Child("conditions"), "")},
+		},
+		"it is over, which others check": {
+			old:  mods(active("first.example.com"), evacuationComplete),
+			mods: mods(active("first.example.com"), evacuationComplete, withMessage("x")),
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			matchEvacuationErrors(t, ValidateEvacuationReport(newEvacuation(tt.mods...), newEvacuation(tt.old...)), tt.want)
+			matchEvacuationErrors(
+				t, ValidateEvacuationReport(newEvacuation(tt.mods...), newEvacuation(tt.old...)), tt.want,
+			)
 		})
 	}
 }
