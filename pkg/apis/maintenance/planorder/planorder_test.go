@@ -33,31 +33,51 @@ func TestCheck(t *testing.T) {
 		plan []Key
 		want []string
 	}{
-		"an empty plan": {nil, nil},
-		"all rules kept": {[]Key{
-			{"", -5, nil}, {"Default", 10, labels("a")}, {"Default", 10, labels("b")}, {"Default", 10, nil}, {"Default", 20, nil},
-			{"DaemonSet", 5, nil}, {"Static", 1, nil},
-		}, nil},
-		"a type out of order":                    {[]Key{{"Static", 1, nil}, {"DaemonSet", 2, nil}}, []string{"1 against 0: " + string(TypeOrder)}},
-		"a priority that falls":                  {[]Key{{"Default", 20, nil}, {"Default", 10, nil}}, []string{"1 against 0: " + string(PriorityOrder)}},
-		"a priority may fall with the next type": {[]Key{{"Default", 20, nil}, {"DaemonSet", 10, nil}}, nil},
+		"an empty plan": {},
+		"all rules kept": {
+			plan: []Key{
+				{"", -5, nil}, {"Default", 10, labels("a")}, {"Default", 10, labels("b")}, {"Default", 10, nil},
+				{"Default", 20, nil},
+				{"DaemonSet", 5, nil}, {"Static", 1, nil},
+			},
+		},
+		"a type out of order": {
+			plan: []Key{{"Static", 1, nil}, {"DaemonSet", 2, nil}},
+			want: []string{"1 against 0: " + string(TypeOrder)},
+		},
+		"a priority that falls": {
+			plan: []Key{{"Default", 20, nil}, {"Default", 10, nil}},
+			want: []string{"1 against 0: " + string(PriorityOrder)},
+		},
+		"a priority may fall with the next type": {plan: []Key{{"Default", 20, nil}, {"DaemonSet", 10, nil}}},
 		"a selector behind the entry without": {
-			[]Key{{"Default", 10, nil}, {"Default", 10, labels("a")}}, []string{"1 against 0: " + string(SelectorOrder)},
+			plan: []Key{{"Default", 10, nil}, {"Default", 10, labels("a")}},
+			want: []string{"1 against 0: " + string(SelectorOrder)},
 		},
 		"an empty selector is none": {
-			[]Key{{"Default", 10, &metav1.LabelSelector{}}, {"Default", 10, labels("a")}}, []string{"1 against 0: " + string(SelectorOrder)},
+			plan: []Key{{"Default", 10, &metav1.LabelSelector{}}, {"Default", 10, labels("a")}},
+			want: []string{"1 against 0: " + string(SelectorOrder)},
 		},
 		"a duplicate, however its selector is written": {
-			[]Key{{"Default", 10, labels("a")}, {"Default", 10, labels("b")}, {"", 10, &metav1.LabelSelector{
-				MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpIn, Values: []string{"a", "a"}}},
-			}}},
-			[]string{"2 against 0: " + string(Duplicate)},
+			plan: []Key{
+				{Type: "Default", Priority: 10, Selector: labels("a")},
+				{Type: "Default", Priority: 10, Selector: labels("b")},
+				{
+					Priority: 10,
+					Selector: &metav1.LabelSelector{
+						MatchExpressions: []metav1.LabelSelectorRequirement{
+							{Key: "app", Operator: metav1.LabelSelectorOpIn, Values: []string{"a", "a"}},
+						},
+					},
+				},
+			},
+			want: []string{"2 against 0: " + string(Duplicate)},
 		},
 		"one mistake is reported once: what follows is compared with what stands in order": {
-			[]Key{{"Default", 20, nil}, {"Default", 10, nil}, {"Default", 30, nil}, {"Default", 5, nil}},
-			[]string{"1 against 0: " + string(PriorityOrder), "3 against 2: " + string(PriorityOrder)},
+			plan: []Key{{"Default", 20, nil}, {"Default", 10, nil}, {"Default", 30, nil}, {"Default", 5, nil}},
+			want: []string{"1 against 0: " + string(PriorityOrder), "3 against 2: " + string(PriorityOrder)},
 		},
-		"an unknown type is passed over": {[]Key{{"Static", 20, nil}, {"Bare", 10, nil}, {"Static", 30, nil}}, nil},
+		"an unknown type is passed over": {plan: []Key{{"Static", 20, nil}, {"Bare", 10, nil}, {"Static", 30, nil}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
@@ -103,10 +123,19 @@ func TestCanonicalSelector(t *testing.T) {
 		return metav1.LabelSelectorRequirement{Key: key, Operator: metav1.LabelSelectorOpIn, Values: values}
 	}
 	same := []*metav1.LabelSelector{
-		{MatchLabels: map[string]string{"a": "1"}, MatchExpressions: []metav1.LabelSelectorRequirement{in("b", "2", "3")}},
-		{MatchLabels: map[string]string{"a": "1"}, MatchExpressions: []metav1.LabelSelectorRequirement{in("b", "3", "2", "3")}},
+		{
+			MatchLabels:      map[string]string{"a": "1"},
+			MatchExpressions: []metav1.LabelSelectorRequirement{in("b", "2", "3")},
+		},
+		{
+			MatchLabels:      map[string]string{"a": "1"},
+			MatchExpressions: []metav1.LabelSelectorRequirement{in("b", "3", "2", "3")},
+		},
 		{MatchExpressions: []metav1.LabelSelectorRequirement{in("b", "3", "2"), in("a", "1")}},
-		{MatchLabels: map[string]string{"a": "1"}, MatchExpressions: []metav1.LabelSelectorRequirement{in("b", "3", "2"), in("a", "1")}},
+		{
+			MatchLabels:      map[string]string{"a": "1"},
+			MatchExpressions: []metav1.LabelSelectorRequirement{in("b", "3", "2"), in("a", "1")},
+		},
 	}
 	for i, s := range same {
 		if got, want := CanonicalSelector(s), CanonicalSelector(same[0]); got != want {
@@ -116,9 +145,17 @@ func TestCanonicalSelector(t *testing.T) {
 	different := []*metav1.LabelSelector{
 		nil, same[0], labels("a"), labels("b"),
 		{MatchExpressions: []metav1.LabelSelectorRequirement{in("app", "a", "b")}},
-		{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"a", "b"}}}},
+		{
+			MatchExpressions: []metav1.LabelSelectorRequirement{
+				{Key: "app", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"a", "b"}},
+			},
+		},
 		{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}}},
-		{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpDoesNotExist}}},
+		{
+			MatchExpressions: []metav1.LabelSelectorRequirement{
+				{Key: "app", Operator: metav1.LabelSelectorOpDoesNotExist},
+			},
+		},
 	}
 	seen := map[string]int{}
 	for i, s := range different {

@@ -86,7 +86,10 @@ func TestSort(t *testing.T) {
 			t.Errorf("%s is less than itself", e.EvacuatorClass)
 		}
 	}
-	want := []string{"first.example.org", "deployment.apps.k8s.io", "example.com", "a.example.com", "z.a.example.com", "b.example.com", "last.example.com"}
+	want := []string{
+		"first.example.org", "deployment.apps.k8s.io", "example.com", "a.example.com", "z.a.example.com",
+		"b.example.com", "last.example.com",
+	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -102,12 +105,28 @@ func TestNext(t *testing.T) {
 		active     string
 		want       string
 	}{
-		"the highest priority starts":                  {evacuators, "", "high.example.com"},
-		"the next lower one follows":                   {evacuators, "high.example.com", "low.example.com"},
-		"eviction follows the last":                    {evacuators, "low.example.com", "eviction.maintenance.haulout.dev"},
-		"eviction is final":                            {evacuators, "eviction.maintenance.haulout.dev", "eviction.maintenance.haulout.dev"},
-		"without evacuators eviction starts":           {nil, "", "eviction.maintenance.haulout.dev"},
-		"an active class that is not listed has ended": {evacuators, "gone.example.com", "eviction.maintenance.haulout.dev"},
+		"the highest priority starts": {evacuators: evacuators, want: "high.example.com"},
+		"the next lower one follows": {
+			evacuators: evacuators,
+			active:     "high.example.com",
+			want:       "low.example.com",
+		},
+		"eviction follows the last": {
+			evacuators: evacuators,
+			active:     "low.example.com",
+			want:       "eviction.maintenance.haulout.dev",
+		},
+		"eviction is final": {
+			evacuators: evacuators,
+			active:     "eviction.maintenance.haulout.dev",
+			want:       "eviction.maintenance.haulout.dev",
+		},
+		"without evacuators eviction starts": {want: "eviction.maintenance.haulout.dev"},
+		"an active class that is not listed has ended": {
+			evacuators: evacuators,
+			active:     "gone.example.com",
+			want:       "eviction.maintenance.haulout.dev",
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -152,11 +171,31 @@ func TestParseAnnotation(t *testing.T) {
 		key, value string
 		want       *maintenancev1alpha1.Evacuator
 	}{
-		"a priority":                        {prefix + "a.example.com", "50", &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 50}},
-		"the lowest priority":               {prefix + "a.example.com", "0", &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com"}},
-		"the highest priority":              {prefix + "a.example.com", "100000", &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 100000}},
-		"the longest class":                 {prefix + class54, "1", &maintenancev1alpha1.Evacuator{EvacuatorClass: class54, Priority: 1}},
-		"the controller":                    {prefix + "a.example.com", "10000/controller", &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 10000, Role: "controller"}},
+		"a priority": {
+			key:   prefix + "a.example.com",
+			value: "50",
+			want:  &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 50},
+		},
+		"the lowest priority": {
+			key:   prefix + "a.example.com",
+			value: "0",
+			want:  &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com"},
+		},
+		"the highest priority": {
+			key:   prefix + "a.example.com",
+			value: "100000",
+			want:  &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 100000},
+		},
+		"the longest class": {
+			key:   prefix + class54,
+			value: "1",
+			want:  &maintenancev1alpha1.Evacuator{EvacuatorClass: class54, Priority: 1},
+		},
+		"the controller": {
+			key:   prefix + "a.example.com",
+			value: "10000/controller",
+			want:  &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 10000, Role: "controller"},
+		},
 		"the controller without its role":   {key: prefix + "a.example.com", value: "10000"},
 		"the role at another priority":      {key: prefix + "a.example.com", value: "9999/controller"},
 		"an unknown role":                   {key: prefix + "a.example.com", value: "10000/boss"},
@@ -199,11 +238,19 @@ func TestInstigators(t *testing.T) {
 		finalizers []string
 		want       []string
 	}{
-		"ours":                          {[]string{"evacuation.coordination.k8s.io/instigator_nodemaintenance.k8s.io"}, []string{"nodemaintenance.k8s.io"}},
-		"several, in order":             {[]string{"evacuation.coordination.k8s.io/instigator_b", "x/y", "evacuation.coordination.k8s.io/instigator_a"}, []string{"b", "a"}},
-		"another finalizer is none":     {[]string{"foregroundDeletion", "example.com/instigator_a"}, nil},
-		"one without a name is none":    {[]string{"evacuation.coordination.k8s.io/instigator_"}, nil},
-		"no finalizer is no instigator": {nil, nil},
+		"ours": {
+			finalizers: []string{"evacuation.coordination.k8s.io/instigator_nodemaintenance.k8s.io"},
+			want:       []string{"nodemaintenance.k8s.io"},
+		},
+		"several, in order": {
+			finalizers: []string{
+				"evacuation.coordination.k8s.io/instigator_b", "x/y", "evacuation.coordination.k8s.io/instigator_a",
+			},
+			want: []string{"b", "a"},
+		},
+		"another finalizer is none":     {finalizers: []string{"foregroundDeletion", "example.com/instigator_a"}},
+		"one without a name is none":    {finalizers: []string{"evacuation.coordination.k8s.io/instigator_"}},
+		"no finalizer is no instigator": {},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

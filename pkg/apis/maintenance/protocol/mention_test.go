@@ -32,13 +32,20 @@ func TestMention(t *testing.T) {
 		"nothing that can be printed":   {"\x1b\n\t\x00", "NodeMaintenance kernel"},
 		"several lines become one":      {"kernel\n\n  update\t5.1 ", "NodeMaintenance kernel (kernel update 5.1)"},
 		"an escape sequence of a shell": {"red \x1b[31malert", "NodeMaintenance kernel (red [31malert)"},
-		"an end of 128 bytes":           {strings.Repeat("x", 1024), "NodeMaintenance kernel (" + strings.Repeat("x", 128) + ")"},
-		"an end between two characters": {"x" + strings.Repeat("ä", 100), "NodeMaintenance kernel (x" + strings.Repeat("ä", 63) + ")"},
-		"invalid bytes":                 {"a\xff\xfeb", "NodeMaintenance kernel (ab)"},
+		"an end of 128 bytes": {
+			reason: strings.Repeat("x", 1024),
+			want:   "NodeMaintenance kernel (" + strings.Repeat("x", 128) + ")",
+		},
+		"an end between two characters": {
+			reason: "x" + strings.Repeat("ä", 100),
+			want:   "NodeMaintenance kernel (x" + strings.Repeat("ä", 63) + ")",
+		},
+		"invalid bytes": {"a\xff\xfeb", "NodeMaintenance kernel (ab)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			nm := &maintenancev1alpha1.NodeMaintenance{
-				ObjectMeta: metav1.ObjectMeta{Name: "kernel"}, Spec: maintenancev1alpha1.NodeMaintenanceSpec{Reason: tt.reason},
+				ObjectMeta: metav1.ObjectMeta{Name: "kernel"},
+				Spec:       maintenancev1alpha1.NodeMaintenanceSpec{Reason: tt.reason},
 			}
 			if got := Mention(nm); got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)

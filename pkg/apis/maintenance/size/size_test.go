@@ -39,9 +39,15 @@ func TestValidate(t *testing.T) {
 		for i := range values {
 			values[i] = strings.Repeat("n", 50)
 		}
-		return &maintenance.NodeMaintenance{Spec: maintenance.NodeMaintenanceSpec{NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: values}},
-		}}}}}
+		return &maintenance.NodeMaintenance{
+			Spec: maintenance.NodeMaintenanceSpec{
+				NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+					MatchExpressions: []corev1.NodeSelectorRequirement{
+						{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: values},
+					},
+				}}},
+			},
+		}
 	}
 	large := &maintenance.Evacuation{}
 	large.Labels = map[string]string{"a": strings.Repeat("x", MaxEvacuationMetadataBytes)}
@@ -58,7 +64,12 @@ func TestValidate(t *testing.T) {
 	}
 	owned := &maintenance.Evacuation{}
 	for i := range 1000 {
-		owned.OwnerReferences = append(owned.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: fmt.Sprintf("owner-%04d", i), UID: types.UID(strings.Repeat("u", 36))})
+		owned.OwnerReferences = append(owned.OwnerReferences, metav1.OwnerReference{
+			APIVersion: "v1",
+			Kind:       "ConfigMap",
+			Name:       fmt.Sprintf("owner-%04d", i),
+			UID:        types.UID(strings.Repeat("u", 36)),
+		})
 	}
 	annotatedMaintenance := naming(1)
 	annotatedMaintenance.Annotations = map[string]string{"a": strings.Repeat("x", MaxBytes)}
@@ -98,8 +109,11 @@ func TestStatusBytes(t *testing.T) {
 	plan := func(own int, value string) []v1alpha1.DrainPlanEntry {
 		nm := &v1alpha1.NodeMaintenance{}
 		for i := range own {
-			nm.Spec.DrainPlan = append(nm.Spec.DrainPlan, v1alpha1.DrainPlanEntry{PodPriority: int32(i), PodSelector: &metav1.LabelSelector{
-				MatchLabels: map[string]string{fmt.Sprintf("app-%d", i): value}}})
+			nm.Spec.DrainPlan = append(nm.Spec.DrainPlan, v1alpha1.DrainPlanEntry{
+				PodPriority: int32(i),
+				PodSelector: &metav1.LabelSelector{
+					MatchLabels: map[string]string{fmt.Sprintf("app-%d", i): value}},
+			})
 		}
 		v1alpha1.SetObjectDefaults_NodeMaintenance(nm)
 		return nm.Spec.DrainPlan
@@ -132,7 +146,10 @@ func TestStatusBytes(t *testing.T) {
 		}
 		for i := range 1000 {
 			n := v1alpha1.NodeMaintenanceNodeStatus{
-				NodeRef:               v1alpha1.NodeReference{Name: fmt.Sprintf("%063d", i), UID: types.UID(fmt.Sprintf("%036d", i))},
+				NodeRef: v1alpha1.NodeReference{
+					Name: fmt.Sprintf("%063d", i),
+					UID:  types.UID(fmt.Sprintf("%036d", i)),
+				},
 				PodsPendingEvacuation: 250, PodsEvacuating: 250, PodsBlocked: 250, PodsKept: 20, PodsPeak: 500,
 			}
 			for _, e := range reached {

@@ -51,35 +51,45 @@ func TestDefaultDrainPlan(t *testing.T) {
 	}{
 		"no plan": {nil, twelve},
 		"an own entry goes before those of higher priority, and is Default if it does not say": {
-			[]v1alpha1.DrainPlanEntry{{PodPriority: 1000}},
-			slices.Concat([]string{"Default 1000"}, twelve),
+			plan: []v1alpha1.DrainPlanEntry{{PodPriority: 1000}},
+			want: slices.Concat([]string{"Default 1000"}, twelve),
 		},
 		"own entries between the frozen ones": {
-			[]v1alpha1.DrainPlanEntry{
-				{PodPriority: 1500000000}, {PodPriority: 5, PodType: v1alpha1.PodTypeDaemonSet}, {PodPriority: 2100000000, PodType: v1alpha1.PodTypeStatic},
+			plan: []v1alpha1.DrainPlanEntry{
+				{PodPriority: 1500000000}, {PodPriority: 5, PodType: v1alpha1.PodTypeDaemonSet},
+				{PodPriority: 2100000000, PodType: v1alpha1.PodTypeStatic},
 			},
-			slices.Concat(twelve[:1], []string{"Default 1500000000"}, twelve[1:4], []string{"DaemonSet 5"}, twelve[4:11], []string{"Static 2100000000"}, twelve[11:]),
+			want: slices.Concat(
+				twelve[:1], []string{"Default 1500000000"}, twelve[1:4], []string{"DaemonSet 5"}, twelve[4:11],
+				[]string{"Static 2100000000"}, twelve[11:],
+			),
 		},
 		"a frozen entry with a selector stands before the one without, which is added": {
-			[]v1alpha1.DrainPlanEntry{{PodPriority: 1000000000, PodSelector: web()}},
-			slices.Concat([]string{"Default 1000000000 app=web"}, twelve),
+			plan: []v1alpha1.DrainPlanEntry{{PodPriority: 1000000000, PodSelector: web()}},
+			want: slices.Concat([]string{"Default 1000000000 app=web"}, twelve),
 		},
 		"a frozen entry that is there is not added, even if it selects all by an empty selector": {
-			[]v1alpha1.DrainPlanEntry{{PodPriority: 1000000000, PodSelector: &metav1.LabelSelector{}}, {PodPriority: 2147483647, PodType: v1alpha1.PodTypeStatic}},
-			slices.Concat([]string{"Default 1000000000 <none>"}, twelve[1:]),
+			plan: []v1alpha1.DrainPlanEntry{
+				{PodPriority: 1000000000, PodSelector: &metav1.LabelSelector{}},
+				{PodPriority: 2147483647, PodType: v1alpha1.PodTypeStatic},
+			},
+			want: slices.Concat([]string{"Default 1000000000 <none>"}, twelve[1:]),
 		},
 		"a negative priority": {
-			[]v1alpha1.DrainPlanEntry{{PodPriority: -2147483648}},
-			slices.Concat([]string{"Default -2147483648"}, twelve),
+			plan: []v1alpha1.DrainPlanEntry{{PodPriority: -2147483648}},
+			want: slices.Concat([]string{"Default -2147483648"}, twelve),
 		},
 		"a plan out of order is left alone, but for the type": {
-			[]v1alpha1.DrainPlanEntry{{PodPriority: 20}, {PodPriority: 10}}, []string{"Default 20", "Default 10"},
+			plan: []v1alpha1.DrainPlanEntry{{PodPriority: 20}, {PodPriority: 10}},
+			want: []string{"Default 20", "Default 10"},
 		},
 		"a plan with a duplicate is left alone": {
-			[]v1alpha1.DrainPlanEntry{{PodPriority: 10}, {PodPriority: 10}}, []string{"Default 10", "Default 10"},
+			plan: []v1alpha1.DrainPlanEntry{{PodPriority: 10}, {PodPriority: 10}},
+			want: []string{"Default 10", "Default 10"},
 		},
 		"a plan with an unknown type is left alone": {
-			[]v1alpha1.DrainPlanEntry{{PodPriority: 10, PodType: "Bare"}}, []string{"Bare 10"},
+			plan: []v1alpha1.DrainPlanEntry{{PodPriority: 10, PodType: "Bare"}},
+			want: []string{"Bare 10"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -102,7 +112,9 @@ func TestDefaultDrainPlan(t *testing.T) {
 	}
 	t.Run("drain targets of the status", func(t *testing.T) {
 		nm := &v1alpha1.NodeMaintenance{Status: v1alpha1.NodeMaintenanceStatus{
-			NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{{DrainTargets: []v1alpha1.DrainPlanEntry{{PodPriority: 1}}}},
+			NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{
+				{DrainTargets: []v1alpha1.DrainPlanEntry{{PodPriority: 1}}},
+			},
 		}}
 		v1alpha1.SetObjectDefaults_NodeMaintenance(nm)
 		if got := describe(nm.Status.NodeStatuses[0].DrainTargets); !slices.Equal(got, []string{"Default 1"}) {
@@ -151,7 +163,9 @@ func codec(t *testing.T) runtime.Codec {
 	if !ok {
 		t.Fatal("no protobuf serializer")
 	}
-	return codecs.CodecForVersions(info.Serializer, codecs.UniversalDeserializer(), v1alpha1.SchemeGroupVersion, maintenance.SchemeGroupVersion)
+	return codecs.CodecForVersions(
+		info.Serializer, codecs.UniversalDeserializer(), v1alpha1.SchemeGroupVersion, maintenance.SchemeGroupVersion,
+	)
 }
 
 // TestStoredPlanReadsBackAsItWasWritten pins the twelve entries: defaulting also runs on what is
@@ -181,7 +195,8 @@ func expectPlanAsStored(t *testing.T, bytes string) {
 	if err := v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(nm, versioned, nil); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := describe(versioned.Spec.DrainPlan), slices.Concat([]string{"Default 5"}, twelve); !slices.Equal(got, want) {
+	want := slices.Concat([]string{"Default 5"}, twelve)
+	if got := describe(versioned.Spec.DrainPlan); !slices.Equal(got, want) {
 		t.Errorf("plan is\n%s, want\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	again, err := runtime.Encode(codec(t), nm)
