@@ -103,30 +103,47 @@ func newWorld(t *testing.T, stdin string, objects ...runtime.Object) *world {
 		})
 	}
 	w.kube, w.haulout = kubefake.NewClientset(kubeObjects...), hauloutfake.NewClientset(hauloutObjects...)
-	w.haulout.PrependReactor("get", "nodemaintenances/preview", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		name := action.(clienttesting.GetAction).GetName()
-		if _, err := w.haulout.Tracker().Get(v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", name); err != nil {
-			return true, nil, apierrors.NewNotFound(v1alpha1.Resource("nodemaintenances"), name)
-		}
-		return true, newPreview(name), nil
-	})
+	w.haulout.PrependReactor(
+		"get", "nodemaintenances/preview",
+		func(action clienttesting.Action) (bool, runtime.Object, error) {
+			name := action.(clienttesting.GetAction).GetName()
+			if _, err := w.haulout.Tracker().Get(
+				v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", name,
+			); err != nil {
+				return true, nil, apierrors.NewNotFound(v1alpha1.Resource("nodemaintenances"), name)
+			}
+			return true, newPreview(name), nil
+		},
+	)
 	// What the server would say about a maintenance as soon as it is asked: all of it has happened.
 	carryOut := func(nm *v1alpha1.NodeMaintenance) {
 		nm.UID = types.UID("uid-of-" + nm.Name)
 		if nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
-			nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: "node-005"}, DrainMessage: "Drained", DrainTargets: targets}}
-			nm.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionDrained, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonDrainComplete, Message: "All pods have left 1 node"}}
+			nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{
+				{NodeRef: v1alpha1.NodeReference{Name: "node-005"}, DrainMessage: "Drained", DrainTargets: targets},
+			}
+			nm.Status.Conditions = []metav1.Condition{
+				{
+					Type:    v1alpha1.ConditionDrained,
+					Status:  metav1.ConditionTrue,
+					Reason:  v1alpha1.ReasonDrainComplete,
+					Message: "All pods have left 1 node",
+				},
+			}
 		}
 	}
-	w.haulout.PrependReactor("create", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		create := action.(clienttesting.CreateActionImpl)
-		if nm := create.Object.(*v1alpha1.NodeMaintenance); len(create.CreateOptions.DryRun) == 0 {
-			carryOut(nm)
-		} else {
-			return true, nm, nil
-		}
-		return false, nil, nil
-	})
+	w.haulout.PrependReactor(
+		"create", "nodemaintenances",
+		func(action clienttesting.Action) (bool, runtime.Object, error) {
+			create := action.(clienttesting.CreateActionImpl)
+			if nm := create.Object.(*v1alpha1.NodeMaintenance); len(create.CreateOptions.DryRun) == 0 {
+				carryOut(nm)
+			} else {
+				return true, nm, nil
+			}
+			return false, nil, nil
+		},
+	)
 	w.environment = &environment{
 		IOStreams: genericiooptions.IOStreams{In: bytes.NewBufferString(stdin), Out: w.out, ErrOut: w.err},
 		flags:     genericclioptions.NewConfigFlags(true),
@@ -160,8 +177,16 @@ func draining() *v1alpha1.NodeMaintenance {
 		},
 		Spec: v1alpha1.NodeMaintenanceSpec{
 			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
-				{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"node-003"}}}},
-				{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"node-004"}}}},
+				{
+					MatchFields: []corev1.NodeSelectorRequirement{
+						{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"node-003"}},
+					},
+				},
+				{
+					MatchFields: []corev1.NodeSelectorRequirement{
+						{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"node-004"}},
+					},
+				},
 			}},
 			Stage: v1alpha1.NodeMaintenanceStageDrain, DrainPlan: plan, Reason: "new kernel for the blue pool",
 			RequestedBy: &authenticationv1.UserInfo{Username: "alice"},
@@ -174,12 +199,32 @@ func draining() *v1alpha1.NodeMaintenance {
 				{Name: v1alpha1.NodeMaintenanceStageDrain, StartTimestamp: new(before(90 * time.Second))},
 			},
 			NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{
-				{NodeRef: v1alpha1.NodeReference{Name: "node-003", UID: "n3"}, DrainTargets: targets, DrainMessage: "Evacuating", PodsPendingEvacuation: 2, PodsEvacuating: 4, PodsKept: 1, PodsPeak: 9},
-				{NodeRef: v1alpha1.NodeReference{Name: "node-004", UID: "n4"}, DrainTargets: targets, DrainMessage: "Evacuating", PodsPendingEvacuation: 1, PodsEvacuating: 5, PodsBlocked: 3, PodsKept: 1, PodsPeak: 7},
+				{
+					NodeRef:               v1alpha1.NodeReference{Name: "node-003", UID: "n3"},
+					DrainTargets:          targets,
+					DrainMessage:          "Evacuating",
+					PodsPendingEvacuation: 2,
+					PodsEvacuating:        4,
+					PodsKept:              1,
+					PodsPeak:              9,
+				},
+				{
+					NodeRef:               v1alpha1.NodeReference{Name: "node-004", UID: "n4"},
+					DrainTargets:          targets,
+					DrainMessage:          "Evacuating",
+					PodsPendingEvacuation: 1,
+					PodsEvacuating:        5,
+					PodsBlocked:           3,
+					PodsKept:              1,
+					PodsPeak:              7,
+				},
 			},
 			Conditions: []metav1.Condition{{
-				Type: v1alpha1.ConditionDrained, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonDrainInProgress, LastTransitionTime: before(90 * time.Second),
-				Message: "12 pods left, 9 of them evacuating, 3 blocked",
+				Type:               v1alpha1.ConditionDrained,
+				Status:             metav1.ConditionFalse,
+				Reason:             v1alpha1.ReasonDrainInProgress,
+				LastTransitionTime: before(90 * time.Second),
+				Message:            "12 pods left, 9 of them evacuating, 3 blocked",
 			}},
 		},
 	}
@@ -202,7 +247,9 @@ func cordon() *v1alpha1.NodeMaintenance {
 	nm.Spec.Stage, nm.Spec.NodeSelector = v1alpha1.NodeMaintenanceStageCordon, nm.Spec.NodeSelector.DeepCopy()
 	nm.Spec.NodeSelector.NodeSelectorTerms = nm.Spec.NodeSelector.NodeSelectorTerms[:1]
 	nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchFields[0].Values = []string{"node-005"}
-	nm.Status.StageStatuses = []v1alpha1.StageStatus{{Name: v1alpha1.NodeMaintenanceStageCordon, StartTimestamp: new(before(3 * time.Hour))}}
+	nm.Status.StageStatuses = []v1alpha1.StageStatus{
+		{Name: v1alpha1.NodeMaintenanceStageCordon, StartTimestamp: new(before(3 * time.Hour))},
+	}
 	nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: "node-005"}}}
 	nm.Status.Conditions = nil
 	return nm
@@ -213,7 +260,10 @@ func complete() *v1alpha1.NodeMaintenance {
 	nm := draining()
 	nm.Name, nm.UID, nm.Spec.Reason, nm.Finalizers = "memory", "uid-3", "replace memory", nil
 	nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
-	nm.Status.StageStatuses = append(nm.Status.StageStatuses, v1alpha1.StageStatus{Name: v1alpha1.NodeMaintenanceStageComplete, StartTimestamp: new(before(30 * time.Second))})
+	nm.Status.StageStatuses = append(nm.Status.StageStatuses, v1alpha1.StageStatus{
+		Name:           v1alpha1.NodeMaintenanceStageComplete,
+		StartTimestamp: new(before(30 * time.Second)),
+	})
 	nm.Status.NodeStatuses = nil
 	nm.Status.Conditions = nil
 	return nm
@@ -222,9 +272,16 @@ func complete() *v1alpha1.NodeMaintenance {
 // evacuation is one whose pod runs, unless it is modified.
 func evacuation(namespace, pod, node string, modify ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 	e := &v1alpha1.Evacuation{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "uid-" + pod, CreationTimestamp: before(80 * time.Second)},
-		Spec:       v1alpha1.EvacuationSpec{PodRef: v1alpha1.PodReference{Name: pod, UID: types.UID(namespace + pod)}, NodeName: node},
-		Status:     v1alpha1.EvacuationStatus{ActiveEvacuatorClass: v1alpha1.EvacuatorClassEviction},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:         namespace,
+			Name:              "uid-" + pod,
+			CreationTimestamp: before(80 * time.Second),
+		},
+		Spec: v1alpha1.EvacuationSpec{
+			PodRef:   v1alpha1.PodReference{Name: pod, UID: types.UID(namespace + pod)},
+			NodeName: node,
+		},
+		Status: v1alpha1.EvacuationStatus{ActiveEvacuatorClass: v1alpha1.EvacuatorClassEviction},
 	}
 	for _, m := range modify {
 		m(e)
@@ -235,7 +292,11 @@ func evacuation(namespace, pod, node string, modify ...func(*v1alpha1.Evacuation
 func blocked(reason, message string, since time.Duration) func(*v1alpha1.Evacuation) {
 	return func(e *v1alpha1.Evacuation) {
 		e.Status.Conditions = append(e.Status.Conditions, metav1.Condition{
-			Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionTrue, Reason: reason, Message: message, LastTransitionTime: before(since),
+			Type:               v1alpha1.ConditionBlocked,
+			Status:             metav1.ConditionTrue,
+			Reason:             reason,
+			Message:            message,
+			LastTransitionTime: before(since),
 		})
 	}
 }
@@ -243,12 +304,16 @@ func blocked(reason, message string, since time.Duration) func(*v1alpha1.Evacuat
 func gone(since time.Duration) func(*v1alpha1.Evacuation) {
 	return func(e *v1alpha1.Evacuation) {
 		e.Status.Conditions = append(e.Status.Conditions, metav1.Condition{
-			Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonPodDeleted, LastTransitionTime: before(since),
+			Type:               v1alpha1.ConditionComplete,
+			Status:             metav1.ConditionTrue,
+			Reason:             v1alpha1.ReasonPodDeleted,
+			LastTransitionTime: before(since),
 		})
 	}
 }
 
-const budgetMessage = "PodDisruptionBudget checkout allows no disruption: 3 of 4 pods are healthy and 4 must be. The pod goes when more of its kind are healthy, or when the budget asks for less."
+const budgetMessage = "PodDisruptionBudget checkout allows no disruption: 3 of 4 pods are healthy and 4 must be. " +
+	"The pod goes when more of its kind are healthy, or when the budget asks for less."
 
 // evacuations are those of draining, and one on another node.
 func evacuations() []runtime.Object {
@@ -263,10 +328,18 @@ func evacuations() []runtime.Object {
 		evacuation("shop", "web-8", "node-003"),
 		evacuation("shop", "web-9", "node-004"),
 		evacuation("shop", "web-10", "node-004"),
-		evacuation("shop", "checkout-a", "node-004", blocked(v1alpha1.ReasonPodDisruptionBudget, budgetMessage, 70*time.Second)),
-		evacuation("shop", "checkout-b", "node-004", blocked(v1alpha1.ReasonPodDisruptionBudget, budgetMessage, 60*time.Second)),
+		evacuation(
+			"shop", "checkout-a", "node-004",
+			blocked(v1alpha1.ReasonPodDisruptionBudget, budgetMessage, 70*time.Second),
+		),
+		evacuation(
+			"shop", "checkout-b", "node-004",
+			blocked(v1alpha1.ReasonPodDisruptionBudget, budgetMessage, 60*time.Second),
+		),
 		evacuation("db", "postgres-0", "node-004", blocked(v1alpha1.ReasonPodFinalizer,
-			"The pod should have been gone at 2026-11-21T09:59:30Z and is held by the finalizers example.com/backup. Look after the controllers that put them on.", 30*time.Second)),
+			"The pod should have been gone at 2026-11-21T09:59:30Z and is held by the finalizers "+
+				"example.com/backup. Look after the controllers that put them on.",
+			30*time.Second)),
 		evacuation("batch", "job-7", "node-001", blocked(v1alpha1.ReasonNodeUnreachable,
 			"The kubelet of node node-001 does not answer, so the pod may still run.", 2*time.Hour)),
 	}
@@ -279,23 +352,30 @@ func active(class, message string, since time.Duration) func(*v1alpha1.Evacuatio
 		e.Spec.Evacuators = []v1alpha1.Evacuator{{EvacuatorClass: class, Priority: 20000}}
 		if class != v1alpha1.EvacuatorClassDeployment {
 			e.Spec.Evacuators = append(e.Spec.Evacuators, v1alpha1.Evacuator{
-				EvacuatorClass: v1alpha1.EvacuatorClassDeployment, Priority: 10000, Role: v1alpha1.EvacuatorRoleController,
+				EvacuatorClass: v1alpha1.EvacuatorClassDeployment,
+				Priority:       10000,
+				Role:           v1alpha1.EvacuatorRoleController,
 			})
 		}
 		e.Status.ActiveEvacuatorClass = class
 		if message == "" {
-			e.Status.Message, e.Status.ActiveEvacuatorSince = protocol.TurnMessage(class, "it is the first evacuator"), new(before(since))
+			e.Status.Message, e.Status.ActiveEvacuatorSince = protocol.TurnMessage(
+				class, "it is the first evacuator",
+			), new(before(since))
 			return
 		}
 		e.Status.Message = message
-		e.Status.ActiveEvacuatorSince, e.Status.EvacuationProgressTimestamp = new(before(since+10*time.Second)), new(before(since))
+		e.Status.ActiveEvacuatorSince, e.Status.EvacuationProgressTimestamp = new(before(
+			since+10*time.Second,
+		)), new(before(since))
 	}
 }
 
 // waiting are Evacuations of draining that wait for their evacuators.
 func waiting() []runtime.Object {
 	const (
-		surge = "Deployment cart is scaled from 2 to 4, so that another replica takes the place of the pod before it leaves: 0 of 2 are available; " +
+		surge = "Deployment cart is scaled from 2 to 4, so that another replica takes the place of the pod before " +
+			"it leaves: 0 of 2 are available; " +
 			"surge pod cart-x is Pending: 0/20 nodes are available."
 		flush = "flush.example.com"
 	)
@@ -311,67 +391,140 @@ func newPreview(name string) *v1alpha1.NodeMaintenancePreview {
 	pods := func(names ...string) []v1alpha1.PreviewPod {
 		var out []v1alpha1.PreviewPod
 		for _, n := range names {
-			out = append(out, v1alpha1.PreviewPod{Name: n, EvacuatorClasses: []string{v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassEviction}})
+			out = append(out, v1alpha1.PreviewPod{
+				Name:             n,
+				EvacuatorClasses: []string{v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassEviction},
+			})
 		}
 		return out
 	}
 	checkout := pods("checkout-a", "checkout-b")
-	checkout[0].Blockers, checkout[1].Blockers = []string{v1alpha1.ReasonPodDisruptionBudget}, []string{v1alpha1.ReasonPodDisruptionBudget}
-	bare := []v1alpha1.PreviewPod{{Name: "tool", EvacuatorClasses: []string{v1alpha1.EvacuatorClassEviction}, Blockers: []string{v1alpha1.ReasonNoController}, Terminating: true}}
+	checkout[0].Blockers, checkout[1].Blockers = []string{v1alpha1.ReasonPodDisruptionBudget}, []string{
+		v1alpha1.ReasonPodDisruptionBudget,
+	}
+	bare := []v1alpha1.PreviewPod{
+		{
+			Name:             "tool",
+			EvacuatorClasses: []string{v1alpha1.EvacuatorClassEviction},
+			Blockers:         []string{v1alpha1.ReasonNoController},
+			Terminating:      true,
+		},
+	}
 	return &v1alpha1.NodeMaintenancePreview{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Timestamp: metav1.NewTime(now), Stage: v1alpha1.NodeMaintenanceStageDrain,
-		PodCount: 12, PodsKeptCount: 2, NodeCount: 2,
+		ObjectMeta:    metav1.ObjectMeta{Name: name},
+		Timestamp:     metav1.NewTime(now),
+		Stage:         v1alpha1.NodeMaintenanceStageDrain,
+		PodCount:      12,
+		PodsKeptCount: 2,
+		NodeCount:     2,
 		Waves: []v1alpha1.PreviewWave{
 			{
-				Index: 0, PodType: v1alpha1.PodTypeDefault, PodPriority: 1000000000, PodCount: 9, PodsAsked: 9, NodeCount: 2, PodsOmitted: 4,
-				Evacuators: []v1alpha1.PreviewEvacuator{{EvacuatorClass: v1alpha1.EvacuatorClassDeployment, PodCount: 8}, {EvacuatorClass: v1alpha1.EvacuatorClassEviction, PodCount: 1}},
+				Index:       0,
+				PodType:     v1alpha1.PodTypeDefault,
+				PodPriority: 1000000000,
+				PodCount:    9,
+				PodsAsked:   9,
+				NodeCount:   2,
+				PodsOmitted: 4,
+				Evacuators: []v1alpha1.PreviewEvacuator{
+					{EvacuatorClass: v1alpha1.EvacuatorClassDeployment, PodCount: 8},
+					{EvacuatorClass: v1alpha1.EvacuatorClassEviction, PodCount: 1},
+				},
 				Nodes: []v1alpha1.PreviewWaveNode{
-					{Name: "node-003", PodCount: 3, Namespaces: []v1alpha1.PreviewWaveNamespace{{Name: "ops", Pods: bare}, {Name: "shop", Pods: pods("web-5", "web-6")}}},
-					{Name: "node-004", PodCount: 2, Namespaces: []v1alpha1.PreviewWaveNamespace{{Name: "shop", Pods: checkout}}},
+					{
+						Name:     "node-003",
+						PodCount: 3,
+						Namespaces: []v1alpha1.PreviewWaveNamespace{
+							{Name: "ops", Pods: bare}, {Name: "shop", Pods: pods("web-5", "web-6")},
+						},
+					},
+					{
+						Name:       "node-004",
+						PodCount:   2,
+						Namespaces: []v1alpha1.PreviewWaveNamespace{{Name: "shop", Pods: checkout}},
+					},
 				},
 			},
 			{
-				Index: 1, PodType: v1alpha1.PodTypeDefault, PodPriority: v1alpha1.SystemClusterCritical, PodCount: 3, NodeCount: 1,
-				Evacuators: []v1alpha1.PreviewEvacuator{{EvacuatorClass: v1alpha1.EvacuatorClassEviction, PodCount: 3}},
-				Nodes: []v1alpha1.PreviewWaveNode{{Name: "node-003", PodCount: 3, Namespaces: []v1alpha1.PreviewWaveNamespace{{Name: "kube-system", Pods: []v1alpha1.PreviewPod{
-					{Name: "dns-1", EvacuatorClasses: []string{v1alpha1.EvacuatorClassEviction}},
-					{Name: "dns-2", EvacuatorClasses: []string{v1alpha1.EvacuatorClassEviction}},
-					{Name: "dns-3"},
-				}}}}},
+				Index:       1,
+				PodType:     v1alpha1.PodTypeDefault,
+				PodPriority: v1alpha1.SystemClusterCritical,
+				PodCount:    3,
+				NodeCount:   1,
+				Evacuators: []v1alpha1.PreviewEvacuator{
+					{EvacuatorClass: v1alpha1.EvacuatorClassEviction, PodCount: 3},
+				},
+				Nodes: []v1alpha1.PreviewWaveNode{
+					{
+						Name:     "node-003",
+						PodCount: 3,
+						Namespaces: []v1alpha1.PreviewWaveNamespace{{Name: "kube-system", Pods: []v1alpha1.PreviewPod{
+							{Name: "dns-1", EvacuatorClasses: []string{v1alpha1.EvacuatorClassEviction}},
+							{Name: "dns-2", EvacuatorClasses: []string{v1alpha1.EvacuatorClassEviction}},
+							{Name: "dns-3"},
+						}}},
+					},
+				},
 			},
 		},
 		Blockers: []v1alpha1.PreviewBlocker{
 			{
 				Effect: v1alpha1.PreviewEffectNever, Reason: v1alpha1.ReasonPodDisruptionBudget, PodCount: 2,
-				Message: "PodDisruptionBudget checkout never allows an eviction (maxUnavailable 0). Change the budget, or delete its pods by hand.",
-				Pods:    []v1alpha1.PreviewPodReference{{Namespace: "shop", Name: "checkout-a", Node: "node-004"}, {Namespace: "shop", Name: "checkout-b", Node: "node-004"}},
+				Message: "PodDisruptionBudget checkout never allows an eviction (maxUnavailable 0). Change the " +
+					"budget, or delete its pods by hand.",
+				Pods: []v1alpha1.PreviewPodReference{
+					{Namespace: "shop", Name: "checkout-a", Node: "node-004"},
+					{Namespace: "shop", Name: "checkout-b", Node: "node-004"},
+				},
 			},
 			{
-				Effect: v1alpha1.PreviewEffectLost, Reason: v1alpha1.ReasonNoController, PodCount: 1, Message: "No controller owns the pod, so it is not recreated.",
-				Pods: []v1alpha1.PreviewPodReference{{Namespace: "ops", Name: "tool", Node: "node-003"}},
+				Effect:   v1alpha1.PreviewEffectLost,
+				Reason:   v1alpha1.ReasonNoController,
+				PodCount: 1,
+				Message:  "No controller owns the pod, so it is not recreated.",
+				Pods:     []v1alpha1.PreviewPodReference{{Namespace: "ops", Name: "tool", Node: "node-003"}},
 			},
 			{
-				Effect: v1alpha1.PreviewEffectDelayed, Reason: v1alpha1.ReasonPodDisruptionBudget, PodCount: 3, Rounds: 3,
-				Budgets: []v1alpha1.PreviewBudget{{Namespace: "kube-system", Name: "dns", DisruptionsAllowed: 1}},
-				Message: "PodDisruptionBudget dns allows 1 of these 3 pods at a time, so they leave in 3 groups, each when the replacements of the one before are ready.",
-				Pods:    []v1alpha1.PreviewPodReference{{Namespace: "kube-system", Name: "dns-1", Node: "node-003"}},
+				Effect:   v1alpha1.PreviewEffectDelayed,
+				Reason:   v1alpha1.ReasonPodDisruptionBudget,
+				PodCount: 3,
+				Rounds:   3,
+				Budgets:  []v1alpha1.PreviewBudget{{Namespace: "kube-system", Name: "dns", DisruptionsAllowed: 1}},
+				Message: "PodDisruptionBudget dns allows 1 of these 3 pods at a time, so they leave in 3 groups, " +
+					"each when the replacements of the one before are ready.",
+				Pods: []v1alpha1.PreviewPodReference{{Namespace: "kube-system", Name: "dns-1", Node: "node-003"}},
 			},
 		},
-		PodsKept: []v1alpha1.PreviewPodsKept{{Reason: "DaemonSet pod", PodCount: 2, Pods: []v1alpha1.PreviewPodReference{
-			{Namespace: "kube-system", Name: "logs-1", Node: "node-003"}, {Namespace: "kube-system", Name: "logs-2", Node: "node-004"},
-		}}},
-		Maintenances: []v1alpha1.PreviewMaintenance{{Name: "zone-a", Stage: v1alpha1.NodeMaintenanceStageCordon, NodeCount: 1}},
-		Nodes:        []v1alpha1.PreviewNode{{Name: "node-003", PodCount: 6, PodsKept: 1}, {Name: "node-004", PodCount: 6, PodsKept: 1}},
+		PodsKept: []v1alpha1.PreviewPodsKept{
+			{Reason: "DaemonSet pod", PodCount: 2, Pods: []v1alpha1.PreviewPodReference{
+				{Namespace: "kube-system", Name: "logs-1", Node: "node-003"},
+				{Namespace: "kube-system", Name: "logs-2", Node: "node-004"},
+			}},
+		},
+		Maintenances: []v1alpha1.PreviewMaintenance{
+			{Name: "zone-a", Stage: v1alpha1.NodeMaintenanceStageCordon, NodeCount: 1},
+		},
+		Nodes: []v1alpha1.PreviewNode{
+			{Name: "node-003", PodCount: 6, PodsKept: 1}, {Name: "node-004", PodCount: 6, PodsKept: 1},
+		},
 	}
 }
 
 func event(name, reason, kind, object, note string, at time.Duration, modify ...func(*eventsv1.Event)) *eventsv1.Event {
 	e := &eventsv1.Event{
-		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name}, EventTime: metav1.NewMicroTime(now.Add(-at)),
-		Reason: reason, Note: note, Type: corev1.EventTypeNormal, Regarding: corev1.ObjectReference{Kind: kind, Name: object, UID: "uid-1"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name},
+		EventTime:  metav1.NewMicroTime(now.Add(-at)),
+		Reason:     reason,
+		Note:       note,
+		Type:       corev1.EventTypeNormal,
+		Regarding:  corev1.ObjectReference{Kind: kind, Name: object, UID: "uid-1"},
 	}
 	if kind == "Node" {
-		e.Regarding.UID, e.Related = types.UID(object), &corev1.ObjectReference{Kind: "NodeMaintenance", Name: "kernel-update", UID: "uid-1"}
+		e.Regarding.UID, e.Related = types.UID(object), &corev1.ObjectReference{
+			Kind: "NodeMaintenance",
+			Name: "kernel-update",
+			UID:  "uid-1",
+		}
 	}
 	for _, m := range modify {
 		m(e)
@@ -382,11 +535,20 @@ func event(name, reason, kind, object, note string, at time.Duration, modify ...
 // events are those of draining, and one of another maintenance.
 func events() []runtime.Object {
 	return []runtime.Object{
-		event("a", "NodeMaintenanceCordoned", "Node", "node-003", "Made unschedulable by NodeMaintenance kernel-update", 89*time.Second),
-		event("b", "CordonFight", "Node", "node-004", "kubectl-edit keeps making the node schedulable", 50*time.Second, func(e *eventsv1.Event) {
-			e.Type, e.Series = corev1.EventTypeWarning, &eventsv1.EventSeries{Count: 4}
-		}),
-		event("c", "Drained", "NodeMaintenance", "another", "All pods have left 1 node", 5*time.Second, func(e *eventsv1.Event) { e.Regarding.UID = "uid-9" }),
+		event(
+			"a", "NodeMaintenanceCordoned", "Node", "node-003", "Made unschedulable by NodeMaintenance kernel-update",
+			89*time.Second,
+		),
+		event(
+			"b", "CordonFight", "Node", "node-004", "kubectl-edit keeps making the node schedulable", 50*time.Second,
+			func(e *eventsv1.Event) {
+				e.Type, e.Series = corev1.EventTypeWarning, &eventsv1.EventSeries{Count: 4}
+			},
+		),
+		event(
+			"c", "Drained", "NodeMaintenance", "another", "All pods have left 1 node", 5*time.Second,
+			func(e *eventsv1.Event) { e.Regarding.UID = "uid-9" },
+		),
 	}
 }
 

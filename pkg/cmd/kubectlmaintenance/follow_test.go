@@ -68,9 +68,12 @@ func shown(written string) string {
 // eventually waits until what was written shows a text.
 func eventually(t *testing.T, out *buffer, text string) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
-		return strings.Contains(shown(out.String()), text), nil
-	})
+	err := wait.PollUntilContextTimeout(
+		t.Context(), 5*time.Millisecond, 30*time.Second, true,
+		func(context.Context) (bool, error) {
+			return strings.Contains(shown(out.String()), text), nil
+		},
+	)
 	if err != nil {
 		t.Fatalf("%q is not shown: %v\n%s", text, err, shown(out.String()))
 	}
@@ -107,7 +110,9 @@ func TestWatch(t *testing.T) {
 	}
 	eventually(t, w.out, "5 of 16 gone")
 	// The server forgets Evacuations; what was seen is remembered.
-	if err := w.haulout.MaintenanceV1alpha1().Evacuations("shop").Delete(t.Context(), "uid-web-99", metav1.DeleteOptions{}); err != nil {
+	if err := w.haulout.MaintenanceV1alpha1().Evacuations("shop").Delete(
+		t.Context(), "uid-web-99", metav1.DeleteOptions{},
+	); err != nil {
 		t.Fatal(err)
 	}
 	nm = nm.DeepCopy()
@@ -125,7 +130,8 @@ func TestWatch(t *testing.T) {
 	if code := <-ended; code != exitDone {
 		t.Errorf("it ended with %d: %s", code, w.err.String())
 	}
-	if last := shown(w.out.String()); !strings.HasSuffix(last, "kernel-update was deleted.") || !strings.Contains(last, "5 of 15 gone") {
+	if last := shown(w.out.String()); !strings.HasSuffix(last, "kernel-update was deleted.") ||
+		!strings.Contains(last, "5 of 15 gone") {
 		t.Errorf("at last it shows\n%s", last)
 	}
 }
@@ -143,10 +149,16 @@ func TestWatchInAPipe(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := w.background(ctx, "status", "kernel-update", "-w")
-	eventually(t, w.out, "kernel-update: 0 of 2 nodes drained, 4 of 16 pods gone, 9 leaving, 3 for later waves, 3 blocked (shop/checkout-a: PodDisruptionBudget)")
+	eventually(
+		t, w.out,
+		"kernel-update: 0 of 2 nodes drained, 4 of 16 pods gone, 9 leaving, 3 for later waves, 3 blocked "+
+			"(shop/checkout-a: PodDisruptionBudget)",
+	)
 	nm := draining()
 	nm.Status.NodeStatuses[0].PodsPendingEvacuation = 0
-	if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm, metav1.UpdateOptions{}); err != nil {
+	if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(
+		t.Context(), nm, metav1.UpdateOptions{},
+	); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, w.out, "6 of 16 pods gone, 9 leaving, 1 for later waves")
@@ -175,7 +187,9 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 		"a user deletes the maintenance": {
 			happens: func(t *testing.T, w *world, _ func()) {
 				t.Helper()
-				if err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), "node-003-x7k2p", metav1.DeleteOptions{}); err != nil {
+				if err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
+					t.Context(), "node-003-x7k2p", metav1.DeleteOptions{},
+				); err != nil {
 					t.Fatal(err)
 				}
 			},
@@ -185,8 +199,11 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 			happens: func(t *testing.T, w *world, _ func()) {
 				t.Helper()
 				nm := draining()
-				nm.Name, nm.UID, nm.Spec.Stage = "node-003-x7k2p", "uid-of-node-003-x7k2p", v1alpha1.NodeMaintenanceStageComplete
-				if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm, metav1.UpdateOptions{}); err != nil {
+				nm.Name, nm.UID = "node-003-x7k2p", "uid-of-node-003-x7k2p"
+				nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
+				if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(
+					t.Context(), nm, metav1.UpdateOptions{},
+				); err != nil {
 					t.Fatal(err)
 				}
 			},
@@ -198,7 +215,9 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 				nm := draining()
 				nm.Name, nm.UID = "node-003-x7k2p", "uid-of-node-003-x7k2p"
 				nm.Status.Conditions[0].Status = metav1.ConditionTrue
-				if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm, metav1.UpdateOptions{}); err != nil {
+				if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(
+					t.Context(), nm, metav1.UpdateOptions{},
+				); err != nil {
 					t.Fatal(err)
 				}
 			},
@@ -207,14 +226,18 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, "")
-			w.haulout.PrependReactor("create", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
-				if created := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance); created.Spec.Reason == previewReason {
-					return false, nil, nil
-				}
-				nm := draining()
-				nm.Name, nm.UID = "node-003-x7k2p", "uid-of-node-003-x7k2p"
-				return true, nm, w.haulout.Tracker().Add(nm)
-			})
+			w.haulout.PrependReactor(
+				"create", "nodemaintenances",
+				func(action clienttesting.Action) (bool, runtime.Object, error) {
+					created := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance)
+					if created.Spec.Reason == previewReason {
+						return false, nil, nil
+					}
+					nm := draining()
+					nm.Name, nm.UID = "node-003-x7k2p", "uid-of-node-003-x7k2p"
+					return true, nm, w.haulout.Tracker().Add(nm)
+				},
+			)
 			ctx, interrupt := context.WithCancel(t.Context())
 			defer interrupt()
 			ended := w.background(ctx, "drain", "node-003")
@@ -223,7 +246,9 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 			if code := <-ended; code != test.code || !strings.Contains(w.err.String(), test.stderr) {
 				t.Errorf("it ended with %d: %s", code, w.err.String())
 			}
-			_, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(t.Context(), "node-003-x7k2p", metav1.GetOptions{})
+			_, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
+				t.Context(), "node-003-x7k2p", metav1.GetOptions{},
+			)
 			if (err == nil) != test.survives {
 				t.Errorf("the maintenance: %v", err)
 			}
@@ -236,18 +261,23 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 func TestAnInterruptedPreviewLeavesNothing(t *testing.T) {
 	for name, reach := range map[string]func(interrupt func()) error{
 		"interrupted while the server previews": func(interrupt func()) error { interrupt(); return context.Canceled },
-		"the server fails":                      func(func()) error { return apierrors.NewInternalError(errors.New("no")) },
+		"the server fails": func(func()) error {
+			return apierrors.NewInternalError(errors.New("no"))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, "")
 			ctx, interrupt := context.WithCancel(t.Context())
 			defer interrupt()
-			w.haulout.PrependReactor("get", "nodemaintenances/preview", func(action clienttesting.Action) (bool, runtime.Object, error) {
-				if strings.HasPrefix(action.(clienttesting.GetAction).GetName(), "preview-") {
-					return true, nil, reach(interrupt)
-				}
-				return false, nil, nil
-			})
+			w.haulout.PrependReactor(
+				"get", "nodemaintenances/preview",
+				func(action clienttesting.Action) (bool, runtime.Object, error) {
+					if strings.HasPrefix(action.(clienttesting.GetAction).GetName(), "preview-") {
+						return true, nil, reach(interrupt)
+					}
+					return false, nil, nil
+				},
+			)
 			if code := w.run(ctx, []string{"preview", "node-003", "node-004"}); code == exitDone {
 				t.Error("it ended as if nothing had happened")
 			}
@@ -274,7 +304,9 @@ func TestNames(t *testing.T) {
 		}
 	}
 	for selector, want := range map[string]string{
-		"pool=blue": "pool-blue", "node.kubernetes.io/instance-type in (A, b)": "node-kubernetes-io-instance-type-in-a-b", "!x": "x",
+		"pool=blue": "pool-blue",
+		"node.kubernetes.io/instance-type in (A, b)": "node-kubernetes-io-instance-type-in-a-b",
+		"!x": "x",
 	} {
 		if got := title(selector); got != want {
 			t.Errorf("%q becomes %q, want %q", selector, got, want)
@@ -292,11 +324,22 @@ func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
 		want []string
 		code int
 	}{
-		"start":                    {line: "start node-003", want: []string{"preview-node-003-x7k2p Idle", "node-003-x7k2p Drain"}},
-		"drain":                    {line: "drain node-005", want: []string{"preview-node-005-x7k2p Idle", "node-005-x7k2p Drain"}},
-		"start that only cordons":  {line: "start node-003 --stage=Cordon", want: []string{"node-003-x7k2p Cordon"}},
-		"a dry run":                {line: "start node-003 --dry-run=server", want: []string{"node-003-x7k2p Drain"}},
-		"interrupted meanwhile":    {line: "drain node-003", interrupts: true, want: []string{"preview-node-003-x7k2p Idle"}, code: exitInterrupted},
+		"start": {
+			line: "start node-003",
+			want: []string{"preview-node-003-x7k2p Idle", "node-003-x7k2p Drain"},
+		},
+		"drain": {
+			line: "drain node-005",
+			want: []string{"preview-node-005-x7k2p Idle", "node-005-x7k2p Drain"},
+		},
+		"start that only cordons": {line: "start node-003 --stage=Cordon", want: []string{"node-003-x7k2p Cordon"}},
+		"a dry run":               {line: "start node-003 --dry-run=server", want: []string{"node-003-x7k2p Drain"}},
+		"interrupted meanwhile": {
+			line:       "drain node-003",
+			interrupts: true,
+			want:       []string{"preview-node-003-x7k2p Idle"},
+			code:       exitInterrupted,
+		},
 		"a stage has its own name": {line: "stage zone-a Drain"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -304,12 +347,15 @@ func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
 			ctx, interrupt := context.WithCancel(t.Context())
 			defer interrupt()
 			previews := 0
-			w.haulout.PrependReactor("get", "nodemaintenances/preview", func(clienttesting.Action) (bool, runtime.Object, error) {
-				if previews++; test.interrupts {
-					interrupt()
-				}
-				return false, nil, nil
-			})
+			w.haulout.PrependReactor(
+				"get", "nodemaintenances/preview",
+				func(clienttesting.Action) (bool, runtime.Object, error) {
+					if previews++; test.interrupts {
+						interrupt()
+					}
+					return false, nil, nil
+				},
+			)
 			if code := w.run(ctx, strings.Fields(test.line)); code != test.code {
 				t.Errorf("it ended with %d: %s", code, w.err.String())
 			}
@@ -339,7 +385,10 @@ func TestAPreviewThatIsLeft(t *testing.T) {
 	if code := w.run(t.Context(), []string{"start", "node-003"}); code != exitDone {
 		t.Errorf("it ended with %d", code)
 	}
-	for _, text := range []string{"IN THE WAY OF THE DRAIN", "Note: the temporary NodeMaintenance preview-node-003-x7k2p is left, without effect"} {
+	for _, text := range []string{
+		"IN THE WAY OF THE DRAIN",
+		"Note: the temporary NodeMaintenance preview-node-003-x7k2p is left, without effect",
+	} {
 		if !strings.Contains(w.err.String(), text) {
 			t.Errorf("%q is missing in %s", text, w.err.String())
 		}
@@ -364,7 +413,8 @@ func TestManyMaintenancesCostFewRequests(t *testing.T) {
 	}
 	w := newWorld(t, "", append(objects, cordon())...)
 	uncordon("node-005")(w)
-	if code := w.run(t.Context(), []string{"blockers"}); code != exitBlocked || !strings.Contains(w.out.String(), "nodes: node-005") {
+	if code := w.run(t.Context(), []string{"blockers"}); code != exitBlocked ||
+		!strings.Contains(w.out.String(), "nodes: node-005") {
 		t.Errorf("it ended with %d: %s", code, w.out.String())
 	}
 	if requests := len(w.kube.Actions()) + len(w.haulout.Actions()); requests > 10 {

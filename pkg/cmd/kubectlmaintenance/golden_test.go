@@ -28,11 +28,9 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -67,50 +65,67 @@ type golden struct {
 }
 
 var goldens = map[string]golden{
-	"help":                    {line: "--help"},
-	"help-drain":              {line: "drain --help"},
-	"start-node":              {line: "start node-003"},
-	"start-names":             {line: "start node/node-003 node-004 node-003 -o yaml --dry-run=client"},
-	"start-selector":          {line: "start -l pool=blue,zone!=a,!gpu --stage=cordon --reason=network -o yaml --dry-run=client"},
-	"start-plan":              {line: "start node-003 --plan=- -o yaml --dry-run=client", stdin: "- {podPriority: 0, podSelector: {matchLabels: {tier: batch}}}\n"},
-	"start-plan-of-manifest":  {line: "start node-003 --plan=- -o name --dry-run=client", stdin: manifest + "  drainPlan: [{podPriority: 5}]\n"},
-	"start-plan-misspelled":   {line: "start node-003 --plan=-", stdin: "- {podPriority: 0, podSelektor: {}}\n"},
-	"start-plan-empty":        {line: "start node-003 --plan=-", stdin: "drainPlan: []\n"},
-	"start-server-dry-run":    {line: "start node-003 --dry-run=server"},
-	"start-wait":              {line: "start node-005 --wait --timeout=1m"},
-	"start-wait-cordon":       {line: "start node-003 --stage=Cordon --wait", arrange: cordonsWhatIsMade},
-	"start-nothing":           {line: "start"},
-	"start-both":              {line: "start node-003 -l pool=blue"},
-	"start-empty-selector":    {line: "start -l ,"},
-	"start-bad-stage":         {line: "start node-003 --stage=Complete"},
-	"start-bad-dry-run":       {line: "start node-003 --dry-run=maybe"},
-	"start-bad-output":        {line: "start node-003 -o table"},
-	"start-timeout-alone":     {line: "start node-003 --timeout=1m"},
-	"start-negative-timeout":  {line: "start node-003 --wait --timeout=-1m"},
-	"start-unknown-node":      {line: "start node-099"},
-	"start-unknown-flag":      {line: "start node-003 --when=now"},
-	"start-all-refused":       {line: "start -l kubernetes.io/os=linux"},
-	"start-all-yes":           {line: "start -l kubernetes.io/os=linux --yes"},
-	"start-control-plane":     {line: "start node-001"},
-	"start-asked-no":          {line: "start node-001", stdin: "n\n", arrange: interactive},
-	"start-asked-yes":         {line: "start node-001", stdin: "Y\n", arrange: interactive},
-	"start-may-not-list":      {line: "start node-003", arrange: forbid("list", "nodes")},
-	"start-not-installed":     {line: "start node-003", arrange: notInstalled},
-	"drain":                   {line: "drain node-005"},
-	"drain-habits":            {line: "drain node-005 --ignore-daemonsets --delete-emptydir-data --force --chunk-size=100 --skip-wait-for-delete-timeout=5"},
-	"drain-refused":           {line: "drain node-005 --disable-eviction --grace-period=0 --pod-selector=app=web"},
-	"drain-negative-grace":    {line: "drain node-005 --grace-period=-1 -o name"},
-	"drain-dry-run":           {line: "drain node-005 --dry-run=server --timeout=5m"},
-	"start-new-nodes":         {line: "start -l pool=blue --new-nodes=join -o yaml --dry-run=client"},
-	"start-bad-new-nodes":     {line: "start -l pool=blue --new-nodes=Adopt"},
-	"drain-bad-new-nodes":     {line: "drain node-005 --new-nodes="},
-	"drain-no-preview":        {line: "drain node-005", arrange: forbid("get", "nodemaintenances/preview")},
-	"drain-clear":             {line: "drain node-005", arrange: clearPreview},
-	"drain-many-warnings":     {line: "drain node-005 -o name", arrange: manyWarnings},
-	"start-refused":           {line: "start node-003", arrange: forbid("create", "nodemaintenances")},
-	"stage-no-preview":        {line: "stage zone-a Drain", arrange: forbid("get", "nodemaintenances/preview")},
-	"status-new-nodes":        {line: "status kernel-update", objects: []runtime.Object{ignoring(v1alpha1.NewNodesPolicyIgnore)}},
-	"status-new-nodes-join":   {line: "status kernel-update", objects: []runtime.Object{ignoring(v1alpha1.NewNodesPolicyJoin)}},
+	"help":        {line: "--help"},
+	"help-drain":  {line: "drain --help"},
+	"start-node":  {line: "start node-003"},
+	"start-names": {line: "start node/node-003 node-004 node-003 -o yaml --dry-run=client"},
+	"start-selector": {
+		line: "start -l pool=blue,zone!=a,!gpu --stage=cordon --reason=network -o yaml --dry-run=client",
+	},
+	"start-plan": {
+		line:  "start node-003 --plan=- -o yaml --dry-run=client",
+		stdin: "- {podPriority: 0, podSelector: {matchLabels: {tier: batch}}}\n",
+	},
+	"start-plan-of-manifest": {
+		line:  "start node-003 --plan=- -o name --dry-run=client",
+		stdin: manifest + "  drainPlan: [{podPriority: 5}]\n",
+	},
+	"start-plan-misspelled":  {line: "start node-003 --plan=-", stdin: "- {podPriority: 0, podSelektor: {}}\n"},
+	"start-plan-empty":       {line: "start node-003 --plan=-", stdin: "drainPlan: []\n"},
+	"start-server-dry-run":   {line: "start node-003 --dry-run=server"},
+	"start-wait":             {line: "start node-005 --wait --timeout=1m"},
+	"start-wait-cordon":      {line: "start node-003 --stage=Cordon --wait", arrange: cordonsWhatIsMade},
+	"start-nothing":          {line: "start"},
+	"start-both":             {line: "start node-003 -l pool=blue"},
+	"start-empty-selector":   {line: "start -l ,"},
+	"start-bad-stage":        {line: "start node-003 --stage=Complete"},
+	"start-bad-dry-run":      {line: "start node-003 --dry-run=maybe"},
+	"start-bad-output":       {line: "start node-003 -o table"},
+	"start-timeout-alone":    {line: "start node-003 --timeout=1m"},
+	"start-negative-timeout": {line: "start node-003 --wait --timeout=-1m"},
+	"start-unknown-node":     {line: "start node-099"},
+	"start-unknown-flag":     {line: "start node-003 --when=now"},
+	"start-all-refused":      {line: "start -l kubernetes.io/os=linux"},
+	"start-all-yes":          {line: "start -l kubernetes.io/os=linux --yes"},
+	"start-control-plane":    {line: "start node-001"},
+	"start-asked-no":         {line: "start node-001", stdin: "n\n", arrange: interactive},
+	"start-asked-yes":        {line: "start node-001", stdin: "Y\n", arrange: interactive},
+	"start-may-not-list":     {line: "start node-003", arrange: forbid("list", "nodes")},
+	"start-not-installed":    {line: "start node-003", arrange: notInstalled},
+	"drain":                  {line: "drain node-005"},
+	"drain-habits": {
+		line: "drain node-005 --ignore-daemonsets --delete-emptydir-data --force --chunk-size=100 " +
+			"--skip-wait-for-delete-timeout=5",
+	},
+	"drain-refused":        {line: "drain node-005 --disable-eviction --grace-period=0 --pod-selector=app=web"},
+	"drain-negative-grace": {line: "drain node-005 --grace-period=-1 -o name"},
+	"drain-dry-run":        {line: "drain node-005 --dry-run=server --timeout=5m"},
+	"start-new-nodes":      {line: "start -l pool=blue --new-nodes=join -o yaml --dry-run=client"},
+	"start-bad-new-nodes":  {line: "start -l pool=blue --new-nodes=Adopt"},
+	"drain-bad-new-nodes":  {line: "drain node-005 --new-nodes="},
+	"drain-no-preview":     {line: "drain node-005", arrange: forbid("get", "nodemaintenances/preview")},
+	"drain-clear":          {line: "drain node-005", arrange: clearPreview},
+	"drain-many-warnings":  {line: "drain node-005 -o name", arrange: manyWarnings},
+	"start-refused":        {line: "start node-003", arrange: forbid("create", "nodemaintenances")},
+	"stage-no-preview":     {line: "stage zone-a Drain", arrange: forbid("get", "nodemaintenances/preview")},
+	"status-new-nodes": {
+		line:    "status kernel-update",
+		objects: []runtime.Object{ignoring(v1alpha1.NewNodesPolicyIgnore)},
+	},
+	"status-new-nodes-join": {
+		line:    "status kernel-update",
+		objects: []runtime.Object{ignoring(v1alpha1.NewNodesPolicyJoin)},
+	},
 	"preview":                 {line: "preview kernel-update"},
 	"preview-wide":            {line: "preview nm/kernel-update -o wide"},
 	"preview-nodes":           {line: "preview node-003 node-004"},
@@ -135,48 +150,96 @@ var goldens = map[string]golden{
 	"status-watch-complete":   {line: "status memory --watch"},
 	"status-without-rights":   {line: "status kernel-update", arrange: forbid("list", "evacuations")},
 	"status-no-preview":       {line: "status kernel-update", arrange: forbid("get", "nodemaintenances/preview")},
-	"status-blocked":          {line: "status kernel-update", objects: append([]runtime.Object{stuck()}, evacuations()...)},
-	"status-long":             {line: "status kernel-update", objects: append([]runtime.Object{long()}, evacuations()...)},
-	"status-long-table":       {line: "status", objects: append([]runtime.Object{long(), cordon()}, evacuations()...)},
-	"blockers":                {line: "blockers"},
-	"blockers-of-one":         {line: "blockers kernel-update"},
-	"blockers-wide":           {line: "blockers kernel-update -o wide"},
-	"blockers-name":           {line: "blockers kernel-update -o name"},
-	"blockers-none":           {line: "blockers memory"},
-	"blockers-refused":        {line: "blockers kernel-update", objects: []runtime.Object{notAuthorized()}, arrange: refuseNode},
-	"blockers-refused-wide":   {line: "blockers kernel-update -o wide", objects: []runtime.Object{notAuthorized()}, arrange: refuseNode},
-	"blockers-no-preview": {
-		line: "blockers kernel-update", objects: []runtime.Object{notAuthorized()}, arrange: forbid("get", "nodemaintenances/preview"),
+	"status-blocked": {
+		line:    "status kernel-update",
+		objects: append([]runtime.Object{stuck()}, evacuations()...),
 	},
-	"blockers-sync-failed": {line: "blockers kernel-update", objects: []runtime.Object{syncFailed()}, arrange: uncordon("node-004")},
-	"blockers-no-nodes":    {line: "blockers kernel-update", objects: []runtime.Object{syncFailed()}, arrange: forbid("get", "nodes")},
+	"status-long": {
+		line:    "status kernel-update",
+		objects: append([]runtime.Object{long()}, evacuations()...),
+	},
+	"status-long-table": {line: "status", objects: append([]runtime.Object{long(), cordon()}, evacuations()...)},
+	"blockers":          {line: "blockers"},
+	"blockers-of-one":   {line: "blockers kernel-update"},
+	"blockers-wide":     {line: "blockers kernel-update -o wide"},
+	"blockers-name":     {line: "blockers kernel-update -o name"},
+	"blockers-none":     {line: "blockers memory"},
+	"blockers-refused": {
+		line:    "blockers kernel-update",
+		objects: []runtime.Object{notAuthorized()},
+		arrange: refuseNode,
+	},
+	"blockers-refused-wide": {
+		line:    "blockers kernel-update -o wide",
+		objects: []runtime.Object{notAuthorized()},
+		arrange: refuseNode,
+	},
+	"blockers-no-preview": {
+		line:    "blockers kernel-update",
+		objects: []runtime.Object{notAuthorized()},
+		arrange: forbid("get", "nodemaintenances/preview"),
+	},
+	"blockers-sync-failed": {
+		line:    "blockers kernel-update",
+		objects: []runtime.Object{syncFailed()},
+		arrange: uncordon("node-004"),
+	},
+	"blockers-no-nodes": {
+		line:    "blockers kernel-update",
+		objects: []runtime.Object{syncFailed()},
+		arrange: forbid("get", "nodes"),
+	},
 	"blockers-uncordoned":  {line: "blockers", objects: []runtime.Object{cordon()}, arrange: uncordon("node-005")},
 	"blockers-stalled":     {line: "blockers", objects: append([]runtime.Object{stalled()}, evacuations()...)},
 	"blockers-pods-only":   {line: "blockers", arrange: forbid("list", "nodemaintenances")},
 	"blockers-stuck":       {line: "blockers", objects: []runtime.Object{stuck()}},
 	"blockers-new-reasons": {line: "blockers", objects: newReasons()},
-	"status-stalled":       {line: "status kernel-update", objects: append([]runtime.Object{stalled()}, evacuations()...)},
-	"status-sync-failed":   {line: "status kernel-update", objects: append([]runtime.Object{syncFailed()}, evacuations()...)},
+	"status-stalled": {
+		line:    "status kernel-update",
+		objects: append([]runtime.Object{stalled()}, evacuations()...),
+	},
+	"status-sync-failed": {
+		line:    "status kernel-update",
+		objects: append([]runtime.Object{syncFailed()}, evacuations()...),
+	},
 	"status-no-messages":   {line: "status kernel-update", objects: []runtime.Object{notAuthorized()}},
 	"status-stalled-table": {line: "status", objects: []runtime.Object{stalled(), cordon(), releasing()}},
 	"status-cordon":        {line: "status zone-a", objects: []runtime.Object{cordonMessage()}},
-	"wait-stalled":         {line: "stage kernel-update Drain --wait --timeout=1m", objects: []runtime.Object{stalled()}},
-	"wait-sync-failed":     {line: "stage kernel-update Drain --wait --timeout=1m", objects: []runtime.Object{syncFailed()}},
-	"wait-cordon":          {line: "stage zone-a Cordon --wait --timeout=1m", arrange: uncordon("node-005")},
+	"wait-stalled": {
+		line:    "stage kernel-update Drain --wait --timeout=1m",
+		objects: []runtime.Object{stalled()},
+	},
+	"wait-sync-failed": {
+		line:    "stage kernel-update Drain --wait --timeout=1m",
+		objects: []runtime.Object{syncFailed()},
+	},
+	"wait-cordon": {line: "stage zone-a Cordon --wait --timeout=1m", arrange: uncordon("node-005")},
 	"wait-cordon-refused": {line: "stage zone-a Cordon --wait", arrange: func(w *world) {
 		uncordon("node-005")(w)
 		previewRefuses("node-005")(w)
 		timePasses(w)
 	}},
-	"complete-stuck":         {line: "complete memory --timeout=1m", objects: []runtime.Object{releasing()}},
-	"history-stalled":        {line: "history kernel-update", objects: append([]runtime.Object{stalled()}, events()...)},
-	"blockers-namespace":     {line: "blockers --namespace=db"},
-	"blockers-waiting":       {line: "blockers kernel-update", objects: append(everything(), waiting()...)},
-	"blockers-waiting-wide":  {line: "blockers kernel-update -o wide", objects: append(everything(), waiting()...)},
-	"blockers-waiting-name":  {line: "blockers kernel-update -o name", objects: append(everything(), waiting()...)},
-	"blockers-waiting-json":  {line: "blockers kernel-update -o jsonpath={.items[*].spec.podRef.name}", objects: append(everything(), waiting()...)},
-	"blockers-only-waiting":  {line: "blockers kernel-update", objects: append([]runtime.Object{draining()}, waiting()...)},
-	"status-waiting":         {line: "status kernel-update", objects: append([]runtime.Object{draining()}, append(evacuations(), waiting()...)...)},
+	"complete-stuck": {line: "complete memory --timeout=1m", objects: []runtime.Object{releasing()}},
+	"history-stalled": {
+		line:    "history kernel-update",
+		objects: append([]runtime.Object{stalled()}, events()...),
+	},
+	"blockers-namespace":    {line: "blockers --namespace=db"},
+	"blockers-waiting":      {line: "blockers kernel-update", objects: append(everything(), waiting()...)},
+	"blockers-waiting-wide": {line: "blockers kernel-update -o wide", objects: append(everything(), waiting()...)},
+	"blockers-waiting-name": {line: "blockers kernel-update -o name", objects: append(everything(), waiting()...)},
+	"blockers-waiting-json": {
+		line:    "blockers kernel-update -o jsonpath={.items[*].spec.podRef.name}",
+		objects: append(everything(), waiting()...),
+	},
+	"blockers-only-waiting": {
+		line:    "blockers kernel-update",
+		objects: append([]runtime.Object{draining()}, waiting()...),
+	},
+	"status-waiting": {
+		line:    "status kernel-update",
+		objects: append([]runtime.Object{draining()}, append(evacuations(), waiting()...)...),
+	},
 	"blockers-forbidden":     {line: "blockers", arrange: forbid("list", "evacuations")},
 	"stage":                  {line: "stage zone-a Drain"},
 	"stage-wait":             {line: "stage zone-a cordon --wait"},
@@ -197,194 +260,16 @@ var goldens = map[string]golden{
 	"history-bad-output":     {line: "history kernel-update -o table"},
 	"history-without-events": {line: "history kernel-update", arrange: forbid("list", "events")},
 	"wait-timeout":           {line: "stage kernel-update Drain --wait --timeout=1m"},
-	"wait-blocked":           {line: "stage kernel-update Drain --wait --timeout=1m", objects: append([]runtime.Object{stuck()}, evacuations()...)},
-	"completion-names":       {line: "__complete status "},
-	"completion-active":      {line: "__complete complete "},
-	"completion-nodes":       {line: "__complete drain node-003 node-00"},
-	"completion-preview":     {line: "__complete preview "},
-	"completion-stages":      {line: "__complete stage zone-a "},
-	"completion-output":      {line: "__complete status -o "},
-}
-
-// progressing sets the condition Progressing, and when something moved last.
-func progressing(
-	nm *v1alpha1.NodeMaintenance, status metav1.ConditionStatus, reason, message string, last time.Duration,
-) *v1alpha1.NodeMaintenance {
-	nm.Status.LastProgressTimestamp = new(before(last))
-	nm.Status.Conditions = append(nm.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionProgressing, Status: status, Reason: reason, Message: message, LastTransitionTime: before(last),
-	})
-	return nm
-}
-
-// stuck is draining when all pods that are asked to leave are blocked.
-func stuck() *v1alpha1.NodeMaintenance {
-	nm := draining()
-	nm.Status.Conditions[0].Reason = v1alpha1.ReasonDrainBlocked
-	nm.Status.Conditions[0].Message = "No pod is able to leave: shop/checkout-a (PodDisruptionBudget); 12 pods left, 9 of them evacuating, 3 blocked"
-	return progressing(nm, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked, "All 9 pods that are asked to leave are blocked", 12*time.Minute)
-}
-
-// stalled is draining when nothing has moved for long and no pod is blocked.
-func stalled() *v1alpha1.NodeMaintenance {
-	return progressing(long(), metav1.ConditionFalse, v1alpha1.ReasonProgressStalled, "Nothing has moved for 15m0s", 17*time.Minute)
-}
-
-// syncFailed is draining when a node cannot be cordoned and the others move on.
-func syncFailed() *v1alpha1.NodeMaintenance {
-	nm := draining()
-	nm.Status.Conditions[0].Reason = v1alpha1.ReasonNodeNotCordoned
-	nm.Status.Conditions[0].Message = "Node node-004 cannot be cordoned; 12 pods left, 9 of them evacuating, 3 blocked"
-	nm.Status.NodeStatuses[1].DrainTargets, nm.Status.NodeStatuses[1].DrainMessage = nil, ""
-	return progressing(nm, metav1.ConditionTrue, v1alpha1.ReasonProgressSyncFailed,
-		`Node node-004: admission webhook "nodes.example.com" denied the request, since 2026-11-21T09:59:00Z`, 20*time.Second)
-}
-
-// notAuthorized is draining when a node may not be touched and the status has no room for messages
-// about single nodes.
-func notAuthorized() *v1alpha1.NodeMaintenance {
-	nm := draining()
-	nm.Status.Conditions[0].Reason = v1alpha1.ReasonNotAuthorized
-	nm.Status.Conditions[0].Message = `User "alice" may not delete 1 selected node, which stays as it is; ` +
-		"12 pods left, 9 of them evacuating, 3 blocked"
-	nm.Status.Conditions = append(nm.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionNodeMessagesOmitted, Status: metav1.ConditionTrue,
-		Reason: v1alpha1.ReasonStatusTooLarge, Message: "The status is too large",
-	})
-	nm.Status.NodeStatuses[0].DrainTargets = nil
-	for i := range nm.Status.NodeStatuses {
-		nm.Status.NodeStatuses[i].DrainMessage = ""
-	}
-	return progressing(nm, metav1.ConditionTrue, v1alpha1.ReasonProgressDraining, "3 pods have left in the last minute", 5*time.Second)
-}
-
-// releasing is complete when a node cannot be released.
-func releasing() *v1alpha1.NodeMaintenance {
-	nm := complete()
-	nm.Finalizers = []string{v1alpha1.FinalizerMaintenanceCompletion}
-	return progressing(nm, metav1.ConditionFalse, v1alpha1.ReasonProgressSyncFailed, "Node node-004: the API server refuses the write", time.Hour)
-}
-
-// cordonMessage is a cordon that the server has something to say about.
-func cordonMessage() *v1alpha1.NodeMaintenance {
-	nm := cordon()
-	nm.Status.NodeStatuses[0].DrainMessage = "Cannot be cordoned: the API server refuses the write"
-	return progressing(nm, metav1.ConditionTrue, v1alpha1.ReasonProgressNotRequested, "Stage Cordon asks no pod to leave", 0)
-}
-
-// ignoring is draining with a policy for new nodes.
-func ignoring(policy v1alpha1.NewNodesPolicy) *v1alpha1.NodeMaintenance {
-	nm := draining()
-	nm.Spec.NewNodes = policy
-	message := "3 pods have left in the last minute"
-	if policy == v1alpha1.NewNodesPolicyIgnore {
-		message += "; 2 nodes are ignored, since they were created later (spec.newNodes is Ignore): node-101, node-102"
-	}
-	return progressing(nm, metav1.ConditionTrue, v1alpha1.ReasonProgressDraining, message, 5*time.Second)
-}
-
-// clearPreview makes previews find nothing but a budget that lets pods go in groups.
-func clearPreview(w *world) {
-	w.haulout.PrependReactor("get", "nodemaintenances/preview", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		p := newPreview(action.(clienttesting.GetAction).GetName())
-		p.Blockers = p.Blockers[2:]
-		return true, p, nil
-	})
-}
-
-// manyWarnings makes previews find more than is printed, the first of it a workload without a
-// budget.
-func manyWarnings(w *world) {
-	w.haulout.PrependReactor("get", "nodemaintenances/preview", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		p := newPreview(action.(clienttesting.GetAction).GetName())
-		p.Blockers, p.BlockersOmitted, p.NodesRefused = nil, 5, 1
-		for i := range 10 {
-			p.Blockers = append(p.Blockers, v1alpha1.PreviewBlocker{
-				Effect: v1alpha1.PreviewEffectDelayed, Reason: "NoBudget", PodCount: 3, Rounds: 3,
-				Message: fmt.Sprintf("StatefulSet db-%d has no budget.", i),
-			})
-		}
-		return true, p, nil
-	})
-}
-
-// newReasons has a pod for each of the newer reasons.
-func newReasons() []runtime.Object {
-	objects := []runtime.Object{draining()}
-	for i, reason := range []string{
-		v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonSurgePending, v1alpha1.ReasonEvacuationHeld, v1alpha1.ReasonBudgetsHoldEachOther,
-		v1alpha1.ReasonBudgetPodsCordoned,
-	} {
-		pod := fmt.Sprintf("web-%d", i)
-		objects = append(objects, evacuation("shop", pod, "node-004", blocked(reason, "Why "+pod+" is held.", time.Duration(60-i)*time.Second)))
-	}
-	return objects
-}
-
-// uncordon makes a node schedulable.
-func uncordon(name string) func(*world) {
-	return func(w *world) {
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": "blue"}}}
-		if err := w.kube.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), node, ""); err != nil {
-			panic(err)
-		}
-	}
-}
-
-// previewRefuses makes previews report that the requester may not delete a node.
-func previewRefuses(name string) func(*world) {
-	return func(w *world) {
-		w.haulout.PrependReactor("get", "nodemaintenances/preview", func(action clienttesting.Action) (bool, runtime.Object, error) {
-			p := newPreview(action.(clienttesting.GetAction).GetName())
-			p.NodesRefused, p.Nodes = 1, []v1alpha1.PreviewNode{{Name: name, Refused: true}}
-			return true, p, nil
-		})
-	}
-}
-
-// refuseNode has a node that is neither authorized nor cordoned.
-func refuseNode(w *world) {
-	uncordon("node-003")(w)
-	previewRefuses("node-003")(w)
-}
-
-// timePasses lets the plugin's clock go with that of the test.
-func timePasses(w *world) {
-	start := time.Now()
-	w.environment.now = func() time.Time { return now.Add(time.Since(start)) }
-}
-
-func interactive(w *world) { w.environment.interactive = func() bool { return true } }
-
-func forbid(verb, resource string) func(*world) {
-	return func(w *world) {
-		react := func(clienttesting.Action) (bool, runtime.Object, error) {
-			return true, nil, apierrors.NewForbidden(v1alpha1.Resource(resource), "", fmt.Errorf("user bob may not %s %s", verb, resource))
-		}
-		w.kube.PrependReactor(verb, resource, react)
-		w.haulout.PrependReactor(verb, resource, react)
-	}
-}
-
-func notInstalled(w *world) {
-	w.haulout.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		return true, nil, apierrors.NewGenericServerResponse(404, action.GetVerb(), v1alpha1.Resource("nodemaintenances"), "", "404 page not found", 0, true)
-	})
-}
-
-func cordonsWhatIsMade(w *world) {
-	w.haulout.PrependReactor("create", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		nm := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance)
-		nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: "node-005"}}}
-		return false, nil, nil
-	})
-}
-
-// dryRunsDelete keeps the fake from deleting in a dry run.
-func dryRunsDelete(w *world) {
-	w.haulout.PrependReactor("delete", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		return len(action.(clienttesting.DeleteActionImpl).DeleteOptions.DryRun) > 0, nil, nil
-	})
+	"wait-blocked": {
+		line:    "stage kernel-update Drain --wait --timeout=1m",
+		objects: append([]runtime.Object{stuck()}, evacuations()...),
+	},
+	"completion-names":   {line: "__complete status "},
+	"completion-active":  {line: "__complete complete "},
+	"completion-nodes":   {line: "__complete drain node-003 node-00"},
+	"completion-preview": {line: "__complete preview "},
+	"completion-stages":  {line: "__complete stage zone-a "},
+	"completion-output":  {line: "__complete status -o "},
 }
 
 // runGolden runs a command and returns what it answered as a transcript.
@@ -456,7 +341,9 @@ func leavesNothing(t *testing.T, w *world) {
 		if nm.Spec.Stage != v1alpha1.NodeMaintenanceStageIdle {
 			t.Errorf("a temporary maintenance was made in stage %s", nm.Spec.Stage)
 		}
-		if _, err := w.haulout.Tracker().Get(v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", nm.Name); !apierrors.IsNotFound(err) {
+		if _, err := w.haulout.Tracker().Get(
+			v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", nm.Name,
+		); !apierrors.IsNotFound(err) {
 			t.Errorf("%s is left (%v)", nm.Name, err)
 		}
 	}
@@ -489,15 +376,20 @@ func tryLine(t *testing.T, line string) {
 	t.Helper()
 	w := newWorld(t, "", everything()...)
 	// A drain of an example comes to its end, as does a maintenance that is completed.
-	w.haulout.PrependReactor("patch", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		nm := draining()
-		nm.Finalizers = nil
-		nm.Status.Conditions[0].Status = metav1.ConditionTrue
-		if bytes.Contains(action.(clienttesting.PatchAction).GetPatch(), []byte("Complete")) {
-			nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
-		}
-		return true, nm, w.haulout.Tracker().Update(v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), nm, "")
-	})
+	w.haulout.PrependReactor(
+		"patch", "nodemaintenances",
+		func(action clienttesting.Action) (bool, runtime.Object, error) {
+			nm := draining()
+			nm.Finalizers = nil
+			nm.Status.Conditions[0].Status = metav1.ConditionTrue
+			if bytes.Contains(action.(clienttesting.PatchAction).GetPatch(), []byte("Complete")) {
+				nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
+			}
+			return true, nm, w.haulout.Tracker().Update(
+				v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), nm, "",
+			)
+		},
+	)
 	ctx := t.Context()
 	args := shellFields(strings.TrimPrefix(line, "kubectl maintenance"))
 	if slices.Contains(args, "--watch") {
@@ -527,7 +419,8 @@ func TestExamples(t *testing.T) {
 			line = strings.TrimSpace(line)
 			switch {
 			case line == "" || strings.HasPrefix(line, "#"):
-			case strings.HasPrefix(line, "kubectl maintenance "+cmd.Name()+" ") || line == "kubectl maintenance "+cmd.Name():
+			case strings.HasPrefix(line, "kubectl maintenance "+cmd.Name()+" ") ||
+				line == "kubectl maintenance "+cmd.Name():
 				tryLine(t, line)
 				tried++
 			default:

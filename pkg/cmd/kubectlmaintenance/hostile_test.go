@@ -45,7 +45,10 @@ func hostileCluster() []runtime.Object {
 	nm.Spec.Reason = hostile
 	nm.Spec.RequestedBy.Username = "alice" + hostile
 	nm.Status.Conditions = append(nm.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionProgressing, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonProgressSyncFailed, Message: hostile,
+		Type:    v1alpha1.ConditionProgressing,
+		Status:  metav1.ConditionFalse,
+		Reason:  v1alpha1.ReasonProgressSyncFailed,
+		Message: hostile,
 	})
 	nm.Status.Conditions[0].Message = hostile
 	for i := range nm.Status.NodeStatuses {
@@ -59,18 +62,21 @@ func hostileCluster() []runtime.Object {
 
 // hostilePreview answers with it as well.
 func hostilePreview(w *world) {
-	w.haulout.PrependReactor("get", "nodemaintenances/preview", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		p := newPreview(action.(clienttesting.GetAction).GetName())
-		for i := range p.Blockers {
-			p.Blockers[i].Message, p.Blockers[i].Reason = hostile, "Unknown"+hostile
-			p.Blockers[i].Pods[0].Name = "web" + hostile
-		}
-		p.Waves[0].Nodes[0].Namespaces[0].Pods[0].Name = "web" + hostile
-		p.Waves[0].Evacuators[0].EvacuatorClass = "flush" + hostile
-		p.PodsKept[0].Reason, p.Maintenances[0].Name = hostile, "other"+hostile
-		p.Nodes[0].Refused, p.Nodes[0].Message = true, hostile
-		return true, p, nil
-	})
+	w.haulout.PrependReactor(
+		"get", "nodemaintenances/preview",
+		func(action clienttesting.Action) (bool, runtime.Object, error) {
+			p := newPreview(action.(clienttesting.GetAction).GetName())
+			for i := range p.Blockers {
+				p.Blockers[i].Message, p.Blockers[i].Reason = hostile, "Unknown"+hostile
+				p.Blockers[i].Pods[0].Name = "web" + hostile
+			}
+			p.Waves[0].Nodes[0].Namespaces[0].Pods[0].Name = "web" + hostile
+			p.Waves[0].Evacuators[0].EvacuatorClass = "flush" + hostile
+			p.PodsKept[0].Reason, p.Maintenances[0].Name = hostile, "other"+hostile
+			p.Nodes[0].Refused, p.Nodes[0].Message = true, hostile
+			return true, p, nil
+		},
+	)
 }
 
 // refuses makes the server refuse everything with it.

@@ -59,14 +59,22 @@ func TestPace(t *testing.T) {
 // TestDeparturesOfBefore does not count what left the node under another maintenance.
 func TestDeparturesOfBefore(t *testing.T) {
 	nm := &v1alpha1.NodeMaintenance{Status: v1alpha1.NodeMaintenanceStatus{
-		StageStatuses: []v1alpha1.StageStatus{{Name: v1alpha1.NodeMaintenanceStageDrain, StartTimestamp: new(metav1.NewTime(now))}},
-		NodeStatuses:  []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: "a"}}},
+		StageStatuses: []v1alpha1.StageStatus{
+			{Name: v1alpha1.NodeMaintenanceStageDrain, StartTimestamp: new(metav1.NewTime(now))},
+		},
+		NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: "a"}}},
 	}}
 	complete := func(pod, node, reason string, at time.Time) v1alpha1.Evacuation {
 		return v1alpha1.Evacuation{
-			Spec: v1alpha1.EvacuationSpec{NodeName: node, PodRef: v1alpha1.PodReference{Name: pod, UID: types.UID(pod)}},
+			Spec: v1alpha1.EvacuationSpec{
+				NodeName: node,
+				PodRef:   v1alpha1.PodReference{Name: pod, UID: types.UID(pod)},
+			},
 			Status: v1alpha1.EvacuationStatus{Conditions: []metav1.Condition{{
-				Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: reason, LastTransitionTime: metav1.NewTime(at),
+				Type:               v1alpha1.ConditionComplete,
+				Status:             metav1.ConditionTrue,
+				Reason:             reason,
+				LastTransitionTime: metav1.NewTime(at),
 			}}},
 		}
 	}
@@ -96,20 +104,61 @@ func TestGone(t *testing.T) {
 		want       int
 		known      bool
 	}{
-		"all were seen":                               {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsPeak: 10}, seen(7), 7, true},
-		"the Evacuations of most are gone":            {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsPeak: 10}, seen(2), 7, true},
-		"Evacuations may not be read":                 {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsEvacuating: 1, PodsPeak: 10}, nil, 6, true},
-		"others came meanwhile":                       {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 9, PodsPeak: 10}, seen(7), 7, true},
-		"a server that keeps no peak, and no rights":  {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3}, nil, 0, false},
-		"a server that keeps no peak":                 {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3}, seen(2), 2, true},
-		"the drain has begun":                         {v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 10, PodsPeak: 10}, seen(0), 0, true},
-		"the counters have not been written for long": {v1alpha1.NodeMaintenanceNodeStatus{PodsEvacuating: 4, PodsPeak: 10}, seen(0), 10, true},
+		"all were seen": {
+			node:       v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsPeak: 10},
+			departures: seen(7),
+			want:       7,
+			known:      true,
+		},
+		"the Evacuations of most are gone": {
+			node:       v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsPeak: 10},
+			departures: seen(2),
+			want:       7,
+			known:      true,
+		},
+		"Evacuations may not be read": {
+			node:  v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsEvacuating: 1, PodsPeak: 10},
+			want:  6,
+			known: true,
+		},
+		"others came meanwhile": {
+			node:       v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 9, PodsPeak: 10},
+			departures: seen(7),
+			want:       7,
+			known:      true,
+		},
+		"a server that keeps no peak, and no rights": {
+			node: v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3},
+			want: 0,
+		},
+		"a server that keeps no peak": {
+			node:       v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3},
+			departures: seen(2),
+			want:       2,
+			known:      true,
+		},
+		"the drain has begun": {
+			node:       v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 10, PodsPeak: 10},
+			departures: seen(0),
+			want:       0,
+			known:      true,
+		},
+		"the counters have not been written for long": {
+			node:       v1alpha1.NodeMaintenanceNodeStatus{PodsEvacuating: 4, PodsPeak: 10},
+			departures: seen(0),
+			want:       10,
+			known:      true,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.node.NodeRef.Name = "a"
 			f := Facts{
-				Maintenance: &v1alpha1.NodeMaintenance{Status: v1alpha1.NodeMaintenanceStatus{NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{test.node}}},
-				Departures:  test.departures,
+				Maintenance: &v1alpha1.NodeMaintenance{
+					Status: v1alpha1.NodeMaintenanceStatus{
+						NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{test.node},
+					},
+				},
+				Departures: test.departures,
 			}
 			if got := f.gone(&test.node); got != test.want || f.knowsGone() != test.known {
 				t.Errorf("%d have left (known: %v), want %d (%v)", got, f.knowsGone(), test.want, test.known)
@@ -121,11 +170,16 @@ func TestGone(t *testing.T) {
 // TestEveryReasonHasAnAction makes sure that a new reason comes with who must act.
 func TestEveryReasonHasAnAction(t *testing.T) {
 	for _, reason := range []string{
-		v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonPodDisruptionBudgetSyncFailed, v1alpha1.ReasonTooManyDisruptedPods,
-		v1alpha1.ReasonMultiplePodDisruptionBudgets, v1alpha1.ReasonUnhealthyPodsHoldBudget, v1alpha1.ReasonEvacuatorNotProgressing,
-		v1alpha1.ReasonPodTerminating, v1alpha1.ReasonPodFinalizer, v1alpha1.ReasonNodeUnreachable, v1alpha1.ReasonNoEvacuator,
-		v1alpha1.ReasonRecreated, v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionError, v1alpha1.ReasonNoController,
-		v1alpha1.ReasonNamespaceTerminating, v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonSurgePending, v1alpha1.ReasonEvacuationHeld,
+		v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonPodDisruptionBudgetSyncFailed,
+		v1alpha1.ReasonTooManyDisruptedPods,
+		v1alpha1.ReasonMultiplePodDisruptionBudgets, v1alpha1.ReasonUnhealthyPodsHoldBudget,
+		v1alpha1.ReasonEvacuatorNotProgressing,
+		v1alpha1.ReasonPodTerminating, v1alpha1.ReasonPodFinalizer, v1alpha1.ReasonNodeUnreachable,
+		v1alpha1.ReasonNoEvacuator,
+		v1alpha1.ReasonRecreated, v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionError,
+		v1alpha1.ReasonNoController,
+		v1alpha1.ReasonNamespaceTerminating, v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonSurgePending,
+		v1alpha1.ReasonEvacuationHeld,
 		v1alpha1.ReasonBudgetsHoldEachOther, v1alpha1.ReasonBudgetPodsCordoned, waitsForEvacuator, "SomethingNew",
 	} {
 		b := Blocker{Namespace: "shop", Pod: "web-1", Node: "node-3", Reason: reason, evacuator: "example.com"}
@@ -146,10 +200,14 @@ func TestWrap(t *testing.T) {
 		columns int
 		want    string
 	}{
-		"what fits stays on a line":                     {"one two", 20, "  one two\n"},
-		"what does not is broken between words":         {"one two three", 9, "  one two\n  three\n"},
-		"a word that is too long has a line of its own": {"a pneumonoultramicroscopic b", 10, "  a\n  pneumonoultramicroscopic\n  b\n"},
-		"nothing is no line":                            {"", 10, ""},
+		"what fits stays on a line":             {"one two", 20, "  one two\n"},
+		"what does not is broken between words": {"one two three", 9, "  one two\n  three\n"},
+		"a word that is too long has a line of its own": {
+			text:    "a pneumonoultramicroscopic b",
+			columns: 10,
+			want:    "  a\n  pneumonoultramicroscopic\n  b\n",
+		},
+		"nothing is no line": {"", 10, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := Text(wrap("  ", test.text, test.columns, screen.Plain)); got != test.want {
@@ -161,9 +219,15 @@ func TestWrap(t *testing.T) {
 
 // TestManyNodes cuts long lists, and counts what was cut.
 func TestManyNodes(t *testing.T) {
-	nm := &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: "all"}, Spec: v1alpha1.NodeMaintenanceSpec{Stage: v1alpha1.NodeMaintenanceStageDrain}}
+	nm := &v1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: "all"},
+		Spec:       v1alpha1.NodeMaintenanceSpec{Stage: v1alpha1.NodeMaintenanceStageDrain},
+	}
 	for range 5000 {
-		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: "node"}, PodsEvacuating: 1})
+		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
+			NodeRef:        v1alpha1.NodeReference{Name: "node"},
+			PodsEvacuating: 1,
+		})
 	}
 	nm.Status.NodeStatuses[4999].NodeRef.Name, nm.Status.NodeStatuses[4999].PodsBlocked = "worst", 1
 	facts := Facts{Maintenance: nm, Departures: &Departures{}, Now: now}
@@ -192,32 +256,80 @@ func TestWaits(t *testing.T) {
 		modify              func(*v1alpha1.Evacuation)
 		want                bool
 	}{
-		"an evacuator whose heartbeat was 10s ago":     {class: flush, activeFor: time.Hour, reported: 10 * time.Second, want: true},
-		"an evacuator whose heartbeat was 9s ago":      {class: flush, activeFor: time.Hour, reported: 9 * time.Second},
-		"an evacuator that has not reported in 10s":    {class: flush, activeFor: 10 * time.Second, reported: never, want: true},
-		"an evacuator that became active 9s ago":       {class: flush, activeFor: 9 * time.Second, reported: never},
-		"no active evacuator":                          {activeFor: time.Minute, reported: never},
-		"a pod that waits for an eviction":             {class: v1alpha1.EvacuatorClassEviction, activeFor: time.Minute, reported: never},
-		"a DaemonSet pod before its wave":              {class: v1alpha1.EvacuatorClassDaemonSet, activeFor: time.Minute, reported: never},
-		"a DaemonSet pod whose evacuator has reported": {class: v1alpha1.EvacuatorClassDaemonSet, activeFor: time.Hour, reported: time.Minute, want: true},
-		"an evacuator that has completed": {class: flush, activeFor: time.Hour, reported: time.Minute, modify: func(e *v1alpha1.Evacuation) {
-			e.Status.ActiveEvacuatorCompleted = true
-		}},
-		"an Evacuation that was withdrawn": {class: flush, activeFor: time.Hour, reported: time.Minute, modify: func(e *v1alpha1.Evacuation) {
-			e.DeletionTimestamp = new(metav1.NewTime(now))
-		}},
+		"an evacuator whose heartbeat was 10s ago": {
+			class:     flush,
+			activeFor: time.Hour,
+			reported:  10 * time.Second,
+			want:      true,
+		},
+		"an evacuator whose heartbeat was 9s ago": {class: flush, activeFor: time.Hour, reported: 9 * time.Second},
+		"an evacuator that has not reported in 10s": {
+			class:     flush,
+			activeFor: 10 * time.Second,
+			reported:  never,
+			want:      true,
+		},
+		"an evacuator that became active 9s ago": {class: flush, activeFor: 9 * time.Second, reported: never},
+		"no active evacuator":                    {activeFor: time.Minute, reported: never},
+		"a pod that waits for an eviction": {
+			class:     v1alpha1.EvacuatorClassEviction,
+			activeFor: time.Minute,
+			reported:  never,
+		},
+		"a DaemonSet pod before its wave": {
+			class:     v1alpha1.EvacuatorClassDaemonSet,
+			activeFor: time.Minute,
+			reported:  never,
+		},
+		"a DaemonSet pod whose evacuator has reported": {
+			class:     v1alpha1.EvacuatorClassDaemonSet,
+			activeFor: time.Hour,
+			reported:  time.Minute,
+			want:      true,
+		},
+		"an evacuator that has completed": {
+			class:     flush,
+			activeFor: time.Hour,
+			reported:  time.Minute,
+			modify: func(e *v1alpha1.Evacuation) {
+				e.Status.ActiveEvacuatorCompleted = true
+			},
+		},
+		"an Evacuation that was withdrawn": {
+			class:     flush,
+			activeFor: time.Hour,
+			reported:  time.Minute,
+			modify: func(e *v1alpha1.Evacuation) {
+				e.DeletionTimestamp = new(metav1.NewTime(now))
+			},
+		},
 		"an evacuator with no recorded time": {class: flush, activeFor: never, reported: never},
-		"a pod that is blocked": {class: flush, activeFor: time.Hour, reported: time.Minute, modify: func(e *v1alpha1.Evacuation) {
-			e.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionTrue}}
-		}},
-		"a pod that has left": {class: flush, activeFor: time.Hour, reported: time.Minute, modify: func(e *v1alpha1.Evacuation) {
-			e.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue}}
-		}},
+		"a pod that is blocked": {
+			class:     flush,
+			activeFor: time.Hour,
+			reported:  time.Minute,
+			modify: func(e *v1alpha1.Evacuation) {
+				e.Status.Conditions = []metav1.Condition{
+					{Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionTrue},
+				}
+			},
+		},
+		"a pod that has left": {
+			class:     flush,
+			activeFor: time.Hour,
+			reported:  time.Minute,
+			modify: func(e *v1alpha1.Evacuation) {
+				e.Status.Conditions = []metav1.Condition{
+					{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue},
+				}
+			},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			// The message is for people: what it says about the time does not count.
 			e := &v1alpha1.Evacuation{Status: v1alpha1.EvacuationStatus{
-				ActiveEvacuatorClass: test.class, Message: test.class + " has the turn since 2026-11-21T10:00:00Z: it is the first.",
+				ActiveEvacuatorClass: test.class,
+				Message:              test.class + " has the turn since 2026-11-21T10:00:00Z: it is the first.",
 			}}
 			if test.activeFor != never {
 				e.Status.ActiveEvacuatorSince = new(metav1.NewTime(now.Add(-test.activeFor)))

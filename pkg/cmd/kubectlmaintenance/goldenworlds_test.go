@@ -1,0 +1,257 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubectlmaintenance
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// progressing sets the condition Progressing, and when something moved last.
+func progressing(
+	nm *v1alpha1.NodeMaintenance, status metav1.ConditionStatus, reason, message string, last time.Duration,
+) *v1alpha1.NodeMaintenance {
+	nm.Status.LastProgressTimestamp = new(before(last))
+	nm.Status.Conditions = append(nm.Status.Conditions, metav1.Condition{
+		Type:               v1alpha1.ConditionProgressing,
+		Status:             status,
+		Reason:             reason,
+		Message:            message,
+		LastTransitionTime: before(last),
+	})
+	return nm
+}
+
+// stuck is draining when all pods that are asked to leave are blocked.
+func stuck() *v1alpha1.NodeMaintenance {
+	nm := draining()
+	nm.Status.Conditions[0].Reason = v1alpha1.ReasonDrainBlocked
+	nm.Status.Conditions[0].Message = "No pod is able to leave: shop/checkout-a (PodDisruptionBudget); 12 pods " +
+		"left, 9 of them evacuating, 3 blocked"
+	return progressing(
+		nm, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked, "All 9 pods that are asked to leave are blocked",
+		12*time.Minute,
+	)
+}
+
+// stalled is draining when nothing has moved for long and no pod is blocked.
+func stalled() *v1alpha1.NodeMaintenance {
+	return progressing(
+		long(), metav1.ConditionFalse, v1alpha1.ReasonProgressStalled, "Nothing has moved for 15m0s", 17*time.Minute,
+	)
+}
+
+// syncFailed is draining when a node cannot be cordoned and the others move on.
+func syncFailed() *v1alpha1.NodeMaintenance {
+	nm := draining()
+	nm.Status.Conditions[0].Reason = v1alpha1.ReasonNodeNotCordoned
+	nm.Status.Conditions[0].Message = "Node node-004 cannot be cordoned; 12 pods left, 9 of them evacuating, 3 blocked"
+	nm.Status.NodeStatuses[1].DrainTargets, nm.Status.NodeStatuses[1].DrainMessage = nil, ""
+	return progressing(nm, metav1.ConditionTrue, v1alpha1.ReasonProgressSyncFailed,
+		`Node node-004: admission webhook "nodes.example.com" denied the request, since 2026-11-21T09:59:00Z`,
+		20*time.Second)
+}
+
+// notAuthorized is draining when a node may not be touched and the status has no room for messages
+// about single nodes.
+func notAuthorized() *v1alpha1.NodeMaintenance {
+	nm := draining()
+	nm.Status.Conditions[0].Reason = v1alpha1.ReasonNotAuthorized
+	nm.Status.Conditions[0].Message = `User "alice" may not delete 1 selected node, which stays as it is; ` +
+		"12 pods left, 9 of them evacuating, 3 blocked"
+	nm.Status.Conditions = append(nm.Status.Conditions, metav1.Condition{
+		Type: v1alpha1.ConditionNodeMessagesOmitted, Status: metav1.ConditionTrue,
+		Reason: v1alpha1.ReasonStatusTooLarge, Message: "The status is too large",
+	})
+	nm.Status.NodeStatuses[0].DrainTargets = nil
+	for i := range nm.Status.NodeStatuses {
+		nm.Status.NodeStatuses[i].DrainMessage = ""
+	}
+	return progressing(
+		nm, metav1.ConditionTrue, v1alpha1.ReasonProgressDraining, "3 pods have left in the last minute",
+		5*time.Second,
+	)
+}
+
+// releasing is complete when a node cannot be released.
+func releasing() *v1alpha1.NodeMaintenance {
+	nm := complete()
+	nm.Finalizers = []string{v1alpha1.FinalizerMaintenanceCompletion}
+	return progressing(
+		nm, metav1.ConditionFalse, v1alpha1.ReasonProgressSyncFailed,
+		"Node node-004: the API server refuses the write", time.Hour,
+	)
+}
+
+// cordonMessage is a cordon that the server has something to say about.
+func cordonMessage() *v1alpha1.NodeMaintenance {
+	nm := cordon()
+	nm.Status.NodeStatuses[0].DrainMessage = "Cannot be cordoned: the API server refuses the write"
+	return progressing(
+		nm, metav1.ConditionTrue, v1alpha1.ReasonProgressNotRequested, "Stage Cordon asks no pod to leave", 0,
+	)
+}
+
+// ignoring is draining with a policy for new nodes.
+func ignoring(policy v1alpha1.NewNodesPolicy) *v1alpha1.NodeMaintenance {
+	nm := draining()
+	nm.Spec.NewNodes = policy
+	message := "3 pods have left in the last minute"
+	if policy == v1alpha1.NewNodesPolicyIgnore {
+		message += "; 2 nodes are ignored, since they were created later (spec.newNodes is Ignore): node-101, node-102"
+	}
+	return progressing(nm, metav1.ConditionTrue, v1alpha1.ReasonProgressDraining, message, 5*time.Second)
+}
+
+// clearPreview makes previews find nothing but a budget that lets pods go in groups.
+func clearPreview(w *world) {
+	w.haulout.PrependReactor(
+		"get", "nodemaintenances/preview",
+		func(action clienttesting.Action) (bool, runtime.Object, error) {
+			p := newPreview(action.(clienttesting.GetAction).GetName())
+			p.Blockers = p.Blockers[2:]
+			return true, p, nil
+		},
+	)
+}
+
+// manyWarnings makes previews find more than is printed, the first of it a workload without a
+// budget.
+func manyWarnings(w *world) {
+	w.haulout.PrependReactor(
+		"get", "nodemaintenances/preview",
+		func(action clienttesting.Action) (bool, runtime.Object, error) {
+			p := newPreview(action.(clienttesting.GetAction).GetName())
+			p.Blockers, p.BlockersOmitted, p.NodesRefused = nil, 5, 1
+			for i := range 10 {
+				p.Blockers = append(p.Blockers, v1alpha1.PreviewBlocker{
+					Effect: v1alpha1.PreviewEffectDelayed, Reason: "NoBudget", PodCount: 3, Rounds: 3,
+					Message: fmt.Sprintf("StatefulSet db-%d has no budget.", i),
+				})
+			}
+			return true, p, nil
+		},
+	)
+}
+
+// newReasons has a pod for each of the newer reasons.
+func newReasons() []runtime.Object {
+	objects := []runtime.Object{draining()}
+	for i, reason := range []string{
+		v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonSurgePending, v1alpha1.ReasonEvacuationHeld,
+		v1alpha1.ReasonBudgetsHoldEachOther,
+		v1alpha1.ReasonBudgetPodsCordoned,
+	} {
+		pod := fmt.Sprintf("web-%d", i)
+		objects = append(
+			objects,
+			evacuation(
+				"shop", pod, "node-004", blocked(reason, "Why "+pod+" is held.", time.Duration(60-i)*time.Second),
+			),
+		)
+	}
+	return objects
+}
+
+// uncordon makes a node schedulable.
+func uncordon(name string) func(*world) {
+	return func(w *world) {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": "blue"}}}
+		if err := w.kube.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), node, ""); err != nil {
+			panic(err)
+		}
+	}
+}
+
+// previewRefuses makes previews report that the requester may not delete a node.
+func previewRefuses(name string) func(*world) {
+	return func(w *world) {
+		w.haulout.PrependReactor(
+			"get", "nodemaintenances/preview",
+			func(action clienttesting.Action) (bool, runtime.Object, error) {
+				p := newPreview(action.(clienttesting.GetAction).GetName())
+				p.NodesRefused, p.Nodes = 1, []v1alpha1.PreviewNode{{Name: name, Refused: true}}
+				return true, p, nil
+			},
+		)
+	}
+}
+
+// refuseNode has a node that is neither authorized nor cordoned.
+func refuseNode(w *world) {
+	uncordon("node-003")(w)
+	previewRefuses("node-003")(w)
+}
+
+// timePasses lets the plugin's clock go with that of the test.
+func timePasses(w *world) {
+	start := time.Now()
+	w.environment.now = func() time.Time { return now.Add(time.Since(start)) }
+}
+
+func interactive(w *world) { w.environment.interactive = func() bool { return true } }
+
+func forbid(verb, resource string) func(*world) {
+	return func(w *world) {
+		react := func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewForbidden(
+				v1alpha1.Resource(resource), "", fmt.Errorf("user bob may not %s %s", verb, resource),
+			)
+		}
+		w.kube.PrependReactor(verb, resource, react)
+		w.haulout.PrependReactor(verb, resource, react)
+	}
+}
+
+func notInstalled(w *world) {
+	w.haulout.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewGenericServerResponse(
+			404, action.GetVerb(), v1alpha1.Resource("nodemaintenances"), "", "404 page not found", 0, true,
+		)
+	})
+}
+
+func cordonsWhatIsMade(w *world) {
+	w.haulout.PrependReactor(
+		"create", "nodemaintenances",
+		func(action clienttesting.Action) (bool, runtime.Object, error) {
+			nm := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance)
+			nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{
+				{NodeRef: v1alpha1.NodeReference{Name: "node-005"}},
+			}
+			return false, nil, nil
+		},
+	)
+}
+
+// dryRunsDelete keeps the fake from deleting in a dry run.
+func dryRunsDelete(w *world) {
+	w.haulout.PrependReactor(
+		"delete", "nodemaintenances",
+		func(action clienttesting.Action) (bool, runtime.Object, error) {
+			return len(action.(clienttesting.DeleteActionImpl).DeleteOptions.DryRun) > 0, nil, nil
+		},
+	)
+}
