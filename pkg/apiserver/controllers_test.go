@@ -70,7 +70,10 @@ func replica(host *fake.Clientset, s *set, identity string) *Controllers {
 
 func eventually(t *testing.T, what string, check func() bool) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) { return check(), nil })
+	err := wait.PollUntilContextTimeout(
+		t.Context(), 10*time.Millisecond, 30*time.Second, true,
+		func(context.Context) (bool, error) { return check(), nil },
+	)
 	if err != nil {
 		t.Fatalf("in vain: %s", what)
 	}
@@ -123,7 +126,12 @@ func TestReplicaThatNeverLedLeavesAtOnce(t *testing.T) {
 		other, seconds := "other", int32(3600)
 		host := fake.NewClientset(&coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
-			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &other, LeaseDurationSeconds: &seconds, RenewTime: &now, AcquireTime: &now},
+			Spec: coordinationv1.LeaseSpec{
+				HolderIdentity:       &other,
+				LeaseDurationSeconds: &seconds,
+				RenewTime:            &now,
+				AcquireTime:          &now,
+			},
 		})
 		s := &set{host: host, finish: make(chan struct{})}
 		stop, left := lead(t, replica(host, s, "a"))
@@ -151,7 +159,9 @@ func TestControllersStopWithTheLeaseAndComeBackWithIt(t *testing.T) {
 		stop, left := lead(t, replica(host, s, "a"))
 		eventually(t, "a leads", func() bool { return s.running.Load() == 1 })
 		down.Store(true)
-		eventually(t, "the controllers stop when the lease cannot be renewed", func() bool { return s.running.Load() == 0 })
+		eventually(t, "the controllers stop when the lease cannot be renewed", func() bool {
+			return s.running.Load() == 0
+		})
 		down.Store(false)
 		eventually(t, "they start anew", func() bool { return s.running.Load() == 1 && s.started.Load() == 2 })
 		stop()

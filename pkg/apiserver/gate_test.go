@@ -48,7 +48,11 @@ func leaseOf(id, revision string) *coordinationv1.Lease {
 	renewed := metav1.NewMicroTime(time.Now().Add(time.Hour))
 	lease := &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
-		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &renewed},
+		Spec: coordinationv1.LeaseSpec{
+			HolderIdentity:       &holder,
+			LeaseDurationSeconds: &seconds,
+			RenewTime:            &renewed,
+		},
 	}
 	if id != "" {
 		lease.Annotations = map[string]string{annotationStorageID: id, annotationStorageRevision: revision}
@@ -64,17 +68,27 @@ func TestWhoMayLead(t *testing.T) {
 		storage    func(*Storage)
 		want       offReason
 	}{
-		"the first server of a cluster leads":            {registered: front},
-		"one after a leader that tells nothing leads":    {registered: front, lease: leaseOf("", "")},
-		"one whose storage the lease names leads":        {registered: front, lease: leaseOf(ownID, "500")},
-		"one without an APIService does not":             {want: offElsewhere},
-		"one whose API is that of another does not":      {registered: types.NamespacedName{Namespace: "blue", Name: "service"}, want: offElsewhere},
-		"one after a leader with other storage does not": {registered: front, lease: leaseOf(otherID, "5"), want: offOtherStorage},
+		"the first server of a cluster leads":         {registered: front},
+		"one after a leader that tells nothing leads": {registered: front, lease: leaseOf("", "")},
+		"one whose storage the lease names leads":     {registered: front, lease: leaseOf(ownID, "500")},
+		"one without an APIService does not":          {want: offElsewhere},
+		"one whose API is that of another does not": {
+			registered: types.NamespacedName{Namespace: "blue", Name: "service"},
+			want:       offElsewhere,
+		},
+		"one after a leader with other storage does not": {
+			registered: front,
+			lease:      leaseOf(otherID, "5"),
+			want:       offOtherStorage,
+		},
 		"one that adopts the other storage leads": {
 			registered: front, lease: leaseOf(otherID, "5"), storage: func(s *Storage) { s.Adopt = otherID },
 		},
 		"one that adopts yet another does not": {
-			registered: front, lease: leaseOf(otherID, "5"), storage: func(s *Storage) { s.Adopt = "third" }, want: offOtherStorage,
+			registered: front,
+			lease:      leaseOf(otherID, "5"),
+			storage:    func(s *Storage) { s.Adopt = "third" },
+			want:       offOtherStorage,
 		},
 		"one whose storage was ahead does not": {registered: front, lease: leaseOf(ownID, "501"), want: offRestored},
 		"one whose storage was restored with a higher revision does not": {
@@ -128,7 +142,8 @@ func TestWhoMayLead(t *testing.T) {
 					return
 				}
 				lease, err := host.CoordinationV1().Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{})
-				if err != nil || lease.Annotations[annotationStorageID] != ownID || lease.Annotations[annotationStorageRevision] == "" {
+				if err != nil || lease.Annotations[annotationStorageID] != ownID ||
+					lease.Annotations[annotationStorageRevision] == "" {
 					t.Errorf("the Lease tells %v of the storage (%v)", lease.Annotations, err)
 				}
 			})
@@ -239,7 +254,8 @@ func TestRevisionOfTheStorage(t *testing.T) {
 		renewals.Store(0)
 		<-time.After(time.Minute)
 		if s.now() != "a" || renewals.Load() < 10 || told() != "41" {
-			t.Errorf("with a storage that does not answer %q acts, after %d renewals, and the Lease tells %s", s.now(), renewals.Load(), told())
+			t.Errorf("with a storage that does not answer %q acts, after %d renewals, and the Lease tells %s",
+				s.now(), renewals.Load(), told())
 		}
 		stop()
 		<-left

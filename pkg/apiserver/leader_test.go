@@ -64,7 +64,9 @@ func (l wiredLeases) Get(ctx context.Context, name string, o metav1.GetOptions) 
 	return l.LeaseInterface.Get(ctx, name, o)
 }
 
-func (l wiredLeases) Update(ctx context.Context, lease *coordinationv1.Lease, o metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+func (l wiredLeases) Update(
+	ctx context.Context, lease *coordinationv1.Lease, o metav1.UpdateOptions,
+) (*coordinationv1.Lease, error) {
 	if err := l.wire.pass(ctx); err != nil {
 		return nil, err
 	}
@@ -130,8 +132,12 @@ func shipped(leases coordinationclient.LeasesGetter, identity string, run func(c
 
 func TestReplicasNeverActAtTheSameTime(t *testing.T) {
 	for name, broken := range map[string]func(stop <-chan struct{}) func(context.Context) error{
-		"when the network of the leader swallows its calls": func(<-chan struct{}) func(context.Context) error { return swallow },
-		"when its calls hang and do not end with their context": func(stop <-chan struct{}) func(context.Context) error {
+		"when the network of the leader swallows its calls": func(<-chan struct{}) func(context.Context) error {
+			return swallow
+		},
+		"when its calls hang and do not end with their context": func(
+			stop <-chan struct{},
+		) func(context.Context) error {
 			return func(context.Context) error {
 				<-stop
 				return errors.New("closed")
@@ -157,7 +163,9 @@ func TestReplicasNeverActAtTheSameTime(t *testing.T) {
 				toA := &wire{LeasesGetter: host.CoordinationV1()}
 				stopA, leftA := lead(t, shipped(toA, "a", s.act("a", StopTimeout-100*time.Millisecond)))
 				eventually(t, "a acts", func() bool { return s.now() == "a" })
-				stopB, leftB := lead(t, shipped(host.CoordinationV1(), "b", s.act("b", StopTimeout-100*time.Millisecond)))
+				stopB, leftB := lead(
+					t, shipped(host.CoordinationV1(), "b", s.act("b", StopTimeout-100*time.Millisecond)),
+				)
 				// Not at a multiple of the retry period.
 				<-time.After(24*time.Second + 500*time.Millisecond)
 				stop := make(chan struct{})
@@ -236,7 +244,11 @@ func TestHealthOfALeader(t *testing.T) {
 					now := metav1.NowMicro()
 					if _, err := host.CoordinationV1().Leases("ns").Create(t.Context(), &coordinationv1.Lease{
 						ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
-						Spec:       coordinationv1.LeaseSpec{HolderIdentity: &tc.holder, LeaseDurationSeconds: &seconds, RenewTime: &now},
+						Spec: coordinationv1.LeaseSpec{
+							HolderIdentity:       &tc.holder,
+							LeaseDurationSeconds: &seconds,
+							RenewTime:            &now,
+						},
 					}, metav1.CreateOptions{}); err != nil {
 						t.Fatal(err)
 					}

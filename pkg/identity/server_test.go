@@ -42,12 +42,14 @@ func TestServerKnowsItself(t *testing.T) {
 		user user.Info
 		want bool
 	}{
-		"the bearer of the loopback token":                     {loopback("drawn-at-random"), true},
-		"the kube-apiserver in front, which has the same name": {loopback("another"), false},
-		"somebody who impersonates the name and the group":     {loopback(""), false},
-		"somebody who has the UID and another name":            {&user.DefaultInfo{Name: "mallory", UID: "drawn-at-random"}, false},
-		"an administrator":                                     {&user.DefaultInfo{Name: "admin", Groups: []string{user.SystemPrivilegedGroup}}, false},
-		"nobody":                                               {nil, false},
+		"the bearer of the loopback token":                     {user: loopback("drawn-at-random"), want: true},
+		"the kube-apiserver in front, which has the same name": {user: loopback("another")},
+		"somebody who impersonates the name and the group":     {user: loopback("")},
+		"somebody who has the UID and another name": {
+			user: &user.DefaultInfo{Name: "mallory", UID: "drawn-at-random"},
+		},
+		"an administrator": {user: &user.DefaultInfo{Name: "admin", Groups: []string{user.SystemPrivilegedGroup}}},
+		"nobody":           {},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -60,10 +62,14 @@ func TestServerKnowsItself(t *testing.T) {
 
 func TestLearnFails(t *testing.T) {
 	cases := map[string]authenticator.Request{
-		"for a token that is nobody's": authenticatorfactory.NewFromTokens(map[string]*user.DefaultInfo{"other": loopback("uid")}, nil),
-		"for a user without a UID, which anybody could be": authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
-			return &authenticator.Response{User: loopback("")}, true, nil
-		}),
+		"for a token that is nobody's": authenticatorfactory.NewFromTokens(
+			map[string]*user.DefaultInfo{"other": loopback("uid")}, nil,
+		),
+		"for a user without a UID, which anybody could be": authenticator.RequestFunc(
+			func(*http.Request) (*authenticator.Response, bool, error) {
+				return &authenticator.Response{User: loopback("")}, true, nil
+			},
+		),
 	}
 	for name, auth := range cases {
 		t.Run(name, func(t *testing.T) {

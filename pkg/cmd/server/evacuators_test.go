@@ -51,18 +51,28 @@ func TestSurgeTimeoutOf(t *testing.T) {
 		"the flag if the Deployment says none":  {deployment(nil), "ReplicaSet", "web-shop-6b59d9cb88", app, fallback},
 		"the flag if it says nonsense":          {nonsense, "ReplicaSet", "web-shop-6b59d9cb88", app, fallback},
 		"the flag if the Deployment is unknown": {slow, "ReplicaSet", "api-6b59d9cb88", app, fallback},
-		"the flag if it only looks like its":    {slow, "ReplicaSet", "web-shop-6b59d9cb88", map[string]string{"app": "api"}, fallback},
-		"the flag for a ReplicaSet by itself":   {slow, "ReplicaSet", "web", app, fallback},
-		"the flag for other owners":             {slow, "StatefulSet", "web-shop-0", app, fallback},
+		"the flag if it only looks like its": {
+			deployment: slow,
+			kind:       "ReplicaSet",
+			owner:      "web-shop-6b59d9cb88",
+			labels:     map[string]string{"app": "api"},
+			want:       fallback,
+		},
+		"the flag for a ReplicaSet by itself": {slow, "ReplicaSet", "web", app, fallback},
+		"the flag for other owners":           {slow, "StatefulSet", "web-shop-0", app, fallback},
 	} {
 		t.Run(name, func(t *testing.T) {
-			indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+			indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{
+				cache.NamespaceIndex: cache.MetaNamespaceIndexFunc,
+			})
 			if err := indexer.Add(tt.deployment); err != nil {
 				t.Fatal(err)
 			}
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 				Namespace: "shop", Name: "web-x", Labels: tt.labels,
-				OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: tt.kind, Name: tt.owner, Controller: ptr.To(true)}},
+				OwnerReferences: []metav1.OwnerReference{
+					{APIVersion: "apps/v1", Kind: tt.kind, Name: tt.owner, Controller: ptr.To(true)},
+				},
 			}}
 			if got := surgeTimeoutOf(appslisters.NewDeploymentLister(indexer), fallback)(pod); got != tt.want {
 				t.Errorf("got %s, want %s", got, tt.want)

@@ -82,13 +82,15 @@ func TestCompletion(t *testing.T) {
 	t.Run("one kubeconfig serves for everything", func(t *testing.T) {
 		o := parse(t, "--kubeconfig=/a")
 		if o.Authentication.RemoteKubeConfigFile != "/a" || o.Authorization.RemoteKubeConfigFile != "/a" {
-			t.Errorf("authentication asks %q, authorization %q", o.Authentication.RemoteKubeConfigFile, o.Authorization.RemoteKubeConfigFile)
+			t.Errorf("authentication asks %q, authorization %q",
+				o.Authentication.RemoteKubeConfigFile, o.Authorization.RemoteKubeConfigFile)
 		}
 	})
 	t.Run("unless another one is named", func(t *testing.T) {
 		o := parse(t, "--kubeconfig=/a", "--authentication-kubeconfig=/b")
 		if o.Authentication.RemoteKubeConfigFile != "/b" || o.Authorization.RemoteKubeConfigFile != "/a" {
-			t.Errorf("authentication asks %q, authorization %q", o.Authentication.RemoteKubeConfigFile, o.Authorization.RemoteKubeConfigFile)
+			t.Errorf("authentication asks %q, authorization %q",
+				o.Authentication.RemoteKubeConfigFile, o.Authorization.RemoteKubeConfigFile)
 		}
 	})
 	t.Run("etcd is embedded unless servers are named", func(t *testing.T) {
@@ -112,7 +114,9 @@ func TestHelpHasSections(t *testing.T) {
 	if err := cmd.Execute(); err != nil {
 		t.Fatal(err)
 	}
-	for _, section := range []string{"Host cluster flags:", "Embedded etcd flags:", "Controllers flags:", "Admission flags:", "--version"} {
+	for _, section := range []string{
+		"Host cluster flags:", "Embedded etcd flags:", "Controllers flags:", "Admission flags:", "--version",
+	} {
 		if !strings.Contains(out.String(), section) {
 			t.Errorf("%q is missing in\n%s", section, out.String())
 		}

@@ -28,7 +28,11 @@ import (
 
 func connect(t *testing.T, s *Server) *clientv3.Client {
 	t.Helper()
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Endpoint()}, DialTimeout: 10 * time.Second, MaxCallSendMsgSize: 16 << 20})
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints:          []string{s.Endpoint()},
+		DialTimeout:        10 * time.Second,
+		MaxCallSendMsgSize: 16 << 20,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

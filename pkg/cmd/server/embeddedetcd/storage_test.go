@@ -83,24 +83,32 @@ func open(t *testing.T, getter generic.RESTOptionsGetter, resource schema.GroupR
 		func(obj runtime.Object) (string, error) {
 			return prefix + "/" + obj.(*maintenance.NodeMaintenance).Name, nil
 		},
-		func() runtime.Object { return &maintenance.NodeMaintenance{} }, func() runtime.Object { return &maintenance.NodeMaintenanceList{} },
+		func() runtime.Object { return &maintenance.NodeMaintenance{} },
+		func() runtime.Object { return &maintenance.NodeMaintenanceList{} },
 		storage.DefaultClusterScopedAttr, nil, &cache.Indexers{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
-		return store.ReadinessCheck() == nil, nil
-	}); err != nil {
+	if err := wait.PollUntilContextTimeout(
+		t.Context(), 5*time.Millisecond, time.Minute, true,
+		func(context.Context) (bool, error) {
+			return store.ReadinessCheck() == nil, nil
+		},
+	); err != nil {
 		t.Fatal(err)
 	}
 	return store, destroy
 }
 
 func annotate(ctx context.Context, store storage.Interface, name, key string) error {
-	return store.GuaranteedUpdate(ctx, prefix+"/"+name, &maintenance.NodeMaintenance{}, false, nil, storage.SimpleUpdate(func(obj runtime.Object) (runtime.Object, error) {
-		metav1.SetMetaDataAnnotation(&obj.(*maintenance.NodeMaintenance).ObjectMeta, key, "x")
-		return obj, nil
-	}), nil)
+	return store.GuaranteedUpdate(
+		ctx, prefix+"/"+name, &maintenance.NodeMaintenance{}, false, nil,
+		storage.SimpleUpdate(func(obj runtime.Object) (runtime.Object, error) {
+			metav1.SetMetaDataAnnotation(&obj.(*maintenance.NodeMaintenance).ObjectMeta, key, "x")
+			return obj, nil
+		}),
+		nil,
+	)
 }
 
 func TestStorageInTheProcess(t *testing.T) {
@@ -119,15 +127,23 @@ func TestStorageInTheProcess(t *testing.T) {
 			}
 
 			ctx := t.Context()
-			events, err := store.Watch(ctx, prefix+"/", storage.ListOptions{ResourceVersion: "0", Predicate: storage.Everything, Recursive: true})
+			events, err := store.Watch(ctx, prefix+"/", storage.ListOptions{
+				ResourceVersion: "0",
+				Predicate:       storage.Everything,
+				Recursive:       true,
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer events.Stop()
-			if err := store.Create(ctx, prefix+"/one", &maintenance.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: "one"}}, nil, 0); err != nil {
+			if err := store.Create(
+				ctx, prefix+"/one", &maintenance.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: "one"}}, nil, 0,
+			); err != nil {
 				t.Fatal(err)
 			}
-			if err := store.Create(ctx, prefix+"/one", &maintenance.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: "one"}}, nil, 0); !storage.IsExist(err) {
+			if err := store.Create(
+				ctx, prefix+"/one", &maintenance.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: "one"}}, nil, 0,
+			); !storage.IsExist(err) {
 				t.Errorf("created twice: %v", err)
 			}
 			// None of the writers may overwrite another.
@@ -143,20 +159,28 @@ func TestStorageInTheProcess(t *testing.T) {
 			wg.Wait()
 			// Consistent reads see all that was written before.
 			list := &maintenance.NodeMaintenanceList{}
-			if err := store.GetList(ctx, prefix+"/", storage.ListOptions{Predicate: storage.Everything, Recursive: true}, list); err != nil {
+			if err := store.GetList(
+				ctx, prefix+"/", storage.ListOptions{Predicate: storage.Everything, Recursive: true}, list,
+			); err != nil {
 				t.Fatal(err)
 			}
 			if len(list.Items) != 1 || len(list.Items[0].Annotations) != writers {
-				t.Errorf("got %d objects, want one with the annotations of all writers: %v", len(list.Items), list.Items)
+				t.Errorf("got %d objects, want one with the annotations of all writers: %v",
+					len(list.Items), list.Items)
 			}
-			if err := store.Delete(ctx, prefix+"/one", &maintenance.NodeMaintenance{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
+			if err := store.Delete(
+				ctx, prefix+"/one", &maintenance.NodeMaintenance{}, nil, storage.ValidateAllObjectFunc, nil,
+				storage.DeleteOptions{},
+			); err != nil {
 				t.Fatal(err)
 			}
 			if err := annotate(ctx, store, "one", "late"); !storage.IsNotFound(err) {
 				t.Errorf("an object that is gone was updated: %v", err)
 			}
 			modified := slices.Repeat([]watch.EventType{watch.Modified}, writers)
-			for _, want := range slices.Concat([]watch.EventType{watch.Added}, modified, []watch.EventType{watch.Deleted}) {
+			for _, want := range slices.Concat(
+				[]watch.EventType{watch.Added}, modified, []watch.EventType{watch.Deleted},
+			) {
 				select {
 				case got := <-events.ResultChan():
 					if got.Type != want {
@@ -200,13 +224,16 @@ func TestBothWaysToTheStorageMeet(t *testing.T) {
 	if err := direct.Create(t.Context(), prefix+"/large", sized("large", MaxRequestBytes*3/4), nil, 0); err != nil {
 		t.Error(err)
 	}
-	if err := direct.Create(t.Context(), prefix+"/too-large", sized("too-large", MaxRequestBytes), nil, 0); err == nil || !strings.Contains(err.Error(), "too large") {
+	err = direct.Create(t.Context(), prefix+"/too-large", sized("too-large", MaxRequestBytes), nil, 0)
+	if err == nil || !strings.Contains(err.Error(), "too large") {
 		t.Errorf("an object that is too large was stored: %v", err)
 	}
 }
 
 func sized(name string, bytes int) *maintenance.NodeMaintenance {
-	return &maintenance.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"x": strings.Repeat("x", bytes)}}}
+	return &maintenance.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"x": strings.Repeat("x", bytes)}},
+	}
 }
 
 func TestOneCompactorForAllStorage(t *testing.T) {

@@ -60,9 +60,13 @@ func TestStartsOnVolumesOfOthers(t *testing.T) {
 		// is none.
 		left os.FileMode
 	}{
-		"a block volume with the fsGroup of the pod":  {mode: 0o775 | os.ModeSetgid, group: otherUser},
-		"a folder of the node that is open to all":    {mode: 0o777},
-		"a volume whose files the kubelet has opened": {mode: 0o775 | os.ModeSetgid, group: otherUser, left: 0o770 | os.ModeSetgid},
+		"a block volume with the fsGroup of the pod": {mode: 0o775 | os.ModeSetgid, group: otherUser},
+		"a folder of the node that is open to all":   {mode: 0o777},
+		"a volume whose files the kubelet has opened": {
+			mode:  0o775 | os.ModeSetgid,
+			group: otherUser,
+			left:  0o770 | os.ModeSetgid,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			volume := filepath.Join(reachable(t), "volume")

@@ -31,7 +31,11 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
-var options = Options{Namespace: "haulout-system", Service: "haulout-apiserver", APIService: "v1alpha1.maintenance.haulout.dev"}
+var options = Options{
+	Namespace:  "haulout-system",
+	Service:    "haulout-apiserver",
+	APIService: "v1alpha1.maintenance.haulout.dev",
+}
 
 type fixture struct {
 	*testing.T
@@ -44,7 +48,9 @@ func newFixture(t *testing.T) fixture {
 	t.Helper()
 	return fixture{
 		T: t, host: fake.NewClientset(), clock: clocktesting.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),
-		agg: aggregatorfake.NewClientset(&apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: options.APIService}}),
+		agg: aggregatorfake.NewClientset(&apiregistrationv1.APIService{
+			ObjectMeta: metav1.ObjectMeta{Name: options.APIService},
+		}),
 	}
 }
 
@@ -79,7 +85,11 @@ func (f fixture) trusted(m *Manager) bool {
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(service.Spec.CABundle)
-	_, err = leaf.Verify(x509.VerifyOptions{DNSName: "haulout-apiserver.haulout-system.svc", Roots: roots, CurrentTime: f.clock.Now()})
+	_, err = leaf.Verify(x509.VerifyOptions{
+		DNSName:     "haulout-apiserver.haulout-system.svc",
+		Roots:       roots,
+		CurrentTime: f.clock.Now(),
+	})
 	return err == nil
 }
 
@@ -140,7 +150,9 @@ func TestChangesFromOutsideAreHealed(t *testing.T) {
 		t.Fatal(err)
 	}
 	service.Spec.CABundle = nil
-	if _, err := f.agg.ApiregistrationV1().APIServices().Update(t.Context(), service, metav1.UpdateOptions{}); err != nil {
+	if _, err := f.agg.ApiregistrationV1().APIServices().Update(
+		t.Context(), service, metav1.UpdateOptions{},
+	); err != nil {
 		t.Fatal(err)
 	}
 	secret, err := f.host.CoreV1().Secrets(options.Namespace).Get(t.Context(), SecretName, metav1.GetOptions{})
@@ -148,7 +160,9 @@ func TestChangesFromOutsideAreHealed(t *testing.T) {
 		t.Fatal(err)
 	}
 	secret.Data[keyCert] = []byte("nonsense")
-	if _, err := f.host.CoreV1().Secrets(options.Namespace).Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
+	if _, err := f.host.CoreV1().Secrets(options.Namespace).Update(
+		t.Context(), secret, metav1.UpdateOptions{},
+	); err != nil {
 		t.Fatal(err)
 	}
 	f.runOnce(m)
@@ -180,7 +194,8 @@ func TestCABundleOfAnotherInstallationIsLeftAlone(t *testing.T) {
 			f.runOnce(f.replica())
 			service, err := services.Get(t.Context(), options.APIService, metav1.GetOptions{})
 			if err != nil || (len(service.Spec.CABundle) > 0) != tc.want {
-				t.Errorf("the caBundle has %d bytes (%v), want it written: %v", len(service.Spec.CABundle), err, tc.want)
+				t.Errorf("the caBundle has %d bytes (%v), want it written: %v",
+					len(service.Spec.CABundle), err, tc.want)
 			}
 		})
 	}
