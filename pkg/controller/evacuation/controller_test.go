@@ -61,10 +61,15 @@ func TestBudgetClosedThenOpened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0, newEvacuation(), newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
 		accept := w.host.answer(refuse)
-		w.until("it is blocked", 100*time.Millisecond, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget))
+		w.until(
+			"it is blocked", 100*time.Millisecond,
+			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget),
+		)
 		w.expectEvent(EventBlocked)
 		w.host.answer(accept)
-		_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1), metav1.UpdateOptions{})
+		_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(
+			t.Context(), newBudget("2", 1), metav1.UpdateOptions{},
+		)
 		w.must(err)
 		w.until("the pod is gone", 0, podDeleted)
 		if meta.IsStatusConditionTrue(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked) {
@@ -75,8 +80,11 @@ func TestBudgetClosedThenOpened(t *testing.T) {
 
 func TestMalformedDeletionCostGetsAnEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 0, newEvacuation(), newPod(func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.PodDeletionCost: "low"} }),
-			newNode(corev1.ConditionTrue))
+		w := newWorld(
+			t, 0, newEvacuation(),
+			newPod(func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.PodDeletionCost: "low"} }),
+			newNode(corev1.ConditionTrue),
+		)
 		w.until("the pod is gone", 0, podDeleted)
 		w.expectEvent(EventBadDeletionCost)
 	})
@@ -84,8 +92,11 @@ func TestMalformedDeletionCostGetsAnEvent(t *testing.T) {
 
 func TestRefusalsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 0, newEvacuation(withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.FailedEvictionCounter = 2 })),
-			newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
+		w := newWorld(
+			t, 0,
+			newEvacuation(withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.FailedEvictionCounter = 2 })),
+			newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0),
+		)
 		w.host.answer(refuse)
 		w.until("a probe was refused and counted", 100*time.Millisecond, func(e *maintenancev1alpha1.Evacuation) bool {
 			return e.Status.FailedEvictionCounter == 3
@@ -107,16 +118,22 @@ func TestCancelled(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, 0, newEvacuation(withFinalizers(tc.finalizers...)), newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
+				w := newWorld(
+					t, 0, newEvacuation(withFinalizers(tc.finalizers...)), newPod(), newNode(corev1.ConditionTrue),
+					newBudget("1", 0),
+				)
 				w.until("the eviction has the turn", 0, hasClass(evict))
 				w.api.edit(t, w.target, tc.withdraw)
 				w.until("it makes way", 0, func(e *maintenancev1alpha1.Evacuation) bool {
-					return e == nil && tc.wantLeft == nil || e != nil && tc.wantLeft != nil && slices.Equal(e.Finalizers, tc.wantLeft)
+					return e == nil && tc.wantLeft == nil ||
+						e != nil && tc.wantLeft != nil && slices.Equal(e.Finalizers, tc.wantLeft)
 				})
 				w.expectEvent(EventCancelled)
 
 				// The pod stays, whatever its budget says from now on.
-				_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1), metav1.UpdateOptions{})
+				_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(
+					t.Context(), newBudget("2", 1), metav1.UpdateOptions{},
+				)
 				w.must(err)
 				if w.host.sent() != 0 {
 					t.Errorf("got %d evictions, want none", w.host.sent())
@@ -136,11 +153,17 @@ func TestCompletedWithoutInstigatorOnTime(t *testing.T) {
 
 func TestForbidIsNeverEvicted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		evacuation := newEvacuation(withEvacuators(classA, classB), active(classA), reported(time.Second, "past the point of no return"), withFinalizers(),
-			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }))
+		evacuation := newEvacuation(
+			withEvacuators(classA, classB), active(classA), reported(time.Second, "past the point of no return"),
+			withFinalizers(),
+			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }),
+		)
 		w := newWorld(t, 0, evacuation, newPod(), newNode(corev1.ConditionTrue))
 		w.api.edit(t, evacuation, reported(5*time.Second, "nearly there"))
-		w.api.edit(t, evacuation, withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
+		w.api.edit(
+			t, evacuation,
+			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }),
+		)
 		w.until("it makes way", 0, gone)
 		w.expectEvent(EventCancelled)
 		if w.host.sent() != 0 {
@@ -153,7 +176,10 @@ func TestHandOverByDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0, newEvacuation(withEvacuators(classA, classB)), newPod(), newNode(corev1.ConditionTrue))
 		w.until("the first has the turn", 0, hasClass(classA))
-		w.until("it is named since it is silent", time.Second, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuatorNotProgressing))
+		w.until(
+			"it is named since it is silent", time.Second,
+			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuatorNotProgressing),
+		)
 		w.expectEvent(EventBlocked)
 		w.until("the second has the turn", time.Second, hasClass(classB))
 		if meta.IsStatusConditionTrue(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked) {
@@ -163,7 +189,10 @@ func TestHandOverByDeadline(t *testing.T) {
 		if elapsed := w.clock.Since(start); elapsed < DefaultEvacuatorStartDeadline {
 			t.Errorf("got the hand-over after %s, want not before %s", elapsed, DefaultEvacuatorStartDeadline)
 		}
-		w.api.edit(t, w.target, withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
+		w.api.edit(
+			t, w.target,
+			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }),
+		)
 		w.until("the pod was evicted", 0, podDeleted)
 	})
 }
@@ -191,7 +220,10 @@ func TestRestartGivesEvacuatorsTime(t *testing.T) {
 
 func TestRestartGoesOnWithAnEviction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		evacuation := newEvacuation(active(evict), withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0))
+		evacuation := newEvacuation(
+			active(evict),
+			withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0),
+		)
 		w := newWorld(t, time.Hour, evacuation, newPod(), newNode(corev1.ConditionTrue), newBudget("1", 1))
 		w.until("the pod is gone", 0, podDeleted)
 		if writes := w.api.written(); writes[0] != "status" || len(writes) > 1 {
@@ -203,7 +235,8 @@ func TestRestartGoesOnWithAnEviction(t *testing.T) {
 func TestTerminatingNamespaceDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0, newEvacuation(withEvacuators(classA), withFinalizers(ours, theirs),
-			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }), active(classA)),
+			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }),
+			active(classA)),
 			newPod(), newNode(corev1.ConditionTrue))
 		w.api.edit(t, w.target, deleting)
 		if w.get() == nil {
@@ -216,7 +249,10 @@ func TestTerminatingNamespaceDoesNotWait(t *testing.T) {
 
 func TestNamesakeIsAnotherPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 0, newEvacuation(), newPod(func(p *corev1.Pod) { p.UID = types.UID("another") }), newNode(corev1.ConditionTrue))
+		w := newWorld(
+			t, 0, newEvacuation(), newPod(func(p *corev1.Pod) { p.UID = types.UID("another") }),
+			newNode(corev1.ConditionTrue),
+		)
 		w.until("the pod counts as gone", 0, podDeleted)
 		if w.host.sent() != 0 {
 			t.Errorf("got %d evictions, want none of the namesake", w.host.sent())
@@ -225,13 +261,19 @@ func TestNamesakeIsAnotherPod(t *testing.T) {
 }
 
 // atRest is a controller that does not run and whose caches have only what the test puts there.
-func atRest(t *testing.T, client *fake.Clientset, evacuation *maintenancev1alpha1.Evacuation) (*Controller, externalversions.SharedInformerFactory) {
+func atRest(
+	t *testing.T, client *fake.Clientset, evacuation *maintenancev1alpha1.Evacuation,
+) (*Controller, externalversions.SharedInformerFactory) {
 	t.Helper()
 	own := versionedfake.NewClientset()
 	ownInformers := externalversions.NewSharedInformerFactory(own, 0)
 	c, err := New(Config{
-		Host: client, HostInformers: informers.NewSharedInformerFactory(client, 0), Maintenance: own, MaintenanceInformers: ownInformers,
-		Recorder: &events.FakeRecorder{}, Evictions: &fakeHost{client: client},
+		Host:                 client,
+		HostInformers:        informers.NewSharedInformerFactory(client, 0),
+		Maintenance:          own,
+		MaintenanceInformers: ownInformers,
+		Recorder:             &events.FakeRecorder{},
+		Evictions:            &fakeHost{client: client},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -259,12 +301,19 @@ func TestPodThatTheCacheDoesNotHave(t *testing.T) {
 		"the API has none":        {},
 		"the API has a namesake":  {live: []runtime.Object{newPod(func(p *corev1.Pod) { p.UID = "another" })}},
 		"the API does not answer": {broken: true, wantErr: true},
-		"the watch has told that it is gone: the API is not asked": {broken: true, told: func(c *Controller) { c.podGone(newPod()) }},
+		"the watch has told that it is gone: the API is not asked": {
+			broken: true,
+			told:   func(c *Controller) { c.podGone(newPod()) },
+		},
 		"a list has left it out: the API is asked": {
-			live: []runtime.Object{newPod()}, told: func(c *Controller) { c.podGone(cache.DeletedFinalStateUnknown{Obj: newPod()}) }, wantPod: true,
+			live:    []runtime.Object{newPod()},
+			told:    func(c *Controller) { c.podGone(cache.DeletedFinalStateUnknown{Obj: newPod()}) },
+			wantPod: true,
 		},
 		"the watch has told of a namesake": {
-			live: []runtime.Object{newPod()}, told: func(c *Controller) { c.podGone(newPod(func(p *corev1.Pod) { p.UID = "another" })) }, wantPod: true,
+			live:    []runtime.Object{newPod()},
+			told:    func(c *Controller) { c.podGone(newPod(func(p *corev1.Pod) { p.UID = "another" })) },
+			wantPod: true,
 		},
 		"what the watch told is forgotten with the Evacuation": {
 			broken: true, wantErr: true, told: func(c *Controller) {
@@ -295,21 +344,32 @@ func TestLostNodeIsNamedAndFoundAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := newPod(terminatingUntil(time.Minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} })
 		w := newWorld(t, time.Hour, newEvacuation(active(evict)), pod, newNode(corev1.ConditionUnknown))
-		w.until("the node is named", 0, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonNodeUnreachable))
+		w.until(
+			"the node is named", 0,
+			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonNodeUnreachable),
+		)
 		_, err := w.client.CoreV1().Nodes().Update(t.Context(), newNode(corev1.ConditionTrue), metav1.UpdateOptions{})
 		w.must(err)
-		w.until("the finalizer is named", 0, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodFinalizer))
+		w.until(
+			"the finalizer is named", 0,
+			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodFinalizer),
+		)
 	})
 }
 
 func TestTargetedPodsAreFoundInAllMaintenances(t *testing.T) {
 	node, pod := newNode(corev1.ConditionTrue), newPod()
-	maintenance := func(name string, uid types.UID, targets ...maintenancev1alpha1.DrainPlanEntry) *maintenancev1alpha1.NodeMaintenance {
+	maintenance := func(
+		name string, uid types.UID, targets ...maintenancev1alpha1.DrainPlanEntry,
+	) *maintenancev1alpha1.NodeMaintenance {
 		return &maintenancev1alpha1.NodeMaintenance{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain},
-			Status: maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
-				NodeRef: maintenancev1alpha1.NodeReference{Name: testNode, UID: uid}, DrainTargets: targets,
-			}}},
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec:       maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain},
+			Status: maintenancev1alpha1.NodeMaintenanceStatus{
+				NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
+					NodeRef: maintenancev1alpha1.NodeReference{Name: testNode, UID: uid}, DrainTargets: targets,
+				}},
+			},
 		}
 	}
 	covers := maintenancev1alpha1.DrainPlanEntry{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: 1000}
@@ -317,17 +377,23 @@ func TestTargetedPodsAreFoundInAllMaintenances(t *testing.T) {
 		maintenances []*maintenancev1alpha1.NodeMaintenance
 		want         bool
 	}{
-		"no maintenance": {nil, false},
+		"no maintenance": {},
 		"one that has reached the pod, after one that has not": {
-			[]*maintenancev1alpha1.NodeMaintenance{maintenance("a", node.UID), maintenance("b", node.UID, covers)}, true,
+			maintenances: []*maintenancev1alpha1.NodeMaintenance{
+				maintenance("a", node.UID), maintenance("b", node.UID, covers),
+			},
+			want: true,
 		},
-		"one of a former node of that name": {[]*maintenancev1alpha1.NodeMaintenance{maintenance("a", "former", covers)}, false},
+		"one of a former node of that name": {
+			maintenances: []*maintenancev1alpha1.NodeMaintenance{maintenance("a", "former", covers)},
+		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			c, ownInformers := atRest(t, fake.NewClientset(), newEvacuation())
 			for _, nm := range tc.maintenances {
-				if err := ownInformers.Maintenance().V1alpha1().NodeMaintenances().Informer().GetIndexer().Add(nm); err != nil {
+				nodeMaintenances := ownInformers.Maintenance().V1alpha1().NodeMaintenances()
+				if err := nodeMaintenances.Informer().GetIndexer().Add(nm); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -343,7 +409,9 @@ func TestPodTypeWithoutItsNode(t *testing.T) {
 	mirror := newPod(func(p *corev1.Pod) {
 		yes := true
 		p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
-		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: testNode, UID: "uid-" + testNode, Controller: &yes}}
+		p.OwnerReferences = []metav1.OwnerReference{
+			{APIVersion: "v1", Kind: "Node", Name: testNode, UID: "uid-" + testNode, Controller: &yes},
+		}
 	})
 	if got := podTypeOf(mirror, nil); got != maintenancev1alpha1.PodTypeStatic {
 		t.Errorf("got %s for a mirror pod without its node, want Static: it must not be evicted", got)

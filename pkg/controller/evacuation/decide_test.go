@@ -24,119 +24,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/diff"
 	"k8s.io/utils/ptr"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 )
-
-const (
-	classA   = "a.example.com"
-	classB   = "b.example.com"
-	evict    = maintenancev1alpha1.EvacuatorClassEviction
-	forbid   = maintenancev1alpha1.EvacuationCancellationPolicyForbid
-	allow    = maintenancev1alpha1.EvacuationCancellationPolicyAllow
-	ours     = maintenancev1alpha1.FinalizerInstigatorNodeMaintenance
-	theirs   = maintenancev1alpha1.FinalizerInstigatorPrefix + "autoscaler.example.com"
-	foreign  = "example.com/audit"
-	podUID   = types.UID("11111111-2222-3333-4444-555555555555")
-	podName  = "web-1"
-	testNode = "node-7"
-)
-
-var start = time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC)
-
-func after(d time.Duration) *metav1.Time {
-	return &metav1.Time{Time: start.Add(d)}
-}
-
-func newEvacuation(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
-	e := &maintenancev1alpha1.Evacuation{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "shop", Name: protocol.CanonicalName(podName, podUID), UID: "evacuation-1", ResourceVersion: "1", Generation: 1,
-			CreationTimestamp: *after(0), Finalizers: []string{ours},
-		},
-		Spec: maintenancev1alpha1.EvacuationSpec{
-			PodRef: maintenancev1alpha1.PodReference{Name: podName, UID: podUID}, ProgressDeadlineSeconds: ptr.To[int32](1800), NodeName: testNode,
-		},
-		Status: maintenancev1alpha1.EvacuationStatus{EvacuationCancellationPolicy: allow},
-	}
-	for _, mod := range mods {
-		mod(e)
-	}
-	return e
-}
-
-func withEvacuators(classes ...string) func(*maintenancev1alpha1.Evacuation) {
-	return func(e *maintenancev1alpha1.Evacuation) {
-		for i, class := range classes {
-			e.Spec.Evacuators = append(e.Spec.Evacuators, maintenancev1alpha1.Evacuator{EvacuatorClass: class, Priority: int32(1000 - i)})
-		}
-	}
-}
-
-func withFinalizers(finalizers ...string) func(*maintenancev1alpha1.Evacuation) {
-	return func(e *maintenancev1alpha1.Evacuation) { e.Finalizers = finalizers }
-}
-
-func deleting(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = after(time.Minute) }
-
-func withStatus(mod func(*maintenancev1alpha1.EvacuationStatus)) func(*maintenancev1alpha1.Evacuation) {
-	return func(e *maintenancev1alpha1.Evacuation) { mod(&e.Status) }
-}
-
-// active gives the class its turn at the start, as the controller does.
-func active(class string) func(*maintenancev1alpha1.Evacuation) {
-	return withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
-		st.ActiveEvacuatorClass = class
-		st.ActiveEvacuatorSince = after(0)
-		st.Message = turnMessage(class, "test")
-	})
-}
-
-// reported is a report of the active evacuator.
-func reported(at time.Duration, message string) func(*maintenancev1alpha1.Evacuation) {
-	return withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
-		st.EvacuationProgressTimestamp = after(at)
-		if message != "" {
-			st.Message = message
-		}
-	})
-}
-
-func withCondition(conditionType, reason string, at time.Duration) func(*maintenancev1alpha1.Evacuation) {
-	return withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
-		st.Conditions = append(st.Conditions, metav1.Condition{
-			Type: conditionType, Status: metav1.ConditionTrue, Reason: reason, LastTransitionTime: *after(at), ObservedGeneration: 1,
-		})
-	})
-}
-
-func newPod(mods ...func(*corev1.Pod)) *corev1.Pod {
-	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: podName, UID: podUID, ResourceVersion: "1", CreationTimestamp: *after(-time.Hour)},
-		Spec:       corev1.PodSpec{NodeName: testNode},
-		Status: corev1.PodStatus{
-			Phase:      corev1.PodRunning,
-			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
-		},
-	}
-	for _, mod := range mods {
-		mod(p)
-	}
-	return p
-}
-
-func inPhase(phase corev1.PodPhase) func(*corev1.Pod) {
-	return func(p *corev1.Pod) { p.Status.Phase = phase }
-}
-
-func terminatingUntil(at time.Duration) func(*corev1.Pod) {
-	return func(p *corev1.Pod) { p.DeletionTimestamp = after(at) }
-}
 
 // outcome is what the tables look at in a decision.
 type outcome struct {
@@ -157,8 +50,12 @@ type outcome struct {
 
 func outcomeOf(d decision) outcome {
 	o := outcome{
-		Active: d.status.ActiveEvacuatorClass, Policy: d.status.EvacuationCancellationPolicy, Completed: d.status.ActiveEvacuatorCompleted,
-		FailedEvictions: d.status.FailedEvictionCounter, Evict: d.evict, Release: d.release,
+		Active:          d.status.ActiveEvacuatorClass,
+		Policy:          d.status.EvacuationCancellationPolicy,
+		Completed:       d.status.ActiveEvacuatorCompleted,
+		FailedEvictions: d.status.FailedEvictionCounter,
+		Evict:           d.evict,
+		Release:         d.release,
 	}
 	if d.status.ActiveEvacuatorSince != nil {
 		o.Since = d.status.ActiveEvacuatorSince.Sub(start)
@@ -204,9 +101,15 @@ func runDecide(t *testing.T, tests map[string]decideTest) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			s := situation{
-				now: start.Add(tc.at), evacuation: tc.evacuation, pod: tc.pod, podType: maintenancev1alpha1.PodTypeDefault,
-				servingSince: start.Add(-time.Hour), completedTTL: DefaultCompletedTTL, startDeadline: DefaultEvacuatorStartDeadline,
-				surgeTimeout: DefaultSurgeTimeout, budgetPatience: DefaultBudgetPatience,
+				now:            start.Add(tc.at),
+				evacuation:     tc.evacuation,
+				pod:            tc.pod,
+				podType:        maintenancev1alpha1.PodTypeDefault,
+				servingSince:   start.Add(-time.Hour),
+				completedTTL:   DefaultCompletedTTL,
+				startDeadline:  DefaultEvacuatorStartDeadline,
+				surgeTimeout:   DefaultSurgeTimeout,
+				budgetPatience: DefaultBudgetPatience,
 			}
 			if tc.mod != nil {
 				tc.mod(&s)
@@ -246,22 +149,40 @@ func TestDecideCompletion(t *testing.T) {
 			want: outcome{Active: evict, Policy: allow, Complete: "PodTerminated", Wake: 6 * time.Minute},
 		},
 		"what blocked the pod no longer does when it is gone": {
-			evacuation: newEvacuation(active(evict), withCondition(maintenancev1alpha1.ConditionBlocked, "PodDisruptionBudget", 0)), at: time.Minute,
-			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Blocked: "not: NotBlocked", Wake: 6 * time.Minute},
+			evacuation: newEvacuation(
+				active(evict), withCondition(maintenancev1alpha1.ConditionBlocked, "PodDisruptionBudget", 0),
+			),
+			at: time.Minute,
+			want: outcome{
+				Active:   evict,
+				Policy:   allow,
+				Complete: "PodDeleted",
+				Blocked:  "not: NotBlocked",
+				Wake:     6 * time.Minute,
+			},
 		},
 		"the last refusals are counted when the pod is gone": {
 			evacuation: newEvacuation(active(evict)), at: time.Minute,
-			mod:  func(s *situation) { s.eviction = eviction.State{Known: true, FailedEvictions: 3} },
-			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", FailedEvictions: 3, Wake: 6 * time.Minute},
+			mod: func(s *situation) { s.eviction = eviction.State{Known: true, FailedEvictions: 3} },
+			want: outcome{
+				Active:          evict,
+				Policy:          allow,
+				Complete:        "PodDeleted",
+				FailedEvictions: 3,
+				Wake:            6 * time.Minute,
+			},
 		},
 		"the pod is gone and the object is being deleted, as in a terminating namespace": {
 			evacuation: newEvacuation(active(evict), deleting, withFinalizers(ours, theirs)), at: time.Minute,
 			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseAll},
 		},
 		"the pod is gone while the evacuator forbade to cancel": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), withFinalizers(), withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
-				st.EvacuationCancellationPolicy = forbid
-			})), at: time.Minute,
+			evacuation: newEvacuation(
+				withEvacuators(classA), active(classA), withFinalizers(),
+				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
+					st.EvacuationCancellationPolicy = forbid
+				}),
+			), at: time.Minute,
 			want: outcome{Active: classA, Policy: forbid, Complete: "PodDeleted", Wake: 6 * time.Minute},
 		},
 		"a complete one is kept until its time has come": {
@@ -278,14 +199,18 @@ func TestDecideCompletion(t *testing.T) {
 		},
 		"one that ended cancelled makes way at once": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), withFinalizers(),
-				withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled, time.Minute)), pod: newPod(), at: time.Minute,
+				withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled, time.Minute)),
+			pod:  newPod(),
+			at:   time.Minute,
 			want: outcome{Active: classA, Policy: allow, Complete: "Cancelled", Release: releaseAll},
 		},
 	})
 }
 
 func TestDecideCancellation(t *testing.T) {
-	forbidding := withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid })
+	forbidding := withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
+		st.EvacuationCancellationPolicy = forbid
+	})
 	runDecide(t, map[string]decideTest{
 		"no instigator is left": {
 			evacuation: newEvacuation(active(evict), withFinalizers(foreign)), pod: newPod(),
@@ -308,24 +233,54 @@ func TestDecideCancellation(t *testing.T) {
 			want: outcome{Policy: allow, Release: releaseAll, Events: EventCancelled},
 		},
 		"the evacuator forbids it and goes on": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "moving"), forbidding, withFinalizers()), pod: newPod(),
+			evacuation: newEvacuation(
+				withEvacuators(classA), active(classA), reported(time.Minute, "moving"), forbidding, withFinalizers(),
+			),
+			pod:  newPod(),
 			at:   2 * time.Minute,
 			want: outcome{Active: classA, Progress: time.Minute, Policy: forbid, Wake: 16 * time.Minute},
 		},
 		"the evacuator forbade it, then gave up: the pod is not evicted": {
-			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA), reported(time.Minute, "moving"), forbidding, withFinalizers(),
-				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true })), pod: newPod(),
-			at:   2 * time.Minute,
-			want: outcome{Active: classA, Progress: time.Minute, Policy: forbid, Completed: true, Complete: "Cancelled", Release: releaseAll, Events: EventCancelled},
+			evacuation: newEvacuation(
+				withEvacuators(classA, classB), active(classA), reported(time.Minute, "moving"), forbidding,
+				withFinalizers(),
+				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }),
+			), pod: newPod(),
+			at: 2 * time.Minute,
+			want: outcome{
+				Active:    classA,
+				Progress:  time.Minute,
+				Policy:    forbid,
+				Completed: true,
+				Complete:  "Cancelled",
+				Release:   releaseAll,
+				Events:    EventCancelled,
+			},
 		},
 		"the evacuator forbade it, then fell silent: the pod is not evicted": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "moving"), forbidding, withFinalizers()), pod: newPod(),
-			at:   31 * time.Minute,
-			want: outcome{Active: classA, Progress: time.Minute, Policy: forbid, Complete: "Cancelled", Release: releaseAll, Events: EventCancelled},
+			evacuation: newEvacuation(
+				withEvacuators(classA), active(classA), reported(time.Minute, "moving"), forbidding, withFinalizers(),
+			),
+			pod: newPod(),
+			at:  31 * time.Minute,
+			want: outcome{
+				Active:   classA,
+				Progress: time.Minute,
+				Policy:   forbid,
+				Complete: "Cancelled",
+				Release:  releaseAll,
+				Events:   EventCancelled,
+			},
 		},
 		"forbidding although the eviction has the turn": {
 			evacuation: newEvacuation(active(evict), forbidding, withFinalizers()), pod: newPod(),
-			want: outcome{Active: evict, Policy: forbid, Complete: "Cancelled", Release: releaseAll, Events: EventCancelled},
+			want: outcome{
+				Active:   evict,
+				Policy:   forbid,
+				Complete: "Cancelled",
+				Release:  releaseAll,
+				Events:   EventCancelled,
+			},
 		},
 		"forbidding although nobody has the turn": {
 			evacuation: newEvacuation(forbidding, withFinalizers()), pod: newPod(),
@@ -341,108 +296,215 @@ func TestDecideTurn(t *testing.T) {
 	}
 	runDecide(t, map[string]decideTest{
 		"without evacuators the pod is evicted": {
-			evacuation: newEvacuation(), pod: newPod(), at: time.Minute,
-			want: outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true}, says: "no evacuator was active before",
+			evacuation: newEvacuation(),
+			pod:        newPod(),
+			at:         time.Minute,
+			want:       outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true},
+			says:       "no evacuator was active before",
 		},
 		"the highest priority comes first": {
-			evacuation: newEvacuation(withEvacuators(classB, classA)), pod: newPod(), at: time.Minute,
-			want: outcome{Active: classB, Since: time.Minute, Policy: allow, Wake: 3*time.Minute + 30*time.Second}, says: classB,
+			evacuation: newEvacuation(withEvacuators(classB, classA)),
+			pod:        newPod(),
+			at:         time.Minute,
+			want: outcome{
+				Active: classB,
+				Since:  time.Minute,
+				Policy: allow,
+				Wake:   3*time.Minute + 30*time.Second,
+			},
+			says: classB,
 		},
 		"an evacuator that has not reported has until the start deadline": {
-			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA)), pod: newPod(), at: 5*time.Minute - time.Second,
-			want: outcome{Active: classA, Policy: allow, Wake: 5 * time.Minute, Blocked: "EvacuatorNotProgressing", Events: EventBlocked},
+			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA)),
+			pod:        newPod(),
+			at:         5*time.Minute - time.Second,
+			want: outcome{
+				Active:  classA,
+				Policy:  allow,
+				Wake:    5 * time.Minute,
+				Blocked: "EvacuatorNotProgressing",
+				Events:  EventBlocked,
+			},
 		},
 		"an evacuator that has not reported by then loses its turn": {
-			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA)), pod: newPod(), at: 5 * time.Minute,
-			want: outcome{Active: classB, Since: 5 * time.Minute, Policy: allow, Wake: 7*time.Minute + 30*time.Second, Events: EventHandedOver},
+			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA)),
+			pod:        newPod(),
+			at:         5 * time.Minute,
+			want: outcome{
+				Active: classB,
+				Since:  5 * time.Minute,
+				Policy: allow,
+				Wake:   7*time.Minute + 30*time.Second,
+				Events: EventHandedOver,
+			},
 			says: "a.example.com has not started within 5m0s",
 		},
 		"a shorter progress deadline counts for the start, too": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), func(e *maintenancev1alpha1.Evacuation) {
 				e.Spec.ProgressDeadlineSeconds = ptr.To[int32](60)
-			}), pod: newPod(), at: time.Minute,
-			want: outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true, Events: EventHandedOver}, says: "has not started within 1m0s",
+			}),
+			pod:  newPod(),
+			at:   time.Minute,
+			want: outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
+			says: "has not started within 1m0s",
 		},
 		"a report that only moves the time is a report": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(3*time.Second, "")), pod: newPod(), at: 10 * time.Minute,
-			want: outcome{Active: classA, Progress: 3 * time.Second, Policy: allow, Wake: 15*time.Minute + 3*time.Second},
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(3*time.Second, "")),
+			pod:        newPod(),
+			at:         10 * time.Minute,
+			want: outcome{
+				Active:   classA,
+				Progress: 3 * time.Second,
+				Policy:   allow,
+				Wake:     15*time.Minute + 3*time.Second,
+			},
 		},
 		"a first report right after the hand-over is a report: the progress deadline counts": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Millisecond, "")), pod: newPod(), at: 10 * time.Minute,
-			want: outcome{Active: classA, Progress: time.Millisecond, Policy: allow, Wake: 15*time.Minute + time.Millisecond},
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Millisecond, "")),
+			pod:        newPod(),
+			at:         10 * time.Minute,
+			want: outcome{
+				Active:   classA,
+				Progress: time.Millisecond,
+				Policy:   allow,
+				Wake:     15*time.Minute + time.Millisecond,
+			},
 		},
 		"so it is in the second of the hand-over, as stamps are stored": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(0, "")), pod: newPod(), at: 10 * time.Minute,
-			want: outcome{Active: classA, Policy: allow, Wake: 15 * time.Minute},
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(0, "")),
+			pod:        newPod(),
+			at:         10 * time.Minute,
+			want:       outcome{Active: classA, Policy: allow, Wake: 15 * time.Minute},
 		},
 		"an evacuator that reports keeps its turn for the progress deadline": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(20*time.Minute, "copying")), pod: newPod(), at: 49 * time.Minute,
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(20*time.Minute, "copying")),
+			pod:        newPod(),
+			at:         49 * time.Minute,
 			want: outcome{
-				Active: classA, Progress: 20 * time.Minute, Policy: allow, Wake: 50 * time.Minute, Blocked: "EvacuatorNotProgressing", Events: EventBlocked,
-			}, says: "copying",
+				Active:   classA,
+				Progress: 20 * time.Minute,
+				Policy:   allow,
+				Wake:     50 * time.Minute,
+				Blocked:  "EvacuatorNotProgressing",
+				Events:   EventBlocked,
+			},
+			says: "copying",
 		},
 		"an evacuator that falls silent loses its turn": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(20*time.Minute, "copying")), pod: newPod(), at: 50 * time.Minute,
-			want: outcome{Active: evict, Since: 50 * time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(20*time.Minute, "copying")),
+			pod:        newPod(),
+			at:         50 * time.Minute,
+			want: outcome{
+				Active: evict,
+				Since:  50 * time.Minute,
+				Policy: allow,
+				Evict:  true,
+				Events: EventHandedOver,
+			},
 			says: "a.example.com has not reported for 30m0s",
 		},
 		"the default of the progress deadline is half an hour": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying"), func(e *maintenancev1alpha1.Evacuation) {
-				e.Spec.ProgressDeadlineSeconds = nil
-			}), pod: newPod(), at: 2 * time.Minute,
+			evacuation: newEvacuation(
+				withEvacuators(classA), active(classA), reported(time.Minute, "copying"),
+				func(e *maintenancev1alpha1.Evacuation) {
+					e.Spec.ProgressDeadlineSeconds = nil
+				},
+			), pod: newPod(), at: 2 * time.Minute,
 			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 16 * time.Minute},
 		},
 		"an evacuator that is done hands over at once, with what it said": {
-			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA), reported(time.Minute, "strategy is Recreate"), done,
+			evacuation: newEvacuation(
+				withEvacuators(classA, classB), active(classA), reported(time.Minute, "strategy is Recreate"), done,
 				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
 					st.ExpectedEvacuationFinishTime, st.EvacuationCancellationPolicy = after(time.Hour), forbid
-				})), pod: newPod(), at: time.Minute,
+				}),
+			), pod: newPod(), at: time.Minute,
 			want: outcome{Active: classB, Since: time.Minute, Policy: allow, Wake: 3*time.Minute + 30*time.Second},
 			says: `a.example.com says it is done ("strategy is Recreate")`,
 		},
 		"a new leader lets evacuators report first": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")), pod: newPod(), at: 62 * time.Minute,
-			mod:  servingSince(time.Hour),
-			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 62*time.Minute + 30*time.Second},
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
+			pod:        newPod(),
+			at:         62 * time.Minute,
+			mod:        servingSince(time.Hour),
+			want: outcome{
+				Active:   classA,
+				Progress: time.Minute,
+				Policy:   allow,
+				Wake:     62*time.Minute + 30*time.Second,
+			},
 		},
 		"a new leader does not wait longer than the deadline": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying"), func(e *maintenancev1alpha1.Evacuation) {
-				e.Spec.ProgressDeadlineSeconds = ptr.To[int32](60)
-			}), pod: newPod(), at: 61 * time.Minute,
+			evacuation: newEvacuation(
+				withEvacuators(classA), active(classA), reported(time.Minute, "copying"),
+				func(e *maintenancev1alpha1.Evacuation) {
+					e.Spec.ProgressDeadlineSeconds = ptr.To[int32](60)
+				},
+			), pod: newPod(), at: 61 * time.Minute,
 			mod:  servingSince(time.Hour),
 			want: outcome{Active: evict, Since: 61 * time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
 		},
 		"a new leader hands over at once from an evacuator that is done": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), done), pod: newPod(), at: 61 * time.Minute,
-			mod:  servingSince(time.Hour),
-			want: outcome{Active: evict, Since: 61 * time.Minute, Policy: allow, Evict: true},
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), done),
+			pod:        newPod(),
+			at:         61 * time.Minute,
+			mod:        servingSince(time.Hour),
+			want:       outcome{Active: evict, Since: 61 * time.Minute, Policy: allow, Evict: true},
 		},
 		"a class that the spec does not know is passed over": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classB)), pod: newPod(), at: time.Minute,
 			want: outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
 		},
 		"the DaemonSet evacuator's clock starts anew while the drain has not reached the pod": {
-			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet), active(maintenancev1alpha1.EvacuatorClassDaemonSet)),
-			pod:        newPod(), at: 3 * time.Minute,
-			want: outcome{Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Since: 3 * time.Minute, Policy: allow, Wake: 5*time.Minute + 30*time.Second},
+			evacuation: newEvacuation(
+				withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
+				active(maintenancev1alpha1.EvacuatorClassDaemonSet),
+			),
+			pod: newPod(), at: 3 * time.Minute,
+			want: outcome{
+				Active: maintenancev1alpha1.EvacuatorClassDaemonSet,
+				Since:  3 * time.Minute,
+				Policy: allow,
+				Wake:   5*time.Minute + 30*time.Second,
+			},
 		},
 		"a clock of one second starts anew once a second": {
-			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet), active(maintenancev1alpha1.EvacuatorClassDaemonSet),
-				func(e *maintenancev1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](1) }),
+			evacuation: newEvacuation(
+				withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
+				active(maintenancev1alpha1.EvacuatorClassDaemonSet),
+				func(e *maintenancev1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](1) },
+			),
 			pod: newPod(), at: 3*time.Minute + 700*time.Millisecond,
-			want: outcome{Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Since: 3 * time.Minute, Policy: allow, Wake: 3*time.Minute + time.Second},
+			want: outcome{
+				Active: maintenancev1alpha1.EvacuatorClassDaemonSet,
+				Since:  3 * time.Minute,
+				Policy: allow,
+				Wake:   3*time.Minute + time.Second,
+			},
 		},
 		"the DaemonSet evacuator's clock runs when the drain has reached the pod": {
-			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet), active(maintenancev1alpha1.EvacuatorClassDaemonSet)),
-			pod:        newPod(), at: 5 * time.Minute,
-			mod:  func(s *situation) { s.targeted, s.podType = true, maintenancev1alpha1.PodTypeDaemonSet },
-			want: outcome{Active: evict, Since: 5 * time.Minute, Policy: allow, Blocked: "NoEvacuator", Events: EventHandedOver + " " + EventBlocked},
+			evacuation: newEvacuation(
+				withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
+				active(maintenancev1alpha1.EvacuatorClassDaemonSet),
+			),
+			pod: newPod(), at: 5 * time.Minute,
+			mod: func(s *situation) { s.targeted, s.podType = true, maintenancev1alpha1.PodTypeDaemonSet },
+			want: outcome{
+				Active:  evict,
+				Since:   5 * time.Minute,
+				Policy:  allow,
+				Blocked: "NoEvacuator",
+				Events:  EventHandedOver + " " + EventBlocked,
+			},
 		},
 	})
 }
 
 func TestDecideEviction(t *testing.T) {
-	budget := &eviction.Blocker{Reason: maintenancev1alpha1.ReasonPodDisruptionBudget, Message: "PodDisruptionBudget web allows no disruption."}
+	budget := &eviction.Blocker{
+		Reason:  maintenancev1alpha1.ReasonPodDisruptionBudget,
+		Message: "PodDisruptionBudget web allows no disruption.",
+	}
 	wasBlocked := withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0)
 	runDecide(t, map[string]decideTest{
 		"DaemonSet pods are never evicted": {
@@ -461,8 +523,16 @@ func TestDecideEviction(t *testing.T) {
 		},
 		"the queue's blocker is shown": {
 			evacuation: newEvacuation(active(evict)), pod: newPod(),
-			mod:  func(s *situation) { s.eviction = eviction.State{Known: true, FailedEvictions: 2, Blocker: budget} },
-			want: outcome{Active: evict, Policy: allow, Blocked: "PodDisruptionBudget", FailedEvictions: 2, Evict: true, Wake: time.Minute, Events: EventBlocked},
+			mod: func(s *situation) { s.eviction = eviction.State{Known: true, FailedEvictions: 2, Blocker: budget} },
+			want: outcome{
+				Active:          evict,
+				Policy:          allow,
+				Blocked:         "PodDisruptionBudget",
+				FailedEvictions: 2,
+				Evict:           true,
+				Wake:            time.Minute,
+				Events:          EventBlocked,
+			},
 		},
 		"the same blocker makes no second event": {
 			evacuation: newEvacuation(active(evict), wasBlocked), pod: newPod(),
@@ -483,7 +553,11 @@ func TestDecideEviction(t *testing.T) {
 			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Wake: 90 * time.Second},
 		},
 		"the counter never falls": {
-			evacuation: newEvacuation(active(evict), withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.FailedEvictionCounter = 7 })), pod: newPod(),
+			evacuation: newEvacuation(
+				active(evict),
+				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.FailedEvictionCounter = 7 }),
+			),
+			pod:  newPod(),
 			want: outcome{Active: evict, Policy: allow, FailedEvictions: 7, Evict: true},
 		},
 		"the grace period has passed": {
@@ -491,18 +565,23 @@ func TestDecideEviction(t *testing.T) {
 			want: outcome{Active: evict, Policy: allow, Blocked: "PodTerminating", Events: EventBlocked},
 		},
 		"a finalizer holds the pod": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(terminatingUntil(time.Minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} }),
-			at:   90 * time.Second,
-			want: outcome{Active: evict, Policy: allow, Blocked: "PodFinalizer", Events: EventBlocked},
+			evacuation: newEvacuation(active(evict)),
+			pod:        newPod(terminatingUntil(time.Minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} }),
+			at:         90 * time.Second,
+			want:       outcome{Active: evict, Policy: allow, Blocked: "PodFinalizer", Events: EventBlocked},
 		},
 		"the kubelet is gone": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(terminatingUntil(time.Minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} }),
-			at: 90 * time.Second, mod: func(s *situation) { s.nodeUnreachable = true },
-			want: outcome{Active: evict, Policy: allow, Blocked: "NodeUnreachable", Events: EventBlocked},
+			evacuation: newEvacuation(active(evict)),
+			pod:        newPod(terminatingUntil(time.Minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} }),
+			at:         90 * time.Second,
+			mod:        func(s *situation) { s.nodeUnreachable = true },
+			want:       outcome{Active: evict, Policy: allow, Blocked: "NodeUnreachable", Events: EventBlocked},
 		},
 		"another reason makes another event": {
-			evacuation: newEvacuation(active(evict), withCondition(maintenancev1alpha1.ConditionBlocked, "NodeUnreachable", 0)),
-			pod:        newPod(terminatingUntil(time.Minute)), at: 90 * time.Second,
+			evacuation: newEvacuation(
+				active(evict), withCondition(maintenancev1alpha1.ConditionBlocked, "NodeUnreachable", 0),
+			),
+			pod: newPod(terminatingUntil(time.Minute)), at: 90 * time.Second,
 			want: outcome{Active: evict, Policy: allow, Blocked: "PodTerminating", Events: EventBlocked},
 		},
 	})

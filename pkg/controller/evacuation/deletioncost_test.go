@@ -42,7 +42,9 @@ const (
 )
 
 func ofReplicaSet(p *corev1.Pod) {
-	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: "uid-web", Controller: ptr.To(true)}}
+	p.OwnerReferences = []metav1.OwnerReference{
+		{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: "uid-web", Controller: ptr.To(true)},
+	}
 }
 
 func annotated(annotations map[string]string) func(*corev1.Pod) {
@@ -53,20 +55,23 @@ func annotated(annotations map[string]string) func(*corev1.Pod) {
 func (w *world) untilAnnotations(step time.Duration, want map[string]string) {
 	w.Helper()
 	var got map[string]string
-	err := wait.PollUntilContextTimeout(w.Context(), time.Millisecond, 20*time.Second, true, func(ctx context.Context) (bool, error) {
-		synctest.Wait()
-		pod, err := w.client.CoreV1().Pods("shop").Get(ctx, podName, metav1.GetOptions{})
-		if err != nil {
-			return false, err
-		}
-		if got = pod.Annotations; maps.Equal(got, want) {
-			return true, nil
-		}
-		if step != 0 {
-			w.clock.Step(step)
-		}
-		return false, nil
-	})
+	err := wait.PollUntilContextTimeout(
+		w.Context(), time.Millisecond, 20*time.Second, true,
+		func(ctx context.Context) (bool, error) {
+			synctest.Wait()
+			pod, err := w.client.CoreV1().Pods("shop").Get(ctx, podName, metav1.GetOptions{})
+			if err != nil {
+				return false, err
+			}
+			if got = pod.Annotations; maps.Equal(got, want) {
+				return true, nil
+			}
+			if step != 0 {
+				w.clock.Step(step)
+			}
+			return false, nil
+		},
+	)
 	if err != nil {
 		w.Fatalf("got annotations %v, want %v: %v", got, want, err)
 	}
@@ -79,16 +84,25 @@ func TestDeletionCostOfAPodThatWaits(t *testing.T) {
 		evacuation []func(*maintenancev1alpha1.Evacuation)
 		end        func(*world)
 	}{
-		"comes back when the evacuation is cancelled":     {map[string]string{costKey: "7"}, nil, withdraw},
-		"is taken off again where there was none":         {nil, nil, withdraw},
-		"comes back when somebody deletes the evacuation": {map[string]string{costKey: "7"}, nil, func(w *world) { w.api.edit(w.T, w.target, deleting) }},
-		"comes back when the evacuation is forced off the API": {map[string]string{costKey: "7"}, nil, func(w *world) {
-			w.must(w.api.client.Tracker().Delete(evacuationsResource, w.target.Namespace, w.target.Name))
-		}},
+		"comes back when the evacuation is cancelled": {map[string]string{costKey: "7"}, nil, withdraw},
+		"is taken off again where there was none":     {nil, nil, withdraw},
+		"comes back when somebody deletes the evacuation": {
+			original: map[string]string{costKey: "7"},
+			end:      func(w *world) { w.api.edit(w.T, w.target, deleting) },
+		},
+		"comes back when the evacuation is forced off the API": {
+			original: map[string]string{costKey: "7"},
+			end: func(w *world) {
+				w.must(w.api.client.Tracker().Delete(evacuationsResource, w.target.Namespace, w.target.Name))
+			},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, 0, newEvacuation(tc.evacuation...), newPod(ofReplicaSet, annotated(tc.original)), newNode(corev1.ConditionTrue), newBudget("1", 0))
+				w := newWorld(
+					t, 0, newEvacuation(tc.evacuation...), newPod(ofReplicaSet, annotated(tc.original)),
+					newNode(corev1.ConditionTrue), newBudget("1", 0),
+				)
 				w.host.answer(refuse)
 				w.until("the eviction has the turn", 0, hasClass(evict))
 				w.untilAnnotations(time.Second, map[string]string{costKey: lowest, originalKey: tc.original[costKey]})
@@ -115,16 +129,27 @@ func TestDeletionCostThatAFormerLeaderLowered(t *testing.T) {
 	})
 	t.Run("comes back if the evacuation has ended without the pod", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, 0, newEvacuation(withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled, 0)),
-				newPod(ofReplicaSet, annotated(lowered)), newNode(corev1.ConditionTrue))
+			w := newWorld(
+				t, 0,
+				newEvacuation(withCondition(
+					maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled, 0,
+				)),
+				newPod(ofReplicaSet, annotated(lowered)), newNode(corev1.ConditionTrue),
+			)
 			w.untilAnnotations(0, map[string]string{costKey: "7"})
 		})
 	})
 	t.Run("stays while the pod is asked to leave", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, 0, newEvacuation(), newPod(ofReplicaSet, annotated(lowered)), newNode(corev1.ConditionTrue), newBudget("1", 0))
+			w := newWorld(
+				t, 0, newEvacuation(), newPod(ofReplicaSet, annotated(lowered)), newNode(corev1.ConditionTrue),
+				newBudget("1", 0),
+			)
 			w.host.answer(refuse)
-			w.until("it is blocked", time.Second, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget))
+			w.until(
+				"it is blocked", time.Second,
+				hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget),
+			)
 			w.untilAnnotations(0, lowered)
 		})
 	})

@@ -53,7 +53,8 @@ func TestFailures(t *testing.T) {
 			{2 * time.Minute, one, "denied by policy", "denied by policy"},
 		},
 		"after a success it starts from the beginning": {
-			{0, one, "", ""}, {time.Minute, one, "denied by policy", "denied by policy"}, {2 * time.Minute, nil, "", ""},
+			{0, one, "", ""}, {time.Minute, one, "denied by policy", "denied by policy"},
+			{2 * time.Minute, nil, "", ""},
 			{3 * time.Minute, one, "", ""}, {4 * time.Minute, one, "denied by policy", "denied by policy"},
 		},
 	} {
@@ -74,12 +75,17 @@ func TestFailures(t *testing.T) {
 
 // refuseWrites has the API refuse updates of a subresource of Evacuations.
 func (w *world) refuseWrites(subresource string) {
-	w.api.client.PrependReactor("update", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		if action.GetSubresource() != subresource {
-			return false, nil, nil
-		}
-		return true, nil, apierrors.NewForbidden(evacuationsResource.GroupResource(), "x", errors.New("policy all-or-nothing says no"))
-	})
+	w.api.client.PrependReactor(
+		"update", "evacuations",
+		func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if action.GetSubresource() != subresource {
+				return false, nil, nil
+			}
+			return true, nil, apierrors.NewForbidden(
+				evacuationsResource.GroupResource(), "x", errors.New("policy all-or-nothing says no"),
+			)
+		},
+	)
 }
 
 func TestStatusThatCannotBeWrittenIsTold(t *testing.T) {
@@ -100,7 +106,8 @@ func TestStatusThatCannotBeWrittenIsTold(t *testing.T) {
 			}
 			return w.clock.Since(start) > 20*time.Minute
 		})
-		if len(got) != 1 || !strings.Contains(got[0], EventBlocked) || !strings.Contains(got[0], "policy all-or-nothing says no") {
+		if len(got) != 1 || !strings.Contains(got[0], EventBlocked) ||
+			!strings.Contains(got[0], "policy all-or-nothing says no") {
 			t.Errorf("got the events %q, want one with the error", got)
 		}
 	})
@@ -112,7 +119,10 @@ func TestEvacuationThatCannotBeReleasedIsBlocked(t *testing.T) {
 		w.until("the eviction is next", 0, hasClass(evict))
 		w.refuseWrites("")
 		w.api.edit(t, w.target, deleting)
-		w.until("it is blocked", time.Second, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvictionError))
+		w.until(
+			"it is blocked", time.Second,
+			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvictionError),
+		)
 		if passed := w.clock.Since(start); passed < failingAfter {
 			t.Errorf("got it blocked after %s, want it not before a minute", passed)
 		}

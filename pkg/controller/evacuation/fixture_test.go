@@ -88,7 +88,9 @@ func (a *fakeAPI) update(action clienttesting.Action) (bool, runtime.Object, err
 	}
 	if sent.ResourceVersion != stored.ResourceVersion {
 		a.writes = append(a.writes, "conflict")
-		return true, nil, apierrors.NewConflict(evacuationsResource.GroupResource(), sent.Name, fmt.Errorf("has %s", stored.ResourceVersion))
+		return true, nil, apierrors.NewConflict(
+			evacuationsResource.GroupResource(), sent.Name, fmt.Errorf("has %s", stored.ResourceVersion),
+		)
 	}
 	updated := sent.DeepCopy()
 	if action.GetSubresource() == "status" {
@@ -120,8 +122,11 @@ func (a *fakeAPI) delete(action clienttesting.Action) (bool, runtime.Object, err
 	if err != nil {
 		return true, nil, err
 	}
-	if p := request.DeleteOptions.Preconditions; p != nil && (*p.UID != stored.UID || *p.ResourceVersion != stored.ResourceVersion) {
-		return true, nil, apierrors.NewConflict(evacuationsResource.GroupResource(), stored.Name, fmt.Errorf("precondition"))
+	if p := request.DeleteOptions.Preconditions; p != nil &&
+		(*p.UID != stored.UID || *p.ResourceVersion != stored.ResourceVersion) {
+		return true, nil, apierrors.NewConflict(
+			evacuationsResource.GroupResource(), stored.Name, fmt.Errorf("precondition"),
+		)
 	}
 	a.writes = append(a.writes, "delete")
 	stored.DeletionTimestamp = &metav1.Time{Time: a.clock.Now()}
@@ -129,7 +134,9 @@ func (a *fakeAPI) delete(action clienttesting.Action) (bool, runtime.Object, err
 }
 
 // edit is a write by somebody else.
-func (a *fakeAPI) edit(t *testing.T, evacuation *maintenancev1alpha1.Evacuation, mod func(*maintenancev1alpha1.Evacuation)) {
+func (a *fakeAPI) edit(
+	t *testing.T, evacuation *maintenancev1alpha1.Evacuation, mod func(*maintenancev1alpha1.Evacuation),
+) {
 	t.Helper()
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -188,7 +195,9 @@ func (h *fakeHost) answer(evict func(*policyv1.Eviction) error) func(*policyv1.E
 // refuse is the answer of a closed budget.
 func refuse(*policyv1.Eviction) error {
 	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
-	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause})
+	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{
+		Type: policyv1.DisruptionBudgetCause,
+	})
 	return err
 }
 
@@ -213,17 +222,27 @@ type world struct {
 
 // newWorld starts, in a bubble, a controller at the time of the clock, which is when it starts to
 // serve. The eviction of a pod removes it.
-func newWorld(t *testing.T, at time.Duration, evacuation *maintenancev1alpha1.Evacuation, host ...runtime.Object) *world {
+func newWorld(
+	t *testing.T, at time.Duration, evacuation *maintenancev1alpha1.Evacuation, host ...runtime.Object,
+) *world {
 	t.Helper()
 	return newWorldWith(t, at, evacuation, func(*fake.Clientset) {}, host...)
 }
 
 // newWorldWith has the fake host cluster prepared before the controller starts.
-func newWorldWith(t *testing.T, at time.Duration, evacuation *maintenancev1alpha1.Evacuation, prepare func(*fake.Clientset), host ...runtime.Object) *world {
+func newWorldWith(
+	t *testing.T, at time.Duration, evacuation *maintenancev1alpha1.Evacuation, prepare func(*fake.Clientset),
+	host ...runtime.Object,
+) *world {
 	t.Helper()
 	clock := clocktesting.NewFakeClock(start.Add(at))
 	w := &world{
-		T: t, clock: clock, api: newFakeAPI(clock, evacuation), client: fake.NewClientset(host...), events: events.NewFakeRecorder(100), target: evacuation,
+		T:      t,
+		clock:  clock,
+		api:    newFakeAPI(clock, evacuation),
+		client: fake.NewClientset(host...),
+		events: events.NewFakeRecorder(100),
+		target: evacuation,
 	}
 	prepare(w.client)
 	w.host = &fakeHost{client: w.client, evict: func(e *policyv1.Eviction) error {
@@ -279,18 +298,22 @@ func (w *world) get() *maintenancev1alpha1.Evacuation {
 // done what it can.
 func (w *world) until(what string, step time.Duration, condition func(*maintenancev1alpha1.Evacuation) bool) {
 	w.Helper()
-	err := wait.PollUntilContextTimeout(w.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
-		synctest.Wait()
-		if condition(w.get()) {
-			return true, nil
-		}
-		if step != 0 {
-			w.clock.Step(step)
-		}
-		return false, nil
-	})
+	err := wait.PollUntilContextTimeout(
+		w.Context(), time.Millisecond, 20*time.Second, true,
+		func(context.Context) (bool, error) {
+			synctest.Wait()
+			if condition(w.get()) {
+				return true, nil
+			}
+			if step != 0 {
+				w.clock.Step(step)
+			}
+			return false, nil
+		},
+	)
 	if err != nil {
-		w.Fatalf("waited in vain until %s at %s; writes: %v; evacuation: %+v", what, w.clock.Since(start), w.api.written(), w.get())
+		w.Fatalf("waited in vain until %s at %s; writes: %v; evacuation: %+v",
+			what, w.clock.Since(start), w.api.written(), w.get())
 	}
 }
 
@@ -336,10 +359,20 @@ func newNode(ready corev1.ConditionStatus) *corev1.Node {
 
 func newBudget(version string, allowed int32) *policyv1.PodDisruptionBudget {
 	return &policyv1.PodDisruptionBudget{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "uid-web", ResourceVersion: version, Generation: 1},
-		Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:       "shop",
+			Name:            "web",
+			UID:             "uid-web",
+			ResourceVersion: version,
+			Generation:      1,
+		},
+		Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{}},
 		Status: policyv1.PodDisruptionBudgetStatus{
-			ObservedGeneration: 1, DisruptionsAllowed: allowed, CurrentHealthy: 9 + allowed, DesiredHealthy: 9, ExpectedPods: 10,
+			ObservedGeneration: 1,
+			DisruptionsAllowed: allowed,
+			CurrentHealthy:     9 + allowed,
+			DesiredHealthy:     9,
+			ExpectedPods:       10,
 		},
 	}
 }

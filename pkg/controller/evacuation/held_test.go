@@ -34,20 +34,30 @@ import (
 func asking(name string, node *corev1.Node) *maintenancev1alpha1.NodeMaintenance {
 	return &maintenancev1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: *after(-time.Hour)},
-		Spec:       maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, Reason: "kernel\nupdate"},
-		Status: maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
-			NodeRef: maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID},
-			DrainTargets: []maintenancev1alpha1.DrainPlanEntry{
-				{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: 1000}, {PodType: maintenancev1alpha1.PodTypeDaemonSet, PodPriority: 1000},
-			},
-		}}},
+		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
+			Stage:  maintenancev1alpha1.NodeMaintenanceStageDrain,
+			Reason: "kernel\nupdate",
+		},
+		Status: maintenancev1alpha1.NodeMaintenanceStatus{
+			NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
+				NodeRef: maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID},
+				DrainTargets: []maintenancev1alpha1.DrainPlanEntry{
+					{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: 1000},
+					{PodType: maintenancev1alpha1.PodTypeDaemonSet, PodPriority: 1000},
+				},
+			}},
+		},
 	}
 }
 
 func TestDecideHeld(t *testing.T) {
 	const held = "EvacuationHeld"
 	dead := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
-		return newEvacuation(append([]func(*maintenancev1alpha1.Evacuation){active(evict), deleting, withFinalizers(foreign)}, mods...)...)
+		return newEvacuation(
+			append(
+				[]func(*maintenancev1alpha1.Evacuation){active(evict), deleting, withFinalizers(foreign)}, mods...,
+			)...,
+		)
 	}
 	targeted := func(s *situation) { s.targeted = true }
 	ofType := func(podType maintenancev1alpha1.PodType, replaced bool) func(*situation) {
@@ -57,11 +67,25 @@ func TestDecideHeld(t *testing.T) {
 	runDecide(t, map[string]decideTest{
 		"a pod that a maintenance still asks for is evicted, and the finalizers are named": {
 			evacuation: dead(), pod: newPod(), mod: targeted,
-			want: outcome{Active: evict, Policy: allow, Blocked: held, Evict: true, Wake: time.Minute, Events: EventBlocked},
+			want: outcome{
+				Active:  evict,
+				Policy:  allow,
+				Blocked: held,
+				Evict:   true,
+				Wake:    time.Minute,
+				Events:  EventBlocked,
+			},
 		},
 		"so it is while an evacuator was active": {
 			evacuation: dead(withEvacuators(classA), active(classA)), pod: newPod(), mod: targeted,
-			want: outcome{Active: classA, Policy: allow, Blocked: held, Evict: true, Wake: time.Minute, Events: EventBlocked},
+			want: outcome{
+				Active:  classA,
+				Policy:  allow,
+				Blocked: held,
+				Evict:   true,
+				Wake:    time.Minute,
+				Events:  EventBlocked,
+			},
 		},
 		"a pod that no maintenance asks for stays": {
 			evacuation: dead(wasHeld), pod: newPod(),
@@ -77,7 +101,14 @@ func TestDecideHeld(t *testing.T) {
 		},
 		"another DaemonSet pod is": {
 			evacuation: dead(), pod: newPod(), mod: ofType(maintenancev1alpha1.PodTypeDaemonSet, false),
-			want: outcome{Active: evict, Policy: allow, Blocked: held, Evict: true, Wake: time.Minute, Events: EventBlocked},
+			want: outcome{
+				Active:  evict,
+				Policy:  allow,
+				Blocked: held,
+				Evict:   true,
+				Wake:    time.Minute,
+				Events:  EventBlocked,
+			},
 		},
 		"a pod that terminates is waited for": {
 			evacuation: dead(wasHeld), pod: newPod(terminatingUntil(20 * time.Second)), mod: targeted,
@@ -87,12 +118,23 @@ func TestDecideHeld(t *testing.T) {
 			evacuation: dead(), pod: newPod(), mod: func(s *situation) {
 				s.targeted, s.eviction = true, eviction.State{Known: true, FailedEvictions: 4}
 			},
-			want: outcome{Active: evict, Policy: allow, Blocked: held, FailedEvictions: 4, Evict: true, Wake: time.Minute, Events: EventBlocked},
+			want: outcome{
+				Active:          evict,
+				Policy:          allow,
+				Blocked:         held,
+				FailedEvictions: 4,
+				Evict:           true,
+				Wake:            time.Minute,
+				Events:          EventBlocked,
+			},
 		},
 		"an evacuator that forbids cancellation goes on": {
-			evacuation: dead(withEvacuators(classA), active(classA), reported(0, "moving"), withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
-				st.EvacuationCancellationPolicy = forbid
-			})), pod: newPod(), mod: targeted,
+			evacuation: dead(
+				withEvacuators(classA), active(classA), reported(0, "moving"),
+				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
+					st.EvacuationCancellationPolicy = forbid
+				}),
+			), pod: newPod(), mod: targeted,
 			want: outcome{Active: classA, Policy: forbid, Wake: 15 * time.Minute},
 		},
 		"an object that an instigator holds is cancelled": {
@@ -119,17 +161,26 @@ func TestPodOfAHeldEvacuationIsEvicted(t *testing.T) {
 				}
 				w.until("the eviction is next", 0, hasClass(evict))
 				w.api.edit(t, w.target, deleting)
-				w.until("no instigator is left", 0, func(e *maintenancev1alpha1.Evacuation) bool { return len(e.Finalizers) == 1 })
+				w.until("no instigator is left", 0, func(e *maintenancev1alpha1.Evacuation) bool {
+					return len(e.Finalizers) == 1
+				})
 				if tt.asks {
-					w.until("it is held", 0, hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuationHeld))
+					w.until(
+						"it is held", 0,
+						hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuationHeld),
+					)
 					blocked := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked)
 					if !strings.Contains(blocked.Message, foreign) {
 						t.Errorf("got %q, want it to name %s", blocked.Message, foreign)
 					}
 				}
-				_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1), metav1.UpdateOptions{})
+				_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(
+					t.Context(), newBudget("2", 1), metav1.UpdateOptions{},
+				)
 				w.must(err)
-				w.until("some time has passed", time.Second, func(*maintenancev1alpha1.Evacuation) bool { return w.clock.Since(start) > 2*time.Minute })
+				w.until("some time has passed", time.Second, func(*maintenancev1alpha1.Evacuation) bool {
+					return w.clock.Since(start) > 2*time.Minute
+				})
 				if got := w.host.sent(); got != tt.want {
 					t.Errorf("got %d evictions, want %d", got, tt.want)
 				}

@@ -43,18 +43,30 @@ func requested(e *maintenancev1alpha1.Evacuation) {
 }
 
 func ofDaemonSet(p *corev1.Pod) {
-	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logger", UID: "ds", Controller: ptr.To(true)}}
+	p.OwnerReferences = []metav1.OwnerReference{
+		{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logger", UID: "ds", Controller: ptr.To(true)},
+	}
 }
 
 func TestDecideDaemonSetPod(t *testing.T) {
 	asked := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
-		return newEvacuation(append([]func(*maintenancev1alpha1.Evacuation){withEvacuators(daemonSetClass), active(daemonSetClass), requested}, mods...)...)
+		return newEvacuation(
+			append(
+				[]func(*maintenancev1alpha1.Evacuation){
+					withEvacuators(daemonSetClass), active(daemonSetClass), requested,
+				},
+				mods...,
+			)...,
+		)
 	}
 	targeted := func(s *situation) { s.targeted, s.podType = true, maintenancev1alpha1.PodTypeDaemonSet }
 	blockedBy := func(reason string) func(*situation) {
 		return func(s *situation) {
 			targeted(s)
-			s.eviction = eviction.State{Known: true, Blocker: &eviction.Blocker{Reason: reason, Message: "Budget logger."}}
+			s.eviction = eviction.State{
+				Known:   true,
+				Blocker: &eviction.Blocker{Reason: reason, Message: "Budget logger."},
+			}
 		}
 	}
 	wasBlocked := withCondition(maintenancev1alpha1.ConditionBlocked, "PodDisruptionBudget", 0)
@@ -64,12 +76,16 @@ func TestDecideDaemonSetPod(t *testing.T) {
 			want: outcome{Active: daemonSetClass, Policy: allow, Evict: true, Wake: 15 * time.Minute},
 		},
 		"is not evicted before that": {
-			evacuation: newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass)), pod: newPod(), mod: targeted,
-			want: outcome{Active: daemonSetClass, Policy: allow, Wake: 2*time.Minute + 30*time.Second},
+			evacuation: newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass)),
+			pod:        newPod(),
+			mod:        targeted,
+			want:       outcome{Active: daemonSetClass, Policy: allow, Wake: 2*time.Minute + 30*time.Second},
 		},
 		"is not evicted when no maintenance asks for it any more": {
-			evacuation: asked(), pod: newPod(), mod: func(s *situation) { s.podType = maintenancev1alpha1.PodTypeDaemonSet },
-			want: outcome{Active: daemonSetClass, Policy: allow, Wake: 15 * time.Minute},
+			evacuation: asked(),
+			pod:        newPod(),
+			mod:        func(s *situation) { s.podType = maintenancev1alpha1.PodTypeDaemonSet },
+			want:       outcome{Active: daemonSetClass, Policy: allow, Wake: 15 * time.Minute},
 		},
 		"is not one because its annotation says so": {
 			evacuation: asked(), pod: newPod(), mod: func(s *situation) { s.targeted = true },
@@ -77,12 +93,24 @@ func TestDecideDaemonSetPod(t *testing.T) {
 		},
 		"waits for its budget at first": {
 			evacuation: asked(), pod: newPod(), mod: blockedBy("UnhealthyPodsHoldBudget"),
-			want: outcome{Active: daemonSetClass, Policy: allow, Blocked: "UnhealthyPodsHoldBudget", Evict: true, Wake: time.Minute, Events: EventBlocked},
+			want: outcome{
+				Active:  daemonSetClass,
+				Policy:  allow,
+				Blocked: "UnhealthyPodsHoldBudget",
+				Evict:   true,
+				Wake:    time.Minute,
+				Events:  EventBlocked,
+			},
 		},
 		"keeps its evacuator however long the budget is closed": {
 			evacuation: asked(wasBlocked), pod: newPod(), at: 24 * time.Hour, mod: blockedBy("PodDisruptionBudget"),
 			want: outcome{
-				Active: daemonSetClass, Since: 24 * time.Hour, Policy: allow, Blocked: "PodDisruptionBudget", Evict: true, Wake: 24*time.Hour + time.Minute,
+				Active:  daemonSetClass,
+				Since:   24 * time.Hour,
+				Policy:  allow,
+				Blocked: "PodDisruptionBudget",
+				Evict:   true,
+				Wake:    24*time.Hour + time.Minute,
 			},
 		},
 	})
@@ -94,18 +122,34 @@ func TestKeptDaemonSetPodIsExplained(t *testing.T) {
 		at     time.Duration
 		want   bool
 	}{
-		"not while the budget has been closed for less than the patience": {"PodDisruptionBudget", DefaultBudgetPatience - time.Second, false},
-		"when it has been closed for the patience":                        {"PodDisruptionBudget", DefaultBudgetPatience, true},
-		"immediately if it cannot be computed":                            {"PodDisruptionBudgetSyncFailed", 0, true},
-		"never if an error is in the way":                                 {"EvictionForbidden", time.Hour, false},
+		"not while the budget has been closed for less than the patience": {
+			reason: "PodDisruptionBudget",
+			at:     DefaultBudgetPatience - time.Second,
+		},
+		"when it has been closed for the patience": {
+			reason: "PodDisruptionBudget",
+			at:     DefaultBudgetPatience,
+			want:   true,
+		},
+		"immediately if it cannot be computed": {reason: "PodDisruptionBudgetSyncFailed", at: 0, want: true},
+		"never if an error is in the way":      {reason: "EvictionForbidden", at: time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass), requested,
 				withCondition(maintenancev1alpha1.ConditionBlocked, tt.reason, 0))
 			d := decide(situation{
-				now: start.Add(tt.at), evacuation: e, pod: newPod(), podType: maintenancev1alpha1.PodTypeDaemonSet, targeted: true,
-				servingSince: start, startDeadline: DefaultEvacuatorStartDeadline, budgetPatience: DefaultBudgetPatience,
-				eviction: eviction.State{Known: true, Blocker: &eviction.Blocker{Reason: tt.reason, Message: "Budget logger."}},
+				now:            start.Add(tt.at),
+				evacuation:     e,
+				pod:            newPod(),
+				podType:        maintenancev1alpha1.PodTypeDaemonSet,
+				targeted:       true,
+				servingSince:   start,
+				startDeadline:  DefaultEvacuatorStartDeadline,
+				budgetPatience: DefaultBudgetPatience,
+				eviction: eviction.State{
+					Known:   true,
+					Blocker: &eviction.Blocker{Reason: tt.reason, Message: "Budget logger."},
+				},
 			})
 			message := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
 			if got := strings.Contains(message, "is kept on its node since 2026-11-03T10:00:00Z"); got != tt.want {
@@ -140,13 +184,18 @@ func TestDaemonSetPodLeavesThroughItsBudget(t *testing.T) {
 		w := daemonSetWorld(t, 0, refuse)
 		w.until("it is kept", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
 			return protocol.IsKeptByBudget(e, DefaultBudgetPatience, w.clock.Now()) &&
-				strings.Contains(meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message, "kept")
+				strings.Contains(
+					meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message,
+					"kept",
+				)
 		})
 		if !hasClass(daemonSetClass)(w.get()) {
 			t.Errorf("got %s, want the evacuator to stay", w.get().Status.ActiveEvacuatorClass)
 		}
 		w.host.answer(w.accept)
-		_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1), metav1.UpdateOptions{})
+		_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(
+			t.Context(), newBudget("2", 1), metav1.UpdateOptions{},
+		)
 		w.must(err)
 		w.until("it is evicted when the budget opens", time.Second, podDeleted)
 	})
@@ -155,14 +204,19 @@ func TestDaemonSetPodLeavesThroughItsBudget(t *testing.T) {
 func TestRefusedDaemonSetPodIsBlocked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := daemonSetWorld(t, 1, func(*policyv1.Eviction) error {
-			return apierrors.NewForbidden(corev1.Resource("pods"), podName, errors.New("the policy keep-logging says no"))
+			return apierrors.NewForbidden(
+				corev1.Resource("pods"), podName, errors.New("the policy keep-logging says no"),
+			)
 		})
 		blocked := func(e *maintenancev1alpha1.Evacuation) bool {
 			condition := meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked)
-			return condition != nil && condition.Status == metav1.ConditionTrue && strings.Contains(condition.Message, "keep-logging")
+			return condition != nil && condition.Status == metav1.ConditionTrue &&
+				strings.Contains(condition.Message, "keep-logging")
 		}
 		w.until("it is blocked with the words of the policy", time.Second, blocked)
-		w.until("an hour has passed", 10*time.Second, func(*maintenancev1alpha1.Evacuation) bool { return w.clock.Since(start) > time.Hour })
+		w.until("an hour has passed", 10*time.Second, func(*maintenancev1alpha1.Evacuation) bool {
+			return w.clock.Since(start) > time.Hour
+		})
 		if e := w.get(); !blocked(e) || !hasClass(daemonSetClass)(e) {
 			t.Errorf("got %+v, want it still blocked with the same evacuator", e.Status)
 		}

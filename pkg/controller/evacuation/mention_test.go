@@ -41,25 +41,49 @@ func TestMention(t *testing.T) {
 		forPeople bool
 	}{
 		"a hand-over, in the status and in its event": {
-			decision{handedOver: true, status: maintenancev1alpha1.EvacuationStatus{Message: "x."}, events: []event{{reason: EventHandedOver, note: "y."}}},
-			nm, "x." + mentioned, []string{"y." + mentioned}, true,
+			decision: decision{
+				handedOver: true,
+				status:     maintenancev1alpha1.EvacuationStatus{Message: "x."},
+				events:     []event{{reason: EventHandedOver, note: "y."}},
+			},
+			nm:        nm,
+			status:    "x." + mentioned,
+			notes:     []string{"y." + mentioned},
+			forPeople: true,
 		},
 		"an event about what blocks, and not what the evacuator said": {
-			decision{status: maintenancev1alpha1.EvacuationStatus{Message: "copying"}, events: []event{{reason: EventBlocked, note: "y."}}},
-			nm, "copying", []string{"y." + mentioned}, true,
+			decision: decision{
+				status: maintenancev1alpha1.EvacuationStatus{Message: "copying"},
+				events: []event{{reason: EventBlocked, note: "y."}},
+			},
+			nm:        nm,
+			status:    "copying",
+			notes:     []string{"y." + mentioned},
+			forPeople: true,
 		},
 		"nothing about a cancellation": {
-			decision{events: []event{{reason: EventCancelled, note: "y."}}}, nm, "", []string{"y."}, true,
+			decision:  decision{events: []event{{reason: EventCancelled, note: "y."}}},
+			nm:        nm,
+			notes:     []string{"y."},
+			forPeople: true,
 		},
 		"nothing if no maintenance asks": {
-			decision{handedOver: true, status: maintenancev1alpha1.EvacuationStatus{Message: "x."}, events: []event{{reason: EventBlocked, note: "y."}}},
-			nil, "x.", []string{"y."}, true,
+			decision: decision{
+				handedOver: true,
+				status:     maintenancev1alpha1.EvacuationStatus{Message: "x."},
+				events:     []event{{reason: EventBlocked, note: "y."}},
+			},
+			status:    "x.",
+			notes:     []string{"y."},
+			forPeople: true,
 		},
 		"what is too long is cut before the maintenance": {
-			decision{handedOver: true, status: maintenancev1alpha1.EvacuationStatus{Message: long}}, nm,
-			cut(long, maxMessage-len(mentioned)) + mentioned, nil, true,
+			decision:  decision{handedOver: true, status: maintenancev1alpha1.EvacuationStatus{Message: long}},
+			nm:        nm,
+			status:    cut(long, maxMessage-len(mentioned)) + mentioned,
+			forPeople: true,
 		},
-		"a decision that says nothing": {decision{}, nil, "", nil, false},
+		"a decision that says nothing": {decision: decision{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := tt.decision.isForPeople(); got != tt.forPeople {
@@ -83,8 +107,13 @@ func TestEvictedPodHasAnEventThatNamesTheMaintenance(t *testing.T) {
 		asked bool
 		want  string
 	}{
-		"with the maintenance that asks for it": {true, "Normal Evicted The pod is evicted, as its disruption budget allows." + mentioned},
-		"without one if only others ask for it": {false, "Normal Evicted The pod is evicted, as its disruption budget allows."},
+		"with the maintenance that asks for it": {
+			asked: true,
+			want:  "Normal Evicted The pod is evicted, as its disruption budget allows." + mentioned,
+		},
+		"without one if only others ask for it": {
+			want: "Normal Evicted The pod is evicted, as its disruption budget allows.",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

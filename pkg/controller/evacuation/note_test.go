@@ -31,9 +31,21 @@ func TestMessageOfAPodThatWaitsInTheQueue(t *testing.T) {
 		state eviction.State
 		want  string
 	}{
-		"the queue says for whom it waits":     {maintenancev1alpha1.EvacuatorClassEviction, eviction.State{Known: true, Message: waits}, waits},
-		"the queue says nothing":               {maintenancev1alpha1.EvacuatorClassEviction, eviction.State{Known: true}, handover},
-		"the message is an active evacuator's": {"a.example.com", eviction.State{Known: true, Message: waits}, turnMessage("a.example.com", "test")},
+		"the queue says for whom it waits": {
+			class: maintenancev1alpha1.EvacuatorClassEviction,
+			state: eviction.State{Known: true, Message: waits},
+			want:  waits,
+		},
+		"the queue says nothing": {
+			class: maintenancev1alpha1.EvacuatorClassEviction,
+			state: eviction.State{Known: true},
+			want:  handover,
+		},
+		"the message is an active evacuator's": {
+			class: "a.example.com",
+			state: eviction.State{Known: true, Message: waits},
+			want:  turnMessage("a.example.com", "test"),
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := decision{evict: true}

@@ -32,29 +32,61 @@ func TestDecideSurgePending(t *testing.T) {
 		pending = "SurgePending"
 	)
 	surging := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
-		return newEvacuation(append([]func(*maintenancev1alpha1.Evacuation){withEvacuators(class), active(class)}, mods...)...)
+		return newEvacuation(
+			append([]func(*maintenancev1alpha1.Evacuation){withEvacuators(class), active(class)}, mods...)...,
+		)
 	}
 	timeout := func(d time.Duration) func(*situation) { return func(s *situation) { s.surgeTimeout = d } }
 	runDecide(t, map[string]decideTest{
 		"a surge may make no progress for the surge timeout": {
-			evacuation: surging(reported(time.Minute, "web is scaled up")), pod: newPod(), at: 6*time.Minute - time.Second,
-			want: outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 6 * time.Minute},
+			evacuation: surging(reported(time.Minute, "web is scaled up")),
+			pod:        newPod(),
+			at:         6*time.Minute - time.Second,
+			want:       outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 6 * time.Minute},
 		},
 		"then it is reported as pending, long before the deadline": {
 			evacuation: surging(reported(time.Minute, "web is scaled up")), pod: newPod(), at: 6 * time.Minute,
-			want: outcome{Active: class, Progress: time.Minute, Policy: allow, Blocked: pending, Wake: 31 * time.Minute, Events: EventBlocked},
+			want: outcome{
+				Active:   class,
+				Progress: time.Minute,
+				Policy:   allow,
+				Blocked:  pending,
+				Wake:     31 * time.Minute,
+				Events:   EventBlocked,
+			},
 		},
 		"the timeout of its Deployment counts": {
-			evacuation: surging(reported(time.Minute, "web is scaled up")), pod: newPod(), at: 20 * time.Minute, mod: timeout(20 * time.Minute),
-			want: outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 21 * time.Minute},
+			evacuation: surging(reported(time.Minute, "web is scaled up")),
+			pod:        newPod(),
+			at:         20 * time.Minute,
+			mod:        timeout(20 * time.Minute),
+			want:       outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 21 * time.Minute},
 		},
 		"progress clears it": {
-			evacuation: surging(reported(10*time.Minute, "scheduled"), withCondition("Blocked", pending, 0)), pod: newPod(), at: 10 * time.Minute,
-			want: outcome{Active: class, Progress: 10 * time.Minute, Policy: allow, Blocked: "not: NotBlocked", Wake: 15 * time.Minute},
+			evacuation: surging(reported(10*time.Minute, "scheduled"), withCondition("Blocked", pending, 0)),
+			pod:        newPod(),
+			at:         10 * time.Minute,
+			want: outcome{
+				Active:   class,
+				Progress: 10 * time.Minute,
+				Policy:   allow,
+				Blocked:  "not: NotBlocked",
+				Wake:     15 * time.Minute,
+			},
 		},
 		"a timeout beyond the deadline does not hide it": {
-			evacuation: surging(reported(time.Minute, "web is scaled up")), pod: newPod(), at: 16 * time.Minute, mod: timeout(time.Hour),
-			want: outcome{Active: class, Progress: time.Minute, Policy: allow, Blocked: pending, Wake: 31 * time.Minute, Events: EventBlocked},
+			evacuation: surging(reported(time.Minute, "web is scaled up")),
+			pod:        newPod(),
+			at:         16 * time.Minute,
+			mod:        timeout(time.Hour),
+			want: outcome{
+				Active:   class,
+				Progress: time.Minute,
+				Policy:   allow,
+				Blocked:  pending,
+				Wake:     31 * time.Minute,
+				Events:   EventBlocked,
+			},
 		},
 		"a new leader lets the evacuator report first": {
 			evacuation: surging(reported(time.Minute, "web is scaled up")), pod: newPod(), at: time.Hour,
@@ -62,13 +94,28 @@ func TestDecideSurgePending(t *testing.T) {
 			want: outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 62*time.Minute + 30*time.Second},
 		},
 		"a new leader does not take it back": {
-			evacuation: surging(reported(time.Minute, "web is scaled up"), withCondition("Blocked", pending, 0)), pod: newPod(), at: time.Hour,
-			mod:  func(s *situation) { s.servingSince = start.Add(time.Hour) },
-			want: outcome{Active: class, Progress: time.Minute, Policy: allow, Blocked: pending, Wake: 65 * time.Minute},
+			evacuation: surging(reported(time.Minute, "web is scaled up"), withCondition("Blocked", pending, 0)),
+			pod:        newPod(),
+			at:         time.Hour,
+			mod:        func(s *situation) { s.servingSince = start.Add(time.Hour) },
+			want: outcome{
+				Active:   class,
+				Progress: time.Minute,
+				Policy:   allow,
+				Blocked:  pending,
+				Wake:     65 * time.Minute,
+			},
 		},
 		"a pod that terminates is not pending": {
-			evacuation: surging(reported(time.Minute, "x")), pod: newPod(terminatingUntil(20 * time.Minute)), at: 10 * time.Minute,
-			want: outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 20*time.Minute + overdueAfter},
+			evacuation: surging(reported(time.Minute, "x")),
+			pod:        newPod(terminatingUntil(20 * time.Minute)),
+			at:         10 * time.Minute,
+			want: outcome{
+				Active:   class,
+				Progress: time.Minute,
+				Policy:   allow,
+				Wake:     20*time.Minute + overdueAfter,
+			},
 		},
 	})
 }
@@ -81,22 +128,34 @@ func TestSurgePendingSays(t *testing.T) {
 		not  string
 	}{
 		"what can be done, and the evacuator's words as its own": {
-			[]func(*maintenancev1alpha1.Evacuation){reported(time.Minute, "surge pod web-x is Pending:\n0/20 nodes \x1b[31mare available")},
-			[]string{
-				"since 2026-11-03T10:01:00Z", "Free room", "maintenance.haulout.dev/surge-timeout", "maintenance.haulout.dev/surge: Disabled",
+			mods: []func(*maintenancev1alpha1.Evacuation){
+				reported(time.Minute, "surge pod web-x is Pending:\n0/20 nodes \x1b[31mare available"),
+			},
+			want: []string{
+				"since 2026-11-03T10:01:00Z", "Free room", "maintenance.haulout.dev/surge-timeout",
+				"maintenance.haulout.dev/surge: Disabled",
 				`"surge pod web-x is Pending: 0/20 nodes [31mare available"`,
-			}, "Check that the controller behind it runs",
+			},
+			not: "Check that the controller behind it runs",
 		},
 		"the server's own words are not quoted": {
-			[]func(*maintenancev1alpha1.Evacuation){func(e *maintenancev1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = nil }},
-			[]string{"since 2026-11-03T10:00:00Z"}, "words",
+			mods: []func(*maintenancev1alpha1.Evacuation){
+				func(e *maintenancev1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = nil },
+			},
+			want: []string{"since 2026-11-03T10:00:00Z"},
+			not:  "words",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			mods := append([]func(*maintenancev1alpha1.Evacuation){withEvacuators(class), active(class)}, tt.mods...)
 			got := decide(situation{
-				now: start.Add(20 * time.Minute), evacuation: newEvacuation(mods...), pod: newPod(), podType: maintenancev1alpha1.PodTypeDefault,
-				servingSince: start.Add(-time.Hour), startDeadline: 25 * time.Minute, surgeTimeout: DefaultSurgeTimeout,
+				now:           start.Add(20 * time.Minute),
+				evacuation:    newEvacuation(mods...),
+				pod:           newPod(),
+				podType:       maintenancev1alpha1.PodTypeDefault,
+				servingSince:  start.Add(-time.Hour),
+				startDeadline: 25 * time.Minute,
+				surgeTimeout:  DefaultSurgeTimeout,
 			})
 			blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked)
 			if blocked == nil {

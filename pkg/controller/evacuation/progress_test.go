@@ -34,44 +34,114 @@ func TestDecideProgress(t *testing.T) {
 	}
 	runDecide(t, map[string]decideTest{
 		"an evacuator may be silent for half of its deadline": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")), pod: newPod(), at: 16*time.Minute - time.Second,
-			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 16 * time.Minute},
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
+			pod:        newPod(),
+			at:         16*time.Minute - time.Second,
+			want:       outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 16 * time.Minute},
 		},
 		"one that is silent for longer is named": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")), pod: newPod(), at: 16 * time.Minute,
-			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Blocked: silent, Wake: 31 * time.Minute, Events: EventBlocked},
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
+			pod:        newPod(),
+			at:         16 * time.Minute,
+			want: outcome{
+				Active:   classA,
+				Progress: time.Minute,
+				Policy:   allow,
+				Blocked:  silent,
+				Wake:     31 * time.Minute,
+				Events:   EventBlocked,
+			},
 		},
 		"one that reports again is not": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(20*time.Minute, "copying"), wasSilent), pod: newPod(), at: 20 * time.Minute,
-			want: outcome{Active: classA, Progress: 20 * time.Minute, Policy: allow, Blocked: "not: NotBlocked", Wake: 35 * time.Minute},
+			evacuation: newEvacuation(
+				withEvacuators(classA), active(classA), reported(20*time.Minute, "copying"), wasSilent,
+			),
+			pod: newPod(),
+			at:  20 * time.Minute,
+			want: outcome{
+				Active:   classA,
+				Progress: 20 * time.Minute,
+				Policy:   allow,
+				Blocked:  "not: NotBlocked",
+				Wake:     35 * time.Minute,
+			},
 		},
 		"what replaces one that lost its turn starts afresh": {
-			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA), wasSilent), pod: newPod(), at: 5 * time.Minute,
+			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA), wasSilent),
+			pod:        newPod(),
+			at:         5 * time.Minute,
 			want: outcome{
-				Active: classB, Since: 5 * time.Minute, Policy: allow, Blocked: "not: NotBlocked", Wake: 7*time.Minute + 30*time.Second, Events: EventHandedOver,
+				Active:  classB,
+				Since:   5 * time.Minute,
+				Policy:  allow,
+				Blocked: "not: NotBlocked",
+				Wake:    7*time.Minute + 30*time.Second,
+				Events:  EventHandedOver,
 			},
 		},
 		"one that asked its pod to stop is not": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), wasSilent), pod: newPod(terminatingUntil(4 * time.Minute)), at: 4 * time.Minute,
-			want: outcome{Active: classA, Policy: allow, Blocked: "not: NotBlocked", Wake: 4*time.Minute + overdueAfter},
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), wasSilent),
+			pod:        newPod(terminatingUntil(4 * time.Minute)),
+			at:         4 * time.Minute,
+			want: outcome{
+				Active:  classA,
+				Policy:  allow,
+				Blocked: "not: NotBlocked",
+				Wake:    4*time.Minute + overdueAfter,
+			},
 		},
 		"a new leader lets it report first": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")), pod: newPod(), at: 62 * time.Minute,
-			mod: servingSince(time.Hour), want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 62*time.Minute + 30*time.Second},
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
+			pod:        newPod(),
+			at:         62 * time.Minute,
+			mod:        servingSince(time.Hour),
+			want: outcome{
+				Active:   classA,
+				Progress: time.Minute,
+				Policy:   allow,
+				Wake:     62*time.Minute + 30*time.Second,
+			},
 		},
 		"and then names it": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")), pod: newPod(), at: 63 * time.Minute,
-			mod:  servingSince(time.Hour),
-			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Blocked: silent, Wake: 65 * time.Minute, Events: EventBlocked},
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
+			pod:        newPod(),
+			at:         63 * time.Minute,
+			mod:        servingSince(time.Hour),
+			want: outcome{
+				Active:   classA,
+				Progress: time.Minute,
+				Policy:   allow,
+				Blocked:  silent,
+				Wake:     65 * time.Minute,
+				Events:   EventBlocked,
+			},
 		},
 		"a new leader stands by what the one before has said": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying"), wasSilent), pod: newPod(), at: 61 * time.Minute,
-			mod: servingSince(time.Hour), want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Blocked: silent, Wake: 65 * time.Minute},
+			evacuation: newEvacuation(
+				withEvacuators(classA), active(classA), reported(time.Minute, "copying"), wasSilent,
+			),
+			pod: newPod(),
+			at:  61 * time.Minute,
+			mod: servingSince(time.Hour),
+			want: outcome{
+				Active:   classA,
+				Progress: time.Minute,
+				Policy:   allow,
+				Blocked:  silent,
+				Wake:     65 * time.Minute,
+			},
 		},
 		"the DaemonSet evacuator need not report before the drain reaches the pod": {
-			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet), active(maintenancev1alpha1.EvacuatorClassDaemonSet)),
-			pod:        newPod(), at: 2*time.Minute + 29*time.Second,
-			want: outcome{Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Policy: allow, Wake: 2*time.Minute + 30*time.Second},
+			evacuation: newEvacuation(
+				withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
+				active(maintenancev1alpha1.EvacuatorClassDaemonSet),
+			),
+			pod: newPod(), at: 2*time.Minute + 29*time.Second,
+			want: outcome{
+				Active: maintenancev1alpha1.EvacuatorClassDaemonSet,
+				Policy: allow,
+				Wake:   2*time.Minute + 30*time.Second,
+			},
 		},
 	})
 }
@@ -83,19 +153,41 @@ func TestNotProgressingSays(t *testing.T) {
 		want []string
 	}{
 		"who is silent since when, and who is next at what time": {
-			[]func(*maintenancev1alpha1.Evacuation){reported(time.Minute, "copying")}, 20 * time.Minute,
-			[]string{"a.example.com has not reported since 2026-11-03T10:01:00Z", "the turn goes to b.example.com at 2026-11-03T10:31:00Z"},
+			mods: []func(*maintenancev1alpha1.Evacuation){reported(time.Minute, "copying")},
+			at:   20 * time.Minute,
+			want: []string{
+				"a.example.com has not reported since 2026-11-03T10:01:00Z",
+				"the turn goes to b.example.com at 2026-11-03T10:31:00Z",
+			},
 		},
-		"that it never reported": {nil, 4 * time.Minute, []string{"since it got its turn at 2026-11-03T10:00:00Z", "goes to b.example.com at 2026-11-03T10:05:00Z"}},
+		"that it never reported": {
+			at: 4 * time.Minute,
+			want: []string{
+				"since it got its turn at 2026-11-03T10:00:00Z", "goes to b.example.com at 2026-11-03T10:05:00Z",
+			},
+		},
 		"that nobody will be next": {
-			[]func(*maintenancev1alpha1.Evacuation){reported(0, ""), withFinalizers(), withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid })}, 20 * time.Minute,
-			[]string{"the evacuation ends, as nobody asks for it any more, at 2026-11-03T10:30:00Z"},
+			mods: []func(*maintenancev1alpha1.Evacuation){
+				reported(0, ""), withFinalizers(),
+				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }),
+			},
+			at:   20 * time.Minute,
+			want: []string{"the evacuation ends, as nobody asks for it any more, at 2026-11-03T10:30:00Z"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := decide(situation{
-				now: start.Add(tc.at), evacuation: newEvacuation(append([]func(*maintenancev1alpha1.Evacuation){withEvacuators(classA, classB), active(classA)}, tc.mods...)...),
-				pod: newPod(), podType: maintenancev1alpha1.PodTypeDefault, servingSince: start.Add(-time.Hour), startDeadline: DefaultEvacuatorStartDeadline,
+				now: start.Add(tc.at),
+				evacuation: newEvacuation(
+					append(
+						[]func(*maintenancev1alpha1.Evacuation){withEvacuators(classA, classB), active(classA)},
+						tc.mods...,
+					)...,
+				),
+				pod:           newPod(),
+				podType:       maintenancev1alpha1.PodTypeDefault,
+				servingSince:  start.Add(-time.Hour),
+				startDeadline: DefaultEvacuatorStartDeadline,
 			})
 			blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked)
 			for _, want := range tc.want {

@@ -35,10 +35,13 @@ import (
 
 // pastEvacuation is the Evacuation of a pod that was asked to leave at some time and was gone at
 // another.
-func pastEvacuation(pod string, asked, left time.Duration, mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+func pastEvacuation(
+	pod string, asked, left time.Duration, mods ...func(*maintenancev1alpha1.Evacuation),
+) *maintenancev1alpha1.Evacuation {
 	uid := types.UID(fmt.Sprintf("%s-%d", pod, asked))
 	return newEvacuation(append([]func(*maintenancev1alpha1.Evacuation){func(e *maintenancev1alpha1.Evacuation) {
-		e.Name, e.UID, e.CreationTimestamp, e.Labels = protocol.CanonicalName(pod, uid), "evacuation-"+uid, *after(asked), map[string]string{"app": "web"}
+		e.Name, e.UID, e.CreationTimestamp, e.Labels = protocol.CanonicalName(pod, uid), "evacuation-"+
+			uid, *after(asked), map[string]string{"app": "web"}
 		e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: pod, UID: uid}
 	}, withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, left)}, mods...)...)
 }
@@ -59,25 +62,62 @@ func TestCountComebacks(t *testing.T) {
 		past []*maintenancev1alpha1.Evacuation
 		want int
 	}{
-		"none if nothing was evacuated": {newPod(createdAt(time.Minute)), nil, 0},
+		"none if nothing was evacuated": {pod: newPod(createdAt(time.Minute)), want: 0},
 		"each earlier pod of the same name, however fast": {
-			newPod(createdAt(time.Second)), past(pastEvacuation(podName, 0, 0), pastEvacuation(podName, 0, time.Second), pastEvacuation(podName, time.Second, time.Second)), 3,
+			pod: newPod(createdAt(time.Second)),
+			past: past(
+				pastEvacuation(podName, 0, 0), pastEvacuation(podName, 0, time.Second),
+				pastEvacuation(podName, time.Second, time.Second),
+			),
+			want: 3,
 		},
 		"each earlier pod with the same labels": {
-			newPod(createdAt(30 * time.Second)), past(pastEvacuation("web-x", 0, 5*time.Second), pastEvacuation("web-y", 10*time.Second, 15*time.Second)), 2,
+			pod: newPod(createdAt(30 * time.Second)),
+			past: past(
+				pastEvacuation("web-x", 0, 5*time.Second), pastEvacuation("web-y", 10*time.Second, 15*time.Second),
+			),
+			want: 2,
 		},
 		"siblings that left together as one": {
-			newPod(createdAt(30 * time.Second)), past(pastEvacuation("web-x", 0, 5*time.Second), pastEvacuation("web-y", 0, 15*time.Second), pastEvacuation("web-z", time.Second, time.Second)), 1,
+			pod: newPod(createdAt(30 * time.Second)),
+			past: past(
+				pastEvacuation("web-x", 0, 5*time.Second), pastEvacuation("web-y", 0, 15*time.Second),
+				pastEvacuation("web-z", time.Second, time.Second),
+			),
+			want: 1,
 		},
-		"none if the pod was there before the others left": {newPod(createdAt(-time.Hour)), past(pastEvacuation("web-x", 0, 5*time.Second)), 0},
-		"not those that were cancelled":                    {newPod(createdAt(time.Minute)), past(pastEvacuation(podName, 0, 5*time.Second, cancelled)), 0},
-		"not those of other namespaces":                    {newPod(createdAt(time.Minute)), past(pastEvacuation(podName, 0, 5*time.Second, elsewhere)), 0},
-		"not those of other apps":                          {newPod(createdAt(time.Minute)), past(pastEvacuation("api-x", 0, 5*time.Second, otherApp)), 0},
+		"none if the pod was there before the others left": {
+			pod:  newPod(createdAt(-time.Hour)),
+			past: past(pastEvacuation("web-x", 0, 5*time.Second)),
+			want: 0,
+		},
+		"not those that were cancelled": {
+			pod:  newPod(createdAt(time.Minute)),
+			past: past(pastEvacuation(podName, 0, 5*time.Second, cancelled)),
+			want: 0,
+		},
+		"not those of other namespaces": {
+			pod:  newPod(createdAt(time.Minute)),
+			past: past(pastEvacuation(podName, 0, 5*time.Second, elsewhere)),
+			want: 0,
+		},
+		"not those of other apps": {
+			pod:  newPod(createdAt(time.Minute)),
+			past: past(pastEvacuation("api-x", 0, 5*time.Second, otherApp)),
+			want: 0,
+		},
 		"not those without labels, unless by name": {
-			newPod(createdAt(time.Minute), func(p *corev1.Pod) { p.Labels = nil }),
-			past(pastEvacuation("x", 0, time.Second, func(e *maintenancev1alpha1.Evacuation) { e.Labels = nil })), 0,
+			pod:  newPod(createdAt(time.Minute), func(p *corev1.Pod) { p.Labels = nil }),
+			past: past(pastEvacuation("x", 0, time.Second, func(e *maintenancev1alpha1.Evacuation) { e.Labels = nil })),
+			want: 0,
 		},
-		"not its own": {newPod(createdAt(0)), past(newEvacuation(withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, 0))), 0},
+		"not its own": {
+			pod: newPod(createdAt(0)),
+			past: past(newEvacuation(withCondition(
+				maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, 0,
+			))),
+			want: 0,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := countComebacks(tc.pod, tc.past); got != tc.want {
@@ -92,11 +132,20 @@ func TestDecideRecreated(t *testing.T) {
 	wasRecreated := withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonRecreated, 0)
 	runDecide(t, map[string]decideTest{
 		"a pod that came back twice is evicted": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(createdAt(0)), mod: times(2), want: outcome{Active: evict, Policy: allow, Evict: true},
+			evacuation: newEvacuation(active(evict)),
+			pod:        newPod(createdAt(0)),
+			mod:        times(2),
+			want:       outcome{Active: evict, Policy: allow, Evict: true},
 		},
 		"one that came back three times is left alone for a while": {
 			evacuation: newEvacuation(active(evict)), pod: newPod(createdAt(0)), at: 9 * time.Second, mod: times(3),
-			want: outcome{Active: evict, Policy: allow, Blocked: "Recreated", Wake: 10 * time.Second, Events: EventBlocked},
+			want: outcome{
+				Active:  evict,
+				Policy:  allow,
+				Blocked: "Recreated",
+				Wake:    10 * time.Second,
+				Events:  EventBlocked,
+			},
 		},
 		"and evicted then": {
 			evacuation: newEvacuation(active(evict), wasRecreated), pod: newPod(createdAt(0)), at: 10 * time.Second,
@@ -104,20 +153,32 @@ func TestDecideRecreated(t *testing.T) {
 			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Evict: true},
 		},
 		"each time it is left alone for longer": {
-			evacuation: newEvacuation(active(evict), wasRecreated), pod: newPod(createdAt(0)), at: 10 * time.Second, mod: times(5),
-			want: outcome{Active: evict, Policy: allow, Blocked: "Recreated", Wake: 40 * time.Second},
+			evacuation: newEvacuation(active(evict), wasRecreated),
+			pod:        newPod(createdAt(0)),
+			at:         10 * time.Second,
+			mod:        times(5),
+			want:       outcome{Active: evict, Policy: allow, Blocked: "Recreated", Wake: 40 * time.Second},
 		},
 		"but not for ever": {
-			evacuation: newEvacuation(active(evict), wasRecreated), pod: newPod(createdAt(0)), at: 10 * time.Second, mod: times(1000),
-			want: outcome{Active: evict, Policy: allow, Blocked: "Recreated", Wake: longestHold},
+			evacuation: newEvacuation(active(evict), wasRecreated),
+			pod:        newPod(createdAt(0)),
+			at:         10 * time.Second,
+			mod:        times(1000),
+			want:       outcome{Active: evict, Policy: allow, Blocked: "Recreated", Wake: longestHold},
 		},
 		"it is over when the pods that went before are forgotten": {
-			evacuation: newEvacuation(active(evict), wasRecreated), pod: newPod(createdAt(0)), at: 9 * time.Second,
-			mod: func(s *situation) { s.eviction.Known = true }, want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Evict: true},
+			evacuation: newEvacuation(active(evict), wasRecreated),
+			pod:        newPod(createdAt(0)),
+			at:         9 * time.Second,
+			mod:        func(s *situation) { s.eviction.Known = true },
+			want:       outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Evict: true},
 		},
 		"evacuators are not held back": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA)), pod: newPod(createdAt(0)), at: 9 * time.Second, mod: times(3),
-			want: outcome{Active: classA, Policy: allow, Wake: 2*time.Minute + 30*time.Second},
+			evacuation: newEvacuation(withEvacuators(classA), active(classA)),
+			pod:        newPod(createdAt(0)),
+			at:         9 * time.Second,
+			mod:        times(3),
+			want:       outcome{Active: classA, Policy: allow, Wake: 2*time.Minute + 30*time.Second},
 		},
 		"DaemonSet pods are not evicted anyway": {
 			evacuation: newEvacuation(active(evict)), pod: newPod(createdAt(0)), at: 9 * time.Second,
@@ -132,14 +193,27 @@ func TestRecreatedNamesTheOwner(t *testing.T) {
 		owners []metav1.OwnerReference
 		want   string
 	}{
-		"the controller":                {[]metav1.OwnerReference{{Kind: "ConfigMap", Name: "c"}, {Kind: "ReplicaSet", Name: "web-1", Controller: ptr.To(true)}}, "A pod of ReplicaSet web-1 has come back to node node-7 3 times"},
-		"an owner that does not manage": {[]metav1.OwnerReference{{Kind: "ConfigMap", Name: "revision-3"}}, "A pod of ConfigMap revision-3"},
-		"the pod if it has none":        {nil, "Pod web-1, which has no owner, has come back"},
+		"the controller": {
+			owners: []metav1.OwnerReference{
+				{Kind: "ConfigMap", Name: "c"}, {Kind: "ReplicaSet", Name: "web-1", Controller: ptr.To(true)},
+			},
+			want: "A pod of ReplicaSet web-1 has come back to node node-7 3 times",
+		},
+		"an owner that does not manage": {
+			owners: []metav1.OwnerReference{{Kind: "ConfigMap", Name: "revision-3"}},
+			want:   "A pod of ConfigMap revision-3",
+		},
+		"the pod if it has none": {want: "Pod web-1, which has no owner, has come back"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := decide(situation{
-				now: start, evacuation: newEvacuation(active(evict)), comebacks: 3, podType: maintenancev1alpha1.PodTypeDefault,
-				pod: newPod(createdAt(0), func(p *corev1.Pod) { p.OwnerReferences, p.Spec.NodeName = tc.owners, testNode }),
+				now:        start,
+				evacuation: newEvacuation(active(evict)),
+				comebacks:  3,
+				podType:    maintenancev1alpha1.PodTypeDefault,
+				pod: newPod(
+					createdAt(0), func(p *corev1.Pod) { p.OwnerReferences, p.Spec.NodeName = tc.owners, testNode },
+				),
 			})
 			blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked)
 			if blocked == nil || !strings.Contains(blocked.Message, tc.want) {
@@ -161,7 +235,9 @@ func TestComebacksAreGathered(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := newPod(createdAt(tc.created), func(p *corev1.Pod) { p.Spec.NodeName = testNode }, tc.mod)
-			evacuation := newEvacuation(func(e *maintenancev1alpha1.Evacuation) { e.CreationTimestamp = *after(time.Minute) })
+			evacuation := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
+				e.CreationTimestamp = *after(time.Minute)
+			})
 			c, own := atRest(t, fake.NewClientset(pod), evacuation)
 			for i := range 3 {
 				past := pastEvacuation(podName, time.Duration(i)*time.Second, time.Duration(i)*time.Second)

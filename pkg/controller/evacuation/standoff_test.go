@@ -56,38 +56,63 @@ func TestExplainStandoff(t *testing.T) {
 		want   string
 		says   []string
 	}{
-		"nothing is down":                  {facts("web", 1, 1), rivalOf(theirs), "", nil},
-		"a pod is down on a cordoned node": {facts("web", 1, 1, down("web-2", "b", "beta")), nil, cordoned, []string{"web-2 on node b"}},
-		"only the pod itself is down":      {facts("web", 1, 1, down("web-1", "a", "alpha")), nil, "", nil},
+		"nothing is down": {budget: facts("web", 1, 1), rivals: rivalOf(theirs)},
+		"a pod is down on a cordoned node": {
+			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
+			want:   cordoned,
+			says:   []string{"web-2 on node b"},
+		},
+		"only the pod itself is down": {budget: facts("web", 1, 1, down("web-1", "a", "alpha"))},
 		"the pods that are down would not free it": {
-			facts("web", 1, 3, down("web-2", "b", "beta")), rivalOf(theirs), "", nil,
+			budget: facts("web", 1, 3, down("web-2", "b", "beta")),
+			rivals: rivalOf(theirs),
 		},
 		"no more than three are named": {
-			facts("web", 1, 1, down("web-2", "b", "beta"), down("web-3", "b", "beta"), down("web-4", "c", "beta"),
-				down("web-5", "c", "beta"), down("web-6", "c", "beta")), nil,
-			cordoned, []string{"web-2 on node b, web-3 on node b, web-4 on node c, and 2 more"},
+			budget: facts(
+				"web", 1, 1, down("web-2", "b", "beta"), down("web-3", "b", "beta"), down("web-4", "c", "beta"),
+				down("web-5", "c", "beta"), down("web-6", "c", "beta"),
+			),
+			want: cordoned,
+			says: []string{"web-2 on node b, web-3 on node b, web-4 on node c, and 2 more"},
 		},
 		"two drains hold each other": {
-			facts("web", 1, 1, down("web-2", "b", "beta")), rivalOf(theirs), cycle,
-			[]string{"NodeMaintenances alpha and beta hold each other", "PodDisruptionBudget shop/web waits", "PodDisruptionBudget shop/api of pod shop/api-1"},
+			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
+			rivals: rivalOf(theirs),
+			want:   cycle,
+			says: []string{
+				"NodeMaintenances alpha and beta hold each other", "PodDisruptionBudget shop/web waits",
+				"PodDisruptionBudget shop/api of pod shop/api-1",
+			},
 		},
 		"the other waits for a pod of a third drain": {
-			facts("web", 1, 1, down("web-2", "b", "beta")), rivalOf(facts("api", 1, 1, down("api-2", "c", "gamma"))), cordoned, nil,
+			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
+			rivals: rivalOf(facts("api", 1, 1, down("api-2", "c", "gamma"))),
+			want:   cordoned,
 		},
 		"the other would not be freed by it": {
-			facts("web", 1, 1, down("web-2", "b", "beta")), rivalOf(facts("api", 1, 5, down("api-2", "a", "alpha"))), cordoned, nil,
+			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
+			rivals: rivalOf(facts("api", 1, 5, down("api-2", "a", "alpha"))),
+			want:   cordoned,
 		},
 		"the other is down itself, and waits for nothing here": {
-			facts("web", 1, 1, down("web-2", "b", "beta")), rivalOf(facts("api", 1, 1, down("api-1", "a", "alpha"))), cordoned, nil,
+			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
+			rivals: rivalOf(facts("api", 1, 1, down("api-1", "a", "alpha"))),
+			want:   cordoned,
 		},
 		"the other waits for the same budget": {
-			facts("web", 1, 1, down("web-2", "b", "beta")), rivalOf(facts("web", 1, 1, down("web-2", "a", "alpha"))), cordoned, nil,
+			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
+			rivals: rivalOf(facts("web", 1, 1, down("web-2", "a", "alpha"))),
+			want:   cordoned,
 		},
 		"the same drain holds both": {
-			facts("web", 1, 1, down("web-2", "b", "alpha")), []rival{{pod: key("api-1"), holders: []string{"alpha"}, budget: theirs}}, cordoned, nil,
+			budget: facts("web", 1, 1, down("web-2", "b", "alpha")),
+			rivals: []rival{{pod: key("api-1"), holders: []string{"alpha"}, budget: theirs}},
+			want:   cordoned,
 		},
 		"the pod that is down is on a node of another drain than the rival": {
-			facts("web", 1, 1, down("web-2", "c", "gamma")), rivalOf(theirs), cordoned, nil,
+			budget: facts("web", 1, 1, down("web-2", "c", "gamma")),
+			rivals: rivalOf(theirs),
+			want:   cordoned,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -124,13 +149,18 @@ func podOn(name, app, node string, ready corev1.ConditionStatus) *corev1.Pod {
 
 func budgetOf(app string) *policyv1.PodDisruptionBudget {
 	b := newBudget("1", 0)
-	b.Name, b.UID, b.Spec.Selector = app, types.UID("uid-"+app), &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
+	b.Name, b.UID, b.Spec.Selector = app, types.UID("uid-"+app), &metav1.LabelSelector{
+		MatchLabels: map[string]string{"app": app},
+	}
 	b.Status.CurrentHealthy, b.Status.DesiredHealthy, b.Status.ExpectedPods = 1, 1, 2
 	return b
 }
 
 func cordoned(name string) *corev1.Node {
-	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)}, Spec: corev1.NodeSpec{Unschedulable: true}}
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)},
+		Spec:       corev1.NodeSpec{Unschedulable: true},
+	}
 }
 
 func TestStandoffIsFoundInTheCaches(t *testing.T) {
@@ -147,14 +177,21 @@ func TestStandoffIsFoundInTheCaches(t *testing.T) {
 		rival bool
 		want  string
 	}{
-		"the other pod is down on a node that nothing holds": {&corev1.Node{ObjectMeta: there.ObjectMeta}, false, "UnhealthyPodsHoldBudget"},
-		"the other pod is down on a cordoned node":           {there, false, "BudgetPodsCordoned"},
-		"on that node a pod waits for one that is down here": {there, true, "BudgetsHoldEachOther"},
+		"the other pod is down on a node that nothing holds": {
+			there: &corev1.Node{ObjectMeta: there.ObjectMeta},
+			want:  "UnhealthyPodsHoldBudget",
+		},
+		"the other pod is down on a cordoned node":           {there: there, want: "BudgetPodsCordoned"},
+		"on that node a pod waits for one that is down here": {there: there, rival: true, want: "BudgetsHoldEachOther"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, 0, newEvacuation(), newPod(labelled("web")), here, tt.there, podOn("web-2", "web", "node-8", corev1.ConditionFalse),
-					podOn("api-1", "api", "node-8", corev1.ConditionTrue), podOn("api-2", "api", testNode, corev1.ConditionFalse), budgetOf("web"), budgetOf("api"))
+				w := newWorld(
+					t, 0, newEvacuation(), newPod(labelled("web")), here, tt.there,
+					podOn("web-2", "web", "node-8", corev1.ConditionFalse),
+					podOn("api-1", "api", "node-8", corev1.ConditionTrue),
+					podOn("api-2", "api", testNode, corev1.ConditionFalse), budgetOf("web"), budgetOf("api"),
+				)
 				w.host.answer(refuse)
 				w.must(w.api.client.Tracker().Add(asking("alpha", here)))
 				w.must(w.api.client.Tracker().Add(asking("beta", there)))
@@ -162,12 +199,17 @@ func TestStandoffIsFoundInTheCaches(t *testing.T) {
 					w.must(w.api.client.Tracker().Add(rivalEvacuation))
 				}
 				w.until("it is explained", time.Second, hasReason(maintenancev1alpha1.ConditionBlocked, tt.want))
-				before := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
+				before := meta.FindStatusCondition(
+					w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked,
+				).Message
 				version := w.get().ResourceVersion
 				end := w.clock.Now().Add(5 * time.Minute)
-				w.until("some minutes have passed", 5*time.Second, func(*maintenancev1alpha1.Evacuation) bool { return w.clock.Now().After(end) })
+				w.until("some minutes have passed", 5*time.Second, func(*maintenancev1alpha1.Evacuation) bool {
+					return w.clock.Now().After(end)
+				})
 				e := w.get()
-				if got := meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked); got.Message != before || got.Reason != tt.want {
+				got := meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked)
+				if got.Message != before || got.Reason != tt.want {
 					t.Errorf("got %+v, want %q to stand", got, before)
 				}
 				if e.Status.FailedEvictionCounter == 0 && e.ResourceVersion != version {

@@ -30,7 +30,9 @@ import (
 func TestDecideCost(t *testing.T) {
 	surging := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
 		class := maintenancev1alpha1.EvacuatorClassDeployment
-		return newEvacuation(append([]func(*maintenancev1alpha1.Evacuation){withEvacuators(class), active(class)}, mods...)...)
+		return newEvacuation(
+			append([]func(*maintenancev1alpha1.Evacuation){withEvacuators(class), active(class)}, mods...)...,
+		)
 	}
 	completed := withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true })
 	lowered := annotated(map[string]string{costKey: lowest, originalKey: "7"})
@@ -41,17 +43,57 @@ func TestDecideCost(t *testing.T) {
 		want       bool
 		wake       time.Duration
 	}{
-		"a pod that has waited for ten seconds": {surging(), newPod(ofReplicaSet), 10 * time.Second, true, 0},
-		"one that has waited for less":          {surging(), newPod(ofReplicaSet), 9 * time.Second, false, 10 * time.Second},
-		"reports of the evacuator do not count": {surging(reported(9*time.Second, "x")), newPod(ofReplicaSet), 10 * time.Second, true, 0},
-		"one without a ReplicaSet":              {surging(), newPod(), time.Minute, false, 0},
-		"one that is lowered already": {
-			surging(), newPod(ofReplicaSet, lowered), time.Minute, false, 0,
+		"a pod that has waited for ten seconds": {
+			evacuation: surging(),
+			pod:        newPod(ofReplicaSet),
+			at:         10 * time.Second,
+			want:       true,
+			wake:       0,
 		},
-		"one that terminates":                 {surging(), newPod(ofReplicaSet, terminatingUntil(time.Hour)), time.Minute, false, 0},
-		"one that waits for the eviction":     {newEvacuation(active(evict)), newPod(ofReplicaSet), time.Minute, false, 0},
-		"one of another evacuator":            {newEvacuation(withEvacuators(classA), active(classA)), newPod(ofReplicaSet), time.Minute, false, 0},
-		"one that the evacuator has declined": {surging(completed), newPod(ofReplicaSet), time.Minute, false, 0},
+		"one that has waited for less": {
+			evacuation: surging(),
+			pod:        newPod(ofReplicaSet),
+			at:         9 * time.Second,
+			wake:       10 * time.Second,
+		},
+		"reports of the evacuator do not count": {
+			evacuation: surging(reported(9*time.Second, "x")),
+			pod:        newPod(ofReplicaSet),
+			at:         10 * time.Second,
+			want:       true,
+			wake:       0,
+		},
+		"one without a ReplicaSet": {evacuation: surging(), pod: newPod(), at: time.Minute, wake: 0},
+		"one that is lowered already": {
+			evacuation: surging(),
+			pod:        newPod(ofReplicaSet, lowered),
+			at:         time.Minute,
+			wake:       0,
+		},
+		"one that terminates": {
+			evacuation: surging(),
+			pod:        newPod(ofReplicaSet, terminatingUntil(time.Hour)),
+			at:         time.Minute,
+			wake:       0,
+		},
+		"one that waits for the eviction": {
+			evacuation: newEvacuation(active(evict)),
+			pod:        newPod(ofReplicaSet),
+			at:         time.Minute,
+			wake:       0,
+		},
+		"one of another evacuator": {
+			evacuation: newEvacuation(withEvacuators(classA), active(classA)),
+			pod:        newPod(ofReplicaSet),
+			at:         time.Minute,
+			wake:       0,
+		},
+		"one that the evacuator has declined": {
+			evacuation: surging(completed),
+			pod:        newPod(ofReplicaSet),
+			at:         time.Minute,
+			wake:       0,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := decision{status: *tt.evacuation.Status.DeepCopy()}
@@ -70,7 +112,10 @@ func TestDeletionCostOfAPodThatWaitsForASurge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		surge := maintenancev1alpha1.EvacuatorClassDeployment
 		original := map[string]string{costKey: "7"}
-		w := newWorld(t, 0, newEvacuation(withEvacuators(surge), active(surge)), newPod(ofReplicaSet, annotated(original)), newNode(corev1.ConditionTrue))
+		w := newWorld(
+			t, 0, newEvacuation(withEvacuators(surge), active(surge)), newPod(ofReplicaSet, annotated(original)),
+			newNode(corev1.ConditionTrue),
+		)
 		w.untilAnnotations(time.Second, map[string]string{costKey: lowest, originalKey: "7"})
 		if waited := w.clock.Since(start); waited < lowerAfter {
 			t.Errorf("got lowered after %s, want it only after %s", waited, lowerAfter)

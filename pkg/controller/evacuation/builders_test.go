@@ -1,0 +1,154 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+const (
+	classA   = "a.example.com"
+	classB   = "b.example.com"
+	evict    = maintenancev1alpha1.EvacuatorClassEviction
+	forbid   = maintenancev1alpha1.EvacuationCancellationPolicyForbid
+	allow    = maintenancev1alpha1.EvacuationCancellationPolicyAllow
+	ours     = maintenancev1alpha1.FinalizerInstigatorNodeMaintenance
+	theirs   = maintenancev1alpha1.FinalizerInstigatorPrefix + "autoscaler.example.com"
+	foreign  = "example.com/audit"
+	podUID   = types.UID("11111111-2222-3333-4444-555555555555")
+	podName  = "web-1"
+	testNode = "node-7"
+)
+
+var start = time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC)
+
+func after(d time.Duration) *metav1.Time {
+	return &metav1.Time{Time: start.Add(d)}
+}
+
+func newEvacuation(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+	e := &maintenancev1alpha1.Evacuation{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:         "shop",
+			Name:              protocol.CanonicalName(podName, podUID),
+			UID:               "evacuation-1",
+			ResourceVersion:   "1",
+			Generation:        1,
+			CreationTimestamp: *after(0),
+			Finalizers:        []string{ours},
+		},
+		Spec: maintenancev1alpha1.EvacuationSpec{
+			PodRef:                  maintenancev1alpha1.PodReference{Name: podName, UID: podUID},
+			ProgressDeadlineSeconds: ptr.To[int32](1800),
+			NodeName:                testNode,
+		},
+		Status: maintenancev1alpha1.EvacuationStatus{EvacuationCancellationPolicy: allow},
+	}
+	for _, mod := range mods {
+		mod(e)
+	}
+	return e
+}
+
+func withEvacuators(classes ...string) func(*maintenancev1alpha1.Evacuation) {
+	return func(e *maintenancev1alpha1.Evacuation) {
+		for i, class := range classes {
+			e.Spec.Evacuators = append(e.Spec.Evacuators, maintenancev1alpha1.Evacuator{
+				EvacuatorClass: class,
+				Priority:       int32(1000 - i),
+			})
+		}
+	}
+}
+
+func withFinalizers(finalizers ...string) func(*maintenancev1alpha1.Evacuation) {
+	return func(e *maintenancev1alpha1.Evacuation) { e.Finalizers = finalizers }
+}
+
+func deleting(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = after(time.Minute) }
+
+func withStatus(mod func(*maintenancev1alpha1.EvacuationStatus)) func(*maintenancev1alpha1.Evacuation) {
+	return func(e *maintenancev1alpha1.Evacuation) { mod(&e.Status) }
+}
+
+// active gives the class its turn at the start, as the controller does.
+func active(class string) func(*maintenancev1alpha1.Evacuation) {
+	return withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
+		st.ActiveEvacuatorClass = class
+		st.ActiveEvacuatorSince = after(0)
+		st.Message = turnMessage(class, "test")
+	})
+}
+
+// reported is a report of the active evacuator.
+func reported(at time.Duration, message string) func(*maintenancev1alpha1.Evacuation) {
+	return withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
+		st.EvacuationProgressTimestamp = after(at)
+		if message != "" {
+			st.Message = message
+		}
+	})
+}
+
+func withCondition(conditionType, reason string, at time.Duration) func(*maintenancev1alpha1.Evacuation) {
+	return withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
+		st.Conditions = append(st.Conditions, metav1.Condition{
+			Type:               conditionType,
+			Status:             metav1.ConditionTrue,
+			Reason:             reason,
+			LastTransitionTime: *after(at),
+			ObservedGeneration: 1,
+		})
+	})
+}
+
+func newPod(mods ...func(*corev1.Pod)) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:         "shop",
+			Name:              podName,
+			UID:               podUID,
+			ResourceVersion:   "1",
+			CreationTimestamp: *after(-time.Hour),
+		},
+		Spec: corev1.PodSpec{NodeName: testNode},
+		Status: corev1.PodStatus{
+			Phase:      corev1.PodRunning,
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+		},
+	}
+	for _, mod := range mods {
+		mod(p)
+	}
+	return p
+}
+
+func inPhase(phase corev1.PodPhase) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Status.Phase = phase }
+}
+
+func terminatingUntil(at time.Duration) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.DeletionTimestamp = after(at) }
+}
