@@ -51,16 +51,30 @@ var podLabels = map[string]string{"app": testName}
 // newDeployment returns a Deployment that has all its pods.
 func newDeployment(replicas int32, mods ...func(*appsv1.Deployment)) *appsv1.Deployment {
 	d := &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: testName, UID: testUID, ResourceVersion: "1", Generation: 1},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:       testNamespace,
+			Name:            testName,
+			UID:             testUID,
+			ResourceVersion: "1",
+			Generation:      1,
+		},
 		Spec: appsv1.DeploymentSpec{
 			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: podLabels},
 			Strategy: appsv1.DeploymentStrategy{
-				Type:          appsv1.RollingUpdateDeploymentStrategyType,
-				RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: ptr.To(intstr.FromString("25%")), MaxUnavailable: ptr.To(intstr.FromString("25%"))},
+				Type: appsv1.RollingUpdateDeploymentStrategyType,
+				RollingUpdate: &appsv1.RollingUpdateDeployment{
+					MaxSurge:       ptr.To(intstr.FromString("25%")),
+					MaxUnavailable: ptr.To(intstr.FromString("25%")),
+				},
 			},
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: podLabels}},
 		},
-		Status: appsv1.DeploymentStatus{ObservedGeneration: 1, Replicas: replicas, UpdatedReplicas: replicas, AvailableReplicas: replicas},
+		Status: appsv1.DeploymentStatus{
+			ObservedGeneration: 1,
+			Replicas:           replicas,
+			UpdatedReplicas:    replicas,
+			AvailableReplicas:  replicas,
+		},
 	}
 	for _, mod := range mods {
 		mod(d)
@@ -74,7 +88,14 @@ func surging(surge string) func(*appsv1.Deployment) {
 
 // recorded has the annotation of a surge that is up since the start.
 func recorded(from, to int32, evacuations ...string) func(*appsv1.Deployment) {
-	return annotated(record{UID: testUID, From: from, To: to, Keep: from, Since: &metav1.Time{Time: start}, Evacuations: evacuations})
+	return annotated(record{
+		UID:         testUID,
+		From:        from,
+		To:          to,
+		Keep:        from,
+		Since:       &metav1.Time{Time: start},
+		Evacuations: evacuations,
+	})
 }
 
 func annotated(r record) func(*appsv1.Deployment) {
@@ -98,7 +119,9 @@ func always(d *appsv1.Deployment) {
 // stuck has a rollout that has made no progress for too long.
 func stuck(d *appsv1.Deployment) {
 	d.Status.UpdatedReplicas = 0
-	d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentProgressing, Status: corev1.ConditionFalse, Reason: progressDeadlineExceeded}}
+	d.Status.Conditions = []appsv1.DeploymentCondition{
+		{Type: appsv1.DeploymentProgressing, Status: corev1.ConditionFalse, Reason: progressDeadlineExceeded},
+	}
 }
 
 // podMod changes a pod, or what is known beside it.
@@ -108,12 +131,22 @@ type podMod func(*pod)
 func newTestPod(name string, mods ...podMod) pod {
 	p := pod{staysUp: true, Pod: &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: testNamespace, Name: name, UID: types.UID("uid-" + name), Labels: podLabels, CreationTimestamp: metav1.NewTime(start.Add(-time.Hour)),
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-1", UID: "uid-web-1", Controller: ptr.To(true)}},
+			Namespace:         testNamespace,
+			Name:              name,
+			UID:               types.UID("uid-" + name),
+			Labels:            podLabels,
+			CreationTimestamp: metav1.NewTime(start.Add(-time.Hour)),
+			OwnerReferences: []metav1.OwnerReference{
+				{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-1", UID: "uid-web-1", Controller: ptr.To(true)},
+			},
 		},
 		Spec: corev1.PodSpec{NodeName: "node-1"},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
-			{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(start.Add(-time.Hour + 3*time.Second))},
+			{
+				Type:               corev1.PodReady,
+				Status:             corev1.ConditionTrue,
+				LastTransitionTime: metav1.NewTime(start.Add(-time.Hour + 3*time.Second)),
+			},
 		}},
 	}}
 	for _, mod := range mods {
@@ -132,11 +165,15 @@ func leaves(class string) podMod {
 				Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
 			},
 			Spec: maintenancev1alpha1.EvacuationSpec{
-				PodRef:     maintenancev1alpha1.PodReference{Name: p.Name, UID: p.UID},
-				Evacuators: []maintenancev1alpha1.Evacuator{{EvacuatorClass: ours, Priority: 10000, Role: maintenancev1alpha1.EvacuatorRoleController}},
+				PodRef: maintenancev1alpha1.PodReference{Name: p.Name, UID: p.UID},
+				Evacuators: []maintenancev1alpha1.Evacuator{
+					{EvacuatorClass: ours, Priority: 10000, Role: maintenancev1alpha1.EvacuatorRoleController},
+				},
 			},
 			Status: maintenancev1alpha1.EvacuationStatus{
-				ActiveEvacuatorClass: class, ActiveEvacuatorSince: &metav1.Time{Time: start}, Message: "It is the first evacuator.",
+				ActiveEvacuatorClass: class,
+				ActiveEvacuatorSince: &metav1.Time{Time: start},
+				Message:              "It is the first evacuator.",
 			},
 		}
 	}
@@ -160,7 +197,9 @@ func unready(p *pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }
 func pending(why string) podMod {
 	return func(p *pod) {
 		p.Spec.NodeName, p.Status.Phase = "", corev1.PodPending
-		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: why}}
+		p.Status.Conditions = []corev1.PodCondition{
+			{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: why},
+		}
 	}
 }
 
@@ -177,7 +216,9 @@ func reported(after time.Duration) podMod {
 // blocked has an Evacuation that has been blocked since the start.
 func blocked(p *pod) {
 	p.evacuation.Status.Conditions = []metav1.Condition{{
-		Type: maintenancev1alpha1.ConditionBlocked, Status: metav1.ConditionTrue, Reason: maintenancev1alpha1.ReasonEvictionDenied,
+		Type:               maintenancev1alpha1.ConditionBlocked,
+		Status:             metav1.ConditionTrue,
+		Reason:             maintenancev1alpha1.ReasonEvictionDenied,
 		LastTransitionTime: metav1.NewTime(start),
 	}}
 }
@@ -196,7 +237,11 @@ func under(minAvailable *intstr.IntOrString, maxUnavailable *intstr.IntOrString,
 		b := &policyv1.PodDisruptionBudget{
 			ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: testName, Generation: 1},
 			Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: minAvailable, MaxUnavailable: maxUnavailable},
-			Status:     policyv1.PodDisruptionBudgetStatus{ObservedGeneration: 1, ExpectedPods: expected, CurrentHealthy: healthy},
+			Status: policyv1.PodDisruptionBudgetStatus{
+				ObservedGeneration: 1,
+				ExpectedPods:       expected,
+				CurrentHealthy:     healthy,
+			},
 		}
 		b.Status.DesiredHealthy = pdb.DesiredHealthy(b, expected)
 		b.Status.DisruptionsAllowed = max(0, healthy-b.Status.DesiredHealthy)
@@ -213,12 +258,18 @@ func newAutoscaler(low, high, current int32) *autoscalingv2.HorizontalPodAutosca
 	return &autoscalingv2.HorizontalPodAutoscaler{
 		ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: testName, UID: "uid-hpa", ResourceVersion: "1"},
 		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
-			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: testName},
-			MinReplicas:    &low, MaxReplicas: high,
+			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{
+				APIVersion: "apps/v1",
+				Kind:       "Deployment",
+				Name:       testName,
+			},
+			MinReplicas: &low, MaxReplicas: high,
 		},
 		Status: autoscalingv2.HorizontalPodAutoscalerStatus{
 			CurrentReplicas: current, DesiredReplicas: current,
-			Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{{Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue}},
+			Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{
+				{Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue},
+			},
 		},
 	}
 }
@@ -226,8 +277,13 @@ func newAutoscaler(low, high, current int32) *autoscalingv2.HorizontalPodAutosca
 // at returns the situation some time after the start.
 func at(after time.Duration, d *appsv1.Deployment, pods ...pod) situation {
 	s := situation{
-		now: start.Add(after), servingSince: start.Add(-time.Hour), timeout: 5 * time.Minute, deployment: d, activeReplicaSets: 1, pods: pods,
-		memory: memory{known: true},
+		now:               start.Add(after),
+		servingSince:      start.Add(-time.Hour),
+		timeout:           5 * time.Minute,
+		deployment:        d,
+		activeReplicaSets: 1,
+		pods:              pods,
+		memory:            memory{known: true},
 	}
 	s.target = targetOf(d, nil, state{})
 	return s
@@ -284,5 +340,7 @@ func percent(s string) *intstr.IntOrString { return ptr.To(intstr.FromString(s))
 
 // syncFailed has a budget that cannot be computed.
 func syncFailed(p *pod) {
-	p.budgets[0].Status.Conditions = []metav1.Condition{{Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason}}
+	p.budgets[0].Status.Conditions = []metav1.Condition{
+		{Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason},
+	}
 }

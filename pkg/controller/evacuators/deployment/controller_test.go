@@ -69,7 +69,13 @@ func newWorld(t *testing.T, evacuations []runtime.Object, host ...runtime.Object
 
 func newUnstartedWorld(t *testing.T, evacuations []runtime.Object, host ...runtime.Object) *world {
 	t.Helper()
-	w := &world{T: t, recorder: events.NewFakeRecorder(1000), stop: func() {}, host: fake.NewClientset(host...), own: versionedfake.NewClientset(evacuations...)}
+	w := &world{
+		T:        t,
+		recorder: events.NewFakeRecorder(1000),
+		stop:     func() {},
+		host:     fake.NewClientset(host...),
+		own:      versionedfake.NewClientset(evacuations...),
+	}
 	informertest.Versioned(t, w.host)
 	informertest.Versioned(t, w.own)
 	t.Cleanup(func() { w.stop() })
@@ -79,17 +85,26 @@ func newUnstartedWorld(t *testing.T, evacuations []runtime.Object, host ...runti
 // run starts a controller, with nothing but what stands in the API.
 func (w *world) run() {
 	w.Helper()
-	hostInformers := informers.NewSharedInformerFactoryWithOptions(w.host, 0, informers.WithTransform(controllercache.NewTransform()))
+	hostInformers := informers.NewSharedInformerFactoryWithOptions(
+		w.host, 0, informers.WithTransform(controllercache.NewTransform()),
+	)
 	ownInformers := externalversions.NewSharedInformerFactory(w.own, 0)
 	c, err := New(Config{
-		Host: w.host, HostInformers: hostInformers, Maintenance: w.own, MaintenanceInformers: ownInformers, Recorder: w.recorder,
+		Host:                 w.host,
+		HostInformers:        hostInformers,
+		Maintenance:          w.own,
+		MaintenanceInformers: ownInformers,
+		Recorder:             w.recorder,
 	})
 	w.must(err)
 	ctx, cancel := context.WithCancel(w.Context())
 	watches := informertest.Count(w.host, w.own)
 	hostInformers.Start(ctx.Done())
 	ownInformers.Start(ctx.Done())
-	watches.Wait(w.T, 0, "nodes", "pods", "deployments", "horizontalpodautoscalers", "poddisruptionbudgets", "volumeattachments", "nodemaintenances", "evacuations")
+	watches.Wait(
+		w.T, 0, "nodes", "pods", "deployments", "horizontalpodautoscalers", "poddisruptionbudgets",
+		"volumeattachments", "nodemaintenances", "evacuations",
+	)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -113,11 +128,14 @@ func (w *world) must(err error) {
 func (w *world) until(what string, condition func() (bool, string)) {
 	w.Helper()
 	state := ""
-	err := wait.PollUntilContextTimeout(w.Context(), 2*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
-		var done bool
-		done, state = condition()
-		return done, nil
-	})
+	err := wait.PollUntilContextTimeout(
+		w.Context(), 2*time.Millisecond, 20*time.Second, true,
+		func(context.Context) (bool, error) {
+			var done bool
+			done, state = condition()
+			return done, nil
+		},
+	)
 	if err != nil {
 		w.Fatalf("waited in vain until %s: %s", what, state)
 	}
@@ -137,7 +155,8 @@ func (w *world) scaled(replicas int32, withRecord bool) {
 	w.until(fmt.Sprintf("the Deployment has %d replicas", replicas), func() (bool, string) {
 		d := w.deployment()
 		_, ok := d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord]
-		return surge.Replicas(d) == replicas && ok == withRecord, fmt.Sprintf("%d, annotations %v", surge.Replicas(d), d.Annotations)
+		return surge.Replicas(d) == replicas &&
+			ok == withRecord, fmt.Sprintf("%d, annotations %v", surge.Replicas(d), d.Annotations)
 	})
 	w.must(retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		d := w.deployment()
@@ -154,7 +173,8 @@ func (w *world) reported(pod string, completed bool, words string) {
 	w.until(fmt.Sprintf("the Evacuation of %s says %q", pod, words), func() (bool, string) {
 		e, err := w.own.MaintenanceV1alpha1().Evacuations(testNamespace).Get(w.Context(), name, metav1.GetOptions{})
 		w.must(err)
-		return e.Status.ActiveEvacuatorCompleted == completed && strings.Contains(e.Status.Message, words), e.Status.Message
+		return e.Status.ActiveEvacuatorCompleted == completed &&
+			strings.Contains(e.Status.Message, words), e.Status.Message
 	})
 }
 
@@ -173,21 +193,32 @@ func newReplicaSet() *appsv1.ReplicaSet {
 	return &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: testNamespace, Name: "web-1", UID: "uid-web-1", Labels: podLabels,
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: testName, UID: testUID, Controller: ptr.To(true)}},
+			OwnerReferences: []metav1.OwnerReference{
+				{APIVersion: "apps/v1", Kind: "Deployment", Name: testName, UID: testUID, Controller: ptr.To(true)},
+			},
 		},
-		Spec: appsv1.ReplicaSetSpec{Replicas: ptr.To[int32](1), Selector: &metav1.LabelSelector{MatchLabels: podLabels}},
+		Spec: appsv1.ReplicaSetSpec{
+			Replicas: ptr.To[int32](1),
+			Selector: &metav1.LabelSelector{MatchLabels: podLabels},
+		},
 	}
 }
 
 func newNode(name string, unschedulable bool) *corev1.Node {
-	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-node"}, Spec: corev1.NodeSpec{Unschedulable: unschedulable}}
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-node"},
+		Spec:       corev1.NodeSpec{Unschedulable: unschedulable},
+	}
 }
 
 func newBudget() *policyv1.PodDisruptionBudget {
 	return &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: testName},
-		Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: podLabels}},
-		Status:     policyv1.PodDisruptionBudgetStatus{ExpectedPods: 1, CurrentHealthy: 1, DesiredHealthy: 1},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MinAvailable: ptr.To(intstr.FromInt32(1)),
+			Selector:     &metav1.LabelSelector{MatchLabels: podLabels},
+		},
+		Status: policyv1.PodDisruptionBudgetStatus{ExpectedPods: 1, CurrentHealthy: 1, DesiredHealthy: 1},
 	}
 }
 
@@ -199,7 +230,12 @@ func on(node string) podMod {
 // scene is one pod of a Deployment on a node that is drained, and a node where another one can go.
 func scene(more ...runtime.Object) (evacuations, host []runtime.Object) {
 	leaving := newTestPod("web-0", leaves(ours), on("drained"))
-	host = append([]runtime.Object{newDeployment(1), newReplicaSet(), leaving.Pod, newNode("drained", true), newNode("good", false)}, more...)
+	host = append(
+		[]runtime.Object{
+			newDeployment(1), newReplicaSet(), leaving.Pod, newNode("drained", true), newNode("good", false),
+		},
+		more...,
+	)
 	return []runtime.Object{leaving.evacuation}, host
 }
 
@@ -277,8 +313,11 @@ func TestSurgeOfAnotherTimeIsTakenBack(t *testing.T) {
 	leftBehind := func(manager string) *appsv1.Deployment {
 		d := newDeployment(2, recorded(1, 2, web0))
 		d.ManagedFields = []metav1.ManagedFieldsEntry{{
-			Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "apps/v1", FieldsType: "FieldsV1",
-			FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:replicas":{}}}`),
+			Manager:    manager,
+			Operation:  metav1.ManagedFieldsOperationUpdate,
+			APIVersion: "apps/v1",
+			FieldsType: "FieldsV1",
+			FieldsV1:   metav1.NewFieldsV1(`{"f:spec":{"f:replicas":{}}}`),
 		}}
 		return d
 	}
@@ -299,7 +338,9 @@ func TestSurgeOfAnotherTimeIsTakenBack(t *testing.T) {
 func TestDeclines(t *testing.T) {
 	claim := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "data"},
-		Spec:       corev1.PersistentVolumeClaimSpec{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+		},
 	}
 	withClaim := func(d *appsv1.Deployment) {
 		d.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
@@ -310,14 +351,28 @@ func TestDeclines(t *testing.T) {
 		change func(host []runtime.Object) []runtime.Object
 		says   string
 	}{
-		"a claim for one node": {func(host []runtime.Object) []runtime.Object {
-			return append(slices.Replace(host, 0, 1, runtime.Object(newDeployment(1, withClaim))), claim)
-		}, "volume claim data"},
-		"a pod whose Deployment is gone": {func(host []runtime.Object) []runtime.Object { return host[1:] }, "belongs to no Deployment any more"},
-		"a pod whose ReplicaSet is gone": {func(host []runtime.Object) []runtime.Object { return host[2:] }, "belongs to no Deployment"},
-		"a pod of an older Deployment": {func(host []runtime.Object) []runtime.Object {
-			return slices.Replace(host, 0, 1, runtime.Object(newDeployment(1, func(d *appsv1.Deployment) { d.UID = "newer" })))
-		}, "belongs to no Deployment any more"},
+		"a claim for one node": {
+			change: func(host []runtime.Object) []runtime.Object {
+				return append(slices.Replace(host, 0, 1, runtime.Object(newDeployment(1, withClaim))), claim)
+			},
+			says: "volume claim data",
+		},
+		"a pod whose Deployment is gone": {
+			change: func(host []runtime.Object) []runtime.Object { return host[1:] },
+			says:   "belongs to no Deployment any more",
+		},
+		"a pod whose ReplicaSet is gone": {
+			change: func(host []runtime.Object) []runtime.Object { return host[2:] },
+			says:   "belongs to no Deployment",
+		},
+		"a pod of an older Deployment": {
+			change: func(host []runtime.Object) []runtime.Object {
+				return slices.Replace(
+					host, 0, 1, runtime.Object(newDeployment(1, func(d *appsv1.Deployment) { d.UID = "newer" })),
+				)
+			},
+			says: "belongs to no Deployment any more",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -330,12 +385,20 @@ func TestDeclines(t *testing.T) {
 
 func TestSeveralNodesAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		first, second := newTestPod("web-0", leaves(ours), on("drained"), minOne(3, 3)), newTestPod("web-1", leaves(ours), on("drained"))
-		w := newWorld(t, []runtime.Object{first.evacuation, second.evacuation}, newDeployment(2, surging("100%")), newReplicaSet(), first.Pod, second.Pod,
-			newBudget(), newNode("drained", true), newNode("good", false))
+		first, second := newTestPod(
+			"web-0", leaves(ours), on("drained"), minOne(3, 3),
+		), newTestPod("web-1", leaves(ours), on("drained"))
+		w := newWorld(
+			t, []runtime.Object{first.evacuation, second.evacuation}, newDeployment(2, surging("100%")),
+			newReplicaSet(), first.Pod, second.Pod,
+			newBudget(), newNode("drained", true), newNode("good", false),
+		)
 		w.until("the surge is for both", func() (bool, string) {
 			d := w.deployment()
-			return surge.Replicas(d) == 4 && strings.Count(d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord], "uid-web-") == 2, fmt.Sprint(d.Annotations)
+			return surge.Replicas(d) == 4 &&
+				strings.Count(
+					d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord], "uid-web-",
+				) == 2, fmt.Sprint(d.Annotations)
 		})
 		w.scaled(4, true)
 		w.create(newTestPod("web-2", on("good"), soon))
@@ -355,7 +418,9 @@ func TestDeploymentThatGoesAwayIsForgotten(t *testing.T) {
 		w.scaled(2, true)
 		w.must(w.host.AppsV1().Deployments(testNamespace).Delete(t.Context(), testName, metav1.DeleteOptions{}))
 		w.reported("web-0", true, "belongs to no Deployment any more")
-		if _, err := w.host.AppsV1().Deployments(testNamespace).Get(t.Context(), testName, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		if _, err := w.host.AppsV1().Deployments(testNamespace).Get(
+			t.Context(), testName, metav1.GetOptions{},
+		); !apierrors.IsNotFound(err) {
 			t.Errorf("got %v, want it gone", err)
 		}
 	})
@@ -366,7 +431,10 @@ func TestDeploymentThatGoesAwayIsForgotten(t *testing.T) {
 func drains(name, reason string) *maintenancev1alpha1.NodeMaintenance {
 	return &maintenancev1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)},
-		Spec:       maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, Reason: reason},
+		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
+			Stage:  maintenancev1alpha1.NodeMaintenanceStageDrain,
+			Reason: reason,
+		},
 		Status: maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{
 			{
 				NodeRef:      maintenancev1alpha1.NodeReference{Name: "drained", UID: "uid-node"},
@@ -421,14 +489,19 @@ func TestMessagesNameTheMaintenance(t *testing.T) {
 func TestCostThatCannotBeRestoredDoesNotKeepTheSurge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused, other := newTestPod("web-0", on("good"), cheapest), newTestPod("web-1", on("good"), cheapest)
-		w := newUnstartedWorld(t, nil, newDeployment(3, recorded(2, 3, web0)), newReplicaSet(), refused.Pod, other.Pod, newNode("good", false))
+		w := newUnstartedWorld(
+			t, nil, newDeployment(3, recorded(2, 3, web0)), newReplicaSet(), refused.Pod, other.Pod,
+			newNode("good", false),
+		)
 		var attempts atomic.Int32
 		w.host.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 			if action.(clienttesting.PatchAction).GetName() != "web-0" {
 				return false, nil, nil
 			}
 			attempts.Add(1)
-			return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("a policy refuses it"))
+			return true, nil, apierrors.NewForbidden(
+				corev1.Resource("pods"), "web-0", errors.New("a policy refuses it"),
+			)
 		})
 		w.run()
 		w.scaled(2, false)
@@ -438,9 +511,12 @@ func TestCostThatCannotBeRestoredDoesNotKeepTheSurge(t *testing.T) {
 			return len(p.Annotations) == 0, fmt.Sprint(p.Annotations)
 		})
 		// An hour by the clock of the test.
-		err := wait.PollUntilContextTimeout(t.Context(), 10*time.Second, time.Hour, true, func(context.Context) (bool, error) {
-			return attempts.Load() > maxCostAttempts, nil
-		})
+		err := wait.PollUntilContextTimeout(
+			t.Context(), 10*time.Second, time.Hour, true,
+			func(context.Context) (bool, error) {
+				return attempts.Load() > maxCostAttempts, nil
+			},
+		)
 		if got := attempts.Load(); got != maxCostAttempts || !wait.Interrupted(err) {
 			t.Errorf("tried it %d times, want %d", got, maxCostAttempts)
 		}
@@ -454,17 +530,24 @@ func TestScaleThatIsRefusedIsTold(t *testing.T) {
 		evacuations, host := scene()
 		w := newUnstartedWorld(t, evacuations, host...)
 		w.host.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return true, nil, apierrors.NewForbidden(appsv1.Resource("deployments"), testName, errors.New("a policy refuses it"))
+			return true, nil, apierrors.NewForbidden(
+				appsv1.Resource("deployments"), testName, errors.New("a policy refuses it"),
+			)
 		})
 		w.run()
 		began := time.Now()
-		w.reported("web-0", false, "replicas cannot be set to 2: deployments.apps \"web\" is forbidden: a policy refuses it")
+		w.reported(
+			"web-0", false, "replicas cannot be set to 2: deployments.apps \"web\" is forbidden: a policy refuses it",
+		)
 		if told := time.Since(began); told > time.Minute {
 			t.Errorf("it was told after %s", told)
 		}
-		err := wait.PollUntilContextTimeout(t.Context(), 10*time.Second, 2*DefaultSurgeTimeout, true, func(context.Context) (bool, error) {
-			return len(w.recorder.Events) > 1, nil
-		})
+		err := wait.PollUntilContextTimeout(
+			t.Context(), 10*time.Second, 2*DefaultSurgeTimeout, true,
+			func(context.Context) (bool, error) {
+				return len(w.recorder.Events) > 1, nil
+			},
+		)
 		if err != nil {
 			t.Fatal("the surge was not given up")
 		}
@@ -489,7 +572,8 @@ func TestReplacedPodHasAnEvent(t *testing.T) {
 		w.until("the pod has an event", func() (bool, string) {
 			select {
 			case text := <-w.recorder.Events:
-				return strings.Contains(text, "Replaced") && strings.Contains(text, "for NodeMaintenance rack-7 (Kernel update)"), text
+				return strings.Contains(text, "Replaced") &&
+					strings.Contains(text, "for NodeMaintenance rack-7 (Kernel update)"), text
 			default:
 				return false, "no event"
 			}

@@ -114,7 +114,8 @@ func (w *simulation) replicaSet() {
 		w.log = append(w.log, "replica set makes "+w.pods[len(w.pods)-1].Name)
 	}
 	w.d = w.d.DeepCopy()
-	w.d.Status.ObservedGeneration, w.d.Status.Replicas, w.d.Status.UpdatedReplicas = w.d.Generation, int32(want), int32(want)
+	w.d.Status.ObservedGeneration = w.d.Generation
+	w.d.Status.Replicas, w.d.Status.UpdatedReplicas = int32(want), int32(want)
 }
 
 // rank is higher for pods that are kept.
@@ -202,7 +203,10 @@ func (w *simulation) user() {
 	case 3:
 		wish := w.wish
 		w.byUs = w.byUs && wish == surge.Replicas(w.d)
-		w.write(fmt.Sprintf("manifest is replaced: %d", wish), func(d *appsv1.Deployment) { d.Spec.Replicas, d.Annotations = &wish, nil })
+		w.write(
+			fmt.Sprintf("manifest is replaced: %d", wish),
+			func(d *appsv1.Deployment) { d.Spec.Replicas, d.Annotations = &wish, nil },
+		)
 	}
 }
 

@@ -41,15 +41,33 @@ func TestFirstReport(t *testing.T) {
 		// wake is by when the next look is due.
 		wake time.Duration
 	}{
-		"the surge starts immediately":         {down: true, want: "scale to 2 for 1;", wake: sayFirstAfter},
-		"it goes on":                           {after: 4 * time.Second, wake: sayFirstAfter},
-		"it is over before":                    {after: 4 * time.Second, ready: true, want: "lower web-0;"},
-		"it takes longer":                      {after: sayFirstAfter, want: "lower web-0;", says: "is not ready"},
-		"it starts late":                       {after: sayFirstAfter, down: true, want: "scale to 2 for 1;", says: "is scaled from 1 to 2"},
-		"it has been told of":                  {down: true, mods: []podMod{heard}, want: "scale to 2 for 1;", says: "is scaled from 1 to 2"},
-		"the deadline is short":                {mods: []podMod{within(4)}, wake: time.Second},
-		"a quarter of a short one has passed":  {after: time.Second, mods: []podMod{within(4)}, says: "is scaled from 1 to 2"},
-		"the shortest deadline leaves no time": {after: time.Second, mods: []podMod{within(1)}, says: "is scaled from 1 to 2"},
+		"the surge starts immediately": {down: true, want: "scale to 2 for 1;", wake: sayFirstAfter},
+		"it goes on":                   {after: 4 * time.Second, wake: sayFirstAfter},
+		"it is over before":            {after: 4 * time.Second, ready: true, want: "lower web-0;"},
+		"it takes longer":              {after: sayFirstAfter, want: "lower web-0;", says: "is not ready"},
+		"it starts late": {
+			after: sayFirstAfter,
+			down:  true,
+			want:  "scale to 2 for 1;",
+			says:  "is scaled from 1 to 2",
+		},
+		"it has been told of": {
+			down: true,
+			mods: []podMod{heard},
+			want: "scale to 2 for 1;",
+			says: "is scaled from 1 to 2",
+		},
+		"the deadline is short": {mods: []podMod{within(4)}, wake: time.Second},
+		"a quarter of a short one has passed": {
+			after: time.Second,
+			mods:  []podMod{within(4)},
+			says:  "is scaled from 1 to 2",
+		},
+		"the shortest deadline leaves no time": {
+			after: time.Second,
+			mods:  []podMod{within(1)},
+			says:  "is scaled from 1 to 2",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			leaving := newTestPod("web-0", append([]podMod{leaves(ours)}, tc.mods...)...)

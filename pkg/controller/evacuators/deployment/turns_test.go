@@ -65,9 +65,14 @@ func TestFlappingIsNoProgress(t *testing.T) {
 		mod(s.deployment)
 	}
 	up := func(pods ...pod) situation {
-		return at(0, newDeployment(2, recorded(1, 2, web0)), append([]pod{newTestPod("web-0", leaves(ours))}, pods...)...)
+		return at(
+			0, newDeployment(2, recorded(1, 2, web0)), append([]pod{newTestPod("web-0", leaves(ours))}, pods...)...,
+		)
 	}
-	waiting := at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Status.Replicas = 2 }), newTestPod("web-0", leaves(ours)), newTestPod("web-1", unready))
+	waiting := at(
+		0, newDeployment(1, func(d *appsv1.Deployment) { d.Status.Replicas = 2 }), newTestPod("web-0", leaves(ours)),
+		newTestPod("web-1", unready),
+	)
 	for name, tc := range map[string]struct {
 		s       situation
 		happens func(elapsed time.Duration, s *situation)
@@ -77,25 +82,32 @@ func TestFlappingIsNoProgress(t *testing.T) {
 		stamps int
 	}{
 		"the pods of a rollout that is stuck come and go": {
-			waiting, func(elapsed time.Duration, s *situation) {
+			s: waiting,
+			happens: func(elapsed time.Duration, s *situation) {
 				set(s, func(d *appsv1.Deployment) {
 					d.Status.AvailableReplicas, d.Status.UpdatedReplicas = 1, 1
 					if odd(elapsed) {
 						d.Status.AvailableReplicas, d.Status.UpdatedReplicas = 0, 0
 					}
 				})
-			}, 5 * time.Minute, 1,
+			},
+			within: 5 * time.Minute,
+			stamps: 1,
 		},
 		"the template is rewritten again and again": {
-			waiting, func(elapsed time.Duration, s *situation) {
+			s: waiting,
+			happens: func(elapsed time.Duration, s *situation) {
 				set(s, func(d *appsv1.Deployment) {
 					d.Generation = 1 + int64(elapsed/every)
 					d.Status.ObservedGeneration = d.Generation
 				})
-			}, 5 * time.Minute, 1,
+			},
+			within: 5 * time.Minute,
+			stamps: 1,
 		},
 		"the surge pod starts again and again before it is available": {
-			up(newTestPod("web-1", fresh)), func(elapsed time.Duration, s *situation) {
+			s: up(newTestPod("web-1", fresh)),
+			happens: func(elapsed time.Duration, s *situation) {
 				set(s, func(d *appsv1.Deployment) { d.Spec.MinReadySeconds = 30 })
 				s.pods[1].Pod = s.pods[1].DeepCopy()
 				c := &s.pods[1].Status.Conditions[0]
@@ -103,10 +115,13 @@ func TestFlappingIsNoProgress(t *testing.T) {
 				if elapsed%time.Minute < 20*time.Second {
 					c.Status = corev1.ConditionTrue
 				}
-			}, 6 * time.Minute, 2,
+			},
+			within: 6 * time.Minute,
+			stamps: 2,
 		},
 		"progress without an end": {
-			at(0, newDeployment(40, recorded(20, 40, web0)), newTestPod("web-0", leaves(ours))), func(elapsed time.Duration, s *situation) {
+			s: at(0, newDeployment(40, recorded(20, 40, web0)), newTestPod("web-0", leaves(ours))),
+			happens: func(elapsed time.Duration, s *situation) {
 				for i := range 19 {
 					if name := "old-" + string(rune('a'+i)); elapsed == 0 {
 						s.pods = append(s.pods, newTestPod(name))
@@ -115,7 +130,9 @@ func TestFlappingIsNoProgress(t *testing.T) {
 				if elapsed%every == 0 {
 					s.pods = append(s.pods, newTestPod("new-"+string(rune('a'+elapsed/every)), fresh, unready))
 				}
-			}, 15 * time.Minute, 5,
+			},
+			within: 15 * time.Minute,
+			stamps: 5,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -147,7 +164,10 @@ func TestRealProgressIsReported(t *testing.T) {
 }
 
 func TestReplacementsAreToldByTheClockOfTheHost(t *testing.T) {
-	for name, ahead := range map[string]time.Duration{"ours is an hour ahead": time.Hour, "ours is an hour behind": -time.Hour} {
+	for name, ahead := range map[string]time.Duration{
+		"ours is an hour ahead":  time.Hour,
+		"ours is an hour behind": -time.Hour,
+	} {
 		t.Run(name, func(t *testing.T) {
 			s := at(ahead, newDeployment(1), newTestPod("web-0", leaves(ours), minOne(1, 1)))
 			s.servingSince = s.now
@@ -195,11 +215,27 @@ func TestAnnotationsOfTheOwner(t *testing.T) {
 		timeout     time.Duration
 		warnings    int
 	}{
-		"none":                        {nil, 5 * time.Minute, 0},
-		"a timeout":                   {map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: "20m"}, 20 * time.Minute, 0},
-		"a timeout that is malformed": {map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: "20"}, 5 * time.Minute, 1},
-		"a mode that is unknown":      {map[string]string{maintenancev1alpha1.AnnotationSurge: "Sometimes"}, 5 * time.Minute, 1},
-		"a mode that is known":        {map[string]string{maintenancev1alpha1.AnnotationSurge: "Always"}, 5 * time.Minute, 0},
+		"none": {timeout: 5 * time.Minute, warnings: 0},
+		"a timeout": {
+			annotations: map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: "20m"},
+			timeout:     20 * time.Minute,
+			warnings:    0,
+		},
+		"a timeout that is malformed": {
+			annotations: map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: "20"},
+			timeout:     5 * time.Minute,
+			warnings:    1,
+		},
+		"a mode that is unknown": {
+			annotations: map[string]string{maintenancev1alpha1.AnnotationSurge: "Sometimes"},
+			timeout:     5 * time.Minute,
+			warnings:    1,
+		},
+		"a mode that is known": {
+			annotations: map[string]string{maintenancev1alpha1.AnnotationSurge: "Always"},
+			timeout:     5 * time.Minute,
+			warnings:    0,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Annotations = tc.annotations }))

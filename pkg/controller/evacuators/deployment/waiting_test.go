@@ -30,8 +30,11 @@ import (
 func attachment(volume, node string, attached bool, failure string) *storagev1.VolumeAttachment {
 	a := &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: volume + "-" + node},
-		Spec:       storagev1.VolumeAttachmentSpec{NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(volume)}},
-		Status:     storagev1.VolumeAttachmentStatus{Attached: attached},
+		Spec: storagev1.VolumeAttachmentSpec{
+			NodeName: node,
+			Source:   storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(volume)},
+		},
+		Status: storagev1.VolumeAttachmentStatus{Attached: attached},
 	}
 	if failure != "" {
 		a.Status.AttachError = &storagev1.VolumeError{Message: failure}
@@ -45,12 +48,26 @@ func TestWhereAttached(t *testing.T) {
 		attachments []any
 		want        string
 	}{
-		"a volume that is nowhere yet":             {true, nil, ""},
-		"a volume on another node":                 {true, []any{attachment("pv", "node-7", true, "")}, "still attached to node-7"},
-		"a volume that another node has asked for": {true, []any{attachment("pv", "node-7", false, "")}, "still attached to node-7"},
-		"a volume that is here, too":               {true, []any{attachment("pv", "node-7", true, ""), attachment("pv", "here", true, "")}, ""},
-		"a volume that many nodes can use":         {false, []any{attachment("pv", "node-7", true, "")}, ""},
-		"a volume that cannot be attached":         {false, []any{attachment("pv", "here", false, "too many volumes")}, "cannot be attached to here: too many volumes"},
+		"a volume that is nowhere yet": {forOneNode: true},
+		"a volume on another node": {
+			forOneNode:  true,
+			attachments: []any{attachment("pv", "node-7", true, "")},
+			want:        "still attached to node-7",
+		},
+		"a volume that another node has asked for": {
+			forOneNode:  true,
+			attachments: []any{attachment("pv", "node-7", false, "")},
+			want:        "still attached to node-7",
+		},
+		"a volume that is here, too": {
+			forOneNode:  true,
+			attachments: []any{attachment("pv", "node-7", true, ""), attachment("pv", "here", true, "")},
+		},
+		"a volume that many nodes can use": {attachments: []any{attachment("pv", "node-7", true, "")}},
+		"a volume that cannot be attached": {
+			attachments: []any{attachment("pv", "here", false, "too many volumes")},
+			want:        "cannot be attached to here: too many volumes",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := whereAttached("here", tc.forOneNode, tc.attachments); got != tc.want {
@@ -66,10 +83,17 @@ func TestHasStarted(t *testing.T) {
 		init, main []corev1.ContainerStatus
 		want       bool
 	}{
-		"a pod that the kubelet has not seen":          {nil, nil, false},
-		"a pod whose volumes are awaited":              {nil, []corev1.ContainerStatus{{State: waiting}}, false},
-		"a pod whose init container runs":              {[]corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}, []corev1.ContainerStatus{{State: waiting}}, true},
-		"a pod whose container is to be started again": {nil, []corev1.ContainerStatus{{State: waiting, RestartCount: 2}}, true},
+		"a pod that the kubelet has not seen": {},
+		"a pod whose volumes are awaited":     {main: []corev1.ContainerStatus{{State: waiting}}},
+		"a pod whose init container runs": {
+			init: []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}},
+			main: []corev1.ContainerStatus{{State: waiting}},
+			want: true,
+		},
+		"a pod whose container is to be started again": {
+			main: []corev1.ContainerStatus{{State: waiting, RestartCount: 2}},
+			want: true,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &corev1.Pod{Status: corev1.PodStatus{InitContainerStatuses: tc.init, ContainerStatuses: tc.main}}
@@ -88,10 +112,17 @@ func TestSurgePodWaitsForItsVolume(t *testing.T) {
 		evacuations, host := scene(newBudget(), attachment(volume, "node-7", true, ""))
 		w := newWorld(t, evacuations, host...)
 		w.scaled(2, true)
-		_, err := w.host.CoreV1().PersistentVolumeClaims(testNamespace).Create(t.Context(), &corev1.PersistentVolumeClaim{
-			ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "data"},
-			Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: volume, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}},
-		}, metav1.CreateOptions{})
+		_, err := w.host.CoreV1().PersistentVolumeClaims(testNamespace).Create(
+			t.Context(),
+			&corev1.PersistentVolumeClaim{
+				ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "data"},
+				Spec: corev1.PersistentVolumeClaimSpec{
+					VolumeName:  volume,
+					AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+				},
+			},
+			metav1.CreateOptions{},
+		)
 		w.must(err)
 		w.create(newTestPod("web-1", on("good"), soon, unready, func(p *pod) {
 			p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
