@@ -63,9 +63,18 @@ type world struct {
 }
 
 // newWorld starts a controller.
-func newWorld(t *testing.T, evacuation *maintenancev1alpha1.Evacuation, nm *maintenancev1alpha1.NodeMaintenance, pod *corev1.Pod, node *corev1.Node) *world {
+func newWorld(
+	t *testing.T, evacuation *maintenancev1alpha1.Evacuation, nm *maintenancev1alpha1.NodeMaintenance,
+	pod *corev1.Pod, node *corev1.Node,
+) *world {
 	t.Helper()
-	w := &world{T: t, host: fake.NewClientset(pod, node), api: maintenancefake.NewClientset(evacuation, nm), clock: clocktesting.NewFakeClock(start), version: 10}
+	w := &world{
+		T:       t,
+		host:    fake.NewClientset(pod, node),
+		api:     maintenancefake.NewClientset(evacuation, nm),
+		clock:   clocktesting.NewFakeClock(start),
+		version: 10,
+	}
 	w.events = events.NewFakeRecorder(10)
 	w.api.PrependReactor("update", "evacuations", w.update)
 	w.start()
@@ -76,9 +85,18 @@ func newWorld(t *testing.T, evacuation *maintenancev1alpha1.Evacuation, nm *main
 // stop is called.
 func (w *world) start() (stop func()) {
 	w.Helper()
-	hostInformers := informers.NewSharedInformerFactoryWithOptions(w.host, 0, informers.WithTransform(controllercache.NewTransform()))
+	hostInformers := informers.NewSharedInformerFactoryWithOptions(
+		w.host, 0, informers.WithTransform(controllercache.NewTransform()),
+	)
 	ownInformers := externalversions.NewSharedInformerFactory(w.api, 0)
-	c, err := New(Config{Host: w.host, HostInformers: hostInformers, Maintenance: w.api, MaintenanceInformers: ownInformers, Clock: w.clock, Recorder: w.events})
+	c, err := New(Config{
+		Host:                 w.host,
+		HostInformers:        hostInformers,
+		Maintenance:          w.api,
+		MaintenanceInformers: ownInformers,
+		Clock:                w.clock,
+		Recorder:             w.events,
+	})
 	w.must(err)
 	ctx, cancel := context.WithCancel(w.Context())
 	watches := informertest.Count(w.host, w.api)
@@ -137,11 +155,14 @@ func (w *world) written() []string {
 // done what it could.
 func (w *world) until(step time.Duration, want ...string) {
 	w.Helper()
-	err := wait.PollUntilContextTimeout(w.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
-		w.clock.Step(step)
-		synctest.Wait()
-		return slices.Equal(w.written(), want), nil
-	})
+	err := wait.PollUntilContextTimeout(
+		w.Context(), time.Millisecond, 20*time.Second, true,
+		func(context.Context) (bool, error) {
+			w.clock.Step(step)
+			synctest.Wait()
+			return slices.Equal(w.written(), want), nil
+		},
+	)
 	if err != nil {
 		w.Fatalf("got the writes %v, want %v", w.written(), want)
 	}
@@ -150,7 +171,9 @@ func (w *world) until(step time.Duration, want ...string) {
 // status returns what is stored of the Evacuation.
 func (w *world) status() maintenancev1alpha1.EvacuationStatus {
 	w.Helper()
-	e, err := w.api.MaintenanceV1alpha1().Evacuations("logging").Get(w.Context(), newEvacuation().Name, metav1.GetOptions{})
+	e, err := w.api.MaintenanceV1alpha1().Evacuations("logging").Get(
+		w.Context(), newEvacuation().Name, metav1.GetOptions{},
+	)
 	w.must(err)
 	return e.Status
 }
@@ -177,9 +200,13 @@ func (w *world) wantRequested() {
 
 func TestRequestsTheEvictionWhenTheDrainGetsThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		nm := newMaintenance(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[0].DrainTargets = nil })
+		nm := newMaintenance(func(nm *maintenancev1alpha1.NodeMaintenance) {
+			nm.Status.NodeStatuses[0].DrainTargets = nil
+		})
 		w := newWorld(t, newEvacuation(), nm, newPod(), newNode())
-		_, err := w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(t.Context(), newMaintenance(), metav1.UpdateOptions{})
+		_, err := w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(
+			t.Context(), newMaintenance(), metav1.UpdateOptions{},
+		)
 		w.must(err)
 		w.updateNode(tainted)
 		w.until(0, "report")
@@ -189,9 +216,13 @@ func TestRequestsTheEvictionWhenTheDrainGetsThere(t *testing.T) {
 
 func TestTaintBeforeTargets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		nm := newMaintenance(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[0].DrainTargets = nil })
+		nm := newMaintenance(func(nm *maintenancev1alpha1.NodeMaintenance) {
+			nm.Status.NodeStatuses[0].DrainTargets = nil
+		})
 		w := newWorld(t, newEvacuation(), nm, newPod(), newNode(tainted))
-		_, err := w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(t.Context(), newMaintenance(), metav1.UpdateOptions{})
+		_, err := w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(
+			t.Context(), newMaintenance(), metav1.UpdateOptions{},
+		)
 		w.must(err)
 		w.until(0, "report")
 		w.wantRequested()
@@ -200,7 +231,10 @@ func TestTaintBeforeTargets(t *testing.T) {
 
 func TestRestartAfterTheRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, newEvacuation(reported(0, time.Minute, "The pod is evicted for …")), newMaintenance(), newPod(), newNode(tainted))
+		w := newWorld(
+			t, newEvacuation(reported(0, time.Minute, "The pod is evicted for …")), newMaintenance(), newPod(),
+			newNode(tainted),
+		)
 		// What comes after it is done.
 		w.addDeclined()
 		w.until(time.Millisecond, "report")
@@ -243,7 +277,9 @@ func withVolumes(names ...string) func(*corev1.Node) {
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 		n.Status.VolumesInUse = []corev1.UniqueVolumeName{"kubernetes.io/nfs/share"}
 		for _, name := range names {
-			n.Status.VolumesInUse = append(n.Status.VolumesInUse, corev1.UniqueVolumeName("kubernetes.io/csi/csi.example.com^"+name))
+			n.Status.VolumesInUse = append(
+				n.Status.VolumesInUse, corev1.UniqueVolumeName("kubernetes.io/csi/csi.example.com^"+name),
+			)
 		}
 	}
 }
@@ -264,10 +300,12 @@ func claiming(claim string) func(*corev1.Pod) {
 func (w *world) bind(claim, handle string) {
 	w.Helper()
 	w.must(w.host.Tracker().Add(&corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "logging", Name: claim}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-" + claim},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "logging", Name: claim},
+		Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: "pv-" + claim},
 	}))
 	w.must(w.host.Tracker().Add(&corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: "pv-" + claim}, Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{
+		ObjectMeta: metav1.ObjectMeta{Name: "pv-" + claim},
+		Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{
 			CSI: &corev1.CSIPersistentVolumeSource{Driver: "csi.example.com", VolumeHandle: handle},
 		}},
 	}))
@@ -280,11 +318,23 @@ func TestVolumesThatTheNodeHasNotReleased(t *testing.T) {
 		pod  []func(*corev1.Pod)
 		want bool
 	}{
-		"of a pod that has left are waited for":             {[]func(*corev1.Node){tainted, withVolumes("vol-1")}, nil, true},
-		"of a pod that is left are not":                     {[]func(*corev1.Node){tainted, withVolumes("vol-1")}, []func(*corev1.Pod){claiming("data")}, false},
-		"of both are waited for":                            {[]func(*corev1.Node){tainted, withVolumes("vol-1", "vol-2")}, []func(*corev1.Pod){claiming("data")}, true},
-		"are not waited for if no driver needs a DaemonSet": {[]func(*corev1.Node){tainted, withVolumes()}, nil, false},
-		"are not waited for on a node that is not ready":    {[]func(*corev1.Node){tainted, withVolumes("vol-1"), notReady}, nil, false},
+		"of a pod that has left are waited for": {
+			node: []func(*corev1.Node){tainted, withVolumes("vol-1")},
+			want: true,
+		},
+		"of a pod that is left are not": {
+			node: []func(*corev1.Node){tainted, withVolumes("vol-1")},
+			pod:  []func(*corev1.Pod){claiming("data")},
+		},
+		"of both are waited for": {
+			node: []func(*corev1.Node){tainted, withVolumes("vol-1", "vol-2")},
+			pod:  []func(*corev1.Pod){claiming("data")},
+			want: true,
+		},
+		"are not waited for if no driver needs a DaemonSet": {node: []func(*corev1.Node){tainted, withVolumes()}},
+		"are not waited for on a node that is not ready": {
+			node: []func(*corev1.Node){tainted, withVolumes("vol-1"), notReady},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

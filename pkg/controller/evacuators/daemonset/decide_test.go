@@ -49,12 +49,22 @@ func at(d time.Duration) *metav1.Time {
 func newEvacuation(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
 	e := &maintenancev1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "logging", Name: protocol.CanonicalName(podName, podUID), UID: "evacuation-1", ResourceVersion: "1", Finalizers: []string{ours},
+			Namespace:       "logging",
+			Name:            protocol.CanonicalName(podName, podUID),
+			UID:             "evacuation-1",
+			ResourceVersion: "1",
+			Finalizers:      []string{ours},
 		},
 		Spec: maintenancev1alpha1.EvacuationSpec{
-			PodRef: maintenancev1alpha1.PodReference{Name: podName, UID: podUID}, NodeName: nodeName, ProgressDeadlineSeconds: ptr.To[int32](1800),
+			PodRef:                  maintenancev1alpha1.PodReference{Name: podName, UID: podUID},
+			NodeName:                nodeName,
+			ProgressDeadlineSeconds: ptr.To[int32](1800),
 		},
-		Status: maintenancev1alpha1.EvacuationStatus{ActiveEvacuatorClass: class, ActiveEvacuatorSince: at(0), Message: "turn"},
+		Status: maintenancev1alpha1.EvacuationStatus{
+			ActiveEvacuatorClass: class,
+			ActiveEvacuatorSince: at(0),
+			Message:              "turn",
+		},
 	}
 	for _, mod := range mods {
 		mod(e)
@@ -64,7 +74,9 @@ func newEvacuation(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1
 
 func reported(when, expected time.Duration, message string) func(*maintenancev1alpha1.Evacuation) {
 	return func(e *maintenancev1alpha1.Evacuation) {
-		e.Status.EvacuationProgressTimestamp, e.Status.ExpectedEvacuationFinishTime, e.Status.Message = at(when), at(expected), message
+		e.Status.EvacuationProgressTimestamp, e.Status.ExpectedEvacuationFinishTime, e.Status.Message = at(when), at(
+			expected,
+		), message
 	}
 }
 
@@ -72,7 +84,9 @@ func newPod(mods ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "logging", Name: podName, UID: podUID, ResourceVersion: "1",
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logger", UID: "ds", Controller: ptr.To(true)}},
+			OwnerReferences: []metav1.OwnerReference{
+				{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logger", UID: "ds", Controller: ptr.To(true)},
+			},
 		},
 		Spec:   corev1.PodSpec{NodeName: nodeName, TerminationGracePeriodSeconds: ptr.To[int64](60)},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning},
@@ -86,7 +100,8 @@ func newPod(mods ...func(*corev1.Pod)) *corev1.Pod {
 func stopping(until time.Duration) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.DeletionTimestamp = at(until)
-		p.Finalizers = []string{"example.com/hold"} // the fake API would not take a pod that is being deleted for no reason
+		// the fake API would not take a pod that is being deleted for no reason
+		p.Finalizers = []string{"example.com/hold"}
 	}
 }
 
@@ -106,11 +121,18 @@ func tainted(n *corev1.Node) {
 func newMaintenance(mods ...func(*maintenancev1alpha1.NodeMaintenance)) *maintenancev1alpha1.NodeMaintenance {
 	nm := &maintenancev1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: "kernel", UID: "uid-kernel", ResourceVersion: "1"},
-		Spec:       maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, Reason: "kernel update"},
-		Status: maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
-			NodeRef:      maintenancev1alpha1.NodeReference{Name: nodeName, UID: "uid-node-7"},
-			DrainTargets: []maintenancev1alpha1.DrainPlanEntry{{PodType: maintenancev1alpha1.PodTypeDaemonSet, PodPriority: 1000}},
-		}}},
+		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
+			Stage:  maintenancev1alpha1.NodeMaintenanceStageDrain,
+			Reason: "kernel update",
+		},
+		Status: maintenancev1alpha1.NodeMaintenanceStatus{
+			NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
+				NodeRef: maintenancev1alpha1.NodeReference{Name: nodeName, UID: "uid-node-7"},
+				DrainTargets: []maintenancev1alpha1.DrainPlanEntry{
+					{PodType: maintenancev1alpha1.PodTypeDaemonSet, PodPriority: 1000},
+				},
+			}},
+		},
 	}
 	for _, mod := range mods {
 		mod(nm)
@@ -124,12 +146,19 @@ func tolerating(t corev1.Toleration) func(*corev1.Pod) {
 
 func TestDecide(t *testing.T) {
 	const message = "The pod is evicted for NodeMaintenance kernel (kernel update) and has 1m0s to stop."
-	const waits = "The pod waits until node node-7 has released volumes of pods that have left, at most until 2026-11-03T10:05:00Z: csi.example.com^vol-1."
+	const waits = "The pod waits until node node-7 has released volumes of pods that have left, at most until " +
+		"2026-11-03T10:05:00Z: csi.example.com^vol-1."
 	volumes := func(s *situation) {
 		s.volumes, s.volumesUntil = []string{"csi.example.com^vol-1"}, start.Add(5*time.Minute)
 	}
 	asked := func(mods ...func(*situation)) situation {
-		s := situation{now: start.Add(time.Minute), evacuation: newEvacuation(), pod: newPod(), node: newNode(tainted), askedBy: newMaintenance()}
+		s := situation{
+			now:        start.Add(time.Minute),
+			evacuation: newEvacuation(),
+			pod:        newPod(),
+			node:       newNode(tainted),
+			askedBy:    newMaintenance(),
+		}
 		for _, mod := range mods {
 			mod(&s)
 		}
@@ -141,8 +170,14 @@ func TestDecide(t *testing.T) {
 	pod := func(mods ...func(*corev1.Pod)) func(*situation) {
 		return func(s *situation) { s.pod = newPod(mods...) }
 	}
-	status := func(progress time.Duration, mods ...func(*maintenancev1alpha1.EvacuationStatus)) *maintenancev1alpha1.EvacuationStatus {
-		st := &maintenancev1alpha1.EvacuationStatus{ActiveEvacuatorClass: class, ActiveEvacuatorSince: at(0), EvacuationProgressTimestamp: at(progress)}
+	status := func(
+		progress time.Duration, mods ...func(*maintenancev1alpha1.EvacuationStatus),
+	) *maintenancev1alpha1.EvacuationStatus {
+		st := &maintenancev1alpha1.EvacuationStatus{
+			ActiveEvacuatorClass:        class,
+			ActiveEvacuatorSince:        at(0),
+			EvacuationProgressTimestamp: at(progress),
+		}
 		for _, mod := range mods {
 			mod(st)
 		}
@@ -164,87 +199,165 @@ func TestDecide(t *testing.T) {
 		want      decision
 	}{
 		"the eviction of a pod that is asked to leave a tainted node is requested": {
-			asked(), decision{status: status(minute, saying(2*minute, message)), requested: true},
+			situation: asked(),
+			want:      decision{status: status(minute, saying(2*minute, message)), requested: true},
 		},
 		"a maintenance without a reason gives none": {
-			asked(func(s *situation) { s.askedBy.Spec.Reason = "" }),
-			decision{status: status(minute, saying(2*minute, "The pod is evicted for NodeMaintenance kernel and has 1m0s to stop.")), requested: true},
+			situation: asked(func(s *situation) { s.askedBy.Spec.Reason = "" }),
+			want: decision{
+				status: status(
+					minute, saying(2*minute, "The pod is evicted for NodeMaintenance kernel and has 1m0s to stop."),
+				),
+				requested: true,
+			},
 		},
 		"a pod that does not say gets half a minute": {
-			asked(pod(func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = nil })),
-			decision{
-				status:    status(minute, saying(minute+30*time.Second, "The pod is evicted for NodeMaintenance kernel (kernel update) and has 30s to stop.")),
+			situation: asked(pod(func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = nil })),
+			want: decision{
+				status: status(
+					minute,
+					saying(
+						minute+30*time.Second,
+						"The pod is evicted for NodeMaintenance kernel (kernel update) and has 30s to stop.",
+					),
+				),
 				requested: true,
 			},
 		},
 		"a requested eviction is not requested again": {
-			asked(evacuation(reported(0, 30*time.Second, message))), decision{},
+			situation: asked(evacuation(reported(0, 30*time.Second, message))),
+			want:      decision{},
 		},
 		"the pod is kept while the node has volumes of pods that have left, and that is reported": {
-			asked(volumes), decision{
-				status: status(minute, func(st *maintenancev1alpha1.EvacuationStatus) { st.Message = waits }), wake: start.Add(minute + 30*time.Second),
+			situation: asked(volumes),
+			want: decision{
+				status: status(minute, func(st *maintenancev1alpha1.EvacuationStatus) { st.Message = waits }),
+				wake:   start.Add(minute + 30*time.Second),
 			},
 		},
 		"it is not reported again before a third of the deadline has passed": {
-			asked(volumes, func(s *situation) {
+			situation: asked(volumes, func(s *situation) {
 				s.now = start.Add(4*minute + 45*time.Second)
 				s.evacuation.Status.EvacuationProgressTimestamp = at(minute)
-			}), decision{wake: start.Add(5 * minute)},
+			}),
+			want: decision{wake: start.Add(5 * minute)},
 		},
 		"with a short deadline it is reported more often": {
-			asked(volumes, func(s *situation) {
-				s.evacuation.Status.EvacuationProgressTimestamp, s.evacuation.Spec.ProgressDeadlineSeconds = at(40*time.Second), ptr.To[int32](60)
-			}), decision{
-				status: status(minute, func(st *maintenancev1alpha1.EvacuationStatus) { st.Message = waits }), wake: start.Add(minute + 20*time.Second),
+			situation: asked(volumes, func(s *situation) {
+				s.evacuation.Status.EvacuationProgressTimestamp, s.evacuation.Spec.ProgressDeadlineSeconds = at(
+					40*time.Second,
+				), ptr.To[int32](60)
+			}),
+			want: decision{
+				status: status(minute, func(st *maintenancev1alpha1.EvacuationStatus) { st.Message = waits }),
+				wake:   start.Add(minute + 20*time.Second),
 			},
 		},
 		"the volumes are waited for no longer than their time": {
-			asked(volumes, func(s *situation) { s.now = start.Add(5 * minute) }),
-			decision{status: status(5*minute, saying(6*minute, message)), requested: true},
+			situation: asked(volumes, func(s *situation) { s.now = start.Add(5 * minute) }),
+			want:      decision{status: status(5*minute, saying(6*minute, message)), requested: true},
 		},
 		"a pod that tolerates the taint does not wait for volumes": {
-			asked(volumes, pod(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists}))),
-			decision{status: status(minute, declined("The pod tolerates the taint maintenance.haulout.dev/drain: if it were evicted, its DaemonSet would replace it on the node immediately. It is left running."))},
+			situation: asked(volumes, pod(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists}))),
+			want: decision{
+				status: status(
+					minute,
+					declined("The pod tolerates the taint maintenance.haulout.dev/drain: if it were evicted, its "+
+						"DaemonSet would replace it on the node immediately. It is left running."),
+				),
+			},
 		},
-		"one that the drain has not reached waits":    {asked(func(s *situation) { s.askedBy = nil }), decision{}},
-		"one whose node is not tainted yet waits":     {asked(func(s *situation) { s.node = newNode() }), decision{}},
-		"one that is gone from the cache is nothing":  {asked(func(s *situation) { s.pod = nil }), decision{}},
-		"one without a node is nothing":               {asked(func(s *situation) { s.node = nil }), decision{}},
-		"one that has ended is nothing":               {asked(pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })), decision{}},
-		"another evacuator's is none of its business": {asked(evacuation(func(e *maintenancev1alpha1.Evacuation) { e.Status.ActiveEvacuatorClass = "a.example.com" })), decision{}},
-		"one that it has declined is over for it":     {asked(evacuation(func(e *maintenancev1alpha1.Evacuation) { e.Status.ActiveEvacuatorCompleted = true })), decision{}},
-		"one that nobody asks for is left alone":      {asked(evacuation(func(e *maintenancev1alpha1.Evacuation) { e.Finalizers = nil })), decision{}},
-		"one that is being deleted is left alone":     {asked(evacuation(func(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = at(0) })), decision{}},
+		"one that the drain has not reached waits": {
+			situation: asked(func(s *situation) { s.askedBy = nil }),
+			want:      decision{},
+		},
+		"one whose node is not tainted yet waits": {
+			situation: asked(func(s *situation) { s.node = newNode() }),
+			want:      decision{},
+		},
+		"one that is gone from the cache is nothing": {
+			situation: asked(func(s *situation) { s.pod = nil }),
+			want:      decision{},
+		},
+		"one without a node is nothing": {
+			situation: asked(func(s *situation) { s.node = nil }),
+			want:      decision{},
+		},
+		"one that has ended is nothing": {
+			situation: asked(pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })),
+			want:      decision{},
+		},
+		"another evacuator's is none of its business": {
+			situation: asked(evacuation(func(e *maintenancev1alpha1.Evacuation) {
+				e.Status.ActiveEvacuatorClass = "a.example.com"
+			})),
+			want: decision{},
+		},
+		"one that it has declined is over for it": {
+			situation: asked(evacuation(func(e *maintenancev1alpha1.Evacuation) {
+				e.Status.ActiveEvacuatorCompleted = true
+			})),
+			want: decision{},
+		},
+		"one that nobody asks for is left alone": {
+			situation: asked(evacuation(func(e *maintenancev1alpha1.Evacuation) { e.Finalizers = nil })),
+			want:      decision{},
+		},
+		"one that is being deleted is left alone": {
+			situation: asked(evacuation(func(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = at(0) })),
+			want:      decision{},
+		},
 		"one that is complete is left alone": {
-			asked(evacuation(func(e *maintenancev1alpha1.Evacuation) {
-				e.Status.Conditions = []metav1.Condition{{Type: maintenancev1alpha1.ConditionComplete, Status: metav1.ConditionTrue}}
-			})), decision{},
+			situation: asked(evacuation(func(e *maintenancev1alpha1.Evacuation) {
+				e.Status.Conditions = []metav1.Condition{
+					{Type: maintenancev1alpha1.ConditionComplete, Status: metav1.ConditionTrue},
+				}
+			})),
+			want: decision{},
 		},
 		"one that tolerates everything would come back and is declined": {
-			asked(pod(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists}))),
-			decision{status: status(minute, declined("The pod tolerates the taint maintenance.haulout.dev/drain: if it were evicted, its DaemonSet would replace it on the node immediately. It is left running."))},
+			situation: asked(pod(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists}))),
+			want: decision{
+				status: status(
+					minute,
+					declined("The pod tolerates the taint maintenance.haulout.dev/drain: if it were evicted, its "+
+						"DaemonSet would replace it on the node immediately. It is left running."),
+				),
+			},
 		},
 		"a pod of no DaemonSet is declined, whatever its annotation says": {
-			asked(pod(func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "ReplicaSet" })),
-			decision{status: status(minute, declined("The pod does not belong to a DaemonSet: this evacuator does not act on it."))},
+			situation: asked(pod(func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "ReplicaSet" })),
+			want: decision{
+				status: status(
+					minute, declined("The pod does not belong to a DaemonSet: this evacuator does not act on it."),
+				),
+			},
 		},
 		"while it stops as expected nothing is said": {
-			asked(evacuation(reported(minute, 2*minute, message)), pod(stopping(2*minute+time.Second))), decision{wake: start.Add(11 * minute)},
+			situation: asked(evacuation(reported(minute, 2*minute, message)), pod(stopping(2*minute+time.Second))),
+			want:      decision{wake: start.Add(11 * minute)},
 		},
 		"a pod that somebody else has deleted is reported": {
-			asked(pod(stopping(3 * minute))),
-			decision{status: status(minute, saying(3*minute, "The pod is terminating; another client has deleted it.")), wake: start.Add(11 * minute)},
+			situation: asked(pod(stopping(3 * minute))),
+			want: decision{
+				status: status(minute, saying(3*minute, "The pod is terminating; another client has deleted it.")),
+				wake:   start.Add(11 * minute),
+			},
 		},
 		"a grace period that somebody has cut short is reported": {
-			asked(evacuation(reported(0, 3*minute, message)), pod(stopping(minute+time.Second))),
-			decision{status: status(minute, saying(minute+time.Second, message)), wake: start.Add(11 * minute)},
+			situation: asked(evacuation(reported(0, 3*minute, message)), pod(stopping(minute+time.Second))),
+			want: decision{
+				status: status(minute, saying(minute+time.Second, message)),
+				wake:   start.Add(11 * minute),
+			},
 		},
 		"within a long grace period there is a sign of life now and then": {
-			asked(evacuation(reported(-10*minute, 60*minute, message)), pod(stopping(60*minute))),
-			decision{status: status(minute, saying(60*minute, message)), wake: start.Add(11 * minute)},
+			situation: asked(evacuation(reported(-10*minute, 60*minute, message)), pod(stopping(60*minute))),
+			want:      decision{status: status(minute, saying(60*minute, message)), wake: start.Add(11 * minute)},
 		},
 		"after its grace period there is none": {
-			asked(evacuation(reported(-10*minute, 0, message)), pod(stopping(0))), decision{},
+			situation: asked(evacuation(reported(-10*minute, 0, message)), pod(stopping(0))),
+			want:      decision{},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -260,7 +373,8 @@ func TestMessageFits(t *testing.T) {
 	nm := newMaintenance()
 	nm.Name, nm.Spec.Reason = strings.Repeat("n", 253), strings.Repeat("\x1b[31mä", 512)
 	s := situation{now: start, evacuation: newEvacuation(), pod: newPod(), node: newNode(tainted), askedBy: nm}
-	if message := decide(s).status.Message; len(message) > 1024 || strings.ContainsRune(message, 0x1b) || !strings.HasSuffix(message, "to stop.") {
+	if message := decide(s).status.Message; len(message) > 1024 || strings.ContainsRune(message, 0x1b) ||
+		!strings.HasSuffix(message, "to stop.") {
 		t.Errorf("got %d bytes: %q", len(message), message)
 	}
 }
