@@ -49,7 +49,9 @@ type started struct {
 
 // start runs a queue with a backoff of a second, and returns when its workers wait for items. It
 // must be called within a synctest bubble.
-func start(ctx context.Context, t *testing.T, tracker *Tracker, workers int, do func(context.Context, string) error) *started {
+func start(
+	ctx context.Context, t *testing.T, tracker *Tracker, workers int, do func(context.Context, string) error,
+) *started {
 	t.Helper()
 	s := &started{}
 	s.Queue = NewQueue(Config[string]{
@@ -80,13 +82,41 @@ func TestItemsComeBackUntilTheySucceed(t *testing.T) {
 		failed int32
 		errors int
 	}{
-		"an item that succeeds is looked at once":            {results: []error{nil}, after: []time.Duration{0}},
-		"the time between attempts doubles":                  {results: []error{errBroken, errBroken, nil}, after: []time.Duration{0, 1, 3}, failed: 2, errors: 2},
-		"a conflict is tried again, but is no failure":       {results: []error{conflict, conflict, nil}, after: []time.Duration{0, 1, 3}},
-		"a failure beside a conflict is a failure":           {results: []error{errors.Join(conflict, errBroken), nil}, after: []time.Duration{0, 1}, failed: 1, errors: 1},
-		"no time between attempts is longer than a minute":   {results: []error{errBroken, errBroken, errBroken, errBroken, errBroken, errBroken, errBroken, errBroken, nil}, after: []time.Duration{0, 1, 3, 7, 15, 31, 63, 123, 183}, failed: 8, errors: 8},
-		"a call that was cancelled by itself is a failure":   {results: []error{context.Canceled, nil}, after: []time.Duration{0, 1}, failed: 1, errors: 1},
-		"a wrapped conflict is the same as one that is bare": {results: []error{fmt.Errorf("write: %w", conflict), nil}, after: []time.Duration{0, 1}},
+		"an item that succeeds is looked at once": {results: []error{nil}, after: []time.Duration{0}},
+		"the time between attempts doubles": {
+			results: []error{errBroken, errBroken, nil},
+			after:   []time.Duration{0, 1, 3},
+			failed:  2,
+			errors:  2,
+		},
+		"a conflict is tried again, but is no failure": {
+			results: []error{conflict, conflict, nil},
+			after:   []time.Duration{0, 1, 3},
+		},
+		"a failure beside a conflict is a failure": {
+			results: []error{errors.Join(conflict, errBroken), nil},
+			after:   []time.Duration{0, 1},
+			failed:  1,
+			errors:  1,
+		},
+		"no time between attempts is longer than a minute": {
+			results: []error{
+				errBroken, errBroken, errBroken, errBroken, errBroken, errBroken, errBroken, errBroken, nil,
+			},
+			after:  []time.Duration{0, 1, 3, 7, 15, 31, 63, 123, 183},
+			failed: 8,
+			errors: 8,
+		},
+		"a call that was cancelled by itself is a failure": {
+			results: []error{context.Canceled, nil},
+			after:   []time.Duration{0, 1},
+			failed:  1,
+			errors:  1,
+		},
+		"a wrapped conflict is the same as one that is bare": {
+			results: []error{fmt.Errorf("write: %w", conflict), nil},
+			after:   []time.Duration{0, 1},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -102,7 +132,8 @@ func TestItemsComeBackUntilTheySucceed(t *testing.T) {
 					return result
 				})
 				s.Add("a")
-				time.Sleep(time.Hour) //nolint:forbidigo // the time of the bubble, which passes as soon as nothing is left to do
+				//nolint:forbidigo // the time of the bubble, which passes as soon as nothing is left to do
+				time.Sleep(time.Hour)
 				synctest.Wait()
 				if !slices.Equal(after, test.after) {
 					t.Errorf("looked at after %d seconds, want %d", after, test.after)
@@ -200,7 +231,8 @@ func TestTheTrackerKnowsWhatAWorkerIsBusyWith(t *testing.T) {
 			return nil
 		})
 		s.Add("a")
-		time.Sleep(StuckAfter + time.Second) //nolint:forbidigo // the time of the bubble, which passes as soon as nothing is left to do
+		//nolint:forbidigo // the time of the bubble, which passes as soon as nothing is left to do
+		time.Sleep(StuckAfter + time.Second)
 		if err := tracker.Check(nil); err == nil || !strings.Contains(err.Error(), "test of a") {
 			t.Errorf("a worker is stuck, but the check says %v", err)
 		}
@@ -217,15 +249,21 @@ func TestIsOnlyConflict(t *testing.T) {
 		err  error
 		want bool
 	}{
-		"nothing":                              {},
-		"a conflict":                           {err: conflict, want: true},
-		"a wrapped conflict":                   {err: fmt.Errorf("write: %w", conflict), want: true},
-		"another error":                        {err: errBroken},
-		"two conflicts":                        {err: errors.Join(conflict, fmt.Errorf("write: %w", conflict)), want: true},
-		"a conflict and another error":         {err: errors.Join(conflict, errBroken)},
-		"an aggregate of conflicts":            {err: utilerrors.NewAggregate([]error{conflict, conflict}), want: true},
-		"an aggregate with another error":      {err: utilerrors.NewAggregate([]error{conflict, errBroken})},
-		"a wrapped aggregate of conflicts":     {err: fmt.Errorf("write: %w", utilerrors.NewAggregate([]error{conflict})), want: true},
+		"nothing":            {},
+		"a conflict":         {err: conflict, want: true},
+		"a wrapped conflict": {err: fmt.Errorf("write: %w", conflict), want: true},
+		"another error":      {err: errBroken},
+		"two conflicts": {
+			err:  errors.Join(conflict, fmt.Errorf("write: %w", conflict)),
+			want: true,
+		},
+		"a conflict and another error":    {err: errors.Join(conflict, errBroken)},
+		"an aggregate of conflicts":       {err: utilerrors.NewAggregate([]error{conflict, conflict}), want: true},
+		"an aggregate with another error": {err: utilerrors.NewAggregate([]error{conflict, errBroken})},
+		"a wrapped aggregate of conflicts": {
+			err:  fmt.Errorf("write: %w", utilerrors.NewAggregate([]error{conflict})),
+			want: true,
+		},
 		"a list of conflicts within the other": {err: errors.Join(conflict, errors.Join(conflict, errBroken))},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -36,7 +36,8 @@ func TestCheck(t *testing.T) {
 	}
 	clock.SetTime(clock.Now().Add(time.Second))
 	err := tracker.Check(nil)
-	if err == nil || !strings.Contains(err.Error(), "slow for 10m1s") || strings.Contains(err.Error(), "quick") || strings.Contains(err.Error(), "later") {
+	if err == nil || !strings.Contains(err.Error(), "slow for 10m1s") || strings.Contains(err.Error(), "quick") ||
+		strings.Contains(err.Error(), "later") {
 		t.Errorf("beyond the limit: %v", err)
 	}
 	slow()
