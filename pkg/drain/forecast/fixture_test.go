@@ -75,9 +75,16 @@ func (s scene) preview(t *testing.T) *maintenancev1alpha1.NodeMaintenancePreview
 		pods.Add([]corev1.Pod{*pod})
 	}
 	out, err := Decide(t.Context(), &Situation{
-		Subject:  Member{NodeMaintenance: s.subject, Nodes: s.nodes, Refused: sets.New(s.refused...)},
-		Draining: s.draining, Sharing: s.sharing, Pods: pods, Budgets: s.budgets, TerminatingNamespaces: sets.New(s.namespaces...),
-		Owners: s.owners, Evacuators: evacuators, UnprotectedAllAtOnce: s.allAtOnce, Now: now,
+		Subject:               Member{NodeMaintenance: s.subject, Nodes: s.nodes, Refused: sets.New(s.refused...)},
+		Draining:              s.draining,
+		Sharing:               s.sharing,
+		Pods:                  pods,
+		Budgets:               s.budgets,
+		TerminatingNamespaces: sets.New(s.namespaces...),
+		Owners:                s.owners,
+		Evacuators:            evacuators,
+		UnprotectedAllAtOnce:  s.allAtOnce,
+		Now:                   now,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -86,10 +93,17 @@ func (s scene) preview(t *testing.T) *maintenancev1alpha1.NodeMaintenancePreview
 }
 
 // maintenance returns an Idle one with the default plan.
-func maintenance(name string, modifiers ...func(*maintenancev1alpha1.NodeMaintenance)) *maintenancev1alpha1.NodeMaintenance {
+func maintenance(
+	name string, modifiers ...func(*maintenancev1alpha1.NodeMaintenance),
+) *maintenancev1alpha1.NodeMaintenance {
 	nm := &maintenancev1alpha1.NodeMaintenance{
-		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), Generation: 3, CreationTimestamp: metav1.NewTime(now.Add(-time.Hour))},
-		Spec:       maintenancev1alpha1.NodeMaintenanceSpec{RequestedBy: &authenticationv1.UserInfo{Username: "ann"}},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:              name,
+			UID:               types.UID("uid-" + name),
+			Generation:        3,
+			CreationTimestamp: metav1.NewTime(now.Add(-time.Hour)),
+		},
+		Spec: maintenancev1alpha1.NodeMaintenanceSpec{RequestedBy: &authenticationv1.UserInfo{Username: "ann"}},
 	}
 	for _, modify := range modifiers {
 		modify(nm)
@@ -117,7 +131,8 @@ func planned(entries ...maintenancev1alpha1.DrainPlanEntry) func(*maintenancev1a
 func reached(name string, targets ...maintenancev1alpha1.DrainPlanEntry) func(*maintenancev1alpha1.NodeMaintenance) {
 	return func(nm *maintenancev1alpha1.NodeMaintenance) {
 		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, maintenancev1alpha1.NodeMaintenanceNodeStatus{
-			NodeRef: maintenancev1alpha1.NodeReference{Name: name, UID: types.UID("uid-" + name)}, DrainTargets: targets,
+			NodeRef:      maintenancev1alpha1.NodeReference{Name: name, UID: types.UID("uid-" + name)},
+			DrainTargets: targets,
 		})
 	}
 }
@@ -150,7 +165,8 @@ func pod(name, app, on string, modifiers ...func(*corev1.Pod)) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{"app": app}},
 		Spec:       corev1.PodSpec{NodeName: on},
 		Status: corev1.PodStatus{
-			Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+			Phase:      corev1.PodRunning,
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
 		},
 	}
 	ownedBy("apps/v1", "ReplicaSet", "rs")(p)
@@ -162,7 +178,9 @@ func pod(name, app, on string, modifiers ...func(*corev1.Pod)) *corev1.Pod {
 
 func ownedBy(apiVersion, kind, name string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
-		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: name, UID: types.UID("uid-" + name), Controller: ptr.To(true)}}
+		p.OwnerReferences = []metav1.OwnerReference{
+			{APIVersion: apiVersion, Kind: kind, Name: name, UID: types.UID("uid-" + name), Controller: ptr.To(true)},
+		}
 	}
 }
 
@@ -216,13 +234,21 @@ func pods(count int, app, on string, modifiers ...func(*corev1.Pod)) []*corev1.P
 
 // budget returns a budget for the label app with maxUnavailable 1 that allows so many disruptions,
 // of ten pods that are all healthy.
-func budget(name, app string, allowed int32, modifiers ...func(*policyv1.PodDisruptionBudget)) policyv1.PodDisruptionBudget {
+func budget(
+	name, app string, allowed int32, modifiers ...func(*policyv1.PodDisruptionBudget),
+) policyv1.PodDisruptionBudget {
 	b := policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name},
 		Spec: policyv1.PodDisruptionBudgetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}, MaxUnavailable: ptr.To(intstr.FromInt32(1)),
+			Selector:       &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
+			MaxUnavailable: ptr.To(intstr.FromInt32(1)),
 		},
-		Status: policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: allowed, CurrentHealthy: 10, DesiredHealthy: 9, ExpectedPods: 10},
+		Status: policyv1.PodDisruptionBudgetStatus{
+			DisruptionsAllowed: allowed,
+			CurrentHealthy:     10,
+			DesiredHealthy:     9,
+			ExpectedPods:       10,
+		},
 	}
 	for _, modify := range modifiers {
 		modify(&b)
@@ -243,7 +269,10 @@ func lettingUnreadyGo(b *policyv1.PodDisruptionBudget) {
 func failed(b *policyv1.PodDisruptionBudget) {
 	b.Status.DisruptionsAllowed = 0
 	b.Status.Conditions = []metav1.Condition{{
-		Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason, Message: "no controllers found",
+		Type:    policyv1.DisruptionAllowedCondition,
+		Status:  metav1.ConditionFalse,
+		Reason:  policyv1.SyncFailedReason,
+		Message: "no controllers found",
 	}}
 }
 
@@ -277,14 +306,19 @@ func (o owners) ReplicaSet(_ context.Context, _, name string) (*appsv1.ReplicaSe
 	return &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name, UID: "uid-rs",
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: "web", UID: "uid-web", Controller: ptr.To(true)}},
+			OwnerReferences: []metav1.OwnerReference{
+				{APIVersion: "apps/v1", Kind: "Deployment", Name: "web", UID: "uid-web", Controller: ptr.To(true)},
+			},
 		},
 		Spec: appsv1.ReplicaSetSpec{Selector: selector},
 	}, nil
 }
 
 func (o owners) Deployment(_ context.Context, _, name string) (*appsv1.Deployment, error) {
-	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-web"}, Spec: appsv1.DeploymentSpec{Selector: selector}}
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-web"},
+		Spec:       appsv1.DeploymentSpec{Selector: selector},
+	}
 	if o.web != nil {
 		o.web(d)
 	}
@@ -300,7 +334,10 @@ func (o owners) DaemonSet(_ context.Context, _, name string) (*appsv1.DaemonSet,
 	if !o.agent {
 		return nil, nil
 	}
-	return &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)}, Spec: appsv1.DaemonSetSpec{Selector: selector}}, nil
+	return &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)},
+		Spec:       appsv1.DaemonSetSpec{Selector: selector},
+	}, nil
 }
 
 func (o owners) Node(_ context.Context, name string) (*corev1.Node, error) { return node(name), nil }

@@ -25,12 +25,8 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/utils/ptr"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -53,72 +49,88 @@ func TestWaves(t *testing.T) {
 		scene scene
 		want  []string
 	}{
-		"nothing to do": {scene{}, nil},
+		"nothing to do": {scene: scene{}},
 		"pods by node, namespace and name; empty entries are left out": {
-			scene{pods: []*corev1.Pod{
+			scene: scene{pods: []*corev1.Pod{
 				pod("b", "web", "n2"), pod("a", "web", "n2"), pod("z", "web", "n2", in("bank")), pod("c", "web", "n1"),
 				pod("important", "dns", "n1", withPriority(2000000000)),
 			}},
-			[]string{
+			want: []string{
 				"0: Default<=1000000000: 4 pods on 2 nodes, 4 asked", "  n1(1) shop/c", "  n2(3) bank/z shop/a,b",
 				"1: Default<=2000000000: 1 pods on 1 nodes, 0 asked", "  n1(1) shop/important",
 			},
 		},
 		"an own plan: a pod belongs to the first entry that covers it": {
-			scene{
-				subject: maintenance("subject", planned(entry(ordinary, 100, "web"), entry(ordinary, 100, ""), entry(ordinary, 200, ""))),
-				pods:    []*corev1.Pod{pod("web", "web", "n1", withPriority(100)), pod("db", "db", "n1"), pod("late", "web", "n2", withPriority(101))},
+			scene: scene{
+				subject: maintenance(
+					"subject",
+					planned(entry(ordinary, 100, "web"), entry(ordinary, 100, ""), entry(ordinary, 200, "")),
+				),
+				pods: []*corev1.Pod{
+					pod("web", "web", "n1", withPriority(100)), pod("db", "db", "n1"),
+					pod("late", "web", "n2", withPriority(101)),
+				},
 			},
-			[]string{
+			want: []string{
 				"0: Default<=100 app=web: 1 pods on 1 nodes, 1 asked", "  n1(1) shop/web",
 				"1: Default<=100: 1 pods on 1 nodes, 0 asked", "  n1(1) shop/db",
 				"2: Default<=200: 1 pods on 1 nodes, 0 asked", "  n2(1) shop/late",
 			},
 		},
 		"pods of other nodes and finished ones do not count, terminating and nominated ones do": {
-			scene{pods: []*corev1.Pod{
-				pod("elsewhere", "web", "n3"), pod("done", "web", "n1", inPhase(corev1.PodSucceeded)), pod("broken", "web", "n1", inPhase(corev1.PodFailed)),
-				pod("going", "web", "n1", goneBy(-time.Minute)), pod("coming", "web", "n2", nominated), pod("pending", "web", "", inPhase(corev1.PodPending)),
+			scene: scene{pods: []*corev1.Pod{
+				pod("elsewhere", "web", "n3"), pod("done", "web", "n1", inPhase(corev1.PodSucceeded)),
+				pod("broken", "web", "n1", inPhase(corev1.PodFailed)),
+				pod("going", "web", "n1", goneBy(-time.Minute)), pod("coming", "web", "n2", nominated),
+				pod("pending", "web", "", inPhase(corev1.PodPending)),
 			}},
-			[]string{"0: Default<=1000000000: 2 pods on 2 nodes, 2 asked, 1 terminating", "  n1(1) shop/going", "  n2(1) shop/coming"},
+			want: []string{
+				"0: Default<=1000000000: 2 pods on 2 nodes, 2 asked, 1 terminating", "  n1(1) shop/going",
+				"  n2(1) shop/coming",
+			},
 		},
 		"a pod that was read twice counts once": {
-			scene{pods: []*corev1.Pod{pod("a", "web", "n1"), pod("a", "web", "n1")}},
-			[]string{"0: Default<=1000000000: 1 pods on 1 nodes, 1 asked", "  n1(1) shop/a"},
+			scene: scene{pods: []*corev1.Pod{pod("a", "web", "n1"), pod("a", "web", "n1")}},
+			want:  []string{"0: Default<=1000000000: 1 pods on 1 nodes, 1 asked", "  n1(1) shop/a"},
 		},
 		"refused nodes are not drained": {
-			scene{refused: []string{"n1"}, pods: []*corev1.Pod{pod("a", "web", "n1"), pod("b", "web", "n2")}},
-			[]string{"0: Default<=1000000000: 1 pods on 1 nodes, 1 asked", "  n2(1) shop/b"},
+			scene: scene{refused: []string{"n1"}, pods: []*corev1.Pod{pod("a", "web", "n1"), pod("b", "web", "n2")}},
+			want:  []string{"0: Default<=1000000000: 1 pods on 1 nodes, 1 asked", "  n2(1) shop/b"},
 		},
 		"DaemonSet pods without an evacuator are in no wave": {
-			scene{pods: []*corev1.Pod{pod("agent", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent"))}}, nil,
+			scene: scene{pods: []*corev1.Pod{pod("agent", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent"))}},
 		},
 		"with one they come after all others": {
-			scene{evacuators: []string{daemonSetClass}, owners: owners{agent: true}, pods: []*corev1.Pod{
-				pod("agent", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")), pod("important", "dns", "n2", withPriority(2000001000)),
+			scene: scene{evacuators: []string{daemonSetClass}, owners: owners{agent: true}, pods: []*corev1.Pod{
+				pod("agent", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")),
+				pod("important", "dns", "n2", withPriority(2000001000)),
 			}},
-			[]string{
+			want: []string{
 				"2: Default<=2000001000: 1 pods on 1 nodes, 1 asked", "  n2(1) shop/important",
 				"4: DaemonSet<=1000000000: 1 pods on 1 nodes, 0 asked", "  n1(1) shop/agent",
 			},
 		},
 		"a drain that is under way: what is left, and what was asked already": {
-			scene{
-				subject: maintenance("subject", atStage(drain), reached("n1", entry(ordinary, 2000000000, "")), reached("n2", entry(ordinary, 2000000000, ""))),
-				nodes:   []*corev1.Node{node("n1", cordoned), node("n2", cordoned)},
+			scene: scene{
+				subject: maintenance(
+					"subject", atStage(drain), reached("n1", entry(ordinary, 2000000000, "")),
+					reached("n2", entry(ordinary, 2000000000, "")),
+				),
+				nodes: []*corev1.Node{node("n1", cordoned), node("n2", cordoned)},
 				pods: []*corev1.Pod{
-					pod("late", "web", "n1"), pod("important", "dns", "n2", withPriority(2000000000)), pod("vital", "cni", "n2", withPriority(2000001000)),
+					pod("late", "web", "n1"), pod("important", "dns", "n2", withPriority(2000000000)),
+					pod("vital", "cni", "n2", withPriority(2000001000)),
 				},
 			},
-			[]string{
+			want: []string{
 				"0: Default<=1000000000: 1 pods on 1 nodes, 1 asked", "  n1(1) shop/late",
 				"1: Default<=2000000000: 1 pods on 1 nodes, 1 asked", "  n2(1) shop/important",
 				"2: Default<=2000001000: 1 pods on 1 nodes, 0 asked", "  n2(1) shop/vital",
 			},
 		},
 		"a drain whose nodes are not cordoned yet asks nobody": {
-			scene{subject: maintenance("subject", atStage(drain)), pods: pods(1, "web", "n1")},
-			[]string{"0: Default<=1000000000: 1 pods on 1 nodes, 0 asked", "  n1(1) shop/web-1"},
+			scene: scene{subject: maintenance("subject", atStage(drain)), pods: pods(1, "web", "n1")},
+			want:  []string{"0: Default<=1000000000: 1 pods on 1 nodes, 0 asked", "  n1(1) shop/web-1"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -145,16 +157,59 @@ func TestEvacuatorClasses(t *testing.T) {
 		pod        *corev1.Pod
 		want       []string
 	}{
-		"nobody but eviction":                    {nil, owners{rs: true}, pod("a", "web", "n1"), []string{evictionClass}},
-		"an annotation":                          {nil, owners{}, pod("a", "web", "n1", annotated(custom, "7")), []string{"move.example.com", evictionClass}},
-		"an annotation that cannot be read":      {nil, owners{}, pod("a", "web", "n1", annotated(custom, "high")), []string{evictionClass}},
-		"the Deployment of its ReplicaSet":       {[]string{deploymentClass}, owners{rs: true}, pod("a", "web", "n1"), []string{deploymentClass, evictionClass}},
-		"a ReplicaSet that does not select it":   {[]string{deploymentClass}, owners{rs: true}, pod("a", "db", "n1"), []string{evictionClass}},
-		"a ReplicaSet that does not exist":       {[]string{deploymentClass}, owners{}, pod("a", "web", "n1"), []string{evictionClass}},
-		"the Deployment's after an annotation's": {[]string{deploymentClass}, owners{rs: true}, pod("a", "web", "n1", annotated(custom, "20000")), []string{"move.example.com", deploymentClass, evictionClass}},
-		"a DaemonSet's is never evicted":         {[]string{daemonSetClass}, owners{agent: true}, pod("a", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")), []string{daemonSetClass}},
-		"a static pod's": {[]string{maintenancev1alpha1.EvacuatorClassKubelet}, owners{},
-			pod("a", "web", "n1", annotated(corev1.MirrorPodAnnotationKey, "hash"), ownedBy("v1", "Node", "n1")), []string{maintenancev1alpha1.EvacuatorClassKubelet}},
+		"nobody but eviction": {
+			owners: owners{rs: true},
+			pod:    pod("a", "web", "n1"),
+			want:   []string{evictionClass},
+		},
+		"an annotation": {
+			owners: owners{},
+			pod:    pod("a", "web", "n1", annotated(custom, "7")),
+			want:   []string{"move.example.com", evictionClass},
+		},
+		"an annotation that cannot be read": {
+			owners: owners{},
+			pod:    pod("a", "web", "n1", annotated(custom, "high")),
+			want:   []string{evictionClass},
+		},
+		"the Deployment of its ReplicaSet": {
+			evacuators: []string{deploymentClass},
+			owners:     owners{rs: true},
+			pod:        pod("a", "web", "n1"),
+			want:       []string{deploymentClass, evictionClass},
+		},
+		"a ReplicaSet that does not select it": {
+			evacuators: []string{deploymentClass},
+			owners:     owners{rs: true},
+			pod:        pod("a", "db", "n1"),
+			want:       []string{evictionClass},
+		},
+		"a ReplicaSet that does not exist": {
+			evacuators: []string{deploymentClass},
+			owners:     owners{},
+			pod:        pod("a", "web", "n1"),
+			want:       []string{evictionClass},
+		},
+		"the Deployment's after an annotation's": {
+			evacuators: []string{deploymentClass},
+			owners:     owners{rs: true},
+			pod:        pod("a", "web", "n1", annotated(custom, "20000")),
+			want:       []string{"move.example.com", deploymentClass, evictionClass},
+		},
+		"a DaemonSet's is never evicted": {
+			evacuators: []string{daemonSetClass},
+			owners:     owners{agent: true},
+			pod:        pod("a", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")),
+			want:       []string{daemonSetClass},
+		},
+		"a static pod's": {
+			evacuators: []string{maintenancev1alpha1.EvacuatorClassKubelet},
+			owners:     owners{},
+			pod: pod(
+				"a", "web", "n1", annotated(corev1.MirrorPodAnnotationKey, "hash"), ownedBy("v1", "Node", "n1"),
+			),
+			want: []string{maintenancev1alpha1.EvacuatorClassKubelet},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := scene{evacuators: test.evacuators, owners: test.owners, pods: []*corev1.Pod{test.pod}}.preview(t)
@@ -162,175 +217,11 @@ func TestEvacuatorClasses(t *testing.T) {
 			if got := w.Nodes[0].Namespaces[0].Pods[0].EvacuatorClasses; !slices.Equal(got, test.want) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
-			if len(w.Evacuators) != 1 || w.Evacuators[0] != (maintenancev1alpha1.PreviewEvacuator{EvacuatorClass: test.want[0], PodCount: 1}) {
+			if len(w.Evacuators) != 1 ||
+				w.Evacuators[0] != (maintenancev1alpha1.PreviewEvacuator{EvacuatorClass: test.want[0], PodCount: 1}) {
 				t.Errorf("counted %+v, want one pod of %s", w.Evacuators, test.want[0])
 			}
 		})
-	}
-}
-
-func TestBlockers(t *testing.T) {
-	for name, test := range map[string]struct {
-		scene scene
-		want  []string
-	}{
-		"none":                             {scene{pods: pods(3, "web", "n1")}, nil},
-		"a budget with room for all":       {scene{pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)}}, nil},
-		"a budget that breaks the pods up": {scene{pods: pods(5, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)}}, []string{"Delayed PodDisruptionBudget: 5 web(2) in 3 rounds"}},
-		"a budget that is used up":         {scene{pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(9))}}, []string{"NotNow PodDisruptionBudget: 2 web(0)"}},
-		"a budget that never allows":       {scene{pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)}}, []string{"Never PodDisruptionBudget: 2 web(0)"}},
-		"a budget that never allows, but for pods that are replaced first": {scene{
-			evacuators: []string{deploymentClass}, owners: owners{rs: true, web: pastBudgets}, pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
-		}, []string{"Delayed PodDisruptionBudget: 2 web(0)"}},
-		"and none that are not": {scene{
-			evacuators: []string{deploymentClass}, owners: owners{rs: true, web: recreating}, pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
-		}, []string{"Never PodDisruptionBudget: 2 web(0)"}},
-		"a budget that is used up, but for pods that are replaced first": {scene{
-			evacuators: []string{deploymentClass}, owners: owners{rs: true, web: pastBudgets}, pods: pods(2, "web", "n1"),
-			budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(9), func(b *policyv1.PodDisruptionBudget) {
-				b.Spec.MaxUnavailable, b.Spec.MinAvailable = nil, ptr.To(intstr.FromInt32(9))
-			})},
-		}, []string{"Delayed PodDisruptionBudget: 2 web(0)"}},
-		"if that opens it": {scene{
-			evacuators: []string{deploymentClass}, owners: owners{rs: true}, pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(9))},
-		}, []string{"NotNow PodDisruptionBudget: 2 web(0)"}},
-		"several budgets also hold what is replaced": {scene{
-			evacuators: []string{deploymentClass}, owners: owners{rs: true}, pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("b", "web", 5), budget("a", "web", 5)},
-		}, []string{"Never MultiplePodDisruptionBudgets: 2 a(5) b(5)"}},
-		"a budget that cannot be computed":      {scene{pods: pods(1, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, failed)}}, []string{"Never PodDisruptionBudgetSyncFailed: 1 web(0)"}},
-		"a budget whose status is out of order": {scene{pods: pods(1, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", -1)}}, []string{"NotNow TooManyDisruptedPods: 1 web(0)"}},
-		"a budget that has just changed": {scene{pods: pods(1, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{
-			budget("web", "web", 5, func(b *policyv1.PodDisruptionBudget) { b.Generation = 1 }),
-		}}, []string{"NotNow PodDisruptionBudget: 1 web(0)"}},
-		"several budgets": {scene{pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("b", "web", 5), budget("a", "web", 5)}},
-			[]string{"Never MultiplePodDisruptionBudgets: 2 a(5) b(5)"}},
-		"pods that are not ready hold the budget": {scene{
-			pods: slices.Concat(pods(1, "web", "n1"), []*corev1.Pod{pod("sick", "web", "n2", unready)}), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(8))},
-		}, []string{"NotNow UnhealthyPodsHoldBudget: 2 web(0)"}},
-		"unless its policy lets them go": {scene{
-			pods:    slices.Concat(pods(1, "web", "n1"), []*corev1.Pod{pod("sick", "web", "n2", unready)}),
-			budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(8), lettingUnreadyGo)},
-		}, []string{"NotNow PodDisruptionBudget: 1 web(0)"}},
-		"each wave gets the budget anew": {scene{
-			pods:    slices.Concat(pods(2, "web", "n1"), []*corev1.Pod{pod("x", "web", "n2", withPriority(2000000000))}),
-			budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)},
-		}, nil},
-		"and its rounds add up": {scene{
-			pods:    slices.Concat(pods(3, "web", "n1"), []*corev1.Pod{pod("x", "web", "n2", withPriority(2000000000))}),
-			budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)},
-		}, []string{"Delayed PodDisruptionBudget: 4 web(2) in 3 rounds"}},
-		"pending and terminating pods use no budget": {scene{
-			pods:    []*corev1.Pod{pod("pending", "web", "n1", inPhase(corev1.PodPending)), pod("going", "web", "n1", goneBy(-time.Minute))},
-			budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
-		}, nil},
-		"the budget of a DaemonSet's pod does not matter to its evacuator": {scene{
-			evacuators: []string{daemonSetClass}, owners: owners{agent: true}, pods: pods(1, "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")),
-			budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
-		}, nil},
-		"a DaemonSet's pod that its DaemonSet does not know": {scene{
-			evacuators: []string{daemonSetClass}, pods: pods(1, "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")),
-		}, []string{"Never NoEvacuator: 1"}},
-		"pods without a controller":                {scene{pods: pods(2, "web", "n1", bare)}, []string{"Lost NoController: 2"}},
-		"a namespace that is being deleted":        {scene{pods: pods(2, "web", "n1", bare), namespaces: []string{"shop"}}, []string{"NotNow NamespaceTerminating: 2"}},
-		"a finalizer":                              {scene{pods: pods(1, "web", "n1", held("example.com/a"))}, []string{"Delayed PodFinalizer: 1"}},
-		"the finalizer of a Job is harmless":       {scene{pods: pods(1, "web", "n1", held("batch.kubernetes.io/job-tracking"))}, nil},
-		"a finalizer of a pod that should be gone": {scene{pods: pods(1, "web", "n1", held("example.com/a"), goneBy(time.Minute))}, []string{"NotNow PodFinalizer: 1"}},
-		"a pod that should be gone":                {scene{pods: pods(1, "web", "n1", goneBy(31*time.Second))}, []string{"NotNow PodTerminating: 1"}},
-		"a pod that is about to go":                {scene{pods: pods(1, "web", "n1", goneBy(29*time.Second))}, nil},
-		"a kubelet that does not answer":           {scene{nodes: []*corev1.Node{node("n1", unreachable)}, pods: pods(1, "web", "n1", goneBy(time.Minute))}, []string{"NotNow NodeUnreachable: 1"}},
-		"the worst first, then the most": {
-			scene{
-				pods: slices.Concat(pods(1, "never", "n1"), pods(4, "slow", "n1"), pods(2, "bare", "n1", bare), pods(1, "shut", "n2"), pods(3, "closed", "n2"), pods(3, "another", "n2")),
-				budgets: []policyv1.PodDisruptionBudget{
-					budget("never", "never", 0, closed), budget("slow", "slow", 1), budget("shut", "shut", 0, unhealthy(9)), budget("closed", "closed", 0, unhealthy(9)), budget("another", "another", 0, unhealthy(9)),
-				},
-			},
-			[]string{
-				"Never PodDisruptionBudget: 1 never(0)", "NotNow PodDisruptionBudget: 3 another(0)", "NotNow PodDisruptionBudget: 3 closed(0)",
-				"NotNow PodDisruptionBudget: 1 shut(0)", "Lost NoController: 2", "Delayed PodDisruptionBudget: 4 slow(1) in 4 rounds",
-			},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			out := test.scene.preview(t)
-			if got := troubles(out); !slices.Equal(got, test.want) {
-				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
-			}
-			for i := range out.Blockers {
-				b := &out.Blockers[i]
-				if b.Message == "" || int(b.PodCount) != len(b.Pods) || b.PodsOmitted != 0 {
-					t.Errorf("blocker %+v has no message, or other pods than it counts", b)
-				}
-			}
-		})
-	}
-}
-
-func TestPodsWithoutABudgetGoInTurns(t *testing.T) {
-	db := ownedBy("apps/v1", "StatefulSet", "db")
-	runs := func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyOnFailure }
-	for name, test := range map[string]struct {
-		scene scene
-		want  []string
-		says  string
-	}{
-		"several pods of a StatefulSet": {scene{pods: pods(3, "db", "n1", serving, db)}, []string{"Delayed TurnsByOwner: 3"}, "protects the pods of StatefulSet shop/db. "},
-		"the workload of most pods is named first": {scene{pods: slices.Concat(pods(2, "a", "n1", serving), pods(3, "db", "n1", serving, db))},
-			[]string{"Delayed TurnsByOwner: 5"}, "protects the pods of StatefulSet shop/db, ReplicaSet shop/rs. "},
-		"a Deployment is named in the place of its ReplicaSet": {scene{
-			evacuators: []string{deploymentClass}, owners: owners{rs: true, web: unscaled}, pods: pods(2, "web", "n1", serving)},
-			[]string{"Delayed TurnsByOwner: 2"}, "protects the pods of Deployment shop/web. "},
-		"pods that are replaced first": {scene{evacuators: []string{deploymentClass}, owners: owners{rs: true}, pods: pods(2, "web", "n1", serving)}, nil, ""},
-		"one pod of a workload":        {scene{pods: pods(1, "db", "n1", serving, db)}, nil, ""},
-		"pods that run to an end":      {scene{pods: pods(3, "db", "n1", runs, db)}, nil, ""},
-		"pods that are not ready":      {scene{pods: pods(3, "db", "n1", serving, db, unready)}, nil, ""},
-		"pods of a budget":             {scene{pods: pods(3, "db", "n1", serving, db), budgets: []policyv1.PodDisruptionBudget{budget("db", "db", 5)}}, nil, ""},
-		"it is switched off":           {scene{pods: pods(3, "db", "n1", serving, db), allAtOnce: true}, nil, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			out := test.scene.preview(t)
-			var got []string
-			for _, b := range out.Blockers {
-				got = append(got, fmt.Sprintf("%s %s: %d", b.Effect, b.Reason, b.PodCount))
-				if !strings.Contains(b.Message, test.says) {
-					t.Errorf("the message is %q, want %q in it", b.Message, test.says)
-				}
-			}
-			if !slices.Equal(got, test.want) {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
-		})
-	}
-}
-
-func TestWhyPodsAreNotReplacedFirst(t *testing.T) {
-	for name, test := range map[string]struct {
-		web  func(*appsv1.Deployment)
-		want string
-	}{
-		"its strategy":   {recreating, "No other pods come first in their place (Deployment web has the strategy Recreate: its pods must not run beside each other)."},
-		"its annotation": {unscaled, "No other pods come first in their place (Deployment web has the annotation maintenance.haulout.dev/surge: Disabled)."},
-	} {
-		t.Run(name, func(t *testing.T) {
-			out := scene{
-				evacuators: []string{deploymentClass}, owners: owners{rs: true, web: test.web}, pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
-			}.preview(t)
-			want := "PodDisruptionBudget web never allows an eviction (maxUnavailable 0). Change the budget, or delete its pods by hand. " + test.want
-			if got := out.Blockers[0].Message; got != want {
-				t.Errorf("got  %q\nwant %q", got, want)
-			}
-			if got := out.Waves[0].Evacuators; len(got) != 1 || got[0].EvacuatorClass != evictionClass {
-				t.Errorf("evacuators are %+v", got)
-			}
-		})
-	}
-}
-
-func TestPodsNameTheirBlockers(t *testing.T) {
-	out := scene{pods: pods(1, "web", "n1", bare), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)}}.preview(t)
-	got := out.Waves[0].Nodes[0].Namespaces[0].Pods[0].Blockers
-	if want := []string{maintenancev1alpha1.ReasonPodDisruptionBudget, maintenancev1alpha1.ReasonNoController}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
@@ -340,7 +231,8 @@ func TestMessagesNameAFew(t *testing.T) {
 		all = append(all, pod("a", "web", "n1", in(fmt.Sprintf("ns-%d", i))))
 	}
 	out := scene{pods: all, namespaces: []string{"ns-0", "ns-1", "ns-2", "ns-3", "ns-4"}}.preview(t)
-	if got, want := out.Blockers[0].Message, "No Evacuation can be made in a namespace that is being deleted: ns-0, ns-1, ns-2 and others. The pods leave with their namespace."; got != want {
+	if got, want := out.Blockers[0].Message, "No Evacuation can be made in a namespace that is being deleted: "+
+		"ns-0, ns-1, ns-2 and others. The pods leave with their namespace."; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
@@ -354,7 +246,8 @@ func TestPodsLeft(t *testing.T) {
 	if out.PodsKeptCount != 3 || len(out.PodsKept) != 2 || out.PodCount != 1 {
 		t.Fatalf("%d left: %+v, %d leave", out.PodsKeptCount, out.PodsKept, out.PodCount)
 	}
-	if l := out.PodsKept[0]; l.Reason != "DaemonSet pod" || l.PodCount != 2 || l.Pods[1] != (maintenancev1alpha1.PreviewPodReference{Namespace: "shop", Name: "agent-2", Node: "n1"}) {
+	if l := out.PodsKept[0]; l.Reason != "DaemonSet pod" || l.PodCount != 2 ||
+		l.Pods[1] != (maintenancev1alpha1.PreviewPodReference{Namespace: "shop", Name: "agent-2", Node: "n1"}) {
 		t.Errorf("got %+v", l)
 	}
 	if l := out.PodsKept[1]; l.Reason != "static pod" || l.PodCount != 1 {
@@ -367,7 +260,8 @@ func TestPodsLeft(t *testing.T) {
 
 func TestHead(t *testing.T) {
 	out := scene{refused: []string{"n2"}, pods: pods(1, "web", "n1")}.preview(t)
-	if out.Name != "subject" || out.UID != "uid-subject" || out.Generation != 3 || !out.Timestamp.Time.Equal(now) || out.Stage != idle {
+	if out.Name != "subject" || out.UID != "uid-subject" || out.Generation != 3 || !out.Timestamp.Time.Equal(now) ||
+		out.Stage != idle {
 		t.Errorf("head is %+v", out)
 	}
 	if out.NodeCount != 2 || out.NodesRefused != 1 {
@@ -388,7 +282,8 @@ func TestNothingIsToComeAfterComplete(t *testing.T) {
 		subject: maintenance("subject", atStage(complete)), pods: pods(1, "web", "n1", bare),
 		sharing: []Member{{NodeMaintenance: other, Nodes: []*corev1.Node{node("n1")}}},
 	}.preview(t)
-	if out.PodCount != 0 || out.Waves != nil || out.Blockers != nil || len(out.Nodes) != 2 || out.Nodes[0].Message != "" {
+	if out.PodCount != 0 || out.Waves != nil || out.Blockers != nil || len(out.Nodes) != 2 ||
+		out.Nodes[0].Message != "" {
 		t.Errorf("got %+v", out)
 	}
 	if len(out.Maintenances) != 1 || out.Maintenances[0].NodeCount != 1 {
@@ -409,40 +304,72 @@ func TestOtherMaintenances(t *testing.T) {
 		"one that has come less far holds its node back": {
 			// The other has an ordinary pod left on n3, so n1 waits with what is vital, while n2
 			// does not.
-			scene{
-				nodes:    []*corev1.Node{n1, n2},
-				draining: []Member{{NodeMaintenance: maintenance("older", atStage(drain), created(2*time.Hour), reached("n1", entry(ordinary, 1000000000, "")), reached("n3", entry(ordinary, 1000000000, ""))), Nodes: []*corev1.Node{n1, n3}}},
-				sharing:  []Member{{NodeMaintenance: maintenance("older", atStage(drain)), Nodes: []*corev1.Node{n1, n3}}},
-				pods:     []*corev1.Pod{pod("a", "a", "n1", withPriority(2000000000)), pod("b", "b", "n2", withPriority(2000000000)), pod("c", "c", "n3")},
+			scene: scene{
+				nodes: []*corev1.Node{n1, n2},
+				draining: []Member{
+					{
+						NodeMaintenance: maintenance(
+							"older", atStage(drain), created(2*time.Hour),
+							reached("n1", entry(ordinary, 1000000000, "")),
+							reached("n3", entry(ordinary, 1000000000, "")),
+						),
+						Nodes: []*corev1.Node{n1, n3},
+					},
+				},
+				sharing: []Member{
+					{NodeMaintenance: maintenance("older", atStage(drain)), Nodes: []*corev1.Node{n1, n3}},
+				},
+				pods: []*corev1.Pod{
+					pod("a", "a", "n1", withPriority(2000000000)), pod("b", "b", "n2", withPriority(2000000000)),
+					pod("c", "c", "n3"),
+				},
 			},
-			[]string{"1: Default<=2000000000: 2 pods on 2 nodes, 1 asked"},
-			[]maintenancev1alpha1.PreviewMaintenance{{Name: "older", Stage: drain, NodeCount: 1}},
-			[]string{"Waiting for node n2.", "Evacuating"},
+			waves:    []string{"1: Default<=2000000000: 2 pods on 2 nodes, 1 asked"},
+			others:   []maintenancev1alpha1.PreviewMaintenance{{Name: "older", Stage: drain, NodeCount: 1}},
+			messages: []string{"Waiting for node n2.", "Evacuating"},
 		},
 		"one that has come further takes its node along": {
-			scene{
-				nodes:    []*corev1.Node{n1, n2},
-				draining: []Member{{NodeMaintenance: maintenance("older", atStage(drain), created(2*time.Hour), reached("n1", vital)), Nodes: []*corev1.Node{n1}}},
-				sharing:  []Member{{NodeMaintenance: maintenance("older", atStage(drain)), Nodes: []*corev1.Node{n1}}},
-				pods:     []*corev1.Pod{pod("a", "a", "n1", withPriority(2000001000)), pod("b", "b", "n2"), pod("c", "c", "n2", withPriority(2000001000))},
+			scene: scene{
+				nodes: []*corev1.Node{n1, n2},
+				draining: []Member{
+					{
+						NodeMaintenance: maintenance(
+							"older", atStage(drain), created(2*time.Hour), reached("n1", vital),
+						),
+						Nodes: []*corev1.Node{n1},
+					},
+				},
+				sharing: []Member{{NodeMaintenance: maintenance("older", atStage(drain)), Nodes: []*corev1.Node{n1}}},
+				pods: []*corev1.Pod{
+					pod("a", "a", "n1", withPriority(2000001000)), pod("b", "b", "n2"),
+					pod("c", "c", "n2", withPriority(2000001000)),
+				},
 			},
-			[]string{"0: Default<=1000000000: 1 pods on 1 nodes, 1 asked", "2: Default<=2000001000: 2 pods on 2 nodes, 1 asked"},
-			[]maintenancev1alpha1.PreviewMaintenance{{Name: "older", Stage: drain, NodeCount: 1, NodesFastForwarded: 1}},
-			[]string{"Evacuating (fast-forwarded by older older)", "Evacuating"},
+			waves: []string{
+				"0: Default<=1000000000: 1 pods on 1 nodes, 1 asked",
+				"2: Default<=2000001000: 2 pods on 2 nodes, 1 asked",
+			},
+			others: []maintenancev1alpha1.PreviewMaintenance{
+				{Name: "older", Stage: drain, NodeCount: 1, NodesFastForwarded: 1},
+			},
+			messages: []string{"Evacuating (fast-forwarded by older older)", "Evacuating"},
 		},
 		"those that do not drain are named, too": {
-			scene{
+			scene: scene{
 				nodes: []*corev1.Node{n1, n2},
 				sharing: []Member{
 					{NodeMaintenance: maintenance("z"), Nodes: []*corev1.Node{n1, n2, n3}},
-					{NodeMaintenance: maintenance("b", atStage(maintenancev1alpha1.NodeMaintenanceStageCordon)), Nodes: []*corev1.Node{n2}},
+					{
+						NodeMaintenance: maintenance("b", atStage(maintenancev1alpha1.NodeMaintenanceStageCordon)),
+						Nodes:           []*corev1.Node{n2},
+					},
 				},
 			},
-			nil,
-			[]maintenancev1alpha1.PreviewMaintenance{
-				{Name: "b", Stage: maintenancev1alpha1.NodeMaintenanceStageCordon, NodeCount: 1}, {Name: "z", Stage: idle, NodeCount: 2},
+			others: []maintenancev1alpha1.PreviewMaintenance{
+				{Name: "b", Stage: maintenancev1alpha1.NodeMaintenanceStageCordon, NodeCount: 1},
+				{Name: "z", Stage: idle, NodeCount: 2},
 			},
-			[]string{"Drained", "Drained"},
+			messages: []string{"Drained", "Drained"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -524,7 +451,10 @@ func TestDecideEndsWithItsContext(t *testing.T) {
 	for _, p := range pods(2*checkEvery, "web", "n1") {
 		collected.Add([]corev1.Pod{*p})
 	}
-	_, err := Decide(ctx, &Situation{Subject: Member{NodeMaintenance: maintenance("a"), Nodes: []*corev1.Node{n}, Refused: sets.New[string]()}, Pods: collected})
+	_, err := Decide(ctx, &Situation{
+		Subject: Member{NodeMaintenance: maintenance("a"), Nodes: []*corev1.Node{n}, Refused: sets.New[string]()},
+		Pods:    collected,
+	})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}

@@ -40,7 +40,8 @@ func pod(name string, modifiers ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{"app": name}},
 		Status: corev1.PodStatus{
-			Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+			Phase:      corev1.PodRunning,
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
 		},
 	}
 	ownedBy("apps/v1", "ReplicaSet", "uid-rs")(p)
@@ -52,7 +53,9 @@ func pod(name string, modifiers ...func(*corev1.Pod)) *corev1.Pod {
 
 func ownedBy(apiVersion, kind string, uid types.UID) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
-		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: "owner", UID: uid, Controller: ptr.To(true)}}
+		p.OwnerReferences = []metav1.OwnerReference{
+			{APIVersion: apiVersion, Kind: kind, Name: "owner", UID: uid, Controller: ptr.To(true)},
+		}
 	}
 }
 
@@ -83,7 +86,8 @@ func budget(name, app string, modifiers ...func(*policyv1.PodDisruptionBudget)) 
 	b := policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name},
 		Spec: policyv1.PodDisruptionBudgetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}, MaxUnavailable: ptr.To(intstr.FromInt32(0)),
+			Selector:       &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
+			MaxUnavailable: ptr.To(intstr.FromInt32(0)),
 		},
 	}
 	for _, modify := range modifiers {
@@ -108,31 +112,78 @@ func TestFindings(t *testing.T) {
 		evacuators []string
 		want       []string
 	}{
-		"a pod that comes back elsewhere":               {pod("web"), nil, nil, nil},
-		"a budget that allows some":                     {pod("web"), []policyv1.PodDisruptionBudget{budget("open", "web", allowing(1))}, nil, nil},
-		"a budget that never allows any":                {pod("web"), closed, nil, []string{"BudgetNeverAllows shop/closed maxUnavailable 0"}},
-		"the budget of other pods":                      {pod("db"), closed, nil, nil},
-		"the budget of another namespace":               {pod("web", in("other")), closed, nil, nil},
-		"several budgets, even if they allow some":      {pod("web"), []policyv1.PodDisruptionBudget{budget("b", "web", allowing(1)), budget("a", "web", allowing(1))}, nil, []string{"SeveralBudgets shop/a shop/b"}},
-		"several budgets of a pending pod":              {pod("web", inPhase(corev1.PodPending)), []policyv1.PodDisruptionBudget{budget("b", "web"), budget("a", "web")}, nil, nil},
-		"a pending pod bypasses its budget":             {pod("web", inPhase(corev1.PodPending)), closed, nil, nil},
-		"a pod that is not ready is held as well":       {pod("web", unready), closed, nil, []string{"BudgetNeverAllows shop/closed maxUnavailable 0"}},
-		"a pod that is not ready under a policy for it": {pod("web", unready), []policyv1.PodDisruptionBudget{budget("closed", "web", lettingUnreadyGo)}, nil, nil},
-		"a ready pod under the policy for unready ones": {pod("web"), []policyv1.PodDisruptionBudget{budget("closed", "web", lettingUnreadyGo)}, nil, []string{"BudgetNeverAllows shop/closed maxUnavailable 0"}},
-		"a pod without an owner":                        {pod("web", bare), nil, nil, []string{"NoController"}},
-		"a pod whose owner does not control it":         {pod("web", merelyOwned), nil, nil, []string{"NoController"}},
-		"a pod without an owner under a closed budget":  {pod("web", bare), closed, nil, []string{"BudgetNeverAllows shop/closed maxUnavailable 0", "NoController"}},
-		"a finished pod":                                {pod("web", bare, inPhase(corev1.PodSucceeded)), closed, nil, nil},
-		"a failed pod":                                  {pod("web", bare, inPhase(corev1.PodFailed)), closed, nil, nil},
-		"a pod that goes already":                       {pod("web", bare, terminating), closed, nil, nil},
-		"a static pod":                                  {pod("web", mirror, ownedBy("v1", "Node", "uid-1")), closed, nil, []string{"LeftRunning static pod"}},
-		"a static pod, with an agent":                   {pod("web", mirror, ownedBy("v1", "Node", "uid-1")), nil, []string{maintenancev1alpha1.EvacuatorClassKubelet}, nil},
-		"the mirror annotation on any pod":              {pod("web", mirror, bare), nil, nil, []string{"NoController"}},
-		"a mirror of a node that is gone":               {pod("web", mirror, ownedBy("v1", "Node", "uid-0")), nil, nil, nil},
-		"a DaemonSet pod, whatever its budget":          {pod("web", ownedBy("apps/v1", "DaemonSet", "uid-ds")), closed, nil, []string{"LeftRunning DaemonSet pod"}},
-		"a DaemonSet pod, with its evacuator":           {pod("web", ownedBy("apps/v1", "DaemonSet", "uid-ds")), closed, []string{maintenancev1alpha1.EvacuatorClassDaemonSet}, nil},
-		"a tolerant DaemonSet pod, even with an evacuator": {pod("web", ownedBy("apps/v1", "DaemonSet", "uid-ds"), tolerant), nil,
-			[]string{maintenancev1alpha1.EvacuatorClassDaemonSet}, []string{"LeftRunning DaemonSet pod that tolerates the drain taint"}},
+		"a pod that comes back elsewhere": {pod: pod("web")},
+		"a budget that allows some": {
+			pod:     pod("web"),
+			budgets: []policyv1.PodDisruptionBudget{budget("open", "web", allowing(1))},
+		},
+		"a budget that never allows any": {
+			pod:     pod("web"),
+			budgets: closed,
+			want:    []string{"BudgetNeverAllows shop/closed maxUnavailable 0"},
+		},
+		"the budget of other pods":        {pod: pod("db"), budgets: closed},
+		"the budget of another namespace": {pod: pod("web", in("other")), budgets: closed},
+		"several budgets, even if they allow some": {
+			pod:     pod("web"),
+			budgets: []policyv1.PodDisruptionBudget{budget("b", "web", allowing(1)), budget("a", "web", allowing(1))},
+			want:    []string{"SeveralBudgets shop/a shop/b"},
+		},
+		"several budgets of a pending pod": {
+			pod:     pod("web", inPhase(corev1.PodPending)),
+			budgets: []policyv1.PodDisruptionBudget{budget("b", "web"), budget("a", "web")},
+		},
+		"a pending pod bypasses its budget": {pod: pod("web", inPhase(corev1.PodPending)), budgets: closed},
+		"a pod that is not ready is held as well": {
+			pod:     pod("web", unready),
+			budgets: closed,
+			want:    []string{"BudgetNeverAllows shop/closed maxUnavailable 0"},
+		},
+		"a pod that is not ready under a policy for it": {
+			pod:     pod("web", unready),
+			budgets: []policyv1.PodDisruptionBudget{budget("closed", "web", lettingUnreadyGo)},
+		},
+		"a ready pod under the policy for unready ones": {
+			pod:     pod("web"),
+			budgets: []policyv1.PodDisruptionBudget{budget("closed", "web", lettingUnreadyGo)},
+			want:    []string{"BudgetNeverAllows shop/closed maxUnavailable 0"},
+		},
+		"a pod without an owner":                {pod: pod("web", bare), want: []string{"NoController"}},
+		"a pod whose owner does not control it": {pod: pod("web", merelyOwned), want: []string{"NoController"}},
+		"a pod without an owner under a closed budget": {
+			pod:     pod("web", bare),
+			budgets: closed,
+			want:    []string{"BudgetNeverAllows shop/closed maxUnavailable 0", "NoController"},
+		},
+		"a finished pod":          {pod: pod("web", bare, inPhase(corev1.PodSucceeded)), budgets: closed},
+		"a failed pod":            {pod: pod("web", bare, inPhase(corev1.PodFailed)), budgets: closed},
+		"a pod that goes already": {pod: pod("web", bare, terminating), budgets: closed},
+		"a static pod": {
+			pod:     pod("web", mirror, ownedBy("v1", "Node", "uid-1")),
+			budgets: closed,
+			want:    []string{"LeftRunning static pod"},
+		},
+		"a static pod, with an agent": {
+			pod:        pod("web", mirror, ownedBy("v1", "Node", "uid-1")),
+			evacuators: []string{maintenancev1alpha1.EvacuatorClassKubelet},
+		},
+		"the mirror annotation on any pod": {pod: pod("web", mirror, bare), want: []string{"NoController"}},
+		"a mirror of a node that is gone":  {pod: pod("web", mirror, ownedBy("v1", "Node", "uid-0"))},
+		"a DaemonSet pod, whatever its budget": {
+			pod:     pod("web", ownedBy("apps/v1", "DaemonSet", "uid-ds")),
+			budgets: closed,
+			want:    []string{"LeftRunning DaemonSet pod"},
+		},
+		"a DaemonSet pod, with its evacuator": {
+			pod:        pod("web", ownedBy("apps/v1", "DaemonSet", "uid-ds")),
+			budgets:    closed,
+			evacuators: []string{maintenancev1alpha1.EvacuatorClassDaemonSet},
+		},
+		"a tolerant DaemonSet pod, even with an evacuator": {
+			pod:        pod("web", ownedBy("apps/v1", "DaemonSet", "uid-ds"), tolerant),
+			evacuators: []string{maintenancev1alpha1.EvacuatorClassDaemonSet},
+			want:       []string{"LeftRunning DaemonSet pod that tolerates the drain taint"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string

@@ -1,0 +1,363 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package forecast
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func TestBlockers(t *testing.T) {
+	for name, test := range map[string]struct {
+		scene scene
+		want  []string
+	}{
+		"none": {scene: scene{pods: pods(3, "web", "n1")}},
+		"a budget with room for all": {
+			scene: scene{pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)}},
+		},
+		"a budget that breaks the pods up": {
+			scene: scene{pods: pods(5, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)}},
+			want:  []string{"Delayed PodDisruptionBudget: 5 web(2) in 3 rounds"},
+		},
+		"a budget that is used up": {
+			scene: scene{
+				pods:    pods(2, "web", "n1"),
+				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(9))},
+			},
+			want: []string{"NotNow PodDisruptionBudget: 2 web(0)"},
+		},
+		"a budget that never allows": {
+			scene: scene{
+				pods:    pods(2, "web", "n1"),
+				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+			},
+			want: []string{"Never PodDisruptionBudget: 2 web(0)"},
+		},
+		"a budget that never allows, but for pods that are replaced first": {
+			scene: scene{
+				evacuators: []string{deploymentClass},
+				owners:     owners{rs: true, web: pastBudgets},
+				pods:       pods(2, "web", "n1"),
+				budgets:    []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+			},
+			want: []string{"Delayed PodDisruptionBudget: 2 web(0)"},
+		},
+		"and none that are not": {
+			scene: scene{
+				evacuators: []string{deploymentClass},
+				owners:     owners{rs: true, web: recreating},
+				pods:       pods(2, "web", "n1"),
+				budgets:    []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+			},
+			want: []string{"Never PodDisruptionBudget: 2 web(0)"},
+		},
+		"a budget that is used up, but for pods that are replaced first": {
+			scene: scene{
+				evacuators: []string{deploymentClass},
+				owners:     owners{rs: true, web: pastBudgets},
+				pods:       pods(2, "web", "n1"),
+				budgets: []policyv1.PodDisruptionBudget{
+					budget("web", "web", 0, unhealthy(9), func(b *policyv1.PodDisruptionBudget) {
+						b.Spec.MaxUnavailable, b.Spec.MinAvailable = nil, ptr.To(intstr.FromInt32(9))
+					}),
+				},
+			},
+			want: []string{"Delayed PodDisruptionBudget: 2 web(0)"},
+		},
+		"if that opens it": {
+			scene: scene{
+				evacuators: []string{deploymentClass},
+				owners:     owners{rs: true},
+				pods:       pods(2, "web", "n1"),
+				budgets:    []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(9))},
+			},
+			want: []string{"NotNow PodDisruptionBudget: 2 web(0)"},
+		},
+		"several budgets also hold what is replaced": {
+			scene: scene{
+				evacuators: []string{deploymentClass},
+				owners:     owners{rs: true},
+				pods:       pods(2, "web", "n1"),
+				budgets:    []policyv1.PodDisruptionBudget{budget("b", "web", 5), budget("a", "web", 5)},
+			},
+			want: []string{"Never MultiplePodDisruptionBudgets: 2 a(5) b(5)"},
+		},
+		"a budget that cannot be computed": {
+			scene: scene{
+				pods:    pods(1, "web", "n1"),
+				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, failed)},
+			},
+			want: []string{"Never PodDisruptionBudgetSyncFailed: 1 web(0)"},
+		},
+		"a budget whose status is out of order": {
+			scene: scene{pods: pods(1, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", -1)}},
+			want:  []string{"NotNow TooManyDisruptedPods: 1 web(0)"},
+		},
+		"a budget that has just changed": {
+			scene: scene{pods: pods(1, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{
+				budget("web", "web", 5, func(b *policyv1.PodDisruptionBudget) { b.Generation = 1 }),
+			}},
+			want: []string{"NotNow PodDisruptionBudget: 1 web(0)"},
+		},
+		"several budgets": {
+			scene: scene{
+				pods:    pods(2, "web", "n1"),
+				budgets: []policyv1.PodDisruptionBudget{budget("b", "web", 5), budget("a", "web", 5)},
+			},
+			want: []string{"Never MultiplePodDisruptionBudgets: 2 a(5) b(5)"},
+		},
+		"pods that are not ready hold the budget": {
+			scene: scene{
+				pods:    slices.Concat(pods(1, "web", "n1"), []*corev1.Pod{pod("sick", "web", "n2", unready)}),
+				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(8))},
+			},
+			want: []string{"NotNow UnhealthyPodsHoldBudget: 2 web(0)"},
+		},
+		"unless its policy lets them go": {
+			scene: scene{
+				pods:    slices.Concat(pods(1, "web", "n1"), []*corev1.Pod{pod("sick", "web", "n2", unready)}),
+				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(8), lettingUnreadyGo)},
+			},
+			want: []string{"NotNow PodDisruptionBudget: 1 web(0)"},
+		},
+		"each wave gets the budget anew": {
+			scene: scene{
+				pods: slices.Concat(
+					pods(2, "web", "n1"), []*corev1.Pod{pod("x", "web", "n2", withPriority(2000000000))},
+				),
+				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)},
+			},
+		},
+		"and its rounds add up": {
+			scene: scene{
+				pods: slices.Concat(
+					pods(3, "web", "n1"), []*corev1.Pod{pod("x", "web", "n2", withPriority(2000000000))},
+				),
+				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)},
+			},
+			want: []string{"Delayed PodDisruptionBudget: 4 web(2) in 3 rounds"},
+		},
+		"pending and terminating pods use no budget": {
+			scene: scene{
+				pods: []*corev1.Pod{
+					pod("pending", "web", "n1", inPhase(corev1.PodPending)),
+					pod("going", "web", "n1", goneBy(-time.Minute)),
+				},
+				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+			},
+		},
+		"the budget of a DaemonSet's pod does not matter to its evacuator": {
+			scene: scene{
+				evacuators: []string{daemonSetClass},
+				owners:     owners{agent: true},
+				pods:       pods(1, "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")),
+				budgets:    []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+			},
+		},
+		"a DaemonSet's pod that its DaemonSet does not know": {
+			scene: scene{
+				evacuators: []string{daemonSetClass},
+				pods:       pods(1, "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")),
+			},
+			want: []string{"Never NoEvacuator: 1"},
+		},
+		"pods without a controller": {
+			scene: scene{pods: pods(2, "web", "n1", bare)},
+			want:  []string{"Lost NoController: 2"},
+		},
+		"a namespace that is being deleted": {
+			scene: scene{pods: pods(2, "web", "n1", bare), namespaces: []string{"shop"}},
+			want:  []string{"NotNow NamespaceTerminating: 2"},
+		},
+		"a finalizer": {
+			scene: scene{pods: pods(1, "web", "n1", held("example.com/a"))},
+			want:  []string{"Delayed PodFinalizer: 1"},
+		},
+		"the finalizer of a Job is harmless": {
+			scene: scene{pods: pods(1, "web", "n1", held("batch.kubernetes.io/job-tracking"))},
+		},
+		"a finalizer of a pod that should be gone": {
+			scene: scene{pods: pods(1, "web", "n1", held("example.com/a"), goneBy(time.Minute))},
+			want:  []string{"NotNow PodFinalizer: 1"},
+		},
+		"a pod that should be gone": {
+			scene: scene{pods: pods(1, "web", "n1", goneBy(31*time.Second))},
+			want:  []string{"NotNow PodTerminating: 1"},
+		},
+		"a pod that is about to go": {scene: scene{pods: pods(1, "web", "n1", goneBy(29*time.Second))}},
+		"a kubelet that does not answer": {
+			scene: scene{
+				nodes: []*corev1.Node{node("n1", unreachable)},
+				pods:  pods(1, "web", "n1", goneBy(time.Minute)),
+			},
+			want: []string{"NotNow NodeUnreachable: 1"},
+		},
+		"the worst first, then the most": {
+			scene: scene{
+				pods: slices.Concat(
+					pods(1, "never", "n1"), pods(4, "slow", "n1"), pods(2, "bare", "n1", bare), pods(1, "shut", "n2"),
+					pods(3, "closed", "n2"), pods(3, "another", "n2"),
+				),
+				budgets: []policyv1.PodDisruptionBudget{
+					budget("never", "never", 0, closed), budget("slow", "slow", 1),
+					budget("shut", "shut", 0, unhealthy(9)), budget("closed", "closed", 0, unhealthy(9)),
+					budget("another", "another", 0, unhealthy(9)),
+				},
+			},
+			want: []string{
+				"Never PodDisruptionBudget: 1 never(0)", "NotNow PodDisruptionBudget: 3 another(0)",
+				"NotNow PodDisruptionBudget: 3 closed(0)",
+				"NotNow PodDisruptionBudget: 1 shut(0)", "Lost NoController: 2",
+				"Delayed PodDisruptionBudget: 4 slow(1) in 4 rounds",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := test.scene.preview(t)
+			if got := troubles(out); !slices.Equal(got, test.want) {
+				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
+			}
+			for i := range out.Blockers {
+				b := &out.Blockers[i]
+				if b.Message == "" || int(b.PodCount) != len(b.Pods) || b.PodsOmitted != 0 {
+					t.Errorf("blocker %+v has no message, or other pods than it counts", b)
+				}
+			}
+		})
+	}
+}
+
+func TestPodsWithoutABudgetGoInTurns(t *testing.T) {
+	db := ownedBy("apps/v1", "StatefulSet", "db")
+	runs := func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyOnFailure }
+	for name, test := range map[string]struct {
+		scene scene
+		want  []string
+		says  string
+	}{
+		"several pods of a StatefulSet": {
+			scene: scene{pods: pods(3, "db", "n1", serving, db)},
+			want:  []string{"Delayed TurnsByOwner: 3"},
+			says:  "protects the pods of StatefulSet shop/db. ",
+		},
+		"the workload of most pods is named first": {
+			scene: scene{pods: slices.Concat(pods(2, "a", "n1", serving), pods(3, "db", "n1", serving, db))},
+			want:  []string{"Delayed TurnsByOwner: 5"},
+			says:  "protects the pods of StatefulSet shop/db, ReplicaSet shop/rs. ",
+		},
+		"a Deployment is named in the place of its ReplicaSet": {
+			scene: scene{
+				evacuators: []string{deploymentClass},
+				owners:     owners{rs: true, web: unscaled},
+				pods:       pods(2, "web", "n1", serving),
+			},
+			want: []string{"Delayed TurnsByOwner: 2"},
+			says: "protects the pods of Deployment shop/web. ",
+		},
+		"pods that are replaced first": {
+			scene: scene{
+				evacuators: []string{deploymentClass},
+				owners:     owners{rs: true},
+				pods:       pods(2, "web", "n1", serving),
+			},
+		},
+		"one pod of a workload":   {scene: scene{pods: pods(1, "db", "n1", serving, db)}},
+		"pods that run to an end": {scene: scene{pods: pods(3, "db", "n1", runs, db)}},
+		"pods that are not ready": {scene: scene{pods: pods(3, "db", "n1", serving, db, unready)}},
+		"pods of a budget": {
+			scene: scene{
+				pods:    pods(3, "db", "n1", serving, db),
+				budgets: []policyv1.PodDisruptionBudget{budget("db", "db", 5)},
+			},
+		},
+		"it is switched off": {scene: scene{pods: pods(3, "db", "n1", serving, db), allAtOnce: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := test.scene.preview(t)
+			var got []string
+			for _, b := range out.Blockers {
+				got = append(got, fmt.Sprintf("%s %s: %d", b.Effect, b.Reason, b.PodCount))
+				if !strings.Contains(b.Message, test.says) {
+					t.Errorf("the message is %q, want %q in it", b.Message, test.says)
+				}
+			}
+			if !slices.Equal(got, test.want) {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestWhyPodsAreNotReplacedFirst(t *testing.T) {
+	for name, test := range map[string]struct {
+		web  func(*appsv1.Deployment)
+		want string
+	}{
+		"its strategy": {
+			web: recreating,
+			want: "No other pods come first in their place (Deployment web has the strategy Recreate: its pods " +
+				"must not run beside each other).",
+		},
+		"its annotation": {
+			web: unscaled,
+			want: "No other pods come first in their place (Deployment web has the annotation " +
+				"maintenance.haulout.dev/surge: Disabled).",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := scene{
+				evacuators: []string{deploymentClass},
+				owners:     owners{rs: true, web: test.web},
+				pods:       pods(2, "web", "n1"),
+				budgets:    []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+			}.preview(t)
+			want := "PodDisruptionBudget web never allows an eviction (maxUnavailable 0). Change the budget, or " +
+				"delete its pods by hand. " + test.want
+			if got := out.Blockers[0].Message; got != want {
+				t.Errorf("got  %q\nwant %q", got, want)
+			}
+			if got := out.Waves[0].Evacuators; len(got) != 1 || got[0].EvacuatorClass != evictionClass {
+				t.Errorf("evacuators are %+v", got)
+			}
+		})
+	}
+}
+
+func TestPodsNameTheirBlockers(t *testing.T) {
+	out := scene{
+		pods:    pods(1, "web", "n1", bare),
+		budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+	}.preview(t)
+	got := out.Waves[0].Nodes[0].Namespaces[0].Pods[0].Blockers
+	if want := []string{
+		maintenancev1alpha1.ReasonPodDisruptionBudget, maintenancev1alpha1.ReasonNoController,
+	}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
