@@ -29,17 +29,30 @@ import (
 
 func TestAskedBy(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "uid-one"}}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.PodSpec{NodeName: "one"}}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
+		Spec:       corev1.PodSpec{NodeName: "one"},
+	}
 	covers := maintenancev1alpha1.DrainPlanEntry{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: 1000}
 	misses := maintenancev1alpha1.DrainPlanEntry{PodType: maintenancev1alpha1.PodTypeDaemonSet, PodPriority: 1000}
-	maintenance := func(name string, minute int, uid types.UID, targets ...maintenancev1alpha1.DrainPlanEntry) *maintenancev1alpha1.NodeMaintenance {
+	maintenance := func(
+		name string, minute int, uid types.UID, targets ...maintenancev1alpha1.DrainPlanEntry,
+	) *maintenancev1alpha1.NodeMaintenance {
 		return &maintenancev1alpha1.NodeMaintenance{
-			ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(time.Date(2026, 11, 1, 0, minute, 0, 0, time.UTC))},
-			Spec:       maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain},
-			Status: maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{
-				{NodeRef: maintenancev1alpha1.NodeReference{Name: "other", UID: "uid-other"}, DrainTargets: []maintenancev1alpha1.DrainPlanEntry{covers}},
-				{NodeRef: maintenancev1alpha1.NodeReference{Name: "one", UID: uid}, DrainTargets: targets},
-			}},
+			ObjectMeta: metav1.ObjectMeta{
+				Name:              name,
+				CreationTimestamp: metav1.NewTime(time.Date(2026, 11, 1, 0, minute, 0, 0, time.UTC)),
+			},
+			Spec: maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain},
+			Status: maintenancev1alpha1.NodeMaintenanceStatus{
+				NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{
+					{
+						NodeRef:      maintenancev1alpha1.NodeReference{Name: "other", UID: "uid-other"},
+						DrainTargets: []maintenancev1alpha1.DrainPlanEntry{covers},
+					},
+					{NodeRef: maintenancev1alpha1.NodeReference{Name: "one", UID: uid}, DrainTargets: targets},
+				},
+			},
 		}
 	}
 	at := func(stage maintenancev1alpha1.NodeMaintenanceStage) *maintenancev1alpha1.NodeMaintenance {
@@ -53,14 +66,36 @@ func TestAskedBy(t *testing.T) {
 		maintenances []*maintenancev1alpha1.NodeMaintenance
 		want         string
 	}{
-		"nobody where there is none":            {nil, ""},
-		"one that has reached the pod":          {[]*maintenancev1alpha1.NodeMaintenance{maintenance("a", 0, "uid-one", covers)}, "a"},
-		"not one that has not":                  {[]*maintenancev1alpha1.NodeMaintenance{maintenance("a", 0, "uid-one", misses), maintenance("b", 0, "uid-one", covers)}, "b"},
-		"the oldest of several":                 {[]*maintenancev1alpha1.NodeMaintenance{maintenance("a", 2, "uid-one", covers), maintenance("b", 1, "uid-one", covers)}, "b"},
-		"the first by name of those of one age": {[]*maintenancev1alpha1.NodeMaintenance{maintenance("b", 1, "uid-one", covers), maintenance("a", 1, "uid-one", covers)}, "a"},
-		"nobody for a former node of that name": {[]*maintenancev1alpha1.NodeMaintenance{maintenance("a", 0, "former", covers)}, ""},
-		"nobody by a drain that is complete":    {[]*maintenancev1alpha1.NodeMaintenance{at(maintenancev1alpha1.NodeMaintenanceStageComplete)}, ""},
-		"nobody by one that is being deleted":   {[]*maintenancev1alpha1.NodeMaintenance{deleting}, ""},
+		"nobody where there is none": {},
+		"one that has reached the pod": {
+			maintenances: []*maintenancev1alpha1.NodeMaintenance{maintenance("a", 0, "uid-one", covers)},
+			want:         "a",
+		},
+		"not one that has not": {
+			maintenances: []*maintenancev1alpha1.NodeMaintenance{
+				maintenance("a", 0, "uid-one", misses), maintenance("b", 0, "uid-one", covers),
+			},
+			want: "b",
+		},
+		"the oldest of several": {
+			maintenances: []*maintenancev1alpha1.NodeMaintenance{
+				maintenance("a", 2, "uid-one", covers), maintenance("b", 1, "uid-one", covers),
+			},
+			want: "b",
+		},
+		"the first by name of those of one age": {
+			maintenances: []*maintenancev1alpha1.NodeMaintenance{
+				maintenance("b", 1, "uid-one", covers), maintenance("a", 1, "uid-one", covers),
+			},
+			want: "a",
+		},
+		"nobody for a former node of that name": {
+			maintenances: []*maintenancev1alpha1.NodeMaintenance{maintenance("a", 0, "former", covers)},
+		},
+		"nobody by a drain that is complete": {
+			maintenances: []*maintenancev1alpha1.NodeMaintenance{at(maintenancev1alpha1.NodeMaintenanceStageComplete)},
+		},
+		"nobody by one that is being deleted": {maintenances: []*maintenancev1alpha1.NodeMaintenance{deleting}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			nm, err := AskedBy(pod, node, tc.maintenances)

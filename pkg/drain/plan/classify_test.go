@@ -31,7 +31,11 @@ const nodeUID = types.UID("node-uid")
 
 func owned(apiVersion, kind string, uid types.UID, modify ...func(*corev1.Pod)) *corev1.Pod {
 	yes := true
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{OwnerReferences: []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, UID: uid, Controller: &yes}}}}
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, UID: uid, Controller: &yes}},
+		},
+	}
 	for _, m := range modify {
 		m(p)
 	}
@@ -51,11 +55,14 @@ func TestTypeOf(t *testing.T) {
 		pod  *corev1.Pod
 		want maintenancev1alpha1.PodType
 	}{
-		"a bare pod":                                     {&corev1.Pod{}, typeDefault},
-		"a pod of a ReplicaSet":                          {owned("apps/v1", "ReplicaSet", "x"), typeDefault},
-		"a pod of a DaemonSet":                           {owned("apps/v1", "DaemonSet", "x"), typeDaemonSet},
-		"a pod of somebody else's DaemonSet":             {owned("apps.kruise.io/v1alpha1", "DaemonSet", "x"), typeDefault},
-		"a mirror pod":                                   {owned("v1", "Node", nodeUID, mirror), typeStatic},
+		"a bare pod":            {&corev1.Pod{}, typeDefault},
+		"a pod of a ReplicaSet": {owned("apps/v1", "ReplicaSet", "x"), typeDefault},
+		"a pod of a DaemonSet":  {owned("apps/v1", "DaemonSet", "x"), typeDaemonSet},
+		"a pod of somebody else's DaemonSet": {
+			pod:  owned("apps.kruise.io/v1alpha1", "DaemonSet", "x"),
+			want: typeDefault,
+		},
+		"a mirror pod": {owned("v1", "Node", nodeUID, mirror), typeStatic},
 		"a mirror pod of a node that was there before":   {owned("v1", "Node", "old", mirror), typeDefault},
 		"a pod that only claims to be a mirror pod":      {owned("apps/v1", "ReplicaSet", "x", mirror), typeDefault},
 		"a pod of a node without the mirror annotation":  {owned("v1", "Node", nodeUID), typeDefault},
@@ -78,16 +85,49 @@ func TestLeft(t *testing.T) {
 		evacuators sets.Set[string]
 		want       LeftReason
 	}{
-		"an ordinary pod leaves":                              {&corev1.Pod{}, none, ""},
-		"an ordinary pod that tolerates everything leaves":    {owned("apps/v1", "ReplicaSet", "x", tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})), none, ""},
-		"a DaemonSet pod without its evacuator stays":         {daemon(), none, LeftDaemonSet},
-		"a DaemonSet pod with its evacuator leaves":           {daemon(), all, ""},
-		"a DaemonSet pod that tolerates everything stays":     {daemon(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})), all, LeftTolerant},
-		"a DaemonSet pod that tolerates our taint stays":      {daemon(tolerating(corev1.Toleration{Key: maintenancev1alpha1.TaintDrain, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule})), all, LeftTolerant},
-		"a DaemonSet pod that tolerates its eviction leaves":  {daemon(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute})), all, ""},
-		"a DaemonSet pod that tolerates another taint leaves": {daemon(tolerating(corev1.Toleration{Key: "other", Operator: corev1.TolerationOpExists})), all, ""},
-		"a static pod without an agent stays":                 {owned("v1", "Node", nodeUID, mirror), none, LeftStatic},
-		"a static pod with an agent leaves":                   {owned("v1", "Node", nodeUID, mirror), all, ""},
+		"an ordinary pod leaves": {pod: &corev1.Pod{}, evacuators: none, want: ""},
+		"an ordinary pod that tolerates everything leaves": {
+			pod: owned(
+				"apps/v1", "ReplicaSet", "x", tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists}),
+			),
+			evacuators: none,
+			want:       "",
+		},
+		"a DaemonSet pod without its evacuator stays": {pod: daemon(), evacuators: none, want: LeftDaemonSet},
+		"a DaemonSet pod with its evacuator leaves":   {pod: daemon(), evacuators: all, want: ""},
+		"a DaemonSet pod that tolerates everything stays": {
+			pod:        daemon(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})),
+			evacuators: all,
+			want:       LeftTolerant,
+		},
+		"a DaemonSet pod that tolerates our taint stays": {
+			pod: daemon(tolerating(corev1.Toleration{
+				Key:      maintenancev1alpha1.TaintDrain,
+				Operator: corev1.TolerationOpExists,
+				Effect:   corev1.TaintEffectNoSchedule,
+			})),
+			evacuators: all,
+			want:       LeftTolerant,
+		},
+		"a DaemonSet pod that tolerates its eviction leaves": {
+			pod: daemon(tolerating(corev1.Toleration{
+				Operator: corev1.TolerationOpExists,
+				Effect:   corev1.TaintEffectNoExecute,
+			})),
+			evacuators: all,
+			want:       "",
+		},
+		"a DaemonSet pod that tolerates another taint leaves": {
+			pod:        daemon(tolerating(corev1.Toleration{Key: "other", Operator: corev1.TolerationOpExists})),
+			evacuators: all,
+			want:       "",
+		},
+		"a static pod without an agent stays": {
+			pod:        owned("v1", "Node", nodeUID, mirror),
+			evacuators: none,
+			want:       LeftStatic,
+		},
+		"a static pod with an agent leaves": {pod: owned("v1", "Node", nodeUID, mirror), evacuators: all, want: ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := Left(test.pod, TypeOf(test.pod, nodeUID), test.evacuators); got != test.want {

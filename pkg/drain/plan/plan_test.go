@@ -19,7 +19,6 @@ package plan
 import (
 	"reflect"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -40,7 +39,9 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 	twoWaves := entries{entry(typeDefault, 1000), entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)}
 	webFirst := entries{entryFor(typeDefault, 1000, "web"), entry(typeDefault, maxPriority)}
 	labelled := entry(typeDefault, 7000)
-	labelled.PodSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}}}
+	labelled.PodSelector = &metav1.LabelSelector{
+		MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}},
+	}
 	tests := map[string]struct {
 		world    World
 		want     map[string]expected
@@ -49,7 +50,9 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		"the first wave opens on all nodes, also on those without its pods": {
 			world: World{
 				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two")},
-				Nodes:        []*Node{node("one", pod(typeDefault, 0), pod(typeDefault, 5000)), node("two", pod(typeDefault, 5000))},
+				Nodes: []*Node{
+					node("one", pod(typeDefault, 0), pod(typeDefault, 5000)), node("two", pod(typeDefault, 5000)),
+				},
 			},
 			want: map[string]expected{
 				"one": {entries{entry(typeDefault, 1000)}, says("Evacuating")},
@@ -58,8 +61,12 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		},
 		"the next wave opens when the last pod has left the last node": {
 			world: World{
-				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, 1000)).before("two", entry(typeDefault, 1000))},
-				Nodes:        []*Node{node("one", pod(typeDefault, 5000)), node("two", pod(typeDefault, 5000))},
+				Maintenances: []Maintenance{
+					maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, 1000)).before(
+						"two", entry(typeDefault, 1000),
+					),
+				},
+				Nodes: []*Node{node("one", pod(typeDefault, 5000)), node("two", pod(typeDefault, 5000))},
 			},
 			want: map[string]expected{
 				"one": {entries{entry(typeDefault, maxPriority)}, says("Evacuating")},
@@ -71,20 +78,32 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one")},
 				Nodes:        []*Node{node("one", pod(typeDaemonSet, 0))},
 			},
-			want: map[string]expected{"one": {entries{entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)}, says("Evacuating")}},
+			want: map[string]expected{
+				"one": {
+					targets:  entries{entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)},
+					messages: says("Evacuating"),
+				},
+			},
 		},
 		"without pods everything is done": {
 			world: World{
 				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one")},
 				Nodes:        []*Node{node("one")},
 			},
-			want:     map[string]expected{"one": {entries{entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)}, says("Drained")}},
+			want: map[string]expected{
+				"one": {
+					targets:  entries{entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)},
+					messages: says("Drained"),
+				},
+			},
 			finished: true,
 		},
 		"a node that joins late starts at the front and pulls nobody back": {
 			world: World{
-				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "late", "old").before("old", entry(typeDefault, maxPriority))},
-				Nodes:        []*Node{node("late", pod(typeDefault, 10)), node("old", pod(typeDefault, 5000))},
+				Maintenances: []Maintenance{
+					maintenance("m", 0, twoWaves, "late", "old").before("old", entry(typeDefault, maxPriority)),
+				},
+				Nodes: []*Node{node("late", pod(typeDefault, 10)), node("old", pod(typeDefault, 5000))},
 			},
 			want: map[string]expected{
 				"late": {entries{entry(typeDefault, 1000)}, says("Evacuating")},
@@ -93,8 +112,12 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		},
 		"a pod of an earlier wave that appears late is asked to leave at once": {
 			world: World{
-				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, maxPriority)).before("two", entry(typeDefault, maxPriority))},
-				Nodes:        []*Node{node("one", pod(typeDefault, 1)), node("two")},
+				Maintenances: []Maintenance{
+					maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, maxPriority)).before(
+						"two", entry(typeDefault, maxPriority),
+					),
+				},
+				Nodes: []*Node{node("one", pod(typeDefault, 1)), node("two")},
 			},
 			want: map[string]expected{
 				"one": {entries{entry(typeDefault, maxPriority)}, says("Evacuating")},
@@ -113,8 +136,12 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		},
 		"what is reached goes on while a late node is cordoned": {
 			world: World{
-				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, 1000)).uncordoned("two")},
-				Nodes:        []*Node{node("one", pod(typeDefault, 1)), node("two")},
+				Maintenances: []Maintenance{
+					maintenance("m", 0, twoWaves, "one", "two").before(
+						"one", entry(typeDefault, 1000),
+					).uncordoned("two"),
+				},
+				Nodes: []*Node{node("one", pod(typeDefault, 1)), node("two")},
 			},
 			want: map[string]expected{
 				"one": {entries{entry(typeDefault, 1000)}, says("Evacuating")},
@@ -123,15 +150,19 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		},
 		"an entry with a selector goes before the others of its priority": {
 			world: World{
-				Maintenances: []Maintenance{maintenance("m", 0, entries{entryFor(typeDefault, 1000, "web"), entry(typeDefault, 1000)}, "one")},
-				Nodes:        []*Node{node("one", podOf("web", typeDefault, 5), podOf("db", typeDefault, 5))},
+				Maintenances: []Maintenance{
+					maintenance("m", 0, entries{entryFor(typeDefault, 1000, "web"), entry(typeDefault, 1000)}, "one"),
+				},
+				Nodes: []*Node{node("one", podOf("web", typeDefault, 5), podOf("db", typeDefault, 5))},
 			},
 			want: map[string]expected{"one": {entries{entryFor(typeDefault, 1000, "web")}, says("Evacuating")}},
 		},
 		"a pod that leaves for the selector of an older status is waited for": {
 			world: World{
-				Maintenances: []Maintenance{maintenance("m", 0, webFirst, "one", "two").before("one", labelled).uncordoned("two")},
-				Nodes:        []*Node{node("one", podOf("web", typeDefault, 5)), node("two")},
+				Maintenances: []Maintenance{
+					maintenance("m", 0, webFirst, "one", "two").before("one", labelled).uncordoned("two"),
+				},
+				Nodes: []*Node{node("one", podOf("web", typeDefault, 5)), node("two")},
 			},
 			want: map[string]expected{
 				"one": {entries{labelled}, says("Evacuating")},
@@ -140,8 +171,12 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		},
 		"a pod whose turn has not come is not waited for although it leaves for the selector of an older status": {
 			world: World{
-				Maintenances: []Maintenance{maintenance("m", 0, webFirst, "one", "two").before("one", entryFor(typeDefault, 7000, "db")).uncordoned("two")},
-				Nodes:        []*Node{node("one", podOf("web", typeDefault, 5), podOf("db", typeDefault, 5)), node("two")},
+				Maintenances: []Maintenance{
+					maintenance("m", 0, webFirst, "one", "two").before(
+						"one", entryFor(typeDefault, 7000, "db"),
+					).uncordoned("two"),
+				},
+				Nodes: []*Node{node("one", podOf("web", typeDefault, 5), podOf("db", typeDefault, 5)), node("two")},
 			},
 			want: map[string]expected{
 				"one": {entries{entryFor(typeDefault, 7000, "db")}, says("Evacuating")},
@@ -150,10 +185,17 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		},
 		"a selector that an older status knows stays a target": {
 			world: World{
-				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one").before("one", entryFor(typeDefault, 7000, "web"))},
-				Nodes:        []*Node{node("one", pod(typeDefault, 5), podOf("web", typeDefault, 6000))},
+				Maintenances: []Maintenance{
+					maintenance("m", 0, twoWaves, "one").before("one", entryFor(typeDefault, 7000, "web")),
+				},
+				Nodes: []*Node{node("one", pod(typeDefault, 5), podOf("web", typeDefault, 6000))},
 			},
-			want: map[string]expected{"one": {entries{entry(typeDefault, 1000), entryFor(typeDefault, 7000, "web")}, says("Evacuating")}},
+			want: map[string]expected{
+				"one": {
+					targets:  entries{entry(typeDefault, 1000), entryFor(typeDefault, 7000, "web")},
+					messages: says("Evacuating"),
+				},
+			},
 		},
 	}
 	for name, test := range tests {
@@ -182,8 +224,14 @@ func TestProgressionOfTheKEP(t *testing.T) {
 		{entry(typeDefault, 1000), entryFor(typeDefault, 2000, "postgres")},
 		{entry(typeDefault, maxPriority), entryFor(typeDefault, maxPriority, "postgres")},
 		{entry(typeDefault, maxPriority), entryFor(typeDefault, maxPriority, "postgres"), entry(typeDaemonSet, 1000)},
-		{entry(typeDefault, maxPriority), entryFor(typeDefault, maxPriority, "postgres"), entry(typeDaemonSet, maxPriority)},
-		{entry(typeDefault, maxPriority), entryFor(typeDefault, maxPriority, "postgres"), entry(typeDaemonSet, maxPriority), entry(typeStatic, maxPriority)},
+		{
+			entry(typeDefault, maxPriority), entryFor(typeDefault, maxPriority, "postgres"),
+			entry(typeDaemonSet, maxPriority),
+		},
+		{
+			entry(typeDefault, maxPriority), entryFor(typeDefault, maxPriority, "postgres"),
+			entry(typeDaemonSet, maxPriority), entry(typeStatic, maxPriority),
+		},
 	}
 	m := maintenance("m", 0, plan, "five")
 	for i, want := range steps {
@@ -198,9 +246,15 @@ func TestProgressionOfTheKEP(t *testing.T) {
 // is what it was in the step before.
 func TestExamplesOfTheKEP(t *testing.T) {
 	const a, b, c = "maintenance-a", "maintenance-b", "maintenance-c"
-	low, middle, high, daemon := pod(typeDefault, 5000), pod(typeDefault, 10000), pod(typeDefault, 15000), pod(typeDaemonSet, 0)
+	low, middle, high, daemon := pod(typeDefault, 5000), pod(
+		typeDefault, 10000,
+	), pod(typeDefault, 15000), pod(typeDaemonSet, 0)
 	at := func(priority int32) entries { return entries{entry(typeDefault, priority)} }
-	limitedByA, waitsForOne, waitsForTwo := "Evacuating (limited by maintenance-a)", "Waiting for node one.", "Waiting for node two (maintenance-a)."
+	const (
+		limitedByA  = "Evacuating (limited by maintenance-a)"
+		waitsForOne = "Waiting for node one."
+		waitsForTwo = "Waiting for node two (maintenance-a)."
+	)
 	steps := []struct {
 		name     string
 		one      []Pod
@@ -251,10 +305,15 @@ func TestExamplesOfTheKEP(t *testing.T) {
 			name: "maintenance-c arrives, is fast-forwarded on node one and begins on node four",
 			one:  []Pod{middle, high, daemon}, two: []Pod{high, daemon}, three: []Pod{high, daemon}, arriving: true,
 			want: map[string]expected{
-				"one": {at(10000), map[string]string{
-					// Of those that keep the node back, c has come least far now.
-					a: "Evacuating (limited by maintenance-c)", b: "Evacuating", c: "Evacuating (fast-forwarded by older maintenance-b)",
-				}},
+				"one": {
+					targets: at(10000),
+					messages: map[string]string{
+						// Of those that keep the node back, c has come least far now.
+						a: "Evacuating (limited by maintenance-c)",
+						b: "Evacuating",
+						c: "Evacuating (fast-forwarded by older maintenance-b)",
+					},
+				},
 				"two":   {at(15000), map[string]string{a: "Evacuating"}},
 				"three": {at(10000), map[string]string{b: waitsForOne}},
 				"four":  {at(2000), map[string]string{c: "Evacuating"}},
@@ -263,14 +322,23 @@ func TestExamplesOfTheKEP(t *testing.T) {
 		},
 	}
 	maintenances := []Maintenance{
-		maintenance(a, 0, entries{entry(typeDefault, 5000), entry(typeDefault, 15000), entry(typeDaemonSet, 3000)}, "one", "two"),
-		maintenance(b, 1, entries{entry(typeDefault, 10000), entry(typeDefault, 15000), entry(typeDaemonSet, 4000)}, "one", "three"),
+		maintenance(
+			a, 0, entries{entry(typeDefault, 5000), entry(typeDefault, 15000), entry(typeDaemonSet, 3000)}, "one",
+			"two",
+		),
+		maintenance(
+			b, 1, entries{entry(typeDefault, 10000), entry(typeDefault, 15000), entry(typeDaemonSet, 4000)}, "one",
+			"three",
+		),
 	}
 	planner := NewPlanner()
 	for _, step := range steps {
 		w := World{Nodes: []*Node{node("one", step.one...), node("two", step.two...), node("three", step.three...)}}
 		if step.arriving {
-			maintenances = append(maintenances, maintenance(c, 2, entries{entry(typeDefault, 2000), entry(typeDefault, 15000)}, "one", "four"))
+			maintenances = append(
+				maintenances,
+				maintenance(c, 2, entries{entry(typeDefault, 2000), entry(typeDefault, 15000)}, "one", "four"),
+			)
 			w.Nodes = append(w.Nodes, node("four", pod(typeDefault, 2000), pod(typeDefault, 3000)))
 		}
 		w.Maintenances = maintenances
@@ -314,36 +382,50 @@ func TestFastForwarding(t *testing.T) {
 	}{
 		"a younger maintenance that joins": {
 			world: World{
-				Maintenances: []Maintenance{maintenance("b", 0, twoWaves, "one").before("one", far), maintenance("m", 1, twoWaves, "one", "two")},
-				Nodes:        []*Node{node("one", high), node("two", low)},
+				Maintenances: []Maintenance{
+					maintenance("b", 0, twoWaves, "one").before("one", far),
+					maintenance("m", 1, twoWaves, "one", "two"),
+				},
+				Nodes: []*Node{node("one", high), node("two", low)},
 			},
 			told: "b", message: "Evacuating (fast-forwarded by older b)",
 		},
 		"one that joins while there is no pod on the node": {
 			world: World{
-				Maintenances: []Maintenance{maintenance("b", 0, twoWaves, "one").before("one", far), maintenance("m", 1, twoWaves, "one", "two")},
-				Nodes:        []*Node{node("one"), node("two", low)},
+				Maintenances: []Maintenance{
+					maintenance("b", 0, twoWaves, "one").before("one", far),
+					maintenance("m", 1, twoWaves, "one", "two"),
+				},
+				Nodes: []*Node{node("one"), node("two", low)},
 			},
 			told: "b", message: "Waiting for node two.",
 		},
 		"one that was created earlier but began to drain later": {
 			world: World{
-				Maintenances: []Maintenance{maintenance("b", 1, twoWaves, "one").before("one", far), maintenance("m", 0, twoWaves, "one", "two")},
-				Nodes:        []*Node{node("one", high), node("two", low)},
+				Maintenances: []Maintenance{
+					maintenance("b", 1, twoWaves, "one").before("one", far),
+					maintenance("m", 0, twoWaves, "one", "two"),
+				},
+				Nodes: []*Node{node("one", high), node("two", low)},
 			},
 			told: "b", message: "Evacuating",
 		},
 		"one whose own plan has come as far": {
 			world: World{
-				Maintenances: []Maintenance{maintenance("b", 0, twoWaves, "one").before("one", far), maintenance("m", 1, twoWaves, "one", "two")},
-				Nodes:        []*Node{node("one", high), node("two")},
+				Maintenances: []Maintenance{
+					maintenance("b", 0, twoWaves, "one").before("one", far),
+					maintenance("m", 1, twoWaves, "one", "two"),
+				},
+				Nodes: []*Node{node("one", high), node("two")},
 			},
 			message: "Evacuating",
 		},
 		"one that has been there all the time and falls back for a late pod": {
 			world: World{
-				Maintenances: []Maintenance{maintenance("m", 1, twoWaves, "one", "two").before("one", far).before("two", far)},
-				Nodes:        []*Node{node("one", high), node("two", low)},
+				Maintenances: []Maintenance{
+					maintenance("m", 1, twoWaves, "one", "two").before("one", far).before("two", far),
+				},
+				Nodes: []*Node{node("one", high), node("two", low)},
 			},
 			message: "Evacuating",
 		},
@@ -363,7 +445,9 @@ func TestFastForwarding(t *testing.T) {
 
 func TestContradictingPlansFollowTheOldest(t *testing.T) {
 	older := maintenance("older", 0, entries{entryFor(typeDefault, 1000, "x"), entryFor(typeDefault, 2000, "y")}, "one")
-	younger := maintenance("younger", 1, entries{entryFor(typeDefault, 1000, "y"), entryFor(typeDefault, 2000, "x")}, "one")
+	younger := maintenance(
+		"younger", 1, entries{entryFor(typeDefault, 1000, "y"), entryFor(typeDefault, 2000, "x")}, "one",
+	)
 	result := mustPlan(t, World{
 		Maintenances: []Maintenance{younger, older},
 		Nodes:        []*Node{node("one", podOf("x", typeDefault, 1), podOf("y", typeDefault, 1))},
@@ -372,14 +456,18 @@ func TestContradictingPlansFollowTheOldest(t *testing.T) {
 		entries{entryFor(typeDefault, 1000, "x")},
 		map[string]string{"older": "Evacuating", "younger": "Evacuating (fast-forwarded by older older)"},
 	}})
-	if want := []Override{{Followed: "older", Overridden: []string{"younger"}}}; !reflect.DeepEqual(result.Overrides, want) {
+	if want := []Override{
+		{Followed: "older", Overridden: []string{"younger"}},
+	}; !reflect.DeepEqual(result.Overrides, want) {
 		t.Errorf("overrides = %v, want %v", result.Overrides, want)
 	}
 }
 
 func TestAllMaintenancesOfARaisedNodeAreOverridden(t *testing.T) {
 	labelled := entry(typeDefault, 20)
-	labelled.PodSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}}}
+	labelled.PodSelector = &metav1.LabelSelector{
+		MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}},
+	}
 	result := mustPlan(t, World{
 		Maintenances: []Maintenance{
 			maintenance("oldest", 0, completed(nil), "empty", "static"),
@@ -390,7 +478,9 @@ func TestAllMaintenancesOfARaisedNodeAreOverridden(t *testing.T) {
 		},
 		Nodes: []*Node{node("empty"), node("both", podOf("x", typeDefault, 10)), node("static", pod(typeStatic, 10))},
 	})
-	if want := []Override{{Followed: "oldest", Overridden: []string{"b", "c"}}}; !reflect.DeepEqual(result.Overrides, want) {
+	if want := []Override{
+		{Followed: "oldest", Overridden: []string{"b", "c"}},
+	}; !reflect.DeepEqual(result.Overrides, want) {
 		t.Errorf("overrides = %v, want %v", result.Overrides, want)
 	}
 }
@@ -414,17 +504,26 @@ func TestPlanRefusesWhatItCannotUnderstand(t *testing.T) {
 	bad := entryFor(typeDefault, 1, "x")
 	bad.PodSelector.MatchLabels["app"] = "not a label value"
 	for name, world := range map[string]World{
-		"a selector that cannot be parsed": {Maintenances: []Maintenance{maintenance("m", 0, entries{bad}, "one")}, Nodes: []*Node{node("one")}},
+		"a selector that cannot be parsed": {
+			Maintenances: []Maintenance{maintenance("m", 0, entries{bad}, "one")},
+			Nodes:        []*Node{node("one")},
+		},
 		"a selector of a status that cannot be parsed": {
-			Maintenances: []Maintenance{maintenance("m", 0, nil, "one").before("one", bad)}, Nodes: []*Node{node("one")},
+			Maintenances: []Maintenance{maintenance("m", 0, nil, "one").before("one", bad)},
+			Nodes:        []*Node{node("one")},
 		},
 		"a node that the world does not have": {Maintenances: []Maintenance{maintenance("m", 0, nil, "one")}},
 		"a node that is there twice":          {Nodes: []*Node{node("one"), node("one")}},
-		"a maintenance that is there twice":   {Maintenances: []Maintenance{maintenance("m", 0, nil), maintenance("m", 0, nil)}},
+		"a maintenance that is there twice": {
+			Maintenances: []Maintenance{maintenance("m", 0, nil), maintenance("m", 0, nil)},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			planner := NewPlanner()
-			good := World{Maintenances: []Maintenance{maintenance("m", 0, defaultPlan(), "two")}, Nodes: []*Node{node("two", pod(typeDefault, 0))}}
+			good := World{
+				Maintenances: []Maintenance{maintenance("m", 0, defaultPlan(), "two")},
+				Nodes:        []*Node{node("two", pod(typeDefault, 0))},
+			}
 			if _, err := planner.Plan(good); err != nil {
 				t.Fatal(err)
 			}
@@ -439,47 +538,6 @@ func TestPlanRefusesWhatItCannotUnderstand(t *testing.T) {
 				t.Errorf("after the error: %s", difference)
 			}
 		})
-	}
-}
-
-func TestWaitMessage(t *testing.T) {
-	long := strings.Repeat("n", 200)
-	for name, test := range map[string]struct {
-		nodes []string
-		of    string
-		want  string
-	}{
-		"one node":                          {[]string{"two"}, "", "Waiting for node two."},
-		"two nodes":                         {[]string{"three", "two"}, "", "Waiting for nodes three and two."},
-		"seven nodes":                       {[]string{"two", "three", "4", "5", "6", "7", "8"}, "", "Waiting for nodes two, three and 5 more."},
-		"a node of another maintenance":     {[]string{"two"}, "maintenance-a", "Waiting for node two (maintenance-a)."},
-		"a name that does not fit":          {[]string{long}, "", "Waiting for node " + strings.Repeat("n", 107) + "…."},
-		"names that do not fit are counted": {[]string{long, "b"}, "", "Waiting for 2 nodes."},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var nodes nodeList
-			for _, name := range test.nodes {
-				nodes.add(name)
-			}
-			got := nodes.message(test.of)
-			if got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
-			if len(got) > MaxMessageBytes {
-				t.Errorf("%d bytes, at most %d fit", len(got), MaxMessageBytes)
-			}
-		})
-	}
-}
-
-func TestNotAuthorizedMessage(t *testing.T) {
-	if got, want := NotAuthorizedMessage("x"), `Not drained: user "x" may not delete this node.`; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	for _, user := range []string{strings.Repeat("u", 300), strings.Repeat(`"`, 300), strings.Repeat("ü", 300)} {
-		if got := NotAuthorizedMessage(user); len(got) > MaxMessageBytes || !strings.HasSuffix(got, "may not delete this node.") {
-			t.Errorf("%d bytes: %s", len(got), got)
-		}
 	}
 }
 
@@ -514,7 +572,9 @@ func checkAll(t *testing.T, result Result, want map[string]expected) {
 func check(t *testing.T, result Result, want map[string]expected) {
 	t.Helper()
 	for node, w := range want {
-		if got := result.Targets[node].Entries; !slices.EqualFunc(got, w.targets, func(a, b maintenancev1alpha1.DrainPlanEntry) bool { return reflect.DeepEqual(a, b) }) {
+		if got := result.Targets[node].Entries; !slices.EqualFunc(
+			got, w.targets, func(a, b maintenancev1alpha1.DrainPlanEntry) bool { return reflect.DeepEqual(a, b) },
+		) {
 			t.Errorf("targets of %s = %v, want %v", node, got, w.targets)
 		}
 		for maintenance, message := range w.messages {

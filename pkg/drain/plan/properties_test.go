@@ -80,13 +80,18 @@ func entriesOf(r Result) map[string]entries {
 
 func shuffle(r *rand.Rand, w World) World {
 	s := World{Maintenances: slices.Clone(w.Maintenances), Nodes: slices.Clone(w.Nodes)}
-	r.Shuffle(len(s.Maintenances), func(i, j int) { s.Maintenances[i], s.Maintenances[j] = s.Maintenances[j], s.Maintenances[i] })
+	r.Shuffle(
+		len(s.Maintenances),
+		func(i, j int) { s.Maintenances[i], s.Maintenances[j] = s.Maintenances[j], s.Maintenances[i] },
+	)
 	r.Shuffle(len(s.Nodes), func(i, j int) { s.Nodes[i], s.Nodes[j] = s.Nodes[j], s.Nodes[i] })
 	for i := range s.Maintenances {
 		m := &s.Maintenances[i]
 		m.Nodes, m.Uncordoned = slices.Clone(m.Nodes), slices.Clone(m.Uncordoned)
 		r.Shuffle(len(m.Nodes), func(i, j int) { m.Nodes[i], m.Nodes[j] = m.Nodes[j], m.Nodes[i] })
-		r.Shuffle(len(m.Uncordoned), func(i, j int) { m.Uncordoned[i], m.Uncordoned[j] = m.Uncordoned[j], m.Uncordoned[i] })
+		r.Shuffle(
+			len(m.Uncordoned), func(i, j int) { m.Uncordoned[i], m.Uncordoned[j] = m.Uncordoned[j], m.Uncordoned[i] },
+		)
 	}
 	for i, n := range s.Nodes {
 		pods := slices.Clone(n.Pods)
@@ -201,7 +206,10 @@ func (sim *simulation) checkNoBacktracking(w World, result Result) *violation {
 					planorder.CanonicalSelector(e.PodSelector) == planorder.CanonicalSelector(before.PodSelector)
 			})
 			if !kept {
-				return violated("no backtracking", "node %s had %s and has %s", node, describePlan(entries{before}), describePlan(targets.Entries))
+				return violated(
+					"no backtracking", "node %s had %s and has %s", node, describePlan(entries{before}),
+					describePlan(targets.Entries),
+				)
 			}
 		}
 	}
@@ -275,24 +283,33 @@ func (sim *simulation) frontier(m *simMaintenance) int {
 // maintenance was followed where plans contradict each other, or the node had been taken further by
 // another one. A pod that appears on a node that the maintenance's own plan had taken that far is
 // no exception to the order.
-func (sim *simulation) checkOvertaking(m *simMaintenance, n *simNode, p numberedPod, late bool, result Result) *violation {
+func (sim *simulation) checkOvertaking(
+	m *simMaintenance, n *simNode, p numberedPod, late bool, result Result,
+) *violation {
 	own, frontier := m.rules.index(&p.Pod), sim.frontier(m)
 	held := m.held(sim)
 	if own == len(m.plan) || own <= frontier && !held {
 		return nil
 	}
 	if !late {
-		if slices.ContainsFunc(result.Overrides, func(o Override) bool { return slices.Contains(o.Overridden, m.name) }) {
+		if slices.ContainsFunc(result.Overrides, func(o Override) bool {
+			return slices.Contains(o.Overridden, m.name)
+		}) {
 			return nil
 		}
-		return violated("order", "%s on %s is asked to leave, but %s is at entry %d (held: %t) and covers it by entry %d",
-			p, n.name, m.name, frontier+1, held, own+1)
+		return violated(
+			"order", "%s on %s is asked to leave, but %s is at entry %d (held: %t) and covers it by entry %d",
+			p, n.name, m.name, frontier+1, held, own+1,
+		)
 	}
 	if opened, ok := m.opened[n.ref()]; ok && own <= opened || m.told[n.ref()] {
 		return nil
 	}
-	return violated("order", "%s came to %s and is asked to leave, but %s is at entry %d (held: %t), covers it by entry %d and was not told",
-		p, n.name, m.name, frontier+1, held, own+1)
+	return violated(
+		"order",
+		"%s came to %s and is asked to leave, but %s is at entry %d (held: %t), covers it by entry %d and was not told",
+		p, n.name, m.name, frontier+1, held, own+1,
+	)
 }
 
 // checkProgress checks that something moves in every component that is not done, and that done
@@ -304,7 +321,9 @@ func (sim *simulation) checkProgress(w World, result Result) *violation {
 			m := sim.maintenances[c[i].Name]
 			finished := sim.frontier(m) == len(m.plan)
 			if finished != result.Finished[m.name] {
-				return violated("progress", "%s finished: %t, said to be: %t", m.name, finished, result.Finished[m.name])
+				return violated(
+					"progress", "%s finished: %t, said to be: %t", m.name, finished, result.Finished[m.name],
+				)
 			}
 			done = done && finished
 			free = free && !m.held(sim)
@@ -320,17 +339,23 @@ func (sim *simulation) checkProgress(w World, result Result) *violation {
 }
 
 func (sim *simulation) moving(node string, result Result) bool {
-	return slices.ContainsFunc(sim.nodes[node].pods, func(p numberedPod) bool { return result.Targets[node].Cover(p.Pod) })
+	return slices.ContainsFunc(sim.nodes[node].pods, func(p numberedPod) bool {
+		return result.Targets[node].Cover(p.Pod)
+	})
 }
 
 // atFrontier says whether the maintenance waits for pods of the node. Where plans contradict each
 // other that is all there is to say until what moves on other nodes is gone.
 func (sim *simulation) atFrontier(m *simMaintenance, node string) bool {
 	frontier := sim.frontier(m)
-	return slices.ContainsFunc(sim.nodes[node].pods, func(p numberedPod) bool { return m.rules.index(&p.Pod) == frontier })
+	return slices.ContainsFunc(sim.nodes[node].pods, func(p numberedPod) bool {
+		return m.rules.index(&p.Pod) == frontier
+	})
 }
 
-var waitingFor = regexp.MustCompile(`^Waiting for nodes? (n\d+)(?: and (n\d+)|, (n\d+) and (\d+) more)?(?: \((m\d+)\))?\.$`)
+var waitingFor = regexp.MustCompile(
+	`^Waiting for nodes? (n\d+)(?: and (n\d+)|, (n\d+) and (\d+) more)?(?: \((m\d+)\))?\.$`,
+)
 
 // checkMessages checks that messages say what is the case.
 func (sim *simulation) checkMessages(w World, result Result) *violation {
@@ -342,7 +367,10 @@ func (sim *simulation) checkMessages(w World, result Result) *violation {
 				return violated("messages", "pods of %s leave: %t, %s says %q", node, moving, m.name, message)
 			}
 			if drained := message == MessageDrained; drained != (done && !moving) {
-				return violated("messages", "%s is done: %t, pods of %s leave: %t, it says %q", m.name, done, node, moving, message)
+				return violated(
+					"messages", "%s is done: %t, pods of %s leave: %t, it says %q", m.name, done, node, moving,
+					message,
+				)
 			}
 			if moving || done {
 				continue
@@ -352,7 +380,8 @@ func (sim *simulation) checkMessages(w World, result Result) *violation {
 				return violated("messages", "%s says %q of %s", m.name, message, node)
 			}
 			for _, waited := range names[1:4] {
-				if waited != "" && !sim.moving(waited, result) && sim.nodes[waited].cordoned && !sim.atFrontier(m, waited) {
+				if waited != "" && !sim.moving(waited, result) && sim.nodes[waited].cordoned &&
+					!sim.atFrontier(m, waited) {
 					return violated("messages", "%s says %q of %s, but nothing happens there", m.name, message, node)
 				}
 			}

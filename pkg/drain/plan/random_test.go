@@ -34,7 +34,8 @@ var (
 // usualWorlds takes some seconds. The race detector would make a minute of them and has nothing to
 // find: nothing here is concurrent.
 func usualWorlds() int {
-	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+	if info, ok := debug.ReadBuildInfo(); ok &&
+		slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
 		return 300
 	}
 	return 3000
@@ -57,7 +58,10 @@ func TestRandomWorlds(t *testing.T) {
 				s := writeScript(rand.New(rand.NewPCG(first+i, 0)))
 				if v := run(s, newPlanning()); v != nil {
 					small, v := shrink(s, v, newPlanning)
-					t.Errorf("seed %d (run it alone with -seed %d -worlds 1) fails. The smallest script that does:\n%s%v", first+i, first+i, small, v)
+					t.Errorf(
+						"seed %d (run it alone with -seed %d -worlds 1) fails. The smallest script that does:\n%s%v",
+						first+i, first+i, small, v,
+					)
 				}
 			}
 		})

@@ -94,7 +94,8 @@ func (s step) chance(number int) bool {
 func (s step) String() string {
 	switch s.do {
 	case maintenanceArrives:
-		return fmt.Sprintf("%s: %s, created in minute %d, over %s, first %s", s.do, s.maintenance, s.minute, strings.Join(s.nodes, ", "), describePlan(s.plan))
+		return fmt.Sprintf("%s: %s, created in minute %d, over %s, first %s",
+			s.do, s.maintenance, s.minute, strings.Join(s.nodes, ", "), describePlan(s.plan))
 	case nodeAppears, nodeIsCreatedAnew, podsAppear:
 		pods := make([]string, 0, len(s.pods))
 		for _, p := range s.pods {
@@ -292,7 +293,11 @@ func (w *writer) randomPlan() entries {
 
 // selector selects by the label of an app. There are several ways to write it.
 func (w *writer) selector(app string) *metav1.LabelSelector {
-	requirement := metav1.LabelSelectorRequirement{Key: "app", Operator: metav1.LabelSelectorOpIn, Values: []string{app}}
+	requirement := metav1.LabelSelectorRequirement{
+		Key:      "app",
+		Operator: metav1.LabelSelectorOpIn,
+		Values:   []string{app},
+	}
 	switch w.IntN(8) {
 	case 0:
 	case 1:
@@ -312,7 +317,9 @@ func (w *writer) selector(app string) *metav1.LabelSelector {
 // completed adds entries for all pods, as the API does, and puts them in the order that validation
 // asks for, each of them once.
 func completed(own entries) entries {
-	return ordered(slices.Concat(own, entries{entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority), entry(typeStatic, maxPriority)}))
+	return ordered(slices.Concat(own, entries{
+		entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority), entry(typeStatic, maxPriority),
+	}))
 }
 
 // ordered puts entries in the order that validation asks for, each of them once.

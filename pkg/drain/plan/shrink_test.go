@@ -181,7 +181,9 @@ func TestPlantedFaultsAreFoundAndShrunk(t *testing.T) {
 				targets := map[string]Targets{}
 				for _, n := range w.Nodes {
 					alone := must(Plan(w.with(func(m *Maintenance) {
-						m.Nodes = slices.DeleteFunc(slices.Clone(m.Nodes), func(name string) bool { return name != n.Name })
+						m.Nodes = slices.DeleteFunc(
+							slices.Clone(m.Nodes), func(name string) bool { return name != n.Name },
+						)
 					})))
 					if t, ok := alone.Targets[n.Name]; ok {
 						targets[n.Name] = t
@@ -288,7 +290,8 @@ func TestPlantedFaultsAreFoundAndShrunk(t *testing.T) {
 				steps, pods, entries := small.count()
 				t.Logf("world %d, shrunk from %d to %d:\n%s%v", i, s.size(), small.size(), small, found)
 				if steps > 7 || pods > 3 || entries > 3 {
-					t.Errorf("%d steps, %d pods and %d entries are not what can be read at a glance", steps, pods, entries)
+					t.Errorf("%d steps, %d pods and %d entries are not what can be read at a glance",
+						steps, pods, entries)
 				}
 				return
 			}

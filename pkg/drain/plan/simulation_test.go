@@ -110,7 +110,12 @@ func run(s script, p planning) (v *violation) {
 			v = violated("no panic", "%v\n%s", r, debug.Stack())
 		}
 	}()
-	sim := &simulation{planning: p, nodes: map[string]*simNode{}, maintenances: map[string]*simMaintenance{}, asked: map[int]bool{}}
+	sim := &simulation{
+		planning:     p,
+		nodes:        map[string]*simNode{},
+		maintenances: map[string]*simMaintenance{},
+		asked:        map[int]bool{},
+	}
 	for i, step := range s.steps {
 		sim.salt = step.salt
 		sim.crashed = nil
@@ -167,7 +172,9 @@ func (sim *simulation) drain(slow bool) *violation {
 func (sim *simulation) leave(chosen func(numberedPod) bool, one bool) {
 	for _, name := range slices.Sorted(maps.Keys(sim.nodes)) {
 		n := sim.nodes[name]
-		left := slices.DeleteFunc(slices.Clone(n.pods), func(p numberedPod) bool { return sim.asked[p.number] && chosen(p) })
+		left := slices.DeleteFunc(
+			slices.Clone(n.pods), func(p numberedPod) bool { return sim.asked[p.number] && chosen(p) },
+		)
 		if one && len(left) < len(n.pods) {
 			i := slices.IndexFunc(n.pods, func(p numberedPod) bool { return sim.asked[p.number] })
 			left = slices.Delete(slices.Clone(n.pods), i, i+1)
@@ -245,8 +252,14 @@ func (sim *simulation) create(s step) {
 
 func (sim *simulation) arrive(s step) {
 	m := &simMaintenance{
-		name: s.maintenance, minute: s.minute, plan: completed(s.plan), nodes: map[string]bool{}, status: map[simRef]entries{},
-		opened: map[simRef]int{}, told: map[simRef]bool{}, rules: &progress{},
+		name:   s.maintenance,
+		minute: s.minute,
+		plan:   completed(s.plan),
+		nodes:  map[string]bool{},
+		status: map[simRef]entries{},
+		opened: map[simRef]int{},
+		told:   map[simRef]bool{},
+		rules:  &progress{},
 	}
 	if err := m.rules.compile(m.plan); err != nil {
 		panic(err)
@@ -323,7 +336,8 @@ func (sim *simulation) plan() (Result, *violation) {
 		return Result{}, violated("no error", "%v", err)
 	}
 	for _, check := range []func(World, Result) *violation{
-		sim.checkIndependence, sim.checkMinimality, sim.checkForm, sim.checkNoBacktracking, sim.checkOrder, sim.checkProgress, sim.checkMessages,
+		sim.checkIndependence, sim.checkMinimality, sim.checkForm, sim.checkNoBacktracking, sim.checkOrder,
+		sim.checkProgress, sim.checkMessages,
 	} {
 		if v := check(w, result); v != nil {
 			return Result{}, v

@@ -1,0 +1,77 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package plan
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestWaitMessage(t *testing.T) {
+	long := strings.Repeat("n", 200)
+	for name, test := range map[string]struct {
+		nodes []string
+		of    string
+		want  string
+	}{
+		"one node": {nodes: []string{"two"}, want: "Waiting for node two."},
+		"two nodes": {
+			nodes: []string{"three", "two"},
+			want:  "Waiting for nodes three and two.",
+		},
+		"seven nodes": {
+			nodes: []string{"two", "three", "4", "5", "6", "7", "8"},
+			want:  "Waiting for nodes two, three and 5 more.",
+		},
+		"a node of another maintenance": {
+			nodes: []string{"two"},
+			of:    "maintenance-a",
+			want:  "Waiting for node two (maintenance-a).",
+		},
+		"a name that does not fit": {
+			nodes: []string{long},
+			want:  "Waiting for node " + strings.Repeat("n", 107) + "….",
+		},
+		"names that do not fit are counted": {nodes: []string{long, "b"}, want: "Waiting for 2 nodes."},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var nodes nodeList
+			for _, name := range test.nodes {
+				nodes.add(name)
+			}
+			got := nodes.message(test.of)
+			if got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+			if len(got) > MaxMessageBytes {
+				t.Errorf("%d bytes, at most %d fit", len(got), MaxMessageBytes)
+			}
+		})
+	}
+}
+
+func TestNotAuthorizedMessage(t *testing.T) {
+	if got, want := NotAuthorizedMessage("x"), `Not drained: user "x" may not delete this node.`; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	for _, user := range []string{strings.Repeat("u", 300), strings.Repeat(`"`, 300), strings.Repeat("ü", 300)} {
+		if got := NotAuthorizedMessage(user); len(got) > MaxMessageBytes ||
+			!strings.HasSuffix(got, "may not delete this node.") {
+			t.Errorf("%d bytes: %s", len(got), got)
+		}
+	}
+}
