@@ -73,19 +73,43 @@ func TestNewNodes(t *testing.T) {
 		wantIgnored bool
 	}{
 		"a node that was created later is ignored": {
-			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantIgnored: true},
+			selector:    selector(blue),
+			newest:      &left,
+			policy:      v1alpha1.NewNodesPolicyIgnore,
+			node:        created,
+			wantIgnored: true,
+		},
 		"no policy means Ignore": {
 			selector: selector(blue), newest: &left, node: created, wantIgnored: true},
 		"a node that was created later joins with Join": {
-			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyJoin, node: created, wantMatch: true},
+			selector:  selector(blue),
+			newest:    &left,
+			policy:    v1alpha1.NewNodesPolicyJoin,
+			node:      created,
+			wantMatch: true,
+		},
 		"no node is new before the maintenance left Idle": {
 			selector: selector(blue), policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantMatch: true},
 		"the newest node itself is not new": {
-			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, node: node("n", 0, "pool", "blue"), wantMatch: true},
+			selector:  selector(blue),
+			newest:    &left,
+			policy:    v1alpha1.NewNodesPolicyIgnore,
+			node:      node("n", 0, "pool", "blue"),
+			wantMatch: true,
+		},
 		"a new node that does not match is not counted as ignored": {
-			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, node: node("n", -time.Second)},
+			selector: selector(blue),
+			newest:   &left,
+			policy:   v1alpha1.NewNodesPolicyIgnore,
+			node:     node("n", -time.Second),
+		},
 		"a new node that is named by metadata.name joins": {
-			selector: selector(nameTerm("n")), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantMatch: true},
+			selector:  selector(nameTerm("n")),
+			newest:    &left,
+			policy:    v1alpha1.NewNodesPolicyIgnore,
+			node:      created,
+			wantMatch: true,
+		},
 		"a new node that is named by its hostname joins": {
 			selector: selector(labelTerm(requirement(corev1.LabelHostname, corev1.NodeSelectorOpIn, "m", "n"))),
 			newest:   &left, policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantMatch: true},
@@ -93,7 +117,12 @@ func TestNewNodes(t *testing.T) {
 			selector: selector(blue, labelTerm(requirement("pool", corev1.NodeSelectorOpExists)), nameTerm("n")),
 			newest:   &left, policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantMatch: true},
 		"a term that names another node does not help": {
-			selector: selector(blue, nameTerm("m")), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantIgnored: true},
+			selector:    selector(blue, nameTerm("m")),
+			newest:      &left,
+			policy:      v1alpha1.NewNodesPolicyIgnore,
+			node:        created,
+			wantIgnored: true,
+		},
 		"a term that names it but asks for another pool does not help": {
 			selector: selector(blue, labelTerm(requirement(corev1.LabelHostname, corev1.NodeSelectorOpIn, "n"),
 				requirement("pool", corev1.NodeSelectorOpIn, "green"))),
@@ -102,9 +131,20 @@ func TestNewNodes(t *testing.T) {
 			selector: selector(labelTerm(requirement(corev1.LabelHostname, corev1.NodeSelectorOpNotIn, "m"))),
 			newest:   &left, policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantIgnored: true},
 		"a new node under a name that is held joins": {
-			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, held: "n", node: created, wantMatch: true},
+			selector:  selector(blue),
+			newest:    &left,
+			policy:    v1alpha1.NewNodesPolicyIgnore,
+			held:      "n",
+			node:      created,
+			wantMatch: true,
+		},
 		"a held node that does not match is not selected": {
-			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, held: "n", node: node("n", time.Hour)},
+			selector: selector(blue),
+			newest:   &left,
+			policy:   v1alpha1.NewNodesPolicyIgnore,
+			held:     "n",
+			node:     node("n", time.Hour),
+		},
 		"no selector matches no node": {node: created},
 	}
 	for name, tt := range tests {
@@ -114,7 +154,9 @@ func TestNewNodes(t *testing.T) {
 				Status: v1alpha1.NodeMaintenanceStatus{NewestNodeTimestamp: tt.newest},
 			}
 			if tt.held != "" {
-				nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: tt.held, UID: "old"}}}
+				nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{
+					{NodeRef: v1alpha1.NodeReference{Name: tt.held, UID: "old"}},
+				}
 			}
 			s, err := Of(nm)
 			if err != nil {
@@ -146,13 +188,19 @@ func TestIndexAgreesWithNodeAffinity(t *testing.T) {
 					term.MatchExpressions = append(term.MatchExpressions,
 						requirement(key, corev1.NodeSelectorOpIn, pick("1", "2", "n1"), pick("1", "2", "n2")))
 				case 1:
-					term.MatchExpressions = append(term.MatchExpressions, requirement(key, corev1.NodeSelectorOpNotIn, pick("1", "2", "n1")))
+					term.MatchExpressions = append(
+						term.MatchExpressions, requirement(key, corev1.NodeSelectorOpNotIn, pick("1", "2", "n1")),
+					)
 				case 2:
 					term.MatchExpressions = append(term.MatchExpressions, requirement(key, corev1.NodeSelectorOpExists))
 				case 3:
-					term.MatchExpressions = append(term.MatchExpressions, requirement(key, corev1.NodeSelectorOpDoesNotExist))
+					term.MatchExpressions = append(
+						term.MatchExpressions, requirement(key, corev1.NodeSelectorOpDoesNotExist),
+					)
 				case 4:
-					term.MatchExpressions = append(term.MatchExpressions, requirement(key, corev1.NodeSelectorOpGt, pick("0", "1")))
+					term.MatchExpressions = append(
+						term.MatchExpressions, requirement(key, corev1.NodeSelectorOpGt, pick("0", "1")),
+					)
 				}
 			}
 			if random.IntN(4) == 0 {
@@ -170,7 +218,8 @@ func TestIndexAgreesWithNodeAffinity(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, n := range []*corev1.Node{
-			node("n1", 0), node("n1", 0, "a", "1"), node("n2", 0, "a", "2", "b", "1"), {ObjectMeta: metav1.ObjectMeta{Name: "n3"}},
+			node("n1", 0), node("n1", 0, "a", "1"), node("n2", 0, "a", "2", "b", "1"),
+			{ObjectMeta: metav1.ObjectMeta{Name: "n3"}},
 		} {
 			want := reference.Match(n)
 			if got := s.Match(n); got != want {
@@ -222,11 +271,17 @@ func (c *countedContext) Err() error {
 }
 
 func TestSelectStopsWithItsContext(t *testing.T) {
-	s, err := New(selector(labelTerm(requirement("pool", corev1.NodeSelectorOpIn, "blue"))), &left, v1alpha1.NewNodesPolicyIgnore)
+	s, err := New(
+		selector(labelTerm(requirement("pool", corev1.NodeSelectorOpIn, "blue"))), &left,
+		v1alpha1.NewNodesPolicyIgnore,
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
-	nodes := []*corev1.Node{node("a", 0, "pool", "blue"), node("b", 0), node("c", -time.Hour, "pool", "blue"), node("d", 0, "pool", "blue")}
+	nodes := []*corev1.Node{
+		node("a", 0, "pool", "blue"), node("b", 0), node("c", -time.Hour, "pool", "blue"),
+		node("d", 0, "pool", "blue"),
+	}
 	selected, ignored, err := s.Select(t.Context(), nodes)
 	if err != nil || ignored != 1 || len(selected) != 2 || selected[0].Name != "a" || selected[1].Name != "d" {
 		t.Errorf("got %v, %d ignored, error %v; want a and d, 1 ignored", selected, ignored, err)
@@ -237,7 +292,9 @@ func TestSelectStopsWithItsContext(t *testing.T) {
 }
 
 func TestUnreadableSelectorIsAnError(t *testing.T) {
-	if _, err := New(selector(labelTerm(requirement("a", "Around", "1"))), nil, v1alpha1.NewNodesPolicyIgnore); err == nil {
+	if _, err := New(
+		selector(labelTerm(requirement("a", "Around", "1"))), nil, v1alpha1.NewNodesPolicyIgnore,
+	); err == nil {
 		t.Error("got no error for an operator that does not exist")
 	}
 }

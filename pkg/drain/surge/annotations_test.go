@@ -43,7 +43,13 @@ func TestTimeoutFor(t *testing.T) {
 }
 
 func TestCheckMode(t *testing.T) {
-	for value, known := range map[string]bool{"Always": true, "Disabled": true, "always": false, "": false, "true": false} {
+	for value, known := range map[string]bool{
+		"Always":   true,
+		"Disabled": true,
+		"always":   false,
+		"":         false,
+		"true":     false,
+	} {
 		annotations := map[string]string{maintenancev1alpha1.AnnotationSurge: value}
 		if err := CheckMode(annotations); known != (err == nil) {
 			t.Errorf("%q: got %v", value, err)

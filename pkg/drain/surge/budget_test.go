@@ -36,20 +36,38 @@ func TestBudgetsThatNeverAllowAnEviction(t *testing.T) {
 		why       string
 		wantExtra int32
 	}{
-		"maxUnavailable 0":                            {budget("", "0", expecting(3)), 3, 1, "maxUnavailable 0", 1},
-		"maxUnavailable 0%":                           {budget("", "0%", expecting(3)), 3, 1, "maxUnavailable 0%", 1},
-		"maxUnavailable 1% rounds up to one pod":      {budget("", "1%", expecting(3)), 3, 1, "", 1},
-		"maxUnavailable 1":                            {budget("", "1", expecting(3)), 3, 1, "", 1},
-		"minAvailable 100%":                           {budget("100%", "", expecting(3)), 3, 3, "minAvailable 100% of at most 6 pods", 3},
-		"all pods by number have room with one more":  {budget("3", "", expecting(3)), 3, 1, "", 1},
-		"two pods more than there are need three":     {budget("5", "", expecting(3)), 3, 3, "", 3},
-		"and never have room with one more":           {budget("5", "", expecting(3)), 3, 1, "minAvailable 5 of at most 4 pods", 1},
-		"90% of 5 pods rounds up to all, also with 2": {budget("90%", "", expecting(5)), 5, 2, "minAvailable 90% of at most 7 pods", 2},
-		"90% of 5 pods has room with 5 more":          {budget("90%", "", expecting(5)), 5, 5, "", 5},
-		"50% of one pod has room with one more":       {budget("50%", "", expecting(1)), 1, 1, "", 1},
-		"95% of 20 pods has room as it is":            {budget("95%", "", expecting(20)), 20, 5, "", 1},
-		"pods of other workloads count":               {budget("90%", "", expecting(19)), 5, 2, "", 1},
-		"the status may not be there yet":             {budget("3", "", expecting(0)), 3, 1, "", 1},
+		"maxUnavailable 0":                       {budget("", "0", expecting(3)), 3, 1, "maxUnavailable 0", 1},
+		"maxUnavailable 0%":                      {budget("", "0%", expecting(3)), 3, 1, "maxUnavailable 0%", 1},
+		"maxUnavailable 1% rounds up to one pod": {budget("", "1%", expecting(3)), 3, 1, "", 1},
+		"maxUnavailable 1":                       {budget("", "1", expecting(3)), 3, 1, "", 1},
+		"minAvailable 100%": {
+			budget:    budget("100%", "", expecting(3)),
+			replicas:  3,
+			extra:     3,
+			why:       "minAvailable 100% of at most 6 pods",
+			wantExtra: 3,
+		},
+		"all pods by number have room with one more": {budget("3", "", expecting(3)), 3, 1, "", 1},
+		"two pods more than there are need three":    {budget("5", "", expecting(3)), 3, 3, "", 3},
+		"and never have room with one more": {
+			budget:    budget("5", "", expecting(3)),
+			replicas:  3,
+			extra:     1,
+			why:       "minAvailable 5 of at most 4 pods",
+			wantExtra: 1,
+		},
+		"90% of 5 pods rounds up to all, also with 2": {
+			budget:    budget("90%", "", expecting(5)),
+			replicas:  5,
+			extra:     2,
+			why:       "minAvailable 90% of at most 7 pods",
+			wantExtra: 2,
+		},
+		"90% of 5 pods has room with 5 more":    {budget("90%", "", expecting(5)), 5, 5, "", 5},
+		"50% of one pod has room with one more": {budget("50%", "", expecting(1)), 1, 1, "", 1},
+		"95% of 20 pods has room as it is":      {budget("95%", "", expecting(20)), 20, 5, "", 1},
+		"pods of other workloads count":         {budget("90%", "", expecting(19)), 5, 2, "", 1},
+		"the status may not be there yet":       {budget("3", "", expecting(0)), 3, 1, "", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			why, never := NeverAllows(tc.budget, tc.replicas, tc.extra)
@@ -76,9 +94,13 @@ func TestLeavesByScaleDown(t *testing.T) {
 		"a budget of zero is passed if the owner says so":   {true, false, budgets{budget("", "0")}, true},
 		"but not by an autoscaler":                          {true, true, budgets{budget("", "0")}, false},
 		"a budget that a surge opens is asked all the same": {true, false, budgets{budget("2", "")}, false},
-		"several budgets are passed if the owner says so":   {true, false, budgets{budget("1", ""), budget("1", "")}, true},
-		"several budgets are asked otherwise":               {false, false, budgets{budget("1", ""), budget("1", "")}, false},
-		"one that fails is passed if the owner says so":     {true, false, budgets{budget("1", "", failing)}, true},
+		"several budgets are passed if the owner says so": {
+			always:  true,
+			budgets: budgets{budget("1", ""), budget("1", "")},
+			want:    true,
+		},
+		"several budgets are asked otherwise":           {budgets: budgets{budget("1", ""), budget("1", "")}},
+		"one that fails is passed if the owner says so": {true, false, budgets{budget("1", "", failing)}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := web()

@@ -34,7 +34,10 @@ import (
 
 // web returns a Deployment of 2 replicas with the usual strategy.
 func web(modifiers ...func(*appsv1.Deployment)) *appsv1.Deployment {
-	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](2)}}
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
+		Spec:       appsv1.DeploymentSpec{Replicas: ptr.To[int32](2)},
+	}
 	for _, modify := range modifiers {
 		modify(d)
 	}
@@ -54,11 +57,18 @@ func scaler(modifiers ...func(*autoscalingv2.HorizontalPodAutoscaler)) *autoscal
 	a := &autoscalingv2.HorizontalPodAutoscaler{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "load"},
 		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
-			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}, MaxReplicas: 4,
+			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{
+				APIVersion: "apps/v1",
+				Kind:       "Deployment",
+				Name:       "web",
+			},
+			MaxReplicas: 4,
 		},
 		Status: autoscalingv2.HorizontalPodAutoscalerStatus{
 			CurrentReplicas: 2, DesiredReplicas: 2,
-			Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{{Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue}},
+			Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{
+				{Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue},
+			},
 		},
 	}
 	for _, modify := range modifiers {
@@ -71,9 +81,12 @@ func atMost(n int32) func(*autoscalingv2.HorizontalPodAutoscaler) {
 	return func(a *autoscalingv2.HorizontalPodAutoscaler) { a.Spec.MaxReplicas = n }
 }
 
-func budget(minAvailable, maxUnavailable string, modifiers ...func(*policyv1.PodDisruptionBudget)) *policyv1.PodDisruptionBudget {
+func budget(
+	minAvailable, maxUnavailable string, modifiers ...func(*policyv1.PodDisruptionBudget),
+) *policyv1.PodDisruptionBudget {
 	b := &policyv1.PodDisruptionBudget{
-		ObjectMeta: metav1.ObjectMeta{Name: "web"}, Status: policyv1.PodDisruptionBudgetStatus{ExpectedPods: 2, CurrentHealthy: 2, DesiredHealthy: 2},
+		ObjectMeta: metav1.ObjectMeta{Name: "web"},
+		Status:     policyv1.PodDisruptionBudgetStatus{ExpectedPods: 2, CurrentHealthy: 2, DesiredHealthy: 2},
 	}
 	if minAvailable != "" {
 		b.Spec.MinAvailable = ptr.To(intstr.Parse(minAvailable))
@@ -89,7 +102,9 @@ func budget(minAvailable, maxUnavailable string, modifiers ...func(*policyv1.Pod
 
 func scalingDown(policy autoscalingv2.ScalingPolicySelect) func(*autoscalingv2.HorizontalPodAutoscaler) {
 	return func(a *autoscalingv2.HorizontalPodAutoscaler) {
-		a.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleDown: &autoscalingv2.HPAScalingRules{SelectPolicy: &policy}}
+		a.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{
+			ScaleDown: &autoscalingv2.HPAScalingRules{SelectPolicy: &policy},
+		}
 	}
 }
 
@@ -98,7 +113,9 @@ func always(d *appsv1.Deployment) {
 }
 
 func failing(b *policyv1.PodDisruptionBudget) {
-	b.Status.Conditions = []metav1.Condition{{Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason}}
+	b.Status.Conditions = []metav1.Condition{
+		{Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason},
+	}
 }
 
 func TestRefusals(t *testing.T) {
@@ -112,47 +129,164 @@ func TestRefusals(t *testing.T) {
 		// want is the beginning of the refusal; it is empty where the pod leaves.
 		want string
 	}{
-		"the default of a quarter rounds up": {candidate{Deployment: web()}, budget("2", ""), ""},
-		"a budget that never allows an eviction": {candidate{Deployment: web()}, budget("", "0"),
-			"is not scaled up past PodDisruptionBudget web (maxUnavailable 0), which never allows an eviction: its pods are replaced nevertheless if it has the annotation maintenance.haulout.dev/surge: Always"},
-		"a budget of all pods": {candidate{Deployment: web()}, budget("100%", ""),
-			"is not scaled up past PodDisruptionBudget web (minAvailable 100% of at most 3 pods), which"},
-		"a budget of nothing": {candidate{Deployment: web()}, budget("", ""),
-			"is not scaled up past PodDisruptionBudget web (neither minAvailable nor maxUnavailable), which"},
-		"a budget that cannot be computed": {candidate{Deployment: web()}, budget("2", "", failing),
-			"is not scaled up past PodDisruptionBudget web (it cannot be computed), which"},
-		"a budget that never allows, and a Deployment that is always replaced": {candidate{Deployment: web(always)}, budget("", "0"), ""},
-		"one that cannot be computed, and such a Deployment":                   {candidate{Deployment: web(always)}, budget("2", "", failing), ""},
-		"the strategy Recreate":        {candidate{Deployment: web(recreating)}, budget("2", ""), "has the strategy Recreate: its pods must not"},
-		"maxSurge 0":                   {candidate{Deployment: web(surging("0"))}, budget("2", ""), "has maxSurge 0: it does not want more"},
-		"maxSurge 0%":                  {candidate{Deployment: web(surging("0%"))}, budget("2", ""), "has maxSurge 0"},
-		"maxSurge that makes no sense": {candidate{Deployment: web(surging("many"))}, budget("2", ""), "has maxSurge 0"},
-		"paused":                       {candidate{Deployment: web(func(d *appsv1.Deployment) { d.Spec.Paused = true })}, budget("2", ""), "is paused"},
-		"in deletion": {candidate{Deployment: web(func(d *appsv1.Deployment) {
-			d.DeletionTimestamp = ptr.To(metav1.NewTime(time.Unix(0, 0)))
-		})}, budget("2", ""), "is being deleted"},
-		"scaled to nothing": {candidate{Deployment: web(func(d *appsv1.Deployment) { d.Spec.Replicas = ptr.To[int32](0) })}, budget("2", ""), "is scaled to 0"},
-		"annotated": {candidate{Deployment: web(func(d *appsv1.Deployment) {
-			d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: maintenancev1alpha1.SurgeDisabled}
-		})}, budget("2", ""), "has the annotation maintenance.haulout.dev/surge: Disabled"},
-		"a volume of one node":           {candidate{Deployment: web(), OneNodeClaims: []string{"data"}}, budget("2", ""), "cannot be scaled up, as volume claim data is for one node"},
-		"an autoscaler with room":        {candidate{Deployment: web(), Autoscalers: autoscaled(scaler())}, budget("2", ""), ""},
-		"one whose budget grows with it": {candidate{Deployment: web(), Autoscalers: autoscaled(scaler())}, budget("", "0"), "is not scaled up past PodDisruptionBudget web (maxUnavailable 0)"},
-		"one whose budget grows with it, and a Deployment that is always replaced": {candidate{Deployment: web(always), Autoscalers: autoscaled(scaler())}, budget("", "0"),
-			"is scaled up by HorizontalPodAutoscaler load in vain under PodDisruptionBudget web (maxUnavailable 0)"},
-		"one that never scales down": {candidate{Deployment: web(), Autoscalers: autoscaled(scaler(scalingDown(autoscalingv2.DisabledPolicySelect)))}, budget("2", ""),
-			"is scaled by HorizontalPodAutoscaler load, which never scales down"},
-		"one that scales down as little as it can": {candidate{Deployment: web(), Autoscalers: autoscaled(scaler(scalingDown(autoscalingv2.MinChangePolicySelect)))}, budget("2", ""), ""},
-		"one without room":                         {candidate{Deployment: web(), Autoscalers: autoscaled(scaler(atMost(2)))}, budget("2", ""), "is scaled by HorizontalPodAutoscaler load, which has no room: maxReplicas is 2"},
-		"one whose surge has taken the room": {candidate{Deployment: web(), Autoscalers: autoscaled(scaler(atMost(2), func(a *autoscalingv2.HorizontalPodAutoscaler) {
-			a.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurgeRecord: "{}"}
-		}))}, budget("2", ""), ""},
-		"one that is not able to scale": {candidate{Deployment: web(), Autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) { a.Status.Conditions = nil }))}, budget("2", ""), "is scaled by HorizontalPodAutoscaler load, which is not able"},
-		"one that somebody else keeps": {candidate{Deployment: web(), Autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) {
-			a.OwnerReferences = []metav1.OwnerReference{{Kind: "ScaledObject", Name: "x", Controller: ptr.To(true)}}
-		}))}, budget("2", ""), "is scaled by HorizontalPodAutoscaler load, which ScaledObject x keeps"},
-		"several autoscalers":                {candidate{Deployment: web(), Autoscalers: autoscaled(scaler(), scaler())}, budget("2", ""), "is scaled by 2 HorizontalPodAutoscalers"},
-		"the Deployment's own reasons first": {candidate{Deployment: web(recreating), Autoscalers: autoscaled(scaler(), scaler())}, budget("2", ""), "has the strategy Recreate"},
+		"the default of a quarter rounds up": {candidate: candidate{Deployment: web()}, budget: budget("2", "")},
+		"a budget that never allows an eviction": {
+			candidate: candidate{Deployment: web()},
+			budget:    budget("", "0"),
+			want: "is not scaled up past PodDisruptionBudget web (maxUnavailable 0), which never allows an " +
+				"eviction: its pods are replaced nevertheless if it has the annotation " +
+				"maintenance.haulout.dev/surge: Always",
+		},
+		"a budget of all pods": {
+			candidate: candidate{Deployment: web()},
+			budget:    budget("100%", ""),
+			want:      "is not scaled up past PodDisruptionBudget web (minAvailable 100% of at most 3 pods), which",
+		},
+		"a budget of nothing": {
+			candidate: candidate{Deployment: web()},
+			budget:    budget("", ""),
+			want:      "is not scaled up past PodDisruptionBudget web (neither minAvailable nor maxUnavailable), which",
+		},
+		"a budget that cannot be computed": {
+			candidate: candidate{Deployment: web()},
+			budget:    budget("2", "", failing),
+			want:      "is not scaled up past PodDisruptionBudget web (it cannot be computed), which",
+		},
+		"a budget that never allows, and a Deployment that is always replaced": {
+			candidate: candidate{Deployment: web(always)},
+			budget:    budget("", "0"),
+		},
+		"one that cannot be computed, and such a Deployment": {
+			candidate: candidate{Deployment: web(always)},
+			budget:    budget("2", "", failing),
+		},
+		"the strategy Recreate": {
+			candidate: candidate{Deployment: web(recreating)},
+			budget:    budget("2", ""),
+			want:      "has the strategy Recreate: its pods must not",
+		},
+		"maxSurge 0": {
+			candidate: candidate{Deployment: web(surging("0"))},
+			budget:    budget("2", ""),
+			want:      "has maxSurge 0: it does not want more",
+		},
+		"maxSurge 0%": {
+			candidate: candidate{Deployment: web(surging("0%"))},
+			budget:    budget("2", ""),
+			want:      "has maxSurge 0",
+		},
+		"maxSurge that makes no sense": {
+			candidate: candidate{Deployment: web(surging("many"))},
+			budget:    budget("2", ""),
+			want:      "has maxSurge 0",
+		},
+		"paused": {
+			candidate: candidate{Deployment: web(func(d *appsv1.Deployment) { d.Spec.Paused = true })},
+			budget:    budget("2", ""),
+			want:      "is paused",
+		},
+		"in deletion": {
+			candidate: candidate{Deployment: web(func(d *appsv1.Deployment) {
+				d.DeletionTimestamp = ptr.To(metav1.NewTime(time.Unix(0, 0)))
+			})},
+			budget: budget("2", ""),
+			want:   "is being deleted",
+		},
+		"scaled to nothing": {
+			candidate: candidate{Deployment: web(func(d *appsv1.Deployment) { d.Spec.Replicas = ptr.To[int32](0) })},
+			budget:    budget("2", ""),
+			want:      "is scaled to 0",
+		},
+		"annotated": {
+			candidate: candidate{Deployment: web(func(d *appsv1.Deployment) {
+				d.Annotations = map[string]string{
+					maintenancev1alpha1.AnnotationSurge: maintenancev1alpha1.SurgeDisabled,
+				}
+			})},
+			budget: budget("2", ""),
+			want:   "has the annotation maintenance.haulout.dev/surge: Disabled",
+		},
+		"a volume of one node": {
+			candidate: candidate{Deployment: web(), OneNodeClaims: []string{"data"}},
+			budget:    budget("2", ""),
+			want:      "cannot be scaled up, as volume claim data is for one node",
+		},
+		"an autoscaler with room": {
+			candidate: candidate{Deployment: web(), Autoscalers: autoscaled(scaler())},
+			budget:    budget("2", ""),
+		},
+		"one whose budget grows with it": {
+			candidate: candidate{Deployment: web(), Autoscalers: autoscaled(scaler())},
+			budget:    budget("", "0"),
+			want:      "is not scaled up past PodDisruptionBudget web (maxUnavailable 0)",
+		},
+		"one whose budget grows with it, and a Deployment that is always replaced": {
+			candidate: candidate{Deployment: web(always), Autoscalers: autoscaled(scaler())},
+			budget:    budget("", "0"),
+			want: "is scaled up by HorizontalPodAutoscaler load in vain under PodDisruptionBudget web " +
+				"(maxUnavailable 0)",
+		},
+		"one that never scales down": {
+			candidate: candidate{
+				Deployment:  web(),
+				Autoscalers: autoscaled(scaler(scalingDown(autoscalingv2.DisabledPolicySelect))),
+			},
+			budget: budget("2", ""),
+			want:   "is scaled by HorizontalPodAutoscaler load, which never scales down",
+		},
+		"one that scales down as little as it can": {
+			candidate: candidate{
+				Deployment:  web(),
+				Autoscalers: autoscaled(scaler(scalingDown(autoscalingv2.MinChangePolicySelect))),
+			},
+			budget: budget("2", ""),
+		},
+		"one without room": {
+			candidate: candidate{Deployment: web(), Autoscalers: autoscaled(scaler(atMost(2)))},
+			budget:    budget("2", ""),
+			want:      "is scaled by HorizontalPodAutoscaler load, which has no room: maxReplicas is 2",
+		},
+		"one whose surge has taken the room": {
+			candidate: candidate{
+				Deployment: web(),
+				Autoscalers: autoscaled(scaler(atMost(2), func(a *autoscalingv2.HorizontalPodAutoscaler) {
+					a.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurgeRecord: "{}"}
+				})),
+			},
+			budget: budget("2", ""),
+		},
+		"one that is not able to scale": {
+			candidate: candidate{
+				Deployment: web(),
+				Autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) {
+					a.Status.Conditions = nil
+				})),
+			},
+			budget: budget("2", ""),
+			want:   "is scaled by HorizontalPodAutoscaler load, which is not able",
+		},
+		"one that somebody else keeps": {
+			candidate: candidate{
+				Deployment: web(),
+				Autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) {
+					a.OwnerReferences = []metav1.OwnerReference{
+						{Kind: "ScaledObject", Name: "x", Controller: ptr.To(true)},
+					}
+				})),
+			},
+			budget: budget("2", ""),
+			want:   "is scaled by HorizontalPodAutoscaler load, which ScaledObject x keeps",
+		},
+		"several autoscalers": {
+			candidate: candidate{Deployment: web(), Autoscalers: autoscaled(scaler(), scaler())},
+			budget:    budget("2", ""),
+			want:      "is scaled by 2 HorizontalPodAutoscalers",
+		},
+		"the Deployment's own reasons first": {
+			candidate: candidate{Deployment: web(recreating), Autoscalers: autoscaled(scaler(), scaler())},
+			budget:    budget("2", ""),
+			want:      "has the strategy Recreate",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.candidate.Deployment = DecidesOf(test.candidate.Deployment)
@@ -165,7 +299,12 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestOneNode(t *testing.T) {
-	const once, oncePod, many, read = corev1.ReadWriteOnce, corev1.ReadWriteOncePod, corev1.ReadWriteMany, corev1.ReadOnlyMany
+	const (
+		once    = corev1.ReadWriteOnce
+		oncePod = corev1.ReadWriteOncePod
+		many    = corev1.ReadWriteMany
+		read    = corev1.ReadOnlyMany
+	)
 	type modes = []corev1.PersistentVolumeAccessMode
 	for name, test := range map[string]struct {
 		wanted, bound modes
@@ -180,7 +319,8 @@ func TestOneNode(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			claim := &corev1.PersistentVolumeClaim{
-				Spec: corev1.PersistentVolumeClaimSpec{AccessModes: test.wanted}, Status: corev1.PersistentVolumeClaimStatus{AccessModes: test.bound},
+				Spec:   corev1.PersistentVolumeClaimSpec{AccessModes: test.wanted},
+				Status: corev1.PersistentVolumeClaimStatus{AccessModes: test.bound},
 			}
 			if got := OneNode(claim); got != test.want {
 				t.Errorf("got %v", got)
@@ -196,7 +336,9 @@ func TestDecidesOfKeepsClaims(t *testing.T) {
 	d := web(func(d *appsv1.Deployment) {
 		d.Spec.Template.Spec.Volumes = []corev1.Volume{
 			volume("scratch", corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}),
-			volume("data", corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "claim"}}),
+			volume("data", corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "claim"},
+			}),
 		}
 	})
 	if got := Claims(DecidesOf(d)); len(got) != 1 || got[0] != "claim" {
