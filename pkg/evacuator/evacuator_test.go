@@ -57,10 +57,15 @@ var (
 func newEvacuationOf(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
 	e := &maintenancev1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "shop", Name: name, UID: "evacuation-1", Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
+			Namespace:  "shop",
+			Name:       name,
+			UID:        "evacuation-1",
+			Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
 		},
 		Spec: maintenancev1alpha1.EvacuationSpec{
-			PodRef: maintenancev1alpha1.PodReference{Name: "db-0", UID: "uid-1"}, NodeName: "node-7", ProgressDeadlineSeconds: ptr.To[int32](40),
+			PodRef:                  maintenancev1alpha1.PodReference{Name: "db-0", UID: "uid-1"},
+			NodeName:                "node-7",
+			ProgressDeadlineSeconds: ptr.To[int32](40),
 		},
 		Status: maintenancev1alpha1.EvacuationStatus{ActiveEvacuatorClass: class},
 	}
@@ -72,7 +77,9 @@ func newEvacuationOf(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenance
 
 func complete(reason string) func(*maintenancev1alpha1.Evacuation) {
 	return func(e *maintenancev1alpha1.Evacuation) {
-		e.Status.Conditions = []metav1.Condition{{Type: maintenancev1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: reason}}
+		e.Status.Conditions = []metav1.Condition{
+			{Type: maintenancev1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: reason},
+		}
 	}
 }
 
@@ -101,7 +108,12 @@ type world struct {
 
 func newWorld(t *testing.T, handler Handler, objects ...runtime.Object) *world {
 	t.Helper()
-	w := &world{T: t, api: fake.NewClientset(objects...), clock: clocktesting.NewFakeClock(start), causes: make(chan error, 10)}
+	w := &world{
+		T:      t,
+		api:    fake.NewClientset(objects...),
+		clock:  clocktesting.NewFakeClock(start),
+		causes: make(chan error, 10),
+	}
 	w.api.PrependReactor("patch", "evacuations", w.patch)
 	w.start(handler)
 	return w
@@ -110,16 +122,21 @@ func newWorld(t *testing.T, handler Handler, objects ...runtime.Object) *world {
 // start runs an Evacuator until the test ends or stop is called.
 func (w *world) start(handler Handler) {
 	w.Helper()
-	v, err := New(Config{Class: class, Client: w.api, Clock: w.clock, Handler: func(ctx context.Context, e *Evacuation) error {
-		w.mu.Lock()
-		w.calls++
-		w.mu.Unlock()
-		err := handler(ctx, e)
-		if ctx.Err() != nil {
-			w.causes <- context.Cause(ctx)
-		}
-		return err
-	}})
+	v, err := New(Config{
+		Class:  class,
+		Client: w.api,
+		Clock:  w.clock,
+		Handler: func(ctx context.Context, e *Evacuation) error {
+			w.mu.Lock()
+			w.calls++
+			w.mu.Unlock()
+			err := handler(ctx, e)
+			if ctx.Err() != nil {
+				w.causes <- context.Cause(ctx)
+			}
+			return err
+		},
+	})
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -164,7 +181,9 @@ func (w *world) patch(action clienttesting.Action) (bool, runtime.Object, error)
 		return true, nil, apierrors.NewConflict(resource.GroupResource(), object.Name, errors.New("UID"))
 	}
 	if body.Status["activeEvacuatorClass"] != object.Status.ActiveEvacuatorClass {
-		return true, nil, apierrors.NewInvalid(maintenancev1alpha1.SchemeGroupVersion.WithKind("Evacuation").GroupKind(), object.Name, nil)
+		return true, nil, apierrors.NewInvalid(
+			maintenancev1alpha1.SchemeGroupVersion.WithKind("Evacuation").GroupKind(), object.Name, nil,
+		)
 	}
 	delete(body.Status, "activeEvacuatorClass")
 	text, err := json.Marshal(body.Status)
@@ -206,14 +225,17 @@ func (w *world) written() []string {
 // could do.
 func (w *world) until(what string, step time.Duration, condition func() bool) {
 	w.Helper()
-	if err := wait.PollUntilContextTimeout(w.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
-		synctest.Wait()
-		if condition() {
-			return true, nil
-		}
-		w.clock.Step(step)
-		return false, nil
-	}); err != nil {
+	if err := wait.PollUntilContextTimeout(
+		w.Context(), time.Millisecond, 20*time.Second, true,
+		func(context.Context) (bool, error) {
+			synctest.Wait()
+			if condition() {
+				return true, nil
+			}
+			w.clock.Step(step)
+			return false, nil
+		},
+	); err != nil {
 		w.Fatalf("waited in vain until %s; writes: %v", what, w.written())
 	}
 }
@@ -246,14 +268,22 @@ func TestEndOfAHandlerIsReported(t *testing.T) {
 		returns error
 		want    string
 	}{
-		"that has done all it can": {nil, `{"activeEvacuatorCompleted":true}`},
-		"that gives up":            {errBroken, `{"activeEvacuatorCompleted":true,"message":"flush.example.com gives up: disk is full"}`},
-		"that says a lot":          {errors.New(strings.Repeat("x", 2000)), `{"activeEvacuatorCompleted":true,"message":"flush.example.com gives up: ` + strings.Repeat("x", 1024-28) + `"}`},
+		"that has done all it can": {want: `{"activeEvacuatorCompleted":true}`},
+		"that gives up": {
+			returns: errBroken,
+			want:    `{"activeEvacuatorCompleted":true,"message":"flush.example.com gives up: disk is full"}`,
+		},
+		"that says a lot": {
+			returns: errors.New(strings.Repeat("x", 2000)),
+			want: `{"activeEvacuatorCompleted":true,"message":"flush.example.com gives up: ` +
+				strings.Repeat("x", 1024-28) + `"}`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, func(_ context.Context, e *Evacuation) error {
-					if e.PodName != "db-0" || e.PodUID != "uid-1" || e.Namespace != "shop" || e.NodeName != "node-7" || e.Object().Name != "uid-1-db-0" {
+					if e.PodName != "db-0" || e.PodUID != "uid-1" || e.Namespace != "shop" || e.NodeName != "node-7" ||
+						e.Object().Name != "uid-1-db-0" {
 						return fmt.Errorf("got %+v", e)
 					}
 					return tc.returns
@@ -274,20 +304,38 @@ func TestHandlersContextEnds(t *testing.T) {
 		happens func(*world)
 		cause   error
 	}{
-		"when the pod has left":             {func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonPodDeleted)) }, ErrDeparted},
-		"when the pod has terminated":       {func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonPodTerminated)) }, ErrDeparted},
-		"when nobody asks for it any more":  {func(w *world) { w.edit(withdrawn) }, ErrCancelled},
-		"when it is completed as cancelled": {func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonCancelled)) }, ErrCancelled},
-		"when it is being deleted": {func(w *world) {
-			w.edit(func(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = &metav1.Time{Time: start} })
-		}, ErrCancelled},
-		"when it is gone": {func(w *world) {
-			if err := w.api.Tracker().Delete(resource, "shop", name); err != nil {
-				w.Fatal(err)
-			}
-		}, ErrCancelled},
-		"when another has the turn":   {func(w *world) { w.edit(turnOf("b.example.com")) }, ErrTurnLost},
-		"when the program is stopped": {func(w *world) { w.stop() }, context.Canceled},
+		"when the pod has left": {
+			happens: func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonPodDeleted)) },
+			cause:   ErrDeparted,
+		},
+		"when the pod has terminated": {
+			happens: func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonPodTerminated)) },
+			cause:   ErrDeparted,
+		},
+		"when nobody asks for it any more": {happens: func(w *world) { w.edit(withdrawn) }, cause: ErrCancelled},
+		"when it is completed as cancelled": {
+			happens: func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonCancelled)) },
+			cause:   ErrCancelled,
+		},
+		"when it is being deleted": {
+			happens: func(w *world) {
+				w.edit(func(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = &metav1.Time{Time: start} })
+			},
+			cause: ErrCancelled,
+		},
+		"when it is gone": {
+			happens: func(w *world) {
+				if err := w.api.Tracker().Delete(resource, "shop", name); err != nil {
+					w.Fatal(err)
+				}
+			},
+			cause: ErrCancelled,
+		},
+		"when another has the turn": {
+			happens: func(w *world) { w.edit(turnOf("b.example.com")) },
+			cause:   ErrTurnLost,
+		},
+		"when the program is stopped": {happens: func(w *world) { w.stop() }, cause: context.Canceled},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -380,7 +428,9 @@ func TestSignsOfLifeAreGivenWhileSomethingIsExpected(t *testing.T) {
 		}, newEvacuationOf())
 		w.untilWritten(`{}`, expected)
 		// A quarter of the deadline of 40 seconds apart, up to the minute that is expected.
-		w.until("it has been given signs", 250*time.Millisecond, func() bool { return w.clock.Since(start) > 2*time.Minute })
+		w.until("it has been given signs", 250*time.Millisecond, func() bool {
+			return w.clock.Since(start) > 2*time.Minute
+		})
 		signs := w.written()[2:]
 		if len(signs) < 4 || len(signs) > 6 || slices.ContainsFunc(signs, func(s string) bool { return s != `{}` }) {
 			t.Errorf("got the signs %v, want one each ten seconds for a minute", signs)
@@ -426,11 +476,15 @@ func TestCompletionIsTriedUntilItIsReported(t *testing.T) {
 		w.refuse = apierrors.NewInternalError(errors.New("no"))
 		w.mu.Unlock()
 		close(release)
-		w.until("some time has gone by", 100*time.Millisecond, func() bool { return w.clock.Since(start) > 10*time.Second })
+		w.until("some time has gone by", 100*time.Millisecond, func() bool {
+			return w.clock.Since(start) > 10*time.Second
+		})
 		w.mu.Lock()
 		w.refuse = nil
 		w.mu.Unlock()
-		w.until("it was reported", 100*time.Millisecond, func() bool { return slices.Equal(w.written(), []string{`{}`, `{"activeEvacuatorCompleted":true}`}) })
+		w.until("it was reported", 100*time.Millisecond, func() bool {
+			return slices.Equal(w.written(), []string{`{}`, `{"activeEvacuatorCompleted":true}`})
+		})
 	})
 }
 
@@ -451,8 +505,12 @@ func TestOthersAreLeftAlone(t *testing.T) {
 			e.Name, e.UID = name, types.UID(name)
 			return e
 		}
-		w := newWorld(t, untilEnd, other("a", turnOf("b.example.com")), other("b", withdrawn), other("c", complete(maintenancev1alpha1.ReasonPodDeleted)),
-			other("d", func(e *maintenancev1alpha1.Evacuation) { e.Status.ActiveEvacuatorCompleted = true }), newEvacuationOf())
+		w := newWorld(
+			t, untilEnd, other("a", turnOf("b.example.com")), other("b", withdrawn),
+			other("c", complete(maintenancev1alpha1.ReasonPodDeleted)),
+			other("d", func(e *maintenancev1alpha1.Evacuation) { e.Status.ActiveEvacuatorCompleted = true }),
+			newEvacuationOf(),
+		)
 		w.untilWritten(`{}`)
 		w.stop()
 		if w.calls != 1 {
@@ -470,9 +528,12 @@ func TestBadConfigs(t *testing.T) {
 		"no class":                  {Config{Client: client, Handler: untilEnd}, `class ""`},
 		"a class that is no domain": {Config{Class: "Flush", Client: client, Handler: untilEnd}, `class "Flush"`},
 		"a class that is too long":  {Config{Class: strings.Repeat("a", 55), Client: client, Handler: untilEnd}, "54"},
-		"the class of eviction":     {Config{Class: maintenancev1alpha1.EvacuatorClassEviction, Client: client, Handler: untilEnd}, "eviction"},
-		"no client":                 {Config{Class: class, Handler: untilEnd}, "client"},
-		"no handler":                {Config{Class: class, Client: client}, "handler"},
+		"the class of eviction": {
+			config: Config{Class: maintenancev1alpha1.EvacuatorClassEviction, Client: client, Handler: untilEnd},
+			want:   "eviction",
+		},
+		"no client":  {Config{Class: class, Handler: untilEnd}, "client"},
+		"no handler": {Config{Class: class, Client: client}, "handler"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := New(tc.config); err == nil || !strings.Contains(err.Error(), tc.want) {

@@ -60,7 +60,12 @@ type task struct {
 }
 
 func newCluster(evacuate func(context.Context, *task)) *cluster {
-	c := &cluster{kube: kubefake.NewClientset(), api: fake.NewClientset(), evacuate: evacuate, ends: map[string]context.CancelFunc{}}
+	c := &cluster{
+		kube:     kubefake.NewClientset(),
+		api:      fake.NewClientset(),
+		evacuate: evacuate,
+		ends:     map[string]context.CancelFunc{},
+	}
 	c.api.PrependReactor("create", "evacuations", c.create)
 	c.api.PrependReactor("patch", "evacuations", c.withdraw)
 	return c
@@ -164,18 +169,28 @@ func TestCalledOff(t *testing.T) {
 				t.remove()
 			}
 		}},
-		"a quick one that goes on fails": {says: "the pod was asked to stop", evacuate: func(ctx context.Context, t *task) {
-			if !works(ctx, 0) {
-				time.AfterFunc(time.Second, t.remove)
-				return
-			}
-			t.remove()
-		}},
-		"one that forbids it and ends is not examined": {unexamined: true, says: "forbids", evacuate: func(_ context.Context, t *task) {
-			t.forbid()
-			time.AfterFunc(5*time.Second, t.remove)
-		}},
-		"one that forbids it and never ends fails": {says: "comes to an end", evacuate: func(_ context.Context, t *task) { t.forbid() }},
+		"a quick one that goes on fails": {
+			says: "the pod was asked to stop",
+			evacuate: func(ctx context.Context, t *task) {
+				if !works(ctx, 0) {
+					time.AfterFunc(time.Second, t.remove)
+					return
+				}
+				t.remove()
+			},
+		},
+		"one that forbids it and ends is not examined": {
+			unexamined: true,
+			says:       "forbids",
+			evacuate: func(_ context.Context, t *task) {
+				t.forbid()
+				time.AfterFunc(5*time.Second, t.remove)
+			},
+		},
+		"one that forbids it and never ends fails": {
+			says:     "comes to an end",
+			evacuate: func(_ context.Context, t *task) { t.forbid() },
+		},
 		"one that forbids it at the last moment is not examined": {
 			unexamined: true, says: "while it was called off", evacuate: func(_ context.Context, t *task) {
 				t.report()
@@ -189,9 +204,18 @@ func TestCalledOff(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCluster(tt.evacuate)
 				config := &Config{
-					Class: class, Kube: c.kube, Maintenance: c.api, Namespace: "shop", Deadline: 10 * time.Second, Patience: time.Minute, Quiet: 10 * time.Second,
+					Class:       class,
+					Kube:        c.kube,
+					Maintenance: c.api,
+					Namespace:   "shop",
+					Deadline:    10 * time.Second,
+					Patience:    time.Minute,
+					Quiet:       10 * time.Second,
 					NewPod: func(name string) *corev1.Pod {
-						return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: types.UID("uid-" + name)}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
+						return &corev1.Pod{
+							ObjectMeta: metav1.ObjectMeta{UID: types.UID("uid-" + name)},
+							Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+						}
 					},
 				}
 				err := config.check(t.Context(), isCalledOff)
