@@ -35,16 +35,28 @@ func podOf(controller types.UID, i int) *corev1.Pod {
 	yes, priority, grace := true, int32(1000), int64(30)
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "ns", Name: fmt.Sprintf("web-%d", i), UID: types.UID(fmt.Sprintf("uid-%d", i)), GenerateName: "web-", Labels: map[string]string{"app": "web"},
-			Annotations: map[string]string{corev1.PodDeletionCost: "1", "other": "x"}, Finalizers: []string{"f"},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: controller, Controller: &yes}},
+			Namespace:    "ns",
+			Name:         fmt.Sprintf("web-%d", i),
+			UID:          types.UID(fmt.Sprintf("uid-%d", i)),
+			GenerateName: "web-",
+			Labels:       map[string]string{"app": "web"},
+			Annotations:  map[string]string{corev1.PodDeletionCost: "1", "other": "x"},
+			Finalizers:   []string{"f"},
+			OwnerReferences: []metav1.OwnerReference{
+				{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: controller, Controller: &yes},
+			},
 		},
 		Spec: corev1.PodSpec{
-			NodeName: "n", Priority: &priority, TerminationGracePeriodSeconds: &grace, Volumes: []corev1.Volume{claimed("data")},
-			Tolerations: []corev1.Toleration{{Key: "k", Operator: corev1.TolerationOpExists}}, Containers: []corev1.Container{{Name: "c"}},
+			NodeName:                      "n",
+			Priority:                      &priority,
+			TerminationGracePeriodSeconds: &grace,
+			Volumes:                       []corev1.Volume{claimed("data")},
+			Tolerations:                   []corev1.Toleration{{Key: "k", Operator: corev1.TolerationOpExists}},
+			Containers:                    []corev1.Container{{Name: "c"}},
 		},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
-			{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}, {Type: corev1.ContainersReady, Status: corev1.ConditionTrue},
+			{Type: corev1.PodScheduled, Status: corev1.ConditionTrue},
+			{Type: corev1.ContainersReady, Status: corev1.ConditionTrue},
 			{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Unix(int64(i), 0)},
 		}},
 	}
@@ -106,7 +118,11 @@ func TestTransformKeepsWhatStripKeeps(t *testing.T) {
 		case 2:
 			pod.Status.Conditions[2].Status = corev1.ConditionFalse
 		case 3:
-			pod.Status.Conditions[0] = corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/3 nodes are available"}
+			pod.Status.Conditions[0] = corev1.PodCondition{
+				Type:    corev1.PodScheduled,
+				Status:  corev1.ConditionFalse,
+				Message: "0/3 nodes are available",
+			}
 			pod.Status.Phase, pod.Spec.NodeName, pod.Status.NominatedNodeName = corev1.PodPending, "", "other"
 		}
 		want, err := Strip(pod.DeepCopy())
@@ -121,7 +137,9 @@ func TestTransformKeepsWhatStripKeeps(t *testing.T) {
 }
 
 func TestListerOfPackedPods(t *testing.T) {
-	indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+	indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{
+		cache.NamespaceIndex: cache.MetaNamespaceIndexFunc,
+	})
 	transform := NewTransform()
 	for i := range 3 {
 		pod := podOf("rs", i)
@@ -147,7 +165,8 @@ func TestListerOfPackedPods(t *testing.T) {
 	all, err := lister.List(web)
 	inNamespace, err2 := lister.Pods("ns").List(web)
 	elsewhere, err3 := lister.Pods("other").List(web)
-	if err := errors.Join(err, err2, err3); err != nil || len(all) != 2 || len(inNamespace) != 2 || len(elsewhere) != 0 {
+	if err := errors.Join(err, err2, err3); err != nil || len(all) != 2 || len(inNamespace) != 2 ||
+		len(elsewhere) != 0 {
 		t.Errorf("got %d, %d and %d pods, %v, want 2, 2 and none", len(all), len(inNamespace), len(elsewhere), err)
 	}
 }

@@ -31,81 +31,159 @@ import (
 
 func TestStrip(t *testing.T) {
 	full := metav1.ObjectMeta{
-		Name: "a", UID: "1", Labels: map[string]string{"app": "web"}, ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl"}},
-		Annotations: map[string]string{ownPrefix + "x": "ours", corev1.LastAppliedConfigAnnotation: "long"},
+		Name:          "a",
+		UID:           "1",
+		Labels:        map[string]string{"app": "web"},
+		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl"}},
+		Annotations:   map[string]string{ownPrefix + "x": "ours", corev1.LastAppliedConfigAnnotation: "long"},
 	}
-	ours := metav1.ObjectMeta{Name: "a", UID: "1", Labels: full.Labels, Annotations: map[string]string{ownPrefix + "x": "ours"}}
+	ours := metav1.ObjectMeta{
+		Name:        "a",
+		UID:         "1",
+		Labels:      full.Labels,
+		Annotations: map[string]string{ownPrefix + "x": "ours"},
+	}
 	bare := metav1.ObjectMeta{Name: "a", UID: "1", Labels: full.Labels}
 	source, replicas := "pv", int32(2)
 	for name, test := range map[string]struct {
 		object, want runtime.Object
 	}{
 		"a pod keeps where it is, not what it runs": {
-			&corev1.Pod{ObjectMeta: *full.DeepCopy(), Spec: corev1.PodSpec{NodeName: "n", Containers: []corev1.Container{{Name: "c"}}}, Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1"}},
-			&corev1.Pod{ObjectMeta: ours, Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{Phase: corev1.PodRunning}},
+			object: &corev1.Pod{
+				ObjectMeta: *full.DeepCopy(),
+				Spec:       corev1.PodSpec{NodeName: "n", Containers: []corev1.Container{{Name: "c"}}},
+				Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1"},
+			},
+			want: &corev1.Pod{
+				ObjectMeta: ours,
+				Spec:       corev1.PodSpec{NodeName: "n"},
+				Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+			},
 		},
 		"a pod keeps its claims and no other volumes": {
-			&corev1.Pod{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "tmp"}, claimed("data")}}},
-			&corev1.Pod{Spec: corev1.PodSpec{Volumes: []corev1.Volume{claimed("data")}}},
+			object: &corev1.Pod{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "tmp"}, claimed("data")}}},
+			want:   &corev1.Pod{Spec: corev1.PodSpec{Volumes: []corev1.Volume{claimed("data")}}},
 		},
 		"a node keeps its cordon and conditions, not its images": {
-			&corev1.Node{ObjectMeta: *full.DeepCopy(), Spec: corev1.NodeSpec{Unschedulable: true}, Status: corev1.NodeStatus{Images: []corev1.ContainerImage{{}}, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}}}},
-			&corev1.Node{ObjectMeta: ours, Spec: corev1.NodeSpec{Unschedulable: true}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}}}},
+			object: &corev1.Node{
+				ObjectMeta: *full.DeepCopy(),
+				Spec:       corev1.NodeSpec{Unschedulable: true},
+				Status: corev1.NodeStatus{
+					Images:     []corev1.ContainerImage{{}},
+					Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}},
+				},
+			},
+			want: &corev1.Node{
+				ObjectMeta: ours,
+				Spec:       corev1.NodeSpec{Unschedulable: true},
+				Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}}},
+			},
 		},
 		"a volume attachment keeps its volume, its node, whether it is attached and why it cannot be": {
-			&storagev1.VolumeAttachment{
+			object: &storagev1.VolumeAttachment{
 				ObjectMeta: *full.DeepCopy(),
-				Spec:       storagev1.VolumeAttachmentSpec{Attacher: "csi", NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &source}},
-				Status:     storagev1.VolumeAttachmentStatus{Attached: true, AttachmentMetadata: map[string]string{"device": "sda"}, AttachError: &storagev1.VolumeError{Message: "no"}, DetachError: &storagev1.VolumeError{}},
+				Spec: storagev1.VolumeAttachmentSpec{
+					Attacher: "csi",
+					NodeName: "n",
+					Source:   storagev1.VolumeAttachmentSource{PersistentVolumeName: &source},
+				},
+				Status: storagev1.VolumeAttachmentStatus{
+					Attached:           true,
+					AttachmentMetadata: map[string]string{"device": "sda"},
+					AttachError:        &storagev1.VolumeError{Message: "no"},
+					DetachError:        &storagev1.VolumeError{},
+				},
 			},
-			&storagev1.VolumeAttachment{
-				ObjectMeta: bare, Spec: storagev1.VolumeAttachmentSpec{NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &source}},
-				Status: storagev1.VolumeAttachmentStatus{Attached: true, AttachError: &storagev1.VolumeError{Message: "no"}},
+			want: &storagev1.VolumeAttachment{
+				ObjectMeta: bare,
+				Spec: storagev1.VolumeAttachmentSpec{
+					NodeName: "n",
+					Source:   storagev1.VolumeAttachmentSource{PersistentVolumeName: &source},
+				},
+				Status: storagev1.VolumeAttachmentStatus{
+					Attached:    true,
+					AttachError: &storagev1.VolumeError{Message: "no"},
+				},
 			},
 		},
 		"a Deployment keeps how it scales, and of its template the labels and claims": {
-			&appsv1.Deployment{
+			object: &appsv1.Deployment{
 				ObjectMeta: *full.DeepCopy(),
 				Spec: appsv1.DeploymentSpec{Replicas: &replicas, Paused: true, Template: corev1.PodTemplateSpec{
 					ObjectMeta: metav1.ObjectMeta{Labels: full.Labels, Annotations: full.Annotations},
-					Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}, Volumes: []corev1.Volume{{Name: "tmp"}, claimed("data")}},
+					Spec: corev1.PodSpec{
+						Containers: []corev1.Container{{Name: "c"}},
+						Volumes:    []corev1.Volume{{Name: "tmp"}, claimed("data")},
+					},
 				}},
 				Status: appsv1.DeploymentStatus{Replicas: 2, Conditions: []appsv1.DeploymentCondition{
 					{Type: appsv1.DeploymentAvailable}, {Type: appsv1.DeploymentReplicaFailure, Message: "quota"},
-					{Type: appsv1.DeploymentProgressing, Status: corev1.ConditionFalse, Reason: "ProgressDeadlineExceeded", Message: "timed out"},
+					{
+						Type:    appsv1.DeploymentProgressing,
+						Status:  corev1.ConditionFalse,
+						Reason:  "ProgressDeadlineExceeded",
+						Message: "timed out",
+					},
 				}},
 			},
-			&appsv1.Deployment{
+			want: &appsv1.Deployment{
 				ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1", Annotations: ours.Annotations},
 				Spec: appsv1.DeploymentSpec{Replicas: &replicas, Paused: true, Template: corev1.PodTemplateSpec{
-					ObjectMeta: metav1.ObjectMeta{Labels: full.Labels}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{claimed("data")}},
+					ObjectMeta: metav1.ObjectMeta{Labels: full.Labels},
+					Spec:       corev1.PodSpec{Volumes: []corev1.Volume{claimed("data")}},
 				}},
 				Status: appsv1.DeploymentStatus{Replicas: 2, Conditions: []appsv1.DeploymentCondition{
 					{Type: appsv1.DeploymentReplicaFailure, Message: "quota"},
-					{Type: appsv1.DeploymentProgressing, Status: corev1.ConditionFalse, Reason: "ProgressDeadlineExceeded"},
+					{
+						Type:   appsv1.DeploymentProgressing,
+						Status: corev1.ConditionFalse,
+						Reason: "ProgressDeadlineExceeded",
+					},
 				}},
 			},
 		},
 		"an autoscaler keeps its bounds, not its metrics": {
-			&autoscalingv2.HorizontalPodAutoscaler{
-				ObjectMeta: *full.DeepCopy(), Spec: autoscalingv2.HorizontalPodAutoscalerSpec{MinReplicas: &replicas, MaxReplicas: 3, Metrics: []autoscalingv2.MetricSpec{{}},
-					Behavior: &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleUp: &autoscalingv2.HPAScalingRules{}, ScaleDown: &autoscalingv2.HPAScalingRules{}}},
-				Status: autoscalingv2.HorizontalPodAutoscalerStatus{CurrentReplicas: 2, CurrentMetrics: []autoscalingv2.MetricStatus{{}},
+			object: &autoscalingv2.HorizontalPodAutoscaler{
+				ObjectMeta: *full.DeepCopy(),
+				Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
+					MinReplicas: &replicas,
+					MaxReplicas: 3,
+					Metrics:     []autoscalingv2.MetricSpec{{}},
+					Behavior: &autoscalingv2.HorizontalPodAutoscalerBehavior{
+						ScaleUp:   &autoscalingv2.HPAScalingRules{},
+						ScaleDown: &autoscalingv2.HPAScalingRules{},
+					},
+				},
+				Status: autoscalingv2.HorizontalPodAutoscalerStatus{
+					CurrentReplicas: 2,
+					CurrentMetrics:  []autoscalingv2.MetricStatus{{}},
 					Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{
-						{Type: autoscalingv2.ScalingActive}, {Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue, Message: "long"},
-					}},
+						{Type: autoscalingv2.ScalingActive},
+						{Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue, Message: "long"},
+					},
+				},
 			},
-			&autoscalingv2.HorizontalPodAutoscaler{
+			want: &autoscalingv2.HorizontalPodAutoscaler{
 				ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1", Annotations: ours.Annotations},
 				Spec: autoscalingv2.HorizontalPodAutoscalerSpec{MinReplicas: &replicas, MaxReplicas: 3,
-					Behavior: &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleDown: &autoscalingv2.HPAScalingRules{}}},
+					Behavior: &autoscalingv2.HorizontalPodAutoscalerBehavior{
+						ScaleDown: &autoscalingv2.HPAScalingRules{},
+					}},
 				Status: autoscalingv2.HorizontalPodAutoscalerStatus{CurrentReplicas: 2,
-					Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{{Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue}}},
+					Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{
+						{Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue},
+					}},
 			},
 		},
 		"of anything else only the managed fields go": {
-			&policyv1.PodDisruptionBudget{ObjectMeta: *full.DeepCopy(), Status: policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 1}},
-			&policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1", Labels: full.Labels, Annotations: full.Annotations}, Status: policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 1}},
+			object: &policyv1.PodDisruptionBudget{
+				ObjectMeta: *full.DeepCopy(),
+				Status:     policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 1},
+			},
+			want: &policyv1.PodDisruptionBudget{
+				ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1", Labels: full.Labels, Annotations: full.Annotations},
+				Status:     policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 1},
+			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -118,5 +196,10 @@ func TestStrip(t *testing.T) {
 }
 
 func claimed(name string) corev1.Volume {
-	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}}
+	return corev1.Volume{
+		Name: name,
+		VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
+		},
+	}
 }

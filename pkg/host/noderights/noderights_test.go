@@ -94,7 +94,12 @@ func (h *host) set(change func(*host)) {
 }
 
 func may(names ...string) *host {
-	h := &host{allowed: map[string]bool{}, denied: map[string]bool{}, fails: map[string]error{}, hangs: map[string]bool{}}
+	h := &host{
+		allowed: map[string]bool{},
+		denied:  map[string]bool{},
+		fails:   map[string]error{},
+		hangs:   map[string]bool{},
+	}
 	for _, name := range names {
 		h.allowed[name] = true
 	}
@@ -211,17 +216,33 @@ func TestAnswers(t *testing.T) {
 		user *authenticationv1.UserInfo
 		want map[string]Answer
 	}{
-		"by name alone": {may("a"), bob, map[string]Answer{"a": {Allowed: true}, "b": {}, "c": {}}},
-		"all but one denied by name": {func() *host { h := may("", "a", "b", "c"); h.denied["b"] = true; return h }(), bob,
-			map[string]Answer{"a": {Allowed: true}, "b": {}, "c": {Allowed: true}}},
-		"no requester":             {may(""), nil, map[string]Answer{"a": {}, "b": {}, "c": {}}},
-		"a requester without name": {may(""), &authenticationv1.UserInfo{}, map[string]Answer{"a": {}, "b": {}, "c": {}}},
-		"one node without an answer": {func() *host { h := may("a", "b", "c"); h.fails["b"] = errDown; return h }(), bob,
-			map[string]Answer{"a": {Allowed: true}, "b": {Err: errDown}, "c": {Allowed: true}}},
-		"no answer at all": {func() *host { h := may("a"); h.fails["*"] = errDown; return h }(), bob,
-			map[string]Answer{"a": {Err: errDown}, "b": {Err: errDown}, "c": {Err: errDown}}},
-		"a node that the authorizer never answers": {func() *host { h := may("a", "b", "c"); h.hangs["b"] = true; return h }(), bob,
-			map[string]Answer{"a": {Allowed: true}, "b": {Err: context.DeadlineExceeded}, "c": {Allowed: true}}},
+		"by name alone": {host: may("a"), user: bob, want: map[string]Answer{"a": {Allowed: true}, "b": {}, "c": {}}},
+		"all but one denied by name": {
+			host: func() *host { h := may("", "a", "b", "c"); h.denied["b"] = true; return h }(),
+			user: bob,
+			want: map[string]Answer{"a": {Allowed: true}, "b": {}, "c": {Allowed: true}},
+		},
+		"no requester": {host: may(""), want: map[string]Answer{"a": {}, "b": {}, "c": {}}},
+		"a requester without name": {
+			host: may(""),
+			user: &authenticationv1.UserInfo{},
+			want: map[string]Answer{"a": {}, "b": {}, "c": {}},
+		},
+		"one node without an answer": {
+			host: func() *host { h := may("a", "b", "c"); h.fails["b"] = errDown; return h }(),
+			user: bob,
+			want: map[string]Answer{"a": {Allowed: true}, "b": {Err: errDown}, "c": {Allowed: true}},
+		},
+		"no answer at all": {
+			host: func() *host { h := may("a"); h.fails["*"] = errDown; return h }(),
+			user: bob,
+			want: map[string]Answer{"a": {Err: errDown}, "b": {Err: errDown}, "c": {Err: errDown}},
+		},
+		"a node that the authorizer never answers": {
+			host: func() *host { h := may("a", "b", "c"); h.hangs["b"] = true; return h }(),
+			user: bob,
+			want: map[string]Answer{"a": {Allowed: true}, "b": {Err: context.DeadlineExceeded}, "c": {Allowed: true}},
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -232,13 +253,16 @@ func TestAnswers(t *testing.T) {
 				if waited := time.Since(start); waited > 0 {
 					t.Errorf("the caller waited %s", waited)
 				}
-				if slices.ContainsFunc(slices.Collect(maps.Values(got)), func(a Answer) bool { return errors.Is(a.Err, ErrAsking) }) {
+				if slices.ContainsFunc(
+					slices.Collect(maps.Values(got)), func(a Answer) bool { return errors.Is(a.Err, ErrAsking) },
+				) {
 					elapse(answerWithin)
 					got = c.Ask(t.Context(), tt.user, nodes)
 				}
 				for name, want := range tt.want {
 					answer := got[name]
-					if answer.Allowed != want.Allowed || answer.Stale != want.Stale || !errors.Is(answer.Err, want.Err) {
+					if answer.Allowed != want.Allowed || answer.Stale != want.Stale ||
+						!errors.Is(answer.Err, want.Err) {
 						t.Errorf("node %s: got %+v, want %+v", name, answer, want)
 					}
 				}
@@ -344,7 +368,11 @@ func TestAnswersExpireAndAreRenewed(t *testing.T) {
 			{do: revoke, wait: renewAfter + renewEvery + time.Second, want: Answer{}},
 		}},
 		"a granted right is noticed in the background": {run: true, host: may(), steps: []step{
-			{do: func(h *host) { h.allowed["a"] = true }, wait: renewAfter + renewEvery + time.Second, want: Answer{Allowed: true}},
+			{
+				do:   func(h *host) { h.allowed["a"] = true },
+				wait: renewAfter + renewEvery + time.Second,
+				want: Answer{Allowed: true},
+			},
 		}},
 		"a stale yes is kept while the authorizer does not answer": {run: true, host: may("a"), steps: []step{
 			{do: fail, wait: AnswerTTL - time.Second, want: Answer{Allowed: true}},
@@ -379,7 +407,8 @@ func TestAnswersExpireAndAreRenewed(t *testing.T) {
 					elapse(step.wait)
 					tt.host.take()
 					got := settled(t, c, tt.host, bob, nodes)["a"]
-					if got.Allowed != step.want.Allowed || got.Stale != step.want.Stale || (got.Err == nil) != (step.want.Err == nil) {
+					if got.Allowed != step.want.Allowed || got.Stale != step.want.Stale ||
+						(got.Err == nil) != (step.want.Err == nil) {
 						t.Errorf("step %d: got %+v, want %+v", i, got, step.want)
 					}
 					if asked := tt.host.take(); (len(asked) > 0) != step.asks {
@@ -410,7 +439,8 @@ func TestAnotherNodeOfTheNameIsAskedAbout(t *testing.T) {
 
 func TestUsersDoNotShareAnswers(t *testing.T) {
 	users := []*authenticationv1.UserInfo{
-		bob, {Username: "bob"}, {Username: "bob", Groups: []string{"ops", "dev"}}, {Username: "bob", UID: "1", Groups: []string{"ops"}},
+		bob, {Username: "bob"}, {Username: "bob", Groups: []string{"ops", "dev"}},
+		{Username: "bob", UID: "1", Groups: []string{"ops"}},
 		{Username: "bob", Groups: []string{"ops"}, Extra: map[string]authenticationv1.ExtraValue{"scopes": {"a"}}},
 		{Username: "bob", Groups: []string{"ops"}, Extra: map[string]authenticationv1.ExtraValue{"scopes": {"b"}}},
 	}
@@ -463,20 +493,39 @@ func TestAskChange(t *testing.T) {
 		"all leaving nodes are asked about by name, beyond the limit": {
 			host: all(names("l", 1200)), leaving: Nodes{Others: names("l", 1200)}, asked: 1201},
 		"one leaving node that may not be deleted, behind all others": {
-			host: all(names("l", 1199)), leaving: Nodes{Others: names("l", 1200)}, asked: 1201, refused: []string{"l-1199"}},
+			host:    all(names("l", 1199)),
+			leaving: Nodes{Others: names("l", 1200)},
+			asked:   1201,
+			refused: []string{"l-1199"},
+		},
 		"joining nodes do not displace leaving ones": {
-			host: all(names("a", 600), names("l", 2)), leaving: Nodes{Others: names("l", 3)}, joining: Nodes{Others: names("a", 600)},
-			asked: 4, refused: []string{"l-0002"}, notAsked: "a-0000"},
+			host:     all(names("a", 600), names("l", 2)),
+			leaving:  Nodes{Others: names("l", 3)},
+			joining:  Nodes{Others: names("a", 600)},
+			asked:    4,
+			refused:  []string{"l-0002"},
+			notAsked: "a-0000",
+		},
 		"joining nodes are asked about up to the limit": {
-			host: all(names("a", 600), names("l", 3)), leaving: Nodes{Others: names("l", 3)}, joining: Nodes{Others: names("a", 600)},
-			asked: 504, unasked: 100},
+			host:    all(names("a", 600), names("l", 3)),
+			leaving: Nodes{Others: names("l", 3)},
+			joining: Nodes{Others: names("a", 600)},
+			asked:   504,
+			unasked: 100,
+		},
 		"with the right to delete all, a hundred and the control plane, leaving ones first": {
-			host:    all(names("a", 600), names("l", 150), names("z", 2), []string{""}),
-			leaving: Nodes{ControlPlane: []string{"z-0001"}, Others: names("l", 150)}, joining: Nodes{ControlPlane: []string{"z-0000"}, Others: names("a", 600)},
-			asked: 103, notAsked: "a-0000"},
+			host:     all(names("a", 600), names("l", 150), names("z", 2), []string{""}),
+			leaving:  Nodes{ControlPlane: []string{"z-0001"}, Others: names("l", 150)},
+			joining:  Nodes{ControlPlane: []string{"z-0000"}, Others: names("a", 600)},
+			asked:    103,
+			notAsked: "a-0000",
+		},
 		"with the right to delete all, a leaving control plane node that is denied by name": {
 			host:    all(names("l", 150), []string{""}),
-			leaving: Nodes{ControlPlane: []string{"z-0000"}, Others: names("l", 150)}, asked: 102, refused: []string{"z-0000"}},
+			leaving: Nodes{ControlPlane: []string{"z-0000"}, Others: names("l", 150)},
+			asked:   102,
+			refused: []string{"z-0000"},
+		},
 		"nothing to ask about": {host: all()},
 	}
 	for name, tt := range tests {
@@ -488,7 +537,8 @@ func TestAskChange(t *testing.T) {
 			}
 			asked := tt.host.take()
 			if len(asked) != tt.asked || !slices.Equal(verdict.Refused, tt.refused) || verdict.Unasked != tt.unasked {
-				t.Errorf("asked %d, got %+v; want %d, refused %q, %d unasked", len(asked), verdict, tt.asked, tt.refused, tt.unasked)
+				t.Errorf("asked %d, got %+v; want %d, refused %q, %d unasked",
+					len(asked), verdict, tt.asked, tt.refused, tt.unasked)
 			}
 			if tt.notAsked != "" && slices.Contains(asked, tt.notAsked) {
 				t.Errorf("%s was asked about", tt.notAsked)

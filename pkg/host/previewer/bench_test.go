@@ -60,7 +60,9 @@ type largeHost struct {
 func newLargeHost(b *testing.B) *rest.Config {
 	b.Helper()
 	h := &largeHost{pages: map[string][][]byte{}}
-	info, ok := k8sruntime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), k8sruntime.ContentTypeProtobuf)
+	info, ok := k8sruntime.SerializerInfoForMediaType(
+		scheme.Codecs.SupportedMediaTypes(), k8sruntime.ContentTypeProtobuf,
+	)
 	if !ok {
 		b.Fatal("no protobuf")
 	}
@@ -71,7 +73,12 @@ func newLargeHost(b *testing.B) *rest.Config {
 			if to < count {
 				meta.Continue = strconv.Itoa(len(h.pages[path]) + 1)
 			}
-			page, err := k8sruntime.Encode(scheme.Codecs.EncoderForVersion(info.Serializer, scheme.Scheme.PrioritizedVersionsForGroup(groupOf(path))[0]), list(from, to, meta))
+			page, err := k8sruntime.Encode(
+				scheme.Codecs.EncoderForVersion(
+					info.Serializer, scheme.Scheme.PrioritizedVersionsForGroup(groupOf(path))[0],
+				),
+				list(from, to, meta),
+			)
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -92,25 +99,46 @@ func newLargeHost(b *testing.B) *rest.Config {
 		}
 		return list
 	})
-	add("/api/v1/namespaces", 0, 1, func(_, _ int, meta metav1.ListMeta) k8sruntime.Object { return &corev1.NamespaceList{ListMeta: meta} })
-	add("/apis/policy/v1/poddisruptionbudgets", benchApps, 500, func(from, to int, meta metav1.ListMeta) k8sruntime.Object {
-		list := &policyv1.PodDisruptionBudgetList{ListMeta: meta}
-		for app := from; app < to; app++ {
-			list.Items = append(list.Items, policyv1.PodDisruptionBudget{
-				ObjectMeta: metav1.ObjectMeta{Namespace: benchNamespace(app), Name: benchApp(app)},
-				Spec:       policyv1.PodDisruptionBudgetSpec{Selector: benchSelector(app), MaxUnavailable: ptr.To(intstr.FromString("10%"))},
-				Status:     policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 3, CurrentHealthy: 30, DesiredHealthy: 27, ExpectedPods: 30},
-			})
-		}
-		return list
+	add("/api/v1/namespaces", 0, 1, func(_, _ int, meta metav1.ListMeta) k8sruntime.Object {
+		return &corev1.NamespaceList{ListMeta: meta}
 	})
+	add(
+		"/apis/policy/v1/poddisruptionbudgets", benchApps, 500,
+		func(from, to int, meta metav1.ListMeta) k8sruntime.Object {
+			list := &policyv1.PodDisruptionBudgetList{ListMeta: meta}
+			for app := from; app < to; app++ {
+				list.Items = append(list.Items, policyv1.PodDisruptionBudget{
+					ObjectMeta: metav1.ObjectMeta{Namespace: benchNamespace(app), Name: benchApp(app)},
+					Spec: policyv1.PodDisruptionBudgetSpec{
+						Selector:       benchSelector(app),
+						MaxUnavailable: ptr.To(intstr.FromString("10%")),
+					},
+					Status: policyv1.PodDisruptionBudgetStatus{
+						DisruptionsAllowed: 3,
+						CurrentHealthy:     30,
+						DesiredHealthy:     27,
+						ExpectedPods:       30,
+					},
+				})
+			}
+			return list
+		},
+	)
 	add("/apis/apps/v1/replicasets", benchApps, 500, func(from, to int, meta metav1.ListMeta) k8sruntime.Object {
 		list := &appsv1.ReplicaSetList{ListMeta: meta}
 		for app := from; app < to; app++ {
 			list.Items = append(list.Items, appsv1.ReplicaSet{
 				ObjectMeta: metav1.ObjectMeta{
 					Namespace: benchNamespace(app), Name: benchApp(app), UID: types.UID("rs-" + benchApp(app)),
-					OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: benchApp(app), UID: types.UID("d-" + benchApp(app)), Controller: ptr.To(true)}},
+					OwnerReferences: []metav1.OwnerReference{
+						{
+							APIVersion: "apps/v1",
+							Kind:       "Deployment",
+							Name:       benchApp(app),
+							UID:        types.UID("d-" + benchApp(app)),
+							Controller: ptr.To(true),
+						},
+					},
 				},
 				Spec: appsv1.ReplicaSetSpec{Selector: benchSelector(app)},
 			})
@@ -121,8 +149,12 @@ func newLargeHost(b *testing.B) *rest.Config {
 		list := &appsv1.DeploymentList{ListMeta: meta}
 		for app := from; app < to; app++ {
 			list.Items = append(list.Items, appsv1.Deployment{
-				ObjectMeta: metav1.ObjectMeta{Namespace: benchNamespace(app), Name: benchApp(app), UID: types.UID("d-" + benchApp(app))},
-				Spec:       appsv1.DeploymentSpec{Selector: benchSelector(app)},
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: benchNamespace(app),
+					Name:      benchApp(app),
+					UID:       types.UID("d-" + benchApp(app)),
+				},
+				Spec: appsv1.DeploymentSpec{Selector: benchSelector(app)},
 			})
 		}
 		return list
@@ -179,21 +211,46 @@ func benchPod(i int) corev1.Pod {
 	}
 	return corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: benchNamespace(app), Name: fmt.Sprintf("%s-6b59d9cb88-%05d", benchApp(app), i), UID: types.UID(fmt.Sprintf("f5823a89-e03f-4752-b013-%012d", i)),
+			Namespace: benchNamespace(app),
+			Name:      fmt.Sprintf("%s-6b59d9cb88-%05d", benchApp(app), i),
+			UID:       types.UID(fmt.Sprintf("f5823a89-e03f-4752-b013-%012d", i)),
 			Labels: map[string]string{
-				"app.kubernetes.io/name": benchApp(app), "app.kubernetes.io/part-of": benchNamespace(app), "pod-template-hash": "6b59d9cb88",
+				"app.kubernetes.io/name":    benchApp(app),
+				"app.kubernetes.io/part-of": benchNamespace(app),
+				"pod-template-hash":         "6b59d9cb88",
 			},
-			Annotations:     map[string]string{"kubectl.kubernetes.io/restartedAt": "2026-11-21T08:00:00Z"},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: benchApp(app), UID: types.UID("rs-" + benchApp(app)), Controller: ptr.To(true)}},
-			ManagedFields:   []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":"` + strings.Repeat("x", 800) + `"}`)}},
+			Annotations: map[string]string{"kubectl.kubernetes.io/restartedAt": "2026-11-21T08:00:00Z"},
+			OwnerReferences: []metav1.OwnerReference{
+				{
+					APIVersion: "apps/v1",
+					Kind:       "ReplicaSet",
+					Name:       benchApp(app),
+					UID:        types.UID("rs-" + benchApp(app)),
+					Controller: ptr.To(true),
+				},
+			},
+			ManagedFields: []metav1.ManagedFieldsEntry{
+				{
+					Manager:  "kube-controller-manager",
+					FieldsV1: metav1.NewFieldsV1(`{"f:metadata":"` + strings.Repeat("x", 800) + `"}`),
+				},
+			},
 		},
 		Spec: corev1.PodSpec{
 			NodeName: benchNode(i % benchNodes), Priority: &priority,
-			Containers: []corev1.Container{{Name: "app", Image: "registry.example.com/team/service:v1.2.3", Env: []corev1.EnvVar{{Name: "A", Value: strings.Repeat("y", 200)}, {Name: "B", Value: "b"}}}},
+			Containers: []corev1.Container{
+				{
+					Name:  "app",
+					Image: "registry.example.com/team/service:v1.2.3",
+					Env:   []corev1.EnvVar{{Name: "A", Value: strings.Repeat("y", 200)}, {Name: "B", Value: "b"}},
+				},
+			},
 		},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.2.3", Conditions: []corev1.PodCondition{
-			{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}, {Type: corev1.PodInitialized, Status: corev1.ConditionTrue},
-			{Type: corev1.ContainersReady, Status: corev1.ConditionTrue}, {Type: corev1.PodReady, Status: corev1.ConditionTrue},
+			{Type: corev1.PodScheduled, Status: corev1.ConditionTrue},
+			{Type: corev1.PodInitialized, Status: corev1.ConditionTrue},
+			{Type: corev1.ContainersReady, Status: corev1.ConditionTrue},
+			{Type: corev1.PodReady, Status: corev1.ConditionTrue},
 		}},
 	}
 }
@@ -207,7 +264,13 @@ func BenchmarkPreview(b *testing.B) {
 		"Eviction": nil, "Deployments": {maintenancev1alpha1.EvacuatorClassDeployment},
 	} {
 		b.Run(name, func(b *testing.B) {
-			p := New(Config{Host: kubernetes.NewForConfigOrDie(config), Authorizer: &host{allowed: map[string][]string{"ann": {""}}}, Evacuators: evacuators, Maintenances: (&fixture{}).all, Clock: clock.RealClock{}})
+			p := New(Config{
+				Host:         kubernetes.NewForConfigOrDie(config),
+				Authorizer:   &host{allowed: map[string][]string{"ann": {""}}},
+				Evacuators:   evacuators,
+				Maintenances: (&fixture{}).all,
+				Clock:        clock.RealClock{},
+			})
 			nm := maintenance("all", idle, "blue")
 			var out *maintenancev1alpha1.NodeMaintenancePreview
 			b.ReportAllocs()

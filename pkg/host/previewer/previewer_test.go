@@ -76,7 +76,8 @@ func (h *host) Authorize(_ context.Context, a authorizer.Attributes) (authorizer
 		return authorizer.DecisionNoOpinion, "", h.err
 	}
 	allowed := h.allowed[a.GetUser().GetName()]
-	named := slices.Contains(allowed, a.GetName()) || slices.Contains(allowed, "") && !slices.Contains(h.refused, a.GetName())
+	named := slices.Contains(allowed, a.GetName()) ||
+		slices.Contains(allowed, "") && !slices.Contains(h.refused, a.GetName())
 	if named && a.GetVerb() == "delete" && a.GetResource() == "nodes" {
 		return authorizer.DecisionAllow, "", nil
 	}
@@ -101,7 +102,9 @@ func newFixture(objects ...runtime.Object) *fixture {
 		list := &corev1.PodList{}
 		for _, object := range objects {
 			if pod, ok := object.(*corev1.Pod); ok && selector.Matches(fields.Set{
-				"spec.nodeName": pod.Spec.NodeName, "status.phase": string(pod.Status.Phase), "status.nominatedNodeName": pod.Status.NominatedNodeName,
+				"spec.nodeName":            pod.Spec.NodeName,
+				"status.phase":             string(pod.Status.Phase),
+				"status.nominatedNodeName": pod.Status.NominatedNodeName,
 			}) {
 				list.Items = append(list.Items, *pod)
 			}
@@ -113,11 +116,18 @@ func newFixture(objects ...runtime.Object) *fixture {
 
 func (f *fixture) previewer() *Previewer {
 	return New(Config{
-		Host: f.kube, Authorizer: f.host, Evacuators: f.evacuators, AskEveryNodeByName: f.everyNode, Maintenances: f.all, Clock: testclock.NewFakePassiveClock(now),
+		Host:               f.kube,
+		Authorizer:         f.host,
+		Evacuators:         f.evacuators,
+		AskEveryNodeByName: f.everyNode,
+		Maintenances:       f.all,
+		Clock:              testclock.NewFakePassiveClock(now),
 	})
 }
 
-func (f *fixture) preview(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
+func (f *fixture) preview(
+	ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance,
+) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
 	return f.previewer().Preview(ctx, nm)
 }
 
@@ -125,7 +135,9 @@ func (f *fixture) all(context.Context) ([]*maintenancev1alpha1.NodeMaintenance, 
 	return f.others, nil
 }
 
-func (f *fixture) mustPreview(t *testing.T, nm *maintenancev1alpha1.NodeMaintenance) *maintenancev1alpha1.NodeMaintenancePreview {
+func (f *fixture) mustPreview(
+	t *testing.T, nm *maintenancev1alpha1.NodeMaintenance,
+) *maintenancev1alpha1.NodeMaintenancePreview {
 	t.Helper()
 	out, err := f.preview(t.Context(), nm)
 	if err != nil {
@@ -144,13 +156,17 @@ func (f *fixture) asked() []string {
 	return slices.Compact(out)
 }
 
-func maintenance(name string, stage maintenancev1alpha1.NodeMaintenanceStage, pools ...string) *maintenancev1alpha1.NodeMaintenance {
+func maintenance(
+	name string, stage maintenancev1alpha1.NodeMaintenanceStage, pools ...string,
+) *maintenancev1alpha1.NodeMaintenance {
 	nm := &maintenancev1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(now)},
 		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
 			Stage: stage, RequestedBy: &authenticationv1.UserInfo{Username: "ann"},
 			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: pools}},
+				MatchExpressions: []corev1.NodeSelectorRequirement{
+					{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: pools},
+				},
 			}}},
 		},
 	}
@@ -159,7 +175,13 @@ func maintenance(name string, stage maintenancev1alpha1.NodeMaintenanceStage, po
 }
 
 func node(name, pool string) *corev1.Node {
-	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"pool": pool}}}
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:   name,
+			UID:    types.UID("uid-" + name),
+			Labels: map[string]string{"pool": pool},
+		},
+	}
 }
 
 // pod returns a pod of the ReplicaSet web.
@@ -167,11 +189,14 @@ func pod(name, on string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: name, Labels: map[string]string{"app": "web"},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: "uid-rs", Controller: ptr.To(true)}},
+			OwnerReferences: []metav1.OwnerReference{
+				{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: "uid-rs", Controller: ptr.To(true)},
+			},
 		},
 		Spec: corev1.PodSpec{NodeName: on},
 		Status: corev1.PodStatus{
-			Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+			Phase:      corev1.PodRunning,
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
 		},
 	}
 }
@@ -191,7 +216,8 @@ func closedBudget() *policyv1.PodDisruptionBudget {
 	return &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
 		Spec: policyv1.PodDisruptionBudgetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}, MaxUnavailable: ptr.To(intstr.FromInt32(0)),
+			Selector:       &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+			MaxUnavailable: ptr.To(intstr.FromInt32(0)),
 		},
 	}
 }
@@ -214,7 +240,8 @@ func names(out *maintenancev1alpha1.NodeMaintenancePreview) []string {
 func TestPreview(t *testing.T) {
 	f := newFixture(
 		node("blue-2", "blue"), node("blue-1", "blue"), node("red-1", "red"), closedBudget(),
-		pod("a", "blue-1"), pod("b", "blue-2"), nominated("c", "blue-2"), pod("d", "red-1"), finished(pod("e", "blue-1")), pod("f", ""), nominated("g", "red-1"),
+		pod("a", "blue-1"), pod("b", "blue-2"), nominated("c", "blue-2"), pod("d", "red-1"),
+		finished(pod("e", "blue-1")), pod("f", ""), nominated("g", "red-1"),
 	)
 	out := f.mustPreview(t, maintenance("nm", idle, "blue"))
 	if got, want := names(out), []string{"blue-1/a", "blue-2/b", "blue-2/c"}; !slices.Equal(got, want) {
@@ -255,12 +282,34 @@ func TestWhoseNodesAreRefused(t *testing.T) {
 		requester        *authenticationv1.UserInfo
 		want             []string
 	}{
-		"all are allowed":               {allowed: []string{""}, requester: &authenticationv1.UserInfo{Username: "ann"}},
-		"some are":                      {allowed: []string{"blue-1"}, requester: &authenticationv1.UserInfo{Username: "ann"}, want: []string{"blue-0", "blue-2"}},
-		"one is denied by name":         {allowed: []string{""}, refused: []string{"blue-2"}, requester: &authenticationv1.UserInfo{Username: "ann"}, want: []string{"blue-2"}},
-		"one is denied, all are asked":  {allowed: []string{""}, refused: []string{"blue-2"}, everyNode: true, requester: &authenticationv1.UserInfo{Username: "ann"}, want: []string{"blue-2"}},
-		"nobody asked for it":           {allowed: []string{""}, want: []string{"blue-0", "blue-1", "blue-2"}},
-		"somebody without a name asked": {allowed: []string{""}, requester: &authenticationv1.UserInfo{}, want: []string{"blue-0", "blue-1", "blue-2"}},
+		"all are allowed": {
+			allowed:   []string{""},
+			requester: &authenticationv1.UserInfo{Username: "ann"},
+		},
+		"some are": {
+			allowed:   []string{"blue-1"},
+			requester: &authenticationv1.UserInfo{Username: "ann"},
+			want:      []string{"blue-0", "blue-2"},
+		},
+		"one is denied by name": {
+			allowed:   []string{""},
+			refused:   []string{"blue-2"},
+			requester: &authenticationv1.UserInfo{Username: "ann"},
+			want:      []string{"blue-2"},
+		},
+		"one is denied, all are asked": {
+			allowed:   []string{""},
+			refused:   []string{"blue-2"},
+			everyNode: true,
+			requester: &authenticationv1.UserInfo{Username: "ann"},
+			want:      []string{"blue-2"},
+		},
+		"nobody asked for it": {allowed: []string{""}, want: []string{"blue-0", "blue-1", "blue-2"}},
+		"somebody without a name asked": {
+			allowed:   []string{""},
+			requester: &authenticationv1.UserInfo{},
+			want:      []string{"blue-0", "blue-1", "blue-2"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(objects...)
@@ -274,8 +323,10 @@ func TestWhoseNodesAreRefused(t *testing.T) {
 					got = append(got, out.Nodes[i].Name)
 				}
 			}
-			if !slices.Equal(got, test.want) || int(out.NodesRefused) != len(test.want) || int(out.PodCount) != 3-len(test.want) || out.NodesUnchecked != 0 {
-				t.Errorf("refused are %q (%d), %d pods, %d nodes unchecked; want %q", got, out.NodesRefused, out.PodCount, out.NodesUnchecked, test.want)
+			if !slices.Equal(got, test.want) || int(out.NodesRefused) != len(test.want) ||
+				int(out.PodCount) != 3-len(test.want) || out.NodesUnchecked != 0 {
+				t.Errorf("refused are %q (%d), %d pods, %d nodes unchecked; want %q",
+					got, out.NodesRefused, out.PodCount, out.NodesUnchecked, test.want)
 			}
 		})
 	}
@@ -302,11 +353,15 @@ func TestOthers(t *testing.T) {
 	gone.DeletionTimestamp = ptr.To(metav1.NewTime(now))
 	subject := maintenance("subject", idle, "blue")
 	f.others = []*maintenancev1alpha1.NodeMaintenance{
-		subject, maintenance("next", drain, "blue", "green"), maintenance("far", drain, "green", "red"), maintenance("stranger", drain, "gray"),
-		maintenance("cordon", cordon, "blue", "gray"), maintenance("done", complete, "blue"), gone, maintenance("elsewhere", idle, "red"),
+		subject, maintenance("next", drain, "blue", "green"), maintenance("far", drain, "green", "red"),
+		maintenance("stranger", drain, "gray"),
+		maintenance("cordon", cordon, "blue", "gray"), maintenance("done", complete, "blue"), gone,
+		maintenance("elsewhere", idle, "red"),
 	}
 	out := f.mustPreview(t, subject)
-	want := []maintenancev1alpha1.PreviewMaintenance{{Name: "cordon", Stage: cordon, NodeCount: 1}, {Name: "next", Stage: drain, NodeCount: 1}}
+	want := []maintenancev1alpha1.PreviewMaintenance{
+		{Name: "cordon", Stage: cordon, NodeCount: 1}, {Name: "next", Stage: drain, NodeCount: 1},
+	}
 	if !slices.Equal(out.Maintenances, want) {
 		t.Errorf("others are %+v, want %+v", out.Maintenances, want)
 	}
@@ -317,7 +372,8 @@ func TestOthers(t *testing.T) {
 	}
 	var lists []string
 	for _, action := range f.kube.Actions() {
-		if list, ok := action.(k8stesting.ListActionImpl); ok && list.Resource.Resource == "pods" && strings.HasPrefix(list.ListOptions.FieldSelector, "spec.nodeName=") {
+		if list, ok := action.(k8stesting.ListActionImpl); ok && list.Resource.Resource == "pods" &&
+			strings.HasPrefix(list.ListOptions.FieldSelector, "spec.nodeName=") {
 			node, _, _ := strings.Cut(strings.TrimPrefix(list.ListOptions.FieldSelector, "spec.nodeName="), ",")
 			lists = append(lists, node)
 		}
@@ -331,14 +387,17 @@ func TestOthers(t *testing.T) {
 func TestAfterCompleteNobodyIsAsked(t *testing.T) {
 	for name, modify := range map[string]func(*maintenancev1alpha1.NodeMaintenance){
 		"in Complete": func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.Stage = complete },
-		"in deletion": func(nm *maintenancev1alpha1.NodeMaintenance) { nm.DeletionTimestamp = ptr.To(metav1.NewTime(now)) },
+		"in deletion": func(nm *maintenancev1alpha1.NodeMaintenance) {
+			nm.DeletionTimestamp = ptr.To(metav1.NewTime(now))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(node("blue", "blue"), pod("a", "blue"))
 			nm := maintenance("nm", drain, "blue")
 			modify(nm)
 			out := f.mustPreview(t, nm)
-			if out.PodCount != 0 || out.NodeCount != 1 || f.host.asked != 0 || !slices.Equal(f.asked(), []string{"list nodes"}) {
+			if out.PodCount != 0 || out.NodeCount != 1 || f.host.asked != 0 ||
+				!slices.Equal(f.asked(), []string{"list nodes"}) {
 				t.Errorf("got %+v; asked %q", out, f.asked())
 			}
 		})
@@ -349,11 +408,16 @@ func TestOwnersAreReadForTheEvacuatorsThatAreOn(t *testing.T) {
 	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
 	objects := []runtime.Object{
 		node("blue", "blue"),
-		&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "uid-web"}, Spec: appsv1.DeploymentSpec{Selector: selector}},
+		&appsv1.Deployment{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "uid-web"},
+			Spec:       appsv1.DeploymentSpec{Selector: selector},
+		},
 		&appsv1.ReplicaSet{
 			ObjectMeta: metav1.ObjectMeta{
 				Namespace: "shop", Name: "web", UID: "uid-rs",
-				OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: "web", UID: "uid-web", Controller: ptr.To(true)}},
+				OwnerReferences: []metav1.OwnerReference{
+					{APIVersion: "apps/v1", Kind: "Deployment", Name: "web", UID: "uid-web", Controller: ptr.To(true)},
+				},
 			},
 			Spec: appsv1.ReplicaSetSpec{Selector: selector},
 		},
@@ -508,7 +572,9 @@ func TestIgnoredNodesAreCounted(t *testing.T) {
 	if out.NodeCount != 2 {
 		t.Errorf("got %d nodes, want the two old ones", out.NodeCount)
 	}
-	if want := []string{"spec.newNodes: matching nodes that are ignored because they were created later: 1"}; !slices.Equal(warnings.Texts(), want) {
+	if want := []string{
+		"spec.newNodes: matching nodes that are ignored because they were created later: 1",
+	}; !slices.Equal(warnings.Texts(), want) {
 		t.Errorf("warnings are %q, want %q", warnings.Texts(), want)
 	}
 }

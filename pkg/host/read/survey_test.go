@@ -45,22 +45,38 @@ var selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"
 func replicaSet(namespace, name string) *appsv1.ReplicaSet {
 	return &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: name, UID: types.UID("rs-" + name), Annotations: map[string]string{"long": "text"},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: name, UID: types.UID("d-" + name), Controller: ptr.To(true)}},
+			Namespace:   namespace,
+			Name:        name,
+			UID:         types.UID("rs-" + name),
+			Annotations: map[string]string{"long": "text"},
+			OwnerReferences: []metav1.OwnerReference{
+				{
+					APIVersion: "apps/v1",
+					Kind:       "Deployment",
+					Name:       name,
+					UID:        types.UID("d-" + name),
+					Controller: ptr.To(true),
+				},
+			},
 		},
-		Spec: appsv1.ReplicaSetSpec{Selector: selector, Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{NodeName: "x"}}},
+		Spec: appsv1.ReplicaSetSpec{
+			Selector: selector,
+			Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{NodeName: "x"}},
+		},
 	}
 }
 
 func deployment(namespace, name string) *appsv1.Deployment {
 	return &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("d-" + name)}, Spec: appsv1.DeploymentSpec{Selector: selector},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("d-" + name)},
+		Spec:       appsv1.DeploymentSpec{Selector: selector},
 	}
 }
 
 func daemonSet(namespace, name string) *appsv1.DaemonSet {
 	return &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("ds-" + name)}, Spec: appsv1.DaemonSetSpec{Selector: selector},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("ds-" + name)},
+		Spec:       appsv1.DaemonSetSpec{Selector: selector},
 	}
 }
 
@@ -80,27 +96,68 @@ func TestOwners(t *testing.T) {
 		builtIn                  sets.Set[string]
 		want                     map[string]int
 	}{
-		"few are read one by one":              {2, 3, all, map[string]int{"get replicasets": 6, "get deployments": 6, "get daemonsets": 6, "list horizontalpodautoscalers": 2}},
-		"many by namespace":                    {2, 40, all, map[string]int{"list replicasets": 2, "list deployments": 2, "list daemonsets": 2, "list horizontalpodautoscalers": 2}},
-		"those of many namespaces all at once": {20, 4, all, map[string]int{"list replicasets": 1, "list deployments": 1, "list daemonsets": 1, "list horizontalpodautoscalers": 1}},
-		"only for evacuators that are on":      {1, 1, sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet), map[string]int{"get daemonsets": 1}},
-		"none while none is on":                {1, 1, nil, map[string]int{}},
+		"few are read one by one": {
+			namespaces:   2,
+			perNamespace: 3,
+			builtIn:      all,
+			want: map[string]int{
+				"get replicasets":               6,
+				"get deployments":               6,
+				"get daemonsets":                6,
+				"list horizontalpodautoscalers": 2,
+			},
+		},
+		"many by namespace": {
+			namespaces:   2,
+			perNamespace: 40,
+			builtIn:      all,
+			want: map[string]int{
+				"list replicasets":              2,
+				"list deployments":              2,
+				"list daemonsets":               2,
+				"list horizontalpodautoscalers": 2,
+			},
+		},
+		"those of many namespaces all at once": {
+			namespaces:   20,
+			perNamespace: 4,
+			builtIn:      all,
+			want: map[string]int{
+				"list replicasets":              1,
+				"list deployments":              1,
+				"list daemonsets":               1,
+				"list horizontalpodautoscalers": 1,
+			},
+		},
+		"only for evacuators that are on": {
+			namespaces:   1,
+			perNamespace: 1,
+			builtIn:      sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet),
+			want:         map[string]int{"get daemonsets": 1},
+		},
+		"none while none is on": {namespaces: 1, perNamespace: 1, want: map[string]int{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			// Others that nobody asks about are there, too.
-			objects := []runtime.Object{replicaSet("other", "other"), deployment("other", "other"), daemonSet("other", "other")}
+			objects := []runtime.Object{
+				replicaSet("other", "other"), deployment("other", "other"), daemonSet("other", "other"),
+			}
 			names := NewOwnerNames(test.builtIn)
 			for i := range test.namespaces {
 				for j := range test.perNamespace {
 					namespace, name := fmt.Sprintf("ns-%d", i), fmt.Sprintf("web-%d", j)
-					objects = append(objects, replicaSet(namespace, name), deployment(namespace, name), daemonSet(namespace, name))
+					objects = append(
+						objects, replicaSet(namespace, name), deployment(namespace, name), daemonSet(namespace, name),
+					)
 					names.Add(namespace, &metav1.OwnerReference{Kind: "ReplicaSet", Name: name})
 					names.Add(namespace, &metav1.OwnerReference{Kind: "DaemonSet", Name: name})
 					names.Add(namespace, &metav1.OwnerReference{Kind: "StatefulSet", Name: name})
 				}
 			}
 			kube := kubefake.NewClientset(objects...)
-			owners, err := Reader{Client: kube}.Owners(t.Context(), names, []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "uid-n"}}})
+			owners, err := Reader{Client: kube}.Owners(
+				t.Context(), names, []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "uid-n"}}},
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -111,12 +168,16 @@ func TestOwners(t *testing.T) {
 			if test.builtIn.Has(maintenancev1alpha1.EvacuatorClassDeployment) {
 				rs, _ := owners.ReplicaSet(t.Context(), "ns-0", "web-0")
 				d, _ := owners.Deployment(t.Context(), "ns-0", "web-0")
-				if len(owners.replicaSets) != want || len(owners.deployments) != want || rs.UID != "rs-web-0" || rs.Annotations != nil ||
-					rs.Spec.Template.Spec.NodeName != "" || len(rs.OwnerReferences) != 1 || rs.Spec.Selector == nil || d.UID != "d-web-0" || d.Spec.Selector == nil {
+				if len(owners.replicaSets) != want || len(owners.deployments) != want || rs.UID != "rs-web-0" ||
+					rs.Annotations != nil ||
+					rs.Spec.Template.Spec.NodeName != "" || len(rs.OwnerReferences) != 1 || rs.Spec.Selector == nil ||
+					d.UID != "d-web-0" || d.Spec.Selector == nil {
 					t.Errorf("got %+v and %+v of %d and %d", rs, d, len(owners.replicaSets), len(owners.deployments))
 				}
 			}
-			if ds, _ := owners.DaemonSet(t.Context(), "ns-0", "web-0"); test.builtIn.Has(maintenancev1alpha1.EvacuatorClassDaemonSet) != (ds != nil) {
+			if ds, _ := owners.DaemonSet(t.Context(), "ns-0", "web-0"); test.builtIn.Has(
+				maintenancev1alpha1.EvacuatorClassDaemonSet,
+			) != (ds != nil) {
 				t.Errorf("got DaemonSet %+v", ds)
 			}
 			if gone, err := owners.DaemonSet(t.Context(), "other", "gone"); gone != nil || err != nil {
@@ -146,7 +207,9 @@ func TestOwnersThatAreGoneOrUnknown(t *testing.T) {
 	if err != nil || len(owners.replicaSets) != 0 {
 		t.Errorf("got %+v, %v", owners, err)
 	}
-	kube.PrependReactor("get", "replicasets", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("no") })
+	kube.PrependReactor("get", "replicasets", func(k8stesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("no")
+	})
 	if _, err := (Reader{Client: kube}).Owners(t.Context(), names, nil); err == nil {
 		t.Error("an owner that cannot be read is no error")
 	}
@@ -156,23 +219,35 @@ func TestSurges(t *testing.T) {
 	scaler := func(namespace, name, kind, target string) *autoscalingv2.HorizontalPodAutoscaler {
 		return &autoscalingv2.HorizontalPodAutoscaler{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
-			Spec:       autoscalingv2.HorizontalPodAutoscalerSpec{ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: kind, Name: target}},
+			Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
+				ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{
+					APIVersion: "apps/v1",
+					Kind:       kind,
+					Name:       target,
+				},
+			},
 		}
 	}
 	claim := func(name string, mode corev1.PersistentVolumeAccessMode) *corev1.PersistentVolumeClaim {
 		return &corev1.PersistentVolumeClaim{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: corev1.PersistentVolumeClaimSpec{AccessModes: []corev1.PersistentVolumeAccessMode{mode}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+			Spec:       corev1.PersistentVolumeClaimSpec{AccessModes: []corev1.PersistentVolumeAccessMode{mode}},
 		}
 	}
 	web := deployment("ns", "web")
 	for _, name := range []string{"shared", "data", "gone"} {
 		web.Spec.Template.Spec.Volumes = append(web.Spec.Template.Spec.Volumes, corev1.Volume{
-			Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}},
+			Name: name,
+			VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
+			},
 		})
 	}
 	kube := kubefake.NewClientset(
-		web, replicaSet("ns", "web"), claim("shared", corev1.ReadWriteMany), claim("data", corev1.ReadWriteOnce), claim("other", corev1.ReadWriteOnce),
-		scaler("ns", "b", "Deployment", "web"), scaler("ns", "a", "Deployment", "web"), scaler("ns", "c", "StatefulSet", "web"), scaler("ns", "d", "Deployment", "other"),
+		web, replicaSet("ns", "web"), claim("shared", corev1.ReadWriteMany), claim("data", corev1.ReadWriteOnce),
+		claim("other", corev1.ReadWriteOnce),
+		scaler("ns", "b", "Deployment", "web"), scaler("ns", "a", "Deployment", "web"),
+		scaler("ns", "c", "StatefulSet", "web"), scaler("ns", "d", "Deployment", "other"),
 	)
 	names := NewOwnerNames(sets.New(maintenancev1alpha1.EvacuatorClassDeployment))
 	names.Add("ns", &metav1.OwnerReference{Kind: "ReplicaSet", Name: "web"})
@@ -181,7 +256,8 @@ func TestSurges(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := owners.Surge("ns", "web")
-	if c == nil || c.Deployment.Name != "web" || len(c.Autoscalers) != 2 || c.Autoscalers[0].Name != "a" || !slices.Equal(c.OneNodeClaims, []string{"data"}) {
+	if c == nil || c.Deployment.Name != "web" || len(c.Autoscalers) != 2 || c.Autoscalers[0].Name != "a" ||
+		!slices.Equal(c.OneNodeClaims, []string{"data"}) {
 		t.Errorf("got %+v", c)
 	}
 	if n := calls(kube)["get persistentvolumeclaims"]; n != 3 {
@@ -192,7 +268,9 @@ func TestSurges(t *testing.T) {
 	}
 	for verb, resource := range map[string]string{"list": "horizontalpodautoscalers", "get": "persistentvolumeclaims"} {
 		failing := kubefake.NewClientset(web, replicaSet("ns", "web"))
-		failing.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("no") })
+		failing.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) {
+			return true, nil, errors.New("no")
+		})
 		if _, err := (Reader{Client: failing}).Owners(t.Context(), names, nil); err == nil {
 			t.Errorf("%s that cannot be read are no error", resource)
 		}
@@ -210,7 +288,10 @@ func TestNodesAreReadInPages(t *testing.T) {
 		for i := from; i < min(from+int(options.Limit), 1200); i++ {
 			list.Items = append(list.Items, corev1.Node{
 				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n-%d", i), Labels: map[string]string{"pool": "blue"}},
-				Status:     corev1.NodeStatus{Images: []corev1.ContainerImage{{}}, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}}},
+				Status: corev1.NodeStatus{
+					Images:     []corev1.ContainerImage{{}},
+					Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}},
+				},
 			})
 		}
 		if from+int(options.Limit) < 1200 {
@@ -222,7 +303,8 @@ func TestNodesAreReadInPages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if last := nodes[len(nodes)-1]; len(nodes) != 1200 || last.Name != "n-1199" || last.Labels["pool"] != "blue" || last.Status.Images != nil || len(last.Status.Conditions) != 1 {
+	if last := nodes[len(nodes)-1]; len(nodes) != 1200 || last.Name != "n-1199" || last.Labels["pool"] != "blue" ||
+		last.Status.Images != nil || len(last.Status.Conditions) != 1 {
 		t.Errorf("%d nodes, the last is %+v", len(nodes), last)
 	}
 	if !slices.Equal(limits, []int64{500, 500, 500}) {
@@ -242,7 +324,9 @@ func TestBudgets(t *testing.T) {
 			for i := range test.namespaces {
 				namespace := fmt.Sprintf("ns-%d", i)
 				namespaces.Insert(namespace)
-				objects = append(objects, &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "a"}})
+				objects = append(objects, &policyv1.PodDisruptionBudget{
+					ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "a"},
+				})
 			}
 			kube := kubefake.NewClientset(objects...)
 			budgets, err := Reader{Client: kube}.Budgets(t.Context(), namespaces)
@@ -258,7 +342,10 @@ func TestTerminatingNamespaces(t *testing.T) {
 	kube.PrependReactor("list", "namespaces", func(action k8stesting.Action) (bool, runtime.Object, error) {
 		wanted, err := fields.ParseSelector(action.(k8stesting.ListActionImpl).ListOptions.FieldSelector)
 		list := &corev1.NamespaceList{}
-		for name, phase := range map[string]corev1.NamespacePhase{"a": corev1.NamespaceActive, "b": corev1.NamespaceTerminating} {
+		for name, phase := range map[string]corev1.NamespacePhase{
+			"a": corev1.NamespaceActive,
+			"b": corev1.NamespaceTerminating,
+		} {
 			if wanted.Matches(fields.Set{"status.phase": string(phase)}) {
 				list.Items = append(list.Items, corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
 			}
