@@ -69,10 +69,13 @@ func TestCreate(t *testing.T) {
 	etcd := registrytest.RunEtcd(t)
 	r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
 	ctx, warnings := registrytest.WithWarnings(request(t, ann, "create", "", ""))
-	in := newEvacuation(active("last.example.com"), message("mine"), forbid, condition("Complete", "PodDeleted"), func(e *maintenance.Evacuation) {
-		e.Name = ""
-		e.Spec.ProgressDeadlineSeconds = ptr.To[int32](30)
-	})
+	in := newEvacuation(
+		active("last.example.com"), message("mine"), forbid, condition("Complete", "PodDeleted"),
+		func(e *maintenance.Evacuation) {
+			e.Name = ""
+			e.Spec.ProgressDeadlineSeconds = ptr.To[int32](30)
+		},
+	)
 	obj, err := r.Evacuation.Create(ctx, in, rest.ValidateAllObjectFunc, &metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -81,8 +84,11 @@ func TestCreate(t *testing.T) {
 	if got.Name != name {
 		t.Errorf("the name is %q, want %q", got.Name, name)
 	}
-	if st := got.Status; st.ActiveEvacuatorClass != "first.example.com" || st.ActiveEvacuatorCompleted || st.EvacuationProgressTimestamp != nil ||
-		!st.ActiveEvacuatorSince.Equal(ptr.To(metav1.NewTime(start).Rfc3339Copy())) || !strings.Contains(st.Message, "first.example.com is active") || st.EvacuationCancellationPolicy != "Allow" || len(st.Conditions) != 0 {
+	if st := got.Status; st.ActiveEvacuatorClass != "first.example.com" || st.ActiveEvacuatorCompleted ||
+		st.EvacuationProgressTimestamp != nil ||
+		!st.ActiveEvacuatorSince.Equal(ptr.To(metav1.NewTime(start).Rfc3339Copy())) ||
+		!strings.Contains(st.Message, "first.example.com is active") || st.EvacuationCancellationPolicy != "Allow" ||
+		len(st.Conditions) != 0 {
 		t.Errorf("the status is %+v, want that of a new object whose first evacuator is active", st)
 	}
 	if got.Generation != 1 {
@@ -114,14 +120,22 @@ func TestCreateKeepsManagedFields(t *testing.T) {
 		user       user.Info
 		evacuators []maintenance.Evacuator
 	}{
-		"of the server, for a pod without evacuators": {server, nil},
-		"of the server, for a pod with an evacuator":  {server, []maintenance.Evacuator{{EvacuatorClass: "a.example.com", Priority: 1}}},
-		"of a user": {ann, nil},
+		"of the server, for a pod without evacuators": {user: server},
+		"of the server, for a pod with an evacuator": {
+			user:       server,
+			evacuators: []maintenance.Evacuator{{EvacuatorClass: "a.example.com", Priority: 1}},
+		},
+		"of a user": {user: ann},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in := newEvacuation(forPod("web-"+strconv.Itoa(len(name))), withEvacuators(test.evacuators...), func(e *maintenance.Evacuation) {
-				e.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "haulout-controllers", Operation: metav1.ManagedFieldsOperationUpdate}}
-			})
+			in := newEvacuation(
+				forPod("web-"+strconv.Itoa(len(name))), withEvacuators(test.evacuators...),
+				func(e *maintenance.Evacuation) {
+					e.ManagedFields = []metav1.ManagedFieldsEntry{
+						{Manager: "haulout-controllers", Operation: metav1.ManagedFieldsOperationUpdate},
+					}
+				},
+			)
 			got, err := r.create(test.user, in)
 			if err != nil {
 				t.Fatal(err)
@@ -150,34 +164,102 @@ func TestCreateRefuses(t *testing.T) {
 		mod  mod
 		want []string
 	}{
-		"another name":              {func(e *maintenance.Evacuation) { e.Name = "other" }, []string{"FieldValueInvalid metadata.name"}},
-		"generateName":              {func(e *maintenance.Evacuation) { e.Name, e.GenerateName = "", "web-" }, []string{"FieldValueInvalid metadata.generateName"}},
-		"no pod name":               {func(e *maintenance.Evacuation) { e.Name, e.Spec.PodRef.Name = "", "" }, []string{"FieldValueRequired spec.podRef.name"}},
-		"no pod UID":                {func(e *maintenance.Evacuation) { e.Name, e.Spec.PodRef.UID = "", "" }, []string{"FieldValueRequired spec.podRef.uid"}},
-		"no pod at all":             {func(e *maintenance.Evacuation) { e.Name, e.Spec.PodRef = "", maintenance.PodReference{} }, []string{"FieldValueRequired spec.podRef.name", "FieldValueRequired spec.podRef.uid"}},
-		"a pod name that is none":   {func(e *maintenance.Evacuation) { e.Name, e.Spec.PodRef.Name = "", "Web_1" }, []string{"FieldValueInvalid spec.podRef.name"}},
-		"no instigator":             {finalizers(), []string{"FieldValueRequired metadata.finalizers"}},
-		"only other finalizers":     {finalizers("example.com/other"), []string{"FieldValueRequired metadata.finalizers"}},
-		"a deadline of nothing":     {spec(func(s *maintenance.EvacuationSpec) { s.ProgressDeadlineSeconds = ptr.To[int32](0) }), []string{"FieldValueInvalid spec.progressDeadlineSeconds"}},
-		"a deadline beyond a day":   {spec(func(s *maintenance.EvacuationSpec) { s.ProgressDeadlineSeconds = ptr.To[int32](86401) }), []string{"FieldValueInvalid spec.progressDeadlineSeconds"}},
-		"seventeen evacuators":      {withEvacuators(many...), []string{"FieldValueTooMany spec.evacuators"}},
-		"a class of 55 characters":  {one(strings.Repeat("a", 43)+".example.com", 1, ""), []string{"FieldValueTooLong spec.evacuators[0].evacuatorClass"}},
-		"a class that is no domain": {one("A_b", 1, ""), []string{"FieldValueInvalid spec.evacuators[0].evacuatorClass"}},
-		"no class":                  {one("", 1, ""), []string{"FieldValueRequired spec.evacuators[0].evacuatorClass"}},
-		"a negative priority":       {one("a.example.com", -1, ""), []string{"FieldValueInvalid spec.evacuators[0].priority"}},
-		"a priority too high":       {one("a.example.com", 100001, ""), []string{"FieldValueInvalid spec.evacuators[0].priority"}},
-		"an unknown role":           {one("a.example.com", 10000, "boss"), []string{"FieldValueNotSupported spec.evacuators[0].role"}},
-		"the role elsewhere":        {one("a.example.com", 9999, "controller"), []string{"FieldValueInvalid spec.evacuators[0].priority"}},
-		"10000 without the role":    {one("a.example.com", 10000, ""), []string{"FieldValueRequired spec.evacuators[0].role"}},
-		"eviction as an evacuator":  {one(eviction, 1, ""), []string{"FieldValueInvalid spec.evacuators[0].evacuatorClass"}},
-		"a class twice": {withEvacuators(maintenance.Evacuator{EvacuatorClass: "a.example.com", Priority: 1}, maintenance.Evacuator{EvacuatorClass: "a.example.com", Priority: 2}),
-			[]string{"FieldValueDuplicate spec.evacuators[1]"}},
-		"two controllers": {withEvacuators(maintenance.Evacuator{EvacuatorClass: "a.example.com", Priority: 10000, Role: "controller"},
-			maintenance.Evacuator{EvacuatorClass: "b.example.com", Priority: 10000, Role: "controller"}),
-			[]string{"FieldValueInvalid spec.evacuators[1].role"}},
-		"priority 10050 in another domain": {withEvacuators(maintenance.Evacuator{EvacuatorClass: "a.example.com", Priority: 10050},
-			maintenance.Evacuator{EvacuatorClass: "deployment.apps.k8s.io", Priority: 10000, Role: "controller"}),
-			[]string{"FieldValueInvalid spec.evacuators[0].priority"}},
+		"another name": {
+			mod:  func(e *maintenance.Evacuation) { e.Name = "other" },
+			want: []string{"FieldValueInvalid metadata.name"},
+		},
+		"generateName": {
+			mod:  func(e *maintenance.Evacuation) { e.Name, e.GenerateName = "", "web-" },
+			want: []string{"FieldValueInvalid metadata.generateName"},
+		},
+		"no pod name": {
+			mod:  func(e *maintenance.Evacuation) { e.Name, e.Spec.PodRef.Name = "", "" },
+			want: []string{"FieldValueRequired spec.podRef.name"},
+		},
+		"no pod UID": {
+			mod:  func(e *maintenance.Evacuation) { e.Name, e.Spec.PodRef.UID = "", "" },
+			want: []string{"FieldValueRequired spec.podRef.uid"},
+		},
+		"no pod at all": {
+			mod:  func(e *maintenance.Evacuation) { e.Name, e.Spec.PodRef = "", maintenance.PodReference{} },
+			want: []string{"FieldValueRequired spec.podRef.name", "FieldValueRequired spec.podRef.uid"},
+		},
+		"a pod name that is none": {
+			mod:  func(e *maintenance.Evacuation) { e.Name, e.Spec.PodRef.Name = "", "Web_1" },
+			want: []string{"FieldValueInvalid spec.podRef.name"},
+		},
+		"no instigator": {mod: finalizers(), want: []string{"FieldValueRequired metadata.finalizers"}},
+		"only other finalizers": {
+			mod:  finalizers("example.com/other"),
+			want: []string{"FieldValueRequired metadata.finalizers"},
+		},
+		"a deadline of nothing": {
+			mod:  spec(func(s *maintenance.EvacuationSpec) { s.ProgressDeadlineSeconds = ptr.To[int32](0) }),
+			want: []string{"FieldValueInvalid spec.progressDeadlineSeconds"},
+		},
+		"a deadline beyond a day": {
+			mod:  spec(func(s *maintenance.EvacuationSpec) { s.ProgressDeadlineSeconds = ptr.To[int32](86401) }),
+			want: []string{"FieldValueInvalid spec.progressDeadlineSeconds"},
+		},
+		"seventeen evacuators": {
+			mod:  withEvacuators(many...),
+			want: []string{"FieldValueTooMany spec.evacuators"},
+		},
+		"a class of 55 characters": {
+			mod:  one(strings.Repeat("a", 43)+".example.com", 1, ""),
+			want: []string{"FieldValueTooLong spec.evacuators[0].evacuatorClass"},
+		},
+		"a class that is no domain": {
+			mod:  one("A_b", 1, ""),
+			want: []string{"FieldValueInvalid spec.evacuators[0].evacuatorClass"},
+		},
+		"no class": {
+			mod:  one("", 1, ""),
+			want: []string{"FieldValueRequired spec.evacuators[0].evacuatorClass"},
+		},
+		"a negative priority": {
+			mod:  one("a.example.com", -1, ""),
+			want: []string{"FieldValueInvalid spec.evacuators[0].priority"},
+		},
+		"a priority too high": {
+			mod:  one("a.example.com", 100001, ""),
+			want: []string{"FieldValueInvalid spec.evacuators[0].priority"},
+		},
+		"an unknown role": {
+			mod:  one("a.example.com", 10000, "boss"),
+			want: []string{"FieldValueNotSupported spec.evacuators[0].role"},
+		},
+		"the role elsewhere": {
+			mod:  one("a.example.com", 9999, "controller"),
+			want: []string{"FieldValueInvalid spec.evacuators[0].priority"},
+		},
+		"10000 without the role": {
+			mod:  one("a.example.com", 10000, ""),
+			want: []string{"FieldValueRequired spec.evacuators[0].role"},
+		},
+		"eviction as an evacuator": {
+			mod:  one(eviction, 1, ""),
+			want: []string{"FieldValueInvalid spec.evacuators[0].evacuatorClass"},
+		},
+		"a class twice": {
+			mod: withEvacuators(
+				maintenance.Evacuator{EvacuatorClass: "a.example.com", Priority: 1},
+				maintenance.Evacuator{EvacuatorClass: "a.example.com", Priority: 2},
+			),
+			want: []string{"FieldValueDuplicate spec.evacuators[1]"},
+		},
+		"two controllers": {
+			mod: withEvacuators(
+				maintenance.Evacuator{EvacuatorClass: "a.example.com", Priority: 10000, Role: "controller"},
+				maintenance.Evacuator{EvacuatorClass: "b.example.com", Priority: 10000, Role: "controller"},
+			),
+			want: []string{"FieldValueInvalid spec.evacuators[1].role"},
+		},
+		"priority 10050 in another domain": {
+			mod: withEvacuators(maintenance.Evacuator{EvacuatorClass: "a.example.com", Priority: 10050},
+				maintenance.Evacuator{EvacuatorClass: "deployment.apps.k8s.io", Priority: 10000, Role: "controller"}),
+			want: []string{"FieldValueInvalid spec.evacuators[0].priority"},
+		},
 	}
 	for desc, tt := range tests {
 		t.Run(desc, func(t *testing.T) {
@@ -196,15 +278,34 @@ func TestUpdate(t *testing.T) {
 		mods []mod
 		want []string
 	}{
-		"an instigator joins":                {mods: []mod{finalizers(instigator, "evacuation.coordination.k8s.io/instigator_a")}},
-		"the last instigator goes":           {mods: []mod{finalizers()}},
-		"labels change":                      {mods: []mod{func(e *maintenance.Evacuation) { e.Labels = nil }}},
-		"the status is not for here":         {mods: []mod{active("first.example.com"), message("x"), condition("Complete", "PodDeleted")}},
-		"the deadline changes":               {[]mod{func(e *maintenance.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](5) }}, []string{"FieldValueForbidden spec"}},
-		"the node changes":                   {[]mod{func(e *maintenance.Evacuation) { e.Spec.NodeName = "node-8" }}, []string{"FieldValueForbidden spec"}},
-		"an evacuator goes":                  {[]mod{func(e *maintenance.Evacuation) { e.Spec.Evacuators = e.Spec.Evacuators[1:] }}, []string{"FieldValueForbidden spec"}},
-		"a finalizer that is none":           {[]mod{finalizers(instigator, "evacuation.coordination.k8s.io/instigator_")}, []string{"FieldValueInvalid metadata.finalizers"}},
-		"another pod, for the server itself": {[]mod{func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "other" }}, []string{"FieldValueForbidden spec"}},
+		"an instigator joins": {
+			mods: []mod{finalizers(instigator, "evacuation.coordination.k8s.io/instigator_a")},
+		},
+		"the last instigator goes": {mods: []mod{finalizers()}},
+		"labels change":            {mods: []mod{func(e *maintenance.Evacuation) { e.Labels = nil }}},
+		"the status is not for here": {
+			mods: []mod{active("first.example.com"), message("x"), condition("Complete", "PodDeleted")},
+		},
+		"the deadline changes": {
+			mods: []mod{func(e *maintenance.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](5) }},
+			want: []string{"FieldValueForbidden spec"},
+		},
+		"the node changes": {
+			mods: []mod{func(e *maintenance.Evacuation) { e.Spec.NodeName = "node-8" }},
+			want: []string{"FieldValueForbidden spec"},
+		},
+		"an evacuator goes": {
+			mods: []mod{func(e *maintenance.Evacuation) { e.Spec.Evacuators = e.Spec.Evacuators[1:] }},
+			want: []string{"FieldValueForbidden spec"},
+		},
+		"a finalizer that is none": {
+			mods: []mod{finalizers(instigator, "evacuation.coordination.k8s.io/instigator_")},
+			want: []string{"FieldValueInvalid metadata.finalizers"},
+		},
+		"another pod, for the server itself": {
+			mods: []mod{func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "other" }},
+			want: []string{"FieldValueForbidden spec"},
+		},
 	}
 	for desc, tt := range tests {
 		t.Run(desc, func(t *testing.T) {
@@ -224,217 +325,11 @@ func TestUpdateNeedsTheResourceVersion(t *testing.T) {
 	r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
 	evacuation := r.mustCreate()
 	evacuation.ResourceVersion = ""
-	_, _, err := r.Status.Update(request(t, server, "update", "status", name), name, rest.DefaultUpdatedObjectInfo(evacuation),
-		rest.ValidateAllObjectFunc, rest.ValidateAllObjectUpdateFunc, false, &metav1.UpdateOptions{})
+	_, _, err := r.Status.Update(
+		request(t, server, "update", "status", name), name, rest.DefaultUpdatedObjectInfo(evacuation),
+		rest.ValidateAllObjectFunc, rest.ValidateAllObjectUpdateFunc, false, &metav1.UpdateOptions{},
+	)
 	expectCauses(t, err, "FieldValueInvalid metadata.resourceVersion")
-}
-
-func TestStatusIsNotCreatedByUpdate(t *testing.T) {
-	etcd := registrytest.RunEtcd(t)
-	r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
-	_, _, err := r.Status.Update(request(t, server, "update", "status", name), name, rest.DefaultUpdatedObjectInfo(newEvacuation()),
-		rest.ValidateAllObjectFunc, rest.ValidateAllObjectUpdateFunc, true, &metav1.UpdateOptions{})
-	if !apierrors.IsNotFound(err) {
-		t.Errorf("got %v, want that it is not found", err)
-	}
-}
-
-func TestStatusWritesKeepMetadataAndSpec(t *testing.T) {
-	etcd := registrytest.RunEtcd(t)
-	r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
-	created := r.mustCreate()
-	got := r.mustUpdateStatus(server, active("first.example.com"), finalizers(), func(e *maintenance.Evacuation) {
-		e.Labels = map[string]string{"app": "other"}
-		e.Spec.NodeName = "node-8"
-	})
-	if !equality.Semantic.DeepEqual(got.Spec, created.Spec) {
-		t.Errorf("the spec became %+v", got.Spec)
-	}
-	if !slices.Equal(got.Finalizers, created.Finalizers) || got.Labels["app"] != "web" {
-		t.Errorf("the metadata became %+v", got.ObjectMeta)
-	}
-	if got.Status.ActiveEvacuatorClass != "first.example.com" {
-		t.Errorf("the status was not written: %+v", got.Status)
-	}
-}
-
-func TestStatusTransitions(t *testing.T) {
-	etcd := registrytest.RunEtcd(t)
-	first, last := active("first.example.com"), active("last.example.com")
-	mods := func(m ...mod) []mod { return m }
-	// inTurn gives the turn to each, as the one before has completed.
-	inTurn := func(classes ...string) []mod {
-		var steps []mod
-		for i, class := range classes {
-			if i > 0 {
-				steps = append(steps, completed)
-			}
-			steps = append(steps, active(class))
-		}
-		return steps
-	}
-	third := inTurn("first.example.com", "deployment.apps.k8s.io", "last.example.com")
-	evicted := inTurn("first.example.com", "deployment.apps.k8s.io", "last.example.com", eviction)
-	tests := map[string]struct {
-		// before are writes of the server, one after the other.
-		before []mod
-		user   user.Info
-		mods   []mod
-		want   []string
-	}{
-		"the first evacuator reports at once":         {nil, ann, mods(message("x"), forbid), nil},
-		"the server moves down":                       {mods(first, completed), server, mods(active("deployment.apps.k8s.io")), nil},
-		"the server moves to eviction":                {append(slices.Clone(third), completed), server, mods(active(eviction)), nil},
-		"the server leaves one out":                   {mods(first, completed), server, mods(last), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
-		"the server goes straight to eviction":        {mods(first, completed), server, mods(active(eviction)), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
-		"the server moves up":                         {third, server, mods(first), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
-		"the server moves up from eviction":           {evicted, server, mods(first), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
-		"the server names an unknown class":           {mods(first), server, mods(active("x.example.com")), []string{"FieldValueNotSupported status.activeEvacuatorClass"}},
-		"the server takes the turn back":              {mods(first), server, mods(active("")), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
-		"the counter rises":                           {mods(first, counter(2)), server, mods(counter(3)), nil},
-		"the counter falls":                           {mods(first, counter(2)), server, mods(counter(1)), []string{"FieldValueInvalid status.failedEvictionCounter"}},
-		"the counter is negative":                     {mods(first), server, mods(counter(-1)), []string{"FieldValueInvalid status.failedEvictionCounter"}},
-		"a policy that is none":                       {mods(first), server, mods(func(e *maintenance.Evacuation) { e.Status.EvacuationCancellationPolicy = "Perhaps" }), []string{"FieldValueNotSupported status.evacuationCancellationPolicy"}},
-		"a message of 1025 bytes":                     {mods(first), ann, mods(message(strings.Repeat("x", 1025))), []string{"FieldValueTooLong status.message"}},
-		"a condition twice":                           {mods(first), server, mods(condition("Blocked", "A"), condition("Blocked", "A")), []string{"FieldValueDuplicate status.conditions[1]"}},
-		"a condition without reason":                  {mods(first), server, mods(condition("Blocked", "")), []string{"FieldValueRequired status.conditions[0].reason"}},
-		"the server completes it":                     {mods(first), server, mods(condition("Complete", "PodDeleted")), nil},
-		"the server changes a complete one":           {mods(first, condition("Complete", "PodDeleted")), server, mods(message("x")), []string{"FieldValueForbidden status"}},
-		"the server moves a complete one on":          {mods(first, condition("Complete", "PodDeleted")), server, mods(last), []string{"FieldValueForbidden status"}},
-		"an evacuator reports on a complete one":      {mods(first, condition("Complete", "PodDeleted")), ann, mods(message("x")), []string{"FieldValueForbidden status"}},
-		"an evacuator beats on a complete one":        {mods(first, condition("Complete", "PodDeleted")), ann, nil, nil},
-		"the active evacuator reports":                {mods(first), ann, mods(message("x"), forbid), nil},
-		"an evacuator passes the turn on":             {mods(first), ann, mods(last), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
-		"an evacuator that lost its turn writes":      {third, ann, mods(first, message("x")), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
-		"somebody reports for eviction":               {evicted, ann, mods(message("x")), []string{"FieldValueForbidden status"}},
-		"an evacuator counts evictions":               {mods(first), ann, mods(counter(1)), []string{"FieldValueForbidden status.failedEvictionCounter"}},
-		"an evacuator completes the evacuation":       {mods(first), ann, mods(condition("Complete", "PodDeleted")), []string{"FieldValueForbidden status.conditions"}},
-		"the server completes and hands over at once": {mods(first), server, mods(completed, active("deployment.apps.k8s.io")), []string{"FieldValueInvalid status.activeEvacuatorClass"}},
-		"the server forbids for the eviction":         {evicted, server, mods(forbid), []string{"FieldValueInvalid status.evacuationCancellationPolicy"}},
-	}
-	for desc, tt := range tests {
-		t.Run(desc, func(t *testing.T) {
-			r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
-			r.mustCreate()
-			for _, m := range tt.before {
-				r.mustUpdateStatus(server, m)
-			}
-			_, err := r.updateStatus(tt.user, tt.mods...)
-			expectCauses(t, err, tt.want...)
-		})
-	}
-}
-
-func counter(n int32) mod {
-	return func(e *maintenance.Evacuation) { e.Status.FailedEvictionCounter = n }
-}
-
-func TestWithoutEvacuatorsEvictionStarts(t *testing.T) {
-	etcd := registrytest.RunEtcd(t)
-	r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
-	r.mustCreate(withEvacuators())
-	if got := r.mustUpdateStatus(server, active(eviction)); got.Status.ActiveEvacuatorClass != eviction {
-		t.Errorf("the turn is with %q", got.Status.ActiveEvacuatorClass)
-	}
-}
-
-func TestProgressTimestamp(t *testing.T) {
-	etcd := registrytest.RunEtcd(t)
-	r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
-	r.mustCreate()
-	at := func(d time.Duration) *metav1.Time { return ptr.To(metav1.NewTime(start.Truncate(time.Second).Add(d))) }
-	expect := func(what string, got *maintenance.Evacuation, want *metav1.Time) {
-		t.Helper()
-		if !got.Status.EvacuationProgressTimestamp.Equal(want) {
-			t.Errorf("%s: the progress timestamp is %v, want %v", what, got.Status.EvacuationProgressTimestamp, want)
-		}
-	}
-	theirs := func(e *maintenance.Evacuation) {
-		e.Status.EvacuationProgressTimestamp = ptr.To(metav1.NewTime(start.Add(240 * time.Hour)))
-	}
-	expect("the first evacuator has not reported yet", r.mustUpdateStatus(server, active("first.example.com")), nil)
-
-	r.clock.SetTime(start.Add(time.Minute))
-	expect("it writes without a change", r.mustUpdateStatus(ann), at(time.Minute))
-	before := r.mustUpdateStatus(ann)
-	if again := r.mustUpdateStatus(ann); again.ResourceVersion != before.ResourceVersion {
-		t.Errorf("two reports in a second are two writes")
-	}
-
-	r.clock.SetTime(start.Add(2 * time.Minute))
-	expect("it sends a time of its own", r.mustUpdateStatus(ann, theirs), at(2*time.Minute))
-	expect("it removes the time", r.mustUpdateStatus(ann, func(e *maintenance.Evacuation) { e.Status.EvacuationProgressTimestamp = nil }), at(2*time.Minute))
-
-	r.clock.SetTime(start.Add(3 * time.Minute))
-	expect("the server writes the message", r.mustUpdateStatus(server, message("x")), at(2*time.Minute))
-	expect("the server's own evacuator reports", r.mustUpdateStatus(server, func(e *maintenance.Evacuation) {
-		e.Status.EvacuationProgressTimestamp = at(3 * time.Minute)
-	}), at(3*time.Minute))
-
-	r.clock.SetTime(start.Add(4 * time.Minute))
-	expect("the server's own evacuator makes up a time", r.mustUpdateStatus(server, theirs), at(4*time.Minute))
-	r.clock.SetTime(start.Add(5 * time.Minute))
-	expect("the server removes the time", r.mustUpdateStatus(server, message("y"), func(e *maintenance.Evacuation) { e.Status.EvacuationProgressTimestamp = nil }), at(4*time.Minute))
-
-	r.mustUpdateStatus(ann, completed)
-	r.clock.SetTime(start.Add(6 * time.Minute))
-	got := r.mustUpdateStatus(server, active("deployment.apps.k8s.io"), theirs)
-	expect("the next one becomes active", got, nil)
-	if !got.Status.ActiveEvacuatorSince.Equal(at(6 * time.Minute)) {
-		t.Errorf("the next one is active since %v, want %v", got.Status.ActiveEvacuatorSince, at(6*time.Minute))
-	}
-
-	r.mustUpdateStatus(server, condition("Complete", "PodDeleted"))
-	r.clock.SetTime(start.Add(7 * time.Minute))
-	expect("it reports on a complete one", r.mustUpdateStatus(ann), nil)
-}
-
-func TestHandOverClearsWhatTheLastOneReported(t *testing.T) {
-	etcd := registrytest.RunEtcd(t)
-	r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
-	r.mustCreate()
-	r.mustUpdateStatus(server, active("first.example.com"))
-	r.mustUpdateStatus(ann, forbid, func(e *maintenance.Evacuation) {
-		e.Status.ActiveEvacuatorCompleted = true
-		e.Status.ExpectedEvacuationFinishTime = ptr.To(metav1.NewTime(start))
-	})
-	got := r.mustUpdateStatus(server, active("deployment.apps.k8s.io"), message("first.example.com said it completed"))
-	want := maintenance.EvacuationStatus{
-		ActiveEvacuatorClass:         "deployment.apps.k8s.io",
-		ActiveEvacuatorSince:         ptr.To(metav1.NewTime(start).Rfc3339Copy()),
-		EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow,
-		Message:                      "first.example.com said it completed",
-	}
-	if !equality.Semantic.DeepEqual(got.Status, want) {
-		t.Errorf("the status is %+v, want %+v", got.Status, want)
-	}
-}
-
-func TestForbidAndTheInstigators(t *testing.T) {
-	etcd := registrytest.RunEtcd(t)
-	tests := map[string]struct {
-		prepare func(*registry)
-		want    []string
-	}{
-		"in time":                           {func(*registry) {}, nil},
-		"after the last instigator is gone": {func(r *registry) { _, _ = r.update(ann, finalizers("example.com/other")) }, []string{"FieldValueInvalid status.evacuationCancellationPolicy"}},
-		"after the deletion":                {func(r *registry) { r.delete() }, []string{"FieldValueInvalid status.evacuationCancellationPolicy"}},
-		"before both": {func(r *registry) {
-			r.mustUpdateStatus(ann, forbid)
-			_, _ = r.update(ann, finalizers("example.com/other"))
-			r.delete()
-		}, nil},
-	}
-	for desc, tt := range tests {
-		t.Run(desc, func(t *testing.T) {
-			r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
-			r.mustCreate()
-			r.mustUpdateStatus(server, active("first.example.com"))
-			tt.prepare(r)
-			_, err := r.updateStatus(ann, forbid)
-			expectCauses(t, err, tt.want...)
-		})
-	}
 }
 
 func TestDeletion(t *testing.T) {
@@ -453,18 +348,30 @@ func TestDeletion(t *testing.T) {
 		prepare func(*registry)
 		delete  func(*registry)
 	}{
-		"one that has just been made": {func(*registry) {}, (*registry).delete},
-		"one that an evacuator works on": {func(r *registry) {
-			r.mustUpdateStatus(server, active("first.example.com"))
-			r.mustUpdateStatus(ann, forbid)
-		}, (*registry).delete},
-		"a complete one": {func(r *registry) { r.mustUpdateStatus(server, condition("Complete", "PodDeleted")) }, (*registry).delete},
-		"all of a namespace": {func(*registry) {}, func(r *registry) {
-			_, err := r.Evacuation.DeleteCollection(request(r.t, ann, "deletecollection", "", ""), rest.ValidateAllObjectFunc, &metav1.DeleteOptions{}, &metainternalversion.ListOptions{})
-			if err != nil {
-				r.t.Fatal(err)
-			}
-		}},
+		"one that has just been made": {prepare: func(*registry) {}, delete: (*registry).delete},
+		"one that an evacuator works on": {
+			prepare: func(r *registry) {
+				r.mustUpdateStatus(server, active("first.example.com"))
+				r.mustUpdateStatus(ann, forbid)
+			},
+			delete: (*registry).delete,
+		},
+		"a complete one": {
+			prepare: func(r *registry) { r.mustUpdateStatus(server, condition("Complete", "PodDeleted")) },
+			delete:  (*registry).delete,
+		},
+		"all of a namespace": {
+			prepare: func(*registry) {},
+			delete: func(r *registry) {
+				_, err := r.Evacuation.DeleteCollection(
+					request(r.t, ann, "deletecollection", "", ""), rest.ValidateAllObjectFunc,
+					&metav1.DeleteOptions{}, &metainternalversion.ListOptions{},
+				)
+				if err != nil {
+					r.t.Fatal(err)
+				}
+			},
+		},
 	}
 	for desc, tt := range tests {
 		t.Run(desc, func(t *testing.T) {
@@ -476,7 +383,9 @@ func TestDeletion(t *testing.T) {
 			if !ok || got.DeletionTimestamp == nil {
 				t.Fatalf("with an instigator it should be marked as deleted, got %v", got)
 			}
-			if _, err := r.update(ann, finalizers(instigator, "evacuation.coordination.k8s.io/instigator_late")); !apierrors.IsInvalid(err) {
+			if _, err := r.update(
+				ann, finalizers(instigator, "evacuation.coordination.k8s.io/instigator_late"),
+			); !apierrors.IsInvalid(err) {
 				t.Errorf("an instigator joins a deleted one: got %v", err)
 			}
 			if _, err := r.update(server, finalizers()); err != nil {
@@ -503,24 +412,30 @@ func TestFieldSelectors(t *testing.T) {
 		selector string
 		want     []string
 	}{
-		"by name":                       {"metadata.name=" + name, []string{"web-1"}},
-		"by namespace":                  {"metadata.namespace=blue", []string{"web-1", "web-2", "web-3"}},
-		"by another namespace":          {"metadata.namespace=red", nil},
-		"by node":                       {"spec.nodeName=node-7", []string{"web-1", "web-3"}},
-		"by node, with nothing there":   {"spec.nodeName=node-9", nil},
-		"by other nodes":                {"spec.nodeName!=node-7", []string{"web-2"}},
-		"by pod":                        {"spec.podRef.name=web-2", []string{"web-2"}},
-		"by active evacuator":           {"status.activeEvacuatorClass=deployment.apps.k8s.io", []string{"web-1"}},
-		"by the first evacuator":        {"status.activeEvacuatorClass=first.example.com", []string{"web-2", "web-3"}},
-		"by nobody's turn":              {"status.activeEvacuatorClass=", nil},
-		"by blocked":                    {"status.blocked=true", []string{"web-1"}},
-		"by not blocked":                {"status.blocked=false", []string{"web-2", "web-3"}},
-		"by node and not blocked":       {"spec.nodeName=node-7,status.blocked=false", []string{"web-3"}},
-		"by everything, with an answer": {"spec.nodeName=node-7,status.blocked=true,status.activeEvacuatorClass=deployment.apps.k8s.io", []string{"web-1"}},
+		"by name":                     {"metadata.name=" + name, []string{"web-1"}},
+		"by namespace":                {"metadata.namespace=blue", []string{"web-1", "web-2", "web-3"}},
+		"by another namespace":        {"metadata.namespace=red", nil},
+		"by node":                     {"spec.nodeName=node-7", []string{"web-1", "web-3"}},
+		"by node, with nothing there": {"spec.nodeName=node-9", nil},
+		"by other nodes":              {"spec.nodeName!=node-7", []string{"web-2"}},
+		"by pod":                      {"spec.podRef.name=web-2", []string{"web-2"}},
+		"by active evacuator":         {"status.activeEvacuatorClass=deployment.apps.k8s.io", []string{"web-1"}},
+		"by the first evacuator":      {"status.activeEvacuatorClass=first.example.com", []string{"web-2", "web-3"}},
+		"by nobody's turn":            {"status.activeEvacuatorClass=", nil},
+		"by blocked":                  {"status.blocked=true", []string{"web-1"}},
+		"by not blocked":              {"status.blocked=false", []string{"web-2", "web-3"}},
+		"by node and not blocked":     {"spec.nodeName=node-7,status.blocked=false", []string{"web-3"}},
+		"by everything, with an answer": {
+			selector: "spec.nodeName=node-7,status.blocked=true,status.activeEvacuatorClass=deployment.apps.k8s.io",
+			want:     []string{"web-1"},
+		},
 	}
 	for desc, tt := range tests {
 		t.Run(desc, func(t *testing.T) {
-			obj, err := r.Evacuation.List(request(t, ann, "list", "", ""), &metainternalversion.ListOptions{FieldSelector: fields.ParseSelectorOrDie(tt.selector)})
+			obj, err := r.Evacuation.List(
+				request(t, ann, "list", "", ""),
+				&metainternalversion.ListOptions{FieldSelector: fields.ParseSelectorOrDie(tt.selector)},
+			)
 			if err != nil {
 				t.Fatal(err)
 			}

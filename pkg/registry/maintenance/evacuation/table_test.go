@@ -38,33 +38,50 @@ func TestTable(t *testing.T) {
 		want []any
 	}{
 		"one that nobody has touched": {
-			[]mod{func(e *maintenance.Evacuation) { e.Spec.NodeName = "" }},
-			[]any{"web-1", "<none>", "<none>", "<none>", int64(0), "<none>", "<unknown>", "<none>", "<none>", name},
+			mods: []mod{func(e *maintenance.Evacuation) { e.Spec.NodeName = "" }},
+			want: []any{
+				"web-1", "<none>", "<none>", "<none>", int64(0), "<none>", "<unknown>", "<none>", "<none>", name,
+			},
 		},
 		"one that is blocked": {
-			[]mod{created, active(eviction), counter(12), message("the pod is up for eviction"), condition("Blocked", "PodDisruptionBudget"), func(e *maintenance.Evacuation) {
-				e.Status.Conditions[0].Message = "the budget web allows no disruption"
-				e.Status.EvacuationProgressTimestamp = ptr.To(before(45 * time.Second))
-			}},
-			[]any{"web-1", "node-7", eviction, "45s", int64(12), "PodDisruptionBudget", "90m", "the budget web allows no disruption", "<none>", name},
+			mods: []mod{
+				created, active(eviction), counter(12), message("the pod is up for eviction"),
+				condition("Blocked", "PodDisruptionBudget"),
+				func(e *maintenance.Evacuation) {
+					e.Status.Conditions[0].Message = "the budget web allows no disruption"
+					e.Status.EvacuationProgressTimestamp = ptr.To(before(45 * time.Second))
+				},
+			},
+			want: []any{
+				"web-1", "node-7", eviction, "45s", int64(12), "PodDisruptionBudget", "90m",
+				"the budget web allows no disruption", "<none>", name,
+			},
 		},
 		"one that was blocked": {
-			[]mod{created, active(eviction), condition("Blocked", "PodDisruptionBudget"), func(e *maintenance.Evacuation) {
-				e.Status.Conditions[0].Status = metav1.ConditionFalse
-			}},
-			[]any{"web-1", "node-7", eviction, "<none>", int64(0), "<none>", "90m", "<none>", "<none>", name},
+			mods: []mod{
+				created, active(eviction), condition("Blocked", "PodDisruptionBudget"),
+				func(e *maintenance.Evacuation) {
+					e.Status.Conditions[0].Status = metav1.ConditionFalse
+				},
+			},
+			want: []any{"web-1", "node-7", eviction, "<none>", int64(0), "<none>", "90m", "<none>", "<none>", name},
 		},
 		"one that is expected to end": {
-			[]mod{created, active("first.example.com"), func(e *maintenance.Evacuation) {
+			mods: []mod{created, active("first.example.com"), func(e *maintenance.Evacuation) {
 				e.Status.ExpectedEvacuationFinishTime = ptr.To(before(-2 * time.Minute))
 			}},
-			[]any{"web-1", "node-7", "first.example.com", "<none>", int64(0), "<none>", "90m", "<none>", "2m", name},
+			want: []any{
+				"web-1", "node-7", "first.example.com", "<none>", int64(0), "<none>", "90m", "<none>", "2m", name,
+			},
 		},
 		"one that should have ended": {
-			[]mod{created, active("first.example.com"), func(e *maintenance.Evacuation) {
+			mods: []mod{created, active("first.example.com"), func(e *maintenance.Evacuation) {
 				e.Status.ExpectedEvacuationFinishTime = ptr.To(before(2 * time.Minute))
 			}},
-			[]any{"web-1", "node-7", "first.example.com", "<none>", int64(0), "<none>", "90m", "<none>", "2m overdue", name},
+			want: []any{
+				"web-1", "node-7", "first.example.com", "<none>", int64(0), "<none>", "90m", "<none>", "2m overdue",
+				name,
+			},
 		},
 	}
 	convertor := &tableConvertor{clock: clocktesting.NewFakePassiveClock(now)}
@@ -99,16 +116,20 @@ func TestTableColumns(t *testing.T) {
 			wide = append(wide, column.Name)
 		}
 	}
-	if want := []string{"Pod", "Node", "Evacuator", "Progress", "Evictions", "Blocked", "Age"}; !slices.Equal(narrow, want) {
+	if want := []string{
+		"Pod", "Node", "Evacuator", "Progress", "Evictions", "Blocked", "Age",
+	}; !slices.Equal(narrow, want) {
 		t.Errorf("columns are %q, want %q", narrow, want)
 	}
 	if want := []string{"Message", "Expected", "Name"}; !slices.Equal(wide, want) {
 		t.Errorf("wide columns are %q, want %q", wide, want)
 	}
-	if table.ResourceVersion != "7" || table.Continue != "more" || table.RemainingItemCount == nil || *table.RemainingItemCount != 3 {
+	if table.ResourceVersion != "7" || table.Continue != "more" || table.RemainingItemCount == nil ||
+		*table.RemainingItemCount != 3 {
 		t.Errorf("the list's metadata is lost: %+v", table.ListMeta)
 	}
-	if len(table.Rows) != 2 || len(table.Rows[1].Cells) != len(table.ColumnDefinitions) || table.Rows[1].Cells[0] != "web-2" {
+	if len(table.Rows) != 2 || len(table.Rows[1].Cells) != len(table.ColumnDefinitions) ||
+		table.Rows[1].Cells[0] != "web-2" {
 		t.Errorf("got rows %v", table.Rows)
 	}
 
@@ -116,7 +137,9 @@ func TestTableColumns(t *testing.T) {
 	if err != nil || len(table.ColumnDefinitions) != 0 {
 		t.Errorf("without headers: got %v, %v", table, err)
 	}
-	if _, err := convertor.ConvertToTable(t.Context(), &maintenance.NodeMaintenance{}, runtime.Object(nil)); err == nil {
+	if _, err := convertor.ConvertToTable(
+		t.Context(), &maintenance.NodeMaintenance{}, runtime.Object(nil),
+	); err == nil {
 		t.Error("a NodeMaintenance was printed as Evacuation")
 	}
 }

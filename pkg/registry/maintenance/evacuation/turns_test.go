@@ -57,18 +57,47 @@ func TestTurnsEndByCompletionOrDeadlineOnly(t *testing.T) {
 		after time.Duration
 		want  []string
 	}{
-		"it completed":                              {meanwhile: func(r *registry) { r.mustUpdateStatus(ann, completed) }, after: time.Minute},
-		"it completed and took it back":             {meanwhile: func(r *registry) { r.mustUpdateStatus(ann, completed); r.mustUpdateStatus(ann, uncompleted) }, after: 2 * time.Minute, want: refused},
-		"it reported, and its deadline is near":     {meanwhile: func(r *registry) { r.mustUpdateStatus(ann, message("x")) }, after: 30*time.Minute + 59*time.Second, want: refused},
-		"it reported, and its deadline is here":     {meanwhile: func(r *registry) { r.mustUpdateStatus(ann, message("x")) }, after: 31 * time.Minute},
-		"its heartbeat says nothing":                {meanwhile: func(r *registry) { r.mustUpdateStatus(ann) }, after: 30 * time.Minute, want: refused},
-		"its first heartbeat comes right away":      {meanwhile: func(r *registry) { r.clock.SetTime(start.Add(time.Millisecond)); r.mustUpdateStatus(ann) }, after: 30*time.Minute - time.Second, want: refused},
-		"it never started, and its time is near":    {after: startDeadline - time.Second, want: refused},
-		"it never started, and its time is here":    {after: startDeadline},
-		"its deadline is the shorter one, and near": {mod: deadline(120), after: 2*time.Minute - time.Second, want: refused},
+		"it completed": {
+			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, completed) },
+			after:     time.Minute,
+		},
+		"it completed and took it back": {
+			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, completed); r.mustUpdateStatus(ann, uncompleted) },
+			after:     2 * time.Minute,
+			want:      refused,
+		},
+		"it reported, and its deadline is near": {
+			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, message("x")) },
+			after:     30*time.Minute + 59*time.Second,
+			want:      refused,
+		},
+		"it reported, and its deadline is here": {
+			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, message("x")) },
+			after:     31 * time.Minute,
+		},
+		"its heartbeat says nothing": {
+			meanwhile: func(r *registry) { r.mustUpdateStatus(ann) },
+			after:     30 * time.Minute,
+			want:      refused,
+		},
+		"its first heartbeat comes right away": {
+			meanwhile: func(r *registry) { r.clock.SetTime(start.Add(time.Millisecond)); r.mustUpdateStatus(ann) },
+			after:     30*time.Minute - time.Second,
+			want:      refused,
+		},
+		"it never started, and its time is near": {after: startDeadline - time.Second, want: refused},
+		"it never started, and its time is here": {after: startDeadline},
+		"its deadline is the shorter one, and near": {
+			mod:   deadline(120),
+			after: 2*time.Minute - time.Second,
+			want:  refused,
+		},
 		"its deadline is the shorter one, and here": {mod: deadline(120), after: 2 * time.Minute},
 		"the server dates its turn back": {
-			meanwhile: func(r *registry) { r.mustUpdateStatus(server, stamped(-time.Hour)) }, after: 5 * time.Minute, want: refused},
+			meanwhile: func(r *registry) { r.mustUpdateStatus(server, stamped(-time.Hour)) },
+			after:     5 * time.Minute,
+			want:      refused,
+		},
 		"the server takes its stamp away": {
 			meanwhile: func(r *registry) {
 				r.mustUpdateStatus(server, func(e *maintenance.Evacuation) { e.Status.ActiveEvacuatorSince = nil })
@@ -105,7 +134,10 @@ func TestTurnsEndByCompletionOrDeadlineOnly(t *testing.T) {
 			},
 			after: time.Minute, want: refused},
 		"the evacuation is being deleted": {
-			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, forbid, completed); r.delete() }, after: time.Minute, want: refused},
+			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, forbid, completed); r.delete() },
+			after:     time.Minute,
+			want:      refused,
+		},
 	}
 	for desc, tt := range tests {
 		t.Run(desc, func(t *testing.T) {
@@ -143,7 +175,9 @@ func TestFirstReportAndTheMessageOfTheServer(t *testing.T) {
 		"a first report of an evacuator in the server does, too": {
 			reports: []func(*registry){func(r *registry) { r.mustUpdateStatus(server, reports) }}},
 		"a first report with a message replaces it": {
-			reports: []func(*registry){func(r *registry) { r.mustUpdateStatus(ann, message("copying")) }}, want: "copying"},
+			reports: []func(*registry){func(r *registry) { r.mustUpdateStatus(ann, message("copying")) }},
+			want:    "copying",
+		},
 		"a second report without a message keeps the evacuator's own": {
 			reports: []func(*registry){
 				func(r *registry) { r.mustUpdateStatus(ann, message("copying")) },
@@ -177,7 +211,8 @@ func TestOnlyTheServerWritesActiveEvacuatorSince(t *testing.T) {
 	expectCauses(t, err, "FieldValueForbidden status.activeEvacuatorSince")
 	got := r.mustUpdateStatus(ann, func(e *maintenance.Evacuation) { e.Status.ActiveEvacuatorSince = nil })
 	if !got.Status.ActiveEvacuatorSince.Equal(created.Status.ActiveEvacuatorSince) {
-		t.Errorf("a client that does not know the field made it %v, want %v", got.Status.ActiveEvacuatorSince, created.Status.ActiveEvacuatorSince)
+		t.Errorf("a client that does not know the field made it %v, want %v",
+			got.Status.ActiveEvacuatorSince, created.Status.ActiveEvacuatorSince)
 	}
 }
 
@@ -189,19 +224,31 @@ func TestFirstMessageNamesTheMaintenance(t *testing.T) {
 		evacuators []maintenance.Evacuator
 		want       string
 	}{
-		"of a pod that the eviction comes to first": {server, nil,
-			"The pod is up for eviction, as its disruption budget allows: it has no evacuator. The pod leaves for " + mention + "."},
-		"of a pod with an evacuator": {server, []maintenance.Evacuator{{EvacuatorClass: "a.example.com", Priority: 1}},
-			"Evacuator a.example.com is active: it is the first evacuator. The pod leaves for " + mention + "."},
-		"but not if somebody else says so": {ann, nil,
-			"The pod is up for eviction, as its disruption budget allows: it has no evacuator."},
+		"of a pod that the eviction comes to first": {
+			user: server,
+			want: "The pod is up for eviction, as its disruption budget allows: it has no evacuator. The pod " +
+				"leaves for " + mention + ".",
+		},
+		"of a pod with an evacuator": {
+			user:       server,
+			evacuators: []maintenance.Evacuator{{EvacuatorClass: "a.example.com", Priority: 1}},
+			want: "Evacuator a.example.com is active: it is the first evacuator. The pod leaves for " + mention +
+				".",
+		},
+		"but not if somebody else says so": {
+			user: ann,
+			want: "The pod is up for eviction, as its disruption budget allows: it has no evacuator.",
+		},
 	}
 	for desc, tt := range tests {
 		t.Run(desc, func(t *testing.T) {
 			r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
-			got, err := r.create(tt.user, newEvacuation(withEvacuators(tt.evacuators...), func(e *maintenance.Evacuation) {
-				e.Annotations = map[string]string{"maintenance.haulout.dev/leaves-for": mention, "mine": "x"}
-			}))
+			got, err := r.create(
+				tt.user,
+				newEvacuation(withEvacuators(tt.evacuators...), func(e *maintenance.Evacuation) {
+					e.Annotations = map[string]string{"maintenance.haulout.dev/leaves-for": mention, "mine": "x"}
+				}),
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -219,7 +266,8 @@ func TestServerJoinsAnEvacuationThatIsAsLargeAsItMayBe(t *testing.T) {
 	etcd := registrytest.RunEtcd(t)
 	r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
 	large := newEvacuation(finalizers("evacuation.coordination.k8s.io/instigator_a"))
-	large.UID, large.ResourceVersion, large.Generation, large.CreationTimestamp = podUID, "1234567890", 1, metav1.NewTime(start)
+	large.UID, large.ResourceVersion = podUID, "1234567890"
+	large.Generation, large.CreationTimestamp = 1, metav1.NewTime(start)
 	for len(size.Validate(registrytest.Scheme, large)) == 0 {
 		large.Finalizers = append(large.Finalizers, fmt.Sprintf("e.com/%05d", len(large.Finalizers)))
 	}
@@ -230,7 +278,9 @@ func TestServerJoinsAnEvacuationThatIsAsLargeAsItMayBe(t *testing.T) {
 	if _, err := r.update(server, join); err != nil {
 		t.Errorf("the server cannot join: %v", err)
 	}
-	if _, err := r.update(server, func(e *maintenance.Evacuation) { e.Finalizers = e.Finalizers[:len(e.Finalizers)-1] }); err != nil {
+	if _, err := r.update(server, func(e *maintenance.Evacuation) {
+		e.Finalizers = e.Finalizers[:len(e.Finalizers)-1]
+	}); err != nil {
 		t.Errorf("the server cannot withdraw: %v", err)
 	}
 }
