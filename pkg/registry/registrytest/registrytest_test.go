@@ -67,7 +67,12 @@ func TestEtcdKeepsEachStorageApartAndInProtobuf(t *testing.T) {
 
 func TestRequestContext(t *testing.T) {
 	ctx := Request{
-		User: &user.DefaultInfo{Name: "ann"}, Verb: "update", Resource: "evacuations", Subresource: "status", Namespace: "blue", Name: "x",
+		User:        &user.DefaultInfo{Name: "ann"},
+		Verb:        "update",
+		Resource:    "evacuations",
+		Subresource: "status",
+		Namespace:   "blue",
+		Name:        "x",
 	}.Context(t.Context())
 	info, ok := genericapirequest.RequestInfoFrom(ctx)
 	if want := "/apis/maintenance.haulout.dev/v1alpha1/namespaces/blue/evacuations/x/status"; !ok || info.Path != want {

@@ -60,11 +60,15 @@ func TestDeleteIdleIsGoneAtOnce(t *testing.T) {
 	t.Run("with preconditions", func(t *testing.T) {
 		r := newRegistry(t, etcd)
 		nm := r.mustCreate(ann, newMaintenance(t, "a"))
-		err := r.delete(bob, "a", &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(types.UID("other"))}})
+		err := r.delete(bob, "a", &metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: ptr.To(types.UID("other"))},
+		})
 		if !apierrors.IsConflict(err) {
 			t.Errorf("another UID gives %v, want a conflict", err)
 		}
-		err = r.delete(bob, "a", &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &nm.UID, ResourceVersion: &nm.ResourceVersion}})
+		err = r.delete(bob, "a", &metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &nm.UID, ResourceVersion: &nm.ResourceVersion},
+		})
 		if err != nil || r.get("a") != nil {
 			t.Errorf("its own UID and version give %v and leave %v", err, r.get("a"))
 		}
@@ -82,7 +86,9 @@ func TestDeleteIdleIsGoneAtOnce(t *testing.T) {
 	t.Run("it waits for the finalizers of others and stays Idle", func(t *testing.T) {
 		r := newRegistry(t, etcd)
 		r.mustCreate(ann, newMaintenance(t, "a"))
-		if err := r.delete(bob, "a", &metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationForeground)}); err != nil {
+		if err := r.delete(bob, "a", &metav1.DeleteOptions{
+			PropagationPolicy: ptr.To(metav1.DeletePropagationForeground),
+		}); err != nil {
 			t.Fatal(err)
 		}
 		left := r.get("a")
@@ -110,18 +116,69 @@ func TestDeleteMovesToCompleteInTheSameWrite(t *testing.T) {
 		finalizers []string
 		wantBy     string
 	}{
-		"from Cordon":                         {cordon, &metav1.DeleteOptions{}, bob, []maintenance.NodeMaintenanceStage{cordon, complete}, []string{completion}, "bob"},
-		"from Drain":                          {drain, &metav1.DeleteOptions{}, bob, []maintenance.NodeMaintenanceStage{cordon, drain, complete}, []string{completion}, "bob"},
-		"from Drain with a grace period":      {drain, &metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](60)}, bob, []maintenance.NodeMaintenanceStage{cordon, drain, complete}, []string{completion}, "bob"},
-		"from Drain in the foreground":        {drain, cascade(metav1.DeletePropagationForeground), bob, []maintenance.NodeMaintenanceStage{cordon, drain, complete}, []string{completion, metav1.FinalizerDeleteDependents}, "bob"},
-		"from Drain with orphans":             {drain, cascade(metav1.DeletePropagationOrphan), bob, []maintenance.NodeMaintenanceStage{cordon, drain, complete}, []string{completion, metav1.FinalizerOrphanDependents}, "bob"},
-		"from Drain by the server":            {drain, &metav1.DeleteOptions{}, self, []maintenance.NodeMaintenanceStage{cordon, drain, complete}, []string{completion}, "ann"},
-		"from Complete, where nothing is new": {complete, &metav1.DeleteOptions{}, bob, []maintenance.NodeMaintenanceStage{complete}, []string{completion}, "ann"},
+		"from Cordon": {
+			stage:      cordon,
+			options:    &metav1.DeleteOptions{},
+			by:         bob,
+			wantStages: []maintenance.NodeMaintenanceStage{cordon, complete},
+			finalizers: []string{completion},
+			wantBy:     "bob",
+		},
+		"from Drain": {
+			stage:      drain,
+			options:    &metav1.DeleteOptions{},
+			by:         bob,
+			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain, complete},
+			finalizers: []string{completion},
+			wantBy:     "bob",
+		},
+		"from Drain with a grace period": {
+			stage:      drain,
+			options:    &metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](60)},
+			by:         bob,
+			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain, complete},
+			finalizers: []string{completion},
+			wantBy:     "bob",
+		},
+		"from Drain in the foreground": {
+			stage:      drain,
+			options:    cascade(metav1.DeletePropagationForeground),
+			by:         bob,
+			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain, complete},
+			finalizers: []string{completion, metav1.FinalizerDeleteDependents},
+			wantBy:     "bob",
+		},
+		"from Drain with orphans": {
+			stage:      drain,
+			options:    cascade(metav1.DeletePropagationOrphan),
+			by:         bob,
+			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain, complete},
+			finalizers: []string{completion, metav1.FinalizerOrphanDependents},
+			wantBy:     "bob",
+		},
+		"from Drain by the server": {
+			stage:      drain,
+			options:    &metav1.DeleteOptions{},
+			by:         self,
+			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain, complete},
+			finalizers: []string{completion},
+			wantBy:     "ann",
+		},
+		"from Complete, where nothing is new": {
+			stage:      complete,
+			options:    &metav1.DeleteOptions{},
+			by:         bob,
+			wantStages: []maintenance.NodeMaintenanceStage{complete},
+			finalizers: []string{completion},
+			wantBy:     "ann",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRegistry(t, etcd)
 			created := r.mustCreate(ann, newMaintenance(t, "a", atStage(test.stage)))
-			watch, err := r.storage.NodeMaintenance.Watch(r.ctx(ann, ""), &metainternalversion.ListOptions{ResourceVersion: created.ResourceVersion})
+			watch, err := r.storage.NodeMaintenance.Watch(
+				r.ctx(ann, ""), &metainternalversion.ListOptions{ResourceVersion: created.ResourceVersion},
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -161,7 +218,8 @@ func TestDeletionEndsWhenTheServerTakesItsFinalizerOff(t *testing.T) {
 	if err := r.delete(bob, "a", &metav1.DeleteOptions{}); err != nil {
 		t.Errorf("delete again: %v", err)
 	}
-	if again := r.get("a"); !apiequality.Semantic.DeepEqual(again.Spec, deleting.Spec) || again.Generation != deleting.Generation {
+	if again := r.get("a"); !apiequality.Semantic.DeepEqual(again.Spec, deleting.Spec) ||
+		again.Generation != deleting.Generation {
 		t.Errorf("the second deletion changed %v to %v", deleting, again)
 	}
 	wantFinalizers(t, r.mustUpdate(bob, "a", setFinalizers()), completion)
@@ -194,7 +252,9 @@ func TestDeletionThatWasInterruptedIsFinishedByTheNext(t *testing.T) {
 	if left := r.get("a"); left == nil || left.DeletionTimestamp == nil || len(left.Finalizers) > 0 {
 		t.Fatalf("left is %v, want an object that is being deleted and held by nothing", left)
 	}
-	if err := r.delete(self, "a", &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(created.UID))}); err != nil {
+	if err := r.delete(self, "a", &metav1.DeleteOptions{
+		Preconditions: metav1.NewUIDPreconditions(string(created.UID)),
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if left := r.get("a"); left != nil {
@@ -209,16 +269,25 @@ type undeletable struct {
 	storage.Interface
 }
 
-func (undeletable) Delete(context.Context, string, runtime.Object, *storage.Preconditions, storage.ValidateObjectFunc, runtime.Object, storage.DeleteOptions) error {
+func (undeletable) Delete(
+	context.Context, string, runtime.Object, *storage.Preconditions, storage.ValidateObjectFunc, runtime.Object,
+	storage.DeleteOptions,
+) error {
 	return errInterrupted
 }
 
 func TestDeleteCollection(t *testing.T) {
 	r := newRegistry(t, registrytest.RunEtcd(t))
-	for name, stage := range map[string]maintenance.NodeMaintenanceStage{"idle": idle, "drain": drain, "complete": complete} {
+	for name, stage := range map[string]maintenance.NodeMaintenanceStage{
+		"idle":     idle,
+		"drain":    drain,
+		"complete": complete,
+	} {
 		r.mustCreate(ann, newMaintenance(t, name, atStage(stage)))
 	}
-	_, err := r.storage.NodeMaintenance.DeleteCollection(r.ctx(bob, ""), rest.ValidateAllObjectFunc, &metav1.DeleteOptions{}, nil)
+	_, err := r.storage.NodeMaintenance.DeleteCollection(
+		r.ctx(bob, ""), rest.ValidateAllObjectFunc, &metav1.DeleteOptions{}, nil,
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

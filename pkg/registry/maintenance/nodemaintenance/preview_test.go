@@ -36,7 +36,9 @@ type fakePreviewer struct {
 }
 
 // Preview implements Previewer.
-func (p *fakePreviewer) Preview(_ context.Context, nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenancePreview, error) {
+func (p *fakePreviewer) Preview(
+	_ context.Context, nm *v1alpha1.NodeMaintenance,
+) (*v1alpha1.NodeMaintenancePreview, error) {
 	p.asked = append(p.asked, nm)
 	return &v1alpha1.NodeMaintenancePreview{
 		ObjectMeta: metav1.ObjectMeta{Name: nm.Name},
@@ -60,11 +62,13 @@ func TestPreview(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out.Name != "b" || len(out.Waves) != 1 || out.Waves[0].PodType != maintenance.PodTypeStatic || out.Waves[0].PodCount != 7 {
+	if out.Name != "b" || len(out.Waves) != 1 || out.Waves[0].PodType != maintenance.PodTypeStatic ||
+		out.Waves[0].PodCount != 7 {
 		t.Errorf("got %+v", out)
 	}
 	// The previewer sees what is stored: defaulted, with who asked for it.
-	if asked := r.previewer.asked[0]; asked.Name != "b" || len(asked.Spec.DrainPlan) != 12 || asked.Spec.RequestedBy.Username != "ann" {
+	if asked := r.previewer.asked[0]; asked.Name != "b" || len(asked.Spec.DrainPlan) != 12 ||
+		asked.Spec.RequestedBy.Username != "ann" {
 		t.Errorf("asked about %+v", asked)
 	}
 	if _, err := get("c"); !apierrors.IsNotFound(err) || len(r.previewer.asked) != 1 {
@@ -81,7 +85,9 @@ func TestPreview(t *testing.T) {
 
 func TestPreviewInATable(t *testing.T) {
 	r := newRegistry(t, registrytest.RunEtcd(t))
-	table, err := r.storage.Preview.ConvertToTable(r.ctx(bob, "preview"), &maintenance.NodeMaintenancePreview{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, nil)
+	table, err := r.storage.Preview.ConvertToTable(
+		r.ctx(bob, "preview"), &maintenance.NodeMaintenancePreview{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, nil,
+	)
 	if err != nil || len(table.Rows) != 1 || table.Rows[0].Cells[0] != "a" {
 		t.Errorf("table is %+v (%v)", table, err)
 	}

@@ -51,7 +51,12 @@ const (
 var (
 	start = time.Date(2026, 11, 21, 8, 0, 0, 123456789, time.UTC)
 
-	ann = &user.DefaultInfo{Name: "ann", UID: "1", Groups: []string{"ops", "system:authenticated"}, Extra: map[string][]string{"team": {"blue"}}}
+	ann = &user.DefaultInfo{
+		Name:   "ann",
+		UID:    "1",
+		Groups: []string{"ops", "system:authenticated"},
+		Extra:  map[string][]string{"team": {"blue"}},
+	}
 	bob = &user.DefaultInfo{Name: "bob", UID: "2", Groups: []string{"system:authenticated"}}
 	// self is the server; root is somebody who bears its name.
 	self = &user.DefaultInfo{Name: "system:apiserver", UID: "loopback", Groups: []string{user.SystemPrivilegedGroup}}
@@ -60,7 +65,10 @@ var (
 
 func annInfo() *authenticationv1.UserInfo {
 	return &authenticationv1.UserInfo{
-		Username: "ann", UID: "1", Groups: []string{"ops", "system:authenticated"}, Extra: map[string]authenticationv1.ExtraValue{"team": {"blue"}},
+		Username: "ann",
+		UID:      "1",
+		Groups:   []string{"ops", "system:authenticated"},
+		Extra:    map[string]authenticationv1.ExtraValue{"team": {"blue"}},
 	}
 }
 
@@ -127,7 +135,9 @@ func transform(change func(*maintenance.NodeMaintenance)) rest.UpdatedObjectInfo
 	})
 }
 
-func (r *registry) update(u user.Info, name string, change func(*maintenance.NodeMaintenance)) (*maintenance.NodeMaintenance, error) {
+func (r *registry) update(
+	u user.Info, name string, change func(*maintenance.NodeMaintenance),
+) (*maintenance.NodeMaintenance, error) {
 	out, _, err := r.storage.NodeMaintenance.Update(r.ctx(u, ""), name, transform(change), rest.ValidateAllObjectFunc,
 		rest.ValidateAllObjectUpdateFunc, false, &metav1.UpdateOptions{})
 	if err != nil {
@@ -136,7 +146,9 @@ func (r *registry) update(u user.Info, name string, change func(*maintenance.Nod
 	return out.(*maintenance.NodeMaintenance), nil
 }
 
-func (r *registry) mustUpdate(u user.Info, name string, change func(*maintenance.NodeMaintenance)) *maintenance.NodeMaintenance {
+func (r *registry) mustUpdate(
+	u user.Info, name string, change func(*maintenance.NodeMaintenance),
+) *maintenance.NodeMaintenance {
 	r.t.Helper()
 	out, err := r.update(u, name, change)
 	if err != nil {
@@ -145,7 +157,9 @@ func (r *registry) mustUpdate(u user.Info, name string, change func(*maintenance
 	return out
 }
 
-func (r *registry) updateStatus(name string, change func(*maintenance.NodeMaintenance)) (*maintenance.NodeMaintenance, error) {
+func (r *registry) updateStatus(
+	name string, change func(*maintenance.NodeMaintenance),
+) (*maintenance.NodeMaintenance, error) {
 	out, _, err := r.storage.Status.Update(r.ctx(self, "status"), name, transform(change), rest.ValidateAllObjectFunc,
 		rest.ValidateAllObjectUpdateFunc, false, &metav1.UpdateOptions{})
 	if err != nil {
@@ -173,7 +187,9 @@ func (r *registry) get(name string) *maintenance.NodeMaintenance {
 }
 
 // newMaintenance returns an object as it comes out of decoding a request.
-func newMaintenance(t testing.TB, name string, modifiers ...func(*v1alpha1.NodeMaintenance)) *maintenance.NodeMaintenance {
+func newMaintenance(
+	t testing.TB, name string, modifiers ...func(*v1alpha1.NodeMaintenance),
+) *maintenance.NodeMaintenance {
 	t.Helper()
 	versioned := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -192,7 +208,9 @@ func newMaintenance(t testing.TB, name string, modifiers ...func(*v1alpha1.NodeM
 
 func poolSelector(pool string) *corev1.NodeSelector {
 	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: []string{pool}}},
+		MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: []string{pool}},
+		},
 	}}}
 }
 
@@ -243,7 +261,9 @@ type interceptedStorage struct {
 	after func()
 }
 
-func (s *interceptedStorage) Get(ctx context.Context, key string, options storage.GetOptions, out runtime.Object) error {
+func (s *interceptedStorage) Get(
+	ctx context.Context, key string, options storage.GetOptions, out runtime.Object,
+) error {
 	err := s.Interface.Get(ctx, key, options, out)
 	s.once.Do(s.after)
 	return err

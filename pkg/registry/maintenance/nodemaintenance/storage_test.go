@@ -48,19 +48,46 @@ func TestSelectors(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			r := options()
 			r.mustCreate(ann, newMaintenance(t, "a", atStage(drain)))
-			r.mustCreate(ann, newMaintenance(t, "b", func(nm *v1alpha1.NodeMaintenance) { nm.Labels = map[string]string{"team": "blue"} }))
-			r.mustCreate(ann, newMaintenance(t, "c", atStage(drain), func(nm *v1alpha1.NodeMaintenance) { nm.Labels = map[string]string{"team": "blue"} }))
+			r.mustCreate(
+				ann,
+				newMaintenance(t, "b", func(nm *v1alpha1.NodeMaintenance) {
+					nm.Labels = map[string]string{"team": "blue"}
+				}),
+			)
+			r.mustCreate(
+				ann,
+				newMaintenance(
+					t, "c", atStage(drain),
+					func(nm *v1alpha1.NodeMaintenance) { nm.Labels = map[string]string{"team": "blue"} },
+				),
+			)
 			for name, test := range map[string]struct {
 				fields fields.Selector
 				labels labels.Selector
 				want   []string
 			}{
-				"by stage":           {fields.OneTermEqualSelector(maintenance.FieldStage, "Drain"), nil, []string{"a", "c"}},
-				"by another stage":   {fields.OneTermNotEqualSelector(maintenance.FieldStage, "Drain"), nil, []string{"b"}},
-				"by name":            {fields.OneTermEqualSelector(maintenance.FieldName, "c"), nil, []string{"c"}},
-				"by label and stage": {fields.OneTermEqualSelector(maintenance.FieldStage, "Drain"), labels.SelectorFromSet(labels.Set{"team": "blue"}), []string{"c"}},
+				"by stage": {
+					fields: fields.OneTermEqualSelector(maintenance.FieldStage, "Drain"),
+					want:   []string{"a", "c"},
+				},
+				"by another stage": {
+					fields: fields.OneTermNotEqualSelector(maintenance.FieldStage, "Drain"),
+					want:   []string{"b"},
+				},
+				"by name": {
+					fields: fields.OneTermEqualSelector(maintenance.FieldName, "c"),
+					want:   []string{"c"},
+				},
+				"by label and stage": {
+					fields: fields.OneTermEqualSelector(maintenance.FieldStage, "Drain"),
+					labels: labels.SelectorFromSet(labels.Set{"team": "blue"}),
+					want:   []string{"c"},
+				},
 			} {
-				list, err := r.storage.NodeMaintenance.List(r.ctx(ann, ""), &metainternalversion.ListOptions{FieldSelector: test.fields, LabelSelector: test.labels})
+				list, err := r.storage.NodeMaintenance.List(
+					r.ctx(ann, ""),
+					&metainternalversion.ListOptions{FieldSelector: test.fields, LabelSelector: test.labels},
+				)
 				if err != nil {
 					t.Fatalf("%s: %v", name, err)
 				}
@@ -117,8 +144,11 @@ func TestStatusOfFiveThousandNodesFits(t *testing.T) {
 	written, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
 		nm.Status.NodeStatuses = nodes
 		nm.Status.Conditions = []metav1.Condition{{
-			Type: maintenance.ConditionDrained, Status: metav1.ConditionFalse, Reason: maintenance.ReasonDrainInProgress,
-			Message: strings.Repeat("m", 1024), LastTransitionTime: metav1.NewTime(start.Truncate(time.Second)),
+			Type:               maintenance.ConditionDrained,
+			Status:             metav1.ConditionFalse,
+			Reason:             maintenance.ReasonDrainInProgress,
+			Message:            strings.Repeat("m", 1024),
+			LastTransitionTime: metav1.NewTime(start.Truncate(time.Second)),
 		}}
 	})
 	if err != nil {
@@ -133,20 +163,26 @@ func TestStatusOfFiveThousandNodesFits(t *testing.T) {
 		t.Errorf("it takes %d bytes, etcd's limit for a request is %d", size, limit)
 	}
 	// Raising every message's counter is the write that comes most often.
-	if _, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) { nm.Status.NodeStatuses[4999].PodsEvacuating = 1 }); err != nil {
+	if _, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
+		nm.Status.NodeStatuses[4999].PodsEvacuating = 1
+	}); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestTable(t *testing.T) {
-	nodeStatus := func(pending, evacuating, blocked int32, targets ...maintenance.DrainPlanEntry) maintenance.NodeMaintenanceNodeStatus {
+	nodeStatus := func(
+		pending, evacuating, blocked int32, targets ...maintenance.DrainPlanEntry,
+	) maintenance.NodeMaintenanceNodeStatus {
 		return maintenance.NodeMaintenanceNodeStatus{
 			DrainTargets: targets, PodsPendingEvacuation: pending, PodsEvacuating: evacuating, PodsBlocked: blocked,
 		}
 	}
 	first := maintenance.DrainPlanEntry{PodType: maintenance.PodTypeDefault, PodPriority: 1000}
 	web := maintenance.DrainPlanEntry{
-		PodType: maintenance.PodTypeDaemonSet, PodPriority: 10, PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+		PodType:     maintenance.PodTypeDaemonSet,
+		PodPriority: 10,
+		PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
 	}
 	for name, test := range map[string]struct {
 		nm   *maintenance.NodeMaintenance
@@ -158,23 +194,36 @@ func TestTable(t *testing.T) {
 		},
 		"one that drains: a node without target is not drained": {
 			nm: func() *maintenance.NodeMaintenance {
-				nm := newMaintenance(t, "a", atStage(drain), func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = "kernel" })
+				nm := newMaintenance(
+					t, "a", atStage(drain), func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = "kernel" },
+				)
 				nm.Status.NodeStatuses = []maintenance.NodeMaintenanceNodeStatus{
-					nodeStatus(4, 2, 1, first), nodeStatus(0, 0, 0, first, web), nodeStatus(0, 1, 0, first), nodeStatus(0, 0, 0),
+					nodeStatus(4, 2, 1, first), nodeStatus(0, 0, 0, first, web), nodeStatus(0, 1, 0, first),
+					nodeStatus(0, 0, 0),
 				}
 				return nm
 			}(),
-			want: []any{"a", "Drain", int64(4), "1/4", int64(4), int64(3), int64(1), "<unknown>", "kernel", "DaemonSet<=10 app=web", "pool=blue"},
+			want: []any{
+				"a", "Drain", int64(4), "1/4", int64(4), int64(3), int64(1), "<unknown>", "kernel",
+				"DaemonSet<=10 app=web", "pool=blue",
+			},
 		},
 		"every operator of a selector": {
 			nm: newMaintenance(t, "a", func(nm *v1alpha1.NodeMaintenance) {
 				nm.Spec.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
 					{MatchExpressions: []corev1.NodeSelectorRequirement{
-						{Key: "a", Operator: "In", Values: []string{"x", "y"}}, {Key: "b", Operator: "NotIn", Values: []string{"x", "y"}},
-						{Key: "c", Operator: "NotIn", Values: []string{"x"}}, {Key: "d", Operator: "Exists"}, {Key: "e", Operator: "DoesNotExist"},
-						{Key: "f", Operator: "Gt", Values: []string{"1"}}, {Key: "g", Operator: "Lt", Values: []string{"2"}},
+						{Key: "a", Operator: "In", Values: []string{"x", "y"}},
+						{Key: "b", Operator: "NotIn", Values: []string{"x", "y"}},
+						{Key: "c", Operator: "NotIn", Values: []string{"x"}}, {Key: "d", Operator: "Exists"},
+						{Key: "e", Operator: "DoesNotExist"},
+						{Key: "f", Operator: "Gt", Values: []string{"1"}},
+						{Key: "g", Operator: "Lt", Values: []string{"2"}},
 					}},
-					{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: "In", Values: []string{"n"}}}},
+					{
+						MatchFields: []corev1.NodeSelectorRequirement{
+							{Key: "metadata.name", Operator: "In", Values: []string{"n"}},
+						},
+					},
 				}}
 			}),
 			want: []any{"a", "Idle", int64(0), "-", int64(0), int64(0), int64(0), "<unknown>", "-", "-",
@@ -203,7 +252,8 @@ func TestTable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(table.Rows) != 2 || table.ColumnDefinitions != nil || table.ResourceVersion != "7" || table.Continue != "more" {
+		if len(table.Rows) != 2 || table.ColumnDefinitions != nil || table.ResourceVersion != "7" ||
+			table.Continue != "more" {
 			t.Errorf("table is %v", table)
 		}
 	})
@@ -216,7 +266,9 @@ func TestTable(t *testing.T) {
 				wide = append(wide, strings.ToUpper(c.Name))
 			}
 		}
-		if want := []string{"NAME", "STAGE", "NODES", "DRAINED", "PENDING", "EVACUATING", "BLOCKED", "AGE"}; !slices.Equal(narrow, want) {
+		if want := []string{
+			"NAME", "STAGE", "NODES", "DRAINED", "PENDING", "EVACUATING", "BLOCKED", "AGE",
+		}; !slices.Equal(narrow, want) {
 			t.Errorf("columns are %q, want %q", narrow, want)
 		}
 		if want := []string{"REASON", "TARGET", "SELECTOR"}; !slices.Equal(wide, want) {

@@ -59,11 +59,16 @@ func TestCreate(t *testing.T) {
 			stage: cordon, wantStages: []maintenance.NodeMaintenanceStage{cordon}, want: []string{completion},
 		},
 		"in Drain it has entered Cordon and Drain": {
-			stage: drain, finalizers: []string{"example.com/mine"},
-			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain}, want: []string{"example.com/mine", completion},
+			stage:      drain,
+			finalizers: []string{"example.com/mine"},
+			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain},
+			want:       []string{"example.com/mine", completion},
 		},
 		"in Complete it has the finalizer": {
-			stage: complete, finalizers: []string{completion}, wantStages: []maintenance.NodeMaintenanceStage{complete}, want: []string{completion},
+			stage:      complete,
+			finalizers: []string{completion},
+			wantStages: []maintenance.NodeMaintenanceStage{complete},
+			want:       []string{completion},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -72,7 +77,9 @@ func TestCreate(t *testing.T) {
 				nm.Finalizers = test.finalizers
 				nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: "somebody else"}
 				nm.Status.ObservedGeneration = 7
-				nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: "n"}}}
+				nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{
+					{NodeRef: v1alpha1.NodeReference{Name: "n"}},
+				}
 				nm.Status.StageStatuses = []v1alpha1.StageStatus{{Name: v1alpha1.NodeMaintenanceStageComplete}}
 			})
 			out := r.mustCreate(ann, in)
@@ -98,16 +105,31 @@ func TestCreateRefusesWithPathAndType(t *testing.T) {
 		modify func(*v1alpha1.NodeMaintenance)
 		want   []string
 	}{
-		"no selector":      {func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NodeSelector = nil }, []string{"spec.nodeSelector FieldValueRequired"}},
-		"an unknown stage": {atStage("Sleep"), []string{"spec.stage FieldValueNotSupported"}},
-		"an unknown pod type": {func(nm *v1alpha1.NodeMaintenance) {
-			nm.Spec.DrainPlan = []v1alpha1.DrainPlanEntry{{PodType: "Bare"}}
-		}, []string{"spec.drainPlan[0].podType FieldValueNotSupported"}},
-		"a reason of 1025 bytes":          {func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = strings.Repeat("x", 1025) }, []string{"spec.reason FieldValueTooLong"}},
-		"a name that is no DNS subdomain": {func(nm *v1alpha1.NodeMaintenance) { nm.Name = "A_b" }, []string{"metadata.name FieldValueInvalid"}},
-		"a plan in the wrong order": {func(nm *v1alpha1.NodeMaintenance) {
-			nm.Spec.DrainPlan = []v1alpha1.DrainPlanEntry{{PodPriority: 20}, {PodPriority: 10}}
-		}, []string{"spec.drainPlan[1] FieldValueInvalid"}},
+		"no selector": {
+			modify: func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NodeSelector = nil },
+			want:   []string{"spec.nodeSelector FieldValueRequired"},
+		},
+		"an unknown stage": {modify: atStage("Sleep"), want: []string{"spec.stage FieldValueNotSupported"}},
+		"an unknown pod type": {
+			modify: func(nm *v1alpha1.NodeMaintenance) {
+				nm.Spec.DrainPlan = []v1alpha1.DrainPlanEntry{{PodType: "Bare"}}
+			},
+			want: []string{"spec.drainPlan[0].podType FieldValueNotSupported"},
+		},
+		"a reason of 1025 bytes": {
+			modify: func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = strings.Repeat("x", 1025) },
+			want:   []string{"spec.reason FieldValueTooLong"},
+		},
+		"a name that is no DNS subdomain": {
+			modify: func(nm *v1alpha1.NodeMaintenance) { nm.Name = "A_b" },
+			want:   []string{"metadata.name FieldValueInvalid"},
+		},
+		"a plan in the wrong order": {
+			modify: func(nm *v1alpha1.NodeMaintenance) {
+				nm.Spec.DrainPlan = []v1alpha1.DrainPlanEntry{{PodPriority: 20}, {PodPriority: 10}}
+			},
+			want: []string{"spec.drainPlan[1] FieldValueInvalid"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := newRegistry(t, etcd).create(ann, newMaintenance(t, "a", test.modify))
@@ -156,7 +178,8 @@ func TestStageChanges(t *testing.T) {
 			r.clock.SetTime(start.Add(time.Hour))
 			out, err := r.update(bob, "a", setStage(test.to))
 			if test.want == nil {
-				if got := causes(err); !apierrors.IsInvalid(err) || len(got) != 1 || !strings.HasPrefix(got[0], "spec.stage ") {
+				if got := causes(err); !apierrors.IsInvalid(err) || len(got) != 1 ||
+					!strings.HasPrefix(got[0], "spec.stage ") {
 					t.Errorf("causes are %q, want one at spec.stage: %v", got, err)
 				}
 				return
@@ -184,15 +207,41 @@ func TestRequestedBy(t *testing.T) {
 		change func(*maintenance.NodeMaintenance)
 		want   *authenticationv1.UserInfo
 	}{
-		"who changes the selector":           {bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.NodeSelector = poolSelector("red") }, bobInfo()},
-		"who changes newNodes":               {bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.NewNodes = maintenance.NewNodesPolicyJoin }, bobInfo()},
-		"who advances the stage":             {bob, setStage(drain), bobInfo()},
-		"not who changes the reason":         {bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.Reason = "kernel" }, annInfo()},
-		"not whom a client names":            {bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = bobInfo() }, annInfo()},
-		"nobody else if a client takes it":   {bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = nil }, annInfo()},
-		"not the server, which acts for ann": {self, setStage(complete), annInfo()},
-		"who bears the server's name without being it": {root, setStage(complete),
-			&authenticationv1.UserInfo{Username: "system:apiserver", Groups: []string{user.SystemPrivilegedGroup}}},
+		"who changes the selector": {
+			by:     bob,
+			change: func(nm *maintenance.NodeMaintenance) { nm.Spec.NodeSelector = poolSelector("red") },
+			want:   bobInfo(),
+		},
+		"who changes newNodes": {
+			by:     bob,
+			change: func(nm *maintenance.NodeMaintenance) { nm.Spec.NewNodes = maintenance.NewNodesPolicyJoin },
+			want:   bobInfo(),
+		},
+		"who advances the stage": {by: bob, change: setStage(drain), want: bobInfo()},
+		"not who changes the reason": {
+			by:     bob,
+			change: func(nm *maintenance.NodeMaintenance) { nm.Spec.Reason = "kernel" },
+			want:   annInfo(),
+		},
+		"not whom a client names": {
+			by:     bob,
+			change: func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = bobInfo() },
+			want:   annInfo(),
+		},
+		"nobody else if a client takes it": {
+			by:     bob,
+			change: func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = nil },
+			want:   annInfo(),
+		},
+		"not the server, which acts for ann": {by: self, change: setStage(complete), want: annInfo()},
+		"who bears the server's name without being it": {
+			by:     root,
+			change: setStage(complete),
+			want: &authenticationv1.UserInfo{
+				Username: "system:apiserver",
+				Groups:   []string{user.SystemPrivilegedGroup},
+			},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRegistry(t, etcd)
@@ -207,7 +256,11 @@ func TestRequestedBy(t *testing.T) {
 func TestUpdateOfNothingWritesNothing(t *testing.T) {
 	etcd := registrytest.RunEtcd(t)
 	inOne := func(values ...string) *metav1.LabelSelector {
-		return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpIn, Values: values}}}
+		return &metav1.LabelSelector{
+			MatchExpressions: []metav1.LabelSelectorRequirement{
+				{Key: "app", Operator: metav1.LabelSelectorOpIn, Values: values},
+			},
+		}
 	}
 	for name, change := range map[string]func(*maintenance.NodeMaintenance){
 		"status, requestedBy and the finalizer are not the client's": func(nm *maintenance.NodeMaintenance) {
@@ -252,17 +305,62 @@ func TestCompletionFinalizer(t *testing.T) {
 		change func(*maintenance.NodeMaintenance)
 		want   []string
 	}{
-		"a client drops it in Cordon":                     {cordon, bob, setFinalizers(), []string{completion}},
-		"a client replaces it in Drain":                   {drain, bob, setFinalizers("example.com/mine"), []string{"example.com/mine", completion}},
-		"a client drops it in Complete":                   {complete, bob, setFinalizers(), []string{completion}},
-		"somebody of the server's name drops it":          {complete, root, setFinalizers(), []string{completion}},
-		"the server drops it in Drain":                    {drain, self, setFinalizers(), []string{completion}},
-		"the server drops it in Complete":                 {complete, self, setFinalizers(), nil},
-		"a client adds it in Idle":                        {idle, bob, setFinalizers(completion), nil},
-		"the server drops it as it advances to Complete":  {drain, self, func(nm *maintenance.NodeMaintenance) { setStage(complete)(nm); setFinalizers()(nm) }, []string{completion}},
-		"a client drops it as it advances Idle to Drain":  {idle, bob, func(nm *maintenance.NodeMaintenance) { setStage(drain)(nm); setFinalizers()(nm) }, []string{completion}},
-		"a client adds one of its own in Idle":            {idle, bob, setFinalizers("example.com/mine"), []string{"example.com/mine"}},
-		"a client drops it together with Cordon to Drain": {cordon, bob, func(nm *maintenance.NodeMaintenance) { setStage(drain)(nm); setFinalizers()(nm) }, []string{completion}},
+		"a client drops it in Cordon": {
+			stage:  cordon,
+			by:     bob,
+			change: setFinalizers(),
+			want:   []string{completion},
+		},
+		"a client replaces it in Drain": {
+			stage:  drain,
+			by:     bob,
+			change: setFinalizers("example.com/mine"),
+			want:   []string{"example.com/mine", completion},
+		},
+		"a client drops it in Complete": {
+			stage:  complete,
+			by:     bob,
+			change: setFinalizers(),
+			want:   []string{completion},
+		},
+		"somebody of the server's name drops it": {
+			stage:  complete,
+			by:     root,
+			change: setFinalizers(),
+			want:   []string{completion},
+		},
+		"the server drops it in Drain": {
+			stage:  drain,
+			by:     self,
+			change: setFinalizers(),
+			want:   []string{completion},
+		},
+		"the server drops it in Complete": {stage: complete, by: self, change: setFinalizers()},
+		"a client adds it in Idle":        {stage: idle, by: bob, change: setFinalizers(completion)},
+		"the server drops it as it advances to Complete": {
+			stage:  drain,
+			by:     self,
+			change: func(nm *maintenance.NodeMaintenance) { setStage(complete)(nm); setFinalizers()(nm) },
+			want:   []string{completion},
+		},
+		"a client drops it as it advances Idle to Drain": {
+			stage:  idle,
+			by:     bob,
+			change: func(nm *maintenance.NodeMaintenance) { setStage(drain)(nm); setFinalizers()(nm) },
+			want:   []string{completion},
+		},
+		"a client adds one of its own in Idle": {
+			stage:  idle,
+			by:     bob,
+			change: setFinalizers("example.com/mine"),
+			want:   []string{"example.com/mine"},
+		},
+		"a client drops it together with Cordon to Drain": {
+			stage:  cordon,
+			by:     bob,
+			change: func(nm *maintenance.NodeMaintenance) { setStage(drain)(nm); setFinalizers()(nm) },
+			want:   []string{completion},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRegistry(t, etcd)
@@ -295,7 +393,8 @@ func TestStatusUpdate(t *testing.T) {
 			t.Fatal(err)
 		}
 		if after.Status.ObservedGeneration != 1 || after.Generation != 1 {
-			t.Errorf("observedGeneration %d, generation %d, want 1 and 1", after.Status.ObservedGeneration, after.Generation)
+			t.Errorf("observedGeneration %d, generation %d, want 1 and 1",
+				after.Status.ObservedGeneration, after.Generation)
 		}
 		if !apiequality.Semantic.DeepEqual(after.Spec, before.Spec) || after.Labels != nil {
 			t.Errorf("spec or labels changed: %v", after)
@@ -305,10 +404,14 @@ func TestStatusUpdate(t *testing.T) {
 	t.Run("a main update keeps the status", func(t *testing.T) {
 		r := newRegistry(t, etcd)
 		r.mustCreate(ann, newMaintenance(t, "a", atStage(drain)))
-		if _, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) { nm.Status.ObservedGeneration = 1 }); err != nil {
+		if _, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
+			nm.Status.ObservedGeneration = 1
+		}); err != nil {
 			t.Fatal(err)
 		}
-		out := r.mustUpdate(ann, "a", func(nm *maintenance.NodeMaintenance) { nm.Status = maintenance.NodeMaintenanceStatus{} })
+		out := r.mustUpdate(ann, "a", func(nm *maintenance.NodeMaintenance) {
+			nm.Status = maintenance.NodeMaintenanceStatus{}
+		})
 		if out.Status.ObservedGeneration != 1 {
 			t.Errorf("the status is %v", out.Status)
 		}
@@ -318,27 +421,52 @@ func TestStatusUpdate(t *testing.T) {
 		change func(*maintenance.NodeMaintenance)
 		want   []string
 	}{
-		"a negative counter": {func(nm *maintenance.NodeMaintenance) {
-			nm.Status.NodeStatuses = []maintenance.NodeMaintenanceNodeStatus{{NodeRef: maintenance.NodeReference{Name: "n"}, PodsBlocked: -1}}
-		}, []string{"status.nodeStatuses[0].podsBlocked FieldValueInvalid"}},
-		"a message of 129 bytes": {func(nm *maintenance.NodeMaintenance) {
-			nm.Status.NodeStatuses = []maintenance.NodeMaintenanceNodeStatus{{
-				NodeRef: maintenance.NodeReference{Name: "n"}, DrainMessage: strings.Repeat("x", 129),
-			}}
-		}, []string{"status.nodeStatuses[0].drainMessage FieldValueTooLong"}},
-		"a nameless node": {func(nm *maintenance.NodeMaintenance) {
-			nm.Status.NodeStatuses = []maintenance.NodeMaintenanceNodeStatus{{}}
-		}, []string{"status.nodeStatuses[0].nodeRef.name FieldValueRequired"}},
-		"two conditions of a type": {func(nm *maintenance.NodeMaintenance) {
-			c := metav1.Condition{Type: "Drained", Status: metav1.ConditionTrue, Reason: "X", LastTransitionTime: metav1.NewTime(start)}
-			nm.Status.Conditions = []metav1.Condition{c, c}
-		}, []string{"status.conditions[1] FieldValueDuplicate"}},
-		"another newest node": {func(nm *maintenance.NodeMaintenance) {
-			nm.Status.NewestNodeTimestamp = ptr.To(metav1.NewTime(start.Add(time.Hour)))
-		}, []string{"status.newestNodeTimestamp FieldValueInvalid"}},
-		"stages taken back": {func(nm *maintenance.NodeMaintenance) {
-			nm.Status.StageStatuses = nm.Status.StageStatuses[:1]
-		}, []string{"status.stageStatuses FieldValueInvalid"}},
+		"a negative counter": {
+			change: func(nm *maintenance.NodeMaintenance) {
+				nm.Status.NodeStatuses = []maintenance.NodeMaintenanceNodeStatus{
+					{NodeRef: maintenance.NodeReference{Name: "n"}, PodsBlocked: -1},
+				}
+			},
+			want: []string{"status.nodeStatuses[0].podsBlocked FieldValueInvalid"},
+		},
+		"a message of 129 bytes": {
+			change: func(nm *maintenance.NodeMaintenance) {
+				nm.Status.NodeStatuses = []maintenance.NodeMaintenanceNodeStatus{{
+					NodeRef: maintenance.NodeReference{Name: "n"}, DrainMessage: strings.Repeat("x", 129),
+				}}
+			},
+			want: []string{"status.nodeStatuses[0].drainMessage FieldValueTooLong"},
+		},
+		"a nameless node": {
+			change: func(nm *maintenance.NodeMaintenance) {
+				nm.Status.NodeStatuses = []maintenance.NodeMaintenanceNodeStatus{{}}
+			},
+			want: []string{"status.nodeStatuses[0].nodeRef.name FieldValueRequired"},
+		},
+		"two conditions of a type": {
+			change: func(nm *maintenance.NodeMaintenance) {
+				c := metav1.Condition{
+					Type:               "Drained",
+					Status:             metav1.ConditionTrue,
+					Reason:             "X",
+					LastTransitionTime: metav1.NewTime(start),
+				}
+				nm.Status.Conditions = []metav1.Condition{c, c}
+			},
+			want: []string{"status.conditions[1] FieldValueDuplicate"},
+		},
+		"another newest node": {
+			change: func(nm *maintenance.NodeMaintenance) {
+				nm.Status.NewestNodeTimestamp = ptr.To(metav1.NewTime(start.Add(time.Hour)))
+			},
+			want: []string{"status.newestNodeTimestamp FieldValueInvalid"},
+		},
+		"stages taken back": {
+			change: func(nm *maintenance.NodeMaintenance) {
+				nm.Status.StageStatuses = nm.Status.StageStatuses[:1]
+			},
+			want: []string{"status.stageStatuses FieldValueInvalid"},
+		},
 	} {
 		t.Run("it refuses "+name, func(t *testing.T) {
 			r := newRegistry(t, etcd)
@@ -356,8 +484,10 @@ func TestStatusUpdate(t *testing.T) {
 	}
 	t.Run("it creates nothing", func(t *testing.T) {
 		r := newRegistry(t, etcd)
-		_, _, err := r.storage.Status.Update(r.ctx(self, "status"), "a", rest.DefaultUpdatedObjectInfo(newMaintenance(t, "a")),
-			rest.ValidateAllObjectFunc, rest.ValidateAllObjectUpdateFunc, true, &metav1.UpdateOptions{})
+		_, _, err := r.storage.Status.Update(
+			r.ctx(self, "status"), "a", rest.DefaultUpdatedObjectInfo(newMaintenance(t, "a")),
+			rest.ValidateAllObjectFunc, rest.ValidateAllObjectUpdateFunc, true, &metav1.UpdateOptions{},
+		)
 		if !apierrors.IsNotFound(err) {
 			t.Errorf("got %v, want not found", err)
 		}
@@ -374,13 +504,18 @@ func TestServerSideApplyDoesNotOwnWhatIsReset(t *testing.T) {
 		"status": {NewStatusStrategy(strategy).GetResetFields(), `{"f:status":{".":{},"f:observedGeneration":{}}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			manager, err := managedfields.NewDefaultFieldManager(managedfields.NewDeducedTypeConverter(), registrytest.Scheme, registrytest.Scheme,
-				registrytest.Scheme, v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance"), v1alpha1.SchemeGroupVersion, "",
-				fieldpath.NewExcludeFilterSetMap(test.reset))
+			manager, err := managedfields.NewDefaultFieldManager(
+				managedfields.NewDeducedTypeConverter(), registrytest.Scheme, registrytest.Scheme,
+				registrytest.Scheme, v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance"),
+				v1alpha1.SchemeGroupVersion, "",
+				fieldpath.NewExcludeFilterSetMap(test.reset),
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
-			live := &v1alpha1.NodeMaintenance{TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "NodeMaintenance"}}
+			live := &v1alpha1.NodeMaintenance{
+				TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "NodeMaintenance"},
+			}
 			applied := &unstructured.Unstructured{Object: map[string]any{
 				"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "NodeMaintenance",
 				"metadata": map[string]any{"name": "a"},
@@ -392,7 +527,8 @@ func TestServerSideApplyDoesNotOwnWhatIsReset(t *testing.T) {
 				t.Fatal(err)
 			}
 			accessor := out.(*v1alpha1.NodeMaintenance)
-			if fields := accessor.ManagedFields; len(fields) != 1 || string(fields[0].FieldsV1.GetRawBytes()) != test.want {
+			if fields := accessor.ManagedFields; len(fields) != 1 ||
+				string(fields[0].FieldsV1.GetRawBytes()) != test.want {
 				t.Errorf("managed fields are %v, want one entry %s", fields, test.want)
 			}
 		})
