@@ -77,13 +77,25 @@ func TestEvacuationThatIsRefused(t *testing.T) {
 		},
 		"with two controllers": {
 			modify: withEvacuators(
-				v1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 10000, Role: v1alpha1.EvacuatorRoleController},
-				v1alpha1.Evacuator{EvacuatorClass: "b.example.com", Priority: 10000, Role: v1alpha1.EvacuatorRoleController}),
+				v1alpha1.Evacuator{
+					EvacuatorClass: "a.example.com",
+					Priority:       10000,
+					Role:           v1alpha1.EvacuatorRoleController,
+				},
+				v1alpha1.Evacuator{
+					EvacuatorClass: "b.example.com",
+					Priority:       10000,
+					Role:           v1alpha1.EvacuatorRoleController,
+				}),
 			field: "spec.evacuators[1].role",
 		},
 		"with a priority next to the controller's, from another domain": {
 			modify: withEvacuators(
-				v1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 10000, Role: v1alpha1.EvacuatorRoleController},
+				v1alpha1.Evacuator{
+					EvacuatorClass: "a.example.com",
+					Priority:       10000,
+					Role:           v1alpha1.EvacuatorRoleController,
+				},
 				v1alpha1.Evacuator{EvacuatorClass: "b.example.org", Priority: 10050}),
 			field: "spec.evacuators[1].priority",
 		},
@@ -115,7 +127,8 @@ func TestEvacuationOfAnEvacuator(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(created.Spec.Evacuators) != 1 || created.Spec.Evacuators[0].EvacuatorClass != class || created.Spec.Evacuators[0].Priority != 20000 {
+	if len(created.Spec.Evacuators) != 1 || created.Spec.Evacuators[0].EvacuatorClass != class ||
+		created.Spec.Evacuators[0].Priority != 20000 {
 		t.Errorf("evacuators are %+v, want the one that the pod's annotation names", created.Spec.Evacuators)
 	}
 	if created.Labels["tier"] != "gold" || created.Spec.NodeName != nodes[0] {
@@ -125,12 +138,26 @@ func TestEvacuationOfAnEvacuator(t *testing.T) {
 		e, err := admins.Get(ctx, created.Name, metav1.GetOptions{})
 		return err == nil && e.Status.ActiveEvacuatorClass == class, err
 	})
-	writeStatus := rbacv1.PolicyRule{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"evacuations/status"}, Verbs: []string{"patch", "update"}}
+	writeStatus := rbacv1.PolicyRule{
+		APIGroups: []string{v1alpha1.GroupName},
+		Resources: []string{"evacuations/status"},
+		Verbs:     []string{"patch", "update"},
+	}
 	stranger, mover := framework.Name("stranger"), framework.Name("mover")
 	cluster.Grant(t, stranger, writeStatus,
-		rbacv1.PolicyRule{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"evacuators"}, ResourceNames: []string{"other.example.com"}, Verbs: []string{"progress"}})
+		rbacv1.PolicyRule{
+			APIGroups:     []string{v1alpha1.GroupName},
+			Resources:     []string{"evacuators"},
+			ResourceNames: []string{"other.example.com"},
+			Verbs:         []string{"progress"},
+		})
 	cluster.Grant(t, mover, writeStatus,
-		rbacv1.PolicyRule{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"evacuators"}, ResourceNames: []string{class}, Verbs: []string{"progress"}})
+		rbacv1.PolicyRule{
+			APIGroups:     []string{v1alpha1.GroupName},
+			Resources:     []string{"evacuators"},
+			ResourceNames: []string{class},
+			Verbs:         []string{"progress"},
+		})
 	forbid := []byte(`{"status":{"evacuationCancellationPolicy":"Forbid","message":"flushing"}}`)
 
 	t.Run("somebody who may progress another class only is refused", func(t *testing.T) {
@@ -146,7 +173,8 @@ func TestEvacuationOfAnEvacuator(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if e.Status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid || e.Status.EvacuationProgressTimestamp == nil {
+		if e.Status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid ||
+			e.Status.EvacuationProgressTimestamp == nil {
 			t.Errorf("status is %+v", e.Status)
 		}
 	})
@@ -157,27 +185,40 @@ func TestEvacuationOfAnEvacuator(t *testing.T) {
 		}
 	})
 	t.Run("the spec cannot be changed", func(t *testing.T) {
-		_, err := admins.Patch(t.Context(), created.Name, types.MergePatchType, []byte(`{"spec":{"progressDeadlineSeconds":5}}`), metav1.PatchOptions{})
+		_, err := admins.Patch(
+			t.Context(), created.Name, types.MergePatchType, []byte(`{"spec":{"progressDeadlineSeconds":5}}`),
+			metav1.PatchOptions{},
+		)
 		if !apierrors.IsInvalid(err) {
 			t.Errorf("got %v, want it to be refused", err)
 		}
 	})
 	t.Run("the evacuator deletes the pod and the evacuation completes", func(t *testing.T) {
-		if err := cluster.As(t).Kube.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
+		if err := cluster.As(t).Kube.CoreV1().Pods(namespace).Delete(
+			t.Context(), pod.Name, metav1.DeleteOptions{},
+		); err != nil {
 			t.Fatal(err)
 		}
 		framework.Eventually(t, "it is complete", func(ctx context.Context) (bool, error) {
 			e, err := admins.Get(ctx, created.Name, metav1.GetOptions{})
-			return err == nil && conditionIs(e.Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue, v1alpha1.ReasonPodDeleted), err
+			return err == nil &&
+				conditionIs(
+					e.Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue, v1alpha1.ReasonPodDeleted,
+				), err
 		})
-		if _, err := admins.Patch(t.Context(), created.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+		if _, err := admins.Patch(
+			t.Context(), created.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`),
+			metav1.PatchOptions{},
+		); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
 // conditionIs says whether a condition has a status and, unless empty, a reason.
-func conditionIs(conditions []metav1.Condition, conditionType string, status metav1.ConditionStatus, reason string) bool {
+func conditionIs(
+	conditions []metav1.Condition, conditionType string, status metav1.ConditionStatus, reason string,
+) bool {
 	for _, c := range conditions {
 		if c.Type == conditionType {
 			return c.Status == status && (reason == "" || c.Reason == reason)

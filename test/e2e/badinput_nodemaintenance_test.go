@@ -49,7 +49,8 @@ func hasCause(err error, field string, words ...string) bool {
 		return false
 	}
 	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool {
-		return c.Field == field && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(c.Message, w) })
+		return c.Field == field &&
+			!slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(c.Message, w) })
 	})
 }
 
@@ -136,43 +137,66 @@ func TestNodeMaintenanceUpdateThatIsRefused(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			nm := cluster.Create(t, framework.Maintenance(framework.Name("none"), c.from))
-			framework.Eventually(t, "the update is refused for what it says, not for a conflict", func(ctx context.Context) (bool, error) {
-				fresh, err := maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
-				if err != nil {
-					return false, err
-				}
-				c.modify(fresh)
-				_, err = maintenances.Update(ctx, fresh, metav1.UpdateOptions{})
-				if apierrors.IsConflict(err) {
-					return false, err
-				}
-				if !apierrors.IsInvalid(err) || !hasCause(err, c.field, c.words...) {
-					t.Errorf("got %v, want a refusal of %s that says %q", err, c.field, c.words)
-				}
-				return true, nil
-			})
+			framework.Eventually(
+				t, "the update is refused for what it says, not for a conflict",
+				func(ctx context.Context) (bool, error) {
+					fresh, err := maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
+					if err != nil {
+						return false, err
+					}
+					c.modify(fresh)
+					_, err = maintenances.Update(ctx, fresh, metav1.UpdateOptions{})
+					if apierrors.IsConflict(err) {
+						return false, err
+					}
+					if !apierrors.IsInvalid(err) || !hasCause(err, c.field, c.words...) {
+						t.Errorf("got %v, want a refusal of %s that says %q", err, c.field, c.words)
+					}
+					return true, nil
+				},
+			)
 		})
 	}
 }
 
 func TestWhatTheServerWritesIsDroppedFromClients(t *testing.T) {
 	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
-	nm := cluster.Create(t, framework.Maintenance(framework.Name("none"), v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) {
-		nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: "somebody-else"}
-		nm.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionDrained, Status: metav1.ConditionTrue, Reason: "Lie", LastTransitionTime: metav1.Now()}}
-		nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: "no-such-node"}}}
-	}))
+	nm := cluster.Create(
+		t,
+		framework.Maintenance(
+			framework.Name("none"), v1alpha1.NodeMaintenanceStageIdle,
+			func(nm *v1alpha1.NodeMaintenance) {
+				nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: "somebody-else"}
+				nm.Status.Conditions = []metav1.Condition{
+					{
+						Type:               v1alpha1.ConditionDrained,
+						Status:             metav1.ConditionTrue,
+						Reason:             "Lie",
+						LastTransitionTime: metav1.Now(),
+					},
+				}
+				nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{
+					{NodeRef: v1alpha1.NodeReference{Name: "no-such-node"}},
+				}
+			},
+		),
+	)
 	check := func(when string, nm *v1alpha1.NodeMaintenance) {
 		if by := nm.Spec.RequestedBy; by == nil || by.Username != "cluster-admin" {
 			t.Errorf("%s: requestedBy is %v, want the user who asked", when, by)
 		}
-		if len(nm.Status.NodeStatuses) != 0 || slices.ContainsFunc(nm.Status.Conditions, func(c metav1.Condition) bool { return c.Reason == "Lie" }) {
+		if len(nm.Status.NodeStatuses) != 0 ||
+			slices.ContainsFunc(nm.Status.Conditions, func(c metav1.Condition) bool { return c.Reason == "Lie" }) {
 			t.Errorf("%s: the client's status was taken: %+v", when, nm.Status)
 		}
 	}
 	check("at creation", nm)
 	updated, err := maintenances.Patch(t.Context(), nm.Name, types.MergePatchType,
-		[]byte(`{"spec":{"requestedBy":{"username":"somebody-else"}},"status":{"nodeStatuses":[{"nodeRef":{"name":"no-such-node"}}]}}`), metav1.PatchOptions{})
+		[]byte(
+			`{"spec":{"requestedBy":{"username":"somebody-else"}},`+
+				`"status":{"nodeStatuses":[{"nodeRef":{"name":"no-such-node"}}]}}`,
+		),
+		metav1.PatchOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,14 +205,18 @@ func TestWhatTheServerWritesIsDroppedFromClients(t *testing.T) {
 
 func TestNodeMaintenanceStatusIsTheServersAlone(t *testing.T) {
 	for name, clients := range map[string]framework.Clients{
-		"an administrator":                        cluster.As(t),
-		"somebody who takes the server's name":    cluster.As(t, "system:apiserver", "system:masters"),
-		"the server's own account in the cluster": cluster.As(t, "system:serviceaccount:haulout-system:haulout-apiserver", "system:masters"),
+		"an administrator":                     cluster.As(t),
+		"somebody who takes the server's name": cluster.As(t, "system:apiserver", "system:masters"),
+		"the server's own account in the cluster": cluster.As(
+			t, "system:serviceaccount:haulout-system:haulout-apiserver", "system:masters",
+		),
 	} {
 		t.Run(name, func(t *testing.T) {
 			nm := cluster.Create(t, framework.Maintenance(framework.Name("none"), v1alpha1.NodeMaintenanceStageIdle))
-			_, err := clients.Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(t.Context(), nm.Name, types.MergePatchType,
-				[]byte(`{"status":{"observedGeneration":99}}`), metav1.PatchOptions{}, "status")
+			_, err := clients.Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(
+				t.Context(), nm.Name, types.MergePatchType,
+				[]byte(`{"status":{"observedGeneration":99}}`), metav1.PatchOptions{}, "status",
+			)
 			if !apierrors.IsForbidden(err) {
 				t.Errorf("got %v, want Forbidden", err)
 			}
@@ -200,31 +228,63 @@ func TestRightsOnNodes(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, false)
 	user := framework.Name("half-operator")
 	cluster.Grant(t, user,
-		rbacv1.PolicyRule{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"nodemaintenances"}, Verbs: []string{"*"}},
-		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: nodes[:1], Verbs: []string{"delete"}})
+		rbacv1.PolicyRule{
+			APIGroups: []string{v1alpha1.GroupName},
+			Resources: []string{"nodemaintenances"},
+			Verbs:     []string{"*"},
+		},
+		rbacv1.PolicyRule{
+			APIGroups:     []string{""},
+			Resources:     []string{"nodes"},
+			ResourceNames: nodes[:1],
+			Verbs:         []string{"delete"},
+		})
 	theirs := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances()
 	onlyFirst := framework.Select(corev1.LabelHostname, nodes[0])
 
-	t.Run("a maintenance over a node the user may not delete is refused, and names no node that they may not get", func(t *testing.T) {
-		_, err := theirs.Create(t.Context(), framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle), metav1.CreateOptions{})
-		if !apierrors.IsForbidden(err) || strings.Contains(err.Error(), nodes[0]) || strings.Contains(err.Error(), nodes[1]) {
-			t.Errorf("got %v, want Forbidden without the name of a node", err)
-		}
-	})
+	t.Run(
+		"a maintenance over a node the user may not delete is refused, and names no node that they may not get",
+		func(t *testing.T) {
+			_, err := theirs.Create(
+				t.Context(), framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle), metav1.CreateOptions{},
+			)
+			if !apierrors.IsForbidden(err) || strings.Contains(err.Error(), nodes[0]) ||
+				strings.Contains(err.Error(), nodes[1]) {
+				t.Errorf("got %v, want Forbidden without the name of a node", err)
+			}
+		},
+	)
 	t.Run("it names the node to a user who may get it", func(t *testing.T) {
 		reader := framework.Name("reading-operator")
 		cluster.Grant(t, reader,
-			rbacv1.PolicyRule{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"nodemaintenances"}, Verbs: []string{"create"}},
-			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: nodes, Verbs: []string{"get"}},
-			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: nodes[:1], Verbs: []string{"delete"}})
+			rbacv1.PolicyRule{
+				APIGroups: []string{v1alpha1.GroupName},
+				Resources: []string{"nodemaintenances"},
+				Verbs:     []string{"create"},
+			},
+			rbacv1.PolicyRule{
+				APIGroups:     []string{""},
+				Resources:     []string{"nodes"},
+				ResourceNames: nodes,
+				Verbs:         []string{"get"},
+			},
+			rbacv1.PolicyRule{
+				APIGroups:     []string{""},
+				Resources:     []string{"nodes"},
+				ResourceNames: nodes[:1],
+				Verbs:         []string{"delete"},
+			})
 		_, err := cluster.As(t, reader).Haulout.MaintenanceV1alpha1().NodeMaintenances().Create(
 			t.Context(), framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle), metav1.CreateOptions{})
-		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), nodes[1]) || strings.Contains(err.Error(), nodes[0]) {
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), nodes[1]) ||
+			strings.Contains(err.Error(), nodes[0]) {
 			t.Errorf("got %v, want Forbidden because of %s", err, nodes[1])
 		}
 	})
 	t.Run("a maintenance over their own node is taken", func(t *testing.T) {
-		nm := framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NodeSelector = onlyFirst })
+		nm := framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.NodeSelector = onlyFirst
+		})
 		if _, err := theirs.Create(t.Context(), nm, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -234,14 +294,24 @@ func TestRightsOnNodes(t *testing.T) {
 	})
 	admins := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon))
 	t.Run("narrowing the selector would release a node they may not touch", func(t *testing.T) {
-		patch := []byte(`{"spec":{"nodeSelector":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"` + corev1.LabelHostname + `","operator":"In","values":["` + nodes[0] + `"]}]}]}}}`)
-		if _, err := theirs.Patch(t.Context(), admins.Name, types.MergePatchType, patch, metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
+		patch := []byte(
+			`{"spec":{"nodeSelector":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"` + corev1.LabelHostname +
+				`","operator":"In","values":["` + nodes[0] + `"]}]}]}}}`,
+		)
+		if _, err := theirs.Patch(
+			t.Context(), admins.Name, types.MergePatchType, patch, metav1.PatchOptions{},
+		); !apierrors.IsForbidden(err) {
 			t.Errorf("got %v, want Forbidden", err)
 		}
 	})
 	t.Run("an ownerReference would have the garbage collector delete it for them", func(t *testing.T) {
-		patch := []byte(`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"gone","uid":"00000000-0000-0000-0000-000000000000"}]}}`)
-		if _, err := theirs.Patch(t.Context(), admins.Name, types.MergePatchType, patch, metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
+		patch := []byte(
+			`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"gone",` +
+				`"uid":"00000000-0000-0000-0000-000000000000"}]}}`,
+		)
+		if _, err := theirs.Patch(
+			t.Context(), admins.Name, types.MergePatchType, patch, metav1.PatchOptions{},
+		); !apierrors.IsForbidden(err) {
 			t.Errorf("got %v, want Forbidden", err)
 		}
 	})
@@ -268,12 +338,20 @@ func TestObjectsThatAreTooLargeAreRefused(t *testing.T) {
 }
 
 func TestUnknownFieldsAreRefusedOnRequest(t *testing.T) {
-	body := []byte(`{"apiVersion":"maintenance.haulout.dev/v1alpha1","kind":"NodeMaintenance","metadata":{"name":"` + framework.Name("strict") + `"},` +
-		`"spec":{"nodeSelector":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"pool","operator":"Exists"}]}]},"drainPlann":[]}}`)
+	body := []byte(
+		`{"apiVersion":"maintenance.haulout.dev/v1alpha1","kind":"NodeMaintenance","metadata":{"name":"` +
+			framework.Name("strict") + `"},` +
+			`"spec":{"nodeSelector":{"nodeSelectorTerms":[` +
+			`{"matchExpressions":[{"key":"pool","operator":"Exists"}]}]},` +
+			`"drainPlann":[]}}`,
+	)
 	result := cluster.As(t).Haulout.MaintenanceV1alpha1().RESTClient().Post().Resource("nodemaintenances").
-		Param("fieldValidation", "Strict").Param("dryRun", "All").SetHeader("Content-Type", "application/json").Body(body).Do(t.Context())
+		Param("fieldValidation", "Strict").Param("dryRun", "All").SetHeader(
+		"Content-Type", "application/json",
+	).Body(body).Do(t.Context())
 	err := result.Error()
-	if status, ok := err.(apierrors.APIStatus); !ok || status.Status().Code != http.StatusBadRequest || !strings.Contains(err.Error(), "spec.drainPlann") {
+	if status, ok := err.(apierrors.APIStatus); !ok || status.Status().Code != http.StatusBadRequest ||
+		!strings.Contains(err.Error(), "spec.drainPlann") {
 		t.Errorf("got %v, want a bad request that names spec.drainPlann", err)
 	}
 }

@@ -47,12 +47,16 @@ func movable(p *corev1.Pod) {
 }
 
 // evacuationFor returns the Evacuation of a pod once there is one of which check is true.
-func evacuationFor(t *testing.T, pod *corev1.Pod, what string, check func(*v1alpha1.Evacuation) bool) *v1alpha1.Evacuation {
+func evacuationFor(
+	t *testing.T, pod *corev1.Pod, what string, check func(*v1alpha1.Evacuation) bool,
+) *v1alpha1.Evacuation {
 	t.Helper()
 	var found *v1alpha1.Evacuation
 	framework.Eventually(t, "the evacuation of "+pod.Name+" "+what, func(ctx context.Context) (bool, error) {
 		var err error
-		found, err = cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(pod.Namespace).Get(ctx, string(pod.UID)+"-"+pod.Name, metav1.GetOptions{})
+		found, err = cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(pod.Namespace).Get(
+			ctx, string(pod.UID)+"-"+pod.Name, metav1.GetOptions{},
+		)
 		return err == nil && check(found), err
 	})
 	return found
@@ -65,8 +69,10 @@ func isOurs(e *v1alpha1.Evacuation) bool {
 // report writes into the status of an Evacuation as its evacuator.
 func report(t *testing.T, e *v1alpha1.Evacuation, status string) {
 	t.Helper()
-	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Patch(t.Context(), e.Name, types.MergePatchType,
-		fmt.Appendf(nil, `{"status":%s}`, status), metav1.PatchOptions{}, "status"); err != nil {
+	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Patch(
+		t.Context(), e.Name, types.MergePatchType,
+		fmt.Appendf(nil, `{"status":%s}`, status), metav1.PatchOptions{}, "status",
+	); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -89,15 +95,20 @@ func TestCallingOff(t *testing.T) {
 			}
 			recorder := cluster.Judge(t, pool, namespace)
 			nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
-			framework.Eventually(t, "all five pods have an evacuation of ours", func(ctx context.Context) (bool, error) {
-				list, err := evacuations.List(ctx, metav1.ListOptions{})
-				if err != nil {
-					return false, err
-				}
-				list.Items = slices.DeleteFunc(list.Items, func(e v1alpha1.Evacuation) bool { return !isOurs(&e) })
-				return len(list.Items) == 5, nil
+			framework.Eventually(
+				t, "all five pods have an evacuation of ours",
+				func(ctx context.Context) (bool, error) {
+					list, err := evacuations.List(ctx, metav1.ListOptions{})
+					if err != nil {
+						return false, err
+					}
+					list.Items = slices.DeleteFunc(list.Items, func(e v1alpha1.Evacuation) bool { return !isOurs(&e) })
+					return len(list.Items) == 5, nil
+				},
+			)
+			turn := evacuationFor(t, busy, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool {
+				return e.Status.ActiveEvacuatorClass == mover
 			})
-			turn := evacuationFor(t, busy, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool { return e.Status.ActiveEvacuatorClass == mover })
 			report(t, turn, `{"evacuationCancellationPolicy":"Forbid","message":"flushing"}`)
 
 			if verb == "complete" {
@@ -126,7 +137,9 @@ func TestCallingOff(t *testing.T) {
 			}
 			putBack := func() []string {
 				var node *corev1.Node
-				if node, err = cluster.As(t).Kube.CoreV1().Nodes().Get(t.Context(), nodes[0], metav1.GetOptions{}); err != nil {
+				if node, err = cluster.As(t).Kube.CoreV1().Nodes().Get(
+					t.Context(), nodes[0], metav1.GetOptions{},
+				); err != nil {
 					t.Fatal(err)
 				}
 				return judge.LeftOn(node, false)
@@ -136,10 +149,13 @@ func TestCallingOff(t *testing.T) {
 			// The one that could not be called off goes on, with its evacuator only: when that one
 			// gives up, nobody is evicted.
 			report(t, turn, `{"activeEvacuatorCompleted":true}`)
-			framework.Eventually(t, "the evacuation without instigators has ended", func(ctx context.Context) (bool, error) {
-				_, err := evacuations.Get(ctx, turn.Name, metav1.GetOptions{})
-				return apierrors.IsNotFound(err), nil
-			})
+			framework.Eventually(
+				t, "the evacuation without instigators has ended",
+				func(ctx context.Context) (bool, error) {
+					_, err := evacuations.Get(ctx, turn.Name, metav1.GetOptions{})
+					return apierrors.IsNotFound(err), nil
+				},
+			)
 			// Another drain takes the same pods up again, and has them in its own right.
 			again := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 			evacuationFor(t, busy, "is made again", isOurs)
@@ -156,7 +172,9 @@ func TestCallingOff(t *testing.T) {
 				}
 			}
 			// The other instigator lets go, or the namespace would wait for it.
-			if err := evacuations.Delete(t.Context(), string(shared.UID)+"-"+shared.Name, metav1.DeleteOptions{}); err != nil {
+			if err := evacuations.Delete(
+				t.Context(), string(shared.UID)+"-"+shared.Name, metav1.DeleteOptions{},
+			); err != nil {
 				t.Fatal(err)
 			}
 		})
@@ -178,7 +196,9 @@ func TestIdleTouchesNothing(t *testing.T) {
 			// What a kubelet writes again and again, and what kube-controller-manager makes of the
 			// cordon.
 			node.ResourceVersion, node.ManagedFields, node.Status = "", nil, corev1.NodeStatus{}
-			node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnschedulable })
+			node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(t corev1.Taint) bool {
+				return t.Key == corev1.TaintNodeUnschedulable
+			})
 			seen = append(seen, *node)
 		}
 		return seen
@@ -231,7 +251,9 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := kube.CoreV1().Nodes().Delete(t.Context(), again, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+	if err := kube.CoreV1().Nodes().Delete(
+		t.Context(), again, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)},
+	); err != nil {
 		t.Fatal(err)
 	}
 	// It bears pods from the moment it is there, as one does that registers anew. On an empty node
@@ -257,32 +279,39 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	if after.UID == before.UID {
 		t.Fatal("the node was not made again")
 	}
-	framework.Eventually(t, "the status names the new node, which is at the first wave", func(ctx context.Context) (bool, error) {
-		got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
-		if err != nil {
-			return false, err
-		}
-		for _, entry := range got.Status.NodeStatuses {
-			if entry.NodeRef.UID == before.UID {
-				return false, fmt.Errorf("the old node is still named")
+	framework.Eventually(
+		t, "the status names the new node, which is at the first wave",
+		func(ctx context.Context) (bool, error) {
+			got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
+				ctx, nm.Name, metav1.GetOptions{},
+			)
+			if err != nil {
+				return false, err
 			}
-			if entry.NodeRef.UID == after.UID {
-				want := []v1alpha1.DrainPlanEntry{{PodPriority: 1000000000, PodType: v1alpha1.PodTypeDefault}}
-				if diff := cmp.Diff(want, entry.DrainTargets); diff != "" {
-					return false, fmt.Errorf("drain targets (-want +got):\n%s", diff)
+			for _, entry := range got.Status.NodeStatuses {
+				if entry.NodeRef.UID == before.UID {
+					return false, fmt.Errorf("the old node is still named")
 				}
-				return true, nil
+				if entry.NodeRef.UID == after.UID {
+					want := []v1alpha1.DrainPlanEntry{{PodPriority: 1000000000, PodType: v1alpha1.PodTypeDefault}}
+					if diff := cmp.Diff(want, entry.DrainTargets); diff != "" {
+						return false, fmt.Errorf("drain targets (-want +got):\n%s", diff)
+					}
+					return true, nil
+				}
 			}
-		}
-		return false, nil
-	})
+			return false, nil
+		},
+	)
 	evacuationFor(t, late, "is made", isOurs)
 	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).
 		Get(t.Context(), string(last.UID)+"-"+last.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("a critical pod on the new node was asked to leave before the ordinary one was gone: %v", err)
 	}
 	for _, pod := range []*corev1.Pod{late, last, held} {
-		evacuationFor(t, pod, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool { return e.Status.ActiveEvacuatorClass == mover })
+		evacuationFor(t, pod, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool {
+			return e.Status.ActiveEvacuatorClass == mover
+		})
 		if err := kube.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -305,16 +334,21 @@ func TestNodeThatNoLongerMatches(t *testing.T) {
 	}
 	stays := cluster.PodOn(t, namespace, "stays", pool, nodes[0], movable)
 	released := cluster.PodOn(t, namespace, "released", pool, nodes[1], movable)
-	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
-		nm.Spec.NodeSelector = framework.Select(roleLabel, pool)
-	}))
+	nm := cluster.Create(
+		t,
+		framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.NodeSelector = framework.Select(roleLabel, pool)
+		}),
+	)
 	evacuationFor(t, stays, "is made", isOurs)
 	evacuationFor(t, released, "is made", isOurs)
 	cluster.MustKubectl(t, "", "label", "node", nodes[1], roleLabel+"-")
 	// Something that the server does after it has seen the label vanish.
 	framework.Eventually(t, "the status is of a time after the flap", func(ctx context.Context) (bool, error) {
 		merge(t, "", "nodemaintenance", nm.Name, fmt.Sprintf(`{"spec":{"reason":%q}}`, framework.Name("flap")))
-		got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
+		got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
+			ctx, nm.Name, metav1.GetOptions{},
+		)
 		return err == nil && got.Status.ObservedGeneration > nm.Generation, err
 	})
 	if node := theNode(t, nodes[1]); !node.Spec.Unschedulable {
@@ -322,7 +356,8 @@ func TestNodeThatNoLongerMatches(t *testing.T) {
 	}
 	cluster.MustKubectl(t, "", "label", "node", nodes[1], roleLabel+"="+pool)
 	merge(t, "", "nodemaintenance", nm.Name, fmt.Sprintf(
-		`{"spec":{"nodeSelector":{"nodeSelectorTerms":[{"matchExpressions":[{"key":%q,"operator":"In","values":[%q]}]}]}}}`,
+		`{"spec":{"nodeSelector":{"nodeSelectorTerms":[`+
+			`{"matchExpressions":[{"key":%q,"operator":"In","values":[%q]}]}]}}}`,
 		corev1.LabelHostname, nodes[0]))
 	unschedulable(t, false, nodes[1])
 	framework.Eventually(t, "nothing is left of it", func(ctx context.Context) (bool, error) {
@@ -333,12 +368,17 @@ func TestNodeThatNoLongerMatches(t *testing.T) {
 		if left := judge.LeftOn(node, false); len(left) > 0 {
 			return false, fmt.Errorf("%v", left)
 		}
-		_, err = cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(ctx, string(released.UID)+"-"+released.Name, metav1.GetOptions{})
+		_, err = cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(
+			ctx, string(released.UID)+"-"+released.Name, metav1.GetOptions{},
+		)
 		return apierrors.IsNotFound(err), nil
 	})
 	framework.Eventually(t, "the status names the other node only", func(ctx context.Context) (bool, error) {
-		got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
-		return err == nil && len(got.Status.NodeStatuses) == 1 && got.Status.NodeStatuses[0].NodeRef.Name == nodes[0], err
+		got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
+			ctx, nm.Name, metav1.GetOptions{},
+		)
+		return err == nil && len(got.Status.NodeStatuses) == 1 &&
+			got.Status.NodeStatuses[0].NodeRef.Name == nodes[0], err
 	})
 	unschedulable(t, true, nodes[0])
 	if pods, err := podsOn(t.Context(), t, nodes...); err != nil || len(pods) != 2 {
@@ -357,7 +397,10 @@ func TestSomebodyUncordons(t *testing.T) {
 		// As GitOps does. After a merge patch nobody would have the field, and nobody could be
 		// named.
 		if _, err := cluster.As(t).Kube.CoreV1().Nodes().Patch(t.Context(), nodes[0], types.ApplyPatchType,
-			fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Node","metadata":{"name":%q},"spec":{"unschedulable":false}}`, nodes[0]),
+			fmt.Appendf(
+				nil, `{"apiVersion":"v1","kind":"Node","metadata":{"name":%q},"spec":{"unschedulable":false}}`,
+				nodes[0],
+			),
 			metav1.PatchOptions{FieldManager: meddler, Force: ptr.To(true)}); err != nil {
 			t.Fatal(err)
 		}

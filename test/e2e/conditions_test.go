@@ -37,8 +37,14 @@ import (
 var (
 	showsNothing  = []string{}
 	showsCordoned = []string{"MaintenanceInProgress=True HauloutCordon"}
-	showsDraining = []string{"DrainInProgress=True HauloutPodsLeaving", "Drained=False HauloutPodsLeaving", "MaintenanceInProgress=True HauloutDrain"}
-	showsDrained  = []string{"DrainInProgress=False HauloutNoPodsLeft", "Drained=True HauloutNoPodsLeft", "MaintenanceInProgress=True HauloutDrain"}
+	showsDraining = []string{
+		"DrainInProgress=True HauloutPodsLeaving", "Drained=False HauloutPodsLeaving",
+		"MaintenanceInProgress=True HauloutDrain",
+	}
+	showsDrained = []string{
+		"DrainInProgress=False HauloutNoPodsLeft", "Drained=True HauloutNoPodsLeft",
+		"MaintenanceInProgress=True HauloutDrain",
+	}
 )
 
 // shownOn returns what a node says about maintenances, sorted.
@@ -59,7 +65,9 @@ func shownOn(node *corev1.Node) []string {
 // only if conditions of ours are among it.
 func nodeShows(t *testing.T, name string, want []string) *corev1.Node {
 	t.Helper()
-	annotated := slices.ContainsFunc(want, func(s string) bool { return strings.Contains(s, " "+v1alpha1.NodeReasonPrefix) })
+	annotated := slices.ContainsFunc(want, func(s string) bool {
+		return strings.Contains(s, " "+v1alpha1.NodeReasonPrefix)
+	})
 	var node *corev1.Node
 	framework.Eventually(t, fmt.Sprintf("node %s shows %q", name, want), func(ctx context.Context) (bool, error) {
 		var err error
@@ -93,11 +101,16 @@ func setCondition(t *testing.T, node string, condition corev1.NodeCondition, key
 	if key != "" {
 		metadata["annotations"] = map[string]string{key: value}
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": metadata, "status": map[string]any{"conditions": []corev1.NodeCondition{condition}}})
+	patch, err := json.Marshal(map[string]any{
+		"metadata": metadata,
+		"status":   map[string]any{"conditions": []corev1.NodeCondition{condition}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := cluster.As(t).Kube.CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+	if _, err := cluster.As(t).Kube.CoreV1().Nodes().Patch(
+		t.Context(), node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status",
+	); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -106,7 +119,9 @@ func setCondition(t *testing.T, node string, condition corev1.NodeCondition, key
 // namespace, which is "" then.
 func eventsOn(ctx context.Context, t *testing.T, namespace, name string) (map[string]int, error) {
 	t.Helper()
-	list, err := cluster.As(t).Kube.EventsV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "regarding.name=" + name})
+	list, err := cluster.As(t).Kube.EventsV1().Events(namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: "regarding.name=" + name,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -123,15 +138,18 @@ func eventsOn(ctx context.Context, t *testing.T, namespace, name string) (map[st
 // eventsReach waits until each reason was told about an object at least so often.
 func eventsReach(t *testing.T, namespace, name string, atLeast map[string]int) {
 	t.Helper()
-	framework.Eventually(t, fmt.Sprintf("the events of %s reach %v", name, atLeast), func(ctx context.Context) (bool, error) {
-		got, err := eventsOn(ctx, t, namespace, name)
-		for reason, n := range atLeast {
-			if err == nil && got[reason] < n {
-				err = fmt.Errorf("%d times %s", got[reason], reason)
+	framework.Eventually(
+		t, fmt.Sprintf("the events of %s reach %v", name, atLeast),
+		func(ctx context.Context) (bool, error) {
+			got, err := eventsOn(ctx, t, namespace, name)
+			for reason, n := range atLeast {
+				if err == nil && got[reason] < n {
+					err = fmt.Errorf("%d times %s", got[reason], reason)
+				}
 			}
-		}
-		return err == nil, err
-	})
+			return err == nil, err
+		},
+	)
 }
 
 // stuckOn has a pod run on a node that its budget lets nobody evict; its label app is the name.
@@ -154,19 +172,36 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 	namespace := cluster.NewNamespace(t)
 	// The budget keeps the pod on the node that both maintenances have until it is deleted.
 	stuckOn(t, namespace, "held", pool, nodes[1])
-	setCondition(t, nodes[2], corev1.NodeCondition{Type: v1alpha1.NodeConditionDrained, Status: corev1.ConditionTrue, Reason: "Manual", Message: "by hand"}, "", "")
+	setCondition(
+		t, nodes[2],
+		corev1.NodeCondition{
+			Type:    v1alpha1.NodeConditionDrained,
+			Status:  corev1.ConditionTrue,
+			Reason:  "Manual",
+			Message: "by hand",
+		},
+		"", "",
+	)
 	const foreign = "Drained=True Manual"
 	nodeShows(t, nodes[2], []string{foreign})
 
-	a := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, onNodes(nodes[:2]...), func(nm *v1alpha1.NodeMaintenance) {
-		nm.Spec.Reason = "kernel update"
-	}))
+	a := cluster.Create(
+		t,
+		framework.Maintenance(
+			pool, v1alpha1.NodeMaintenanceStageDrain, onNodes(nodes[:2]...),
+			func(nm *v1alpha1.NodeMaintenance) {
+				nm.Spec.Reason = "kernel update"
+			},
+		),
+	)
 	b := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon, onNodes(nodes[1:]...)))
 	nodeShows(t, nodes[0], showsDrained)
 	nodeShows(t, nodes[1], showsDraining)
 	nodeShows(t, nodes[2], []string{foreign, "MaintenanceInProgress=True HauloutCordon"})
 	setStage(t, b.Name, v1alpha1.NodeMaintenanceStageDrain)
-	nodeShows(t, nodes[2], []string{"DrainInProgress=False HauloutNoPodsLeft", foreign, "MaintenanceInProgress=True HauloutDrain"})
+	nodeShows(t, nodes[2], []string{
+		"DrainInProgress=False HauloutNoPodsLeft", foreign, "MaintenanceInProgress=True HauloutDrain",
+	})
 	both := nodeShows(t, nodes[1], showsDraining)
 	for _, want := range []string{a.Name + " (kernel update)", b.Name} {
 		if message := messageOf(both, v1alpha1.NodeConditionMaintenanceInProgress); !strings.Contains(message, want) {
@@ -179,7 +214,8 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 	nodeShows(t, nodes[0], showsNothing)
 	framework.Eventually(t, "only the second maintenance is named", func(ctx context.Context) (bool, error) {
 		node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, nodes[1], metav1.GetOptions{})
-		return err == nil && messageOf(node, v1alpha1.NodeConditionMaintenanceInProgress) == "Held by NodeMaintenance "+b.Name, err
+		return err == nil &&
+			messageOf(node, v1alpha1.NodeConditionMaintenanceInProgress) == "Held by NodeMaintenance "+b.Name, err
 	})
 	nodeShows(t, nodes[1], showsDraining)
 	cluster.MustKubectl(t, "", "delete", "pods", "-n", namespace, "-l", "app=held")
@@ -188,7 +224,10 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 	// A pod that does not ask the scheduler, and has the same budget; then the last maintenance is
 	// deleted in the middle of it.
 	cluster.PodOn(t, namespace, "late", pool, nodes[1], func(p *corev1.Pod) { p.Labels["app"] = "held" })
-	nodeShows(t, nodes[1], []string{"DrainInProgress=True HauloutPodsLeaving", "Drained=False HauloutPodsReturned", "MaintenanceInProgress=True HauloutDrain"})
+	nodeShows(t, nodes[1], []string{
+		"DrainInProgress=True HauloutPodsLeaving", "Drained=False HauloutPodsReturned",
+		"MaintenanceInProgress=True HauloutDrain",
+	})
 	cluster.MustKubectl(t, "", "delete", "nodemaintenance", b.Name, "--timeout=60s")
 	// The deletion has waited for it.
 	for name, want := range map[string][]string{nodes[1]: showsNothing, nodes[2]: {foreign}} {
@@ -196,20 +235,31 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if shown := shownOn(node); !slices.Equal(shown, want) || node.Annotations[v1alpha1.AnnotationConditionsBy] != "" || node.Spec.Unschedulable {
-			t.Errorf("node %s shows %q and has the annotations %q, want %q and none; unschedulable: %t", name, shown, node.Annotations, want, node.Spec.Unschedulable)
+		if shown := shownOn(node); !slices.Equal(shown, want) ||
+			node.Annotations[v1alpha1.AnnotationConditionsBy] != "" || node.Spec.Unschedulable {
+			t.Errorf("node %s shows %q and has the annotations %q, want %q and none; unschedulable: %t",
+				name, shown, node.Annotations, want, node.Spec.Unschedulable)
 		}
 	}
-	want := map[string]int{"NodeMaintenanceStarted": 2, "NodeDrainStarted": 2, "NodeDrained": 1, "NodeDrainResumed": 1, "NodeMaintenanceReleased": 2}
-	framework.Eventually(t, fmt.Sprintf("the events of the node are %v", want), func(ctx context.Context) (bool, error) {
-		got, err := eventsOn(ctx, t, "", nodes[1])
-		for reason, n := range want {
-			if err == nil && got[reason] != n {
-				err = fmt.Errorf("%d times %s", got[reason], reason)
+	want := map[string]int{
+		"NodeMaintenanceStarted":  2,
+		"NodeDrainStarted":        2,
+		"NodeDrained":             1,
+		"NodeDrainResumed":        1,
+		"NodeMaintenanceReleased": 2,
+	}
+	framework.Eventually(
+		t, fmt.Sprintf("the events of the node are %v", want),
+		func(ctx context.Context) (bool, error) {
+			got, err := eventsOn(ctx, t, "", nodes[1])
+			for reason, n := range want {
+				if err == nil && got[reason] != n {
+					err = fmt.Errorf("%d times %s", got[reason], reason)
+				}
 			}
-		}
-		return err == nil, err
-	})
+			return err == nil, err
+		},
+	)
 }
 
 // What a killed server left on nodes, and what has changed about them while none ran, is put right
@@ -219,31 +269,47 @@ func TestNodeConditionsAfterTheServerWasKilled(t *testing.T) {
 	namespace := cluster.NewNamespace(t)
 	stuckOn(t, namespace, "one", pool, nodes[0])
 	stuckOn(t, namespace, "two", pool, nodes[1])
-	kept := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, onNodes(nodes[0], nodes[2])))
+	kept := cluster.Create(
+		t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, onNodes(nodes[0], nodes[2])),
+	)
 	deleted := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, onNodes(nodes[1])))
 	before := nodeShows(t, nodes[0], showsDraining)
 	nodeShows(t, nodes[1], showsDraining)
 	nodeShows(t, nodes[2], showsDrained)
 	drained := func(node *corev1.Node) metav1.Time {
-		i := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == v1alpha1.NodeConditionDrained })
+		i := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == v1alpha1.NodeConditionDrained
+		})
 		return node.Status.Conditions[i].LastTransitionTime
 	}
 
-	if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), deleted.Name, metav1.DeleteOptions{}); err != nil {
+	if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
+		t.Context(), deleted.Name, metav1.DeleteOptions{},
+	); err != nil {
 		t.Fatal(err)
 	}
 	cluster.KillServer(t)
 	// A maintenance that is gone for good has left this behind; later one node is not selected any
 	// more. The annotation of another node has the identity of the storage, without which nothing
 	// is undone.
-	gone := strings.NewReplacer(kept.Name, "gone", string(kept.UID), "0d4a2b52-6c1c-4d0a-9a3f-2f7f0a4f5c11").Replace(before.Annotations[v1alpha1.AnnotationConditionsBy])
-	setCondition(t, nodes[3], corev1.NodeCondition{Type: v1alpha1.NodeConditionMaintenanceInProgress, Status: corev1.ConditionTrue, Reason: v1alpha1.NodeReasonCordon},
-		v1alpha1.AnnotationConditionsBy, gone)
+	gone := strings.NewReplacer(
+		kept.Name, "gone", string(kept.UID), "0d4a2b52-6c1c-4d0a-9a3f-2f7f0a4f5c11",
+	).Replace(before.Annotations[v1alpha1.AnnotationConditionsBy])
+	setCondition(
+		t, nodes[3],
+		corev1.NodeCondition{
+			Type:   v1alpha1.NodeConditionMaintenanceInProgress,
+			Status: corev1.ConditionTrue,
+			Reason: v1alpha1.NodeReasonCordon,
+		},
+		v1alpha1.AnnotationConditionsBy, gone,
+	)
 	if err := cluster.Up(); err != nil {
 		t.Fatal(err)
 	}
 	merge(t, "", "nodemaintenance", kept.Name, fmt.Sprintf(
-		`{"spec":{"nodeSelector":{"nodeSelectorTerms":[{"matchExpressions":[{"key":%q,"operator":"In","values":[%q]}]}]}}}`,
+		`{"spec":{"nodeSelector":{"nodeSelectorTerms":[`+
+			`{"matchExpressions":[{"key":%q,"operator":"In","values":[%q]}]}]}}}`,
 		corev1.LabelHostname, nodes[0]))
 	for _, released := range nodes[1:] {
 		nodeShows(t, released, showsNothing)
@@ -262,7 +328,9 @@ func TestIdleMaintenancesAreNotShownByDefault(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	idle := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, onNodes(nodes[0])))
 	framework.Eventually(t, "the idle maintenance has been looked at", func(ctx context.Context) (bool, error) {
-		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, idle.Name, metav1.GetOptions{})
+		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
+			ctx, idle.Name, metav1.GetOptions{},
+		)
 		return err == nil && nm.Status.ObservedGeneration == nm.Generation, err
 	})
 	// What is asked for later shows later.

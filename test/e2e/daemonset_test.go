@@ -65,15 +65,21 @@ func tolerant(spec *corev1.PodSpec) {
 // daemonPods waits until a DaemonSet wants that many pods and has them.
 func daemonPods(t *testing.T, namespace, name string, want int) {
 	t.Helper()
-	framework.Eventually(t, fmt.Sprintf("DaemonSet %s wants and has %d pods", name, want), func(ctx context.Context) (bool, error) {
-		ds, err := cluster.As(t).Kube.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return false, err
-		}
-		pods, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + name})
-		status := ds.Status
-		return err == nil && int(status.DesiredNumberScheduled) == want && int(status.NumberReady) == want && len(pods.Items) == want, err
-	})
+	framework.Eventually(
+		t, fmt.Sprintf("DaemonSet %s wants and has %d pods", name, want),
+		func(ctx context.Context) (bool, error) {
+			ds, err := cluster.As(t).Kube.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return false, err
+			}
+			pods, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
+				LabelSelector: "app=" + name,
+			})
+			status := ds.Status
+			return err == nil && int(status.DesiredNumberScheduled) == want && int(status.NumberReady) == want &&
+				len(pods.Items) == want, err
+		},
+	)
 }
 
 func theNode(t *testing.T, name string) *corev1.Node {
@@ -97,18 +103,25 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 	cluster.MustKubectl(t, "", "taint", "node", foreign, v1alpha1.TaintDrain+":NoSchedule")
 	held := cluster.PodOn(t, namespace, "held", pool, nodes[0], movable)
 	drain := func() *v1alpha1.NodeMaintenance {
-		return cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
-			nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, target...)
-			nm.Spec.Reason = "new kernel"
-		}))
+		return cluster.Create(
+			t,
+			framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+				nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, target...)
+				nm.Spec.Reason = "new kernel"
+			}),
+		)
 	}
 	nm := drain()
-	turn := evacuationFor(t, held, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool { return e.Status.ActiveEvacuatorClass == mover })
+	turn := evacuationFor(t, held, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool {
+		return e.Status.ActiveEvacuatorClass == mover
+	})
 	// The wave before has not left, so nothing is done about DaemonSets on any of the nodes.
 	if drainplan.IsTainted(theNode(t, nodes[0])) {
 		t.Errorf("node %s is tainted before its DaemonSet pods are asked to leave", nodes[0])
 	}
-	list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(t.Context(), metav1.ListOptions{})
+	list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(
+		t.Context(), metav1.ListOptions{},
+	)
 	if err != nil || len(list.Items) != 1 {
 		t.Errorf("%d pods are asked to leave (%v), want only the one of the first wave", len(list.Items), err)
 	}
@@ -121,7 +134,9 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 	}
 	nm = drained(t, nm.Name)
 	condition := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
-	if want := "tolerates the drain taint of " + namespace + "/network (2)"; condition.Reason != v1alpha1.ReasonDrainCompleteWithPodsLeft || !strings.Contains(condition.Message, want) {
+	want := "tolerates the drain taint of " + namespace + "/network (2)"
+	if condition.Reason != v1alpha1.ReasonDrainCompleteWithPodsLeft ||
+		!strings.Contains(condition.Message, want) {
 		t.Errorf("Drained is %s: %q, want it to name %q", condition.Reason, condition.Message, want)
 	}
 	for _, status := range nm.Status.NodeStatuses {
@@ -129,7 +144,8 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 			t.Errorf("node %s has %d pods left on purpose, want 1", status.NodeRef.Name, status.PodsKept)
 		}
 	}
-	if got := order(); len(got) < 2 || got[0] != namespace+"/held" || strings.Contains(strings.Join(got, " "), "/network") {
+	if got := order(); len(got) < 2 || got[0] != namespace+"/held" ||
+		strings.Contains(strings.Join(got, " "), "/network") {
 		t.Errorf("pods left in the order %v, want held first, then those of logs, and none of network", got)
 	}
 	// The DaemonSet controller does not want them back.
@@ -230,7 +246,9 @@ func TestDaemonSetPodWaitsUntilVolumesAreReleased(t *testing.T) {
 	released, kept := csiVolume(t, namespace, "released"), csiVolume(t, namespace, "kept")
 	daemonSet(t, namespace, pool, "plugin", 2)
 	daemonSet(t, namespace, pool, "network", 2, tolerant, mounting("kept"))
-	user := cluster.PodOn(t, namespace, "user", pool, nodes[0], movable, func(p *corev1.Pod) { mounting("released")(&p.Spec) })
+	user := cluster.PodOn(t, namespace, "user", pool, nodes[0], movable, func(p *corev1.Pod) {
+		mounting("released")(&p.Spec)
+	})
 	inUse(t, nodes[0], released, kept)
 	inUse(t, nodes[1], kept)
 	plugins := map[string]corev1.Pod{}
@@ -242,15 +260,20 @@ func TestDaemonSetPodWaitsUntilVolumesAreReleased(t *testing.T) {
 	waiting, free := plugins[nodes[0]], plugins[nodes[1]]
 
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
-	turn := evacuationFor(t, user, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool { return e.Status.ActiveEvacuatorClass == mover })
-	list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(t.Context(), metav1.ListOptions{})
+	turn := evacuationFor(t, user, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool {
+		return e.Status.ActiveEvacuatorClass == mover
+	})
+	list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(
+		t.Context(), metav1.ListOptions{},
+	)
 	if err != nil || len(list.Items) != 1 {
 		t.Errorf("%d pods are asked to leave (%v), want only the user of the volume", len(list.Items), err)
 	}
 	report(t, turn, `{"activeEvacuatorCompleted":true}`)
 	evacuationFor(t, &waiting, "is reported on, and the pod not asked to stop", func(e *v1alpha1.Evacuation) bool {
 		s := &e.Status
-		return s.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDaemonSet && s.EvacuationProgressTimestamp != nil && s.ExpectedEvacuationFinishTime == nil
+		return s.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDaemonSet && s.EvacuationProgressTimestamp != nil &&
+			s.ExpectedEvacuationFinishTime == nil
 	})
 	leaves(t, evacuationFor(t, &free, "is made", isOurs))
 	pod, err := cluster.As(t).Kube.CoreV1().Pods(namespace).Get(t.Context(), waiting.Name, metav1.GetOptions{})
@@ -271,9 +294,17 @@ func TestDaemonSetEvacuationIsCalledOff(t *testing.T) {
 	daemonSet(t, namespace, pool, "logs", 1)
 	pod := livePods(t, namespace)[0]
 	merge(t, namespace, "pod", pod.Name, `{"metadata":{"finalizers":["e2e.haulout.dev/hold"]}}`)
-	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = "new kernel" }))
-	e := evacuationFor(t, &pod, "is under way", func(e *v1alpha1.Evacuation) bool { return e.Status.ExpectedEvacuationFinishTime != nil })
-	if s := e.Status; s.ActiveEvacuatorClass != v1alpha1.EvacuatorClassDaemonSet || s.ActiveEvacuatorSince == nil || s.ActiveEvacuatorCompleted {
+	nm := cluster.Create(
+		t,
+		framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.Reason = "new kernel"
+		}),
+	)
+	e := evacuationFor(t, &pod, "is under way", func(e *v1alpha1.Evacuation) bool {
+		return e.Status.ExpectedEvacuationFinishTime != nil
+	})
+	if s := e.Status; s.ActiveEvacuatorClass != v1alpha1.EvacuatorClassDaemonSet || s.ActiveEvacuatorSince == nil ||
+		s.ActiveEvacuatorCompleted {
 		t.Errorf("the status is %+v, want the turn of the evacuator of DaemonSets", s)
 	}
 	eventsReach(t, namespace, pod.Name, map[string]int{"Evicted": 1})
@@ -281,7 +312,9 @@ func TestDaemonSetEvacuationIsCalledOff(t *testing.T) {
 	unschedulable(t, false, nodes...)
 	framework.Accept(t, judge.LeftOn(theNode(t, nodes[0]), false), nil)
 	framework.Eventually(t, "nobody asks the pod to leave", func(ctx context.Context) (bool, error) {
-		_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(ctx, e.Name, metav1.GetOptions{})
+		_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(
+			ctx, e.Name, metav1.GetOptions{},
+		)
 		return apierrors.IsNotFound(err), nil
 	})
 	merge(t, namespace, "pod", pod.Name, `{"metadata":{"finalizers":null}}`)

@@ -57,7 +57,9 @@ func costs(ctx context.Context, t *testing.T, namespace, app string) (map[string
 }
 
 // waitForCosts waits until check is true of the annotations of the pods of an app.
-func waitForCosts(t *testing.T, namespace, app, what string, check func(pod string, annotations map[string]string) bool) {
+func waitForCosts(
+	t *testing.T, namespace, app, what string, check func(pod string, annotations map[string]string) bool,
+) {
 	t.Helper()
 	framework.Eventually(t, what, func(ctx context.Context) (bool, error) {
 		found, err := costs(ctx, t, namespace, app)
@@ -73,7 +75,10 @@ func waitForCosts(t *testing.T, namespace, app, what string, check func(pod stri
 	})
 }
 
-var loweredCost = map[string]string{corev1.PodDeletionCost: "-2147483647", v1alpha1.AnnotationOriginalPodDeletionCost: ""}
+var loweredCost = map[string]string{
+	corev1.PodDeletionCost:                     "-2147483647",
+	v1alpha1.AnnotationOriginalPodDeletionCost: "",
+}
 
 // TestScaleDownTakesThePodsThatWait scales an app down while some of its pods are blocked on a node
 // that is drained: those go, and no other.
@@ -94,18 +99,26 @@ func TestScaleDownTakesThePodsThatWait(t *testing.T) {
 	if len(blocked) == 0 || len(safe) == 0 {
 		t.Fatalf("%d pods are on %s and %d elsewhere", len(blocked), nodes[0], len(safe))
 	}
-	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
-		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes[0])
-	}))
-	waitForCosts(t, namespace, "web", "just the pods that wait are cheap", func(pod string, annotations map[string]string) bool {
-		for _, name := range blocked {
-			if pod == name {
-				return maps.Equal(annotations, loweredCost)
+	nm := cluster.Create(
+		t,
+		framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes[0])
+		}),
+	)
+	waitForCosts(
+		t, namespace, "web", "just the pods that wait are cheap",
+		func(pod string, annotations map[string]string) bool {
+			for _, name := range blocked {
+				if pod == name {
+					return maps.Equal(annotations, loweredCost)
+				}
 			}
-		}
-		return len(annotations) == 0
-	})
-	cluster.MustKubectl(t, "", "scale", "deployment", "web", "-n", namespace, fmt.Sprintf("--replicas=%d", replicas-len(blocked)))
+			return len(annotations) == 0
+		},
+	)
+	cluster.MustKubectl(
+		t, "", "scale", "deployment", "web", "-n", namespace, fmt.Sprintf("--replicas=%d", replicas-len(blocked)),
+	)
 	drained(t, nm.Name)
 	framework.Eventually(t, "the app is as small as it was told", func(ctx context.Context) (bool, error) {
 		d, err := cluster.As(t).Kube.AppsV1().Deployments(namespace).Get(ctx, "web", metav1.GetOptions{})
@@ -134,7 +147,9 @@ func TestDeletionCostsComeBack(t *testing.T) {
 	}
 	for name, end := range map[string]func(nm string){
 		"by completing it": func(nm string) { setStage(t, nm, v1alpha1.NodeMaintenanceStageComplete) },
-		"by deleting it":   func(nm string) { cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm, "--timeout=60s") },
+		"by deleting it": func(nm string) {
+			cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm, "--timeout=60s")
+		},
 		"by deleting it after the server was killed": func(nm string) {
 			cluster.KillServer(t)
 			if err := cluster.Up(); err != nil {
@@ -145,22 +160,34 @@ func TestDeletionCostsComeBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
-			waitForCosts(t, namespace, "web", "all pods are cheap", func(pod string, annotations map[string]string) bool {
-				want := maps.Clone(loweredCost)
-				if pod == dear {
-					want[v1alpha1.AnnotationOriginalPodDeletionCost] = "7"
-				}
-				return maps.Equal(annotations, want)
-			})
-			merge(t, namespace, "pod", changed, `{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":"9"}}}`)
+			waitForCosts(
+				t, namespace, "web", "all pods are cheap",
+				func(pod string, annotations map[string]string) bool {
+					want := maps.Clone(loweredCost)
+					if pod == dear {
+						want[v1alpha1.AnnotationOriginalPodDeletionCost] = "7"
+					}
+					return maps.Equal(annotations, want)
+				},
+			)
+			merge(
+				t, namespace, "pod", changed,
+				`{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":"9"}}}`,
+			)
 			end(nm.Name)
-			waitForCosts(t, namespace, "web", "the costs are as before, but for the one that was changed", func(pod string, annotations map[string]string) bool {
-				if pod == changed {
-					return maps.Equal(annotations, map[string]string{corev1.PodDeletionCost: "9"})
-				}
-				return maps.Equal(annotations, before[pod])
-			})
-			merge(t, namespace, "pod", changed, `{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":null}}}`)
+			waitForCosts(
+				t, namespace, "web", "the costs are as before, but for the one that was changed",
+				func(pod string, annotations map[string]string) bool {
+					if pod == changed {
+						return maps.Equal(annotations, map[string]string{corev1.PodDeletionCost: "9"})
+					}
+					return maps.Equal(annotations, before[pod])
+				},
+			)
+			merge(
+				t, namespace, "pod", changed,
+				`{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":null}}}`,
+			)
 		})
 	}
 	if now := livePods(t, namespace); len(now) != 3 || now[0].Spec.NodeName != nodes[0] {

@@ -49,24 +49,29 @@ func drained(t *testing.T, name string) *v1alpha1.NodeMaintenance {
 // unschedulable waits until all the nodes are, or are not.
 func unschedulable(t *testing.T, want bool, nodes ...string) {
 	t.Helper()
-	framework.Eventually(t, fmt.Sprintf("unschedulable is %v on %v", want, nodes), func(ctx context.Context) (bool, error) {
-		for _, name := range nodes {
-			node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-			if err != nil {
-				return false, err
+	framework.Eventually(
+		t, fmt.Sprintf("unschedulable is %v on %v", want, nodes),
+		func(ctx context.Context) (bool, error) {
+			for _, name := range nodes {
+				node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+				if err != nil {
+					return false, err
+				}
+				if node.Spec.Unschedulable != want {
+					return false, nil
+				}
 			}
-			if node.Spec.Unschedulable != want {
-				return false, nil
-			}
-		}
-		return true, nil
-	})
+			return true, nil
+		},
+	)
 }
 
 func setStage(t *testing.T, name string, stage v1alpha1.NodeMaintenanceStage) {
 	t.Helper()
-	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(t.Context(), name, types.MergePatchType,
-		[]byte(fmt.Sprintf(`{"spec":{"stage":%q}}`, stage)), metav1.PatchOptions{}); err != nil {
+	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(
+		t.Context(), name, types.MergePatchType,
+		[]byte(fmt.Sprintf(`{"spec":{"stage":%q}}`, stage)), metav1.PatchOptions{},
+	); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -78,7 +83,9 @@ func podsOn(ctx context.Context, t *testing.T, nodes ...string) ([]corev1.Pod, e
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return !slices.Contains(nodes, p.Spec.NodeName) }), nil
+	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool {
+		return !slices.Contains(nodes, p.Spec.NodeName)
+	}), nil
 }
 
 // availability watches the pods of an app and keeps the lowest number that were there to serve at
@@ -123,9 +130,10 @@ func watchAvailability(t *testing.T, namespace, app string) *availability {
 func (a *availability) see(pod *corev1.Pod, deleted bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	up := !deleted && pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
+	up := !deleted && pod.DeletionTimestamp == nil &&
+		slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+		})
 	a.ready[pod.UID] = up
 	a.lowest = min(a.lowest, a.count())
 }
@@ -153,13 +161,18 @@ func TestDrainFollowsThePlanWithinBudgets(t *testing.T) {
 	cluster.Deployment(t, namespace, "web", pool, replicas)
 	cluster.Budget(t, namespace, "web", maxUnavailable)
 	cluster.PodOn(t, namespace, "bare", pool, nodes[0])
-	cluster.PodOn(t, namespace, "important", pool, nodes[1], func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-cluster-critical" })
+	cluster.PodOn(t, namespace, "important", pool, nodes[1], func(p *corev1.Pod) {
+		p.Spec.PriorityClassName = "system-cluster-critical"
+	})
 	available := watchAvailability(t, namespace, "web")
 	target := nodes[:2]
 
-	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
-		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, target...)
-	}))
+	nm := cluster.Create(
+		t,
+		framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, target...)
+		}),
+	)
 	nm = drained(t, nm.Name)
 	if pods, err := podsOn(t.Context(), t, target...); err != nil || len(pods) != 0 {
 		t.Errorf("drained with pods left on the nodes: %d, %v", len(pods), err)
@@ -167,10 +180,12 @@ func TestDrainFollowsThePlanWithinBudgets(t *testing.T) {
 	if lowest := available.stop(); lowest < replicas-maxUnavailable {
 		t.Errorf("only %d pods were available at a time, the budget wants %d", lowest, replicas-maxUnavailable)
 	}
-	if len(nm.Status.NodeStatuses) != 2 || nm.Status.NodeStatuses[0].NodeRef.Name != target[0] || nm.Status.NodeStatuses[0].NodeRef.UID == "" {
+	if len(nm.Status.NodeStatuses) != 2 || nm.Status.NodeStatuses[0].NodeRef.Name != target[0] ||
+		nm.Status.NodeStatuses[0].NodeRef.UID == "" {
 		t.Errorf("node statuses are %+v", nm.Status.NodeStatuses)
 	}
-	if len(nm.Status.StageStatuses) != 2 || nm.Status.StageStatuses[0].Name != v1alpha1.NodeMaintenanceStageCordon || nm.Status.StageStatuses[1].Name != v1alpha1.NodeMaintenanceStageDrain {
+	if len(nm.Status.StageStatuses) != 2 || nm.Status.StageStatuses[0].Name != v1alpha1.NodeMaintenanceStageCordon ||
+		nm.Status.StageStatuses[1].Name != v1alpha1.NodeMaintenanceStageDrain {
 		t.Errorf("stage statuses are %+v, want Cordon and Drain", nm.Status.StageStatuses)
 	}
 	unschedulable(t, true, target...)
@@ -179,7 +194,9 @@ func TestDrainFollowsThePlanWithinBudgets(t *testing.T) {
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, nodes...)
 	framework.Eventually(t, "the finalizer is off, the annotation gone", func(ctx context.Context) (bool, error) {
-		done, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
+		done, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
+			ctx, nm.Name, metav1.GetOptions{},
+		)
 		if err != nil {
 			return false, err
 		}
@@ -196,7 +213,10 @@ func TestWavesAreInOrder(t *testing.T) {
 	admin := cluster.As(t)
 	for i, node := range nodes {
 		cluster.PodOn(t, namespace, fmt.Sprintf("low-%d", i), pool, node)
-		cluster.PodOn(t, namespace, fmt.Sprintf("high-%d", i), pool, node, func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-node-critical" })
+		cluster.PodOn(
+			t, namespace, fmt.Sprintf("high-%d", i), pool, node,
+			func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-node-critical" },
+		)
 	}
 	w, err := admin.Kube.CoreV1().Pods(namespace).Watch(t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -234,13 +254,15 @@ func TestWavesAreInOrder(t *testing.T) {
 
 func TestDeletionInEveryStageReleasesTheNodes(t *testing.T) {
 	for _, stage := range []v1alpha1.NodeMaintenanceStage{
-		v1alpha1.NodeMaintenanceStageIdle, v1alpha1.NodeMaintenanceStageCordon, v1alpha1.NodeMaintenanceStageDrain, v1alpha1.NodeMaintenanceStageComplete,
+		v1alpha1.NodeMaintenanceStageIdle, v1alpha1.NodeMaintenanceStageCordon, v1alpha1.NodeMaintenanceStageDrain,
+		v1alpha1.NodeMaintenanceStageComplete,
 	} {
 		t.Run(string(stage), func(t *testing.T) {
 			pool, nodes := cluster.NewPool(t, 2, true)
 			namespace := cluster.NewNamespace(t)
 			cluster.Deployment(t, namespace, "stuck", pool, 2)
-			cluster.Budget(t, namespace, "stuck", 0) // nothing can ever leave, so a drain is under way when it is deleted
+			// nothing can ever leave, so a drain is under way when it is deleted
+			cluster.Budget(t, namespace, "stuck", 0)
 			maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
 			nm := cluster.Create(t, framework.Maintenance(pool, stage))
 			if stage == v1alpha1.NodeMaintenanceStageCordon || stage == v1alpha1.NodeMaintenanceStageDrain {
@@ -248,7 +270,9 @@ func TestDeletionInEveryStageReleasesTheNodes(t *testing.T) {
 			}
 			if stage == v1alpha1.NodeMaintenanceStageDrain {
 				framework.Eventually(t, "both pods have an evacuation", func(ctx context.Context) (bool, error) {
-					list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{})
+					list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(
+						ctx, metav1.ListOptions{},
+					)
 					return err == nil && len(list.Items) == 2, err
 				})
 			}
@@ -260,14 +284,19 @@ func TestDeletionInEveryStageReleasesTheNodes(t *testing.T) {
 				return apierrors.IsNotFound(err), nil
 			})
 			unschedulable(t, false, nodes...)
-			framework.Eventually(t, "its evacuations are gone and the pods are not", func(ctx context.Context) (bool, error) {
-				list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{})
-				if err != nil || len(list.Items) > 0 {
-					return false, err
-				}
-				pods, err := podsOn(ctx, t, nodes...)
-				return len(pods) == 2, err
-			})
+			framework.Eventually(
+				t, "its evacuations are gone and the pods are not",
+				func(ctx context.Context) (bool, error) {
+					list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(
+						ctx, metav1.ListOptions{},
+					)
+					if err != nil || len(list.Items) > 0 {
+						return false, err
+					}
+					pods, err := podsOn(ctx, t, nodes...)
+					return len(pods) == 2, err
+				},
+			)
 		})
 	}
 }
@@ -315,7 +344,9 @@ func TestNodeHeldByTwoMaintenancesStaysCordoned(t *testing.T) {
 	drained(t, second.Name)
 	setStage(t, first.Name, v1alpha1.NodeMaintenanceStageComplete)
 	framework.Eventually(t, "the first maintenance has let go", func(ctx context.Context) (bool, error) {
-		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, first.Name, metav1.GetOptions{})
+		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
+			ctx, first.Name, metav1.GetOptions{},
+		)
 		return err == nil && len(nm.Finalizers) == 0, err
 	})
 	unschedulable(t, true, nodes...)

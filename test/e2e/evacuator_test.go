@@ -62,7 +62,10 @@ type exampleEvacuator struct {
 // manifest gives that of the namespace shop.
 func buildExample(t *testing.T, namespace string) *exampleEvacuator {
 	t.Helper()
-	x := &exampleEvacuator{program: filepath.Join(t.TempDir(), "evacuator"), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
+	x := &exampleEvacuator{
+		program:    filepath.Join(t.TempDir(), "evacuator"),
+		kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"),
+	}
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", x.program, "./artifacts/examples/evacuator")
 	build.Dir = cluster.Root()
 	if out, err := build.CombinedOutput(); err != nil {
@@ -83,7 +86,8 @@ func buildExample(t *testing.T, namespace string) *exampleEvacuator {
 		_ = rbac.ClusterRoles().Delete(context.Background(), role, metav1.DeleteOptions{})
 	})
 	token, err := cluster.As(t).Kube.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), "flush",
-		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](3600)}}, metav1.CreateOptions{})
+		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](3600)}},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +138,8 @@ func TestExampleEvacuator(t *testing.T) {
 	}
 	reports := func(e *v1alpha1.Evacuation) bool {
 		s := &e.Status
-		return s.ActiveEvacuatorClass == flush && s.EvacuationProgressTimestamp != nil && s.ExpectedEvacuationFinishTime != nil
+		return s.ActiveEvacuatorClass == flush && s.EvacuationProgressTimestamp != nil &&
+			s.ExpectedEvacuationFinishTime != nil
 	}
 
 	t.Run("takes a pod away when a maintenance asks", func(t *testing.T) {
@@ -144,10 +149,17 @@ func TestExampleEvacuator(t *testing.T) {
 		evacuationFor(t, pod, "is reported on", reports)
 		drained(t, nm.Name)
 		e := evacuationFor(t, pod, "is complete", func(e *v1alpha1.Evacuation) bool {
-			return conditionIs(e.Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue, v1alpha1.ReasonPodDeleted)
+			return conditionIs(
+				e.Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue, v1alpha1.ReasonPodDeleted,
+			)
 		})
-		if e.Status.ActiveEvacuatorClass != flush || e.Status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid {
-			t.Errorf("the pod left with the status %+v, want it taken by the evacuator, which forbade cancellation at the end", e.Status)
+		if e.Status.ActiveEvacuatorClass != flush ||
+			e.Status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid {
+			t.Errorf(
+				"the pod left with the status %+v, want it taken by the evacuator, which forbade cancellation at "+
+					"the end",
+				e.Status,
+			)
 		}
 		cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=60s")
 		x.stop(syscall.SIGTERM)
@@ -159,14 +171,19 @@ func TestExampleEvacuator(t *testing.T) {
 		e := evacuationFor(t, pod, "is reported on", reports)
 		cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=60s")
 		framework.Eventually(t, "the evacuation is gone", func(ctx context.Context) (bool, error) {
-			_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(ctx, e.Name, metav1.GetOptions{})
+			_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(
+				ctx, e.Name, metav1.GetOptions{},
+			)
 			return apierrors.IsNotFound(err), nil
 		})
 		x.stop(syscall.SIGTERM)
 		if !strings.Contains(x.log.String(), evacuator.ErrCancelled.Error()) {
 			t.Errorf("it does not say that it was called off:\n%s", x.log.String())
 		}
-		if live, err := cluster.As(t).Kube.CoreV1().Pods(namespace).Get(t.Context(), pod.Name, metav1.GetOptions{}); err != nil || live.DeletionTimestamp != nil {
+		if live, err := cluster.As(t).Kube.CoreV1().Pods(namespace).Get(
+			t.Context(), pod.Name, metav1.GetOptions{},
+		); err != nil ||
+			live.DeletionTimestamp != nil {
 			t.Errorf("the pod has not stayed: %v", err)
 		}
 	})
@@ -177,9 +194,12 @@ func TestExampleEvacuator(t *testing.T) {
 		evacuationFor(t, pod, "is reported on", reports)
 		x.stop(syscall.SIGKILL)
 		leaves(t, e)
-		e = evacuationFor(t, pod, "is complete", func(e *v1alpha1.Evacuation) bool { return e.Status.ActiveEvacuatorClass != flush })
+		e = evacuationFor(t, pod, "is complete", func(e *v1alpha1.Evacuation) bool {
+			return e.Status.ActiveEvacuatorClass != flush
+		})
 		s := e.Status
-		if s.ActiveEvacuatorClass != v1alpha1.EvacuatorClassEviction || s.ActiveEvacuatorSince == nil || s.EvacuationProgressTimestamp != nil {
+		if s.ActiveEvacuatorClass != v1alpha1.EvacuatorClassEviction || s.ActiveEvacuatorSince == nil ||
+			s.EvacuationProgressTimestamp != nil {
 			t.Errorf("%s is active since %v and reported at %v, want the eviction, which reports nothing",
 				s.ActiveEvacuatorClass, s.ActiveEvacuatorSince, s.EvacuationProgressTimestamp)
 		}
@@ -192,7 +212,8 @@ func TestExampleEvacuator(t *testing.T) {
 		x.stop(syscall.SIGKILL)
 		x.start(t, time.Second)
 		leaves(t, e)
-		if e = evacuationFor(t, pod, "is complete", func(*v1alpha1.Evacuation) bool { return true }); e.Status.ActiveEvacuatorClass != flush {
+		e = evacuationFor(t, pod, "is complete", func(*v1alpha1.Evacuation) bool { return true })
+		if e.Status.ActiveEvacuatorClass != flush {
 			t.Errorf("%s took the pod away, want %s", e.Status.ActiveEvacuatorClass, flush)
 		}
 		x.stop(syscall.SIGTERM)
@@ -201,7 +222,13 @@ func TestExampleEvacuator(t *testing.T) {
 		x.start(t, 6*time.Second)
 		admin := cluster.As(t)
 		for _, result := range conformance.Run(t.Context(), conformance.Config{
-			Class: flush, Kube: admin.Kube, Maintenance: admin.Haulout, Namespace: namespace, Deadline: 10 * time.Second, Patience: framework.Timeout, Quiet: 3 * time.Second,
+			Class:       flush,
+			Kube:        admin.Kube,
+			Maintenance: admin.Haulout,
+			Namespace:   namespace,
+			Deadline:    10 * time.Second,
+			Patience:    framework.Timeout,
+			Quiet:       3 * time.Second,
 			NewPod: func(name string) *corev1.Pod {
 				return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: framework.PodSpec(pool)}
 			},

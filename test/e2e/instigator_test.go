@@ -34,7 +34,9 @@ func TestInstigatorThatApplies(t *testing.T) {
 	namespace := cluster.NewNamespace(t)
 	pod := cluster.PodOn(t, namespace, "pod", pool, nodes[0])
 	// It never allows its only pod to leave.
-	cluster.MustKubectl(t, "", "create", "poddisruptionbudget", "pod", "-n", namespace, "--selector=app=pod", "--min-available=1")
+	cluster.MustKubectl(
+		t, "", "create", "poddisruptionbudget", "pod", "-n", namespace, "--selector=app=pod", "--min-available=1",
+	)
 	drainNodes(t, pool, nodes...)
 	made := evacuationFor(t, pod, "it is made", isOurs)
 	const theirs = v1alpha1.FinalizerInstigatorPrefix + "other.example.com"
@@ -43,14 +45,20 @@ func TestInstigatorThatApplies(t *testing.T) {
 		{"asks again", fmt.Sprintf(`,"labels":{"ticket":"7"},"finalizers":[%q]`, theirs)},
 		{"withdraws", ""},
 	} {
-		e, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Patch(t.Context(), made.Name, types.ApplyPatchType,
-			fmt.Appendf(nil, `{"apiVersion":%q,"kind":"Evacuation","metadata":{"name":%q%s}}`, v1alpha1.SchemeGroupVersion, made.Name, step.metadata),
-			metav1.PatchOptions{FieldManager: "other"})
+		e, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Patch(
+			t.Context(), made.Name, types.ApplyPatchType,
+			fmt.Appendf(
+				nil, `{"apiVersion":%q,"kind":"Evacuation","metadata":{"name":%q%s}}`, v1alpha1.SchemeGroupVersion,
+				made.Name, step.metadata,
+			),
+			metav1.PatchOptions{FieldManager: "other"},
+		)
 		if err != nil {
 			t.Fatalf("%s: %v", step.name, err)
 		}
 		asks := step.metadata != ""
-		if !isOurs(e) || slices.Contains(e.Finalizers, theirs) != asks || (e.Labels["ticket"] == "7") != asks || e.Labels["app"] != "pod" {
+		if !isOurs(e) || slices.Contains(e.Finalizers, theirs) != asks || (e.Labels["ticket"] == "7") != asks ||
+			e.Labels["app"] != "pod" {
 			t.Errorf("%s: finalizers are %q and labels %v", step.name, e.Finalizers, e.Labels)
 		}
 	}

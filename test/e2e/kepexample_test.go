@@ -75,8 +75,11 @@ func newStory(t *testing.T, groups ...group) *story {
 		}
 		for i := range g.pods {
 			pods = append(pods, &corev1.Pod{
-				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", g.name(), i), Labels: map[string]string{groupLabel: g.name()}},
-				Spec:       corev1.PodSpec{NodeName: s.real(g.node), PriorityClassName: classes[g.priority]},
+				ObjectMeta: metav1.ObjectMeta{
+					Name:   fmt.Sprintf("%s-%d", g.name(), i),
+					Labels: map[string]string{groupLabel: g.name()},
+				},
+				Spec: corev1.PodSpec{NodeName: s.real(g.node), PriorityClassName: classes[g.priority]},
 			})
 		}
 	}
@@ -96,7 +99,8 @@ func (s *story) block(t *testing.T, g group) {
 	if _, err := budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: g.name()},
 		Spec: policyv1.PodDisruptionBudgetSpec{
-			MinAvailable: ptr.To(intstr.FromInt(g.pods)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{groupLabel: g.name()}},
+			MinAvailable: ptr.To(intstr.FromInt(g.pods)),
+			Selector:     &metav1.LabelSelector{MatchLabels: map[string]string{groupLabel: g.name()}},
 		},
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -110,8 +114,10 @@ func (s *story) block(t *testing.T, g group) {
 // leave lets pods of a group go until as many are left.
 func (s *story) leave(t *testing.T, group string, left int) {
 	t.Helper()
-	if _, err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(s.namespace).Patch(t.Context(), group, types.MergePatchType,
-		fmt.Appendf(nil, `{"spec":{"minAvailable":%d}}`, left), metav1.PatchOptions{}); err != nil {
+	if _, err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(s.namespace).Patch(
+		t.Context(), group, types.MergePatchType,
+		fmt.Appendf(nil, `{"spec":{"minAvailable":%d}}`, left), metav1.PatchOptions{},
+	); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -119,14 +125,17 @@ func (s *story) leave(t *testing.T, group string, left int) {
 // drain makes a maintenance of nodes with a plan.
 func (s *story) drain(t *testing.T, name string, plan []v1alpha1.DrainPlanEntry, nodes ...string) {
 	t.Helper()
-	cluster.Create(t, framework.Maintenance(s.pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
-		nm.Name = s.real(name)
-		nm.Spec.DrainPlan = plan
-		for i := range nodes {
-			nodes[i] = s.real(nodes[i])
-		}
-		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes...)
-	}))
+	cluster.Create(
+		t,
+		framework.Maintenance(s.pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Name = s.real(name)
+			nm.Spec.DrainPlan = plan
+			for i := range nodes {
+				nodes[i] = s.real(nodes[i])
+			}
+			nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes...)
+		}),
+	)
 }
 
 // shows waits until the statuses are as in the KEP, which does not print the fields that we have
@@ -148,7 +157,9 @@ func (s *story) shows(t *testing.T, moment string, want map[string][]v1alpha1.No
 			added := []cmp.Option{
 				cmpopts.IgnoreFields(v1alpha1.NodeMaintenanceNodeStatus{}, "PodsBlocked", "PodsKept", "PodsPeak"),
 				cmpopts.IgnoreFields(v1alpha1.NodeReference{}, "UID"),
-				cmpopts.SortSlices(func(a, b v1alpha1.NodeMaintenanceNodeStatus) bool { return a.NodeRef.Name < b.NodeRef.Name }),
+				cmpopts.SortSlices(func(a, b v1alpha1.NodeMaintenanceNodeStatus) bool {
+					return a.NodeRef.Name < b.NodeRef.Name
+				}),
 			}
 			if diff := cmp.Diff(nodes, got, added...); diff != "" {
 				return false, fmt.Errorf("%s (-want +got):\n%s", name, diff)
@@ -161,8 +172,11 @@ func (s *story) shows(t *testing.T, moment string, want map[string][]v1alpha1.No
 // at is what a status says of a node.
 func at(node string, pending, evacuating int32, message string, target int32) v1alpha1.NodeMaintenanceNodeStatus {
 	return v1alpha1.NodeMaintenanceNodeStatus{
-		NodeRef: v1alpha1.NodeReference{Name: node}, PodsPendingEvacuation: pending, PodsEvacuating: evacuating, DrainMessage: message,
-		DrainTargets: []v1alpha1.DrainPlanEntry{{PodPriority: target, PodType: v1alpha1.PodTypeDefault}},
+		NodeRef:               v1alpha1.NodeReference{Name: node},
+		PodsPendingEvacuation: pending,
+		PodsEvacuating:        evacuating,
+		DrainMessage:          message,
+		DrainTargets:          []v1alpha1.DrainPlanEntry{{PodPriority: target, PodType: v1alpha1.PodTypeDefault}},
 	}
 }
 
@@ -181,20 +195,28 @@ func TestTheExampleOfTheKEP(t *testing.T) {
 	)
 	recorder := cluster.Judge(t, s.pool, s.namespace)
 	s.drain(t, "maintenance-a", []v1alpha1.DrainPlanEntry{
-		entry(v1alpha1.PodTypeDefault, 5000), entry(v1alpha1.PodTypeDefault, 15000), entry(v1alpha1.PodTypeDaemonSet, 3000),
+		entry(v1alpha1.PodTypeDefault, 5000), entry(v1alpha1.PodTypeDefault, 15000),
+		entry(v1alpha1.PodTypeDaemonSet, 3000),
 	}, "one", "two")
 	s.drain(t, "maintenance-b", []v1alpha1.DrainPlanEntry{
-		entry(v1alpha1.PodTypeDefault, 10000), entry(v1alpha1.PodTypeDefault, 15000), entry(v1alpha1.PodTypeDaemonSet, 4000),
+		entry(v1alpha1.PodTypeDefault, 10000), entry(v1alpha1.PodTypeDefault, 15000),
+		entry(v1alpha1.PodTypeDaemonSet, 4000),
 	}, "one", "three")
 	s.shows(t, "at the start", map[string]nodes{
 		"maintenance-a": {at("one", 100, 10, "Evacuating", 5000), at("two", 30, 7, "Evacuating", 5000)},
-		"maintenance-b": {at("one", 100, 10, "Evacuating (limited by maintenance-a)", 5000), at("three", 45, 25, "Evacuating", 10000)},
+		"maintenance-b": {
+			at("one", 100, 10, "Evacuating (limited by maintenance-a)", 5000),
+			at("three", 45, 25, "Evacuating", 10000),
+		},
 	})
 
 	s.leave(t, "three-10000", 0)
 	s.leave(t, "one-5000", 5)
 	s.shows(t, "after node three is drained", map[string]nodes{
-		"maintenance-b": {at("one", 100, 5, "Evacuating (limited by maintenance-a)", 5000), at("three", 45, 0, "Waiting for node one.", 10000)},
+		"maintenance-b": {
+			at("one", 100, 5, "Evacuating (limited by maintenance-a)", 5000),
+			at("three", 45, 0, "Waiting for node one.", 10000),
+		},
 	})
 
 	s.leave(t, "one-5000", 0)
@@ -202,25 +224,37 @@ func TestTheExampleOfTheKEP(t *testing.T) {
 	s.shows(t, "after node one is drained", map[string]nodes{
 		"maintenance-a": {at("one", 100, 0, "Waiting for node two.", 5000), at("two", 30, 2, "Evacuating", 5000)},
 		"maintenance-b": {
-			at("one", 100, 0, "Waiting for node two (maintenance-a).", 5000), at("three", 45, 0, "Waiting for node two (maintenance-a).", 10000),
+			at("one", 100, 0, "Waiting for node two (maintenance-a).", 5000),
+			at("three", 45, 0, "Waiting for node two (maintenance-a).", 10000),
 		},
 	})
 
 	s.leave(t, "two-5000", 0)
 	s.shows(t, "after node two is drained", map[string]nodes{
-		"maintenance-a": {at("one", 70, 30, "Evacuating (limited by maintenance-b)", 10000), at("two", 21, 9, "Evacuating", 15000)},
+		"maintenance-a": {
+			at("one", 70, 30, "Evacuating (limited by maintenance-b)", 10000), at("two", 21, 9, "Evacuating", 15000),
+		},
 		"maintenance-b": {at("one", 70, 30, "Evacuating", 10000), at("three", 45, 0, "Waiting for node one.", 10000)},
 	})
 
-	s.drain(t, "maintenance-c", []v1alpha1.DrainPlanEntry{entry(v1alpha1.PodTypeDefault, 2000), entry(v1alpha1.PodTypeDefault, 15000)}, "one", "four")
+	s.drain(
+		t, "maintenance-c",
+		[]v1alpha1.DrainPlanEntry{entry(v1alpha1.PodTypeDefault, 2000), entry(v1alpha1.PodTypeDefault, 15000)}, "one",
+		"four",
+	)
 	s.shows(t, "when c has come", map[string]nodes{
-		"maintenance-c": {at("one", 70, 30, "Evacuating (fast-forwarded by older maintenance-b)", 10000), at("four", 20, 5, "Evacuating", 2000)},
+		"maintenance-c": {
+			at("one", 70, 30, "Evacuating (fast-forwarded by older maintenance-b)", 10000),
+			at("four", 20, 5, "Evacuating", 2000),
+		},
 	})
 	framework.Eventually(t, "an event tells that c was fast-forwarded", func(ctx context.Context) (bool, error) {
 		return hasEvent(ctx, t, s.real("maintenance-c"), "DrainFastForwarded", s.real("maintenance-b"))
 	})
 
-	if err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(s.namespace).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+	if err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(s.namespace).DeleteCollection(
+		t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{},
+	); err != nil {
 		t.Fatal(err)
 	}
 	names := []string{s.real("maintenance-a"), s.real("maintenance-b"), s.real("maintenance-c")}

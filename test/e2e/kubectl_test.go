@@ -57,7 +57,9 @@ func TestKubectl(t *testing.T) {
 	cluster.Budget(t, namespace, "stuck", 0)
 	name := framework.Name("kernel")
 	t.Cleanup(func() {
-		if _, errOut, err := cluster.Kubectl(&noContext{t}, "", "delete", "nm", name, "--ignore-not-found"); err != nil {
+		if _, errOut, err := cluster.Kubectl(
+			&noContext{t}, "", "delete", "nm", name, "--ignore-not-found",
+		); err != nil {
 			t.Error(errOut)
 		}
 	})
@@ -69,18 +71,22 @@ func TestKubectl(t *testing.T) {
 		}
 		first, second := apply(), apply()
 		if first.Generation != second.Generation || len(first.Spec.DrainPlan) != 12 {
-			t.Errorf("generation %d, then %d; %d entries in the plan", first.Generation, second.Generation, len(first.Spec.DrainPlan))
+			t.Errorf("generation %d, then %d; %d entries in the plan",
+				first.Generation, second.Generation, len(first.Spec.DrainPlan))
 		}
 	})
 	t.Run("plain apply twice changes nothing either", func(t *testing.T) {
 		cluster.MustKubectl(t, manifest(name, pool, "Idle"), "apply", "-f", "-")
-		if out := cluster.MustKubectl(t, manifest(name, pool, "Idle"), "apply", "-f", "-"); !strings.Contains(out, "unchanged") {
+		out := cluster.MustKubectl(t, manifest(name, pool, "Idle"), "apply", "-f", "-")
+		if !strings.Contains(out, "unchanged") {
 			t.Errorf("got %q", out)
 		}
 	})
 	t.Run("edit moves the stage on", func(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), filepath.Join(cluster.Root(), "bin", "kubectl"), "edit", "nm", name)
-		cmd.Env = append(cmd.Environ(), "KUBECONFIG="+cluster.Kubeconfig(), `KUBE_EDITOR=sed -i s/stage:\ Idle/stage:\ Drain/`)
+		cmd.Env = append(
+			cmd.Environ(), "KUBECONFIG="+cluster.Kubeconfig(), `KUBE_EDITOR=sed -i s/stage:\ Idle/stage:\ Drain/`,
+		)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
@@ -89,7 +95,10 @@ func TestKubectl(t *testing.T) {
 		}
 	})
 	t.Run("get has the columns of a drain", func(t *testing.T) {
-		want := regexp.MustCompile(`(?m)^NAME +STAGE +NODES +DRAINED +PENDING +EVACUATING +BLOCKED +AGE\n` + name + ` +Drain +3 +\d/3 +0 +3 +3 +\d+`)
+		want := regexp.MustCompile(
+			`(?m)^NAME +STAGE +NODES +DRAINED +PENDING +EVACUATING +BLOCKED +AGE\n` + name +
+				` +Drain +3 +\d/3 +0 +3 +3 +\d+`,
+		)
 		framework.Eventually(t, "kubectl get nm shows three blocked pods", func(context.Context) (bool, error) {
 			out := cluster.MustKubectl(t, "", "get", "nm", name)
 			if !want.MatchString(out) {
@@ -97,30 +106,40 @@ func TestKubectl(t *testing.T) {
 			}
 			return true, nil
 		})
-		if out := cluster.MustKubectl(t, "", "get", "nm", name, "-o", "wide"); !strings.Contains(out, "REASON") || !strings.Contains(out, "kernel update") || !strings.Contains(out, "SELECTOR") {
+		if out := cluster.MustKubectl(t, "", "get", "nm", name, "-o", "wide"); !strings.Contains(out, "REASON") ||
+			!strings.Contains(out, "kernel update") || !strings.Contains(out, "SELECTOR") {
 			t.Errorf("wide:\n%s", out)
 		}
 	})
 	t.Run("get evac -A names pod, node and what blocks", func(t *testing.T) {
 		out := cluster.MustKubectl(t, "", "get", "evac", "-A", "-o", "wide")
-		for _, word := range []string{"NAMESPACE", "POD", "NODE", "EVACUATOR", "EVICTIONS", "BLOCKED", "stuck-", nodes[0], v1alpha1.EvacuatorClassEviction, v1alpha1.ReasonPodDisruptionBudget} {
+		for _, word := range []string{
+			"NAMESPACE", "POD", "NODE", "EVACUATOR", "EVICTIONS", "BLOCKED", "stuck-", nodes[0],
+			v1alpha1.EvacuatorClassEviction, v1alpha1.ReasonPodDisruptionBudget,
+		} {
 			if !strings.Contains(out, word) {
 				t.Errorf("%q is missing in\n%s", word, out)
 			}
 		}
-		if out := cluster.MustKubectl(t, "", "get", "evac", "-A", "--field-selector", "spec.nodeName="+nodes[1], "-o", "name"); strings.Count(out, "evacuation") != count(t, nodes[1]) {
-			t.Errorf("by node:\n%s", out)
+		byNode := cluster.MustKubectl(
+			t, "", "get", "evac", "-A", "--field-selector", "spec.nodeName="+nodes[1], "-o", "name",
+		)
+		if strings.Count(byNode, "evacuation") != count(t, nodes[1]) {
+			t.Errorf("by node:\n%s", byNode)
 		}
 	})
 	t.Run("describe and explain speak", func(t *testing.T) {
-		if out := cluster.MustKubectl(t, "", "describe", "nm", name); !strings.Contains(out, "Drain Plan") || !strings.Contains(out, "Drained") {
+		if out := cluster.MustKubectl(t, "", "describe", "nm", name); !strings.Contains(out, "Drain Plan") ||
+			!strings.Contains(out, "Drained") {
 			t.Errorf("describe:\n%s", out)
 		}
-		if out := cluster.MustKubectl(t, "", "explain", "nodemaintenance.spec.drainPlan", "--recursive"); !strings.Contains(out, "podPriority") || !strings.Contains(out, "matchExpressions") {
-			t.Errorf("explain:\n%s", out)
+		drainPlan := cluster.MustKubectl(t, "", "explain", "nodemaintenance.spec.drainPlan", "--recursive")
+		if !strings.Contains(drainPlan, "podPriority") || !strings.Contains(drainPlan, "matchExpressions") {
+			t.Errorf("explain:\n%s", drainPlan)
 		}
-		if out := cluster.MustKubectl(t, "", "explain", "evac.status.activeEvacuatorClass"); !strings.Contains(out, "evacuator whose turn it is") {
-			t.Errorf("explain:\n%s", out)
+		activeClass := cluster.MustKubectl(t, "", "explain", "evac.status.activeEvacuatorClass")
+		if !strings.Contains(activeClass, "evacuator whose turn it is") {
+			t.Errorf("explain:\n%s", activeClass)
 		}
 	})
 	t.Run("wait and get -w see the drain end", func(t *testing.T) {
@@ -172,7 +191,9 @@ func (noContext) Context() context.Context { return context.Background() }
 
 func get(t *testing.T, name string) *v1alpha1.NodeMaintenance {
 	t.Helper()
-	nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(t.Context(), name, metav1.GetOptions{})
+	nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
+		t.Context(), name, metav1.GetOptions{},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +237,9 @@ func TestServing(t *testing.T) {
 	})
 	t.Run("with a storage version hash in discovery and both OpenAPI documents", func(t *testing.T) {
 		var list metav1.APIResourceList
-		if err := json.Unmarshal(get(t, "/apis/maintenance.haulout.dev/v1alpha1", "application/json"), &list); err != nil {
+		if err := json.Unmarshal(
+			get(t, "/apis/maintenance.haulout.dev/v1alpha1", "application/json"), &list,
+		); err != nil {
 			t.Fatal(err)
 		}
 		for _, r := range list.APIResources {
@@ -224,12 +247,14 @@ func TestServing(t *testing.T) {
 				t.Errorf("%+v", r)
 			}
 		}
-		if body := get(t, "/openapi/v3/apis/maintenance.haulout.dev/v1alpha1", "application/json"); !strings.Contains(string(body), "drainPlan") {
+		body := get(t, "/openapi/v3/apis/maintenance.haulout.dev/v1alpha1", "application/json")
+		if !strings.Contains(string(body), "drainPlan") {
 			t.Error("OpenAPI v3 does not know drainPlan")
 		}
 		framework.Eventually(t, "OpenAPI v2 of the aggregator knows us", func(ctx context.Context) (bool, error) {
 			body, err := rest.Get().AbsPath("/openapi/v2").SetHeader("Accept", "application/json").DoRaw(ctx)
-			return err == nil && strings.Contains(string(body), "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenance"), err
+			return err == nil &&
+				strings.Contains(string(body), "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenance"), err
 		})
 	})
 	t.Run("in chunks", func(t *testing.T) {
@@ -238,7 +263,9 @@ func TestServing(t *testing.T) {
 		}
 		seen, token := map[string]bool{}, ""
 		for {
-			list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().List(t.Context(), metav1.ListOptions{Limit: 2, Continue: token})
+			list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().List(
+				t.Context(), metav1.ListOptions{Limit: 2, Continue: token},
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -258,7 +285,9 @@ func TestServing(t *testing.T) {
 	})
 	t.Run("with bookmarks in watches", func(t *testing.T) {
 		timeout := int64((90 * time.Second).Seconds())
-		w, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Watch(t.Context(), metav1.ListOptions{AllowWatchBookmarks: true, TimeoutSeconds: &timeout})
+		w, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Watch(
+			t.Context(), metav1.ListOptions{AllowWatchBookmarks: true, TimeoutSeconds: &timeout},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}

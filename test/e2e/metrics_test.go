@@ -79,7 +79,9 @@ func TestMetrics(t *testing.T) {
 		sample{"haulout_nodemaintenance_sync_duration_seconds_count", nil},
 		sample{"haulout_nodemaintenance_node_condition_writes_total", nil},
 	)
-	for _, told := range []struct{ object, reason string }{{nm.Name, "DrainBlocked"}, {"web", "EvacuationBlocked"}, {nodes[0], "NodeDrainStarted"}} {
+	for _, told := range []struct{ object, reason string }{
+		{nm.Name, "DrainBlocked"}, {"web", "EvacuationBlocked"}, {nodes[0], "NodeDrainStarted"},
+	} {
 		framework.Eventually(t, told.object+" has the event "+told.reason, func(ctx context.Context) (bool, error) {
 			return hasEvent(ctx, t, told.object, told.reason)
 		})
@@ -123,7 +125,9 @@ func TestMetricsAreServed(t *testing.T) {
 		}
 		return string(content)
 	}
-	documented := regexp.MustCompile("(?m)^\\| `(haulout_[a-z_]+)` \\| (counter|gauge|histogram) ").FindAllStringSubmatch(read("docs", "metrics.md"), -1)
+	documented := regexp.MustCompile(
+		"(?m)^\\| `(haulout_[a-z_]+)` \\| (counter|gauge|histogram) ",
+	).FindAllStringSubmatch(read("docs", "metrics.md"), -1)
 	if len(documented) < 10 {
 		t.Fatalf("docs/metrics.md lists %d metrics", len(documented))
 	}

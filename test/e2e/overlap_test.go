@@ -130,28 +130,34 @@ func (f *fleet) settle(t *testing.T) {
 	for _, w := range workloads {
 		want[w.name] = f.podsOf(w)
 	}
-	framework.EventuallyWithin(t, f.patience, "all pods are ready and no surge is left", func(ctx context.Context) (bool, error) {
-		ready, err := f.readyPods(ctx, t)
-		if err != nil {
-			return false, err
-		}
-		for name, count := range want {
-			if ready[name] != count {
-				return false, fmt.Errorf("%d pods of %s are ready, want %d", ready[name], name, count)
+	framework.EventuallyWithin(
+		t, f.patience, "all pods are ready and no surge is left",
+		func(ctx context.Context) (bool, error) {
+			ready, err := f.readyPods(ctx, t)
+			if err != nil {
+				return false, err
 			}
-		}
-		deployments, err := cluster.As(t).Kube.AppsV1().Deployments(f.namespace).List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return false, err
-		}
-		for i := range deployments.Items {
-			d := &deployments.Items[i]
-			if record, surges := d.Annotations[v1alpha1.AnnotationSurgeRecord]; surges || int(*d.Spec.Replicas) != want[d.Name] {
-				return false, fmt.Errorf("%s has %d replicas and the record %q, want %d", d.Name, *d.Spec.Replicas, record, want[d.Name])
+			for name, count := range want {
+				if ready[name] != count {
+					return false, fmt.Errorf("%d pods of %s are ready, want %d", ready[name], name, count)
+				}
 			}
-		}
-		return true, nil
-	})
+			deployments, err := cluster.As(t).Kube.AppsV1().Deployments(f.namespace).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return false, err
+			}
+			for i := range deployments.Items {
+				d := &deployments.Items[i]
+				if record, surges := d.Annotations[v1alpha1.AnnotationSurgeRecord]; surges ||
+					int(*d.Spec.Replicas) != want[d.Name] {
+					return false,
+						fmt.Errorf("%s has %d replicas and the record %q, want %d",
+							d.Name, *d.Spec.Replicas, record, want[d.Name])
+				}
+			}
+			return true, nil
+		},
+	)
 }
 
 // podsOf returns how many pods a workload has. Those of DaemonSets, two on each node, count as part
@@ -171,7 +177,8 @@ func (f *fleet) daemonSet(t *testing.T, name string) {
 	t.Helper()
 	meta, selector, template := f.template(name, "system-node-critical")
 	_, err := cluster.As(t).Kube.AppsV1().DaemonSets(f.namespace).Create(t.Context(),
-		&appsv1.DaemonSet{ObjectMeta: meta, Spec: appsv1.DaemonSetSpec{Selector: selector, Template: template}}, metav1.CreateOptions{})
+		&appsv1.DaemonSet{ObjectMeta: meta, Spec: appsv1.DaemonSetSpec{Selector: selector, Template: template}},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,13 +191,25 @@ func (f *fleet) start(t *testing.T, w workload, class string) {
 	replicas := int32(f.podsOf(w))
 	var err error
 	if w.kind == "StatefulSet" {
-		_, err = apps.StatefulSets(f.namespace).Create(t.Context(), &appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{
-			Replicas: &replicas, Selector: selector, Template: template, ServiceName: w.name, PodManagementPolicy: appsv1.ParallelPodManagement,
-		}}, metav1.CreateOptions{})
+		_, err = apps.StatefulSets(f.namespace).Create(
+			t.Context(),
+			&appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{
+				Replicas:            &replicas,
+				Selector:            selector,
+				Template:            template,
+				ServiceName:         w.name,
+				PodManagementPolicy: appsv1.ParallelPodManagement,
+			}},
+			metav1.CreateOptions{},
+		)
 	} else {
-		_, err = apps.Deployments(f.namespace).Create(t.Context(), &appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{
-			Replicas: &replicas, Selector: selector, Template: template,
-		}}, metav1.CreateOptions{})
+		_, err = apps.Deployments(f.namespace).Create(
+			t.Context(),
+			&appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{
+				Replicas: &replicas, Selector: selector, Template: template,
+			}},
+			metav1.CreateOptions{},
+		)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -244,14 +263,20 @@ func (f *fleet) drain(t *testing.T) *drain {
 	k := f.drained
 	for i, part := range [][]string{d.nodes[:k/2], d.nodes[k/3 : k*5/6], d.nodes[k*2/3:]} {
 		plans := [][]v1alpha1.DrainPlanEntry{
-			{{PodPriority: 1000, PodType: v1alpha1.PodTypeDefault}, {PodPriority: 10000, PodType: v1alpha1.PodTypeDefault}},
+			{
+				{PodPriority: 1000, PodType: v1alpha1.PodTypeDefault},
+				{PodPriority: 10000, PodType: v1alpha1.PodTypeDefault},
+			},
 			{{PodPriority: 5000, PodType: v1alpha1.PodTypeDefault}},
 			nil,
 		}
-		nm := cluster.Create(t, framework.Maintenance(f.pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
-			nm.Spec.DrainPlan = plans[i]
-			nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, part...)
-		}))
+		nm := cluster.Create(
+			t,
+			framework.Maintenance(f.pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+				nm.Spec.DrainPlan = plans[i]
+				nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, part...)
+			}),
+		)
 		d.names = append(d.names, nm.Name)
 	}
 	return d
@@ -365,18 +390,24 @@ func (f *fleet) judge(t *testing.T, recorder *judge.Recorder, d *drain) {
 	if scaledDown == 0 {
 		t.Error("no pod left by scale-down: was no Deployment scaled up?")
 	}
-	t.Logf("%d pods have left, %d of them by scale-down; %d evictions were granted", len(evacuated), scaledDown, granted)
+	t.Logf("%d pods have left, %d of them by scale-down; %d evictions were granted",
+		len(evacuated), scaledDown, granted)
 	f.settle(t)
 }
 
 // stage sets the stage of a maintenance, also while the server may be away.
 func stage(t *testing.T, name string, stage v1alpha1.NodeMaintenanceStage) {
 	t.Helper()
-	framework.Eventually(t, fmt.Sprintf("%s is put into stage %s", name, stage), func(ctx context.Context) (bool, error) {
-		_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, name, types.MergePatchType,
-			fmt.Appendf(nil, `{"spec":{"stage":%q}}`, stage), metav1.PatchOptions{})
-		return err == nil, err
-	})
+	framework.Eventually(
+		t, fmt.Sprintf("%s is put into stage %s", name, stage),
+		func(ctx context.Context) (bool, error) {
+			_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(
+				ctx, name, types.MergePatchType,
+				fmt.Appendf(nil, `{"spec":{"stage":%q}}`, stage), metav1.PatchOptions{},
+			)
+			return err == nil, err
+		},
+	)
 }
 
 // TestOverlappingMaintenances drains a part of a fleet with three maintenances that share nodes,
@@ -398,7 +429,8 @@ func TestOverlappingMaintenances(t *testing.T) {
 		for _, pause := range pauses {
 			t.Log(pause)
 		}
-		t.Logf("from the last pod of a wave gone until the first of the next is told to go: %v at the median of %d", judge.Median(pauses).Round(time.Millisecond), len(pauses))
+		t.Logf("from the last pod of a wave gone until the first of the next is told to go: %v at the median of %d",
+			judge.Median(pauses).Round(time.Millisecond), len(pauses))
 	})
 	t.Run("have the same outcome when the leader is killed at random moments", func(t *testing.T) {
 		f.killLeader(t)
@@ -468,7 +500,9 @@ func (f *fleet) callOff(t *testing.T) {
 		for _, i := range f.random.Perm(len(d.names)) {
 			if f.random.IntN(2) == 0 {
 				stage(t, d.names[i], v1alpha1.NodeMaintenanceStageComplete)
-			} else if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), d.names[i], metav1.DeleteOptions{}); err != nil {
+			} else if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
+				t.Context(), d.names[i], metav1.DeleteOptions{},
+			); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -483,12 +517,15 @@ func (f *fleet) callOff(t *testing.T) {
 		// A maintenance that is done has withdrawn from every pod: nothing may be left, and nothing
 		// be evicted after it.
 		done := time.Now()
-		evacuations, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(f.namespace).List(t.Context(), metav1.ListOptions{})
+		evacuations, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(f.namespace).List(
+			t.Context(), metav1.ListOptions{},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for i := range evacuations.Items {
-			t.Errorf("Evacuation %s is left, with the finalizers %v", evacuations.Items[i].Name, evacuations.Items[i].Finalizers)
+			t.Errorf("Evacuation %s is left, with the finalizers %v",
+				evacuations.Items[i].Name, evacuations.Items[i].Finalizers)
 		}
 		waitFor(t, recorder, allPutBack([]string{f.foreign}, d.names...))
 		if err := recorder.Settle(t.Context()); err != nil {
@@ -506,10 +543,12 @@ func (f *fleet) callOff(t *testing.T) {
 				evicted++
 			}
 			if call.Subresource == "eviction" && call.Received.After(done) {
-				t.Errorf("pod %s was up for eviction %v after everything had been called off", call.Name, call.Received.Sub(done))
+				t.Errorf("pod %s was up for eviction %v after everything had been called off",
+					call.Name, call.Received.Sub(done))
 			}
 			if call.Evicted() && call.Answered.After(done) {
-				t.Errorf("the eviction of pod %s was under way until %v after everything had been called off", call.Name, call.Answered.Sub(done))
+				t.Errorf("the eviction of pod %s was under way until %v after everything had been called off",
+					call.Name, call.Answered.Sub(done))
 			}
 		}
 		t.Logf("called off when %d of %d pods had been asked to leave; %d were evicted", when, d.pods, evicted)

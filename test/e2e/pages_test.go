@@ -81,8 +81,10 @@ func runScript(t *testing.T, script docs.Script) {
 	}
 	dir := t.TempDir()
 	for name, target := range map[string]string{
-		"bin": filepath.Join(root, "bin"), "artifacts": filepath.Join(root, "artifacts"), "test": filepath.Join(root, "test"),
-		".cluster": filepath.Dir(cluster.Kubeconfig()),
+		"bin":       filepath.Join(root, "bin"),
+		"artifacts": filepath.Join(root, "artifacts"),
+		"test":      filepath.Join(root, "test"),
+		".cluster":  filepath.Dir(cluster.Kubeconfig()),
 	} {
 		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
@@ -101,7 +103,9 @@ func runScript(t *testing.T, script docs.Script) {
 	}
 	cmd := exec.CommandContext(ctx, "bash", "-eu", "-o", "pipefail", file)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+cluster.Kubeconfig(), "PATH="+filepath.Join(root, "bin")+":"+os.Getenv("PATH"))
+	cmd.Env = append(
+		os.Environ(), "KUBECONFIG="+cluster.Kubeconfig(), "PATH="+filepath.Join(root, "bin")+":"+os.Getenv("PATH"),
+	)
 	// Programs in the background that outlive the script must not keep the test from ending.
 	cmd.WaitDelay = 5 * time.Second
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -111,7 +115,8 @@ func runScript(t *testing.T, script docs.Script) {
 
 // pageKinds are what the commands of pages create, in the order in which it is removed.
 var pageKinds = []string{
-	"nodemaintenances", "evacuations", "deployments", "statefulsets", "daemonsets", "pods", "poddisruptionbudgets", "serviceaccounts",
+	"nodemaintenances", "evacuations", "deployments", "statefulsets", "daemonsets", "pods", "poddisruptionbudgets",
+	"serviceaccounts",
 	"roles", "rolebindings", "clusterroles", "clusterrolebindings", "namespaces",
 }
 

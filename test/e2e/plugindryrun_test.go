@@ -58,22 +58,37 @@ type maintenanceOrder struct {
 func look(t *testing.T, user, namespace string, nodes []string) touched {
 	t.Helper()
 	clients := cluster.As(t)
-	found := touched{Nodes: map[string]nodeMarks{}, Maintenances: map[string]maintenanceOrder{}, Pods: map[string]bool{}}
+	found := touched{
+		Nodes:        map[string]nodeMarks{},
+		Maintenances: map[string]maintenanceOrder{},
+		Pods:         map[string]bool{},
+	}
 	for _, name := range nodes {
 		node, err := clients.Kube.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		// Kubernetes adds taints of its own to a cordoned node a moment later.
-		taints := slices.DeleteFunc(node.Spec.Taints, func(taint corev1.Taint) bool { return strings.HasPrefix(taint.Key, "node.kubernetes.io/") })
-		found.Nodes[name] = nodeMarks{Unschedulable: node.Spec.Unschedulable, Taints: taints, Annotations: node.Annotations}
+		taints := slices.DeleteFunc(node.Spec.Taints, func(taint corev1.Taint) bool {
+			return strings.HasPrefix(taint.Key, "node.kubernetes.io/")
+		})
+		found.Nodes[name] = nodeMarks{
+			Unschedulable: node.Spec.Unschedulable,
+			Taints:        taints,
+			Annotations:   node.Annotations,
+		}
 	}
 	for _, name := range ownedBy(t, user) {
 		nm, err := clients.Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		found.Maintenances[name] = maintenanceOrder{Generation: nm.Generation, Spec: nm.Spec, Finalizers: nm.Finalizers, Deleted: nm.DeletionTimestamp != nil}
+		found.Maintenances[name] = maintenanceOrder{
+			Generation: nm.Generation,
+			Spec:       nm.Spec,
+			Finalizers: nm.Finalizers,
+			Deleted:    nm.DeletionTimestamp != nil,
+		}
 	}
 	pods, err := clients.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -82,7 +97,9 @@ func look(t *testing.T, user, namespace string, nodes []string) touched {
 	for i := range pods.Items {
 		found.Pods[pods.Items[i].Name] = pods.Items[i].DeletionTimestamp == nil
 	}
-	evacuations, err := clients.Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(t.Context(), metav1.ListOptions{})
+	evacuations, err := clients.Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(
+		t.Context(), metav1.ListOptions{},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,9 +115,18 @@ func TestPluginDryRun(t *testing.T) {
 	cluster.PodOn(t, namespace, "bare", pool, nodes[0])
 	user := framework.Name("operator")
 	cluster.Grant(t, user,
-		rbacv1.PolicyRule{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"nodemaintenances"}, Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete"}},
+		rbacv1.PolicyRule{
+			APIGroups: []string{v1alpha1.GroupName},
+			Resources: []string{"nodemaintenances"},
+			Verbs:     []string{"get", "list", "watch", "create", "update", "patch", "delete"},
+		},
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list"}},
-		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: []string{nodes[0]}, Verbs: []string{"delete"}},
+		rbacv1.PolicyRule{
+			APIGroups:     []string{""},
+			Resources:     []string{"nodes"},
+			ResourceNames: []string{nodes[0]},
+			Verbs:         []string{"delete"},
+		},
 	)
 	s := newShell(t, user)
 	announced := framework.Name("announced")
@@ -120,19 +146,67 @@ func TestPluginDryRun(t *testing.T) {
 		// shows is what the answer contains, hides what it does not.
 		shows, hides []string
 	}{
-		"start creates nothing":                        {"start " + nodes[0], 0, []string{"created " + dry}, nil},
-		"start shows the object as it would be stored": {"start " + nodes[0] + " -o yaml", 0, []string{"username: " + user, "podPriority: 2147483647", v1alpha1.FinalizerMaintenanceCompletion}, nil},
-		"start is refused as it would be in earnest":   {"start " + nodes[1], 1, []string{"forbidden", nodes[1]}, []string{dry}},
-		"drain does not wait":                          {"drain " + nodes[0] + " --force", 0, []string{"Note: --force", "created " + dry}, []string{"PODS"}},
-		"stage moves nothing":                          {"stage " + announced + " Drain", 0, []string{"moved on " + dry}, nil},
-		"stage does not wait":                          {"stage " + announced + " Drain --wait", 0, []string{"moved on " + dry}, []string{"PODS"}},
-		"a stage that was reached stays":               {"stage " + announced + " Cordon", 0, []string{"moved on " + dry}, nil},
-		"complete changes nothing":                     {"complete " + announced, 0, []string{"completed " + dry}, []string{"Warning"}},
-		"cancel changes nothing":                       {"cancel " + announced, 0, []string{"cancelled " + dry}, []string{"Warning"}},
-		"what does not exist cannot be cancelled":      {"cancel " + announced + "-not", 1, []string{"not found"}, []string{dry}},
+		"start creates nothing": {
+			line:  "start " + nodes[0],
+			code:  0,
+			shows: []string{"created " + dry},
+		},
+		"start shows the object as it would be stored": {
+			line:  "start " + nodes[0] + " -o yaml",
+			code:  0,
+			shows: []string{"username: " + user, "podPriority: 2147483647", v1alpha1.FinalizerMaintenanceCompletion},
+		},
+		"start is refused as it would be in earnest": {
+			line:  "start " + nodes[1],
+			code:  1,
+			shows: []string{"forbidden", nodes[1]},
+			hides: []string{dry},
+		},
+		"drain does not wait": {
+			line:  "drain " + nodes[0] + " --force",
+			code:  0,
+			shows: []string{"Note: --force", "created " + dry},
+			hides: []string{"PODS"},
+		},
+		"stage moves nothing": {
+			line:  "stage " + announced + " Drain",
+			code:  0,
+			shows: []string{"moved on " + dry},
+		},
+		"stage does not wait": {
+			line:  "stage " + announced + " Drain --wait",
+			code:  0,
+			shows: []string{"moved on " + dry},
+			hides: []string{"PODS"},
+		},
+		"a stage that was reached stays": {
+			line:  "stage " + announced + " Cordon",
+			code:  0,
+			shows: []string{"moved on " + dry},
+		},
+		"complete changes nothing": {
+			line:  "complete " + announced,
+			code:  0,
+			shows: []string{"completed " + dry},
+			hides: []string{"Warning"},
+		},
+		"cancel changes nothing": {
+			line:  "cancel " + announced,
+			code:  0,
+			shows: []string{"cancelled " + dry},
+			hides: []string{"Warning"},
+		},
+		"what does not exist cannot be cancelled": {
+			line:  "cancel " + announced + "-not",
+			code:  1,
+			shows: []string{"not found"},
+			hides: []string{dry},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := s.start(t, append([]string{"maintenance"}, append(strings.Fields(test.line), "--dry-run=server")...)...)
+			p := s.start(
+				t, append([]string{"maintenance"}, append(strings.Fields(test.line), "--dry-run=server")...)...,
+			)
 			p.ends(t, test.code)
 			for _, text := range test.shows {
 				if !strings.Contains(p.output(), text) {

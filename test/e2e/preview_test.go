@@ -79,13 +79,18 @@ func TestPreviewComesTrue(t *testing.T) {
 	cluster.Deployment(t, namespace, "web", pool, 9)
 	cluster.Budget(t, namespace, "web", 1)
 	cluster.PodOn(t, namespace, "bare", pool, nodes[0])
-	cluster.PodOn(t, namespace, "important", pool, nodes[0], func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-cluster-critical" })
+	cluster.PodOn(t, namespace, "important", pool, nodes[0], func(p *corev1.Pod) {
+		p.Spec.PriorityClassName = "system-cluster-critical"
+	})
 	stuck := neverEvictedOn(t, namespace, pool, nodes[1], "system-node-critical")
 	target := nodes[:2]
 
-	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) {
-		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, target...)
-	}))
+	nm := cluster.Create(
+		t,
+		framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, target...)
+		}),
+	)
 	before := namesOn(t, target...)
 	preview, err := maintenances.GetPreview(t.Context(), nm.Name, metav1.GetOptions{})
 	if err != nil {
@@ -115,7 +120,11 @@ func TestPreviewComesTrue(t *testing.T) {
 			return false, err
 		}
 		drained, err = maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
-		return err == nil && conditionIs(drained.Status.Conditions, v1alpha1.ConditionDrained, metav1.ConditionFalse, v1alpha1.ReasonDrainBlocked), err
+		return err == nil &&
+			conditionIs(
+				drained.Status.Conditions, v1alpha1.ConditionDrained, metav1.ConditionFalse,
+				v1alpha1.ReasonDrainBlocked,
+			), err
 	})
 	t.Run("the pods left in the order of the waves", func(t *testing.T) {
 		waves := wavesOf(preview)
@@ -143,7 +152,9 @@ func TestPreviewComesTrue(t *testing.T) {
 		}
 	})
 	t.Run("what was predicted to be blocked is", func(t *testing.T) {
-		evacuations, err := admin.Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "status.blocked=true"})
+		evacuations, err := admin.Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(
+			t.Context(), metav1.ListOptions{FieldSelector: "status.blocked=true"},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -160,15 +171,18 @@ func TestPreviewComesTrue(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, want := wavesOf(now), [][]string{{namespace + "/" + stuck.Name}}; fmt.Sprint(got) != fmt.Sprint(want) || now.Stage != v1alpha1.NodeMaintenanceStageDrain {
+		if got, want := wavesOf(now), [][]string{{namespace + "/" + stuck.Name}}; fmt.Sprint(got) != fmt.Sprint(want) ||
+			now.Stage != v1alpha1.NodeMaintenanceStageDrain {
 			t.Errorf("waves are %q in stage %s, want %q", got, now.Stage, want)
 		}
 		if w := now.Waves[0]; w.Index != 2 || w.PodsAsked != 1 {
 			t.Errorf("the wave is %d and asks %d pods, want 2 and 1", w.Index, w.PodsAsked)
 		}
 		for i, node := range now.Nodes {
-			if status := drained.Status.NodeStatuses[i]; node.Name != status.NodeRef.Name || node.Message != status.DrainMessage {
-				t.Errorf("the preview says of %s %q, the status of %s %q", node.Name, node.Message, status.NodeRef.Name, status.DrainMessage)
+			if status := drained.Status.NodeStatuses[i]; node.Name != status.NodeRef.Name ||
+				node.Message != status.DrainMessage {
+				t.Errorf("the preview says of %s %q, the status of %s %q",
+					node.Name, node.Message, status.NodeRef.Name, status.DrainMessage)
 			}
 		}
 	})
@@ -207,7 +221,9 @@ func neverEvictedOn(t *testing.T, namespace, pool, node, priorityClass string) *
 		d.Spec.Template.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
 	})
 	cluster.Budget(t, namespace, "stuck", 0)
-	pods, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=stuck"})
+	pods, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(
+		t.Context(), metav1.ListOptions{LabelSelector: "app=stuck"},
+	)
 	if err != nil || len(pods.Items) != 1 {
 		t.Fatalf("%d pods are stuck (%v)", len(pods.Items), err)
 	}
@@ -215,14 +231,19 @@ func neverEvictedOn(t *testing.T, namespace, pool, node, priorityClass string) *
 }
 
 // checkPreview checks the preview of the Idle maintenance.
-func checkPreview(t *testing.T, preview *v1alpha1.NodeMaintenancePreview, nm *v1alpha1.NodeMaintenance, stuck *corev1.Pod, pods []string) {
+func checkPreview(
+	t *testing.T, preview *v1alpha1.NodeMaintenancePreview, nm *v1alpha1.NodeMaintenance, stuck *corev1.Pod,
+	pods []string,
+) {
 	t.Helper()
 	namespace, never := stuck.Namespace, []string{stuck.Namespace + "/" + stuck.Name}
-	if preview.Name != nm.Name || preview.UID != nm.UID || preview.Stage != v1alpha1.NodeMaintenanceStageIdle || time.Since(preview.Timestamp.Time) > time.Hour {
+	if preview.Name != nm.Name || preview.UID != nm.UID || preview.Stage != v1alpha1.NodeMaintenanceStageIdle ||
+		time.Since(preview.Timestamp.Time) > time.Hour {
 		t.Errorf("it is about %s (%s) in %s at %s", preview.Name, preview.UID, preview.Stage, preview.Timestamp)
 	}
 	if preview.NodeCount != 2 || preview.NodesRefused != 0 || int(preview.PodCount) != len(pods) {
-		t.Errorf("%d nodes, %d refused, %d pods, want 2, 0 and %d", preview.NodeCount, preview.NodesRefused, preview.PodCount, len(pods))
+		t.Errorf("%d nodes, %d refused, %d pods, want 2, 0 and %d",
+			preview.NodeCount, preview.NodesRefused, preview.PodCount, len(pods))
 	}
 	waves := wavesOf(preview)
 	if len(waves) != 3 || !slices.Contains(waves[0], namespace+"/bare") ||
@@ -235,8 +256,10 @@ func checkPreview(t *testing.T, preview *v1alpha1.NodeMaintenancePreview, nm *v1
 		if i == 0 {
 			asked = w.PodCount
 		}
-		if int(w.Index) != i || w.PodsAsked != asked || len(w.Evacuators) != 1 || w.Evacuators[0].EvacuatorClass != v1alpha1.EvacuatorClassEviction {
-			t.Errorf("wave %d has index %d, asks %d of %d pods, by %+v", i, w.Index, w.PodsAsked, w.PodCount, w.Evacuators)
+		if int(w.Index) != i || w.PodsAsked != asked || len(w.Evacuators) != 1 ||
+			w.Evacuators[0].EvacuatorClass != v1alpha1.EvacuatorClassEviction {
+			t.Errorf("wave %d has index %d, asks %d of %d pods, by %+v",
+				i, w.Index, w.PodsAsked, w.PodCount, w.Evacuators)
 		}
 	}
 	blockers := blockersOf(preview)
@@ -249,14 +272,16 @@ func checkPreview(t *testing.T, preview *v1alpha1.NodeMaintenancePreview, nm *v1
 	if len(web) > 1 {
 		// As many rounds as pods: the budget allows one at a time.
 		want[v1alpha1.PreviewEffectDelayed] = web
-		if last := preview.Blockers[len(preview.Blockers)-1]; int(last.Rounds) != len(web) || last.Budgets[0].Name != "web" {
+		if last := preview.Blockers[len(preview.Blockers)-1]; int(last.Rounds) != len(web) ||
+			last.Budgets[0].Name != "web" {
 			t.Errorf("the last blocker is %+v, want %d rounds of the budget web", last, len(web))
 		}
 	}
 	if fmt.Sprint(blockers) != fmt.Sprint(want) {
 		t.Errorf("blockers are %v, want %v", blockers, want)
 	}
-	if first := preview.Blockers[0]; first.Reason != v1alpha1.ReasonPodDisruptionBudget || first.Effect != v1alpha1.PreviewEffectNever {
+	if first := preview.Blockers[0]; first.Reason != v1alpha1.ReasonPodDisruptionBudget ||
+		first.Effect != v1alpha1.PreviewEffectNever {
 		t.Errorf("the worst blocker is %+v", first)
 	}
 }
@@ -323,15 +348,29 @@ func TestPreviewOfSharedNodes(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
 	stuck := neverEvictedOn(t, namespace, pool, nodes[0], "")
-	cluster.PodOn(t, namespace, "important", pool, nodes[0], func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-cluster-critical" })
+	cluster.PodOn(t, namespace, "important", pool, nodes[0], func(p *corev1.Pod) {
+		p.Spec.PriorityClassName = "system-cluster-critical"
+	})
 	user := framework.Name("operator")
 	cluster.Grant(t, user,
-		rbacv1.PolicyRule{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"nodemaintenances", "nodemaintenances/preview"}, Verbs: []string{"get", "create"}},
-		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"delete"}, ResourceNames: nodes[:1]},
+		rbacv1.PolicyRule{
+			APIGroups: []string{v1alpha1.GroupName},
+			Resources: []string{"nodemaintenances", "nodemaintenances/preview"},
+			Verbs:     []string{"get", "create"},
+		},
+		rbacv1.PolicyRule{
+			APIGroups:     []string{""},
+			Resources:     []string{"nodes"},
+			Verbs:         []string{"delete"},
+			ResourceNames: nodes[:1],
+		},
 	)
-	other := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
-		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes[0])
-	}))
+	other := cluster.Create(
+		t,
+		framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes[0])
+		}),
+	)
 	framework.Eventually(t, "the other one drains", func(ctx context.Context) (bool, error) {
 		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{})
 		return err == nil && len(list.Items) == 1 && list.Items[0].Spec.PodRef.UID == stuck.UID, err
@@ -347,26 +386,37 @@ func TestPreviewOfSharedNodes(t *testing.T) {
 		}
 	}
 	patch(nodes[0])
-	nm := framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NodeSelector = framework.Select(label, "x") })
+	nm := framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.NodeSelector = framework.Select(label, "x")
+	})
 	framework.Eventually(t, "the user may create it", func(ctx context.Context) (bool, error) {
-		_, err := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, nm, metav1.CreateOptions{})
+		_, err := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances().Create(
+			ctx, nm, metav1.CreateOptions{},
+		)
 		return err == nil || apierrors.IsAlreadyExists(err), err
 	})
 	t.Cleanup(func() {
-		_ = cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(context.Background(), nm.Name, metav1.DeleteOptions{})
+		_ = cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
+			context.Background(), nm.Name, metav1.DeleteOptions{},
+		)
 	})
 	patch(nodes[1])
-	preview, err := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(t.Context(), nm.Name, metav1.GetOptions{})
+	preview, err := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(
+		t.Context(), nm.Name, metav1.GetOptions{},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if preview.NodeCount != 2 || preview.NodesRefused != 1 || !preview.Nodes[1].Refused || preview.Nodes[1].Name != nodes[1] {
+	if preview.NodeCount != 2 || preview.NodesRefused != 1 || !preview.Nodes[1].Refused ||
+		preview.Nodes[1].Name != nodes[1] {
 		t.Errorf("%d nodes, %d refused: %+v", preview.NodeCount, preview.NodesRefused, preview.Nodes)
 	}
 	if got := preview.Maintenances; len(got) != 1 || got[0].Name != other.Name || got[0].NodeCount != 1 {
 		t.Errorf("other maintenances are %+v", got)
 	}
-	if got, want := wavesOf(preview), [][]string{{namespace + "/" + stuck.Name}, {namespace + "/important"}}; fmt.Sprint(got) != fmt.Sprint(want) {
+	if got, want := wavesOf(preview), [][]string{
+		{namespace + "/" + stuck.Name}, {namespace + "/important"},
+	}; fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("waves are %q, want %q", got, want)
 	}
 }
@@ -377,16 +427,21 @@ func TestPreviewWithKubectl(t *testing.T) {
 	namespace := cluster.NewNamespace(t)
 	cluster.PodOn(t, namespace, "bare", pool, nodes[0])
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle))
-	raw := cluster.MustKubectl(t, "", "get", "--raw", "/apis/maintenance.haulout.dev/v1alpha1/nodemaintenances/"+nm.Name+"/preview")
+	raw := cluster.MustKubectl(
+		t, "", "get", "--raw", "/apis/maintenance.haulout.dev/v1alpha1/nodemaintenances/"+nm.Name+"/preview",
+	)
 	var preview v1alpha1.NodeMaintenancePreview
 	if err := json.Unmarshal([]byte(raw), &preview); err != nil {
 		t.Fatal(err)
 	}
-	if preview.Kind != "NodeMaintenancePreview" || preview.PodCount != 1 || preview.Blockers[0].Reason != v1alpha1.ReasonNoController {
+	if preview.Kind != "NodeMaintenancePreview" || preview.PodCount != 1 ||
+		preview.Blockers[0].Reason != v1alpha1.ReasonNoController {
 		t.Errorf("got %s", raw)
 	}
 	yaml := cluster.MustKubectl(t, "", "get", "nodemaintenance", nm.Name, "--subresource=preview", "-o", "yaml")
-	for _, want := range []string{"kind: NodeMaintenancePreview\n", "  reason: NoController\n", "      - blockers:\n        - NoController\n"} {
+	for _, want := range []string{
+		"kind: NodeMaintenancePreview\n", "  reason: NoController\n", "      - blockers:\n        - NoController\n",
+	} {
 		if !strings.Contains(yaml, want) {
 			t.Errorf("there is no %q in\n%s", want, yaml)
 		}

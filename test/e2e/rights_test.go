@@ -60,7 +60,9 @@ func TestRightsOfEvacuations(t *testing.T) {
 	joined := evacuate(t, cluster.PodOn(t, namespace, "joined", pool, nodes[0], namesEvacuator(class)))
 	assigned := cluster.PodOn(t, namespace, "assigned", pool, nodes[0])
 	framework.Eventually(t, "it is the evacuator's turn", func(ctx context.Context) (bool, error) {
-		e, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(ctx, joined.Name, metav1.GetOptions{})
+		e, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(
+			ctx, joined.Name, metav1.GetOptions{},
+		)
 		return err == nil && e.Status.ActiveEvacuatorClass == class, err
 	})
 	for name, c := range map[string]rightCase{
@@ -80,11 +82,18 @@ func TestRightsOfEvacuations(t *testing.T) {
 		"name an evacuator": {
 			base: []rbacv1.PolicyRule{
 				rule(v1alpha1.GroupName, "evacuations", "", "create"), rule("", "pods", "", "delete"),
-				rule(v1alpha1.GroupName, "instigators", strings.TrimPrefix(testInstigator, v1alpha1.FinalizerInstigatorPrefix), "use"),
+				rule(
+					v1alpha1.GroupName, "instigators",
+					strings.TrimPrefix(testInstigator, v1alpha1.FinalizerInstigatorPrefix), "use",
+				),
 			},
 			resource: "evacuators", name: class, verb: "assign",
 			attempt: func(ctx context.Context, evacuations clientv1alpha1.EvacuationInterface) error {
-				_, err := evacuations.Create(ctx, evacuationOf(assigned, withEvacuators(v1alpha1.Evacuator{EvacuatorClass: class, Priority: 7})), metav1.CreateOptions{})
+				_, err := evacuations.Create(
+					ctx,
+					evacuationOf(assigned, withEvacuators(v1alpha1.Evacuator{EvacuatorClass: class, Priority: 7})),
+					metav1.CreateOptions{},
+				)
 				return err
 			},
 		},
@@ -92,7 +101,10 @@ func TestRightsOfEvacuations(t *testing.T) {
 			base:     []rbacv1.PolicyRule{rule(v1alpha1.GroupName, "evacuations/status", "", "patch")},
 			resource: "evacuators", name: class, verb: "progress",
 			attempt: func(ctx context.Context, evacuations clientv1alpha1.EvacuationInterface) error {
-				_, err := evacuations.Patch(ctx, joined.Name, types.MergePatchType, []byte(`{"status":{"message":"copying"}}`), metav1.PatchOptions{}, "status")
+				_, err := evacuations.Patch(
+					ctx, joined.Name, types.MergePatchType, []byte(`{"status":{"message":"copying"}}`),
+					metav1.PatchOptions{}, "status",
+				)
 				return err
 			},
 		},
@@ -126,7 +138,8 @@ func tryRight(t *testing.T, namespace, elsewhere string, c rightCase) {
 			cluster.GrantIn(t, in, namespace, account, rule(v1alpha1.GroupName, resource, name, verb))
 		}
 	}
-	missing := c.verb + " " + c.resource + "." + v1alpha1.GroupName + ` "` + c.name + `" in namespace "` + namespace + `"`
+	missing := c.verb + " " + c.resource + "." + v1alpha1.GroupName + ` "` + c.name + `" in namespace "` + namespace +
+		`"`
 	for without, evacuations := range map[string]clientv1alpha1.EvacuationInterface{
 		"without it":                     account(),
 		"with that to another name":      account(grant(namespace, c.resource, "other.example.com", c.verb)),

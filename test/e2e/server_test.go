@@ -37,11 +37,16 @@ func TestDrainGoesOnAfterTheServerWasKilled(t *testing.T) {
 	const replicas = 40
 	cluster.Deployment(t, namespace, "web", pool, replicas)
 	cluster.Budget(t, namespace, "web", 1)
-	cluster.PodOn(t, namespace, "important", pool, nodes[0], func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-cluster-critical" })
+	cluster.PodOn(t, namespace, "important", pool, nodes[0], func(p *corev1.Pod) {
+		p.Spec.PriorityClassName = "system-cluster-critical"
+	})
 	target := nodes[:2]
-	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
-		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, target...)
-	}))
+	nm := cluster.Create(
+		t,
+		framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, target...)
+		}),
+	)
 	before, err := podsOn(t.Context(), t, target...)
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +87,9 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 			acknowledged <- nm.Name
 		}
 	}()
-	framework.Eventually(t, "some are written", func(context.Context) (bool, error) { return len(acknowledged) >= 50, nil })
+	framework.Eventually(t, "some are written", func(context.Context) (bool, error) {
+		return len(acknowledged) >= 50, nil
+	})
 	cluster.KillServer(t)
 	if err := cluster.Up(); err != nil {
 		t.Fatal(err)
@@ -103,7 +110,9 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 		}
 	}
 	t.Logf("%d acknowledged, %d found", total, len(found))
-	if err := maintenances.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: selector}); err != nil {
+	if err := maintenances.DeleteCollection(
+		t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: selector},
+	); err != nil {
 		t.Error(err)
 	}
 }
@@ -124,7 +133,9 @@ func TestNamespaceDeletion(t *testing.T) {
 		cluster.Budget(t, namespace, "stuck", 0)
 		nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 		framework.Eventually(t, "the pods have evacuations", func(ctx context.Context) (bool, error) {
-			list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{})
+			list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(
+				ctx, metav1.ListOptions{},
+			)
 			return err == nil && len(list.Items) == 3, err
 		})
 		if err := namespaces.Delete(t.Context(), namespace, metav1.DeleteOptions{}); err != nil {
@@ -148,18 +159,21 @@ func TestNamespaceDeletion(t *testing.T) {
 		if err := namespaces.Delete(t.Context(), namespace, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		framework.Eventually(t, "the namespace's condition names our API group", func(ctx context.Context) (bool, error) {
-			ns, err := namespaces.Get(ctx, namespace, metav1.GetOptions{})
-			if err != nil {
-				return false, err
-			}
-			for _, c := range ns.Status.Conditions {
-				if c.Type == corev1.NamespaceDeletionDiscoveryFailure && c.Status == corev1.ConditionTrue {
-					return true, nil
+		framework.Eventually(
+			t, "the namespace's condition names our API group",
+			func(ctx context.Context) (bool, error) {
+				ns, err := namespaces.Get(ctx, namespace, metav1.GetOptions{})
+				if err != nil {
+					return false, err
 				}
-			}
-			return false, nil
-		})
+				for _, c := range ns.Status.Conditions {
+					if c.Type == corev1.NamespaceDeletionDiscoveryFailure && c.Status == corev1.ConditionTrue {
+						return true, nil
+					}
+				}
+				return false, nil
+			},
+		)
 		if err := cluster.Up(); err != nil {
 			t.Fatal(err)
 		}
@@ -177,9 +191,12 @@ func TestFiveThousandNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Stop()
-	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
-		nm.Spec.Reason = "a kernel update for everybody"
-	}))
+	nm := cluster.Create(
+		t,
+		framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.Reason = "a kernel update for everybody"
+		}),
+	)
 	full := func(nm *v1alpha1.NodeMaintenance) bool { return len(nm.Status.NodeStatuses) == count }
 	framework.EventuallyWithin(t, patience, "the status names all nodes", func(ctx context.Context) (bool, error) {
 		got, err := maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
@@ -198,7 +215,8 @@ func TestFiveThousandNodes(t *testing.T) {
 	framework.EventuallyWithin(t, patience, "it is drained", func(ctx context.Context) (bool, error) {
 		var err error
 		got, err = maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
-		return err == nil && conditionIs(got.Status.Conditions, v1alpha1.ConditionDrained, metav1.ConditionTrue, ""), err
+		return err == nil &&
+			conditionIs(got.Status.Conditions, v1alpha1.ConditionDrained, metav1.ConditionTrue, ""), err
 	})
 	size := got.Size()
 	t.Logf("protobuf size with %d nodes: %d KiB", count, size>>10)
@@ -218,7 +236,9 @@ func TestFiveThousandNodes(t *testing.T) {
 	})
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 	framework.EventuallyWithin(t, patience, "all nodes are schedulable again", func(ctx context.Context) (bool, error) {
-		list, err := cluster.As(t).Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: framework.Pool + "=" + pool})
+		list, err := cluster.As(t).Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{
+			LabelSelector: framework.Pool + "=" + pool,
+		})
 		if err != nil {
 			return false, err
 		}

@@ -64,15 +64,23 @@ func TestNothingDiffersAfterManyDrains(t *testing.T) {
 	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
 	for round := range rounds {
 		chosen := g.choose(random)
-		nm, err := maintenances.Create(t.Context(), framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
-			nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, chosen...)
-		}), metav1.CreateOptions{})
+		nm, err := maintenances.Create(
+			t.Context(),
+			framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+				nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, chosen...)
+			}),
+			metav1.CreateOptions{},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
-		moments := []string{"at once", "when pods were asked to leave", "when pods had left", "when its DaemonSet pods were asked to leave"}
+		moments := []string{
+			"at once", "when pods were asked to leave", "when pods had left",
+			"when its DaemonSet pods were asked to leave",
+		}
 		moment, kill, complete := moments[random.IntN(len(moments))], random.IntN(3) == 0, random.IntN(2) == 0
-		t.Logf("round %d: %s of %v is called off %s; the server is killed: %v, it is completed first: %v", round, nm.Name, chosen, moment, kill, complete)
+		t.Logf("round %d: %s of %v is called off %s; the server is killed: %v, it is completed first: %v",
+			round, nm.Name, chosen, moment, kill, complete)
 		g.waitUntil(t, nm.Name, moment)
 		if kill {
 			cluster.KillServer(t)
@@ -120,15 +128,26 @@ func (g *grounds) start(t *testing.T, pool string) {
 	})
 	cluster.Budget(t, g.namespace, "stuck", 0)
 	cluster.Deployment(t, g.namespace, "single", pool, 1, framework.WithSurge)
-	cluster.MustKubectl(t, "", "create", "poddisruptionbudget", "single", "-n", g.namespace, "--selector=app=single", "--min-available=1")
+	cluster.MustKubectl(
+		t, "", "create", "poddisruptionbudget", "single", "-n", g.namespace, "--selector=app=single",
+		"--min-available=1",
+	)
 	cluster.Deployment(t, g.namespace, "scaled", pool, 2, framework.WithSurge)
-	if _, err := cluster.As(t).Kube.AutoscalingV2().HorizontalPodAutoscalers(g.namespace).Create(t.Context(), &autoscalingv2.HorizontalPodAutoscaler{
-		ObjectMeta: metav1.ObjectMeta{Name: "scaled"},
-		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
-			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "scaled"},
-			MinReplicas:    ptr.To[int32](2), MaxReplicas: 4,
+	if _, err := cluster.As(t).Kube.AutoscalingV2().HorizontalPodAutoscalers(g.namespace).Create(
+		t.Context(),
+		&autoscalingv2.HorizontalPodAutoscaler{
+			ObjectMeta: metav1.ObjectMeta{Name: "scaled"},
+			Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
+				ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{
+					APIVersion: "apps/v1",
+					Kind:       "Deployment",
+					Name:       "scaled",
+				},
+				MinReplicas: ptr.To[int32](2), MaxReplicas: 4,
+			},
 		},
-	}, metav1.CreateOptions{}); err != nil {
+		metav1.CreateOptions{},
+	); err != nil {
 		t.Fatal(err)
 	}
 	cluster.MustKubectl(t, "", "cordon", g.cordoned)
@@ -140,11 +159,15 @@ func (g *grounds) start(t *testing.T, pool string) {
 func (g *grounds) waitUntil(t *testing.T, maintenance, moment string) {
 	t.Helper()
 	framework.Eventually(t, moment, func(ctx context.Context) (bool, error) {
-		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, maintenance, metav1.GetOptions{})
+		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
+			ctx, maintenance, metav1.GetOptions{},
+		)
 		if err != nil {
 			return false, err
 		}
-		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(g.namespace).List(ctx, metav1.ListOptions{})
+		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(g.namespace).List(
+			ctx, metav1.ListOptions{},
+		)
 		if err != nil {
 			return false, err
 		}
@@ -158,16 +181,20 @@ func (g *grounds) waitUntil(t *testing.T, maintenance, moment string) {
 				blocked++
 			}
 		}
-		ended := conditionIs(nm.Status.Conditions, v1alpha1.ConditionDrained, metav1.ConditionTrue, "") || blocked > 0 && blocked+left == asked
+		ended := conditionIs(nm.Status.Conditions, v1alpha1.ConditionDrained, metav1.ConditionTrue, "") ||
+			blocked > 0 && blocked+left == asked
 		switch moment {
 		case "when pods were asked to leave":
 			return ended || asked > 0, nil
 		case "when pods had left":
 			return ended || left > 0, nil
 		case "when its DaemonSet pods were asked to leave":
-			return ended || slices.ContainsFunc(nm.Status.NodeStatuses, func(s v1alpha1.NodeMaintenanceNodeStatus) bool {
-				return slices.ContainsFunc(s.DrainTargets, func(e v1alpha1.DrainPlanEntry) bool { return e.PodType == v1alpha1.PodTypeDaemonSet })
-			}), nil
+			return ended ||
+				slices.ContainsFunc(nm.Status.NodeStatuses, func(s v1alpha1.NodeMaintenanceNodeStatus) bool {
+					return slices.ContainsFunc(s.DrainTargets, func(e v1alpha1.DrainPlanEntry) bool {
+						return e.PodType == v1alpha1.PodTypeDaemonSet
+					})
+				}), nil
 		}
 		return true, nil
 	})
@@ -177,7 +204,9 @@ func (g *grounds) waitUntil(t *testing.T, maintenance, moment string) {
 func (g *grounds) settle(t *testing.T) {
 	t.Helper()
 	framework.Eventually(t, "no evacuation is left, and all pods run", func(ctx context.Context) (bool, error) {
-		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(g.namespace).List(ctx, metav1.ListOptions{})
+		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(g.namespace).List(
+			ctx, metav1.ListOptions{},
+		)
 		if err != nil {
 			return false, err
 		}
@@ -192,8 +221,10 @@ func (g *grounds) settle(t *testing.T) {
 		}
 		for i := range deployments.Items {
 			d := &deployments.Items[i]
-			if d.Status.ObservedGeneration != d.Generation || d.Status.Replicas != *d.Spec.Replicas || d.Status.AvailableReplicas != *d.Spec.Replicas {
-				return false, fmt.Errorf("deployment %s has %d of %d replicas available", d.Name, d.Status.AvailableReplicas, *d.Spec.Replicas)
+			if d.Status.ObservedGeneration != d.Generation || d.Status.Replicas != *d.Spec.Replicas ||
+				d.Status.AvailableReplicas != *d.Spec.Replicas {
+				return false, fmt.Errorf("deployment %s has %d of %d replicas available",
+					d.Name, d.Status.AvailableReplicas, *d.Spec.Replicas)
 			}
 		}
 		return true, nil
@@ -218,13 +249,16 @@ func (g *grounds) look(t *testing.T) map[string]string {
 		}
 		seen["deployment "+d.Name] = fmt.Sprintf("%s replicas, %v", replicas, d.Annotations)
 	}
-	autoscalers, err := kube.AutoscalingV2().HorizontalPodAutoscalers(g.namespace).List(t.Context(), metav1.ListOptions{})
+	autoscalers, err := kube.AutoscalingV2().HorizontalPodAutoscalers(g.namespace).List(
+		t.Context(), metav1.ListOptions{},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range autoscalers.Items {
 		a := &autoscalers.Items[i]
-		seen["autoscaler "+a.Name] = fmt.Sprintf("%d to %d replicas, %v", *a.Spec.MinReplicas, a.Spec.MaxReplicas, a.Annotations)
+		seen["autoscaler "+a.Name] = fmt.Sprintf("%d to %d replicas, %v",
+			*a.Spec.MinReplicas, a.Spec.MaxReplicas, a.Annotations)
 	}
 	pods, err := kube.CoreV1().Pods(g.namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -243,14 +277,17 @@ func (g *grounds) look(t *testing.T) map[string]string {
 		node := theNode(t, name)
 		// The foreign taint has the same key as ours.
 		if name == g.taint {
-			node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(taint corev1.Taint) bool { return taint.Key == v1alpha1.TaintDrain })
+			node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(taint corev1.Taint) bool {
+				return taint.Key == v1alpha1.TaintDrain
+			})
 		}
 		var taints []string
 		for _, taint := range theNode(t, name).Spec.Taints {
 			taints = append(taints, taint.ToString())
 		}
 		slices.Sort(taints)
-		seen["node "+name] = fmt.Sprintf("taints %v, annotations %v, left by maintenances %v", taints, slices.Sorted(maps.Keys(node.Annotations)), judge.LeftOn(node, name == g.cordoned))
+		seen["node "+name] = fmt.Sprintf("taints %v, annotations %v, left by maintenances %v",
+			taints, slices.Sorted(maps.Keys(node.Annotations)), judge.LeftOn(node, name == g.cordoned))
 	}
 	return seen
 }

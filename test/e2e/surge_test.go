@@ -39,19 +39,30 @@ import (
 
 // single makes a Deployment of one replica, of which the given budget, if any, wants one to be
 // available, and returns the node that it is on.
-func single(t *testing.T, namespace, name, pool string, budget *policyv1.PodDisruptionBudgetSpec, modify ...func(*appsv1.Deployment)) (node string) {
+func single(
+	t *testing.T, namespace, name, pool string, budget *policyv1.PodDisruptionBudgetSpec,
+	modify ...func(*appsv1.Deployment),
+) (node string) {
 	t.Helper()
 	surges := func(d *appsv1.Deployment) {
 		d.Spec.Strategy = appsv1.DeploymentStrategy{
-			Type:          appsv1.RollingUpdateDeploymentStrategyType,
-			RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: ptr.To(intstr.FromInt32(1)), MaxUnavailable: ptr.To(intstr.FromInt32(0))},
+			Type: appsv1.RollingUpdateDeploymentStrategyType,
+			RollingUpdate: &appsv1.RollingUpdateDeployment{
+				MaxSurge:       ptr.To(intstr.FromInt32(1)),
+				MaxUnavailable: ptr.To(intstr.FromInt32(0)),
+			},
 		}
 	}
-	cluster.Deployment(t, namespace, name, pool, 1, append([]func(*appsv1.Deployment){framework.WithSurge, surges}, modify...)...)
+	cluster.Deployment(
+		t, namespace, name, pool, 1, append([]func(*appsv1.Deployment){framework.WithSurge, surges}, modify...)...,
+	)
 	if budget != nil {
 		budget.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}
 		budgets := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(namespace)
-		if _, err := budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: *budget}, metav1.CreateOptions{}); err != nil {
+		if _, err := budgets.Create(
+			t.Context(), &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: *budget},
+			metav1.CreateOptions{},
+		); err != nil {
 			t.Fatal(err)
 		}
 		framework.Eventually(t, "budget "+name+" is computed", func(ctx context.Context) (bool, error) {
@@ -59,7 +70,9 @@ func single(t *testing.T, namespace, name, pool string, budget *policyv1.PodDisr
 			return err == nil && b.Status.ObservedGeneration == b.Generation && b.Status.CurrentHealthy > 0, err
 		})
 	}
-	list, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=" + name})
+	list, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(
+		t.Context(), metav1.ListOptions{LabelSelector: "app=" + name},
+	)
 	if err != nil || len(list.Items) != 1 {
 		t.Fatalf("%s has %d pods (%v)", name, len(list.Items), err)
 	}
@@ -72,9 +85,12 @@ func minAvailable(n int32) *policyv1.PodDisruptionBudgetSpec {
 
 func drainNodes(t *testing.T, pool string, nodes ...string) *v1alpha1.NodeMaintenance {
 	t.Helper()
-	return cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
-		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes...)
-	}))
+	return cluster.Create(
+		t,
+		framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes...)
+		}),
+	)
 }
 
 // asBefore waits until a Deployment has as many replicas as its users want, with nothing of ours
@@ -86,10 +102,14 @@ func asBefore(t *testing.T, namespace, name string, replicas int32) {
 		if err != nil {
 			return false, err
 		}
-		if *d.Spec.Replicas != replicas || d.Status.Replicas != replicas || d.Status.AvailableReplicas != replicas || d.Annotations[v1alpha1.AnnotationSurgeRecord] != "" {
-			return false, fmt.Errorf("it has %d replicas, %d exist, record %q", *d.Spec.Replicas, d.Status.Replicas, d.Annotations[v1alpha1.AnnotationSurgeRecord])
+		if *d.Spec.Replicas != replicas || d.Status.Replicas != replicas || d.Status.AvailableReplicas != replicas ||
+			d.Annotations[v1alpha1.AnnotationSurgeRecord] != "" {
+			return false, fmt.Errorf("it has %d replicas, %d exist, record %q",
+				*d.Spec.Replicas, d.Status.Replicas, d.Annotations[v1alpha1.AnnotationSurgeRecord])
 		}
-		list, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + name})
+		list, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
+			LabelSelector: "app=" + name,
+		})
 		if err != nil {
 			return false, err
 		}
@@ -107,10 +127,13 @@ func asBefore(t *testing.T, namespace, name string, replicas int32) {
 // scaledTo waits until a Deployment has been scaled.
 func scaledTo(t *testing.T, namespace, name string, replicas int32) {
 	t.Helper()
-	framework.Eventually(t, fmt.Sprintf("Deployment %s is scaled to %d", name, replicas), func(ctx context.Context) (bool, error) {
-		d, err := cluster.As(t).Kube.AppsV1().Deployments(namespace).Get(ctx, name, metav1.GetOptions{})
-		return err == nil && *d.Spec.Replicas == replicas, err
-	})
+	framework.Eventually(
+		t, fmt.Sprintf("Deployment %s is scaled to %d", name, replicas),
+		func(ctx context.Context) (bool, error) {
+			d, err := cluster.As(t).Kube.AppsV1().Deployments(namespace).Get(ctx, name, metav1.GetOptions{})
+			return err == nil && *d.Spec.Replicas == replicas, err
+		},
+	)
 }
 
 // annotated adds an annotation to a Deployment.
@@ -180,7 +203,8 @@ func TestBudgetThatNeverAllowsAnEvictionIsANo(t *testing.T) {
 			progressing(t, nm.Name, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked)
 			d, err := cluster.As(t).Kube.AppsV1().Deployments(namespace).Get(t.Context(), "web", metav1.GetOptions{})
 			if err != nil || *d.Spec.Replicas != 1 || d.Generation != 1 {
-				t.Fatalf("the Deployment has %d replicas in generation %d (%v), want 1 in 1", *d.Spec.Replicas, d.Generation, err)
+				t.Fatalf("the Deployment has %d replicas in generation %d (%v), want 1 in 1",
+					*d.Spec.Replicas, d.Generation, err)
 			}
 			merge(t, namespace, "pdb", "web", `{"spec":{"maxUnavailable":1,"minAvailable":null}}`)
 			drained(t, nm.Name)
@@ -195,11 +219,21 @@ func autoscale(t *testing.T, namespace, name string, low, high int32) {
 	if _, err := autoscalers.Create(t.Context(), &autoscalingv2.HorizontalPodAutoscaler{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
-			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: name},
-			MinReplicas:    &low, MaxReplicas: high,
-			Metrics: []autoscalingv2.MetricSpec{{Type: autoscalingv2.ResourceMetricSourceType, Resource: &autoscalingv2.ResourceMetricSource{
-				Name: corev1.ResourceCPU, Target: autoscalingv2.MetricTarget{Type: autoscalingv2.UtilizationMetricType, AverageUtilization: ptr.To[int32](80)},
-			}}},
+			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{
+				APIVersion: "apps/v1",
+				Kind:       "Deployment",
+				Name:       name,
+			},
+			MinReplicas: &low, MaxReplicas: high,
+			Metrics: []autoscalingv2.MetricSpec{
+				{Type: autoscalingv2.ResourceMetricSourceType, Resource: &autoscalingv2.ResourceMetricSource{
+					Name: corev1.ResourceCPU,
+					Target: autoscalingv2.MetricTarget{
+						Type:               autoscalingv2.UtilizationMetricType,
+						AverageUtilization: ptr.To[int32](80),
+					},
+				}},
+			},
 		},
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -280,11 +314,15 @@ func TestStuckSurge(t *testing.T) {
 	// called off.
 	stays := func(t *testing.T, namespace string, nm *v1alpha1.NodeMaintenance, e *v1alpha1.Evacuation) {
 		t.Helper()
-		if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), nm.Name, metav1.DeleteOptions{}); err != nil {
+		if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
+			t.Context(), nm.Name, metav1.DeleteOptions{},
+		); err != nil {
 			t.Fatal(err)
 		}
 		asBefore(t, namespace, "web", 1)
-		pod, err := cluster.As(t).Kube.CoreV1().Pods(namespace).Get(t.Context(), e.Spec.PodRef.Name, metav1.GetOptions{})
+		pod, err := cluster.As(t).Kube.CoreV1().Pods(namespace).Get(
+			t.Context(), e.Spec.PodRef.Name, metav1.GetOptions{},
+		)
 		if err != nil || pod.UID != e.Spec.PodRef.UID || pod.DeletionTimestamp != nil {
 			t.Errorf("the pod that was to leave is %v (%v)", pod, err)
 		}
@@ -312,7 +350,10 @@ func TestStuckSurge(t *testing.T) {
 		// Nothing simulates this node, so that the test plays its kubelet.
 		played := pool + "-played"
 		cluster.NewNodes(t, pool, false, played)
-		merge(t, "", "node", played, `{"status":{"conditions":[{"type":"Ready","status":"True","reason":"Test"}]}}`, "--subresource=status")
+		merge(
+			t, "", "node", played, `{"status":{"conditions":[{"type":"Ready","status":"True","reason":"Test"}]}}`,
+			"--subresource=status",
+		)
 		nm := drainNodes(t, pool, nodes...)
 		pods := cluster.As(t).Kube.CoreV1().Pods(namespace)
 		name := ""
@@ -324,11 +365,17 @@ func TestStuckSurge(t *testing.T) {
 			name = list.Items[0].Name
 			return true, nil
 		})
-		merge(t, namespace, "pod", name, `{"status":{"containerStatuses":[{"name":"app","ready":false,"restartCount":0,"image":"none","imageID":"",
-			"state":{"waiting":{"reason":"ImagePullBackOff","message":"Back-off pulling image none"}}}]}}`, "--subresource=status")
+		merge(
+			t, namespace, "pod", name,
+			`{"status":{"containerStatuses":[{"name":"app","ready":false,"restartCount":0,"image":"none","imageID":"",`+
+				`"state":{"waiting":{"reason":"ImagePullBackOff","message":"Back-off pulling image none"}}}]}}`,
+			"--subresource=status",
+		)
 		e := evacuationFor(t, &pod, "has a report of the surge", surgeReported)
 		blocked(t, e, v1alpha1.ReasonSurgePending)
-		if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), nm.Name, metav1.DeleteOptions{}); err != nil {
+		if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
+			t.Context(), nm.Name, metav1.DeleteOptions{},
+		); err != nil {
 			t.Fatal(err)
 		}
 		// Nobody stops the pod on the node that is played.
@@ -336,7 +383,9 @@ func TestStuckSurge(t *testing.T) {
 			pod, err := pods.Get(ctx, name, metav1.GetOptions{})
 			return err != nil || pod.DeletionTimestamp != nil, nil
 		})
-		if err := pods.Delete(t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+		if err := pods.Delete(
+			t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)},
+		); err != nil {
 			t.Log(err)
 		}
 		asBefore(t, namespace, "web", 1)
@@ -353,7 +402,9 @@ func TestStuckSurge(t *testing.T) {
 		quotas := cluster.As(t).Kube.CoreV1().ResourceQuotas(namespace)
 		if _, err := quotas.Create(t.Context(), &corev1.ResourceQuota{
 			ObjectMeta: metav1.ObjectMeta{Name: "small"},
-			Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("1")}},
+			Spec: corev1.ResourceQuotaSpec{
+				Hard: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("1")},
+			},
 		}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -396,7 +447,9 @@ func TestSurgeAgainstGitOps(t *testing.T) {
 		"SurgeStarted": resets, "SurgeDissolved": resets, "SurgeDeclined": 1,
 	})
 	// Until it is called off, the pod has the lowest deletion cost, since it is to leave.
-	if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), nm.Name, metav1.DeleteOptions{}); err != nil {
+	if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
+		t.Context(), nm.Name, metav1.DeleteOptions{},
+	); err != nil {
 		t.Fatal(err)
 	}
 	asBefore(t, namespace, "web", 1)
@@ -468,7 +521,9 @@ func belongings(ctx context.Context, t *testing.T, namespace, pool string) (map[
 	}
 	for i := range nodes.Items {
 		n := &nodes.Items[i]
-		found["node "+n.Name] = fmt.Sprint(n.Spec.Unschedulable, n.Spec.Taints, n.Annotations[v1alpha1.AnnotationCordonedBy])
+		found["node "+n.Name] = fmt.Sprint(
+			n.Spec.Unschedulable, n.Spec.Taints, n.Annotations[v1alpha1.AnnotationCordonedBy],
+		)
 	}
 	return found, nil
 }

@@ -66,7 +66,10 @@ func TestPodsInTheWayAreNamedWhenADrainBegins(t *testing.T) {
 	namespace := cluster.NewNamespace(t)
 	kube := cluster.As(t).Kube
 	cluster.Deployment(t, namespace, "stuck", pool, 3, framework.WithSurge, func(d *appsv1.Deployment) {
-		d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxSurge: ptr.To(intstr.FromInt32(0)), MaxUnavailable: ptr.To(intstr.FromInt32(1))}
+		d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{
+			MaxSurge:       ptr.To(intstr.FromInt32(0)),
+			MaxUnavailable: ptr.To(intstr.FromInt32(1)),
+		}
 	})
 	cluster.Deployment(t, namespace, "replaced", pool, 2, framework.WithSurge)
 	cluster.Deployment(t, namespace, "fine", pool, 2)
@@ -90,7 +93,9 @@ func TestPodsInTheWayAreNamedWhenADrainBegins(t *testing.T) {
 	}
 	cluster.PodOn(t, namespace, "static", pool, nodes[1], func(p *corev1.Pod) {
 		p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash"}
-		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: ptr.To(true)}}
+		p.OwnerReferences = []metav1.OwnerReference{
+			{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: ptr.To(true)},
+		}
 	})
 	daemonSet(t, namespace, pool, "agent", len(nodes), tolerant)
 
@@ -99,28 +104,37 @@ func TestPodsInTheWayAreNamedWhenADrainBegins(t *testing.T) {
 	config.WarningHandler = &warnings
 	maintenances := clientset.NewForConfigOrDie(config).MaintenanceV1alpha1().NodeMaintenances()
 	nm := framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle)
-	if _, err := maintenances.Create(t.Context(), nm, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+	if _, err := maintenances.Create(
+		t.Context(), nm, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}},
+	); err != nil {
 		t.Fatal(err)
 	}
 	cluster.Create(t, nm)
-	if _, err := maintenances.Patch(t.Context(), nm.Name, types.MergePatchType, []byte(`{"spec":{"stage":"Drain"}}`), metav1.PatchOptions{}); err != nil {
+	if _, err := maintenances.Patch(
+		t.Context(), nm.Name, types.MergePatchType, []byte(`{"spec":{"stage":"Drain"}}`), metav1.PatchOptions{},
+	); err != nil {
 		t.Fatal(err)
 	}
 	if got := warnings.take(); len(got) > 0 {
 		t.Errorf("admission, which lists no pods, warns of\n%s", strings.Join(got, "\n"))
 	}
-	framework.Eventually(t, "an event on the maintenance names what is in the way", func(ctx context.Context) (bool, error) {
-		events, err := kube.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + nm.Name})
-		if err != nil {
-			return false, err
-		}
-		var texts []string
-		for i := range events.Items {
-			if text := events.Items[i].Message; strings.Contains(text, namespace+"/stuck") {
-				return true, nil
+	framework.Eventually(
+		t, "an event on the maintenance names what is in the way",
+		func(ctx context.Context) (bool, error) {
+			events, err := kube.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+				FieldSelector: "involvedObject.name=" + nm.Name,
+			})
+			if err != nil {
+				return false, err
 			}
-			texts = append(texts, events.Items[i].Reason+": "+events.Items[i].Message)
-		}
-		return false, fmt.Errorf("events are %q", texts)
-	})
+			var texts []string
+			for i := range events.Items {
+				if text := events.Items[i].Message; strings.Contains(text, namespace+"/stuck") {
+					return true, nil
+				}
+				texts = append(texts, events.Items[i].Reason+": "+events.Items[i].Message)
+			}
+			return false, fmt.Errorf("events are %q", texts)
+		},
+	)
 }

@@ -40,7 +40,9 @@ func (c *Cluster) ServiceAccount(tb testing.TB, namespace, name string) Clients 
 	tb.Helper()
 	admin := c.As(tb)
 	accounts := admin.Kube.CoreV1().ServiceAccounts(namespace)
-	if _, err := accounts.Create(tb.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+	if _, err := accounts.Create(
+		tb.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{},
+	); err != nil {
 		tb.Fatal(err)
 	}
 	token, err := accounts.CreateToken(tb.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
@@ -49,7 +51,11 @@ func (c *Cluster) ServiceAccount(tb testing.TB, namespace, name string) Clients 
 	}
 	config := rest.AnonymousClientConfig(admin.Config)
 	config.BearerToken = token.Status.Token
-	return Clients{Config: config, Kube: kubernetes.NewForConfigOrDie(config), Haulout: clientset.NewForConfigOrDie(config)}
+	return Clients{
+		Config:  config,
+		Kube:    kubernetes.NewForConfigOrDie(config),
+		Haulout: clientset.NewForConfigOrDie(config),
+	}
 }
 
 // GrantIn lets a service account do what the rules say, in one namespace, which need not be that of
@@ -58,7 +64,9 @@ func (c *Cluster) GrantIn(tb testing.TB, namespace, accountNamespace, account st
 	tb.Helper()
 	rbac := c.As(tb).Kube.RbacV1()
 	name := Name("e2e")
-	if _, err := rbac.Roles(namespace).Create(tb.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{}); err != nil {
+	if _, err := rbac.Roles(namespace).Create(
+		tb.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{},
+	); err != nil {
 		tb.Fatal(err)
 	}
 	if _, err := rbac.RoleBindings(namespace).Create(tb.Context(), &rbacv1.RoleBinding{
@@ -75,7 +83,10 @@ func (c *Cluster) GrantIn(tb testing.TB, namespace, accountNamespace, account st
 func (c *Cluster) Grant(tb testing.TB, user string, rules ...rbacv1.PolicyRule) {
 	tb.Helper()
 	roles := c.As(tb).Kube.RbacV1().ClusterRoles()
-	role, err := roles.Create(tb.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: Name("e2e")}, Rules: rules}, metav1.CreateOptions{})
+	role, err := roles.Create(
+		tb.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: Name("e2e")}, Rules: rules},
+		metav1.CreateOptions{},
+	)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -112,16 +123,23 @@ func (c *Cluster) inEffect(tb testing.TB, user, namespace string, rules []rbacv1
 	for _, rule := range rules {
 		resource, subresource, _ := strings.Cut(rule.Resources[0], "/")
 		attributes := &authorizationv1.ResourceAttributes{
-			Namespace: namespace, Verb: rule.Verbs[0], Group: rule.APIGroups[0], Resource: resource, Subresource: subresource,
+			Namespace:   namespace,
+			Verb:        rule.Verbs[0],
+			Group:       rule.APIGroups[0],
+			Resource:    resource,
+			Subresource: subresource,
 		}
 		if len(rule.ResourceNames) > 0 {
 			attributes.Name = rule.ResourceNames[0]
 		}
-		Eventually(tb, fmt.Sprintf("%s may %s %s", user, attributes.Verb, rule.Resources[0]), func(ctx context.Context) (bool, error) {
-			review, err := reviews.Create(ctx, &authorizationv1.SubjectAccessReview{
-				Spec: authorizationv1.SubjectAccessReviewSpec{User: user, ResourceAttributes: attributes},
-			}, metav1.CreateOptions{})
-			return err == nil && review.Status.Allowed, err
-		})
+		Eventually(
+			tb, fmt.Sprintf("%s may %s %s", user, attributes.Verb, rule.Resources[0]),
+			func(ctx context.Context) (bool, error) {
+				review, err := reviews.Create(ctx, &authorizationv1.SubjectAccessReview{
+					Spec: authorizationv1.SubjectAccessReviewSpec{User: user, ResourceAttributes: attributes},
+				}, metav1.CreateOptions{})
+				return err == nil && review.Status.Allowed, err
+			},
+		)
 	}
 }

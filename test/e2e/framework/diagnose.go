@@ -44,7 +44,9 @@ func (c *Cluster) diagnose(tb testing.TB) {
 		"get evacuations -A -o wide",
 		"get pods -A -o wide --sort-by=.metadata.creationTimestamp",
 		"get deployments,replicasets,daemonsets,poddisruptionbudgets -A -o wide",
-		"get nodes -o custom-columns=NAME:.metadata.name,UNSCHEDULABLE:.spec.unschedulable,TAINTS:.spec.taints[*].key,READY:.status.conditions[?(@.type==\"Ready\")].status",
+		"get nodes -o custom-columns=NAME:.metadata.name,UNSCHEDULABLE:.spec.unschedulable," +
+			"TAINTS:.spec.taints[*].key," +
+			"READY:.status.conditions[?(@.type==\"Ready\")].status",
 		"get events -A --sort-by=.metadata.creationTimestamp",
 	} {
 		// A test may fail since one of the servers does not answer.
@@ -59,7 +61,8 @@ func (c *Cluster) diagnose(tb testing.TB) {
 		content, err := os.ReadFile(filepath.Join(c.dir, "logs", name+".log"))
 		lines := bytes.Split(content, []byte("\n"))
 		lines = slices.DeleteFunc(lines, func(line []byte) bool { return bytes.Contains(line, []byte("FLAG: --")) })
-		tb.Logf("cluster: the end of the log of %s (%v):\n%s", name, err, last(string(bytes.Join(lines, []byte("\n"))), lastLines))
+		tb.Logf("cluster: the end of the log of %s (%v):\n%s",
+			name, err, last(string(bytes.Join(lines, []byte("\n"))), lastLines))
 	}
 }
 

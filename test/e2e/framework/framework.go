@@ -130,9 +130,16 @@ func (c *Cluster) As(tb testing.TB, userAndGroups ...string) Clients {
 	// Tests that are about warnings collect them; to the others they are noise.
 	config.WarningHandler = rest.NoWarnings{}
 	if len(userAndGroups) > 0 {
-		config.Impersonate = rest.ImpersonationConfig{UserName: userAndGroups[0], Groups: append([]string{"system:authenticated"}, userAndGroups[1:]...)}
+		config.Impersonate = rest.ImpersonationConfig{
+			UserName: userAndGroups[0],
+			Groups:   append([]string{"system:authenticated"}, userAndGroups[1:]...),
+		}
 	}
-	return Clients{Config: config, Kube: kubernetes.NewForConfigOrDie(config), Haulout: clientset.NewForConfigOrDie(config)}
+	return Clients{
+		Config:  config,
+		Kube:    kubernetes.NewForConfigOrDie(config),
+		Haulout: clientset.NewForConfigOrDie(config),
+	}
 }
 
 // Kubectl runs kubectl as the administrator and returns what it printed.
@@ -228,14 +235,17 @@ func Eventually(tb testing.TB, what string, check func(context.Context) (bool, e
 func EventuallyWithin(tb testing.TB, limit time.Duration, what string, check func(context.Context) (bool, error)) {
 	tb.Helper()
 	var last error
-	err := wait.PollUntilContextTimeout(tb.Context(), 50*time.Millisecond, limit, true, func(ctx context.Context) (bool, error) {
-		done, err := check(ctx)
-		if ctx.Err() == nil {
-			// What fails for lack of time does not say what was wrong.
-			last = err
-		}
-		return done && err == nil, nil
-	})
+	err := wait.PollUntilContextTimeout(
+		tb.Context(), 50*time.Millisecond, limit, true,
+		func(ctx context.Context) (bool, error) {
+			done, err := check(ctx)
+			if ctx.Err() == nil {
+				// What fails for lack of time does not say what was wrong.
+				last = err
+			}
+			return done && err == nil, nil
+		},
+	)
 	if err != nil {
 		tb.Fatalf("waited %v in vain: %s (last error: %v)", limit, what, last)
 	}

@@ -61,12 +61,16 @@ func (c *Cluster) NewNodes(tb testing.TB, pool string, simulated bool, names ...
 	tb.Helper()
 	admin := c.As(tb)
 	forAll(tb, names, func(name string) error {
-		_, err := admin.Kube.CoreV1().Nodes().Create(tb.Context(), newNode(name, pool, simulated), metav1.CreateOptions{})
+		_, err := admin.Kube.CoreV1().Nodes().Create(
+			tb.Context(), newNode(name, pool, simulated), metav1.CreateOptions{},
+		)
 		return err
 	})
 	tb.Cleanup(func() {
 		forAll(tb, names, func(name string) error {
-			err := admin.Kube.CoreV1().Nodes().Delete(background(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
+			err := admin.Kube.CoreV1().Nodes().Delete(
+				background(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)},
+			)
 			if apierrors.IsNotFound(err) {
 				return nil
 			}
@@ -92,9 +96,10 @@ func (c *Cluster) NewNodes(tb testing.TB, pool string, simulated bool, names ...
 func ready(node *corev1.Node) bool {
 	for _, condition := range node.Status.Conditions {
 		if condition.Type == corev1.NodeReady {
-			return condition.Status == corev1.ConditionTrue && !slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool {
-				return t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable
-			})
+			return condition.Status == corev1.ConditionTrue &&
+				!slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool {
+					return t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable
+				})
 		}
 	}
 	return false
@@ -127,12 +132,16 @@ func forAll(tb testing.TB, names []string, f func(string) error) {
 // newNode returns a node that takes no pods but those of its pool's tests.
 func newNode(name, pool string, simulated bool) *corev1.Node {
 	capacity := corev1.ResourceList{
-		corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("256Gi"), corev1.ResourcePods: resource.MustParse("250"),
+		corev1.ResourceCPU:    resource.MustParse("64"),
+		corev1.ResourceMemory: resource.MustParse("256Gi"),
+		corev1.ResourcePods:   resource.MustParse("250"),
 	}
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{Pool: pool, corev1.LabelHostname: name}},
-		Spec:       corev1.NodeSpec{Taints: []corev1.Taint{{Key: Pool, Value: pool, Effect: corev1.TaintEffectNoSchedule}}},
-		Status:     corev1.NodeStatus{Capacity: capacity, Allocatable: capacity},
+		Spec: corev1.NodeSpec{
+			Taints: []corev1.Taint{{Key: Pool, Value: pool, Effect: corev1.TaintEffectNoSchedule}},
+		},
+		Status: corev1.NodeStatus{Capacity: capacity, Allocatable: capacity},
 	}
 	if simulated {
 		node.Annotations = map[string]string{"kwok.x-k8s.io/node": "fake", "node.alpha.kubernetes.io/ttl": "0"}
@@ -145,11 +154,14 @@ func (c *Cluster) NewNamespace(tb testing.TB) string {
 	tb.Helper()
 	admin := c.As(tb)
 	name := Name("e2e")
-	if _, err := admin.Kube.CoreV1().Namespaces().Create(tb.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+	if _, err := admin.Kube.CoreV1().Namespaces().Create(
+		tb.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{},
+	); err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
-		if err := admin.Kube.CoreV1().Namespaces().Delete(background(), name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		if err := admin.Kube.CoreV1().Namespaces().Delete(background(), name, metav1.DeleteOptions{}); err != nil &&
+			!apierrors.IsNotFound(err) {
 			tb.Error(err)
 		}
 	})
@@ -169,7 +181,10 @@ func PodSpec(pool string) corev1.PodSpec {
 // PodOn makes a bare pod on a node and waits until it runs.
 func (c *Cluster) PodOn(tb testing.TB, namespace, name, pool, node string, modify ...func(*corev1.Pod)) *corev1.Pod {
 	tb.Helper()
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"app": name}}, Spec: PodSpec(pool)}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"app": name}},
+		Spec:       PodSpec(pool),
+	}
 	pod.Spec.NodeName = node
 	for _, m := range modify {
 		m(pod)
@@ -225,7 +240,10 @@ func (c *Cluster) PriorityClass(tb testing.TB, priority int32) string {
 	tb.Helper()
 	classes := c.As(tb).Kube.SchedulingV1().PriorityClasses()
 	name := Name(fmt.Sprintf("priority-%d", priority))
-	if _, err := classes.Create(tb.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: priority}, metav1.CreateOptions{}); err != nil {
+	if _, err := classes.Create(
+		tb.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: priority},
+		metav1.CreateOptions{},
+	); err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
@@ -237,7 +255,9 @@ func (c *Cluster) PriorityClass(tb testing.TB, priority int32) string {
 	Eventually(tb, "priority class "+name+" is known", func(ctx context.Context) (bool, error) {
 		probe := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "probe"}, Spec: PodSpec("none")}
 		probe.Spec.PriorityClassName = name
-		_, err := c.As(tb).Kube.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		_, err := c.As(tb).Kube.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, probe, metav1.CreateOptions{
+			DryRun: []string{metav1.DryRunAll},
+		})
 		return err == nil, err
 	})
 	return name
@@ -251,12 +271,17 @@ func WithSurge(d *appsv1.Deployment) {
 
 // Deployment makes a Deployment in the pool and waits until all replicas are available. Its pods
 // leave by eviction alone, unless WithSurge is among the modifications.
-func (c *Cluster) Deployment(tb testing.TB, namespace, name, pool string, replicas int32, modify ...func(*appsv1.Deployment)) *appsv1.Deployment {
+func (c *Cluster) Deployment(
+	tb testing.TB, namespace, name, pool string, replicas int32, modify ...func(*appsv1.Deployment),
+) *appsv1.Deployment {
 	tb.Helper()
 	labels := map[string]string{"app": name}
 	d := &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: name, Labels: labels, Annotations: map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled},
+			Namespace:   namespace,
+			Name:        name,
+			Labels:      labels,
+			Annotations: map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled},
 		},
 		Spec: appsv1.DeploymentSpec{
 			Replicas: &replicas,
@@ -287,7 +312,8 @@ func (c *Cluster) Budget(tb testing.TB, namespace, name string, maxUnavailable i
 	if _, err := budgets.Create(tb.Context(), &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 		Spec: policyv1.PodDisruptionBudgetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}, MaxUnavailable: ptr.To(intstr.FromInt(maxUnavailable)),
+			Selector:       &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}},
+			MaxUnavailable: ptr.To(intstr.FromInt(maxUnavailable)),
 		},
 	}, metav1.CreateOptions{}); err != nil {
 		tb.Fatal(err)
@@ -299,7 +325,9 @@ func (c *Cluster) Budget(tb testing.TB, namespace, name string, maxUnavailable i
 }
 
 // Maintenance returns a NodeMaintenance over the nodes of a pool.
-func Maintenance(pool string, stage v1alpha1.NodeMaintenanceStage, modify ...func(*v1alpha1.NodeMaintenance)) *v1alpha1.NodeMaintenance {
+func Maintenance(
+	pool string, stage v1alpha1.NodeMaintenanceStage, modify ...func(*v1alpha1.NodeMaintenance),
+) *v1alpha1.NodeMaintenance {
 	nm := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: Name("nm")},
 		Spec:       v1alpha1.NodeMaintenanceSpec{Stage: stage, NodeSelector: Select(Pool, pool)},
@@ -313,7 +341,9 @@ func Maintenance(pool string, stage v1alpha1.NodeMaintenanceStage, modify ...fun
 // Select returns a selector of the nodes with one of the values of a label.
 func Select(key string, values ...string) *corev1.NodeSelector {
 	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: corev1.NodeSelectorOpIn, Values: values}},
+		MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: key, Operator: corev1.NodeSelectorOpIn, Values: values},
+		},
 	}}}
 }
 
