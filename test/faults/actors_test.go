@@ -37,7 +37,11 @@ import (
 // evacuators there are. Each has a user of its own, who may report for it and for no other.
 var evacuators = []v1alpha1.Evacuator{
 	{EvacuatorClass: "fast.movers.example.com", Priority: 30000},
-	{EvacuatorClass: "controller.apps.example.com", Priority: v1alpha1.ControllerEvacuatorPriority, Role: v1alpha1.EvacuatorRoleController},
+	{
+		EvacuatorClass: "controller.apps.example.com",
+		Priority:       v1alpha1.ControllerEvacuatorPriority,
+		Role:           v1alpha1.EvacuatorRoleController,
+	},
 	{EvacuatorClass: "slow.movers.example.com", Priority: 500},
 }
 
@@ -76,12 +80,20 @@ var actions = []action{
 func (s *storm) grant() {
 	s.t.Helper()
 	rule := func(group, resource string, names []string, verbs ...string) rbacv1.PolicyRule {
-		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, ResourceNames: names, Verbs: verbs}
+		return rbacv1.PolicyRule{
+			APIGroups:     []string{group},
+			Resources:     []string{resource},
+			ResourceNames: names,
+			Verbs:         verbs,
+		}
 	}
 	deletePods := rule("", "pods", nil, "delete")
 	for _, name := range instigators {
-		cluster.Grant(s.t, name, deletePods, rule(v1alpha1.GroupName, "evacuations", nil, "get", "create", "update", "delete"),
-			rule(v1alpha1.GroupName, "instigators", []string{name}, "use"), rule(v1alpha1.GroupName, "evacuators", nil, "assign"))
+		cluster.Grant(
+			s.t, name, deletePods, rule(v1alpha1.GroupName, "evacuations", nil, "get", "create", "update", "delete"),
+			rule(v1alpha1.GroupName, "instigators", []string{name}, "use"),
+			rule(v1alpha1.GroupName, "evacuators", nil, "assign"),
+		)
 		s.as[name] = cluster.As(s.t, name)
 	}
 	for _, evacuator := range evacuators {
@@ -119,9 +131,13 @@ func (s *storm) ask(ctx context.Context, random *rand.Rand) error {
 	}
 	pod, user := one(random, pods), one(random, instigators)
 	e := &v1alpha1.Evacuation{
-		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Finalizers: []string{v1alpha1.FinalizerInstigatorPrefix + user}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:  pod.Namespace,
+			Finalizers: []string{v1alpha1.FinalizerInstigatorPrefix + user},
+		},
 		Spec: v1alpha1.EvacuationSpec{
-			PodRef: v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}, ProgressDeadlineSeconds: ptr.To(int32(1 + random.IntN(4))),
+			PodRef:                  v1alpha1.PodReference{Name: pod.Name, UID: pod.UID},
+			ProgressDeadlineSeconds: ptr.To(int32(1 + random.IntN(4))),
 		},
 	}
 	if random.IntN(3) == 0 {
@@ -203,11 +219,16 @@ func (s *storm) deleteEvacuation(ctx context.Context, random *rand.Rand) error {
 	err := s.evacuations(one(random, instigators), e.Namespace).Delete(ctx, e.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &e.UID, ResourceVersion: &e.ResourceVersion},
 	})
-	forbidden := e.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid && e.DeletionTimestamp == nil &&
+	forbidden := e.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid &&
+		e.DeletionTimestamp == nil &&
 		!meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete)
 	if err == nil && forbidden {
-		if pod, err := s.admin.Kube.CoreV1().Pods(e.Namespace).Get(ctx, e.Spec.PodRef.Name, metav1.GetOptions{}); err == nil && pod.UID == e.Spec.PodRef.UID {
-			s.witness.Report("Evacuation %s/%s could be deleted although its evacuator forbids it and the pod is there", e.Namespace, e.Name)
+		pod, err := s.admin.Kube.CoreV1().Pods(e.Namespace).Get(ctx, e.Spec.PodRef.Name, metav1.GetOptions{})
+		if err == nil && pod.UID == e.Spec.PodRef.UID {
+			s.witness.Report(
+				"Evacuation %s/%s could be deleted although its evacuator forbids it and the pod is there",
+				e.Namespace, e.Name,
+			)
 		}
 	}
 	return err
@@ -216,7 +237,9 @@ func (s *storm) deleteEvacuation(ctx context.Context, random *rand.Rand) error {
 // turnOf returns the evacuator that has the turn, or, now and then, another one.
 func turnOf(e *v1alpha1.Evacuation, random *rand.Rand) string {
 	others := e.Spec.Evacuators
-	isActive := slices.ContainsFunc(others, func(o v1alpha1.Evacuator) bool { return o.EvacuatorClass == e.Status.ActiveEvacuatorClass })
+	isActive := slices.ContainsFunc(others, func(o v1alpha1.Evacuator) bool {
+		return o.EvacuatorClass == e.Status.ActiveEvacuatorClass
+	})
 	switch {
 	case isActive && random.IntN(5) > 0:
 		return e.Status.ActiveEvacuatorClass
@@ -262,14 +285,19 @@ func (s *storm) report(ctx context.Context, random *rand.Rand) error {
 	if err != nil {
 		return err
 	}
-	return s.heard(e, class)(s.evacuations(class, e.Namespace).Patch(ctx, e.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"))
+	return s.heard(e, class)(s.evacuations(class, e.Namespace).Patch(
+		ctx, e.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status",
+	))
 }
 
 // heard looks whether a report that was accepted was that of the evacuator that had the turn.
 func (s *storm) heard(e *v1alpha1.Evacuation, class string) func(*v1alpha1.Evacuation, error) error {
 	return func(answer *v1alpha1.Evacuation, err error) error {
 		if err == nil && answer.Status.ActiveEvacuatorClass != class {
-			s.witness.Report("Evacuation %s/%s: %s was heard although the turn was with %s", e.Namespace, e.Name, class, answer.Status.ActiveEvacuatorClass)
+			s.witness.Report(
+				"Evacuation %s/%s: %s was heard although the turn was with %s", e.Namespace, e.Name, class,
+				answer.Status.ActiveEvacuatorClass,
+			)
 		}
 		return err
 	}
@@ -337,7 +365,10 @@ func (s *storm) usurp(ctx context.Context, random *rand.Rand) error {
 	case 3:
 		what = "complete it"
 		meta.SetStatusCondition(&e.Status.Conditions, metav1.Condition{
-			Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: "Usurped", Message: "not by the server",
+			Type:    v1alpha1.ConditionComplete,
+			Status:  metav1.ConditionTrue,
+			Reason:  "Usurped",
+			Message: "not by the server",
 		})
 	}
 	_, err := s.evacuations(user, e.Namespace).UpdateStatus(ctx, e, metav1.UpdateOptions{})

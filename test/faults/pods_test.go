@@ -91,7 +91,9 @@ func (s *storm) deletePod(ctx context.Context, random *rand.Rand) error {
 	if pod == nil {
 		return errNothing
 	}
-	return s.admin.Kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(random.IntN(2)))})
+	return s.admin.Kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: ptr.To(int64(random.IntN(2))),
+	})
 }
 
 func (s *storm) endPod(ctx context.Context, random *rand.Rand) error {
@@ -108,7 +110,9 @@ func (s *storm) patchPod(ctx context.Context, random *rand.Rand, patch string, s
 	if pod == nil {
 		return errNothing
 	}
-	_, err := s.admin.Kube.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresource...)
+	_, err := s.admin.Kube.CoreV1().Pods(pod.Namespace).Patch(
+		ctx, pod.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresource...,
+	)
 	return err
 }
 
@@ -134,7 +138,9 @@ func (s *storm) changeBudget(ctx context.Context, random *rand.Rand) error {
 	budgets := s.admin.Kube.PolicyV1().PodDisruptionBudgets(namespace)
 	budget := &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("budget-%d", group)},
-		Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"group": strconv.Itoa(group)}}},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"group": strconv.Itoa(group)}},
+		},
 	}
 	if random.IntN(4) == 0 {
 		// Most of the time there is but one.
@@ -171,12 +177,19 @@ func (s *storm) maintain(ctx context.Context, random *rand.Rand) error {
 	_, err := maintenances.Get(ctx, node, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		_, err = maintenances.Create(ctx, framework.Maintenance(s.pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
-			nm.Name, nm.Spec.NodeSelector = node, framework.Select(corev1.LabelHostname, node)
-		}), metav1.CreateOptions{})
+		_, err = maintenances.Create(
+			ctx,
+			framework.Maintenance(s.pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+				nm.Name, nm.Spec.NodeSelector = node, framework.Select(corev1.LabelHostname, node)
+			}),
+			metav1.CreateOptions{},
+		)
 	case err != nil:
 	case how == 0:
-		_, err = maintenances.Patch(ctx, node, types.MergePatchType, fmt.Appendf(nil, `{"spec":{"stage":%q}}`, v1alpha1.NodeMaintenanceStageComplete), metav1.PatchOptions{})
+		_, err = maintenances.Patch(
+			ctx, node, types.MergePatchType,
+			fmt.Appendf(nil, `{"spec":{"stage":%q}}`, v1alpha1.NodeMaintenanceStageComplete), metav1.PatchOptions{},
+		)
 	default:
 		err = maintenances.Delete(ctx, node, metav1.DeleteOptions{})
 	}
@@ -195,7 +208,9 @@ func (s *storm) deleteNamespace(ctx context.Context, random *rand.Rand) error {
 // makeNamespaces makes those anew that are gone.
 func (s *storm) makeNamespaces(ctx context.Context, _ *rand.Rand) error {
 	for _, namespace := range s.namespaces {
-		_, err := s.admin.Kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+		_, err := s.admin.Kube.CoreV1().Namespaces().Create(
+			ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{},
+		)
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			return err
 		}
@@ -210,34 +225,37 @@ func (s *storm) askOnceMore() {
 	s.t.Helper()
 	random := rand.New(rand.NewPCG(s.seed, 200)) //nolint:gosec // nothing here is secret
 	asked := 0
-	framework.EventuallyWithin(s.t, settles, "some more pods are asked to leave", func(ctx context.Context) (bool, error) {
-		if err := s.makeNamespaces(ctx, random); err != nil {
-			return false, err
-		}
-		var going error
-		for _, namespace := range s.namespaces {
-			err := s.closeBudget(ctx, namespace)
-			if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-				// What is in it has to end like everything else. The others are enough here.
-				going = errors.Join(going, s.whatHolds(ctx, namespace))
-				continue
-			}
-			if err != nil {
+	framework.EventuallyWithin(
+		s.t, settles, "some more pods are asked to leave",
+		func(ctx context.Context) (bool, error) {
+			if err := s.makeNamespaces(ctx, random); err != nil {
 				return false, err
 			}
-		}
-		for range last {
-			// Those whose name is taken, or whose namespace still goes, are refused.
-			_ = s.makePod(ctx, random)
-			if s.ask(ctx, random) == nil {
-				asked++
+			var going error
+			for _, namespace := range s.namespaces {
+				err := s.closeBudget(ctx, namespace)
+				if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+					// What is in it has to end like everything else. The others are enough here.
+					going = errors.Join(going, s.whatHolds(ctx, namespace))
+					continue
+				}
+				if err != nil {
+					return false, err
+				}
 			}
-		}
-		if asked < last {
-			return false, errors.Join(fmt.Errorf("%d were, want %d", asked, last), going)
-		}
-		return true, nil
-	})
+			for range last {
+				// Those whose name is taken, or whose namespace still goes, are refused.
+				_ = s.makePod(ctx, random)
+				if s.ask(ctx, random) == nil {
+					asked++
+				}
+			}
+			if asked < last {
+				return false, errors.Join(fmt.Errorf("%d were, want %d", asked, last), going)
+			}
+			return true, nil
+		},
+	)
 }
 
 // whatHolds says what keeps a namespace that is being deleted.
@@ -261,7 +279,8 @@ func (s *storm) closeBudget(ctx context.Context, namespace string) error {
 	_, err := budgets.Create(ctx, &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "closed"},
 		Spec: policyv1.PodDisruptionBudgetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"group": "0"}}, MinAvailable: ptr.To(intstr.FromInt32(100)),
+			Selector:     &metav1.LabelSelector{MatchLabels: map[string]string{"group": "0"}},
+			MinAvailable: ptr.To(intstr.FromInt32(100)),
 		},
 	}, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
@@ -284,7 +303,9 @@ func (s *storm) callOff() {
 			turns[e.Status.ActiveEvacuatorClass]++
 		}
 		framework.Eventually(s.t, "an Evacuation is called off", func(ctx context.Context) (bool, error) {
-			_, err := s.evacuations("", e.Namespace).Patch(ctx, e.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+			_, err := s.evacuations("", e.Namespace).Patch(
+				ctx, e.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
+			)
 			return err == nil || apierrors.IsNotFound(err), nil
 		})
 	}
@@ -303,13 +324,17 @@ func (s *storm) letEveryPodGo() {
 func (s *storm) clearAway() {
 	s.t.Helper()
 	for _, node := range s.nodes {
-		err := s.admin.Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(s.t.Context(), node, metav1.DeleteOptions{})
+		err := s.admin.Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
+			s.t.Context(), node, metav1.DeleteOptions{},
+		)
 		if err != nil && !apierrors.IsNotFound(err) {
 			s.t.Fatal(err)
 		}
 	}
 	for _, namespace := range s.namespaces {
-		err := s.admin.Kube.PolicyV1().PodDisruptionBudgets(namespace).DeleteCollection(s.t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{})
+		err := s.admin.Kube.PolicyV1().PodDisruptionBudgets(namespace).DeleteCollection(
+			s.t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{},
+		)
 		if err != nil {
 			s.t.Fatal(err)
 		}

@@ -53,7 +53,10 @@ var cluster *framework.Cluster
 func start(t *testing.T) {
 	t.Helper()
 	if os.Getenv("E2E_CLUSTER_DIR") == "" {
-		t.Setenv("HAULOUT_FLAGS", fmt.Sprintf("--evacuator-start-deadline=%s --completed-evacuation-ttl=10s", startDeadline))
+		t.Setenv(
+			"HAULOUT_FLAGS",
+			fmt.Sprintf("--evacuator-start-deadline=%s --completed-evacuation-ttl=10s", startDeadline),
+		)
 	}
 	var err error
 	if cluster, err = framework.Start(); err != nil {
@@ -151,7 +154,8 @@ func TestProtocol(t *testing.T) {
 	framework.Accept(t, found, nil)
 	counts := s.witness.Counts()
 	t.Logf("%s; %d evictions were tried", counts, evictions)
-	if counts.HandOvers == 0 || counts.Completed == 0 || counts.Vanished == 0 || counts.Forbidden == 0 || len(counts.Blocked) < 2 || evictions == 0 {
+	if counts.HandOvers == 0 || counts.Completed == 0 || counts.Vanished == 0 || counts.Forbidden == 0 ||
+		len(counts.Blocked) < 2 || evictions == 0 {
 		t.Error("the witness has not seen every part of the protocol")
 	}
 }
@@ -159,10 +163,13 @@ func TestProtocol(t *testing.T) {
 // settle waits until everything has ended or says what blocks it.
 func (s *storm) settle() {
 	s.t.Helper()
-	framework.EventuallyWithin(s.t, settles, "everything has ended or says what blocks it", func(ctx context.Context) (bool, error) {
-		s.giveUp(ctx)
-		return settled(s.witness.Unsettled())
-	})
+	framework.EventuallyWithin(
+		s.t, settles, "everything has ended or says what blocks it",
+		func(ctx context.Context) (bool, error) {
+			s.giveUp(ctx)
+			return settled(s.witness.Unsettled())
+		},
+	)
 }
 
 func settled(left []string) (bool, error) {
@@ -175,7 +182,11 @@ func settled(left []string) (bool, error) {
 func newStorm(t *testing.T) *storm {
 	t.Helper()
 	s := &storm{
-		t: t, size: smallSize, witness: protocol.New(startDeadline), admin: cluster.As(t), as: map[string]framework.Clients{},
+		t:        t,
+		size:     smallSize,
+		witness:  protocol.New(startDeadline),
+		admin:    cluster.As(t),
+		as:       map[string]framework.Clients{},
 		outcomes: map[string]map[string]int{},
 	}
 	if framework.Full(t) {
@@ -350,10 +361,11 @@ func (s *storm) account(what string, began time.Time, err error) {
 		s.outcomes[what] = map[string]int{}
 	}
 	s.outcomes[what][outcome]++
-	// Whoever asks while the server goes down or comes up may hear anything.
+	// A client that asks while the server goes down or comes up may get any answer.
 	away := !s.down.IsZero() && (s.up.Before(s.down) || began.Before(s.up.Add(2*time.Second)))
 	switch metav1.StatusReason(outcome) {
-	case "ok", "nothing", metav1.StatusReasonNotFound, metav1.StatusReasonConflict, metav1.StatusReasonAlreadyExists, metav1.StatusReasonForbidden,
+	case "ok", "nothing", metav1.StatusReasonNotFound, metav1.StatusReasonConflict,
+		metav1.StatusReasonAlreadyExists, metav1.StatusReasonForbidden,
 		metav1.StatusReasonInvalid, metav1.StatusReasonGone:
 	default:
 		if !away {
