@@ -112,7 +112,13 @@ type Ledger struct {
 
 // New returns empty books about drains of the given nodes.
 func New(nodes ...string) *Ledger {
-	return &Ledger{nodes: sets.New(nodes...), pods: map[types.UID]*pod{}, perNode: map[string]NodeCount{}, healthy: map[string]int{}, lowest: map[string]int{}}
+	return &Ledger{
+		nodes:   sets.New(nodes...),
+		pods:    map[types.UID]*pod{},
+		perNode: map[string]NodeCount{},
+		healthy: map[string]int{},
+		lowest:  map[string]int{},
+	}
 }
 
 // Open takes what was seen so far for the state before the drain: budgets are worked out against
@@ -136,7 +142,8 @@ func (l *Ledger) Open(budgets []policyv1.PodDisruptionBudget, pods []corev1.Pod,
 	for _, b := range l.budgets {
 		b.Lowest = b.Healthy
 		if b.Healthy < b.Floor {
-			return fmt.Errorf("budget %s is broken before anything has begun: %d healthy pods, at least %d are needed", b.Name, b.Healthy, b.Floor)
+			return fmt.Errorf("budget %s is broken before anything has begun: %d healthy pods, at least %d are needed",
+				b.Name, b.Healthy, b.Floor)
 		}
 	}
 	l.before = map[string]int{}
@@ -265,8 +272,11 @@ func (l *Ledger) ask(known *pod) {
 	l.waves[known.wave].Asked++
 	for i, earlier := range l.waves[:known.wave] {
 		if earlier.Left() > 0 {
-			l.overtaken = append(l.overtaken, fmt.Sprintf("pod %s of wave %q was asked to leave while %d pods of wave %q were there",
-				known.name, show.Entry(l.waves[known.wave].Entry), earlier.Left(), show.Entry(l.waves[i].Entry)))
+			l.overtaken = append(
+				l.overtaken,
+				fmt.Sprintf("pod %s of wave %q was asked to leave while %d pods of wave %q were there",
+					known.name, show.Entry(l.waves[known.wave].Entry), earlier.Left(), show.Entry(l.waves[i].Entry)),
+			)
 			return
 		}
 	}

@@ -37,9 +37,17 @@ type modifier func(*corev1.Pod)
 func newPod(name string, modifiers ...modifier) corev1.Pod {
 	app, _, _ := strings.Cut(name, "-")
 	p := corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name), Labels: map[string]string{"app": app}},
-		Spec:       corev1.PodSpec{NodeName: "blue"},
-		Status:     corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "shop",
+			Name:      name,
+			UID:       types.UID(name),
+			Labels:    map[string]string{"app": app},
+		},
+		Spec: corev1.PodSpec{NodeName: "blue"},
+		Status: corev1.PodStatus{
+			Phase:      corev1.PodRunning,
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+		},
 	}
 	withOwner("ReplicaSet")(&p)
 	for _, modify := range modifiers {
@@ -146,7 +154,9 @@ func TestVerdict(t *testing.T) {
 			broken: []int{2},
 		},
 		"a critical pod that leaves on a node of no interest": {
-			before: []corev1.Pod{newPod("web-1"), newPod("dns-1", onNode("green"), withPriority(v1alpha1.SystemClusterCritical))},
+			before: []corev1.Pod{
+				newPod("web-1"), newPod("dns-1", onNode("green"), withPriority(v1alpha1.SystemClusterCritical)),
+			},
 			events: []event{
 				{watch.Deleted, newPod("dns-1", onNode("green"))}, {watch.Deleted, newPod("web-1")},
 				{watch.Added, newPod("web-2", onNode("green"))}, {watch.Added, newPod("dns-2", onNode("green"))},
@@ -172,7 +182,9 @@ func TestVerdict(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ledger := New("blue")
-			if err := ledger.Open([]policyv1.PodDisruptionBudget{newPDB(intstr.FromInt32(1))}, test.before, plan); err != nil {
+			if err := ledger.Open(
+				[]policyv1.PodDisruptionBudget{newPDB(intstr.FromInt32(1))}, test.before, plan,
+			); err != nil {
 				t.Fatal(err)
 			}
 			for _, e := range test.events {
@@ -201,7 +213,10 @@ func TestReplacements(t *testing.T) {
 			broken: true,
 		},
 		"a pod left when another one was there and not ready": {
-			events: []event{{watch.Added, newPod("web-3", onNode("green"), notReady)}, {watch.Deleted, newPod("web-1")}},
+			events: []event{
+				{kind: watch.Added, pod: newPod("web-3", onNode("green"), notReady)},
+				{kind: watch.Deleted, pod: newPod("web-1")},
+			},
 			broken: true,
 		},
 		"a pod of a StatefulSet left": {
@@ -224,7 +239,9 @@ func TestReplacements(t *testing.T) {
 }
 
 func TestOpenRefusesABudgetThatIsBroken(t *testing.T) {
-	err := New("blue").Open([]policyv1.PodDisruptionBudget{newPDB(intstr.FromInt32(0))}, []corev1.Pod{newPod("web-1", notReady)}, plan)
+	err := New("blue").Open(
+		[]policyv1.PodDisruptionBudget{newPDB(intstr.FromInt32(0))}, []corev1.Pod{newPod("web-1", notReady)}, plan,
+	)
 	if err == nil {
 		t.Error("got no error")
 	}
@@ -237,10 +254,22 @@ func TestFloor(t *testing.T) {
 		expected int
 		want     int
 	}{
-		"a share that may be missing is rounded up":  {policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &max10Percent}, 11, 9},
-		"a share that must be there is rounded up":   {policyv1.PodDisruptionBudgetSpec{MinAvailable: &min90Percent}, 11, 10},
-		"a number that must be there":                {policyv1.PodDisruptionBudgetSpec{MinAvailable: &min3}, 11, 3},
-		"a budget that says nothing demands nothing": {policyv1.PodDisruptionBudgetSpec{}, 11, 0},
+		"a share that may be missing is rounded up": {
+			spec:     policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &max10Percent},
+			expected: 11,
+			want:     9,
+		},
+		"a share that must be there is rounded up": {
+			spec:     policyv1.PodDisruptionBudgetSpec{MinAvailable: &min90Percent},
+			expected: 11,
+			want:     10,
+		},
+		"a number that must be there": {
+			spec:     policyv1.PodDisruptionBudgetSpec{MinAvailable: &min3},
+			expected: 11,
+			want:     3,
+		},
+		"a budget that says nothing demands nothing": {spec: policyv1.PodDisruptionBudgetSpec{}, expected: 11, want: 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := floor(&test.spec, test.expected)
@@ -264,7 +293,8 @@ func TestSnapshotCountsWaves(t *testing.T) {
 	ledger.Observe(watch.Deleted, &gone)
 	s := ledger.Snapshot()
 	if s.Left() != 2 || s.Gone() != 1 || s.Nodes["blue"] != (NodeCount{Pods: 3, Left: 2}) || s.Events != 1 {
-		t.Errorf("got %d left, %d gone, %+v on the node, %d events, want 2, 1, 2 of 3 and 1", s.Left(), s.Gone(), s.Nodes["blue"], s.Events)
+		t.Errorf("got %d left, %d gone, %+v on the node, %d events, want 2, 1, 2 of 3 and 1",
+			s.Left(), s.Gone(), s.Nodes["blue"], s.Events)
 	}
 	want := []Wave{{Entry: plan[0], Pods: 2, Asked: 1, Gone: 1}, {Entry: plan[1], Pods: 1}}
 	if !slices.EqualFunc(s.Waves, want, func(a, b Wave) bool {
@@ -276,16 +306,21 @@ func TestSnapshotCountsWaves(t *testing.T) {
 
 func TestSnapshotCountsMomentsBelowABudget(t *testing.T) {
 	ledger := New("blue")
-	if err := ledger.Open([]policyv1.PodDisruptionBudget{newPDB(intstr.FromInt32(1))}, []corev1.Pod{newPod("web-1"), newPod("web-2"), newPod("web-3")}, plan); err != nil {
+	if err := ledger.Open(
+		[]policyv1.PodDisruptionBudget{newPDB(intstr.FromInt32(1))},
+		[]corev1.Pod{newPod("web-1"), newPod("web-2"), newPod("web-3")}, plan,
+	); err != nil {
 		t.Fatal(err)
 	}
 	for _, e := range []event{
-		{watch.Modified, newPod("web-1", asked)}, {watch.Modified, newPod("web-2", asked)}, {watch.Deleted, newPod("web-2", asked)},
+		{watch.Modified, newPod("web-1", asked)}, {watch.Modified, newPod("web-2", asked)},
+		{watch.Deleted, newPod("web-2", asked)},
 		{watch.Added, newPod("web-4", onNode("green"))}, {watch.Modified, newPod("web-3", notReady)},
 	} {
 		ledger.Observe(e.kind, &e.pod)
 	}
 	if b := ledger.Snapshot().Budgets[0]; b.Below != 2 || b.Lowest != 1 || b.Floor != 2 {
-		t.Errorf("got %d moments below %d healthy pods, the lowest %d, want 2 below 2 and 1", b.Below, b.Floor, b.Lowest)
+		t.Errorf("got %d moments below %d healthy pods, the lowest %d, want 2 below 2 and 1",
+			b.Below, b.Floor, b.Lowest)
 	}
 }

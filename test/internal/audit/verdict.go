@@ -113,7 +113,10 @@ func (l *Ledger) Replacements() Check {
 	if len(lacking) > 0 {
 		return Check{Text: "pods of Deployments left before another one was there: " + strings.Join(lacking, ", ")}
 	}
-	return Check{Kept: true, Text: fmt.Sprintf("%d Deployments never had fewer healthy pods than before", len(l.lowest))}
+	return Check{
+		Kept: true,
+		Text: fmt.Sprintf("%d Deployments never had fewer healthy pods than before", len(l.lowest)),
+	}
 }
 
 func leftCheck(s Snapshot) Check {
@@ -139,7 +142,8 @@ func budgetCheck(s Snapshot) Check {
 	if len(broken) > 0 {
 		return Check{Text: "a budget was broken: " + strings.Join(broken, "; ")}
 	}
-	text := fmt.Sprintf("no budget was ever broken: %d budgets, %d of their pods told to stop, %d pod changes seen", len(s.Budgets), disrupted, s.Events)
+	text := fmt.Sprintf("no budget was ever broken: %d budgets, %d of their pods told to stop, %d pod changes seen",
+		len(s.Budgets), disrupted, s.Events)
 	if closest >= 0 {
 		b := s.Budgets[closest]
 		text += fmt.Sprintf(" (closest: %s, %d healthy, %d needed)", b.Name, b.Lowest, b.Floor)
@@ -151,17 +155,26 @@ func (l *Ledger) orderCheck(s Snapshot) Check {
 	if len(l.overtaken) > 0 {
 		return Check{Text: fmt.Sprintf("%d pods left before their turn, first %s", len(l.overtaken), l.overtaken[0])}
 	}
-	return Check{Kept: true, Text: fmt.Sprintf("%d waves, none began before the one before it had left all nodes", len(s.Waves))}
+	return Check{
+		Kept: true,
+		Text: fmt.Sprintf("%d waves, none began before the one before it had left all nodes", len(s.Waves)),
+	}
 }
 
 func (l *Ledger) daemonCheck() Check {
 	if len(l.lostDaemonPods) > 0 {
-		return Check{Text: fmt.Sprintf("%d DaemonSet pods were asked to leave: %s", len(l.lostDaemonPods), unique(l.lostDaemonPods))}
+		return Check{
+			Text: fmt.Sprintf("%d DaemonSet pods were asked to leave: %s",
+				len(l.lostDaemonPods), unique(l.lostDaemonPods)),
+		}
 	}
 	if len(l.daemonPods) == 0 {
 		return Check{Kept: true, Text: "no DaemonSet pod was there"}
 	}
-	return Check{Kept: true, Text: fmt.Sprintf("%d DaemonSet pods were left running: %s", len(l.daemonPods), unique(l.daemonPods))}
+	return Check{
+		Kept: true,
+		Text: fmt.Sprintf("%d DaemonSet pods were left running: %s", len(l.daemonPods), unique(l.daemonPods)),
+	}
 }
 
 func wholeCheck(s Snapshot, workloads int) Check {

@@ -33,16 +33,21 @@ func line(verb, subresource, code, body string) string {
 	if body != "" {
 		body = `,"requestObject":` + body
 	}
-	return `{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Request","auditID":"1","stage":"ResponseComplete","requestURI":"/","verb":"` + verb +
-		`","user":{"username":"haulout"},"objectRef":{"resource":"pods","namespace":"shop","name":"web","apiVersion":"v1","subresource":"` + subresource +
+	return `{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Request","auditID":"1",` +
+		`"stage":"ResponseComplete","requestURI":"/","verb":"` + verb + `","user":{"username":"haulout"},` +
+		`"objectRef":{"resource":"pods","namespace":"shop","name":"web","apiVersion":"v1",` +
+		`"subresource":"` + subresource +
 		`"},"responseStatus":{"metadata":{},"code":` + code + `}` + body +
-		`,"requestReceivedTimestamp":"2026-11-21T10:00:00.100000Z","stageTimestamp":"2026-11-21T10:00:00.250000Z"}` + "\n"
+		`,"requestReceivedTimestamp":"2026-11-21T10:00:00.100000Z","stageTimestamp":"2026-11-21T10:00:00.250000Z"}` +
+		"\n"
 }
 
 const (
-	withUID = `{"kind":"Eviction","apiVersion":"policy/v1","metadata":{"name":"web","namespace":"shop"},"deleteOptions":{"preconditions":{"uid":"u"}}}`
-	dryRun  = `{"kind":"Eviction","apiVersion":"policy/v1","metadata":{"name":"web","namespace":"shop"},"deleteOptions":{"dryRun":["All"]}}`
-	noUID   = `{"kind":"Eviction","apiVersion":"policy/v1","metadata":{"name":"web","namespace":"shop"}}`
+	withUID = `{"kind":"Eviction","apiVersion":"policy/v1","metadata":{"name":"web","namespace":"shop"},` +
+		`"deleteOptions":{"preconditions":{"uid":"u"}}}`
+	dryRun = `{"kind":"Eviction","apiVersion":"policy/v1","metadata":{"name":"web","namespace":"shop"},` +
+		`"deleteOptions":{"dryRun":["All"]}}`
+	noUID = `{"kind":"Eviction","apiVersion":"policy/v1","metadata":{"name":"web","namespace":"shop"}}`
 )
 
 func TestReadCalls(t *testing.T) {
@@ -62,7 +67,12 @@ func TestReadCalls(t *testing.T) {
 			want: []Call{{"create", "eviction", "shop", "web", "u", "haulout", 429, "", received, answered}},
 		},
 		"an eviction that a budget refused": {
-			log:  strings.Replace(line("create", "eviction", "429", withUID), `"code":429`, `"code":429,"details":{"causes":[{"reason":"DisruptionBudget","message":"The disruption budget web needs 9 healthy pods and has 9 currently"}]}`, 1),
+			log: strings.Replace(
+				line("create", "eviction", "429", withUID), `"code":429`,
+				`"code":429,"details":{"causes":[{"reason":"DisruptionBudget",`+
+					`"message":"The disruption budget web needs 9 healthy pods and has 9 currently"}]}`,
+				1,
+			),
 			want: []Call{{"create", "eviction", "shop", "web", "u", "haulout", 429, "web", received, answered}},
 		},
 		"an eviction of whichever pod has the name": {
@@ -150,11 +160,17 @@ func TestEvictedTwice(t *testing.T) {
 		calls []Call
 		want  []string
 	}{
-		"tries until one is granted":           {calls: []Call{refused, refused, granted, deleted}},
-		"two pods of one name":                 {calls: []Call{granted, another}},
-		"two that are granted":                 {calls: []Call{granted, refused, granted}, want: []string{"was evicted more than once"}},
-		"three that are granted are told once": {calls: []Call{granted, granted, granted}, want: []string{"was evicted more than once"}},
-		"one that may hit another pod":         {calls: []Call{anybody}, want: []string{"whichever has that name"}},
+		"tries until one is granted": {calls: []Call{refused, refused, granted, deleted}},
+		"two pods of one name":       {calls: []Call{granted, another}},
+		"two that are granted": {
+			calls: []Call{granted, refused, granted},
+			want:  []string{"was evicted more than once"},
+		},
+		"three that are granted are told once": {
+			calls: []Call{granted, granted, granted},
+			want:  []string{"was evicted more than once"},
+		},
+		"one that may hit another pod": {calls: []Call{anybody}, want: []string{"whichever has that name"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			expect(t, EvictedTwice(test.calls), test.want...)
@@ -179,7 +195,14 @@ func TestPauses(t *testing.T) {
 	p.evict("high-1")
 	p.calls[len(p.calls)-1].Received = gone.Add(1700 * time.Millisecond)
 	// The deletion was answered before the watcher had the event.
-	p.calls = append(p.calls, Call{Verb: "delete", Namespace: "shop", Name: "low-2", Code: 200, Received: gone.Add(-400 * time.Millisecond), Answered: gone.Add(-300 * time.Millisecond)})
+	p.calls = append(p.calls, Call{
+		Verb:      "delete",
+		Namespace: "shop",
+		Name:      "low-2",
+		Code:      200,
+		Received:  gone.Add(-400 * time.Millisecond),
+		Answered:  gone.Add(-300 * time.Millisecond),
+	})
 	got, err := p.h.Pauses(p.calls, Rules{})
 	want := []Pause{{Maintenance: "a", From: 1, To: 2, Length: 2 * time.Second}}
 	if err != nil || !slices.Equal(got, want) {

@@ -61,7 +61,8 @@ func (b *Budgets) See(event watch.Event, now time.Time) {
 	if b.states == nil {
 		b.states = map[string][]budgetState{}
 	}
-	open := event.Type == watch.Deleted || budget.Status.ObservedGeneration >= budget.Generation && budget.Status.DisruptionsAllowed > 0
+	open := event.Type == watch.Deleted ||
+		budget.Status.ObservedGeneration >= budget.Generation && budget.Status.DisruptionsAllowed > 0
 	name := budget.Namespace + "/" + budget.Name
 	states := b.states[name]
 	if last := len(states) - 1; last < 0 || states[last].open != open {
@@ -101,8 +102,11 @@ func (b *Budgets) SentToClosed(calls []Call) (found []string, probes int) {
 			probes++
 			continue
 		}
-		found = append(found, fmt.Sprintf("%s sent the eviction of pod %s/%s although budget %s had let no pod go for %v",
-			call.User, call.Namespace, call.Name, call.RefusedBy, call.Received.Sub(since).Round(time.Millisecond)))
+		found = append(
+			found,
+			fmt.Sprintf("%s sent the eviction of pod %s/%s although budget %s had let no pod go for %v",
+				call.User, call.Namespace, call.Name, call.RefusedBy, call.Received.Sub(since).Round(time.Millisecond)),
+		)
 	}
 	return found, probes
 }

@@ -139,8 +139,12 @@ type evacuationRecord struct {
 // NewHistory returns an empty history.
 func NewHistory() *History {
 	return &History{
-		pods: map[types.UID]*podRecord{}, nodes: map[types.UID]*nodeRecord{}, maintenances: map[types.UID]*maintenanceRecord{},
-		evacuations: map[types.UID]*evacuationRecord{}, byPod: map[types.UID][]*evacuationRecord{}, overridden: map[types.UID]bool{},
+		pods:         map[types.UID]*podRecord{},
+		nodes:        map[types.UID]*nodeRecord{},
+		maintenances: map[types.UID]*maintenanceRecord{},
+		evacuations:  map[types.UID]*evacuationRecord{},
+		byPod:        map[types.UID][]*evacuationRecord{},
+		overridden:   map[types.UID]bool{},
 	}
 }
 
@@ -227,7 +231,8 @@ func (h *History) node(kind watch.EventType, node *corev1.Node, now stamp) {
 		known.gone = now
 		return
 	}
-	if last := len(known.states) - 1; last < 0 || known.states[last].unschedulable != node.Spec.Unschedulable || !maps.Equal(known.states[last].labels, node.Labels) {
+	if last := len(known.states) - 1; last < 0 || known.states[last].unschedulable != node.Spec.Unschedulable ||
+		!maps.Equal(known.states[last].labels, node.Labels) {
 		known.states = append(known.states, nodeState{now, node.Labels, node.Spec.Unschedulable})
 	}
 }
@@ -363,5 +368,6 @@ func (h *History) straighten() {
 
 // sameOrder says whether two states of a maintenance have the same nodes and plan.
 func sameOrder(a, b *v1alpha1.NodeMaintenance) bool {
-	return equality.Semantic.DeepEqual(a.Spec.NodeSelector, b.Spec.NodeSelector) && equality.Semantic.DeepEqual(a.Spec.DrainPlan, b.Spec.DrainPlan)
+	return equality.Semantic.DeepEqual(a.Spec.NodeSelector, b.Spec.NodeSelector) &&
+		equality.Semantic.DeepEqual(a.Spec.DrainPlan, b.Spec.DrainPlan)
 }

@@ -49,8 +49,14 @@ type tape struct {
 func newTape(t *testing.T) *tape {
 	t.Helper()
 	return &tape{
-		t: t, h: NewHistory(), host: 100, ours: 7,
-		nodes: map[string]*corev1.Node{}, pods: map[string]*corev1.Pod{}, nms: map[string]*v1alpha1.NodeMaintenance{}, evacs: map[string]*v1alpha1.Evacuation{},
+		t:     t,
+		h:     NewHistory(),
+		host:  100,
+		ours:  7,
+		nodes: map[string]*corev1.Node{},
+		pods:  map[string]*corev1.Pod{},
+		nms:   map[string]*v1alpha1.NodeMaintenance{},
+		evacs: map[string]*v1alpha1.Evacuation{},
 	}
 }
 
@@ -76,7 +82,9 @@ func (p *tape) onOurs(kind watch.EventType, object interface {
 	p.host++
 	p.ours++
 	object.SetResourceVersion(strconv.Itoa(p.ours))
-	if err := p.h.HauloutEvent(watch.Event{Type: kind, Object: object.DeepCopyObject()}, moment(p.host), p.now()); err != nil {
+	if err := p.h.HauloutEvent(
+		watch.Event{Type: kind, Object: object.DeepCopyObject()}, moment(p.host), p.now(),
+	); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -130,8 +138,13 @@ func (p *tape) ask(names ...string) {
 func (p *tape) evacuation(name string, finalizers ...string) {
 	p.t.Helper()
 	e := &v1alpha1.Evacuation{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID("evacuation-" + name), Finalizers: finalizers},
-		Spec:       v1alpha1.EvacuationSpec{PodRef: v1alpha1.PodReference{Name: name, UID: types.UID(name)}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:  "shop",
+			Name:       name,
+			UID:        types.UID("evacuation-" + name),
+			Finalizers: finalizers,
+		},
+		Spec: v1alpha1.EvacuationSpec{PodRef: v1alpha1.PodReference{Name: name, UID: types.UID(name)}},
 	}
 	p.evacs[name] = e
 	p.onOurs(watch.Added, e)
@@ -140,8 +153,15 @@ func (p *tape) evacuation(name string, finalizers ...string) {
 func (p *tape) evict(name string) {
 	p.t.Helper()
 	p.calls = append(p.calls, Call{
-		Verb: "create", Subresource: "eviction", Namespace: "shop", Name: name, UID: types.UID(name), User: "haulout", Code: 201,
-		Received: p.now(), Answered: p.now(),
+		Verb:        "create",
+		Subresource: "eviction",
+		Namespace:   "shop",
+		Name:        name,
+		UID:         types.UID(name),
+		User:        "haulout",
+		Code:        201,
+		Received:    p.now(),
+		Answered:    p.now(),
 	})
 	pod := p.pods[name]
 	pod.DeletionTimestamp = &metav1.Time{Time: p.now()}
@@ -188,7 +208,9 @@ func (p *tape) drain(name, pool string) {
 		Spec: v1alpha1.NodeMaintenanceSpec{
 			Stage: v1alpha1.NodeMaintenanceStageDrain, DrainPlan: plan(1000, 2000),
 			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: strings.Split(pool, ",")}},
+				MatchExpressions: []corev1.NodeSelectorRequirement{
+					{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: strings.Split(pool, ",")},
+				},
 			}}},
 		},
 	}
@@ -266,25 +288,31 @@ func TestOutOfOrder(t *testing.T) {
 			p.reach("a", 2000, "one", "two")
 			p.ask("high-1")
 		}},
-		"an evacuation before the wave before it has left another node": {want: []string{"shop/high-1 on node one, in wave 2 of a, was asked to leave while shop/low-2 on node two"}, play: func(p *tape) {
-			p.drain("a", "blue")
-			p.ask("low-1", "low-2")
-			p.end("low-1")
-			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
-			p.end("low-2")
-			p.evict("high-1")
-		}},
+		"an evacuation before the wave before it has left another node": {
+			want: []string{"shop/high-1 on node one, in wave 2 of a, was asked to leave while shop/low-2 on node two"},
+			play: func(p *tape) {
+				p.drain("a", "blue")
+				p.ask("low-1", "low-2")
+				p.end("low-1")
+				p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
+				p.end("low-2")
+				p.evict("high-1")
+			},
+		},
 		"an eviction without an evacuation, before its turn": {want: []string{"shop/high-1"}, play: func(p *tape) {
 			p.drain("a", "blue")
 			p.evict("high-1")
 		}},
-		"pods that are asked although the status opened their wave too early": {want: []string{"shop/high-1"}, play: func(p *tape) {
-			p.drain("a", "blue")
-			p.reach("a", 2000, "one", "two")
-			p.ask("low-1", "low-2")
-			p.end("low-1", "low-2")
-			p.ask("high-1")
-		}},
+		"pods that are asked although the status opened their wave too early": {
+			want: []string{"shop/high-1"},
+			play: func(p *tape) {
+				p.drain("a", "blue")
+				p.reach("a", 2000, "one", "two")
+				p.ask("low-1", "low-2")
+				p.end("low-1", "low-2")
+				p.ask("high-1")
+			},
+		},
 		"everything seen at once, but in the wrong order": {want: []string{"shop/high-1"}, play: func(p *tape) {
 			p.drain("a", "blue")
 			p.reach("a", 2000, "one", "two")
@@ -314,17 +342,23 @@ func TestOutOfOrder(t *testing.T) {
 			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
 			p.scaleDown("high-1")
 		}},
-		"a surge for a pod whose turn has not come is wrong, also when it ends in time": {want: []string{"shop/high-1"}, play: func(p *tape) {
-			p.drain("a", "blue")
-			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
-			p.ask("low-1", "low-2")
-			p.end("low-1", "low-2")
-			p.scaleDown("high-1")
-		}},
-		"a scale-down by a pod that was not asked, before its turn": {want: []string{"shop/high-1"}, play: func(p *tape) {
-			p.drain("a", "blue")
-			p.scaleDown("high-1")
-		}},
+		"a surge for a pod whose turn has not come is wrong, also when it ends in time": {
+			want: []string{"shop/high-1"},
+			play: func(p *tape) {
+				p.drain("a", "blue")
+				p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
+				p.ask("low-1", "low-2")
+				p.end("low-1", "low-2")
+				p.scaleDown("high-1")
+			},
+		},
+		"a scale-down by a pod that was not asked, before its turn": {
+			want: []string{"shop/high-1"},
+			play: func(p *tape) {
+				p.drain("a", "blue")
+				p.scaleDown("high-1")
+			},
+		},
 		"what Haulout's server shows later than a scale-down came before it": {play: func(p *tape) {
 			p.drain("a", "blue")
 			p.scaleDown("high-1")
@@ -348,14 +382,17 @@ func TestOutOfOrder(t *testing.T) {
 			p.pod("late", "two", 0)
 			p.ask("high-1")
 		}},
-		"a pod that comes before the next wave is opened is waited for": {want: []string{"while shop/late on node two"}, play: func(p *tape) {
-			p.drain("a", "blue")
-			p.ask("low-1", "low-2")
-			p.pod("late", "two", 0)
-			p.end("low-1", "low-2")
-			p.reach("a", 2000, "one", "two")
-			p.ask("high-1")
-		}},
+		"a pod that comes before the next wave is opened is waited for": {
+			want: []string{"while shop/late on node two"},
+			play: func(p *tape) {
+				p.drain("a", "blue")
+				p.ask("low-1", "low-2")
+				p.pod("late", "two", 0)
+				p.end("low-1", "low-2")
+				p.reach("a", 2000, "one", "two")
+				p.ask("high-1")
+			},
+		},
 		"a pod that the scheduler puts behind a cordon at the very last moment cannot be known": {play: func(p *tape) {
 			p.drain("a", "blue")
 			p.node("two", "blue", closed)
@@ -432,11 +469,14 @@ func TestOutOfOrder(t *testing.T) {
 			p.end("low-1", "low-2")
 			p.ask("high-1")
 		}},
-		"a pod that should have been left running was asked": {want: []string{"shop/logs was asked to leave, although"}, play: func(p *tape) {
-			p.pod("logs", "one", 0, ofDaemonSet)
-			p.drain("a", "blue")
-			p.ask("logs")
-		}},
+		"a pod that should have been left running was asked": {
+			want: []string{"shop/logs was asked to leave, although"},
+			play: func(p *tape) {
+				p.pod("logs", "one", 0, ofDaemonSet)
+				p.drain("a", "blue")
+				p.ask("logs")
+			},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newTape(t)

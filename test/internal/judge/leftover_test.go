@@ -34,15 +34,21 @@ func TestWentBack(t *testing.T) {
 			p.reach("a", 1000, "one")
 			p.reach("a", 2000, "one", "two")
 		}},
-		"targets that fall in one status": {want: []string{"node one went back in the status of a"}, play: func(p *tape) {
-			p.reach("a", 2000, "one")
-			p.reach("a", 1000, "one")
-		}},
-		"targets that vanish from a status": {want: []string{"node one went back in the status of a"}, play: func(p *tape) {
-			p.reach("a", 2000, "one")
-			p.nms["a"].Status.NodeStatuses[0].DrainTargets = nil
-			p.onOurs(watch.Modified, p.nms["a"])
-		}},
+		"targets that fall in one status": {
+			want: []string{"node one went back in the status of a"},
+			play: func(p *tape) {
+				p.reach("a", 2000, "one")
+				p.reach("a", 1000, "one")
+			},
+		},
+		"targets that vanish from a status": {
+			want: []string{"node one went back in the status of a"},
+			play: func(p *tape) {
+				p.reach("a", 2000, "one")
+				p.nms["a"].Status.NodeStatuses[0].DrainTargets = nil
+				p.onOurs(watch.Modified, p.nms["a"])
+			},
+		},
 		"a node that is let go of and taken again starts anew": {play: func(p *tape) {
 			p.reach("a", 2000, "one")
 			p.reach("a", 0)
@@ -50,18 +56,24 @@ func TestWentBack(t *testing.T) {
 		}},
 		"a node of another UID starts anew": {play: func(p *tape) {
 			p.reach("a", 2000, "one")
-			p.nms["a"].Status.NodeStatuses[0] = v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: "one", UID: "again"}, DrainTargets: plan(1000)}
+			p.nms["a"].Status.NodeStatuses[0] = v1alpha1.NodeMaintenanceNodeStatus{
+				NodeRef:      v1alpha1.NodeReference{Name: "one", UID: "again"},
+				DrainTargets: plan(1000),
+			}
 			p.onOurs(watch.Modified, p.nms["a"])
 		}},
-		"what all had agreed on is forgotten when one lets go": {want: []string{"node one went back when a let go of it"}, play: func(p *tape) {
-			p.drain("b", "blue")
-			p.reach("a", 2000, "one")
-			p.reach("b", 2000, "one")
-			p.drain("c", "blue")
-			p.reach("c", 1000, "one")
-			p.complete("b")
-			p.complete("a")
-		}},
+		"what all had agreed on is forgotten when one lets go": {
+			want: []string{"node one went back when a let go of it"},
+			play: func(p *tape) {
+				p.drain("b", "blue")
+				p.reach("a", 2000, "one")
+				p.reach("b", 2000, "one")
+				p.drain("c", "blue")
+				p.reach("c", 1000, "one")
+				p.complete("b")
+				p.complete("a")
+			},
+		},
 		"what not all had heard of may be forgotten": {play: func(p *tape) {
 			p.drain("b", "blue")
 			p.reach("b", 1000, "one")
@@ -93,12 +105,15 @@ func TestWentBack(t *testing.T) {
 			p.reach("c", 1000, "one")
 			p.complete("c")
 		}},
-		"one that comes and takes nothing over": {want: []string{"node one went back when a let go of it"}, play: func(p *tape) {
-			p.reach("a", 2000, "one")
-			p.drain("b", "blue")
-			p.reach("b", 1000, "one")
-			p.complete("a")
-		}},
+		"one that comes and takes nothing over": {
+			want: []string{"node one went back when a let go of it"},
+			play: func(p *tape) {
+				p.reach("a", 2000, "one")
+				p.drain("b", "blue")
+				p.reach("b", 1000, "one")
+				p.complete("a")
+			},
+		},
 		"the last to let go forgets": {play: func(p *tape) {
 			p.reach("a", 2000, "one")
 			p.complete("a")
@@ -120,10 +135,14 @@ func TestNotPutBack(t *testing.T) {
 		cordoned bool
 		want     []string
 	}{
-		"a node as it was":                    {change: open},
-		"a node that is closed":               {change: closed, want: []string{"node one is not schedulable"}},
-		"somebody else's cordon":              {change: closed, cordoned: true},
-		"somebody else's cordon that is gone": {change: open, cordoned: true, want: []string{"node one is schedulable, although"}},
+		"a node as it was":       {change: open},
+		"a node that is closed":  {change: closed, want: []string{"node one is not schedulable"}},
+		"somebody else's cordon": {change: closed, cordoned: true},
+		"somebody else's cordon that is gone": {
+			change:   open,
+			cordoned: true,
+			want:     []string{"node one is schedulable, although"},
+		},
 		"an annotation of ours": {
 			change: func(n *corev1.Node) {
 				n.Annotations = map[string]string{v1alpha1.AnnotationCordonedBy: "{}", "example.com/mine": ""}
@@ -139,7 +158,8 @@ func TestNotPutBack(t *testing.T) {
 		"a condition of a maintenance": {
 			change: func(n *corev1.Node) {
 				n.Status.Conditions = []corev1.NodeCondition{
-					{Type: "Ready", Status: corev1.ConditionTrue}, {Type: "Drained", Status: corev1.ConditionTrue}, {Type: "DrainInProgress", Status: corev1.ConditionFalse},
+					{Type: "Ready", Status: corev1.ConditionTrue}, {Type: "Drained", Status: corev1.ConditionTrue},
+					{Type: "DrainInProgress", Status: corev1.ConditionFalse},
 				}
 			},
 			want: []string{"has the condition Drained"},

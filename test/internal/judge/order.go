@@ -101,18 +101,30 @@ func (h *History) OutOfOrder(calls []Call, rules Rules) ([]string, error) {
 			continue
 		}
 		if slices.Contains(rules.Running, audit.TypeOf(p.Pod)) {
-			found = append(found, fmt.Sprintf("pod %s/%s was asked to leave, although pods of type %s are left running", p.Namespace, p.Name, audit.TypeOf(p.Pod)))
+			found = append(
+				found,
+				fmt.Sprintf("pod %s/%s was asked to leave, although pods of type %s are left running",
+					p.Namespace, p.Name, audit.TypeOf(p.Pod)),
+			)
 			continue
 		}
 		opened := openedAt(p.Pod, changes[node.last.UID], asked)
 		for _, d := range dockets {
 			wave, covered := d.waves[p.UID]
-			if !covered || h.overridden[d.last.UID] || d.drainingSince(opened) == nil || d.joined(node, opened.at) == nil {
+			if !covered || h.overridden[d.last.UID] || d.drainingSince(opened) == nil ||
+				d.joined(node, opened.at) == nil {
 				continue
 			}
 			if other := d.overtaken(h.pods, nodes, wave, opened); other != nil {
-				found = append(found, fmt.Sprintf("pod %s/%s on node %s, in wave %d of %s, was asked to leave while %s/%s on node %s, in wave %d, was there",
-					p.Namespace, p.Name, p.Spec.NodeName, wave+1, d.last.Name, other.Namespace, other.Name, other.Spec.NodeName, d.waves[other.UID]+1))
+				found = append(
+					found,
+					fmt.Sprintf(
+						"pod %s/%s on node %s, in wave %d of %s, was asked to leave while %s/%s on node %s, in "+
+							"wave %d, was there",
+						p.Namespace, p.Name, p.Spec.NodeName, wave+1, d.last.Name, other.Namespace, other.Name,
+						other.Spec.NodeName, d.waves[other.UID]+1,
+					),
+				)
 				break
 			}
 		}
@@ -125,15 +137,23 @@ func (h *History) dockets(rules Rules) ([]*docket, error) {
 	var dockets []*docket
 	for _, m := range h.maintenances {
 		if m.moved {
-			return nil, fmt.Errorf("the selector or the plan of %s was changed: its order cannot be judged", m.last.Name)
+			return nil, fmt.Errorf("the selector or the plan of %s was changed: its order cannot be judged",
+				m.last.Name)
 		}
 		selector, err := nodeaffinity.NewNodeSelector(m.last.Spec.NodeSelector)
 		if err != nil {
 			return nil, fmt.Errorf("selector of %s: %w", m.last.Name, err)
 		}
-		d := &docket{maintenanceRecord: m, selector: selector, waves: map[types.UID]int{}, answers: map[question]*podRecord{}}
+		d := &docket{
+			maintenanceRecord: m,
+			selector:          selector,
+			waves:             map[types.UID]int{},
+			answers:           map[question]*podRecord{},
+		}
 		for uid, p := range h.pods {
-			wave := slices.IndexFunc(m.last.Spec.DrainPlan, func(e v1alpha1.DrainPlanEntry) bool { return audit.Covers(e, p.Pod) })
+			wave := slices.IndexFunc(m.last.Spec.DrainPlan, func(e v1alpha1.DrainPlanEntry) bool {
+				return audit.Covers(e, p.Pod)
+			})
 			if wave != notCovered && !slices.Contains(rules.Running, audit.TypeOf(p.Pod)) {
 				d.waves[uid] = wave
 			}
@@ -146,7 +166,9 @@ func (h *History) dockets(rules Rules) ([]*docket, error) {
 
 func (h *History) sortedPods() []*podRecord {
 	return slices.SortedFunc(maps.Values(h.pods), func(a, b *podRecord) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.bound.at, b.bound.at))
+		return cmp.Or(
+			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.bound.at, b.bound.at),
+		)
 	})
 }
 
@@ -218,7 +240,9 @@ func (h *History) changes() map[types.UID][]change {
 		}
 	}
 	for _, changes := range out {
-		slices.SortStableFunc(changes, func(a, b change) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.version, b.version)) })
+		slices.SortStableFunc(changes, func(a, b change) int {
+			return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.version, b.version))
+		})
 	}
 	return out
 }
@@ -234,7 +258,8 @@ func openedAt(p *corev1.Pod, changes []change, asked stamp) stamp {
 		}
 		before := len(covering)
 		delete(covering, c.maintenance)
-		if c.held && slices.ContainsFunc(c.targets, func(e v1alpha1.DrainPlanEntry) bool { return audit.Covers(e, p) }) {
+		if c.held &&
+			slices.ContainsFunc(c.targets, func(e v1alpha1.DrainPlanEntry) bool { return audit.Covers(e, p) }) {
 			covering[c.maintenance] = true
 		}
 		if before == 0 && len(covering) > 0 {
@@ -311,7 +336,9 @@ func (d *docket) joined(node *nodeRecord, at moment) *stamp {
 		if state.at > at {
 			break
 		}
-		matches := d.selector.Match(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.last.Name, Labels: state.labels}})
+		matches := d.selector.Match(&corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: node.last.Name, Labels: state.labels},
+		})
 		switch {
 		case !matches:
 			since = nil

@@ -75,7 +75,12 @@ func (h *History) Pauses(calls []Call, rules Rules) ([]Pause, error) {
 			begin, ok := first[waves[i]]
 			end := last[waves[i-1]]
 			if length := begin.Sub(end); ok && !end.IsZero() && length > 0 {
-				pauses = append(pauses, Pause{Maintenance: d.last.Name, From: waves[i-1] + 1, To: waves[i] + 1, Length: length})
+				pauses = append(pauses, Pause{
+					Maintenance: d.last.Name,
+					From:        waves[i-1] + 1,
+					To:          waves[i] + 1,
+					Length:      length,
+				})
 			}
 		}
 	}

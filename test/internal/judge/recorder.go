@@ -84,7 +84,9 @@ type foreignEvent struct {
 
 // Start begins to record; it ends with the context. It fails if a budget of the namespace is broken
 // already.
-func Start(ctx context.Context, kube kubernetes.Interface, haulout clientset.Interface, scope Scope) (*Recorder, error) {
+func Start(
+	ctx context.Context, kube kubernetes.Interface, haulout clientset.Interface, scope Scope,
+) (*Recorder, error) {
 	log, err := OpenLog(scope.AuditLog)
 	if err != nil {
 		return nil, err
@@ -94,14 +96,28 @@ func Start(ctx context.Context, kube kubernetes.Interface, haulout clientset.Int
 		return nil, err
 	}
 	r := &Recorder{
-		Scope: scope, kube: kube, log: log, history: NewHistory(), arrived: make(chan struct{}, 1), placed: make(chan struct{}),
+		Scope:   scope,
+		kube:    kube,
+		log:     log,
+		history: NewHistory(),
+		arrived: make(chan struct{}, 1),
+		placed:  make(chan struct{}),
 	}
 	resources := []follow.Resource{
 		{Client: kube.CoreV1().RESTClient(), Name: "pods", See: r.seeHost},
 		{Client: kube.CoreV1().RESTClient(), Name: "nodes", See: r.seeHost},
-		{Client: kube.PolicyV1().RESTClient(), Name: "poddisruptionbudgets", See: func(e watch.Event) { r.budgets.See(e, time.Now()) }},
+		{
+			Client: kube.PolicyV1().RESTClient(),
+			Name:   "poddisruptionbudgets",
+			See:    func(e watch.Event) { r.budgets.See(e, time.Now()) },
+		},
 		{Client: kube.EventsV1().RESTClient(), Name: "events", See: r.seeEvent},
-		{Client: haulout.MaintenanceV1alpha1().RESTClient(), Name: "nodemaintenances", See: r.seeHaulout, MayRestart: true},
+		{
+			Client:     haulout.MaintenanceV1alpha1().RESTClient(),
+			Name:       "nodemaintenances",
+			See:        r.seeHaulout,
+			MayRestart: true,
+		},
 		{Client: haulout.MaintenanceV1alpha1().RESTClient(), Name: "evacuations", See: r.seeHaulout, MayRestart: true},
 	}
 	for _, resource := range resources {
@@ -246,7 +262,10 @@ func (r *Recorder) Wait(ctx context.Context, check func(*View) (missing string))
 func (r *Recorder) Settle(ctx context.Context) error {
 	marker, err := r.kube.CoreV1().Pods(r.Namespace).Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "judge-"},
-		Spec:       corev1.PodSpec{SchedulerName: "none", Containers: []corev1.Container{{Name: "none", Image: "none"}}},
+		Spec: corev1.PodSpec{
+			SchedulerName: "none",
+			Containers:    []corev1.Container{{Name: "none", Image: "none"}},
+		},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		return err

@@ -146,11 +146,17 @@ func (h *History) WentBack() []string {
 			}
 			switch {
 			case was && c.held && !now.covers(before):
-				found = append(found, fmt.Sprintf("drain targets of node %s went back in the status of %s: from %v to %v",
-					h.nodeName(uid), h.maintenances[c.maintenance].last.Name, before, now))
+				found = append(
+					found,
+					fmt.Sprintf("drain targets of node %s went back in the status of %s: from %v to %v",
+						h.nodeName(uid), h.maintenances[c.maintenance].last.Name, before, now),
+				)
 			case was && !c.held && len(held.any()) > 0 && !held.any().covers(agreed):
-				found = append(found, fmt.Sprintf("drain targets of node %s went back when %s let go of it: from %v to %v",
-					h.nodeName(uid), h.maintenances[c.maintenance].last.Name, agreed, held.any()))
+				found = append(
+					found,
+					fmt.Sprintf("drain targets of node %s went back when %s let go of it: from %v to %v",
+						h.nodeName(uid), h.maintenances[c.maintenance].last.Name, agreed, held.any()),
+				)
 			}
 			if agreed = either(agreed, held.all()); len(held.any()) == 0 {
 				agreed = reach{}

@@ -31,7 +31,9 @@ import (
 const ourPrefix = "maintenance.haulout.dev/"
 
 // nodeConditions are those that tell of maintenances (KEP-4212, "Node Conditions").
-var nodeConditions = sets.New[corev1.NodeConditionType]("MaintenancePlanned", "MaintenanceInProgress", "DrainInProgress", "Drained")
+var nodeConditions = sets.New[corev1.NodeConditionType](
+	"MaintenancePlanned", "MaintenanceInProgress", "DrainInProgress", "Drained",
+)
 
 // NotPutBack describes what maintenances have left behind on nodes, given the names of those that
 // somebody else had cordoned.
@@ -84,12 +86,17 @@ func EvictedTwice(calls []Call) []string {
 			continue
 		}
 		if call.UID == "" {
-			found = append(found, fmt.Sprintf("%s evicted pod %s/%s, whichever has that name", call.User, call.Namespace, call.Name))
+			found = append(
+				found,
+				fmt.Sprintf("%s evicted pod %s/%s, whichever has that name", call.User, call.Namespace, call.Name),
+			)
 			continue
 		}
 		id := string(call.UID)
 		if granted[id]++; granted[id] == 2 {
-			found = append(found, fmt.Sprintf("pod %s/%s (%s) was evicted more than once", call.Namespace, call.Name, call.UID))
+			found = append(
+				found, fmt.Sprintf("pod %s/%s (%s) was evicted more than once", call.Namespace, call.Name, call.UID),
+			)
 		}
 	}
 	return found
@@ -100,8 +107,11 @@ func (h *History) LeftOver() []string {
 	var found []string
 	for _, e := range h.evacuations {
 		if !e.gone {
-			found = append(found, fmt.Sprintf("Evacuation %s/%s is still there: finalizers %v, deleted %t, conditions %v",
-				e.Namespace, e.Name, e.Finalizers, e.DeletionTimestamp != nil, e.Status.Conditions))
+			found = append(
+				found,
+				fmt.Sprintf("Evacuation %s/%s is still there: finalizers %v, deleted %t, conditions %v",
+					e.Namespace, e.Name, e.Finalizers, e.DeletionTimestamp != nil, e.Status.Conditions),
+			)
 		}
 	}
 	slices.Sort(found)
@@ -113,7 +123,9 @@ func Broken(books audit.Snapshot) []string {
 	var found []string
 	for _, b := range books.Budgets {
 		if b.Lowest < b.Floor {
-			found = append(found, fmt.Sprintf("budget %s had %d healthy pods, %d are needed", b.Name, b.Lowest, b.Floor))
+			found = append(
+				found, fmt.Sprintf("budget %s had %d healthy pods, %d are needed", b.Name, b.Lowest, b.Floor),
+			)
 		}
 	}
 	return found

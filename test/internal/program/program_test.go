@@ -54,7 +54,8 @@ func TestRunCountsTheTimeOnTheProcessors(t *testing.T) {
 
 func TestTheErrorOfAProgramThatFailsSaysWhatItPrinted(t *testing.T) {
 	got, err := shell().Run(t.Context(), "-c", "echo no room left >&2; exit 3")
-	if err == nil || !strings.Contains(err.Error(), "sh -c: exit status 3\nno room left") || got.Output != "no room left\n" {
+	if err == nil || !strings.Contains(err.Error(), "sh -c: exit status 3\nno room left") ||
+		got.Output != "no room left\n" {
 		t.Errorf("error %v, output %q", err, got.Output)
 	}
 }
@@ -78,7 +79,9 @@ func TestAProgramMayCleanUpWhenTheContextEnds(t *testing.T) {
 			<-time.After(time.Millisecond)
 		}
 	}()
-	got, err := shell("READY="+ready).Run(ctx, "-c", `trap 'echo cleaned up; exit 0' TERM; : >"$READY"; while :; do sleep 0.01; done`)
+	got, err := shell("READY="+ready).Run(
+		ctx, "-c", `trap 'echo cleaned up; exit 0' TERM; : >"$READY"; while :; do sleep 0.01; done`,
+	)
 	if !errors.Is(err, why) || got.Output != "cleaned up\n" {
 		t.Errorf("error %v, output %q", err, got.Output)
 	}

@@ -59,7 +59,10 @@ func (w *Witness) Judge(calls []judge.Call, server string) (found []string, evic
 		case !known:
 			found = append(found, fmt.Sprintf("Evacuation %s says %s, and its pod has not left", e.name, e.reason))
 		case left.After(e.at.Add(lag)):
-			found = append(found, fmt.Sprintf("Evacuation %s said %s %v before its pod had left", e.name, e.reason, left.Sub(e.at)))
+			found = append(
+				found,
+				fmt.Sprintf("Evacuation %s said %s %v before its pod had left", e.name, e.reason, left.Sub(e.at)),
+			)
 		}
 	}
 	return found, evictions
@@ -67,7 +70,8 @@ func (w *Witness) Judge(calls []judge.Call, server string) (found []string, evic
 
 // unlawful says why the server must not have sent an eviction, refused or not.
 func (w *Witness) unlawful(call *judge.Call) string {
-	what := fmt.Sprintf("pod %s/%s (%s) was to be evicted at %s", call.Namespace, call.Name, call.UID, call.Received.UTC().Format("15:04:05.000"))
+	what := fmt.Sprintf("pod %s/%s (%s) was to be evicted at %s",
+		call.Namespace, call.Name, call.UID, call.Received.UTC().Format("15:04:05.000"))
 	if call.UID == "" {
 		return what + " without saying which pod of that name is meant"
 	}
@@ -119,7 +123,8 @@ func describe(states []state, at time.Time) string {
 	}
 	var text strings.Builder
 	for _, s := range states[max(0, next-3):min(len(states), next+1)] {
-		fmt.Fprintf(&text, "[%s class %q asked for %v gone %v] ", s.at.UTC().Format("15:04:05.000"), s.class, s.asked, s.gone)
+		fmt.Fprintf(&text, "[%s class %q asked for %v gone %v] ",
+			s.at.UTC().Format("15:04:05.000"), s.class, s.asked, s.gone)
 	}
 	return text.String()
 }

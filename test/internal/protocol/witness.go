@@ -49,8 +49,11 @@ type Counts struct {
 }
 
 func (c Counts) String() string {
-	return fmt.Sprintf("%d Evacuations, %d hand-overs; %d completed, %d were cancelled, %d vanished; %d could not be cancelled for a while; blocked were %v",
-		c.Evacuations, c.HandOvers, c.Completed, c.Cancelled, c.Vanished, c.Forbidden, c.Blocked)
+	return fmt.Sprintf(
+		"%d Evacuations, %d hand-overs; %d completed, %d were cancelled, %d vanished; %d could not be cancelled "+
+			"for a while; blocked were %v",
+		c.Evacuations, c.HandOvers, c.Completed, c.Cancelled, c.Vanished, c.Forbidden, c.Blocked,
+	)
 }
 
 // state is what an Evacuation was from a moment on.
@@ -101,9 +104,14 @@ func (s span) has(t time.Time) bool { return !t.Before(s.from) && !t.After(s.to)
 // their first report at least.
 func New(startDeadline time.Duration) *Witness {
 	return &Witness{
-		startDeadline: startDeadline, live: map[types.UID]*v1alpha1.Evacuation{}, first: map[types.UID]types.NamespacedName{},
-		states: map[types.UID][]state{}, pods: map[types.UID]*corev1.Pod{}, left: map[types.UID]time.Time{}, counted: map[string]bool{},
-		counts: Counts{Blocked: map[string]int{}},
+		startDeadline: startDeadline,
+		live:          map[types.UID]*v1alpha1.Evacuation{},
+		first:         map[types.UID]types.NamespacedName{},
+		states:        map[types.UID][]state{},
+		pods:          map[types.UID]*corev1.Pod{},
+		left:          map[types.UID]time.Time{},
+		counted:       map[string]bool{},
+		counts:        Counts{Blocked: map[string]int{}},
 	}
 }
 
@@ -163,7 +171,9 @@ func (w *Witness) Pods() []*corev1.Pod {
 	for _, p := range w.pods {
 		list = append(list, p)
 	}
-	slices.SortFunc(list, func(a, b *corev1.Pod) int { return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name) })
+	slices.SortFunc(list, func(a, b *corev1.Pod) int {
+		return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
+	})
 	return list
 }
 
@@ -207,7 +217,12 @@ func (w *Witness) See(event watch.EventType, e *v1alpha1.Evacuation, at time.Tim
 	w.count(before, e)
 	if isComplete(e) && (before == nil || !isComplete(before)) {
 		condition := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionComplete)
-		w.ended = append(w.ended, ended{name: e.Namespace + "/" + e.Name, reason: condition.Reason, pod: e.Spec.PodRef.UID, at: at})
+		w.ended = append(w.ended, ended{
+			name:   e.Namespace + "/" + e.Name,
+			reason: condition.Reason,
+			pod:    e.Spec.PodRef.UID,
+			at:     at,
+		})
 	}
 	w.live[e.UID] = e
 	w.remember(e, at, false)
@@ -242,17 +257,24 @@ func (w *Witness) remember(e *v1alpha1.Evacuation, at time.Time, gone bool) {
 }
 
 func (w *Witness) count(before, e *v1alpha1.Evacuation) {
-	if before != nil && before.Status.ActiveEvacuatorClass != "" && before.Status.ActiveEvacuatorClass != e.Status.ActiveEvacuatorClass {
+	if before != nil && before.Status.ActiveEvacuatorClass != "" &&
+		before.Status.ActiveEvacuatorClass != e.Status.ActiveEvacuatorClass {
 		w.counts.HandOvers++
 	}
-	w.once(e, "forbidden", e.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid, &w.counts.Forbidden)
-	if blocked := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionBlocked); blocked != nil && blocked.Status == metav1.ConditionTrue {
+	w.once(
+		e, "forbidden", e.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid,
+		&w.counts.Forbidden,
+	)
+	if blocked := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionBlocked); blocked != nil &&
+		blocked.Status == metav1.ConditionTrue {
 		count := w.counts.Blocked[blocked.Reason]
 		w.once(e, blocked.Reason, true, &count)
 		w.counts.Blocked[blocked.Reason] = count
 	}
 	if isComplete(e) {
-		cancelled := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionComplete).Reason == v1alpha1.ReasonCancelled
+		cancelled := meta.FindStatusCondition(
+			e.Status.Conditions, v1alpha1.ConditionComplete,
+		).Reason == v1alpha1.ReasonCancelled
 		w.once(e, "cancelled", cancelled, &w.counts.Cancelled)
 		w.once(e, "completed", !cancelled, &w.counts.Completed)
 	}

@@ -48,11 +48,17 @@ type mod func(*v1alpha1.Evacuation)
 func evacuation(mods ...mod) *v1alpha1.Evacuation {
 	e := &v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "blue", Name: podUID + "-web", UID: "evacuation-1", Finalizers: []string{finalizer}, CreationTimestamp: metav1.NewTime(begin),
+			Namespace:         "blue",
+			Name:              podUID + "-web",
+			UID:               "evacuation-1",
+			Finalizers:        []string{finalizer},
+			CreationTimestamp: metav1.NewTime(begin),
 		},
 		Spec: v1alpha1.EvacuationSpec{
 			PodRef: v1alpha1.PodReference{Name: "web", UID: podUID}, ProgressDeadlineSeconds: ptr.To[int32](10),
-			Evacuators: []v1alpha1.Evacuator{{EvacuatorClass: second, Priority: 5}, {EvacuatorClass: first, Priority: 100}},
+			Evacuators: []v1alpha1.Evacuator{
+				{EvacuatorClass: second, Priority: 5}, {EvacuatorClass: first, Priority: 100},
+			},
 		},
 		Status: v1alpha1.EvacuationStatus{EvacuationCancellationPolicy: v1alpha1.EvacuationCancellationPolicyAllow},
 	}
@@ -96,7 +102,12 @@ func withdrawn(e *v1alpha1.Evacuation) { e.Finalizers = nil }
 
 func condition(conditionType, reason string) mod {
 	return func(e *v1alpha1.Evacuation) {
-		e.Status.Conditions = append(e.Status.Conditions, metav1.Condition{Type: conditionType, Status: metav1.ConditionTrue, Reason: reason, Message: "x"})
+		e.Status.Conditions = append(e.Status.Conditions, metav1.Condition{
+			Type:    conditionType,
+			Status:  metav1.ConditionTrue,
+			Reason:  reason,
+			Message: "x",
+		})
 	}
 }
 
@@ -122,35 +133,91 @@ func TestRules(t *testing.T) {
 		want   []string
 	}{
 		"turns that end by completion and by deadlines": {states: []*v1alpha1.Evacuation{
-			evacuation(), evacuation(turn(first, 0)), evacuation(turn(first, 3), done), evacuation(turn(second, 4)), evacuation(turn(second, 4), reports(5)), evacuation(turn(evict, 15)),
+			evacuation(), evacuation(turn(first, 0)), evacuation(turn(first, 3), done), evacuation(turn(second, 4)),
+			evacuation(turn(second, 4), reports(5)), evacuation(turn(evict, 15)),
 		}},
-		"one that never started": {states: []*v1alpha1.Evacuation{evacuation(turn(first, 0)), evacuation(turn(second, 2))}},
+		"one that never started": {
+			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0)), evacuation(turn(second, 2))},
+		},
 		"one that had not had its time to start": {
-			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0)), evacuation(turn(second, 1))}, want: []string{"may be silent for 2s"}},
+			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0)), evacuation(turn(second, 1))},
+			want:   []string{"may be silent for 2s"},
+		},
 		"one that had reported": {
-			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), reports(0)), evacuation(turn(second, 9))}, want: []string{"may be silent for 10s"}},
+			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), reports(0)), evacuation(turn(second, 9))},
+			want:   []string{"may be silent for 10s"},
+		},
 		"what nobody has seen may have been right": {
-			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), reports(0)), evacuation(turn(evict, 1))}, missed: true},
+			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), reports(0)), evacuation(turn(evict, 1))},
+			missed: true,
+		},
 		"a turn that comes back": {
-			states: []*v1alpha1.Evacuation{evacuation(turn(second, 0)), evacuation(turn(first, 20))}, missed: true, want: []string{"comes before it"}},
+			states: []*v1alpha1.Evacuation{evacuation(turn(second, 0)), evacuation(turn(first, 20))},
+			missed: true,
+			want:   []string{"comes before it"},
+		},
 		"an evacuator that was left out": {
-			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), done), evacuation(turn(evict, 20))}, want: []string{"out of order"}},
+			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), done), evacuation(turn(evict, 20))},
+			want:   []string{"out of order"},
+		},
 		"a turn that nobody asks for": {
-			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), done, withdrawn), evacuation(turn(second, 20), withdrawn)}, want: []string{"nobody asks"}},
-		"a class that is nobody's": {states: []*v1alpha1.Evacuation{evacuation(), evacuation(turn("x", 0))}, want: []string{"nobody"}},
-		"a counter that falls":     {states: []*v1alpha1.Evacuation{evacuation(failed(2)), evacuation(failed(1))}, want: []string{"fell from 2 to 1"}},
+			states: []*v1alpha1.Evacuation{
+				evacuation(turn(first, 0), done, withdrawn), evacuation(turn(second, 20), withdrawn),
+			},
+			want: []string{"nobody asks"},
+		},
+		"a class that is nobody's": {
+			states: []*v1alpha1.Evacuation{evacuation(), evacuation(turn("x", 0))},
+			want:   []string{"nobody"},
+		},
+		"a counter that falls": {
+			states: []*v1alpha1.Evacuation{evacuation(failed(2)), evacuation(failed(1))},
+			want:   []string{"fell from 2 to 1"},
+		},
 		"a change after the end": {
-			states: []*v1alpha1.Evacuation{evacuation(condition("Complete", "PodDeleted")), evacuation(condition("Complete", "PodDeleted"), says("x"))},
-			want:   []string{"after it was complete"}},
+			states: []*v1alpha1.Evacuation{
+				evacuation(condition("Complete", "PodDeleted")),
+				evacuation(condition("Complete", "PodDeleted"), says("x")),
+			},
+			want: []string{"after it was complete"}},
 		"a spec that changes": {
-			states: []*v1alpha1.Evacuation{evacuation(), evacuation(func(e *v1alpha1.Evacuation) { e.Spec.NodeName = "x" })}, want: []string{"spec"}},
-		"Forbid in time":            {states: []*v1alpha1.Evacuation{evacuation(turn(first, 0)), evacuation(turn(first, 1), forbid), evacuation(turn(first, 2), forbid, withdrawn)}},
-		"Forbid after all are gone": {states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), withdrawn), evacuation(turn(first, 1), withdrawn, forbid)}, want: []string{"nobody asked"}},
-		"Forbid across a hand-over": {states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), done, forbid), evacuation(turn(second, 1), forbid)}, want: []string{"outlived"}},
-		"Forbid for the eviction":   {states: []*v1alpha1.Evacuation{evacuation(turn(evict, 0)), evacuation(turn(evict, 0), forbid)}, want: []string{"no evacuator"}},
+			states: []*v1alpha1.Evacuation{
+				evacuation(), evacuation(func(e *v1alpha1.Evacuation) { e.Spec.NodeName = "x" }),
+			},
+			want: []string{"spec"},
+		},
+		"Forbid in time": {
+			states: []*v1alpha1.Evacuation{
+				evacuation(turn(first, 0)), evacuation(turn(first, 1), forbid),
+				evacuation(turn(first, 2), forbid, withdrawn),
+			},
+		},
+		"Forbid after all are gone": {
+			states: []*v1alpha1.Evacuation{
+				evacuation(turn(first, 0), withdrawn), evacuation(turn(first, 1), withdrawn, forbid),
+			},
+			want: []string{"nobody asked"},
+		},
+		"Forbid across a hand-over": {
+			states: []*v1alpha1.Evacuation{
+				evacuation(turn(first, 0), done, forbid), evacuation(turn(second, 1), forbid),
+			},
+			want: []string{"outlived"},
+		},
+		"Forbid for the eviction": {
+			states: []*v1alpha1.Evacuation{evacuation(turn(evict, 0)), evacuation(turn(evict, 0), forbid)},
+			want:   []string{"no evacuator"},
+		},
 		"two for one pod": {
-			states: []*v1alpha1.Evacuation{evacuation(), evacuation(func(e *v1alpha1.Evacuation) { e.UID, e.Namespace = "evacuation-2", "red" })}, want: []string{"two Evacuations"}},
-		"another name": {states: []*v1alpha1.Evacuation{evacuation(func(e *v1alpha1.Evacuation) { e.Name = "x" })}, want: []string{"not named"}},
+			states: []*v1alpha1.Evacuation{
+				evacuation(), evacuation(func(e *v1alpha1.Evacuation) { e.UID, e.Namespace = "evacuation-2", "red" }),
+			},
+			want: []string{"two Evacuations"},
+		},
+		"another name": {
+			states: []*v1alpha1.Evacuation{evacuation(func(e *v1alpha1.Evacuation) { e.Name = "x" })},
+			want:   []string{"not named"},
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -172,7 +239,9 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 		event watch.EventType
 		e     *v1alpha1.Evacuation
 	}
-	upForEviction := []seen{{0, watch.Added, evacuation(turn(first, 0))}, {20, watch.Modified, evacuation(turn(evict, 20))}}
+	upForEviction := []seen{
+		{0, watch.Added, evacuation(turn(first, 0))}, {20, watch.Modified, evacuation(turn(evict, 20))},
+	}
 	tests := map[string]struct {
 		seen []seen
 		uid  types.UID
@@ -185,18 +254,56 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 		"of a DaemonSet pod, in the turn of its evacuator": {
 			seen: []seen{{0, watch.Added, evacuation(turn(v1alpha1.EvacuatorClassDaemonSet, 0))}}, uid: podUID, at: 10},
 		"when another finalizer holds it and a drain may still want the pod": {
-			seen: append(upForEviction, seen{40, watch.Modified, evacuation(turn(evict, 20), withdrawn, heldByOther)}), uid: podUID, at: 45},
-		"before":                           {seen: upForEviction, uid: podUID, at: 10, want: []string{"not its turn"}},
-		"of no pod in particular":          {seen: upForEviction, at: 30, want: []string{"which pod"}},
-		"of a pod that nobody asked for":   {seen: upForEviction, uid: "other", at: 30, want: []string{"never had"}},
-		"of a namesake's, which was meant": {seen: append(upForEviction, seen{40, watch.Deleted, evacuation(turn(evict, 20))}), uid: podUID, at: 41},
-		"after it was called off":          {seen: append(upForEviction, seen{40, watch.Modified, evacuation(turn(evict, 20), withdrawn)}), uid: podUID, at: 45, want: []string{"not its turn"}},
+			seen: append(upForEviction, seen{
+				at:    40,
+				event: watch.Modified,
+				e:     evacuation(turn(evict, 20), withdrawn, heldByOther),
+			}),
+			uid: podUID,
+			at:  45,
+		},
+		"before":                         {seen: upForEviction, uid: podUID, at: 10, want: []string{"not its turn"}},
+		"of no pod in particular":        {seen: upForEviction, at: 30, want: []string{"which pod"}},
+		"of a pod that nobody asked for": {seen: upForEviction, uid: "other", at: 30, want: []string{"never had"}},
+		"of a namesake's, which was meant": {
+			seen: append(upForEviction, seen{40, watch.Deleted, evacuation(turn(evict, 20))}),
+			uid:  podUID,
+			at:   41,
+		},
+		"after it was called off": {
+			seen: append(upForEviction, seen{40, watch.Modified, evacuation(turn(evict, 20), withdrawn)}),
+			uid:  podUID,
+			at:   45,
+			want: []string{"not its turn"},
+		},
 		"after it was asked for anew": {
-			seen: append(upForEviction, seen{40, watch.Deleted, evacuation(turn(evict, 20))}, seen{41, watch.Added, evacuation(func(e *v1alpha1.Evacuation) { e.UID = "evacuation-2" }, turn(first, 41))}),
-			uid:  podUID, at: 44, want: []string{"not its turn"}},
-		"while nobody looked, and perhaps in order": {seen: []seen{{0, watch.Added, evacuation(turn(first, 0))}, {30, watch.Modified, evacuation(turn(evict, 10), condition("Complete", "PodDeleted"))}}, uid: podUID, blind: [2]int{5, 30}, at: 15},
+			seen: append(
+				upForEviction, seen{40, watch.Deleted, evacuation(turn(evict, 20))},
+				seen{
+					at:    41,
+					event: watch.Added,
+					e:     evacuation(func(e *v1alpha1.Evacuation) { e.UID = "evacuation-2" }, turn(first, 41)),
+				},
+			),
+			uid: podUID, at: 44, want: []string{"not its turn"}},
+		"while nobody looked, and perhaps in order": {
+			seen: []seen{
+				{at: 0, event: watch.Added, e: evacuation(turn(first, 0))},
+				{at: 30, event: watch.Modified, e: evacuation(turn(evict, 10), condition("Complete", "PodDeleted"))},
+			},
+			uid:   podUID,
+			blind: [2]int{5, 30},
+			at:    15,
+		},
 		"while nobody looked, and it was not its turn after": {
-			seen: []seen{{0, watch.Added, evacuation(turn(first, 0))}, {30, watch.Modified, evacuation(turn(first, 29))}}, uid: podUID, blind: [2]int{5, 30}, at: 15, want: []string{"not its turn"}},
+			seen: []seen{
+				{0, watch.Added, evacuation(turn(first, 0))}, {30, watch.Modified, evacuation(turn(first, 29))},
+			},
+			uid:   podUID,
+			blind: [2]int{5, 30},
+			at:    15,
+			want:  []string{"not its turn"},
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -209,7 +316,14 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 				w.See(s.event, s.e, at(s.at), false)
 			}
 			calls := []judge.Call{
-				{Subresource: "eviction", Namespace: "blue", Name: "web", UID: tt.uid, User: server, Received: at(tt.at)},
+				{
+					Subresource: "eviction",
+					Namespace:   "blue",
+					Name:        "web",
+					UID:         tt.uid,
+					User:        server,
+					Received:    at(tt.at),
+				},
 				{Subresource: "eviction", Namespace: "blue", Name: "web", User: "somebody else", Received: at(tt.at)},
 			}
 			found, evictions := w.Judge(calls, server)
@@ -238,7 +352,10 @@ func TestCompletionTellsTheTruth(t *testing.T) {
 			w := New(2 * time.Second)
 			w.See(watch.Added, evacuation(condition("Complete", tt.reason)), begin, true)
 			if tt.left >= 0 {
-				w.SeePod(watch.Deleted, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: podUID}}, begin.Add(time.Duration(tt.left)*time.Second))
+				w.SeePod(
+					watch.Deleted, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: podUID}},
+					begin.Add(time.Duration(tt.left)*time.Second),
+				)
 			}
 			found, _ := w.Judge(nil, server)
 			expect(t, found, tt.want...)
@@ -251,13 +368,28 @@ func TestUnsettled(t *testing.T) {
 		e    *v1alpha1.Evacuation
 		want []string
 	}{
-		"it is over":                                      {evacuation(condition("Complete", "PodDeleted")), nil},
-		"it says what blocks it":                          {evacuation(turn(evict, 0), condition("Blocked", "PodDisruptionBudget")), nil},
-		"it says nothing":                                 {evacuation(turn(evict, 0)), []string{"does not say why"}},
-		"it says what nobody understands":                 {evacuation(turn(evict, 0), condition("Blocked", "BadMood")), []string{"no reason"}},
-		"it was called off":                               {evacuation(turn(evict, 0), withdrawn, condition("Blocked", "PodDisruptionBudget")), []string{"called off"}},
-		"it was called off, and somebody holds it":        {evacuation(func(e *v1alpha1.Evacuation) { e.Finalizers = []string{"example.com/other"} }), nil},
-		"it was called off, and its evacuator forbids it": {evacuation(turn(first, 0), withdrawn, forbid, condition("Blocked", "EvacuatorNotProgressing")), nil},
+		"it is over": {e: evacuation(condition("Complete", "PodDeleted"))},
+		"it says what blocks it": {
+			e: evacuation(turn(evict, 0), condition("Blocked", "PodDisruptionBudget")),
+		},
+		"it says nothing": {
+			e:    evacuation(turn(evict, 0)),
+			want: []string{"does not say why"},
+		},
+		"it says what nobody understands": {
+			e:    evacuation(turn(evict, 0), condition("Blocked", "BadMood")),
+			want: []string{"no reason"},
+		},
+		"it was called off": {
+			e:    evacuation(turn(evict, 0), withdrawn, condition("Blocked", "PodDisruptionBudget")),
+			want: []string{"called off"},
+		},
+		"it was called off, and somebody holds it": {
+			e: evacuation(func(e *v1alpha1.Evacuation) { e.Finalizers = []string{"example.com/other"} }),
+		},
+		"it was called off, and its evacuator forbids it": {
+			e: evacuation(turn(first, 0), withdrawn, forbid, condition("Blocked", "EvacuatorNotProgressing")),
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
