@@ -59,9 +59,13 @@ type step struct {
 // steps returns the parts of the story; watching is the context of what outlives them.
 func (d *demo) steps(watching context.Context) []step {
 	return []step{
-		{fmt.Sprintf("Start a cluster with %d nodes", d.settings.nodes), 3 * time.Minute, func(ctx context.Context) error {
-			return d.startCluster(ctx, watching)
-		}},
+		{
+			title: fmt.Sprintf("Start a cluster with %d nodes", d.settings.nodes),
+			limit: 3 * time.Minute,
+			run: func(ctx context.Context) error {
+				return d.startCluster(ctx, watching)
+			},
+		},
 		{"Put work on it", 2 * time.Minute, d.startWork},
 		{fmt.Sprintf("Take %d nodes out of service", drainedNodes), 3 * time.Minute, d.drain},
 		{"Look at what has happened", time.Minute, d.look},
@@ -98,7 +102,10 @@ less than a minute. Its files are in %s. Ctrl-C stops all of it, too.`, d.settin
 
 // judge says which promises were kept.
 func (d *demo) judge() error {
-	d.screen.Println(screen.Line{}, screen.Line{Text: "What was checked, by watching every change of every pod and node", Style: screen.Heading})
+	d.screen.Println(
+		screen.Line{},
+		screen.Line{Text: "What was checked, by watching every change of every pod and node", Style: screen.Heading},
+	)
 	broken := 0
 	for _, check := range d.checks {
 		line := screen.Line{Text: "  ok      " + check.Text, Style: screen.Good}

@@ -119,7 +119,9 @@ func TestWorkloads(t *testing.T) {
 }
 
 func TestWorkloadsWithAnUnknownFieldAreRefused(t *testing.T) {
-	_, err := parseWorkloads([]byte("{apiVersion: apps/v1, kind: Deployment, metadata: {name: web}, spec: {replicos: 3}}"), 20)
+	_, err := parseWorkloads(
+		[]byte("{apiVersion: apps/v1, kind: Deployment, metadata: {name: web}, spec: {replicos: 3}}"), 20,
+	)
 	if err == nil || !strings.Contains(err.Error(), "replicos") {
 		t.Errorf("got error %v, want one that names the field", err)
 	}
@@ -131,8 +133,10 @@ func TestMaintenance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if nm.Name != maintenanceName || nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain || len(nm.Spec.DrainPlan) != 12 {
-		t.Errorf("got %s in stage %s with %d entries in its plan, want %s in stage Drain with 12", nm.Name, nm.Spec.Stage, len(nm.Spec.DrainPlan), maintenanceName)
+	if nm.Name != maintenanceName || nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain ||
+		len(nm.Spec.DrainPlan) != 12 {
+		t.Errorf("got %s in stage %s with %d entries in its plan, want %s in stage Drain with 12",
+			nm.Name, nm.Spec.Stage, len(nm.Spec.DrainPlan), maintenanceName)
 	}
 	if strings.Contains(text, "#") {
 		t.Errorf("the text that is shown has comments: %s", text)
@@ -165,7 +169,10 @@ func TestNotDrained(t *testing.T) {
 func TestMovable(t *testing.T) {
 	controller := true
 	pod := func(name, owner string, phase corev1.PodPhase) corev1.Pod {
-		p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Status: corev1.PodStatus{Phase: phase}}
+		p := corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+			Status:     corev1.PodStatus{Phase: phase},
+		}
 		if owner != "" {
 			p.OwnerReferences = []metav1.OwnerReference{{Kind: owner, Controller: &controller}}
 		}
@@ -173,7 +180,8 @@ func TestMovable(t *testing.T) {
 	}
 	got := movable([]corev1.Pod{
 		pod("web", "ReplicaSet", corev1.PodRunning), pod("bare", "", corev1.PodPending),
-		pod("logs", "DaemonSet", corev1.PodRunning), pod("job", "Job", corev1.PodSucceeded), pod("crashed", "Job", corev1.PodFailed),
+		pod("logs", "DaemonSet", corev1.PodRunning), pod("job", "Job", corev1.PodSucceeded),
+		pod("crashed", "Job", corev1.PodFailed),
 	})
 	if want := []string{"ns/web", "ns/bare"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
@@ -197,16 +205,35 @@ func someProgress() progress {
 	return progress{
 		elapsed: 7 * time.Second,
 		nodes:   []string{"node-000", "node-001", "node-002"},
-		maintenance: &v1alpha1.NodeMaintenance{Status: v1alpha1.NodeMaintenanceStatus{NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{
-			{NodeRef: v1alpha1.NodeReference{Name: "node-000"}, DrainTargets: []v1alpha1.DrainPlanEntry{entry(1000)}, DrainMessage: "Evacuating",
-				PodsEvacuating: 5, PodsBlocked: 2},
-			{NodeRef: v1alpha1.NodeReference{Name: "node-001"}, DrainTargets: []v1alpha1.DrainPlanEntry{entry(1000)}, DrainMessage: "Drained",
-				PodsEvacuating: 1, PodsBlocked: 1}, // not yet told that it is gone
-			{NodeRef: v1alpha1.NodeReference{Name: "node-002"}},
-		}}},
+		maintenance: &v1alpha1.NodeMaintenance{
+			Status: v1alpha1.NodeMaintenanceStatus{NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{
+				{
+					NodeRef:        v1alpha1.NodeReference{Name: "node-000"},
+					DrainTargets:   []v1alpha1.DrainPlanEntry{entry(1000)},
+					DrainMessage:   "Evacuating",
+					PodsEvacuating: 5,
+					PodsBlocked:    2,
+				},
+				{
+					NodeRef:        v1alpha1.NodeReference{Name: "node-001"},
+					DrainTargets:   []v1alpha1.DrainPlanEntry{entry(1000)},
+					DrainMessage:   "Drained",
+					PodsEvacuating: 1,
+					PodsBlocked:    1,
+				}, // not yet told that it is gone
+				{NodeRef: v1alpha1.NodeReference{Name: "node-002"}},
+			}},
+		},
 		seen: audit.Snapshot{
-			Nodes:   map[string]audit.NodeCount{"node-000": {Pods: 12, Left: 6}, "node-001": {Pods: 3}, "node-002": {Pods: 4, Left: 4}},
-			Waves:   []audit.Wave{{Entry: entry(1000), Pods: 17, Asked: 9, Gone: 9}, {Entry: entry(v1alpha1.SystemClusterCritical), Pods: 2}},
+			Nodes: map[string]audit.NodeCount{
+				"node-000": {Pods: 12, Left: 6},
+				"node-001": {Pods: 3},
+				"node-002": {Pods: 4, Left: 4},
+			},
+			Waves: []audit.Wave{
+				{Entry: entry(1000), Pods: 17, Asked: 9, Gone: 9},
+				{Entry: entry(v1alpha1.SystemClusterCritical), Pods: 2},
+			},
 			Budgets: []audit.Budget{{Name: "shop/web", Expected: 12, Floor: 10, Healthy: 10, Lowest: 10}},
 		},
 	}
@@ -234,7 +261,13 @@ func TestProgressOnATerminal(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", text, want)
 	}
 	// Finished is green, blocked is yellow, what waits is faint.
-	for line, want := range map[int]screen.Style{2: screen.Plain, 3: screen.Faint, 6: screen.Warning, 7: screen.Good, 8: screen.Plain} {
+	for line, want := range map[int]screen.Style{
+		2: screen.Plain,
+		3: screen.Faint,
+		6: screen.Warning,
+		7: screen.Good,
+		8: screen.Plain,
+	} {
 		if styles[line] != want {
 			t.Errorf("line %d (%s) has style %q, want %q", line, got[line], styles[line], want)
 		}
@@ -243,7 +276,8 @@ func TestProgressOnATerminal(t *testing.T) {
 
 func TestProgressInALine(t *testing.T) {
 	p := someProgress()
-	want := "wave 1 of 2 (priority <= 1000), 9 of 19 pods have left; left: node-000 6, node-001 0, node-002 4; blocked: 2"
+	want := "wave 1 of 2 (priority <= 1000), 9 of 19 pods have left; left: node-000 6, node-001 0, node-002 4; " +
+		"blocked: 2"
 	if got := p.summary(); got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -288,7 +322,10 @@ func TestJudgement(t *testing.T) {
 		want   error
 	}{
 		"all promises were kept": {checks: []audit.Check{{Kept: true, Text: "a"}, {Kept: true, Text: "b"}}},
-		"one was not":            {checks: []audit.Check{{Kept: true, Text: "a"}, {Text: "b"}}, want: errors.New("1 of 2 checks failed")},
+		"one was not": {
+			checks: []audit.Check{{Kept: true, Text: "a"}, {Text: "b"}},
+			want:   errors.New("1 of 2 checks failed"),
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)

@@ -63,7 +63,9 @@ func run() int {
 	// SIGPIPE and SIGHUP, too: a reader or a terminal that goes away must not leave a cluster
 	// behind. The signals stay caught until the end, so that a second Ctrl-C does not keep the
 	// cluster from being stopped.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(
+		context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE,
+	)
 	defer stop()
 	s := screen.New(os.Stdout, os.Getenv)
 	d := &demo{settings: settings, screen: s, programs: &programs{settings: settings}}

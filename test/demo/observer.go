@@ -80,7 +80,9 @@ func newObserver(kubeconfig string) (*observer, error) {
 // start begins to watch; it ends with the context.
 func (o *observer) start(ctx context.Context) error {
 	for name, client := range map[string]cache.Getter{
-		"pods": o.kube.CoreV1().RESTClient(), "nodes": o.kube.CoreV1().RESTClient(), "nodemaintenances": o.haulout.MaintenanceV1alpha1().RESTClient(),
+		"pods":             o.kube.CoreV1().RESTClient(),
+		"nodes":            o.kube.CoreV1().RESTClient(),
+		"nodemaintenances": o.haulout.MaintenanceV1alpha1().RESTClient(),
 	} {
 		if err := follow.Start(ctx, follow.Resource{Client: client, Name: name, See: o.see, Fail: o.fail}); err != nil {
 			return err
@@ -135,7 +137,9 @@ func (o *observer) notify() {
 }
 
 // openLedger begins to keep the books, with the pods that there are now.
-func (o *observer) openLedger(budgets []policyv1.PodDisruptionBudget, plan []v1alpha1.DrainPlanEntry, nodes []string) (*audit.Ledger, error) {
+func (o *observer) openLedger(
+	budgets []policyv1.PodDisruptionBudget, plan []v1alpha1.DrainPlanEntry, nodes []string,
+) (*audit.Ledger, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	ledger := audit.New(nodes...)

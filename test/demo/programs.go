@@ -35,8 +35,11 @@ type programs struct {
 func (p *programs) startCluster(ctx context.Context) (string, error) {
 	// Flags, since they win over variables of the user that are meant for another cluster. kwok's
 	// general stages let pods take their time.
-	return p.run(ctx, "cluster", "up", "--cluster-dir="+p.settings.path(p.settings.dir), "--nodes="+strconv.Itoa(p.settings.nodes),
-		"--haulout=true", "--pod-stages=general")
+	return p.run(
+		ctx, "cluster", "up", "--cluster-dir="+p.settings.path(p.settings.dir),
+		"--nodes="+strconv.Itoa(p.settings.nodes),
+		"--haulout=true", "--pod-stages=general",
+	)
 }
 
 // stopCluster stops the cluster and removes its data.

@@ -68,12 +68,27 @@ func (p progress) rows() []nodeRow {
 
 // lines shows all of it.
 func (p progress) lines() []screen.Line {
-	lines := []screen.Line{{Text: fmt.Sprintf("  %s   %d of %d pods have left", seconds(p.elapsed), p.seen.Gone(), p.seen.Gone()+p.seen.Left()), Style: screen.Heading}, {}}
+	lines := []screen.Line{
+		{
+			Text: fmt.Sprintf("  %s   %d of %d pods have left",
+				seconds(p.elapsed), p.seen.Gone(), p.seen.Gone()+p.seen.Left()),
+			Style: screen.Heading,
+		},
+		{},
+	}
 	lines = append(lines, p.waveLines()...)
-	lines = append(lines, screen.Line{}, screen.Line{Text: fmt.Sprintf("  %-10s%-*s%11s%9s  %s", "NODE", barColumns+14, "", "EVACUATING", "BLOCKED", "MESSAGE"), Style: screen.Faint})
+	lines = append(
+		lines, screen.Line{},
+		screen.Line{
+			Text:  fmt.Sprintf("  %-10s%-*s%11s%9s  %s", "NODE", barColumns+14, "", "EVACUATING", "BLOCKED", "MESSAGE"),
+			Style: screen.Faint,
+		},
+	)
 	for _, row := range p.rows() {
 		line := screen.Line{Text: strings.TrimRight(fmt.Sprintf("  %-10s%s %3d of %-4d%11d%9d  %s", row.name,
-			screen.Bar(row.pods-row.left, row.pods, barColumns), row.left, row.pods, row.evacuating, row.blocked, row.message), " ")}
+			screen.Bar(row.pods-row.left, row.pods, barColumns), row.left, row.pods, row.evacuating, row.blocked,
+			row.message),
+			" ")}
 		switch {
 		case row.left == 0:
 			line.Style = screen.Good
@@ -82,7 +97,13 @@ func (p progress) lines() []screen.Line {
 		}
 		lines = append(lines, line)
 	}
-	lines = append(lines, screen.Line{}, screen.Line{Text: fmt.Sprintf("  %-24s%10s%10s%10s", "BUDGET", "HEALTHY", "NEEDED", "MAY GO"), Style: screen.Faint})
+	lines = append(
+		lines, screen.Line{},
+		screen.Line{
+			Text:  fmt.Sprintf("  %-24s%10s%10s%10s", "BUDGET", "HEALTHY", "NEEDED", "MAY GO"),
+			Style: screen.Faint,
+		},
+	)
 	for _, b := range p.seen.Budgets {
 		line := screen.Line{Text: fmt.Sprintf("  %-24s%10d%10d%10d", b.Name, b.Healthy, b.Floor, b.Healthy-b.Floor)}
 		if b.Healthy < b.Floor {
@@ -97,7 +118,10 @@ func (p progress) waveLines() []screen.Line {
 	current := p.currentWave()
 	var lines []screen.Line
 	for i, w := range p.seen.Waves {
-		line := screen.Line{Text: fmt.Sprintf("  wave %d  %-26s%s %3d of %d gone", i+1, show.Entry(w.Entry), screen.Bar(w.Gone, w.Pods, barColumns), w.Gone, w.Pods)}
+		line := screen.Line{
+			Text: fmt.Sprintf("  wave %d  %-26s%s %3d of %d gone",
+				i+1, show.Entry(w.Entry), screen.Bar(w.Gone, w.Pods, barColumns), w.Gone, w.Pods),
+		}
 		switch {
 		case w.Left() == 0:
 			line.Style = screen.Good

@@ -65,7 +65,8 @@ func newSettings(getenv func(string) string, executable func() (string, error)) 
 	}
 	if value := getenv("NODES"); value != "" {
 		if s.nodes, err = strconv.Atoi(value); err != nil || s.nodes < minNodes {
-			return settings{}, fmt.Errorf("NODES=%q: must be a whole number of at least %d for the demo", value, minNodes)
+			return settings{}, fmt.Errorf("NODES=%q: must be a whole number of at least %d for the demo",
+				value, minNodes)
 		}
 	}
 	if value := getenv("KEEP"); value != "" {
@@ -102,8 +103,11 @@ func (s settings) check() error {
 	if err != nil || s.own || !occupied {
 		return err
 	}
-	return fmt.Errorf("CLUSTER_DIR=%q: must not hold a cluster; leave CLUSTER_DIR out, or stop the cluster first with `make cluster-down %s`",
-		s.dir, s.makeArguments())
+	return fmt.Errorf(
+		"CLUSTER_DIR=%q: must not hold a cluster; leave CLUSTER_DIR out, or stop the cluster first with `make "+
+			"cluster-down %s`",
+		s.dir, s.makeArguments(),
+	)
 }
 
 // makeArguments is what make must be given to find the cluster.
@@ -111,7 +115,8 @@ func (s settings) makeArguments() string { return "CLUSTER_DIR=" + quote(s.dir) 
 
 // quote makes a word safe to be pasted into a shell.
 func quote(word string) string {
-	if word != "" && strings.Trim(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=./:,@+%") == "" {
+	if word != "" &&
+		strings.Trim(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=./:,@+%") == "" {
 		return word
 	}
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"

@@ -48,7 +48,8 @@ func (d *demo) startCluster(ctx, watching context.Context) error {
 			return err
 		}
 	}
-	d.command(fmt.Sprintf("bin/cluster up --cluster-dir=%s --nodes=%d --pod-stages=general", quote(d.settings.dir), d.settings.nodes))
+	d.command(fmt.Sprintf("bin/cluster up --cluster-dir=%s --nodes=%d --pod-stages=general",
+		quote(d.settings.dir), d.settings.nodes))
 	out, err := d.programs.startCluster(ctx)
 	if err != nil {
 		return err
@@ -127,9 +128,17 @@ func (d *demo) drain(ctx context.Context) error {
 	begin := time.Now()
 	report := &reporter{screen: d.screen, now: time.Now}
 	now := func() progress {
-		return progress{elapsed: time.Since(begin), maintenance: d.observer.maintenance(maintenanceName), seen: d.ledger.Snapshot(), nodes: d.nodes}
+		return progress{
+			elapsed:     time.Since(begin),
+			maintenance: d.observer.maintenance(maintenanceName),
+			seen:        d.ledger.Snapshot(),
+			nodes:       d.nodes,
+		}
 	}
-	err = d.observer.wait(ctx, func() { report.show(now()) }, func() string { return notDrained(d.observer.maintenance(maintenanceName)) })
+	err = d.observer.wait(
+		ctx, func() { report.show(now()) },
+		func() string { return notDrained(d.observer.maintenance(maintenanceName)) },
+	)
 	report.end(now())
 	if err != nil {
 		return err
@@ -138,8 +147,16 @@ func (d *demo) drain(ctx context.Context) error {
 	if err := d.checkEmpty(ctx); err != nil {
 		return err
 	}
-	condition := meta.FindStatusCondition(d.observer.maintenance(maintenanceName).Status.Conditions, v1alpha1.ConditionDrained)
-	d.screen.Println(screen.Line{}, screen.Line{Text: fmt.Sprintf("  Drained after %.0f s (%s): %s", took.Seconds(), condition.Reason, condition.Message), Style: screen.Good})
+	condition := meta.FindStatusCondition(
+		d.observer.maintenance(maintenanceName).Status.Conditions, v1alpha1.ConditionDrained,
+	)
+	d.screen.Println(
+		screen.Line{},
+		screen.Line{
+			Text:  fmt.Sprintf("  Drained after %.0f s (%s): %s", took.Seconds(), condition.Reason, condition.Message),
+			Style: screen.Good,
+		},
+	)
 	return nil
 }
 
@@ -160,7 +177,9 @@ func (d *demo) readMaintenance() (string, *v1alpha1.NodeMaintenance, error) {
 		return "", nil, err
 	}
 	scheme.Default(nm)
-	lines := slices.DeleteFunc(strings.Split(string(content), "\n"), func(line string) bool { return strings.HasPrefix(line, "#") })
+	lines := slices.DeleteFunc(
+		strings.Split(string(content), "\n"), func(line string) bool { return strings.HasPrefix(line, "#") },
+	)
 	return strings.Join(lines, "\n"), nm, nil
 }
 
@@ -174,7 +193,8 @@ func notDrained(nm *v1alpha1.NodeMaintenance) string {
 	case condition == nil:
 		return "the NodeMaintenance has no condition Drained"
 	case condition.Status != metav1.ConditionTrue:
-		return fmt.Sprintf("the condition Drained is %s (%s): %s", condition.Status, condition.Reason, condition.Message)
+		return fmt.Sprintf("the condition Drained is %s (%s): %s",
+			condition.Status, condition.Reason, condition.Message)
 	}
 	return ""
 }
@@ -184,14 +204,17 @@ func notDrained(nm *v1alpha1.NodeMaintenance) string {
 func (d *demo) checkEmpty(ctx context.Context) error {
 	var left []string
 	for _, node := range d.nodes {
-		pods, err := d.observer.kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+		pods, err := d.observer.kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{
+			FieldSelector: "spec.nodeName=" + node,
+		})
 		if err != nil {
 			return err
 		}
 		left = append(left, movable(pods.Items)...)
 	}
 	if len(left) > 0 {
-		return fmt.Errorf("the maintenance says that it is drained, but these pods are on its nodes: %s", strings.Join(left, ", "))
+		return fmt.Errorf("the maintenance says that it is drained, but these pods are on its nodes: %s",
+			strings.Join(left, ", "))
 	}
 	return nil
 }
@@ -243,7 +266,9 @@ func (d *demo) look(ctx context.Context) error {
 
 // putBack completes the maintenance and deletes it.
 func (d *demo) putBack(ctx context.Context) error {
-	err := d.kubectl(ctx, 3, "patch", "nodemaintenance", maintenanceName, "--type=merge", "-p", `{"spec":{"stage":"Complete"}}`)
+	err := d.kubectl(
+		ctx, 3, "patch", "nodemaintenance", maintenanceName, "--type=merge", "-p", `{"spec":{"stage":"Complete"}}`,
+	)
 	if err != nil {
 		return err
 	}
@@ -284,7 +309,12 @@ func (d *demo) nodesCheck() audit.Check {
 		return audit.Check{Text: "nodes bear what the maintenance has put there: " + strings.Join(marked, ", ")}
 	}
 	if strangers := d.observer.strangers(d.nodes); len(strangers) > 0 {
-		return audit.Check{Text: "nodes were cordoned that are not part of the maintenance: " + strings.Join(strangers, ", ")}
+		return audit.Check{
+			Text: "nodes were cordoned that are not part of the maintenance: " + strings.Join(strangers, ", "),
+		}
 	}
-	return audit.Check{Kept: true, Text: fmt.Sprintf("all %d nodes are schedulable again, no other node was touched", len(d.nodes))}
+	return audit.Check{
+		Kept: true,
+		Text: fmt.Sprintf("all %d nodes are schedulable again, no other node was touched", len(d.nodes)),
+	}
 }

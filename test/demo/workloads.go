@@ -130,7 +130,8 @@ func convert(object *unstructured.Unstructured, into any) error {
 func foldBarePods(workloads []workload) []workload {
 	var folded []workload
 	for _, w := range workloads {
-		if last := len(folded) - 1; last >= 0 && w.kind == "Pod" && folded[last].kind == "Pod" && folded[last].name == w.name {
+		if last := len(folded) - 1; last >= 0 && w.kind == "Pod" && folded[last].kind == "Pod" &&
+			folded[last].name == w.name {
 			folded[last].pods++
 			continue
 		}
@@ -163,7 +164,8 @@ func tableOf(workloads []workload) []string {
 	table := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(table, "KIND\tNAMESPACE\tNAME\tPODS\tPRIORITY\tBUDGET")
 	for _, w := range workloads {
-		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%s\t%s\n", w.kind, w.namespace, w.name, w.pods, orDash(w.priorityClass), orDash(w.budget))
+		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%s\t%s\n",
+			w.kind, w.namespace, w.name, w.pods, orDash(w.priorityClass), orDash(w.budget))
 	}
 	_ = table.Flush()
 	return strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
