@@ -37,9 +37,21 @@ func TestStructural(t *testing.T) {
 		"outer": {Schema: spec.Schema{SchemaProps: spec.SchemaProps{
 			Type: []string{"object"},
 			Properties: map[string]spec.Schema{
-				"one":  {SchemaProps: spec.SchemaProps{Ref: reference("inner"), Default: map[string]any{}}},
-				"many": {SchemaProps: spec.SchemaProps{Type: []string{"array"}, Items: &spec.SchemaOrArray{Schema: &spec.Schema{SchemaProps: spec.SchemaProps{Ref: reference("inner")}}}}},
-				"map":  {SchemaProps: spec.SchemaProps{Type: []string{"object"}, AdditionalProperties: &spec.SchemaOrBool{Allows: true, Schema: &text}}},
+				"one": {SchemaProps: spec.SchemaProps{Ref: reference("inner"), Default: map[string]any{}}},
+				"many": {
+					SchemaProps: spec.SchemaProps{
+						Type: []string{"array"},
+						Items: &spec.SchemaOrArray{
+							Schema: &spec.Schema{SchemaProps: spec.SchemaProps{Ref: reference("inner")}},
+						},
+					},
+				},
+				"map": {
+					SchemaProps: spec.SchemaProps{
+						Type:                 []string{"object"},
+						AdditionalProperties: &spec.SchemaOrBool{Allows: true, Schema: &text},
+					},
+				},
 			},
 		}}},
 		"inner": {Schema: spec.Schema{
@@ -52,8 +64,11 @@ func TestStructural(t *testing.T) {
 	}
 	inner := `{"type":"object","x-kubernetes-map-type":"atomic","properties":{"name":{"type":"string"}}}`
 	var want map[string]any
-	if err := json.Unmarshal([]byte(`{"type":"object","properties":{"one":`+inner+`,"many":{"type":"array","items":`+inner+
-		`},"map":{"type":"object","additionalProperties":{"type":"string"}}}}`), &want); err != nil {
+	if err := json.Unmarshal(
+		[]byte(`{"type":"object","properties":{"one":`+inner+`,"many":{"type":"array","items":`+inner+
+			`},"map":{"type":"object","additionalProperties":{"type":"string"}}}}`),
+		&want,
+	); err != nil {
 		t.Fatal(err)
 	}
 	got, err := structural(models, "outer")
@@ -69,7 +84,10 @@ func TestStructural(t *testing.T) {
 }
 
 func TestTheModelsOfOursHaveNoReferences(t *testing.T) {
-	for of, field := range map[resource]string{nodeMaintenances: `"nodeSelectorTerms"`, evacuations: `"activeEvacuatorClass"`} {
+	for of, field := range map[resource]string{
+		nodeMaintenances: `"nodeSelectorTerms"`,
+		evacuations:      `"activeEvacuatorClass"`,
+	} {
 		model, err := structural(openapi.GetOpenAPIDefinitions(reference), of.model)
 		if err != nil {
 			t.Fatal(err)
@@ -93,14 +111,17 @@ func TestByTurns(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"0: 0-3", "1: 0-3", "1: 3-6", "0: 3-6", "0: 6-10", "1: 6-10"}; !slices.Equal(done, want) || sums != [2]time.Duration{10, 10} {
+	if want := []string{"0: 0-3", "1: 0-3", "1: 3-6", "0: 3-6", "0: 6-10", "1: 6-10"}; !slices.Equal(done, want) ||
+		sums != [2]time.Duration{10, 10} {
 		t.Errorf("done %q in %v, want %q and ten of each", done, sums, want)
 	}
 }
 
 func TestPrintFigures(t *testing.T) {
 	var out strings.Builder
-	if err := printFigures(&out, []figure{newFigure("create, per object", [2]time.Duration{3 * time.Second, 2 * time.Second}, 100)}); err != nil {
+	if err := printFigures(&out, []figure{
+		newFigure("create, per object", [2]time.Duration{3 * time.Second, 2 * time.Second}, 100),
+	}); err != nil {
 		t.Fatal(err)
 	}
 	want := "FIGURE              OURS      CRD       OURS / CRD\ncreate, per object  30.00 ms  20.00 ms  1.50\n"

@@ -31,7 +31,9 @@ import (
 func TestEvictAll(t *testing.T) {
 	pods := []string{"a", "b", "c", "d", "e"}
 	closed, gone := apierrors.NewTooManyRequests("closed", 0), apierrors.NewNotFound(corev1.Resource("pods"), "a")
-	conflict, forbidden := apierrors.NewConflict(corev1.Resource("pods"), "a", nil), apierrors.NewForbidden(corev1.Resource("pods"), "a", nil)
+	conflict, forbidden := apierrors.NewConflict(corev1.Resource("pods"), "a", nil), apierrors.NewForbidden(
+		corev1.Resource("pods"), "a", nil,
+	)
 	for name, test := range map[string]struct {
 		workers int
 		// answers are those that each pod gets one after the other; then it is evicted.
@@ -78,7 +80,10 @@ func TestEvictAll(t *testing.T) {
 	})
 	t.Run("the end of the context is told", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		if err := evictAll(ctx, pods, 3, 0, func(context.Context, string) error { cancel(); return closed }); !errors.Is(err, context.Canceled) {
+		if err := evictAll(ctx, pods, 3, 0, func(context.Context, string) error {
+			cancel()
+			return closed
+		}); !errors.Is(err, context.Canceled) {
 			t.Errorf("got %v", err)
 		}
 	})

@@ -63,7 +63,14 @@ func TestEnterBooks(t *testing.T) {
 
 // newResult returns a drain of 100 pods that took so many seconds.
 func newResult(contender string, seconds float64, modifiers ...func(*result)) result {
-	r := result{Workload: oneBudget, Contender: contender, Pods: 100, Seconds: seconds, DoneSeconds: seconds + 1, Calls: 100}
+	r := result{
+		Workload:    oneBudget,
+		Contender:   contender,
+		Pods:        100,
+		Seconds:     seconds,
+		DoneSeconds: seconds + 1,
+		Calls:       100,
+	}
 	for _, modify := range modifiers {
 		modify(&r)
 	}
@@ -105,30 +112,79 @@ func TestSummarize(t *testing.T) {
 		want    []summary
 	}{
 		"figures are medians": {
-			[]result{newResult(bareLoop, 10), newResult(bareLoop, 50), newResult(bareLoop, 20, withRejected(100))},
-			[]summary{{
-				Workload: oneBudget, Contender: bareLoop, Drains: 3, Seconds: 20, DoneSeconds: 21, PodsPerSecond: 5, CallsPerPod: 1, LowestShare: 1,
+			results: []result{
+				newResult(bareLoop, 10), newResult(bareLoop, 50), newResult(bareLoop, 20, withRejected(100)),
+			},
+			want: []summary{{
+				Workload:      oneBudget,
+				Contender:     bareLoop,
+				Drains:        3,
+				Seconds:       20,
+				DoneSeconds:   21,
+				PodsPerSecond: 5,
+				CallsPerPod:   1,
+				LowestShare:   1,
 			}},
 		},
 		"a drain that failed tells nothing but that": {
-			[]result{newResult(bareLoop, 10, withRejected(100)), newResult(bareLoop, 1, failed)},
-			[]summary{{
-				Workload: oneBudget, Contender: bareLoop, Drains: 2, Failed: 1, Seconds: 10, DoneSeconds: 11, PodsPerSecond: 10, CallsPerPod: 2,
-				Rejected: 100, RejectedShare: 0.5, LowestShare: 1,
+			results: []result{newResult(bareLoop, 10, withRejected(100)), newResult(bareLoop, 1, failed)},
+			want: []summary{{
+				Workload:      oneBudget,
+				Contender:     bareLoop,
+				Drains:        2,
+				Failed:        1,
+				Seconds:       10,
+				DoneSeconds:   11,
+				PodsPerSecond: 10,
+				CallsPerPod:   2,
+				Rejected:      100,
+				RejectedShare: 0.5,
+				LowestShare:   1,
 			}},
 		},
 		"budgets are the worst of all, also where a drain failed": {
-			[]result{newResult(bareLoop, 10, withBudget(95, 0), withBudget(91, 0)), newResult(bareLoop, 10, failed, withBudget(88, 3), withBudget(93, 1))},
-			[]summary{{
-				Workload: oneBudget, Contender: bareLoop, Drains: 2, Failed: 1, Seconds: 10, DoneSeconds: 11, PodsPerSecond: 10, CallsPerPod: 1,
-				Budgets: 2, LowestShare: 0.88, NeededShare: 0.9, Below: 4,
+			results: []result{
+				newResult(bareLoop, 10, withBudget(95, 0), withBudget(91, 0)),
+				newResult(bareLoop, 10, failed, withBudget(88, 3), withBudget(93, 1)),
+			},
+			want: []summary{{
+				Workload:      oneBudget,
+				Contender:     bareLoop,
+				Drains:        2,
+				Failed:        1,
+				Seconds:       10,
+				DoneSeconds:   11,
+				PodsPerSecond: 10,
+				CallsPerPod:   1,
+				Budgets:       2,
+				LowestShare:   0.88,
+				NeededShare:   0.9,
+				Below:         4,
 			}},
 		},
 		"contenders come in the order of the table, without those that were not there": {
-			[]result{newResult(maintenance, 10), newResult(drainPool, 10)},
-			[]summary{
-				{Workload: oneBudget, Contender: drainPool, Drains: 1, Seconds: 10, DoneSeconds: 11, PodsPerSecond: 10, CallsPerPod: 1, LowestShare: 1},
-				{Workload: oneBudget, Contender: maintenance, Drains: 1, Seconds: 10, DoneSeconds: 11, PodsPerSecond: 10, CallsPerPod: 1, LowestShare: 1},
+			results: []result{newResult(maintenance, 10), newResult(drainPool, 10)},
+			want: []summary{
+				{
+					Workload:      oneBudget,
+					Contender:     drainPool,
+					Drains:        1,
+					Seconds:       10,
+					DoneSeconds:   11,
+					PodsPerSecond: 10,
+					CallsPerPod:   1,
+					LowestShare:   1,
+				},
+				{
+					Workload:      oneBudget,
+					Contender:     maintenance,
+					Drains:        1,
+					Seconds:       10,
+					DoneSeconds:   11,
+					PodsPerSecond: 10,
+					CallsPerPod:   1,
+					LowestShare:   1,
+				},
 			},
 		},
 	} {
@@ -238,8 +294,14 @@ func TestGoals(t *testing.T) {
 }
 
 func TestTable(t *testing.T) {
-	results := []result{newResult(bareLoop, 10, withRejected(50), withBudget(91, 0)), newResult(noSurge, 8), newResult(drainPool, 8, failed)}
-	results[0].Processes = map[string]cost{host: {CPUSeconds: 3.14, PeakBytes: 400e6}, server: {CPUSeconds: 0.2, PeakBytes: 99e6}}
+	results := []result{
+		newResult(bareLoop, 10, withRejected(50), withBudget(91, 0)), newResult(noSurge, 8),
+		newResult(drainPool, 8, failed),
+	}
+	results[0].Processes = map[string]cost{
+		host:   {CPUSeconds: 3.14, PeakBytes: 400e6},
+		server: {CPUSeconds: 0.2, PeakBytes: 99e6},
+	}
 	summaries := summarize(results, workloadNames, contenderNames)
 	var out strings.Builder
 	if err := printSummaries(&out, summaries); err != nil {

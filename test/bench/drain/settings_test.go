@@ -29,17 +29,21 @@ func TestSettings(t *testing.T) {
 		args []string
 		fail bool
 	}{
-		"the defaults hold":                         {},
-		"a small size":                              {args: []string{"--pods=60", "--deployments=6", "--nodes=6", "--spare=4"}},
-		"one workload and two contenders":           {args: []string{"--workloads=no-budgets", "--contenders=bare-loop,maintenance"}},
+		"the defaults hold": {},
+		"a small size": {
+			args: []string{"--pods=60", "--deployments=6", "--nodes=6", "--spare=4"},
+		},
+		"one workload and two contenders": {
+			args: []string{"--workloads=no-budgets", "--contenders=bare-loop,maintenance"},
+		},
 		"pods that do not divide into Deployments":  {args: []string{"--pods=601"}, fail: true},
 		"more pods than the spare nodes can take":   {args: []string{"--pods=600", "--spare=2"}, fail: true},
 		"more pods than the nodes to drain can run": {args: []string{"--pods=600", "--nodes=2"}, fail: true},
-		"no repetition":                             {args: []string{"--repetitions=0"}, fail: true},
-		"a contender that there is not":             {args: []string{"--contenders=somebody"}, fail: true},
-		"a workload that there is not":              {args: []string{"--workloads="}, fail: true},
-		"no time for a drain":                       {args: []string{"--timeout=0s"}, fail: true},
-		"a word that is no flag":                    {args: []string{"fast"}, fail: true},
+		"no repetition":                 {args: []string{"--repetitions=0"}, fail: true},
+		"a contender that there is not": {args: []string{"--contenders=somebody"}, fail: true},
+		"a workload that there is not":  {args: []string{"--workloads="}, fail: true},
+		"no time for a drain":           {args: []string{"--timeout=0s"}, fail: true},
+		"a word that is no flag":        {args: []string{"fast"}, fail: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := readSettings(test.args); (err != nil) != test.fail {
@@ -62,7 +66,12 @@ func TestWorkloads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string][3]int{oneBudget: {1, 1, 600}, manyBudgets: {30, 30, 600}, noBudgets: {1, 0, 600}, singleReplicas: {50, 50, 50}} {
+	for name, want := range map[string][3]int{
+		oneBudget:      {1, 1, 600},
+		manyBudgets:    {30, 30, 600},
+		noBudgets:      {1, 0, 600},
+		singleReplicas: {50, 50, 50},
+	} {
 		w := newWorkload(name, s)
 		if got := [3]int{len(w.deployments), len(w.budgets), w.pods()}; got != want {
 			t.Errorf("%s: got %v Deployments, budgets and pods, want %v", name, got, want)

@@ -25,9 +25,13 @@ import (
 
 func TestCountRequests(t *testing.T) {
 	line := func(stage, verb, rest string) string {
-		return `{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"1","stage":"` + stage + `","verb":"` + verb + `",` + rest + "}\n"
+		return `{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"1","stage":"` + stage +
+			`","verb":"` + verb + `",` + rest + "}\n"
 	}
-	const pods, evictions = `"objectRef":{"resource":"pods"}`, `"objectRef":{"resource":"pods","subresource":"eviction"}`
+	const (
+		pods      = `"objectRef":{"resource":"pods"}`
+		evictions = `"objectRef":{"resource":"pods","subresource":"eviction"}`
+	)
 	got, err := countRequests(strings.NewReader(
 		line("ResponseComplete", "create", evictions) + line("ResponseComplete", "create", evictions) +
 			// A watch that begins, and one that ends.

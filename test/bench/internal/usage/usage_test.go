@@ -38,11 +38,20 @@ func TestParseCPU(t *testing.T) {
 		want time.Duration
 		fail bool
 	}{
-		"user and system time are added":                   {stat: "7 (etcd) S 1 2 3 4 5 6 7 8 9 10 250 51 0 0 20 0", want: 3010 * time.Millisecond},
-		"a name with blanks and parentheses is one field":  {stat: "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 1 1 0", want: 20 * time.Millisecond},
-		"a line that ends early is an error":               {stat: "7 (etcd) S 1 2 3", fail: true},
-		"a line without a name is an error":                {stat: "7 etcd", fail: true},
-		"something else than a number of ticks is refused": {stat: "7 (etcd) S 1 2 3 4 5 6 7 8 9 10 x 51 0", fail: true},
+		"user and system time are added": {
+			stat: "7 (etcd) S 1 2 3 4 5 6 7 8 9 10 250 51 0 0 20 0",
+			want: 3010 * time.Millisecond,
+		},
+		"a name with blanks and parentheses is one field": {
+			stat: "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 1 1 0",
+			want: 20 * time.Millisecond,
+		},
+		"a line that ends early is an error": {stat: "7 (etcd) S 1 2 3", fail: true},
+		"a line without a name is an error":  {stat: "7 etcd", fail: true},
+		"something else than a number of ticks is refused": {
+			stat: "7 (etcd) S 1 2 3 4 5 6 7 8 9 10 x 51 0",
+			fail: true,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := parseCPU(test.stat)

@@ -87,7 +87,11 @@ func TestFlagsAreGivenOnceAndUserFlagsLast(t *testing.T) {
 			seen[flag] = true
 		}
 	}
-	for last, spec := range map[string]process.Spec{"--v=5": c.APIServer(), "--v=6": c.ControllerManager(), "--v=7": c.Scheduler()} {
+	for last, spec := range map[string]process.Spec{
+		"--v=5": c.APIServer(),
+		"--v=6": c.ControllerManager(),
+		"--v=7": c.Scheduler(),
+	} {
 		if got := spec.Args[len(spec.Args)-1]; got != last {
 			t.Errorf("the last flag of %s is %s: it has to win over ours", spec.Name, got)
 		}
@@ -106,7 +110,9 @@ func TestAuditLogIsAnOption(t *testing.T) {
 		"off": {options.Options{}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := slices.Contains(plane(test.options).APIServer().Args, "--audit-log-path=/cluster/logs/kube-apiserver-audit.log")
+			got := slices.Contains(
+				plane(test.options).APIServer().Args, "--audit-log-path=/cluster/logs/kube-apiserver-audit.log",
+			)
 			if got != test.want {
 				t.Errorf("the audit log is written: %t, want %t", got, test.want)
 			}

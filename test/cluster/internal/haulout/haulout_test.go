@@ -58,7 +58,8 @@ func TestLoadShippedManifests(t *testing.T) {
 		}
 		for _, field := range []string{"caBundle", "insecureSkipTLSVerify"} {
 			if _, found, _ := unstructured.NestedFieldNoCopy(object.Object, "spec", field); found {
-				t.Errorf("the manifest sets %s: applying it would undo what the server has written, or not verify it", field)
+				t.Errorf("the manifest sets %s: applying it would undo what the server has written, or not verify it",
+					field)
 			}
 		}
 	}
@@ -77,7 +78,8 @@ func TestNoShippedRoleGrantsMaintenanceStatus(t *testing.T) {
 			resources, _, _ := unstructured.NestedStringSlice(rule.(map[string]any), "resources")
 			groups, _, _ := unstructured.NestedStringSlice(rule.(map[string]any), "apiGroups")
 			verbs, _, _ := unstructured.NestedStringSlice(rule.(map[string]any), "verbs")
-			if slices.Contains(resources, "nodemaintenances/status") || slices.Contains(resources, "*") || slices.Contains(resources, "*/status") {
+			if slices.Contains(resources, "nodemaintenances/status") || slices.Contains(resources, "*") ||
+				slices.Contains(resources, "*/status") {
 				t.Errorf("%s grants %v of %v", object.GetName(), verbs, resources)
 			}
 			if slices.Contains(groups, "*") || slices.Contains(verbs, "*") {

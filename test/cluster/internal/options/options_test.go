@@ -51,8 +51,15 @@ func TestParseDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Options{
-		Nodes: 20, PodStages: "fast", Haulout: ModeRun, Audit: true, StartTimeout: 2 * time.Minute,
-		HauloutFlags: []string{}, APIServerFlags: []string{}, ControllerManagerFlags: []string{}, SchedulerFlags: []string{},
+		Nodes:                  20,
+		PodStages:              "fast",
+		Haulout:                ModeRun,
+		Audit:                  true,
+		StartTimeout:           2 * time.Minute,
+		HauloutFlags:           []string{},
+		APIServerFlags:         []string{},
+		ControllerManagerFlags: []string{},
+		SchedulerFlags:         []string{},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
@@ -67,28 +74,82 @@ func TestParse(t *testing.T) {
 		// wrong are the variables that the error has to name.
 		wrong []string
 	}{
-		"no nodes at all":                     {values: map[string]string{"NODES": "0"}, check: func(o Options) bool { return o.Nodes == 0 }},
-		"an empty value means the default":    {values: map[string]string{"NODES": ""}, check: func(o Options) bool { return o.Nodes == 20 }},
-		"nodes with blanks around":            {values: map[string]string{"NODES": " 7 "}, check: func(o Options) bool { return o.Nodes == 7 }},
-		"a negative number of nodes":          {values: map[string]string{"NODES": "-1"}, wrong: []string{"NODES"}},
-		"too many nodes":                      {values: map[string]string{"NODES": "10001"}, wrong: []string{"NODES"}},
-		"a word for a number":                 {values: map[string]string{"NODES": "many"}, wrong: []string{"NODES"}},
-		"an external server":                  {values: map[string]string{"HAULOUT": "external"}, check: func(o Options) bool { return o.Haulout == ModeExternal }},
-		"an unknown mode":                     {values: map[string]string{"HAULOUT": "no"}, wrong: []string{"HAULOUT"}},
-		"an unknown pod stage":                {values: map[string]string{"POD_STAGES": "slow"}, wrong: []string{"POD_STAGES"}},
-		"feature gates":                       {values: map[string]string{"FEATURE_GATES": "A=true,B=false"}, check: func(o Options) bool { return o.FeatureGates == "A=true,B=false" }},
-		"a feature gate without value":        {values: map[string]string{"FEATURE_GATES": "A=true,B"}, wrong: []string{"FEATURE_GATES"}},
-		"a feature gate without name":         {values: map[string]string{"FEATURE_GATES": "=true"}, wrong: []string{"FEATURE_GATES"}},
-		"a flag that is none":                 {values: map[string]string{"APISERVER_FLAGS": "--v=2 3"}, wrong: []string{"APISERVER_FLAGS"}},
-		"a quote that is not closed":          {values: map[string]string{"HAULOUT_FLAGS": "--a='b"}, wrong: []string{"HAULOUT_FLAGS"}},
-		"a timeout without unit":              {values: map[string]string{"START_TIMEOUT": "10"}, wrong: []string{"START_TIMEOUT"}},
-		"all mistakes are reported, not one":  {values: map[string]string{"NODES": "x", "HAULOUT": "x"}, wrong: []string{"NODES", "HAULOUT"}},
-		"no audit log":                        {values: map[string]string{"AUDIT": "false"}, check: func(o Options) bool { return !o.Audit }},
-		"an audit log perhaps":                {values: map[string]string{"AUDIT": "perhaps"}, wrong: []string{"AUDIT"}},
-		"flags of the controller manager":     {values: map[string]string{"CONTROLLER_MANAGER_FLAGS": "--a=1"}, check: func(o Options) bool { return reflect.DeepEqual(o.ControllerManagerFlags, []string{"--a=1"}) }},
-		"a value with blanks stays one flag":  {values: map[string]string{"APISERVER_FLAGS": `--a="b c" --d`}, check: func(o Options) bool { return reflect.DeepEqual(o.APIServerFlags, []string{"--a=b c", "--d"}) }},
-		"flags of the scheduler and of ours":  {values: map[string]string{"SCHEDULER_FLAGS": "--v=4", "HAULOUT_FLAGS": "--v=5"}, check: func(o Options) bool { return o.SchedulerFlags[0] == "--v=4" && o.HauloutFlags[0] == "--v=5" }},
-		"a command in a flag is not executed": {values: map[string]string{"HAULOUT_FLAGS": "--a=`id`"}, check: func(o Options) bool { return reflect.DeepEqual(o.HauloutFlags, []string{"--a=`id`"}) }},
+		"no nodes at all": {
+			values: map[string]string{"NODES": "0"},
+			check:  func(o Options) bool { return o.Nodes == 0 },
+		},
+		"an empty value means the default": {
+			values: map[string]string{"NODES": ""},
+			check:  func(o Options) bool { return o.Nodes == 20 },
+		},
+		"nodes with blanks around": {
+			values: map[string]string{"NODES": " 7 "},
+			check:  func(o Options) bool { return o.Nodes == 7 },
+		},
+		"a negative number of nodes": {values: map[string]string{"NODES": "-1"}, wrong: []string{"NODES"}},
+		"too many nodes":             {values: map[string]string{"NODES": "10001"}, wrong: []string{"NODES"}},
+		"a word for a number":        {values: map[string]string{"NODES": "many"}, wrong: []string{"NODES"}},
+		"an external server": {
+			values: map[string]string{"HAULOUT": "external"},
+			check:  func(o Options) bool { return o.Haulout == ModeExternal },
+		},
+		"an unknown mode": {values: map[string]string{"HAULOUT": "no"}, wrong: []string{"HAULOUT"}},
+		"an unknown pod stage": {
+			values: map[string]string{"POD_STAGES": "slow"},
+			wrong:  []string{"POD_STAGES"},
+		},
+		"feature gates": {
+			values: map[string]string{"FEATURE_GATES": "A=true,B=false"},
+			check:  func(o Options) bool { return o.FeatureGates == "A=true,B=false" },
+		},
+		"a feature gate without value": {
+			values: map[string]string{"FEATURE_GATES": "A=true,B"},
+			wrong:  []string{"FEATURE_GATES"},
+		},
+		"a feature gate without name": {
+			values: map[string]string{"FEATURE_GATES": "=true"},
+			wrong:  []string{"FEATURE_GATES"},
+		},
+		"a flag that is none": {
+			values: map[string]string{"APISERVER_FLAGS": "--v=2 3"},
+			wrong:  []string{"APISERVER_FLAGS"},
+		},
+		"a quote that is not closed": {
+			values: map[string]string{"HAULOUT_FLAGS": "--a='b"},
+			wrong:  []string{"HAULOUT_FLAGS"},
+		},
+		"a timeout without unit": {
+			values: map[string]string{"START_TIMEOUT": "10"},
+			wrong:  []string{"START_TIMEOUT"},
+		},
+		"all mistakes are reported, not one": {
+			values: map[string]string{"NODES": "x", "HAULOUT": "x"},
+			wrong:  []string{"NODES", "HAULOUT"},
+		},
+		"no audit log": {
+			values: map[string]string{"AUDIT": "false"},
+			check:  func(o Options) bool { return !o.Audit },
+		},
+		"an audit log perhaps": {
+			values: map[string]string{"AUDIT": "perhaps"},
+			wrong:  []string{"AUDIT"},
+		},
+		"flags of the controller manager": {
+			values: map[string]string{"CONTROLLER_MANAGER_FLAGS": "--a=1"},
+			check:  func(o Options) bool { return reflect.DeepEqual(o.ControllerManagerFlags, []string{"--a=1"}) },
+		},
+		"a value with blanks stays one flag": {
+			values: map[string]string{"APISERVER_FLAGS": `--a="b c" --d`},
+			check:  func(o Options) bool { return reflect.DeepEqual(o.APIServerFlags, []string{"--a=b c", "--d"}) },
+		},
+		"flags of the scheduler and of ours": {
+			values: map[string]string{"SCHEDULER_FLAGS": "--v=4", "HAULOUT_FLAGS": "--v=5"},
+			check:  func(o Options) bool { return o.SchedulerFlags[0] == "--v=4" && o.HauloutFlags[0] == "--v=5" },
+		},
+		"a command in a flag is not executed": {
+			values: map[string]string{"HAULOUT_FLAGS": "--a=`id`"},
+			check:  func(o Options) bool { return reflect.DeepEqual(o.HauloutFlags, []string{"--a=`id`"}) },
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

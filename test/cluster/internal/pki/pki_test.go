@@ -30,7 +30,13 @@ func TestEnsure(t *testing.T) {
 	dir := t.TempDir()
 	leaves := []Leaf{
 		{Name: Admin, Signer: CA, CommonName: "someone", Organization: []string{"system:masters"}},
-		{Name: "serving", Signer: CA, CommonName: "server", DNSNames: []string{"localhost"}, IPs: []net.IP{net.ParseIP("127.0.0.1")}},
+		{
+			Name:       "serving",
+			Signer:     CA,
+			CommonName: "server",
+			DNSNames:   []string{"localhost"},
+			IPs:        []net.IP{net.ParseIP("127.0.0.1")},
+		},
 		{Name: FrontProxyClient, Signer: FrontProxyCA, CommonName: FrontProxyClient},
 	}
 	if err := Ensure(dir, leaves); err != nil {
@@ -46,7 +52,11 @@ func TestEnsure(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = certificates[0].Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{usage}, DNSName: host})
+		_, err = certificates[0].Verify(x509.VerifyOptions{
+			Roots:     roots,
+			KeyUsages: []x509.ExtKeyUsage{usage},
+			DNSName:   host,
+		})
 		return err
 	}
 	if err := verify(Admin, CA, x509.ExtKeyUsageClientAuth, ""); err != nil {
@@ -90,7 +100,9 @@ func TestEnsureKeepsWhatIsThere(t *testing.T) {
 		}
 		return string(content)
 	}
-	files := []string{CertFile(dir, CA), KeyFile(dir, CA), CertFile(dir, Admin), KeyFile(dir, Admin), KeyFile(dir, ServiceAccounts)}
+	files := []string{
+		CertFile(dir, CA), KeyFile(dir, CA), CertFile(dir, Admin), KeyFile(dir, Admin), KeyFile(dir, ServiceAccounts),
+	}
 	if err := Ensure(dir, leaves); err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,10 @@ func TestParseStat(t *testing.T) {
 		"a command that looks like more fields": {content: "12 (x) S 1 2 3) D" + tailOfStat, want: stat{'D', 4242}},
 		"nothing":                               {content: "", fails: true},
 		"too few fields":                        {content: "12 (etcd) S 1 2 3", fails: true},
-		"a negative start time":                 {content: "12 (etcd) S" + strings.Replace(tailOfStat, "4242", "-1", 1), fails: true},
+		"a negative start time": {
+			content: "12 (etcd) S" + strings.Replace(tailOfStat, "4242", "-1", 1),
+			fails:   true,
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -104,7 +107,10 @@ func TestOutdated(t *testing.T) {
 func startShell(t *testing.T, script string) Record {
 	t.Helper()
 	dir := t.TempDir()
-	record, err := Start(Spec{Name: "shell", Path: "/bin/sh", Args: []string{"-c", script}, Dir: dir, Log: filepath.Join(dir, "log")}, Fingerprint{})
+	record, err := Start(
+		Spec{Name: "shell", Path: "/bin/sh", Args: []string{"-c", script}, Dir: dir, Log: filepath.Join(dir, "log")},
+		Fingerprint{},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,8 +128,12 @@ func TestStop(t *testing.T) {
 		grace  time.Duration
 		killed bool
 	}{
-		"one that ends on SIGTERM":      {script: "exec sleep 60", grace: 30 * time.Second},
-		"one that takes no notice":      {script: "trap '' TERM; while :; do sleep 1; done", grace: 300 * time.Millisecond, killed: true},
+		"one that ends on SIGTERM": {script: "exec sleep 60", grace: 30 * time.Second},
+		"one that takes no notice": {
+			script: "trap '' TERM; while :; do sleep 1; done",
+			grace:  300 * time.Millisecond,
+			killed: true,
+		},
 		"one that has ended by itself":  {script: "exit 3", grace: 30 * time.Second},
 		"one that is killed right away": {script: "trap '' TERM; sleep 60 & wait; wait", grace: 0, killed: true},
 	}
@@ -167,9 +177,12 @@ func waitForTrap(t *testing.T, record Record) {
 // eventually waits until a condition holds, which should be soon.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
-		return holds(), nil
-	})
+	err := wait.PollUntilContextTimeout(
+		t.Context(), 5*time.Millisecond, 30*time.Second, true,
+		func(context.Context) (bool, error) {
+			return holds(), nil
+		},
+	)
 	if err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}

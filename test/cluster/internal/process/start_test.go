@@ -58,7 +58,9 @@ func TestFingerprint(t *testing.T) {
 }
 
 func TestInherited(t *testing.T) {
-	got := inherited([]string{"PATH=/bin", "ETCD_NAME=x", "KWOK_WORKDIR=y", "KUBECONFIG=z", "MAKEFLAGS=-j", "MAKELEVEL=1", "HOME=/h"})
+	got := inherited([]string{
+		"PATH=/bin", "ETCD_NAME=x", "KWOK_WORKDIR=y", "KUBECONFIG=z", "MAKEFLAGS=-j", "MAKELEVEL=1", "HOME=/h",
+	})
 	if want := []string{"PATH=/bin", "HOME=/h"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
@@ -93,7 +95,14 @@ func TestStartWritesTheLogOfThisRun(t *testing.T) {
 	if err := os.WriteFile(log, []byte("a run before\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	spec := Spec{Name: "shell", Path: "/bin/sh", Args: []string{"-c", `echo "$GREETING from $PWD" >&2`}, Env: []string{"GREETING=hello"}, Dir: dir, Log: log}
+	spec := Spec{
+		Name: "shell",
+		Path: "/bin/sh",
+		Args: []string{"-c", `echo "$GREETING from $PWD" >&2`},
+		Env:  []string{"GREETING=hello"},
+		Dir:  dir,
+		Log:  log,
+	}
 	record, err := Start(spec, Fingerprint{})
 	if err != nil {
 		t.Fatal(err)
