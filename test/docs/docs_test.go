@@ -76,7 +76,9 @@ func anchors(page string) []string {
 	var out []string
 	for _, match := range heading.FindAllStringSubmatch(fence.ReplaceAllString(page, ""), -1) {
 		title := link.ReplaceAllString(strings.ReplaceAll(match[1], "`", ""), "")
-		out = append(out, strings.ReplaceAll(noSlug.ReplaceAllString(strings.ToLower(strings.TrimSpace(title)), ""), " ", "-"))
+		out = append(
+			out, strings.ReplaceAll(noSlug.ReplaceAllString(strings.ToLower(strings.TrimSpace(title)), ""), " ", "-"),
+		)
 	}
 	return out
 }
@@ -171,7 +173,9 @@ func TestCommandsExist(t *testing.T) {
 }
 
 func TestRunbookHasEveryReason(t *testing.T) {
-	reasons := regexp.MustCompile(`(?m)^\t// Reason\w+ \(Blocked\).*\n(?:\t//.*\n)*\tReason\w+ += "(\w+)"`).FindAllStringSubmatch(
+	reasons := regexp.MustCompile(
+		`(?m)^\t// Reason\w+ \(Blocked\).*\n(?:\t//.*\n)*\tReason\w+ += "(\w+)"`,
+	).FindAllStringSubmatch(
 		read(t, "pkg/apis/maintenance/v1alpha1/types_evacuation.go"), -1)
 	if len(reasons) < 13 {
 		t.Fatalf("found %d reasons of the condition Blocked only", len(reasons))
@@ -199,7 +203,8 @@ func TestSecurityPageHasEveryRightOfTheServer(t *testing.T) {
 			rules++
 			for _, resource := range rule.Resources {
 				// The status of an object is told of beside the object.
-				if name, _ := strings.CutSuffix(resource, "/status"); !strings.Contains(page, "`"+resource+"`") && !strings.Contains(page, "`"+name+"`") {
+				if name, _ := strings.CutSuffix(resource, "/status"); !strings.Contains(page, "`"+resource+"`") &&
+					!strings.Contains(page, "`"+name+"`") {
 					t.Errorf("docs/security.md does not say why the server needs %v of %s", rule.Verbs, resource)
 				}
 			}

@@ -42,7 +42,9 @@ type Script struct {
 //	kubectl create ...            reader has no use for
 //	-->
 var (
-	marker   = regexp.MustCompile(`(?s)^<!-- runnable(, continued)?(?: -->|\n(.*?)\n-->)\n` + "```sh\n(.*?)\n```(?:\n|$)")
+	marker = regexp.MustCompile(
+		`(?s)^<!-- runnable(, continued)?(?: -->|\n(.*?)\n-->)\n` + "```sh\n(.*?)\n```(?:\n|$)",
+	)
 	anything = regexp.MustCompile(`(?m)^<!-- *runnable`)
 )
 
@@ -60,7 +62,10 @@ func Scripts(page, text string) ([]Script, error) {
 		line := strings.Count(text[:at[0]], "\n") + 1
 		found := marker.FindStringSubmatchIndex(text[at[0]:])
 		if found == nil {
-			return nil, fmt.Errorf("%s:%d: must be <!-- runnable -->, or <!-- runnable, continued -->, right before a block ```sh", page, line)
+			return nil, fmt.Errorf(
+				"%s:%d: must be <!-- runnable -->, or <!-- runnable, continued -->, right before a block ```sh", page,
+				line,
+			)
 		}
 		continued := found[2] >= 0
 		if continued && len(scripts) == 0 {

@@ -37,21 +37,35 @@ func TestScripts(t *testing.T) {
 			page: []string{"```sh", "rm -rf /", "```"},
 		},
 		"a block that is continued is one script": {
-			page: []string{"<!-- runnable -->", "```sh", "one", "```", "<!-- runnable, continued -->", "```sh", "two", "```"},
+			page: []string{
+				"<!-- runnable -->", "```sh", "one", "```", "<!-- runnable, continued -->", "```sh", "two", "```",
+			},
 			want: []Script{{Page: "p.md", Line: 3, Text: "\n\none\n\n\n\ntwo\n\n\n"}},
 		},
 		"two blocks are two scripts": {
 			page: []string{"<!-- runnable -->", "```sh", "one", "```", "<!-- runnable -->", "```sh", "two", "```"},
-			want: []Script{{Page: "p.md", Line: 3, Text: "\n\none\n\n\n\n\n\n\n"}, {Page: "p.md", Line: 7, Text: "\n\n\n\n\n\ntwo\n\n\n"}},
+			want: []Script{
+				{Page: "p.md", Line: 3, Text: "\n\none\n\n\n\n\n\n\n"},
+				{Page: "p.md", Line: 7, Text: "\n\n\n\n\n\ntwo\n\n\n"},
+			},
 		},
 		"what a reader has no use for comes first": {
 			page: []string{"<!-- runnable", "before", "-->", "```sh", "one", "```"},
 			want: []Script{{Page: "p.md", Line: 2, Text: "\nbefore\n\n\none\n\n\n"}},
 		},
-		"a marker before something else":       {page: []string{"<!-- runnable -->", "", "```sh", "one", "```"}, fail: true},
-		"a marker before output":               {page: []string{"<!-- runnable -->", "```", "one", "```"}, fail: true},
-		"a marker with a word that is unknown": {page: []string{"<!-- runnable soon -->", "```sh", "one", "```"}, fail: true},
-		"a continuation of nothing":            {page: []string{"<!-- runnable, continued -->", "```sh", "one", "```"}, fail: true},
+		"a marker before something else": {
+			page: []string{"<!-- runnable -->", "", "```sh", "one", "```"},
+			fail: true,
+		},
+		"a marker before output": {page: []string{"<!-- runnable -->", "```", "one", "```"}, fail: true},
+		"a marker with a word that is unknown": {
+			page: []string{"<!-- runnable soon -->", "```sh", "one", "```"},
+			fail: true,
+		},
+		"a continuation of nothing": {
+			page: []string{"<!-- runnable, continued -->", "```sh", "one", "```"},
+			fail: true,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := Scripts("p.md", strings.Join(test.page, "\n")+"\n")
@@ -75,7 +89,9 @@ func TestPagesHaveRunnableBlocks(t *testing.T) {
 		}
 		found[name] = len(scripts)
 	}
-	for _, page := range []string{"docs/quickstart.md", "docs/applications.md", "docs/operations.md", "docs/kubectl-plugin.md"} {
+	for _, page := range []string{
+		"docs/quickstart.md", "docs/applications.md", "docs/operations.md", "docs/kubectl-plugin.md",
+	} {
 		if found[page] == 0 {
 			t.Errorf("%s has no block that is marked runnable", page)
 		}

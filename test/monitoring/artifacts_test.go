@@ -49,7 +49,9 @@ func read(t *testing.T, name string) []byte {
 // rules returns the alert rules, which must be valid.
 func rules(t *testing.T) []rulefmt.Rule {
 	t.Helper()
-	groups, errs := rulefmt.Parse(read(t, "alerts.yaml"), false, model.UTF8Validation, parser.NewParser(parser.Options{}))
+	groups, errs := rulefmt.Parse(
+		read(t, "alerts.yaml"), false, model.UTF8Validation, parser.NewParser(parser.Options{}),
+	)
 	for _, err := range errs {
 		t.Error(err)
 	}
@@ -92,7 +94,9 @@ func panels(t *testing.T) []panel {
 func metricsOf(t *testing.T, expression string) []string {
 	t.Helper()
 	// Grafana puts a duration there.
-	parsed, err := parser.NewParser(parser.Options{}).ParseExpr(strings.ReplaceAll(expression, "$__rate_interval", "5m"))
+	parsed, err := parser.NewParser(parser.Options{}).ParseExpr(strings.ReplaceAll(
+		expression, "$__rate_interval", "5m",
+	))
 	if err != nil {
 		t.Errorf("%s: %v", expression, err)
 		return nil
@@ -126,7 +130,9 @@ func TestRules(t *testing.T) {
 			t.Errorf("alert %s has severity %q, want info, warning or critical", rule.Alert, severity)
 		}
 	}
-	for _, alert := range []string{"HauloutDrainBlocked", "HauloutMaintenanceTooLong", "HauloutCordonFight", "HauloutAPIUnavailable"} {
+	for _, alert := range []string{
+		"HauloutDrainBlocked", "HauloutMaintenanceTooLong", "HauloutCordonFight", "HauloutAPIUnavailable",
+	} {
 		if !seen[alert] {
 			t.Errorf("there is no alert %s", alert)
 		}
@@ -138,7 +144,8 @@ func TestPanels(t *testing.T) {
 	all := panels(t)
 	for i, p := range all {
 		if p.Title == "" || p.Description == "" || len(p.Targets) == 0 || ids[p.ID] {
-			t.Errorf("panel %d (%q): it needs a title, a description, an expression and a number of its own", p.ID, p.Title)
+			t.Errorf("panel %d (%q): it needs a title, a description, an expression and a number of its own",
+				p.ID, p.Title)
 		}
 		ids[p.ID] = true
 		if p.GridPos.X < 0 || p.GridPos.X+p.GridPos.W > 24 || p.GridPos.W < 1 || p.GridPos.H < 1 {
