@@ -179,7 +179,7 @@ func leaves(class string) podMod {
 	}
 }
 
-// fresh came with the surge.
+// fresh came with the surge. The clock of the host cluster may be years ahead of ours.
 func fresh(p *pod) {
 	p.CreationTimestamp = metav1.NewTime(start.Add(time.Second))
 	p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(3 * time.Second))

@@ -82,7 +82,7 @@ func newUnstartedWorld(t *testing.T, evacuations []runtime.Object, host ...runti
 	return w
 }
 
-// run starts a controller, with nothing but what stands in the API.
+// run starts a controller, which knows nothing but what is in the API.
 func (w *world) run() {
 	w.Helper()
 	hostInformers := informers.NewSharedInformerFactoryWithOptions(
@@ -239,23 +239,17 @@ func scene(more ...runtime.Object) (evacuations, host []runtime.Object) {
 	return []runtime.Object{leaving.evacuation}, host
 }
 
-// soon is a pod that has come with the surge. The clock of the host cluster is years ahead of ours.
-func soon(p *pod) {
-	p.CreationTimestamp = metav1.NewTime(start.Add(time.Second))
-	p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(3 * time.Second))
-}
-
 func TestPodUnderABudgetLeavesThroughItsLane(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		evacuations, host := scene(newBudget())
 		w := newWorld(t, evacuations, host...)
 		w.scaled(2, true)
 		w.reported("web-0", false, "scaled from 1 to 2")
-		w.create(newTestPod("web-1", on("good"), soon))
+		w.create(newTestPod("web-1", on("good"), fresh))
 		w.reported("web-0", true, "available in its place")
 		w.scaled(2, true)
 		w.stop()
-		w.run() // whoever takes over finds the record
+		w.run() // the next leader finds the record
 		w.remove("web-0")
 		w.scaled(1, false)
 	})
@@ -266,7 +260,7 @@ func TestPodWithoutABudgetLeavesWithTheScaleDown(t *testing.T) {
 		evacuations, host := scene()
 		w := newWorld(t, evacuations, host...)
 		w.scaled(2, true)
-		w.create(newTestPod("web-1", on("good"), soon))
+		w.create(newTestPod("web-1", on("good"), fresh))
 		w.scaled(1, false)
 		pods, err := w.host.CoreV1().Pods(testNamespace).List(w.Context(), metav1.ListOptions{})
 		w.must(err)
@@ -285,7 +279,7 @@ func TestPodOnANodeThatIsCordonedToo(t *testing.T) {
 		evacuations, host := scene(newBudget(), newNode("next", true))
 		w := newWorld(t, evacuations, host...)
 		w.scaled(2, true)
-		w.create(newTestPod("web-1", on("next"), soon))
+		w.create(newTestPod("web-1", on("next"), fresh))
 		w.reported("web-0", false, "under maintenance itself")
 		node, err := w.host.CoreV1().Nodes().Get(t.Context(), "next", metav1.GetOptions{})
 		w.must(err)
@@ -401,8 +395,8 @@ func TestSeveralNodesAtOnce(t *testing.T) {
 				) == 2, fmt.Sprint(d.Annotations)
 		})
 		w.scaled(4, true)
-		w.create(newTestPod("web-2", on("good"), soon))
-		w.create(newTestPod("web-3", on("good"), soon))
+		w.create(newTestPod("web-2", on("good"), fresh))
+		w.create(newTestPod("web-3", on("good"), fresh))
 		w.reported("web-0", true, "available in its place")
 		w.reported("web-1", true, "available in its place")
 		w.remove("web-0")
@@ -450,7 +444,7 @@ func TestNodeThatAMaintenanceWasRefusedIsAHome(t *testing.T) {
 		evacuations, host := scene(newBudget())
 		w := newWorld(t, append(evacuations, drains("rack-7", "")), host...)
 		w.scaled(2, true)
-		w.create(newTestPod("web-1", on("good"), soon))
+		w.create(newTestPod("web-1", on("good"), fresh))
 		w.reported("web-0", true, "available in its place")
 	})
 }
@@ -481,7 +475,7 @@ func TestMessagesNameTheMaintenance(t *testing.T) {
 		const purpose = " for NodeMaintenance rack-7 (Kernel update)"
 		w.scaled(2, true)
 		w.reported("web-0", false, "before it leaves"+purpose)
-		w.create(newTestPod("web-1", on("good"), soon))
+		w.create(newTestPod("web-1", on("good"), fresh))
 		w.reported("web-0", true, "until the pod has left"+purpose)
 	})
 }
@@ -567,7 +561,7 @@ func TestReplacedPodHasAnEvent(t *testing.T) {
 		evacuations, host := scene()
 		w := newWorld(t, append(evacuations, drains("rack-7", "Kernel update")), host...)
 		w.scaled(2, true)
-		w.create(newTestPod("web-1", on("good"), soon))
+		w.create(newTestPod("web-1", on("good"), fresh))
 		w.scaled(1, false)
 		w.until("the pod has an event", func() (bool, string) {
 			select {

@@ -67,8 +67,8 @@ func TestDecideStart(t *testing.T) {
 			want: "scale to 7 for 3;",
 			says: "from 5 to 7",
 		},
-		"nobody leaves": {s: at(0, newDeployment(1), newTestPod("web-0")), want: "idle;"},
-		"those that are in other hands are not ours": {
+		"no pod leaves": {s: at(0, newDeployment(1), newTestPod("web-0")), want: "idle;"},
+		"pods of another evacuator are not ours": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(lanes))),
 			want: "idle;",
 		},
@@ -159,7 +159,7 @@ func TestDecideStart(t *testing.T) {
 			want: "scale to 2 for 1;",
 			says: "from 1 to 2",
 		},
-		"what is left of a count goes when nobody leaves": {
+		"what is left of a count goes when no pod leaves": {
 			s:    at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 2})), newTestPod("web-0")),
 			want: "drop record;",
 		},
@@ -369,7 +369,7 @@ func TestDecideWithAutoscaler(t *testing.T) {
 			want: "hand over web-0;",
 			says: "in vain under PodDisruptionBudget web (maxUnavailable 0)",
 		},
-		"somebody keeps it as it is": {
+		"a ScaledObject controls the autoscaler": {
 			s: at(0, newDeployment(1), leaving).scaledBy(func() *autoscalingv2.HorizontalPodAutoscaler {
 				a := newAutoscaler(1, 3, 1)
 				a.OwnerReferences = []metav1.OwnerReference{
@@ -400,7 +400,7 @@ func TestDecideWithAutoscaler(t *testing.T) {
 			).scaledBy(up),
 			says: "not ready",
 		},
-		"somebody has changed its minReplicas": {
+		"a user has changed its minReplicas": {
 			s: at(9*time.Second, newDeployment(3), leaving).scaledBy(withRecord(
 				newAutoscaler(3, 5, 3), *mustRecord(up),
 			)),
@@ -433,7 +433,7 @@ func TestFullRecordMakesRoom(t *testing.T) {
 		wantGone, wantNames int
 	}{
 		"not for a few":                      {worthDropping - 1, 2, 0, maxRecorded},
-		"for many at once":                   {worthDropping, 2, worthDropping, maxRecorded - worthDropping},
+		"for many at the same time":          {worthDropping, 2, worthDropping, maxRecorded - worthDropping},
 		"not while all that it names are up": {0, 0, 0, maxRecorded},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -147,7 +147,7 @@ func TestDecideHold(t *testing.T) {
 			want: "back to 1;hand over web-0;",
 			says: "never allows an eviction",
 		},
-		"it does not hold the surge in other hands either": {
+		"it does not hold the surge for another evacuator either": {
 			s: at(
 				later, scaled(), newTestPod("web-0", leaves(lanes), under(nil, ptrTo(0), 2, 2)),
 				newTestPod("web-1", fresh),
@@ -359,7 +359,7 @@ func TestDecideHold(t *testing.T) {
 			),
 			says: "0 of 1 are available; surge pod web-2 on node node-1 is not ready",
 		},
-		"and it serves, also on a node that somebody has cordoned": {
+		"and it serves, also on a node that a user has cordoned": {
 			s: at(
 				later, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), minOne(3, 3)),
 				newTestPod("web-1", justBefore, cordoned), newTestPod("web-2", fresh),
@@ -391,19 +391,19 @@ func TestDecideHold(t *testing.T) {
 			s:    at(later, scaled(), newTestPod("web-0", cheapest), newTestPod("web-1", fresh)),
 			want: "restore web-0;",
 		},
-		"somebody has set it back": {
+		"a user has set it back": {
 			s:    at(later, newDeployment(1, up), newTestPod("web-0", leaves(ours))),
 			want: "record 1 resets;",
 		},
-		"somebody has set it back and nobody leaves any more": {
+		"a user has set it back and no pod leaves any more": {
 			s:    at(later, newDeployment(1, up), newTestPod("web-0")),
 			want: "drop record;",
 		},
-		"somebody has scaled on": {
+		"a user has scaled on": {
 			s:    at(later, newDeployment(5, up), newTestPod("web-0", leaves(ours))),
 			want: "drop record;",
 		},
-		"somebody has scaled to 0": {
+		"a user has scaled to 0": {
 			s:    at(later, newDeployment(0, up), newTestPod("web-0", leaves(ours))),
 			want: "drop record;",
 		},

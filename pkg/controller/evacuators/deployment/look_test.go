@@ -37,9 +37,9 @@ func TestLooksAtALargeDeploymentPause(t *testing.T) {
 		pods int
 		want time.Duration
 	}{
-		"one pod is looked at again at once":                  {1, 400 * time.Microsecond},
-		"hundreds of pods are looked at a few times a second": {600, 240 * time.Millisecond},
-		"the pause is bounded":                                {100000, 250 * time.Millisecond},
+		"one pod is reconciled again immediately":              {1, 400 * time.Microsecond},
+		"hundreds of pods are reconciled a few times a second": {600, 240 * time.Millisecond},
+		"the pause is bounded":                                 {100000, 250 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			known := newTracked()

@@ -30,7 +30,7 @@ import (
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
-// simulation is a Deployment with everybody who has a hand in it: its controllers, the kubelets,
+// simulation is a Deployment with all actors that change it: its controllers, the kubelets,
 // the eviction, its users, and us, who may crash after any write. It holds what the decisions are
 // made of, so that they are those of the controller.
 type simulation struct {
@@ -345,7 +345,7 @@ func (w *simulation) step() {
 	}
 }
 
-// settle has everybody do his work, users aside, until nothing is left to be done.
+// settle has all actors but the users work until nothing is left to be done.
 func (w *simulation) settle() {
 	if w.d.Spec.Paused {
 		w.write("resumed", func(d *appsv1.Deployment) { d.Spec.Paused = false })
@@ -372,7 +372,7 @@ func (w *simulation) fail(format string, args ...any) {
 
 // TestWhateverHappensTheUsersNumberStands has random things happen to a Deployment whose pods are
 // asked to leave. In the end it is as its users want it, nothing of ours is left on it or on its
-// pods, everybody who was to leave has left, and while its users kept away no replica was missed.
+// pods, all pods that were to leave have left, and while its users kept away no replica was missed.
 func TestWhateverHappensTheUsersNumberStands(t *testing.T) {
 	for seed := range uint64(1000) {
 		w := newSimulation(t, seed)

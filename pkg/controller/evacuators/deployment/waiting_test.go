@@ -124,7 +124,7 @@ func TestSurgePodWaitsForItsVolume(t *testing.T) {
 			metav1.CreateOptions{},
 		)
 		w.must(err)
-		w.create(newTestPod("web-1", on("good"), soon, unready, func(p *pod) {
+		w.create(newTestPod("web-1", on("good"), fresh, unready, func(p *pod) {
 			p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
 				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
 			}}}
