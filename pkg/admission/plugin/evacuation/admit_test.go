@@ -90,7 +90,7 @@ func TestAdmitPodReference(t *testing.T) {
 			pod:     newPod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
 			allowed: []string{deletePod},
 		},
-		"there is no such pod": {object: newEvacuation(), allowed: []string{deletePod},
+		"the pod does not exist": {object: newEvacuation(), allowed: []string{deletePod},
 			want: "Invalid FieldValueNotFound spec.podRef.name", says: "pod not found in namespace blue"},
 		"the pod is in another namespace": {
 			object:  newEvacuation(),
@@ -98,7 +98,7 @@ func TestAdmitPodReference(t *testing.T) {
 			allowed: []string{deletePod},
 			want:    "Invalid FieldValueNotFound spec.podRef.name",
 		},
-		"the pod was made anew": {
+		"the pod was recreated": {
 			object:  newEvacuation(),
 			pod:     newPod(func(p *corev1.Pod) { p.UID = "new" }),
 			allowed: []string{deletePod},
@@ -281,7 +281,7 @@ func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
 		t.Errorf("got %v reads, want one of each owner and three of the pod", reads)
 	}
 
-	// An owner that was made anew under its name has another UID: what is remembered of the old one
+	// An owner that was recreated under its name has another UID: what is remembered of the old one
 	// must not leave the pod without evacuator.
 	update := func(resource schema.GroupVersionResource, object runtime.Object) {
 		t.Helper()
@@ -333,7 +333,7 @@ func TestOwnersThatManyAskForAtOnceAreReadOnce(t *testing.T) {
 		t.Errorf("got %d reads", got)
 	}
 
-	// Who does not wait any more takes the answer from nobody.
+	// A caller that stops waiting takes the answer from no other caller.
 	ctx, cancel := context.WithCancel(t.Context())
 	key, release := ownerKey{"DaemonSet", "blue", "slow"}, make(chan struct{})
 	first := make(chan error, 1)
@@ -410,7 +410,7 @@ func TestPodsThatOurControllersKnow(t *testing.T) {
 		wantApp  string
 	}{
 		"are not read again when the server asks": {server, known, false, "known"},
-		"are read when anybody else asks":         {ann, known, true, "web"},
+		"are read when another user asks":         {ann, known, true, "web"},
 		"are read when another one has come under the name": {
 			user:     server,
 			known:    newPod(func(p *corev1.Pod) { p.UID = "another" }),

@@ -42,7 +42,11 @@ func evacuator(class string, priority int32) maintenance.Evacuator {
 }
 
 func TestAdmitEvacuators(t *testing.T) {
-	const deploymentClass, daemonSetClass, kubeletClass = "deployment.apps.k8s.io", "daemonset.apps.k8s.io", "kubelet.k8s.io"
+	const (
+		deploymentClass = "deployment.apps.k8s.io"
+		daemonSetClass  = "daemonset.apps.k8s.io"
+		kubeletClass    = "kubelet.k8s.io"
+	)
 	all := BuiltInClasses
 	deployment, replicaSet := newDeployment()
 	fixed, fixedReplicaSet := newDeployment()
@@ -86,7 +90,7 @@ func TestAdmitEvacuators(t *testing.T) {
 		},
 		"a Deployment's pod, for the server": {builtIn: all, pod: pods(byReplicaSet), user: request{user: server},
 			want: []maintenance.Evacuator{evacuator(deploymentClass, 10000)}},
-		"a Deployment's pod, for somebody who may not scale": {builtIn: all, pod: pods(byReplicaSet), warnings: 1},
+		"a Deployment's pod, for a user who may not scale": {builtIn: all, pod: pods(byReplicaSet), warnings: 1},
 		"a pod of a Deployment that is not to be scaled": {
 			builtIn: all,
 			pod:     pods(ownedBy("apps/v1", "ReplicaSet", "fixed-6b59", "fixed-replicaset")),
@@ -202,7 +206,7 @@ func TestAdmitEvacuators(t *testing.T) {
 			allowed: []string{scaleAny},
 			want:    []maintenance.Evacuator{evacuator(deploymentClass, 10000), evacuator("a.example.com", 5)},
 		},
-		"the same for somebody who may not scale": {
+		"the same for a user who may not scale": {
 			pod: pods(
 				annotated(deploymentClass, "10000/controller"), annotated("before.apps.k8s.io", "10050"),
 				annotated("a.example.com", "5"),
@@ -327,7 +331,7 @@ func TestBuiltInEvacuatorsNeedTheOwner(t *testing.T) {
 		}
 	}
 	for name, change := range map[string]func(*appsv1.Deployment, *appsv1.ReplicaSet){
-		"the ReplicaSet is nobody's": func(_ *appsv1.Deployment, rs *appsv1.ReplicaSet) {
+		"the ReplicaSet has no owner": func(_ *appsv1.Deployment, rs *appsv1.ReplicaSet) {
 			rs.OwnerReferences = nil
 		},
 		"the ReplicaSet is another kind's": func(_ *appsv1.Deployment, rs *appsv1.ReplicaSet) {
@@ -336,7 +340,7 @@ func TestBuiltInEvacuatorsNeedTheOwner(t *testing.T) {
 		"the Deployment is of another group": func(_ *appsv1.Deployment, rs *appsv1.ReplicaSet) {
 			rs.OwnerReferences[0].APIVersion = "example.com/v1"
 		},
-		"the Deployment was made anew": func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) { d.UID = "new" },
+		"the Deployment was recreated": func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) { d.UID = "new" },
 		"the Deployment doesn't want the pod": func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) {
 			d.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
 		},

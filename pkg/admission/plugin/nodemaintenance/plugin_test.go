@@ -156,18 +156,18 @@ func TestAuthorization(t *testing.T) {
 		"the server may all": {
 			request: request{by: self, nm: maintain(pools("red"), atStage("Complete")), old: maintain(pools("red"))},
 		},
-		"who bears its name may not": {
+		"a user with the server's name may not": {
 			request: request{by: bob, nm: maintain(pools("red"), atStage("Complete")), old: maintain(pools("red"))},
 			refused: []string{"red-1"},
 		},
-		"the garbage collector takes off its finalizer": {
+		"the garbage collector removes its finalizer": {
 			request: request{
 				by:  collector,
 				nm:  maintain(pools("red"), finalizers("x")),
 				old: maintain(pools("red"), finalizers("orphan", "x")),
 			},
 		},
-		"the garbage collector takes off the other": {
+		"the garbage collector removes the other": {
 			request: request{
 				by:  collector,
 				nm:  maintain(pools("red"), finalizers()),
@@ -214,10 +214,10 @@ func TestGarbageCollectorIsExemptForItsFinalizersAlone(t *testing.T) {
 		nm   *maintenance.NodeMaintenance
 		want bool
 	}{
-		"its finalizer":                  {maintain(pools("red"), finalizers("x"), ownedBy("x")), true},
-		"the finalizer of somebody else": {maintain(pools("red"), finalizers("orphan"), ownedBy("x")), false},
-		"both":                           {maintain(pools("red"), finalizers(), ownedBy("x")), false},
-		"a finalizer more":               {maintain(pools("red"), finalizers("x", "y"), ownedBy("x")), false},
+		"its finalizer":                   {maintain(pools("red"), finalizers("x"), ownedBy("x")), true},
+		"the finalizer of another client": {maintain(pools("red"), finalizers("orphan"), ownedBy("x")), false},
+		"both":                            {maintain(pools("red"), finalizers(), ownedBy("x")), false},
+		"a finalizer more":                {maintain(pools("red"), finalizers("x", "y"), ownedBy("x")), false},
 		"its finalizer and the stage": {
 			nm: maintain(pools("red"), finalizers("x"), ownedBy("x"), atStage("Complete")),
 		},
@@ -242,11 +242,11 @@ func TestStatusIsTheServersAlone(t *testing.T) {
 		by      user.Info
 		allowed bool
 	}{
-		"the server":                  {self, true},
-		"a user":                      {bob, false},
-		"a cluster administrator":     {admin, false},
-		"who bears the server's name": {sameName, false},
-		"the garbage collector":       {collector, false},
+		"the server":                    {self, true},
+		"a user":                        {bob, false},
+		"a cluster administrator":       {admin, false},
+		"a user with the server's name": {sameName, false},
+		"the garbage collector":         {collector, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, may("", "red-1"), twoPools)
@@ -368,7 +368,7 @@ func TestRegister(t *testing.T) {
 	config.AskEveryNodeByName = true
 	made, err := plugins.InitPlugin(PluginName, nil, admission.PluginInitializers{})
 	if err == nil {
-		t.Error("a plugin that nobody has initialized is not refused")
+		t.Error("a plugin that was not initialized is not refused")
 	}
 	if made != nil {
 		t.Errorf("it is %v", made)
