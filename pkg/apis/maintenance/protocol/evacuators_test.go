@@ -151,7 +151,7 @@ func TestSharesParentDomain(t *testing.T) {
 		"another domain does not":                   {"before.example.com", "deployment.apps.k8s.io", false},
 		"a domain that merely ends alike does not":  {"before.myapps.k8s.io", "deployment.apps.k8s.io", false},
 		"the parent domain's parent does not":       {"before.k8s.io", "deployment.apps.k8s.io", false},
-		"nobody shares a top-level domain":          {"other.com", "example.com", false},
+		"a top-level domain is not shared":          {"other.com", "example.com", false},
 		"a single label has no parent to be shared": {"b", "a", false},
 		"without a controller there is none":        {"before.apps.k8s.io", "", false},
 	}

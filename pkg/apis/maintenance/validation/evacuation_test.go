@@ -432,7 +432,7 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 			mods: mods(active("first.example.com"), withoutInstigator, forbid),
 			want: field.ErrorList{field.Invalid(policy, "", "")},
 		},
-		"forbidding before anybody is active": {
+		"forbidding before an evacuator is active": {
 			mods: mods(forbid),
 			want: field.ErrorList{field.Invalid(policy, "", "")},
 		},
@@ -516,7 +516,7 @@ func TestValidateEvacuationReport(t *testing.T) {
 		old, mods []evacuationMod
 		want      field.ErrorList
 	}{
-		"a sign of life": {old: mods(active("first.example.com")), mods: mods(active("first.example.com"))},
+		"a heartbeat": {old: mods(active("first.example.com")), mods: mods(active("first.example.com"))},
 		"all that an evacuator reports": {
 			old: mods(active("first.example.com")),
 			mods: mods(active("first.example.com"), forbid, withMessage("x"), func(e *maintenance.Evacuation) {
@@ -525,7 +525,7 @@ func TestValidateEvacuationReport(t *testing.T) {
 				e.Status.EvacuationProgressTimestamp = ptr.To(metav1.Unix(1000, 0))
 			}),
 		},
-		"nobody is active yet": {
+		"no evacuator is active yet": {
 			mods: mods(withMessage("x")),
 			want: field.ErrorList{field.Forbidden(status, "")},
 		},

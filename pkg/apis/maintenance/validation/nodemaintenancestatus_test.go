@@ -237,9 +237,9 @@ func TestValidateNodeMaintenanceStatusUpdate(t *testing.T) {
 			status: node("1", target("Static", 10)),
 			want:   []string{targets + " FieldValueInvalid"},
 		},
-		"a node that was made again": {old: node("1", target("Default", 10)), status: node("2")},
-		"a node that left":           {old: node("1", target("Default", 10)), status: stages()},
-		"a condition":                {old: stages(), status: condition(func(*metav1.Condition) {})},
+		"a node that was recreated": {old: node("1", target("Default", 10)), status: node("2")},
+		"a node that left":          {old: node("1", target("Default", 10)), status: stages()},
+		"a condition":               {old: stages(), status: condition(func(*metav1.Condition) {})},
 		"a condition without reason": {
 			old:    stages(),
 			status: condition(func(c *metav1.Condition) { c.Reason = "" }),
@@ -265,7 +265,8 @@ func TestValidateNodeMaintenanceStatusUpdate(t *testing.T) {
 	t.Run("a completed maintenance drops its targets", func(t *testing.T) {
 		nm, old := nodeMaintenance(t), nodeMaintenance(t)
 		nm.Status, old.Status = node("1"), node("1", target("Default", 10))
-		nm.Spec.Stage, old.Spec.Stage = maintenance.NodeMaintenanceStageComplete, maintenance.NodeMaintenanceStageComplete
+		nm.Spec.Stage = maintenance.NodeMaintenanceStageComplete
+		old.Spec.Stage = maintenance.NodeMaintenanceStageComplete
 		expect(t, ValidateNodeMaintenanceStatusUpdate(nm, old))
 		nm.Status = node("1", target("Default", 9))
 		expect(t, ValidateNodeMaintenanceStatusUpdate(nm, old), targets+" FieldValueInvalid")
