@@ -108,12 +108,12 @@ func TestCancelled(t *testing.T) {
 	tests := map[string]struct {
 		finalizers []string
 		withdraw   func(*maintenancev1alpha1.Evacuation)
-		// wantLeft are the finalizers of the object if it stays, held by somebody else.
+		// wantLeft are the finalizers of the object if another finalizer keeps it.
 		wantLeft []string
 	}{
-		"the last instigator withdraws":  {[]string{ours}, withFinalizers(), nil},
-		"the object is deleted":          {[]string{ours, theirs}, deleting, nil},
-		"somebody else holds the object": {[]string{foreign, ours}, deleting, []string{foreign}},
+		"the last instigator withdraws":      {[]string{ours}, withFinalizers(), nil},
+		"the object is deleted":              {[]string{ours, theirs}, deleting, nil},
+		"another finalizer keeps the object": {[]string{foreign, ours}, deleting, []string{foreign}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -199,7 +199,7 @@ func TestHandOverByDeadline(t *testing.T) {
 
 func TestRestartGivesEvacuatorsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// The evacuator's deadline passed an hour ago, while nobody served.
+		// The evacuator's deadline passed an hour ago, while no server ran.
 		evacuation := newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying"))
 		w := newWorld(t, 2*time.Hour, evacuation, newPod(), newNode(corev1.ConditionTrue))
 		w.until("the leader has served for a while", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {

@@ -136,7 +136,7 @@ func TestDecideCompletion(t *testing.T) {
 			evacuation: newEvacuation(active(evict)), at: time.Minute,
 			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Wake: 6 * time.Minute},
 		},
-		"the pod was gone before anybody had a turn": {
+		"the pod was gone before an evacuator was active": {
 			evacuation: newEvacuation(withEvacuators(classA)), at: time.Minute,
 			want: outcome{Policy: allow, Complete: "PodDeleted", Wake: 6 * time.Minute},
 		},
@@ -193,11 +193,11 @@ func TestDecideCompletion(t *testing.T) {
 			evacuation: newEvacuation(active(evict), completed), at: 6 * time.Minute,
 			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseOurs},
 		},
-		"a complete one is released at once when it is being deleted": {
+		"a complete one is released immediately when it is being deleted": {
 			evacuation: newEvacuation(active(evict), completed, deleting), at: time.Minute,
 			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseAll},
 		},
-		"one that ended cancelled makes way at once": {
+		"one that ended cancelled makes way immediately": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), withFinalizers(),
 				withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled, time.Minute)),
 			pod:  newPod(),
@@ -224,11 +224,11 @@ func TestDecideCancellation(t *testing.T) {
 			evacuation: newEvacuation(active(evict), deleting), pod: newPod(),
 			want: outcome{Active: evict, Policy: allow, Release: releaseAll, Events: EventCancelled},
 		},
-		"it is being deleted, has no instigator and is held by somebody else": {
+		"it is being deleted, has no instigator and another finalizer keeps it": {
 			evacuation: newEvacuation(active(evict), deleting, withFinalizers(foreign)), pod: newPod(),
 			want: outcome{Active: evict, Policy: allow, Wake: time.Minute},
 		},
-		"nobody asks before the first turn": {
+		"no instigator is left before the first evacuator is active": {
 			evacuation: newEvacuation(withFinalizers()), pod: newPod(),
 			want: outcome{Policy: allow, Release: releaseAll, Events: EventCancelled},
 		},
@@ -282,7 +282,7 @@ func TestDecideCancellation(t *testing.T) {
 				Events:   EventCancelled,
 			},
 		},
-		"forbidding although nobody has the turn": {
+		"forbidding although no evacuator is active": {
 			evacuation: newEvacuation(forbidding, withFinalizers()), pod: newPod(),
 			want: outcome{Policy: forbid, Complete: "Cancelled", Release: releaseAll, Events: EventCancelled},
 		},
@@ -412,7 +412,7 @@ func TestDecideTurn(t *testing.T) {
 			), pod: newPod(), at: 2 * time.Minute,
 			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 16 * time.Minute},
 		},
-		"an evacuator that is done hands over at once, with what it said": {
+		"an evacuator that is done hands over immediately, with its message": {
 			evacuation: newEvacuation(
 				withEvacuators(classA, classB), active(classA), reported(time.Minute, "strategy is Recreate"), done,
 				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
@@ -444,7 +444,7 @@ func TestDecideTurn(t *testing.T) {
 			mod:  servingSince(time.Hour),
 			want: outcome{Active: evict, Since: 61 * time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
 		},
-		"a new leader hands over at once from an evacuator that is done": {
+		"a new leader hands over immediately from an evacuator that is done": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), done),
 			pod:        newPod(),
 			at:         61 * time.Minute,
@@ -455,7 +455,7 @@ func TestDecideTurn(t *testing.T) {
 			evacuation: newEvacuation(withEvacuators(classA), active(classB)), pod: newPod(), at: time.Minute,
 			want: outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
 		},
-		"the DaemonSet evacuator's clock starts anew while the drain has not reached the pod": {
+		"the DaemonSet evacuator's clock restarts while the drain has not reached the pod": {
 			evacuation: newEvacuation(
 				withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
 				active(maintenancev1alpha1.EvacuatorClassDaemonSet),
@@ -468,7 +468,7 @@ func TestDecideTurn(t *testing.T) {
 				Wake:   5*time.Minute + 30*time.Second,
 			},
 		},
-		"a clock of one second starts anew once a second": {
+		"a clock of one second restarts once a second": {
 			evacuation: newEvacuation(
 				withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
 				active(maintenancev1alpha1.EvacuatorClassDaemonSet),

@@ -85,8 +85,8 @@ func TestDeletionCostOfAPodThatWaits(t *testing.T) {
 		end        func(*world)
 	}{
 		"comes back when the evacuation is cancelled": {map[string]string{costKey: "7"}, nil, withdraw},
-		"is taken off again where there was none":     {nil, nil, withdraw},
-		"comes back when somebody deletes the evacuation": {
+		"is removed again where there was none":       {nil, nil, withdraw},
+		"comes back when a user deletes the evacuation": {
 			original: map[string]string{costKey: "7"},
 			end:      func(w *world) { w.api.edit(w.T, w.target, deleting) },
 		},

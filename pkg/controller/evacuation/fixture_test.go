@@ -133,7 +133,7 @@ func (a *fakeAPI) delete(action clienttesting.Action) (bool, runtime.Object, err
 	return true, nil, a.store(stored)
 }
 
-// edit is a write by somebody else.
+// edit is a write by another client.
 func (a *fakeAPI) edit(
 	t *testing.T, evacuation *maintenancev1alpha1.Evacuation, mod func(*maintenancev1alpha1.Evacuation),
 ) {

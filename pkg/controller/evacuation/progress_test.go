@@ -166,7 +166,7 @@ func TestNotProgressingSays(t *testing.T) {
 				"since it got its turn at 2026-11-03T10:00:00Z", "goes to b.example.com at 2026-11-03T10:05:00Z",
 			},
 		},
-		"that nobody will be next": {
+		"that no evacuator will be next": {
 			mods: []func(*maintenancev1alpha1.Evacuation){
 				reported(0, ""), withFinalizers(),
 				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }),

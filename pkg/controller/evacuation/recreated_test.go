@@ -91,7 +91,7 @@ func TestCountComebacks(t *testing.T) {
 			past: past(pastEvacuation("web-x", 0, 5*time.Second)),
 			want: 0,
 		},
-		"not those that were cancelled": {
+		"not Evacuations that were cancelled": {
 			pod:  newPod(createdAt(time.Minute)),
 			past: past(pastEvacuation(podName, 0, 5*time.Second, cancelled)),
 			want: 0,
