@@ -54,25 +54,25 @@ func TestOf(t *testing.T) {
 		want int32
 		ok   bool
 	}{
-		"none is 0":                             {newPod(), 0, true},
-		"0":                                     {newPod(costKey, "0"), 0, true},
-		"a positive one":                        {newPod(costKey, "10"), 10, true},
-		"a negative one":                        {newPod(costKey, "-10"), -10, true},
-		"the greatest":                          {newPod(costKey, "2147483647"), 2147483647, true},
-		"the least":                             {newPod(costKey, "-2147483648"), -2147483648, true},
-		"one beyond the greatest":               {newPod(costKey, "2147483648"), 0, false},
-		"an empty one":                          {newPod(costKey, ""), 0, false},
-		"a word":                                {newPod(costKey, "low"), 0, false},
-		"a fraction":                            {newPod(costKey, "1.5"), 0, false},
-		"a plus sign":                           {newPod(costKey, "+1"), 0, false},
-		"a leading zero":                        {newPod(costKey, "010"), 0, false},
-		"one that was lowered is what it was":   {newPod(costKey, lowest, originalKey, "7"), 7, true},
-		"none that was lowered is 0":            {newPod(costKey, lowest, originalKey, ""), 0, true},
-		"the lowest by its owner's will":        {newPod(costKey, lowest), -2147483647, true},
-		"one that somebody has changed since":   {newPod(costKey, "3", originalKey, "7"), 3, true},
-		"one that somebody has taken off since": {newPod(originalKey, "7"), 0, true},
-		"one that somebody has changed badly since":        {newPod(costKey, "low", originalKey, "7"), 0, false},
-		"an annotation of ours that we cannot have put on": {newPod(costKey, lowest, originalKey, "low"), 0, false},
+		"none is 0":                           {newPod(), 0, true},
+		"0":                                   {newPod(costKey, "0"), 0, true},
+		"a positive one":                      {newPod(costKey, "10"), 10, true},
+		"a negative one":                      {newPod(costKey, "-10"), -10, true},
+		"the greatest":                        {newPod(costKey, "2147483647"), 2147483647, true},
+		"the least":                           {newPod(costKey, "-2147483648"), -2147483648, true},
+		"one beyond the greatest":             {newPod(costKey, "2147483648"), 0, false},
+		"an empty one":                        {newPod(costKey, ""), 0, false},
+		"a word":                              {newPod(costKey, "low"), 0, false},
+		"a fraction":                          {newPod(costKey, "1.5"), 0, false},
+		"a plus sign":                         {newPod(costKey, "+1"), 0, false},
+		"a leading zero":                      {newPod(costKey, "010"), 0, false},
+		"one that was lowered is what it was": {newPod(costKey, lowest, originalKey, "7"), 7, true},
+		"none that was lowered is 0":          {newPod(costKey, lowest, originalKey, ""), 0, true},
+		"the lowest by its owner's will":      {newPod(costKey, lowest), -2147483647, true},
+		"one that a user has changed since":   {newPod(costKey, "3", originalKey, "7"), 3, true},
+		"one that a user has removed since":   {newPod(originalKey, "7"), 0, true},
+		"one that a user has changed to no number since":  {newPod(costKey, "low", originalKey, "7"), 0, false},
+		"an annotation of ours that we cannot have added": {newPod(costKey, lowest, originalKey, "low"), 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got, ok := Of(tc.pod); got != tc.want || ok != tc.ok {
@@ -105,11 +105,11 @@ func TestLowerAndRestore(t *testing.T) {
 			meanwhile: nothing,
 			after:     map[string]string{costKey: "0"},
 		},
-		"a cost that somebody changes while it is lowered stays changed": {
+		"a cost that a user changes while it is lowered stays changed": {
 			before: map[string]string{costKey: "7"}, lowered: map[string]string{costKey: lowest, originalKey: "7"},
 			meanwhile: func(a map[string]string) { a[costKey] = "9" }, after: map[string]string{costKey: "9"},
 		},
-		"a cost that somebody takes off while it is lowered stays off": {
+		"a cost that a user removes while it is lowered stays removed": {
 			before: map[string]string{costKey: "7"}, lowered: map[string]string{costKey: lowest, originalKey: "7"},
 			meanwhile: func(a map[string]string) { delete(a, costKey) }, after: nil,
 		},
@@ -131,7 +131,7 @@ func TestLowerAndRestore(t *testing.T) {
 			meanwhile: nothing,
 			after:     map[string]string{costKey: "-2147483648"},
 		},
-		"what somebody wrote over our annotation does not come back if the API server would refuse it": {
+		"what a user wrote over our annotation does not come back if the API server would refuse it": {
 			before: map[string]string{costKey: "7"}, lowered: map[string]string{costKey: lowest, originalKey: "7"},
 			meanwhile: func(a map[string]string) { a[originalKey] = "low" }, after: nil,
 		},
@@ -176,7 +176,7 @@ func TestStalePods(t *testing.T) {
 		c.lower(stale)
 		c.want("after lowering", map[string]string{costKey: lowest, originalKey: "8"})
 	})
-	t.Run("a cost that somebody changes at the last moment is not overwritten", func(t *testing.T) {
+	t.Run("a cost that a user changes at the last moment is not overwritten", func(t *testing.T) {
 		c := newCluster(t, newPod(costKey, lowest, originalKey, "7"))
 		stale := c.pod()
 		changed := c.pod()
@@ -214,7 +214,7 @@ type cluster struct {
 	*testing.T
 	client  *fake.Clientset
 	version int
-	// interfere is called before a patch is looked at.
+	// interfere is called before a patch is handled.
 	interfere func()
 }
 

@@ -36,7 +36,9 @@ import (
 )
 
 var (
-	conflict  = apierrors.NewConflict(schema.GroupResource{Resource: "nodes"}, "a", errors.New("somebody was ahead"))
+	conflict = apierrors.NewConflict(
+		schema.GroupResource{Resource: "nodes"}, "a", errors.New("another client was ahead"),
+	)
 	errBroken = errors.New("broken")
 )
 
@@ -77,12 +79,12 @@ func start(
 func TestItemsComeBackUntilTheySucceed(t *testing.T) {
 	for name, test := range map[string]struct {
 		results []error
-		// after is when the item is looked at, counted from its addition.
+		// after is when the item is reconciled, counted from its addition.
 		after  []time.Duration
 		failed int32
 		errors int
 	}{
-		"an item that succeeds is looked at once": {results: []error{nil}, after: []time.Duration{0}},
+		"an item that succeeds is reconciled once": {results: []error{nil}, after: []time.Duration{0}},
 		"the time between attempts doubles": {
 			results: []error{errBroken, errBroken, nil},
 			after:   []time.Duration{0, 1, 3},
@@ -136,7 +138,7 @@ func TestItemsComeBackUntilTheySucceed(t *testing.T) {
 				time.Sleep(time.Hour)
 				synctest.Wait()
 				if !slices.Equal(after, test.after) {
-					t.Errorf("looked at after %d seconds, want %d", after, test.after)
+					t.Errorf("reconciled after %d seconds, want %d", after, test.after)
 				}
 				if n := s.NumRequeues("a"); n != 0 {
 					t.Errorf("%d failures are remembered after a success, the next one would wait for longer", n)
@@ -182,7 +184,7 @@ func TestWorkersWorkSideBySideButNeverOnTheSameItem(t *testing.T) {
 		close(release)
 		synctest.Wait()
 		if n := syncs.Load(); n != 3 {
-			t.Errorf("%d syncs, want 3: what changed while it was looked at is looked at again", n)
+			t.Errorf("%d syncs, want 3: what changed while it was reconciled is reconciled again", n)
 		}
 	})
 }

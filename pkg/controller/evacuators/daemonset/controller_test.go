@@ -58,7 +58,7 @@ type world struct {
 	version int
 	// done is what was written, in order.
 	done []string
-	// events are those that were written.
+	// events are the events that the controller wrote.
 	events *events.FakeRecorder
 }
 

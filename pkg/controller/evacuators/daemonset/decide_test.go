@@ -299,7 +299,7 @@ func TestDecide(t *testing.T) {
 			})),
 			want: decision{},
 		},
-		"one that nobody asks for is left alone": {
+		"one without an instigator is left alone": {
 			situation: asked(evacuation(func(e *maintenancev1alpha1.Evacuation) { e.Finalizers = nil })),
 			want:      decision{},
 		},
@@ -337,21 +337,21 @@ func TestDecide(t *testing.T) {
 			situation: asked(evacuation(reported(minute, 2*minute, message)), pod(stopping(2*minute+time.Second))),
 			want:      decision{wake: start.Add(11 * minute)},
 		},
-		"a pod that somebody else has deleted is reported": {
+		"a pod that another client has deleted is reported": {
 			situation: asked(pod(stopping(3 * minute))),
 			want: decision{
 				status: status(minute, saying(3*minute, "The pod is terminating; another client has deleted it.")),
 				wake:   start.Add(11 * minute),
 			},
 		},
-		"a grace period that somebody has cut short is reported": {
+		"a grace period that a user has cut short is reported": {
 			situation: asked(evacuation(reported(0, 3*minute, message)), pod(stopping(minute+time.Second))),
 			want: decision{
 				status: status(minute, saying(minute+time.Second, message)),
 				wake:   start.Add(11 * minute),
 			},
 		},
-		"within a long grace period there is a sign of life now and then": {
+		"within a long grace period there is a heartbeat now and then": {
 			situation: asked(evacuation(reported(-10*minute, 60*minute, message)), pod(stopping(60*minute))),
 			want:      decision{status: status(minute, saying(60*minute, message)), wake: start.Add(11 * minute)},
 		},
