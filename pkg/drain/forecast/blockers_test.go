@@ -146,7 +146,7 @@ func TestBlockers(t *testing.T) {
 			},
 			want: []string{"NotNow PodDisruptionBudget: 1 web(0)"},
 		},
-		"each wave gets the budget anew": {
+		"each wave gets the whole budget again": {
 			scene: scene{
 				pods: slices.Concat(
 					pods(2, "web", "n1"), []*corev1.Pod{pod("x", "web", "n2", withPriority(2000000000))},

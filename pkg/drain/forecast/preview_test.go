@@ -128,7 +128,7 @@ func TestWaves(t *testing.T) {
 				"2: Default<=2000001000: 1 pods on 1 nodes, 0 asked", "  n2(1) shop/vital",
 			},
 		},
-		"a drain whose nodes are not cordoned yet asks nobody": {
+		"a drain whose nodes are not cordoned yet asks no pod": {
 			scene: scene{subject: maintenance("subject", atStage(drain)), pods: pods(1, "web", "n1")},
 			want:  []string{"0: Default<=1000000000: 1 pods on 1 nodes, 0 asked", "  n1(1) shop/web-1"},
 		},
@@ -157,7 +157,7 @@ func TestEvacuatorClasses(t *testing.T) {
 		pod        *corev1.Pod
 		want       []string
 	}{
-		"nobody but eviction": {
+		"no evacuator but eviction": {
 			owners: owners{rs: true},
 			pod:    pod("a", "web", "n1"),
 			want:   []string{evictionClass},
@@ -354,7 +354,7 @@ func TestOtherMaintenances(t *testing.T) {
 			},
 			messages: []string{"Evacuating (fast-forwarded by older older)", "Evacuating"},
 		},
-		"those that do not drain are named, too": {
+		"maintenances that do not drain are named, too": {
 			scene: scene{
 				nodes: []*corev1.Node{n1, n2},
 				sharing: []Member{

@@ -66,7 +66,7 @@ func TestAskedBy(t *testing.T) {
 		maintenances []*maintenancev1alpha1.NodeMaintenance
 		want         string
 	}{
-		"nobody where there is none": {},
+		"no pod where there is no maintenance": {},
 		"one that has reached the pod": {
 			maintenances: []*maintenancev1alpha1.NodeMaintenance{maintenance("a", 0, "uid-one", covers)},
 			want:         "a",
@@ -89,13 +89,13 @@ func TestAskedBy(t *testing.T) {
 			},
 			want: "a",
 		},
-		"nobody for a former node of that name": {
+		"no pod for a former node of that name": {
 			maintenances: []*maintenancev1alpha1.NodeMaintenance{maintenance("a", 0, "former", covers)},
 		},
-		"nobody by a drain that is complete": {
+		"no pod by a drain that is complete": {
 			maintenances: []*maintenancev1alpha1.NodeMaintenance{at(maintenancev1alpha1.NodeMaintenanceStageComplete)},
 		},
-		"nobody by one that is being deleted": {maintenances: []*maintenancev1alpha1.NodeMaintenance{deleting}},
+		"no pod by a drain that is being deleted": {maintenances: []*maintenancev1alpha1.NodeMaintenance{deleting}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			nm, err := AskedBy(pod, node, tc.maintenances)

@@ -100,7 +100,7 @@ func BenchmarkFullPlan(b *testing.B) {
 	}
 }
 
-// BenchmarkEvent plans anew after one event.
+// BenchmarkEvent plans again after one event.
 func BenchmarkEvent(b *testing.B) {
 	for name, plan := range benchPlans {
 		for event, happens := range map[string]func(int, *World, Result){

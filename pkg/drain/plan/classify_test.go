@@ -58,7 +58,7 @@ func TestTypeOf(t *testing.T) {
 		"a bare pod":            {&corev1.Pod{}, typeDefault},
 		"a pod of a ReplicaSet": {owned("apps/v1", "ReplicaSet", "x"), typeDefault},
 		"a pod of a DaemonSet":  {owned("apps/v1", "DaemonSet", "x"), typeDaemonSet},
-		"a pod of somebody else's DaemonSet": {
+		"a pod of another DaemonSet": {
 			pod:  owned("apps.kruise.io/v1alpha1", "DaemonSet", "x"),
 			want: typeDefault,
 		},

@@ -98,7 +98,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 			},
 			finished: true,
 		},
-		"a node that joins late starts at the front and pulls nobody back": {
+		"a node that joins late starts at the front and pulls no other node back": {
 			world: World{
 				Maintenances: []Maintenance{
 					maintenance("m", 0, twoWaves, "late", "old").before("old", entry(typeDefault, maxPriority)),
@@ -110,7 +110,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 				"old":  {entries{entry(typeDefault, maxPriority)}, says("Evacuating")},
 			},
 		},
-		"a pod of an earlier wave that appears late is asked to leave at once": {
+		"a pod of an earlier wave that appears late is asked to leave immediately": {
 			world: World{
 				Maintenances: []Maintenance{
 					maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, maxPriority)).before(
@@ -308,7 +308,7 @@ func TestExamplesOfTheKEP(t *testing.T) {
 				"one": {
 					targets: at(10000),
 					messages: map[string]string{
-						// Of those that keep the node back, c has come least far now.
+						// Of the maintenances that keep the node back, c has come least far now.
 						a: "Evacuating (limited by maintenance-c)",
 						b: "Evacuating",
 						c: "Evacuating (fast-forwarded by older maintenance-b)",

@@ -344,8 +344,8 @@ func (sim *simulation) moving(node string, result Result) bool {
 	})
 }
 
-// atFrontier says whether the maintenance waits for pods of the node. Where plans contradict each
-// other that is all there is to say until what moves on other nodes is gone.
+// atFrontier reports whether the maintenance waits for pods of the node. Where plans contradict
+// each other that is all there is to say until what moves on other nodes is gone.
 func (sim *simulation) atFrontier(m *simMaintenance, node string) bool {
 	frontier := sim.frontier(m)
 	return slices.ContainsFunc(sim.nodes[node].pods, func(p numberedPod) bool {

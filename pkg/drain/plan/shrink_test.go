@@ -88,7 +88,7 @@ func shrinkStep(at int, now func() step, try func(step) bool) {
 	}
 }
 
-// faulty is a planner that somebody has broken.
+// faulty is a planner with a fault that a test has put in.
 type faulty struct {
 	thePlanner
 	breaks func(World, Result) Result
@@ -122,7 +122,7 @@ type amnesiac struct{ thePlanner }
 
 func (p *amnesiac) again(w World) (Result, error) { return Plan(w) }
 
-// forgetful does not see that pods have changed as long as a node has not been created anew.
+// forgetful does not see that pods have changed as long as a node has not been recreated.
 type forgetful struct {
 	thePlanner
 	nodes map[string]*Node
@@ -209,7 +209,7 @@ func TestPlantedFaultsAreFoundAndShrunk(t *testing.T) {
 			}),
 			property: "order",
 		},
-		"what the statuses say is not looked at": {
+		"what the statuses say is ignored": {
 			against: breaking(func(w World, result Result) Result {
 				return swap(result, must(Plan(w.with(func(m *Maintenance) { m.Before = nil }))))
 			}),
@@ -246,7 +246,7 @@ func TestPlantedFaultsAreFoundAndShrunk(t *testing.T) {
 			}),
 			property: "order",
 		},
-		"nobody is told of being fast-forwarded": {
+		"no message tells of a fast-forward": {
 			against: breaking(func(_ World, result Result) Result {
 				result.FastForwarded = map[string]map[string]string{}
 				return result
@@ -274,7 +274,7 @@ func TestPlantedFaultsAreFoundAndShrunk(t *testing.T) {
 			against:  func() planning { return &forgetful{thePlanner{NewPlanner()}, map[string]*Node{}} },
 			property: "memory is a cache",
 		},
-		"targets are made anew each time": {
+		"targets are recreated each time": {
 			against:  func() planning { return &amnesiac{} },
 			property: "same targets",
 		},

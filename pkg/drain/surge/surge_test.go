@@ -265,7 +265,7 @@ func TestRefusals(t *testing.T) {
 			budget: budget("2", ""),
 			want:   "is scaled by HorizontalPodAutoscaler load, which is not able",
 		},
-		"one that somebody else keeps": {
+		"one that another controller keeps": {
 			candidate: candidate{
 				Deployment: web(),
 				Autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) {
