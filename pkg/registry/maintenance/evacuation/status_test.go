@@ -88,7 +88,7 @@ func TestStatusTransitions(t *testing.T) {
 		mods   []mod
 		want   []string
 	}{
-		"the first evacuator reports at once": {user: ann, mods: mods(message("x"), forbid)},
+		"the first evacuator reports immediately": {user: ann, mods: mods(message("x"), forbid)},
 		"the server moves down": {
 			before: mods(first, completed),
 			user:   server,
@@ -220,7 +220,7 @@ func TestStatusTransitions(t *testing.T) {
 			mods:   mods(first, message("x")),
 			want:   []string{"FieldValueInvalid status.activeEvacuatorClass"},
 		},
-		"somebody reports for eviction": {
+		"a user reports for eviction": {
 			before: evicted,
 			user:   ann,
 			mods:   mods(message("x")),
@@ -238,7 +238,7 @@ func TestStatusTransitions(t *testing.T) {
 			mods:   mods(condition("Complete", "PodDeleted")),
 			want:   []string{"FieldValueForbidden status.conditions"},
 		},
-		"the server completes and hands over at once": {
+		"the server completes and hands over in one write": {
 			before: mods(first),
 			user:   server,
 			mods:   mods(completed, active("deployment.apps.k8s.io")),

@@ -421,7 +421,7 @@ func TestFieldSelectors(t *testing.T) {
 		"by pod":                      {"spec.podRef.name=web-2", []string{"web-2"}},
 		"by active evacuator":         {"status.activeEvacuatorClass=deployment.apps.k8s.io", []string{"web-1"}},
 		"by the first evacuator":      {"status.activeEvacuatorClass=first.example.com", []string{"web-2", "web-3"}},
-		"by nobody's turn":            {"status.activeEvacuatorClass=", nil},
+		"by no active evacuator":      {"status.activeEvacuatorClass=", nil},
 		"by blocked":                  {"status.blocked=true", []string{"web-1"}},
 		"by not blocked":              {"status.blocked=false", []string{"web-2", "web-3"}},
 		"by node and not blocked":     {"spec.nodeName=node-7,status.blocked=false", []string{"web-3"}},

@@ -37,7 +37,7 @@ func TestTable(t *testing.T) {
 		mods []mod
 		want []any
 	}{
-		"one that nobody has touched": {
+		"one that no client has touched": {
 			mods: []mod{func(e *maintenance.Evacuation) { e.Spec.NodeName = "" }},
 			want: []any{
 				"web-1", "<none>", "<none>", "<none>", int64(0), "<none>", "<unknown>", "<none>", "<none>", name,

@@ -235,7 +235,7 @@ func TestFirstMessageNamesTheMaintenance(t *testing.T) {
 			want: "Evacuator a.example.com is active: it is the first evacuator. The pod leaves for " + mention +
 				".",
 		},
-		"but not if somebody else says so": {
+		"but not if another client says so": {
 			user: ann,
 			want: "The pod is up for eviction, as its disruption budget allows: it has no evacuator.",
 		},

@@ -187,7 +187,7 @@ func TestDeleteMovesToCompleteInTheSameWrite(t *testing.T) {
 			if err := r.delete(test.by, "a", test.options); err != nil {
 				t.Fatal(err)
 			}
-			// The first thing anybody sees after the creation has it all.
+			// The first thing a watch shows after the creation has it all.
 			event := <-watch.ResultChan()
 			nm, ok := event.Object.(*maintenance.NodeMaintenance)
 			if !ok || nm.DeletionTimestamp == nil || nm.Spec.Stage != complete {

@@ -58,7 +58,7 @@ var (
 		Extra:  map[string][]string{"team": {"blue"}},
 	}
 	bob = &user.DefaultInfo{Name: "bob", UID: "2", Groups: []string{"system:authenticated"}}
-	// self is the server; root is somebody who bears its name.
+	// self is the server; root is a user with its name.
 	self = &user.DefaultInfo{Name: "system:apiserver", UID: "loopback", Groups: []string{user.SystemPrivilegedGroup}}
 	root = &user.DefaultInfo{Name: "system:apiserver", UID: "", Groups: []string{user.SystemPrivilegedGroup}}
 )
@@ -226,7 +226,7 @@ func setFinalizers(finalizers ...string) func(*maintenance.NodeMaintenance) {
 	return func(nm *maintenance.NodeMaintenance) { nm.Finalizers = finalizers }
 }
 
-// stagesOf returns the stages entered, and fails if one bears another time than the one given for
+// stagesOf returns the stages entered, and fails if one has another time than the one given for
 // it.
 func stagesOf(t testing.TB, nm *maintenance.NodeMaintenance, times ...time.Time) []maintenance.NodeMaintenanceStage {
 	t.Helper()

@@ -228,13 +228,13 @@ func TestRequestedBy(t *testing.T) {
 			change: func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = bobInfo() },
 			want:   annInfo(),
 		},
-		"nobody else if a client takes it": {
+		"no other user if a client takes it": {
 			by:     bob,
 			change: func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = nil },
 			want:   annInfo(),
 		},
 		"not the server, which acts for ann": {by: self, change: setStage(complete), want: annInfo()},
-		"who bears the server's name without being it": {
+		"a user with the server's name, who is not the server": {
 			by:     root,
 			change: setStage(complete),
 			want: &authenticationv1.UserInfo{
@@ -323,7 +323,7 @@ func TestCompletionFinalizer(t *testing.T) {
 			change: setFinalizers(),
 			want:   []string{completion},
 		},
-		"somebody of the server's name drops it": {
+		"a user with the server's name drops it": {
 			stage:  complete,
 			by:     root,
 			change: setFinalizers(),
@@ -368,7 +368,7 @@ func TestCompletionFinalizer(t *testing.T) {
 			wantFinalizers(t, r.mustUpdate(test.by, "a", test.change), test.want...)
 		})
 	}
-	t.Run("it is not put on again once the server has taken it off", func(t *testing.T) {
+	t.Run("it is not added again once the server has removed it", func(t *testing.T) {
 		r := newRegistry(t, etcd)
 		r.mustCreate(ann, newMaintenance(t, "a", atStage(complete)))
 		r.mustUpdate(self, "a", setFinalizers())
