@@ -33,7 +33,7 @@ func TestServerKnowsItself(t *testing.T) {
 	auth := authenticatorfactory.NewFromTokens(map[string]*user.DefaultInfo{"secret": loopback("drawn-at-random")}, nil)
 	var server Server
 	if server.Is(loopback("drawn-at-random")) || server.Is(&user.DefaultInfo{}) {
-		t.Error("a server that has not learned who it is recognizes somebody")
+		t.Error("a server that has not learned who it is recognizes a user")
 	}
 	if err := server.Learn(auth, "secret"); err != nil {
 		t.Fatal(err)
@@ -44,12 +44,12 @@ func TestServerKnowsItself(t *testing.T) {
 	}{
 		"the bearer of the loopback token":                     {user: loopback("drawn-at-random"), want: true},
 		"the kube-apiserver in front, which has the same name": {user: loopback("another")},
-		"somebody who impersonates the name and the group":     {user: loopback("")},
-		"somebody who has the UID and another name": {
+		"a user who impersonates the name and the group":       {user: loopback("")},
+		"a user who has the UID and another name": {
 			user: &user.DefaultInfo{Name: "mallory", UID: "drawn-at-random"},
 		},
 		"an administrator": {user: &user.DefaultInfo{Name: "admin", Groups: []string{user.SystemPrivilegedGroup}}},
-		"nobody":           {},
+		"no user":          {},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -62,10 +62,10 @@ func TestServerKnowsItself(t *testing.T) {
 
 func TestLearnFails(t *testing.T) {
 	cases := map[string]authenticator.Request{
-		"for a token that is nobody's": authenticatorfactory.NewFromTokens(
+		"for a token that is no user's": authenticatorfactory.NewFromTokens(
 			map[string]*user.DefaultInfo{"other": loopback("uid")}, nil,
 		),
-		"for a user without a UID, which anybody could be": authenticator.RequestFunc(
+		"for a user without a UID, which any user could be": authenticator.RequestFunc(
 			func(*http.Request) (*authenticator.Response, bool, error) {
 				return &authenticator.Response{User: loopback("")}, true, nil
 			},
@@ -78,7 +78,7 @@ func TestLearnFails(t *testing.T) {
 				t.Error("no error")
 			}
 			if server.Is(loopback("")) || server.Is(loopback("uid")) {
-				t.Error("somebody is recognized all the same")
+				t.Error("a user is recognized all the same")
 			}
 		})
 	}

@@ -272,7 +272,7 @@ func TestAnswers(t *testing.T) {
 }
 
 // TestSilentAuthorizer has an authorizer answer nothing. Callers do not wait, and questions behind
-// those that were not answered in time fail with them.
+// questions that were not answered in time fail with them.
 func TestSilentAuthorizer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes := workers(100)
@@ -547,7 +547,7 @@ func TestAskChange(t *testing.T) {
 	}
 }
 
-// TestAskChangeWithoutTime is what happens with a million leaving nodes: those that are not asked
+// TestAskChangeWithoutTime is what happens with a million leaving nodes: nodes that are not asked
 // about do not count as allowed.
 func TestAskChangeWithoutTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -304,8 +304,8 @@ func TestWhoseNodesAreRefused(t *testing.T) {
 			requester: &authenticationv1.UserInfo{Username: "ann"},
 			want:      []string{"blue-2"},
 		},
-		"nobody asked for it": {allowed: []string{""}, want: []string{"blue-0", "blue-1", "blue-2"}},
-		"somebody without a name asked": {
+		"no user asked for it": {allowed: []string{""}, want: []string{"blue-0", "blue-1", "blue-2"}},
+		"a user without a name asked": {
 			allowed:   []string{""},
 			requester: &authenticationv1.UserInfo{},
 			want:      []string{"blue-0", "blue-1", "blue-2"},

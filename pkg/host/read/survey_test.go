@@ -118,7 +118,7 @@ func TestOwners(t *testing.T) {
 				"list horizontalpodautoscalers": 2,
 			},
 		},
-		"those of many namespaces all at once": {
+		"those of many namespaces in one request": {
 			namespaces:   20,
 			perNamespace: 4,
 			builtIn:      all,
@@ -138,7 +138,7 @@ func TestOwners(t *testing.T) {
 		"none while none is on": {namespaces: 1, perNamespace: 1, want: map[string]int{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// Others that nobody asks about are there, too.
+			// Others that no pod belongs to are there, too.
 			objects := []runtime.Object{
 				replicaSet("other", "other"), deployment("other", "other"), daemonSet("other", "other"),
 			}
