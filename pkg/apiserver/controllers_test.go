@@ -163,7 +163,7 @@ func TestControllersStopWithTheLeaseAndComeBackWithIt(t *testing.T) {
 			return s.running.Load() == 0
 		})
 		down.Store(false)
-		eventually(t, "they start anew", func() bool { return s.running.Load() == 1 && s.started.Load() == 2 })
+		eventually(t, "they start again", func() bool { return s.running.Load() == 1 && s.started.Load() == 2 })
 		stop()
 		<-left
 		if s.overlapped.Load() {

@@ -312,7 +312,7 @@ func TestHandlersContextEnds(t *testing.T) {
 			happens: func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonPodTerminated)) },
 			cause:   ErrDeparted,
 		},
-		"when nobody asks for it any more": {happens: func(w *world) { w.edit(withdrawn) }, cause: ErrCancelled},
+		"when no instigator asks for it any more": {happens: func(w *world) { w.edit(withdrawn) }, cause: ErrCancelled},
 		"when it is completed as cancelled": {
 			happens: func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonCancelled)) },
 			cause:   ErrCancelled,

@@ -43,7 +43,7 @@ func TestAnonymousRequests(t *testing.T) {
 			user: user.Anonymous,
 			path: "/apis/maintenance.haulout.dev/v1alpha1/nodemaintenances",
 		},
-		"are not those of somebody": {"alice", "/version", true},
+		"are not those of a user": {"alice", "/version", true},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -67,7 +67,7 @@ func (f fixture) runOnce(m *Manager) (leaf []byte) {
 	return leaf
 }
 
-// trusted says whether a client that trusts the announced CA accepts the server at the present
+// trusted reports whether a client that trusts the announced CA accepts the server at the present
 // time.
 func (f fixture) trusted(m *Manager) bool {
 	f.Helper()
