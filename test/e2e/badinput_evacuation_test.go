@@ -160,7 +160,7 @@ func TestEvacuationOfAnEvacuator(t *testing.T) {
 		})
 	forbid := []byte(`{"status":{"evacuationCancellationPolicy":"Forbid","message":"flushing"}}`)
 
-	t.Run("somebody who may progress another class only is refused", func(t *testing.T) {
+	t.Run("a user who may progress another class only is refused", func(t *testing.T) {
 		_, err := cluster.As(t, stranger).Haulout.MaintenanceV1alpha1().Evacuations(namespace).
 			Patch(t.Context(), created.Name, types.MergePatchType, forbid, metav1.PatchOptions{}, "status")
 		if !apierrors.IsForbidden(err) {
@@ -215,7 +215,7 @@ func TestEvacuationOfAnEvacuator(t *testing.T) {
 	})
 }
 
-// conditionIs says whether a condition has a status and, unless empty, a reason.
+// conditionIs reports whether a condition has a status and, unless empty, a reason.
 func conditionIs(
 	conditions []metav1.Condition, conditionType string, status metav1.ConditionStatus, reason string,
 ) bool {

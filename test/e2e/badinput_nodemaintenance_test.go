@@ -42,7 +42,7 @@ func withPlan(plan ...v1alpha1.DrainPlanEntry) func(*v1alpha1.NodeMaintenance) {
 	return func(nm *v1alpha1.NodeMaintenance) { nm.Spec.DrainPlan = plan }
 }
 
-// hasCause says whether an error is a refusal of the given field that contains all the words.
+// hasCause reports whether an error is a refusal of the given field that contains all the words.
 func hasCause(err error, field string, words ...string) bool {
 	status, ok := err.(apierrors.APIStatus)
 	if !ok || status.Status().Details == nil {
@@ -205,8 +205,8 @@ func TestWhatTheServerWritesIsDroppedFromClients(t *testing.T) {
 
 func TestNodeMaintenanceStatusIsTheServersAlone(t *testing.T) {
 	for name, clients := range map[string]framework.Clients{
-		"an administrator":                     cluster.As(t),
-		"somebody who takes the server's name": cluster.As(t, "system:apiserver", "system:masters"),
+		"an administrator":                   cluster.As(t),
+		"a user who takes the server's name": cluster.As(t, "system:apiserver", "system:masters"),
 		"the server's own account in the cluster": cluster.As(
 			t, "system:serviceaccount:haulout-system:haulout-apiserver", "system:masters",
 		),

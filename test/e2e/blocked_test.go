@@ -149,7 +149,7 @@ func TestBlocked(t *testing.T) {
 			"by pods that crash":                              blockedByCrashingPods,
 			"by a finalizer and by a dead kubelet":            blockedAfterItsGrace,
 			"by an evacuator that has stopped":                blockedByEvacuator,
-			"by somebody who puts the pod back":               blockedByReturn,
+			"by a user who puts the pod back":                 blockedByReturn,
 			"by a namespace that cannot have new Evacuations": blockedByNamespace,
 			"by another drain, which it blocks as well":       blockedByEachOther,
 		} {
@@ -259,9 +259,9 @@ func blockedByCrashingPods(t *testing.T, pool, node, namespace string) {
 	leaves(t, healthy)
 }
 
-// blockedAfterItsGrace waits half a minute for two pods at once, whose grace period has passed: one
-// that a finalizer holds, and one on a node that nothing simulates, so that no kubelet ever stops
-// it. What the control plane would conclude from that after a minute is written by the test.
+// blockedAfterItsGrace waits half a minute for two pods together, whose grace period has passed:
+// one that a finalizer holds, and one on a node that nothing simulates, so that no kubelet ever
+// stops it. What the control plane would conclude from that after a minute is written by the test.
 func blockedAfterItsGrace(t *testing.T, pool, node, namespace string) {
 	t.Helper()
 	const name, hold = "web", "e2e.haulout.dev/hold"

@@ -147,7 +147,7 @@ func TestCallingOff(t *testing.T) {
 			framework.Accept(t, putBack(), nil)
 
 			// The one that could not be called off goes on, with its evacuator only: when that one
-			// gives up, nobody is evicted.
+			// gives up, no pod is evicted.
 			report(t, turn, `{"activeEvacuatorCompleted":true}`)
 			framework.Eventually(
 				t, "the evacuation without instigators has ended",
@@ -158,7 +158,7 @@ func TestCallingOff(t *testing.T) {
 			)
 			// Another drain takes the same pods up again, and has them in its own right.
 			again := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
-			evacuationFor(t, busy, "is made again", isOurs)
+			evacuationFor(t, busy, "is recreated", isOurs)
 			calls, err := recorder.Calls()
 			if err != nil {
 				t.Fatal(err)
@@ -214,7 +214,7 @@ func TestIdleTouchesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := maintenances.Get(t.Context(), nm.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("it is not gone at once: %v", err)
+		t.Errorf("it is not gone immediately: %v", err)
 	}
 	// What the controller does next, it does after it has seen the deletion.
 	probe, probed := cluster.NewPool(t, 1, true)
@@ -256,7 +256,7 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	// It bears pods from the moment it is there, as one does that registers anew. On an empty node
+	// It has pods from the moment it is there, as a node that registers again. On an empty node
 	// both waves would be over.
 	var late, last *corev1.Pod
 	for pod, name := range map[**corev1.Pod]string{&late: "late", &last: "last"} {
@@ -277,7 +277,7 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if after.UID == before.UID {
-		t.Fatal("the node was not made again")
+		t.Fatal("the node was not recreated")
 	}
 	framework.Eventually(
 		t, "the status names the new node, which is at the first wave",
@@ -394,7 +394,7 @@ func TestSomebodyUncordons(t *testing.T) {
 	unschedulable(t, true, nodes...)
 	const meddler, allowed = "e2e-meddler", 3
 	for range allowed + 1 {
-		// As GitOps does. After a merge patch nobody would have the field, and nobody could be
+		// As GitOps does. After a merge patch no manager would have the field, and none could be
 		// named.
 		if _, err := cluster.As(t).Kube.CoreV1().Nodes().Patch(t.Context(), nodes[0], types.ApplyPatchType,
 			fmt.Appendf(

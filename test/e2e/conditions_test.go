@@ -61,7 +61,7 @@ func shownOn(node *corev1.Node) []string {
 	return shown
 }
 
-// nodeShows waits until a node says just that about maintenances, and bears our annotation if and
+// nodeShows waits until a node says just that about maintenances, and has our annotation if and
 // only if conditions of ours are among it.
 func nodeShows(t *testing.T, name string, want []string) *corev1.Node {
 	t.Helper()
@@ -93,7 +93,7 @@ func messageOf(node *corev1.Node, conditionType corev1.NodeConditionType) string
 	return ""
 }
 
-// setCondition sets a condition of a node as somebody else would, and an annotation if key is not
+// setCondition sets a condition of a node as another client would, and an annotation if key is not
 // empty.
 func setCondition(t *testing.T, node string, condition corev1.NodeCondition, key, value string) {
 	t.Helper()
@@ -152,7 +152,7 @@ func eventsReach(t *testing.T, namespace, name string, atLeast map[string]int) {
 	)
 }
 
-// stuckOn has a pod run on a node that its budget lets nobody evict; its label app is the name.
+// stuckOn has a pod run on a node that its budget lets no client evict; its label app is the name.
 func stuckOn(t *testing.T, namespace, name, pool, node string) {
 	t.Helper()
 	cluster.Deployment(t, namespace, name, pool, 1, func(d *appsv1.Deployment) {
@@ -327,7 +327,7 @@ func TestNodeConditionsAfterTheServerWasKilled(t *testing.T) {
 func TestIdleMaintenancesAreNotShownByDefault(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	idle := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, onNodes(nodes[0])))
-	framework.Eventually(t, "the idle maintenance has been looked at", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "the idle maintenance has been reconciled", func(ctx context.Context) (bool, error) {
 		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
 			ctx, idle.Name, metav1.GetOptions{},
 		)

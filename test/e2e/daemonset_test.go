@@ -161,7 +161,7 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 	unschedulable(t, false, target...)
 	framework.Accept(t, judge.LeftOn(theNode(t, nodes[0]), false), nil)
 	if !drainplan.IsTainted(theNode(t, foreign)) {
-		t.Errorf("the taint that somebody else had put on %s was taken off", foreign)
+		t.Errorf("the taint that another client had added to %s was removed", foreign)
 	}
 	daemonPods(t, namespace, "logs", 2)
 	cluster.MustKubectl(t, "", "taint", "node", foreign, v1alpha1.TaintDrain+"-")
@@ -311,7 +311,7 @@ func TestDaemonSetEvacuationIsCalledOff(t *testing.T) {
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, nodes...)
 	framework.Accept(t, judge.LeftOn(theNode(t, nodes[0]), false), nil)
-	framework.Eventually(t, "nobody asks the pod to leave", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "no Evacuation asks the pod to leave", func(ctx context.Context) (bool, error) {
 		_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(
 			ctx, e.Name, metav1.GetOptions{},
 		)

@@ -306,7 +306,7 @@ func TestForeignCordonIsLeftAlone(t *testing.T) {
 	cluster.MustKubectl(t, "", "cordon", nodes[0])
 	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
 
-	t.Run("by a maintenance that comes and goes at once", func(t *testing.T) {
+	t.Run("by a maintenance that comes and goes immediately", func(t *testing.T) {
 		for range 5 {
 			nm := framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon)
 			if _, err := maintenances.Create(t.Context(), nm, metav1.CreateOptions{}); err != nil {

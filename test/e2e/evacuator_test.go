@@ -241,7 +241,8 @@ func TestExampleEvacuator(t *testing.T) {
 	})
 }
 
-// TestConformanceFindsWhatIsWrong has nobody serve the class, which the checks must not let pass.
+// TestConformanceFindsWhatIsWrong has no evacuator serve the class, which the checks must not let
+// pass.
 func TestConformanceFindsWhatIsWrong(t *testing.T) {
 	pool, _ := cluster.NewPool(t, 1, true)
 	admin := cluster.As(t)

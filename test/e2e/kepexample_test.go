@@ -269,7 +269,7 @@ func TestTheExampleOfTheKEP(t *testing.T) {
 	framework.Accept(t, found, err)
 }
 
-// hasEvent says whether there is an event about an object, with a reason and words.
+// hasEvent reports whether there is an event about an object, with a reason and words.
 func hasEvent(ctx context.Context, t *testing.T, object, reason string, words ...string) (bool, error) {
 	t.Helper()
 	list, err := cluster.As(t).Kube.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{

@@ -49,7 +49,7 @@ func TestMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Others may add to what this test causes; nobody takes from it.
+	// Others may add to what this test causes; no other test takes from it.
 	grown := func(what string, samples ...sample) {
 		t.Helper()
 		framework.Eventually(t, what, func(context.Context) (bool, error) {

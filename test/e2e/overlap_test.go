@@ -56,8 +56,7 @@ var (
 // yet.
 var leftRunning = judge.Rules{Running: []v1alpha1.PodType{v1alpha1.PodTypeStatic}}
 
-// fleet is many nodes with workloads of mixed priority. One of its nodes was cordoned by somebody
-// else.
+// fleet is many nodes with workloads of mixed priority. One of its nodes was cordoned by a user.
 type fleet struct {
 	size
 
@@ -243,8 +242,8 @@ type drain struct {
 	pods int
 }
 
-// drain makes three maintenances over nodes left to chance, one of which is that which somebody
-// else has cordoned.
+// drain makes three maintenances over nodes left to chance, one of which is the node that a
+// user has cordoned.
 func (f *fleet) drain(t *testing.T) *drain {
 	t.Helper()
 	d := &drain{}

@@ -193,13 +193,13 @@ func (p *program) ends(t *testing.T, want int) {
 	}
 }
 
-// TestPlugin goes through a drain as somebody does who has the plugin, a terminal and the
+// TestPlugin goes through a drain as a user does who has the plugin, a terminal and the
 // documented rights, and nothing else.
 func TestPlugin(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
 	cluster.Deployment(t, namespace, "web", pool, 6)
-	// What its budget never lets go, and nothing makes anew elsewhere first.
+	// What its budget never lets go, and nothing replaces elsewhere first.
 	cluster.Deployment(t, namespace, "stuck", pool, 1, func(d *appsv1.Deployment) {
 		d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
 		d.Spec.Template.Spec.NodeSelector = map[string]string{corev1.LabelHostname: nodes[0]}

@@ -328,9 +328,9 @@ func TestWhoMaySeeAPreview(t *testing.T) {
 		user, maintenance string
 		is                func(error) bool
 	}{
-		"whoever administers maintenances may":       {operator, nm.Name, func(err error) bool { return err == nil }},
-		"whoever views maintenances may not":         {viewer, nm.Name, apierrors.IsForbidden},
-		"nor may anybody else":                       {framework.Name("nobody"), nm.Name, apierrors.IsForbidden},
+		"a user who administers maintenances may":    {operator, nm.Name, func(err error) bool { return err == nil }},
+		"a user who views maintenances may not":      {viewer, nm.Name, apierrors.IsForbidden},
+		"nor may any other user":                     {framework.Name("nobody"), nm.Name, apierrors.IsForbidden},
 		"a maintenance that does not exist has none": {operator, "none", apierrors.IsNotFound},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -41,8 +41,8 @@ import (
 // soakRounds is how many drains a soak makes.
 const soakRounds, fullSoakRounds = 6, 200
 
-// grounds is what a soak runs on. One node was cordoned by somebody else, another one bears the
-// taint by somebody else's hand.
+// grounds is what a soak runs on. A user cordoned one node, and another one has the drain
+// taint from a user.
 type grounds struct {
 	namespace       string
 	nodes           []string
@@ -200,7 +200,7 @@ func (g *grounds) waitUntil(t *testing.T, maintenance, moment string) {
 	})
 }
 
-// settle waits until nobody is asked to leave, and all that should run does.
+// settle waits until no pod is asked to leave, and all that should run does.
 func (g *grounds) settle(t *testing.T) {
 	t.Helper()
 	framework.Eventually(t, "no evacuation is left, and all pods run", func(ctx context.Context) (bool, error) {

@@ -272,7 +272,7 @@ func TestOneReplicaWithAnAutoscalerIsNeverMissed(t *testing.T) {
 	}
 }
 
-// All start on five nodes, which are drained at once; the others come afterwards.
+// All start on five nodes, which are drained together; the others come afterwards.
 func TestManySingleReplicasOnSeveralNodes(t *testing.T) {
 	apps := 10
 	if framework.Full(t) {
@@ -378,7 +378,7 @@ func TestStuckSurge(t *testing.T) {
 		); err != nil {
 			t.Fatal(err)
 		}
-		// Nobody stops the pod on the node that is played.
+		// No kubelet stops the pod on the node that is played.
 		framework.Eventually(t, "the surge pod is asked to stop", func(ctx context.Context) (bool, error) {
 			pod, err := pods.Get(ctx, name, metav1.GetOptions{})
 			return err != nil || pod.DeletionTimestamp != nil, nil
@@ -466,7 +466,7 @@ func TestSurgeGoesOnAfterTheServerWasKilled(t *testing.T) {
 	nm := drainNodes(t, pool, nodes...)
 	scaledTo(t, namespace, "web", 2)
 	cluster.KillServer(t)
-	// The surge pod gets its node while nobody looks.
+	// The surge pod gets its node while no server runs.
 	cluster.NewNodes(t, pool, true, pool+"-spare")
 	if err := cluster.Up(); err != nil {
 		t.Fatal(err)

@@ -33,7 +33,8 @@ const (
 )
 
 // diagnose writes to the output of a test that failed what the cluster looks like, since the
-// cluster is gone by the time somebody reads that. It has to be called before anything is put away.
+// cluster is gone by the time a developer reads that. It has to be called before anything is put
+// away.
 func (c *Cluster) diagnose(tb testing.TB) {
 	tb.Helper()
 	if _, again := c.diagnosed.LoadOrStore(tb.Name(), true); again || c.diagnoses.Add(1) > diagnoses {

@@ -214,7 +214,7 @@ func (c *Cluster) WithServerFlags(tb testing.TB, flags ...string) (restore func(
 	return func() { restart(before) }
 }
 
-// zombie says whether a process has ended and only waits for its parent to take note.
+// zombie reports whether a process has ended and only waits for its parent to take note.
 func zombie(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -51,7 +51,7 @@ func Random(tb testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // nothing here is secret
 }
 
-// Full says whether tests that have two sizes are to run in the large one.
+// Full reports whether tests that have two sizes are to run in the large one.
 func Full(tb testing.TB) bool {
 	tb.Helper()
 	value := os.Getenv(fullVariable)
