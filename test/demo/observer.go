@@ -128,7 +128,7 @@ func (o *observer) fail(err error) {
 	o.notify()
 }
 
-// notify wakes whoever waits; one wake-up that is still on its way stands for all.
+// notify wakes the goroutine that waits; one wake-up that is still on its way stands for all.
 func (o *observer) notify() {
 	select {
 	case o.changed <- struct{}{}:
@@ -182,7 +182,7 @@ func (o *observer) unschedulable(nodes []string) []string {
 	return closed
 }
 
-// marked returns those of the nodes that bear something of the maintenance: an annotation of ours,
+// marked returns the nodes that have something of the maintenance: an annotation of ours,
 // without which no condition is ours either.
 func (o *observer) marked(nodes []string) []string {
 	o.mu.Lock()
@@ -214,7 +214,7 @@ func (o *observer) maintenance(name string) *v1alpha1.NodeMaintenance {
 	return o.maintenances[name]
 }
 
-// redrawInterval is how often the seconds are shown anew while nothing else changes. Nothing is
+// redrawInterval is how often the seconds are redrawn while nothing else changes. Nothing is
 // asked for then.
 const redrawInterval = 250 * time.Millisecond
 

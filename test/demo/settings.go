@@ -87,7 +87,7 @@ func (s settings) path(name string) string {
 
 func (s settings) kubeconfig() string { return filepath.Join(s.dir, "kubeconfig") }
 
-// occupied tells whether there is a cluster in the folder.
+// occupied reports whether there is a cluster in the folder.
 func (s settings) occupied() (bool, error) {
 	_, err := os.Stat(filepath.Join(s.path(s.dir), "state.json"))
 	if errors.Is(err, fs.ErrNotExist) {

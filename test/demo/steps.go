@@ -219,7 +219,7 @@ func (d *demo) checkEmpty(ctx context.Context) error {
 	return nil
 }
 
-// movable returns the names of the pods that a drain has to move: those that live and that no
+// movable returns the names of the pods that a drain has to move: pods that live and that no
 // DaemonSet owns.
 func movable(pods []corev1.Pod) []string {
 	var names []string
@@ -306,7 +306,7 @@ func (d *demo) nodesCheck() audit.Check {
 		return audit.Check{Text: "nodes were closed again: " + strings.Join(closed, ", ")}
 	}
 	if marked := d.observer.marked(d.nodes); len(marked) > 0 {
-		return audit.Check{Text: "nodes bear what the maintenance has put there: " + strings.Join(marked, ", ")}
+		return audit.Check{Text: "nodes still have what the maintenance has put there: " + strings.Join(marked, ", ")}
 	}
 	if strangers := d.observer.strangers(d.nodes); len(strangers) > 0 {
 		return audit.Check{

@@ -115,7 +115,7 @@ func (s *storm) evacuations(user, namespace string) clientv1alpha1.EvacuationInt
 	return clients.Haulout.MaintenanceV1alpha1().Evacuations(namespace)
 }
 
-// evacuation picks one of those that there are; nil if there is none.
+// evacuation picks one of the Evacuations that exist; nil if there is none.
 func (s *storm) evacuation(random *rand.Rand) *v1alpha1.Evacuation {
 	list := s.witness.Evacuations()
 	if len(list) == 0 {
@@ -379,7 +379,7 @@ func (s *storm) usurp(ctx context.Context, random *rand.Rand) error {
 }
 
 // giveUp has the evacuators of Evacuations with a long deadline, which are those of maintenances,
-// say that they can do no more: nobody here would wait for them otherwise.
+// say that they can do no more: no actor here would wait for them otherwise.
 func (s *storm) giveUp(ctx context.Context) {
 	for _, e := range s.witness.Evacuations() {
 		class := e.Status.ActiveEvacuatorClass

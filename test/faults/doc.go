@@ -15,7 +15,7 @@ limitations under the License.
 */
 
 // Package faults throws at a real server, in front of the development cluster, what may go wrong,
-// in an order left to chance, and has somebody watch who sees only what every client sees.
+// in an order left to chance, and has a witness watch who sees only what every client sees.
 //
 // TestProtocol is about Evacuations. Instigators of several names ask for pods to leave, join,
 // withdraw and delete; evacuators of several classes report, fall silent, come too late, claim to

@@ -77,7 +77,7 @@ func (s *storm) makePod(ctx context.Context, random *rand.Rand) error {
 	return err
 }
 
-// pod picks one of those that there are; nil if there is none.
+// pod picks one of the pods that exist; nil if there is none.
 func (s *storm) pod(random *rand.Rand) *corev1.Pod {
 	list := s.witness.Pods()
 	if len(list) == 0 {
@@ -205,7 +205,7 @@ func (s *storm) deleteNamespace(ctx context.Context, random *rand.Rand) error {
 	return s.admin.Kube.CoreV1().Namespaces().Delete(ctx, namespace, metav1.DeleteOptions{})
 }
 
-// makeNamespaces makes those anew that are gone.
+// makeNamespaces recreates the namespaces that are gone.
 func (s *storm) makeNamespaces(ctx context.Context, _ *rand.Rand) error {
 	for _, namespace := range s.namespaces {
 		_, err := s.admin.Kube.CoreV1().Namespaces().Create(
@@ -289,8 +289,8 @@ func (s *storm) closeBudget(ctx context.Context, namespace string) error {
 	return err
 }
 
-// callOff withdraws half of the Evacuations in everybody's name. Their pods have to stay then,
-// whatever their budgets allow later.
+// callOff withdraws half of the Evacuations in the name of all instigators. Their pods have to stay
+// then, whatever their budgets allow later.
 func (s *storm) callOff() {
 	s.t.Helper()
 	chance := rand.New(rand.NewPCG(s.seed, 100)) //nolint:gosec // nothing here is secret

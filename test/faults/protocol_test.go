@@ -108,7 +108,7 @@ type storm struct {
 	outcomes map[string]map[string]int
 	// serial tells pods apart that follow each other.
 	serial int
-	// old are Evacuations as they once were, for those that come too late.
+	// old are Evacuations as they once were, for actors that work with an old version.
 	old []*v1alpha1.Evacuation
 	// down is when the server was killed last, up when it was back, lost for how long it was away
 	// before that.
@@ -346,7 +346,7 @@ func (s *storm) do(a action, random *rand.Rand) {
 // errNothing is the answer of who has found nothing to do it to.
 var errNothing = errors.New("nothing to do")
 
-// account counts an answer, and reports one that nobody should get.
+// account counts an answer, and reports one that no client should get.
 func (s *storm) account(what string, began time.Time, err error) {
 	outcome := "ok"
 	switch {

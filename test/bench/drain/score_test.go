@@ -162,7 +162,7 @@ func TestSummarize(t *testing.T) {
 				Below:         4,
 			}},
 		},
-		"contenders come in the order of the table, without those that were not there": {
+		"contenders come in the order of the table, without the contenders that were not there": {
 			results: []result{newResult(maintenance, 10), newResult(drainPool, 10)},
 			want: []summary{
 				{

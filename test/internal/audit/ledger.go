@@ -60,8 +60,8 @@ type Budget struct {
 type Wave struct {
 	// Entry is the entry of the plan.
 	Entry v1alpha1.DrainPlanEntry
-	// Pods counts those that were ever there, Asked those that were asked to leave, Gone those that
-	// have left.
+	// Pods counts the pods that were ever there, Asked those that were asked to leave, Gone those
+	// that have left.
 	Pods, Asked, Gone int
 }
 
@@ -308,7 +308,7 @@ func (l *Ledger) setHealthy(known *pod, healthy bool) {
 	}
 }
 
-// Covers says whether an entry of a plan covers a pod.
+// Covers reports whether an entry of a plan covers a pod.
 func Covers(e v1alpha1.DrainPlanEntry, p *corev1.Pod) bool {
 	var priority int32
 	if p.Spec.Priority != nil {

@@ -110,7 +110,7 @@ func TestVerdict(t *testing.T) {
 				{watch.Deleted, newPod("web-1", asked)}, {watch.Modified, newPod("web-3", onNode("green"))},
 			},
 		},
-		"two pods that leave at once although one may": {
+		"two pods that leave at the same time although one may": {
 			before: []corev1.Pod{newPod("web-1"), newPod("web-2")},
 			events: []event{
 				{watch.Modified, newPod("web-1", asked)}, {watch.Modified, newPod("web-2", asked)},

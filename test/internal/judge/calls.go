@@ -51,12 +51,12 @@ type Call struct {
 	Received, Answered time.Time
 }
 
-// Evicted says whether an eviction was granted.
+// Evicted reports whether an eviction was granted.
 func (c *Call) Evicted() bool {
 	return c.Subresource == "eviction" && c.Code == http.StatusCreated
 }
 
-// Deleted says whether a pod was deleted.
+// Deleted reports whether a pod was deleted.
 func (c *Call) Deleted() bool {
 	return c.Verb == "delete" && c.Subresource == "" && c.Code == http.StatusOK
 }

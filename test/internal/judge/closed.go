@@ -27,9 +27,9 @@ import (
 )
 
 const (
-	// watchDelay is how long a change of a budget may take to reach whoever watches it, on a
-	// machine that is busy. An eviction that was sent sooner has raced with whoever closed the
-	// budget.
+	// watchDelay is how long a change of a budget may take to reach a client that watches it, on a
+	// machine that is busy. An eviction that was sent sooner has raced with the change that closed
+	// the budget.
 	watchDelay = 250 * time.Millisecond
 	// Probes ask whether the API sees what the watch has shown. The first one comes when the budget
 	// has been closed for ten seconds, and all closed budgets together get one in six; both with

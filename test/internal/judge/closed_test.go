@@ -60,7 +60,7 @@ func TestSentToClosed(t *testing.T) {
 			events: map[float64]watch.Event{0: status(1)},
 			calls:  []Call{refused(5)},
 		},
-		"one that is sent before anybody could know": {
+		"one that is sent before a client could know": {
 			events: map[float64]watch.Event{0: status(1), 5: status(0)},
 			calls:  []Call{refused(5.1)},
 		},
@@ -98,7 +98,7 @@ func TestSentToClosed(t *testing.T) {
 			want:   []string{"for 12s"},
 			probes: 2,
 		},
-		"a budget that nobody has seen": {calls: []Call{refused(10)}},
+		"a budget that no client has seen": {calls: []Call{refused(10)}},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			var b Budgets

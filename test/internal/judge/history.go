@@ -26,7 +26,8 @@ limitations under the License.
 // was seen. So it is placed too late by the time that it took to get here and for that read to
 // answer. A pod that ends in that time is taken in favour of the accused; the deletions of the pods
 // that were asked to leave, which follow, are placed exactly. One that comes in that time is not:
-// whoever lets pods come late has to wait until the Recorder has seen what they are too late for.
+// a test that lets pods come late has to wait until the Recorder has seen what they are too late
+// for.
 package judge
 
 import (
@@ -270,7 +271,7 @@ func (h *History) maintenance(kind watch.EventType, nm *v1alpha1.NodeMaintenance
 	}
 	known.last = nm
 	if kind == watch.Deleted {
-		// A deletion that was found by listing bears an older version.
+		// A deletion that was found by listing has an older version.
 		known.gone = &stamp{at: now.at, seen: now.seen}
 		return
 	}
@@ -366,7 +367,7 @@ func (h *History) straighten() {
 	}
 }
 
-// sameOrder says whether two states of a maintenance have the same nodes and plan.
+// sameOrder reports whether two states of a maintenance have the same nodes and plan.
 func sameOrder(a, b *v1alpha1.NodeMaintenance) bool {
 	return equality.Semantic.DeepEqual(a.Spec.NodeSelector, b.Spec.NodeSelector) &&
 		equality.Semantic.DeepEqual(a.Spec.DrainPlan, b.Spec.DrainPlan)

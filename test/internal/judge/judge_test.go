@@ -313,7 +313,7 @@ func TestOutOfOrder(t *testing.T) {
 				p.ask("high-1")
 			},
 		},
-		"everything seen at once, but in the wrong order": {want: []string{"shop/high-1"}, play: func(p *tape) {
+		"everything seen together, but in the wrong order": {want: []string{"shop/high-1"}, play: func(p *tape) {
 			p.drain("a", "blue")
 			p.reach("a", 2000, "one", "two")
 			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
@@ -365,11 +365,11 @@ func TestOutOfOrder(t *testing.T) {
 			p.complete("a")
 			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
 		}},
-		"a pod that was not asked but ended by itself is nobody's fault": {play: func(p *tape) {
+		"a pod that was not asked but ended by itself is no fault": {play: func(p *tape) {
 			p.drain("a", "blue")
 			p.end("high-1")
 		}},
-		"a pod that somebody else asked to leave is nobody's fault": {play: func(p *tape) {
+		"a pod that another client asked to leave is no fault": {play: func(p *tape) {
 			p.drain("a", "blue")
 			p.evacuation("high-1", "evacuation.coordination.k8s.io/instigator_example.com")
 			p.evict("high-1")

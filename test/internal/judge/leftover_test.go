@@ -49,12 +49,12 @@ func TestWentBack(t *testing.T) {
 				p.onOurs(watch.Modified, p.nms["a"])
 			},
 		},
-		"a node that is let go of and taken again starts anew": {play: func(p *tape) {
+		"a node that is released and taken again starts over": {play: func(p *tape) {
 			p.reach("a", 2000, "one")
 			p.reach("a", 0)
 			p.reach("a", 1000, "one")
 		}},
-		"a node of another UID starts anew": {play: func(p *tape) {
+		"a node of another UID starts over": {play: func(p *tape) {
 			p.reach("a", 2000, "one")
 			p.nms["a"].Status.NodeStatuses[0] = v1alpha1.NodeMaintenanceNodeStatus{
 				NodeRef:      v1alpha1.NodeReference{Name: "one", UID: "again"},
@@ -95,7 +95,7 @@ func TestWentBack(t *testing.T) {
 			p.reach("d", 1000, "one")
 			p.complete("d")
 		}},
-		"one that comes when the last that knew lets go starts anew": {play: func(p *tape) {
+		"one that comes when the last that knew lets go starts over": {play: func(p *tape) {
 			p.reach("a", 2000, "one")
 			p.drain("b", "blue")
 			p.silent("b", "one")
@@ -135,10 +135,10 @@ func TestNotPutBack(t *testing.T) {
 		cordoned bool
 		want     []string
 	}{
-		"a node as it was":       {change: open},
-		"a node that is closed":  {change: closed, want: []string{"node one is not schedulable"}},
-		"somebody else's cordon": {change: closed, cordoned: true},
-		"somebody else's cordon that is gone": {
+		"a node as it was":      {change: open},
+		"a node that is closed": {change: closed, want: []string{"node one is not schedulable"}},
+		"a user's cordon":       {change: closed, cordoned: true},
+		"a user's cordon that is gone": {
 			change:   open,
 			cordoned: true,
 			want:     []string{"node one is schedulable, although"},

@@ -178,7 +178,7 @@ func (h *History) askedAt(p *podRecord, sent map[types.UID]bool) (stamp, bool) {
 	asked, evacuated := p.asked, false
 	for _, e := range h.byPod[p.UID] {
 		if e.made == nil {
-			return stamp{}, false // somebody else asked
+			return stamp{}, false // another client asked
 		}
 		evacuated = true
 		if e.made.before(asked) {
@@ -349,7 +349,7 @@ func (d *docket) joined(node *nodeRecord, at moment) *stamp {
 	return since
 }
 
-// cordonedAt says whether the node was closed to new pods at a place in the history.
+// cordonedAt reports whether the node was closed to new pods at a place in the history.
 func (n *nodeRecord) cordonedAt(at moment) bool {
 	closed := false
 	for _, state := range n.states {

@@ -71,7 +71,7 @@ type Recorder struct {
 	waiting []foreignEvent
 	// arrived has an element if there are any.
 	arrived chan struct{}
-	// placed is closed and made anew with each event.
+	// placed is closed and recreated with each event.
 	placed chan struct{}
 	failed error
 }
@@ -281,7 +281,7 @@ func (r *Recorder) Settle(ctx context.Context) error {
 	})
 }
 
-// Verdict judges what was recorded so far, given the names of the nodes that somebody else has
+// Verdict judges what was recorded so far, given the names of the nodes that a user has
 // cordoned.
 func (r *Recorder) Verdict(rules Rules, cordoned ...string) ([]string, error) {
 	calls, err := r.Calls()
@@ -357,7 +357,7 @@ func (v *View) Evacuated() []types.UID {
 	return pods
 }
 
-// Drained says whether a maintenance says so of itself.
+// Drained reports whether a maintenance says so of itself.
 func (v *View) Drained(name string) bool {
 	condition := v.drained(name)
 	return condition != nil && condition.Status == metav1.ConditionTrue
@@ -378,7 +378,7 @@ func (v *View) drained(name string) *metav1.Condition {
 	return nil
 }
 
-// Done says whether a maintenance has put everything back, or is gone.
+// Done reports whether a maintenance has put everything back, or is gone.
 func (v *View) Done(name string) bool {
 	nm := v.maintenance(name)
 	return nm == nil || nm.Spec.Stage == v1alpha1.NodeMaintenanceStageComplete && len(nm.Finalizers) == 0
@@ -393,7 +393,7 @@ func (v *View) maintenance(name string) *v1alpha1.NodeMaintenance {
 	return nil
 }
 
-// Evacuations returns the UIDs of the pods of those that are there.
+// Evacuations returns the UIDs of the pods of the Evacuations that exist.
 func (v *View) Evacuations() []types.UID {
 	var pods []types.UID
 	for _, e := range v.history.evacuations {

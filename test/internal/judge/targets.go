@@ -59,7 +59,7 @@ func (r reach) of(k key) (priority int32, ok bool) {
 	return priority, ok
 }
 
-// covers says whether everything that another reach covers is covered.
+// covers reports whether everything that another reach covers is covered.
 func (r reach) covers(other reach) bool {
 	for k, priority := range other {
 		if mine, ok := r.of(k); !ok || mine < priority {
@@ -129,8 +129,8 @@ func (h holders) any() reach {
 
 // WentBack describes the nodes whose drain targets covered less than before while they were held:
 // in the status of one maintenance, or because one let go of the node and those that still hold it
-// know of less than all holders had once agreed on. Those that know of nothing start anew: they
-// came so late that no pod was asked to leave since.
+// know of less than all holders had once agreed on. Maintenances that know of nothing start over:
+// they came so late that no pod was asked to leave since.
 func (h *History) WentBack() []string {
 	h.straighten()
 	var found []string

@@ -35,8 +35,8 @@ var nodeConditions = sets.New[corev1.NodeConditionType](
 	"MaintenancePlanned", "MaintenanceInProgress", "DrainInProgress", "Drained",
 )
 
-// NotPutBack describes what maintenances have left behind on nodes, given the names of those that
-// somebody else had cordoned.
+// NotPutBack describes what maintenances have left behind on nodes, given the names of the nodes
+// that a user had cordoned.
 func (h *History) NotPutBack(cordoned ...string) []string {
 	var found []string
 	for _, n := range h.nodes {
@@ -48,8 +48,8 @@ func (h *History) NotPutBack(cordoned ...string) []string {
 	return found
 }
 
-// LeftOn describes what maintenances have left behind on a node that is in none, and that somebody
-// else has cordoned or not.
+// LeftOn describes what maintenances have left behind on a node that is in none; cordoned is
+// whether a user has cordoned it.
 func LeftOn(node *corev1.Node, cordoned bool) []string {
 	var found []string
 	switch {

@@ -104,7 +104,7 @@ func mayBeEvicted(class string) bool {
 	return class == v1alpha1.EvacuatorClassEviction || class == v1alpha1.EvacuatorClassDaemonSet
 }
 
-// knownBetter says whether what was seen after a blind spot tells that the eviction had no turn
+// knownBetter reports whether what was seen after a blind spot tells that the eviction had no turn
 // within it: it was still an evacuator's.
 func (w *Witness) knownBetter(states []state, at time.Time) bool {
 	for _, s := range states {

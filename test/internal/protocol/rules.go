@@ -144,7 +144,7 @@ func isComplete(e *v1alpha1.Evacuation) bool {
 	return meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete)
 }
 
-// isWithdrawn says whether nobody asks for an Evacuation any more.
+// isWithdrawn reports whether no instigator asks for an Evacuation any more.
 func isWithdrawn(e *v1alpha1.Evacuation) bool {
 	return e.DeletionTimestamp != nil || !slices.ContainsFunc(e.Finalizers, isInstigator)
 }

@@ -39,8 +39,8 @@ import (
 // Counts says how much of the protocol was seen: who has seen nothing has nothing to say.
 type Counts struct {
 	// Evacuations were ever there; HandOvers gave a turn to another one than the first; Completed,
-	// Cancelled and Vanished are how they ended: with their pod gone, with nobody who asked for
-	// them, without a word.
+	// Cancelled and Vanished are how they ended: with their pod gone, with no instigator that asked
+	// for them, without a word.
 	Evacuations, HandOvers, Completed, Cancelled, Vanished int
 	// Forbidden were such that an evacuator did not allow to be cancelled.
 	Forbidden int
@@ -62,7 +62,7 @@ type state struct {
 	at, since time.Time
 	created   time.Time
 	class     string
-	// asked: somebody asks for it, and it is not complete.
+	// asked: an instigator asks for it, and it is not complete.
 	asked bool
 	gone  bool
 }
@@ -122,7 +122,7 @@ func (w *Witness) Found() []string {
 	return slices.Clone(w.found)
 }
 
-// Report enters something that somebody else has found.
+// Report enters something that another check has found.
 func (w *Witness) Report(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -149,7 +149,7 @@ func (w *Witness) Blind(from, to time.Time) {
 	w.blind = append(w.blind, span{from, to})
 }
 
-// Evacuations returns those that there are, in the order of their names.
+// Evacuations returns the Evacuations that exist, in the order of their names.
 func (w *Witness) Evacuations() []*v1alpha1.Evacuation {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -163,7 +163,7 @@ func (w *Witness) Evacuations() []*v1alpha1.Evacuation {
 	return list
 }
 
-// Pods returns those that have not left, in the order of their names.
+// Pods returns the pods that have not left, in the order of their names.
 func (w *Witness) Pods() []*corev1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()

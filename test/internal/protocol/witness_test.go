@@ -147,7 +147,7 @@ func TestRules(t *testing.T) {
 			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), reports(0)), evacuation(turn(second, 9))},
 			want:   []string{"may be silent for 10s"},
 		},
-		"what nobody has seen may have been right": {
+		"what the witness has not seen may have been right": {
 			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), reports(0)), evacuation(turn(evict, 1))},
 			missed: true,
 		},
@@ -160,13 +160,13 @@ func TestRules(t *testing.T) {
 			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), done), evacuation(turn(evict, 20))},
 			want:   []string{"out of order"},
 		},
-		"a turn that nobody asks for": {
+		"a turn that no instigator asks for": {
 			states: []*v1alpha1.Evacuation{
 				evacuation(turn(first, 0), done, withdrawn), evacuation(turn(second, 20), withdrawn),
 			},
 			want: []string{"nobody asks"},
 		},
-		"a class that is nobody's": {
+		"a class that no evacuator has": {
 			states: []*v1alpha1.Evacuation{evacuation(), evacuation(turn("x", 0))},
 			want:   []string{"nobody"},
 		},
@@ -262,9 +262,14 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 			uid: podUID,
 			at:  45,
 		},
-		"before":                         {seen: upForEviction, uid: podUID, at: 10, want: []string{"not its turn"}},
-		"of no pod in particular":        {seen: upForEviction, at: 30, want: []string{"which pod"}},
-		"of a pod that nobody asked for": {seen: upForEviction, uid: "other", at: 30, want: []string{"never had"}},
+		"before":                  {seen: upForEviction, uid: podUID, at: 10, want: []string{"not its turn"}},
+		"of no pod in particular": {seen: upForEviction, at: 30, want: []string{"which pod"}},
+		"of a pod that no Evacuation asks to leave": {
+			seen: upForEviction,
+			uid:  "other",
+			at:   30,
+			want: []string{"never had"},
+		},
 		"of a namesake's, which was meant": {
 			seen: append(upForEviction, seen{40, watch.Deleted, evacuation(turn(evict, 20))}),
 			uid:  podUID,
@@ -276,7 +281,7 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 			at:   45,
 			want: []string{"not its turn"},
 		},
-		"after it was asked for anew": {
+		"after it was asked for again": {
 			seen: append(
 				upForEviction, seen{40, watch.Deleted, evacuation(turn(evict, 20))},
 				seen{
@@ -286,7 +291,7 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 				},
 			),
 			uid: podUID, at: 44, want: []string{"not its turn"}},
-		"while nobody looked, and perhaps in order": {
+		"while the witness was away, and perhaps in order": {
 			seen: []seen{
 				{at: 0, event: watch.Added, e: evacuation(turn(first, 0))},
 				{at: 30, event: watch.Modified, e: evacuation(turn(evict, 10), condition("Complete", "PodDeleted"))},
@@ -295,7 +300,7 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 			blind: [2]int{5, 30},
 			at:    15,
 		},
-		"while nobody looked, and it was not its turn after": {
+		"while the witness was away, and it was not active after": {
 			seen: []seen{
 				{0, watch.Added, evacuation(turn(first, 0))}, {30, watch.Modified, evacuation(turn(first, 29))},
 			},
@@ -345,7 +350,7 @@ func TestCompletionTellsTheTruth(t *testing.T) {
 		"the pod is gone":                 {"PodDeleted", 0, nil},
 		"the pod goes a good while after": {"PodDeleted", 30, []string{"before its pod had left"}},
 		"the pod stays":                   {"PodTerminated", -1, []string{"has not left"}},
-		"nobody asked for it to leave":    {"Cancelled", -1, nil},
+		"no Evacuation asked it to leave": {"Cancelled", -1, nil},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -376,7 +381,7 @@ func TestUnsettled(t *testing.T) {
 			e:    evacuation(turn(evict, 0)),
 			want: []string{"does not say why"},
 		},
-		"it says what nobody understands": {
+		"it says what the witness does not understand": {
 			e:    evacuation(turn(evict, 0), condition("Blocked", "BadMood")),
 			want: []string{"no reason"},
 		},
@@ -384,7 +389,7 @@ func TestUnsettled(t *testing.T) {
 			e:    evacuation(turn(evict, 0), withdrawn, condition("Blocked", "PodDisruptionBudget")),
 			want: []string{"called off"},
 		},
-		"it was called off, and somebody holds it": {
+		"it was called off, and a finalizer keeps it": {
 			e: evacuation(func(e *v1alpha1.Evacuation) { e.Finalizers = []string{"example.com/other"} }),
 		},
 		"it was called off, and its evacuator forbids it": {

@@ -65,8 +65,8 @@ func TestLoadShippedManifests(t *testing.T) {
 	}
 }
 
-// The status of a maintenance is the planner's memory; whoever may write it may have nodes drained
-// that he has no right to.
+// The status of a maintenance is the planner's memory; a user who may write it may have nodes
+// drained that he has no right to.
 func TestNoShippedRoleGrantsMaintenanceStatus(t *testing.T) {
 	manifests, err := Load(shipped, 1)
 	if err != nil {
@@ -106,7 +106,7 @@ func TestAvailable(t *testing.T) {
 		"available":                       {service("Y2E=", condition("True")), true},
 		"available, but not yet verified": {service("", condition("True")), false},
 		"not available":                   {service("Y2E=", condition("False")), false},
-		"not looked at yet":               {service("Y2E="), false},
+		"not reconciled yet":              {service("Y2E="), false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

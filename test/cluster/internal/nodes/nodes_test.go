@@ -64,7 +64,7 @@ func TestUsable(t *testing.T) {
 		"ready":                           {ready(corev1.ConditionTrue), true},
 		"not ready":                       {ready(corev1.ConditionFalse), false},
 		"ready, but the taint is not off": {ready(corev1.ConditionTrue, corev1.TaintNodeNotReady), false},
-		"ready and cordoned by somebody":  {ready(corev1.ConditionTrue, corev1.TaintNodeUnschedulable), true},
+		"ready and cordoned by a user":    {ready(corev1.ConditionTrue, corev1.TaintNodeUnschedulable), true},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -115,7 +115,7 @@ func TestEnsureKeepsWhatIsThere(t *testing.T) {
 	}
 	for _, file := range files {
 		if read(file) != before[file] {
-			t.Errorf("%s was made anew: tokens and kubeconfigs in use would stop working", file)
+			t.Errorf("%s was recreated: tokens and kubeconfigs in use would stop working", file)
 		}
 	}
 }

@@ -85,11 +85,11 @@ func TestLock(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	_, err = Lock(ctx, path, func() { cancel(over) })
 	if !errors.Is(err, over) {
-		t.Errorf("got %v while somebody else holds the lock", err)
+		t.Errorf("got %v while another process holds the lock", err)
 	}
 
 	// The holder removes the file, as `down` does, before it lets go: the next one must not end up
-	// with a lock on a file that nobody else can see.
+	// with a lock on a file that no other process can see.
 	waiting := make(chan struct{})
 	result := make(chan error)
 	go func() {
