@@ -17,6 +17,6 @@ limitations under the License.
 // +k8s:deepcopy-gen=package
 // +groupName=maintenance.haulout.dev
 
-// Package maintenance holds the internal types of the API group maintenance.haulout.dev: what
-// strategies, validation and admission work on.
+// Package maintenance holds the internal types of the API group maintenance.haulout.dev: the types
+// that strategies, validation and admission use.
 package maintenance

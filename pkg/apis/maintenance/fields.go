@@ -16,8 +16,7 @@ limitations under the License.
 
 package maintenance
 
-// Names of the fields that a field selector may name. Conversion, attributes, indexes and tests
-// share them.
+// Names of the selectable fields. Conversion, attributes, indexes and tests share them.
 const (
 	// FieldName selects by metadata.name (both kinds).
 	FieldName = "metadata.name"
@@ -29,7 +28,8 @@ const (
 	FieldNodeName = "spec.nodeName"
 	// FieldPodName selects Evacuations by the name of their pod.
 	FieldPodName = "spec.podRef.name"
-	// FieldActiveEvacuatorClass selects Evacuations by whose turn it is; evacuators watch with it.
+	// FieldActiveEvacuatorClass selects Evacuations by their active evacuator class; evacuators use
+	// it to watch.
 	FieldActiveEvacuatorClass = "status.activeEvacuatorClass"
 	// FieldBlocked selects Evacuations by their condition Blocked: "true" or "false".
 	FieldBlocked = "status.blocked"

@@ -21,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// EvacuatorRole says what an evacuator is to the pod.
+// EvacuatorRole is the role of an evacuator for the pod.
 type EvacuatorRole string
 
 const (
@@ -30,14 +30,14 @@ const (
 	EvacuatorRoleController EvacuatorRole = "controller"
 )
 
-// EvacuationCancellationPolicy says whether an evacuation may still be called off.
+// EvacuationCancellationPolicy defines whether an evacuation can still be cancelled.
 type EvacuationCancellationPolicy string
 
 const (
-	// EvacuationCancellationPolicyAllow lets the instigators call the evacuation off.
+	// EvacuationCancellationPolicyAllow allows the instigators to cancel the evacuation.
 	EvacuationCancellationPolicyAllow EvacuationCancellationPolicy = "Allow"
-	// EvacuationCancellationPolicyForbid is set by an evacuator that has passed the point of no
-	// return: the pod will go.
+	// EvacuationCancellationPolicyForbid is set by an evacuator that can no longer stop: the pod
+	// will leave.
 	EvacuationCancellationPolicyForbid EvacuationCancellationPolicy = "Forbid"
 )
 
@@ -45,24 +45,25 @@ const (
 	// ConditionComplete is True when the evacuation is over: the pod is gone or has terminated, or
 	// the request was cancelled.
 	ConditionComplete = "Complete"
-	// ConditionBlocked is True while something keeps the pod from leaving; reason and message say
-	// what and what can be done.
+	// ConditionBlocked is True while something prevents the pod from leaving. The reason and the
+	// message name the cause and a remedy.
 	ConditionBlocked = "Blocked"
 
-	// ReasonPodDeleted (Complete): the pod is gone from the API.
+	// ReasonPodDeleted (Complete): the pod no longer exists.
 	ReasonPodDeleted = "PodDeleted"
 	// ReasonPodTerminated (Complete): the pod has Succeeded or Failed.
 	ReasonPodTerminated = "PodTerminated"
-	// ReasonCancelled (Complete): the evacuator gave up after the last instigator had withdrawn.
+	// ReasonCancelled (Complete): the evacuator stopped after the last instigator withdrew its
+	// request.
 	ReasonCancelled = "Cancelled"
 
-	// ReasonPodDisruptionBudget (Blocked): the budget of the pod allows no disruption now.
+	// ReasonPodDisruptionBudget (Blocked): the pod's budget currently allows no disruption.
 	ReasonPodDisruptionBudget = "PodDisruptionBudget"
-	// ReasonPodDisruptionBudgetSyncFailed (Blocked): the budget cannot be computed and so never
-	// allows a disruption.
+	// ReasonPodDisruptionBudgetSyncFailed (Blocked): the disruption controller cannot compute the
+	// budget, which therefore never allows a disruption.
 	ReasonPodDisruptionBudgetSyncFailed = "PodDisruptionBudgetSyncFailed"
-	// ReasonTooManyDisruptedPods (Blocked): the status of the budget is in a state in which the API
-	// server refuses every eviction.
+	// ReasonTooManyDisruptedPods (Blocked): the budget's status is negative or lists too many
+	// disrupted pods, so the API server refuses every eviction.
 	ReasonTooManyDisruptedPods = "TooManyDisruptedPods"
 	// ReasonMultiplePodDisruptionBudgets (Blocked): several budgets select the pod, which the
 	// eviction API refuses.
@@ -71,15 +72,15 @@ const (
 	ReasonUnhealthyPodsHoldBudget = "UnhealthyPodsHoldBudget"
 	// ReasonEvacuatorNotProgressing (Blocked): the active evacuator has not reported for a while.
 	ReasonEvacuatorNotProgressing = "EvacuatorNotProgressing"
-	// ReasonPodTerminating (Blocked): the pod was asked to stop and its grace period has passed.
+	// ReasonPodTerminating (Blocked): the pod is terminating and its grace period has passed.
 	ReasonPodTerminating = "PodTerminating"
-	// ReasonPodFinalizer (Blocked): a finalizer holds the pod.
+	// ReasonPodFinalizer (Blocked): a finalizer prevents the deletion of the pod.
 	ReasonPodFinalizer = "PodFinalizer"
-	// ReasonNodeUnreachable (Blocked): the kubelet that would stop the pod does not answer.
+	// ReasonNodeUnreachable (Blocked): the kubelet that has to stop the pod does not respond.
 	ReasonNodeUnreachable = "NodeUnreachable"
-	// ReasonNoEvacuator (Blocked): nothing that is able to remove the pod answers for it.
+	// ReasonNoEvacuator (Blocked): no evacuator is able to remove the pod.
 	ReasonNoEvacuator = "NoEvacuator"
-	// ReasonRecreated (Blocked): something keeps putting such pods back on the node.
+	// ReasonRecreated (Blocked): a controller keeps recreating such pods on the node.
 	ReasonRecreated = "Recreated"
 	// ReasonEvictionForbidden (Blocked): the server is not allowed to evict the pod.
 	ReasonEvictionForbidden = "EvictionForbidden"
@@ -88,115 +89,118 @@ const (
 	ReasonEvictionDenied = "EvictionDenied"
 	// ReasonEvictionError (Blocked): the eviction fails for another reason; the message quotes it.
 	ReasonEvictionError = "EvictionError"
-	// ReasonSurgePending (Blocked): the pod that is to replace this one is not available after the
-	// surge timeout.
+	// ReasonSurgePending (Blocked): the replacement of the pod is not available after the surge
+	// timeout.
 	ReasonSurgePending = "SurgePending"
-	// ReasonEvacuationHeld (Blocked): the Evacuation is being deleted and a finalizer that is not
-	// an instigator's holds it; the message names it.
+	// ReasonEvacuationHeld (Blocked): the Evacuation is being deleted, but has a finalizer that
+	// belongs to no instigator; the message names it.
 	ReasonEvacuationHeld = "EvacuationHeld"
-	// ReasonBudgetsHoldEachOther (Blocked): two drains wait for each other's pods, because each
-	// holds the budget of the other one's.
+	// ReasonBudgetsHoldEachOther (Blocked): two drains wait for each other, because the pods of
+	// each use up the budget of the other's pods.
 	ReasonBudgetsHoldEachOther = "BudgetsHoldEachOther"
-	// ReasonBudgetPodsCordoned (Blocked): the pods that would free the budget cannot run, because
-	// their nodes are cordoned.
+	// ReasonBudgetPodsCordoned (Blocked): the pods that would make the budget allow a disruption
+	// cannot run, because their nodes are cordoned.
 	ReasonBudgetPodsCordoned = "BudgetPodsCordoned"
 )
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// Evacuation asks one pod to leave its node: the contract between those who ask (instigators, one
-// finalizer each), those who can do it gracefully (evacuators) and the eviction that follows when
-// no evacuator is left (KEP-4212, "Drain").
+// Evacuation requests that one pod leaves its node. It is the contract between instigators, who
+// request it (one finalizer each), evacuators, who can remove the pod gracefully, and the eviction
+// that follows when no evacuator is left (KEP-4212, "Drain").
 type Evacuation struct {
 	metav1.TypeMeta
 	// metadata is the standard object metadata. The name is "<pod UID>-<pod name>"; it may be left
 	// out on creation.
 	metav1.ObjectMeta
 
-	// spec says which pod leaves and who may help. Immutable once created.
+	// spec defines which pod leaves and which evacuators may remove it. Immutable.
 	Spec EvacuationSpec
 
-	// status is how far the evacuation is.
+	// status is the progress of the evacuation.
 	Status EvacuationStatus
 }
 
-// EvacuationSpec is the request. It is immutable as a whole.
+// EvacuationSpec is the request. All of it is immutable.
 type EvacuationSpec struct {
-	// podRef identifies the pod that is to leave. It must exist when the Evacuation is created.
+	// podRef identifies the pod that has to leave. The pod must exist when the Evacuation is
+	// created.
 	PodRef PodReference
 
-	// progressDeadlineSeconds is how long the active evacuator may be silent before the next one
-	// takes over, in seconds. 1 to 86400; the default is 1800.
+	// progressDeadlineSeconds is the time in seconds that the active evacuator may go without a
+	// heartbeat before the next one becomes active. From 1 to 86400; the default is 1800.
 	ProgressDeadlineSeconds *int32
 
-	// evacuators are those who may take the pod off its node, highest priority first. On creation
-	// the server adds those that the pod's annotations name and those that are built in for its
-	// owner. At most 16.
+	// evacuators are the evacuators that may remove the pod from its node. The one with the highest
+	// priority becomes active first. On creation the server adds the evacuators that the pod's
+	// annotations name and the built-in evacuator of the pod's owner. At most 16.
 	Evacuators []Evacuator
 
 	// nodeName is the node that the pod ran on when the Evacuation was created. Set by the server.
 	NodeName string
 }
 
-// PodReference names one pod, for its whole life, in the namespace of the Evacuation.
+// PodReference identifies one pod in the namespace of the Evacuation.
 type PodReference struct {
 	// name of the pod.
 	Name string
 
-	// uid of the pod. A pod that is created again under the same name is another pod.
+	// uid of the pod. A pod that is recreated with the same name is a different pod.
 	UID types.UID
 }
 
-// Evacuator is somebody who may take a pod off its node.
+// Evacuator is a component that may remove a pod from its node.
 type Evacuator struct {
 	// evacuatorClass names the evacuator: a DNS subdomain of at most 54 characters.
 	EvacuatorClass string
 
-	// priority decides who acts first, the highest first. 0 to 100000; 10000 is the pod's
-	// controller, 9900 to 10099 are kept for classes that share its parent domain.
+	// priority defines the order in which evacuators become active, the highest first. From 0 to
+	// 100000. 10000 is reserved for the pod's controller, and 9900 to 10099 for classes that share
+	// its parent domain.
 	Priority int32
 
-	// role is "controller" for the evacuator of the pod's controller (priority 10000) and empty for
-	// others.
+	// role is "controller" for the evacuator of the pod's controller, whose priority is 10000. It
+	// is empty for all other evacuators.
 	Role EvacuatorRole
 }
 
-// EvacuationStatus is how far an evacuation is.
+// EvacuationStatus is the progress of an evacuation.
 type EvacuationStatus struct {
-	// activeEvacuatorClass is the evacuator whose turn it is, or eviction.maintenance.haulout.dev
-	// once all are spent. Written by the Haulout server; it starts at the highest priority and only
-	// moves down.
+	// activeEvacuatorClass is the class of the active evacuator, or
+	// eviction.maintenance.haulout.dev once no evacuator is left. It starts at the highest priority
+	// and only moves down. Written by the Haulout server.
 	ActiveEvacuatorClass string
 
-	// activeEvacuatorCompleted is set by the active evacuator when it has done all it can. If the
-	// pod still exists the next one takes over.
+	// activeEvacuatorCompleted is true when the active evacuator has done all it can. If the pod
+	// still exists, the next evacuator becomes active. Written by the active evacuator.
 	ActiveEvacuatorCompleted bool
 
-	// evacuationProgressTimestamp is when the active evacuator last reported; unset until it has.
-	// Stamped by the server.
+	// evacuationProgressTimestamp is the time of the last heartbeat of the active evacuator. Unset
+	// before its first one. Set by the server.
 	EvacuationProgressTimestamp *metav1.Time
 
-	// expectedEvacuationFinishTime is when the active evacuator expects the pod to be gone. Written
-	// by the active evacuator.
+	// expectedEvacuationFinishTime is the time at which the active evacuator expects the pod to be
+	// gone. Written by the active evacuator.
 	ExpectedEvacuationFinishTime *metav1.Time
 
-	// evacuationCancellationPolicy is Forbid while the active evacuator cannot stop any more. The
-	// default is Allow. Written by the active evacuator; it falls back to Allow when the next one
-	// takes over.
+	// evacuationCancellationPolicy is Forbid while the active evacuator can no longer stop. The
+	// default is Allow. Written by the active evacuator; the server resets it to Allow when the
+	// next evacuator becomes active.
 	EvacuationCancellationPolicy EvacuationCancellationPolicy
 
-	// failedEvictionCounter counts the calls of the eviction API that were refused because of a
-	// budget. It never falls.
+	// failedEvictionCounter counts the calls of the Eviction API that were refused because of a
+	// budget. It never decreases. Written by the Haulout server.
 	FailedEvictionCounter int32
 
-	// message is for people: what happens to the pod. No program reads it. At most 1024 bytes.
+	// message describes for people what happens to the pod. Programs do not read it. At most 1024
+	// bytes.
 	Message string
 
-	// conditions are Complete and Blocked.
+	// conditions are the conditions Complete and Blocked. Written by the Haulout server.
 	Conditions []metav1.Condition
 
-	// activeEvacuatorSince is when the active evacuator got its turn. Written by the Haulout server
-	// alone.
+	// activeEvacuatorSince is the time at which the active evacuator became active. Written by the
+	// Haulout server.
 	ActiveEvacuatorSince *metav1.Time
 }
 
@@ -208,6 +212,6 @@ type EvacuationList struct {
 	// metadata is the standard list metadata.
 	metav1.ListMeta
 
-	// items are the evacuations.
+	// items are the Evacuations.
 	Items []Evacuation
 }

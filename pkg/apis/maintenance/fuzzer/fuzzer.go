@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package fuzzer fills objects of the maintenance API at random, so that they are as defaulting
-// leaves them: otherwise a round trip through an encoding would change them.
+// Package fuzzer generates random objects of the maintenance API that have their defaults:
+// otherwise defaulting would change them in a round trip through an encoding.
 package fuzzer
 
 import (
@@ -75,9 +75,8 @@ func Funcs(serializer.CodecFactory) []any {
 	}
 }
 
-// fillVersionedSpec gives a spec a stage and completes its plan as defaulting does. A random plan
-// of several entries is seldom in order, and is left alone then; with one entry or none it is
-// completed.
+// fillVersionedSpec sets the stage of a spec and completes its plan as defaulting does. Defaulting
+// does not change a plan that is out of order, as a random plan of several entries usually is.
 func fillVersionedSpec(spec *v1alpha1.NodeMaintenanceSpec, c randfill.Continue) {
 	spec.Stage = pick(c, v1alpha1.NodeMaintenanceStageIdle, v1alpha1.NodeMaintenanceStageCordon, v1alpha1.NodeMaintenanceStageDrain,
 		v1alpha1.NodeMaintenanceStageComplete)

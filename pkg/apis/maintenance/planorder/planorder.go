@@ -25,32 +25,32 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Key is what the order of a drain plan entry depends on.
+// Key is the sort key of a drain plan entry.
 type Key struct {
 	// Type is the pod type; the empty one counts as Default.
 	Type string
 	// Priority is the highest pod priority that the entry covers.
 	Priority int32
-	// Selector narrows the entry; nil and the empty selector stand for all pods.
+	// Selector restricts the entry; nil and the empty selector match all pods.
 	Selector *metav1.LabelSelector
 }
 
-// Violation is a rule of the order that an entry breaks against one before it.
+// Violation is an ordering rule that an entry violates with respect to an earlier one.
 type Violation string
 
 const (
-	// TypeOrder means that the pod types do not stand in the order Default, DaemonSet, Static.
+	// TypeOrder means that the pod types are not in the order Default, DaemonSet, Static.
 	TypeOrder Violation = "pod types must stand in the order Default, DaemonSet, Static"
 	// PriorityOrder means that the priority is lower than the one before it.
 	PriorityOrder Violation = "priorities must ascend within a pod type"
-	// SelectorOrder means that an entry with a selector stands behind the one without, at equal
+	// SelectorOrder means that an entry with a selector comes after the one without, with the same
 	// type and priority.
 	SelectorOrder Violation = "at equal pod type and priority, entries with a podSelector must come before the entry without one"
-	// Duplicate means that an entry of the same type, priority and selector stands before it.
+	// Duplicate means that an earlier entry has the same type, priority and selector.
 	Duplicate Violation = "duplicate"
 )
 
-// TypeRank returns the place of a pod type in the order, and false for an unknown type.
+// TypeRank returns the position of a pod type in the order, and false for an unknown type.
 func TypeRank(podType string) (int, bool) {
 	switch podType {
 	case "", "Default":
@@ -63,8 +63,8 @@ func TypeRank(podType string) (int, bool) {
 	return 0, false
 }
 
-// Check calls report for each entry that breaks a rule, with the index of the entry that it breaks
-// it against. Entries of unknown type are passed over: they are reported as such elsewhere.
+// Check calls report for each entry that violates a rule, with the index of the earlier entry that
+// it conflicts with. It skips entries of unknown type, which validation reports elsewhere.
 func Check(plan []Key, report func(index, against int, v Violation)) {
 	type identity struct {
 		rank     int
@@ -94,7 +94,7 @@ func Check(plan []Key, report func(index, against int, v Violation)) {
 	}
 }
 
-// Ordered says whether a plan breaks no rule and has only known types.
+// Ordered reports whether a plan violates no rule and has only known types.
 func Ordered(plan []Key) bool {
 	ok := true
 	for _, k := range plan {
@@ -106,7 +106,7 @@ func Ordered(plan []Key) bool {
 	return ok
 }
 
-// Before says whether a belongs before b in a plan.
+// Before reports whether a belongs before b in a plan.
 func Before(a, b Key) bool {
 	return violation(b, a) != ""
 }
@@ -129,14 +129,14 @@ func violation(before, after Key) Violation {
 	return ""
 }
 
-// SelectsAll says whether a selector leaves no pod out: it is absent or empty.
+// SelectsAll reports whether a selector is absent or empty, and so matches all pods.
 func SelectsAll(s *metav1.LabelSelector) bool {
 	return s == nil || len(s.MatchLabels) == 0 && len(s.MatchExpressions) == 0
 }
 
-// CanonicalSelector returns a text that is equal for selectors that say the same: whatever the
-// order of their requirements and values, and whether a label is asked for in matchLabels or by the
-// operator In. It is empty for a selector of all pods.
+// CanonicalSelector returns a string that is equal for equivalent selectors, regardless of the
+// order of their requirements and values, and of whether a label is required by matchLabels or by
+// the operator In. It is empty for a selector that matches all pods.
 func CanonicalSelector(s *metav1.LabelSelector) string {
 	if SelectsAll(s) {
 		return ""

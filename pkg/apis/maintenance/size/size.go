@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package size bounds how large an object a client may write, so that it is refused in plain words
-// and not by etcd.
+// Package size limits the size of objects that clients write, so that the API server refuses a
+// large object with a clear error before etcd does.
 package size
 
 import (
@@ -33,31 +33,31 @@ const (
 	// MaxBytes is the limit for metadata and spec of a NodeMaintenance together, in bytes of
 	// protobuf. A selector that names 5,000 nodes one by one takes about half of it.
 	MaxBytes = 512 << 10
-	// MaxStatusBytes is the limit for what StatusBytes estimates. Together with MaxBytes it is what
-	// etcd takes by default in one write: 1.5 MiB.
+	// MaxStatusBytes is the limit for what StatusBytes estimates. Together with MaxBytes it is
+	// etcd's default limit for one write: 1.5 MiB.
 	MaxStatusBytes = 1 << 20
 	// MaxEvacuationMetadataBytes is the limit for the labels and annotations of an Evacuation
 	// together, in bytes of their keys and values. Namespace administrators write Evacuations, and
 	// the server keeps every version of one in memory for more than a minute.
 	MaxEvacuationMetadataBytes = 32 << 10
-	// MaxCopiedLabelBytes is how much of a pod's labels an Evacuation gets, in bytes of their keys
-	// and values.
+	// MaxCopiedLabelBytes is the limit for the labels that an Evacuation copies from its pod, in
+	// bytes of their keys and values.
 	MaxCopiedLabelBytes = 16 << 10
 
 	// MaxEvacuationBytes is the limit for metadata and spec of an Evacuation together, in bytes of
 	// protobuf: it bounds what finalizers and ownerReferences add to its labels and annotations.
 	MaxEvacuationBytes = 64 << 10
 
-	// nodeBytes is what a node takes in a stored status beside its targets and its message, with a
-	// name of 63 characters: about what cloud providers use at most.
+	// nodeBytes is the size of a node in a stored status without its targets and its message, for a
+	// name of 63 characters: about the longest that cloud providers use.
 	nodeBytes = 128
 	// entryBytes is what protobuf adds to a target in a list.
 	entryBytes = 4
 )
 
-// StatusBytes estimates what the status of a maintenance takes in storage once all targets of the
-// plan are reached on that many nodes. Each node then has one target for each pod type and selector
-// of the plan. Messages are left out, since the controller omits them if they do not fit.
+// StatusBytes estimates the stored size of the status of a maintenance once that many nodes have
+// reached all targets of the plan. Each node then has one target for each pod type and selector of
+// the plan. Messages are not counted, since the controller omits them if they do not fit.
 func StatusBytes(plan []v1alpha1.DrainPlanEntry, nodes int) int {
 	targets := map[string]int{}
 	perNode := nodeBytes
@@ -107,7 +107,7 @@ func Validate(scheme *runtime.Scheme, obj runtime.Object) field.ErrorList {
 	if spec > metadata {
 		larger = "spec"
 	}
-	// Not Invalid: that would quote the value.
+	// Not Invalid, which would quote the value.
 	return field.ErrorList{field.Forbidden(field.NewPath(larger),
 		fmt.Sprintf("too large: metadata takes %d KiB and spec %d KiB, at most %d KiB are allowed together", metadata>>10, spec>>10, limit>>10))}
 }

@@ -25,8 +25,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 )
 
-// addFieldLabelConversions lets field selectors name our selectable fields and refuses all others
-// by name.
+// addFieldLabelConversions allows our selectable fields in field selectors. An error names any
+// other field.
 func addFieldLabelConversions(scheme *runtime.Scheme) error {
 	if err := scheme.AddFieldLabelConversionFunc(SchemeGroupVersion.WithKind("NodeMaintenance"),
 		allowFields(maintenance.FieldName, maintenance.FieldStage)); err != nil {

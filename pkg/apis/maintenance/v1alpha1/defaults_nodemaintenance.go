@@ -29,15 +29,15 @@ func addDefaultingFuncs(scheme *runtime.Scheme) error {
 }
 
 // FrozenPriorities are the priorities that every drain plan has for every pod type (KEP-4212, "Pod
-// Selection"). Defaulting also runs on what is read from etcd, so they must never change within
-// v1alpha1: a stored plan would read back as another one.
+// Selection"). Defaulting also runs on objects read from etcd, so they must never change within
+// v1alpha1: a stored plan would be decoded as a different one.
 func FrozenPriorities() []int32 {
 	return []int32{HighestUserDefinablePriority, SystemClusterCritical, SystemNodeCritical, MaxPodPriority}
 }
 
-// SetDefaults_NodeMaintenanceSpec completes the drain plan with the twelve entries that every plan
-// has. A plan that is out of order is left as it is, so that validation can name the index its
-// author wrote.
+// SetDefaults_NodeMaintenanceSpec adds the twelve entries that every drain plan has. It does not
+// change a plan whose order is invalid, so that the indexes in validation errors are those of the
+// request.
 func SetDefaults_NodeMaintenanceSpec(spec *NodeMaintenanceSpec) {
 	for i := range spec.DrainPlan {
 		if spec.DrainPlan[i].PodType == "" {
@@ -57,7 +57,7 @@ func SetDefaults_NodeMaintenanceSpec(spec *NodeMaintenanceSpec) {
 	spec.DrainPlan = plan
 }
 
-// PlanKeys returns what the order of each entry of a plan depends on.
+// PlanKeys returns the sort keys of the entries of a plan.
 func PlanKeys(plan []DrainPlanEntry) []planorder.Key {
 	keys := make([]planorder.Key, len(plan))
 	for i := range plan {

@@ -24,6 +24,5 @@ limitations under the License.
 // +groupName=maintenance.haulout.dev
 
 // Package v1alpha1 is the first served version of the maintenance API: the declarative node
-// maintenance of KEP-4212 and the evacuation requests it is built on. What differs from the KEP is
-// marked "(added)" or "(deviates)".
+// maintenance of KEP-4212 and the evacuation requests it is built on.
 package v1alpha1

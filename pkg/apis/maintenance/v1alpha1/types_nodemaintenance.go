@@ -30,19 +30,19 @@ import (
 type NodeMaintenanceStage string
 
 const (
-	// NodeMaintenanceStageIdle announces a maintenance; no node and no pod is touched.
+	// NodeMaintenanceStageIdle announces a maintenance. Nodes and pods are not changed.
 	NodeMaintenanceStageIdle NodeMaintenanceStage = "Idle"
 	// NodeMaintenanceStageCordon makes every selected node unschedulable.
 	NodeMaintenanceStageCordon NodeMaintenanceStage = "Cordon"
-	// NodeMaintenanceStageDrain makes every selected node unschedulable and asks its pods to leave,
-	// wave by wave, with Evacuations.
+	// NodeMaintenanceStageDrain makes every selected node unschedulable and creates Evacuations for
+	// its pods, wave by wave.
 	NodeMaintenanceStageDrain NodeMaintenanceStage = "Drain"
-	// NodeMaintenanceStageComplete withdraws the Evacuations that are still open and makes the
-	// nodes schedulable again, unless another maintenance still holds them.
+	// NodeMaintenanceStageComplete withdraws the remaining Evacuations and makes the nodes
+	// schedulable again, unless another maintenance still holds them.
 	NodeMaintenanceStageComplete NodeMaintenanceStage = "Complete"
 )
 
-// PodType sorts the pods of a node by what brings them back when they go (KEP-4212, "Pod
+// PodType classifies the pods of a node by what recreates them when they leave (KEP-4212, "Pod
 // Selection").
 // +enum
 // +k8s:enum
@@ -53,70 +53,71 @@ const (
 	PodTypeDefault PodType = "Default"
 	// PodTypeDaemonSet is a pod whose controller is a DaemonSet.
 	PodTypeDaemonSet PodType = "DaemonSet"
-	// PodTypeStatic is a static pod, seen through its mirror pod.
+	// PodTypeStatic is a static pod, which the API shows as a mirror pod.
 	PodTypeStatic PodType = "Static"
 )
 
-// NewNodesPolicy decides whether a maintenance takes nodes that are created after it left stage
-// Idle.
+// NewNodesPolicy defines whether a maintenance takes matching nodes that are created after it left
+// stage Idle.
 // +enum
 // +k8s:enum
 type NewNodesPolicy string
 
 const (
-	// NewNodesPolicyIgnore leaves such nodes alone, though they match: an autoscaler that answers a
-	// drain with new nodes of the same label would otherwise feed them to the maintenance one after
-	// the other.
+	// NewNodesPolicyIgnore ignores such nodes. Otherwise the maintenance would also drain, one
+	// after the other, the nodes with the same labels that an autoscaler creates in response to the
+	// drain.
 	NewNodesPolicyIgnore NewNodesPolicy = "Ignore"
-	// NewNodesPolicyJoin takes such nodes as it takes those that were there.
+	// NewNodesPolicyJoin treats such nodes like nodes that existed before.
 	NewNodesPolicyJoin NewNodesPolicy = "Join"
 )
 
 const (
-	// ConditionDrained is the condition of a NodeMaintenance that says whether all pods that its
+	// ConditionDrained is the condition of a NodeMaintenance that reports whether all pods that its
 	// plan covers have left all selected nodes (KEP-4212, "Status"). It is True only in stage
 	// Drain.
 	ConditionDrained = "Drained"
 
 	// ReasonDrainComplete (Drained=True): no pod that the plan covers is left on any selected node.
 	ReasonDrainComplete = "DrainComplete"
-	// ReasonDrainCompleteWithPodsLeft (Drained=True): as DrainComplete, but some pods were left
+	// ReasonDrainCompleteWithPodsLeft (Drained=True): like DrainComplete, but some pods were kept
 	// running on purpose; the message names them.
 	ReasonDrainCompleteWithPodsLeft = "DrainCompleteWithPodsLeft"
 	// ReasonDrainInProgress (Drained=False): pods are leaving.
 	ReasonDrainInProgress = "DrainInProgress"
-	// ReasonDrainBlocked (Drained=False): no pod is able to leave; the message names the worst
-	// blockers.
+	// ReasonDrainBlocked (Drained=False): every pod that is asked to leave is blocked; the message
+	// names the worst blockers.
 	ReasonDrainBlocked = "DrainBlocked"
-	// ReasonNotAuthorized (Drained=False): a selected node may not be deleted by the user of
-	// spec.requestedBy, so it is left alone.
+	// ReasonNotAuthorized (Drained=False): the user in spec.requestedBy is not allowed to delete a
+	// selected node, which is therefore neither cordoned nor drained.
 	ReasonNotAuthorized = "NotAuthorized"
 	// ReasonNotRequested (Drained=False): the maintenance is not in stage Drain.
 	ReasonNotRequested = "NotRequested"
 	// ReasonNoNodes (Drained=False): the selector matches no node.
 	ReasonNoNodes = "NoNodesSelected"
-	// ReasonNodeNotCordoned (Drained=False): a selected node cannot be kept unschedulable, so it is
-	// outside the waves; the message names it.
+	// ReasonNodeNotCordoned (Drained=False): the server cannot keep a selected node unschedulable,
+	// and excludes it from the waves; the message names it.
 	ReasonNodeNotCordoned = "NodeNotCordoned"
 
-	// ConditionProgressing is the condition of a NodeMaintenance that reports whether it moves on.
-	// The reasons are listed in the order in which they apply: the first one that holds is shown.
+	// ConditionProgressing is the condition of a NodeMaintenance that reports whether the
+	// maintenance makes progress. The reasons are listed in their order of precedence: the
+	// condition has the first one that applies.
 	ConditionProgressing = "Progressing"
 
-	// ReasonProgressComplete (Progressing=True or, while nodes are still to be released, with the
-	// message naming them): stage Complete.
+	// ReasonProgressComplete (Progressing=True or, if a node cannot be released, False): the stage
+	// is Complete; the message reports how many nodes still have to be released.
 	ReasonProgressComplete = "Complete"
-	// ReasonProgressNotRequested (Progressing=True): the stage asks no pod to leave.
+	// ReasonProgressNotRequested (Progressing=True): no pod is asked to leave in this stage.
 	ReasonProgressNotRequested = "NotRequested"
 	// ReasonProgressDrained (Progressing=True): nothing is left to do in stage Drain.
 	ReasonProgressDrained = "Drained"
 	// ReasonProgressBlocked (Progressing=False): every pod that is asked to leave is blocked.
 	ReasonProgressBlocked = "Blocked"
-	// ReasonProgressStalled (Progressing=False): nothing has moved for longer than the server's
-	// --stall-timeout.
+	// ReasonProgressStalled (Progressing=False): the maintenance has made no progress for longer
+	// than the server's --stall-timeout.
 	ReasonProgressStalled = "Stalled"
-	// ReasonProgressSyncFailed (Progressing=False, or True if something else moves): a write or a
-	// question fails; the message has the object, the error, and since when.
+	// ReasonProgressSyncFailed (Progressing=False, or True if other nodes make progress): a read or
+	// write fails; the message has the object, the error and the time of the first failure.
 	ReasonProgressSyncFailed = "SyncFailed"
 	// ReasonProgressWaiting (Progressing=True): every node waits for other nodes or for other
 	// maintenances.
@@ -124,10 +125,11 @@ const (
 	// ReasonProgressDraining (Progressing=True): pods are leaving.
 	ReasonProgressDraining = "Draining"
 
-	// ConditionNodeMessagesOmitted is True while the status has no messages for single nodes,
+	// ConditionNodeMessagesOmitted is True while the status has no messages for individual nodes,
 	// because it would be too large with them.
 	ConditionNodeMessagesOmitted = "NodeMessagesOmitted"
-	// ReasonStatusTooLarge (NodeMessagesOmitted=True): the status would not fit into storage.
+	// ReasonStatusTooLarge (NodeMessagesOmitted=True): the status would exceed the size limit of
+	// the storage.
 	ReasonStatusTooLarge = "StatusTooLarge"
 )
 
@@ -137,7 +139,7 @@ const (
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +k8s:supportsSubresource="/status"
 
-// NodeMaintenance takes a set of nodes out of service and puts them back (KEP-4212,
+// NodeMaintenance takes a set of nodes out of service and returns them to service (KEP-4212,
 // "NodeMaintenance API").
 type NodeMaintenance struct {
 	// +k8s:opaqueType
@@ -147,86 +149,86 @@ type NodeMaintenance struct {
 	// +k8s:opaqueType
 	metav1.ObjectMeta `json:"metadata,omitempty" protobuf:"bytes,1,opt,name=metadata"`
 
-	// spec says which nodes are under maintenance, how far it has been ordered, and in which order
-	// their pods leave.
+	// spec defines which nodes are under maintenance, the stage to reach, and the order in which
+	// the pods leave.
 	// +optional
 	Spec NodeMaintenanceSpec `json:"spec,omitempty" protobuf:"bytes,2,opt,name=spec"`
 
-	// status is what has been done. Only the Haulout server writes it.
+	// status is the observed state. Written by the Haulout server.
 	// +optional
 	Status NodeMaintenanceStatus `json:"status,omitempty" protobuf:"bytes,3,opt,name=status"`
 }
 
-// NodeMaintenanceSpec is the wanted state of a NodeMaintenance.
+// NodeMaintenanceSpec is the desired state of a NodeMaintenance.
 type NodeMaintenanceSpec struct {
-	// nodeSelector selects the nodes under maintenance. At least one term is needed and no term may
-	// be empty. It may change in the stages Idle, Cordon and Drain: a node that no longer matches
-	// is released, a node that matches late joins, but for new nodes (see newNodes). At most 1,000
-	// requirements and 10,000 values in all.
+	// nodeSelector selects the nodes under maintenance. At least one term is required and no term
+	// may be empty. It can be changed in the stages Idle, Cordon and Drain: a node that no longer
+	// matches is released, and a node that starts to match joins, except for new nodes (see
+	// newNodes). At most 1,000 requirements and 10,000 values in total.
 	// +required
 	// +k8s:required
 	// +k8s:opaqueType
 	NodeSelector *corev1.NodeSelector `json:"nodeSelector,omitempty" protobuf:"bytes,1,opt,name=nodeSelector"`
 
-	// stage is how far the maintenance is ordered to go: Idle, Cordon, Drain or Complete. A new
-	// object may start at any stage; later the stage only moves forward (Idle to any, Cordon to
-	// Drain or Complete, Drain to Complete). Deleting an object that is not Idle moves it to
+	// stage is the stage that the maintenance has to reach: Idle, Cordon, Drain or Complete. A new
+	// object can start at any stage; after that the stage only moves forward (Idle to any, Cordon
+	// to Drain or Complete, Drain to Complete). Deleting an object that is not Idle moves it to
 	// Complete. The default is Idle.
 	// +optional
 	// +default="Idle"
 	// +k8s:optional
 	Stage NodeMaintenanceStage `json:"stage,omitempty" protobuf:"bytes,2,opt,name=stage,casttype=NodeMaintenanceStage"`
 
-	// drainPlan is the order in which pods are asked to leave in stage Drain, first entry first. An
-	// entry opens when the entries before it have left every selected node. Pod types stand in the
-	// order Default, DaemonSet, Static; priorities ascend within a type; at equal type and priority
-	// entries with a selector stand before the one without. Duplicates are refused. Twelve entries
-	// (the priorities 1000000000, 2000000000, 2000001000 and 2147483647 of each type) are added
-	// where they belong. At most 100 own entries. Immutable once created.
+	// drainPlan is the list of waves in which pods are asked to leave in stage Drain, first entry
+	// first. The wave of an entry opens when the pods of all earlier entries have left every
+	// selected node. The order of pod types is Default, DaemonSet, Static. Within a type,
+	// priorities ascend. With the same type and priority, entries with a selector come before the
+	// entry without one. Duplicates are refused. The server adds twelve entries (the priorities
+	// 1000000000, 2000000000, 2000001000 and 2147483647 of each type) in their places. At most 100
+	// other entries. Immutable.
 	// +optional
 	// +listType=atomic
 	// +k8s:optional
 	// +k8s:listType=atomic
 	DrainPlan []DrainPlanEntry `json:"drainPlan,omitempty" protobuf:"bytes,3,rep,name=drainPlan"`
 
-	// reason tells people why: it is carried into the messages of Evacuations, node conditions and
-	// events. At most 1024 bytes.
+	// reason tells people why the nodes are under maintenance. The messages of Evacuations, node
+	// conditions and events repeat it. At most 1024 bytes.
 	// +optional
 	// +k8s:optional
 	// +k8s:maxBytes=1024
 	Reason string `json:"reason,omitempty" protobuf:"bytes,4,opt,name=reason"`
 
-	// requestedBy is the user of the last request that set or changed the nodeSelector or advanced
-	// the stage. Every node is authorized against this user before it is touched. It is set by the
-	// server; what a client sends is dropped.
+	// requestedBy is the user who last set or changed the nodeSelector or advanced the stage. The
+	// server changes a node only if this user is allowed to delete it. Set by the server; the value
+	// in a client's request is ignored.
 	// +optional
 	// +k8s:optional
 	// +k8s:opaqueType
 	RequestedBy *authenticationv1.UserInfo `json:"requestedBy,omitempty" protobuf:"bytes,5,opt,name=requestedBy"`
 
-	// newNodes decides what becomes of a node that matches and was created after the maintenance
-	// left stage Idle: Ignore leaves it alone, Join takes it. Nodes that existed and are labelled
-	// later always join, and so does a node that the selector names by metadata.name or by the
-	// label kubernetes.io/hostname. It may change as long as nodeSelector may. The default is
-	// Ignore.
+	// newNodes defines whether a matching node that was created after the maintenance left stage
+	// Idle joins the maintenance: Ignore or Join. A node that existed before and starts to match
+	// always joins, and so does a node that the selector names by metadata.name or by the label
+	// kubernetes.io/hostname. It can be changed as long as nodeSelector can. The default is Ignore.
 	// +optional
 	// +default="Ignore"
 	// +k8s:optional
 	NewNodes NewNodesPolicy `json:"newNodes,omitempty" protobuf:"bytes,6,opt,name=newNodes,casttype=NewNodesPolicy"`
 }
 
-// DrainPlanEntry is one wave of a drain: the pods of a type, up to a priority, that match a
+// DrainPlanEntry is one wave of a drain: the pods of one type, up to a priority, that match a
 // selector.
 type DrainPlanEntry struct {
-	// podSelector narrows the entry to pods with matching labels, so that some pods of a priority
-	// can leave before the others. Absent means all pods of the type.
+	// podSelector restricts the entry to pods with matching labels, so that some pods of a priority
+	// can leave before the others. If unset, the entry covers all pods of the type.
 	// +optional
 	// +k8s:optional
 	// +k8s:opaqueType
 	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty" protobuf:"bytes,1,opt,name=podSelector"`
 
-	// podPriority is the highest spec.priority of a pod that the entry covers; a pod without one
-	// counts as 0.
+	// podPriority is the highest spec.priority of a pod that the entry covers. A pod without a
+	// priority counts as 0.
 	// +required
 	PodPriority int32 `json:"podPriority" protobuf:"varint,2,opt,name=podPriority"`
 
@@ -237,24 +239,24 @@ type DrainPlanEntry struct {
 	PodType PodType `json:"podType,omitempty" protobuf:"bytes,3,opt,name=podType,casttype=PodType"`
 }
 
-// NodeMaintenanceStatus is the observed state of a NodeMaintenance. It is also the memory of the
-// drain: after a restart the server goes on from here.
+// NodeMaintenanceStatus is the observed state of a NodeMaintenance. It also stores the progress of
+// the drain: after a restart the server continues from here.
 type NodeMaintenanceStatus struct {
-	// observedGeneration is the metadata.generation that this status answers to.
+	// observedGeneration is the metadata.generation that this status reflects.
 	// +optional
 	// +k8s:optional
 	// +k8s:minimum=0
 	ObservedGeneration int64 `json:"observedGeneration,omitempty" protobuf:"varint,1,opt,name=observedGeneration"`
 
-	// stageStatuses lists the stages that were entered, in the order they were, written by the API
-	// server together with the stage itself.
+	// stageStatuses lists the stages that were entered, in order. The server adds an entry in the
+	// request that changes the stage.
 	// +optional
 	// +listType=atomic
 	// +k8s:optional
 	// +k8s:listType=atomic
 	StageStatuses []StageStatus `json:"stageStatuses,omitempty" protobuf:"bytes,2,rep,name=stageStatuses"`
 
-	// nodeStatuses has one entry for each selected node, ordered by name.
+	// nodeStatuses has one entry for each selected node, sorted by name.
 	// +optional
 	// +listType=atomic
 	// +k8s:optional
@@ -262,7 +264,7 @@ type NodeMaintenanceStatus struct {
 	NodeStatuses []NodeMaintenanceNodeStatus `json:"nodeStatuses,omitempty" protobuf:"bytes,3,rep,name=nodeStatuses"`
 
 	// conditions are the conditions of the maintenance: Drained reports whether the nodes are empty
-	// of pods that the plan covers, Progressing whether the maintenance moves on.
+	// of pods that the plan covers, Progressing reports whether the maintenance makes progress.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -274,21 +276,22 @@ type NodeMaintenanceStatus struct {
 	// +k8s:eachVal=+k8s:opaqueType
 	Conditions []metav1.Condition `json:"conditions,omitempty" patchStrategy:"merge" patchMergeKey:"type" protobuf:"bytes,4,rep,name=conditions"`
 
-	// lastProgressTimestamp is when something last moved in stage Drain: a pod left, a wave opened,
-	// an evacuator reported, or a pod was terminating within its grace period. Unset before stage
-	// Drain.
+	// lastProgressTimestamp is the time of the last progress in stage Drain: a pod left, a wave
+	// opened, an evacuator reported, or a pod was terminating within its grace period. Unset before
+	// stage Drain.
 	// +optional
 	// +k8s:opaqueType
 	LastProgressTimestamp *metav1.Time `json:"lastProgressTimestamp,omitempty" protobuf:"bytes,5,opt,name=lastProgressTimestamp"`
 
-	// newestNodeTimestamp is the newest metadata.creationTimestamp of any node when the maintenance
-	// left stage Idle. Nodes that were created later are new to it, see spec.newNodes.
+	// newestNodeTimestamp is the metadata.creationTimestamp of the newest node in the cluster when
+	// the maintenance left stage Idle. Nodes that were created later are new nodes, see
+	// spec.newNodes.
 	// +optional
 	// +k8s:opaqueType
 	NewestNodeTimestamp *metav1.Time `json:"newestNodeTimestamp,omitempty" protobuf:"bytes,6,opt,name=newestNodeTimestamp"`
 }
 
-// StageStatus says when a stage was entered.
+// StageStatus records when a stage was entered.
 type StageStatus struct {
 	// name is the stage.
 	// +required
@@ -301,14 +304,14 @@ type StageStatus struct {
 	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty" protobuf:"bytes,2,opt,name=startTimestamp"`
 }
 
-// NodeReference names one node, for its whole life.
+// NodeReference identifies one node.
 type NodeReference struct {
 	// name of the node.
 	// +required
 	// +k8s:required
 	Name string `json:"name" protobuf:"bytes,1,opt,name=name"`
 
-	// uid of the node. A node that is deleted and created again under the same name is a new node.
+	// uid of the node. A node that is recreated with the same name is a different node.
 	// +optional
 	UID types.UID `json:"uid,omitempty" protobuf:"bytes,2,opt,name=uid,casttype=k8s.io/apimachinery/pkg/types.UID"`
 }
@@ -319,53 +322,53 @@ type NodeMaintenanceNodeStatus struct {
 	// +required
 	NodeRef NodeReference `json:"nodeRef" protobuf:"bytes,1,opt,name=nodeRef"`
 
-	// drainTargets are the pods of the node that are asked to leave now: one entry for each pod
-	// type and selector, with the highest priority reached. They belong to the node, not to the
-	// maintenance: all maintenances that drain the node show the same. They never cover less than
-	// before while the node is held.
+	// drainTargets select the pods of the node that are asked to leave now: one entry for each pod
+	// type and selector, with the highest priority reached. They are a property of the node: all
+	// maintenances that drain the node have the same targets. While a maintenance holds the node,
+	// the targets never cover fewer pods than before.
 	// +optional
 	// +listType=atomic
 	// +k8s:optional
 	// +k8s:listType=atomic
 	DrainTargets []DrainPlanEntry `json:"drainTargets,omitempty" protobuf:"bytes,2,rep,name=drainTargets"`
 
-	// drainMessage says what the drain of this node does or waits for. At most 128 bytes.
+	// drainMessage describes what the drain of this node does or waits for. At most 128 bytes.
 	// +optional
 	// +k8s:optional
 	// +k8s:maxBytes=128
 	DrainMessage string `json:"drainMessage,omitempty" protobuf:"bytes,3,opt,name=drainMessage"`
 
-	// podsPendingEvacuation counts the pods of the node that the plan covers and that have no
+	// podsPendingEvacuation is the number of pods on the node that the plan covers and that have no
 	// Evacuation yet.
 	// +optional
 	// +k8s:optional
 	// +k8s:minimum=0
 	PodsPendingEvacuation int32 `json:"podsPendingEvacuation" protobuf:"varint,4,opt,name=podsPendingEvacuation"`
 
-	// podsEvacuating counts the pods of the node that have an Evacuation.
+	// podsEvacuating is the number of pods on the node that have an Evacuation.
 	// +optional
 	// +k8s:optional
 	// +k8s:minimum=0
 	PodsEvacuating int32 `json:"podsEvacuating" protobuf:"varint,5,opt,name=podsEvacuating"`
 
-	// podsBlocked counts the pods that are asked to leave and cannot: their Evacuation has the
-	// condition Blocked, or no Evacuation could be created for them twice.
+	// podsBlocked is the number of pods that are asked to leave and cannot: their Evacuation has
+	// the condition Blocked, or the server failed twice to create their Evacuation.
 	// +optional
 	// +k8s:optional
 	// +k8s:minimum=0
 	PodsBlocked int32 `json:"podsBlocked,omitempty" protobuf:"varint,6,opt,name=podsBlocked"`
 
-	// podsKept counts the pods that are kept running on purpose: DaemonSet pods that would come
-	// straight back or whose budget stays closed, static pods of a node that has no agent, and pods
-	// of this server that came back.
+	// podsKept is the number of pods that are kept running on purpose: DaemonSet pods that would be
+	// recreated immediately or whose budget allows no disruption, static pods of a node without a
+	// node agent, and pods of this server that were recreated on the node.
 	// +optional
 	// +k8s:optional
 	// +k8s:minimum=0
 	PodsKept int32 `json:"podsKept,omitempty" protobuf:"varint,7,opt,name=podsKept"`
 
-	// podsPeak is the most pods that were pending and evacuating on the node at one time since the
-	// drain began. What is missing of it now has left, also when the Evacuations that tell of it
-	// are gone. 0 before the drain.
+	// podsPeak is the highest sum of podsPendingEvacuation and podsEvacuating since the drain of
+	// the node began. podsPeak minus the current sum is the number of pods that have left, even
+	// after their Evacuations were deleted. 0 before the drain.
 	// +optional
 	// +k8s:optional
 	// +k8s:minimum=0
@@ -381,6 +384,6 @@ type NodeMaintenanceList struct {
 	// +optional
 	metav1.ListMeta `json:"metadata,omitempty" protobuf:"bytes,1,opt,name=metadata"`
 
-	// items are the maintenances.
+	// items are the NodeMaintenances.
 	Items []NodeMaintenance `json:"items" protobuf:"bytes,2,rep,name=items"`
 }

@@ -21,29 +21,28 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// PreviewEffect says what trouble that a preview predicts comes to.
+// PreviewEffect is the effect of a predicted problem on the pods.
 // +enum
 // +k8s:enum
 type PreviewEffect string
 
 const (
-	// PreviewEffectNever means that the pods cannot leave until somebody changes what is in the
-	// way.
+	// PreviewEffectNever means that the pods cannot leave until a user removes the cause.
 	PreviewEffectNever PreviewEffect = "Never"
-	// PreviewEffectNotNow means that as things stand the pods cannot leave, which may pass by
-	// itself.
+	// PreviewEffectNotNow means that the pods cannot leave now, which may change without action by
+	// a user.
 	PreviewEffectNotNow PreviewEffect = "NotNow"
-	// PreviewEffectLost means that the pods leave, and nothing makes them anew.
+	// PreviewEffectLost means that the pods leave, and no controller recreates them.
 	PreviewEffectLost PreviewEffect = "Lost"
-	// PreviewEffectDelayed means that the pods leave, but not all at once.
+	// PreviewEffectDelayed means that the pods leave, but not all at the same time.
 	PreviewEffectDelayed PreviewEffect = "Delayed"
 )
 
 const (
-	// ReasonNoController (preview only): no controller owns the pod, so that nothing makes it anew.
+	// ReasonNoController (preview only): no controller owns the pod, so nothing recreates it.
 	ReasonNoController = "NoController"
 	// ReasonNamespaceTerminating (preview only): the namespace of the pod is being deleted. No
-	// Evacuation can be made in it; its pods leave with the namespace.
+	// Evacuation can be created in it; its pods are deleted with the namespace.
 	ReasonNamespaceTerminating = "NamespaceTerminating"
 	// ReasonTurnsByOwner (preview only): no budget protects the pods, so the pods of each workload
 	// are evicted in turns.
@@ -52,96 +51,96 @@ const (
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// NodeMaintenancePreview says what the drain of a NodeMaintenance would do if it began now or, in
-// stage Drain, what it still has to do: the waves, who takes each pod away, and what is in the way.
-// It is worked out on request from the cluster as it is, and never stored. Nothing is touched.
-// Lists are cut to what can be read; the counts are always those of everything.
+// NodeMaintenancePreview predicts what the drain of a NodeMaintenance would do if it began now or,
+// in stage Drain, what it still has to do: the waves, which evacuator removes each pod, and the
+// blockers. The server computes it on request from the current state of the cluster, changes
+// nothing, and does not store it. Long lists are truncated; counts always cover all objects.
 type NodeMaintenancePreview struct {
 	// +k8s:opaqueType
 	metav1.TypeMeta `json:",inline"`
-	// metadata has the name, uid, generation and creationTimestamp of the NodeMaintenance that this
-	// is about.
+	// metadata has the name, uid, generation and creationTimestamp of the previewed
+	// NodeMaintenance.
 	// +optional
 	// +k8s:opaqueType
 	metav1.ObjectMeta `json:"metadata,omitempty" protobuf:"bytes,1,opt,name=metadata"`
 
-	// timestamp is when the server began to look at the cluster.
+	// timestamp is the time at which the server began to read the state of the cluster.
 	// +required
 	// +k8s:opaqueType
 	Timestamp metav1.Time `json:"timestamp" protobuf:"bytes,2,opt,name=timestamp"`
 
-	// stage is the stage of the NodeMaintenance. In Complete and while it is being deleted nothing
-	// is to come, and there are no waves.
+	// stage is the stage of the NodeMaintenance. In stage Complete, and while the NodeMaintenance
+	// is being deleted, there are no waves.
 	// +optional
 	// +k8s:optional
 	Stage NodeMaintenanceStage `json:"stage,omitempty" protobuf:"bytes,3,opt,name=stage,casttype=NodeMaintenanceStage"`
 
-	// podCount is how many pods have to leave.
+	// podCount is the number of pods that have to leave.
 	// +optional
 	PodCount int32 `json:"podCount" protobuf:"varint,4,opt,name=podCount"`
 
-	// podsKeptCount is how many pods are left running on purpose.
+	// podsKeptCount is the number of pods that are kept running on purpose.
 	// +optional
 	PodsKeptCount int32 `json:"podsKeptCount" protobuf:"varint,5,opt,name=podsKeptCount"`
 
-	// nodeCount is how many nodes are selected.
+	// nodeCount is the number of selected nodes.
 	// +optional
 	NodeCount int32 `json:"nodeCount" protobuf:"varint,6,opt,name=nodeCount"`
 
-	// nodesRefused is how many of the nodes are left alone because the user of spec.requestedBy may
-	// not delete them.
+	// nodesRefused is the number of selected nodes that are neither cordoned nor drained because
+	// the user in spec.requestedBy is not allowed to delete them.
 	// +optional
 	NodesRefused int32 `json:"nodesRefused" protobuf:"varint,7,opt,name=nodesRefused"`
 
-	// nodesUnchecked is how many of the nodes the preview takes for allowed without having asked.
-	// The drain itself asks about each.
+	// nodesUnchecked is the number of selected nodes that the preview assumes to be allowed without
+	// an authorization check. The drain itself checks every node.
 	// +optional
 	NodesUnchecked int32 `json:"nodesUnchecked,omitempty" protobuf:"varint,8,opt,name=nodesUnchecked"`
 
-	// waves are the entries of the drain plan that have pods to wait for, in their order. Entries
-	// without pods cost no time and are left out.
+	// waves are the entries of the drain plan that have pods to wait for, in the order of the plan.
+	// Entries without pods are omitted.
 	// +optional
 	// +listType=atomic
 	// +k8s:optional
 	Waves []PreviewWave `json:"waves,omitempty" protobuf:"bytes,9,rep,name=waves"`
 
-	// blockers are what is in the way, the worst first: by effect (Never, NotNow, Lost, Delayed),
-	// then by the number of pods. Budgets are worked out for all pods of the drain together. At
-	// most 200.
+	// blockers are the predicted problems, the worst first: by effect (Never, NotNow, Lost,
+	// Delayed), then by the number of pods. Budgets are evaluated for all pods of the drain
+	// together. At most 200.
 	// +optional
 	// +listType=atomic
 	// +k8s:optional
 	Blockers []PreviewBlocker `json:"blockers,omitempty" protobuf:"bytes,10,rep,name=blockers"`
 
-	// blockersOmitted is how many blockers there are beyond those listed.
+	// blockersOmitted is the number of blockers that are not listed.
 	// +optional
 	BlockersOmitted int32 `json:"blockersOmitted,omitempty" protobuf:"varint,11,opt,name=blockersOmitted"`
 
-	// podsKept are the pods that are left running on purpose, by reason.
+	// podsKept are the pods that are kept running on purpose, grouped by reason.
 	// +optional
 	// +listType=atomic
 	PodsKept []PreviewPodsKept `json:"podsKept,omitempty" protobuf:"bytes,12,rep,name=podsKept"`
 
-	// maintenances are the other NodeMaintenances on the same nodes, by name; those in stage
-	// Complete are not among them. At most 100.
+	// maintenances are the other NodeMaintenances that select some of the same nodes, sorted by
+	// name, except those in stage Complete. At most 100.
 	// +optional
 	// +listType=atomic
 	// +k8s:optional
 	Maintenances []PreviewMaintenance `json:"maintenances,omitempty" protobuf:"bytes,13,rep,name=maintenances"`
 
-	// nodes are the selected nodes, by name. At most 5000.
+	// nodes are the selected nodes, sorted by name. At most 5000.
 	// +optional
 	// +listType=atomic
 	Nodes []PreviewNode `json:"nodes,omitempty" protobuf:"bytes,14,rep,name=nodes"`
 
-	// nodesOmitted is how many nodes there are beyond those listed.
+	// nodesOmitted is the number of nodes that are not listed.
 	// +optional
 	NodesOmitted int32 `json:"nodesOmitted,omitempty" protobuf:"varint,15,opt,name=nodesOmitted"`
 }
 
-// PreviewWave is an entry of the drain plan with the pods that it is the first to cover.
+// PreviewWave is an entry of the drain plan with the pods that it covers and no earlier entry does.
 type PreviewWave struct {
-	// index is the place of the entry in spec.drainPlan, from 0.
+	// index is the index of the entry in spec.drainPlan, starting at 0.
 	// +required
 	Index int32 `json:"index" protobuf:"varint,1,opt,name=index"`
 
@@ -154,83 +153,85 @@ type PreviewWave struct {
 	// +required
 	PodPriority int32 `json:"podPriority" protobuf:"varint,3,opt,name=podPriority"`
 
-	// podSelector is what else the entry asks of a pod.
+	// podSelector is the pod selector of the entry. If unset, the entry covers all pods of the
+	// type.
 	// +optional
 	// +k8s:opaqueType
 	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty" protobuf:"bytes,4,opt,name=podSelector"`
 
-	// podCount is how many pods the wave waits for.
+	// podCount is the number of pods that the wave waits for.
 	// +optional
 	PodCount int32 `json:"podCount" protobuf:"varint,5,opt,name=podCount"`
 
-	// podsAsked is how many of them are asked to leave at once: in stage Drain now, before that as
-	// soon as the maintenance drains and all its nodes are cordoned. Without other maintenances
-	// these are the pods of the first wave. A maintenance on the same nodes that has come less far
-	// makes it less; one that has come further makes it more, in later waves, too.
+	// podsAsked is the number of these pods that are asked to leave at the same time: in stage
+	// Drain now, before that as soon as the maintenance is in stage Drain and all its nodes are
+	// cordoned. Without other maintenances these are the pods of the first wave. Another
+	// maintenance on the same nodes lowers the number if it is at an earlier wave, and raises it,
+	// in later waves too, if it is at a later one.
 	// +optional
 	PodsAsked int32 `json:"podsAsked" protobuf:"varint,6,opt,name=podsAsked"`
 
-	// podsTerminating is how many of them have been told to stop already.
+	// podsTerminating is the number of these pods that are already terminating.
 	// +optional
 	PodsTerminating int32 `json:"podsTerminating,omitempty" protobuf:"varint,7,opt,name=podsTerminating"`
 
-	// nodeCount is how many nodes they are on.
+	// nodeCount is the number of nodes that these pods run on.
 	// +optional
 	NodeCount int32 `json:"nodeCount" protobuf:"varint,8,opt,name=nodeCount"`
 
-	// evacuators counts the pods by who has the first turn; the class
-	// eviction.maintenance.haulout.dev stands for the Eviction API. The most pods come first. At
-	// most 50.
+	// evacuators counts the pods by the class that becomes active first. The class
+	// eviction.maintenance.haulout.dev means the Eviction API. Sorted by the number of pods, the
+	// highest first. At most 50.
 	// +optional
 	// +listType=atomic
 	Evacuators []PreviewEvacuator `json:"evacuators,omitempty" protobuf:"bytes,9,rep,name=evacuators"`
 
-	// nodes has the pods by node and namespace, each in the order of their names. At most 1000 pods
-	// of a wave and 5000 of all waves.
+	// nodes lists the pods by node and namespace, each sorted by name. At most 1000 pods of one
+	// wave and 5000 of all waves.
 	// +optional
 	// +listType=atomic
 	Nodes []PreviewWaveNode `json:"nodes,omitempty" protobuf:"bytes,10,rep,name=nodes"`
 
-	// podsOmitted is how many pods the wave has beyond those listed.
+	// podsOmitted is the number of pods of the wave that are not listed.
 	// +optional
 	PodsOmitted int32 `json:"podsOmitted,omitempty" protobuf:"varint,11,opt,name=podsOmitted"`
 }
 
 // PreviewEvacuator counts the pods of an evacuator.
 type PreviewEvacuator struct {
-	// evacuatorClass is the class of the evacuator; it is empty for pods that nothing is able to
-	// take away.
+	// evacuatorClass is the class of the evacuator. It is empty for pods that no evacuator is able
+	// to remove.
 	// +optional
 	EvacuatorClass string `json:"evacuatorClass" protobuf:"bytes,1,opt,name=evacuatorClass"`
 
-	// podCount is how many pods it is.
+	// podCount is the number of pods.
 	// +optional
 	PodCount int32 `json:"podCount" protobuf:"varint,2,opt,name=podCount"`
 }
 
-// PreviewWaveNode is the pods of a wave on a node.
+// PreviewWaveNode lists the pods of a wave on one node.
 type PreviewWaveNode struct {
 	// name of the node.
 	// +required
 	Name string `json:"name" protobuf:"bytes,1,opt,name=name"`
 
-	// podCount is how many pods of the wave are on the node.
+	// podCount is the number of pods of the wave on the node.
 	// +optional
 	PodCount int32 `json:"podCount" protobuf:"varint,2,opt,name=podCount"`
 
-	// namespaces has these pods by namespace.
+	// namespaces lists these pods by namespace.
 	// +optional
 	// +listType=atomic
 	Namespaces []PreviewWaveNamespace `json:"namespaces,omitempty" protobuf:"bytes,3,rep,name=namespaces"`
 }
 
-// PreviewWaveNamespace is the pods of a wave on a node in a namespace.
+// PreviewWaveNamespace lists the pods of a wave on one node in one namespace.
 type PreviewWaveNamespace struct {
 	// name of the namespace.
 	// +required
 	Name string `json:"name" protobuf:"bytes,1,opt,name=name"`
 
-	// pods of the namespace.
+	// pods are the pods in the namespace.
 	// +optional
 	// +listType=atomic
 	Pods []PreviewPod `json:"pods,omitempty" protobuf:"bytes,2,rep,name=pods"`
@@ -242,64 +243,66 @@ type PreviewPod struct {
 	// +required
 	Name string `json:"name" protobuf:"bytes,1,opt,name=name"`
 
-	// evacuatorClasses are who takes the pod away: its evacuators in the order of their turns and,
-	// for a pod of type Default, eviction at last. It is empty if nothing is able to.
+	// evacuatorClasses are the classes that may remove the pod, in the order in which they become
+	// active: its evacuators and, for a pod of type Default, eviction as the last one. It is empty
+	// if no evacuator is able to remove the pod.
 	// +optional
 	// +listType=atomic
 	EvacuatorClasses []string `json:"evacuatorClasses,omitempty" protobuf:"bytes,2,rep,name=evacuatorClasses"`
 
-	// blockers are the reasons of all blockers that the pod is among, the worst first.
+	// blockers are the reasons of all blockers that affect the pod, the worst first.
 	// +optional
 	// +listType=atomic
 	Blockers []string `json:"blockers,omitempty" protobuf:"bytes,3,rep,name=blockers"`
 
-	// terminating says that the pod has been told to stop already.
+	// terminating is true if the pod is already terminating.
 	// +optional
 	Terminating bool `json:"terminating,omitempty" protobuf:"varint,4,opt,name=terminating"`
 }
 
-// PreviewBlocker is trouble that some pods have in common.
+// PreviewBlocker is a predicted problem that one or more pods share.
 type PreviewBlocker struct {
-	// effect says what it comes to: Never, NotNow, Lost or Delayed.
+	// effect is the effect of the problem on the pods: Never, NotNow, Lost or Delayed.
 	// +required
 	// +k8s:required
 	Effect PreviewEffect `json:"effect" protobuf:"bytes,1,opt,name=effect,casttype=PreviewEffect"`
 
-	// reason is what it is: one of the reasons of the condition Blocked of Evacuations,
-	// NoController or NamespaceTerminating.
+	// reason identifies the problem: one of the reasons of the condition Blocked of Evacuations,
+	// NoController, NamespaceTerminating or TurnsByOwner.
 	// +required
 	Reason string `json:"reason" protobuf:"bytes,2,opt,name=reason"`
 
-	// message says in words what is in the way, and what can be done.
+	// message describes the problem for people, with a remedy.
 	// +optional
 	Message string `json:"message,omitempty" protobuf:"bytes,3,opt,name=message"`
 
-	// budgets are the PodDisruptionBudgets behind it.
+	// budgets are the PodDisruptionBudgets that cause the problem.
 	// +optional
 	// +listType=atomic
 	Budgets []PreviewBudget `json:"budgets,omitempty" protobuf:"bytes,4,rep,name=budgets"`
 
-	// rounds is into how many groups a budget breaks the pods up, one after the other, if it goes
-	// on to allow what it allows now. The pods of a group leave together; their replacements have
-	// to be ready before the next. 0 if it has nothing to do with rounds.
+	// rounds is the number of groups in which a budget lets the pods leave, one group after the
+	// other, if it continues to allow as many disruptions as now. The pods of a group leave
+	// together; their replacements have to be ready before the next group leaves. 0 if the problem
+	// does not depend on rounds.
 	// +optional
 	Rounds int32 `json:"rounds,omitempty" protobuf:"varint,5,opt,name=rounds"`
 
-	// podCount is how many pods it concerns.
+	// podCount is the number of affected pods.
 	// +optional
 	PodCount int32 `json:"podCount" protobuf:"varint,6,opt,name=podCount"`
 
-	// pods are these pods, by namespace, name and node. At most 50.
+	// pods are these pods, with namespace, name and node. At most 50.
 	// +optional
 	// +listType=atomic
 	Pods []PreviewPodReference `json:"pods,omitempty" protobuf:"bytes,7,rep,name=pods"`
 
-	// podsOmitted is how many pods there are beyond those listed.
+	// podsOmitted is the number of pods that are not listed.
 	// +optional
 	PodsOmitted int32 `json:"podsOmitted,omitempty" protobuf:"varint,8,opt,name=podsOmitted"`
 }
 
-// PreviewBudget is a PodDisruptionBudget as it was read.
+// PreviewBudget is the state of a PodDisruptionBudget when the preview was computed.
 type PreviewBudget struct {
 	// namespace of the budget.
 	// +required
@@ -309,12 +312,12 @@ type PreviewBudget struct {
 	// +required
 	Name string `json:"name" protobuf:"bytes,2,opt,name=name"`
 
-	// disruptionsAllowed is how many evictions it allows now.
+	// disruptionsAllowed is the number of evictions that the budget allowed.
 	// +optional
 	DisruptionsAllowed int32 `json:"disruptionsAllowed" protobuf:"varint,3,opt,name=disruptionsAllowed"`
 }
 
-// PreviewPodReference names a pod and where it is.
+// PreviewPodReference identifies a pod and its node.
 type PreviewPodReference struct {
 	// namespace of the pod.
 	// +required
@@ -324,50 +327,51 @@ type PreviewPodReference struct {
 	// +required
 	Name string `json:"name" protobuf:"bytes,2,opt,name=name"`
 
-	// node is where the pod runs.
+	// node is the name of the node that the pod runs on.
 	// +required
 	Node string `json:"node" protobuf:"bytes,3,opt,name=node"`
 }
 
-// PreviewPodsKept is pods that are left running for the same reason.
+// PreviewPodsKept lists pods that are kept running for the same reason.
 type PreviewPodsKept struct {
-	// reason says in words why: "DaemonSet pod", "DaemonSet pod that tolerates the drain taint" or
-	// "static pod".
+	// reason describes for people why the pods are kept: "DaemonSet pod", "DaemonSet pod that
+	// tolerates the drain taint" or "static pod".
 	// +required
 	Reason string `json:"reason" protobuf:"bytes,1,opt,name=reason"`
 
-	// podCount is how many pods it is.
+	// podCount is the number of pods.
 	// +optional
 	PodCount int32 `json:"podCount" protobuf:"varint,2,opt,name=podCount"`
 
-	// pods are these pods, by namespace, name and node. At most 50.
+	// pods are these pods, with namespace, name and node. At most 50.
 	// +optional
 	// +listType=atomic
 	Pods []PreviewPodReference `json:"pods,omitempty" protobuf:"bytes,3,rep,name=pods"`
 
-	// podsOmitted is how many pods there are beyond those listed.
+	// podsOmitted is the number of pods that are not listed.
 	// +optional
 	PodsOmitted int32 `json:"podsOmitted,omitempty" protobuf:"varint,4,opt,name=podsOmitted"`
 }
 
-// PreviewMaintenance is another NodeMaintenance on some of the same nodes.
+// PreviewMaintenance is another NodeMaintenance that selects some of the same nodes.
 type PreviewMaintenance struct {
 	// name of the maintenance.
 	// +required
 	Name string `json:"name" protobuf:"bytes,1,opt,name=name"`
 
-	// stage of the maintenance. While one is in Drain, each of its nodes follows the plan of the
-	// one that has come least far there.
+	// stage of the maintenance. A node that several maintenances in stage Drain select follows the
+	// plan of the one that is at the earliest wave there.
 	// +optional
 	// +k8s:optional
 	Stage NodeMaintenanceStage `json:"stage,omitempty" protobuf:"bytes,2,opt,name=stage,casttype=NodeMaintenanceStage"`
 
-	// nodeCount is how many of the nodes it selects, too.
+	// nodeCount is the number of nodes that both maintenances select.
 	// +optional
 	NodeCount int32 `json:"nodeCount" protobuf:"varint,3,opt,name=nodeCount"`
 
-	// nodesFastForwarded is on how many of these nodes it has come further than the plan of the
-	// previewed maintenance would, so that the drain of these goes on from there.
+	// nodesFastForwarded is the number of these nodes on which the other maintenance is already at
+	// a later wave than the previewed maintenance would be. The drain of these nodes continues from
+	// there.
 	// +optional
 	NodesFastForwarded int32 `json:"nodesFastForwarded,omitempty" protobuf:"varint,4,opt,name=nodesFastForwarded"`
 }
@@ -382,22 +386,22 @@ type PreviewNode struct {
 	// +optional
 	UID types.UID `json:"uid,omitempty" protobuf:"bytes,2,opt,name=uid,casttype=k8s.io/apimachinery/pkg/types.UID"`
 
-	// refused says that the user of spec.requestedBy may not delete the node, so that it is neither
-	// cordoned nor drained.
+	// refused is true if the user in spec.requestedBy is not allowed to delete the node, which is
+	// therefore neither cordoned nor drained.
 	// +optional
 	Refused bool `json:"refused,omitempty" protobuf:"varint,3,opt,name=refused"`
 
-	// podCount is how many pods have to leave the node; 0 if it is refused.
+	// podCount is the number of pods that have to leave the node. 0 if the node is refused.
 	// +optional
 	PodCount int32 `json:"podCount" protobuf:"varint,4,opt,name=podCount"`
 
-	// podsKept is how many pods are left running on the node on purpose.
+	// podsKept is the number of pods that are kept running on the node on purpose.
 	// +optional
 	PodsKept int32 `json:"podsKept,omitempty" protobuf:"varint,5,opt,name=podsKept"`
 
-	// message is the drainMessage that the node's status would have first in stage Drain: it names
-	// other maintenances that hold the drain of the node back or have taken it further. In stage
-	// Drain it is that of now.
+	// message is the first drainMessage that the node's status would have in stage Drain, or its
+	// current one in stage Drain. It names other maintenances that delay the drain of the node or
+	// have already advanced it.
 	// +optional
 	Message string `json:"message,omitempty" protobuf:"bytes,6,opt,name=message"`
 }

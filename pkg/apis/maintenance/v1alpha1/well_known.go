@@ -19,13 +19,12 @@ package v1alpha1
 import corev1 "k8s.io/api/core/v1"
 
 const (
-	// FinalizerMaintenanceCompletion holds a NodeMaintenance until its nodes are released
-	// (KEP-4212, "Finalizers and Deletion of the NodeMaintenance"). The server puts it on and takes
-	// it off.
+	// FinalizerMaintenanceCompletion keeps a NodeMaintenance until its nodes are released
+	// (KEP-4212, "Finalizers and Deletion of the NodeMaintenance"). The server adds and removes it.
 	FinalizerMaintenanceCompletion = "nodemaintenance.k8s.io/maintenance-completion"
 
-	// FinalizerInstigatorPrefix starts the finalizer of an instigator on an Evacuation: the prefix
-	// and the instigator's name.
+	// FinalizerInstigatorPrefix is the prefix of an instigator's finalizer on an Evacuation; the
+	// instigator's name follows it.
 	FinalizerInstigatorPrefix = "evacuation.coordination.k8s.io/instigator_"
 
 	// InstigatorNodeMaintenance is the name of the node maintenance controller as an instigator.
@@ -35,8 +34,8 @@ const (
 	// controller.
 	FinalizerInstigatorNodeMaintenance = FinalizerInstigatorPrefix + InstigatorNodeMaintenance
 
-	// AnnotationEvacuatorPrefix starts the annotation with which a pod names an evacuator: the
-	// prefix and the class; the value is "<priority>" or "<priority>/<role>".
+	// AnnotationEvacuatorPrefix is the prefix of the annotation with which a pod names an
+	// evacuator; the class follows it. The value is "<priority>" or "<priority>/<role>".
 	AnnotationEvacuatorPrefix = "evacuation.coordination.k8s.io/priority_"
 
 	// EvacuatorClassDeployment is the built-in evacuator of pods that a Deployment owns through a
@@ -46,48 +45,47 @@ const (
 	EvacuatorClassDaemonSet = "daemonset.apps.k8s.io"
 	// EvacuatorClassKubelet is the evacuator of static pods: the node agent.
 	EvacuatorClassKubelet = "kubelet.k8s.io"
-	// EvacuatorClassEviction is the active class once every evacuator is spent: the pod is evicted
-	// within its budget.
+	// EvacuatorClassEviction is the active class once no evacuator is left: the server evicts the
+	// pod as its budget allows.
 	EvacuatorClassEviction = "eviction.maintenance.haulout.dev"
 
-	// ControllerEvacuatorPriority is the priority of the evacuator with the role controller, and of
-	// no other.
+	// ControllerEvacuatorPriority is reserved for the evacuator with the role controller.
 	ControllerEvacuatorPriority int32 = 10000
 
-	// AnnotationCordonedBy is put on a node in the write that cordons it. Its value is a JSON
-	// object of the names and UIDs of the maintenances that hold the cordon. A cordon without it
-	// belongs to somebody else and is not lifted.
+	// AnnotationCordonedBy is added to a node in the write that cordons it. Its value is a JSON
+	// object of the names and UIDs of the maintenances that hold the cordon. The server does not
+	// lift a cordon without this annotation: a user or another component added it.
 	AnnotationCordonedBy = "maintenance.haulout.dev/cordoned-by"
 
-	// AnnotationConditionsBy is put on a node in the write that sets its conditions. Its value is a
-	// JSON object: "conditions" lists the types of the conditions that are the server's,
-	// "maintenances" holds the UIDs and stages of the maintenances that they are about, by name. A
-	// condition that it does not list belongs to somebody else and is not touched.
+	// AnnotationConditionsBy is added to a node in the write that sets its conditions. Its value is
+	// a JSON object: "conditions" lists the types of the conditions that the server owns,
+	// "maintenances" maps the names of the maintenances that they are about to UIDs and stages. The
+	// server does not change a condition that it does not list.
 	AnnotationConditionsBy = "maintenance.haulout.dev/conditions-by"
 
-	// AnnotationTaintedBy is put on a node in the write that puts the taint TaintDrain on it. Its
-	// value is a JSON object of the names and UIDs of the maintenances that hold the taint. A taint
-	// without it belongs to somebody else and is not taken off.
+	// AnnotationTaintedBy is added to a node in the write that adds the taint TaintDrain. Its value
+	// is a JSON object of the names and UIDs of the maintenances that hold the taint. The server
+	// does not remove a taint without this annotation: a user or another component added it.
 	AnnotationTaintedBy = "maintenance.haulout.dev/tainted-by"
 
 	// TaintDrain keeps new DaemonSet pods off a node whose DaemonSet pods are asked to leave.
 	TaintDrain = "maintenance.haulout.dev/drain"
 
 	// TaintHeld makes the scheduler prefer other nodes to one that a maintenance holds, for pods
-	// that tolerate cordons. Its effect is PreferNoSchedule. It is added in the write that cordons
-	// the node, or by itself where the node was cordoned before, and it is removed when no
-	// maintenance holds the node any more. AnnotationCordonedBy names whose it is.
+	// that tolerate cordons. Its effect is PreferNoSchedule. The server adds it in the write that
+	// cordons the node, or in a separate write if the node was cordoned before, and removes it when
+	// no maintenance holds the node any more. AnnotationCordonedBy names its owners.
 	TaintHeld = "maintenance.haulout.dev/held"
 
-	// AnnotationLeavesFor is on the request with which the server creates an Evacuation. Its value
-	// names, for people, the maintenance that the pod leaves for, with its reason. The value
-	// becomes part of the first status.message. The annotation is not stored, and it is dropped
-	// from the requests of others.
+	// AnnotationLeavesFor is set in the request with which the server creates an Evacuation. Its
+	// value names, for people, the maintenance that the pod leaves for, with its reason. The value
+	// becomes part of the first status.message. The annotation is not stored, and the server
+	// removes it from the requests of other users.
 	AnnotationLeavesFor = "maintenance.haulout.dev/leaves-for"
 
-	// AnnotationSurge on a Deployment decides whether the built-in evacuator may scale it up:
-	// SurgeDisabled or SurgeAlways. Without it the Deployment is scaled up unless a budget of its
-	// pods never allows an eviction.
+	// AnnotationSurge on a Deployment defines whether the built-in evacuator may scale it up:
+	// SurgeDisabled or SurgeAlways. Without it, the evacuator scales the Deployment up unless a
+	// budget of its pods never allows an eviction.
 	AnnotationSurge = "maintenance.haulout.dev/surge"
 	// SurgeDisabled is the value of AnnotationSurge for a Deployment whose pods are only evicted.
 	SurgeDisabled = "Disabled"
@@ -99,23 +97,24 @@ const (
 	// The value is a Go duration, such as "20m".
 	AnnotationSurgeTimeout = "maintenance.haulout.dev/surge-timeout"
 
-	// AnnotationOriginalPodDeletionCost is put on a pod in the write that gives it the lowest
-	// deletion cost, so that a scale-down takes it before others (KEP-2255). Its value is the cost
-	// that the pod had, empty if it had none; that comes back when the pod may stay.
+	// AnnotationOriginalPodDeletionCost is added to a pod in the write that sets the lowest
+	// deletion cost, so that a scale-down deletes this pod first (KEP-2255). Its value is the
+	// previous cost of the pod, empty if it had none. The server restores that cost when the pod
+	// may stay.
 	AnnotationOriginalPodDeletionCost = "maintenance.haulout.dev/original-pod-deletion-cost"
 
-	// AnnotationSurgeRecord is put on a Deployment, or on the HorizontalPodAutoscaler that scales
+	// AnnotationSurgeRecord is added to a Deployment, or to the HorizontalPodAutoscaler that scales
 	// it, in the write that scales it up so that pods can leave. Its value is a JSON object: the
-	// numbers before and after, and the Evacuations that it is for. Whoever finds it can take the
-	// scaling back.
+	// replica counts before and after, and the Evacuations that need the surge. The server, or a
+	// user, can undo the surge with it.
 	AnnotationSurgeRecord = "maintenance.haulout.dev/surge-record"
 )
 
-// The conditions of a node that say what maintenances do with it (KEP-4212, "Status"). None of them
-// is on a node that no maintenance holds.
+// The conditions of a node that report what maintenances do with it (KEP-4212, "Status"). A node
+// that no maintenance holds has none of them.
 const (
 	// NodeConditionMaintenancePlanned is True while a maintenance in stage Idle selects the node.
-	// It is only set if the server is told to.
+	// The server sets it only if configured to.
 	NodeConditionMaintenancePlanned corev1.NodeConditionType = "MaintenancePlanned"
 	// NodeConditionMaintenanceInProgress is True while a maintenance in stage Cordon or Drain holds
 	// the node.
@@ -128,52 +127,53 @@ const (
 	NodeConditionDrained corev1.NodeConditionType = "Drained"
 )
 
-// Reasons of the conditions of nodes. They all start with NodeReasonPrefix, so that whose they are
-// can be seen.
+// Reasons of the conditions of nodes. They all start with NodeReasonPrefix, so that users can see
+// which component set the condition.
 const (
-	// NodeReasonPrefix starts the reason of every condition that the server sets on nodes.
+	// NodeReasonPrefix is the prefix of the reason of every condition that the server sets on
+	// nodes.
 	NodeReasonPrefix = "Haulout"
 	// NodeReasonPlanned (MaintenancePlanned=True): maintenances in stage Idle select the node.
 	NodeReasonPlanned = NodeReasonPrefix + "MaintenancePlanned"
-	// NodeReasonCordon (MaintenanceInProgress=True): maintenances keep the node cordoned, none of
-	// them drains it.
+	// NodeReasonCordon (MaintenanceInProgress=True): maintenances keep the node cordoned, and none
+	// of them drains it.
 	NodeReasonCordon = NodeReasonPrefix + "Cordon"
-	// NodeReasonDrain (MaintenanceInProgress=True): maintenances are to drain the node.
+	// NodeReasonDrain (MaintenanceInProgress=True): a maintenance in stage Drain holds the node.
 	NodeReasonDrain = NodeReasonPrefix + "Drain"
 	// NodeReasonPodsLeaving (DrainInProgress=True, Drained=False): pods are asked to leave, or may
 	// still be bound to the node.
 	NodeReasonPodsLeaving = NodeReasonPrefix + "PodsLeaving"
-	// NodeReasonPodsReturned (Drained=False): the node was drained, and then a pod came or the node
-	// was made schedulable.
+	// NodeReasonPodsReturned (Drained=False): the node was drained; after that, a pod was bound to
+	// it or it became schedulable.
 	NodeReasonPodsReturned = NodeReasonPrefix + "PodsReturned"
 	// NodeReasonNoPodsLeft (DrainInProgress=False, Drained=True): no covered pod is left.
 	NodeReasonNoPodsLeft = NodeReasonPrefix + "NoPodsLeft"
-	// NodeReasonNotAuthorized (DrainInProgress=False, Drained=False): the requester of a
-	// maintenance has lost the right to delete the node, which therefore is not drained any
-	// further.
+	// NodeReasonNotAuthorized (DrainInProgress=False, Drained=False): the user who requested a
+	// maintenance is no longer allowed to delete the node, so its drain has stopped.
 	NodeReasonNotAuthorized = NodeReasonPrefix + "NotAuthorized"
 )
 
 // The priorities that every drain plan contains for every pod type (KEP-4212, "Pod Selection").
 const (
-	// HighestUserDefinablePriority is the highest priority of a priority class that users may make.
+	// HighestUserDefinablePriority is the highest priority of a priority class that users can
+	// create.
 	HighestUserDefinablePriority int32 = 1000000000
 	// SystemClusterCritical is the priority of the class system-cluster-critical.
 	SystemClusterCritical int32 = 2000000000
 	// SystemNodeCritical is the priority of the class system-node-critical.
 	SystemNodeCritical int32 = 2000001000
-	// MaxPodPriority is the highest priority there is.
+	// MaxPodPriority is the highest possible priority.
 	MaxPodPriority int32 = 2147483647
 )
 
-// MaxOwnDrainPlanEntries is the number of entries a user may put into a drain plan, the twelve of
-// every plan aside.
+// MaxOwnDrainPlanEntries is the maximum number of entries in a drain plan, not counting the twelve
+// that every plan has.
 const MaxOwnDrainPlanEntries = 100
 
-// The limits of spec.nodeSelector. A selector is matched with every node of the cluster.
+// The limits of spec.nodeSelector. The server matches a selector with every node of the cluster.
 const (
-	// MaxSelectorRequirements is how many requirements all terms may have together.
+	// MaxSelectorRequirements is the maximum number of requirements in all terms together.
 	MaxSelectorRequirements = 1000
-	// MaxSelectorValues is how many values all requirements may have together.
+	// MaxSelectorValues is the maximum number of values in all requirements together.
 	MaxSelectorValues = 10000
 )
