@@ -117,7 +117,7 @@ func New(config Config) (*Evacuator, error) {
 		return nil, fmt.Errorf("class %q is longer than %d characters", config.Class, protocol.MaxClassLength)
 	}
 	if config.Class == maintenancev1alpha1.EvacuatorClassEviction {
-		return nil, fmt.Errorf("class %q stands for eviction, which comes last by itself", config.Class)
+		return nil, fmt.Errorf("class %q is reserved for eviction, which always comes last", config.Class)
 	}
 	if config.Client == nil || config.Handler == nil {
 		return nil, errors.New("a client and a handler are needed")

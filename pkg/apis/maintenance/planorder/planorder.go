@@ -40,7 +40,7 @@ type Violation string
 
 const (
 	// TypeOrder means that the pod types are not in the order Default, DaemonSet, Static.
-	TypeOrder Violation = "pod types must stand in the order Default, DaemonSet, Static"
+	TypeOrder Violation = "pod types must be in the order Default, DaemonSet, Static"
 	// PriorityOrder means that the priority is lower than the one before it.
 	PriorityOrder Violation = "priorities must ascend within a pod type"
 	// SelectorOrder means that an entry with a selector comes after the one without, with the same

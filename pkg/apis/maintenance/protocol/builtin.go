@@ -29,13 +29,13 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Owners finds those that may own pods. Each method returns nil for an object that does not exist,
-// and an error only if that is not known.
+// Owners finds the owners of pods. Each method returns nil for an object that does not exist, and
+// an error only if it cannot find that out.
 type Owners interface {
 	// ReplicaSet returns the ReplicaSet with its selector and owner references.
 	ReplicaSet(ctx context.Context, namespace, name string) (*appsv1.ReplicaSet, error)
-	// Deployment returns the Deployment with its selector and, if it has it, the annotation that
-	// keeps it from being scaled.
+	// Deployment returns the Deployment with its selector and, if set, the annotation that disables
+	// its surge.
 	Deployment(ctx context.Context, namespace, name string) (*appsv1.Deployment, error)
 	// DaemonSet returns the DaemonSet with its selector.
 	DaemonSet(ctx context.Context, namespace, name string) (*appsv1.DaemonSet, error)
@@ -43,7 +43,8 @@ type Owners interface {
 	Node(ctx context.Context, name string) (*corev1.Node, error)
 }
 
-// DecidesOf returns what BuiltInOf looks at of a Deployment, for those who keep many.
+// DecidesOf returns a copy of a Deployment with only the fields that BuiltInOf reads, for callers
+// that cache many.
 func DecidesOf(full *appsv1.Deployment) *appsv1.Deployment {
 	d := &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Namespace: full.Namespace, Name: full.Name, UID: full.UID, OwnerReferences: full.OwnerReferences},
@@ -55,20 +56,21 @@ func DecidesOf(full *appsv1.Deployment) *appsv1.Deployment {
 	return d
 }
 
-// BuiltIn is what a pod's owner says about who evacuates it. Its zero value stands for nobody.
+// BuiltIn is the built-in evacuator of a pod, as its owner determines it. The zero value means that
+// there is none.
 type BuiltIn struct {
 	// Class is the class of the evacuator.
 	Class string
-	// Deployment is the name of the Deployment, for that class and where it has opted out.
+	// Deployment is the name of the Deployment, for that class and if the Deployment has opted out.
 	Deployment string
-	// OptedOut: there is no class because the Deployment that owns the pod bears the annotation
-	// that keeps it from being scaled.
+	// OptedOut: there is no class because the Deployment that owns the pod has the annotation that
+	// disables its surge.
 	OptedOut bool
 }
 
-// BuiltInOf returns the built-in evacuator of a pod, of those that are on. Anybody who may write a
-// pod can give it any owner, so the owner has to exist, with that UID, and has to select the pod.
-// Of the pod its metadata and the name of its node are looked at.
+// BuiltInOf returns the built-in evacuator of a pod, among the enabled ones. A user who can write a
+// pod can set any owner, so the owner has to exist, with that UID, and has to select the pod.
+// BuiltInOf reads the metadata of the pod and the name of its node.
 func BuiltInOf(ctx context.Context, pod *corev1.Pod, on sets.Set[string], owners Owners) (BuiltIn, error) {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	if owner == nil {
@@ -76,7 +78,7 @@ func BuiltInOf(ctx context.Context, pod *corev1.Pod, on sets.Set[string], owners
 	}
 	groupVersion, err := schema.ParseGroupVersion(owner.APIVersion)
 	if err != nil {
-		// A reference that nothing can be found with; the API server lets such pods exist.
+		// The API server accepts such owner references, which refer to nothing.
 		return BuiltIn{}, nil
 	}
 	switch kind := groupVersion.WithKind(owner.Kind).GroupKind(); {
@@ -86,7 +88,7 @@ func BuiltInOf(ctx context.Context, pod *corev1.Pod, on sets.Set[string], owners
 		case err != nil || deployment == nil:
 			return BuiltIn{}, err
 		case deployment.Annotations[maintenancev1alpha1.AnnotationSurge] == maintenancev1alpha1.SurgeDisabled:
-			// It would decline.
+			// The evacuator would decline.
 			return BuiltIn{Deployment: deployment.Name, OptedOut: true}, nil
 		}
 		return BuiltIn{Class: maintenancev1alpha1.EvacuatorClassDeployment, Deployment: deployment.Name}, nil
@@ -113,7 +115,7 @@ func appsKind(kind string) schema.GroupKind {
 	return appsv1.SchemeGroupVersion.WithKind(kind).GroupKind()
 }
 
-// deploymentOf returns the Deployment that owns a pod through the ReplicaSet in owner, and nil if
+// deploymentOf returns the Deployment that owns a pod through the ReplicaSet in owner, or nil if
 // there is none.
 func deploymentOf(ctx context.Context, pod *corev1.Pod, owner *metav1.OwnerReference, owners Owners) (*appsv1.Deployment, error) {
 	replicaSet, err := owners.ReplicaSet(ctx, pod.Namespace, owner.Name)
@@ -134,7 +136,7 @@ func deploymentOf(ctx context.Context, pod *corev1.Pod, owner *metav1.OwnerRefer
 	return deployment, nil
 }
 
-// selects says whether a selector matches a pod; one that cannot be read matches none.
+// selects reports whether a selector matches a pod; an invalid selector matches none.
 func selects(selector *metav1.LabelSelector, pod *corev1.Pod) bool {
 	parsed, err := metav1.LabelSelectorAsSelector(selector)
 	return err == nil && parsed.Matches(labels.Set(pod.Labels))

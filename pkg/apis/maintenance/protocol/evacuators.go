@@ -15,8 +15,8 @@ limitations under the License.
 */
 
 // Package protocol holds the rules about evacuators and instigators that the API, admission and the
-// controllers share: who acts in which order, what a pod's annotation may say, what an Evacuation
-// is called.
+// controllers share: the order of evacuators, the annotations of pods, and the names of
+// Evacuations.
 package protocol
 
 import (
@@ -34,22 +34,22 @@ import (
 )
 
 const (
-	// MaxEvacuators is how many evacuators an Evacuation may have.
+	// MaxEvacuators is the maximum number of evacuators of an Evacuation.
 	MaxEvacuators = 16
-	// MaxClassLength is how long the name of a class may be: with "priority_" before it, it has to
-	// fit the 63 characters of an annotation's name.
+	// MaxClassLength is the maximum length of a class name: with the prefix "priority_" it has to
+	// fit into the 63 characters of an annotation's name.
 	MaxClassLength = 54
 	// MaxPriority is the highest priority of an evacuator.
 	MaxPriority int32 = 100000
-	// LowestReservedPriority is where the priorities around the controller's begin, which are kept
-	// for classes under the controller's parent domain.
+	// LowestReservedPriority is the lowest of the priorities around the controller's that are
+	// reserved for classes under the controller's parent domain.
 	LowestReservedPriority int32 = 9900
-	// HighestReservedPriority is where they end.
+	// HighestReservedPriority is the highest of them.
 	HighestReservedPriority int32 = 10099
 )
 
-// CanonicalName returns the name of the Evacuation of a pod: the only one it may have, so that
-// there is at most one per pod.
+// CanonicalName returns the only valid name for the Evacuation of a pod, so that there is at most
+// one per pod.
 func CanonicalName(podName string, podUID types.UID) string {
 	name := string(podUID) + "-" + podName
 	if len(name) > validation.DNS1123SubdomainMaxLength {
@@ -58,15 +58,15 @@ func CanonicalName(podName string, podUID types.UID) string {
 	return strings.TrimRight(name, ".-")
 }
 
-// Rank is what the order of evacuators depends on.
+// Rank is the sort key of evacuators.
 type Rank struct {
 	Priority int32
 	Class    string
 }
 
-// Compare returns a negative number if r acts before other, a positive one if it acts after it. The
-// higher priority acts first; at equal priority the classes are compared by domain label from the
-// top down, so that a domain comes before its subdomains.
+// Compare returns a negative number if r acts before other, and a positive one if it acts after it.
+// The higher priority acts first; at equal priority the classes are compared by domain label from
+// the top down, so that a domain comes before its subdomains.
 func (r Rank) Compare(other Rank) int {
 	if c := cmp.Compare(other.Priority, r.Priority); c != 0 {
 		return c
@@ -77,7 +77,7 @@ func (r Rank) Compare(other Rank) int {
 	return slices.Compare(a, b)
 }
 
-// Less says whether a acts before b.
+// Less reports whether a acts before b.
 func Less(a, b maintenancev1alpha1.Evacuator) bool {
 	return compare(a, b) < 0
 }
@@ -98,8 +98,8 @@ func SortInternal(evacuators []maintenance.Evacuator) {
 	})
 }
 
-// Next returns the class whose turn comes after active's: the first one if nobody is active, and
-// the eviction class if no evacuator is left or active is not among them.
+// Next returns the class that follows active: the first one if active is empty, and the eviction
+// class if no evacuator is left or active is not one of the evacuators.
 func Next(evacuators []maintenancev1alpha1.Evacuator, active string) string {
 	sorted := slices.Clone(evacuators)
 	Sort(sorted)
@@ -117,13 +117,14 @@ func Next(evacuators []maintenancev1alpha1.Evacuator, active string) string {
 	return sorted[next].EvacuatorClass
 }
 
-// IsReserved says whether a priority is kept for classes under the controller's parent domain.
+// IsReserved reports whether a priority is reserved for classes under the controller's parent
+// domain.
 func IsReserved(priority int32) bool {
 	return priority >= LowestReservedPriority && priority <= HighestReservedPriority
 }
 
-// SharesParentDomain says whether class lies under the parent domain of the controller's class. A
-// top-level domain is nobody's parent.
+// SharesParentDomain reports whether class is under the parent domain of the controller's class. A
+// top-level domain does not count as a parent.
 func SharesParentDomain(class, controller string) bool {
 	if class == controller {
 		return true
@@ -132,26 +133,26 @@ func SharesParentDomain(class, controller string) bool {
 	return strings.Contains(parent, ".") && strings.HasSuffix(class, "."+parent)
 }
 
-// CheckRole says why a priority and a role do not go together; it returns "" if they do.
+// CheckRole returns why a role cannot be combined with a priority, or "" if it can.
 func CheckRole(priority int32, role maintenancev1alpha1.EvacuatorRole) string {
 	isController := role == maintenancev1alpha1.EvacuatorRoleController
 	switch {
 	case isController && priority != maintenancev1alpha1.ControllerEvacuatorPriority:
-		return fmt.Sprintf("the role controller goes with priority %d", maintenancev1alpha1.ControllerEvacuatorPriority)
+		return fmt.Sprintf("the role controller requires priority %d", maintenancev1alpha1.ControllerEvacuatorPriority)
 	case !isController && priority == maintenancev1alpha1.ControllerEvacuatorPriority:
-		return fmt.Sprintf("priority %d goes with the role controller", priority)
+		return fmt.Sprintf("priority %d requires the role controller", priority)
 	}
 	return ""
 }
 
-// IsAnnotation says whether a pod's annotation is meant to name an evacuator.
+// IsAnnotation reports whether a pod's annotation has the prefix that names an evacuator.
 func IsAnnotation(key string) bool {
 	return strings.HasPrefix(key, maintenancev1alpha1.AnnotationEvacuatorPrefix)
 }
 
-// ParseAnnotation reads an annotation with which a pod names an evacuator: the class in its key,
-// "<priority>" or "<priority>/<role>" in its value. What it accepts obeys every rule that can be
-// checked without knowing the other evacuators.
+// ParseAnnotation parses an annotation with which a pod names an evacuator: the class in its key,
+// "<priority>" or "<priority>/<role>" in its value. It checks every rule that does not depend on
+// the other evacuators.
 func ParseAnnotation(key, value string) (class string, priority int32, role maintenancev1alpha1.EvacuatorRole, err error) {
 	if !IsAnnotation(key) {
 		return "", 0, "", fmt.Errorf("annotation %q does not start with %q", key, maintenancev1alpha1.AnnotationEvacuatorPrefix)
@@ -164,7 +165,7 @@ func ParseAnnotation(key, value string) (class string, priority int32, role main
 		return "", 0, "", fmt.Errorf("class %q: %s", class, strings.Join(msgs, ", "))
 	}
 	if class == maintenancev1alpha1.EvacuatorClassEviction {
-		return "", 0, "", fmt.Errorf("class %q stands for eviction, which comes last by itself", class)
+		return "", 0, "", fmt.Errorf("class %q is reserved for eviction, which always comes last", class)
 	}
 	number, roleName, hasRole := strings.Cut(value, "/")
 	parsed, err := strconv.ParseUint(number, 10, 32)
@@ -173,7 +174,7 @@ func ParseAnnotation(key, value string) (class string, priority int32, role main
 	}
 	priority, role = int32(parsed), maintenancev1alpha1.EvacuatorRole(roleName)
 	if hasRole && role != maintenancev1alpha1.EvacuatorRoleController {
-		return "", 0, "", fmt.Errorf("value %q of class %s: the only role there is is %q", value, class, maintenancev1alpha1.EvacuatorRoleController)
+		return "", 0, "", fmt.Errorf("value %q of class %s: the only supported role is %q", value, class, maintenancev1alpha1.EvacuatorRoleController)
 	}
 	if msg := CheckRole(priority, role); msg != "" {
 		return "", 0, "", fmt.Errorf("value %q of class %s: %s", value, class, msg)

@@ -22,8 +22,8 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// IsInstigatorFinalizer returns the name of the instigator that a finalizer stands for, and false
-// for any other finalizer.
+// IsInstigatorFinalizer returns the name of the instigator of a finalizer, and false for any other
+// finalizer.
 func IsInstigatorFinalizer(finalizer string) (name string, ok bool) {
 	name, ok = strings.CutPrefix(finalizer, maintenancev1alpha1.FinalizerInstigatorPrefix)
 	if !ok || name == "" {
@@ -43,12 +43,12 @@ func Instigators(finalizers []string) []string {
 	return names
 }
 
-// HasInstigator says whether anybody still asks for the evacuation.
+// HasInstigator reports whether an instigator still requests the evacuation.
 func HasInstigator(finalizers []string) bool {
 	return len(Instigators(finalizers)) > 0
 }
 
-// IsWithdrawn says whether nobody asks for the evacuation any more.
+// IsWithdrawn reports whether no instigator requests the evacuation any more.
 func IsWithdrawn(evacuation *maintenancev1alpha1.Evacuation) bool {
 	return evacuation.DeletionTimestamp != nil || !HasInstigator(evacuation.Finalizers)
 }

@@ -23,12 +23,13 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// maxMentionedReason is how much of spec.reason of a NodeMaintenance is repeated in messages and
-// events, in bytes.
+// maxMentionedReason is the maximum length, in bytes, of the part of spec.reason that messages and
+// events repeat.
 const maxMentionedReason = 128
 
-// Mention names a NodeMaintenance in a message for people, with its reason if it has one:
-// "NodeMaintenance kernel-2026-11 (kernel update)". The reason is one line of at most 128 bytes.
+// Mention returns the name of a NodeMaintenance for a message to people, with its reason if it has
+// one: "NodeMaintenance kernel-2026-11 (kernel update)". The reason is one line of at most 128
+// bytes.
 func Mention(nm *maintenancev1alpha1.NodeMaintenance) string {
 	reason := OneLine(nm.Spec.Reason, maxMentionedReason)
 	if reason == "" {
@@ -37,16 +38,16 @@ func Mention(nm *maintenancev1alpha1.NodeMaintenance) string {
 	return "NodeMaintenance " + nm.Name + " (" + reason + ")"
 }
 
-// LeavesFor is the sentence about a mention that ends messages and events of a pod that leaves.
+// LeavesFor returns the sentence with a mention that ends the messages and events about a pod that
+// leaves.
 func LeavesFor(mention string) string {
 	return " The pod leaves for " + mention + "."
 }
 
-// OneLine returns a text of others as one line of at most limit bytes: white space is joined,
-// control characters and invalid bytes are removed. The text may be printed to a terminal.
+// OneLine returns a text that users wrote as one line of at most limit bytes. It joins white space
+// and removes control characters and invalid bytes, so the text is safe to print to a terminal.
 func OneLine(text string, limit int) string {
-	// No more is looked at than can be kept if each character is removed or joined but for every
-	// fourth byte.
+	// Bound the work on long texts: even if only every fourth byte is kept, this is enough.
 	if len(text) > 4*limit {
 		text = text[:4*limit]
 	}

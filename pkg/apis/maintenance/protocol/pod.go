@@ -25,17 +25,17 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// IgnoredAnnotation is an annotation of a pod that cannot be followed.
+// IgnoredAnnotation is an annotation of a pod that the server ignores because it is invalid.
 type IgnoredAnnotation struct {
-	// Key is that of the annotation, Why says what is wrong with it.
+	// Key is the key of the annotation, Why the reason for ignoring it.
 	Key, Why string
 }
 
-// OfPod returns the evacuators that a pod has, in their order: those that its annotations name and
-// the built-in one of its owner, whose class is empty if there is none. It also returns the
-// annotations that are not followed: a pod's owner must not be able to make it impossible to
-// evacuate, so whatever validation would refuse is left out. mayUse says whether an Evacuation of
-// the pod may have an evacuator of a class.
+// OfPod returns the evacuators of a pod in the order in which they act: those that its annotations
+// name and the built-in one of its owner, whose class is empty if there is none. It also returns
+// the annotations that it ignores: a pod's owner must not be able to make the pod impossible to
+// evacuate, so OfPod omits everything that validation would refuse. mayUse reports whether an
+// Evacuation of the pod may have an evacuator of a class.
 func OfPod(annotations map[string]string, builtIn string, mayUse func(class string) bool) ([]maintenance.Evacuator, []IgnoredAnnotation) {
 	var list []maintenance.Evacuator
 	var ignored []IgnoredAnnotation
@@ -64,10 +64,11 @@ func OfPod(annotations map[string]string, builtIn string, mayUse func(class stri
 			controller = e.EvacuatorClass
 			return false
 		}
-		ignore(e.EvacuatorClass, fmt.Sprintf("there is at most one controller, and %s is it", controller))
+		ignore(e.EvacuatorClass, fmt.Sprintf("at most one evacuator can have the role controller, and %s has it", controller))
 		return true
 	})
-	// What the pod says itself goes first: another controller's evacuator, or another priority.
+	// The pod's annotations take precedence: they may name another evacuator for the controller, or
+	// another priority.
 	if builtIn != "" && controller == "" && !HasClass(list, builtIn) {
 		controller = builtIn
 		list = append(list, maintenance.Evacuator{
@@ -79,7 +80,7 @@ func OfPod(annotations map[string]string, builtIn string, mayUse func(class stri
 		if !IsReserved(e.Priority) || SharesParentDomain(e.EvacuatorClass, controller) {
 			return false
 		}
-		ignore(e.EvacuatorClass, fmt.Sprintf("priorities from %d to %d are kept for classes that share the parent domain of the controller's (%q)",
+		ignore(e.EvacuatorClass, fmt.Sprintf("priorities from %d to %d are reserved for classes that share the parent domain of the controller's (%q)",
 			LowestReservedPriority, HighestReservedPriority, controller))
 		return true
 	})
@@ -87,28 +88,29 @@ func OfPod(annotations map[string]string, builtIn string, mayUse func(class stri
 	return withoutUnusable(list, controller, mayUse), ignored
 }
 
-// HasClass says whether one of the evacuators is of the class.
+// HasClass reports whether one of the evacuators has the class.
 func HasClass(list []maintenance.Evacuator, class string) bool {
 	return slices.ContainsFunc(list, func(e maintenance.Evacuator) bool { return e.EvacuatorClass == class })
 }
 
-// withoutUnusable takes out what this client may not use, and with the controller those that are
-// allowed only beside it. The pod's annotations are right, so nobody is told.
+// withoutUnusable removes the evacuators that this client may not use and, together with the
+// controller, those that are allowed only beside it. The pod's annotations are valid, so the server
+// does not warn.
 func withoutUnusable(list []maintenance.Evacuator, controller string, mayUse func(class string) bool) []maintenance.Evacuator {
 	return slices.DeleteFunc(list, func(e maintenance.Evacuator) bool {
 		return !mayUse(e.EvacuatorClass) || controller != "" && !mayUse(controller) && IsReserved(e.Priority)
 	})
 }
 
-// atMost cuts a sorted list to what an Evacuation may have. The controller stays: it is what the
-// pod's workload depends on.
+// atMost truncates a sorted list to the maximum of an Evacuation. It keeps the controller, which
+// the pod's workload depends on.
 func atMost(list []maintenance.Evacuator, ignore func(class, why string)) []maintenance.Evacuator {
 	kept := slices.Clone(list)
 	for i := len(kept) - 1; len(kept) > MaxEvacuators; i-- {
 		if kept[i].Role == maintenance.EvacuatorRoleController {
 			continue
 		}
-		ignore(kept[i].EvacuatorClass, fmt.Sprintf("a pod has at most %d evacuators, and others have higher priorities", MaxEvacuators))
+		ignore(kept[i].EvacuatorClass, fmt.Sprintf("a pod can have at most %d evacuators, and the others have higher priorities", MaxEvacuators))
 		kept = slices.Delete(kept, i, i+1)
 	}
 	return kept

@@ -33,16 +33,16 @@ const DefaultProgressDeadline = 30 * time.Minute
 type Turn struct {
 	// Class is the class of the active evacuator.
 	Class string
-	// Completed: it has reported that it has done all it can.
+	// Completed: the evacuator has reported that it has done all it can.
 	Completed bool
-	// Since is when its deadline started: at its last report or, before the first one, when it
-	// became active. Zero if neither is recorded.
+	// Since is the start of its deadline: its last report or, before the first one, the time at
+	// which it became active. Zero if neither is recorded.
 	Since time.Time
-	// Reported: it has reported since it became active.
+	// Reported: the evacuator has reported since it became active.
 	Reported bool
 }
 
-// TurnOf reads the turn from a status.
+// TurnOf returns the turn that a status records.
 func TurnOf(status *maintenancev1alpha1.EvacuationStatus) Turn {
 	return turnOf(status.ActiveEvacuatorClass, status.ActiveEvacuatorSince, status.EvacuationProgressTimestamp, status.ActiveEvacuatorCompleted)
 }
@@ -62,8 +62,9 @@ func turnOf(class string, since, progress *metav1.Time, completed bool) Turn {
 	return turn
 }
 
-// Patience is how long the evacuator may be silent before the next one becomes active.
-// progressDeadlineSeconds is that of the spec; start bounds the time until its first report.
+// Patience returns how long the evacuator may go without a report before the next one becomes
+// active. progressDeadlineSeconds is the field of the spec; start limits the time until the first
+// report.
 func (t Turn) Patience(progressDeadlineSeconds *int32, start time.Duration) time.Duration {
 	patience := DefaultProgressDeadline
 	if progressDeadlineSeconds != nil {
@@ -86,8 +87,8 @@ func FirstTurn(evacuators []maintenance.Evacuator) (class, account string) {
 	return sorted[0].EvacuatorClass, "it is the first evacuator"
 }
 
-// TurnMessage is the status message at a hand-over: which class is active now, and why. It is for
-// people; no program reads it.
+// TurnMessage returns the status message at a hand-over: which class is active now, and why. It is
+// for people; programs do not read it.
 func TurnMessage(class, account string) string {
 	if class == maintenancev1alpha1.EvacuatorClassEviction {
 		return "The pod is up for eviction, as its disruption budget allows: " + account + "."

@@ -33,11 +33,11 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// shortProgressDeadlineSeconds is where a progress deadline starts to be so short that an evacuator
-// easily misses it.
+// shortProgressDeadlineSeconds is the limit below which evacuators easily miss a progress deadline.
 const shortProgressDeadlineSeconds = 60
 
-// ValidateEvacuation checks a new Evacuation for what the tags of its types cannot say.
+// ValidateEvacuation checks the rules for a new Evacuation that the tags of its types cannot
+// express.
 func ValidateEvacuation(evacuation *maintenance.Evacuation) field.ErrorList {
 	errs := validateEvacuationName(evacuation)
 	if !protocol.HasInstigator(evacuation.Finalizers) {
@@ -56,7 +56,7 @@ func ValidateEvacuation(evacuation *maintenance.Evacuation) field.ErrorList {
 func validateEvacuationName(evacuation *maintenance.Evacuation) field.ErrorList {
 	podRef, podRefPath := evacuation.Spec.PodRef, field.NewPath("spec", "podRef")
 	if podRef.Name == "" || podRef.UID == "" {
-		// Without a pod there is no name to compare with; the tags report what is missing.
+		// Without a pod there is no name to compare with; the tags report the missing field.
 		return nil
 	}
 	if msgs := validation.IsDNS1123Subdomain(string(podRef.UID)); len(msgs) > 0 {
@@ -79,7 +79,7 @@ func validateEvacuators(list []maintenance.Evacuator, path *field.Path) field.Er
 	controller := ""
 	for i, evacuator := range list {
 		if evacuator.EvacuatorClass == v1alpha1.EvacuatorClassEviction {
-			errs = append(errs, field.Invalid(path.Index(i).Child("evacuatorClass"), evacuator.EvacuatorClass, "is the class of the eviction, which always comes last and cannot be listed"))
+			errs = append(errs, field.Invalid(path.Index(i).Child("evacuatorClass"), evacuator.EvacuatorClass, "is reserved for eviction, which always comes last and cannot be listed"))
 		}
 		switch evacuator.Role {
 		case maintenance.EvacuatorRoleController:
@@ -109,7 +109,7 @@ func validateEvacuators(list []maintenance.Evacuator, path *field.Path) field.Er
 }
 
 func reservedMessage(controller string) string {
-	msg := fmt.Sprintf("priorities from %d to %d are kept for classes that share the parent domain of the controller's",
+	msg := fmt.Sprintf("priorities from %d to %d are reserved for classes that share the parent domain of the controller's",
 		protocol.LowestReservedPriority, protocol.HighestReservedPriority)
 	if controller == "" {
 		return msg + ", and there is no controller"
@@ -117,13 +117,14 @@ func reservedMessage(controller string) string {
 	return fmt.Sprintf("%s, %s", msg, controller)
 }
 
-// WarnEvacuation returns what is allowed in a new Evacuation but hardly meant.
+// WarnEvacuation returns warnings about settings of a new Evacuation that are valid but probably
+// unintended.
 func WarnEvacuation(evacuation *maintenance.Evacuation) []string {
 	deadline := evacuation.Spec.ProgressDeadlineSeconds
 	if deadline == nil || *deadline >= shortProgressDeadlineSeconds {
 		return nil
 	}
-	return []string{fmt.Sprintf("spec.progressDeadlineSeconds: an evacuator that is silent for %d s loses its turn; most report less often", *deadline)}
+	return []string{fmt.Sprintf("spec.progressDeadlineSeconds: an evacuator without a heartbeat for %d s is replaced by the next one; most evacuators report less often", *deadline)}
 }
 
 // ValidateEvacuationUpdate checks an update of an Evacuation outside of its status.
@@ -139,13 +140,13 @@ func IsEvacuationComplete(evacuation *maintenance.Evacuation) bool {
 	return apimeta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenance.ConditionComplete)
 }
 
-// Turns is what a hand-over depends on besides the object.
+// Turns are the inputs of the check of a hand-over other than the object.
 type Turns struct {
-	// Now is the time by which deadlines have passed or not. The clock should be the one that
-	// decides on hand-overs: stamps of another replica, whose clock may differ, then only move a
-	// deadline by that difference.
+	// Now is the time that deadlines are compared with. It should come from the clock of the
+	// replica that decides on hand-overs: a timestamp from another replica, whose clock may differ,
+	// then moves a deadline only by that difference.
 	Now time.Time
-	// StartDeadline is how long an evacuator has for its first report.
+	// StartDeadline is the time that an evacuator has for its first report.
 	StartDeadline time.Duration
 }
 
@@ -166,8 +167,8 @@ func ValidateEvacuationStatusUpdate(evacuation, old *maintenance.Evacuation, tur
 	return append(errs, validateConditions(evacuation.Status.Conditions, path.Child("conditions"))...)
 }
 
-// validateConditions checks each condition. The library's function for all of them would report
-// duplicates beside the tags.
+// validateConditions checks each condition. The library's function for the whole list would report
+// duplicates that the tags also report.
 func validateConditions(conditions []metav1.Condition, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, condition := range conditions {
@@ -273,7 +274,7 @@ func ValidateEvacuationReport(evacuation, old *maintenance.Evacuation) field.Err
 	status, oldStatus := evacuation.Status, old.Status
 	switch active := oldStatus.ActiveEvacuatorClass; {
 	case IsEvacuationComplete(old):
-		// Reported as that, by the rules for all writers.
+		// The rules for all writers report this.
 		return nil
 	case active == "":
 		return field.ErrorList{field.Forbidden(path, "no evacuator is active yet")}
@@ -284,7 +285,7 @@ func ValidateEvacuationReport(evacuation, old *maintenance.Evacuation) field.Err
 			fmt.Sprintf("%s is active, and only the server may change that", active))}
 	}
 	var errs field.ErrorList
-	const serverOnly = "only the server may write it; an evacuator reports activeEvacuatorCompleted, " +
+	const serverOnly = "only the server can write it; an evacuator reports activeEvacuatorCompleted, " +
 		"expectedEvacuationFinishTime, evacuationCancellationPolicy and message"
 	if !status.ActiveEvacuatorSince.Equal(oldStatus.ActiveEvacuatorSince) {
 		errs = append(errs, field.Forbidden(path.Child("activeEvacuatorSince"), serverOnly))

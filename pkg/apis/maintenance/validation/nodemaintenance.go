@@ -14,9 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package validation checks what the validation tags of the API types cannot say. The tags are
-// enforced besides, so nothing that they say (required fields, enumerations, ranges, lengths of
-// single values) is repeated here: it would be reported twice.
+// Package validation checks the rules that the validation tags of the API types cannot express. The
+// API server also enforces the tags, so rules that they express (required fields, enumerations,
+// ranges, lengths of single values) are not repeated here: errors would be reported twice.
 package validation
 
 import (
@@ -35,7 +35,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// transitions says which stages may follow a stage; a stage may always stay.
+// transitions maps each stage to the stages that may follow it; keeping the stage is always valid.
 var transitions = map[maintenance.NodeMaintenanceStage][]maintenance.NodeMaintenanceStage{
 	maintenance.NodeMaintenanceStageIdle: {
 		maintenance.NodeMaintenanceStageCordon, maintenance.NodeMaintenanceStageDrain, maintenance.NodeMaintenanceStageComplete,
@@ -70,14 +70,14 @@ func ValidateNodeMaintenanceUpdate(nm, old *maintenance.NodeMaintenance) field.E
 	}
 	errs = append(errs, validateStageChange(nm, old, spec.Child("stage"))...)
 	if !SameDrainPlan(nm.Spec.DrainPlan, old.Spec.DrainPlan) {
-		// The value is left out: two whole plans in a message tell less than the field's name.
+		// Omit the value: the name of the field is clearer than two whole plans in a message.
 		errs = append(errs, field.Invalid(spec.Child("drainPlan"), field.OmitValueType{},
 			"is immutable; leave it out or repeat the plan that the maintenance was created with").WithOrigin("immutable"))
 	}
 	return errs
 }
 
-// validateSelectionChange checks that the fields that select nodes may still change.
+// validateSelectionChange checks whether the fields that select nodes can still be changed.
 func validateSelectionChange(old *maintenance.NodeMaintenance, path *field.Path) field.ErrorList {
 	switch {
 	case old.DeletionTimestamp != nil:
@@ -101,33 +101,33 @@ func validateStageChange(nm, old *maintenance.NodeMaintenance, path *field.Path)
 		return nil
 	}
 	if len(next) == 0 {
-		return field.ErrorList{field.Invalid(path, to, fmt.Sprintf("%s is the last stage; make a new maintenance instead", from))}
+		return field.ErrorList{field.Invalid(path, to, fmt.Sprintf("%s is the last stage; create a new maintenance instead", from))}
 	}
 	names := make([]string, len(next))
 	for i := range next {
 		names[i] = string(next[i])
 	}
-	return field.ErrorList{field.Invalid(path, to, fmt.Sprintf("from %s the stage may stay or change to %s", from, strings.Join(names, " or ")))}
+	return field.ErrorList{field.Invalid(path, to, fmt.Sprintf("the stage can only change from %s to %s", from, strings.Join(names, " or ")))}
 }
 
-// validateNodeSelector leaves an absent selector alone: the tags require one.
+// validateNodeSelector ignores an unset selector: the tags require one.
 func validateNodeSelector(selector *corev1.NodeSelector, path *field.Path) field.ErrorList {
 	if selector == nil {
 		return nil
 	}
 	path = path.Child("nodeSelectorTerms")
 	if len(selector.NodeSelectorTerms) == 0 {
-		return field.ErrorList{field.Required(path, "at least one term is needed")}
+		return field.ErrorList{field.Required(path, "at least one term is required")}
 	}
 	errs := validateSelectorSize(selector, path)
 	if len(errs) > 0 {
-		// What is wrong with each of so many requirements would make an error of megabytes.
+		// Errors for each of so many requirements would add up to megabytes.
 		return errs
 	}
 	for i, term := range selector.NodeSelectorTerms {
 		path := path.Index(i)
 		if len(term.MatchExpressions) == 0 && len(term.MatchFields) == 0 {
-			errs = append(errs, field.Required(path, "a term needs matchExpressions or matchFields: an empty one selects no node"))
+			errs = append(errs, field.Required(path, "a term must have matchExpressions or matchFields: an empty term selects no node"))
 		}
 		for j, requirement := range term.MatchExpressions {
 			errs = append(errs, validateLabelRequirement(requirement, path.Child("matchExpressions").Index(j))...)
@@ -139,12 +139,12 @@ func validateNodeSelector(selector *corev1.NodeSelector, path *field.Path) field
 	return errs
 }
 
-// validateSelectorSize bounds what it costs to match the selector with every node.
+// validateSelectorSize limits the cost of matching the selector with every node.
 func validateSelectorSize(selector *corev1.NodeSelector, path *field.Path) field.ErrorList {
 	requirements, values := 0, 0
 	for i := range selector.NodeSelectorTerms {
 		term := &selector.NodeSelectorTerms[i]
-		// An empty term, which is refused as well, must not make the rest of them free.
+		// Count an empty term, which is also refused, as one requirement.
 		requirements += max(len(term.MatchExpressions)+len(term.MatchFields), 1)
 		for _, r := range slices.Concat(term.MatchExpressions, term.MatchFields) {
 			values += len(r.Values)
@@ -167,13 +167,12 @@ func validateSelectorSize(selector *corev1.NodeSelector, path *field.Path) field
 	return errs
 }
 
-// validateDrainPlan checks a plan that defaulting has completed. Each check that follows the first
-// takes the earlier ones for granted, and a plan of a megabyte must not make an error of a
-// megabyte.
+// validateDrainPlan checks a plan that defaulting has completed. It stops if there are too many
+// entries, because a plan of a megabyte must not cause an error of a megabyte.
 func validateDrainPlan(plan []maintenance.DrainPlanEntry, path *field.Path) field.ErrorList {
 	if own := ownEntries(plan); own > v1alpha1.MaxOwnDrainPlanEntries {
 		err := field.TooMany(path, own, v1alpha1.MaxOwnDrainPlanEntries)
-		err.Detail += ", not counting the twelve of every plan"
+		err.Detail += ", not counting the twelve entries that every plan has"
 		return field.ErrorList{err}
 	}
 	var errs field.ErrorList
@@ -184,18 +183,18 @@ func validateDrainPlan(plan []maintenance.DrainPlanEntry, path *field.Path) fiel
 	planorder.Check(planKeys(plan), func(index, against int, v planorder.Violation) {
 		if v == planorder.Duplicate {
 			err := field.Duplicate(path.Index(index), describeEntry(&plan[index]))
-			err.Detail = fmt.Sprintf("says the same as entry %d", against)
+			err.Detail = fmt.Sprintf("is equivalent to entry %d", against)
 			errs = append(errs, err)
 			return
 		}
 		errs = append(errs, field.Invalid(path.Index(index), describeEntry(&plan[index]),
-			fmt.Sprintf("may not stand behind entry %d (%s): %s", against, describeEntry(&plan[against]), v)))
+			fmt.Sprintf("must not come after entry %d (%s): %s", against, describeEntry(&plan[against]), v)))
 	})
 	return errs
 }
 
-// SameDrainPlan reports whether two plans are the same waves in the same order, however their
-// selectors are written.
+// SameDrainPlan reports whether two plans have the same waves in the same order, with equivalent
+// selectors.
 func SameDrainPlan(a, b []maintenance.DrainPlanEntry) bool {
 	return slices.EqualFunc(a, b, func(x, y maintenance.DrainPlanEntry) bool {
 		return x.PodType == y.PodType && x.PodPriority == y.PodPriority &&
@@ -222,8 +221,8 @@ func planKeys(plan []maintenance.DrainPlanEntry) []planorder.Key {
 	return keys
 }
 
-// describeEntry names an entry shortly: defaulting may have moved it behind entries that its author
-// has not written, so that the index alone would mislead.
+// describeEntry returns a short description of an entry: defaulting may have inserted entries
+// before it, so the index alone would be misleading.
 func describeEntry(e *maintenance.DrainPlanEntry) string {
 	text := fmt.Sprintf("%s %d", e.PodType, e.PodPriority)
 	if !planorder.SelectsAll(e.PodSelector) {

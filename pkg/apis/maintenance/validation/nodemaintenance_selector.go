@@ -36,16 +36,16 @@ var (
 	fieldOperators = []corev1.NodeSelectorOperator{corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn}
 )
 
-// validateLabelRequirement is as strict as the matcher of component-helpers, which would give up on
-// the whole term at the first requirement it cannot parse; a label's value that can never be is
-// refused with its index.
+// validateLabelRequirement is as strict as the matcher of component-helpers, which ignores the
+// whole term if it cannot parse one requirement. An error about an invalid label value has its
+// index.
 func validateLabelRequirement(r corev1.NodeSelectorRequirement, path *field.Path) field.ErrorList {
 	errs := metav1validation.ValidateLabelName(r.Key, path.Child("key"))
 	values := path.Child("values")
 	switch r.Operator {
 	case corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn:
 		if len(r.Values) == 0 {
-			errs = append(errs, field.Required(values, "at least one value is needed with the operators In and NotIn"))
+			errs = append(errs, field.Required(values, "at least one value is required with the operators In and NotIn"))
 		}
 	case corev1.NodeSelectorOpExists, corev1.NodeSelectorOpDoesNotExist:
 		if len(r.Values) > 0 {
@@ -54,7 +54,7 @@ func validateLabelRequirement(r corev1.NodeSelectorRequirement, path *field.Path
 		return errs
 	case corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt:
 		if len(r.Values) != 1 {
-			return append(errs, field.Invalid(values, r.Values, "exactly one value is needed with the operators Gt and Lt"))
+			return append(errs, field.Invalid(values, r.Values, "exactly one value is required with the operators Gt and Lt"))
 		}
 		if _, err := strconv.ParseInt(r.Values[0], 10, 64); err != nil {
 			return append(errs, field.Invalid(values.Index(0), r.Values[0], "must be an integer with the operators Gt and Lt"))
@@ -70,7 +70,7 @@ func validateLabelRequirement(r corev1.NodeSelectorRequirement, path *field.Path
 	return errs
 }
 
-// validateFieldRequirement allows the one field that nodes can be selected by.
+// validateFieldRequirement allows only metadata.name, the one field that can select nodes.
 func validateFieldRequirement(r corev1.NodeSelectorRequirement, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if r.Key != metav1.ObjectNameField {
@@ -81,7 +81,7 @@ func validateFieldRequirement(r corev1.NodeSelectorRequirement, path *field.Path
 	}
 	values := path.Child("values")
 	if len(r.Values) != 1 {
-		return append(errs, field.Invalid(values, r.Values, "exactly one value is needed; give each further node a term of its own"))
+		return append(errs, field.Invalid(values, r.Values, "exactly one value is required; add a term for each further node"))
 	}
 	if r.Key == metav1.ObjectNameField {
 		for _, message := range apivalidation.NameIsDNSSubdomain(r.Values[0], false) {

@@ -45,11 +45,11 @@ func ValidateNodeMaintenanceStatusUpdate(nm, old *maintenance.NodeMaintenance) f
 	return errs
 }
 
-// validateTimes keeps the times that later decisions are made from.
+// validateTimes protects the timestamps that later decisions depend on.
 func validateTimes(status, old *maintenance.NodeMaintenanceStatus, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if newest := old.NewestNodeTimestamp; newest != nil && !newest.Equal(status.NewestNodeTimestamp) {
-		// A node that was new would join, or one that joined would be released.
+		// Otherwise a new node could join, or a node that joined could be released.
 		errs = append(errs, field.Invalid(path.Child("newestNodeTimestamp"), status.NewestNodeTimestamp,
 			fmt.Sprintf("may not change once set: it is %s", newest.UTC().Format(time.RFC3339))))
 	}
@@ -96,12 +96,12 @@ func validateNodeStatuses(nm *maintenance.NodeMaintenance, old []maintenance.Nod
 		seen[name] = true
 		previous := before[status.NodeRef]
 		if nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete && len(status.DrainTargets) == 0 {
-			// What a released node was asked for is of no use any more.
+			// The targets of a released node are not needed any more.
 			continue
 		}
 		if previous != nil && slices.EqualFunc(status.DrainTargets, previous.DrainTargets, sameTarget) {
-			// Thousands of nodes go through here with every write: what has not changed was looked
-			// at when it was written.
+			// Every write passes thousands of nodes through here, so skip unchanged targets: they
+			// were validated when they were written.
 			continue
 		}
 		if previous == nil && name != "" {
@@ -114,7 +114,7 @@ func validateNodeStatuses(nm *maintenance.NodeMaintenance, old []maintenance.Nod
 	return errs
 }
 
-// targetKey is what there may be one target of.
+// targetKey identifies a target; a node has at most one target for each key.
 type targetKey struct {
 	podType  maintenance.PodType
 	selector string
@@ -141,14 +141,14 @@ func validateDrainTargets(targets []maintenance.DrainPlanEntry, previous *mainte
 		target := &previous.DrainTargets[i]
 		if !covers(highest, target) {
 			errs = append(errs, field.Invalid(path, field.OmitValueType{},
-				fmt.Sprintf("must cover what it covered before for node %s: %s", previous.NodeRef.Name, describeEntry(target))))
+				fmt.Sprintf("must still cover what it covered before for node %s: %s", previous.NodeRef.Name, describeEntry(target))))
 		}
 	}
 	return errs
 }
 
-// covers says whether every pod of a target is a pod of the present targets: one of the same type
-// and at least the same priority, with the same selector or none.
+// covers reports whether the current targets include every pod of a target: one of them has the
+// same type and at least the same priority, with the same selector or none.
 func covers(highest map[targetKey]int32, target *maintenance.DrainPlanEntry) bool {
 	for _, selector := range []string{"", planorder.CanonicalSelector(target.PodSelector)} {
 		if priority, ok := highest[targetKey{target.PodType, selector}]; ok && priority >= target.PodPriority {
@@ -158,7 +158,7 @@ func covers(highest map[targetKey]int32, target *maintenance.DrainPlanEntry) boo
 	return false
 }
 
-// sameTarget compares to the letter, which is cheap.
+// sameTarget compares field by field without canonicalizing selectors, which is cheap.
 func sameTarget(a, b maintenance.DrainPlanEntry) bool {
 	return a.PodType == b.PodType && a.PodPriority == b.PodPriority && sameSelector(a.PodSelector, b.PodSelector)
 }

@@ -58,7 +58,7 @@ func TestValidateStageTransitions(t *testing.T) {
 			nodeMaintenance(t, withStage("Idle")), nodeMaintenance(t, withStage("Cordon")),
 		)
 		if text := errs.ToAggregate().Error(); !strings.Contains(
-			text, "from Cordon the stage may stay or change to Drain or Complete",
+			text, "the stage can only change from Cordon to Drain or Complete",
 		) {
 			t.Errorf("the error is %q", text)
 		}
