@@ -149,7 +149,7 @@ func TestBlocked(t *testing.T) {
 			"by pods that crash":                              blockedByCrashingPods,
 			"by a finalizer and by a dead kubelet":            blockedAfterItsGrace,
 			"by an evacuator that has stopped":                blockedByEvacuator,
-			"by a user who puts the pod back":                 blockedByReturn,
+			"by a user who recreates the pod back":                 blockedByReturn,
 			"by a namespace that cannot have new Evacuations": blockedByNamespace,
 			"by another drain, which it blocks as well":       blockedByEachOther,
 		} {
@@ -311,7 +311,7 @@ func blockedByEvacuator(t *testing.T, pool, node, namespace string) {
 	})
 	e := evacuate(t, pod, func(e *v1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](20) })
 	blocked(
-		t, e, v1alpha1.ReasonEvacuatorNotProgressing, "Evacuator "+class, "goes to "+next,
+		t, e, v1alpha1.ReasonEvacuatorNotProgressing, "Evacuator "+class, next+" becomes active",
 		"Check that the controller",
 	)
 	report := []byte(`{"status":{"message":"copying"}}`)
@@ -330,7 +330,7 @@ func blockedByReturn(t *testing.T, pool, node, namespace string) {
 	e := evacuate(t, cluster.PodOn(t, namespace, "installer", pool, node))
 	blocked(
 		t, e, v1alpha1.ReasonRecreated, "Pod installer, which has no owner", node, "3 times",
-		"Stop what puts it there",
+		"Stop what recreates it there",
 	)
 	leaves(t, e)
 }

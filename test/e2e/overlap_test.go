@@ -334,7 +334,7 @@ func allPutBack(cordoned []string, names ...string) func(*judge.View) string {
 	}
 }
 
-// finish waits until a drain is complete, puts its nodes back in an order left to chance, and
+// finish waits until a drain is complete, recreates its nodes back in an order left to chance, and
 // judges. Between is called after each stage that was set.
 func (f *fleet) finish(t *testing.T, recorder *judge.Recorder, d *drain, between func()) {
 	t.Helper()

@@ -32,8 +32,8 @@ import (
 	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
-// act makes what was decided true: first evictions that must not happen any more are taken back,
-// then the status is written, and what follows from the status comes after it.
+// act applies a decision: first it withdraws evictions that must not be sent any more, then it
+// writes the status, and then it does what depends on the new status.
 func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 	key := keyOf(s.evacuation)
 	if !d.evict {
@@ -45,7 +45,7 @@ func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 	}
 	wrote := evacuation != s.evacuation
 	if wrote {
-		// What follows may fail and be decided anew, without the events.
+		// Send the events now: if a later step fails, the next decision does not have them.
 		c.send(evacuation, d.events)
 	}
 	if d.evict {
@@ -71,7 +71,7 @@ func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 	return nil
 }
 
-// writeStatus stores the wanted status if it differs, and returns the Evacuation as it is then.
+// writeStatus writes the desired status if it differs, and returns the resulting Evacuation.
 func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (*maintenancev1alpha1.Evacuation, error) {
 	before := &s.evacuation.Status
 	if equality.Semantic.DeepEqual(*before, d.status) {
@@ -94,13 +94,14 @@ func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (
 		if before.ActiveEvacuatorClass != "" {
 			evacuationHandovers.Inc()
 		}
-		logger.V(2).Info("Evacuation goes to the next in turn", "from", before.ActiveEvacuatorClass, "to", d.status.ActiveEvacuatorClass)
+		logger.V(2).Info("The next evacuator is active", "from", before.ActiveEvacuatorClass, "to", d.status.ActiveEvacuatorClass)
 	}
 	return evacuation, nil
 }
 
-// let takes off the finalizers of those whose requests are over and deletes the object. Both writes
-// fail if the object has changed since the decision: a new instigator must not be overlooked.
+// let removes the finalizers of the instigators whose requests are over and deletes the object.
+// Both writes fail if the object has changed since the decision, so that a new instigator is not
+// overlooked.
 func (c *Controller) let(ctx context.Context, evacuation *maintenancev1alpha1.Evacuation, which release) error {
 	client := c.maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace)
 	kept := slices.DeleteFunc(slices.Clone(evacuation.Finalizers), func(finalizer string) bool {

@@ -31,21 +31,21 @@ import (
 )
 
 const (
-	// overdueAfter is how long after the end of its grace period a pod may take to vanish. The
-	// kubelet needs a moment to tell.
+	// overdueAfter is how long a pod may still exist after the end of its grace period. The kubelet
+	// needs a moment to report that it has stopped.
 	overdueAfter = 30 * time.Second
 	// reasonNotBlocked is the reason of Blocked=False.
 	reasonNotBlocked = "NotBlocked"
 )
 
-// eventPerText are the reasons whose message is the news: each change of it is an event. The
-// messages of the others have numbers that change all the time.
+// eventPerText are the reasons for which each change of the message is an event. The messages of
+// the other reasons have numbers that change all the time.
 var eventPerText = []string{
 	maintenancev1alpha1.ReasonEvictionForbidden, maintenancev1alpha1.ReasonEvictionDenied, maintenancev1alpha1.ReasonEvictionError,
 	maintenancev1alpha1.ReasonEvacuationHeld, maintenancev1alpha1.ReasonBudgetsHoldEachOther, maintenancev1alpha1.ReasonBudgetPodsCordoned,
 }
 
-// decideBlocked says what keeps a pod from leaving whose Evacuation is under way.
+// decideBlocked sets what keeps the pod of an active Evacuation from leaving.
 func (d *decision) decideBlocked(s situation) {
 	d.countFailedEvictions(s)
 	d.quoteQueue(s)
@@ -53,7 +53,7 @@ func (d *decision) decideBlocked(s situation) {
 	case s.pod.DeletionTimestamp != nil:
 		d.decideTerminating(s)
 	case d.evict:
-		// Until the queue knows the pod, what was known before stands.
+		// Until the queue knows the pod, keep the previous condition.
 		if s.eviction.Known {
 			d.setBlocked(s, d.explainKept(s, d.explainBudget(s, s.eviction.Blocker)))
 		}
@@ -68,8 +68,8 @@ func (d *decision) decideBlocked(s situation) {
 	}
 }
 
-// decideTerminating waits for a pod that was asked to stop, and complains when its grace period has
-// passed.
+// decideTerminating waits for a terminating pod, and reports it as blocked when its grace period
+// has passed.
 func (d *decision) decideTerminating(s situation) {
 	if overdue := s.pod.DeletionTimestamp.Add(overdueAfter); s.now.Before(overdue) {
 		d.wakeAt(overdue)
@@ -81,7 +81,7 @@ func (d *decision) decideTerminating(s situation) {
 	case s.nodeUnreachable:
 		d.setBlocked(s, &eviction.Blocker{
 			Reason: maintenancev1alpha1.ReasonNodeUnreachable,
-			Message: fmt.Sprintf("The kubelet of node %s does not answer, so that nobody confirms that the pod has stopped (its grace period ended at %s). "+
+			Message: fmt.Sprintf("The kubelet of node %s does not respond, so it cannot confirm that the pod has stopped (its grace period ended at %s). "+
 				"Bring the node back, or make sure that it is off and then taint it with %s.", s.pod.Spec.NodeName, since, corev1.TaintNodeOutOfService),
 		})
 	case len(s.pod.Finalizers) > 0:
@@ -93,7 +93,7 @@ func (d *decision) decideTerminating(s situation) {
 	default:
 		d.setBlocked(s, &eviction.Blocker{
 			Reason:  maintenancev1alpha1.ReasonPodTerminating,
-			Message: fmt.Sprintf("The grace period of the pod ended at %s and it has not stopped. Look at its containers and at the kubelet of node %s.", since, s.pod.Spec.NodeName),
+			Message: fmt.Sprintf("The grace period of the pod ended at %s and it has not stopped. Check its containers and the kubelet of node %s.", since, s.pod.Spec.NodeName),
 		})
 	}
 }
@@ -102,15 +102,15 @@ func noEvacuator(s situation) *eviction.Blocker {
 	b := &eviction.Blocker{Reason: maintenancev1alpha1.ReasonNoEvacuator}
 	switch s.podType {
 	case maintenancev1alpha1.PodTypeStatic:
-		b.Message = "Nobody is left to take the static pod away, and evicting it would not stop it. Take its manifest off the node, or run the node agent there."
+		b.Message = "No evacuator is left that can remove the static pod, and evicting it would not stop it. Remove its manifest from the node, or run the node agent there."
 	default:
-		b.Message = "Nobody is left to take the DaemonSet pod away, and an evicted one would come straight back. " +
-			"Keep the DaemonSet off the node, or switch its evacuator on."
+		b.Message = "No evacuator is left that can remove the DaemonSet pod, and its DaemonSet would immediately recreate an evicted one. " +
+			"Keep the DaemonSet off the node, or enable its evacuator."
 	}
 	return b
 }
 
-// setBlocked makes the condition say what blocks; nil clears it.
+// setBlocked sets the condition Blocked to a blocker; nil clears it.
 func (d *decision) setBlocked(s situation, b *eviction.Blocker) {
 	if b == nil {
 		d.clearBlocked(s)
@@ -130,7 +130,8 @@ func (d *decision) setBlocked(s situation, b *eviction.Blocker) {
 	}
 }
 
-// clearBlocked takes Blocked back. An Evacuation that never was blocked does not get the condition.
+// clearBlocked sets Blocked to False. An Evacuation that was never blocked does not get the
+// condition.
 func (d *decision) clearBlocked(s situation) {
 	if !meta.IsStatusConditionTrue(d.status.Conditions, maintenancev1alpha1.ConditionBlocked) {
 		return
@@ -141,7 +142,7 @@ func (d *decision) clearBlocked(s situation) {
 	})
 }
 
-// blockerOf returns what the stored condition says; nil if the Evacuation is not blocked.
+// blockerOf returns the blocker in the stored condition, or nil if the Evacuation is not blocked.
 func blockerOf(status *maintenancev1alpha1.EvacuationStatus) *eviction.Blocker {
 	blocked := meta.FindStatusCondition(status.Conditions, maintenancev1alpha1.ConditionBlocked)
 	if blocked == nil || blocked.Status != metav1.ConditionTrue {

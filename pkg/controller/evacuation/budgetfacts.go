@@ -37,14 +37,14 @@ import (
 )
 
 const (
-	// factsFresh is how long the facts about a budget are taken from memory: many pods wait for the
-	// same one.
+	// factsFresh is how long the facts about a budget are cached: many pods wait for the same
+	// budget.
 	factsFresh = 10 * time.Second
-	// maxRivalNodes and maxRivals bound the search for a drain that holds this one.
+	// maxRivalNodes and maxRivals limit the search for a drain that blocks this one.
 	maxRivalNodes, maxRivals = 3, 10
 )
 
-// factsOfBudgets remembers the facts about budgets for a moment.
+// factsOfBudgets is a short-lived cache of the facts about budgets.
 type factsOfBudgets struct {
 	mu    sync.Mutex
 	known map[types.NamespacedName]knownFacts
@@ -55,7 +55,7 @@ type knownFacts struct {
 	at    time.Time
 }
 
-// get returns the facts about a budget, which read finds out if they are not fresh.
+// get returns the facts about a budget, and calls read if the cached ones are too old.
 func (f *factsOfBudgets) get(name types.NamespacedName, now time.Time, read func() budgetFacts) budgetFacts {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -72,8 +72,8 @@ func (f *factsOfBudgets) get(name types.NamespacedName, now time.Time, read func
 	return facts
 }
 
-// standoff explains why the budget that blocks a pod for the given reason stays closed, if
-// maintenances keep it closed. It reads caches only; what it cannot read is no explanation.
+// standoff explains why the budget that blocks a pod for the given reason allows no disruption, if
+// maintenances are the cause. It only reads caches, and returns nil if a read fails.
 func (c *Controller) standoff(pod *corev1.Pod, reason string, now time.Time) *eviction.Blocker {
 	if !slices.Contains(refinable, reason) {
 		return nil
@@ -90,7 +90,7 @@ func (c *Controller) standoff(pod *corev1.Pod, reason string, now time.Time) *ev
 	return explainStandoff(key, c.holdersOf(pod.Spec.NodeName), facts, c.rivals(facts, now))
 }
 
-// budgetOf returns the budget that selects a pod; nil if none or several do.
+// budgetOf returns the budget that selects a pod, or nil if none or several do.
 func (c *Controller) budgetOf(pod *corev1.Pod) *policyv1.PodDisruptionBudget {
 	budgets, err := c.budgetLister.PodDisruptionBudgets(pod.Namespace).List(labels.Everything())
 	if err != nil {
@@ -135,7 +135,8 @@ func (c *Controller) factsOf(budget *policyv1.PodDisruptionBudget, now time.Time
 	})
 }
 
-// holdersOf returns the maintenances that hold a node, by name; none if the node is not cordoned.
+// holdersOf returns the names of the maintenances that hold a node, in order; none if the node is
+// not cordoned.
 func (c *Controller) holdersOf(nodeName string) []string {
 	node, err := c.nodeLister.Get(nodeName)
 	if err != nil || !node.Spec.Unschedulable {
@@ -189,7 +190,7 @@ func (c *Controller) rivals(facts budgetFacts, now time.Time) []rival {
 }
 
 // waitingForBudgets returns the first Evacuations on a node that wait for a budget. They are
-// sorted, so that the same ones are named each time.
+// sorted, so that messages name the same ones each time.
 func (c *Controller) waitingForBudgets(node string) []*maintenancev1alpha1.Evacuation {
 	objects, err := c.evacuationIndexer.ByIndex(controllercache.EvacuationsByNode, node)
 	if err != nil {

@@ -14,11 +14,11 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package evacuation walks each Evacuation through its evacuators and, when none is left, has the
-// pod evicted.
+// Package evacuation hands each Evacuation from evacuator to evacuator and, when none is left,
+// evicts the pod through a queue.
 //
-// A sync gathers all that is known, decides with a pure function, and acts. What it has to remember
-// lies in the objects' status: a leader that takes over goes on from there.
+// A sync gathers all that is known, decides with a pure function, and acts. All state that has to
+// survive is in the status of the objects, so a new leader continues from there.
 package evacuation
 
 import (
@@ -51,7 +51,7 @@ import (
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
-// Name is what this controller is called in logs, metrics and queues.
+// Name is the name of this controller in logs, metrics and queues.
 const Name = "evacuation"
 
 // The defaults of the options.
@@ -62,39 +62,40 @@ const (
 	DefaultBudgetPatience         = 5 * time.Minute
 )
 
-// resync is how often everything is looked at although nothing happened.
+// resync is how often all Evacuations are reconciled without an event.
 const resync = 10 * time.Minute
 
-// Config is what the controller needs.
+// Config has the dependencies and options of the controller.
 type Config struct {
 	// Host is the client of the host cluster, which should not be rate limited; HostInformers are
-	// its informers. Their transform must leave what cache.Strip leaves.
+	// its informers. Their transform must keep everything that cache.Strip keeps.
 	Host          kubernetes.Interface
 	HostInformers informers.SharedInformerFactory
-	// Maintenance is the client of our own API as the server itself, MaintenanceInformers are its
-	// informers.
+	// Maintenance is the client of our own API with the identity of the server,
+	// MaintenanceInformers are its informers.
 	Maintenance          versioned.Interface
 	MaintenanceInformers externalversions.SharedInformerFactory
 	// Recorder writes events into the host cluster.
 	Recorder events.EventRecorder
-	// Clock is the time; nil is the real one.
+	// Clock is the clock; nil means the real one.
 	Clock clock.WithTicker
-	// Liveness is told what the workers are busy with; nil tells nobody.
+	// Liveness tracks what the workers are busy with; nil disables tracking.
 	Liveness *loop.Tracker
-	// CompletedTTL is how long Evacuations are kept whose pod has left; 0 is the default.
+	// CompletedTTL is how long Evacuations are kept after their pod has left; 0 means the default.
 	CompletedTTL time.Duration
-	// EvacuatorStartDeadline is how long an evacuator has for its first report; 0 is the default.
+	// EvacuatorStartDeadline is the time that an evacuator has for its first report; 0 means the
+	// default.
 	EvacuatorStartDeadline time.Duration
-	// EvictionPolicy is how evictions are sent; the zero value is the default.
+	// EvictionPolicy defines how evictions are sent; the zero value means the default.
 	EvictionPolicy eviction.Policy
-	// Evictions is where evictions are sent to; nil is Host.
+	// Evictions sends the evictions; nil means Host.
 	Evictions eviction.Host
 	// SurgeTimeout returns how long the evacuator of Deployments may make no progress with a pod
-	// before that is reported as SurgePending. It must not block. Nil is DefaultSurgeTimeout for
-	// all pods.
+	// before the condition Blocked reports SurgePending. It must not block. Nil means
+	// DefaultSurgeTimeout for all pods.
 	SurgeTimeout func(pod *corev1.Pod) time.Duration
-	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may be closed before the
-	// pod is kept on its node; 0 is the default.
+	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may allow no disruption
+	// before the pod is kept on its node; 0 means the default.
 	DaemonSetBudgetPatience time.Duration
 }
 
@@ -122,7 +123,7 @@ func (c *Config) setDefaults() {
 	}
 }
 
-// evictions is what the controller asks of the queue of evictions.
+// evictions is the part of the queue of evictions that the controller uses.
 type evictions interface {
 	Add(eviction.Request)
 	Remove(evacuation types.NamespacedName)
@@ -131,7 +132,7 @@ type evictions interface {
 	Run(ctx context.Context)
 }
 
-// Controller runs Evacuations.
+// Controller reconciles Evacuations.
 type Controller struct {
 	host        kubernetes.Interface
 	maintenance versioned.Interface
@@ -155,9 +156,9 @@ type Controller struct {
 	synced            []cache.InformerSynced
 
 	queue *loop.Queue[types.NamespacedName]
-	// lowered are the pods whose deletion cost was lowered and may have to be restored.
+	// lowered has the pods whose deletion cost was lowered and may have to be restored.
 	lowered *loop.Queue[types.NamespacedName]
-	// waiting are the pods that wait with an evacuator and are to get the lowest deletion cost.
+	// waiting has the pods that wait with an evacuator and have to get the lowest deletion cost.
 	waiting  *loop.Queue[types.NamespacedName]
 	pace     pace
 	departed departed
@@ -166,8 +167,8 @@ type Controller struct {
 	facts    factsOfBudgets
 }
 
-// New makes a controller and registers its handlers and indexes; the informers must not run yet. A
-// controller runs once.
+// New creates a controller and registers its handlers and indexes; the informers must not run yet.
+// A controller runs once.
 func New(config Config) (*Controller, error) {
 	registerMetrics()
 	config.setDefaults()
@@ -218,16 +219,17 @@ func New(config Config) (*Controller, error) {
 	if err := controllercache.AddEvacuationsByNode(evacuations.Informer()); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
-	// Nothing is done when a maintenance changes; its informer only has to be there when a deadline
-	// asks for it.
+	// No handler: a change of a maintenance needs no sync. Only the cache has to be synced, for
+	// deadlines.
 	c.synced = append(c.synced, maintenances.Informer().HasSynced)
 	return c, c.watch(evacuations.Informer(), pods.Informer(), nodes.Informer())
 }
 
-// EvictionsInFlight returns the requests whose evictions have been sent and not been answered.
+// EvictionsInFlight returns the Evacuations whose evictions were sent and have no response yet.
 func (c *Controller) EvictionsInFlight() []eviction.Request { return c.evictions.InFlight() }
 
-// isWanted says whether somebody asks for the eviction of a request, as far as the cache knows.
+// isWanted reports whether, according to the cache, the pod of an Evacuation still has to be
+// evicted.
 func (c *Controller) isWanted(r eviction.Request) bool {
 	evacuation, err := c.evacuationLister.Evacuations(r.Evacuation.Namespace).Get(r.Evacuation.Name)
 	if err != nil || evacuation.Spec.PodRef.UID != r.UID {
@@ -273,7 +275,7 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	c.blocked.reset()
 }
 
-// resync has everything looked at again: it only heals what was missed.
+// resync enqueues all Evacuations, in case an event was missed.
 func (c *Controller) resync(ctx context.Context) {
 	evacuations, err := c.evacuationLister.List(labels.Everything())
 	if err != nil {

@@ -32,81 +32,82 @@ import (
 )
 
 const (
-	// longestGrace bounds how long evacuators get to report to a new leader before it takes a turn
-	// away from them.
+	// longestGrace is the most time that evacuators get to report to a new leader before it makes
+	// the next one active.
 	longestGrace = 5 * time.Minute
-	// maxMessage is how much status.message takes.
+	// maxMessage is the maximum length of status.message.
 	maxMessage = 1024
 )
 
-// situation is all that a decision about an Evacuation depends on.
+// situation has all inputs of the decision about an Evacuation.
 type situation struct {
 	now        time.Time
 	evacuation *maintenancev1alpha1.Evacuation
-	// pod is nil if it is gone for good, which the API has confirmed.
+	// pod is nil if the pod no longer exists, which the API has confirmed.
 	pod *corev1.Pod
-	// podType is what the pod is.
+	// podType is the type of the pod.
 	podType maintenancev1alpha1.PodType
-	// nodeUnreachable: the kubelet of the pod's node does not answer.
+	// nodeUnreachable: the kubelet of the pod's node does not respond.
 	nodeUnreachable bool
-	// targeted: the drain has reached the pod on its node. Only looked up for the evacuators that
-	// wait for it, and for Evacuations that foreign finalizers hold.
+	// targeted: the drain has reached the pod on its node. It is only set for the evacuators that
+	// wait for that, and for Evacuations that foreign finalizers keep.
 	targeted bool
-	// replaced: an evicted DaemonSet pod would come straight back to its node.
+	// replaced: the DaemonSet would recreate an evicted pod on its node immediately.
 	replaced bool
-	// comebacks is how often pods like this one were evacuated from the node and came back.
+	// comebacks is how often pods like this one were recreated on the node after their evacuation.
 	comebacks int
-	// eviction is how far the pod's eviction is, if it was asked for.
+	// eviction is the state of the pod's eviction, if it was requested.
 	eviction eviction.State
-	// servingSince is since when this leader serves.
+	// servingSince is when this leader started.
 	servingSince time.Time
-	// completedTTL is how long Evacuations are kept whose pod has left.
+	// completedTTL is how long Evacuations are kept after their pod has left.
 	completedTTL time.Duration
-	// startDeadline is how long an evacuator has for its first report.
+	// startDeadline is the time that an evacuator has for its first report.
 	startDeadline time.Duration
 	// surgeTimeout is how long the evacuator of Deployments may make no progress with this pod
-	// before that is reported.
+	// before that is reported as blocked.
 	surgeTimeout time.Duration
-	// budgetPatience is how long the budget of a DaemonSet pod may be closed before the pod is
-	// kept.
+	// budgetPatience is how long the budget of a DaemonSet pod may allow no disruption before the
+	// pod is kept.
 	budgetPatience time.Duration
-	// standoff explains why the budget stays closed, if maintenances keep it closed; nil if they do
-	// not.
+	// standoff explains why the budget allows no disruption, if maintenances are the cause;
+	// otherwise nil.
 	standoff *eviction.Blocker
-	// failure is the error with which writes about the Evacuation have failed for a while; "" if
-	// they do not.
+	// failure is the error with which writes of the Evacuation have failed for a while; "" if they
+	// succeed.
 	failure string
 }
 
-// release says whose requests are over.
+// release is the set of instigator finalizers to remove.
 type release int
 
 const (
 	// releaseNone: the Evacuation stays.
 	releaseNone release = iota
-	// releaseOurs: our instigator finalizer comes off and the object is deleted.
+	// releaseOurs: our instigator finalizer is removed and the object is deleted.
 	releaseOurs
-	// releaseAll: the finalizers of all instigators come off and the object is deleted.
+	// releaseAll: the finalizers of all instigators are removed and the object is deleted.
 	releaseAll
 )
 
-// decision is what should be.
+// decision is the outcome of one sync.
 type decision struct {
-	// status is the wanted status.
+	// status is the desired status.
 	status maintenancev1alpha1.EvacuationStatus
-	// evict: the pod is to be evicted, once the status says so.
+	// evict: the pod has to be evicted, after the status is written.
 	evict   bool
 	release release
-	// lowerCost: the pod is to get the lowest deletion cost, as it has waited for a while.
+	// lowerCost: the pod has waited for a while and has to get the lowest deletion cost.
 	lowerCost bool
 	// handedOver: another class has become active.
 	handedOver bool
-	// wake is when to look again even if nothing happens; zero if never.
+	// wake is when to reconcile again without an event; zero means never.
 	wake   time.Time
 	events []event
 }
 
-// decide takes the five steps of the protocol; the first that applies decides.
+// decide evaluates the five steps of the protocol; the first one that applies determines the
+// decision.
 func decide(s situation) decision {
 	d := decision{status: *s.evacuation.Status.DeepCopy()}
 	switch {
@@ -130,8 +131,8 @@ func isFinished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// decideRelease lets go of an Evacuation that is over: at once if nobody would miss it, else when
-// it has been seen for a while.
+// decideRelease releases an Evacuation that is over: immediately if no user needs to see it,
+// otherwise after the TTL.
 func (d *decision) decideRelease(s situation) {
 	complete := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionComplete)
 	if s.evacuation.DeletionTimestamp != nil || complete.Reason == maintenancev1alpha1.ReasonCancelled {
@@ -154,8 +155,8 @@ func (d *decision) decidePodLeft(s situation) {
 	d.decideRelease(s)
 }
 
-// decideCancel lets go of an Evacuation of a pod that may stay. It is not completed first: a new
-// one must be able to take its name at once.
+// decideCancel releases the Evacuation of a pod that may stay. It does not complete it first: a new
+// Evacuation must be able to use the name immediately.
 func (d *decision) decideCancel(s situation) {
 	if holders := foreignHolders(s.evacuation); len(holders) > 0 {
 		d.decideHeld(s, holders)
@@ -164,7 +165,7 @@ func (d *decision) decideCancel(s situation) {
 	if s.failure != "" {
 		d.setBlocked(s, notReleased(s.failure))
 	}
-	why := "no instigator asks for it any more"
+	why := "no instigator requests it any more"
 	if s.evacuation.DeletionTimestamp != nil {
 		why = "it is being deleted"
 	}
@@ -172,15 +173,14 @@ func (d *decision) decideCancel(s situation) {
 	d.events = append(d.events, event{corev1.EventTypeNormal, EventCancelled, actionCancel, fmt.Sprintf("The evacuation of pod %s is cancelled: %s.", s.evacuation.Spec.PodRef.Name, why)})
 }
 
-// decideTurn finds out whose turn it is and, if it is the eviction's, whether the pod may be
-// evicted.
+// decideTurn decides which class is active and, if that is eviction, whether to evict the pod.
 func (d *decision) decideTurn(s situation) {
 	withdrawn := protocol.IsWithdrawn(s.evacuation)
 	switch active := d.status.ActiveEvacuatorClass; {
 	case active == "" && !withdrawn:
 		d.handOver(s, "")
 	case !isEvacuator(s.evacuation, active):
-		// The eviction's turn, which is the last, or a class that the spec does not know: nobody is
+		// The active class is eviction, which is the last one, or not in the spec: no evacuator is
 		// left either way.
 		if withdrawn {
 			d.endCancelled(s, "no evacuator is left")
@@ -199,7 +199,7 @@ func (d *decision) decideTurn(s situation) {
 			d.handOver(s, why)
 		}
 	}
-	// The new turn's deadline counts from now on.
+	// The deadline of the new evacuator starts now.
 	if isEvacuator(s.evacuation, d.status.ActiveEvacuatorClass) {
 		d.wakeAt(d.deadline(s).at)
 	}
@@ -214,9 +214,9 @@ func (d *decision) isUpForEviction(s situation) bool {
 	return d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassEviction && s.podType == maintenancev1alpha1.PodTypeDefault
 }
 
-// isRequested reports whether the DaemonSet evacuator asks for the eviction of its pod, which it
-// does by a report that expects the pod to leave. From then on the queue says what keeps the pod,
-// and no deadline of the evacuator runs.
+// isRequested reports whether the DaemonSet evacuator requests the eviction of its pod, which it
+// does by a report with an expected finish time. From then on the queue determines the blocker, and
+// the evacuator has no deadline.
 func (d *decision) isRequested(s situation) bool {
 	return d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDaemonSet && !d.status.ActiveEvacuatorCompleted &&
 		d.status.ExpectedEvacuationFinishTime != nil && s.podType == maintenancev1alpha1.PodTypeDaemonSet && s.targeted
@@ -226,14 +226,14 @@ func isEvacuator(evacuation *maintenancev1alpha1.Evacuation, class string) bool 
 	return slices.ContainsFunc(evacuation.Spec.Evacuators, func(e maintenancev1alpha1.Evacuator) bool { return e.EvacuatorClass == class })
 }
 
-// reasonToGiveUp says why the active evacuator loses its turn; "" if it keeps it.
+// reasonToGiveUp returns why the next evacuator becomes active; "" if the current one stays active.
 func (d *decision) reasonToGiveUp(s situation) string {
 	if d.status.ActiveEvacuatorCompleted {
-		// The words are quoted for people; nothing depends on them.
+		// The report is quoted for people; nothing depends on its text.
 		if said := protocol.OneLine(d.status.Message, maxMessage/4); said != "" {
-			return fmt.Sprintf("says it is done (%q), and the pod is still there", said)
+			return fmt.Sprintf("reported completion (%q), but the pod still exists", said)
 		}
-		return "says it is done, and the pod is still there"
+		return "reported completion, but the pod still exists"
 	}
 	deadline := d.deadline(s)
 	if s.now.Before(deadline.at) {
@@ -249,16 +249,16 @@ func (d *decision) reasonToGiveUp(s situation) string {
 	return fmt.Sprintf("has not started within %s", deadline.length)
 }
 
-// deadline is by when the active evacuator has to report.
+// deadline is the time until which the active evacuator has to report.
 type deadline struct {
-	// since is when it last reported, or got its turn.
+	// since is when it last reported or became active.
 	since  time.Time
 	at     time.Time
 	length time.Duration
-	// reported: the evacuator has reported since it got its turn.
+	// reported: the evacuator has reported since it became active.
 	reported bool
 	// runs is false while the evacuator has to wait for the drain to reach the pod, or for the
-	// eviction that it has asked for. Then at is when to move the start of the deadline.
+	// eviction that it requested. Then at is when to move the start of the deadline.
 	runs bool
 }
 
@@ -269,8 +269,8 @@ func (d *decision) deadline(s situation) deadline {
 		runs: !waitsForDrain(turn.Class) || s.targeted && !d.isRequested(s),
 	}
 	if !result.runs {
-		// Half of it, so that a good part is left whenever the drain gets here. Stamps are whole
-		// seconds: in less the new one would not differ.
+		// Half of it, so that enough time is left whenever the drain reaches the pod. Timestamps
+		// have whole seconds: earlier, the new one would not differ.
 		result.at = result.since.Add(max(result.length/2, time.Second))
 		return result
 	}
@@ -281,7 +281,7 @@ func (d *decision) deadline(s situation) deadline {
 	return result
 }
 
-// waitsForDrain says whether an evacuator acts only when the drain has reached the pod.
+// waitsForDrain reports whether an evacuator acts only when the drain has reached the pod.
 func waitsForDrain(class string) bool {
 	return class == maintenancev1alpha1.EvacuatorClassDaemonSet || class == maintenancev1alpha1.EvacuatorClassKubelet
 }
@@ -291,9 +291,9 @@ func (d *decision) restartClock(s situation) {
 	d.status.ActiveEvacuatorSince = stamp(s.now)
 }
 
-// handOver gives the turn to the next one. why is what happened to the one that had it. An
-// evacuator that says it is done has lost nothing, and its pod gets no event: the status says who
-// acts next, and the event of the eviction says why the pod left.
+// handOver makes the next evacuator active. why is what happened to the previous one. There is no
+// event if the previous one reported completion: the status names the active class, and the event
+// of the eviction has the reason.
 func (d *decision) handOver(s situation, why string) {
 	from := d.status.ActiveEvacuatorClass
 	to := protocol.Next(s.evacuation.Spec.Evacuators, from)
@@ -306,21 +306,22 @@ func (d *decision) handOver(s situation, why string) {
 	d.status.EvacuationCancellationPolicy = maintenancev1alpha1.EvacuationCancellationPolicyAllow
 	account := fmt.Sprintf("%s %s", from, why)
 	if from == "" {
-		// The API gives the first turn when it stores a new Evacuation. This one came another way.
+		// The API server sets the first active evacuator when it stores a new Evacuation, but not
+		// on this one.
 		account = "no evacuator was active before"
 	}
 	d.status.Message = turnMessage(to, account)
 	d.handedOver = true
 	if from != "" && !wasDone {
 		d.events = append(d.events, event{corev1.EventTypeNormal, EventHandedOver, actionHandOver,
-			fmt.Sprintf("The turn to take pod %s away goes from %s to %s: %s.", s.evacuation.Spec.PodRef.Name, from, to, account)})
+			fmt.Sprintf("The active evacuator of pod %s changes from %s to %s: %s.", s.evacuation.Spec.PodRef.Name, from, to, account)})
 	}
 }
 
-// endCancelled ends an Evacuation that could not be cancelled while its evacuator worked on it. The
-// pod is not evicted: nobody asks for it.
+// endCancelled ends an Evacuation that could not be cancelled while its evacuator worked on it. It
+// does not evict the pod, since no instigator requests it.
 func (d *decision) endCancelled(s situation, why string) {
-	message := fmt.Sprintf("Cancelled: nobody asks for the evacuation any more, and %s.", why)
+	message := fmt.Sprintf("Cancelled: no instigator requests the evacuation any more, and %s.", why)
 	d.complete(s, maintenancev1alpha1.ReasonCancelled, message)
 	d.release = releaseAll
 	d.events = append(d.events, event{corev1.EventTypeNormal, EventCancelled, actionCancel, message})
@@ -335,8 +336,8 @@ func (d *decision) complete(s situation, reason, message string) {
 	d.countFailedEvictions(s)
 }
 
-// countFailedEvictions takes over the queue's count, which goes on from the stored one and so never
-// is behind it.
+// countFailedEvictions copies the queue's count, which starts from the stored one and so is never
+// lower.
 func (d *decision) countFailedEvictions(s situation) {
 	d.status.FailedEvictionCounter = max(d.status.FailedEvictionCounter, s.eviction.FailedEvictions)
 }
@@ -347,19 +348,19 @@ func (d *decision) wakeAt(t time.Time) {
 	}
 }
 
-// turnMessage is the message of a hand-over, cut to what the API accepts.
+// turnMessage returns the message of a hand-over, truncated to the limit of the API.
 func turnMessage(class, account string) string {
 	return cut(protocol.TurnMessage(class, account), maxMessage)
 }
 
-// stamp is a time as the API stores it.
+// stamp returns a time with the precision that the API stores.
 func stamp(t time.Time) *metav1.Time {
 	at := metav1.NewTime(t)
 	at = at.Rfc3339Copy()
 	return &at
 }
 
-// cut shortens s to at most max bytes, between two characters.
+// cut truncates s to at most max bytes, at a character boundary.
 func cut(s string, max int) string {
 	if len(s) <= max {
 		return s

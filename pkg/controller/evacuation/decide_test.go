@@ -420,7 +420,7 @@ func TestDecideTurn(t *testing.T) {
 				}),
 			), pod: newPod(), at: time.Minute,
 			want: outcome{Active: classB, Since: time.Minute, Policy: allow, Wake: 3*time.Minute + 30*time.Second},
-			says: `a.example.com says it is done ("strategy is Recreate")`,
+			says: `a.example.com reported completion ("strategy is Recreate")`,
 		},
 		"a new leader lets evacuators report first": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),

@@ -30,18 +30,18 @@ import (
 	"haulout.dev/haulout/pkg/controller/deletioncost"
 )
 
-// Pods whose deletion cost was lowered, be it by the lanes or by an evacuator, get it back here, at
-// the latest, when they are not asked to leave any more. All there is to know stands on the pod, so
-// that it does not matter whether this process lowered it, or saw the Evacuation go.
+// The controller restores the deletion cost of pods that the lanes or an evacuator lowered, at the
+// latest when no drain asks them to leave any more. The pod has all the information, so it does not
+// matter whether this process lowered the cost, or saw the deletion of the Evacuation.
 
-// podSettled has a pod looked at whose deletion cost may have to be restored.
+// podSettled enqueues a pod whose deletion cost may have to be restored.
 func (c *Controller) podSettled(pod *corev1.Pod) {
 	if deletioncost.IsLowered(pod) && pod.DeletionTimestamp == nil {
 		c.lowered.Add(types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name})
 	}
 }
 
-// podOfSettled does so for the pod of an Evacuation.
+// podOfSettled enqueues the pod of an Evacuation in the same way.
 func (c *Controller) podOfSettled(evacuation *maintenancev1alpha1.Evacuation) {
 	if keepsLowered(evacuation) {
 		return
@@ -51,13 +51,13 @@ func (c *Controller) podOfSettled(evacuation *maintenancev1alpha1.Evacuation) {
 	}
 }
 
-// keepsLowered says whether an Evacuation still wants its pod to be the first to go.
+// keepsLowered reports whether the pod of an Evacuation still has to be the first to leave.
 func keepsLowered(evacuation *maintenancev1alpha1.Evacuation) bool {
 	return !isComplete(evacuation) &&
 		(!protocol.IsWithdrawn(evacuation) || evacuation.Status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid)
 }
 
-// restoreCost gives a pod its deletion cost back, unless it still is to be the first to go.
+// restoreCost restores the deletion cost of a pod, unless it still has to be the first to leave.
 func (c *Controller) restoreCost(ctx context.Context, key types.NamespacedName) error {
 	pod, err := c.podLister.Pods(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {
@@ -73,13 +73,13 @@ func (c *Controller) restoreCost(ctx context.Context, key types.NamespacedName) 
 	if evacuation, err := c.evacuationLister.Evacuations(key.Namespace).Get(name); err == nil && keepsLowered(evacuation) {
 		return nil
 	}
-	// Two clusters are watched here, and the pod may be ahead.
+	// Pods and Evacuations come from two API servers, and the cache of pods may be ahead.
 	evacuation, err := c.maintenance.MaintenanceV1alpha1().Evacuations(key.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("see whether pod %s is still asked to leave: %w", key, err)
 	}
 	if err == nil && keepsLowered(evacuation) {
-		// The cache will show it, and its end.
+		// The cache will show the Evacuation and, later, its deletion.
 		return nil
 	}
 	if err := deletioncost.Restore(ctx, c.host, pod); err != nil {

@@ -23,17 +23,18 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Reasons of the events of this controller. A pod that leaves without trouble gets one: why it
-// left.
+// Reasons of the events of this controller. A pod that leaves without problems gets one event: why
+// it left.
 const (
-	// EventCancelled: nobody asks for the evacuation any more.
+	// EventCancelled: no instigator requests the evacuation any more.
 	EventCancelled = "EvacuationCancelled"
-	// EventHandedOver: an evacuator that has not said it is done has lost its turn to the next one.
+	// EventHandedOver: the next evacuator became active, although the previous one did not report
+	// completion.
 	EventHandedOver = "EvacuatorHandedOver"
 	// EventBlocked: something keeps the pod from leaving. Sent when the reason changes.
 	EventBlocked = "EvacuationBlocked"
-	// EventBadDeletionCost: the deletion cost of a pod that is to be evicted is no number. About
-	// the pod.
+	// EventBadDeletionCost: the deletion cost of a pod that has to be evicted is not a valid
+	// number. About the pod.
 	EventBadDeletionCost = "BadPodDeletionCost"
 	// EventEvicted: the API server accepted the eviction of a pod. Names the maintenance that the
 	// pod leaves for. About the pod.
@@ -46,8 +47,8 @@ const (
 	actionEvacuate = "Evacuate"
 )
 
-// event is an event about the pod of an Evacuation, not yet sent. What becomes of the Evacuation is
-// in its status; whoever looks after the pod looks at the pod.
+// event is an event about the pod of an Evacuation that is not sent yet. It is about the pod and
+// not about the Evacuation, because the owners of the pod look there.
 type event struct {
 	eventType, reason, action, note string
 }
@@ -55,7 +56,7 @@ type event struct {
 func (c *Controller) send(evacuation *maintenancev1alpha1.Evacuation, events []event) {
 	pod := evacuation.Spec.PodRef
 	for _, e := range events {
-		// References instead of objects: they say what they are whatever scheme the recorder has.
+		// References instead of objects: they have a kind, whatever scheme the recorder has.
 		c.recorder.Eventf(
 			&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: evacuation.Namespace, Name: pod.Name, UID: pod.UID},
 			&corev1.ObjectReference{
@@ -76,11 +77,11 @@ func (c *Controller) sendBadDeletionCost(pod *corev1.Pod, value string) {
 		corev1.PodDeletionCost, cut(value, maxMessage/4))
 }
 
-// sendEvicted tells the owner of a pod, which is gone soon, why it was evicted. It costs no write
-// of a status.
+// sendEvicted tells the owner of a pod, which will soon be deleted, why it was evicted. It needs no
+// status write.
 func (c *Controller) sendEvicted(pod *corev1.Pod) {
 	note := "The pod is evicted, as its disruption budget allows."
-	// Without the maintenance the event is still true.
+	// The event is also correct without the maintenance.
 	if nm, err := c.asker(pod); err == nil && nm != nil {
 		note += protocol.LeavesFor(protocol.Mention(nm))
 	}

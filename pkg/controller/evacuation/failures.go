@@ -32,12 +32,12 @@ import (
 	"haulout.dev/haulout/pkg/controller/loop"
 )
 
-// failingAfter is how long the writes about an Evacuation have to fail before that is reported
+// failingAfter is how long the writes of an Evacuation have to fail before the failure is reported
 // outside of the log.
 const failingAfter = time.Minute
 
-// failures remembers which Evacuations cannot be reconciled, since when and why. It may be
-// forgotten at any time: what still fails is found again.
+// failures records which Evacuations cannot be reconciled, since when and why. It may be dropped at
+// any time: a persistent failure is found again.
 type failures struct {
 	mu  sync.Mutex
 	all map[types.NamespacedName]failing
@@ -45,11 +45,11 @@ type failures struct {
 
 type failing struct {
 	since time.Time
-	// text is the last error, told the one that there was an event about.
+	// text is the last error, told the one in the last event.
 	text, told string
 }
 
-// note takes in how a reconciliation ended and returns the error to report now; "" if there is
+// note records the outcome of a reconciliation and returns the error to report now; "" if there is
 // none.
 func (f *failures) note(key types.NamespacedName, err error, now time.Time) (tell string) {
 	f.mu.Lock()
@@ -70,7 +70,7 @@ func (f *failures) note(key types.NamespacedName, err error, now time.Time) (tel
 	return tell
 }
 
-// of returns the error with which an Evacuation has failed for a while; "" if it has not.
+// of returns the error with which an Evacuation has failed for a while; "" if there is none.
 func (f *failures) of(key types.NamespacedName, now time.Time) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -80,8 +80,8 @@ func (f *failures) of(key types.NamespacedName, now time.Time) string {
 	return ""
 }
 
-// noteOutcome reports, once per text, an error that keeps an Evacuation from being reconciled. A
-// conflict is no failure and no success.
+// noteOutcome reports, once per text, an error that prevents the reconciliation of an Evacuation. A
+// conflict is neither a failure nor a success.
 func (c *Controller) noteOutcome(ctx context.Context, key types.NamespacedName, err error) {
 	if err != nil && (ctx.Err() != nil || loop.IsOnlyConflict(err)) {
 		return
@@ -98,15 +98,14 @@ func (c *Controller) noteOutcome(ctx context.Context, key types.NamespacedName, 
 		return
 	}
 	c.send(evacuation, []event{{corev1.EventTypeWarning, EventBlocked, actionEvacuate,
-		fmt.Sprintf("Evacuation of pod %s fails and is tried again: %s", evacuation.Spec.PodRef.Name, tell)}})
+		fmt.Sprintf("Evacuation of pod %s failed and will be retried: %s", evacuation.Spec.PodRef.Name, tell)}})
 }
 
-// notReleased is what blocks a withdrawn Evacuation whose finalizers
-// cannot be removed.
+// notReleased returns the blocker of a withdrawn Evacuation whose finalizers cannot be removed.
 func notReleased(failure string) *eviction.Blocker {
 	return &eviction.Blocker{
 		Reason: maintenancev1alpha1.ReasonEvictionError,
-		Message: fmt.Sprintf("The Evacuation is cancelled and cannot be released: %s. It is tried again. "+
+		Message: fmt.Sprintf("The Evacuation is cancelled and cannot be released: %s. The server retries. "+
 			"Check which policy or webhook refuses the writes of the server.", failure),
 	}
 }

@@ -32,7 +32,7 @@ import (
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
-// gather reads all that the decision about an Evacuation depends on.
+// gather reads all inputs of the decision about an Evacuation.
 func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1.Evacuation) (situation, error) {
 	s := situation{
 		evacuation:   evacuation,
@@ -73,16 +73,15 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 	return s, err
 }
 
-// isReplaced reports whether a DaemonSet pod would come straight back to its node if it were
-// evicted.
+// isReplaced reports whether the DaemonSet would immediately recreate an evicted pod on the node.
 func isReplaced(pod *corev1.Pod, node *corev1.Node) bool {
 	builtIn := sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet)
 	return !drainplan.IsTainted(node) || drainplan.Left(pod, maintenancev1alpha1.PodTypeDaemonSet, builtIn) != ""
 }
 
-// comebacks counts how often the pod has come back to its node. Evacuations tell only while they
-// are kept, so it need not be asked of pods that are older than that, nor of those that stop
-// already.
+// comebacks counts how often the pod was recreated on its node. The information is in the
+// Evacuations that are still kept, so the count is skipped for pods that are older than those, and
+// for terminating pods.
 func (c *Controller) comebacks(evacuation *maintenancev1alpha1.Evacuation, pod *corev1.Pod) (int, error) {
 	if pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil || evacuation.CreationTimestamp.Sub(pod.CreationTimestamp.Time) > c.completedTTL {
 		return 0, nil
@@ -100,9 +99,9 @@ func (c *Controller) comebacks(evacuation *maintenancev1alpha1.Evacuation, pod *
 	return countComebacks(pod, evacuations), nil
 }
 
-// pod returns the Evacuation's pod; nil only if it is certain that it is gone. That a pod is not in
-// the cache does not say that: the cache may not have heard of it yet, since Evacuations come from
-// another API server.
+// pod returns the Evacuation's pod, or nil if the pod certainly no longer exists. A pod that is
+// missing in the cache may still exist: Evacuations come from another API server, so the cache of
+// pods may be behind.
 func (c *Controller) pod(ctx context.Context, evacuation *maintenancev1alpha1.Evacuation) (*corev1.Pod, error) {
 	ref := evacuation.Spec.PodRef
 	pod, err := c.podLister.Pods(evacuation.Namespace).Get(ref.Name)
@@ -120,7 +119,7 @@ func (c *Controller) pod(ctx context.Context, evacuation *maintenancev1alpha1.Ev
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("see whether pod %s is gone: %w", ref.Name, err)
+		return nil, fmt.Errorf("check whether pod %s exists: %w", ref.Name, err)
 	}
 	if pod.UID != ref.UID {
 		return nil, nil
@@ -132,8 +131,8 @@ func podTypeOf(pod *corev1.Pod, node *corev1.Node) maintenancev1alpha1.PodType {
 	if node != nil {
 		return drainplan.TypeOf(pod, node.UID)
 	}
-	// Without its node a mirror pod cannot be told from one that pretends to be. Take its word:
-	// then it is not evicted.
+	// Without its node, a mirror pod cannot be distinguished from a fake one. Treat it as a mirror
+	// pod, which is not evicted.
 	var claimed types.UID
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 		claimed = owner.UID
@@ -141,7 +140,7 @@ func podTypeOf(pod *corev1.Pod, node *corev1.Node) maintenancev1alpha1.PodType {
 	return drainplan.TypeOf(pod, claimed)
 }
 
-// isTargeted says whether a maintenance asks the pod to leave its node now.
+// isTargeted reports whether a maintenance asks the pod to leave its node now.
 func (c *Controller) isTargeted(pod *corev1.Pod, node *corev1.Node) (bool, error) {
 	by, err := c.askedBy(pod, node)
 	return by != nil, err

@@ -92,7 +92,7 @@ func (c *Controller) evacuationGone(obj any) {
 	}
 }
 
-// enqueueFor has the Evacuation of a pod looked at, if there is one.
+// enqueueFor enqueues the Evacuation of a pod, if there is one.
 func (c *Controller) enqueueFor(pod *corev1.Pod) {
 	key := keyOfPod(pod)
 	if _, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name); err == nil {
@@ -120,7 +120,8 @@ func (c *Controller) podChanged(old, pod *corev1.Pod) {
 
 func (c *Controller) podGone(obj any) {
 	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		// Concluded from a list, not told by a watch: the sync asks the API.
+		// The deletion was inferred from a list and not seen by the watch: the sync asks the API
+		// server.
 		if pod, ok := tombstone.Obj.(*corev1.Pod); ok {
 			c.enqueueFor(pod)
 		}
@@ -138,7 +139,7 @@ func (c *Controller) podGone(obj any) {
 	c.enqueueFor(pod)
 }
 
-// nodeChanged looks at the pods of a node whose kubelet is lost or found.
+// nodeChanged enqueues the Evacuations of a node whose kubelet becomes unreachable or reachable.
 func (c *Controller) nodeChanged(old, node *corev1.Node) {
 	if readiness(old) == readiness(node) {
 		return
@@ -154,15 +155,15 @@ func (c *Controller) nodeChanged(old, node *corev1.Node) {
 	}
 }
 
-// departed remembers the pods of which a watch has told that they are gone, so that the API need
-// not be asked for each. A UID never comes back.
+// departed records the pods whose deletion a watch has reported, so that syncs need not ask the API
+// server. A UID is never reused.
 type departed struct {
 	mu   sync.Mutex
 	uids map[types.UID]struct{}
 }
 
-// add remembers a UID if it matters. That is asked under the lock, since forget may come at the
-// same time.
+// add records a UID if it matters. It checks that under the lock, since forget may run at the same
+// time.
 func (d *departed) add(uid types.UID, matters func() bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

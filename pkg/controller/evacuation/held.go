@@ -26,13 +26,13 @@ import (
 	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
-// heldCheck is how often an Evacuation that is held by foreign finalizers is reconciled although
-// nothing happens: this controller does not watch whether a maintenance still asks for the pod.
+// heldCheck is how often an Evacuation that foreign finalizers keep is reconciled without an event:
+// this controller does not watch whether a maintenance still asks for the pod.
 const heldCheck = time.Minute
 
-// foreignHolders returns the finalizers that keep an Evacuation which is being deleted and that no
-// instigator asks for. The name of an Evacuation is canonical: while these hold it, no other one of
-// the same pod can be created.
+// foreignHolders returns the finalizers that keep an Evacuation which is being deleted and has no
+// instigator. The name of an Evacuation is canonical: while these keep it, no new one for the same
+// pod can be created.
 func foreignHolders(evacuation *maintenancev1alpha1.Evacuation) []string {
 	if evacuation.DeletionTimestamp == nil || protocol.HasInstigator(evacuation.Finalizers) {
 		return nil
@@ -47,9 +47,9 @@ func isDeadButHeld(evacuation *maintenancev1alpha1.Evacuation) bool {
 		evacuation.Status.EvacuationCancellationPolicy != maintenancev1alpha1.EvacuationCancellationPolicyForbid
 }
 
-// decideHeld keeps foreign finalizers from holding the pod: if a maintenance still has the pod in
-// its targets, it is evicted as its budget allows, and the finalizers are named. Otherwise the
-// object is dead and the pod stays.
+// decideHeld makes sure that foreign finalizers do not keep the pod on its node: if a maintenance
+// still asks the pod to leave, the pod is evicted as its budget allows, and the message names the
+// finalizers. Otherwise nothing is done and the pod stays.
 func (d *decision) decideHeld(s situation, holders []string) {
 	d.countFailedEvictions(s)
 	d.wakeAt(s.now.Add(heldCheck))
@@ -73,7 +73,7 @@ func held(s situation, evict bool, holders []string) *eviction.Blocker {
 	b.Message = fmt.Sprintf("The Evacuation is being deleted and is held by the finalizers %s, "+
 		"while a NodeMaintenance still asks the pod to leave. No evacuator works on it.", names)
 	if evict {
-		b.Message += " The pod is evicted all the same, as its disruption budget allows."
+		b.Message += " The server evicts the pod as its disruption budget allows."
 	}
 	b.Message += " Remove these finalizers or repair the controllers that set them."
 	if evict && s.eviction.Blocker != nil {

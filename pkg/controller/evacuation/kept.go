@@ -27,8 +27,9 @@ import (
 	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
-// explainKept adds, when its budget has been closed for so long that a DaemonSet pod is kept, that
-// this does not hold up the drain. The write is what makes the maintenance count the pod as kept.
+// explainKept adds to the message that a DaemonSet pod is kept, because its budget has allowed no
+// disruption for too long, and does not block the drain. The status write makes the maintenance
+// count the pod as kept.
 func (d *decision) explainKept(s situation, b *eviction.Blocker) *eviction.Blocker {
 	if b == nil || !d.isRequested(s) || !protocol.IsBudgetReason(b.Reason) {
 		return b

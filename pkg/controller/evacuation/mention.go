@@ -23,13 +23,13 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// isForPeople reports whether a decision says something that the owner of the pod reads. Only then
-// the maintenance is looked up: it takes a walk over the nodes of all that drain.
+// isForPeople reports whether a decision has a message or an event for the owner of the pod. Only
+// then the maintenance is looked up, which iterates over the nodes of all draining maintenances.
 func (d *decision) isForPeople() bool {
 	return d.handedOver || len(d.events) > 0
 }
 
-// mention adds for which maintenance the pod leaves to what is said about a hand-over and to the
+// mention adds the maintenance that the pod leaves for to the message of a hand-over and to the
 // events, except to those about a cancellation: no maintenance asks for the pod then.
 func (d *decision) mention(nm *maintenancev1alpha1.NodeMaintenance) {
 	if nm == nil {
@@ -46,7 +46,7 @@ func (d *decision) mention(nm *maintenancev1alpha1.NodeMaintenance) {
 	}
 }
 
-// asker returns the maintenance for which a pod leaves; nil if none asks for it now.
+// asker returns the maintenance that the pod leaves for, or nil if none asks for it now.
 func (c *Controller) asker(pod *corev1.Pod) (*maintenancev1alpha1.NodeMaintenance, error) {
 	node, err := c.nodeLister.Get(pod.Spec.NodeName)
 	if err != nil {

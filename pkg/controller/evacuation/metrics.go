@@ -40,17 +40,17 @@ var (
 	}, []string{"reason"})
 	evacuationsCompleted = metrics.NewCounterVec(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "evacuation", Name: "completed_total",
-		Help:           "Evacuations that became Complete, by reason: the pod was deleted, it ended by itself, or nobody asked for it any more after its last evacuator had given up.",
+		Help:           "Evacuations that became Complete, by reason: the pod was deleted, it terminated by itself, or no instigator requested the evacuation any more after its last evacuator had stopped.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"reason"})
 	evacuationHandovers = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "evacuation", Name: "handovers_total",
-		Help:           "Turns that an evacuator has lost to the next one or to the eviction, because it gave up or was silent for too long.",
+		Help:           "Hand-overs from an evacuator to the next one or to eviction, because it completed without success or did not report for too long.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	syncErrors = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "evacuation", Name: "sync_errors_total",
-		Help:           "Syncs of Evacuations that failed and are tried again. Conflicts do not count.",
+		Help:           "Failed syncs of Evacuations, which are retried. Conflicts do not count.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	registerMetrics = sync.OnceFunc(func() {
@@ -62,7 +62,7 @@ var (
 	})
 )
 
-// What there may be is shown from the start: an alert about a metric that is not there is none.
+// Initialize all series: an alert on a metric that does not exist never fires.
 var (
 	completeReasons = []string{maintenancev1alpha1.ReasonPodDeleted, maintenancev1alpha1.ReasonPodTerminated, maintenancev1alpha1.ReasonCancelled}
 	blockedReasons  = []string{
@@ -82,13 +82,13 @@ func showNoneBlocked() {
 	}
 }
 
-// blockedTally keeps the gauge of blocked Evacuations in step with the cache.
+// blockedTally keeps the gauge of blocked Evacuations consistent with the cache.
 type blockedTally struct {
 	mu      sync.Mutex
 	reasons map[types.NamespacedName]string
 }
 
-// set records why an Evacuation is blocked; "" if it is not.
+// set records why an Evacuation is blocked; "" means that it is not.
 func (t *blockedTally) set(key types.NamespacedName, reason string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -106,7 +106,7 @@ func (t *blockedTally) set(key types.NamespacedName, reason string) {
 	}
 }
 
-// reset takes everything back: after it, somebody else leads and counts.
+// reset clears the gauge when this replica stops leading: the new leader counts from then on.
 func (t *blockedTally) reset() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -20,8 +20,8 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// quoteQueue makes the message say what the queue of evictions says about a pod that waits and is
-// not blocked. While an evacuator is active the message is the evacuator's.
+// quoteQueue copies the queue's message about a pod that waits and is not blocked. While an
+// evacuator is active, the message belongs to the evacuator.
 func (d *decision) quoteQueue(s situation) {
 	if !d.evict || s.eviction.Message == "" || d.status.ActiveEvacuatorClass != maintenancev1alpha1.EvacuatorClassEviction {
 		return

@@ -26,15 +26,15 @@ import (
 )
 
 // surgePendingAt is when the evacuator of Deployments has made no progress for the surge timeout.
-// It stops reporting when the replacement does not come on. Where the surge timeout does not end
-// within the deadline, half of the deadline counts.
+// The evacuator stops reporting when the replacement makes no progress. If the surge timeout does
+// not end within the deadline, half of the deadline counts.
 func surgePendingAt(s situation, deadline deadline) time.Time {
 	at := deadline.since.Add(s.surgeTimeout)
 	if !at.Before(deadline.at) {
 		at = deadline.since.Add(deadline.length / 2)
 	}
-	// A new leader lets the evacuator report first, but does not take back what the one before has
-	// said.
+	// A new leader lets the evacuator report first, but keeps the condition that the previous
+	// leader set.
 	if was := blockerOf(&s.evacuation.Status); was != nil && was.Reason == maintenancev1alpha1.ReasonSurgePending {
 		return at
 	}
@@ -44,18 +44,18 @@ func surgePendingAt(s situation, deadline deadline) time.Time {
 	return at
 }
 
-// surgePending is what blocks a pod whose replacement is not there. The evacuator's words are
-// quoted as its own.
+// surgePending returns the blocker of a pod whose replacement is not available. The evacuator's
+// report is quoted.
 func (d *decision) surgePending(deadline deadline) *eviction.Blocker {
-	message := fmt.Sprintf("The pod that is to replace this one is not available, and there has been no progress since %s. "+
-		"Free room for one more pod of the Deployment or repair what keeps it from starting; "+
+	message := fmt.Sprintf("The replacement of this pod is not available, and there has been no progress since %s. "+
+		"Free capacity for one more pod of the Deployment or fix what prevents it from starting; "+
 		"set the annotation %s on the Deployment if its pods start slowly, "+
 		"or %s: %s to evict its pods without a replacement, as their disruption budget allows.",
 		deadline.since.UTC().Format(time.RFC3339), maintenancev1alpha1.AnnotationSurgeTimeout,
 		maintenancev1alpha1.AnnotationSurge, maintenancev1alpha1.SurgeDisabled)
 	if deadline.reported {
 		if said := protocol.OneLine(d.status.Message, maxMessage/4); said != "" {
-			message += fmt.Sprintf(" The evacuator's last words: %q", said)
+			message += fmt.Sprintf(" Last report of the evacuator: %q", said)
 		}
 	}
 	return &eviction.Blocker{Reason: maintenancev1alpha1.ReasonSurgePending, Message: message}

@@ -25,8 +25,8 @@ import (
 	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
-// decideProgress complains about an active evacuator that has been silent for half of its deadline:
-// early enough for somebody to look after it before it loses its turn.
+// decideProgress reports an active evacuator that has sent no report for half of its deadline:
+// early enough for a user to fix it before the next one becomes active.
 func (d *decision) decideProgress(s situation) {
 	deadline := d.deadline(s)
 	if d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment {
@@ -50,8 +50,8 @@ func (d *decision) decideProgress(s situation) {
 	}
 }
 
-// quietAt is when the active evacuator has been silent for too long. As with its deadline, a new
-// leader gives it time to report first, but does not take back what the one before has said.
+// quietAt is when the active evacuator has not reported for too long. As with its deadline, a new
+// leader gives it time to report first, but keeps the condition that the previous leader set.
 func (d *decision) quietAt(s situation, deadline deadline) time.Time {
 	quiet := deadline.since.Add(deadline.length / 2)
 	if was := blockerOf(&d.status); was != nil && was.Reason == maintenancev1alpha1.ReasonEvacuatorNotProgressing {
@@ -67,11 +67,11 @@ func (d *decision) notProgressing(s situation, deadline deadline) *eviction.Bloc
 	active := d.status.ActiveEvacuatorClass
 	silent := fmt.Sprintf("Evacuator %s has not reported since %s", active, deadline.since.UTC().Format(time.RFC3339))
 	if !deadline.reported {
-		silent = fmt.Sprintf("Evacuator %s has not reported since it got its turn at %s", active, deadline.since.UTC().Format(time.RFC3339))
+		silent = fmt.Sprintf("Evacuator %s has not reported since it became active at %s", active, deadline.since.UTC().Format(time.RFC3339))
 	}
-	end := fmt.Sprintf("the turn goes to %s", protocol.Next(s.evacuation.Spec.Evacuators, active))
+	end := fmt.Sprintf("%s becomes active", protocol.Next(s.evacuation.Spec.Evacuators, active))
 	if protocol.IsWithdrawn(s.evacuation) {
-		end = "the evacuation ends, as nobody asks for it any more,"
+		end = "the evacuation ends, as no instigator requests it any more,"
 	}
 	return &eviction.Blocker{
 		Reason: maintenancev1alpha1.ReasonEvacuatorNotProgressing,

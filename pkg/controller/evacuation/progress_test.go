@@ -157,13 +157,13 @@ func TestNotProgressingSays(t *testing.T) {
 			at:   20 * time.Minute,
 			want: []string{
 				"a.example.com has not reported since 2026-11-03T10:01:00Z",
-				"the turn goes to b.example.com at 2026-11-03T10:31:00Z",
+				"b.example.com becomes active at 2026-11-03T10:31:00Z",
 			},
 		},
 		"that it never reported": {
 			at: 4 * time.Minute,
 			want: []string{
-				"since it got its turn at 2026-11-03T10:00:00Z", "goes to b.example.com at 2026-11-03T10:05:00Z",
+				"since it became active at 2026-11-03T10:00:00Z", "b.example.com becomes active at 2026-11-03T10:05:00Z",
 			},
 		},
 		"that no evacuator will be next": {
@@ -172,7 +172,7 @@ func TestNotProgressingSays(t *testing.T) {
 				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }),
 			},
 			at:   20 * time.Minute,
-			want: []string{"the evacuation ends, as nobody asks for it any more, at 2026-11-03T10:30:00Z"},
+			want: []string{"the evacuation ends, as no instigator requests it any more, at 2026-11-03T10:30:00Z"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

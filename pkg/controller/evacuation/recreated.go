@@ -31,21 +31,21 @@ import (
 )
 
 const (
-	// comebacksTolerated is how often a pod may come back to the node before it is held to be put
-	// there on purpose: the scheduler may bind one that it had chosen the node for before the
-	// cordon, and a controller may have been about to make another.
+	// comebacksTolerated is how often a pod may return to the node before the server assumes that a
+	// controller puts it there: the scheduler may still bind a pod that it assigned before the
+	// cordon, and a controller may have been about to create another one.
 	comebacksTolerated = 2
-	// firstHold is how long the first pod after those is left alone. Each further one is for twice
-	// as long.
+	// firstHold is how long the first pod after those is not evicted. The time doubles with each
+	// further one.
 	firstHold = 10 * time.Second
-	// longestHold bounds it, and so how often a pod is evicted that always comes back.
+	// longestHold is the maximum, which limits how often a pod is evicted that always returns.
 	longestHold = 5 * time.Minute
 )
 
-// countComebacks counts how many pods like this one were evacuated from the node one after the
-// other, each made after the one before. Those that were there together are siblings that left in
-// one drain and count as one. What is known about pods that are gone is in the Evacuations that are
-// still kept: a name or, where each pod gets a new one, the labels.
+// countComebacks counts how many pods like this one were evacuated from the node, each created
+// after the evacuation of the previous one. Pods that were there at the same time are siblings that
+// left in one drain and count as one. The Evacuations that are still kept identify deleted pods by
+// the name or, if each pod gets a new name, by the labels.
 func countComebacks(pod *corev1.Pod, evacuations []*maintenancev1alpha1.Evacuation) int {
 	var left []*maintenancev1alpha1.Evacuation
 	for _, e := range evacuations {
@@ -83,7 +83,7 @@ func isAlike(pod *corev1.Pod, e *maintenancev1alpha1.Evacuation) bool {
 	return e.Spec.PodRef.Name == pod.Name || len(pod.Labels) > 0 && maps.Equal(pod.Labels, e.Labels)
 }
 
-// heldUntil is until when a pod that keeps coming back is left alone; zero if it is not.
+// heldUntil is the time until which a pod that keeps returning is not evicted; zero if it may be.
 func heldUntil(s situation) time.Time {
 	if s.comebacks <= comebacksTolerated {
 		return time.Time{}
@@ -92,7 +92,7 @@ func heldUntil(s situation) time.Time {
 	return s.pod.CreationTimestamp.Add(hold)
 }
 
-// recreated is what to say about a pod that keeps coming back while it is left alone.
+// recreated returns the blocker of a pod that keeps returning while it is not evicted.
 func recreated(s situation, until time.Time) *eviction.Blocker {
 	owner := fmt.Sprintf("Pod %s, which has no owner,", s.pod.Name)
 	if refs := s.pod.OwnerReferences; len(refs) > 0 {
@@ -104,7 +104,7 @@ func recreated(s situation, until time.Time) *eviction.Blocker {
 	}
 	return &eviction.Blocker{
 		Reason: maintenancev1alpha1.ReasonRecreated,
-		Message: fmt.Sprintf("%s has come back to node %s %d times after it was evacuated, the last time at %s. Stop what puts it there. It is evicted again at %s.",
+		Message: fmt.Sprintf("%s has returned to node %s %d times after it was evacuated, the last time at %s. Stop what recreates it there. It is evicted again at %s.",
 			owner, s.pod.Spec.NodeName, s.comebacks, s.pod.CreationTimestamp.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339)),
 	}
 }

@@ -197,13 +197,13 @@ func TestRecreatedNamesTheOwner(t *testing.T) {
 			owners: []metav1.OwnerReference{
 				{Kind: "ConfigMap", Name: "c"}, {Kind: "ReplicaSet", Name: "web-1", Controller: ptr.To(true)},
 			},
-			want: "A pod of ReplicaSet web-1 has come back to node node-7 3 times",
+			want: "A pod of ReplicaSet web-1 has returned to node node-7 3 times",
 		},
 		"an owner that does not manage": {
 			owners: []metav1.OwnerReference{{Kind: "ConfigMap", Name: "revision-3"}},
 			want:   "A pod of ConfigMap revision-3",
 		},
-		"the pod if it has none": {want: "Pod web-1, which has no owner, has come back"},
+		"the pod if it has none": {want: "Pod web-1, which has no owner, has returned"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := decide(situation{

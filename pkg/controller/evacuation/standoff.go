@@ -32,17 +32,16 @@ import (
 // for it.
 const standoffCheck = time.Minute
 
-// refinable are the reasons behind which maintenances may be: a budget is closed, and nothing is
-// wrong with it.
+// refinable are the reasons that maintenances may cause: a valid budget allows no disruption.
 var refinable = []string{
 	maintenancev1alpha1.ReasonPodDisruptionBudget, maintenancev1alpha1.ReasonUnhealthyPodsHoldBudget,
 	maintenancev1alpha1.ReasonBudgetPodsCordoned, maintenancev1alpha1.ReasonBudgetsHoldEachOther,
 }
 
-// budgetFacts is what a standoff depends on of a PodDisruptionBudget.
+// budgetFacts are the facts about a PodDisruptionBudget that a standoff depends on.
 type budgetFacts struct {
 	name types.NamespacedName
-	// healthy and desired are how many of its pods are healthy and how many have to be.
+	// healthy and desired are the current and the required number of healthy pods.
 	healthy, desired int32
 	// down are its pods that are not ready and are on, or nominated for, a cordoned node that
 	// maintenances hold. They are sorted by name.
@@ -63,7 +62,7 @@ type rival struct {
 	budget  budgetFacts
 }
 
-// without returns the facts as they are for a pod that waits for the budget itself.
+// without returns the facts without a pod that itself waits for the budget.
 func (f budgetFacts) without(pod types.NamespacedName) budgetFacts {
 	f.down = slices.DeleteFunc(slices.Clone(f.down), func(d downPod) bool { return d.pod == pod })
 	return f
@@ -75,10 +74,10 @@ func (f budgetFacts) wouldOpen() bool {
 	return len(f.down) > 0 && f.healthy+int32(len(f.down)) > f.desired
 }
 
-// explainStandoff returns what keeps the budget of a pod closed, if maintenances do: its other pods
-// are down on cordoned nodes. If on one of these nodes a pod waits for a budget whose own pods are
-// down on the nodes of this pod's maintenances, two drains hold each other. It returns nil if the
-// budget is closed for another reason.
+// explainStandoff explains why the budget of a pod allows no disruption, if maintenances are the
+// cause: its other pods are down on cordoned nodes. If on one of these nodes a pod waits for a
+// budget whose own pods are down on the nodes of this pod's maintenances, two drains block each
+// other. It returns nil if there is another cause.
 func explainStandoff(pod types.NamespacedName, holders []string, budget budgetFacts, rivals []rival) *eviction.Blocker {
 	budget = budget.without(pod)
 	if !budget.wouldOpen() {
@@ -105,8 +104,8 @@ func explainStandoff(pod types.NamespacedName, holders []string, budget budgetFa
 	}
 }
 
-// explainCycle returns what to say if a pod and a rival each wait for a budget that the drain of
-// the other keeps closed.
+// explainCycle returns the blocker if a pod and a rival wait for budgets, and the drain of each
+// keeps the other's budget from allowing a disruption.
 func explainCycle(pod types.NamespacedName, holders []string, budget budgetFacts, r rival) *eviction.Blocker {
 	theirs := r.budget.without(r.pod)
 	if r.pod == pod || theirs.name == budget.name || !theirs.wouldOpen() {
@@ -127,7 +126,7 @@ func explainCycle(pod types.NamespacedName, holders []string, budget budgetFacts
 				Reason: maintenancev1alpha1.ReasonBudgetsHoldEachOther,
 				Message: fmt.Sprintf("NodeMaintenances %s and %s hold each other: "+
 					"PodDisruptionBudget %s waits for pods on the nodes of %s, and "+
-					"PodDisruptionBudget %s of pod %s, which is to leave there, waits for pods on the nodes of %s. "+
+					"PodDisruptionBudget %s of pod %s, which has to leave there, waits for pods on the nodes of %s. "+
 					"Complete one of the two and drain its nodes later, or let one of the budgets allow a disruption.",
 					own, other, budget.name, other, theirs.name, r.pod, own),
 			}
@@ -136,7 +135,7 @@ func explainCycle(pod types.NamespacedName, holders []string, budget budgetFacts
 	return nil
 }
 
-// explainBudget says more exactly why a budget is closed, where that is known.
+// explainBudget explains more precisely why a budget allows no disruption, if that is known.
 func (d *decision) explainBudget(s situation, b *eviction.Blocker) *eviction.Blocker {
 	if b == nil || !slices.Contains(refinable, b.Reason) {
 		return b

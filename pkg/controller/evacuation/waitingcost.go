@@ -33,11 +33,11 @@ import (
 )
 
 // A pod of a ReplicaSet that waits with the evacuator of Deployments gets the lowest deletion cost,
-// as one that waits in the queue of evictions does: if the Deployment is scaled down meanwhile, the
-// pods that have to leave go first. It is restored when the pod is not asked for any more, see
-// restoreCost.
+// as one that waits in the queue of evictions does: if the Deployment is scaled down in the
+// meantime, the pods that have to leave are deleted first. restoreCost restores the cost when the
+// pod does not have to leave any more.
 const (
-	// lowerAfter is how long a pod has to wait.
+	// lowerAfter is how long a pod has to wait before its cost is lowered.
 	lowerAfter = 10 * time.Second
 	// lowerEvery is the time between two such writes: the ReplicaSet and the budget of a pod react
 	// to each.
@@ -72,15 +72,15 @@ func isOfReplicaSet(pod *corev1.Pod) bool {
 	return err == nil && gv.Group == "apps"
 }
 
-// pace spreads writes over time: each gets a moment of its own.
+// pace spreads writes over time: each has its own time slot.
 type pace struct {
 	mu   sync.Mutex
 	next time.Time
-	// given are the pods that have a moment.
+	// given are the pods that have a time slot.
 	given map[types.NamespacedName]struct{}
 }
 
-// delay returns how long the write about a pod has to wait; false if it already has a moment.
+// delay returns how long the write of a pod has to wait; false if it already has a time slot.
 func (p *pace) delay(pod types.NamespacedName, now time.Time) (time.Duration, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,7 +105,7 @@ func (p *pace) done(pod types.NamespacedName) {
 	delete(p.given, pod)
 }
 
-// lowerLater has the deletion cost of a pod lowered as soon as the writes before it are done.
+// lowerLater schedules the write of a pod's deletion cost after the writes before it.
 func (c *Controller) lowerLater(pod *corev1.Pod, now time.Time) {
 	key := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 	if delay, ok := c.pace.delay(key, now); ok {
@@ -113,7 +113,7 @@ func (c *Controller) lowerLater(pod *corev1.Pod, now time.Time) {
 	}
 }
 
-// lowerCost gives a pod the lowest deletion cost if it still waits.
+// lowerCost sets the lowest deletion cost of a pod if it still waits.
 func (c *Controller) lowerCost(ctx context.Context, key types.NamespacedName) error {
 	defer c.pace.done(key)
 	pod, err := c.podLister.Pods(key.Namespace).Get(key.Name)
@@ -132,11 +132,11 @@ func (c *Controller) lowerCost(ctx context.Context, key types.NamespacedName) er
 	}
 	err = deletioncost.Lower(ctx, c.host, pod)
 	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
-		// A policy of the cluster does not want it. The pod leaves without it.
+		// An admission policy refuses the write. The pod leaves without it.
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("lower the deletion cost of a pod that waits: %w", err)
+		return fmt.Errorf("lower the deletion cost of a waiting pod: %w", err)
 	}
 	return nil
 }
