@@ -14,12 +14,12 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package deletioncost reads what it costs to lose a pod compared to others of its kind (KEP-2255),
-// and lowers it for pods that are to leave anyway, so that a scale-down takes these first.
+// Package deletioncost reads the deletion cost of pods (KEP-2255), and lowers it for pods that have
+// to leave anyway, so that a scale-down deletes these first.
 //
-// What a pod had before is kept on the pod itself, in the same write. Whoever lowers it has nothing
-// to remember: a pod that bears the annotation and is not asked to leave any more gets its old cost
-// back, whether this process or another one lowered it.
+// The same write stores the previous cost in an annotation of the pod. So no process has to
+// remember it: a pod that has the annotation and does not have to leave any more gets its previous
+// cost back, whether this process or another one lowered it.
 package deletioncost
 
 import (
@@ -40,20 +40,20 @@ import (
 )
 
 const (
-	// Lowest is the cost that pods are given that are to go first.
+	// Lowest is the cost of pods that have to be deleted first.
 	Lowest int32 = -2147483647
-	// fieldManager owns what is written here.
+	// fieldManager is the field manager of these writes.
 	fieldManager = "haulout-deletioncost"
-	// attempts is how often a write is tried that others get ahead of. Kubelets write a pod's
+	// attempts is how often a write is tried that fails with a conflict. Kubelets write a pod's
 	// status at any time.
 	attempts = 4
 )
 
-// lowestText is Lowest as it stands in the annotation.
+// lowestText is Lowest as the value of the annotation.
 var lowestText = strconv.Itoa(int(Lowest))
 
-// Of returns what its owner says that it costs to lose a pod, also while it is lowered. Not ok if
-// that is malformed; then it counts as 0, as it does where nothing is said.
+// Of returns the pod's original deletion cost, even while it is lowered. ok is false if the cost is
+// malformed; it then counts as 0, like an unset cost.
 func Of(pod *corev1.Pod) (cost int32, ok bool) {
 	original, lowered := pod.Annotations[maintenancev1alpha1.AnnotationOriginalPodDeletionCost]
 	value, set := pod.Annotations[corev1.PodDeletionCost]
@@ -66,8 +66,8 @@ func Of(pod *corev1.Pod) (cost int32, ok bool) {
 	return parse(value)
 }
 
-// parse reads a cost as the API server does: a 32-bit integer, written without sign or zeros that
-// it does not need.
+// parse parses a cost as the API server does: a 32-bit integer without a plus sign or leading
+// zeros.
 func parse(value string) (cost int32, ok bool) {
 	n, err := strconv.ParseInt(value, 10, 32)
 	if err != nil || value != "0" && strings.ContainsRune("+0", rune(value[0])) {
@@ -76,19 +76,18 @@ func parse(value string) (cost int32, ok bool) {
 	return int32(n), true
 }
 
-// IsLowered says whether a pod's cost was lowered and has not been restored.
+// IsLowered reports whether a pod's cost was lowered and has not been restored.
 func IsLowered(pod *corev1.Pod) bool {
 	_, lowered := pod.Annotations[maintenancev1alpha1.AnnotationOriginalPodDeletionCost]
 	return lowered
 }
 
-// annotations are what is to be changed about a pod's; nil stands for one that is removed. Empty if
-// nothing is to be done.
+// annotations are the changes of a pod's annotations; nil removes one. Empty if there is no change.
 type annotations map[string]any
 
-// CanLower says whether Lower would change a pod. It leaves a pod alone that was lowered already,
-// also if somebody has changed the cost since, that is as cheap anyway, or whose cost is malformed:
-// the API server would not take such a value back.
+// CanLower reports whether Lower would change a pod. It does not change a pod whose cost was
+// already lowered, even if another client has changed it since, is already the lowest, or is
+// malformed: the API server would refuse to restore such a value.
 func CanLower(pod *corev1.Pod) bool {
 	return len(decideLower(pod)) > 0
 }
@@ -104,7 +103,7 @@ func decideLower(pod *corev1.Pod) annotations {
 	}
 }
 
-// decideRestore gives back what the pod had. A cost that somebody has changed since is his.
+// decideRestore restores the previous cost. It keeps a cost that another client has changed since.
 func decideRestore(pod *corev1.Pod) annotations {
 	if !IsLowered(pod) {
 		return nil
@@ -115,15 +114,17 @@ func decideRestore(pod *corev1.Pod) annotations {
 	}
 	original := pod.Annotations[maintenancev1alpha1.AnnotationOriginalPodDeletionCost]
 	change[corev1.PodDeletionCost] = nil
-	// A malformed one is not from here, and the API server would refuse it. It counts as none.
+	// This package does not store a malformed cost, and the API server would refuse it. Treat it as
+	// unset.
 	if _, ok := parse(original); ok {
 		change[corev1.PodDeletionCost] = original
 	}
 	return change
 }
 
-// Lower gives a pod the lowest cost, if CanLower. The pod may come from a cache. A pod that is gone
-// is no error, nor is one that has been replaced by another of its name, which is left alone.
+// Lower sets the lowest cost of a pod, if CanLower. The pod may come from a cache. It is not an
+// error if the pod does not exist any more, or was replaced by another one of the same name, which
+// is not changed.
 func Lower(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod) error {
 	if err := write(ctx, client, pod, decideLower); err != nil {
 		return fmt.Errorf("lower the deletion cost of pod %s/%s: %w", pod.Namespace, pod.Name, err)
@@ -131,9 +132,8 @@ func Lower(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod) er
 	return nil
 }
 
-// Restore gives a pod the cost back that it had before it was lowered. It does nothing to one that
-// was not, and may be called any number of times. What is said of the pod at Lower goes for it,
-// too.
+// Restore restores the cost that a pod had before it was lowered. It does nothing if the cost was
+// not lowered, and is idempotent. It treats missing and replaced pods like Lower.
 func Restore(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod) error {
 	if err := write(ctx, client, pod, decideRestore); err != nil {
 		return fmt.Errorf("restore the deletion cost of pod %s/%s: %w", pod.Namespace, pod.Name, err)
@@ -141,8 +141,8 @@ func Restore(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod) 
 	return nil
 }
 
-// write makes the change that decide wants, on the condition that the pod is in the state that it
-// was decided for.
+// write applies the change that decide returns, on the condition that the pod has not changed
+// since.
 func write(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, decide func(*corev1.Pod) annotations) error {
 	pods := client.CoreV1().Pods(pod.Namespace)
 	var conflict error
@@ -170,7 +170,7 @@ func write(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, de
 		}
 		pod = live
 	}
-	return errors.Join(errors.New("others keep writing first"), conflict)
+	return errors.Join(errors.New("other clients keep changing the object first"), conflict)
 }
 
 func ignoreNotFound(err error) error {

@@ -15,8 +15,8 @@ limitations under the License.
 */
 
 // Package loop is the queue loop that all controllers share: workers take items from a queue and
-// sync them. A failed item comes back after a while; a write that met a conflict is no failure. The
-// package's watchdog reports a worker that has been busy with one item for too long.
+// sync them. A failed item is retried after a backoff; a conflict is not a failure. The package's
+// watchdog reports a worker that has been busy with one item for too long.
 package loop
 
 import (
@@ -32,26 +32,26 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// maxBackoff is how long an item waits at most after a failure.
+// maxBackoff is the longest time that an item waits after a failure.
 const maxBackoff = time.Minute
 
-// Config is what a queue needs.
+// Config has the dependencies and options of a queue.
 type Config[T comparable] struct {
-	// Name is what the queue is called in the metrics.
+	// Name is the name of the queue in the metrics.
 	Name string
-	// Backoff is how long an item waits after its first failure. Each further one doubles that, up
-	// to a minute.
+	// Backoff is how long an item waits after its first failure. Each further failure doubles the
+	// time, up to a minute.
 	Backoff time.Duration
-	// Clock is the time.
+	// Clock is the clock.
 	Clock clock.WithTicker
-	// Liveness is told what the workers are busy with; nil tells nobody.
+	// Liveness tracks what the workers are busy with; nil disables tracking.
 	Liveness *Tracker
-	// Busy is how the tracker names work, in front of the item; empty is Name.
+	// Busy is the text before the item in reports of the tracker; empty means Name.
 	Busy string
-	// LogAs says under which key, and as what, an item stands in the log.
+	// LogAs returns the key and the value of an item in the log.
 	LogAs func(T) (key string, value any)
-	// Failed counts a failure. It is not told of conflicts, nor of what fails because the context
-	// has ended. Nil tells nobody.
+	// Failed counts a failure. It is not called for conflicts, nor for failures because the context
+	// has ended. It may be nil.
 	Failed func()
 }
 
@@ -61,7 +61,7 @@ type Queue[T comparable] struct {
 	config Config[T]
 }
 
-// NewQueue makes an empty queue.
+// NewQueue creates an empty queue.
 func NewQueue[T comparable](config Config[T]) *Queue[T] {
 	if config.Busy == "" {
 		config.Busy = config.Name
@@ -77,8 +77,8 @@ func NewQueue[T comparable](config Config[T]) *Queue[T] {
 	}
 }
 
-// Run has some workers sync what is in the queue until the context ends, and returns when the last
-// of them is done. What is in the queue by then is dropped. A queue runs once.
+// Run starts workers that sync the items of the queue until the context ends, and returns when the
+// last worker is done. Items that are still in the queue are dropped. A queue runs once.
 func (q *Queue[T]) Run(ctx context.Context, workers int, do func(context.Context, T) error) {
 	var wg sync.WaitGroup
 	for range workers {
@@ -111,17 +111,17 @@ func (q *Queue[T]) handle(ctx context.Context, item T, do func(context.Context, 
 		q.Forget(item)
 		return
 	case IsOnlyConflict(err):
-		logger.V(4).Info("Something changed meanwhile, will look again", "reason", err.Error())
+		logger.V(4).Info("Conflict, will retry", "reason", err.Error())
 	case ctx.Err() == nil:
 		q.config.Failed()
-		logger.Error(err, "Sync failed, will try again")
+		logger.Error(err, "Sync failed, will retry")
 	}
 	q.AddRateLimited(item)
 }
 
-// IsOnlyConflict says whether somebody else wrote first and nothing else went wrong.
+// IsOnlyConflict reports whether an error consists only of conflicts.
 func IsOnlyConflict(err error) bool {
-	// Not errors.As: that would be content with the first conflict among several errors.
+	// Not errors.As, which would match the first conflict among several errors.
 	var all []error
 	switch e := any(err).(type) {
 	case interface{ Errors() []error }:

@@ -28,10 +28,10 @@ import (
 )
 
 // StuckAfter is how long a worker may be busy with one item. Every call that a controller makes
-// ends sooner, with an error if need be.
+// returns sooner, possibly with an error.
 const StuckAfter = 10 * time.Minute
 
-// Tracker knows what the workers of a set of controllers are busy with. A nil tracker tracks
+// Tracker records what the workers of a set of controllers are busy with. A nil tracker records
 // nothing and is always healthy.
 type Tracker struct {
 	clock clock.PassiveClock
@@ -46,13 +46,13 @@ type work struct {
 	since time.Time
 }
 
-// NewTracker returns a tracker of no work.
+// NewTracker returns an empty tracker.
 func NewTracker(c clock.PassiveClock) *Tracker {
 	return &Tracker{clock: c, busy: map[uint64]work{}}
 }
 
-// Start notes that a worker begins with something, for example "nodemaintenance kernel"; the worker
-// calls done when it is through.
+// Start records that a worker starts to work on something, for example "nodemaintenance kernel";
+// the worker calls done when it has finished.
 func (t *Tracker) Start(what string) (done func()) {
 	if t == nil {
 		return func() {}

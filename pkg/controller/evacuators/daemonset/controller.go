@@ -14,18 +14,18 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package daemonset is the built-in evacuator of DaemonSet pods. It has them evicted when the drain
-// of their node has reached them, and not before: the other pods of the node may need them until
-// then. The taint that the maintenance controller puts on the node keeps their DaemonSets from
-// replacing them.
+// Package daemonset is the built-in evacuator of DaemonSet pods. It requests their eviction when
+// the drain of their node has reached them, and not before: the other pods of the node may need
+// them until then. The taint that the maintenance controller adds to the node prevents their
+// DaemonSets from recreating them.
 //
 // The evacuator asks for an eviction by a report: status.expectedEvacuationFinishTime is set. The
 // evacuation controller reads it and evicts the pod through its queue, as the disruption budget
 // allows.
 //
-// A sync gathers all that is known about one Evacuation, decides with a pure function, and acts.
-// What is kept in memory, the volumes of nodes and which DaemonSets were warned of, may be dropped
-// at any time.
+// A sync gathers all inputs about one Evacuation, decides with a pure function, and acts. The state
+// in memory, the volumes of nodes and the DaemonSets that have a warning, may be dropped at any
+// time.
 package daemonset
 
 import (
@@ -54,36 +54,36 @@ import (
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
-// Name is what this controller is called in logs, metrics and queues.
+// Name is the name of this controller in logs, metrics and queues.
 const Name = "daemonset-evacuator"
 
 const (
-	// fieldManager owns what the controller writes.
+	// fieldManager is the field manager of the controller's writes.
 	fieldManager = "haulout-" + Name
 
 	// DefaultVolumeDetachTimeout is the default of Config.VolumeDetachTimeout.
 	DefaultVolumeDetachTimeout = 5 * time.Minute
 )
 
-// Config is what the controller needs.
+// Config has the dependencies and options of the controller.
 type Config struct {
 	// Host is the client of the host cluster, which reads the claims and volumes of a node;
-	// HostInformers are its informers. Their transform must leave what cache.Strip leaves.
+	// HostInformers are its informers. Their transform must keep everything that cache.Strip keeps.
 	Host          kubernetes.Interface
 	HostInformers informers.SharedInformerFactory
-	// Maintenance is the client of our own API as the server itself, MaintenanceInformers are its
-	// informers.
+	// Maintenance is the client of our own API with the identity of the server,
+	// MaintenanceInformers are its informers.
 	Maintenance          versioned.Interface
 	MaintenanceInformers externalversions.SharedInformerFactory
-	// Clock is the time; nil is the real one.
+	// Clock is the clock; nil means the real one.
 	Clock clock.WithTicker
-	// Liveness is told what the workers are busy with; nil tells nobody.
+	// Liveness tracks what the workers are busy with; nil disables tracking.
 	Liveness *loop.Tracker
 	// Recorder writes events into the host cluster; nil writes none.
 	Recorder events.EventRecorder
 	// VolumeDetachTimeout is how long DaemonSet pods are kept, from the first of their Evacuations
-	// on a node, while the node has volumes in use that no pod that is left uses; 0 is the default,
-	// and negative does not wait.
+	// on a node, while the node still has volumes in use that no remaining pod uses; 0 means the
+	// default, and a negative value disables the wait.
 	VolumeDetachTimeout time.Duration
 }
 
@@ -110,8 +110,8 @@ type Controller struct {
 	warned              warned
 }
 
-// New makes a controller and registers its handlers and indexes; the informers must not run yet. A
-// controller runs once.
+// New creates a controller and registers its handlers and indexes; the informers must not run yet.
+// A controller runs once.
 func New(config Config) (*Controller, error) {
 	if config.Clock == nil {
 		config.Clock = clock.RealClock{}
@@ -171,7 +171,8 @@ func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 	return c.act(ctx, s, d)
 }
 
-// gather reads all that the decision about an Evacuation depends on; nil if there is none.
+// gather reads all inputs of the decision about an Evacuation; nil if the Evacuation does not
+// exist.
 func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (*situation, error) {
 	evacuation, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {
@@ -213,14 +214,14 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (*sit
 	return s, nil
 }
 
-// mayRequest reports whether the decision may be to ask for the eviction. Only then the volumes of
-// the node are read.
+// mayRequest reports whether the decision may be to request the eviction. Only then gather reads
+// the volumes of the node.
 func (s *situation) mayRequest() bool {
 	return s.askedBy != nil && s.pod.DeletionTimestamp == nil && drainplan.IsTainted(s.node) &&
 		s.evacuation.Status.ExpectedEvacuationFinishTime == nil
 }
 
-// act reports.
+// act writes the report of a decision.
 func (c *Controller) act(ctx context.Context, s *situation, d decision) error {
 	if d.status == nil {
 		return nil

@@ -32,56 +32,56 @@ import (
 )
 
 const (
-	// defaultGrace is how long a pod has to stop that does not say.
+	// defaultGrace is the grace period of a pod that does not set one.
 	defaultGrace = 30 * time.Second
 	// defaultProgressDeadline is the default of spec.progressDeadlineSeconds.
 	defaultProgressDeadline = 30 * time.Minute
-	// heartbeats is how often, within the deadline, it is reported that a pod is stopping.
+	// heartbeats is the number of reports within the deadline while a pod is terminating.
 	heartbeats = 3
-	// slack is by how much an expected time may be off without being corrected: every correction is
-	// a write.
+	// slack is how much an expected time may be wrong without a correction: every correction is a
+	// write.
 	slack = 5 * time.Second
-	// maxMessage is how much status.message takes.
+	// maxMessage is the maximum length of status.message.
 	maxMessage = 1024
 )
 
-// situation is all that a decision about an Evacuation depends on.
+// situation has all inputs of the decision about an Evacuation.
 type situation struct {
 	now        time.Time
 	evacuation *maintenancev1alpha1.Evacuation
-	// pod is nil if the cache does not hold it: then the evacuation controller finds out what has
-	// become of it.
+	// pod is nil if it is not in the cache: then the evacuation controller checks whether it still
+	// exists.
 	pod *corev1.Pod
-	// node is that of the pod, or nil.
+	// node is the node of the pod, or nil.
 	node *corev1.Node
 	// askedBy is the maintenance that asks the pod to leave now, or nil.
 	askedBy *maintenancev1alpha1.NodeMaintenance
-	// volumes are those that the node still has in use although no pod that is left uses them.
+	// volumes are the volumes that the node still has in use although no remaining pod uses them.
 	volumes []string
-	// volumesUntil is until when they are waited for.
+	// volumesUntil is the end of the wait for these volumes.
 	volumesUntil time.Time
 }
 
-// decision is what should be.
+// decision is the outcome of one sync.
 type decision struct {
-	// status is what to report, nil if nothing. A report that expects the pod to leave asks for its
-	// eviction.
+	// status is the report to write, or nil. A report with an expected finish time requests the
+	// eviction of the pod.
 	status *maintenancev1alpha1.EvacuationStatus
-	// requested: the report asks for the eviction.
+	// requested: the report requests the eviction.
 	requested bool
-	// wake is when to look again even if nothing happens; zero if never.
+	// wake is when to reconcile again without an event; zero means never.
 	wake time.Time
 }
 
-// hasTurn says whether an Evacuation is this evacuator's to work on.
+// hasTurn reports whether this evacuator is the active one of an Evacuation and has to work on it.
 func hasTurn(evacuation *maintenancev1alpha1.Evacuation) bool {
 	return evacuation.Status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDaemonSet && !evacuation.Status.ActiveEvacuatorCompleted &&
 		!meta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenancev1alpha1.ConditionComplete) &&
-		// It is about to be cancelled: this evacuator forbids nothing.
+		// Without an instigator it is about to be cancelled: this evacuator never sets Forbid.
 		evacuation.DeletionTimestamp == nil && protocol.HasInstigator(evacuation.Finalizers)
 }
 
-// decide says what to do about an Evacuation.
+// decide computes the decision about an Evacuation; it performs no writes.
 func decide(s situation) decision {
 	if !hasTurn(s.evacuation) || s.pod == nil || s.node == nil || !drainplan.IsLive(s.pod) {
 		return decision{}
@@ -89,22 +89,23 @@ func decide(s situation) decision {
 	podType := drainplan.TypeOf(s.pod, s.node.UID)
 	switch {
 	case podType != maintenancev1alpha1.PodTypeDaemonSet:
-		// Its annotation asks for this evacuator. To delete it would be to go past its disruption
+		// The pod's annotation names this evacuator. Deleting the pod would bypass its disruption
 		// budget.
 		return s.decline("The pod does not belong to a DaemonSet: this evacuator does not act on it.")
 	case s.pod.DeletionTimestamp != nil:
 		return s.decideStopping()
 	case s.evacuation.Status.ExpectedEvacuationFinishTime != nil:
-		// Its eviction has been asked for.
+		// The eviction was already requested.
 		return decision{}
 	case s.askedBy == nil:
-		// It waits for its turn in the drain, which has no deadline.
+		// It waits until the drain reaches the pod, which has no deadline.
 		return decision{}
 	case drainplan.Left(s.pod, podType, sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet)) == drainplan.LeftTolerant:
 		return s.decline(fmt.Sprintf("The pod tolerates the taint %s: if it were evicted, its DaemonSet would replace it on the node immediately. It is left running.",
 			maintenancev1alpha1.TaintDrain))
 	case !drainplan.IsTainted(s.node):
-		// Evicted now it would be replaced. The taint is on its way, and its event.
+		// The DaemonSet would recreate the pod now. The event of the taint will trigger another
+		// sync.
 		return decision{}
 	case len(s.volumes) > 0 && s.now.Before(s.volumesUntil):
 		return s.decideVolumes()
@@ -112,9 +113,9 @@ func decide(s situation) decision {
 	return s.request()
 }
 
-// request asks for the eviction of the pod by a report that expects it to leave. The write is
-// refused if the Evacuation has changed, and so if it was called off. The evacuation controller
-// evicts the pod as its disruption budget allows.
+// request requests the eviction of the pod by a report with an expected finish time. The API server
+// refuses the write if the Evacuation has changed, and so if it was withdrawn. The evacuation
+// controller evicts the pod as its disruption budget allows.
 func (s *situation) request() decision {
 	grace := defaultGrace
 	if seconds := s.pod.Spec.TerminationGracePeriodSeconds; seconds != nil {
@@ -155,7 +156,7 @@ func (s *situation) decideVolumes() decision {
 	return d
 }
 
-// beat is how often a pod that this evacuator waits for is reported on.
+// beat is the interval of the reports about a pod that this evacuator waits for.
 func (s *situation) beat() time.Duration {
 	if seconds := s.evacuation.Spec.ProgressDeadlineSeconds; seconds != nil {
 		return time.Duration(*seconds) * time.Second / heartbeats
@@ -163,8 +164,8 @@ func (s *situation) beat() time.Duration {
 	return defaultProgressDeadline / heartbeats
 }
 
-// decideStopping reports, while the pod is within its grace period, that it is expected to be gone,
-// and is silent after it.
+// decideStopping reports when the pod is expected to be gone, while it is within its grace period,
+// and stops reporting after that.
 func (s *situation) decideStopping() decision {
 	end := s.pod.DeletionTimestamp.Time
 	if !s.now.Before(end) {
@@ -185,7 +186,7 @@ func (s *situation) decideStopping() decision {
 	return decision{status: s.report(end, status.Message), wake: s.now.Add(beat)}
 }
 
-// decline hands the pod on to whoever comes next.
+// decline completes the turn of this evacuator, so that the next one becomes active.
 func (s *situation) decline(why string) decision {
 	status := s.evacuation.Status.DeepCopy()
 	status.ActiveEvacuatorCompleted = true
@@ -194,8 +195,8 @@ func (s *situation) decline(why string) decision {
 	return decision{status: status}
 }
 
-// report returns the status with what is expected. The server stamps the reports of others; its own
-// evacuators do that themselves.
+// report returns the status with the expected finish time. The server sets the timestamps of
+// reports by other users; its own evacuators set them themselves.
 func (s *situation) report(expected time.Time, message string) *maintenancev1alpha1.EvacuationStatus {
 	status := s.evacuation.Status.DeepCopy()
 	status.EvacuationProgressTimestamp = stamp(s.now)
@@ -204,13 +205,13 @@ func (s *situation) report(expected time.Time, message string) *maintenancev1alp
 	return status
 }
 
-// stamp is a time as the API stores it.
+// stamp returns a time with the precision that the API stores.
 func stamp(t time.Time) *metav1.Time {
 	at := metav1.NewTime(t).Rfc3339Copy()
 	return &at
 }
 
-// cut shortens s to at most max bytes, between two characters.
+// cut truncates s to at most max bytes, at a character boundary.
 func cut(s string, max int) string {
 	if len(s) <= max {
 		return s

@@ -30,7 +30,7 @@ import (
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
-// evacuationsByNode is the index of the Evacuations that are this evacuator's turn, by the node of
+// evacuationsByNode is the index of the Evacuations whose active evacuator this is, by the node of
 // their pod.
 const evacuationsByNode = "haulout.dev/daemonset-evacuator-by-node"
 
@@ -90,7 +90,8 @@ func (c *Controller) evacuationChanged(obj any) {
 	}
 }
 
-// targetsChanged looks at the nodes for which a maintenance shows other targets than before.
+// targetsChanged enqueues the Evacuations on the nodes whose targets have changed in the status of
+// a maintenance.
 func (c *Controller) targetsChanged(old, nm *maintenancev1alpha1.NodeMaintenance) {
 	var before []maintenancev1alpha1.NodeMaintenanceNodeStatus
 	if old != nil && old.Spec.Stage == nm.Spec.Stage {
@@ -98,8 +99,8 @@ func (c *Controller) targetsChanged(old, nm *maintenancev1alpha1.NodeMaintenance
 	}
 	for i := range nm.Status.NodeStatuses {
 		status := &nm.Status.NodeStatuses[i]
-		// Nodes are sorted by name and seldom change, so that the same place nearly always holds
-		// the same node.
+		// Nodes are sorted by name and seldom change, so the same index nearly always has the same
+		// node.
 		if i < len(before) && before[i].NodeRef == status.NodeRef && slices.EqualFunc(before[i].DrainTargets, status.DrainTargets, sameEntry) {
 			continue
 		}
@@ -111,14 +112,14 @@ func sameEntry(a, b maintenancev1alpha1.DrainPlanEntry) bool {
 	return equality.Semantic.DeepEqual(a, b)
 }
 
-// enqueueFor looks at the Evacuation of a pod, if there is one.
+// enqueueFor enqueues the Evacuation of a pod, if there is one.
 func (c *Controller) enqueueFor(pod *corev1.Pod) {
 	if evacuation, err := c.evacuationLister.Evacuations(pod.Namespace).Get(protocol.CanonicalName(pod.Name, pod.UID)); err == nil {
 		c.evacuationChanged(evacuation)
 	}
 }
 
-// mark looks at the Evacuations on a node.
+// mark enqueues the Evacuations on a node.
 func (c *Controller) mark(node string) {
 	objects, err := c.evacuationIndexer.ByIndex(evacuationsByNode, node)
 	if err != nil {

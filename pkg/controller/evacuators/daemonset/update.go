@@ -34,13 +34,13 @@ const (
 	actionEvacuate = "Evacuate"
 )
 
-// warned remembers the DaemonSets that were warned of. A new leader may warn once more.
+// warned records the DaemonSets that have a warning event. A new leader may send it again.
 type warned struct {
 	mu   sync.Mutex
 	uids map[types.UID]struct{}
 }
 
-// isFirst reports whether a DaemonSet has not been warned of.
+// isFirst reports whether a DaemonSet has no warning event yet, and records it.
 func (w *warned) isFirst(uid types.UID) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -49,9 +49,9 @@ func (w *warned) isFirst(uid types.UID) bool {
 	return !known
 }
 
-// warnOfUpdate tells the owner of a DaemonSet with the update strategy OnDelete that the pod which
-// comes back after the maintenance has its newest template. Such DaemonSets are updated by deleting
-// pods, and only then.
+// warnOfUpdate tells the owner of a DaemonSet with the update strategy OnDelete that pods which are
+// recreated after the maintenance have the newest template. Only the deletion of pods updates such
+// DaemonSets.
 func (c *Controller) warnOfUpdate(s *situation) {
 	owner := metav1.GetControllerOfNoCopy(s.pod)
 	if c.recorder == nil || owner == nil {

@@ -34,21 +34,22 @@ import (
 )
 
 const (
-	// csiVolume starts the names of the volumes of CSI drivers in the status of a node, which go on
-	// with "<driver>^<handle>".
+	// csiVolume is the prefix of the names of CSI volumes in the status of a node;
+	// "<driver>^<handle>" follows.
 	csiVolume = "kubernetes.io/csi/"
-	// maxClaims bounds the claims that are read for a node: a node cannot attach many more volumes.
+	// maxClaims is the maximum number of claims that are read for a node: a node cannot attach many
+	// more volumes.
 	maxClaims = 256
 )
 
-// volumesOfNodes remembers which volumes of a node its remaining pods use, as all DaemonSet pods of
-// a node ask the same.
+// volumesOfNodes caches which volumes of a node its remaining pods use, since the syncs of all
+// DaemonSet pods of a node need it.
 type volumesOfNodes struct {
 	mu    sync.Mutex
 	known map[types.UID]knownVolumes
 }
 
-// knownVolumes is what was found for a state of a node.
+// knownVolumes is the cached result for a state of a node.
 type knownVolumes struct {
 	inUse []corev1.UniqueVolumeName
 	// claims are the claims of the remaining pods, sorted.
@@ -57,11 +58,10 @@ type knownVolumes struct {
 	at     time.Time
 }
 
-// volumesFresh is how long what was found is not read again while the node and its pods have not
-// changed.
+// volumesFresh is how long a result is cached while the node and its pods have not changed.
 const volumesFresh = 30 * time.Second
 
-// get returns the unused volumes of a node, if they are known for its present state.
+// get returns the unused volumes of a node, if they are cached for its current state.
 func (v *volumesOfNodes) get(node *corev1.Node, claims []types.NamespacedName, now time.Time) (unused []string, ok bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -82,9 +82,9 @@ func (v *volumesOfNodes) set(node types.UID, known knownVolumes) {
 	v.known[node] = known
 }
 
-// volumesUntil returns until when the volumes of a node are waited for: a while from its first
-// Evacuation of a DaemonSet pod. The zero time stands for no wait: a node that is not ready
-// unmounts nothing.
+// volumesUntil returns the end of the wait for the volumes of a node, which starts at its first
+// Evacuation of a DaemonSet pod. The zero time means no wait: a node that is not ready unmounts
+// nothing.
 func (c *Controller) volumesUntil(node *corev1.Node, evacuation *maintenancev1alpha1.Evacuation) time.Time {
 	if c.volumeDetachTimeout < 0 || readiness(node) != corev1.ConditionTrue || !hasCSIVolume(node) {
 		return time.Time{}
@@ -109,7 +109,7 @@ func isCSIVolume(name corev1.UniqueVolumeName) bool {
 	return strings.HasPrefix(string(name), csiVolume)
 }
 
-// unusedVolumes returns the CSI volumes that a node has in use and no pod that is left on it uses.
+// unusedVolumes returns the CSI volumes that a node has in use and none of its remaining pods uses.
 func (c *Controller) unusedVolumes(ctx context.Context, node *corev1.Node, now time.Time) []string {
 	claims := c.claimsOn(node.Name)
 	if unused, ok := c.volumes.get(node, claims, now); ok {
@@ -127,7 +127,7 @@ func (c *Controller) unusedVolumes(ctx context.Context, node *corev1.Node, now t
 	return unused
 }
 
-// claimsOn returns the claims of the pods that are left on a node.
+// claimsOn returns the claims of the remaining pods on a node.
 func (c *Controller) claimsOn(node string) []types.NamespacedName {
 	objects, err := c.podIndexer.ByIndex(controllercache.PodsByNode, node)
 	if err != nil {
@@ -150,8 +150,8 @@ func (c *Controller) claimsOn(node string) []types.NamespacedName {
 	return sorted[:min(maxClaims, len(sorted))]
 }
 
-// volumesOf reads which CSI volumes are behind claims. One that cannot be read counts as not used:
-// the wait is bounded.
+// volumesOf returns the CSI volumes of claims. A claim that cannot be read counts as not using a
+// volume: the wait is limited.
 func (c *Controller) volumesOf(ctx context.Context, claims []types.NamespacedName) sets.Set[corev1.UniqueVolumeName] {
 	used := sets.New[corev1.UniqueVolumeName]()
 	for _, claim := range claims {
