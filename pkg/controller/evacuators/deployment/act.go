@@ -40,14 +40,14 @@ import (
 )
 
 const (
-	// fieldManager owns the number while it is ours.
+	// fieldManager is the field manager of the replica count during a surge.
 	fieldManager = "haulout-deployment-evacuator"
-	// maxMessage is how much status.message takes.
+	// maxMessage is the maximum length of status.message.
 	maxMessage = 1024
 )
 
-// act makes what was decided true. What Evacuations are told comes last: they hand the pods on, and
-// a crash before that leaves the turn with us. Nothing has been told where scaled is false.
+// act applies a decision. It reports to Evacuations last: the reports hand the pods over, and after
+// a crash before them this evacuator is still active. If scaled is false, nothing was reported.
 func (c *Controller) act(ctx context.Context, key types.NamespacedName, s situation, d decision) (scaled bool, err error) {
 	c.writeCosts(ctx, key, s, d)
 	if d.scale != nil {
@@ -63,8 +63,8 @@ func (c *Controller) act(ctx context.Context, key types.NamespacedName, s situat
 	return true, joined(failed)
 }
 
-// tellScaleFailed tells the Deployment and the Evacuations that wait for it why the number cannot
-// be written. It is tried again, and given up when the surge timeout has passed.
+// tellScaleFailed reports, in an event of the Deployment and in the Evacuations that wait for it,
+// why the replica count cannot be written. The write is retried until the surge timeout has passed.
 func (c *Controller) tellScaleFailed(ctx context.Context, key types.NamespacedName, s situation, d decision, err error) {
 	text := strings.TrimRight(protocol.OneLine(err.Error(), maxMessage/2), ". ")
 	what := "the record of its surge cannot be changed"
@@ -77,15 +77,15 @@ func (c *Controller) tellScaleFailed(ctx context.Context, key types.NamespacedNa
 	for _, p := range s.leaving() {
 		r := report{
 			evacuation: p.evacuation, progress: !protocol.TurnOf(&p.evacuation.Status).Reported,
-			message: fmt.Sprintf("Deployment %s: %s%s: %s. It is tried again.", key.Name, what, p.purpose, text),
+			message: fmt.Sprintf("Deployment %s: %s%s: %s. The evacuator retries.", key.Name, what, p.purpose, text),
 		}
 		if err := c.report(ctx, s.now, r); err != nil {
-			klog.FromContext(ctx).Error(err, "An Evacuation cannot be told", "evacuation", klog.KObj(p.evacuation))
+			klog.FromContext(ctx).Error(err, "Cannot report to an Evacuation", "evacuation", klog.KObj(p.evacuation))
 		}
 	}
 }
 
-// joined returns a conflict if that is all that has happened, so that it is treated as one.
+// joined returns a single conflict if all errors are conflicts, so that it is treated as one.
 func joined(errs []error) error {
 	var conflict error
 	others := make([]error, 0, len(errs))
@@ -102,8 +102,8 @@ func joined(errs []error) error {
 	return conflict
 }
 
-// scale writes the number and its record at once, on the condition that nothing has changed since
-// the decision.
+// scale writes the replica count and its record in one request, on the condition that the object
+// has not changed since the decision.
 func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situation, change scaling) error {
 	object := metav1.Object(s.deployment)
 	field := "replicas"
@@ -147,7 +147,7 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 }
 
 func stripped[T *appsv1.Deployment | *autoscalingv2.HorizontalPodAutoscaler](object T) T {
-	// It never fails for these kinds, and what it would leave in is only memory.
+	// It never fails for these kinds, and a failure would only cost memory.
 	_, _ = controllercache.Strip(object)
 	return object
 }
@@ -171,9 +171,9 @@ func patchOf(object metav1.Object, field string, change scaling) ([]byte, error)
 	return json.Marshal(patch)
 }
 
-// isOurs says whether it was us who set the number that there is now. Somebody may have chosen the
-// same one since: a rollback brings the annotations of the ReplicaSet back, and with them the
-// record of a surge that is long over.
+// isOurs reports whether this evacuator set the current replica count. A user may have chosen the
+// same one since: a rollback restores the annotations of the ReplicaSet, including the record of a
+// surge that ended long ago.
 func (c *Controller) isOurs(ctx context.Context, cached metav1.Object, field string) (bool, error) {
 	var live metav1.Object
 	var err error
@@ -203,13 +203,13 @@ func (c *Controller) isOurs(ctx context.Context, cached metav1.Object, field str
 			}
 		}
 	}
-	// Where nobody keeps managed fields, the record has to do.
+	// Without managed fields, rely on the record.
 	return !owned, nil
 }
 
-// report tells an Evacuation, unless there is nothing new. If the cache is behind, it tells what
-// there is now, as long as it is still our turn: what a scale-down was reported to do cannot be
-// decided again once it is done.
+// report writes the status of an Evacuation, unless nothing has changed. If the cache is behind, it
+// retries with the current object, as long as this evacuator is active: the report about a
+// scale-down cannot be decided again once it is done.
 func (c *Controller) report(ctx context.Context, now time.Time, r report) error {
 	client, current := c.maintenance.MaintenanceV1alpha1().Evacuations(r.evacuation.Namespace), r.evacuation
 	return ignoreNotFound(retry.RetryOnConflict(retry.DefaultRetry, func() error {

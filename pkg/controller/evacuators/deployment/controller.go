@@ -14,14 +14,14 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package deployment is the built-in evacuator of pods that belong to Deployments. It has another
-// pod in place before one leaves: it scales the Deployment up within its maxSurge, waits until the
-// new replicas are available, lets the pods go, and scales back.
+// Package deployment is the built-in evacuator of pods that belong to Deployments. It replaces a
+// pod before the pod leaves: it scales the Deployment up within its maxSurge, waits until the new
+// replicas are available, lets the pods leave, and scales back.
 //
-// A sync gathers all that is known about one Deployment, decides with a pure function, and acts.
-// What has to survive a crash stands in the API: the number of replicas and the record of who
-// changed it and why are written together, and are taken back together. A number that somebody else
-// has changed meanwhile is never touched.
+// A sync gathers all inputs about one Deployment, decides with a pure function, and acts. The state
+// that has to survive a crash is in the API: the replica count and the record of its change are
+// written together, and reverted together. The evacuator never reverts a replica count that a user
+// or another controller has changed since.
 package deployment
 
 import (
@@ -50,47 +50,46 @@ import (
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
-// Name is what this controller is called in logs, metrics and queues.
+// Name is the name of this controller in logs, metrics and queues.
 const Name = "deployment-evacuator"
 
-// DefaultSurgeTimeout is how long a surge may make no progress.
+// DefaultSurgeTimeout is the default for how long a surge may make no progress.
 const DefaultSurgeTimeout = 5 * time.Minute
 
-// Config is what the controller needs.
+// Config has the dependencies and options of the controller.
 type Config struct {
 	// Host is the client of the host cluster; HostInformers are its informers. Their transform must
-	// leave what cache.Strip leaves.
+	// keep everything that cache.Strip keeps.
 	Host          kubernetes.Interface
 	HostInformers informers.SharedInformerFactory
-	// Maintenance is the client of our own API as the server itself, MaintenanceInformers are its
-	// informers.
+	// Maintenance is the client of our own API with the identity of the server,
+	// MaintenanceInformers are its informers.
 	Maintenance          versioned.Interface
 	MaintenanceInformers externalversions.SharedInformerFactory
 	// Recorder writes events into the host cluster.
 	Recorder events.EventRecorder
-	// Clock is the time; nil is the real one.
+	// Clock is the clock; nil means the real one.
 	Clock clock.WithTicker
-	// Liveness is told what the workers are busy with; nil tells nobody.
+	// Liveness tracks what the workers are busy with; nil disables tracking.
 	Liveness *loop.Tracker
-	// SurgeTimeout is how long a surge may make no progress before pods leave without it, if their
-	// budgets let them; 0 is the default.
+	// SurgeTimeout is how long a surge may make no progress before pods leave without a
+	// replacement, if their budgets allow it; 0 means the default.
 	SurgeTimeout time.Duration
-	// EvacuatorStartDeadline is how long an evacuator has for the first report of its turn. The
-	// first report waits for a quarter of it at most; 0 means that it is written immediately.
+	// EvacuatorStartDeadline is the time that an evacuator has for its first report. This evacuator
+	// delays its first report by at most a quarter of it; 0 means that it reports immediately.
 	EvacuatorStartDeadline time.Duration
-	// Off: no surge is started. Those that are found are taken back, and turns are passed on at
-	// once.
+	// Off: the controller starts no surge, reverts existing ones, and completes its turns
+	// immediately.
 	Off bool
 }
 
-// item is what is looked at: a Deployment or, to find out which Deployment it is about, an
-// Evacuation.
+// item is an item of the queue: a Deployment or, to find the Deployment of its pod, an Evacuation.
 type item struct {
 	isEvacuation bool
 	types.NamespacedName
 }
 
-// logAs returns how the log names an item.
+// logAs returns the key and the value of an item in the log.
 func (i item) logAs() (key string, value any) {
 	if i.isEvacuation {
 		return "evacuation", i.NamespacedName
@@ -125,13 +124,13 @@ type Controller struct {
 	queue *loop.Queue[item]
 	known tracked
 
-	// matcher is shared by the workers.
+	// The workers share matcher.
 	matching sync.Mutex
 	matcher  *pdb.Matcher
 }
 
-// New makes a controller and registers its handlers and indexes; the informers must not run yet. A
-// controller runs once.
+// New creates a controller and registers its handlers and indexes; the informers must not run yet.
+// A controller runs once.
 func New(config Config) (*Controller, error) {
 	registerMetrics()
 	if config.Clock == nil {
@@ -204,7 +203,7 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	d := decide(s)
 	scaled, err := c.act(ctx, key, s, d)
 	if scaled && !(d.idle && err == nil) {
-		// What has been told must not count as progress a second time.
+		// A report that was written must not count as progress a second time.
 		c.known.remember(key, d.memory)
 	}
 	if !scaled && !apierrors.IsConflict(err) && ctx.Err() == nil {

@@ -28,32 +28,32 @@ import (
 )
 
 const (
-	// maxCostAttempts is how often a write of a deletion cost is tried, costBackoff is the pause
-	// after the first one that fails, and the next ones are twice as long. A policy may refuse all
-	// changes of a pod.
+	// maxCostAttempts is how often a write of a deletion cost is tried, and costBackoff is the
+	// backoff after the first failure, which doubles with each further one. An admission policy may
+	// refuse all changes of a pod.
 	maxCostAttempts = 5
 	costBackoff     = 5 * time.Second
-	// restoreTimeout bounds how long deletion costs are restored before the surge is taken back all
-	// the same.
+	// restoreTimeout is the longest time for restoring deletion costs before the surge is reverted
+	// anyway.
 	restoreTimeout = 5 * time.Second
-	// lowerAfter is how long a surge makes no progress before the pods that wait get the lowest
-	// deletion cost, so that a scale-down by its user takes them first (KEP-2255), and lowerEvery
+	// lowerAfter is how long a surge makes no progress before the waiting pods get the lowest
+	// deletion cost, so that a scale-down by a user deletes them first (KEP-2255), and lowerEvery
 	// is the time between two such writes.
 	lowerAfter = 10 * time.Second
 	lowerEvery = 200 * time.Millisecond
 )
 
-// attempts are the writes of a pod's deletion cost that have failed in a row.
+// attempts counts the consecutive failed writes of a pod's deletion cost.
 type attempts struct {
 	failed int
-	// next is when the next one may be made.
+	// next is when the next attempt is allowed.
 	next time.Time
 }
 
 func (a attempts) areOver() bool { return a.failed >= maxCostAttempts }
 
-// mayWriteCost reports whether the deletion cost of a pod may be written now, and wakes up when it
-// may be later.
+// mayWriteCost reports whether the deletion cost of a pod may be written now, and otherwise
+// schedules the next sync.
 func (d *decision) mayWriteCost(s situation, p *pod) bool {
 	tried := s.attempts[p.UID]
 	if tried.areOver() {
@@ -67,7 +67,7 @@ func (d *decision) mayWriteCost(s situation, p *pod) bool {
 	return true
 }
 
-// restoreCosts gives the deletion cost back to pods that may stay.
+// restoreCosts restores the deletion cost of pods that may stay.
 func (d *decision) restoreCosts(s situation) {
 	for i := range s.pods {
 		if p := &s.pods[i]; p.evacuation == nil {
@@ -81,12 +81,12 @@ func (d *decision) restoreCost(s situation, p *pod) {
 		return
 	}
 	d.restore = append(d.restore, p.Pod)
-	// One that has failed is not waited for: it must not keep the Deployment scaled up.
+	// Do not wait after a failure, which must not keep the Deployment scaled up.
 	d.awaitsRestore = d.awaitsRestore || s.attempts[p.UID].failed == 0
 }
 
-// lowerWaiting lowers the deletion cost of the pods that wait while the surge makes no progress,
-// one at a time.
+// lowerWaiting lowers the deletion cost of the waiting pods while the surge makes no progress, one
+// at a time.
 func (d *decision) lowerWaiting(s situation, leaving []*pod) {
 	for _, p := range leaving {
 		if !deletioncost.CanLower(p.Pod) || !d.mayWriteCost(s, p) {
@@ -104,15 +104,15 @@ func (d *decision) lowerWaiting(s situation, leaving []*pod) {
 	}
 }
 
-// writeCosts restores and lowers deletion costs. It is best effort: what fails is noted, and the
-// others go on.
+// writeCosts restores and lowers deletion costs. It is best effort: it records a failure and
+// continues with the other pods.
 func (c *Controller) writeCosts(ctx context.Context, key types.NamespacedName, s situation, d decision) {
 	restoring, cancel := context.WithTimeout(ctx, restoreTimeout)
 	defer cancel()
 	restored := 0
 	for _, p := range d.restore {
 		if restoring.Err() != nil && restored > 0 {
-			// They are many, and the next look goes on with them.
+			// There are many; the next sync continues with them.
 			c.queue.AddAfter(item{NamespacedName: key}, 0)
 			break
 		}
@@ -127,8 +127,8 @@ func (c *Controller) writeCosts(ctx context.Context, key types.NamespacedName, s
 	}
 }
 
-// noteCost notes what has become of a write of a pod's deletion cost. The Deployment is enqueued if
-// it has failed.
+// noteCost records the result of a write of a pod's deletion cost, and enqueues the Deployment
+// after a failure.
 func (c *Controller) noteCost(ctx context.Context, key types.NamespacedName, now time.Time, p *corev1.Pod, err error) {
 	if err == nil {
 		c.known.costWritten(key, p.UID)
@@ -138,7 +138,7 @@ func (c *Controller) noteCost(ctx context.Context, key types.NamespacedName, now
 		return
 	}
 	tried := c.known.costFailed(key, p.UID, now)
-	klog.FromContext(ctx).Info("The deletion cost of a pod cannot be written", "pod", klog.KObj(p), "attempts", tried.failed,
+	klog.FromContext(ctx).Info("Cannot write the deletion cost of a pod", "pod", klog.KObj(p), "attempts", tried.failed,
 		"isLastAttempt", tried.areOver(), "reason", err.Error())
 	c.queue.AddAfter(item{NamespacedName: key}, 0)
 }

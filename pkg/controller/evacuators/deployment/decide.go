@@ -31,59 +31,59 @@ import (
 )
 
 const (
-	// maxResets is how often somebody may set the number back before we give in, and maxMisses how
-	// many scale-downs in a row may take other pods than those that were to go.
+	// maxResets is how often a user or controller may revert the replica count before the evacuator
+	// gives up, and maxMisses how many consecutive scale-downs may delete other pods than those
+	// that have to leave.
 	maxResets = 2
 	maxMisses = 2
-	// worthDropping is how many names of a full record have to be those of pods that have gone
-	// before they are dropped.
+	// worthDropping is how many names in a full record have to belong to pods that have left before
+	// they are dropped.
 	worthDropping = maxRecorded / 4
 )
 
-// decision is what should be done, in the order of the fields.
+// decision is the outcome of one sync, in the order in which it is applied.
 type decision struct {
-	// restore and lower are the pods whose deletion cost is to be changed. awaitsRestore: the surge
-	// is not taken back before that has been tried once. retries: one that has failed is to be
-	// tried again.
+	// restore and lower are the pods whose deletion cost has to change. awaitsRestore: the surge is
+	// not reverted before each restore was tried once. retries: a failed write has to be retried.
 	restore, lower         []*corev1.Pod
 	awaitsRestore, retries bool
 	// ended are the pods whose turns end without a replacement.
 	ended []*pod
-	// short is what the surge lacks, once that has been asked for.
+	// short caches what the surge lacks.
 	short *shortage
 	// scale is the change of the target; nil if there is none.
 	scale *scaling
-	// reports are what the Evacuations are told.
+	// reports are the reports to write to Evacuations.
 	reports []report
 	events  []event
-	// memory is what to know at the next decision.
+	// memory is the state for the next decision.
 	memory memory
-	// wake is when to look again even if nothing happens; zero if never.
+	// wake is when to reconcile again without an event; zero means never.
 	wake time.Time
-	// idle: nobody waits for us and nothing is left to be undone.
+	// idle: no pod waits for this evacuator, and there is nothing to revert.
 	idle bool
 }
 
-// scaling is a write to the target: its number and the record of it at once.
+// scaling is a write to the target: its replica count together with the record.
 type scaling struct {
-	// value is the number; nil leaves it.
+	// value is the new replica count; nil keeps it.
 	value *int32
-	// record is what is recorded from then on; nil takes the annotation away.
+	// record is the new record; nil removes the annotation.
 	record *record
-	// takesBack: only if the number there is is still ours.
+	// takesBack: only write if the current replica count is still the one of the surge.
 	takesBack bool
 }
 
-// report is what an Evacuation is told.
+// report is a report to an Evacuation.
 type report struct {
 	evacuation *maintenancev1alpha1.Evacuation
 	message    string
-	// progress stamps the Evacuation, completed ends our turn.
+	// progress sets the progress timestamp, completed makes the next evacuator active.
 	progress, completed bool
 	expected            *metav1.Time
 }
 
-// decide says what to do next about a Deployment.
+// decide computes the decision about a Deployment; it performs no writes.
 func decide(s situation) decision {
 	d := decision{memory: s.memory}
 	d.memory.known = true
@@ -114,7 +114,7 @@ func decide(s situation) decision {
 	return d
 }
 
-// warn sends an event, once for each text, for annotations that mean nothing.
+// warn adds an event, once for each text, about invalid annotations.
 func (d *decision) warn(s situation) {
 	for _, text := range s.warnings {
 		if !slices.Contains(s.memory.warned, text) && len(s.leaving()) > 0 {
@@ -124,37 +124,38 @@ func (d *decision) warn(s situation) {
 	}
 }
 
-// reasonToDecline says why the Deployment is not scaled, in words that go on after its name; "" if
-// it is. It holds at any time: a surge that is up is taken back.
+// reasonToDecline returns why the Deployment is not scaled, as a phrase that follows its name; ""
+// if it is. It also applies during a surge, which is then reverted.
 func (s *situation) reasonToDecline() string {
 	original := surge.Replicas(s.deployment)
 	if r := s.target.record; r.isUp() {
 		original = r.Keep
 	}
 	if s.off {
-		return "is not scaled up: the evacuator is switched off (--evacuators)"
+		return "is not scaled up: the evacuator is disabled (--evacuators)"
 	}
 	if why := surge.Refuse(s.deployment, original, s.oneNodeClaims); !why.IsZero() {
 		return why.String()
 	}
 	switch {
 	case s.target.record.resets() >= maxResets:
-		return fmt.Sprintf("cannot be scaled up: somebody has set its replicas back %d times", s.target.record.resets())
+		return fmt.Sprintf("cannot be scaled up: a user or controller has reverted its replicas %d times", s.target.record.resets())
 	case s.isScaleRefused():
 		return "cannot be scaled up: " + s.refused.text
 	case s.memory.misses >= maxMisses:
-		return fmt.Sprintf("cannot be helped: %d scale-downs in a row took other pods than those with the lowest deletion cost", s.memory.misses)
+		return fmt.Sprintf("cannot use a surge: %d scale-downs in a row removed other pods than those with the lowest deletion cost", s.memory.misses)
 	}
 	return ""
 }
 
-// isScaleRefused reports whether the Deployment could not be scaled up for as long as a surge may
-// make no progress.
+// isScaleRefused reports whether scaling the Deployment has failed for longer than the surge
+// timeout.
 func (s *situation) isScaleRefused() bool {
 	return !s.target.record.isUp() && s.refused.text != "" && !s.now.Before(s.refused.since.Add(s.timeout))
 }
 
-// dissolve gives up a surge whose number somebody has changed. The number is theirs from then on.
+// dissolve ends a surge whose replica count was changed by a user or another controller, and keeps
+// their value.
 func (d *decision) dissolve(s situation) {
 	r := s.target.record
 	resets := r.Resets
@@ -166,10 +167,10 @@ func (d *decision) dissolve(s situation) {
 		d.scale.record = &record{UID: r.UID, Resets: resets}
 	}
 	d.event(corev1.EventTypeNormal, EventSurgeDissolved, actionRelease,
-		"The surge is over: somebody has changed %s from %d to %d", s.target.field(), r.To, s.target.value)
+		"The surge is over: a user or controller has changed %s from %d to %d", s.target.field(), r.To, s.target.value)
 }
 
-// giveUp takes a surge back and passes the turn on.
+// giveUp reverts a surge and completes the turns of its pods.
 func (d *decision) giveUp(s situation, why string) {
 	leaving := s.leaving()
 	if s.target.record.isUp() {
@@ -188,7 +189,7 @@ func (d *decision) giveUp(s situation, why string) {
 	d.declineEvent(len(leaving), why)
 }
 
-// start begins a surge, if there are pods to leave.
+// start starts a surge, if there are pods that have to leave.
 func (d *decision) start(s situation) {
 	leaving := s.leaving()
 	if len(leaving) == 0 {
@@ -232,11 +233,11 @@ func (d *decision) start(s situation) {
 	d.memory.first, d.memory.inLine.mark = heard{at: s.now}, mark{}
 	d.memory.gone, d.memory.goneAt = 0, s.now
 	d.sayScaled(s, r, leaving)
-	d.event(corev1.EventTypeNormal, EventSurgeStarted, actionSurge, "%s is raised from %d to %d, so that pods are replaced before they leave: %d",
+	d.event(corev1.EventTypeNormal, EventSurgeStarted, actionSurge, "%s is increased from %d to %d to replace pods before they leave: %d",
 		s.target.field(), r.From, r.To, len(leaving))
 }
 
-// countMisses notes whether the last scale-down took the pods that it was to take.
+// countMisses records whether the last scale-down deleted the intended pods.
 func (d *decision) countMisses(s situation, leaving []*pod) {
 	if len(s.memory.dropped) == 0 {
 		return
@@ -253,7 +254,7 @@ func (d *decision) countMisses(s situation, leaving []*pod) {
 	}
 }
 
-// rankForRemoval puts those first that a scale-down would take first.
+// rankForRemoval sorts pods in the order in which a scale-down would delete them.
 func rankForRemoval(p *pod) int {
 	if deletioncost.IsLowered(p.Pod) {
 		return 0
@@ -261,15 +262,15 @@ func rankForRemoval(p *pod) int {
 	return 1
 }
 
-// hold keeps a surge until the pods that it is for have left, and lets them go as fast as others
-// are available in their place.
+// hold keeps a surge until its pods have left, and hands them over as soon as their replacements
+// are available.
 func (d *decision) hold(s situation) {
 	d.noteGone(s)
 	reports, events := len(d.reports), len(d.events)
 	leaving, handed := d.endTurns(s, d.decline(s, s.leaving())), s.holding()
 	if len(leaving) == 0 && (len(handed) == 0 || d.isInVain(s, handed)) {
 		if !d.withdraw(s, slices.Concat(d.ended, s.handedOver())) {
-			// The turns end with the surge, in the next decision.
+			// The next decision completes the turns, together with the surge.
 			d.reports, d.events = d.reports[:reports], d.events[:events]
 		}
 		return
@@ -296,9 +297,9 @@ func (d *decision) hold(s situation) {
 	d.say(s, leaving, mark{score: s.score()}, message, s.finish())
 }
 
-// withdraw takes the surge back while pods that it was for are still there, and reports whether it
-// has come to that. They get their deletion cost back first: the scale-down would take those that
-// nothing lets go before the replacements. One attempt each is waited for.
+// withdraw reverts the surge while some of its pods still exist, and reports whether it does so.
+// First it restores their deletion cost, trying once for each pod: otherwise the scale-down would
+// delete pods that their budgets protect before the replacements.
 func (d *decision) withdraw(s situation, remaining []*pod) bool {
 	for _, p := range remaining {
 		d.restoreCost(s, p)
@@ -310,8 +311,8 @@ func (d *decision) withdraw(s situation, remaining []*pod) bool {
 	return true
 }
 
-// extraFor returns how many extra replicas the pods to leave need: one for each or, where a budget
-// in percent only has room with more of them, as many as that takes.
+// extraFor returns how many extra replicas the leaving pods need: one for each or, if a budget in
+// percent needs more before it allows a disruption, as many as that takes.
 func (s *situation) extraFor(leaving []*pod) int32 {
 	extra := int32(len(leaving))
 	for _, p := range leaving {
@@ -322,8 +323,8 @@ func (s *situation) extraFor(leaving []*pod) int32 {
 	return extra
 }
 
-// youngest is when the youngest of the pods was created, by the clock of the host cluster. Those
-// that come with the surge are not older.
+// youngest is the creation time of the youngest pod, by the clock of the host cluster. Replacements
+// are not older than that.
 func (s *situation) youngest() *metav1.Time {
 	var at metav1.Time
 	for i := range s.pods {
@@ -334,7 +335,7 @@ func (s *situation) youngest() *metav1.Time {
 	return &at
 }
 
-// widen records pods that were asked to leave since the surge started, and scales further for them
+// widen records pods that were asked to leave after the surge started, and scales further for them
 // if the Deployment allows it.
 func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	r := s.target.record
@@ -352,7 +353,7 @@ func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 		extra = min(extra, a.Spec.MaxReplicas-r.Keep)
 	}
 	wider.To = max(r.To, r.Keep+extra)
-	// Those whose pods have gone stay: they tell how many replacements have been used up.
+	// Keep the names whose pods have left: they count the used replacements.
 	wider.Evacuations = slices.Concat(wider.Evacuations, namesOf(newcomers))
 	d.scale = &scaling{value: &wider.To, record: &wider}
 	d.memory.first.at = s.now
@@ -360,9 +361,9 @@ func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	return true
 }
 
-// dropGone counts those of a full record whose pods have gone instead of naming them, if that makes
-// enough room for others to be worth a write. A surge that was taken back and started anew for the
-// others would make all its replacements once more.
+// dropGone replaces the names in a full record whose pods have left by their count, if that frees
+// enough space to be worth a write. Reverting the surge and starting another one would recreate all
+// replacements.
 func (r *record) dropGone(s situation) {
 	var present []string
 	for _, p := range s.leaving() {
@@ -379,8 +380,8 @@ func (r *record) dropGone(s situation) {
 	}
 }
 
-// scaleDown ends the surge so that the pods which are to leave are those that go, as soon as enough
-// others are available. It says whether it has come to that.
+// scaleDown ends the surge by a scale-down that deletes the leaving pods, as soon as enough others
+// are available. It reports whether it does so.
 func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
 	r := s.target.record
 	chosen := slices.Clone(leaving)
@@ -401,15 +402,15 @@ func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
 		case d.mayWriteCost(s, p):
 			d.lower = append(d.lower, p.Pod)
 		case s.attempts[p.UID].areOver():
-			// The scale-down would take another one.
+			// The scale-down would delete another pod.
 			d.lower = nil
 			return false
 		default:
 			waits = true
 		}
 	}
-	// The cost has to be known to the ReplicaSet controller when it chooses; that it has come to us
-	// tells that it has come this far.
+	// The ReplicaSet controller has to know the cost when it chooses the pods; our cache having it
+	// suggests that the controller's cache has it as well.
 	if waits || len(d.lower) > 0 || d.awaitsRestore {
 		return true
 	}
@@ -436,8 +437,8 @@ func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
 	return true
 }
 
-// handOver lets as many pods go as there are spare ones available, and returns the others. They
-// leave through the eviction, which asks the budgets.
+// handOver hands over as many pods as there are spare available ones, and returns the others. The
+// pods leave by eviction, which respects the budgets.
 func (d *decision) handOver(s situation, leaving []*pod, spare int) (waiting []*pod) {
 	for _, p := range leaving {
 		cost := 0
@@ -456,7 +457,7 @@ func (d *decision) handOver(s situation, leaving []*pod, spare int) (waiting []*
 	return waiting
 }
 
-// takeBack ends the surge, if there is one.
+// takeBack reverts the surge, if there is one.
 func (d *decision) takeBack(s situation) {
 	r := s.target.record
 	if r == nil || s.target.isGoing(&s) {
@@ -467,7 +468,7 @@ func (d *decision) takeBack(s situation) {
 	}
 	from := r.From
 	d.scale.value, d.scale.takesBack = &from, true
-	d.event(corev1.EventTypeNormal, EventSurgeEnded, actionRelease, "%s is set back from %d to %d", s.target.field(), r.To, r.From)
+	d.event(corev1.EventTypeNormal, EventSurgeEnded, actionRelease, "%s is restored from %d to %d", s.target.field(), r.To, r.From)
 }
 
 func (d *decision) complete(p *pod, message string) {

@@ -74,7 +74,7 @@ func TestDecideStart(t *testing.T) {
 		},
 		"a change that has not been seen is waited for": {
 			s:    at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Generation = 2 }), leaving),
-			says: "not been seen",
+			says: "not observed",
 		},
 		"a rollout is waited for": {
 			s: at(
@@ -133,7 +133,7 @@ func TestDecideStart(t *testing.T) {
 		"while the evacuator is off all decline": {
 			s:    func() situation { s := at(0, newDeployment(1), leaving); s.off = true; return s }(),
 			want: "hand over web-0;",
-			says: "switched off",
+			says: "is disabled",
 		},
 		"one that is scaled to 0 declines": {
 			s:    at(0, newDeployment(0), leaving),
@@ -152,7 +152,7 @@ func TestDecideStart(t *testing.T) {
 		"one that was set back twice declines": {
 			s:    at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 2})), leaving),
 			want: "hand over web-0;",
-			says: "set its replicas back 2 times",
+			says: "reverted its replicas 2 times",
 		},
 		"one that was set back once is tried again": {
 			s:    at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 1})), leaving),
@@ -209,7 +209,7 @@ func TestDecideStart(t *testing.T) {
 		},
 		"a rollout that follows one that was stuck is waited for": {
 			s:    at(time.Second, newDeployment(1, stuck, func(d *appsv1.Deployment) { d.Generation = 2 }), leaving),
-			says: "not been seen",
+			says: "not observed",
 		},
 		"a pod that has not been ready for a minute is not replaced": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), unready, readyFor(time.Minute))),

@@ -222,7 +222,7 @@ func TestDecideHold(t *testing.T) {
 				newTestPod("web-1", fresh, unready),
 			),
 			want: "back to 1;hand over web-0;",
-			says: "No other replica has taken its place in 15m0s",
+			says: "No replacement is available after 15m0s",
 		},
 		"not before": {
 			s: at(
@@ -245,7 +245,7 @@ func TestDecideHold(t *testing.T) {
 				newTestPod("web-1", fresh, unready),
 			),
 			want: "back to 1;hand over web-0;",
-			says: "PodDisruptionBudget web would let no pod go with more replicas either",
+			says: "PodDisruptionBudget web would not allow a disruption with more replicas either",
 		},
 		"it ends where the replacements are there and do not help": {
 			s: at(
@@ -422,7 +422,7 @@ func TestDecideHold(t *testing.T) {
 				return s
 			}(),
 			want: "back to 1;hand over web-0;",
-			says: "switched off",
+			says: "is disabled",
 		},
 		"deleted meanwhile": {
 			s: at(

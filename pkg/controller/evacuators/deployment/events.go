@@ -24,18 +24,18 @@ import (
 const (
 	// EventSurgeStarted: the Deployment is scaled up before pods leave.
 	EventSurgeStarted = "SurgeStarted"
-	// EventSurgeEnded: the scaling is taken back.
+	// EventSurgeEnded: the Deployment is scaled back after a surge.
 	EventSurgeEnded = "SurgeEnded"
-	// EventSurgeDissolved: somebody else has scaled meanwhile, and the number is left as it is.
+	// EventSurgeDissolved: a user or another controller has scaled the Deployment during a surge,
+	// and its value is kept.
 	EventSurgeDissolved = "SurgeDissolved"
-	// EventSurgeDeclined: pods leave without another one in their place first.
+	// EventSurgeDeclined: pods leave without a replacement.
 	EventSurgeDeclined = "SurgeDeclined"
-	// EventSurgeInVain: replacements are available, and the pods still cannot leave.
+	// EventSurgeInVain: replacements are available, but the pods still cannot leave.
 	EventSurgeInVain = "SurgeInVain"
-	// EventInvalidAnnotation: an annotation of ours on the Deployment has a value that means
-	// nothing.
+	// EventInvalidAnnotation: a Haulout annotation on the Deployment has an invalid value.
 	EventInvalidAnnotation = "InvalidAnnotation"
-	// EventScaleFailed: the number of replicas cannot be written. It is tried again until the surge
+	// EventScaleFailed: the replica count cannot be written. The evacuator retries until the surge
 	// timeout has passed. About the Deployment.
 	EventScaleFailed = "ScaleFailed"
 	// EventReplaced: a pod leaves with the scale-down that ends a surge. About the pod.
@@ -49,10 +49,10 @@ const (
 	actionRead    = "Read"
 )
 
-// event is one to be sent.
+// event is an event to send.
 type event struct {
 	eventType, reason, action, message string
-	// pod is whom it is about; nil if that is the Deployment.
+	// pod is the pod that the event is about; nil if it is about the Deployment.
 	pod *corev1.Pod
 }
 
@@ -60,7 +60,7 @@ func (c *Controller) send(s situation, events []event) {
 	if s.deployment == nil {
 		return
 	}
-	// The cache holds no more than what is needed, and not the kind.
+	// Objects in the cache have no kind.
 	regarding := &corev1.ObjectReference{
 		APIVersion: "apps/v1", Kind: "Deployment", Namespace: s.deployment.Namespace, Name: s.deployment.Name,
 		UID: s.deployment.UID, ResourceVersion: s.deployment.ResourceVersion,
@@ -80,7 +80,7 @@ func (c *Controller) send(s situation, events []event) {
 	}
 }
 
-// isStep reports whether events with a reason are counted as steps of a surge.
+// isStep reports whether the metric counts events with this reason as steps of a surge.
 func isStep(reason string) bool {
 	return reason != EventInvalidAnnotation && reason != EventReplaced && reason != EventScaleFailed
 }

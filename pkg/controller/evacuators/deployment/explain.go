@@ -29,10 +29,10 @@ import (
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
-// maxReason is how much of the reason of a NodeMaintenance is in a message, in bytes.
+// maxReason is the maximum length, in bytes, of the reason of a NodeMaintenance in a message.
 const maxReason = 128
 
-// The steps that a replacement takes, as they count in a score.
+// The steps of a replacement, with their value in a score.
 const (
 	stepCreated = iota + 1
 	stepScheduled
@@ -40,7 +40,7 @@ const (
 	stepAvailable
 )
 
-// score says how far the replacements are, all together.
+// score returns the total progress of the replacements.
 func (s *situation) score() int {
 	score := 0
 	for _, p := range s.replacements() {
@@ -58,7 +58,7 @@ func (s *situation) score() int {
 	return score
 }
 
-// finish is when the replacements that are ready count as available; nil if none waits for that.
+// finish is when the ready replacements count as available; nil if none waits for that.
 func (s *situation) finish() *metav1.Time {
 	var latest time.Time
 	for _, p := range s.replacements() {
@@ -74,7 +74,7 @@ func (s *situation) finish() *metav1.Time {
 	return &at
 }
 
-// field names the number that is changed.
+// field returns the name of the field that is changed.
 func (t *target) field() string {
 	if t.autoscaler != nil {
 		return fmt.Sprintf("minReplicas of HorizontalPodAutoscaler %s", t.autoscaler.Name)
@@ -89,7 +89,7 @@ func (t *target) uid(s *situation) types.UID {
 	return s.deployment.UID
 }
 
-// scaledMessage says what the surge does for a pod, without a full stop.
+// scaledMessage describes what the surge does for a pod, without a full stop.
 func (s *situation) scaledMessage(r *record, p *pod) string {
 	const purpose = "so that another replica takes the place of the pod before it leaves"
 	if a := s.target.autoscaler; a != nil {
@@ -99,7 +99,7 @@ func (s *situation) scaledMessage(r *record, p *pod) string {
 	return fmt.Sprintf("Deployment %s is scaled from %d to %d, %s%s", s.deployment.Name, r.From, r.To, purpose, p.purpose)
 }
 
-// progressMessage says how far the surge is and what it waits for, after what it does.
+// progressMessage describes what the surge does, its progress, and what it waits for.
 func (s *situation) progressMessage() string {
 	r := s.target.record
 	available := 0
@@ -118,13 +118,13 @@ func (s *situation) progressMessage() string {
 	return message
 }
 
-// trouble says what is waited for, in a sentence.
+// trouble returns a sentence about what the surge waits for.
 func (s *situation) trouble() string {
 	if s.deployment == nil {
 		return "there is no Deployment."
 	}
 	if !s.target.record.isUp() {
-		return fmt.Sprintf("Deployment %s %s.", s.deployment.Name, orElse(s.unsettled(), "is about to be scaled up"))
+		return fmt.Sprintf("Deployment %s: %s.", s.deployment.Name, orElse(s.unsettled(), "it is about to be scaled up"))
 	}
 	if s.isRollingOut() {
 		return "waits for a rollout that has started since."
@@ -157,7 +157,7 @@ func (s *situation) trouble() string {
 	return s.explain(worst, rank)
 }
 
-// whyMissing says why there are fewer replacements than there should be.
+// whyMissing returns why there are fewer replacements than there should be.
 func (s *situation) whyMissing() string {
 	if failure := replicaFailure(s.deployment); failure != "" {
 		return "no surge pod can be created" + sentence(failure)
@@ -192,8 +192,7 @@ func (s *situation) explain(p *pod, step int) string {
 	return fmt.Sprintf("surge pod %s is on node %s, which is under maintenance itself.", p.Name, p.Spec.NodeName)
 }
 
-// purposeOf names the NodeMaintenance for which a pod leaves, with its reason, to be put after a
-// verb.
+// purposeOf returns a phrase with the NodeMaintenance that a pod leaves for and its reason.
 func purposeOf(name, reason string) string {
 	reason = strings.TrimSpace(cut(strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
@@ -214,12 +213,12 @@ func orElse(s, otherwise string) string {
 	return s
 }
 
-// sentence ends what somebody else has written with one full stop.
+// sentence ends a text from another component with exactly one full stop.
 func sentence(s string) string {
 	return strings.TrimRight(s, ". ") + "."
 }
 
-// cut shortens s to at most limit bytes, between two characters.
+// cut truncates s to at most limit bytes, at a character boundary.
 func cut(s string, limit int) string {
 	if len(s) <= limit {
 		return s

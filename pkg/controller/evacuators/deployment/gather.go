@@ -45,7 +45,7 @@ import (
 // revisionAnnotation changes whenever a Deployment gets another ReplicaSet.
 const revisionAnnotation = controllercache.DeploymentRevision
 
-// gather reads all that the decision about a Deployment depends on.
+// gather reads all inputs of the decision about a Deployment.
 func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situation, error) {
 	known, _ := c.known.get(key)
 	s := situation{
@@ -78,7 +78,7 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situ
 	return s, c.readClaims(ctx, &s)
 }
 
-// readAnnotations reads what the owner of the Deployment says about surges.
+// readAnnotations reads the annotations about surges of the Deployment.
 func (s *situation) readAnnotations() {
 	timeout, err := surge.TimeoutFor(s.deployment.Annotations, s.timeout)
 	s.timeout = timeout
@@ -89,7 +89,7 @@ func (s *situation) readAnnotations() {
 	}
 }
 
-// newest returns the later one of what the cache shows and what our own last write has returned.
+// newest returns the newer one of the cached object and the result of our own last write.
 func newest[T interface {
 	metav1.Object
 	comparable
@@ -105,8 +105,8 @@ func newest[T interface {
 	return written
 }
 
-// readReplicaSets reads the ReplicaSets of a Deployment, unless nothing can have changed about
-// them. A cache of all of them would be large: most are old, and kept for a rollback.
+// readReplicaSets reads the ReplicaSets of a Deployment, unless they cannot have changed. A cache
+// of all ReplicaSets would be large: most are old, and kept for a rollback.
 func (c *Controller) readReplicaSets(ctx context.Context, d *appsv1.Deployment, before replicaSets) (replicaSets, error) {
 	now := replicaSets{revision: d.Annotations[revisionAnnotation], generation: d.Status.ObservedGeneration, uid: d.UID, active: 1}
 	if before == now {
@@ -151,14 +151,14 @@ func (c *Controller) autoscalersOf(key types.NamespacedName) ([]*autoscalingv2.H
 	return found, nil
 }
 
-// targetOf says what is scaled. A surge that is under way decides; else an autoscaler, if there is
-// one, for it would undo what it has not done itself.
+// targetOf returns the object to scale. If a surge is active, it is the one with the record;
+// otherwise the autoscaler, if there is one, since it would revert a change of the Deployment.
 func targetOf(d *appsv1.Deployment, autoscalers []*autoscalingv2.HorizontalPodAutoscaler, known state) target {
 	var onDeployment target
 	if d != nil {
 		r, garbage := readRecord(d, 1)
 		if r == nil && !garbage && known.record != nil && known.record.UID == d.UID {
-			// Somebody has replaced the object and the annotation with it.
+			// A client has replaced the object without the annotation.
 			r = known.record
 		}
 		onDeployment = target{value: surge.Replicas(d), record: r, garbage: garbage}
@@ -232,8 +232,7 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 	return nil
 }
 
-// evacuationOf returns the Evacuation of a pod, if it is to leave: not one that is over or that
-// nobody asks for any more.
+// evacuationOf returns the Evacuation of a pod, unless it is complete or withdrawn.
 func (c *Controller) evacuationOf(p *corev1.Pod) (*maintenancev1alpha1.Evacuation, error) {
 	evacuation, err := c.evacuationLister.Evacuations(p.Namespace).Get(protocol.CanonicalName(p.Name, p.UID))
 	if apierrors.IsNotFound(err) {
@@ -261,10 +260,10 @@ func (c *Controller) budgetsOf(p *corev1.Pod, budgets []*policyv1.PodDisruptionB
 	return c.matcher.Matching(labels.Set(p.Labels), budgets)
 }
 
-// staysUp reports whether no maintenance holds a node. A pod that has no node yet may still get a
-// good one. What counts is what the node itself shows: a maintenance also lists nodes in its status
-// that it was refused, and it asks pods to leave only after the cache has shown the cordons of the
-// others.
+// staysUp reports whether no maintenance holds a node. A pod that has no node yet may still get one
+// that is not held. The node itself is authoritative: a maintenance also lists nodes in its status
+// that it is not allowed to drain, and it asks pods to leave only after the cache has shown the
+// cordons of the others.
 func (c *Controller) staysUp(name string) bool {
 	if name == "" {
 		return true
@@ -281,13 +280,13 @@ func isUnderMaintenance(node *corev1.Node) bool {
 	})
 }
 
-// isOfMaintenance reports whether a NodeMaintenance asks for an Evacuation.
+// isOfMaintenance reports whether a NodeMaintenance is an instigator of an Evacuation.
 func isOfMaintenance(evacuation *maintenancev1alpha1.Evacuation) bool {
 	return slices.Contains(evacuation.Finalizers, maintenancev1alpha1.FinalizerInstigatorNodeMaintenance)
 }
 
-// purposeOn names the NodeMaintenance that drains a node, the first by name if there are several;
-// "" if none is known.
+// purposeOn returns a phrase with the NodeMaintenance that drains a node, the first by name if
+// there are several; "" if none is known.
 func (c *Controller) purposeOn(nodeName string) string {
 	maintenances, err := c.maintenanceLister.List(labels.Everything())
 	if err != nil {
@@ -298,7 +297,7 @@ func (c *Controller) purposeOn(nodeName string) string {
 		if nm.Spec.Stage != maintenancev1alpha1.NodeMaintenanceStageDrain || first != nil && first.Name < nm.Name {
 			continue
 		}
-		// They are ordered by name.
+		// They are sorted by name.
 		nodes := nm.Status.NodeStatuses
 		i := sort.Search(len(nodes), func(i int) bool { return nodes[i].NodeRef.Name >= nodeName })
 		if i < len(nodes) && nodes[i].NodeRef.Name == nodeName && len(nodes[i].DrainTargets) > 0 {
@@ -311,7 +310,7 @@ func (c *Controller) purposeOn(nodeName string) string {
 	return purposeOf(first.Name, first.Spec.Reason)
 }
 
-// readClaims looks at the volume claims of the template before a surge starts.
+// readClaims reads the volume claims of the template before a surge starts.
 func (c *Controller) readClaims(ctx context.Context, s *situation) error {
 	if s.deployment == nil || s.target.record.isUp() || len(s.leaving()) == 0 {
 		return nil
@@ -331,8 +330,8 @@ func (c *Controller) readClaims(ctx context.Context, s *situation) error {
 	return nil
 }
 
-// syncEvacuation finds the Deployment that an Evacuation is about and has it looked at. Where there
-// is none, the turn is passed on.
+// syncEvacuation finds the Deployment of an Evacuation's pod and enqueues it. If there is none, it
+// completes the turn.
 func (c *Controller) syncEvacuation(ctx context.Context, key types.NamespacedName) error {
 	evacuation, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {
@@ -347,7 +346,7 @@ func (c *Controller) syncEvacuation(ctx context.Context, key types.NamespacedNam
 	ref := evacuation.Spec.PodRef
 	p, err := c.podLister.Pods(key.Namespace).Get(ref.Name)
 	if apierrors.IsNotFound(err) || err == nil && p.UID != ref.UID {
-		// It is gone, or the cache will tell of it.
+		// It was deleted, or an event will follow when the cache has it.
 		return nil
 	}
 	if err != nil {
@@ -371,7 +370,7 @@ func (c *Controller) syncEvacuation(ctx context.Context, key types.NamespacedNam
 	return nil
 }
 
-// readOwner reads which Deployment a pod belongs to.
+// readOwner returns the Deployment of a pod, which it reads from the API server.
 func (c *Controller) readOwner(ctx context.Context, p *corev1.Pod) (owner, bool, error) {
 	ref := metav1.GetControllerOfNoCopy(p)
 	rs, err := c.host.AppsV1().ReplicaSets(p.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})

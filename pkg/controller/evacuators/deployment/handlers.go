@@ -72,7 +72,7 @@ func indexByDeployment(obj any) ([]string, error) {
 	return nil, nil
 }
 
-// handled are the informers whose events are handled.
+// handled are the informers with event handlers.
 type handled struct {
 	evacuations, deployments, autoscalers, pods, nodes, budgets cache.SharedIndexInformer
 }
@@ -99,20 +99,20 @@ func (c *Controller) watch(h handled) error {
 }
 
 const (
-	// pausePerPod is how long a Deployment is left alone after each look at it, for each of its
-	// pods, and longestPause bounds that. A look costs as much as there are pods, and each of them
-	// brings a dozen events while it is replaced: without a pause the cost would grow with their
-	// square.
+	// pausePerPod is the pause after each sync of a Deployment, for each of its pods, and
+	// longestPause is the maximum. A sync costs time in proportion to the pods, and each pod causes
+	// a dozen events while it is replaced: without a pause the cost would grow with the square of
+	// the number of pods.
 	pausePerPod  = 400 * time.Microsecond
 	longestPause = 250 * time.Millisecond
 )
 
-// lookAt has a Deployment looked at: at once, unless that has just been done.
+// lookAt enqueues a Deployment: immediately, unless it has just been synced.
 func (c *Controller) lookAt(key types.NamespacedName) {
 	c.queue.AddAfter(item{NamespacedName: key}, c.known.nextLook(key).Sub(c.clock.Now()))
 }
 
-// changes returns a handler to which it is all one whether an object comes, changes or goes.
+// changes returns a handler that treats additions, updates and deletions alike.
 func changes[T any](changed func(T)) cache.ResourceEventHandler {
 	tell := func(obj any) {
 		if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
@@ -125,8 +125,7 @@ func changes[T any](changed func(T)) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{AddFunc: tell, UpdateFunc: func(_, obj any) { tell(obj) }, DeleteFunc: tell}
 }
 
-// evacuationChanged also has the Deployments looked at whose Evacuations have been called off or
-// handed over.
+// evacuationChanged also enqueues the Deployments whose Evacuations were withdrawn or handed over.
 func (c *Controller) evacuationChanged(evacuation *maintenancev1alpha1.Evacuation) {
 	if p, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name); err == nil && p.UID == evacuation.Spec.PodRef.UID && c.enqueueOwner(p) {
 		return
@@ -136,7 +135,7 @@ func (c *Controller) evacuationChanged(evacuation *maintenancev1alpha1.Evacuatio
 	}
 }
 
-// enqueueOwner has the Deployment of a pod looked at, if it is known.
+// enqueueOwner enqueues the Deployment of a pod, if it is known.
 func (c *Controller) enqueueOwner(p *corev1.Pod) bool {
 	uid, ok := replicaSetOf(p)
 	if !ok {
@@ -153,7 +152,7 @@ func (c *Controller) podChanged(p *corev1.Pod) {
 	if c.enqueueOwner(p) {
 		return
 	}
-	// The Evacuation may have come before the pod was in the cache.
+	// The Evacuation may have been handled before the pod was in the cache.
 	if evacuation, err := c.evacuationOf(p); err == nil && evacuation != nil && isOurTurn(evacuation) {
 		c.queue.Add(item{isEvacuation: true, NamespacedName: types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Name}})
 	}
@@ -176,8 +175,8 @@ func (c *Controller) autoscalerChanged(a *autoscalingv2.HorizontalPodAutoscaler)
 	}
 }
 
-// budgetChanged has those looked at that the budget holds: what is waited for may be that it lets a
-// pod go.
+// budgetChanged enqueues the Deployments whose pods the budget selects: they may wait until it
+// allows a disruption.
 func (c *Controller) budgetChanged(budget *policyv1.PodDisruptionBudget) {
 	c.matching.Lock()
 	c.matcher.Forget(budget)
@@ -194,8 +193,8 @@ func (c *Controller) budgetChanged(budget *policyv1.PodDisruptionBudget) {
 	}
 }
 
-// nodeChanged looks at all again when a node goes into maintenance or comes back: replacements may
-// be on it.
+// nodeChanged enqueues all Deployments when a maintenance of a node starts or ends: replacements
+// may be on it.
 func (c *Controller) nodeChanged(old, node *corev1.Node) {
 	if isUnderMaintenance(old) == isUnderMaintenance(node) {
 		return

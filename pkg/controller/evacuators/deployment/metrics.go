@@ -26,18 +26,17 @@ import (
 var (
 	surges = metrics.NewCounterVec(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "surge", Name: "steps_total",
-		Help:           "Number of Deployments that were scaled up so that pods can leave (SurgeStarted), and of what became of it, by the reason of the event.",
+		Help:           "Number of steps of surges of Deployments, such as the scale-up (SurgeStarted), by the reason of the event.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"reason"})
 	syncErrors = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "surge", Name: "sync_errors_total",
-		Help:           "Syncs of Deployments with pods to leave that failed and are tried again. Conflicts do not count.",
+		Help:           "Failed syncs of Deployments with pods that have to leave, which are retried. Conflicts do not count.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	registerMetrics = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(surges, syncErrors)
-		// What there may be is shown from the start: an alert about a metric that is not there is
-		// none.
+		// Initialize all series: an alert on a metric that does not exist never fires.
 		for _, reason := range []string{
 			EventSurgeStarted, EventSurgeEnded, EventSurgeDissolved, EventSurgeDeclined, EventSurgeInVain,
 		} {

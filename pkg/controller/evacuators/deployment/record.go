@@ -25,39 +25,39 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// maxRecorded bounds how many pods a surge is for at a time, and with it the size of the
-// annotation. The others join when some have gone.
+// maxRecorded is the maximum number of pods in one surge, which limits the size of the annotation.
+// The others join when some have left.
 const maxRecorded = 200
 
-// record is what the annotation of the surge says. It is written together with the number that it
-// is about, so that a surge can be taken back whoever finds it.
+// record is the value of the surge annotation. It is written together with the replica count, so
+// that any replica of the server, or a user, can revert the surge.
 type record struct {
-	// UID is that of the object that bears it: a copy of the object has not been scaled by us.
+	// UID is the UID of the annotated object: the evacuator did not scale a copy of it.
 	UID types.UID `json:"uid"`
-	// From is the number before the surge, and To is the number with it. Without them no surge is
-	// under way.
+	// From is the replica count before the surge, and To the one during it. Without them no surge
+	// is active.
 	From int32 `json:"from,omitempty"`
 	To   int32 `json:"to,omitempty"`
-	// Keep is how many pods are to be available all the time. It differs from From where that is
-	// the least that an autoscaler may choose.
+	// Keep is how many pods have to be available all the time. It differs from From if From is the
+	// minimum of an autoscaler.
 	Keep int32 `json:"keep,omitempty"`
-	// Since is when the surge started. Pods that came later are its replacements.
+	// Since is when the surge started. Pods that were created later are its replacements.
 	Since *metav1.Time `json:"since,omitempty"`
-	// Evacuations are the names of those that the surge is for. It is held until their pods have
+	// Evacuations are the names of the Evacuations in this surge, which lasts until their pods have
 	// left.
 	Evacuations []string `json:"evacuations,omitempty"`
-	// Gone counts those that had left when their names made room for others.
+	// Gone counts the pods that had left when their names were dropped to free space for others.
 	Gone int `json:"gone,omitempty"`
-	// Resets counts how often somebody has set the number back.
+	// Resets counts how often a user or controller has reverted the replica count.
 	Resets int `json:"resets,omitempty"`
 }
 
-// isUp says whether a surge is under way.
+// isUp reports whether a surge is active.
 func (r *record) isUp() bool {
 	return r != nil && r.To > 0
 }
 
-// resets counts them, also where nothing is recorded.
+// resets returns Resets, or 0 without a record.
 func (r *record) resets() int {
 	if r == nil {
 		return 0
@@ -65,9 +65,9 @@ func (r *record) resets() int {
 	return r.Resets
 }
 
-// readRecord returns what the annotation of an object says; garbage says that there is one that
-// means nothing: it cannot be read, or it was copied from another object. lowest is the lowest
-// number that there may have been before a surge.
+// readRecord parses the annotation of an object. garbage reports an invalid annotation: it cannot
+// be parsed, or it was copied from another object. lowest is the lowest possible replica count
+// before a surge.
 func readRecord(object metav1.Object, lowest int32) (r *record, garbage bool) {
 	value, ok := object.GetAnnotations()[maintenancev1alpha1.AnnotationSurgeRecord]
 	if !ok {

@@ -26,10 +26,10 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 )
 
-// sayEvery bounds how often the Evacuations are told what is going on, sayEach how many of them a
-// second, and sayInLineEvery how often those are for which there is no surge yet. sayFirstAfter is
-// how long the first report of a turn waits: most surges are over by then, and one report is enough
-// for them.
+// sayEvery is the minimum interval of reports to the same Evacuation, sayEach limits the reports
+// per second, and sayInLineEvery is the interval for Evacuations that wait for another surge.
+// sayFirstAfter is the delay of the first report: most surges are over by then, and one report is
+// enough for them.
 const (
 	sayEvery       = 5 * time.Second
 	sayEach        = 50 * time.Millisecond
@@ -37,8 +37,8 @@ const (
 	sayFirstAfter  = 10 * time.Second
 )
 
-// say tells the Evacuations how far the surge is, not too often. Those that another surge will be
-// for are told less often still: their number has no bound.
+// say reports the progress of the surge to its Evacuations, with a rate limit. Evacuations that
+// wait for another surge get reports less often, because there may be any number of them.
 func (d *decision) say(s situation, leaving []*pod, now mark, message func(*pod) string, expected *metav1.Time) {
 	isUp := s.target.record.isUp()
 	inLine := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return !isUp || s.isRecorded(p) })
@@ -50,7 +50,7 @@ func (d *decision) say(s situation, leaving []*pod, now mark, message func(*pod)
 		}
 		d.tell(s, inLine, &d.memory.inLine, now, waits, expected, sayInLineEvery)
 	}
-	// What has lasted for a while is said, also if nothing happens then.
+	// Report a lasting state after a while, also without an event.
 	for _, p := range s.replacements() {
 		if at, ready := s.availableAt(p); ready && s.now.Before(at) {
 			d.wakeAt(at)
@@ -58,8 +58,8 @@ func (d *decision) say(s situation, leaving []*pod, now mark, message func(*pod)
 	}
 }
 
-// tell tells some Evacuations the same, and notes what they have heard. The first report of a turn
-// is a heartbeat, also without progress; later ones only are if there is some.
+// tell reports the same to some Evacuations, and records the reports. The first report of a turn is
+// a heartbeat even without progress; later ones only with progress.
 func (d *decision) tell(
 	s situation, leaving []*pod, heard *heard, now mark, message func(*pod) string,
 	expected *metav1.Time, every time.Duration,
@@ -93,8 +93,8 @@ func (d *decision) tell(
 	}
 }
 
-// sayScaled tells Evacuations that the surge has started for their pods. Those that have waited for
-// it get their whole deadline again.
+// sayScaled reports to Evacuations that the surge for their pods has started. The report restarts
+// the deadline of those that have waited for it.
 func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
 	for _, p := range pods {
 		if d.waitsToReport(s, p) {
@@ -106,9 +106,9 @@ func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
 	}
 }
 
-// waitsToReport reports whether the first report of a turn can wait, and wakes up when it cannot. A
-// quarter of the time that the evacuator has for it is the most. A turn that begins in the future
-// was stamped by another clock and tells nothing.
+// waitsToReport reports whether the first report of a turn can wait, and schedules the sync that
+// writes it: after at most a quarter of the start deadline. A turn that begins in the future has a
+// timestamp from another clock, which is ignored.
 func (d *decision) waitsToReport(s situation, p *pod) bool {
 	turn := protocol.TurnOf(&p.evacuation.Status)
 	if turn.Reported {

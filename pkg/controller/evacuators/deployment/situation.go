@@ -36,122 +36,122 @@ import (
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
-// progressDeadlineExceeded is the reason of a Deployment's condition Progressing that a rollout
-// which is stuck has.
+// progressDeadlineExceeded is the reason of a Deployment's condition Progressing when its rollout
+// is stuck.
 const progressDeadlineExceeded = "ProgressDeadlineExceeded"
 
-// situation is all that a decision about a Deployment depends on.
+// situation has all inputs of the decision about a Deployment.
 type situation struct {
 	now time.Time
-	// servingSince is since when this leader serves: what happened before, nobody could report.
+	// servingSince is when this leader started: before that, no report was possible.
 	servingSince time.Time
 	// timeout is how long a surge may make no progress.
 	timeout time.Duration
-	// startDeadline is how long an evacuator has for the first report of its turn.
+	// startDeadline is the time that an evacuator has for its first report.
 	startDeadline time.Duration
-	// off: no surge is wanted.
+	// off: the evacuator is disabled.
 	off bool
-	// deployment is nil if there is none of this name.
+	// deployment is nil if it does not exist.
 	deployment *appsv1.Deployment
-	// autoscalers are those that scale the Deployment.
+	// autoscalers are the HorizontalPodAutoscalers of the Deployment.
 	autoscalers []*autoscalingv2.HorizontalPodAutoscaler
 	target      target
-	// pods are those of the Deployment that nobody has asked to stop.
+	// pods are the pods of the Deployment that are not terminating.
 	pods []pod
-	// orphans are the Evacuations in our turn whose pods belong to a Deployment of this name that
-	// is gone.
+	// orphans are the Evacuations that wait for this evacuator and whose pods belong to a deleted
+	// Deployment of this name.
 	orphans []*maintenancev1alpha1.Evacuation
-	// activeReplicaSets counts those that have pods or should have some.
+	// activeReplicaSets is the number of ReplicaSets that have pods or should have some.
 	activeReplicaSets int
 	// oneNodeClaims are the names of the template's volume claims that only one node, or only one
-	// pod, can use at a time.
+	// pod, can use at the same time.
 	oneNodeClaims []string
-	// waiting says what a surge pod waits for, by the name of the pod.
+	// waiting is what surge pods wait for, by the name of the pod.
 	waiting map[string]string
-	// memory is what this process knows from its last decision.
+	// memory is the state from the last decision of this process.
 	memory memory
-	// attempts are those writes of deletion costs that have failed, by the UID of the pod.
+	// attempts are the failed writes of deletion costs, by the UID of the pod.
 	attempts map[types.UID]attempts
-	// refused is why the number cannot be written, and since when.
+	// refused is why the replica count cannot be written, and since when.
 	refused refusal
-	// warnings say which annotations of the Deployment mean nothing.
+	// warnings describe invalid annotations of the Deployment.
 	warnings []string
-	// recorded are the Evacuations of the record, once they have been asked for.
+	// recorded is a lazily built set of the Evacuations in the record.
 	recorded map[string]struct{}
 }
 
-// target is what is scaled: the Deployment or, if there is one, its autoscaler.
+// target is the object to scale: the Deployment or, if there is one, its autoscaler.
 type target struct {
 	// autoscaler is nil if the Deployment itself is scaled.
 	autoscaler *autoscalingv2.HorizontalPodAutoscaler
-	// value is its number now: spec.replicas or spec.minReplicas.
+	// value is its current spec.replicas or spec.minReplicas.
 	value int32
-	// record is that of the surge; nil if there is none.
+	// record is the record of the surge; nil if there is none.
 	record *record
-	// garbage: there is a record that means nothing.
+	// garbage: there is an invalid record.
 	garbage bool
 }
 
-// isGoing says whether there is nothing left to be scaled.
+// isGoing reports whether the target does not exist or is being deleted.
 func (t *target) isGoing(s *situation) bool {
 	return t.autoscaler == nil && (s.deployment == nil || s.deployment.DeletionTimestamp != nil)
 }
 
-// pod is one of the Deployment's.
+// pod is a pod of the Deployment.
 type pod struct {
 	*corev1.Pod
-	// evacuation is that of the pod; nil if it has none that counts.
+	// evacuation is the active Evacuation of the pod; nil if there is none.
 	evacuation *maintenancev1alpha1.Evacuation
 	// staysUp: its node is not under maintenance.
 	staysUp bool
-	// purpose is the NodeMaintenance that it leaves for, to be put after a verb; "" if none is
-	// known.
+	// purpose is a phrase with the NodeMaintenance that the pod leaves for; "" if none is known.
 	purpose string
-	// budgets are those that the eviction API would ask.
+	// budgets are the budgets that the Eviction API would check.
 	budgets []*policyv1.PodDisruptionBudget
 }
 
-// memory is what is only worth knowing as long as the process runs: a new one goes on without.
+// memory is state that need not survive a restart.
 type memory struct {
-	// known is false at first sight.
+	// known is false before the first decision.
 	known bool
-	// first is what those have heard that the surge is for, and inLine what those have that another
-	// one will be for.
+	// first is the last report to Evacuations in this surge, and inLine the last one to those that
+	// wait for the next surge.
 	first, inLine heard
-	// waiting is what surge pods were last seen to wait for, and waitingAt is when that was read.
+	// waiting is what surge pods waited for when it was last read, and waitingAt is the time of
+	// that read.
 	waiting   map[string]string
 	waitingAt time.Time
-	// gone counts the pods that had left under the surge, goneAt is when that number changed last,
-	// and delivered is when a replacement has last let a pod go.
+	// gone is the number of pods that have left during the surge, goneAt is when that number last
+	// changed, and delivered is when a pod was last handed over because of a replacement.
 	gone              int
 	goneAt, delivered time.Time
-	// lowered is when the deletion cost of a waiting pod was lowered last.
+	// lowered is when the deletion cost of a waiting pod was last lowered.
 	lowered time.Time
 	// warned are the warnings that have been sent.
 	warned []string
-	// dropped are the pods of which the last scale-down was to take all but spared, and misses
-	// counts the scale-downs in a row that took others.
+	// dropped are the intended victims of the last scale-down, of which spared had to survive, and
+	// misses counts the consecutive scale-downs that deleted other pods.
 	dropped        []string
 	spared, misses int
 }
 
-// heard is what Evacuations were told last: the highest mark of the surge, and when that was.
+// heard is the last report to Evacuations: the highest mark of the surge, and its time.
 type heard struct {
 	mark mark
 	at   time.Time
 }
 
-// mark is how far a surge has come, or the wait for a rollout before it.
+// mark is the progress of a surge, or of the rollout before it.
 type mark struct {
 	// waitsForRollout: no surge has started.
 	waitsForRollout bool
-	// score grows with each step that a replacement takes, or with each pod that the rollout has
+	// score increases with each step of a replacement, or with each pod that the rollout has
 	// updated.
 	score int
 }
 
-// isProgress reports whether a mark is beyond the highest one so far. A pod that flaps makes none,
-// nor does a rollout that starts again.
+// isProgress reports whether a mark is higher than the highest one so far. A flapping pod is no
+// progress, nor is a rollout that starts again.
 func (m mark) isProgress(highest mark) bool {
 	return m.waitsForRollout == highest.waitsForRollout && m.score > highest.score
 }
@@ -164,12 +164,13 @@ func (m mark) orHigher(highest mark) mark {
 	return m
 }
 
-// isOurTurn says whether an Evacuation waits for this evacuator.
+// isOurTurn reports whether an Evacuation waits for this evacuator.
 func isOurTurn(evacuation *maintenancev1alpha1.Evacuation) bool {
 	return evacuation.Status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment && !evacuation.Status.ActiveEvacuatorCompleted
 }
 
-// isRecorded says whether the surge is for a pod. There may be hundreds of both.
+// isRecorded reports whether the record of the surge has a pod. There may be hundreds of both,
+// hence the set.
 func (s *situation) isRecorded(p *pod) bool {
 	if s.target.record == nil {
 		return false
@@ -184,8 +185,7 @@ func (s *situation) isRecorded(p *pod) bool {
 	return ok
 }
 
-// leaving returns the pods that wait for this evacuator, those first that the surge is recorded
-// for.
+// leaving returns the pods that wait for this evacuator, those in the record first.
 func (s *situation) leaving() []*pod {
 	var recorded, others []*pod
 	for i := range s.pods {
@@ -201,7 +201,7 @@ func (s *situation) leaving() []*pod {
 	return append(recorded, others...)
 }
 
-// handedOver returns the pods that may go since the surge is up, and have not gone yet.
+// handedOver returns the pods that were handed over during the surge and have not left yet.
 func (s *situation) handedOver() []*pod {
 	var handed []*pod
 	for i := range s.pods {
@@ -220,7 +220,7 @@ func (s *situation) availableAt(p *pod) (time.Time, bool) {
 			if s.deployment == nil || s.deployment.Spec.MinReadySeconds == 0 {
 				return c.LastTransitionTime.Time, true
 			}
-			// A second more: that of the condition is rounded down.
+			// Add a second: the timestamp of the condition is rounded down.
 			return c.LastTransitionTime.Add(time.Duration(s.deployment.Spec.MinReadySeconds)*time.Second + time.Second), true
 		}
 	}
@@ -229,14 +229,14 @@ func (s *situation) availableAt(p *pod) (time.Time, bool) {
 
 func (s *situation) isAvailable(p *pod) bool {
 	at, ready := s.availableAt(p)
-	// Without minReadySeconds ready is available, whatever the kubelet's clock shows.
+	// Without minReadySeconds a ready pod is available, whatever the kubelet's clock shows.
 	return ready && (s.deployment == nil || s.deployment.Spec.MinReadySeconds == 0 || !s.now.Before(at))
 }
 
-// replacements returns the pods that came with the surge and are not asked to leave themselves.
-// Timestamps alone do not tell: a drain may begin in the second in which the Deployment got its
-// pods. So they are at most as many as there are pods beyond those from before the surge, the
-// youngest of all.
+// replacements returns the pods that were created for the surge and are not asked to leave
+// themselves. Timestamps alone are not enough: a drain may begin in the second in which the pods of
+// the Deployment were created. So it returns the youngest pods, at most as many as were added by
+// the surge.
 func (s *situation) replacements() []*pod {
 	r := s.target.record
 	if !r.isUp() {
@@ -254,14 +254,14 @@ func (s *situation) replacements() []*pod {
 		})
 		fresh = fresh[:came]
 	}
-	// One that is asked to leave itself has come as well, but it replaces nothing.
+	// A pod that is asked to leave itself counts as created, but it is no replacement.
 	fresh = slices.DeleteFunc(fresh, func(p *pod) bool { return p.evacuation != nil })
 	slices.SortFunc(fresh, func(a, b *pod) int { return strings.Compare(a.Name, b.Name) })
 	return fresh
 }
 
-// maturity is lower for a pod that is less likely to be from before the surge, of two that came in
-// the same second.
+// maturity compares pods that were created in the same second: the lower one is more likely to be a
+// replacement.
 func (s *situation) maturity(p *pod) int {
 	switch {
 	case p.evacuation != nil:
@@ -274,8 +274,8 @@ func (s *situation) maturity(p *pod) int {
 	return 2
 }
 
-// serving counts the pods that are available and stay so: not those that may go at any moment, and
-// not replacements on nodes that are under maintenance themselves.
+// serving counts the pods that are available and remain so: not those that may leave at any time,
+// and not replacements on nodes that are under maintenance themselves.
 func (s *situation) serving() int {
 	misplaced := map[string]bool{}
 	for _, p := range s.replacements() {
@@ -292,8 +292,8 @@ func (s *situation) serving() int {
 	return n
 }
 
-// passedOn counts the available pods that the surge is not for, and that may go at any moment:
-// their turns ended without a replacement.
+// passedOn counts the available pods outside of the surge that may leave at any time, because their
+// turns ended without a replacement.
 func (s *situation) passedOn() int {
 	n := 0
 	for i := range s.pods {
@@ -304,16 +304,16 @@ func (s *situation) passedOn() int {
 	return n
 }
 
-// floor is how many pods are to be available all the time. What an autoscaler adds because of the
-// load counts, too.
+// floor is how many pods have to be available all the time, including those that an autoscaler adds
+// because of the load.
 func (s *situation) floor() int {
 	r := s.target.record
 	return int(max(r.Keep, surge.Replicas(s.deployment)-(r.To-r.Keep)))
 }
 
-// spare is how many available pods may go. That is how many there are beyond those that are to be
-// available all the time or, where others of the Deployment are sick, how many replacements are
-// available for which no pod has gone yet: the sick ones get no better by waiting.
+// spare is how many available pods may leave: the number above floor or, if other pods of the
+// Deployment are not healthy, the number of available replacements for which no pod has left yet.
+// Waiting does not make the other pods healthy.
 func (s *situation) spare() int {
 	r, handed := s.target.record, len(s.handedOver())
 	spare := s.serving() - s.floor()
@@ -330,7 +330,8 @@ func (s *situation) spare() int {
 	return max(spare, min(len(replacements)-gone, extra)-handed-s.passedOn())
 }
 
-// gone counts the pods that have left under the surge: as many replacements are used up.
+// gone returns the number of pods that have left during the surge, which is the number of used
+// replacements.
 func (s *situation) gone() int {
 	gone := s.target.record.Gone + len(s.target.record.Evacuations) - len(s.handedOver())
 	for _, p := range s.leaving() {
@@ -341,15 +342,14 @@ func (s *situation) gone() int {
 	return gone
 }
 
-// unsettled says what keeps the Deployment from being scaled now; "" if nothing does. While it
-// rolls out, a surge would be spread over its ReplicaSets, and the rollout replaces the pods
-// anyway. That the cache shows as many pods as there should be says that it has seen what the last
-// scale-down took.
+// unsettled returns why the Deployment cannot be scaled now; "" if it can. During a rollout, a
+// surge would be spread over its ReplicaSets, and the rollout replaces the pods anyway. The number
+// of cached pods has to be right, so that the cache includes the deletions of the last scale-down.
 func (s *situation) unsettled() string {
 	d, want := s.deployment, surge.Replicas(s.deployment)
 	switch {
 	case d.Status.ObservedGeneration < d.Generation:
-		return "its latest change has not been seen by the deployment controller"
+		return "the deployment controller has not observed its latest change"
 	case s.isRolloutIncomplete():
 		return fmt.Sprintf("its rollout is not complete: %d of %d replicas are updated, %d exist%s", d.Status.UpdatedReplicas, want, d.Status.Replicas,
 			replicaFailure(d))
@@ -365,8 +365,8 @@ func (s *situation) isRolloutIncomplete() bool {
 		s.activeReplicaSets > 1
 }
 
-// isRolloutStuck reports whether the rollout that is waited for has made no progress within the
-// Deployment's own progressDeadlineSeconds.
+// isRolloutStuck reports whether the current rollout has made no progress within the Deployment's
+// own progressDeadlineSeconds.
 func (s *situation) isRolloutStuck() bool {
 	waits := s.isRolloutIncomplete()
 	if s.target.record.isUp() {
@@ -379,13 +379,13 @@ func (s *situation) isRolloutStuck() bool {
 		})
 }
 
-// isRollingOut says whether a rollout is under way that was not there when the surge started.
+// isRollingOut reports whether a rollout has started since the surge started.
 func (s *situation) isRollingOut() bool {
 	return s.activeReplicaSets > 1 || s.deployment.Status.ObservedGeneration >= s.deployment.Generation &&
 		s.deployment.Status.Replicas != s.deployment.Status.UpdatedReplicas
 }
 
-// replicaFailure says what the ReplicaSet fails with, to be put at the end of a sentence.
+// replicaFailure returns the error of the ReplicaSet, as the end of a sentence.
 func replicaFailure(d *appsv1.Deployment) string {
 	for i := range d.Status.Conditions {
 		if c := &d.Status.Conditions[i]; c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue {
@@ -395,14 +395,14 @@ func replicaFailure(d *appsv1.Deployment) string {
 	return ""
 }
 
-// maxSurge returns how many replicas the Deployment allows itself beyond the given number of them,
-// as far as one surge goes.
+// maxSurge returns how many extra replicas the Deployment's strategy allows for the given number of
+// replicas, limited to the size of one surge.
 func maxSurge(d *appsv1.Deployment, replicas int32) int32 {
 	return min(surge.Most(d, replicas), maxRecorded)
 }
 
 // lastSign is when the surge for an Evacuation last made progress or, if that could not be
-// reported, when this leader took over.
+// reported, when this leader started.
 func (s *situation) lastSign(evacuation *maintenancev1alpha1.Evacuation) time.Time {
 	return latest(protocol.TurnOf(&evacuation.Status).Since, s.servingSince)
 }
@@ -416,7 +416,7 @@ func latest(t time.Time, others ...time.Time) time.Time {
 	return t
 }
 
-// surplus is how many of the pods a taking back would remove.
+// surplus is how many pods the end of the surge would delete.
 func (s *situation) surplus() int32 {
 	if r := s.target.record; r.isUp() {
 		return max(0, surge.Replicas(s.deployment)-r.Keep)
@@ -424,7 +424,8 @@ func (s *situation) surplus() int32 {
 	return 0
 }
 
-// letsGo says whether the eviction API would let the pod go once the surge is taken back.
+// letsGo reports whether the Eviction API would allow the eviction of the pod after the surge is
+// reverted.
 func letsGo(p *pod, surplus int32) bool {
 	switch len(p.budgets) {
 	case 0:
@@ -443,8 +444,8 @@ func letsGo(p *pod, surplus int32) bool {
 	return false
 }
 
-// goesByScaleDown says whether the pods can only go, or go best, with the scale-down that ends the
-// surge.
+// goesByScaleDown reports whether the scale-down that ends the surge is the only, or the best, way
+// for the pods to leave.
 func (s *situation) goesByScaleDown(pods []*pod) bool {
 	return !slices.ContainsFunc(pods, func(p *pod) bool { return !s.leavesByScaleDown(p) })
 }
@@ -453,14 +454,14 @@ func (s *situation) leavesByScaleDown(p *pod) bool {
 	return surge.LeavesByScaleDown(s.deployment, s.target.autoscaler != nil, s.original(), s.mostExtra(), p.budgets)
 }
 
-// expectedFinish estimates when the replacements are available, from how long the pods that are
-// there took. nil if there is nothing to go by.
+// expectedFinish estimates when the replacements are available, from how long the existing pods
+// took. nil if there is no data.
 func (s *situation) expectedFinish() *metav1.Time {
 	var typical time.Duration
 	for i := range s.pods {
 		p := &s.pods[i]
 		if at, ready := s.availableAt(p); ready {
-			// A pod that became ready anew looks slow; the quickest tells most.
+			// A pod that became ready again looks slow; use the fastest one.
 			if took := at.Sub(p.CreationTimestamp.Time); took >= 0 && (typical == 0 || took < typical) {
 				typical = max(took, time.Second)
 			}

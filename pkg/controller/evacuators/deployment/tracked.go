@@ -33,9 +33,9 @@ type owner struct {
 	uid types.UID
 }
 
-// tracked is what this process knows of the Deployments with pods to leave. Nothing of it is needed
-// to go on after a restart: it saves reading the ReplicaSets of Deployments anew, and looking at
-// Deployments that nobody asks about.
+// tracked caches what this process knows about Deployments with leaving pods. It need not survive a
+// restart: it avoids reading the ReplicaSets of Deployments again, and syncs of Deployments without
+// leaving pods.
 type tracked struct {
 	mu sync.Mutex
 	// owners are the Deployments by the UIDs of their ReplicaSets.
@@ -43,23 +43,23 @@ type tracked struct {
 	deployments map[types.NamespacedName]*state
 }
 
-// state is what is known of one Deployment.
+// state is the state of one Deployment.
 type state struct {
 	memory
 	replicaSets replicaSets
 	uids        map[types.UID]struct{}
-	// deployment and autoscaler are what our own last writes have made of them, which the cache may
-	// not show yet.
+	// deployment and autoscaler are the results of our own last writes, which the cache may not
+	// have yet.
 	deployment *appsv1.Deployment
 	autoscaler *autoscalingv2.HorizontalPodAutoscaler
-	// record is the last one that was written, with whom it is on.
+	// record is the last written record, with the UID of its object.
 	record *record
-	// nextLook is when changes are worth another look.
+	// nextLook is the earliest time of the next sync.
 	nextLook time.Time
-	// attempts are the writes of deletion costs that have failed. It is replaced, never changed:
+	// attempts are the failed writes of deletion costs. The map is replaced, never changed, since
 	// copies of it are read.
 	attempts map[types.UID]attempts
-	// refused is why the number cannot be written.
+	// refused is why the replica count cannot be written.
 	refused refusal
 }
 
@@ -69,9 +69,9 @@ type refusal struct {
 	text  string
 }
 
-// replicaSets is what was read of a Deployment's.
+// replicaSets is the cached result of reading the ReplicaSets of a Deployment.
 type replicaSets struct {
-	// revision and generation are those of the Deployment when they were read.
+	// revision and generation are those of the Deployment at the time of the read.
 	revision   string
 	generation int64
 	uid        types.UID
@@ -82,7 +82,7 @@ func newTracked() tracked {
 	return tracked{owners: map[types.UID]owner{}, deployments: map[types.NamespacedName]*state{}}
 }
 
-// isTracked says whether somebody asks about the Deployment.
+// isTracked reports whether a Deployment is tracked.
 func (t *tracked) isTracked(key types.NamespacedName) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -90,7 +90,7 @@ func (t *tracked) isTracked(key types.NamespacedName) bool {
 	return ok
 }
 
-// keys returns all that are tracked and of which keep says so.
+// keys returns all tracked Deployments for which keep returns true.
 func (t *tracked) keys(keep func(types.NamespacedName) bool) []types.NamespacedName {
 	t.mu.Lock()
 	keys := slices.Collect(maps.Keys(t.deployments))
@@ -106,7 +106,7 @@ func (t *tracked) ownerOf(replicaSet types.UID) (owner, bool) {
 	return o, ok
 }
 
-// link notes which Deployment a ReplicaSet belongs to.
+// link records the Deployment of a ReplicaSet.
 func (t *tracked) link(replicaSet types.UID, o owner) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -114,7 +114,7 @@ func (t *tracked) link(replicaSet types.UID, o owner) {
 	t.state(o.NamespacedName).uids[replicaSet] = struct{}{}
 }
 
-// state needs the lock.
+// state must be called with the lock held.
 func (t *tracked) state(key types.NamespacedName) *state {
 	if t.deployments[key] == nil {
 		t.deployments[key] = &state{uids: map[types.UID]struct{}{}}
@@ -122,7 +122,7 @@ func (t *tracked) state(key types.NamespacedName) *state {
 	return t.deployments[key]
 }
 
-// get returns a copy of what is known of a Deployment, and the UIDs of its ReplicaSets.
+// get returns a copy of the state of a Deployment, and the UIDs of its ReplicaSets.
 func (t *tracked) get(key types.NamespacedName) (known state, uids []types.UID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -138,14 +138,14 @@ func (t *tracked) remember(key types.NamespacedName, m memory) {
 	t.state(key).memory = m
 }
 
-// haveRead notes that the ReplicaSets have been read.
+// haveRead records the result of reading the ReplicaSets.
 func (t *tracked) haveRead(key types.NamespacedName, r replicaSets) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.state(key).replicaSets = r
 }
 
-// haveLooked notes that a look has begun at that time, and at how many pods.
+// haveLooked records the start of a sync and its number of pods.
 func (t *tracked) haveLooked(key types.NamespacedName, at time.Time, pods int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -154,7 +154,7 @@ func (t *tracked) haveLooked(key types.NamespacedName, at time.Time, pods int) {
 	}
 }
 
-// nextLook returns when a Deployment is to be looked at again at the earliest.
+// nextLook returns the earliest time of the next sync of a Deployment.
 func (t *tracked) nextLook(key types.NamespacedName) time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -164,7 +164,7 @@ func (t *tracked) nextLook(key types.NamespacedName) time.Time {
 	return time.Time{}
 }
 
-// wrote notes what a write has made of the target.
+// wrote records the result of a write of the target.
 func (t *tracked) wrote(key types.NamespacedName, d *appsv1.Deployment, a *autoscalingv2.HorizontalPodAutoscaler, r *record) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -178,7 +178,8 @@ func (t *tracked) wrote(key types.NamespacedName, d *appsv1.Deployment, a *autos
 	}
 }
 
-// scaleFailed notes that the number could not be written, and returns whether that is news.
+// scaleFailed records that the replica count could not be written, and reports whether the error is
+// new.
 func (t *tracked) scaleFailed(key types.NamespacedName, text string, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -191,8 +192,7 @@ func (t *tracked) scaleFailed(key types.NamespacedName, text string, now time.Ti
 	return was.text != text
 }
 
-// costFailed notes that the deletion cost of a pod could not be written, and returns how often that
-// has happened.
+// costFailed records a failed write of the deletion cost of a pod, and returns its attempts.
 func (t *tracked) costFailed(key types.NamespacedName, pod types.UID, now time.Time) attempts {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -209,7 +209,7 @@ func (t *tracked) costFailed(key types.NamespacedName, pod types.UID, now time.T
 	return tried
 }
 
-// costWritten forgets the attempts that have failed.
+// costWritten drops the failed attempts of a pod.
 func (t *tracked) costWritten(key types.NamespacedName, pod types.UID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -221,7 +221,7 @@ func (t *tracked) costWritten(key types.NamespacedName, pod types.UID) {
 	}
 }
 
-// forget drops a Deployment that nobody asks about any more.
+// forget drops a Deployment that has no leaving pods any more.
 func (t *tracked) forget(key types.NamespacedName) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -29,14 +29,13 @@ import (
 )
 
 const (
-	// sickAfter is how long a pod may not be ready and still be replaced before it leaves.
+	// sickAfter is how long a pod may be not ready before it leaves without a replacement.
 	sickAfter = time.Minute
-	// hardEnd is how many timeouts a turn may take in all, however much progress there is
-	// meanwhile.
+	// hardEnd is the maximum length of a turn in surge timeouts, even with progress.
 	hardEnd = 3
 )
 
-// original is how many replicas there are without the surge.
+// original is the replica count without the surge.
 func (s *situation) original() int32 {
 	if r := s.target.record; r.isUp() {
 		return r.Keep
@@ -44,7 +43,7 @@ func (s *situation) original() int32 {
 	return surge.AutoscaledTo(s.deployment, s.target.autoscaler)
 }
 
-// mostExtra is how many extra replicas a surge may have, at least one.
+// mostExtra is the maximum number of extra replicas of a surge, at least one.
 func (s *situation) mostExtra() int32 {
 	original := s.original()
 	most := maxSurge(s.deployment, original)
@@ -57,7 +56,7 @@ func (s *situation) mostExtra() int32 {
 	return max(1, most)
 }
 
-// refusalOf says why there is no surge for a pod because of its budgets.
+// refusalOf returns why the budgets of a pod rule out a surge.
 func (s *situation) refusalOf(p *pod) surge.Refusal {
 	if len(p.budgets) == 0 {
 		return surge.Refusal{}
@@ -65,7 +64,8 @@ func (s *situation) refusalOf(p *pod) surge.Refusal {
 	return surge.RefuseBudgets(s.deployment, s.target.autoscaler, p.budgets, s.original(), s.mostExtra())
 }
 
-// decline passes on the turns of pods whose budgets never let them go, and returns the others.
+// decline completes the turns of pods whose budgets never allow an eviction, and returns the
+// others.
 func (d *decision) decline(s situation, leaving []*pod) (waiting []*pod) {
 	why, declined := "", 0
 	for _, p := range leaving {
@@ -92,10 +92,10 @@ func (d *decision) endWithout(p *pod, why string) {
 
 func (d *decision) declineEvent(pods int, why string) {
 	d.event(corev1.EventTypeNormal, EventSurgeDeclined, actionSurge,
-		"%d pods are left to the next evacuator, without another one in their place first: the Deployment %s", pods, why)
+		"%d pods are handed to the next evacuator without a replacement: the Deployment %s", pods, why)
 }
 
-// endTurns passes on the turns of those for whom waiting for a replacement is over, and returns the
+// endTurns completes the turns of pods that do not wait for a replacement any more, and returns the
 // others.
 func (d *decision) endTurns(s situation, leaving []*pod) (waiting []*pod) {
 	for _, p := range leaving {
@@ -108,28 +108,28 @@ func (d *decision) endTurns(s situation, leaving []*pod) (waiting []*pod) {
 	return waiting
 }
 
-// endOf says why the turn of a pod ends without a replacement; "" if it goes on. It does not end
-// where its budget would not let the pod go, unless the replacement does not help either.
+// endOf returns why the turn of a pod ends without a replacement; "" if it continues. It continues
+// if the pod's budget would not allow its eviction, unless a replacement would not help either.
 func (d *decision) endOf(s situation, p *pod) string {
 	quiet, end := s.lastSign(p.evacuation).Add(s.timeout), s.hardEndOf(p)
 	sick, isReady := s.sickAt(p)
 	if letsGo(p, s.surplus()) {
 		switch {
 		case !isReady && !s.now.Before(sick):
-			return fmt.Sprintf("The pod has not been ready for %s: no other one is awaited in its place.", sickAfter)
+			return fmt.Sprintf("The pod has not been ready for %s: the evacuator does not wait for a replacement.", sickAfter)
 		case s.isRolloutStuck():
-			return fmt.Sprintf("The rollout of Deployment %s is stuck (%s): no replacement is awaited.",
+			return fmt.Sprintf("The rollout of Deployment %s is stuck (%s): the evacuator does not wait for a replacement.",
 				s.deployment.Name, progressDeadlineExceeded)
 		case !s.now.Before(quiet):
-			return fmt.Sprintf("No progress with another replica in its place for %s: %s", s.timeout, s.trouble())
+			return fmt.Sprintf("No progress with a replacement for %s: %s", s.timeout, s.trouble())
 		case !s.now.Before(end):
-			return fmt.Sprintf("No other replica has taken its place in %s: %s", hardEnd*s.timeout, s.trouble())
+			return fmt.Sprintf("No replacement is available after %s: %s", hardEnd*s.timeout, s.trouble())
 		}
 		if !isReady {
 			d.wakeAt(sick)
 		}
 	} else if !s.now.Before(end) && !d.lacksReplacements(s, p) {
-		return fmt.Sprintf("No other replica has taken its place in %s, and %s would let no pod go with more replicas either.",
+		return fmt.Sprintf("No replacement is available after %s, and %s would not allow a disruption with more replicas either.",
 			hardEnd*s.timeout, "PodDisruptionBudget "+p.budgets[0].Name)
 	}
 	for _, at := range []time.Time{quiet, end} {
@@ -140,8 +140,8 @@ func (d *decision) endOf(s situation, p *pod) string {
 	return ""
 }
 
-// hardEndOf is when the turn of a pod ends at the latest. Each pod that goes since its replacement
-// is available gives the others as much time again: a large Deployment is replaced in steps.
+// hardEndOf is the latest end of the turn of a pod. Each pod that leaves because its replacement is
+// available restarts the time of the others: a large Deployment is replaced in steps.
 func (s *situation) hardEndOf(p *pod) time.Time {
 	since := s.lastSign(p.evacuation)
 	if stamp := p.evacuation.Status.ActiveEvacuatorSince; stamp != nil {
@@ -150,7 +150,7 @@ func (s *situation) hardEndOf(p *pod) time.Time {
 	return latest(latest(since, s.memory.delivered).Add(hardEnd*s.timeout), s.servingSince.Add(s.timeout))
 }
 
-// sickAt is when a pod that is not ready has not been so for too long.
+// sickAt is when a pod that is not ready counts as sick.
 func (s *situation) sickAt(p *pod) (at time.Time, isReady bool) {
 	for i := range p.Status.Conditions {
 		if c := &p.Status.Conditions[i]; c.Type == corev1.PodReady {
@@ -162,12 +162,13 @@ func (s *situation) sickAt(p *pod) (at time.Time, isReady bool) {
 
 // shortage is what the surge lacks.
 type shortage struct {
-	// missing are the replacements that are not available on a node that stays up, sick are those
-	// that are not available at all, and toCome are those that budgets do not expect yet.
+	// missing is the number of replacements that are not available on a node without maintenance,
+	// sick of those that are not available at all, and toCome of those that budgets do not count
+	// yet.
 	missing, sick, toCome int32
 }
 
-// shortage works out what the surge lacks, once for all pods.
+// shortage computes what the surge lacks, once for all pods.
 func (d *decision) shortage(s situation) shortage {
 	if d.short != nil {
 		return *d.short
@@ -192,8 +193,8 @@ func (d *decision) shortage(s situation) shortage {
 	return *d.short
 }
 
-// lacksReplacements reports whether a pod that its budget keeps would go if only its replacements
-// were available.
+// lacksReplacements reports whether the budget of a pod would allow its eviction if the
+// replacements were available.
 func (d *decision) lacksReplacements(s situation, p *pod) bool {
 	short := d.shortage(s)
 	if short.missing <= 0 {
@@ -208,8 +209,8 @@ func (d *decision) lacksReplacements(s situation, p *pod) bool {
 	return min(healthy, expected) > desired || !pdb.IsReady(p.Pod) && desired > 0 && healthy >= desired
 }
 
-// holding returns the pods that have been handed over and for which the surge is kept until they
-// have gone.
+// holding returns the pods that were handed over and for which the surge is kept until they have
+// left.
 func (s *situation) holding() []*pod {
 	var kept []*pod
 	for _, p := range s.handedOver() {
@@ -220,9 +221,8 @@ func (s *situation) holding() []*pod {
 	return kept
 }
 
-// isInVain reports whether the pods that were handed over have all been blocked for longer than the
-// timeout although their replacements are available. What keeps them is not a lack of replicas
-// then.
+// isInVain reports whether all pods that were handed over have been blocked for longer than the
+// timeout although their replacements are available. Then a lack of replicas is not the cause.
 func (d *decision) isInVain(s situation, handed []*pod) bool {
 	if len(handed) == 0 {
 		return false
@@ -240,12 +240,12 @@ func (d *decision) isInVain(s situation, handed []*pod) bool {
 		return false
 	}
 	d.event(corev1.EventTypeWarning, EventSurgeInVain, actionRelease,
-		"The pods to leave have been blocked for %s although other replicas are available: %d (%s). They wait without those now",
+		"The pods to leave have been blocked for %s although replacements are available: %d (%s). The surge ends, and they wait without replacements",
 		s.timeout, len(handed), reason)
 	return true
 }
 
-// noteGone notes when a pod has last left under the surge.
+// noteGone records when a pod last left during the surge.
 func (d *decision) noteGone(s situation) {
 	if gone := s.gone(); !s.memory.known || gone != s.memory.gone || s.memory.goneAt.IsZero() {
 		d.memory.gone, d.memory.goneAt = gone, s.now

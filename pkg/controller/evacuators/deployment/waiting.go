@@ -39,8 +39,8 @@ func indexByVolume(obj any) ([]string, error) {
 	return nil, nil
 }
 
-// readWaiting reads from the API what surge pods wait for that are on a node and not ready: the
-// cache does not keep it. What was read holds until something may be said again.
+// readWaiting reads from the API server what surge pods wait for that are on a node and not ready,
+// since the cache does not have it. The result is used until the next report is due.
 func (c *Controller) readWaiting(ctx context.Context, s *situation) error {
 	if s.deployment == nil {
 		return nil
@@ -87,16 +87,16 @@ func (c *Controller) readWaiting(ctx context.Context, s *situation) error {
 	return nil
 }
 
-// hasStarted says whether any container has: none does before all volumes are there.
+// hasStarted reports whether any container has started: none does before all volumes are mounted.
 func hasStarted(p *corev1.Pod) bool {
 	return slices.ContainsFunc(slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses), func(status corev1.ContainerStatus) bool {
 		return status.State.Waiting == nil && (status.State.Running != nil || status.State.Terminated != nil) || status.RestartCount > 0
 	})
 }
 
-// waitsForVolume says which volume keeps a pod from starting, and where it is; "" if none is known
-// to. A volume that only one node can use is not asked for on the next node as long as it is on
-// another; why asking has failed stands in the attachment.
+// waitsForVolume returns which volume prevents a pod from starting, and where it is attached; "" if
+// none is known. A volume that only one node can use is not attached to the next node while it is
+// attached to another one; the VolumeAttachment has the error of a failed attempt.
 func (c *Controller) waitsForVolume(ctx context.Context, p *corev1.Pod) (string, error) {
 	for i := range p.Spec.Volumes {
 		name := claimOf(p, &p.Spec.Volumes[i])
@@ -108,7 +108,7 @@ func (c *Controller) waitsForVolume(ctx context.Context, p *corev1.Pod) (string,
 			continue
 		}
 		if err != nil {
-			return "", fmt.Errorf("see which volume claim %s has: %w", name, err)
+			return "", fmt.Errorf("get the volume of claim %s: %w", name, err)
 		}
 		if claim.Spec.VolumeName == "" {
 			continue
@@ -124,7 +124,7 @@ func (c *Controller) waitsForVolume(ctx context.Context, p *corev1.Pod) (string,
 	return "", nil
 }
 
-// claimOf returns the name of a volume's claim; "" if it has none.
+// claimOf returns the name of a volume's claim, or "".
 func claimOf(p *corev1.Pod, volume *corev1.Volume) string {
 	switch {
 	case volume.PersistentVolumeClaim != nil:
@@ -135,8 +135,8 @@ func claimOf(p *corev1.Pod, volume *corev1.Volume) string {
 	return ""
 }
 
-// whereAttached says why a volume is not attached to a node; "" if it is, or if nothing is known to
-// be in the way.
+// whereAttached returns why a volume is not attached to a node; "" if it is, or if the cause is not
+// known.
 func whereAttached(node string, forOneNode bool, attachments []any) string {
 	elsewhere := ""
 	for _, object := range attachments {
@@ -154,7 +154,7 @@ func whereAttached(node string, forOneNode bool, attachments []any) string {
 	return elsewhere
 }
 
-// waitsFor says why a pod's containers do not run, or that they run and are not ready.
+// waitsFor returns why a pod's containers do not run, or that they run but are not ready.
 func waitsFor(p *corev1.Pod) string {
 	for _, statuses := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
 		for i := range statuses {
@@ -170,7 +170,7 @@ func waitsFor(p *corev1.Pod) string {
 	}
 	for i := range p.Status.ContainerStatuses {
 		if status := &p.Status.ContainerStatuses[i]; status.State.Running != nil && !status.Ready {
-			return fmt.Sprintf("container %s runs and does not get ready", status.Name)
+			return fmt.Sprintf("container %s runs but does not become ready", status.Name)
 		}
 	}
 	return ""
