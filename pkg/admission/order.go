@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package admission names the admission plugins of the server and their order, in one place.
+// Package admission defines the admission plugins of the server and their order.
 package admission
 
 import (
@@ -32,10 +32,10 @@ func OwnPlugins() []string {
 	return []string{nodemaintenance.PluginName, evacuation.PluginName}
 }
 
-// Configure registers our plugins and puts them before the policies and webhooks of the cluster, so
-// that those see complete objects. The check of the namespace's life stays first. Both arguments
-// are read when the plugins are made, after the flags: nodes configures the plugin for
-// NodeMaintenances, evacuators returns the classes of the built-in evacuators that are on.
+// Configure registers our plugins and orders them before the policies and webhooks of the cluster,
+// so that those see complete objects. The namespace lifecycle check stays first. Both arguments are
+// read when the plugins are created, after flag parsing: nodes configures the plugin for
+// NodeMaintenances, evacuators returns the classes of the enabled built-in evacuators.
 func Configure(o *genericoptions.AdmissionOptions, nodes *nodemaintenance.Config, evacuators func() []string) {
 	nodemaintenance.Register(o.Plugins, nodes)
 	evacuation.Register(o.Plugins, evacuators)

@@ -138,7 +138,7 @@ func TestKubectl(t *testing.T) {
 			t.Errorf("explain:\n%s", drainPlan)
 		}
 		activeClass := cluster.MustKubectl(t, "", "explain", "evac.status.activeEvacuatorClass")
-		if !strings.Contains(activeClass, "evacuator whose turn it is") {
+		if !strings.Contains(activeClass, "class of the active evacuator") {
 			t.Errorf("explain:\n%s", activeClass)
 		}
 	})

@@ -14,10 +14,10 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package initializer hands the admission plugins what they need beyond the generic initializer of
-// the API server library, which already gives them the host cluster: its client and informers
-// through WantsExternalKubeClientSet and WantsExternalKubeInformerFactory, its authorizer through
-// WantsAuthorizer.
+// Package initializer passes dependencies to the admission plugins, beyond those of the generic
+// initializer of the API server library, which already passes the host cluster: its client and
+// informers through WantsExternalKubeClientSet and WantsExternalKubeInformerFactory, its authorizer
+// through WantsAuthorizer.
 package initializer
 
 import (
@@ -28,7 +28,7 @@ import (
 	"haulout.dev/haulout/pkg/identity"
 )
 
-// Self says where the server runs.
+// Self describes where the server runs.
 type Self struct {
 	// NodeName is the node of the pod of this server; empty when it does not run as a pod.
 	NodeName string
@@ -36,8 +36,8 @@ type Self struct {
 
 // WantsMaintenanceInformers is implemented by plugins that read our own API.
 type WantsMaintenanceInformers interface {
-	// SetMaintenanceInformers gives the informers of our API. They are started after all plugins
-	// are initialized.
+	// SetMaintenanceInformers sets the informers of our API. They are started after all plugins are
+	// initialized.
 	SetMaintenanceInformers(informers.SharedInformerFactory)
 	admission.InitializationValidator
 }
@@ -45,21 +45,22 @@ type WantsMaintenanceInformers interface {
 // WantsServerIdentity is implemented by plugins that treat requests of the server itself
 // differently.
 type WantsServerIdentity interface {
-	// SetServerIdentity gives the identity, which may only be filled in after initialization.
+	// SetServerIdentity sets the identity, whose content may become available only after
+	// initialization.
 	SetServerIdentity(*identity.Server)
 	admission.InitializationValidator
 }
 
 // WantsEventRecorder is implemented by plugins that write events into the host cluster.
 type WantsEventRecorder interface {
-	// SetEventRecorder gives the recorder.
+	// SetEventRecorder sets the recorder.
 	SetEventRecorder(events.EventRecorder)
 	admission.InitializationValidator
 }
 
-// WantsSelf is implemented by plugins that care where the server runs.
+// WantsSelf is implemented by plugins that depend on where the server runs.
 type WantsSelf interface {
-	// SetSelf gives the place.
+	// SetSelf sets where the server runs.
 	SetSelf(Self)
 	admission.InitializationValidator
 }
@@ -75,7 +76,7 @@ type Initializer struct {
 
 var _ admission.PluginInitializer = Initializer{}
 
-// Initialize gives a plugin what it asks for.
+// Initialize sets the dependencies that a plugin wants.
 func (i Initializer) Initialize(plugin admission.Interface) {
 	if wants, ok := plugin.(WantsMaintenanceInformers); ok {
 		wants.SetMaintenanceInformers(i.Informers)

@@ -25,14 +25,14 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 )
 
-// KnownPods are the pods that the controllers of this server know while it leads: only then has it
-// a cache of them. Its zero value knows none. It may be used by several goroutines.
+// KnownPods exposes the pod cache of the controllers while this replica leads. The zero value has
+// no pods. It is safe for concurrent use.
 type KnownPods struct {
 	lister atomic.Pointer[corelisters.PodLister]
 }
 
-// Set gives the cache of the controllers; nil takes it away, which has to happen before its
-// informer ends.
+// Set sets the cache of the controllers; nil removes it, which has to happen before its informer
+// stops.
 func (k *KnownPods) Set(lister corelisters.PodLister) {
 	if lister == nil {
 		k.lister.Store(nil)
@@ -41,8 +41,8 @@ func (k *KnownPods) Set(lister corelisters.PodLister) {
 	k.lister.Store(&lister)
 }
 
-// Get returns a pod with what controllers read of it (cache.Strip), or nil if none is known with
-// that name and UID. It must not be changed.
+// Get returns a pod with the fields that cache.Strip keeps, or nil if none with that name and UID
+// is known. It must not be changed.
 func (k *KnownPods) Get(namespace, name string, uid types.UID) *corev1.Pod {
 	lister := k.lister.Load()
 	if lister == nil {
@@ -55,10 +55,10 @@ func (k *KnownPods) Get(namespace, name string, uid types.UID) *corev1.Pod {
 	return pod
 }
 
-// WantsKnownPods is implemented by plugins to which it is enough, for requests of the server
-// itself, what its controllers know of pods.
+// WantsKnownPods is implemented by plugins that may use the pod cache of the controllers for
+// requests of the server itself.
 type WantsKnownPods interface {
-	// SetKnownPods gives the pods.
+	// SetKnownPods sets the pods.
 	SetKnownPods(*KnownPods)
 	admission.InitializationValidator
 }

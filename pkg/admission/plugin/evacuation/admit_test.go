@@ -200,13 +200,13 @@ func TestAdmitCopiesLabelsUpToALimit(t *testing.T) {
 		"one too many": {
 			pod:  withLabels(257, 58),
 			want: 256,
-			warn: `pod labels from "k00256" on are not copied (1 of 257): an evacuation takes 16384 bytes of them`,
+			warn: `pod labels from "k00256" on are not copied (1 of 257): an Evacuation copies at most 16384 bytes of labels`,
 		},
 		"22,000 labels": {
 			pod:  withLabels(22000, 1),
 			want: 2340,
 			warn: `pod labels from "k02340" on are not copied (19660 of 22000): ` +
-				`an evacuation takes 16384 bytes of them`,
+				`an Evacuation copies at most 16384 bytes of labels`,
 		},
 		"a pod without labels": {pod: withLabels(0, 0), want: 0},
 	}

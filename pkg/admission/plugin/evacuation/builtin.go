@@ -33,7 +33,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// BuiltInClasses are the evacuators that pods get by their owner, without an annotation.
+// BuiltInClasses are the classes of the evacuators that pods get because of their owner, without an
+// annotation.
 var BuiltInClasses = []string{v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassDaemonSet, v1alpha1.EvacuatorClassKubelet}
 
 // liveOwners reads the owners of a pod from the host cluster, for one Evacuation at a time.
@@ -68,30 +69,30 @@ func (o liveOwners) Node(ctx context.Context, name string) (*corev1.Node, error)
 }
 
 const (
-	// recentTTL is how long an owner is remembered that many pods have in common. A wave asks for
-	// thousands of them within seconds.
+	// recentTTL is how long an owner is cached, which many pods may share. A wave creates
+	// Evacuations of thousands of pods within seconds.
 	recentTTL = 2 * time.Second
-	// optedOutTTL is the same for a Deployment that wants no surge. An evacuator that was given to
-	// a pod in error declines by itself; one that is missing never comes.
+	// optedOutTTL is the same for a Deployment that has opted out of surges. An evacuator that a
+	// pod got by mistake declines; a missing one is never added.
 	optedOutTTL = 500 * time.Millisecond
 	recentSize  = 1024
-	// readTimeout ends the read of an owner, which does not end with the request that began it:
-	// others may wait for it, too.
+	// readTimeout limits the read of an owner, which does not end with the request that started it:
+	// other requests may wait for it, too.
 	readTimeout = 30 * time.Second
 )
 
-// recentOwners remembers for a moment which owners exist, and of each what BuiltInOf looks at. Only
-// who is found there is certain: others may have come meanwhile.
+// recentOwners caches the existing owners for a short time, with the fields that BuiltInOf reads.
+// It does not cache that an owner is missing, since it may have been created in the meantime.
 type recentOwners struct {
 	protocol.Owners
 	memo *ownerMemo
 }
 
-// ownerMemo is what recentOwners remembers.
+// ownerMemo is the cache of recentOwners.
 type ownerMemo struct {
 	found *utilcache.LRUExpireCache
-	// reads are those under way. All who ask for the owner of the pods of a wave ask at the same
-	// moment.
+	// reads are the reads in progress. The requests for the pods of a wave need the same owner at
+	// the same time.
 	reads singleflight.Group
 }
 
@@ -99,7 +100,7 @@ func newOwnerMemo() *ownerMemo {
 	return &ownerMemo{found: utilcache.NewLRUExpireCache(recentSize)}
 }
 
-// ownerKey names an owner.
+// ownerKey identifies an owner.
 type ownerKey struct {
 	kind, namespace, name string
 }
@@ -143,7 +144,7 @@ func identityOf(meta *metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: meta.Namespace, Name: meta.Name, UID: meta.UID, OwnerReferences: meta.OwnerReferences}
 }
 
-// ttlOf returns how long an owner is remembered.
+// ttlOf returns how long an owner is cached.
 func ttlOf(object any) time.Duration {
 	if d, ok := object.(*appsv1.Deployment); ok && d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled {
 		return optedOutTTL
@@ -151,14 +152,14 @@ func ttlOf(object any) time.Duration {
 	return recentTTL
 }
 
-// recent returns what is remembered, or else what get finds.
+// recent returns the cached object, or else the result of get.
 func recent[T any](ctx context.Context, memo *ownerMemo, key ownerKey, get func(context.Context) (*T, error)) (*T, error) {
 	if object, ok := memo.found.Get(key); ok {
 		return object.(*T), nil
 	}
 	read := memo.reads.DoChan(key.String(), func() (any, error) {
 		if object, ok := memo.found.Get(key); ok {
-			// Another read has ended in between.
+			// Another read has finished in the meantime.
 			return object, nil
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)
@@ -187,7 +188,7 @@ func (p *Plugin) builtInOf(ctx context.Context, pod *corev1.Pod) (protocol.Built
 	return protocol.BuiltInOf(ctx, pod, p.builtIn, live)
 }
 
-// found turns the answer to a get into that of Owners.
+// found converts the result of a get into that of Owners.
 func found[T any](object *T, err error, kind, name string) (*T, error) {
 	if apierrors.IsNotFound(err) {
 		return nil, nil

@@ -18,8 +18,8 @@ package evacuation
 
 // Reasons of the events of this plugin.
 const (
-	// EventEvacuatorIgnored: the annotation of a pod that names an evacuator cannot be followed.
-	// About the pod.
+	// EventEvacuatorIgnored: the annotation of a pod that names an evacuator is invalid and
+	// ignored. About the pod.
 	EventEvacuatorIgnored = "EvacuatorAnnotationIgnored"
 )
 

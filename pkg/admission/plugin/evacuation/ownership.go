@@ -32,19 +32,19 @@ const (
 	// labelManager is the field manager that owns the labels of an Evacuation that come from its
 	// pod.
 	labelManager = "haulout-admission"
-	// maxOwnershipBytes is how long the list of labels with an owner may be. Together with the
-	// labels it has to stay within the limit for Evacuations.
+	// maxOwnershipBytes is the maximum length of the list of owned labels. Together with the labels
+	// it has to stay within the limit for Evacuations.
 	maxOwnershipBytes = 4 << 10
 )
 
 // ownLabels makes the server the owner of the labels that a new Evacuation got from its pod. The
-// API server decides who owns what before it asks admission, and what no manager owns in a map is
-// lost when the last manager of the map withdraws its own keys by applying less.
+// API server computes field ownership before admission, and keys of a map without an owner are lost
+// when the last manager of the map removes its own keys by server-side apply.
 //
-// Of labels whose list would be too long only the map is owned. That still keeps them from a
-// manager that never applied them.
+// If the list of labels would be too long, the server only owns the map. That still protects them
+// from a manager that never applied them.
 func ownLabels(evacuation *maintenance.Evacuation, keys []string) error {
-	// Without any manager the first apply makes one of all that there is.
+	// Without any manager, the first apply creates one that owns all existing fields.
 	if len(keys) == 0 || len(evacuation.ManagedFields) == 0 {
 		return nil
 	}
@@ -60,8 +60,7 @@ func ownLabels(evacuation *maintenance.Evacuation, keys []string) error {
 	if err != nil {
 		return fmt.Errorf("encode the owned labels: %w", err)
 	}
-	// Admission may run twice. The slice may be that of the request, to which the caller can
-	// return.
+	// Admission may run twice. Do not change the slice, which may belong to the request.
 	managed := slices.DeleteFunc(slices.Clone(evacuation.ManagedFields), func(entry metav1.ManagedFieldsEntry) bool {
 		return entry.Manager == labelManager
 	})

@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package evacuation is the admission plugin for Evacuations: it looks at the pod in the host
-// cluster, finds out who can evacuate it, and asks whether the user may have it evacuated.
+// Package evacuation is the admission plugin for Evacuations: it reads the pod from the host
+// cluster, determines its evacuators, and checks whether the user is allowed to evacuate it.
 package evacuation
 
 import (
@@ -48,24 +48,24 @@ import (
 	"haulout.dev/haulout/pkg/identity"
 )
 
-// PluginName is the name of the plugin in the list of those that are on.
+// PluginName is the name of the plugin in the list of enabled plugins.
 const PluginName = "Evacuation"
 
 // Plugin admits Evacuations.
 type Plugin struct {
 	*admission.Handler
 
-	// builtIn are the built-in evacuators that somebody answers for. Naming another one would make
-	// each of its pods wait for nothing.
+	// builtIn are the enabled built-in evacuators. With a disabled one, each of its pods would wait
+	// for nothing.
 	builtIn sets.Set[string]
-	// owners remembers the owners of pods that were asked for a moment ago.
+	// owners caches the owners of pods.
 	owners   *ownerMemo
 	client   kubernetes.Interface
 	rights   *rights
 	identity *identity.Server
 	recorder events.EventRecorder
-	// known are the pods that the server's own controllers know. What they ask for they have read
-	// there, and a wave asks for thousands.
+	// known is the pod cache of the server's own controllers. They read the pods of their requests
+	// from there, and a wave has thousands.
 	known *initializer.KnownPods
 }
 
@@ -79,9 +79,9 @@ var (
 	_ initializer.WantsKnownPods                      = &Plugin{}
 )
 
-// Register adds the plugin to those that may be turned on. builtIn is called when the plugin is
-// made, after flags are parsed, and returns the classes of the built-in evacuators that are on; nil
-// stands for none.
+// Register adds the plugin to those that can be enabled. builtIn is called when the plugin is
+// created, after flag parsing, and returns the classes of the enabled built-in evacuators; nil
+// means none.
 func Register(plugins *admission.Plugins, builtIn func() []string) {
 	plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) {
 		var classes []string
@@ -92,11 +92,11 @@ func Register(plugins *admission.Plugins, builtIn func() []string) {
 	})
 }
 
-// New returns the plugin with those built-in evacuators that are on.
+// New returns the plugin with the enabled built-in evacuators.
 func New(builtIn ...string) (*Plugin, error) {
 	for _, class := range builtIn {
 		if !slices.Contains(BuiltInClasses, class) {
-			return nil, fmt.Errorf("%q is no built-in evacuator: there are %q", class, BuiltInClasses)
+			return nil, fmt.Errorf("%q is not a built-in evacuator: the built-in evacuators are %q", class, BuiltInClasses)
 		}
 	}
 	return &Plugin{
@@ -106,32 +106,32 @@ func New(builtIn ...string) (*Plugin, error) {
 	}, nil
 }
 
-// SetExternalKubeClientSet gives the client of the host cluster.
+// SetExternalKubeClientSet sets the client of the host cluster.
 func (p *Plugin) SetExternalKubeClientSet(client kubernetes.Interface) {
 	p.client = client
 }
 
-// SetUnconditionalAuthorizer gives the authorizer.
+// SetUnconditionalAuthorizer sets the authorizer.
 func (p *Plugin) SetUnconditionalAuthorizer(authz authorizer.UnconditionalAuthorizer) {
 	p.rights = newRights(authz)
 }
 
-// SetServerIdentity gives the identity of the server's own controllers.
+// SetServerIdentity sets the identity of the server's own controllers.
 func (p *Plugin) SetServerIdentity(server *identity.Server) {
 	p.identity = server
 }
 
-// SetEventRecorder gives the recorder for events on pods.
+// SetEventRecorder sets the recorder for events on pods.
 func (p *Plugin) SetEventRecorder(recorder events.EventRecorder) {
 	p.recorder = recorder
 }
 
-// SetKnownPods gives the pods that the server's own controllers know.
+// SetKnownPods sets the pod cache of the server's own controllers.
 func (p *Plugin) SetKnownPods(known *initializer.KnownPods) {
 	p.known = known
 }
 
-// ValidateInitialization says whether the plugin was given everything.
+// ValidateInitialization returns an error that names the missing dependencies.
 func (p *Plugin) ValidateInitialization() error {
 	var missing []error
 	for what, isMissing := range map[string]bool{
@@ -156,14 +156,14 @@ func (p *Plugin) Admit(ctx context.Context, attrs admission.Attributes, _ admiss
 	}
 	evacuation, ok := attrs.GetObject().(*maintenance.Evacuation)
 	if !ok {
-		return apierrors.NewInternalError(fmt.Errorf("object to admit is no Evacuation but %T", attrs.GetObject()))
+		return apierrors.NewInternalError(fmt.Errorf("object to admit is not an Evacuation but %T", attrs.GetObject()))
 	}
 	podRef := evacuation.Spec.PodRef
 	if len(validation.IsDNS1123Subdomain(podRef.Name)) > 0 || podRef.UID == "" {
-		// There is no such pod to be asked for; validation says what is wrong with the reference.
+		// No such pod can exist; validation reports what is wrong with the reference.
 		return nil
 	}
-	// Asked before the pod is read: the answers below tell whether it exists and what its UID is.
+	// Check this before reading the pod: the errors below reveal whether it exists and its UID.
 	if err := p.mayDeletePod(ctx, attrs, podRef.Name); err != nil {
 		return err
 	}
@@ -184,15 +184,15 @@ func (p *Plugin) Admit(ctx context.Context, attrs admission.Attributes, _ admiss
 	return p.resolveEvacuators(ctx, attrs, evacuation, pod)
 }
 
-// copyLabels gives a new Evacuation the labels of its pod, in the order of their keys as far as
-// there is room: the limit for Evacuations must never refuse one for a pod that has many. It
-// returns the keys that it copied.
+// copyLabels copies the labels of the pod to a new Evacuation, sorted by key, up to a limit: the
+// size limit of Evacuations must never refuse one for a pod that has many labels. It returns the
+// copied keys.
 func copyLabels(ctx context.Context, evacuation *maintenance.Evacuation, pod *corev1.Pod) []string {
 	room := size.MaxCopiedLabelBytes
 	keys := slices.Sorted(maps.Keys(pod.Labels))
 	for i, key := range keys {
 		if room -= len(key) + len(pod.Labels[key]); room < 0 {
-			warning.AddWarning(ctx, "", fmt.Sprintf("pod labels from %q on are not copied (%d of %d): an evacuation takes %d bytes of them",
+			warning.AddWarning(ctx, "", fmt.Sprintf("pod labels from %q on are not copied (%d of %d): an Evacuation copies at most %d bytes of labels",
 				key, len(keys)-i, len(keys), size.MaxCopiedLabelBytes))
 			return keys[:i]
 		}
@@ -201,7 +201,7 @@ func copyLabels(ctx context.Context, evacuation *maintenance.Evacuation, pod *co
 	return keys
 }
 
-// getReferredPod returns the pod of a new Evacuation, or says what is wrong with the reference.
+// getReferredPod returns the pod of a new Evacuation, or an error about the reference.
 func (p *Plugin) getReferredPod(ctx context.Context, namespace string, evacuation *maintenance.Evacuation) (*corev1.Pod, error) {
 	podRef, path := evacuation.Spec.PodRef, field.NewPath("spec", "podRef")
 	pod, err := p.client.CoreV1().Pods(namespace).Get(ctx, podRef.Name, metav1.GetOptions{})
@@ -214,7 +214,7 @@ func (p *Plugin) getReferredPod(ctx context.Context, namespace string, evacuatio
 		return nil, apierrors.NewInternalError(fmt.Errorf("get pod %s/%s from the host cluster: %w", namespace, podRef.Name, err))
 	case pod.UID != podRef.UID:
 		invalid = field.Invalid(path.Child("uid"), podRef.UID,
-			fmt.Sprintf("pod %s has another UID: %s", podRef.Name, pod.UID))
+			fmt.Sprintf("pod %s has a different UID: %s", podRef.Name, pod.UID))
 	default:
 		return pod, nil
 	}
@@ -225,8 +225,8 @@ func (p *Plugin) getReferredPod(ctx context.Context, namespace string, evacuatio
 	return nil, apierrors.NewInvalid(maintenance.Kind("Evacuation"), name, field.ErrorList{invalid})
 }
 
-// Validate asks whether the user may do what the request does, and refuses to delete what cannot be
-// called off any more.
+// Validate checks whether the user is allowed to make the request, and refuses the deletion of an
+// Evacuation that cannot be cancelled any more.
 func (p *Plugin) Validate(ctx context.Context, attrs admission.Attributes, _ admission.ObjectInterfaces) error {
 	if attrs.GetResource().GroupResource() != resource {
 		return nil
@@ -246,8 +246,8 @@ func (p *Plugin) Validate(ctx context.Context, attrs admission.Attributes, _ adm
 		}
 		return p.mayUseInstigators(ctx, attrs, evacuation.Finalizers, nil)
 	case attrs.GetOperation() == admission.Update:
-		// With an owner that does not exist, the garbage collector would delete the object on the
-		// user's behalf.
+		// If the owner does not exist, the garbage collector deletes the object on the user's
+		// behalf.
 		if !equality.Semantic.DeepEqual(evacuation.OwnerReferences, old.OwnerReferences) {
 			if err := p.mayDeletePod(ctx, attrs, old.Spec.PodRef.Name); err != nil {
 				return err
@@ -273,19 +273,19 @@ func evacuationsOf(attrs admission.Attributes) (evacuation, old *maintenance.Eva
 	var ok bool
 	if attrs.GetOperation() != admission.Delete {
 		if evacuation, ok = attrs.GetObject().(*maintenance.Evacuation); !ok {
-			return nil, nil, fmt.Errorf("object to admit is no Evacuation but %T", attrs.GetObject())
+			return nil, nil, fmt.Errorf("object to admit is not an Evacuation but %T", attrs.GetObject())
 		}
 	}
 	if attrs.GetOperation() != admission.Create {
 		if old, ok = attrs.GetOldObject().(*maintenance.Evacuation); !ok {
-			return nil, nil, fmt.Errorf("existing object is no Evacuation but %T", attrs.GetOldObject())
+			return nil, nil, fmt.Errorf("existing object is not an Evacuation but %T", attrs.GetOldObject())
 		}
 	}
 	return evacuation, old, nil
 }
 
-// mayBeCalledOff refuses a deletion while the evacuator is past the point of no return and the pod
-// has not left yet.
+// mayBeCalledOff refuses a deletion while the evacuator forbids cancellation and the pod has not
+// left yet.
 func (p *Plugin) mayBeCalledOff(ctx context.Context, evacuation *maintenance.Evacuation) error {
 	if evacuation.Status.EvacuationCancellationPolicy != maintenance.EvacuationCancellationPolicyForbid || maintenancevalidation.IsEvacuationComplete(evacuation) {
 		return nil

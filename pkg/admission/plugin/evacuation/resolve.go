@@ -32,7 +32,7 @@ import (
 )
 
 // resolveEvacuators sets the evacuators of a new Evacuation: those of its pod and those that the
-// client names beside them.
+// client adds.
 func (p *Plugin) resolveEvacuators(ctx context.Context, attrs admission.Attributes, evacuation *maintenance.Evacuation, pod *corev1.Pod) error {
 	builtIn, err := p.builtInOf(ctx, pod)
 	if err != nil {
@@ -53,9 +53,9 @@ func (p *Plugin) resolveEvacuators(ctx context.Context, attrs admission.Attribut
 	return nil
 }
 
-// usableClasses returns what says whether the Evacuation may have an evacuator of a class. Only the
-// Deployment's is in question: it scales with the server's rights, so that whoever may delete a pod
-// but not scale would get more than is his.
+// usableClasses returns a function that reports whether the Evacuation may have an evacuator of a
+// class. It only restricts the Deployment's evacuator: that one scales with the server's rights, so
+// a user who may delete a pod but not scale would otherwise gain a right.
 func (p *Plugin) usableClasses(ctx context.Context, attrs admission.Attributes, evacuation *maintenance.Evacuation, pod *corev1.Pod,
 	builtIn protocol.BuiltIn) (func(class string) bool, error) {
 	const scaling = v1alpha1.EvacuatorClassDeployment
@@ -69,14 +69,14 @@ func (p *Plugin) usableClasses(ctx context.Context, attrs admission.Attributes, 
 		return nil, err
 	}
 	if !allowed {
-		warning.AddWarning(ctx, "", fmt.Sprintf("evacuator %s is left out: you cannot update deployments/scale in this namespace", scaling))
+		warning.AddWarning(ctx, "", fmt.Sprintf("evacuator %s is omitted: you cannot update deployments/scale in this namespace", scaling))
 	}
 	return func(class string) bool { return allowed || class != scaling }, nil
 }
 
-// mergeClients returns the evacuators that the client names, in their places so that errors of
-// validation name the client's own indexes, and then those of the pod. Where both have a class the
-// pod's priority wins.
+// mergeClients returns the evacuators of the client, at their indexes so that validation errors
+// have the client's indexes, followed by those of the pod. If both have a class, the pod's priority
+// takes precedence.
 func (p *Plugin) mergeClients(ctx context.Context, attrs admission.Attributes, named, ofPod []maintenance.Evacuator,
 	mayUse func(class string) bool) ([]maintenance.Evacuator, error) {
 	var merged []maintenance.Evacuator
@@ -84,7 +84,7 @@ func (p *Plugin) mergeClients(ctx context.Context, attrs admission.Attributes, n
 		class := evacuator.EvacuatorClass
 		if i := slices.IndexFunc(ofPod, func(e maintenance.Evacuator) bool { return e.EvacuatorClass == class }); i >= 0 {
 			if ofPod[i] != evacuator {
-				warning.AddWarning(ctx, "", fmt.Sprintf("spec.evacuators: the pod itself gives %s the priority %d", class, ofPod[i].Priority))
+				warning.AddWarning(ctx, "", fmt.Sprintf("spec.evacuators: the priority of %s is %d, as the pod defines it", class, ofPod[i].Priority))
 			}
 			merged = append(merged, ofPod[i])
 			continue
@@ -92,8 +92,7 @@ func (p *Plugin) mergeClients(ctx context.Context, attrs admission.Attributes, n
 		if !mayUse(class) {
 			continue
 		}
-		// What is no class at all is refused by validation; a right without a name would be that to
-		// all of them.
+		// Validation refuses an invalid class; a check without a name would be about all classes.
 		if len(validation.IsDNS1123Subdomain(class)) == 0 {
 			if err := p.mayAssign(ctx, attrs, class); err != nil {
 				return nil, err
@@ -109,8 +108,8 @@ func (p *Plugin) mergeClients(ctx context.Context, attrs admission.Attributes, n
 	return merged, nil
 }
 
-// report tells the pod's owner, with an event, and the client, with a warning, which annotations
-// are not followed.
+// report sends an event for the pod's owner and a warning for the client about the ignored
+// annotations.
 func (p *Plugin) report(ctx context.Context, attrs admission.Attributes, pod *corev1.Pod, ignored []protocol.IgnoredAnnotation) {
 	for _, annotation := range ignored {
 		warning.AddWarning(ctx, "", fmt.Sprintf("pod annotation %s is ignored: %s", annotation.Key, annotation.Why))

@@ -37,13 +37,13 @@ import (
 var resource = maintenance.Resource("evacuations")
 
 const (
-	// memoSize and memoTTL bound what is remembered of requests; the time is more than a request
-	// may take, collection deletions aside.
+	// memoSize and memoTTL limit the cache of answers; the time is longer than any request may
+	// take, except for collection deletions.
 	memoSize = 4096
 	memoTTL  = time.Minute
 )
 
-// right is what a user may or may not do in the namespace of an Evacuation.
+// right is a permission in the namespace of an Evacuation.
 type right struct {
 	verb, group, resource, subresource, namespace, name string
 }
@@ -62,15 +62,15 @@ func (r right) String() string {
 	return fmt.Sprintf("%s in namespace %q", s, r.namespace)
 }
 
-// rights asks the authorizer, once for each right in a request: admission runs inside the storage
-// transaction and again on each conflict.
+// rights asks the authorizer only once for each right in a request: admission runs inside the
+// storage transaction and again on each conflict.
 type rights struct {
 	authorizer authorizer.UnconditionalAuthorizer
 	memo       *utilcache.LRUExpireCache
 }
 
-// memoKey has the request as a pointer. As long as the memo holds it no other request can have the
-// same.
+// memoKey has a pointer to the request. As long as the cache keeps it, no other request can have
+// the same address.
 type memoKey struct {
 	request *genericapirequest.RequestInfo
 	right   right
@@ -80,7 +80,7 @@ func newRights(authz authorizer.UnconditionalAuthorizer) *rights {
 	return &rights{authorizer: authz, memo: utilcache.NewLRUExpireCache(memoSize)}
 }
 
-// has says whether the request's user has a right.
+// has reports whether the request's user has a right.
 func (r *rights) has(ctx context.Context, attrs admission.Attributes, asked right) (bool, error) {
 	info, memorable := genericapirequest.RequestInfoFrom(ctx)
 	key := memoKey{request: info, right: asked}
@@ -102,7 +102,7 @@ func (r *rights) has(ctx context.Context, attrs admission.Attributes, asked righ
 	})
 	allowed := decision == authorizer.DecisionAllow
 	if err != nil && !allowed {
-		return false, apierrors.NewInternalError(fmt.Errorf("cannot find out whether the user may %s: %w", asked, err))
+		return false, apierrors.NewInternalError(fmt.Errorf("check whether the user may %s: %w", asked, err))
 	}
 	if memorable {
 		r.memo.Add(key, allowed, memoTTL)
@@ -110,7 +110,8 @@ func (r *rights) has(ctx context.Context, attrs admission.Attributes, asked righ
 	return allowed, nil
 }
 
-// require refuses the request if its user does not have a right. The server itself has them all.
+// require returns an error if the request's user does not have a right. The server itself has all
+// rights.
 func (p *Plugin) require(ctx context.Context, attrs admission.Attributes, needed right) error {
 	if p.identity.Is(attrs.GetUserInfo()) {
 		return nil
@@ -122,8 +123,8 @@ func (p *Plugin) require(ctx context.Context, attrs admission.Attributes, needed
 	return apierrors.NewForbidden(resource, nameOf(attrs), fmt.Errorf("user %q cannot %s", attrs.GetUserInfo().GetName(), needed))
 }
 
-// nameOf returns the name of the object; that of a new one is not filled in yet, and a request for
-// a collection has none.
+// nameOf returns the name of the object; the name of a new one is not set yet in the attributes,
+// and a request for a collection has none.
 func nameOf(attrs admission.Attributes) string {
 	if attrs.GetName() != "" {
 		return attrs.GetName()
@@ -137,12 +138,12 @@ func nameOf(attrs admission.Attributes) string {
 	return ""
 }
 
-// mayDeletePod asks for the right that an evacuation comes down to.
+// mayDeletePod checks the right to delete the pod, which is the effect of an evacuation.
 func (p *Plugin) mayDeletePod(ctx context.Context, attrs admission.Attributes, podName string) error {
 	return p.require(ctx, attrs, right{verb: "delete", resource: "pods", namespace: attrs.GetNamespace(), name: podName})
 }
 
-// mayUseInstigators asks for the right to speak for each instigator that is added or removed.
+// mayUseInstigators checks the right to act for each instigator that is added or removed.
 func (p *Plugin) mayUseInstigators(ctx context.Context, attrs admission.Attributes, finalizers, oldFinalizers []string) error {
 	now, before := sets.New(protocol.Instigators(finalizers)...), sets.New(protocol.Instigators(oldFinalizers)...)
 	for _, name := range sets.List(now.SymmetricDifference(before)) {
@@ -154,12 +155,12 @@ func (p *Plugin) mayUseInstigators(ctx context.Context, attrs admission.Attribut
 	return nil
 }
 
-// mayEndRequests asks for the right to speak for every instigator of an object that a request
-// deletes or lets the garbage collector delete: a deletion withdraws what all of them ask for.
+// mayEndRequests checks the right to act for every instigator of an object that a request deletes
+// or lets the garbage collector delete: a deletion withdraws the requests of all of them.
 //
-// The garbage collector acts for a user who was asked when the owner was set. In a namespace that
-// is being deleted the pods go anyway; which user deletes there differs between clusters, so the
-// namespace is read.
+// The garbage collector acts for a user who was checked when the owner was set. In a namespace that
+// is being deleted the pods are deleted anyway; which user deletes them differs between clusters,
+// so the namespace is read.
 func (p *Plugin) mayEndRequests(ctx context.Context, attrs admission.Attributes, finalizers []string) error {
 	if attrs.GetUserInfo().GetName() == identity.GarbageCollector {
 		return nil
@@ -180,22 +181,22 @@ func (p *Plugin) mayEndRequests(ctx context.Context, attrs admission.Attributes,
 	return err
 }
 
-// mayProgress asks for the right to report as the active evacuator.
+// mayProgress checks the right to report as the active evacuator.
 func (p *Plugin) mayProgress(ctx context.Context, attrs admission.Attributes, class string) error {
 	if class == "" && !p.identity.Is(attrs.GetUserInfo()) {
-		// A right without a name would be that to all evacuators.
+		// A check without a name would be about all evacuators.
 		return apierrors.NewForbidden(resource, attrs.GetName(), fmt.Errorf("no evacuator is active yet"))
 	}
 	return p.require(ctx, attrs, right{verb: "progress", group: maintenance.GroupName, resource: "evacuators", namespace: attrs.GetNamespace(), name: class})
 }
 
-// mayAssign asks for the right to name an evacuator that the pod does not name.
+// mayAssign checks the right to add an evacuator that the pod does not name.
 func (p *Plugin) mayAssign(ctx context.Context, attrs admission.Attributes, class string) error {
 	return p.require(ctx, attrs, right{verb: "assign", group: maintenance.GroupName, resource: "evacuators", namespace: attrs.GetNamespace(), name: class})
 }
 
-// mayScale says whether the user could do what the Deployment's evacuator does with the server's
-// rights. name is empty if the Deployment is not known.
+// mayScale reports whether the user could scale the Deployment, as its evacuator does with the
+// server's rights. name is empty if the Deployment is not known.
 func (p *Plugin) mayScale(ctx context.Context, attrs admission.Attributes, name string) (bool, error) {
 	if p.identity.Is(attrs.GetUserInfo()) {
 		return true, nil

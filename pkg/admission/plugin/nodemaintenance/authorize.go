@@ -36,27 +36,28 @@ import (
 )
 
 const (
-	// askAtMost bounds how many joining nodes a request asks about. The controller asks about the
-	// others before it touches them.
+	// askAtMost is the maximum number of joining nodes that a request checks. The controller checks
+	// the others before it changes them.
 	askAtMost = 500
-	// refusalsAtMost is how many refused nodes end the questions; an error names no more.
+	// refusalsAtMost is the number of refused nodes after which the checks end; an error names no
+	// more.
 	refusalsAtMost = 10
 )
 
-// nodeSet is a set of nodes by name; those that are in a status but not in the cluster are nil.
+// nodeSet is a set of nodes by name; a node that is in a status but not in the cluster is nil.
 type nodeSet map[string]*corev1.Node
 
-// change is what a write does to nodes.
+// change is the effect of a write on nodes.
 type change struct {
 	// all are the nodes of the cluster.
 	all []*corev1.Node
-	// selected are the nodes that the maintenance selects after the write, ordered by name.
+	// selected are the nodes that the maintenance selects after the write, sorted by name.
 	selected []*corev1.Node
 	// leaving are the nodes that the write releases.
 	leaving nodeSet
 }
 
-// changeOf returns what a write does. Nodes that stay are asked about as well, since a change of
+// changeOf returns the effect of a write. Nodes that stay are checked as well, since a change of
 // the plan or the stage changes what happens to them.
 func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintenance) (*change, error) {
 	all, err := p.nodes.List(labels.Everything())
@@ -71,7 +72,8 @@ func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintena
 		slices.SortFunc(c.selected, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
 	}
 	for _, m := range []*maintenance.NodeMaintenance{old, nm} {
-		// In Complete all nodes leave, those of a selector that changes in the same write included.
+		// In Complete all nodes leave, including those of a selector that changes in the same
+		// write.
 		if m == nil || m == nm && m.Spec.Stage != maintenance.NodeMaintenanceStageComplete {
 			continue
 		}
@@ -115,7 +117,7 @@ func selectNodes(ctx context.Context, nm *maintenance.NodeMaintenance, all []*co
 
 func isControlPlane(node *corev1.Node) bool { return node != nil && noderights.IsControlPlane(node) }
 
-// inOrder returns the nodes in order, so that a repeated request asks about the same.
+// inOrder returns the nodes in order, so that a repeated request checks the same ones.
 func (s nodeSet) inOrder() noderights.Nodes {
 	var nodes noderights.Nodes
 	for name, node := range s {
@@ -135,8 +137,8 @@ func appendNode(nodes noderights.Nodes, name string, node *corev1.Node) noderigh
 	return nodes
 }
 
-// authorize refuses the write if the user may not delete its nodes. Answers are not remembered
-// here: when a conflict repeats the request, the cache of the delegated authorizer has them.
+// authorize refuses the write if the user is not allowed to delete its nodes. It caches no answers:
+// when a conflict repeats the request, the cache of the delegated authorizer has them.
 func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, c *change) error {
 	var joining noderights.Nodes
 	for _, node := range c.selected {
@@ -154,14 +156,14 @@ func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, c *chang
 			a.GetUserInfo().GetName(), describeRefused(asking, q, verdict)))
 	case errors.Is(err, context.DeadlineExceeded) && len(c.leaving) > 0:
 		return admission.NewForbidden(a, fmt.Errorf("the authorizer did not answer in time whether user %q may delete each of the %d nodes to release; "+
-			"release them in portions, by narrowing spec.nodeSelector step by step", a.GetUserInfo().GetName(), len(c.leaving)))
+			"release them in steps by narrowing spec.nodeSelector", a.GetUserInfo().GetName(), len(c.leaving)))
 	case err != nil:
 		return apierrors.NewInternalError(err)
 	}
 	return nil
 }
 
-// withTimeToAnswer ends the questions while there is time left to answer the request.
+// withTimeToAnswer ends the checks early enough to respond to the request.
 func withTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -171,7 +173,7 @@ func withTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc)
 }
 
 // describeRefused names the refused nodes that the user may read and counts the others: selectors
-// match labels, so names would tell a user without that right which nodes have which labels.
+// match labels, so names would reveal to a user without that right which nodes have which labels.
 func describeRefused(ctx context.Context, q noderights.Questioner, verdict noderights.Verdict) string {
 	var names []string
 	for _, name := range verdict.Refused {

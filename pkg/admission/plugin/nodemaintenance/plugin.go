@@ -14,8 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package nodemaintenance decides who may put which nodes under maintenance, and warns of selectors
-// that were hardly meant. It lists no pods: what a drain will do to them is the preview's business.
+// Package nodemaintenance authorizes users to put nodes under maintenance, and warns about
+// selectors that are probably unintended. It lists no pods: the preview predicts what a drain does
+// to them.
 package nodemaintenance
 
 import (
@@ -50,17 +51,17 @@ import (
 // PluginName is the name of the plugin in flags and configuration.
 const PluginName = "NodeMaintenance"
 
-// Config is what an administrator may set.
+// Config has the settings of an administrator.
 type Config struct {
-	// AskEveryNodeByName switches off the shortcut of asking once whether the user may delete all
-	// nodes. Without it a user who may delete all nodes is asked about by name for the
-	// control-plane nodes and a hundred others only; an authorizer that denies single nodes by name
-	// to such a user needs this set.
+	// AskEveryNodeByName disables the shortcut of one check whether the user may delete all nodes.
+	// By default, for a user who may delete all nodes only the control-plane nodes and a hundred
+	// others are checked by name; set this if an authorizer denies individual nodes by name to such
+	// a user.
 	AskEveryNodeByName bool
 }
 
-// Register adds the plugin. The configuration is read when the plugin is made, after flags are
-// parsed.
+// Register adds the plugin. The configuration is read when the plugin is created, after flag
+// parsing.
 func Register(plugins *admission.Plugins, config *Config) {
 	plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) { return New(*config), nil })
 }
@@ -76,7 +77,7 @@ type Plugin struct {
 	maintenances listers.NodeMaintenanceLister
 	self         initializer.Self
 
-	// warners each look for one thing that is worth a warning, the most important first.
+	// warners are the checks for warnings, the most important first.
 	warners []warner
 }
 
@@ -89,37 +90,37 @@ var (
 	_ initializer.WantsSelf                               = &Plugin{}
 )
 
-// New returns the plugin, to be initialized.
+// New returns the plugin, which still has to be initialized.
 func New(config Config) *Plugin {
 	p := &Plugin{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), config: config}
 	p.warners = []warner{p.warnOfServerNode, warnOfExtent, p.warnOfOthers, warnOfGroups, warnOfStatusSize}
 	return p
 }
 
-// SetExternalKubeInformerFactory gives the informers of the host cluster. Nothing is admitted
-// before its nodes are known: who may touch a node cannot be asked about a node that is not seen.
+// SetExternalKubeInformerFactory sets the informers of the host cluster. No request is admitted
+// before the cache of nodes is synced: the plugin could not check nodes that it does not see.
 func (p *Plugin) SetExternalKubeInformerFactory(f kubeinformers.SharedInformerFactory) {
 	nodes := f.Core().V1().Nodes()
 	p.nodes = nodes.Lister()
 	p.SetReadyFunc(nodes.Informer().HasSynced)
 }
 
-// SetUnconditionalAuthorizer gives the authorizer of the host cluster.
+// SetUnconditionalAuthorizer sets the authorizer of the host cluster.
 func (p *Plugin) SetUnconditionalAuthorizer(a authorizer.UnconditionalAuthorizer) { p.authorizer = a }
 
-// SetMaintenanceInformers gives the informers of our API. They feed warnings only, so no request
+// SetMaintenanceInformers sets the informers of our API. Only warnings need them, so no request
 // waits for them.
 func (p *Plugin) SetMaintenanceInformers(f informers.SharedInformerFactory) {
 	p.maintenances = f.Maintenance().V1alpha1().NodeMaintenances().Lister()
 }
 
-// SetServerIdentity gives the identity of the server.
+// SetServerIdentity sets the identity of the server.
 func (p *Plugin) SetServerIdentity(s *identity.Server) { p.identity = s }
 
-// SetSelf says where the server runs.
+// SetSelf describes where the server runs.
 func (p *Plugin) SetSelf(self initializer.Self) { p.self = self }
 
-// ValidateInitialization says what is missing.
+// ValidateInitialization returns an error about a missing dependency.
 func (p *Plugin) ValidateInitialization() error {
 	switch {
 	case p.nodes == nil:
@@ -134,7 +135,7 @@ func (p *Plugin) ValidateInitialization() error {
 	return nil
 }
 
-// Validate refuses what the user may not do, and warns.
+// Validate refuses writes that the user is not allowed to make, and adds warnings.
 func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if a.GetResource().GroupResource() != maintenance.Resource("nodemaintenances") || p.identity.Is(a.GetUserInfo()) {
 		return nil
@@ -142,7 +143,7 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	switch a.GetSubresource() {
 	case "":
 	case "status":
-		return admission.NewForbidden(a, errors.New("the status is the memory of the drain; the Haulout server alone writes it"))
+		return admission.NewForbidden(a, errors.New("the status stores the progress of the drain; only the Haulout server can write it"))
 	default:
 		return nil
 	}
@@ -154,7 +155,7 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 		return nil
 	}
 	if !p.WaitForReady() {
-		return apierrors.NewServiceUnavailable("the nodes of the cluster are not known yet, try again later")
+		return apierrors.NewServiceUnavailable("the cache of nodes is not synced yet, try again later")
 	}
 	change, err := p.changeOf(ctx, nm, old)
 	if err != nil {
@@ -173,7 +174,7 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	return nil
 }
 
-// objects returns the new and the old object, nil where there is none.
+// objects returns the new and the old object, or nil if there is none.
 func objects(a admission.Attributes) (nm, old *maintenance.NodeMaintenance, err error) {
 	if nm, err = asNodeMaintenance(a.GetObject()); err != nil {
 		return nil, nil, err
@@ -197,16 +198,15 @@ func asNodeMaintenance(obj runtime.Object) (*maintenance.NodeMaintenance, error)
 }
 
 // needsAuthorization reports whether an update can have an effect on nodes. Owners and finalizers
-// count: the garbage collector deletes, with its own rights, what names an owner that does not
-// exist.
+// count: the garbage collector deletes, with its own rights, an object whose owner does not exist.
 func needsAuthorization(nm, old *maintenance.NodeMaintenance) bool {
 	return !apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) ||
 		!apiequality.Semantic.DeepEqual(nm.OwnerReferences, old.OwnerReferences) ||
 		!apiequality.Semantic.DeepEqual(nm.Finalizers, old.Finalizers)
 }
 
-// isGarbageCollection reports whether an update is the garbage collector taking off its own
-// finalizers and nothing else.
+// isGarbageCollection reports whether in an update the garbage collector only removes its own
+// finalizers.
 func isGarbageCollection(u user.Info, nm, old *maintenance.NodeMaintenance) bool {
 	if u.GetName() != identity.GarbageCollector || !apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) ||
 		!apiequality.Semantic.DeepEqual(nm.OwnerReferences, old.OwnerReferences) {
@@ -219,8 +219,8 @@ func isGarbageCollection(u user.Info, nm, old *maintenance.NodeMaintenance) bool
 	return slices.Equal(nm.Finalizers, kept)
 }
 
-// sendsToNodes reports whether a write changes which nodes a maintenance takes, or what it does
-// with them.
+// sendsToNodes reports whether a write changes which nodes a maintenance has, or what it does with
+// them.
 func sendsToNodes(nm, old *maintenance.NodeMaintenance) bool {
 	if nm == nil || nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete {
 		return false
@@ -229,8 +229,8 @@ func sendsToNodes(nm, old *maintenance.NodeMaintenance) bool {
 		!apiequality.Semantic.DeepEqual(nm.Spec.NodeSelector, old.Spec.NodeSelector)
 }
 
-// validateStatusSize refuses a maintenance whose status cannot be stored once its plan has been
-// reached: its nodes would be cordoned, and the drain could not remember what it has asked for.
+// validateStatusSize refuses a maintenance whose status could not be stored with all its drain
+// targets: its nodes would be cordoned, but the drain could not store its progress.
 func validateStatusSize(nm *maintenance.NodeMaintenance, nodes int) error {
 	versioned := &v1alpha1.NodeMaintenance{}
 	if err := v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(nm, versioned, nil); err != nil {
@@ -247,7 +247,7 @@ func validateStatusSize(nm *maintenance.NodeMaintenance, nodes int) error {
 			nodes, bytes>>10, size.MaxStatusBytes>>10))})
 }
 
-// warn adds what the warners find to the response.
+// warn adds the warnings to the response.
 func (p *Plugin) warn(ctx context.Context, nm *maintenance.NodeMaintenance, c *change) {
 	for _, text := range p.warnings(ctx, &write{nm: nm, change: c}) {
 		warning.AddWarning(ctx, "", text)

@@ -86,7 +86,7 @@ func TestReleaseWithoutTimeToAsk(t *testing.T) {
 		defer cancel()
 		err := f.validate(ctx, r)
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "2 nodes to release") ||
-			!strings.Contains(err.Error(), "in portions") {
+			!strings.Contains(err.Error(), "in steps") {
 			t.Errorf("got %v, want that the nodes are to be released in portions", err)
 		}
 		if ctx.Err() != nil {

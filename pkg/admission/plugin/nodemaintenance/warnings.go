@@ -33,24 +33,22 @@ import (
 )
 
 const (
-	// warningsAtMost and warningLength keep the warnings of a response readable; kubectl prints
-	// each on a line.
+	// warningsAtMost and warningLength limit the warnings of a response; kubectl prints each on a
+	// line.
 	warningsAtMost = 8
 	warningLength  = 120
 
-	// messageBytes is what the longest message of a node takes in a stored status.
+	// messageBytes is the stored size of the longest message of a node.
 	messageBytes = 128
 )
 
-// write is what warners look at: a maintenance as it is about to be stored, and what that does to
-// nodes.
+// write is the input of warners: a maintenance as it will be stored, and the effect on nodes.
 type write struct {
 	nm *maintenance.NodeMaintenance
 	*change
 }
 
-// warner looks for one kind of trouble. A warner never fails: what it cannot find out it does not
-// warn of.
+// warner checks for one kind of problem. Warners are best-effort and never fail the request.
 type warner func(context.Context, *write) []string
 
 func (p *Plugin) warnings(ctx context.Context, w *write) []string {
@@ -63,7 +61,7 @@ func (p *Plugin) warnings(ctx context.Context, w *write) []string {
 	return texts[:min(len(texts), warningsAtMost)]
 }
 
-// warnOfServerNode warns that the drain will take the server itself along.
+// warnOfServerNode warns that the drain includes the node of the server itself.
 func (p *Plugin) warnOfServerNode(_ context.Context, w *write) []string {
 	runsHere := func(node *corev1.Node) bool { return node.Name == p.self.NodeName }
 	if p.self.NodeName == "" || !slices.ContainsFunc(w.selected, runsHere) {
@@ -72,7 +70,7 @@ func (p *Plugin) warnOfServerNode(_ context.Context, w *write) []string {
 	return []string{"spec.nodeSelector: the Haulout server itself runs on node " + p.self.NodeName}
 }
 
-// warnOfExtent warns of selectors that say too much or nothing.
+// warnOfExtent warns of selectors that match all nodes or none.
 func warnOfExtent(_ context.Context, w *write) []string {
 	var texts []string
 	selected := len(w.selected)
@@ -89,7 +87,7 @@ func warnOfExtent(_ context.Context, w *write) []string {
 	}
 	switch {
 	case selected == 0:
-		text := "spec.nodeSelector: no node matches now; nodes that are labelled later join the maintenance"
+		text := "spec.nodeSelector: no node matches now; nodes that start to match later join the maintenance"
 		if w.nm.Spec.NewNodes == maintenance.NewNodesPolicyJoin {
 			text = "spec.nodeSelector: no node matches now; nodes that match later join the maintenance"
 		}
@@ -103,7 +101,7 @@ func warnOfExtent(_ context.Context, w *write) []string {
 	return texts
 }
 
-// warnOfOthers names the maintenances that already hold some of the nodes.
+// warnOfOthers warns of other maintenances that already hold some of the nodes.
 func (p *Plugin) warnOfOthers(ctx context.Context, w *write) []string {
 	others, err := p.maintenances.List(labels.Everything())
 	if err != nil {
@@ -124,10 +122,10 @@ func (p *Plugin) warnOfOthers(ctx context.Context, w *write) []string {
 		return nil
 	}
 	slices.Sort(names)
-	return []string{listNames("spec.nodeSelector: under maintenance already by ", names)}
+	return []string{listNames("spec.nodeSelector: nodes are already under maintenance by ", names)}
 }
 
-// overlaps looks into the status first, which costs a lookup per node; the selector is matched only
+// overlaps checks the status first, which costs one lookup per node; it matches the selector only
 // for a maintenance that has no status yet.
 func overlaps(ctx context.Context, other *v1alpha1.NodeMaintenance, names map[string]bool, nodes []*corev1.Node) bool {
 	if len(other.Status.NodeStatuses) > 0 {
@@ -154,7 +152,7 @@ var groupLabels = []string{
 	"oci.oraclecloud.com/node.pool.id",
 }
 
-// warnOfGroups warns of a maintenance that an autoscaler would feed with new nodes without end.
+// warnOfGroups warns of a maintenance that would also drain all new nodes that an autoscaler adds.
 func warnOfGroups(_ context.Context, w *write) []string {
 	if w.nm.Spec.NewNodes != maintenance.NewNodesPolicyJoin {
 		return nil
@@ -169,7 +167,7 @@ func warnOfGroups(_ context.Context, w *write) []string {
 	return nil
 }
 
-// warnOfStatusSize warns of a status that has no room for the messages of single nodes.
+// warnOfStatusSize warns of a status that has no space for the messages of individual nodes.
 func warnOfStatusSize(_ context.Context, w *write) []string {
 	versioned := &v1alpha1.NodeMaintenance{}
 	if v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(w.nm, versioned, nil) != nil {
@@ -179,11 +177,11 @@ func warnOfStatusSize(_ context.Context, w *write) []string {
 	if estimate <= size.MaxStatusBytes {
 		return nil
 	}
-	return []string{fmt.Sprintf("spec.drainPlan: the status of %d nodes may take %.1f MiB; messages of single nodes may be left out",
+	return []string{fmt.Sprintf("spec.drainPlan: the status of %d nodes may take %.1f MiB; messages of individual nodes may be omitted",
 		len(w.selected), float64(estimate)/(1<<20))}
 }
 
-// listNames appends as many names as there is room for, and the number of the others.
+// listNames appends as many names as fit, and the number of the others.
 func listNames(prefix string, names []string) string {
 	for n := min(len(names), warningLength/3); n > 1; n-- {
 		text := prefix + strings.Join(names[:n], ", ")

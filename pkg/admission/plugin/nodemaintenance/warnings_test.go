@@ -63,7 +63,7 @@ func TestWarnings(t *testing.T) {
 			nodes:   cluster,
 			request: request{nm: maintain(pools("green"))},
 			want: []string{
-				"spec.nodeSelector: no node matches now; nodes that are labelled later join the maintenance",
+				"spec.nodeSelector: no node matches now; nodes that start to match later join the maintenance",
 			},
 		},
 		"no node, and new nodes join": {
@@ -122,13 +122,13 @@ func TestWarnings(t *testing.T) {
 				another("over", "Complete", pools("blue"), "blue-1"),
 			},
 			request: request{nm: maintain(pools("blue"))},
-			want:    []string{"spec.nodeSelector: under maintenance already by by-selector, by-status"},
+			want:    []string{"spec.nodeSelector: nodes are already under maintenance by by-selector, by-status"},
 		},
 		"a status that grows large": {
 			nodes:   manyNodes(5000),
 			request: request{nm: maintain(pools("blue"))},
 			want: []string{
-				"spec.drainPlan: the status of 5002 nodes may take 1.2 MiB; messages of single nodes may be left out",
+				"spec.drainPlan: the status of 5002 nodes may take 1.2 MiB; messages of individual nodes may be omitted",
 			},
 		},
 		"a group that an autoscaler may add nodes to": {
