@@ -31,20 +31,20 @@ import (
 	"haulout.dev/haulout/pkg/registry/maintenance/nodemaintenance"
 )
 
-// ExtraConfig is what the Haulout server needs beyond a generic one.
+// ExtraConfig is the configuration that the Haulout server needs beyond that of a generic server.
 type ExtraConfig struct {
-	// Identity learns who the server itself is as soon as its authenticator is complete.
+	// Identity is set to the server's own user as soon as its authenticator is complete.
 	Identity *identity.Server
 	// MaintenanceInformers watch our own API through the loopback client, for admission on every
 	// replica.
 	MaintenanceInformers informers.SharedInformerFactory
-	// Previewer makes previews of maintenances.
+	// Previewer creates previews of maintenances.
 	Previewer nodemaintenance.Previewer
-	// EvacuatorStartDeadline is how long an evacuator has for its first report before its turn may
-	// be taken away.
+	// EvacuatorStartDeadline is the time that an evacuator has for its first report before the next
+	// one may become active.
 	EvacuatorStartDeadline time.Duration
-	// Controllers act on the host cluster; nil runs none, which leaves an API that records intent
-	// and does nothing about it.
+	// Controllers act on the host cluster; with nil, the server only stores objects and does not
+	// act on them.
 	Controllers *Controllers
 }
 
@@ -59,13 +59,12 @@ type completedConfig struct {
 	extra   *ExtraConfig
 }
 
-// CompletedConfig is a configuration that a server can be made from; only Complete makes one.
+// CompletedConfig is a configuration that a server can be created from; only Complete returns one.
 type CompletedConfig struct {
 	*completedConfig
 }
 
-// Complete fills in what follows from the rest. It fails if the server would not know its own
-// requests.
+// Complete sets the derived fields. It fails if the server could not recognize its own requests.
 func (c *Config) Complete() (CompletedConfig, error) {
 	completed := completedConfig{generic: c.GenericConfig.Complete(), extra: &c.ExtraConfig}
 	auth := c.GenericConfig.Authentication.Authenticator
@@ -80,7 +79,7 @@ type Server struct {
 	GenericAPIServer *genericapiserver.GenericAPIServer
 }
 
-// New makes the server, its storage and its hooks; nothing runs before
+// New creates the server, its storage and its hooks; nothing runs before
 // GenericAPIServer.PrepareRun().RunWithContext.
 func (c CompletedConfig) New() (*Server, error) {
 	generic, err := c.generic.New("haulout-apiserver", genericapiserver.NewEmptyDelegate())
@@ -102,8 +101,8 @@ func (c CompletedConfig) New() (*Server, error) {
 	return &Server{GenericAPIServer: generic}, nil
 }
 
-// addHooks starts what runs beside the requests. A post-start hook must return at once, and an
-// error of one ends the process.
+// addHooks adds the hooks that start informers and controllers. A post-start hook must return
+// immediately, and an error of one ends the process.
 func (c CompletedConfig) addHooks(server *genericapiserver.GenericAPIServer) error {
 	own := c.extra.MaintenanceInformers
 	if err := server.AddPostStartHook("start-maintenance-informers", func(hook genericapiserver.PostStartHookContext) error {

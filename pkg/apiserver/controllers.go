@@ -32,59 +32,60 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// LeaderElection decides which replica runs the controllers. The lease is in the host cluster.
+// LeaderElection configures the election of the replica that runs the controllers. The Lease is in
+// the host cluster.
 type LeaderElection struct {
-	// Enabled off lets the controllers run without a lease.
+	// Enabled: if false, the controllers run without a Lease.
 	Enabled bool
-	// Namespace and Name name the Lease.
+	// Namespace and Name identify the Lease.
 	Namespace, Name string
 	// Identity is the name of this replica in the Lease. A server that was killed and starts again
-	// with the same identity gets its lease back immediately, so two servers that may run at the
-	// same time must never share one.
+	// with the same identity gets its Lease back immediately, so two servers that may run at the
+	// same time must never share an identity.
 	Identity string
-	// LeaseDuration is how long others wait before they take over from a holder that does not
-	// renew. RenewDeadline is how long after its last renewal a holder stops its controllers.
+	// LeaseDuration is how long other replicas wait before they take over from a holder that does
+	// not renew. RenewDeadline is how long after its last renewal a holder stops its controllers.
 	// RetryPeriod is the time between attempts.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 }
 
 const (
-	// CallGrace is how long a call to the host cluster may go on after the controllers were told to
-	// stop. What a call has begun is better finished than cut in the middle, but it must be over
-	// before another replica can take the lease.
+	// CallGrace is how long a call to the host cluster may continue after the controllers were told
+	// to stop. It is better to finish a call than to interrupt it, but it must end before another
+	// replica can take the Lease.
 	CallGrace = 4 * time.Second
-	// StopTimeout is how long the controllers may take to stop when the lease could not be renewed,
-	// before the process ends.
+	// StopTimeout is how long the controllers may take to stop when the Lease could not be renewed,
+	// before the process exits.
 	StopTimeout = CallGrace + time.Second
 
-	// shutdownTimeout is how long they may take while the lease is still renewed.
+	// shutdownTimeout is how long they may take while the Lease is still renewed.
 	shutdownTimeout = 20 * time.Second
 )
 
 // Controllers runs a set of controllers whenever this replica leads.
 type Controllers struct {
-	// Leases is the client for the lease. It has a connection and a rate limiter of its own:
-	// renewals must not wait behind what the controllers send.
+	// Leases is the client for the Lease. It has its own connection and rate limiter: renewals must
+	// not wait behind requests of the controllers.
 	Leases coordinationclient.LeasesGetter
-	// Election decides whether this replica leads.
+	// Election configures whether and when this replica leads.
 	Election LeaderElection
-	// Run makes a new set of controllers, runs them until the context ends, and returns when the
-	// last of their writes is done. It is called again if leadership was lost and comes back.
+	// Run creates a new set of controllers, runs them until the context ends, and returns when the
+	// last of their writes is done. It is called again if this replica loses and regains
+	// leadership.
 	Run func(context.Context) error
-	// Storage is that of this server; nil if nothing is known about it.
+	// Storage describes the storage of this server; nil if it is not known.
 	Storage *Storage
-	// Service is the Service in front of this server. Registered returns the one that the
-	// APIService names, which is the zero value if there is none; a replica leads only while the
-	// two are the same.
+	// Service is the Service in front of this server. Registered returns the Service in the
+	// APIService, or the zero value if there is none; a replica leads only while the two are the
+	// same.
 	Service    types.NamespacedName
 	Registered func(context.Context) (types.NamespacedName, error)
-	// Recorder tells why this replica does not lead.
+	// Recorder records events about why this replica does not lead.
 	Recorder events.EventRecorder
-	// Exit ends the process. It is called where going on could let two replicas act at the same
-	// time.
+	// Exit ends the process. It is called if two replicas could otherwise act at the same time.
 	Exit func(reason error)
 
-	// Liveness reports whether the controllers' loops move; nil is always healthy.
+	// Liveness reports whether the controllers' loops make progress; nil means always healthy.
 	Liveness func(*http.Request) error
 
 	watchdog *leaderelection.HealthzAdaptor
@@ -102,7 +103,7 @@ func (c *Controllers) addTo(server *genericapiserver.GenericAPIServer) error {
 		}
 	}
 	if c.Liveness != nil {
-		// Not part of readiness: a stuck controller is no reason to refuse requests.
+		// Not part of readiness: the server can still serve requests with a stuck controller.
 		if err := server.AddLivezChecks(0, healthz.NamedCheck("controllers", c.Liveness)); err != nil {
 			cancel()
 			return err
@@ -122,7 +123,7 @@ func (c *Controllers) addTo(server *genericapiserver.GenericAPIServer) error {
 		cancel()
 		return err
 	}
-	// The controllers write through this very server, so they end before it stops to serve.
+	// The controllers write through this server, so they end before it stops serving.
 	return server.AddPreShutdownHook("stop-controllers", func() error {
 		cancel()
 		start.Do(func() { close(stopped) })
@@ -166,7 +167,7 @@ func (c *Controllers) runOnce(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	logger.Info("Controllers start", "identity", c.Election.Identity)
 	if err := c.Run(ctx); err != nil && ctx.Err() == nil {
-		logger.Error(err, "Controllers ended, will start again")
+		logger.Error(err, "Controllers ended, will restart")
 		return
 	}
 	logger.Info("Controllers stopped", "cause", context.Cause(ctx))

@@ -33,23 +33,23 @@ import (
 
 // Reasons of the events about leadership.
 const (
-	// EventControllersOff: the controllers of this server are off, and the message says why and
-	// what to do. About the Lease.
+	// EventControllersOff: the controllers of this server do not run; the message has the cause and
+	// a remedy. About the Lease.
 	EventControllersOff = "ControllersOff"
 )
 
-// offReason is why a replica must not lead although the lease may be free.
+// offReason is why a replica must not lead although the Lease may be free.
 type offReason string
 
 const (
-	// offElsewhere: the APIService names another Service, so users do not see what this server
-	// keeps.
+	// offElsewhere: the APIService refers to another Service, so users do not see the objects in
+	// this server.
 	offElsewhere offReason = "APIServiceElsewhere"
-	// offOtherStorage: the last leader had another storage, which may have maintenances that this
-	// one does not have.
+	// offOtherStorage: the previous leader had a different storage, which may have maintenances
+	// that this one does not have.
 	offOtherStorage offReason = "OtherStorage"
-	// offRestored: the storage was restored from a backup, so it may ask for what was completed
-	// since.
+	// offRestored: the storage was restored from a backup, so it may have maintenances that were
+	// completed since.
 	offRestored offReason = "RestoredStorage"
 )
 
@@ -59,7 +59,7 @@ var (
 	controllersOff = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace:      "haulout",
 		Name:           "controllers_off",
-		Help:           "1 while this replica must not run the controllers for a reason that an administrator has to remove, else 0.",
+		Help:           "1 while this replica must not run the controllers for a reason that an administrator has to resolve, otherwise 0.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"reason"})
 
@@ -69,7 +69,7 @@ var (
 	})
 )
 
-// showOff sets the metric. It is 0 from the start: an alert about a metric that is missing never
+// showOff sets the metric. It is 0 from the start: an alert on a metric that does not exist never
 // fires.
 func showOff(why offReason) {
 	for _, r := range offReasons {
@@ -81,19 +81,18 @@ func showOff(why offReason) {
 	}
 }
 
-// gate remembers what was found when this replica last asked whether it may lead.
+// gate has the result of the last check whether this replica may lead.
 type gate struct {
 	mu sync.Mutex
-	// told is what the log and an event have told last.
+	// told is the last message in the log and in an event.
 	told string
-	// holder is another holder of the lease, and renewal the time of its last renewal by its own
-	// clock. That time is only compared with itself: one that changes is that of a holder that is
-	// alive.
+	// holder is another holder of the Lease, and renewal the time of its last renewal by its own
+	// clock. It is only compared with earlier values: if it changes, the holder is alive.
 	holder, renewal string
 }
 
-// mayLead reports whether this replica may take part in the election. Where that cannot be found
-// out it does not.
+// mayLead reports whether this replica may take part in the election. It returns false if the check
+// fails.
 func (c *Controllers) mayLead(ctx context.Context) bool {
 	why, err := c.whyOff(ctx)
 	if err != nil {
@@ -105,15 +104,15 @@ func (c *Controllers) mayLead(ctx context.Context) bool {
 	return why == ""
 }
 
-// mustNotLead reports whether a replica that takes part in the election has to leave it. Where that
-// cannot be found out it stays.
+// mustNotLead reports whether a replica that takes part in the election has to leave it. It returns
+// false if the check fails.
 func (c *Controllers) mustNotLead(ctx context.Context) bool {
 	why, err := c.whyOff(ctx)
 	return err == nil && why != ""
 }
 
-// whyOff returns why this replica must not lead; empty if it may. A change is told in the log, in
-// an event and in a metric.
+// whyOff returns why this replica must not lead; empty if it may. It reports a change in the log,
+// in an event and in a metric.
 func (c *Controllers) whyOff(ctx context.Context) (offReason, error) {
 	c.gate.mu.Lock()
 	defer c.gate.mu.Unlock()
@@ -142,14 +141,14 @@ func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message str
 	if c.Registered != nil {
 		registered, err := c.Registered(ctx)
 		if err != nil {
-			return "", "", fmt.Errorf("read which Service the APIService names: %w", err)
+			return "", "", fmt.Errorf("read the Service of the APIService: %w", err)
 		}
 		if registered != c.Service {
 			named := "no Service"
 			if registered != (types.NamespacedName{}) {
 				named = "Service " + registered.String()
 			}
-			return offElsewhere, fmt.Sprintf("the APIService of the group names %s and not %s, which is in front of this server: "+
+			return offElsewhere, fmt.Sprintf("the APIService of the group refers to Service %s and not to %s, which is in front of this server: "+
 				"change the APIService, or remove this server", named, c.Service), nil
 		}
 	}
@@ -168,16 +167,17 @@ func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message str
 			"give all of them the same --etcd-servers, or stop the other one", holder, c.Election.Namespace, c.Election.Name))
 	}
 	if id, foreign := c.Storage.foreign(lease); foreign {
-		return offOtherStorage, fmt.Sprintf("the last leader had storage %s, and this server has storage %s: nodes may be in maintenances that only the "+
-			"other one knows. Bring the other storage back, or start with --adopt-storage=%s to release what it has left", id, c.Storage.ID, id), nil
+		return offOtherStorage, fmt.Sprintf("the last leader had storage %s, and this server has storage %s: nodes may be under maintenances that exist only in the "+
+			"other one. Restore the other storage, or start with --adopt-storage=%s to release the nodes that it left behind", id, c.Storage.ID, id), nil
 	}
-	// After the Lease, so that a leader that goes on meanwhile is never ahead of what is read here.
+	// Read the revision after the Lease, so that it is never lower because a leader continues to
+	// write.
 	revision, err := c.Storage.revision(ctx)
 	if err != nil {
 		return "", "", err
 	}
 	if known, restored := c.Storage.restored(lease, revision); restored {
-		return offRestored, fmt.Sprintf("storage %s has revision %d and was at %d before: it was restored from a backup and may ask for maintenances that "+
+		return offRestored, fmt.Sprintf("storage %s has revision %d and had %d before: it was restored from a backup and may have maintenances that "+
 			"were completed since. Complete or delete those, then start with --accept-restored-state", c.Storage.ID, revision, known), nil
 	}
 	return "", "", nil

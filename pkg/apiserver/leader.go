@@ -32,15 +32,15 @@ var (
 	errMayNotLead = errors.New("this replica may not lead any more")
 )
 
-// gatePeriod is how often a replica that takes part in the election asks whether it may.
+// gatePeriod is how often a replica that takes part in the election checks whether it may.
 const gatePeriod = 10 * time.Second
 
-// term is one time of leadership: from taking the lease until the controllers have ended.
+// term is one term of leadership: from acquiring the Lease until the controllers have ended.
 type term struct {
 	*Controllers
 	lease *lease
-	// server ends when the server shuts down; allowed ends then, too, and when this replica may not
-	// lead any more.
+	// server ends when the server shuts down; allowed also ends when this replica may not lead any
+	// more.
 	server, allowed context.Context
 	// ended is closed when the controllers have ended.
 	ended chan struct{}
@@ -48,11 +48,11 @@ type term struct {
 	leave context.CancelFunc
 }
 
-// takePartInElection returns when leadership was held and given up or lost, or when the context
-// ends. The lease goes to another replica only after the controllers of this one have ended: it is
-// renewed while they stop, and released when they have. Where it cannot be renewed, they are told
-// to stop after RenewDeadline, their calls are cut after CallGrace, and a process whose controllers
-// then still run ends. All of that fits into LeaseDuration, which is the least that others wait.
+// takePartInElection returns when this replica has released or lost leadership, or when the context
+// ends. Another replica can acquire the Lease only after the controllers of this one have ended:
+// this one renews it while they stop, and releases it afterwards. If it cannot renew the Lease, it
+// stops the controllers after RenewDeadline, cancels their calls after CallGrace, and exits if they
+// still run. All of that fits into LeaseDuration, the shortest time that other replicas wait.
 func (c *Controllers) takePartInElection(ctx context.Context) {
 	electionCtx, leave := context.WithCancel(context.WithoutCancel(ctx))
 	defer leave()
@@ -66,7 +66,7 @@ func (c *Controllers) takePartInElection(ctx context.Context) {
 		LeaseDuration: c.Election.LeaseDuration,
 		RenewDeadline: c.Election.RenewDeadline,
 		RetryPeriod:   c.Election.RetryPeriod,
-		// client-go would release the lease before the controllers are told to stop.
+		// client-go would release the Lease before the controllers are told to stop.
 		ReleaseOnCancel: false,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: t.run,
@@ -74,16 +74,16 @@ func (c *Controllers) takePartInElection(ctx context.Context) {
 		},
 	})
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Leader election cannot be set up")
+		klog.FromContext(ctx).Error(err, "Cannot set up leader election")
 		return
 	}
 	if c.watchdog != nil {
-		// client-go ties the two only in RunOrDie.
+		// client-go connects the two only in RunOrDie.
 		c.watchdog.SetLeaderElection(elector)
 		defer c.watchdog.SetLeaderElection(nil)
 	}
-	// A replica that does not lead has nothing to finish and leaves immediately. One that leads
-	// leaves when its controllers ended.
+	// A replica that does not lead leaves immediately. One that leads does so when its controllers
+	// have ended.
 	stop := context.AfterFunc(allowed, func() {
 		if !l.isHeld() {
 			leave()
@@ -103,7 +103,7 @@ func (c *Controllers) takePartInElection(ctx context.Context) {
 }
 
 // run runs the controllers until the server shuts down, this replica may not lead any more, the
-// election ends, or the lease was not renewed for RenewDeadline, whichever comes first.
+// election ends, or the Lease was not renewed for RenewDeadline, whichever comes first.
 func (t *term) run(leading context.Context) {
 	defer t.leave()
 	defer close(t.ended)
@@ -116,7 +116,7 @@ func (t *term) run(leading context.Context) {
 		t.endIfStuck(errNotRenewed, StopTimeout)
 	})()
 	defer context.AfterFunc(ctx, func() {
-		// The server itself waits for them when it shuts down.
+		// When the server shuts down, its shutdown hook waits for them.
 		if t.server.Err() == nil {
 			t.endIfStuck(context.Cause(ctx), shutdownTimeout)
 		}

@@ -32,24 +32,25 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// lease is the Lease as the elector uses it. Unlike the lock of client-go it measures by the clock
-// of this process how long ago the last renewal was sent.
+// lease implements the lock of the elector. Unlike the lock of client-go it uses the clock of this
+// process to measure the time since the last renewal was sent.
 type lease struct {
 	client    coordinationclient.LeaseInterface
 	name      string
 	namespace string
 	identity  string
 	deadline  time.Duration
-	// storage is what the Lease says about the storage of its holder; nil if nothing is known.
+	// storage describes the storage of this server, for annotations of the Lease; nil if it is not
+	// known.
 	storage *Storage
 
 	mu sync.Mutex
-	// last is the Lease as this process has last read or written it.
+	// last is the Lease that this process last read or wrote.
 	last *coordinationv1.Lease
 	// held is set by the first write that names this replica as the holder.
 	held bool
-	// renewed is when the last such write was sent. Others saw it later, so their wait for the
-	// lease ends later, too.
+	// renewed is when the last such write was sent. Other replicas saw it later, so their wait for
+	// the Lease ends later, too.
 	renewed time.Time
 	// expiry fires when no such write has succeeded for the renew deadline.
 	expiry *time.Timer
@@ -88,7 +89,7 @@ func (l *lease) Create(ctx context.Context, record resourcelock.LeaderElectionRe
 func (l *lease) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	return l.write(ctx, record, func(next *coordinationv1.Lease) (*coordinationv1.Lease, error) {
 		if next.Name == "" {
-			return nil, errors.New("the lease was not read yet")
+			return nil, errors.New("the Lease was not read yet")
 		}
 		return l.client.Update(ctx, next, metav1.UpdateOptions{})
 	})
@@ -122,13 +123,13 @@ func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRec
 	}
 	l.held, l.renewed = true, sent
 	if l.expiry != nil && l.expiry.Stop() {
-		// A timer that has fired stays so: the controllers are already told to stop.
+		// Do not reset a timer that has fired: the controllers were already told to stop.
 		l.expiry.Reset(l.deadline - time.Since(sent))
 	}
 	return nil
 }
 
-// onDeadline calls f, once, when the lease was not renewed for the renew deadline, until the
+// onDeadline calls f, once, when the Lease was not renewed for the renew deadline, until the
 // returned function is called.
 func (l *lease) onDeadline(f func()) (stop func() bool) {
 	l.mu.Lock()
@@ -137,15 +138,15 @@ func (l *lease) onDeadline(f func()) (stop func() bool) {
 	return l.expiry.Stop
 }
 
-// isHeld reports whether the lease was taken by this replica at any time.
+// isHeld reports whether this replica has ever acquired the Lease.
 func (l *lease) isHeld() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.held
 }
 
-// release gives the lease away if this replica still holds it. A call whose answer got lost may
-// have taken it.
+// release releases the Lease if this replica still holds it. A call whose response was lost may
+// have acquired it.
 func (l *lease) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, l.deadline)
 	defer cancel()
@@ -162,13 +163,14 @@ func (l *lease) release(ctx context.Context) {
 		case err == nil || apierrors.IsNotFound(err):
 			return
 		case !apierrors.IsConflict(err):
-			logger.Error(err, "Lease could not be released, it runs out by itself")
+			logger.Error(err, "Cannot release the Lease, it will expire")
 			return
 		}
 	}
 }
 
-// RecordEvent implements resourcelock.Interface. The log has the same.
+// RecordEvent implements resourcelock.Interface. It does nothing, since the log has the same
+// information.
 func (l *lease) RecordEvent(string) {}
 
 // Identity implements resourcelock.Interface.

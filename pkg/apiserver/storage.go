@@ -29,31 +29,31 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 )
 
-// Annotations of the Lease. They tell which storage its holder serves, and how far that storage had
-// come.
+// Annotations of the Lease. They identify the storage of its holder, and its revision at the last
+// renewal.
 const (
 	annotationStorageID       = maintenance.GroupName + "/storage-id"
 	annotationStorageRevision = maintenance.GroupName + "/storage-revision"
 )
 
 const (
-	// revisionTimeout bounds how long a renewal waits for etcd.
+	// revisionTimeout limits how long a renewal waits for etcd.
 	revisionTimeout = time.Second
-	// restoredBy is by how much `etcdutl snapshot restore --bump-revision` moves the revision at
-	// least. The advice is 1,000,000,000. Between the last renewal of a leader and the next one no
-	// storage comes that far by itself.
+	// restoredBy is the minimum by which `etcdutl snapshot restore --bump-revision` increases the
+	// revision. The documentation recommends 1,000,000,000. Between two renewals of a leader,
+	// normal writes never increase it that much.
 	restoredBy = 100_000_000
 )
 
-// Storage is the storage behind this server.
+// Storage describes the storage of this server.
 type Storage struct {
-	// ID was drawn when the storage was made, and is kept in it.
+	// ID was generated when the storage was created, and is stored in it.
 	ID string
-	// Revision returns how far the storage has come.
+	// Revision returns the current revision of the storage.
 	Revision func(context.Context) (int64, error)
-	// Embedded reports whether this process alone has the storage.
+	// Embedded: the storage runs in this process, and only this process uses it.
 	Embedded bool
-	// Adopt is the ID of another storage whose lease this server takes over; empty for none.
+	// Adopt is the ID of another storage whose Lease this server may take over; empty for none.
 	Adopt string
 	// AcceptRestored lets the server lead with a storage that was restored from a backup.
 	AcceptRestored bool
@@ -62,14 +62,14 @@ type Storage struct {
 	last atomic.Int64
 }
 
-// foreign reports whether a Lease belongs to a storage that is not to be taken over.
+// foreign reports whether a Lease belongs to another storage that this server must not take over.
 func (s *Storage) foreign(lease *coordinationv1.Lease) (id string, foreign bool) {
 	id = lease.Annotations[annotationStorageID]
 	return id, id != "" && id != s.ID && id != s.Adopt
 }
 
-// restored returns the revision that a Lease tells about this storage if the storage cannot have
-// come from there by itself.
+// restored returns the revision of this storage in a Lease if the storage cannot have reached its
+// current revision by normal writes.
 func (s *Storage) restored(lease *coordinationv1.Lease, revision int64) (known int64, restored bool) {
 	if s.AcceptRestored || lease.Annotations[annotationStorageID] != s.ID {
 		return 0, false
@@ -81,8 +81,8 @@ func (s *Storage) restored(lease *coordinationv1.Lease, revision int64) (known i
 	return known, revision < known || revision-known > restoredBy
 }
 
-// sign writes ID and revision into a Lease that is about to be taken or renewed. It fails where the
-// Lease must not be taken.
+// sign adds the ID and the revision to a Lease before it is acquired or renewed. It returns an
+// error if this replica must not acquire the Lease.
 func (s *Storage) sign(ctx context.Context, lease *coordinationv1.Lease, held bool) error {
 	revision, err := s.revision(ctx)
 	if err != nil {
@@ -102,8 +102,8 @@ func (s *Storage) sign(ctx context.Context, lease *coordinationv1.Lease, held bo
 	return nil
 }
 
-// revision returns the current revision, or the last one that is known if the storage does not
-// answer in time: a leader does not lose its lease because etcd elects a leader of its own.
+// revision returns the current revision, or the last known one if the storage does not respond in
+// time: a leader must not lose its Lease because etcd elects a new leader.
 func (s *Storage) revision(ctx context.Context) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, revisionTimeout)
 	defer cancel()

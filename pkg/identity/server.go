@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package identity tells requests of this very server from those of everybody else.
+// Package identity distinguishes requests of this server process from all others.
 package identity
 
 import (
@@ -26,18 +26,18 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// GarbageCollector is the name of the user that the garbage collector of the host cluster acts as.
+// GarbageCollector is the user name of the garbage collector of the host cluster.
 const GarbageCollector = "system:serviceaccount:kube-system:generic-garbage-collector"
 
-// Server knows the user that the server's own controllers appear as. Its name alone would not do: a
-// cluster administrator could impersonate it, and the kube-apiserver in front of us uses the same
-// one. The user's UID is drawn at random when the server starts and never leaves the process, so it
-// is what counts. The zero value recognizes nobody.
+// Server recognizes the user of the server's own controllers. The name is not enough: a cluster
+// administrator could impersonate it, and the kube-apiserver in front of us uses the same one. The
+// user's UID is random, is generated when the server starts and never leaves the process, so it is
+// compared. The zero value recognizes no user.
 type Server struct {
 	self atomic.Pointer[user.DefaultInfo]
 }
 
-// Learn asks the authenticator who the bearer of the loopback token is and remembers it.
+// Learn authenticates the loopback token and stores its user.
 func (s *Server) Learn(auth authenticator.Request, loopbackToken string) error {
 	req, err := http.NewRequest(http.MethodGet, "https://localhost/", nil)
 	if err != nil {
@@ -49,7 +49,7 @@ func (s *Server) Learn(auth authenticator.Request, loopbackToken string) error {
 		return fmt.Errorf("authenticate the loopback token: %w", err)
 	}
 	if !ok || resp.User.GetUID() == "" {
-		return fmt.Errorf("authenticate the loopback token: it is nobody's, or its user has no UID")
+		return fmt.Errorf("authenticate the loopback token: it does not authenticate a user, or the user has no UID")
 	}
 	s.Set(&user.DefaultInfo{Name: resp.User.GetName(), UID: resp.User.GetUID(), Groups: resp.User.GetGroups()})
 	return nil
@@ -60,7 +60,7 @@ func (s *Server) Set(u *user.DefaultInfo) {
 	s.self.Store(u)
 }
 
-// Is says whether u is the server itself.
+// Is reports whether u is the server itself.
 func (s *Server) Is(u user.Info) bool {
 	self := s.self.Load()
 	return self != nil && u != nil && u.GetName() == self.Name && u.GetUID() == self.UID

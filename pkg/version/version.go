@@ -14,9 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package version holds the version of Haulout. It is kept apart from k8s.io/component-base/version
-// on purpose: stamping that one with our version would make the generic API server believe it
-// emulates an ancient Kubernetes and turn features off.
+// Package version holds the version of Haulout. It is separate from k8s.io/component-base/version
+// on purpose: with our version there, the generic API server would emulate an ancient Kubernetes
+// version and disable features.
 package version
 
 import (
@@ -24,10 +24,10 @@ import (
 	"runtime/debug"
 )
 
-// gitVersion is stamped by the linker (-X).
+// gitVersion is set by the linker (-X).
 var gitVersion = ""
 
-// Get returns the version of Haulout this program was built as: the stamped one, else the module's,
+// Get returns the version of Haulout in this build: the one set by the linker, else the module's,
 // else "devel".
 func Get() string {
 	if gitVersion != "" {
@@ -39,7 +39,7 @@ func Get() string {
 	return "devel"
 }
 
-// GoVersion returns the Go release this program was built with.
+// GoVersion returns the Go version of this build.
 func GoVersion() string {
 	return runtime.Version()
 }

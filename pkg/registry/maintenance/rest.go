@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package maintenance puts together the storage of the API group.
+// Package maintenance creates the storage of the API group.
 package maintenance
 
 import (
@@ -30,9 +30,9 @@ import (
 )
 
 // NewStorage returns the storage of all resources and subresources of the group by their names.
-// isServer says whether a user is the server itself, which alone may write what the others only
-// read. previewer makes the previews of maintenances; evacuatorStartDeadline is how long an
-// evacuator has for its first report.
+// isServer reports whether a user is the server itself, which may write fields that are read-only
+// for other users. previewer creates the previews of maintenances; evacuatorStartDeadline is the
+// time that an evacuator has for its first report.
 func NewStorage(scheme *runtime.Scheme, opts generic.RESTOptionsGetter, isServer func(user.Info) bool, previewer nodemaintenance.Previewer,
 	evacuatorStartDeadline time.Duration) (map[string]rest.Storage, error) {
 	maintenances, err := nodemaintenance.NewStorage(scheme, opts, isServer, previewer)

@@ -14,9 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package registrytest runs the registry of a kind on a real etcd within the test's own process, so
+// Package registrytest runs the registry of a kind on a real etcd in the test's own process, so
 // that its tests see what a client of the server would see: transactions, conflicts, finalizers,
-// and what the storage encoding keeps.
+// and the effect of the storage encoding.
 package registrytest
 
 import (
@@ -52,8 +52,8 @@ import (
 )
 
 var (
-	// Scheme has the types of the maintenance API. It is not the server's: importing that would
-	// close an import cycle.
+	// Scheme has the types of the maintenance API. It is not the server's, which would cause an
+	// import cycle.
 	Scheme = runtime.NewScheme()
 	// Codecs encodes and decodes them.
 	Codecs = serializer.NewCodecFactory(Scheme)
@@ -64,8 +64,7 @@ func init() {
 	metav1.AddToGroupVersion(Scheme, schema.GroupVersion{Version: "v1"})
 }
 
-// StorageCodec returns the codec that objects are stored with: protobuf of v1alpha1, as the server
-// does it.
+// StorageCodec returns the storage codec, which is that of the server: protobuf of v1alpha1.
 func StorageCodec() runtime.Codec {
 	info, ok := runtime.SerializerInfoForMediaType(Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	if !ok {
@@ -74,10 +73,10 @@ func StorageCodec() runtime.Codec {
 	return Codecs.CodecForVersions(info.Serializer, Codecs.UniversalDeserializer(), v1alpha1.SchemeGroupVersion, maintenance.SchemeGroupVersion)
 }
 
-// Etcd is a running etcd. Starting one takes a good part of a second: start one in each test
-// function and let its subtests share it.
+// Etcd is a running etcd. A start takes almost a second: start one in each test function and share
+// it between its subtests.
 type Etcd struct {
-	// Client talks to it directly, to look at the stored bytes.
+	// Client is a direct client, to read the stored bytes.
 	Client *kubernetes.Client
 
 	prefixes atomic.Int64
@@ -89,8 +88,8 @@ func RunEtcd(t testing.TB) *Etcd {
 	return &Etcd{Client: testserver.RunEtcd(t, nil)}
 }
 
-// RESTOptions returns storage of its own, under a prefix that nothing else uses. There is no watch
-// cache: reads see every write.
+// RESTOptions returns separate storage, under a unique prefix. There is no watch cache: reads see
+// every write.
 func (e *Etcd) RESTOptions(resource schema.GroupResource) generic.RESTOptions {
 	config := storagebackend.NewDefaultConfig(fmt.Sprintf("/registry-%d", e.prefixes.Add(1)), StorageCodec())
 	config.Transport.ServerList = e.Client.Endpoints()
@@ -103,8 +102,8 @@ func (e *Etcd) RESTOptions(resource schema.GroupResource) generic.RESTOptions {
 	}
 }
 
-// CachedRESTOptions is RESTOptions with the watch cache in front, which serves lists by index. It
-// refuses requests until it has filled itself, so whoever makes it waits for that.
+// CachedRESTOptions is RESTOptions with the watch cache, which serves lists by index. It refuses
+// requests until it is filled, so the creation waits for that.
 func (e *Etcd) CachedRESTOptions(resource schema.GroupResource) generic.RESTOptions {
 	options := e.RESTOptions(resource)
 	options.Decorator = func(config *storagebackend.ConfigForResource, resourcePrefix string, keyFunc func(runtime.Object) (string, error),
@@ -126,7 +125,8 @@ func (e *Etcd) CachedRESTOptions(resource schema.GroupResource) generic.RESTOpti
 	return options
 }
 
-// StoredBytes returns what etcd holds for an object; name is "namespace/name" for a namespaced one.
+// StoredBytes returns the value of an object in etcd; name is "namespace/name" for a namespaced
+// one.
 func (e *Etcd) StoredBytes(ctx context.Context, t testing.TB, options generic.RESTOptions, name string) []byte {
 	t.Helper()
 	key := path.Join(options.StorageConfig.Prefix, options.ResourcePrefix, name)
@@ -140,9 +140,9 @@ func (e *Etcd) StoredBytes(ctx context.Context, t testing.TB, options generic.RE
 	return response.Kvs[0].Value
 }
 
-// Request is what a request would leave in the context of the handlers.
+// Request is the information that a request leaves in the context of the handlers.
 type Request struct {
-	// User is who asks.
+	// User is the user of the request.
 	User user.Info
 	// Verb is the request's verb; nothing in a registry depends on it, admission plugins may.
 	Verb string
@@ -199,7 +199,7 @@ func (w *Warnings) Texts() []string {
 	return append([]string(nil), w.texts...)
 }
 
-// WithWarnings returns a context whose warnings end up in the returned collection.
+// WithWarnings returns a context that adds its warnings to the returned collection.
 func WithWarnings(ctx context.Context) (context.Context, *Warnings) {
 	w := &Warnings{}
 	return warning.WithWarningRecorder(ctx, w), w

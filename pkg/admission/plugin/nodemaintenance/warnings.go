@@ -87,7 +87,7 @@ func warnOfExtent(_ context.Context, w *write) []string {
 	}
 	switch {
 	case selected == 0:
-		text := "spec.nodeSelector: no node matches now; nodes that start to match later join the maintenance"
+		text := "spec.nodeSelector: no node matches now; existing nodes that match later join the maintenance"
 		if w.nm.Spec.NewNodes == maintenance.NewNodesPolicyJoin {
 			text = "spec.nodeSelector: no node matches now; nodes that match later join the maintenance"
 		}

@@ -63,7 +63,7 @@ func TestWarnings(t *testing.T) {
 			nodes:   cluster,
 			request: request{nm: maintain(pools("green"))},
 			want: []string{
-				"spec.nodeSelector: no node matches now; nodes that start to match later join the maintenance",
+				"spec.nodeSelector: no node matches now; existing nodes that match later join the maintenance",
 			},
 		},
 		"no node, and new nodes join": {

@@ -51,8 +51,8 @@ var (
 	_ rest.ShortNamesProvider = &REST{}
 )
 
-// NewStorage returns the endpoints on the storage that optsGetter gives. isServer recognizes the
-// server's own controllers; startDeadline is how long an evacuator has for its first report.
+// NewStorage returns the endpoints on the storage of optsGetter. isServer recognizes the server's
+// own controllers; startDeadline is the time that an evacuator has for its first report.
 func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, startDeadline time.Duration) (Storage, error) {
 	return newStorage(scheme, optsGetter, isServer, startDeadline, clock.RealClock{})
 }
@@ -77,8 +77,8 @@ func newStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, is
 	options := &generic.StoreOptions{
 		RESTOptions: optsGetter,
 		AttrFunc:    GetAttrs,
-		// Evacuators each watch their own class: with the trigger an event is only offered to the
-		// watchers of its class.
+		// Evacuators watch their own class: with the trigger, the watch cache only passes an event
+		// to the watchers of its class.
 		TriggerFunc: storage.IndexerFuncs{maintenance.FieldActiveEvacuatorClass: activeEvacuatorClass},
 		Indexers: &cache.Indexers{
 			storage.FieldIndex(maintenance.FieldActiveEvacuatorClass): index(activeEvacuatorClass),
@@ -110,7 +110,7 @@ func index(value func(runtime.Object) string) cache.IndexFunc {
 	}
 }
 
-// ShortNames lets "kubectl get evac" work.
+// ShortNames makes "kubectl get evac" work.
 func (*REST) ShortNames() []string {
 	return []string{"evac"}
 }

@@ -46,7 +46,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
 )
 
-// Strategy is what creation, update and deletion of Evacuations do to them besides storing them.
+// Strategy is the strategy of the main resource.
 type Strategy struct {
 	rest.DeclarativeValidation
 	names.NameGenerator
@@ -66,7 +66,7 @@ var (
 )
 
 // NewStrategy returns the strategy. isServer recognizes the server's own controllers; startDeadline
-// is how long an evacuator has for its first report.
+// is the time that an evacuator has for its first report.
 func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, startDeadline time.Duration, clock clock.PassiveClock) *Strategy {
 	return &Strategy{
 		DeclarativeValidation: rest.DeclarativeValidation{Scheme: scheme},
@@ -77,21 +77,21 @@ func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, startDea
 	}
 }
 
-// NamespaceScoped says that Evacuations live in the namespace of their pod.
+// NamespaceScoped returns true: Evacuations are in the namespace of their pod.
 func (*Strategy) NamespaceScoped() bool {
 	return true
 }
 
-// GetResetFields names what a write to the main endpoint cannot change.
+// GetResetFields returns the fields that a write to the main endpoint cannot change.
 func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	return map[fieldpath.APIVersion]*fieldpath.Set{
 		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(fieldpath.MakePathOrDie("status")),
 	}
 }
 
-// PrepareForCreate drops the client's status and sets the name if the client left it out. What
-// admission resolved stays. The first evacuator is active from the start: the spec decides which
-// one that is, and a drain is spared one write for each pod.
+// PrepareForCreate drops the client's status and sets the name if the client left it out. It keeps
+// the fields that admission set. The first evacuator is active from the start: it follows from the
+// spec, and a drain saves one write for each pod.
 func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	evacuation := obj.(*maintenance.Evacuation)
 	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
@@ -100,7 +100,7 @@ func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 		ActiveEvacuatorClass: class,
 		ActiveEvacuatorSince: &now,
 		Message:              protocol.TurnMessage(class, account) + s.takeLeavesFor(ctx, evacuation),
-		// What defaulting gives an object that is read; the tags' validation insists on it.
+		// Defaulting sets this on objects that are read, and declarative validation requires it.
 		EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow,
 	}
 	evacuation.Generation = 1
@@ -110,8 +110,9 @@ func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	}
 }
 
-// takeLeavesFor removes the annotation that names the maintenance, and returns what it adds to the
-// first message. Only the server may name one: its words are believed.
+// takeLeavesFor removes the annotation that names the maintenance, and returns the text that it
+// adds to the first message. It ignores the annotation of other users, because readers trust the
+// message.
 func (s *Strategy) takeLeavesFor(ctx context.Context, evacuation *maintenance.Evacuation) string {
 	mention, ok := evacuation.Annotations[v1alpha1.AnnotationLeavesFor]
 	if !ok {
@@ -129,9 +130,9 @@ func (s *Strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorLi
 	return append(validation.ValidateEvacuation(obj.(*maintenance.Evacuation)), size.Validate(s.Scheme, obj)...)
 }
 
-// ValidateDeclaratively adds what the tags find. Only an object whose podRef is incomplete comes
-// here without a name; the tags say so, and that the name is missing too would send the client in
-// the wrong direction.
+// ValidateDeclaratively adds the errors of the validation tags. Only an object with an incomplete
+// podRef has no name here; the tags report that, and an error about the missing name would be
+// misleading.
 func (s *Strategy) ValidateDeclaratively(ctx context.Context, obj, old runtime.Object, errs field.ErrorList, operationType operation.Type,
 	config rest.DeclarativeValidationConfig) field.ErrorList {
 	errs = slices.DeleteFunc(errs, func(err *field.Error) bool {
@@ -140,25 +141,24 @@ func (s *Strategy) ValidateDeclaratively(ctx context.Context, obj, old runtime.O
 	return s.DeclarativeValidation.ValidateDeclaratively(ctx, obj, old, errs, operationType, config)
 }
 
-// WarningsOnCreate warns about what is hardly meant.
+// WarningsOnCreate warns about probably unintended settings.
 func (*Strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
 	return validation.WarnEvacuation(obj.(*maintenance.Evacuation))
 }
 
-// Canonicalize puts the evacuators into the order in which they act. It runs after validation,
-// whose errors thus name the client's own indexes; in an update the order cannot have changed any
-// more.
+// Canonicalize sorts the evacuators in the order in which they act. It runs after validation, whose
+// errors thus have the client's own indexes; in an update the order cannot have changed.
 func (*Strategy) Canonicalize(obj runtime.Object) {
 	protocol.SortInternal(obj.(*maintenance.Evacuation).Spec.Evacuators)
 }
 
-// AllowCreateOnUpdate says that PUT does not create.
+// AllowCreateOnUpdate returns false: PUT does not create.
 func (*Strategy) AllowCreateOnUpdate(context.Context) bool {
 	return false
 }
 
-// AllowUnconditionalUpdate says that PUT needs a resourceVersion: without it an evacuator could
-// write long after it lost its turn.
+// AllowUnconditionalUpdate returns false: PUT needs a resourceVersion. Without it, an evacuator
+// could write long after it was active.
 func (*Strategy) AllowUnconditionalUpdate(context.Context) bool {
 	return false
 }
@@ -168,9 +168,9 @@ func (*Strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 	obj.(*maintenance.Evacuation).Status = old.(*maintenance.Evacuation).Status
 }
 
-// ValidateUpdate checks an update. The server adds and removes no more than its own finalizer, and
-// it has to be able to: a client could make an Evacuation just so large that the server can neither
-// join it nor withdraw from it.
+// ValidateUpdate checks an update. The size limit does not apply to the server, which only adds and
+// removes its own finalizer: otherwise a client could make an Evacuation so large that the server
+// can neither add nor remove it.
 func (s *Strategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 	errs := validation.ValidateEvacuationUpdate(obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation))
 	if s.byServer(ctx) {
@@ -194,7 +194,7 @@ func NewStatusStrategy(strategy *Strategy) *StatusStrategy {
 	return &StatusStrategy{Strategy: strategy}
 }
 
-// GetResetFields names what a write to the status cannot change.
+// GetResetFields returns the fields that a write to the status cannot change.
 func (*StatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	return map[fieldpath.APIVersion]*fieldpath.Set{
 		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(
@@ -202,8 +202,9 @@ func (*StatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set 
 	}
 }
 
-// PrepareForUpdate keeps metadata and spec, stamps the time of a report, and clears at a hand-over
-// what the last evacuator reported. Deadlines count from the stamps, so no client may choose them.
+// PrepareForUpdate keeps metadata and spec, sets the time of a report, and clears the previous
+// evacuator's report at a hand-over. Deadlines start at these timestamps, so clients cannot choose
+// them.
 func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
 	evacuation, oldEvacuation := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
 	evacuation.Spec = oldEvacuation.Spec
@@ -212,7 +213,7 @@ func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 		return
 	}
 	status, oldStatus := &evacuation.Status, &oldEvacuation.Status
-	// Whole seconds, as they are stored.
+	// Use whole seconds, as they are stored.
 	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
 	if status.ActiveEvacuatorClass != oldStatus.ActiveEvacuatorClass && s.byServer(ctx) {
 		status.ActiveEvacuatorSince = &now
@@ -225,10 +226,10 @@ func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 	reports := !s.byServer(ctx)
 	if reports {
 		if status.ActiveEvacuatorSince == nil {
-			// A client that does not know the field does not mean to change it.
+			// A client that does not know the field does not intend to change it.
 			status.ActiveEvacuatorSince = oldStatus.ActiveEvacuatorSince
 		}
-		// Every write of an evacuator is a report, whatever time its own clock shows.
+		// Every write of an evacuator is a report; its own timestamp is ignored.
 		status.EvacuationProgressTimestamp = &now
 	} else {
 		status.ActiveEvacuatorSince = restamp(status.ActiveEvacuatorSince, oldStatus.ActiveEvacuatorSince, now)
@@ -236,13 +237,12 @@ func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 		reports = !status.EvacuationProgressTimestamp.Equal(oldStatus.EvacuationProgressTimestamp)
 	}
 	if reports && oldStatus.EvacuationProgressTimestamp == nil && status.Message == oldStatus.Message {
-		// The message is still the server's about the hand-over; the evacuator has nothing to add
-		// to its report.
+		// The message is still the server's about the hand-over, and not one of the evacuator.
 		status.Message = ""
 	}
 }
 
-// restamp returns the time to store for one that a controller of the server wrote: an unset time
+// restamp returns the time to store for a timestamp from a controller of the server: an unset time
 // keeps the stored one, and a changed one becomes now.
 func restamp(written, stored *metav1.Time, now metav1.Time) *metav1.Time {
 	if written == nil || written.Equal(stored) {
@@ -255,7 +255,7 @@ func restamp(written, stored *metav1.Time, now metav1.Time) *metav1.Time {
 func (s *StatusStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 	evacuation, oldEvacuation := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
 	if !s.byServer(ctx) {
-		// The rules for all writers would only say the same in other words.
+		// The rules for all writers would only report the same in other words.
 		if errs := validation.ValidateEvacuationReport(evacuation, oldEvacuation); len(errs) > 0 {
 			return errs
 		}
@@ -268,7 +268,7 @@ func (s *Strategy) byServer(ctx context.Context) bool {
 	return ok && s.isServer(u)
 }
 
-// GetAttrs returns what selectors look at.
+// GetAttrs returns the labels and fields for selectors.
 func GetAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 	evacuation, ok := obj.(*maintenance.Evacuation)
 	if !ok {
@@ -284,8 +284,8 @@ func GetAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 	}, nil
 }
 
-// MatchEvacuation returns what selects Evacuations. The fields with an index come in the order in
-// which they narrow a list down most.
+// MatchEvacuation returns the selection predicate of Evacuations. The indexed fields are in the
+// order of their selectivity.
 func MatchEvacuation(label labels.Selector, field fields.Selector) storage.SelectionPredicate {
 	return storage.SelectionPredicate{
 		Label:       label,

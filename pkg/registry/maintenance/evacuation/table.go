@@ -30,18 +30,18 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 )
 
-// columns are those of "kubectl get evacuations". The namespace is printed by kubectl itself. The
-// name says little beyond the pod's and is long, so it is left to the wide output.
+// columns are the columns of "kubectl get evacuations". kubectl itself prints the namespace. The
+// name is long and contains little more than the pod's, so it is in the wide output.
 var columns = []metav1.TableColumnDefinition{
-	{Name: "Pod", Type: "string", Description: "Pod that is to leave its node."},
+	{Name: "Pod", Type: "string", Description: "Pod that has to leave its node."},
 	{Name: "Node", Type: "string", Description: "Node the pod ran on when the evacuation was requested."},
-	{Name: "Evacuator", Type: "string", Description: "Class of the evacuator whose turn it is."},
+	{Name: "Evacuator", Type: "string", Description: "Class of the active evacuator."},
 	{Name: "Progress", Type: "string", Description: "Time since the active evacuator last reported."},
-	{Name: "Evictions", Type: "integer", Description: "Calls of the eviction API that a budget refused."},
+	{Name: "Evictions", Type: "integer", Description: "Calls of the Eviction API that a budget refused."},
 	{Name: "Blocked", Type: "string", Description: "Reason why the pod cannot leave at the moment."},
 	{Name: "Age", Type: "string", Description: "Time since the evacuation was requested."},
-	{Name: "Message", Type: "string", Priority: 1, Description: "What is in the way or, if nothing is, what happens, in words."},
-	{Name: "Expected", Type: "string", Priority: 1, Description: "Time in which the active evacuator expects the pod to be gone."},
+	{Name: "Message", Type: "string", Priority: 1, Description: "Why the pod is blocked or, if it is not, what happens to it."},
+	{Name: "Expected", Type: "string", Priority: 1, Description: "Time until the active evacuator expects the pod to be gone."},
 	{Name: "Name", Type: "string", Format: "name", Priority: 1, Description: "Name of the evacuation."},
 }
 
@@ -83,7 +83,7 @@ func (c *tableConvertor) row(evacuation *maintenance.Evacuation) metav1.TableRow
 	status := evacuation.Status
 	blockedReason, message := "", status.Message
 	if condition := apimeta.FindStatusCondition(status.Conditions, maintenance.ConditionBlocked); condition != nil && condition.Status == metav1.ConditionTrue {
-		// What is in the way matters more than whose turn it is, and says what to do.
+		// The blocker is more important than the active evacuator, and its message has a remedy.
 		blockedReason, message = condition.Reason, condition.Message
 	}
 	return metav1.TableRow{

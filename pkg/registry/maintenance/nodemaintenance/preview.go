@@ -28,14 +28,14 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Previewer makes previews. Its errors are answers to clients.
+// Previewer creates previews. It returns errors that are suitable as responses to clients.
 type Previewer interface {
 	Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenancePreview, error)
 }
 
-// PreviewREST serves nodemaintenances/preview, which can only be got. Nothing is stored.
+// PreviewREST serves nodemaintenances/preview, which only supports get and is not stored.
 type PreviewREST struct {
-	// TableConvertor makes the one row that kubectl get shows without -o.
+	// TableConvertor returns the row that kubectl get shows without -o.
 	rest.TableConvertor
 
 	store     *genericregistry.Store
@@ -55,10 +55,10 @@ func newPreview(store *genericregistry.Store, scheme *runtime.Scheme, previewer 
 // New implements rest.Storage.
 func (*PreviewREST) New() runtime.Object { return &maintenance.NodeMaintenancePreview{} }
 
-// Destroy implements rest.Storage. The store belongs to the main resource.
+// Destroy implements rest.Storage. It does nothing, since the store belongs to the main resource.
 func (*PreviewREST) Destroy() {}
 
-// Get makes the preview of a maintenance.
+// Get returns the preview of a maintenance.
 func (r *PreviewREST) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
 	stored, err := r.store.Get(ctx, name, options)
 	if err != nil {

@@ -39,8 +39,7 @@ type Storage struct {
 	Preview         *PreviewREST
 }
 
-// NewStorage returns the storage. isServer tells requests of the server's own controllers from all
-// others.
+// NewStorage returns the storage. isServer recognizes the server's own controllers.
 func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, previewer Previewer) (Storage, error) {
 	return newStorage(optsGetter, NewStrategy(scheme, isServer, clock.RealClock{}), previewer)
 }
@@ -67,7 +66,7 @@ func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, previe
 	}, nil
 }
 
-// getAttrs returns what selectors of lists and watches look at.
+// getAttrs returns the labels and fields for selectors of lists and watches.
 func getAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 	nm, ok := obj.(*maintenance.NodeMaintenance)
 	if !ok {

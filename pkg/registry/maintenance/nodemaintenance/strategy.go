@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package nodemaintenance is the registry of NodeMaintenances: what happens to one between the
-// request that writes it and etcd.
+// Package nodemaintenance is the registry of NodeMaintenances: it processes objects between a write
+// request and etcd.
 package nodemaintenance
 
 import (
@@ -41,13 +41,13 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
 )
 
-// Strategy is what the main resource does with a NodeMaintenance before it is stored.
+// Strategy is the strategy of the main resource.
 type Strategy struct {
 	rest.DeclarativeValidation
 	names.NameGenerator
 
-	// isServer tells the server's own controllers from everybody else, cluster administrators
-	// included.
+	// isServer distinguishes the server's own controllers from all other users, including cluster
+	// administrators.
 	isServer func(user.Info) bool
 	clock    clock.PassiveClock
 }
@@ -69,31 +69,30 @@ func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, clock cl
 	}
 }
 
-// NamespaceScoped implements rest.Scoper: nodes have no namespace, neither have their maintenances.
+// NamespaceScoped implements rest.Scoper: like nodes, their maintenances have no namespace.
 func (*Strategy) NamespaceScoped() bool { return false }
 
-// AllowCreateOnUpdate lets only POST and server-side apply make objects.
+// AllowCreateOnUpdate returns false: only POST and server-side apply create objects.
 func (*Strategy) AllowCreateOnUpdate(context.Context) bool { return false }
 
-// AllowUnconditionalUpdate demands a resourceVersion of a PUT. Who replaces the object as it was
-// some time ago would undo somebody's narrowing of the selector unawares, and the nodes would be
-// drained. Patches and server-side apply say what they change; kubectl replace looks the version
-// up.
+// AllowUnconditionalUpdate returns false: PUT needs a resourceVersion. A PUT from a stale copy
+// would silently widen the selector again, and the nodes would be drained. Patches and server-side
+// apply only have the changed fields; kubectl replace reads the version.
 func (*Strategy) AllowUnconditionalUpdate(context.Context) bool { return false }
 
-// Canonicalize changes nothing.
+// Canonicalize does nothing.
 func (*Strategy) Canonicalize(runtime.Object) {}
 
-// WarningsOnCreate has none: warnings depend on the cluster, so admission gives them.
+// WarningsOnCreate returns none: warnings depend on the cluster, so admission adds them.
 func (*Strategy) WarningsOnCreate(context.Context, runtime.Object) []string { return nil }
 
-// WarningsOnUpdate has none, see WarningsOnCreate.
+// WarningsOnUpdate returns none, see WarningsOnCreate.
 func (*Strategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {
 	return nil
 }
 
-// GetResetFields names what clients may send but not set, so that server-side apply does not make
-// them its owners.
+// GetResetFields returns the fields that clients can send but not set, so that server-side apply
+// does not make clients their owners.
 func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	return map[fieldpath.APIVersion]*fieldpath.Set{
 		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(
@@ -103,7 +102,7 @@ func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	}
 }
 
-// PrepareForCreate drops what only the server says, and says it.
+// PrepareForCreate clears the fields that only the server sets, and sets them.
 func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	nm := obj.(*maintenance.NodeMaintenance)
 	nm.Generation = 1
@@ -113,7 +112,8 @@ func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	setCompletionFinalizer(nm, nm.Spec.Stage != maintenance.NodeMaintenanceStageIdle)
 }
 
-// PrepareForUpdate keeps what only the server says, and says it anew where the change asks for it.
+// PrepareForUpdate keeps the fields that only the server sets, and updates them if the change
+// requires it.
 func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
 	nm, before := obj.(*maintenance.NodeMaintenance), old.(*maintenance.NodeMaintenance)
 	nm.Status = before.Status
@@ -140,17 +140,17 @@ func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object
 }
 
 // CheckGracefulDelete is the only hook in the transaction that marks an object as deleting, so the
-// stage moves to Complete here. It answers two different questions with its result.
+// stage moves to Complete here. The result has two meanings.
 //
 // A maintenance that is not Idle has the completion finalizer, and false makes the store mark it as
 // deleting and raise its generation.
 //
-// An Idle one has no such finalizer and goes at once. But the store decides that from a copy which
-// it reads before the transaction, and then deletes whatever is there: a request that moves the
-// maintenance to Drain in between would be lost together with the memory of the nodes it has just
-// claimed. True, with a grace period of zero, makes it mark the object as deleting within a
-// transaction first, in which this function looks at the stage again; after that no stage can
-// change, and the object is deleted in the same request.
+// An Idle one has no such finalizer and is deleted immediately. But the store decides that from a
+// copy which it reads before the transaction, and then deletes the current object: a request that
+// moves the maintenance to Drain in between would be lost together with the list of nodes it has
+// just claimed. True, with a grace period of zero, makes the store mark the object as deleting
+// within a transaction first, in which this function checks the stage again; after that the stage
+// cannot change, and the object is deleted in the same request.
 func (s *Strategy) CheckGracefulDelete(ctx context.Context, obj runtime.Object, options *metav1.DeleteOptions) bool {
 	nm := obj.(*maintenance.NodeMaintenance)
 	switch nm.Spec.Stage {
@@ -163,8 +163,8 @@ func (s *Strategy) CheckGracefulDelete(ctx context.Context, obj runtime.Object, 
 	nm.Spec.Stage = maintenance.NodeMaintenanceStageComplete
 	nm.Status.StageStatuses = slices.Clone(nm.Status.StageStatuses)
 	s.enterStage(nm)
-	// To delete is to advance the stage: who does it has been authorized for the nodes it releases,
-	// and is whom to ask about it.
+	// A deletion advances the stage: its user was authorized for the nodes that it releases, and so
+	// becomes the requester.
 	s.setRequestedBy(ctx, nm)
 	return false
 }
@@ -179,11 +179,9 @@ func (s *Strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) fi
 	return append(validation.ValidateNodeMaintenanceUpdate(obj.(*maintenance.NodeMaintenance), old.(*maintenance.NodeMaintenance)), size.Validate(s.Scheme, obj)...)
 }
 
-// enterStage records the stages that a maintenance is in from now on. Drain cordons too, so it
-// enters both.
+// enterStage records the stages that a maintenance enters. Drain cordons too, so it enters both.
 func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
-	// To the second, as it is stored: the answer to the request must not differ from what is read
-	// later.
+	// Truncated to seconds, as it is stored: the response must not differ from later reads.
 	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
 	var stages []maintenance.NodeMaintenanceStage
 	switch nm.Spec.Stage {
@@ -192,7 +190,7 @@ func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
 	case maintenance.NodeMaintenanceStageIdle, maintenance.NodeMaintenanceStageCordon, maintenance.NodeMaintenanceStageComplete:
 		stages = append(stages, nm.Spec.Stage)
 	default:
-		// Validation refuses an unknown stage; recorded, it would be reported a second time.
+		// Validation refuses an unknown stage; if it were recorded, it would be reported twice.
 	}
 	for _, stage := range stages {
 		entered := slices.ContainsFunc(nm.Status.StageStatuses, func(s maintenance.StageStatus) bool { return s.Name == stage })
@@ -202,8 +200,8 @@ func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
 	}
 }
 
-// setRequestedBy names the user of this request, unless it is the server: its controllers act for
-// whoever asked before.
+// setRequestedBy sets the user of this request, unless it is the server: its controllers act for
+// the previous requester.
 func (s *Strategy) setRequestedBy(ctx context.Context, nm *maintenance.NodeMaintenance) {
 	if u, ok := genericapirequest.UserFrom(ctx); ok && !s.isServer(u) {
 		nm.Spec.RequestedBy = userInfo(u)
@@ -218,7 +216,7 @@ func requester(ctx context.Context) *authenticationv1.UserInfo {
 	return userInfo(u)
 }
 
-// userInfo copies: what an authenticator hands out may be shared with its cache.
+// userInfo makes a copy: the authenticator's object may be shared with its cache.
 func userInfo(u user.Info) *authenticationv1.UserInfo {
 	info := &authenticationv1.UserInfo{Username: u.GetName(), UID: u.GetUID(), Groups: slices.Clone(u.GetGroups())}
 	if extra := u.GetExtra(); len(extra) > 0 {
@@ -230,17 +228,18 @@ func userInfo(u user.Info) *authenticationv1.UserInfo {
 	return info
 }
 
-// wantsCompletionFinalizer decides for an update. The finalizer stands for nodes that still have to
-// be released, so it is the server's: what clients do to it has no effect.
+// wantsCompletionFinalizer reports whether the object has the finalizer after an update. The
+// finalizer means that nodes still have to be released, so only the server adds and removes it:
+// changes by clients have no effect.
 func (s *Strategy) wantsCompletionFinalizer(ctx context.Context, nm, old *maintenance.NodeMaintenance) bool {
 	had := hasCompletionFinalizer(old)
 	wasIdle := old.Spec.Stage == maintenance.NodeMaintenanceStageIdle
 	switch {
 	case old.DeletionTimestamp != nil && !had:
-		// Nothing may be added to an object that is being deleted.
+		// No finalizer can be added to an object that is being deleted.
 		return false
 	case nm.Spec.Stage == maintenance.NodeMaintenanceStageIdle:
-		// Nobody would ever take it off.
+		// The server would never remove it.
 		return false
 	case wasIdle, nm.Spec.Stage != maintenance.NodeMaintenanceStageComplete:
 		return true
@@ -268,7 +267,7 @@ func setCompletionFinalizer(nm *maintenance.NodeMaintenance, wanted bool) {
 	}
 }
 
-// StatusStrategy is what the status subresource does.
+// StatusStrategy is the strategy of the status subresource.
 type StatusStrategy struct {
 	*Strategy
 }
@@ -278,7 +277,7 @@ func NewStatusStrategy(s *Strategy) *StatusStrategy {
 	return &StatusStrategy{s}
 }
 
-// GetResetFields names what a status write leaves alone.
+// GetResetFields returns the fields that a status write cannot change.
 func (*StatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	return map[fieldpath.APIVersion]*fieldpath.Set{
 		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(

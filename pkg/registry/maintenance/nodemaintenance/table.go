@@ -31,22 +31,22 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
 )
 
-// noValue stands in a column that says nothing in the present stage.
+// noValue is the value of a column that has no meaning in the current stage.
 const noValue = "-"
 
-// tableConvertor makes the columns of kubectl get; those of priority 1 come with -o wide.
+// tableConvertor returns the columns of kubectl get; those of priority 1 are shown with -o wide.
 type tableConvertor struct{}
 
 var columns = []metav1.TableColumnDefinition{
 	{Name: "Name", Type: "string", Format: "name", Description: "Name of the maintenance."},
-	{Name: "Stage", Type: "string", Description: "How far the maintenance is ordered to go: Idle, Cordon, Drain or Complete."},
+	{Name: "Stage", Type: "string", Description: "Stage that the maintenance has to reach: Idle, Cordon, Drain or Complete."},
 	{Name: "Nodes", Type: "integer", Description: "Number of nodes under maintenance."},
-	{Name: "Drained", Type: "string", Description: "Nodes that no pod of the plan is left on, of all nodes; only in the stage Drain."},
+	{Name: "Drained", Type: "string", Description: "Nodes on which no pod of the plan is left, of all nodes; only in stage Drain."},
 	{Name: "Pending", Type: "integer", Description: "Pods that the plan covers and that have not been asked to leave."},
 	{Name: "Evacuating", Type: "integer", Description: "Pods that have been asked to leave."},
-	{Name: "Blocked", Type: "integer", Description: "Evacuating pods that something keeps from leaving."},
+	{Name: "Blocked", Type: "integer", Description: "Evacuating pods that cannot leave."},
 	{Name: "Age", Type: "string", Description: "Time since the maintenance was created."},
-	{Name: "Reason", Type: "string", Priority: 1, Description: "Why the maintenance is made."},
+	{Name: "Reason", Type: "string", Priority: 1, Description: "Why the nodes are under maintenance."},
 	{Name: "Target", Type: "string", Priority: 1, Description: "The last wave of pods that has been asked to leave a node."},
 	{Name: "Selector", Type: "string", Priority: 1, Description: "Which nodes are selected."},
 }
@@ -85,8 +85,8 @@ func cells(nm *maintenance.NodeMaintenance, name, age string) []any {
 		pending += int64(node.PodsPendingEvacuation)
 		evacuating += int64(node.PodsEvacuating)
 		blocked += int64(node.PodsBlocked)
-		// A node without a target is not part of the drain yet, or may not be: its pods have not
-		// been counted.
+		// A node without a target is not drained yet, or not allowed to be: its pods have not been
+		// counted.
 		if len(node.DrainTargets) > 0 && node.PodsPendingEvacuation == 0 && node.PodsEvacuating == 0 {
 			drained++
 		}
@@ -143,7 +143,7 @@ func describeNodeSelector(selector *corev1.NodeSelector) string {
 	return orNoValue(strings.Join(terms, " || "))
 }
 
-// describeRequirement writes as label selectors on the command line are written.
+// describeRequirement formats a requirement like label selectors on the command line.
 func describeRequirement(r corev1.NodeSelectorRequirement) string {
 	values := strings.Join(r.Values, ",")
 	switch r.Operator {

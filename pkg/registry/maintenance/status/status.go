@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package status serves the status subresource of a kind, alike for all kinds.
+// Package status serves the status subresource, in the same way for all kinds.
 package status
 
 import (
@@ -38,14 +38,14 @@ var (
 	_ rest.TableConvertor      = &REST{}
 )
 
-// Strategy is what becomes of an object whose status is written.
+// Strategy is the strategy of a status subresource.
 type Strategy interface {
 	rest.RESTUpdateStrategy
 	rest.ResetFieldsStrategy
 }
 
-// New returns the status of the objects of a complete store. It works on a copy of the store in
-// which the strategy is another.
+// New returns the status subresource of a complete store. It uses a copy of the store with a
+// different strategy.
 func New(store *genericregistry.Store, strategy Strategy) *REST {
 	statusStore := *store
 	statusStore.UpdateStrategy = strategy
@@ -56,7 +56,7 @@ func New(store *genericregistry.Store, strategy Strategy) *REST {
 // New implements rest.Storage.
 func (r *REST) New() runtime.Object { return r.store.New() }
 
-// Destroy leaves the storage to the store that it is shared with.
+// Destroy does nothing, since the storage belongs to the main resource.
 func (*REST) Destroy() {}
 
 // Get implements rest.Getter; patches need it.
@@ -64,8 +64,8 @@ func (r *REST) Get(ctx context.Context, name string, options *metav1.GetOptions)
 	return r.store.Get(ctx, name, options)
 }
 
-// Update implements rest.Updater. A subresource never creates its object, whatever the request
-// allows.
+// Update implements rest.Updater. A subresource never creates its object, even if the request
+// allows it.
 func (r *REST) Update(ctx context.Context, name string, objInfo rest.UpdatedObjectInfo, createValidation rest.ValidateObjectFunc,
 	updateValidation rest.ValidateObjectUpdateFunc, _ bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
 	return r.store.Update(ctx, name, objInfo, createValidation, updateValidation, false, options)
