@@ -22,8 +22,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// EvacuationsByNode is the name of the index of Evacuations by the node of their pod. Those of pods
-// on no node are under the empty name.
+// EvacuationsByNode is the name of the index of Evacuations by the node of their pod. Evacuations
+// of pods without a node are under the empty name.
 const EvacuationsByNode = "haulout.dev/evacuations-by-node"
 
 // AddEvacuationsByNode adds the index EvacuationsByNode, unless another controller has done so. The

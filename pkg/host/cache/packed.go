@@ -26,9 +26,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// packedPod is a pod as the informer's cache keeps it. Go lays out every field of a Pod, 1,240
-// bytes, whether it is set or not; this is what stripping leaves. Pods are unpacked whenever they
-// are read.
+// packedPod is a pod in the informer's cache. A Pod takes 1,240 bytes even if most of its fields
+// are unset; packedPod only has the fields that Strip keeps. Readers unpack pods.
 type packedPod struct {
 	metav1.ObjectMeta
 	nodeName, nominatedNodeName string
@@ -38,13 +37,13 @@ type packedPod struct {
 	restartPolicy               corev1.RestartPolicy
 	tolerations                 []corev1.Toleration
 	volumes                     []corev1.Volume
-	// readySince is the time, in seconds, of a condition Ready that is true and says no more; then
-	// conditions is empty.
+	// readySince is the time, in seconds, of a condition Ready that is True and has no other
+	// content; then conditions is empty.
 	readySince int64
 	conditions []corev1.PodCondition
 }
 
-// pack takes a pod that has been stripped.
+// pack packs a stripped pod.
 func pack(pod *corev1.Pod) *packedPod {
 	p := &packedPod{
 		ObjectMeta: pod.ObjectMeta, nodeName: pod.Spec.NodeName, nominatedNodeName: pod.Status.NominatedNodeName, phase: pod.Status.Phase,
@@ -60,7 +59,7 @@ func pack(pod *corev1.Pod) *packedPod {
 	return p
 }
 
-// plainReady is the condition that most pods have, and no other of those that are kept.
+// plainReady returns the time of the condition Ready if it is the only condition, as for most pods.
 func plainReady(since int64) corev1.PodCondition {
 	return corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Unix(since, 0)}
 }
@@ -79,8 +78,8 @@ func (p *packedPod) unpack() *corev1.Pod {
 	return pod
 }
 
-// UnpackPod returns the pod that an object of the informer of pods stands for, packed or not; nil
-// if it is no pod. It must not be changed.
+// UnpackPod returns the pod of an object in the informer of pods, packed or not; nil if it is not a
+// pod. The pod must not be changed.
 func UnpackPod(obj any) *corev1.Pod {
 	switch o := obj.(type) {
 	case *packedPod:
@@ -91,7 +90,7 @@ func UnpackPod(obj any) *corev1.Pod {
 	return nil
 }
 
-// UnpackedPods returns a handler that is told of pods as they are before they are packed.
+// UnpackedPods returns a handler that gets unpacked pods.
 func UnpackedPods(handler cache.ResourceEventHandler) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerDetailedFuncs{
 		AddFunc:    func(obj any, initial bool) { handler.OnAdd(UnpackPod(obj), initial) },
@@ -106,8 +105,8 @@ func UnpackedPods(handler cache.ResourceEventHandler) cache.ResourceEventHandler
 	}
 }
 
-// PodLister lists what the informer of pods has cached, packed or not. The lister that comes with
-// the informer knows only the one that is not.
+// PodLister lists the pods in the informer's cache, packed or not. The generated lister only works
+// with unpacked pods.
 func PodLister(indexer cache.Indexer) corelisters.PodLister {
 	return podLister{indexer: indexer}
 }
@@ -150,7 +149,7 @@ func (l podNamespaceLister) Get(name string) (*corev1.Pod, error) {
 	return UnpackPod(obj), nil
 }
 
-// unpacked returns the pods that a selector selects, without unpacking the others.
+// unpacked returns the pods that match a selector, without unpacking the others.
 func unpacked(objects []any, selector labels.Selector) []*corev1.Pod {
 	pods := make([]*corev1.Pod, 0, len(objects))
 	for _, obj := range objects {

@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package cache holds the indexes and the transforms of the informers that the controllers share.
+// Package cache has the indexes and the transforms of the informers that the controllers share.
 package cache
 
 import (
@@ -22,7 +22,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// PodsByNode is the name of the index of pods by the node they run on or are about to run on.
+// PodsByNode is the name of the index of pods by the node that they are bound to or nominated for.
 const PodsByNode = "haulout.dev/pods-by-node"
 
 // NodeOf returns the node a pod counts for: the one it is bound to or, for a Pending pod that is

@@ -26,14 +26,14 @@ import (
 	"k8s.io/utils/lru"
 )
 
-// maxOwners bounds how many controllers are remembered with their latest pod. One that is forgotten
-// costs only memory.
+// maxOwners is the maximum number of controllers whose latest pod is cached. An evicted entry only
+// costs memory.
 const maxOwners = 20000
 
-// sharing lets pods share the parts that are equal. What is in an informer's cache is never
-// changed, so nobody notices.
+// sharing lets pods share equal parts, which is safe because objects in an informer's cache are
+// never changed.
 type sharing struct {
-	// latest holds the latest pod of each controller, by UID.
+	// latest has the latest pod of each controller, by UID.
 	latest *lru.Cache
 }
 
@@ -41,7 +41,7 @@ func newSharing() *sharing {
 	return &sharing{latest: lru.New(maxOwners)}
 }
 
-// share replaces the parts of a pod that its latest sibling has, too.
+// share replaces the parts of a pod that are equal to those of its latest sibling.
 func (s *sharing) share(pod *corev1.Pod) {
 	pod.Namespace = once(pod.Namespace)
 	pod.Spec.NodeName = once(pod.Spec.NodeName)
@@ -63,7 +63,7 @@ func (s *sharing) share(pod *corev1.Pod) {
 	})
 }
 
-// parts is what siblings may have in common.
+// parts are the parts of a pod that siblings may have in common.
 type parts struct {
 	labels, annotations map[string]string
 	owners              []metav1.OwnerReference
@@ -101,7 +101,7 @@ func shareParts(pod *corev1.Pod, p *parts) {
 	}
 }
 
-// once returns the one copy of a string that many objects have.
+// once returns a shared copy of a string that many objects have.
 func once[S ~string](s S) S {
 	return unique.Make(s).Value()
 }

@@ -29,9 +29,9 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// NewTransform returns a transform for a whole informer factory of the host cluster: it takes off
-// what no controller reads, as Strip does, has pods with the same controller share what they have
-// in common, and packs them: they have to be read with PodLister, UnpackPod and UnpackedPods. A
+// NewTransform returns a transform for a whole informer factory of the host cluster: it removes the
+// fields that no controller reads, as Strip does, lets pods with the same controller share equal
+// parts, and packs pods, which have to be read with PodLister, UnpackPod and UnpackedPods. A
 // cluster with 150,000 pods would not fit into memory otherwise.
 func NewTransform() cache.TransformFunc {
 	s := newSharing()
@@ -47,8 +47,8 @@ func NewTransform() cache.TransformFunc {
 	}
 }
 
-// Strip takes off pods, nodes, volume attachments, workloads and their autoscalers what no
-// controller reads, and the managed fields off everything.
+// Strip removes the fields that no controller reads from pods, nodes, volume attachments, workloads
+// and their autoscalers, and the managed fields from all objects.
 func Strip(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *packedPod:
@@ -76,9 +76,9 @@ func Strip(obj any) (any, error) {
 	return obj, nil
 }
 
-// stripPod keeps what decides about a pod's leaving: identity, owners, labels, finalizers, the
+// stripPod keeps the fields that evacuations depend on: identity, owners, labels, finalizers, the
 // annotations of evacuators and deletion cost, placement, priority, tolerations, restart policy,
-// volumes' claims, phase and the conditions that tell whether it serves and why it has no node.
+// volumes' claims, phase and the conditions that report whether it is ready and why it has no node.
 func stripPod(pod *corev1.Pod) {
 	pod.ManagedFields = nil
 	pod.GenerateName = ""
@@ -105,7 +105,8 @@ func stripPod(pod *corev1.Pod) {
 	}
 }
 
-// telling returns the conditions that are read, in a new slice, so that the others can be freed.
+// telling returns the conditions that controllers read, in a new slice, so that the others can be
+// freed.
 func telling(conditions []corev1.PodCondition) []corev1.PodCondition {
 	keep := func(c *corev1.PodCondition) bool {
 		switch c.Type {
@@ -139,10 +140,10 @@ func keepPodAnnotation(key string) bool {
 		strings.HasPrefix(key, maintenancev1alpha1.AnnotationEvacuatorPrefix) || strings.HasPrefix(key, ownPrefix)
 }
 
-// ownPrefix starts all keys of our own.
+// ownPrefix is the prefix of all our own keys.
 const ownPrefix = maintenancev1alpha1.GroupName + "/"
 
-// claims returns a new slice, so that the volumes that are left out can be freed.
+// claims returns a new slice, so that the omitted volumes can be freed.
 func claims(volumes []corev1.Volume) []corev1.Volume {
 	var kept []corev1.Volume
 	for _, v := range volumes {
@@ -153,8 +154,8 @@ func claims(volumes []corev1.Volume) []corev1.Volume {
 	return kept
 }
 
-// stripNode keeps what decides about cordons and reachability: identity, labels, our annotations,
-// the spec, the conditions and the volumes in use.
+// stripNode keeps the fields that cordons and reachability depend on: identity, labels, our
+// annotations, the spec, the conditions and the volumes in use.
 func stripNode(node *corev1.Node) {
 	node.ManagedFields = nil
 	for key := range node.Annotations {
@@ -165,8 +166,8 @@ func stripNode(node *corev1.Node) {
 	node.Status = corev1.NodeStatus{Conditions: node.Status.Conditions, VolumesInUse: node.Status.VolumesInUse}
 }
 
-// stripVolumeAttachment keeps which volume is on which node, whether it is attached, and why it
-// cannot be. An inline volume can be a whole specification.
+// stripVolumeAttachment keeps the volume, the node, whether it is attached, and the attach error.
+// It drops inline volumes, which can be large.
 func stripVolumeAttachment(attachment *storagev1.VolumeAttachment) {
 	attachment.ManagedFields = nil
 	attachment.Annotations = nil
@@ -176,8 +177,8 @@ func stripVolumeAttachment(attachment *storagev1.VolumeAttachment) {
 	attachment.Status = storagev1.VolumeAttachmentStatus{Attached: attachment.Status.Attached, AttachError: attachment.Status.AttachError}
 }
 
-// stripDaemonSet keeps what decides about the nodes of a DaemonSet's pods, and about their turn in
-// a drain.
+// stripDaemonSet keeps the fields that decide on which nodes a DaemonSet has pods, and when they
+// leave in a drain.
 func stripDaemonSet(d *appsv1.DaemonSet) {
 	d.ManagedFields, d.Annotations, d.Labels = nil, nil, nil
 	full := &d.Spec.Template
@@ -194,14 +195,13 @@ func stripDaemonSet(d *appsv1.DaemonSet) {
 	d.Status = appsv1.DaemonSetStatus{}
 }
 
-// DeploymentRevision is the annotation in which the deployment controller counts a Deployment's
-// templates.
+// DeploymentRevision is the annotation in which the deployment controller counts the revisions of a
+// Deployment.
 const DeploymentRevision = "deployment.kubernetes.io/revision"
 
-// stripDeployment keeps what decides about scaling it: our annotations and its revision, the spec
-// with the labels and claims of its pods, the numbers of the status and the conditions that tell
-// whether it gets its pods and whether its rollout is stuck. Templates are most of what a
-// Deployment takes.
+// stripDeployment keeps the fields that surges depend on: our annotations and its revision, the
+// spec with the labels and claims of its pods, the numbers of the status and the conditions about
+// failures to create pods and stuck rollouts. Pod templates are the largest part of a Deployment.
 func stripDeployment(d *appsv1.Deployment) {
 	d.ManagedFields, d.Labels = nil, nil
 	for key := range d.Annotations {
@@ -225,8 +225,8 @@ func stripDeployment(d *appsv1.Deployment) {
 	d.Status.Conditions = kept
 }
 
-// stripAutoscaler keeps what decides about its lowest number of replicas: whom it scales, its
-// bounds, how it scales down, the numbers of the status and whether it is able to scale.
+// stripAutoscaler keeps the fields that surges depend on: its target, its limits, its scale-down
+// behaviour, the numbers of the status and whether it is able to scale.
 func stripAutoscaler(a *autoscalingv2.HorizontalPodAutoscaler) {
 	a.ManagedFields, a.Labels = nil, nil
 	for key := range a.Annotations {

@@ -30,24 +30,24 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// firstVersion is beyond those that tests give to the objects that they begin with.
+// firstVersion is higher than the versions of the initial objects of tests.
 const firstVersion = 1000
 
-// Versioned gives each update and each merge patch of the cluster's objects a resource version of
-// its own, and refuses those that were made from an older one. A fake cluster leaves the versions
-// alone: whoever goes by them to see that its cache is behind its own last write would go wrong,
-// and writes from a stale object would undo others.
+// Versioned gives each update and each merge patch of the cluster's objects a new resource version,
+// and refuses writes based on an older one. A fake cluster does not change versions: a controller
+// that compares them with its own last write would not see that its cache is behind, and writes
+// from a stale object would revert others.
 func Versioned(t testing.TB, cluster interface {
 	Cluster
 	PrependReactor(verb, resource string, reaction clienttesting.ReactionFunc)
 },
 ) {
 	t.Helper()
-	// The cluster's lock is held while it reacts.
+	// Reactors run under the cluster's lock.
 	version := firstVersion
 	react := clienttesting.ObjectReaction(cluster.Tracker())
-	// next returns the version to be written, unless the write was made from another one than is
-	// stored.
+	// next returns the new version, or a conflict if the write is based on another version than the
+	// stored one.
 	next := func(action clienttesting.Action, name, from string) (string, error) {
 		stored, err := cluster.Tracker().Get(action.GetResource(), action.GetNamespace(), name)
 		if err != nil {

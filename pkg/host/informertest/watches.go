@@ -14,11 +14,11 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package informertest lets tests with informers on fake clusters wait until the informers watch.
+// Package informertest lets tests wait until informers on fake clusters have started their watches.
 //
-// A fake cluster tells a watch of all objects that are newer than the list, but not of those that
-// have gone since: what a test removes between an informer's list, after which it says that it is
-// synced, and its watch stays in the informer for ever.
+// A fake cluster sends a watch all objects that are newer than the list, but no deletions since: an
+// object that a test deletes between an informer's list, after which it is synced, and its watch
+// stays in the informer's cache forever.
 package informertest
 
 import (
@@ -34,21 +34,21 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// Cluster is what each fake clientset is.
+// Cluster is implemented by each fake clientset.
 type Cluster interface {
-	// PrependWatchReactor has the reaction answer watches before all others.
+	// PrependWatchReactor adds a reaction to watches before all others.
 	PrependWatchReactor(resource string, reaction clienttesting.WatchReactionFunc)
-	// Tracker has the objects.
+	// Tracker returns the tracker of the objects.
 	Tracker() clienttesting.ObjectTracker
 }
 
-// Watches counts the watches that informers have begun, by resource.
+// Watches counts the watches that informers have started, by resource.
 type Watches struct {
 	mu    sync.Mutex
 	begun map[string]int
 }
 
-// Count counts the watches of the clusters from now on.
+// Count starts to count the watches of the clusters.
 func Count(clusters ...Cluster) *Watches {
 	w := &Watches{begun: map[string]int{}}
 	for _, cluster := range clusters {
@@ -65,14 +65,14 @@ func Count(clusters ...Cluster) *Watches {
 	return w
 }
 
-// Begin counts a watch that a reactor of the test's own answers.
+// Begin counts a watch that a reactor of the test handles.
 func (w *Watches) Begin(resource string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.begun[resource]++
 }
 
-// Fewest returns how many watches have begun of that resource that has the fewest.
+// Fewest returns the lowest number of started watches of any of the resources.
 func (w *Watches) Fewest(resources ...string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -83,7 +83,7 @@ func (w *Watches) Fewest(resources ...string) int {
 	return fewest
 }
 
-// Wait waits until each of the resources has been watched more than that many times.
+// Wait waits until each of the resources has more than that many watches.
 func (w *Watches) Wait(t testing.TB, before int, resources ...string) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {

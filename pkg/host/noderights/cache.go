@@ -37,104 +37,102 @@ import (
 )
 
 const (
-	// AnswerTTL is how long an answer counts: a right that is granted or revoked takes effect after
-	// this time at the latest.
+	// AnswerTTL is how long an answer is valid: a granted or revoked right takes effect after this
+	// time at the latest.
 	AnswerTTL = 5 * time.Minute
 
 	// renewAfter is the age at which Run renews an answer, so that no caller waits for it.
 	renewAfter = 4 * time.Minute
-	// renewEvery is how often Run looks for answers to renew.
+	// renewEvery is how often Run checks for answers to renew.
 	renewEvery = 20 * time.Second
-	// forgetAfter is when an answer that no caller has asked for is dropped. It exceeds the time
-	// between two reconciliations of a maintenance in which nothing happens.
+	// forgetAfter is how long an answer is kept that no caller needs. It is longer than the resync
+	// period of maintenances.
 	forgetAfter = 30 * time.Minute
-	// answerWithin bounds how long a question takes. What is not answered then has failed, and so
-	// have the questions that wait behind it.
+	// answerWithin is the timeout of a question. After a timeout, the waiting questions fail as
+	// well.
 	answerWithin = 10 * time.Second
-	// askAgainAfter is how long a question that has failed is not asked again.
+	// askAgainAfter is how long a failed question is not asked again.
 	askAgainAfter = time.Second
 )
 
-// ErrAsking is the error of an Answer while the authorizer is asked for the first time. The
-// callback of the Cache tells when there is more.
+// ErrAsking is the error of an Answer before the authorizer has responded for the first time. The
+// callback of the Cache is called when it has.
 var ErrAsking = errors.New("the authorizer has not answered yet")
 
-// errTimeout is why a question has failed that was not answered.
+// errTimeout is the error of a question without a response.
 var errTimeout = errors.New("the authorizer did not answer in time")
 
-// Answer is what is known of one user and one node.
+// Answer is the known answer for one user and one node.
 type Answer struct {
 	// Allowed: the user may delete the node.
 	Allowed bool
-	// Stale: Allowed is the last answer of the authorizer, a yes that has expired. It is good
-	// enough to keep a node that is held already, not to take another one.
+	// Stale: Allowed is an expired positive answer. It is sufficient to keep a node that is already
+	// held, but not to take another one.
 	Stale bool
-	// Err is why there is no answer that counts: ErrAsking, or why the last question has failed.
-	// Without Stale nothing is known of the node.
+	// Err is why there is no valid answer: ErrAsking, or the error of the last question. Without
+	// Stale nothing is known about the node.
 	Err error
 }
 
-// CacheConfig is what a Cache needs.
+// CacheConfig has the dependencies and options of a Cache.
 type CacheConfig struct {
-	// Authorizer is that of the host cluster.
+	// Authorizer is the authorizer of the host cluster.
 	Authorizer authorizer.UnconditionalAuthorizer
-	// EveryByName switches off the question without a name.
+	// EveryByName disables the shortcut of the question about all nodes.
 	EveryByName bool
-	// Clock is the clock that answers expire by.
+	// Clock is the clock for the expiry of answers.
 	Clock clock.WithTicker
-	// Answered is called with the name of each node about which Ask had no answer that counts, once
-	// there is one or the question has failed for the first time. It must not block. It may
-	// be nil.
+	// Answered is called with the name of each node for which Ask had no valid answer, once there
+	// is one or the question has failed for the first time. It must not block. It may be nil.
 	Answered func(node string)
 }
 
-// Cache remembers who may delete which node. It asks in the background: no caller waits for the
-// authorizer. It is safe for concurrent use.
+// Cache caches which users may delete which nodes. It asks in the background: no caller waits for
+// the authorizer. It is safe for concurrent use.
 type Cache struct {
 	config CacheConfig
 
 	mu    sync.Mutex
 	users map[string]*userAnswers
-	// queue are the questions that wait to be asked, in the order in which they came; workers is
-	// how many goroutines ask.
+	// queue has the questions that wait, in order; workers is the number of goroutines that ask.
 	queue   []question
 	workers int
 }
 
-// userAnswers is what is known of one user.
+// userAnswers has the answers for one user.
 type userAnswers struct {
 	user user.Info
-	// byName are the answers by the name of the node; the empty name stands for all nodes.
+	// byName has the answers by the name of the node; the empty name means all nodes.
 	byName map[string]*knownAnswer
-	// sampled are the nodes, beside the control plane's, that are asked about by name although the
+	// sampled are the nodes, besides the control plane's, that are checked by name although the
 	// user may delete all nodes.
 	sampled map[string]struct{}
 }
 
-// knownAnswer is what is known from one question, which may be under way.
+// knownAnswer is the state of one question and its last answer.
 type knownAnswer struct {
 	uid  types.UID
 	used time.Time
-	// answered: allowed is the answer that was given at that time.
+	// answered: allowed is the answer from the time at.
 	answered, allowed bool
 	at                time.Time
-	// asking: the question is in the queue or under way.
+	// asking: the question is queued or in progress.
 	asking bool
-	// err is why the last question has failed, and failedAt when; nil if it was answered.
+	// err is the error of the last question, and failedAt its time; nil if it was answered.
 	err      error
 	failedAt time.Time
-	// waiting are the nodes to tell of, by name.
+	// waiting are the nodes to report to the callback, by name.
 	waiting sets.Set[string]
 }
 
-// question is about one node, or about all of them if it has no name. Its answer goes to known.
+// question is about one node, or about all nodes if it has no name. Its answer goes to known.
 type question struct {
 	user  user.Info
 	name  string
 	known *knownAnswer
 }
 
-// NewCache returns a Cache. Run renews its answers; without Run they expire and are asked for
+// NewCache returns a Cache. Run renews its answers; without Run they expire and are requested
 // again.
 func NewCache(config CacheConfig) *Cache {
 	if config.Answered == nil {
@@ -143,9 +141,9 @@ func NewCache(config CacheConfig) *Cache {
 	return &Cache{config: config, users: map[string]*userAnswers{}}
 }
 
-// Ask returns whether the user may delete each of the nodes, by name, as far as that is known now.
-// What is not known is asked for in the background. An answer that is missing does not affect those
-// of other nodes.
+// Ask returns, by name, whether the user may delete each of the nodes, as far as that is known now.
+// It requests unknown answers in the background. A missing answer does not affect those of other
+// nodes.
 func (c *Cache) Ask(ctx context.Context, requester *authenticationv1.UserInfo, nodes []*corev1.Node) map[string]Answer {
 	answers := make(map[string]Answer, len(nodes))
 	if requester == nil || requester.Username == "" {
@@ -167,8 +165,8 @@ func (c *Cache) Ask(ctx context.Context, requester *authenticationv1.UserInfo, n
 	return answers
 }
 
-// chooseByName fills in the answers of the nodes that the answer about all nodes covers and returns
-// the others.
+// chooseByName sets the answers of the nodes that the answer about all nodes covers, and returns
+// the other nodes.
 func (c *Cache) chooseByName(of *userAnswers, nodes []*corev1.Node, all Answer, answers map[string]Answer) []*corev1.Node {
 	if !all.Allowed && (all.Err == nil || c.config.EveryByName) {
 		return nodes
@@ -179,8 +177,8 @@ func (c *Cache) chooseByName(of *userAnswers, nodes []*corev1.Node, all Answer, 
 		answered := known != nil && known.uid == node.UID && known.answered
 		switch {
 		case !all.Allowed:
-			// Nothing is known of all nodes. Thousands of further questions would not be answered
-			// either.
+			// The question about all nodes has no answer. Thousands of further questions would have
+			// none either.
 			if answered {
 				byName = append(byName, node)
 			} else {
@@ -195,8 +193,8 @@ func (c *Cache) chooseByName(of *userAnswers, nodes []*corev1.Node, all Answer, 
 	return byName
 }
 
-// samples reports whether the node is among those that are asked about by name beside the control
-// plane's, and adds it while there is room.
+// samples reports whether the node is in the sample that is checked by name, and adds it if the
+// sample is not full.
 func (u *userAnswers) samples(name string) bool {
 	if _, ok := u.sampled[name]; ok {
 		return true
@@ -208,8 +206,9 @@ func (u *userAnswers) samples(name string) bool {
 	return true
 }
 
-// answer returns what is known about one node, or about all of them if the name is empty. What has
-// expired is asked for, and the nodes are told of later; mu is held.
+// answer returns the answer about one node, or about all nodes if the name is empty. If it has
+// expired, answer requests a new one, and the callback reports the nodes later. The caller holds
+// mu.
 func (c *Cache) answer(ctx context.Context, of *userAnswers, name string, uid types.UID, nodes []*corev1.Node) Answer {
 	now := c.config.Clock.Now()
 	known := of.byName[name]
@@ -233,13 +232,14 @@ func (c *Cache) answer(ctx context.Context, of *userAnswers, name string, uid ty
 	case known.answered && known.allowed:
 		return Answer{Allowed: true, Stale: true, Err: err}
 	case known.answered && known.err == nil:
-		// A no counts until the authorizer has been asked again.
+		// A negative answer does not become stale: it stays until there is a new answer.
 		return Answer{}
 	}
 	return Answer{Err: err}
 }
 
-// ask has a question asked in the background, unless it is already or has just failed; mu is held.
+// ask adds a question to the queue, unless it is already there or has just failed. The caller holds
+// mu.
 func (c *Cache) ask(ctx context.Context, q question) {
 	if q.known.asking || q.known.err != nil && c.config.Clock.Since(q.known.failedAt) < askAgainAfter {
 		return
@@ -248,12 +248,12 @@ func (c *Cache) ask(ctx context.Context, q question) {
 	c.queue = append(c.queue, q)
 	if c.workers < AtOnce {
 		c.workers++
-		// Many callers share an answer, so that it is not bound to the context of one of them.
+		// Many callers share an answer, so it does not depend on the context of one of them.
 		go c.work(context.WithoutCancel(ctx))
 	}
 }
 
-// work asks the questions of the queue until it is empty.
+// work processes the questions of the queue until it is empty.
 func (c *Cache) work(ctx context.Context) {
 	for {
 		c.mu.Lock()
@@ -277,8 +277,8 @@ func (c *Cache) work(ctx context.Context) {
 	}
 }
 
-// finish takes over the answer to a question and returns the nodes to tell of. An authorizer that
-// is silent about this one is not asked the others: each of them would take as long.
+// finish stores the answer to a question and returns the nodes to report. After a timeout it also
+// fails the waiting questions: each of them would take as long.
 func (c *Cache) finish(q question, allowed bool, err error, timedOut bool) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -298,8 +298,8 @@ func (c *Cache) finish(q question, allowed bool, err error, timedOut bool) []str
 	return told
 }
 
-// fail notes that a question has failed and returns the nodes to tell of. They are told of the
-// first failure only: a caller that knows of it asks again by itself.
+// fail records the error of a question and returns the nodes to report. Only the first failure is
+// reported: after that, the caller asks again by itself.
 func (k *knownAnswer) fail(err error, now time.Time) []string {
 	first := k.err == nil
 	k.asking, k.err, k.failedAt = false, err, now
@@ -309,14 +309,14 @@ func (k *knownAnswer) fail(err error, now time.Time) []string {
 	return k.told()
 }
 
-// told returns the nodes to tell of, and forgets them.
+// told returns the nodes to report, and clears them.
 func (k *knownAnswer) told() []string {
 	names := k.waiting.UnsortedList()
 	k.waiting = sets.New[string]()
 	return names
 }
 
-// of returns the answers of a user; mu is held.
+// of returns the answers for a user. The caller holds mu.
 func (c *Cache) of(requester *authenticationv1.UserInfo) *userAnswers {
 	identity := identify(requester)
 	of := c.users[identity]
@@ -341,7 +341,7 @@ func (c *Cache) Run(ctx context.Context) {
 	}
 }
 
-// renew asks again for answers that expire soon, and what has failed.
+// renew asks again the questions whose answers expire soon, or that have failed.
 func (c *Cache) renew(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -358,8 +358,7 @@ func (c *Cache) renew(ctx context.Context) {
 	}
 }
 
-// due returns the questions that are to be asked again, and drops answers that are not in use; mu
-// is held.
+// due returns the questions to ask again, and drops unused answers. The caller holds mu.
 func (c *Cache) due() []question {
 	now := c.config.Clock.Now()
 	var due []question
@@ -378,7 +377,7 @@ func (c *Cache) due() []question {
 	return due
 }
 
-// identify returns a text that differs for users who may differ in rights.
+// identify returns a key that differs for users who may have different rights.
 func identify(u *authenticationv1.UserInfo) string {
 	extra := make([]string, 0, len(u.Extra))
 	for key, values := range u.Extra {

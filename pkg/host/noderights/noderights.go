@@ -15,14 +15,14 @@ limitations under the License.
 */
 
 // Package noderights asks the host cluster whether a user may delete nodes, which is the right that
-// a user needs to have nodes maintained. A Questioner asks about many nodes for one request; a
-// Cache answers controllers again and again, for many users.
+// a user needs to have nodes maintained. A Questioner checks many nodes for one request; a Cache
+// serves controllers repeatedly, for many users.
 //
-// A user who may delete nodes without a name is asked about by name for the control plane and a
-// hundred other nodes only: authorizers that deny single nodes to such a user are rare, and a
-// cluster may have thousands of nodes.
+// For a user who may delete all nodes, only the control plane and a hundred other nodes are checked
+// by name: authorizers that deny individual nodes to such a user are rare, and a cluster may have
+// thousands of nodes.
 //
-// The memory of a Cache may be dropped at any time.
+// The content of a Cache may be dropped at any time.
 package noderights
 
 import (
@@ -39,25 +39,24 @@ import (
 )
 
 const (
-	// AtOnce is how many questions the authorizer gets at the same time.
+	// AtOnce is the maximum number of concurrent questions.
 	AtOnce = 16
-	// besideShortcut is how many nodes, beside the control plane's, are asked by name although the
-	// user may delete all of them.
+	// besideShortcut is how many nodes, besides the control plane's, are checked by name although
+	// the user may delete all nodes.
 	besideShortcut = 100
 )
 
-// Nodes are those that are asked about, by name. The order of each list is the order of the
-// questions.
+// Nodes are the names of the nodes to check. The order of each list is the order of the questions.
 type Nodes struct {
-	// ControlPlane are those of the control plane, which the shortcut never leaves out.
+	// ControlPlane are the nodes of the control plane, which are always checked by name.
 	ControlPlane []string
-	// Others are all others.
+	// Others are all other nodes.
 	Others []string
 }
 
 func (n Nodes) names() []string { return slices.Concat(n.ControlPlane, n.Others) }
 
-// IsControlPlane reports whether the labels of a node are those of the control plane.
+// IsControlPlane reports whether labels are those of a control-plane node.
 func IsControlPlane(node *corev1.Node) bool {
 	_, ok := node.Labels["node-role.kubernetes.io/control-plane"]
 	if !ok {
@@ -66,7 +65,7 @@ func IsControlPlane(node *corev1.Node) bool {
 	return ok
 }
 
-// UserOf returns the user that a NodeMaintenance names in spec.requestedBy.
+// UserOf returns the user in spec.requestedBy of a NodeMaintenance.
 func UserOf(u *authenticationv1.UserInfo) user.Info {
 	extra := make(map[string][]string, len(u.Extra))
 	for key, values := range u.Extra {
@@ -75,40 +74,39 @@ func UserOf(u *authenticationv1.UserInfo) user.Info {
 	return &user.DefaultInfo{Name: u.Username, UID: u.UID, Groups: u.Groups, Extra: extra}
 }
 
-// Questioner asks about one user and remembers nothing.
+// Questioner asks about one user, without a cache.
 type Questioner struct {
-	// Authorizer is that of the host cluster.
+	// Authorizer is the authorizer of the host cluster.
 	Authorizer authorizer.UnconditionalAuthorizer
 	// User is the user in question.
 	User user.Info
-	// EveryByName switches off the question without a name.
+	// EveryByName disables the shortcut of the question about all nodes.
 	EveryByName bool
-	// AtMost bounds how many joining nodes are asked about by name; 0 stands for no limit.
+	// AtMost is the maximum number of joining nodes that are checked by name; 0 means no limit.
 	AtMost int
-	// RefusalsAtMost ends the questions when there are as many refusals; 0 stands for no limit.
+	// RefusalsAtMost is the number of refusals after which the questions end; 0 means no limit.
 	RefusalsAtMost int
 }
 
-// Verdict is the answer about several nodes.
+// Verdict is the result for several nodes.
 type Verdict struct {
 	// Refused are nodes that the user may not delete, sorted by name.
 	Refused []string
-	// More: there are other refused nodes, or may be, because RefusalsAtMost ended the questions.
+	// More: there may be other refused nodes, because RefusalsAtMost ended the questions.
 	More bool
-	// Unasked is how many joining nodes were not asked about because of AtMost. Those that the
-	// question without a name spares are not counted.
+	// Unasked is the number of joining nodes that were not checked because of AtMost, not counting
+	// those that the question about all nodes covers.
 	Unasked int
 }
 
-// Ask asks about nodes that join. A node about which there is no answer is an error, unless there
-// are refusals.
+// Ask checks nodes that join. A node without an answer is an error, unless there are refusals.
 func (q Questioner) Ask(ctx context.Context, joining Nodes) (Verdict, error) {
 	return q.AskChange(ctx, Nodes{}, joining)
 }
 
-// AskChange asks about nodes that leave a maintenance, then about those that stay or join. Leaving
-// nodes are all asked about: a controller authorizes nodes again before it takes them, and never
-// before it releases them.
+// AskChange checks the nodes that leave a maintenance, then those that stay or join. It checks all
+// leaving nodes: a controller checks nodes again before it takes them, but not before it releases
+// them.
 func (q Questioner) AskChange(ctx context.Context, leaving, joining Nodes) (Verdict, error) {
 	if len(leaving.names())+len(joining.names()) == 0 {
 		return Verdict{}, nil
@@ -138,13 +136,13 @@ func (q Questioner) AskChange(ctx context.Context, leaving, joining Nodes) (Verd
 	return verdict, err
 }
 
-// mayDelete asks about one node, or about all of them if the name is empty.
+// mayDelete checks one node, or all nodes if the name is empty.
 func (q Questioner) mayDelete(ctx context.Context, name string) (bool, error) {
 	return ask(ctx, q.Authorizer, q.User, "delete", name)
 }
 
-// MayGet reports whether the user may read a node, and so may see its name in an error. An
-// authorizer that does not answer counts as no.
+// MayGet reports whether the user may read a node, and so may see its name in an error. No response
+// of the authorizer counts as no.
 func (q Questioner) MayGet(ctx context.Context, name string) bool {
 	allowed, err := ask(ctx, q.Authorizer, q.User, "get", name)
 	return err == nil && allowed
@@ -161,14 +159,13 @@ func ask(ctx context.Context, a authorizer.UnconditionalAuthorizer, u user.Info,
 	return allowed, nil
 }
 
-// byName asks about each of the nodes.
+// byName checks each of the nodes.
 func (q Questioner) byName(ctx context.Context, names []string) (verdict Verdict, firstErr error) {
 	limit := q.RefusalsAtMost
 	if limit == 0 {
 		limit = len(names) + 1
 	}
-	// Only the handing out of questions is cancelled: those that are under way shall have their
-	// answer.
+	// Cancel only the dispatch of questions; let checks in progress finish.
 	asking, stop := context.WithCancel(ctx)
 	defer stop()
 	var mu sync.Mutex
@@ -192,7 +189,7 @@ func (q Questioner) byName(ctx context.Context, names []string) (verdict Verdict
 		}
 	})
 	if err := ctx.Err(); err != nil && firstErr == nil {
-		// What was not asked in time must not count as allowed.
+		// A question that was not asked in time must not count as allowed.
 		firstErr = err
 	}
 	slices.Sort(verdict.Refused)

@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package previewer makes previews of NodeMaintenances: it reads what pkg/drain/forecast decides
-// from. It looks at the cluster as it is, each time.
+// Package previewer creates previews of NodeMaintenances: it reads the inputs of pkg/drain/forecast
+// from the cluster for each request.
 package previewer
 
 import (
@@ -46,41 +46,40 @@ import (
 )
 
 const (
-	// atOnce is how many previews are made at the same time; one of a large cluster takes some tens
+	// atOnce is the maximum number of concurrent previews; one of a large cluster needs some tens
 	// of megabytes.
 	atOnce = 2
-	// waitFor is how long a request waits for its turn.
+	// waitFor is how long a request waits for other previews.
 	waitFor = 10 * time.Second
 	// workFor is how long a preview may take.
 	workFor = 45 * time.Second
-	// retryAfter is when a request that did not get its turn, or was not done in time, may come
-	// again.
+	// retryAfter is the delay, in seconds, after which a client may retry a request that timed out.
 	retryAfter = 10
-	// askAtMost bounds how many nodes are asked about by name for each maintenance; the others are
-	// taken for allowed.
+	// askAtMost is the maximum number of nodes that are checked by name for each maintenance; the
+	// others are assumed to be allowed.
 	askAtMost = 1000
 )
 
-// Config is what a Previewer needs.
+// Config has the dependencies and options of a Previewer.
 type Config struct {
 	// Host is the client of the host cluster.
 	Host kubernetes.Interface
-	// Authorizer is that of the host cluster.
+	// Authorizer is the authorizer of the host cluster.
 	Authorizer authorizer.UnconditionalAuthorizer
-	// Evacuators are the classes of the built-in evacuators that are on.
+	// Evacuators are the classes of the enabled built-in evacuators.
 	Evacuators []string
-	// AskEveryNodeByName is that of admission.
+	// AskEveryNodeByName is the same setting as in admission.
 	AskEveryNodeByName bool
 	// Maintenances returns the maintenances that may matter to another one, see NotDone.
 	Maintenances func(context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error)
 	// UnprotectedAllAtOnce: pods that no budget protects are evicted at the same time, not in turns
 	// by owner.
 	UnprotectedAllAtOnce bool
-	// Clock says what time it is.
+	// Clock is the clock.
 	Clock clock.PassiveClock
 }
 
-// Previewer makes previews.
+// Previewer creates previews.
 type Previewer struct {
 	config     Config
 	reader     survey.Reader
@@ -95,10 +94,10 @@ func New(config Config) *Previewer {
 	}
 }
 
-// NotDone returns a function for Config.Maintenances that reads an informer, so that no preview
-// decodes the maintenances that were ever completed, and leaves those out.
+// NotDone returns a function for Config.Maintenances that reads an informer, so that previews do
+// not decode all completed maintenances, and omits those.
 func NotDone(informer informers.NodeMaintenanceInformer) func(context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error) {
-	// Asked for now, so that the informer is among those that are started.
+	// Call it now, so that the factory starts the informer.
 	synced, lister := informer.Informer().HasSynced, informer.Lister()
 	return func(ctx context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error) {
 		if !synced() && !cache.WaitForCacheSync(ctx.Done(), synced) {
@@ -112,7 +111,7 @@ func NotDone(informer informers.NodeMaintenanceInformer) func(context.Context) (
 	}
 }
 
-// Preview returns the preview of a maintenance. An error is one that a client can be answered with.
+// Preview returns the preview of a maintenance. Its errors are suitable as responses to clients.
 func (p *Previewer) Preview(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
 	timer := time.NewTimer(waitFor)
 	defer timer.Stop()
@@ -134,7 +133,7 @@ func (p *Previewer) Preview(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	case ctx.Err() != nil:
 		return nil, apierrors.NewTimeoutError("the cluster was not read in time", retryAfter)
 	case errors.As(err, &status):
-		// That the server may not list pods, or meets no pods there, must not read as if it were
+		// An error of the server's own read, such as Forbidden or NotFound, must not look like one
 		// about the client or the maintenance.
 		return nil, apierrors.NewInternalError(fmt.Errorf("the host cluster answers: %w", err))
 	}
@@ -169,14 +168,15 @@ func (p *Previewer) work(ctx context.Context, nm *maintenancev1alpha1.NodeMainte
 	return forecast.Decide(ctx, s)
 }
 
-// choose finds out which maintenances count, and their nodes.
+// choose selects the relevant maintenances and their nodes.
 func (p *Previewer) choose(ctx context.Context, s *forecast.Situation, nm *maintenancev1alpha1.NodeMaintenance,
 	all []*maintenancev1alpha1.NodeMaintenance, nodes []*corev1.Node) error {
 	var err error
 	if s.Subject, err = member(ctx, nm, nodes); err != nil {
 		return err
 	}
-	// reached are the nodes of the subject and of those that drain nodes that are reached.
+	// reached are the nodes of the subject and, transitively, of the draining maintenances that
+	// share nodes with it.
 	reached := sets.New[string]()
 	reach := func(m *forecast.Member) {
 		for _, n := range m.Nodes {
@@ -227,8 +227,7 @@ func member(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, nodes 
 	return m, err
 }
 
-// authorize finds out which nodes the maintenances may not touch. It asks live, as the controller
-// would before it goes to work.
+// authorize determines the nodes that the maintenances may not change. It does not use a cache.
 func (p *Previewer) authorize(ctx context.Context, s *forecast.Situation) error {
 	unchecked, err := p.refuse(ctx, &s.Subject)
 	if err != nil {
@@ -243,8 +242,8 @@ func (p *Previewer) authorize(ctx context.Context, s *forecast.Situation) error 
 	return nil
 }
 
-// refuse fills in which nodes of a maintenance its requester may not delete, and returns how many
-// were not asked about.
+// refuse sets the nodes of a maintenance that its requester may not delete, and returns how many
+// were not checked.
 func (p *Previewer) refuse(ctx context.Context, m *forecast.Member) (unchecked int, err error) {
 	requester := m.Spec.RequestedBy
 	if requester == nil || requester.Username == "" {
@@ -270,7 +269,7 @@ func (p *Previewer) refuse(ctx context.Context, m *forecast.Member) (unchecked i
 	return verdict.Unasked, err
 }
 
-// look reads the pods of the nodes that count, and what decides about them.
+// look reads the pods of the relevant nodes, and the objects that their evacuation depends on.
 func (p *Previewer) look(ctx context.Context, s *forecast.Situation, nodes []*corev1.Node) error {
 	touched, names := touchedNodes(s)
 	s.Pods = forecast.NewPods(touched, p.evacuators, controllercache.NodeOf)

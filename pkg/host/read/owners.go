@@ -35,19 +35,19 @@ import (
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
-// OwnerNames are the names of owners of pods that decide about evacuators.
+// OwnerNames are the names of pod owners that determine evacuators.
 type OwnerNames struct {
 	evacuators              sets.Set[string]
 	replicaSets, daemonSets sets.Set[types.NamespacedName]
 }
 
-// NewOwnerNames returns the names of nobody yet. Only owners whose built-in evacuators are on are
-// taken in.
+// NewOwnerNames returns an empty set. It only collects owners whose built-in evacuators are
+// enabled.
 func NewOwnerNames(builtIn sets.Set[string]) *OwnerNames {
 	return &OwnerNames{evacuators: builtIn, replicaSets: sets.New[types.NamespacedName](), daemonSets: sets.New[types.NamespacedName]()}
 }
 
-// Add takes in the owner of a pod.
+// Add adds the owner of a pod.
 func (n *OwnerNames) Add(namespace string, owner *metav1.OwnerReference) {
 	name := types.NamespacedName{Namespace: namespace, Name: owner.Name}
 	switch {
@@ -58,23 +58,23 @@ func (n *OwnerNames) Add(namespace string, owner *metav1.OwnerReference) {
 	}
 }
 
-// Owners are owners of pods as they were read. Of each it has the identity, the owners and the
-// selector, and of Deployments what decides whether they are scaled up.
+// Owners are the owners of pods that were read, with their identity, owners and selector, and for
+// Deployments the fields that surges depend on.
 type Owners struct {
 	replicaSets map[types.NamespacedName]*appsv1.ReplicaSet
 	deployments map[types.NamespacedName]*appsv1.Deployment
 	daemonSets  map[types.NamespacedName]*appsv1.DaemonSet
 	nodes       map[string]*corev1.Node
-	// autoscalers are by the Deployments that they scale, and by name.
+	// autoscalers are grouped by the Deployment that they scale, and sorted by name.
 	autoscalers map[types.NamespacedName][]*autoscalingv2.HorizontalPodAutoscaler
-	// oneNodeClaims are those that only one node can use at a time.
+	// oneNodeClaims are the claims that only one node can use at the same time.
 	oneNodeClaims sets.Set[types.NamespacedName]
 }
 
 var _ preflight.Owners = &Owners{}
 
-// Owners reads the owners of pods and the Deployments of those that are ReplicaSets. The nodes are
-// handed in. Those that do not exist are not among them.
+// Owners reads the owners of pods and the Deployments of ReplicaSets. The caller passes the nodes.
+// Owners that do not exist are omitted.
 func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.Node) (*Owners, error) {
 	o := &Owners{nodes: make(map[string]*corev1.Node, len(nodes))}
 	for _, node := range nodes {
@@ -134,7 +134,7 @@ func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.N
 	return o, err
 }
 
-// surges reads what decides, beside the Deployments themselves, whether they are scaled up.
+// surges reads the objects other than Deployments that surges depend on.
 func (r Reader) surges(ctx context.Context, o *Owners) error {
 	namespaces, claims := sets.New[string](), sets.New[types.NamespacedName]()
 	for name, d := range o.deployments {
@@ -167,8 +167,8 @@ func (r Reader) surges(ctx context.Context, o *Owners) error {
 	for _, list := range o.autoscalers {
 		slices.SortFunc(list, func(a, b *autoscalingv2.HorizontalPodAutoscaler) int { return strings.Compare(a.Name, b.Name) })
 	}
-	// Templates that name claims are rare. One by one, for the right to list all claims would be
-	// for these alone.
+	// Few templates have claims. Read them one by one, so that the server does not need the right
+	// to list all claims.
 	o.oneNodeClaims = sets.New[types.NamespacedName]()
 	names := claims.UnsortedList()
 	return inParallel(ctx, len(names), func(ctx context.Context, i int) error {
@@ -221,14 +221,14 @@ func (o *Owners) Node(_ context.Context, name string) (*corev1.Node, error) {
 	return o.nodes[name], nil
 }
 
-// ownerKind is how owners of a kind are read, and what is kept of them.
+// ownerKind defines how to read the owners of a kind, and what to keep.
 type ownerKind[T any] struct {
 	get   func(context.Context, types.NamespacedName) (*T, error)
 	list  func(ctx context.Context, namespace string, options metav1.ListOptions) (items []T, next string, err error)
 	strip func(*T) *T
 }
 
-// owners reads objects, one by one if they are few.
+// owners reads objects, one by one if there are few.
 func owners[T any, P interface {
 	*T
 	metav1.Object

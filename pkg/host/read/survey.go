@@ -14,10 +14,10 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package read reads from the host cluster what a prediction about some of its nodes needs: their
-// pods, the budgets over these, the owners. It asks each time and keeps nothing: a cache of all
-// pods in every replica, for a few questions a day, would cost much more. What is large is read in
-// pages, and handed on list by list so that nobody has to hold more than what he keeps of it.
+// Package read reads from the host cluster the inputs of a prediction about some of its nodes:
+// their pods, the budgets and the owners of these. It has no cache: a cache of all pods in every
+// replica, for a few requests a day, would cost much more. Large lists are read in pages and passed
+// on page by page, so that the caller only has to keep what it needs.
 package read
 
 import (
@@ -35,41 +35,40 @@ import (
 )
 
 const (
-	// AtOnce is how many lists are under way at the same time.
+	// AtOnce is the maximum number of concurrent lists.
 	AtOnce = 16
-	// Unfinished is the field selector that leaves out the pods that do not run any more; there may
-	// be many, and none of them matters.
+	// Unfinished is the field selector that excludes finished pods; there may be many, and they are
+	// not relevant.
 	Unfinished = "status.phase!=Succeeded,status.phase!=Failed"
 
-	// listedByNode is up to how many nodes are asked for one by one; beyond, reading all pods in
-	// pages is cheaper for the host cluster.
+	// listedByNode is the maximum number of nodes whose pods are listed node by node; above that,
+	// listing all pods in pages is cheaper for the host cluster.
 	listedByNode = 64
-	// listedByNamespace is the same for what is asked for by namespace.
+	// listedByNamespace is the same for lists by namespace.
 	listedByNamespace = 16
-	// readByName is up to how many owners of a kind are asked for one by one.
+	// readByName is the maximum number of owners of a kind that are read one by one.
 	readByName = 64
-	// podsPerPage is how many pods are asked for at once when all are read; objectsPerPage is the
-	// same for all else.
+	// podsPerPage is the page size of lists of all pods; objectsPerPage is that of all other lists.
 	podsPerPage    = 1000
 	objectsPerPage = 500
-	// fromCache lets the host cluster answer from its watch cache, where pods are indexed by node.
-	// The answer may be a moment behind.
+	// fromCache lets the host cluster serve a list from its watch cache, where pods are indexed by
+	// node. The result may be slightly stale.
 	fromCache = "0"
 )
 
 // Reader reads from the host cluster.
 type Reader struct {
-	// Client is that of the host cluster.
+	// Client is the client of the host cluster.
 	Client kubernetes.Interface
 }
 
-// Nodes returns all nodes, stripped to what decides about their selection, cordons and
-// reachability.
+// Nodes returns all nodes, stripped to the fields that selection, cordons and reachability depend
+// on.
 func (r Reader) Nodes(ctx context.Context) ([]*corev1.Node, error) {
 	var nodes []*corev1.Node
 	err := pages(ctx, objectsPerPage, "", r.Client.CoreV1().Nodes().List, func(list *corev1.NodeList) error {
 		for i := range list.Items {
-			// A copy, so that the page can be freed.
+			// Copy it, so that the page can be freed.
 			node := list.Items[i]
 			if _, err := controllercache.Strip(&node); err != nil {
 				return err
@@ -81,12 +80,13 @@ func (r Reader) Nodes(ctx context.Context) ([]*corev1.Node, error) {
 	return nodes, err
 }
 
-// Pods hands the pods that run on the nodes, but for those that have finished, to visit, list by
-// list; pods of other nodes may be among them. Several goroutines call visit and more at the same
-// time. Before each further list it asks whether there shall be more.
+// Pods passes the pods on the nodes that have not finished to visit, list by list; the lists may
+// include pods of other nodes. Several goroutines call visit and more concurrently. It calls more
+// before each further list, and stops if that returns false.
 func (r Reader) Pods(ctx context.Context, nodes sets.Set[string], visit func([]corev1.Pod), more func() bool) error {
 	if nodes.Len() > listedByNode {
-		// A page may have no resource version: a list from the watch cache would come in one piece.
+		// Do not set a resource version on pages: the watch cache would return the list in one
+		// piece.
 		return pages(ctx, podsPerPage, Unfinished, r.Client.CoreV1().Pods(metav1.NamespaceAll).List, func(list *corev1.PodList) error {
 			visit(list.Items)
 			return nil
@@ -107,8 +107,8 @@ func (r Reader) Pods(ctx context.Context, nodes sets.Set[string], visit func([]c
 	})
 }
 
-// NominatedPods hands the pods that are on no node but have been promised room on one to visit.
-// Pods leaves them out where it asks node by node.
+// NominatedPods passes the pods that are nominated for a node but not bound to one to visit. Pods
+// omits them if it lists node by node.
 func (r Reader) NominatedPods(ctx context.Context, visit func([]corev1.Pod)) error {
 	list, err := r.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 		FieldSelector: "spec.nodeName=,status.nominatedNodeName!=,status.phase=Pending", ResourceVersion: fromCache,
@@ -119,7 +119,7 @@ func (r Reader) NominatedPods(ctx context.Context, visit func([]corev1.Pod)) err
 	return err
 }
 
-// Budgets returns the budgets of the namespaces; those of others may be among them.
+// Budgets returns the budgets of the namespaces; the result may include those of other namespaces.
 func (r Reader) Budgets(ctx context.Context, namespaces sets.Set[string]) ([]policyv1.PodDisruptionBudget, error) {
 	var mu sync.Mutex
 	var budgets []policyv1.PodDisruptionBudget
@@ -177,7 +177,7 @@ func (r Reader) byNamespace(ctx context.Context, namespaces sets.Set[string],
 
 func always() bool { return true }
 
-// pages reads all pages of a list, as long as there shall be more.
+// pages reads all pages of a list, as long as more returns true.
 func pages[L metav1.ListInterface](ctx context.Context, size int64, fieldSelector string,
 	list func(context.Context, metav1.ListOptions) (L, error), visit func(L) error, more func() bool) error {
 	options := metav1.ListOptions{FieldSelector: fieldSelector, Limit: size}
