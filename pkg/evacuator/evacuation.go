@@ -38,45 +38,46 @@ import (
 const (
 	// defaultProgressDeadline is the default of spec.progressDeadlineSeconds.
 	defaultProgressDeadline = 30 * time.Minute
-	// beatsPerDeadline is how many signs of life are given within the deadline: some may get lost.
+	// beatsPerDeadline is the number of heartbeats within the deadline: some may get lost.
 	beatsPerDeadline = 4
-	// longestBeat is the most time between two of them, so that whoever looks at the evacuation
-	// sees that it is worked on.
+	// longestBeat is the maximum time between two heartbeats, so that users see that the evacuation
+	// is in progress.
 	longestBeat = time.Minute
-	// firstRetry and longestRetry bound the time between attempts to write what has to be written.
+	// firstRetry and longestRetry are the limits of the backoff between attempts of a required
+	// write.
 	firstRetry, longestRetry = 100 * time.Millisecond, 10 * time.Second
-	// maxMessage is how much status.message takes, in bytes.
+	// maxMessage is the maximum length of status.message, in bytes.
 	maxMessage = 1024
 )
 
-// Progress is how far an evacuation is.
+// Progress is the progress of an evacuation.
 type Progress struct {
-	// Message says in words what happens, in at most 1024 bytes; what is beyond is cut off.
+	// Message describes for people what happens. It is truncated to 1024 bytes.
 	Message string
-	// ExpectedFinish is when the pod is expected to be gone. Until then the library gives signs of
-	// life in the handler's name, so that the handler need not report for its own sake; after that
-	// it is silent, and a handler that neither ends nor expects another time loses its turn when
-	// the deadline has passed. Zero means that nothing is expected, and no signs are given.
+	// ExpectedFinish is when the pod is expected to be gone. Until then the library sends
+	// heartbeats for the handler, so the handler does not have to report itself. After that the
+	// library sends none, and a handler that neither returns nor reports another time is replaced
+	// by the next evacuator at the deadline. Zero means that there is no expected time, and no
+	// heartbeats.
 	ExpectedFinish time.Time
 }
 
-// Evacuation is one pod's evacuation, in the hands of a Handler. Its methods may be called at the
-// same time.
+// Evacuation is one pod's evacuation by a Handler. Its methods are safe for concurrent use.
 type Evacuation struct {
-	// Namespace and PodName name the pod, and PodUID tells it from others of that name: a handler
-	// that deletes it has that as a precondition.
+	// Namespace, PodName and PodUID identify the pod: a handler that deletes it should use the UID
+	// as a precondition.
 	Namespace, PodName string
 	PodUID             types.UID
-	// NodeName is the node that the pod is to leave.
+	// NodeName is the node that the pod has to leave.
 	NodeName string
 
 	evacuator *Evacuator
 	name      string
 	uid       types.UID
-	// ctx is that of the handler; end ends it.
+	// ctx is the context of the handler; end ends it.
 	ctx context.Context
 	end context.CancelCauseFunc
-	// reported wakes who gives the signs of life.
+	// reported wakes the goroutine that sends heartbeats.
 	reported chan struct{}
 
 	mu       sync.Mutex
@@ -94,7 +95,7 @@ func newEvacuation(ctx context.Context, v *Evacuator, object *maintenancev1alpha
 	return e
 }
 
-// endOf says why a class is not to work on an Evacuation any more; nil if it is.
+// endOf returns why a class must not work on an Evacuation any more; nil if it may.
 func endOf(object *maintenancev1alpha1.Evacuation, class string) error {
 	status := &object.Status
 	switch {
@@ -113,14 +114,15 @@ func endOf(object *maintenancev1alpha1.Evacuation, class string) error {
 	return nil
 }
 
-// Object returns the Evacuation as it was last seen. It must not be changed.
+// Object returns the last known state of the Evacuation. It must not be changed.
 func (e *Evacuation) Object() *maintenancev1alpha1.Evacuation {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.latest
 }
 
-// observe takes in what the API says.
+// observe stores a new state of the Evacuation, and ends the handler's context if the class must
+// not continue.
 func (e *Evacuation) observe(object *maintenancev1alpha1.Evacuation) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -130,8 +132,8 @@ func (e *Evacuation) observe(object *maintenancev1alpha1.Evacuation) {
 	}
 }
 
-// Report tells how far the evacuation is, which is a sign of life, too. It returns an error if that
-// could not be told, or if the handler's context has ended.
+// Report writes the progress of the evacuation, which is also a heartbeat. It returns an error if
+// the write fails, or if the handler's context has ended.
 func (e *Evacuation) Report(ctx context.Context, p Progress) error {
 	p.Message = cut(p.Message)
 	e.mu.Lock()
@@ -144,20 +146,20 @@ func (e *Evacuation) Report(ctx context.Context, p Progress) error {
 	return e.write(ctx, map[string]any{"message": p.Message, "expectedEvacuationFinishTime": timeOf(p.ExpectedFinish)})
 }
 
-// Forbid says that there is no way back: from now on the evacuation is not called off, and the
-// handler has to bring it to its end. It returns an error if that could not be said, because the
-// evacuation has been called off in time, for example: then the way back has to be taken.
+// Forbid forbids the cancellation of the evacuation: the handler then has to finish it. It returns
+// an error if the write fails, for example because the evacuation was already withdrawn: then the
+// handler has to stop and undo its work.
 func (e *Evacuation) Forbid(ctx context.Context) error {
 	return e.write(ctx, map[string]any{"evacuationCancellationPolicy": maintenancev1alpha1.EvacuationCancellationPolicyForbid})
 }
 
-// Allow takes Forbid back.
+// Allow reverts Forbid.
 func (e *Evacuation) Allow(ctx context.Context) error {
 	return e.write(ctx, map[string]any{"evacuationCancellationPolicy": maintenancev1alpha1.EvacuationCancellationPolicyAllow})
 }
 
-// AwaitDeparture waits until the pod has left, and returns nil then. It returns the cause if the
-// evacuation comes to another end first.
+// AwaitDeparture waits until the pod has left, and then returns nil. If the evacuation ends in
+// another way first, it returns the cause.
 func (e *Evacuation) AwaitDeparture(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -170,16 +172,16 @@ func (e *Evacuation) AwaitDeparture(ctx context.Context) error {
 	return nil
 }
 
-// work calls the handler and reports its end.
+// work calls the handler and reports its result.
 func (e *Evacuation) work() {
 	logger := klog.FromContext(e.ctx)
 	logger.Info("Evacuation begins", "node", e.NodeName)
 	var beating sync.WaitGroup
 	beatCtx, stop := context.WithCancel(e.ctx)
 	beating.Go(func() { e.beat(beatCtx) })
-	// Whoever passes turns on learns at once that somebody is there.
+	// Report immediately, so that the server knows that the evacuator runs.
 	if err := e.write(e.ctx, map[string]any{}); err != nil && e.ctx.Err() == nil {
-		logger.Error(err, "Evacuation could not be reported")
+		logger.Error(err, "Cannot report on the Evacuation")
 	}
 	err := e.evacuator.Handler(e.ctx, e)
 	stop()
@@ -193,11 +195,11 @@ func (e *Evacuation) work() {
 	if err != nil {
 		status["message"] = cut(e.evacuator.Class + " gives up: " + err.Error())
 	}
-	logger.Info("Evacuation ends, and the pod is still there", "error", err)
+	logger.Info("Evacuation ends, and the pod still exists", "error", err)
 	e.persist(func() error { return e.write(e.ctx, status) })
 }
 
-// beat gives signs of life until the context ends.
+// beat sends heartbeats until the context ends.
 func (e *Evacuation) beat(ctx context.Context) {
 	interval := e.interval()
 	timer := e.evacuator.Clock.NewTimer(interval)
@@ -207,7 +209,7 @@ func (e *Evacuation) beat(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-e.reported:
-			// That was one.
+			// A report was a heartbeat.
 			timer.Reset(interval)
 			continue
 		case <-timer.C():
@@ -217,7 +219,7 @@ func (e *Evacuation) beat(ctx context.Context) {
 		e.mu.Unlock()
 		if isExpected {
 			if err := e.write(ctx, map[string]any{}); err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).Error(err, "No sign of life could be given, will try again")
+				klog.FromContext(ctx).Error(err, "Cannot send a heartbeat, will retry")
 			}
 		}
 		timer.Reset(interval)
@@ -232,14 +234,13 @@ func (e *Evacuation) interval() time.Duration {
 	return min(deadline/beatsPerDeadline, longestBeat)
 }
 
-// write changes the status, on the condition that it is this class's turn on this very object. If
-// it is not, the handler's context ends. Any write is a sign of life, also one that changes
-// nothing.
+// write changes the status, on the condition that this class is active on this object. If it is
+// not, the handler's context ends. Every write is a heartbeat, even without a change.
 func (e *Evacuation) write(ctx context.Context, status map[string]any) error {
 	if cause := context.Cause(e.ctx); cause != nil {
 		return cause
 	}
-	// The API refuses it if the turn is another's.
+	// The API server refuses the write if another class is active.
 	status["activeEvacuatorClass"] = e.evacuator.Class
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": e.uid}, "status": status})
 	if err != nil {
@@ -262,12 +263,12 @@ func (e *Evacuation) write(ctx context.Context, status map[string]any) error {
 	return fmt.Errorf("write the status of evacuation %s/%s: %w", e.Namespace, e.name, err)
 }
 
-// refresh asks the API what has become of the Evacuation.
+// refresh reads the Evacuation from the API server.
 func (e *Evacuation) refresh(ctx context.Context) error {
 	object, err := e.evacuator.Client.MaintenanceV1alpha1().Evacuations(e.Namespace).Get(ctx, e.name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && object.UID != e.uid:
-		// One whose pod has left is kept for a while and seen before it goes.
+		// An Evacuation whose pod has left is kept for a while, so this one was withdrawn.
 		e.end(ErrCancelled)
 	case err != nil:
 		return err
@@ -281,7 +282,7 @@ func (e *Evacuation) refreshUntilKnown() {
 	e.persist(func() error { return e.refresh(e.ctx) })
 }
 
-// persist tries until it succeeds or the handler's context ends.
+// persist retries until it succeeds or the handler's context ends.
 func (e *Evacuation) persist(try func() error) {
 	pause := firstRetry
 	for e.ctx.Err() == nil {
@@ -289,7 +290,7 @@ func (e *Evacuation) persist(try func() error) {
 		if err == nil || e.ctx.Err() != nil {
 			return
 		}
-		klog.FromContext(e.ctx).Error(err, "The API does not answer as it should, will try again", "pause", pause)
+		klog.FromContext(e.ctx).Error(err, "API request failed, will retry", "pause", pause)
 		select {
 		case <-e.ctx.Done():
 		case <-e.evacuator.Clock.After(pause):
@@ -298,7 +299,7 @@ func (e *Evacuation) persist(try func() error) {
 	}
 }
 
-// timeOf is a time as it is written, nil for none.
+// timeOf returns the value of a time in a patch, nil for the zero time.
 func timeOf(t time.Time) any {
 	if t.IsZero() {
 		return nil
@@ -306,7 +307,7 @@ func timeOf(t time.Time) any {
 	return metav1.NewTime(t).UTC().Format(time.RFC3339)
 }
 
-// cut shortens a message to what the API takes, between two characters.
+// cut truncates a message to the limit of the API, at a character boundary.
 func cut(s string) string {
 	if len(s) <= maxMessage {
 		return s

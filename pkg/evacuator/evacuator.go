@@ -14,17 +14,18 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package evacuator is the library for evacuators: programs that take pods off their nodes
-// gracefully, in their own way, before anybody evicts them (KEP-4212, "Evacuator").
+// Package evacuator is the library for evacuators: programs that remove pods from their nodes
+// gracefully, in their own way, before the server evicts them (KEP-4212, "Evacuator").
 //
-// A pod names its evacuators with annotations, see AnnotationKey. When a maintenance, or anybody
-// else, asks for the pod to leave and it is a class's turn, the library calls the class's Handler.
-// While the handler works it reports, and the library keeps reporting in its name; its context ends
-// when it is not to go on. When the handler returns, the turn goes to the next evacuator unless the
-// pod has left, and after the last one the pod is evicted.
+// A pod names its evacuators with annotations, see AnnotationKey. When a maintenance, or another
+// instigator, requests that the pod leaves and a class becomes active, the library calls the
+// class's Handler. While the handler works it reports its progress, and the library sends
+// heartbeats for it; its context ends when it must stop. When the handler returns and the pod has
+// not left, the next evacuator becomes active, and after the last one the server evicts the pod.
 //
-// The program needs the rights of artifacts/examples/rbac-evacuator.yaml. A complete one is in
-// artifacts/examples/evacuator, and docs/evacuators.md tells what it has to expect.
+// The program needs the rights of artifacts/examples/rbac-evacuator.yaml.
+// artifacts/examples/evacuator is a complete example, and docs/evacuators.md describes the
+// protocol.
 package evacuator
 
 import (
@@ -49,61 +50,63 @@ import (
 	maintenanceinformers "haulout.dev/haulout/pkg/generated/informers/externalversions/maintenance/v1alpha1"
 )
 
-// Why the context of a Handler ended; context.Cause returns one of these, or what ended the context
-// of Run.
+// Causes of the end of a Handler's context: context.Cause returns one of these, or the cause of the
+// end of Run's context.
 var (
-	// ErrDeparted: the pod has left. There is nothing more to do.
+	// ErrDeparted: the pod has left. The handler has nothing more to do.
 	ErrDeparted = errors.New("the pod has left")
-	// ErrCancelled: nobody asks for the evacuation any more. The pod stays, and the handler takes
-	// back what it has begun.
+	// ErrCancelled: no instigator requests the evacuation any more. The pod stays, and the handler
+	// has to undo its work.
 	ErrCancelled = errors.New("the evacuation was cancelled")
-	// ErrTurnLost: another evacuator has the turn, because this one was silent for too long. It
-	// must not touch the pod any more.
-	ErrTurnLost = errors.New("another evacuator has the turn")
+	// ErrTurnLost: another evacuator is active, because this one sent no heartbeat for too long. It
+	// must not change the pod any more.
+	ErrTurnLost = errors.New("another evacuator is active")
 )
 
-// Handler takes one pod off its node. It is called in a goroutine of its own when the class gets
-// the turn, and again, from the beginning, when the program is started anew in the middle of that
-// turn: what it does must be possible to do twice.
+// Handler removes one pod from its node. It is called in its own goroutine when the class becomes
+// active, and again, from the beginning, when the program restarts while the class is active: it
+// must be idempotent.
 //
-// When it returns nil it has done all it can, and when it returns an error it gives up, in the
-// words of the error; if the pod is still there the next evacuator takes over in both cases. So a
-// handler that has deleted the pod waits with Evacuation.AwaitDeparture. What it returns after its
-// context has ended is not reported.
+// It returns nil when it has done all it can, and an error, which is reported, when it gives up; if
+// the pod still exists, the next evacuator becomes active in both cases. So a handler that has
+// deleted the pod should wait with Evacuation.AwaitDeparture. A result after the end of its context
+// is not reported.
 type Handler func(ctx context.Context, e *Evacuation) error
 
-// Config is what an Evacuator needs.
+// Config has the dependencies and options of an Evacuator.
 type Config struct {
-	// Class names the evacuator: a DNS subdomain of at most 54 characters, under a domain of yours.
+	// Class is the class of the evacuator: a DNS subdomain of at most 54 characters, under a domain
+	// that you own.
 	Class string
 	// Client is the client of Haulout's API.
 	Client versioned.Interface
-	// Handler takes a pod off its node.
+	// Handler removes a pod from its node.
 	Handler Handler
-	// Namespace limits the evacuator to the pods of one namespace; empty means all, which takes the
-	// rights in all.
+	// Namespace limits the evacuator to the pods of one namespace; empty means all namespaces,
+	// which needs the rights in all of them.
 	Namespace string
-	// Clock is the time; nil is the real one.
+	// Clock is the clock; nil means the real one.
 	Clock clock.Clock
 }
 
 // AnnotationKey returns the key of the annotation with which a pod names an evacuator of the class.
-// The value is its priority, from 0 to 100000: the highest gets the first turn. 10000 is kept for
-// the pod's own controller, and 9900 to 10099 for its relatives.
+// The value is its priority, from 0 to 100000: the highest becomes active first. 10000 is reserved
+// for the pod's own controller, and 9900 to 10099 for classes that share its parent domain.
 func AnnotationKey(class string) string {
 	return maintenancev1alpha1.AnnotationEvacuatorPrefix + class
 }
 
-// Evacuator calls a Handler for each pod whose turn it is.
+// Evacuator calls a Handler for each pod for which its class is active.
 type Evacuator struct {
 	Config
 
 	informer cache.SharedIndexInformer
 
 	mu sync.Mutex
-	// working are the evacuations whose handler runs, or whose end is not reported yet.
+	// working are the evacuations whose handler runs, or whose result is not reported yet.
 	working map[types.UID]*Evacuation
-	// done are those that this process has ended and the cache still shows as its turn.
+	// done are those that this process has ended and for which the cache still has the class as
+	// active.
 	done     map[types.UID]struct{}
 	handlers sync.WaitGroup
 }
@@ -120,7 +123,7 @@ func New(config Config) (*Evacuator, error) {
 		return nil, fmt.Errorf("class %q is reserved for eviction, which always comes last", config.Class)
 	}
 	if config.Client == nil || config.Handler == nil {
-		return nil, errors.New("a client and a handler are needed")
+		return nil, errors.New("a client and a handler are required")
 	}
 	if config.Clock == nil {
 		config.Clock = clock.RealClock{}
@@ -132,11 +135,11 @@ func New(config Config) (*Evacuator, error) {
 	return v, nil
 }
 
-// resync is how often everything is looked at although nothing happened.
+// resync is how often all Evacuations are processed without an event.
 const resync = 10 * time.Minute
 
-// Run calls the handler until the context ends, and returns when all handlers have. Several
-// replicas of a program must not run at the same time: elect a leader, or run one.
+// Run calls the handler until the context ends, and returns when all handlers have returned.
+// Several replicas of a program must not run at the same time: elect a leader, or run one.
 func (v *Evacuator) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -159,7 +162,7 @@ func (v *Evacuator) Run(ctx context.Context) error {
 	return nil
 }
 
-// changed tells the handler of an Evacuation, or calls one.
+// changed passes an Evacuation to its handler, or starts one.
 func (v *Evacuator) changed(ctx context.Context, obj any) {
 	object, ok := obj.(*maintenancev1alpha1.Evacuation)
 	if !ok {
@@ -187,7 +190,7 @@ func (v *Evacuator) changed(ctx context.Context, obj any) {
 	})
 }
 
-// gone finds out why an Evacuation is not shown as this class's turn any more.
+// gone handles an Evacuation that is no longer in the watch of this class.
 func (v *Evacuator) gone(ctx context.Context, obj any) {
 	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = tombstone.Obj
@@ -201,7 +204,7 @@ func (v *Evacuator) gone(ctx context.Context, obj any) {
 	delete(v.done, object.UID)
 	v.mu.Unlock()
 	if e != nil && ctx.Err() == nil {
-		// Not here: it asks the API, and the informer must not wait for that.
+		// Not synchronously: it asks the API server, and the informer must not wait for that.
 		v.handlers.Go(e.refreshUntilKnown)
 	}
 }

@@ -253,7 +253,7 @@ func TestConformanceFindsWhatIsWrong(t *testing.T) {
 			return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: framework.PodSpec(pool)}
 		},
 	})
-	for i, want := range []string{"lost its turn", "lost its turn", ""} {
+	for i, want := range []string{"another class became active", "another class became active", ""} {
 		if got := fmt.Sprint(results[i].Err); (want == "") != (results[i].Err == nil) || !strings.Contains(got, want) {
 			t.Errorf("an evacuator that is not there %s: got %v, want %q", results[i].Check, results[i].Err, want)
 		}

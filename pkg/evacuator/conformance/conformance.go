@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package conformance checks an evacuator, with or without the library, against what Haulout
-// expects of one: on a cluster where both run, with pods and Evacuations of its own.
+// Package conformance checks whether an evacuator, with or without the library, follows the
+// protocol of Haulout: on a cluster where both run, with its own pods and Evacuations.
 package conformance
 
 import (
@@ -38,53 +38,53 @@ import (
 )
 
 const (
-	// instigator is on whose behalf the checks ask.
+	// instigator is the instigator of the Evacuations of the checks.
 	instigator = maintenancev1alpha1.FinalizerInstigatorPrefix + "conformance.haulout.dev"
-	// before and after are classes that nobody serves, with a higher and a lower priority than the
-	// evacuator has.
+	// before and after are classes without an evacuator, with a higher and a lower priority than
+	// the checked evacuator.
 	before, after = "before.conformance.haulout.dev", "after.conformance.haulout.dev"
 
 	priorityBefore, priority, priorityAfter = "30000", "20000", "15000"
 )
 
-// ErrUnexamined is the error of a check that the evacuator neither failed nor passed: it was over
-// before it could be seen what the evacuator does when it is called off. Give NewPod pods that take
-// longer to leave, or judge it by its code.
-var ErrUnexamined = errors.New("what it does when it is called off could not be examined")
+// ErrUnexamined is the error of a check that the evacuator neither failed nor passed: the
+// evacuation was over before the check could withdraw it. Let NewPod return pods that take longer
+// to leave, or review the code of the evacuator.
+var ErrUnexamined = errors.New("the behaviour after a withdrawal could not be examined")
 
-// Config is what the checks need.
+// Config has the dependencies and options of the checks.
 type Config struct {
-	// Class is that of the evacuator, which is running.
+	// Class is the class of the evacuator, which has to run.
 	Class string
 	// Kube and Maintenance are clients of the cluster and of Haulout's API. They need the rights to
-	// make and delete pods and Evacuations in the namespace, and to use the instigator
+	// create and delete pods and Evacuations in the namespace, and to use the instigator
 	// conformance.haulout.dev.
 	Kube        kubernetes.Interface
 	Maintenance versioned.Interface
 	// Namespace is where the pods run.
 	Namespace string
-	// NewPod returns a pod of a name that the evacuator knows to take away. The annotations about
-	// evacuators are added to it.
+	// NewPod returns a pod with the given name that the evacuator is able to remove. The checks add
+	// the annotations about evacuators.
 	NewPod func(name string) *corev1.Pod
-	// Deadline is how long the evacuator may be silent, in whole seconds; the default is 30
-	// seconds.
+	// Deadline is how long the evacuator may go without a heartbeat, in whole seconds; the default
+	// is 30 seconds.
 	Deadline time.Duration
-	// Patience is how long the evacuation of a pod may take in all; the default is 10 minutes.
+	// Patience is how long the evacuation of a pod may take in total; the default is 10 minutes.
 	Patience time.Duration
-	// Quiet is for how long the evacuator is watched not to do what it must not; the default is 10
-	// seconds.
+	// Quiet is how long the checks observe that the evacuator does nothing forbidden; the default
+	// is 10 seconds.
 	Quiet time.Duration
 }
 
-// Result is what a check has found; Err is nil if the evacuator passed, and is ErrUnexamined if
-// that could not be seen.
+// Result is the result of a check; Err is nil if the evacuator passed, and ErrUnexamined if that
+// could not be observed.
 type Result struct {
-	// Check says what the evacuator has to do.
+	// Check describes what the evacuator has to do.
 	Check string
 	Err   error
 }
 
-// Run makes all checks, one after another, and removes what it has made.
+// Run runs all checks, one after another, and removes the objects that it created.
 func Run(ctx context.Context, config Config) []Result {
 	if config.Deadline == 0 {
 		config.Deadline = 30 * time.Second
@@ -99,9 +99,9 @@ func Run(ctx context.Context, config Config) []Result {
 		name string
 		run  func(context.Context, *subject) error
 	}{
-		{"takes a pod away, or says that it is done, and is never silent beyond its deadline", takesAway},
-		{"leaves the pod alone when it is called off, and takes it away when it is asked again", isCalledOff},
-		{"does nothing while it is another evacuator's turn", waitsForItsTurn},
+		{"removes a pod or reports completion, and never misses its deadline", takesAway},
+		{"keeps the pod after a withdrawal, and removes it when it is requested again", isCalledOff},
+		{"does nothing while another evacuator is active", waitsForItsTurn},
 	}
 	results := make([]Result, 0, len(checks))
 	for _, check := range checks {
@@ -110,7 +110,7 @@ func Run(ctx context.Context, config Config) []Result {
 	return results
 }
 
-// check makes a pod, runs a check on it, and removes the pod.
+// check creates a pod, runs a check on it, and removes the pod.
 func (c *Config) check(ctx context.Context, run func(context.Context, *subject) error) (err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, 3*c.Patience, errors.New("the check takes too long"))
 	defer cancel()
@@ -125,11 +125,11 @@ type subject struct {
 
 	name string
 	pod  *corev1.Pod
-	// asked is the Evacuation as it was made.
+	// asked is the Evacuation as it was created.
 	asked *maintenancev1alpha1.Evacuation
 }
 
-// start makes the pod with its evacuators and waits until it runs.
+// start creates the pod with its evacuators and waits until it runs.
 func (s *subject) start(ctx context.Context, priorities map[string]string) error {
 	pod := s.NewPod(s.name)
 	pod.Namespace, pod.Name = s.Namespace, s.name
@@ -138,7 +138,7 @@ func (s *subject) start(ctx context.Context, priorities map[string]string) error
 	}
 	pods := s.Kube.CoreV1().Pods(s.Namespace)
 	if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("make a pod: %w", err)
+		return fmt.Errorf("create a pod: %w", err)
 	}
 	return s.poll(ctx, s.Patience, "the pod runs", func(ctx context.Context) (bool, error) {
 		var err error
@@ -147,7 +147,7 @@ func (s *subject) start(ctx context.Context, priorities map[string]string) error
 	})
 }
 
-// ask makes an Evacuation of the pod.
+// ask creates an Evacuation of the pod.
 func (s *subject) ask(ctx context.Context) error {
 	var err error
 	s.asked, err = s.Maintenance.MaintenanceV1alpha1().Evacuations(s.Namespace).Create(ctx, &maintenancev1alpha1.Evacuation{
@@ -157,12 +157,12 @@ func (s *subject) ask(ctx context.Context) error {
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return fmt.Errorf("ask for the evacuation: %w", err)
+		return fmt.Errorf("create the Evacuation: %w", err)
 	}
 	return nil
 }
 
-// withdraw stops asking for it.
+// withdraw withdraws the Evacuation.
 func (s *subject) withdraw(ctx context.Context) error {
 	if s.asked == nil {
 		return nil
@@ -184,10 +184,10 @@ func (s *subject) remove(ctx context.Context) error {
 	return errors.Join(err, deleteErr)
 }
 
-// follow calls see for each state that the Evacuation has had since it was made, with nil when it
-// is gone, until it has seen enough.
+// follow calls see for each state of the Evacuation since its creation, with nil after its
+// deletion, until see returns true.
 func (s *subject) follow(ctx context.Context, limit time.Duration, what string, see func(*maintenancev1alpha1.Evacuation) (enough bool, err error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("within %s it did not come true that %s", limit, what))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("within %s it did not happen that %s", limit, what))
 	defer cancel()
 	w, err := s.Maintenance.MaintenanceV1alpha1().Evacuations(s.Namespace).Watch(ctx, metav1.ListOptions{
 		FieldSelector: "metadata.name=" + s.asked.Name, ResourceVersion: s.asked.ResourceVersion,
@@ -221,9 +221,9 @@ func (s *subject) follow(ctx context.Context, limit time.Duration, what string, 
 	}
 }
 
-// poll waits for what can only be asked.
+// poll waits for a condition that can only be polled.
 func (s *subject) poll(ctx context.Context, limit time.Duration, what string, condition func(context.Context) (bool, error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("within %s it did not come true that %s", limit, what))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("within %s it did not happen that %s", limit, what))
 	defer cancel()
 	for {
 		if ok, err := condition(ctx); ok || err != nil {
@@ -237,11 +237,12 @@ func (s *subject) poll(ctx context.Context, limit time.Duration, what string, co
 	}
 }
 
-// stays returns an error if the pod is asked to stop within the quiet time.
+// stays returns an error if the pod is deleted within the quiet time.
 func (s *subject) stays(ctx context.Context) error {
 	quiet, cancel := context.WithTimeout(ctx, s.Quiet)
 	defer cancel()
-	// The time of quiet ends it, not the limit: at the same moment either might be seen first.
+	// The quiet time ends the poll, not the limit: if both ended at the same time, either might be
+	// seen first.
 	err := s.poll(quiet, 2*s.Quiet, "the pod is left alone", func(ctx context.Context) (bool, error) {
 		pod, err := s.Kube.CoreV1().Pods(s.Namespace).Get(ctx, s.name, metav1.GetOptions{})
 		switch {
@@ -258,10 +259,10 @@ func (s *subject) stays(ctx context.Context) error {
 	return err
 }
 
-// departs follows the evacuator's turn to its end.
+// departs follows the evacuation until the evacuator has ended it.
 func (s *subject) departs(ctx context.Context) error {
 	completed := false
-	return s.follow(ctx, s.Patience, "the evacuator comes to an end", func(e *maintenancev1alpha1.Evacuation) (bool, error) {
+	return s.follow(ctx, s.Patience, "the evacuator ends the evacuation", func(e *maintenancev1alpha1.Evacuation) (bool, error) {
 		switch {
 		case e == nil:
 			return false, errors.New("the Evacuation is gone before the pod has left")
@@ -275,7 +276,7 @@ func (s *subject) departs(ctx context.Context) error {
 		case completed:
 			return true, nil
 		}
-		return false, fmt.Errorf("it lost its turn: %s", e.Status.Message)
+		return false, fmt.Errorf("another class became active: %s", e.Status.Message)
 	})
 }
 
@@ -298,20 +299,21 @@ func takesAway(ctx context.Context, s *subject) error {
 	return s.departs(ctx)
 }
 
-// beginning is how an evacuator has begun its work on a pod.
+// beginning is how an evacuator has started its work on a pod.
 type beginning int
 
 const (
-	// It has reported, and can be called off.
+	// It has reported, and the evacuation can be withdrawn.
 	_ beginning = iota
-	// forbidden: it has forbidden to be called off.
+	// forbidden: it has forbidden the cancellation.
 	forbidden
-	// over: it had finished before it could be called off.
+	// over: it had finished before the evacuation could be withdrawn.
 	over
 )
 
-// isCalledOff calls the evacuator off when it has begun. One that is too quick for that is called
-// off right after it is asked for, and one that forbids it has to bring the evacuation to its end.
+// isCalledOff withdraws the evacuation when the evacuator has started. If the evacuator is too fast
+// for that, isCalledOff withdraws another evacuation right after its creation. An evacuator that
+// forbids the cancellation has to finish the evacuation.
 func isCalledOff(ctx context.Context, s *subject) error {
 	if err := s.start(ctx, map[string]string{s.Class: priority, after: priorityAfter}); err != nil {
 		return err
@@ -335,7 +337,7 @@ func isCalledOff(ctx context.Context, s *subject) error {
 	return s.makesWay(ctx)
 }
 
-// begins waits until the evacuator has written something.
+// begins waits until the evacuator has written the status.
 func (s *subject) begins(ctx context.Context) (how beginning, err error) {
 	wasActive := s.asked.Status.ActiveEvacuatorClass == s.Class
 	err = s.follow(ctx, s.Patience, "the evacuator reports", func(e *maintenancev1alpha1.Evacuation) (bool, error) {
@@ -352,7 +354,7 @@ func (s *subject) begins(ctx context.Context) (how beginning, err error) {
 			wasActive = true
 			return status.EvacuationProgressTimestamp != nil, nil
 		case wasActive:
-			return false, fmt.Errorf("it lost its turn: %s", status.Message)
+			return false, fmt.Errorf("another class became active: %s", status.Message)
 		default:
 			return false, nil
 		}
@@ -361,8 +363,8 @@ func (s *subject) begins(ctx context.Context) (how beginning, err error) {
 	return how, err
 }
 
-// makesWay checks that the pod of an Evacuation that was called off stays, and leaves when it is
-// asked for again.
+// makesWay checks that the pod of a withdrawn Evacuation stays, and leaves when it is requested
+// again.
 func (s *subject) makesWay(ctx context.Context) error {
 	ended := false
 	goes := func(e *maintenancev1alpha1.Evacuation) (bool, error) {
@@ -384,8 +386,8 @@ func (s *subject) makesWay(ctx context.Context) error {
 	return s.departs(ctx)
 }
 
-// endsAlthoughWithdrawn checks that an evacuator that forbids to be called off brings the
-// evacuation to its end. What it does when it is called off cannot be seen.
+// endsAlthoughWithdrawn checks that an evacuator that forbids the cancellation finishes the
+// evacuation. Its behaviour at a cancellation cannot be observed.
 func (s *subject) endsAlthoughWithdrawn(ctx context.Context) error {
 	if err := s.withdraw(ctx); err != nil {
 		return err
@@ -396,14 +398,14 @@ func (s *subject) endsAlthoughWithdrawn(ctx context.Context) error {
 		}
 		return isComplete(e), nil
 	}
-	what := "the evacuator that has forbidden cancellation comes to an end"
+	what := "the evacuator that has forbidden cancellation ends the evacuation"
 	if err := s.follow(ctx, s.Patience, what, ends); err != nil {
 		return err
 	}
 	return fmt.Errorf("it forbids cancellation with its first report: %w", ErrUnexamined)
 }
 
-// isCalledOffImmediately calls off the evacuation of another pod right after it was asked for.
+// isCalledOffImmediately withdraws the evacuation of another pod right after its creation.
 func (s *subject) isCalledOffImmediately(ctx context.Context) (err error) {
 	next := &subject{Config: s.Config, name: s.name + "-next"}
 	defer func() { err = errors.Join(err, next.remove(context.WithoutCancel(ctx))) }()
@@ -423,7 +425,8 @@ func waitsForItsTurn(ctx context.Context, s *subject) error {
 	if err := s.start(ctx, map[string]string{before: priorityBefore, s.Class: priority}); err != nil {
 		return err
 	}
-	// Nobody serves the first class, which would lose its turn with the deadline.
+	// The first class has no evacuator, so the server would make the next one active at the
+	// deadline.
 	s.Config = ptr.To(*s.Config)
 	s.Deadline = max(s.Deadline, 4*s.Quiet)
 	if err := s.ask(ctx); err != nil {

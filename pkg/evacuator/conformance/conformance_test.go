@@ -188,7 +188,7 @@ func TestCalledOff(t *testing.T) {
 			},
 		},
 		"one that forbids it and never ends fails": {
-			says:     "comes to an end",
+			says:     "ends the evacuation",
 			evacuate: func(_ context.Context, t *task) { t.forbid() },
 		},
 		"one that forbids it at the last moment is not examined": {
