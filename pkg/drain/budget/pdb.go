@@ -14,9 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package budget knows what PodDisruptionBudgets mean to the eviction API: which pods they hold,
-// and what they let go. Values in, values out: it has no client, so that whoever evicts and whoever
-// only predicts read a budget the same way.
+// Package budget evaluates PodDisruptionBudgets as the Eviction API does: which pods they protect,
+// and how many disruptions they allow. Values in, values out: it has no client, so that controllers
+// that evict and previews that predict evaluate a budget in the same way.
 package budget
 
 import (
@@ -33,8 +33,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// Matcher finds the budgets of pods. It keeps the parsed selectors, since a namespace with many
-// budgets and pods matches each with each. It is not safe for concurrent use.
+// Matcher finds the budgets of pods. It caches the parsed selectors, since in a namespace each
+// budget is matched with each pod. It is not safe for concurrent use.
 type Matcher struct {
 	parsed map[types.NamespacedName]parsedSelector
 }
@@ -45,13 +45,13 @@ type parsedSelector struct {
 	selector   labels.Selector
 }
 
-// NewMatcher returns a Matcher that has parsed nothing yet.
+// NewMatcher returns an empty Matcher.
 func NewMatcher() *Matcher {
 	return &Matcher{parsed: map[types.NamespacedName]parsedSelector{}}
 }
 
-// Matching returns those of the budgets that select pods with the given labels, ordered by name.
-// The budgets are those of the pod's namespace.
+// Matching returns the budgets that select pods with the given labels, sorted by name. The budgets
+// have to be those of the pod's namespace.
 func (m *Matcher) Matching(pod labels.Set, budgets []*policyv1.PodDisruptionBudget) []*policyv1.PodDisruptionBudget {
 	var matching []*policyv1.PodDisruptionBudget
 	for _, budget := range budgets {
@@ -70,14 +70,14 @@ func (m *Matcher) selector(budget *policyv1.PodDisruptionBudget) labels.Selector
 	}
 	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
 	if err != nil {
-		// The eviction API ignores a budget with a broken selector, too.
+		// The Eviction API also ignores a budget with an invalid selector.
 		selector = labels.Nothing()
 	}
 	m.parsed[name] = parsedSelector{budget.UID, budget.Generation, selector}
 	return selector
 }
 
-// Forget drops what is kept for a budget that has changed or is gone.
+// Forget drops the cached selector of a budget that has changed or was deleted.
 func (m *Matcher) Forget(budget *policyv1.PodDisruptionBudget) {
 	delete(m.parsed, NameOf(budget))
 }
@@ -87,7 +87,7 @@ func NameOf(budget *policyv1.PodDisruptionBudget) types.NamespacedName {
 	return types.NamespacedName{Namespace: budget.Namespace, Name: budget.Name}
 }
 
-// Holds says whether the eviction API looks at budgets at all for the pod. Pods that are pending,
+// Holds reports whether the Eviction API checks budgets for the pod. Pods that are pending,
 // finished or terminating bypass them, even several of them.
 func Holds(pod *corev1.Pod) bool {
 	switch pod.Status.Phase {
@@ -97,7 +97,7 @@ func Holds(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp == nil
 }
 
-// IsReady says whether the pod counts as healthy for budgets.
+// IsReady reports whether the pod counts as healthy for budgets.
 func IsReady(pod *corev1.Pod) bool {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodReady {
@@ -107,13 +107,13 @@ func IsReady(pod *corev1.Pod) bool {
 	return false
 }
 
-// IsCurrent says whether the status answers to the spec. While it does not, the eviction API
-// refuses.
+// IsCurrent reports whether the status reflects the current spec. While it does not, the Eviction
+// API refuses evictions.
 func IsCurrent(budget *policyv1.PodDisruptionBudget) bool {
 	return budget.Status.ObservedGeneration >= budget.Generation
 }
 
-// LetsUnreadyGo says whether a pod that is not ready may be evicted without using up the budget.
+// LetsUnreadyGo reports whether a pod that is not ready may be evicted without using up the budget.
 func LetsUnreadyGo(budget *policyv1.PodDisruptionBudget) bool {
 	if policy := budget.Spec.UnhealthyPodEvictionPolicy; policy != nil && *policy == policyv1.AlwaysAllow {
 		return true
@@ -122,7 +122,7 @@ func LetsUnreadyGo(budget *policyv1.PodDisruptionBudget) bool {
 }
 
 // SyncFailure returns why the disruption controller cannot compute the budget. Such a budget allows
-// nothing until it is corrected.
+// no disruption until it is corrected.
 func SyncFailure(budget *policyv1.PodDisruptionBudget) (message string, failed bool) {
 	condition := meta.FindStatusCondition(budget.Status.Conditions, policyv1.DisruptionAllowedCondition)
 	if condition == nil || condition.Status != metav1.ConditionFalse || condition.Reason != policyv1.SyncFailedReason {
@@ -131,16 +131,16 @@ func SyncFailure(budget *policyv1.PodDisruptionBudget) (message string, failed b
 	return condition.Message, true
 }
 
-// CountsNone says whether the budget has pods and expects none. The disruption controller takes
-// from the controllers of pods how many there shall be, unless minAvailable is a number, and leaves
-// out pods that have none; it then allows no disruption and does not call that a failure.
+// CountsNone reports whether the budget has pods and expects none. Unless minAvailable is a number,
+// the disruption controller computes the expected pods from their controllers, and ignores pods
+// without one; it then allows no disruption and does not report a failure.
 func CountsNone(budget *policyv1.PodDisruptionBudget) bool {
 	return IsCurrent(budget) && budget.Status.ExpectedPods == 0 && budget.Status.CurrentHealthy > 0 && budget.Status.DisruptionsAllowed == 0
 }
 
-// NeverAllows says whether no ready pod can be evicted under the budget even when all of its pods
-// are healthy, and what in the budget is the reason, in few words. Only surplus pods beside the
-// expected ones make room in such a budget; while there are some it is not reported.
+// NeverAllows reports whether no ready pod can be evicted under the budget even if all of its pods
+// are healthy, and a short reason. Such a budget only allows a disruption if there are more pods
+// than expected; NeverAllows returns false as long as there are.
 func NeverAllows(budget *policyv1.PodDisruptionBudget) (reason string, never bool) {
 	spec, status, current := &budget.Spec, &budget.Status, IsCurrent(budget)
 	if current && status.DisruptionsAllowed > 0 {
@@ -149,7 +149,7 @@ func NeverAllows(budget *policyv1.PodDisruptionBudget) (reason string, never boo
 	maximum, minimum := spec.MaxUnavailable, spec.MinAvailable
 	switch {
 	case maximum == nil && minimum == nil:
-		// The disruption controller expects no pods then and so allows no disruption.
+		// The disruption controller then expects no pods and so allows no disruption.
 		return "neither minAvailable nor maxUnavailable", true
 	case maximum != nil && ofHundred(maximum) == 0:
 		return "maxUnavailable " + maximum.String(), true
@@ -162,7 +162,7 @@ func NeverAllows(budget *policyv1.PodDisruptionBudget) (reason string, never boo
 	if CountsNone(budget) {
 		return "it counts none of its pods, which have no controller", true
 	}
-	// How many pods there shall be is known from the status only. Percentages of few pods round up
+	// Only the status has the number of expected pods. A percentage of few pods may be rounded up
 	// to all of them.
 	if maximum == nil && current && status.ExpectedPods > 0 && status.DesiredHealthy >= status.ExpectedPods {
 		return fmt.Sprintf("minAvailable %s of %d pods", minimum.String(), status.ExpectedPods), true
@@ -170,13 +170,14 @@ func NeverAllows(budget *policyv1.PodDisruptionBudget) (reason string, never boo
 	return "", false
 }
 
-// MakesRoom says whether a budget lets a pod go if so many are expected and all are healthy.
+// MakesRoom reports whether a budget allows a disruption with the given number of expected pods if
+// all are healthy.
 func MakesRoom(budget *policyv1.PodDisruptionBudget, expected int32) bool {
 	expected = max(expected, budget.Status.ExpectedPods)
 	return DesiredHealthy(budget, expected) < expected
 }
 
-// DesiredHealthy returns how many pods a budget wants to be healthy if so many are expected.
+// DesiredHealthy returns how many pods have to be healthy with the given number of expected pods.
 func DesiredHealthy(budget *policyv1.PodDisruptionBudget, expected int32) int32 {
 	limit, unavailable := budget.Spec.MinAvailable, budget.Spec.MaxUnavailable
 	if unavailable != nil {
@@ -195,7 +196,7 @@ func DesiredHealthy(budget *policyv1.PodDisruptionBudget, expected int32) int32 
 	return int32(n)
 }
 
-// ofHundred returns what a limit comes to for a hundred pods, or -1 if it is malformed.
+// ofHundred returns the value of a limit for a hundred pods, or -1 if it is malformed.
 func ofHundred(limit *intstr.IntOrString) int {
 	n, err := intstr.GetScaledValueFromIntOrPercent(limit, 100, true)
 	if err != nil {

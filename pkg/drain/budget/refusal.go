@@ -25,19 +25,19 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// maxDisruptedPods is how many evictions the API server lets a budget have before the disruption
-// controller has confirmed them.
+// maxDisruptedPods is the maximum number of evictions of a budget that the API server allows before
+// the disruption controller has confirmed them.
 const maxDisruptedPods = 2000
 
-// Refusal is why evictions are refused.
+// Refusal is the cause of a refused eviction.
 type Refusal struct {
 	// Reason is a reason of the condition Blocked of Evacuations.
 	Reason string
-	// Message names the budget and says what can be done about it.
+	// Message names the budget and a remedy.
 	Message string
 }
 
-// Allowed predicts how many evictions the eviction API would let pass now.
+// Allowed predicts how many evictions the Eviction API would allow now.
 func Allowed(budget *policyv1.PodDisruptionBudget) int {
 	if !IsCurrent(budget) || hasTooManyDisruptedPods(budget) {
 		return 0
@@ -49,7 +49,7 @@ func hasTooManyDisruptedPods(budget *policyv1.PodDisruptionBudget) bool {
 	return budget.Status.DisruptionsAllowed < 0 || len(budget.Status.DisruptedPods) > maxDisruptedPods
 }
 
-// Explain says why a budget lets nothing go now.
+// Explain returns why a budget allows no disruption now.
 func Explain(budget *policyv1.PodDisruptionBudget) Refusal {
 	status := budget.Status
 	if message, failed := SyncFailure(budget); failed {
@@ -80,10 +80,10 @@ func Explain(budget *policyv1.PodDisruptionBudget) Refusal {
 	return refusal
 }
 
-// HeldByUnhealthy says whether what keeps a pod under a budget that allows nothing is that others
-// of its kind, or it itself, are not healthy, and explains it then. steady says that as many are
-// missing as a while ago: a budget that is merely between two steps of a drain looks alike, except
-// that no eviction takes it below what it desires.
+// HeldByUnhealthy reports whether a budget allows no disruption because the pod itself, or other
+// pods of the budget, are not healthy, and returns the refusal. steady means that the number of
+// missing pods has not changed for a while: between two steps of a drain a budget looks the same,
+// except that no eviction takes it below the desired number.
 func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (Refusal, bool) {
 	refusal, status := Explain(budget), budget.Status
 	unhealthy := status.ExpectedPods - status.CurrentHealthy
@@ -99,7 +99,7 @@ func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (
 	}
 	advice := "Get them ready."
 	if policy := budget.Spec.UnhealthyPodEvictionPolicy; policy == nil || *policy != policyv1.AlwaysAllow {
-		advice = "Get them ready, or set unhealthyPodEvictionPolicy to AlwaysAllow in the budget, which lets pods go that are not."
+		advice = "Get them ready, or set unhealthyPodEvictionPolicy to AlwaysAllow in the budget, which allows the eviction of pods that are not ready."
 	}
 	return Refusal{
 		Reason: maintenancev1alpha1.ReasonUnhealthyPodsHoldBudget,
@@ -108,16 +108,16 @@ func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (
 	}, true
 }
 
-// TooManyDisruptedPods is the refusal by a budget whose status is out of order; what says in a
-// sentence how.
+// TooManyDisruptedPods returns the refusal by a budget with an invalid status; what is a sentence
+// that describes the status.
 func TooManyDisruptedPods(what string) Refusal {
 	return Refusal{
 		Reason:  maintenancev1alpha1.ReasonTooManyDisruptedPods,
-		Message: what + " Check that the disruption controller runs; it puts the budget's status in order.",
+		Message: what + " Check that the disruption controller runs; it corrects the budget's status.",
 	}
 }
 
-// ExplainSeveral says why a pod that all of the budgets select is never evicted.
+// ExplainSeveral returns why a pod that several budgets select is never evicted.
 func ExplainSeveral(matching []*policyv1.PodDisruptionBudget) Refusal {
 	names := make([]string, 0, len(matching))
 	for _, budget := range matching {

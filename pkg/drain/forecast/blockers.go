@@ -32,17 +32,17 @@ import (
 )
 
 const (
-	// overdueAfter is how long after the end of its grace period a pod may take to vanish.
+	// overdueAfter is how long a pod may still exist after the end of its grace period.
 	overdueAfter = 30 * time.Second
-	// namesInMessage is how many names a message gives of what there may be many of.
+	// namesInMessage is the maximum number of names in a message.
 	namesInMessage = 3
 )
 
-// blocker is trouble that some pods have in common.
+// blocker is a problem that one or more pods share.
 type blocker struct {
 	maintenancev1alpha1.PreviewBlocker
 	pods []*leavingPod
-	// names are what its message is about.
+	// names are the names for its message.
 	names []string
 }
 
@@ -56,7 +56,7 @@ func (b *blocker) add(pod *leavingPod, names ...string) {
 	}
 }
 
-// named returns the names, as many as there is room for.
+// named returns the first names.
 func (b *blocker) named() string {
 	if len(b.names) > namesInMessage {
 		return strings.Join(b.names[:namesInMessage], ", ") + " and others"
@@ -64,14 +64,14 @@ func (b *blocker) named() string {
 	return strings.Join(b.names, ", ")
 }
 
-// kind tells blockers apart.
+// kind identifies a blocker.
 type kind struct {
 	effect  maintenancev1alpha1.PreviewEffect
 	reason  string
 	budgets string
 }
 
-// trouble finds the blockers, pod by pod.
+// trouble collects the blockers, pod by pod.
 type trouble struct {
 	*decision
 	check *preflight.Check
@@ -86,7 +86,7 @@ func newTrouble(d *decision, check *preflight.Check) *trouble {
 		unprotected: map[string][]*leavingPod{}}
 }
 
-// of returns the blocker of a kind, which is made on first use.
+// of returns the blocker of a kind, which is created on first use.
 func (t *trouble) of(effect maintenancev1alpha1.PreviewEffect, reason string, budgets ...*policyv1.PodDisruptionBudget) *blocker {
 	k := kind{effect: effect, reason: reason}
 	for _, budget := range budgets {
@@ -105,7 +105,7 @@ func (t *trouble) of(effect maintenancev1alpha1.PreviewEffect, reason string, bu
 	return t.found[k]
 }
 
-// look adds the pod to the blockers that it is among.
+// look adds the pod to the blockers that affect it.
 func (t *trouble) look(pod *leavingPod, on *nodeState) {
 	if on.unreachable {
 		t.of(maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.ReasonNodeUnreachable).add(pod, pod.Node)
@@ -146,7 +146,7 @@ func (t *trouble) look(pod *leavingPod, on *nodeState) {
 	}
 }
 
-// addOverdue adds a pod that should have been gone by now.
+// addOverdue adds a pod whose grace period has ended.
 func (t *trouble) addOverdue(pod *leavingPod) {
 	if len(pod.finalizers) > 0 {
 		t.of(maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.ReasonPodFinalizer).add(pod, pod.finalizers...)
@@ -174,7 +174,7 @@ func (t *trouble) addFinding(pod *leavingPod, f *preflight.Finding) {
 					f.Budgets[0].Name, f.Why)
 			}
 			if !f.Refusal.IsZero() {
-				b.Message += fmt.Sprintf(" No other pods come first in their place (Deployment %s %s).", pod.Deployment, f.Refusal)
+				b.Message += fmt.Sprintf(" They are not replaced first (Deployment %s %s).", pod.Deployment, f.Refusal)
 			}
 		}
 		b.add(pod)
@@ -185,8 +185,8 @@ func (t *trouble) addFinding(pod *leavingPod, f *preflight.Finding) {
 	}
 }
 
-// addReplaced adds a pod that leaves when another one is available in its place, although its
-// budget says no.
+// addReplaced adds a pod that leaves when its replacement is available, although its budget allows
+// no eviction.
 func (t *trouble) addReplaced(pod *leavingPod, budget *policyv1.PodDisruptionBudget, says string) {
 	b := t.of(maintenancev1alpha1.PreviewEffectDelayed, maintenancev1alpha1.ReasonPodDisruptionBudget, budget)
 	b.Message = fmt.Sprintf("PodDisruptionBudget %s %s. The pods leave when their Deployment has been scaled up within its maxSurge and other pods are "+
@@ -194,7 +194,7 @@ func (t *trouble) addReplaced(pod *leavingPod, budget *policyv1.PodDisruptionBud
 	b.add(pod)
 }
 
-// all returns what was found, the worst first.
+// all returns the blockers, the worst first.
 func (t *trouble) all() []*blocker {
 	for _, use := range t.uses {
 		t.addUse(use)
@@ -218,43 +218,43 @@ func (t *trouble) all() []*blocker {
 	return all
 }
 
-// badness orders effects, the worst first.
+// badness returns the rank of an effect, the worst first.
 func badness(e maintenancev1alpha1.PreviewEffect) int {
 	return slices.Index([]maintenancev1alpha1.PreviewEffect{
 		maintenancev1alpha1.PreviewEffectNever, maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.PreviewEffectLost, maintenancev1alpha1.PreviewEffectDelayed,
 	}, e)
 }
 
-// explain writes the message of a blocker that has none from its budget.
+// explain sets the message of a blocker that has none from its budget.
 func (b *blocker) explain() {
 	if b.Message != "" {
 		return
 	}
 	switch b.Reason {
 	case maintenancev1alpha1.ReasonNodeUnreachable:
-		b.Message = fmt.Sprintf("The kubelet does not answer on %s, so that nobody confirms that a pod there has stopped. "+
+		b.Message = fmt.Sprintf("The kubelet does not respond on %s, so it cannot confirm that a pod there has stopped. "+
 			"Bring the nodes back, or make sure that they are off and then taint them with node.kubernetes.io/out-of-service.", b.named())
 	case maintenancev1alpha1.ReasonNamespaceTerminating:
-		b.Message = fmt.Sprintf("No Evacuation can be made in a namespace that is being deleted: %s. The pods leave with their namespace.", b.named())
+		b.Message = fmt.Sprintf("No Evacuation can be created in a namespace that is being deleted: %s. The pods leave with their namespace.", b.named())
 	case maintenancev1alpha1.ReasonNoEvacuator:
-		b.Message = "Nothing is able to take these pods away: they cannot be evicted, and what they say to be owned by does not exist or does not select them. " +
+		b.Message = "No evacuator is able to remove these pods: they cannot be evicted, and the owner in their owner references does not exist or does not select them. " +
 			"Correct their owner references, or delete them by hand."
 	case maintenancev1alpha1.ReasonTurnsByOwner:
 		b.Message = fmt.Sprintf("No PodDisruptionBudget protects the pods of %s. Only some pods of a workload may be missing at the same time, "+
 			"so these leave in turns, each when the replacements of the one before are ready or have had time to be.", b.named())
 	case maintenancev1alpha1.ReasonPodTerminating:
-		b.Message = "The grace period of the pods has ended and they have not stopped. Look at their containers and at the kubelets of their nodes."
+		b.Message = "The grace period of the pods has ended and they have not stopped. Check their containers and the kubelets of their nodes."
 	case maintenancev1alpha1.ReasonNoController:
-		b.Message = "No controller owns the pods, so nothing makes them anew when they have left."
+		b.Message = "No controller owns the pods, so nothing recreates them after they have left."
 	case maintenancev1alpha1.ReasonPodFinalizer:
-		b.Message = fmt.Sprintf("The pods stay after they have stopped until their finalizers are taken off: %s.", b.named())
+		b.Message = fmt.Sprintf("The pods remain after they have stopped until their finalizers are removed: %s.", b.named())
 		if b.Effect == maintenancev1alpha1.PreviewEffectNotNow {
-			b.Message = fmt.Sprintf("The pods should have been gone and are held by finalizers: %s. Look after the controllers that put them on.", b.named())
+			b.Message = fmt.Sprintf("The grace period of the pods has ended, but finalizers prevent their deletion: %s. Check the controllers that added them.", b.named())
 		}
 	}
 }
 
-// describeBlockers writes the worst of them down.
+// describeBlockers adds the worst blockers to the preview.
 func (d *decision) describeBlockers(out *maintenancev1alpha1.NodeMaintenancePreview) {
 	listed := d.blockers[:min(len(d.blockers), MaxBlockers)]
 	out.BlockersOmitted = int32(len(d.blockers) - len(listed))
@@ -269,7 +269,8 @@ func (d *decision) describeBlockers(out *maintenancev1alpha1.NodeMaintenancePrev
 	}
 }
 
-// describePodsKept writes down what is left running, the reason of most pods first.
+// describePodsKept adds the pods that are kept running to the preview, the reason with most pods
+// first.
 func (d *decision) describePodsKept(out *maintenancev1alpha1.NodeMaintenancePreview) {
 	for reason, pods := range d.left {
 		left := maintenancev1alpha1.PreviewPodsKept{Reason: string(reason), PodCount: int32(len(pods))}
@@ -282,8 +283,7 @@ func (d *decision) describePodsKept(out *maintenancev1alpha1.NodeMaintenancePrev
 	})
 }
 
-// references names the first of some pods by namespace, name and node, and returns how many are not
-// named.
+// references returns the references of the first pods, and how many others there are.
 func references(pods []*Pod) (listed []maintenancev1alpha1.PreviewPodReference, omitted int32) {
 	sorted := slices.SortedFunc(slices.Values(pods), func(a, b *Pod) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name), strings.Compare(a.Node, b.Node))
@@ -294,7 +294,7 @@ func references(pods []*Pod) (listed []maintenancev1alpha1.PreviewPodReference, 
 	return listed, int32(len(sorted) - len(listed))
 }
 
-// describeMaintenances names the others on the same nodes.
+// describeMaintenances adds the other maintenances on the same nodes to the preview.
 func (d *decision) describeMaintenances(out *maintenancev1alpha1.NodeMaintenancePreview) {
 	for i := range d.Sharing {
 		other := &d.Sharing[i]
@@ -314,7 +314,7 @@ func (d *decision) describeMaintenances(out *maintenancev1alpha1.NodeMaintenance
 	out.Maintenances = out.Maintenances[:min(len(out.Maintenances), MaxMaintenances)]
 }
 
-// describeNodes writes the nodes down.
+// describeNodes adds the nodes to the preview.
 func (d *decision) describeNodes(out *maintenancev1alpha1.NodeMaintenancePreview) {
 	username := ""
 	if d.Subject.Spec.RequestedBy != nil {

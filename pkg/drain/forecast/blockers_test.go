@@ -321,12 +321,12 @@ func TestWhyPodsAreNotReplacedFirst(t *testing.T) {
 	}{
 		"its strategy": {
 			web: recreating,
-			want: "No other pods come first in their place (Deployment web has the strategy Recreate: its pods " +
+			want: "They are not replaced first (Deployment web has the strategy Recreate: its pods " +
 				"must not run beside each other).",
 		},
 		"its annotation": {
 			web: unscaled,
-			want: "No other pods come first in their place (Deployment web has the annotation " +
+			want: "They are not replaced first (Deployment web has the annotation " +
 				"maintenance.haulout.dev/surge: Disabled).",
 		},
 	} {

@@ -29,16 +29,16 @@ import (
 	pdb "haulout.dev/haulout/pkg/drain/budget"
 )
 
-// budgetUse is what the drain as a whole wants of a budget that is not closed for ever. To ask the
-// eviction API pod by pod would not tell: a dry run uses nothing up, so that each pod hears yes
-// although one of them may go.
+// budgetUse is what the whole drain needs of a budget that sometimes allows a disruption. Dry runs
+// of the Eviction API would not show it: they do not use up the budget, so each pod is allowed
+// although only one may leave.
 type budgetUse struct {
 	budget *policyv1.PodDisruptionBudget
 	pods   []*leavingPod
-	// byWave counts the pods: waves come one after the other, and by then the replacements of the
-	// one before have filled the budget up.
+	// byWave counts the pods by wave: waves come one after the other, and the replacements of the
+	// previous one restore the budget.
 	byWave map[int]int
-	// unready are pods that are not ready and are held all the same.
+	// unready is the number of pods that are not ready and are nevertheless protected.
 	unready int
 }
 
@@ -50,8 +50,8 @@ func (u *budgetUse) add(pod *leavingPod) {
 	}
 }
 
-// rounds returns into how many groups the budget breaks the pods up while it allows as many at
-// once, and whether it breaks a wave up at all.
+// rounds returns the number of groups in which the pods leave if the budget continues to allow the
+// same number, and whether it splits a wave at all.
 func (u *budgetUse) rounds(allowed int) (rounds int, broken bool) {
 	for _, pods := range u.byWave {
 		rounds += (pods + allowed - 1) / allowed
@@ -60,8 +60,8 @@ func (u *budgetUse) rounds(allowed int) (rounds int, broken bool) {
 	return rounds, broken
 }
 
-// addUnprotected notes a pod that is evicted in turns with the other pods of its owner: no budget
-// protects it, it serves, and nothing replaces it first.
+// addUnprotected records a pod that is evicted in turns with the other pods of its owner: no budget
+// protects it, it is ready, and no surge replaces it first.
 func (t *trouble) addUnprotected(pod *leavingPod) {
 	if t.UnprotectedAllAtOnce || !pod.Held || !pod.Ready || !pod.Restarts || pod.Owner == nil || pod.Surge != nil {
 		return
@@ -73,8 +73,8 @@ func (t *trouble) addUnprotected(pod *leavingPod) {
 	t.unprotected[owner] = append(t.unprotected[owner], pod)
 }
 
-// addTurns adds the pods of owners that have several of them to evict, the owners of most pods
-// named first.
+// addTurns adds the pods of owners that have several pods to evict, the owners with most pods
+// first.
 func (t *trouble) addTurns() {
 	owners := slices.SortedFunc(maps.Keys(t.unprotected), func(a, b string) int {
 		return cmp.Or(-cmp.Compare(len(t.unprotected[a]), len(t.unprotected[b])), strings.Compare(a, b))
@@ -88,7 +88,7 @@ func (t *trouble) addTurns() {
 	}
 }
 
-// addUse adds the blocker that a budget is, if it is one.
+// addUse adds the blocker of a budget, if it is one.
 func (t *trouble) addUse(u *budgetUse) {
 	allowed := pdb.Allowed(u.budget)
 	if allowed <= 0 {
@@ -103,11 +103,11 @@ func (t *trouble) addUse(u *budgetUse) {
 	}
 	b := t.of(maintenancev1alpha1.PreviewEffectDelayed, maintenancev1alpha1.ReasonPodDisruptionBudget, u.budget)
 	b.pods, b.Rounds = u.pods, int32(rounds)
-	b.Message = fmt.Sprintf("PodDisruptionBudget %s allows %d of these %d pods at once, so they leave in %d groups, each when the replacements of the one before are ready.",
+	b.Message = fmt.Sprintf("PodDisruptionBudget %s allows %d of these %d pods at the same time, so they leave in %d groups, each when the replacements of the one before are ready.",
 		u.budget.Name, allowed, len(u.pods), rounds)
 }
 
-// refusal says why the budget allows nothing now.
+// refusal returns why the budget allows no disruption now.
 func (u *budgetUse) refusal() pdb.Refusal {
 	if u.unready > 0 {
 		if refusal, held := pdb.HeldByUnhealthy(u.budget, false, false); held {
@@ -117,8 +117,8 @@ func (u *budgetUse) refusal() pdb.Refusal {
 	return pdb.Explain(u.budget)
 }
 
-// opensWithOneMore says whether a budget that allows no eviction now does with one more healthy
-// pod.
+// opensWithOneMore reports whether a budget that allows no eviction now would allow one with one
+// more healthy pod.
 func opensWithOneMore(budget *policyv1.PodDisruptionBudget) bool {
 	if pdb.Allowed(budget) > 0 || !pdb.IsCurrent(budget) || pdb.Explain(budget).Reason != maintenancev1alpha1.ReasonPodDisruptionBudget {
 		return false

@@ -32,18 +32,18 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// tracked are the finalizers that Kubernetes itself takes off as soon as a pod has stopped.
+// tracked are the finalizers that Kubernetes itself removes when a pod has stopped.
 var tracked = sets.New("batch.kubernetes.io/job-tracking")
 
-// Pod is what a preview keeps of a pod.
+// Pod has the fields of a pod that a preview needs.
 type Pod struct {
 	preflight.Pod
-	// finalizers keep the pod when it has stopped.
+	// finalizers keep the pod after it has stopped.
 	finalizers []string
 }
 
-// Pods collects the pods of some nodes. Several goroutines may add to it at the same time. Since
-// there can be very many, it keeps of each only what counts, and what several have in common once.
+// Pods collects the pods of some nodes. It is safe for concurrent use by several goroutines that
+// add pods. Since there can be very many, it only keeps the needed fields, and shares equal parts.
 type Pods struct {
 	nodes      map[string]*corev1.Node
 	evacuators sets.Set[string]
@@ -54,12 +54,12 @@ type Pods struct {
 	labels map[string]labels.Set
 	owners map[types.UID]*metav1.OwnerReference
 	texts  map[string]string
-	// byNode has the parts of all that are the pods of a node, once all is sorted.
+	// byNode has the slice of all with the pods of each node, after all is sorted.
 	byNode map[string][]Pod
 }
 
-// NewPods returns a collection for pods of the nodes, given the built-in evacuators that are on and
-// what says for which node a pod counts.
+// NewPods returns a collection for pods of the nodes, given the enabled built-in evacuators and a
+// function that returns the node of a pod.
 func NewPods(nodes []*corev1.Node, builtIn sets.Set[string], nodeOf func(*corev1.Pod) string) *Pods {
 	p := &Pods{
 		nodes: make(map[string]*corev1.Node, len(nodes)), evacuators: builtIn, nodeOf: nodeOf,
@@ -71,8 +71,7 @@ func NewPods(nodes []*corev1.Node, builtIn sets.Set[string], nodeOf func(*corev1
 	return p
 }
 
-// Add takes in those of the pods that count for the nodes and have not finished. A pod may be added
-// twice.
+// Add adds the pods that belong to the nodes and have not finished. A pod may be added twice.
 func (p *Pods) Add(list []corev1.Pod) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -96,7 +95,7 @@ func finalizersOf(pod *corev1.Pod) []string {
 	return slices.DeleteFunc(slices.Clone(pod.Finalizers), tracked.Has)
 }
 
-// shareLabels returns equal labels once.
+// shareLabels returns a shared copy of equal labels.
 func (p *Pods) shareLabels(set labels.Set) labels.Set {
 	if len(set) == 0 {
 		return nil
@@ -185,8 +184,7 @@ func (p *Pods) sort() {
 	}
 }
 
-// planned returns what the planner needs to know of the pods of a node: all but those that are left
-// running.
+// planned returns the pods of a node for the planner: all but those that are kept running.
 func (p *Pods) planned(name string) []drainplan.Pod {
 	pods := p.on(name)
 	out := make([]drainplan.Pod, 0, len(pods))

@@ -14,15 +14,16 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package forecast works out what the drain of a NodeMaintenance will do: which pods leave in which
-// wave, who takes each of them away, and what is in the way. Values in, values out, without client
-// or clock; pkg/host/previewer gathers what it decides from.
+// Package forecast computes what the drain of a NodeMaintenance will do: which pods leave in which
+// wave, which evacuators remove them, and the blockers. Values in, values out, without client or
+// clock; pkg/host/previewer gathers the inputs.
 //
-// It asks the planner what would be asked to leave first, the rules about evacuators who would do
-// it, and pkg/drain/forecast/preflight what is the matter with each pod. What it adds is the view
-// of the whole: a budget that lets every single pod go does not let all of them go at once.
+// It uses the planner for the first wave, the rules about evacuators, and
+// pkg/drain/forecast/preflight for the problems of each pod. It adds the view of the whole drain: a
+// budget that allows the eviction of each single pod does not allow all of them at the same time.
 //
-// It is a prediction. Pods that come, budgets that change and evacuators that fail are not in it.
+// It is a prediction, which does not include new pods, changes of budgets and failures of
+// evacuators.
 package forecast
 
 import (
@@ -40,38 +41,38 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// The limits of the lists in a preview: with all of them reached it takes a few megabytes of JSON.
-// Counts have no limit.
+// The limits of the lists in a preview: at all limits it has a few megabytes of JSON. Counts have
+// no limit.
 const (
-	// MaxPods is how many pods are listed in all waves.
+	// MaxPods is the maximum number of listed pods in all waves.
 	MaxPods = 5000
-	// MaxPodsOfWave is how many pods are listed in each wave.
+	// MaxPodsOfWave is the maximum number of listed pods in each wave.
 	MaxPodsOfWave = 1000
-	// MaxNodes is how many nodes are listed.
+	// MaxNodes is the maximum number of listed nodes.
 	MaxNodes = 5000
-	// MaxBlockers is how many blockers are listed.
+	// MaxBlockers is the maximum number of listed blockers.
 	MaxBlockers = 200
-	// MaxPodsOfGroup is how many pods of a blocker, or of those left running for the same reason,
-	// are listed.
+	// MaxPodsOfGroup is the maximum number of listed pods of a blocker, or of one reason to keep
+	// pods running.
 	MaxPodsOfGroup = 50
-	// MaxMaintenances is how many other maintenances are named.
+	// MaxMaintenances is the maximum number of listed other maintenances.
 	MaxMaintenances = 100
-	// MaxEvacuators is how many evacuators of a wave are counted.
+	// MaxEvacuators is the maximum number of listed evacuators of a wave.
 	MaxEvacuators = 50
 )
 
 // Member is a maintenance with its nodes.
 type Member struct {
 	*maintenancev1alpha1.NodeMaintenance
-	// Nodes are the nodes that it selects, by name.
+	// Nodes are the nodes that it selects, sorted by name.
 	Nodes []*corev1.Node
-	// Ignored is how many nodes match its selector and are left out because they are new.
+	// Ignored is the number of nodes that match its selector and are ignored because they are new.
 	Ignored int
-	// Refused are the names of those that its requester may not delete; it does not touch them.
+	// Refused are the names of nodes that its requester may not delete; it does not change them.
 	Refused sets.Set[string]
 }
 
-// Allowed returns the nodes that the maintenance may touch.
+// Allowed returns the nodes that the maintenance may change.
 func (m *Member) Allowed() []*corev1.Node {
 	if m.Refused.Len() == 0 {
 		return m.Nodes
@@ -85,46 +86,46 @@ func (m *Member) Allowed() []*corev1.Node {
 	return nodes
 }
 
-// IsOver says whether nothing is to come of a maintenance any more.
+// IsOver reports whether a maintenance is in stage Complete or being deleted.
 func IsOver(nm *maintenancev1alpha1.NodeMaintenance) bool {
 	return nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageComplete || nm.DeletionTimestamp != nil
 }
 
-// IsDraining says whether a maintenance drains its nodes now.
+// IsDraining reports whether a maintenance drains its nodes now.
 func IsDraining(nm *maintenancev1alpha1.NodeMaintenance) bool {
 	return nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageDrain && nm.DeletionTimestamp == nil
 }
 
-// Situation is all that a preview is made from.
+// Situation has all inputs of a preview.
 type Situation struct {
-	// Subject is the maintenance that is previewed.
+	// Subject is the previewed maintenance.
 	Subject Member
-	// Unchecked is how many of its nodes nobody was asked about.
+	// Unchecked is the number of its nodes without an authorization check.
 	Unchecked int
 	// Draining are the other maintenances in stage Drain that share nodes with it, directly or
 	// through others.
 	Draining []Member
 	// Sharing are the other maintenances on its nodes that are not over, in any stage.
 	Sharing []Member
-	// Pods are those of the nodes of Subject and Draining.
+	// Pods are the pods on the nodes of Subject and Draining.
 	Pods *Pods
-	// Budgets are at least those of the pods' namespaces.
+	// Budgets include those of the pods' namespaces.
 	Budgets []policyv1.PodDisruptionBudget
 	// TerminatingNamespaces are the namespaces that are being deleted.
 	TerminatingNamespaces sets.Set[string]
-	// Owners finds the owners of the pods, and what decides whether Deployments are scaled up.
+	// Owners finds the owners of the pods, and the objects that surges depend on.
 	Owners preflight.Owners
-	// Evacuators are the classes of the built-in evacuators that are on.
+	// Evacuators are the classes of the enabled built-in evacuators.
 	Evacuators sets.Set[string]
 	// UnprotectedAllAtOnce: pods that no budget protects are evicted at the same time, not in turns
 	// by owner.
 	UnprotectedAllAtOnce bool
-	// Now is when the look at the cluster began.
+	// Now is when the server began to read the cluster.
 	Now time.Time
 }
 
-// Decide returns the preview. It fails if the plan of a maintenance cannot be read or an owner
-// cannot be found out about, and ends early with an error when the context does.
+// Decide returns the preview. It returns an error if the plan of a maintenance is invalid, if an
+// owner cannot be read, or if the context ends.
 func Decide(ctx context.Context, s *Situation) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
 	d := &decision{Situation: s, subject: s.Subject.Name}
 	out := &maintenancev1alpha1.NodeMaintenancePreview{
@@ -152,25 +153,25 @@ func Decide(ctx context.Context, s *Situation) (*maintenancev1alpha1.NodeMainten
 	return out, nil
 }
 
-// decision is a preview in the making.
+// decision is the state of the computation of a preview.
 type decision struct {
 	*Situation
 	subject string
-	// result is what the planner says.
+	// result is the result of the planner.
 	result drainplan.Result
-	// nodes are those of the subject, by name.
+	// nodes are the nodes of the subject, by name.
 	nodes map[string]*nodeState
 	// waves are the entries of the plan, with or without pods.
 	waves []*wave
 	// leaving are the pods in waves: by node, namespace and name.
 	leaving []*leavingPod
-	// left are the pods that are left running.
+	// left are the pods that are kept running.
 	left map[drainplan.LeftReason][]*Pod
-	// blockers are what is in the way, in the end the worst first.
+	// blockers are the blockers, finally sorted with the worst first.
 	blockers []*blocker
 }
 
-// nodeState counts for a selected node.
+// nodeState has the counts of a selected node.
 type nodeState struct {
 	*corev1.Node
 	refused     bool
@@ -186,7 +187,7 @@ func newNodes(s *Situation) map[string]*nodeState {
 	return nodes
 }
 
-// isUnreachable says whether the kubelet of a node does not answer.
+// isUnreachable reports whether the kubelet of a node does not respond.
 func isUnreachable(n *corev1.Node) bool {
 	for i := range n.Status.Conditions {
 		if n.Status.Conditions[i].Type == corev1.NodeReady {
@@ -196,8 +197,8 @@ func isUnreachable(n *corev1.Node) bool {
 	return false
 }
 
-// plan asks the planner what is asked to leave now or, of a maintenance that does not drain yet,
-// what would be as soon as it does and all its nodes are cordoned.
+// plan runs the planner for the pods that are asked to leave now or, for a maintenance that does
+// not drain yet, as soon as it does and all its nodes are cordoned.
 func (d *decision) plan() error {
 	var world drainplan.World
 	added := sets.New[string]()
@@ -230,14 +231,14 @@ func (d *decision) plan() error {
 	return nil
 }
 
-// isAsIfCordoned says whether a node is taken for cordoned because the subject would have cordoned
+// isAsIfCordoned reports whether a node counts as cordoned because the subject would have cordoned
 // it.
 func (d *decision) isAsIfCordoned(name string) bool {
 	n := d.nodes[name]
 	return !IsDraining(d.Subject.NodeMaintenance) && n != nil && !n.refused
 }
 
-// targetsOf returns the targets that a status shows, by node.
+// targetsOf returns the targets in a status, by node.
 func targetsOf(nm *maintenancev1alpha1.NodeMaintenance) map[maintenancev1alpha1.NodeReference][]maintenancev1alpha1.DrainPlanEntry {
 	targets := make(map[maintenancev1alpha1.NodeReference][]maintenancev1alpha1.DrainPlanEntry, len(nm.Status.NodeStatuses))
 	for i := range nm.Status.NodeStatuses {

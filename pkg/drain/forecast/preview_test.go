@@ -231,7 +231,7 @@ func TestMessagesNameAFew(t *testing.T) {
 		all = append(all, pod("a", "web", "n1", in(fmt.Sprintf("ns-%d", i))))
 	}
 	out := scene{pods: all, namespaces: []string{"ns-0", "ns-1", "ns-2", "ns-3", "ns-4"}}.preview(t)
-	if got, want := out.Blockers[0].Message, "No Evacuation can be made in a namespace that is being deleted: "+
+	if got, want := out.Blockers[0].Message, "No Evacuation can be created in a namespace that is being deleted: "+
 		"ns-0, ns-1, ns-2 and others. The pods leave with their namespace."; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -33,9 +33,9 @@ import (
 type wave struct {
 	index int
 	entry *maintenancev1alpha1.DrainPlanEntry
-	// covers is the entry by itself, ready to be asked.
+	// covers is the compiled entry alone.
 	covers drainplan.Targets
-	// pods are those of the wave by node, namespace and name; listed are the first of them.
+	// pods are the pods of the wave by node, namespace and name; listed are the first of them.
 	pods, listed []*leavingPod
 
 	asked, terminating int
@@ -46,17 +46,16 @@ type leavingPod struct {
 	*Pod
 	wave *wave
 	preflight.Handling
-	// blockers are the reasons of its blockers, the worst first; it is filled in for pods that are
-	// listed only.
+	// blockers are the reasons of its blockers, the worst first; it is only set for listed pods.
 	blockers []string
 	listed   bool
 }
 
-// checkEvery is after how many pods the context is looked at.
+// checkEvery is the number of pods between two checks of the context.
 const checkEvery = 1024
 
-// sortPods puts each pod of the subject's nodes into its wave, or among those that are left
-// running, and looks what is the matter with it.
+// sortPods assigns each pod of the subject's nodes to its wave, or to those that are kept running,
+// and checks it for problems.
 func (d *decision) sortPods(ctx context.Context) error {
 	plan := d.Subject.Spec.DrainPlan
 	for i := range plan {
@@ -100,8 +99,7 @@ func (d *decision) sortPods(ctx context.Context) error {
 	return nil
 }
 
-// waveOf returns the first entry that covers the pod. A plan that has been defaulted has one for
-// every pod.
+// waveOf returns the first entry that covers the pod. A plan with defaults has one for every pod.
 func (d *decision) waveOf(pod *Pod) *wave {
 	planned := pod.planned()
 	for _, w := range d.waves {
@@ -122,7 +120,7 @@ func (w *wave) add(pod *leavingPod, targets drainplan.Targets) {
 	}
 }
 
-// describeWaves writes the waves down that have pods.
+// describeWaves adds the waves that have pods to the preview.
 func (d *decision) describeWaves(out *maintenancev1alpha1.NodeMaintenancePreview) {
 	out.PodCount = int32(len(d.leaving))
 	room := MaxPods
@@ -147,7 +145,7 @@ func (d *decision) describeWaves(out *maintenancev1alpha1.NodeMaintenancePreview
 	}
 }
 
-// describe writes a wave down. Its pods come by node, namespace and name.
+// describe returns a wave of the preview. Its pods are sorted by node, namespace and name.
 func (w *wave) describe() maintenancev1alpha1.PreviewWave {
 	out := maintenancev1alpha1.PreviewWave{
 		Index: int32(w.index), PodType: w.entry.PodType, PodPriority: w.entry.PodPriority, PodSelector: w.entry.PodSelector.DeepCopy(),

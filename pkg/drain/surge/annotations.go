@@ -24,14 +24,14 @@ import (
 )
 
 const (
-	// shortestTimeout and longestTimeout bound what the annotation of the surge timeout may say.
+	// shortestTimeout and longestTimeout limit the value of the annotation of the surge timeout.
 	shortestTimeout = time.Second
 	longestTimeout  = 24 * time.Hour
 )
 
 // TimeoutFor returns how long a surge of a Deployment with these annotations may make no progress.
-// It is the fallback where the annotation maintenance.haulout.dev/surge-timeout is not set or, with
-// an error, where its value is not a duration from 1s to 24h.
+// It returns the fallback if the annotation maintenance.haulout.dev/surge-timeout is not set or,
+// with an error, if its value is not a duration from 1s to 24h.
 func TimeoutFor(annotations map[string]string, fallback time.Duration) (time.Duration, error) {
 	value, set := annotations[maintenancev1alpha1.AnnotationSurgeTimeout]
 	if !set {
@@ -45,8 +45,8 @@ func TimeoutFor(annotations map[string]string, fallback time.Duration) (time.Dur
 	return timeout, nil
 }
 
-// CheckMode returns an error if the annotation maintenance.haulout.dev/surge has a value that means
-// nothing. It is treated as if it was not set.
+// CheckMode returns an error if the annotation maintenance.haulout.dev/surge has an invalid value,
+// which is treated as if it was not set.
 func CheckMode(annotations map[string]string) error {
 	switch value, set := annotations[maintenancev1alpha1.AnnotationSurge]; {
 	case !set, value == maintenancev1alpha1.SurgeDisabled, value == maintenancev1alpha1.SurgeAlways:
@@ -57,8 +57,8 @@ func CheckMode(annotations map[string]string) error {
 	}
 }
 
-// IsAlways reports whether a Deployment with these annotations has its pods replaced although their
-// budgets never allow an eviction.
+// IsAlways reports whether the pods of a Deployment with these annotations are replaced even if
+// their budgets never allow an eviction.
 func IsAlways(annotations map[string]string) bool {
 	return annotations[maintenancev1alpha1.AnnotationSurge] == maintenancev1alpha1.SurgeAlways
 }

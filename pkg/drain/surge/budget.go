@@ -28,10 +28,10 @@ import (
 	pdb "haulout.dev/haulout/pkg/drain/budget"
 )
 
-// NeverAllows reports whether a budget allows no eviction although all of its pods are healthy,
-// also when a Deployment with so many replicas has the extra ones of a surge beside them; why names
-// in few words what in the budget is the reason. The numbers are rounded as the disruption
-// controller rounds them. Such a budget is its owner's no.
+// NeverAllows reports whether a budget allows no eviction even if all of its pods are healthy and a
+// Deployment with so many replicas has the extra replicas of a surge; why is a short reason.
+// Percentages are rounded as the disruption controller rounds them. With such a budget, its owner
+// forbids disruptions.
 func NeverAllows(budget *policyv1.PodDisruptionBudget, replicas, extra int32) (why string, never bool) {
 	if _, failed := pdb.SyncFailure(budget); failed {
 		return "it cannot be computed", true
@@ -53,8 +53,8 @@ func NeverAllows(budget *policyv1.PodDisruptionBudget, replicas, extra int32) (w
 }
 
 // ExtraFor returns how many extra replicas a surge of a Deployment with so many replicas needs so
-// that the budget allows an eviction when all pods are healthy: at least one. It is most where no
-// number up to that is enough. A percentage may need several.
+// that the budget allows an eviction when all pods are healthy: at least one. It returns most if no
+// number up to that is sufficient. A percentage may need several.
 func ExtraFor(budget *policyv1.PodDisruptionBudget, replicas, most int32) int32 {
 	expected := expectedOf(budget, replicas)
 	for extra := int32(1); extra < most; extra++ {
@@ -65,15 +65,15 @@ func ExtraFor(budget *policyv1.PodDisruptionBudget, replicas, most int32) int32 
 	return most
 }
 
-// expectedOf returns how many pods a budget expects without a surge: those of other workloads may
-// be among them.
+// expectedOf returns how many pods a budget expects without a surge, possibly including those of
+// other workloads.
 func expectedOf(budget *policyv1.PodDisruptionBudget, replicas int32) int32 {
 	return max(replicas, budget.Status.ExpectedPods)
 }
 
-// RefuseBudgets says why a Deployment with so many replicas is not scaled up for a pod under these
-// budgets, if a surge has at most so many extra replicas: because they never allow an eviction. a
-// is its autoscaler; nil if it has none.
+// RefuseBudgets returns why a Deployment with so many replicas is not scaled up for a pod under
+// these budgets, with at most so many extra replicas: because they never allow an eviction. a is
+// its autoscaler, or nil.
 func RefuseBudgets(
 	d *appsv1.Deployment, a *autoscalingv2.HorizontalPodAutoscaler, budgets []*policyv1.PodDisruptionBudget, replicas, extra int32,
 ) Refusal {
@@ -94,10 +94,9 @@ func RefuseBudgets(
 	case always && a == nil:
 		return Refusal{}
 	case always:
-		// An autoscaler scales down when it sees fit, so that the pods of what it scales leave by
-		// eviction.
+		// An autoscaler scales down at any time, so the pods of its target leave by eviction.
 		return Refusal{
-			Fact:    fmt.Sprintf("is scaled up by HorizontalPodAutoscaler %s in vain under %s, %s", a.Name, names, why),
+			Fact:    fmt.Sprintf("is scaled up by HorizontalPodAutoscaler %s without effect under %s, %s", a.Name, names, why),
 			Because: "what an autoscaler scales leaves by eviction only",
 		}
 	}
@@ -118,10 +117,10 @@ func namesOf(budgets []*policyv1.PodDisruptionBudget) string {
 
 // LeavesByScaleDown reports whether a pod under these budgets leaves with the scale-down that ends
 // a surge of a Deployment from so many replicas by so many extra ones, and not by eviction: it has
-// no budget, or only such as never allow an eviction and the Deployment wants its pods replaced
-// nevertheless. As in a rollout, which does not ask budgets either, a pod is only removed when
-// another one is available in its place. An autoscaler scales down when it sees fit, so that what
-// it scales leaves by eviction.
+// no budget, or only budgets that never allow an eviction, and the Deployment has opted into
+// replacement. As in a rollout, which does not check budgets either, a pod is only deleted when its
+// replacement is available. An autoscaler scales down at any time, so the pods of its target leave
+// by eviction.
 func LeavesByScaleDown(
 	d *appsv1.Deployment, autoscaled bool, replicas, extra int32, budgets []*policyv1.PodDisruptionBudget,
 ) bool {

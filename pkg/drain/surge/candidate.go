@@ -26,17 +26,17 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Candidate is a Deployment whose pods may be asked to leave, with all that decides whether it
-// would be scaled up.
+// Candidate is a Deployment whose pods may be asked to leave, with the objects that its surge
+// depends on.
 type Candidate struct {
 	Deployment *appsv1.Deployment
-	// Autoscalers are those that scale it, by name.
+	// Autoscalers are the autoscalers of the Deployment, sorted by name.
 	Autoscalers []*autoscalingv2.HorizontalPodAutoscaler
-	// OneNodeClaims are those of its claims for which OneNode is true.
+	// OneNodeClaims are its claims for which OneNode is true.
 	OneNodeClaims []string
 }
 
-// DecidesOf returns what decides of a Deployment, without the rest.
+// DecidesOf returns a copy of a Deployment with only the fields that surges depend on.
 func DecidesOf(full *appsv1.Deployment) *appsv1.Deployment {
 	d := protocol.DecidesOf(full)
 	d.DeletionTimestamp = full.DeletionTimestamp
@@ -49,7 +49,7 @@ func DecidesOf(full *appsv1.Deployment) *appsv1.Deployment {
 	return d
 }
 
-// Refuse says why the Deployment would not be scaled up.
+// Refuse returns why the Deployment would not be scaled up.
 func (c *Candidate) Refuse() Refusal {
 	why := Refuse(c.Deployment, Replicas(c.Deployment), c.OneNodeClaims)
 	if !why.IsZero() || len(c.Autoscalers) == 0 {
@@ -58,14 +58,14 @@ func (c *Candidate) Refuse() Refusal {
 	a := c.Autoscalers[0]
 	extra := a.Spec.MaxReplicas - AutoscaledTo(c.Deployment, a)
 	if _, up := a.Annotations[maintenancev1alpha1.AnnotationSurgeRecord]; up {
-		// What there was of room, its surge has taken.
+		// Its own surge uses the remaining replicas.
 		extra = 1
 	}
 	return RefuseAutoscaled(c.Autoscalers, a, extra)
 }
 
-// RefuseUnder says why a pod of the Deployment cannot leave under a budget that allows no eviction
-// as it is: because the Deployment would not be scaled up, or because that would be in vain.
+// RefuseUnder returns why a pod of the Deployment cannot leave under a budget that allows no
+// eviction now: because the Deployment would not be scaled up, or because that would not help.
 func (c *Candidate) RefuseUnder(budgets ...*policyv1.PodDisruptionBudget) Refusal {
 	if why := c.Refuse(); !why.IsZero() {
 		return why

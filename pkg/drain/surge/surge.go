@@ -15,9 +15,9 @@ limitations under the License.
 */
 
 // Package surge has the rules by which a Deployment is scaled up so that its pods are replaced
-// before they leave, and the reasons why one is not. The evacuator of Deployments goes by them, and
-// so does what predicts a drain: warnings and previews say what the evacuator will do. Values in,
-// values out, without client or clock.
+// before they leave, and the reasons why one is not. The evacuator of Deployments and the preview
+// of a drain share them, so that the preview predicts what the evacuator does. Values in, values
+// out, without client or clock.
 package surge
 
 import (
@@ -35,18 +35,18 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Refusal is why a Deployment is not scaled up. The zero value says that it is.
+// Refusal is why a Deployment is not scaled up. The zero value means that it is.
 type Refusal struct {
-	// Fact goes on after the name of the Deployment.
+	// Fact is a phrase that follows the name of the Deployment.
 	Fact string
-	// Because says why that speaks against it, where that is not plain.
+	// Because explains why that prevents a surge, if it is not obvious.
 	Because string
 }
 
-// IsZero says whether there is none.
+// IsZero reports whether there is no refusal.
 func (r Refusal) IsZero() bool { return r == Refusal{} }
 
-// String returns all of it, without a full stop.
+// String returns the whole text, without a full stop.
 func (r Refusal) String() string {
 	if r.Because == "" {
 		return r.Fact
@@ -54,8 +54,8 @@ func (r Refusal) String() string {
 	return r.Fact + ": " + r.Because
 }
 
-// Refuse says why a Deployment with so many replicas, not counting those that a surge has added, is
-// not scaled up. oneNodeClaims are the claims of its pods for which OneNode is true.
+// Refuse returns why a Deployment with so many replicas, not counting those of a surge, is not
+// scaled up. oneNodeClaims are the claims of its pods for which OneNode is true.
 func Refuse(d *appsv1.Deployment, replicas int32, oneNodeClaims []string) Refusal {
 	switch {
 	case d.DeletionTimestamp != nil:
@@ -65,19 +65,19 @@ func Refuse(d *appsv1.Deployment, replicas int32, oneNodeClaims []string) Refusa
 	case d.Spec.Paused:
 		return Refusal{Fact: "is paused"}
 	case d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType:
-		return Refusal{"has the strategy Recreate", "its pods must not run beside each other"}
+		return Refusal{"has the strategy Recreate", "its pods must not run at the same time"}
 	case replicas == 0:
 		return Refusal{Fact: "is scaled to 0"}
 	case Most(d, replicas) <= 0:
-		return Refusal{"has maxSurge 0", "it does not want more pods than its replicas"}
+		return Refusal{"has maxSurge 0", "it does not allow more pods than its replicas"}
 	case len(oneNodeClaims) > 0:
-		return Refusal{fmt.Sprintf("cannot be scaled up, as volume claim %s is for one node at a time", oneNodeClaims[0]), "its pods cannot start beside each other"}
+		return Refusal{fmt.Sprintf("cannot be scaled up, as volume claim %s is for one node at a time", oneNodeClaims[0]), "its pods cannot run at the same time"}
 	}
 	return Refusal{}
 }
 
-// RefuseAutoscaled says why a Deployment is not scaled up by its autoscaler, the first of all that
-// it has, for which there is room for so many more replicas.
+// RefuseAutoscaled returns why a Deployment is not scaled up by its autoscaler, the first of
+// autoscalers, for which so many extra replicas are possible.
 func RefuseAutoscaled(autoscalers []*autoscalingv2.HorizontalPodAutoscaler, a *autoscalingv2.HorizontalPodAutoscaler, extra int32) Refusal {
 	switch owner := metav1.GetControllerOfNoCopy(a); {
 	case len(autoscalers) > 1:
@@ -89,11 +89,11 @@ func RefuseAutoscaled(autoscalers []*autoscalingv2.HorizontalPodAutoscaler, a *a
 	}):
 		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which is not able to scale (AbleToScale is not True)", a.Name)}
 	case neverScalesDown(a):
-		// Its surge could not be taken back: minReplicas is only the least that it may choose.
+		// Its surge could not be reverted: minReplicas is only the lower limit of the autoscaler.
 		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, "+
 			"which never scales down (behavior.scaleDown.selectPolicy is Disabled)", a.Name)}
 	case extra <= 0:
-		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which has no room: maxReplicas is %d", a.Name, a.Spec.MaxReplicas)}
+		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which cannot scale up: maxReplicas is %d", a.Name, a.Spec.MaxReplicas)}
 	}
 	return Refusal{}
 }
@@ -104,7 +104,7 @@ func neverScalesDown(a *autoscalingv2.HorizontalPodAutoscaler) bool {
 		*behavior.ScaleDown.SelectPolicy == autoscalingv2.DisabledPolicySelect
 }
 
-// Replicas returns how many replicas a Deployment wants.
+// Replicas returns the desired replicas of a Deployment.
 func Replicas(d *appsv1.Deployment) int32 {
 	if d.Spec.Replicas == nil {
 		return 1
@@ -112,8 +112,8 @@ func Replicas(d *appsv1.Deployment) int32 {
 	return *d.Spec.Replicas
 }
 
-// Most returns how many replicas a Deployment allows itself beyond the given number of them: its
-// maxSurge, which is 25% unless it says otherwise.
+// Most returns how many extra replicas a Deployment allows for the given number of replicas: its
+// maxSurge, which is 25% by default.
 func Most(d *appsv1.Deployment, replicas int32) int32 {
 	limit := intstr.FromString("25%")
 	if rolling := d.Spec.Strategy.RollingUpdate; rolling != nil && rolling.MaxSurge != nil {
@@ -126,8 +126,8 @@ func Most(d *appsv1.Deployment, replicas int32) int32 {
 	return int32(n)
 }
 
-// AutoscaledTo returns how many replicas a Deployment has or is about to have, given its
-// autoscaler; nil if it has none.
+// AutoscaledTo returns how many replicas a Deployment has or will have, given its autoscaler, which
+// may be nil.
 func AutoscaledTo(d *appsv1.Deployment, a *autoscalingv2.HorizontalPodAutoscaler) int32 {
 	if a == nil {
 		return Replicas(d)
@@ -156,7 +156,7 @@ func Claims(d *appsv1.Deployment) []string {
 	return names
 }
 
-// OneNode says whether only one node, or only one pod, can use a volume claim at a time.
+// OneNode reports whether only one node, or only one pod, can use a volume claim at the same time.
 func OneNode(claim *corev1.PersistentVolumeClaim) bool {
 	modes := claim.Status.AccessModes
 	if len(modes) == 0 {

@@ -168,7 +168,7 @@ func TestRefusals(t *testing.T) {
 		"maxSurge 0": {
 			candidate: candidate{Deployment: web(surging("0"))},
 			budget:    budget("2", ""),
-			want:      "has maxSurge 0: it does not want more",
+			want:      "has maxSurge 0: it does not allow more",
 		},
 		"maxSurge 0%": {
 			candidate: candidate{Deployment: web(surging("0%"))},
@@ -223,7 +223,7 @@ func TestRefusals(t *testing.T) {
 		"one whose budget grows with it, and a Deployment that is always replaced": {
 			candidate: candidate{Deployment: web(always), Autoscalers: autoscaled(scaler())},
 			budget:    budget("", "0"),
-			want: "is scaled up by HorizontalPodAutoscaler load in vain under PodDisruptionBudget web " +
+			want: "is scaled up by HorizontalPodAutoscaler load without effect under PodDisruptionBudget web " +
 				"(maxUnavailable 0)",
 		},
 		"one that never scales down": {
@@ -244,7 +244,7 @@ func TestRefusals(t *testing.T) {
 		"one without room": {
 			candidate: candidate{Deployment: web(), Autoscalers: autoscaled(scaler(atMost(2)))},
 			budget:    budget("2", ""),
-			want:      "is scaled by HorizontalPodAutoscaler load, which has no room: maxReplicas is 2",
+			want:      "is scaled by HorizontalPodAutoscaler load, which cannot scale up: maxReplicas is 2",
 		},
 		"one whose surge has taken the room": {
 			candidate: candidate{

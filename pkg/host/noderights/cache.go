@@ -354,7 +354,7 @@ func (c *Cache) renew(ctx context.Context) {
 		c.ask(ctx, q)
 	}
 	if failing > 0 {
-		klog.FromContext(ctx).Error(failed, "The authorizer does not answer questions about rights on nodes", "questions", failing)
+		klog.FromContext(ctx).Error(failed, "The authorizer does not respond to checks of rights on nodes", "questions", failing)
 	}
 }
 

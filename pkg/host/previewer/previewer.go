@@ -101,7 +101,7 @@ func NotDone(informer informers.NodeMaintenanceInformer) func(context.Context) (
 	synced, lister := informer.Informer().HasSynced, informer.Lister()
 	return func(ctx context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error) {
 		if !synced() && !cache.WaitForCacheSync(ctx.Done(), synced) {
-			return nil, errors.New("the maintenances are not known yet")
+			return nil, errors.New("the cache of NodeMaintenances is not synced yet")
 		}
 		all, err := lister.List(labels.Everything())
 		if err != nil {
@@ -119,9 +119,9 @@ func (p *Previewer) Preview(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	case p.slots <- struct{}{}:
 		defer func() { <-p.slots }()
 	case <-timer.C:
-		return nil, apierrors.NewTooManyRequests("too many previews are being made, try again later", retryAfter)
+		return nil, apierrors.NewTooManyRequests("too many previews are in progress, try again later", retryAfter)
 	case <-ctx.Done():
-		return nil, apierrors.NewTimeoutError("the preview did not get its turn in time", retryAfter)
+		return nil, apierrors.NewTimeoutError("the preview did not start in time", retryAfter)
 	}
 	ctx, cancel := context.WithTimeout(ctx, workFor)
 	defer cancel()
@@ -131,11 +131,11 @@ func (p *Previewer) Preview(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	case err == nil:
 		return out, nil
 	case ctx.Err() != nil:
-		return nil, apierrors.NewTimeoutError("the cluster was not read in time", retryAfter)
+		return nil, apierrors.NewTimeoutError("the cluster could not be read in time", retryAfter)
 	case errors.As(err, &status):
 		// An error of the server's own read, such as Forbidden or NotFound, must not look like one
 		// about the client or the maintenance.
-		return nil, apierrors.NewInternalError(fmt.Errorf("the host cluster answers: %w", err))
+		return nil, apierrors.NewInternalError(fmt.Errorf("read the host cluster: %w", err))
 	}
 	return nil, apierrors.NewInternalError(err)
 }

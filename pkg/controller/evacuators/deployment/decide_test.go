@@ -367,7 +367,7 @@ func TestDecideWithAutoscaler(t *testing.T) {
 				0, newDeployment(1, always), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 1, 1)),
 			).scaledBy(newAutoscaler(1, 3, 1)),
 			want: "hand over web-0;",
-			says: "in vain under PodDisruptionBudget web (maxUnavailable 0)",
+			says: "without effect under PodDisruptionBudget web (maxUnavailable 0)",
 		},
 		"a ScaledObject controls the autoscaler": {
 			s: at(0, newDeployment(1), leaving).scaledBy(func() *autoscalingv2.HorizontalPodAutoscaler {

@@ -30,21 +30,22 @@ import (
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
-// Owners finds the owners of pods, and what decides whether a Deployment is scaled up.
+// Owners finds the owners of pods, and the objects that surges depend on.
 type Owners interface {
 	protocol.Owners
-	// Surge returns the Deployment; nil if it does not exist.
+	// Surge returns the Deployment, or nil if it does not exist.
 	Surge(namespace, deployment string) *surge.Candidate
 }
 
-// Handling is who takes a pod away.
+// Handling describes which evacuators remove a pod.
 type Handling struct {
-	// Classes are the evacuators, in the order of their turns, and at last eviction for a pod that
-	// may be evicted. The evacuator of Deployments is only among them if it does something.
+	// Classes are the evacuator classes in the order in which they become active, and finally
+	// eviction for a pod that may be evicted. They include the evacuator of Deployments only if it
+	// does something.
 	Classes []string
 	// Deployment is the name of the Deployment that Surge and Refusal are about.
 	Deployment string
-	// Surge is the Deployment that is scaled up before the pod leaves; nil if none is.
+	// Surge is the Deployment that is scaled up before the pod leaves; nil if there is none.
 	Surge *surge.Candidate
 	// Refusal is why the pod's Deployment is not scaled up, if it has one and that is not because
 	// of the pod's own annotations.
@@ -54,8 +55,8 @@ type Handling struct {
 // evictionOnly are the classes of most pods.
 var evictionOnly = []string{maintenancev1alpha1.EvacuatorClassEviction}
 
-// HandlingOf returns who takes a pod away, as an Evacuation of it would have it, given the built-in
-// evacuators that are on.
+// HandlingOf returns how a pod is removed, as its Evacuation would define it, given the enabled
+// built-in evacuators.
 func HandlingOf(ctx context.Context, pod *Pod, on sets.Set[string], owners Owners) (Handling, error) {
 	var builtIn protocol.BuiltIn
 	if pod.Owner != nil && on.Len() > 0 {
@@ -67,7 +68,7 @@ func HandlingOf(ctx context.Context, pod *Pod, on sets.Set[string], owners Owner
 		}
 		var err error
 		if builtIn, err = protocol.BuiltInOf(ctx, &asOwned, on, owners); err != nil {
-			return Handling{}, fmt.Errorf("find out who owns pod %s/%s: %w", pod.Namespace, pod.Name, err)
+			return Handling{}, fmt.Errorf("find the owners of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 		}
 	}
 	var h Handling
@@ -80,7 +81,7 @@ func HandlingOf(ctx context.Context, pod *Pod, on sets.Set[string], owners Owner
 		h.Classes = evictionOnly
 		return h, nil
 	}
-	// The server makes the Evacuation itself, and may use every class.
+	// The server itself creates the Evacuation, and may use every class.
 	list, _ := protocol.OfPod(pod.Annotations, builtIn.Class, func(string) bool { return true })
 	for i := range list {
 		h.Classes = append(h.Classes, list[i].EvacuatorClass)
@@ -95,7 +96,7 @@ func HandlingOf(ctx context.Context, pod *Pod, on sets.Set[string], owners Owner
 	return h, nil
 }
 
-// scale looks whether the evacuator of Deployments would do something, or pass the turn on.
+// scale determines whether the evacuator of Deployments would do something, or decline.
 func (h *Handling) scale(c *surge.Candidate) {
 	if c == nil {
 		return
@@ -107,8 +108,8 @@ func (h *Handling) scale(c *surge.Candidate) {
 	h.Classes = slices.DeleteFunc(h.Classes, func(class string) bool { return class == maintenancev1alpha1.EvacuatorClassDeployment })
 }
 
-// Weigh looks again at what was found out about a pod that is handled like this. A budget that
-// never allows an eviction does not hold a pod whose Deployment is scaled up first.
+// Weigh adjusts the findings about a pod with this handling: a budget that never allows an eviction
+// does not block a pod whose Deployment is scaled up first.
 func (h *Handling) Weigh(f *Finding) {
 	if f.Kind != BudgetNeverAllows {
 		return

@@ -14,15 +14,15 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package preflight predicts what the drain of some nodes will run into, before anything is
-// touched: pods that no eviction can remove, pods that nothing brings back, pods that are left
-// running on purpose. Values in, values out, without client or clock.
+// Package preflight predicts the problems of a drain of some nodes, before anything is changed:
+// pods that no eviction can remove, pods that no controller recreates, pods that are kept running
+// on purpose. Values in, values out, without client or clock.
 //
-// The preview of a maintenance (pkg/drain/forecast) shows its findings pod by pod. It says what
-// would be true if the drain started now; a budget that is merely used up at the moment is no
-// finding, for it opens again.
+// The preview of a maintenance (pkg/drain/forecast) shows its findings pod by pod. They describe a
+// drain that starts now; a budget that is only used up at the moment is not a finding, since it
+// will allow disruptions again.
 //
-// A Check is made once from the budgets, then asked about each pod.
+// A Check is created once from the budgets, and then used for each pod.
 package preflight
 
 import (
@@ -41,56 +41,56 @@ import (
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
-// Kind is a kind of trouble.
+// Kind is a kind of problem.
 type Kind string
 
 const (
-	// BudgetNeverAllows says that the pod's budget allows no eviction, even with all of its pods
+	// BudgetNeverAllows means that the pod's budget allows no eviction, even with all of its pods
 	// healthy.
 	BudgetNeverAllows Kind = "BudgetNeverAllows"
-	// ReplacedFirst says the same of a pod that leaves all the same, since its Deployment is scaled
-	// up first. Only Handling.Weigh finds it.
+	// ReplacedFirst means the same for a pod that can still leave, since its Deployment is scaled
+	// up first. Only Handling.Weigh sets it.
 	ReplacedFirst Kind = "ReplacedFirst"
-	// SeveralBudgets says that more than one budget selects the pod, and the eviction API refuses
-	// such pods.
+	// SeveralBudgets means that more than one budget selects the pod, and the Eviction API refuses
+	// to evict such pods.
 	SeveralBudgets Kind = "SeveralBudgets"
-	// NoController says that nothing makes the pod anew when it is gone.
+	// NoController means that no controller recreates the pod.
 	NoController Kind = "NoController"
-	// LeftRunning says that the drain does not ask the pod to leave.
+	// LeftRunning means that the drain does not ask the pod to leave.
 	LeftRunning Kind = "LeftRunning"
 )
 
-// Pod is what matters of a pod that counts for a node. It is small, so that those of many nodes can
-// be held at once.
+// Pod has the relevant fields of a pod on a node. It is small, so that the pods of many nodes fit
+// into memory.
 type Pod struct {
 	Namespace, Name, Node string
 	Labels                labels.Set
-	// Type and Priority decide when its turn comes.
+	// Type and Priority determine its wave.
 	Type     maintenancev1alpha1.PodType
 	Priority int32
-	// Left says why the drain leaves the pod running; it is empty for a pod that is asked to leave.
+	// Left is why the drain keeps the pod running; it is empty for a pod that is asked to leave.
 	Left drainplan.LeftReason
 	// Owner is the controller of the pod; nil if it has none.
 	Owner *metav1.OwnerReference
-	// Annotations are those that decide who takes the pod away: of evacuators, and the one of
-	// mirror pods.
+	// Annotations are the annotations that determine the evacuators, and the one of mirror pods.
 	Annotations map[string]string
-	// Held: the eviction API looks at budgets for the pod. Pods that are not evicted but taken away
-	// by an evacuator are not held.
+	// Held: the Eviction API checks budgets for the pod. False for pods that an evacuator removes
+	// without an eviction.
 	Held bool
-	// Restarts: the pod's restart policy is Always, so it serves and does not run to an end.
+	// Restarts: the pod's restart policy is Always, so it is a service and does not run to
+	// completion.
 	Restarts bool
 	// Ready: the pod counts as healthy for budgets.
 	Ready bool
-	// GoneBy is when a pod that has been told to stop is to be gone; zero for a pod that has not.
+	// GoneBy is when a terminating pod should be gone; zero for other pods.
 	GoneBy time.Time
 }
 
-// Terminating says whether the pod has been told to stop.
+// Terminating reports whether the pod is terminating.
 func (p *Pod) Terminating() bool { return !p.GoneBy.IsZero() }
 
-// PodOf returns what matters of a pod that counts for the node, given the built-in evacuators that
-// are on. It returns false for a pod that is finished.
+// PodOf returns the relevant fields of a pod on the node, given the enabled built-in evacuators. It
+// returns false for a finished pod.
 func PodOf(pod *corev1.Pod, node *corev1.Node, builtIn sets.Set[string]) (Pod, bool) {
 	if !drainplan.IsLive(pod) {
 		return Pod{}, false
@@ -125,30 +125,30 @@ func annotationsOf(pod *corev1.Pod) map[string]string {
 	return kept
 }
 
-// Finding is one kind of trouble with one pod.
+// Finding is one problem with one pod.
 type Finding struct {
 	Pod  Pod
 	Kind Kind
 	// Left is the reason of LeftRunning.
 	Left drainplan.LeftReason
-	// Budgets are the budgets behind BudgetNeverAllows (one) and SeveralBudgets (two or more),
-	// ordered by name.
+	// Budgets are the budgets that cause BudgetNeverAllows (one) and SeveralBudgets (two or more),
+	// sorted by name.
 	Budgets []*policyv1.PodDisruptionBudget
-	// Why says in few words what in its budget never allows an eviction, for BudgetNeverAllows.
+	// Why is a short reason for BudgetNeverAllows.
 	Why string
-	// Refusal is why the pod's Deployment does not help it, for BudgetNeverAllows. Only
-	// Handling.Weigh finds out.
+	// Refusal is why the pod's Deployment is not scaled up, for BudgetNeverAllows. Only
+	// Handling.Weigh sets it.
 	Refusal surge.Refusal
 }
 
-// Check looks at pods. It is not safe for concurrent use.
+// Check checks pods. It is not safe for concurrent use.
 type Check struct {
 	matcher *pdb.Matcher
 	budgets map[string][]*policyv1.PodDisruptionBudget
 }
 
-// NewCheck returns a Check under the given budgets, which must contain those of the namespaces of
-// all pods that it is asked about.
+// NewCheck returns a Check with the given budgets, which must include those of the namespaces of
+// all checked pods.
 func NewCheck(budgets []policyv1.PodDisruptionBudget) *Check {
 	c := &Check{matcher: pdb.NewMatcher(), budgets: map[string][]*policyv1.PodDisruptionBudget{}}
 	for i := range budgets {
@@ -157,14 +157,14 @@ func NewCheck(budgets []policyv1.PodDisruptionBudget) *Check {
 	return c
 }
 
-// Pod returns the trouble with a pod. One that is on its way out already is in none.
+// Pod returns the findings about a pod. A terminating pod has none.
 func (c *Check) Pod(pod Pod) []Finding {
 	found, _ := c.Look(pod)
 	return found
 }
 
-// Look returns what Pod returns and, for a pod that is not in trouble with budgets, the budget that
-// its eviction uses up, if any.
+// Look returns what Pod returns and, for a pod without a finding about budgets, the budget that its
+// eviction uses, if any.
 func (c *Check) Look(pod Pod) (found []Finding, uses *policyv1.PodDisruptionBudget) {
 	switch {
 	case pod.Terminating():
@@ -182,8 +182,8 @@ func (c *Check) Look(pod Pod) (found []Finding, uses *policyv1.PodDisruptionBudg
 	return found, uses
 }
 
-// budget says whether no eviction can remove the pod, with a Finding that has a kind, or else which
-// budget has to let it go.
+// budget returns a Finding with a kind if no eviction can remove the pod, or else the budget that
+// has to allow its eviction.
 func (c *Check) budget(pod Pod) (Finding, *policyv1.PodDisruptionBudget) {
 	if !pod.Held {
 		return Finding{}, nil
