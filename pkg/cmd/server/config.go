@@ -58,12 +58,10 @@ import (
 	"haulout.dev/haulout/pkg/version"
 )
 
-// resync is how often informers hand everything out again, which heals what a controller has
-// missed.
+// resync is how often informers resync, in case a controller has missed an event.
 const resync = 10 * time.Minute
 
-// config turns the options into the configuration of a server. Etcd is the embedded one, nil if
-// there is none.
+// config converts the options to the configuration of a server. etcd is the embedded etcd, or nil.
 func (o CompletedOptions) config(ctx context.Context, host *hostCluster, etcd *embeddedetcd.Server, replica *replica) (*apiserver.Config, error) {
 	generic := genericapiserver.NewRecommendedConfig(apiserver.Codecs)
 	if err := o.ServerRun.ApplyTo(&generic.Config); err != nil {
@@ -108,8 +106,8 @@ func (o CompletedOptions) config(ctx context.Context, host *hostCluster, etcd *e
 	return &apiserver.Config{GenericConfig: generic, ExtraConfig: *extra}, nil
 }
 
-// applyStorage makes every resource be stored as --storage-media-type says, which the library's own
-// shortcut ignores.
+// applyStorage applies --storage-media-type to every resource, which the library's own shortcut
+// ignores.
 func (o CompletedOptions) applyStorage(generic *genericapiserver.RecommendedConfig, etcd *embeddedetcd.Server) error {
 	backend := o.Etcd.StorageConfig
 	backend.StorageObjectCountTracker = generic.StorageObjectCountTracker
@@ -135,14 +133,14 @@ func (o CompletedOptions) applyAuth(generic *genericapiserver.RecommendedConfig)
 	return nil
 }
 
-// refuseAnonymous lets requests of nobody in particular through to the given paths only, whatever a
-// cluster role of the host cluster says.
+// refuseAnonymous allows anonymous requests only to the given paths, regardless of the cluster
+// roles of the host cluster.
 func refuseAnonymous(next authenticator.Request, paths []string) authenticator.Request {
 	return authenticator.RequestFunc(func(req *http.Request) (*authenticator.Response, bool, error) {
 		resp, ok, err := next.AuthenticateRequest(req)
 		if ok && resp.User.GetName() == user.Anonymous && !slices.Contains(paths, req.URL.Path) {
-			// Not an error: the aggregator's probes come like this until the front proxy's CA is
-			// loaded, and would each be logged as one.
+			// Not an error: the aggregator's probes are anonymous until the front proxy's CA is
+			// loaded, and each would be logged as an error.
 			return nil, false, nil
 		}
 		return resp, ok, err
@@ -154,7 +152,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 	loopback := rest.CopyConfig(generic.LoopbackClientConfig)
 	loopback.ContentType = runtime.ContentTypeProtobuf
 	loopback.AcceptContentTypes = runtime.ContentTypeProtobuf
-	// Both ends would pay for it.
+	// The server is both client and server: compression would only cost CPU.
 	loopback.DisableCompression = true
 	own, err := clientset.NewForConfig(rest.AddUserAgent(loopback, "haulout-controllers"))
 	if err != nil {
@@ -192,7 +190,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 	return extra, recorder, nil
 }
 
-// controllers returns what runs the controllers while this replica leads.
+// controllers returns the configuration of the controllers that run while this replica leads.
 func (o CompletedOptions) controllers(host *hostCluster, r *replica, own clientset.Interface, recorder events.EventRecorder,
 	auth authorizer.Authorizer, pods *initializer.KnownPods) (*apiserver.Controllers, error) {
 	registered, err := host.registeredService()
@@ -227,14 +225,14 @@ func (o CompletedOptions) controllers(host *hostCluster, r *replica, own clients
 	}, nil
 }
 
-// exit ends the process without finishing anything. What is stored is safe: the embedded etcd has
-// synced what it acknowledged.
+// exit exits the process immediately. Stored objects are safe: the embedded etcd has synced all
+// acknowledged writes.
 func exit(reason error) {
-	klog.Background().Error(reason, "The process ends, so that another replica can act alone")
+	klog.Background().Error(reason, "The process exits, so that only another replica acts")
 	klog.FlushAndExit(klog.ExitFlushTimeout, 1)
 }
 
-// eventScheme knows the kinds that events are about: those of the host cluster and ours.
+// eventScheme has the kinds that events are about: those of the host cluster and ours.
 func eventScheme() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
@@ -255,13 +253,12 @@ func (o CompletedOptions) applyAdmission(ctx context.Context, generic *genericap
 		utilfeature.DefaultFeatureGate, generic.EffectiveVersion, admission.PluginInitializer(own))
 }
 
-// ownPod reads which pod this server runs in from the environment, which the shipped Deployment
-// fills in.
+// ownPod reads the pod of this server from the environment, which the shipped Deployment sets.
 func ownPod() types.NamespacedName {
 	return types.NamespacedName{Namespace: os.Getenv("POD_NAMESPACE"), Name: os.Getenv("POD_NAME")}
 }
 
-// self reads where this server runs from the environment, which the shipped Deployment fills in.
+// self reads where this server runs from the environment, which the shipped Deployment sets.
 func self() initializer.Self {
 	return initializer.Self{NodeName: os.Getenv("NODE_NAME")}
 }

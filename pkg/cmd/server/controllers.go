@@ -37,10 +37,10 @@ import (
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
-// controllerDependencies is what every set of controllers is made from.
+// controllerDependencies has the dependencies of every set of controllers.
 type controllerDependencies struct {
-	// clientsUntil makes the clients of the host cluster for one time of leadership; their calls
-	// are cut soon after its end.
+	// clientsUntil creates the clients of the host cluster for one term of leadership; their calls
+	// are cancelled soon after its end.
 	clientsUntil func(context.Context) (limited, unlimited kubernetes.Interface, err error)
 	// host is limited to --kube-api-qps; unlimited is for evictions. run sets both.
 	host, unlimited kubernetes.Interface
@@ -52,23 +52,23 @@ type controllerDependencies struct {
 	evacuators      EvacuatorOptions
 	// ownPod is the pod that this server runs in, if any.
 	ownPod types.NamespacedName
-	// storageID identifies the storage. The node controller writes it into every annotation that it
-	// puts on a node, and undoes only what has it, or what has the ID in options.AdoptStorage.
+	// storageID identifies the storage. The node controller writes it into every annotation of a
+	// node, and only reverts changes with this ID, or with the ID in options.AdoptStorage.
 	storageID string
 	// askEveryNodeByName is --authorize-every-node-by-name.
 	askEveryNodeByName bool
-	// pods is where admission finds the pods that the controllers know.
+	// pods exposes the pod cache of the controllers to admission.
 	pods *initializer.KnownPods
 }
 
-// run makes a set of controllers with caches of its own and runs it until the context ends. Only
-// the leader needs to know all pods, so these caches live and die with its leadership.
+// run creates a set of controllers with their caches and runs it until the context ends. Only the
+// leader needs all pods, so these caches exist only during its leadership.
 func (d controllerDependencies) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var err error
 	if d.host, d.unlimited, err = d.clientsUntil(ctx); err != nil {
-		return fmt.Errorf("make the clients of the host cluster: %w", err)
+		return fmt.Errorf("create the clients of the host cluster: %w", err)
 	}
 	host := hostinformers.NewSharedInformerFactoryWithOptions(d.host, resync, hostinformers.WithTransform(controllercache.NewTransform()))
 	own := informers.NewSharedInformerFactoryWithOptions(d.own, resync, informers.WithTransform(controllercache.Strip))
@@ -80,7 +80,7 @@ func (d controllerDependencies) run(ctx context.Context) error {
 		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience,
 	})
 	if err != nil {
-		return fmt.Errorf("make controller %s: %w", evacuation.Name, err)
+		return fmt.Errorf("create controller %s: %w", evacuation.Name, err)
 	}
 	maintenances, err := nodemaintenance.New(nodemaintenance.Config{
 		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own,
@@ -90,7 +90,7 @@ func (d controllerDependencies) run(ctx context.Context) error {
 		StallTimeout: d.options.StallTimeout, CompletedTTL: d.options.CompletedMaintenanceTTL, DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience,
 	})
 	if err != nil {
-		return fmt.Errorf("make controller %s: %w", nodemaintenance.Name, err)
+		return fmt.Errorf("create controller %s: %w", nodemaintenance.Name, err)
 	}
 	controllers, err := d.builtIn(host, own)
 	if err != nil {
@@ -99,7 +99,7 @@ func (d controllerDependencies) run(ctx context.Context) error {
 	controllers = append(controllers, maintenances, evacuations)
 	host.StartWithContext(ctx)
 	own.StartWithContext(ctx)
-	// The informers end after the controllers, which may still look at them.
+	// Stop the informers after the controllers, which may still read them.
 	defer host.Shutdown()
 	defer own.Shutdown()
 	defer cancel()

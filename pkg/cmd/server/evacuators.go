@@ -38,22 +38,23 @@ import (
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 )
 
-// builtInEvacuators are the classes of the built-in evacuators that this server has.
+// builtInEvacuators are the classes of the built-in evacuators of this server.
 var builtInEvacuators = []string{v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassDaemonSet}
 
-// EvacuatorOptions say who takes pods off their nodes before they are evicted.
+// EvacuatorOptions configure the evacuators that remove pods from their nodes before they are
+// evicted.
 type EvacuatorOptions struct {
-	// BuiltIn are the classes of the built-in evacuators that are on. Admission resolves only
-	// these, and the planner leaves pods that only another one could move where they are.
+	// BuiltIn are the classes of the enabled built-in evacuators. Admission resolves only these,
+	// and the planner keeps pods that only a disabled one could remove.
 	BuiltIn []string
 	// SurgeTimeout is how long a Deployment that was scaled up may make no progress before its pods
 	// leave without replacements.
 	SurgeTimeout time.Duration
-	// VolumeDetachTimeout is how long DaemonSet pods are kept while their node has volumes of pods
-	// that have left in use.
+	// VolumeDetachTimeout is how long DaemonSet pods are kept while their node still has volumes of
+	// pods that have left.
 	VolumeDetachTimeout time.Duration
-	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may be closed before the
-	// pod is kept on its node.
+	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may allow no disruption
+	// before the pod is kept on its node.
 	DaemonSetBudgetPatience time.Duration
 }
 
@@ -65,15 +66,15 @@ func defaultEvacuators() EvacuatorOptions {
 }
 
 func (o *EvacuatorOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringSliceVar(&o.BuiltIn, "evacuators", o.BuiltIn, fmt.Sprintf("Classes of the built-in evacuators that are on, comma separated: %s. "+
-		"Empty switches them all off, and pods leave by eviction alone.", allowedEvacuators()))
+	fs.StringSliceVar(&o.BuiltIn, "evacuators", o.BuiltIn, fmt.Sprintf("Classes of the enabled built-in evacuators, comma separated: %s. "+
+		"Empty disables all of them, and pods only leave by eviction.", allowedEvacuators()))
 	fs.DurationVar(&o.SurgeTimeout, "surge-timeout", o.SurgeTimeout, "How long a Deployment that was scaled up so that pods can leave may make no progress before "+
-		"these leave without replacements, if their disruption budget lets them.")
+		"these leave without replacements, if their disruption budgets allow it.")
 	fs.DurationVar(&o.VolumeDetachTimeout, "volume-detach-timeout", o.VolumeDetachTimeout,
 		"How long DaemonSet pods stay on a drained node, counted from the first of their Evacuations there, "+
-			"while the node has CSI volumes in use that no pod left on it uses. At least 1s.")
+			"while the node has CSI volumes in use that none of its remaining pods uses. At least 1s.")
 	fs.DurationVar(&o.DaemonSetBudgetPatience, "daemonset-budget-patience", o.DaemonSetBudgetPatience,
-		"How long the disruption budget of a DaemonSet pod may be closed before the pod is kept on its node "+
+		"How long the disruption budget of a DaemonSet pod may allow no disruption before the pod is kept on its node "+
 			"and no longer blocks the drain. At least 1s.")
 }
 
@@ -90,19 +91,19 @@ func (o *EvacuatorOptions) validate() []error {
 	}
 	for _, class := range o.BuiltIn {
 		if !slices.Contains(builtInEvacuators, class) {
-			errs = append(errs, fmt.Errorf("--evacuators names %q: allowed are %s", class, allowedEvacuators()))
+			errs = append(errs, fmt.Errorf("--evacuators has %q: allowed are %s", class, allowedEvacuators()))
 		}
 	}
 	return errs
 }
 
-// controller is what runs until the context ends.
+// controller runs until the context ends.
 type controller interface {
 	Run(ctx context.Context, workers int)
 }
 
-// builtIn makes the controllers of the built-in evacuators that are on. That of Deployments also
-// runs while it is off, for what it may have left scaled up before.
+// builtIn creates the controllers of the enabled built-in evacuators. The one of Deployments also
+// runs while it is disabled, to revert the surges that it may have left.
 func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory, own informers.SharedInformerFactory) ([]controller, error) {
 	var controllers []controller
 	if slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDaemonSet) {
@@ -111,7 +112,7 @@ func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory
 			Recorder: d.recorder, VolumeDetachTimeout: d.evacuators.VolumeDetachTimeout,
 		})
 		if err != nil {
-			return nil, fmt.Errorf("make controller %s: %w", daemonset.Name, err)
+			return nil, fmt.Errorf("create controller %s: %w", daemonset.Name, err)
 		}
 		controllers = append(controllers, c)
 	}
@@ -121,7 +122,7 @@ func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory
 		Off: !slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDeployment),
 	})
 	if err != nil {
-		return nil, fmt.Errorf("make controller %s: %w", deployment.Name, err)
+		return nil, fmt.Errorf("create controller %s: %w", deployment.Name, err)
 	}
 	return append(controllers, c), nil
 }
@@ -133,9 +134,9 @@ func allowedEvacuators() string {
 	return strings.Join(builtInEvacuators, ", ")
 }
 
-// surgeTimeoutOf returns how long the surge of the Deployment of a pod may make no progress: what
-// the Deployment says, else the fallback. ReplicaSets are not cached; their names are those of
-// their Deployments with one more part.
+// surgeTimeoutOf returns how long the surge of the Deployment of a pod may make no progress: the
+// annotation of the Deployment, or else the fallback. ReplicaSets are not cached; their names are
+// those of their Deployments with a suffix.
 func surgeTimeoutOf(deployments appslisters.DeploymentLister, fallback time.Duration) func(*corev1.Pod) time.Duration {
 	return func(pod *corev1.Pod) time.Duration {
 		owner := metav1.GetControllerOfNoCopy(pod)
@@ -154,7 +155,7 @@ func surgeTimeoutOf(deployments appslisters.DeploymentLister, fallback time.Dura
 		if err != nil || !selector.Matches(labels.Set(pod.Labels)) {
 			return fallback
 		}
-		// A value that means nothing is told by the evacuator.
+		// The evacuator reports an invalid value.
 		timeout, err := surge.TimeoutFor(d.Annotations, fallback)
 		if err != nil {
 			return fallback

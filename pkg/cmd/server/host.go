@@ -40,13 +40,13 @@ import (
 )
 
 const (
-	// hostTimeout is how long the server waits for the host cluster when it starts: they often
-	// start together.
+	// hostTimeout is how long the server waits for the host cluster at its start: both often start
+	// together.
 	hostTimeout    = 2 * time.Minute
 	hostRetryDelay = time.Second
 )
 
-// hostCluster is the cluster in front of us, whose nodes and pods we act on.
+// hostCluster is the cluster in front of us, with the nodes and pods.
 type hostCluster struct {
 	config *rest.Config
 	client kubernetes.Interface
@@ -55,14 +55,14 @@ type hostCluster struct {
 	policies sets.Set[string]
 }
 
-// jsonConfig returns the connection for clients of kinds that have no protobuf.
+// jsonConfig returns the configuration for clients of kinds without protobuf.
 func (h *hostCluster) jsonConfig() *rest.Config {
 	c := rest.CopyConfig(h.config)
 	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeJSON, ""
 	return c
 }
 
-// connect waits until the host cluster answers.
+// connect waits until the host cluster responds.
 func (o *HostOptions) connect(ctx context.Context) (*hostCluster, error) {
 	config, err := o.restConfig()
 	if err != nil {
@@ -91,7 +91,7 @@ func (o *HostOptions) connect(ctx context.Context) (*hostCluster, error) {
 		return true, nil
 	})
 	if last != nil {
-		return nil, fmt.Errorf("the host cluster at %s does not answer as it should: %w", config.Host, last)
+		return nil, fmt.Errorf("cannot reach the host cluster at %s: %w", config.Host, last)
 	}
 	return host, err
 }
@@ -107,23 +107,23 @@ func (o *HostOptions) restConfig() (*rest.Config, error) {
 	} else {
 		config, err = rest.InClusterConfig()
 		if errors.Is(err, rest.ErrNotInCluster) {
-			return nil, errors.New("--kubeconfig is needed: this process does not run in a pod of the host cluster")
+			return nil, errors.New("--kubeconfig is required: this process does not run in a pod of the host cluster")
 		}
 		if err != nil {
 			return nil, err
 		}
 	}
 	config.QPS, config.Burst = o.QPS, o.Burst
-	// One limiter for all clients of this process, those of a time of leadership among them.
+	// One limiter for all clients of this process, including those of a term of leadership.
 	config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(o.QPS, o.Burst)
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	return rest.AddUserAgent(config, "haulout-apiserver"), nil
 }
 
-// switchOffMissingPolicies turns admission plugins off whose kinds the host cluster does not serve:
-// they would wait for them for ever. MutatingAdmissionPolicy came with 1.36,
-// ValidatingAdmissionPolicy with 1.30.
+// switchOffMissingPolicies disables admission plugins whose kinds the host cluster does not serve:
+// they would wait for them forever. Kubernetes has MutatingAdmissionPolicy since 1.36,
+// ValidatingAdmissionPolicy since 1.30.
 func (h *hostCluster) switchOffMissingPolicies(ctx context.Context, o *genericoptions.AdmissionOptions) error {
 	for plugin, resource := range map[string]string{
 		mutatingpolicy.PluginName:   "mutatingadmissionpolicies",
@@ -133,18 +133,18 @@ func (h *hostCluster) switchOffMissingPolicies(ctx context.Context, o *genericop
 			continue
 		}
 		if sets.New(o.EnablePlugins...).Has(plugin) {
-			return fmt.Errorf("--enable-admission-plugins names %s, but the host cluster does not serve %s of %s", plugin, resource, admissionregistrationv1.SchemeGroupVersion)
+			return fmt.Errorf("--enable-admission-plugins has %s, but the host cluster does not serve %s of %s", plugin, resource, admissionregistrationv1.SchemeGroupVersion)
 		}
-		klog.FromContext(ctx).Info("Admission plugin is off because the host cluster does not serve its kind", "plugin", plugin, "resource", resource)
+		klog.FromContext(ctx).Info("Admission plugin is disabled because the host cluster does not serve its kind", "plugin", plugin, "resource", resource)
 		o.DisablePlugins = append(o.DisablePlugins, plugin)
 	}
 	return nil
 }
 
-// refuseSecondStorage fails if another server with embedded storage is at work: each would keep
-// objects of its own, and users would see now these, now those. Whether the holder of the lease is
-// alive is found out by watching the Lease for as long as it is valid: the clock of another machine
-// decides nothing.
+// refuseSecondStorage returns an error if another server with embedded storage is active: each
+// would have its own objects, and users would see either of them at random. To find out whether the
+// holder of the Lease is alive, it watches the Lease for as long as it is valid: it does not rely
+// on the clock of another machine.
 func (o CompletedOptions) refuseSecondStorage(ctx context.Context, leases coordinationclient.LeasesGetter, identity string) error {
 	le := o.Controllers.LeaderElection
 	if !o.Controllers.Enabled || !le.LeaderElect {
@@ -166,10 +166,10 @@ func (o CompletedOptions) refuseSecondStorage(ctx context.Context, leases coordi
 		}
 		switch renewed := spec.RenewTime.String(); {
 		case holder != *spec.HolderIdentity:
-			klog.FromContext(ctx).Info("Another server holds the lease, waiting for it to run out", "lease", klog.KObj(lease), "holder", *spec.HolderIdentity)
+			klog.FromContext(ctx).Info("Another server holds the Lease, waiting for it to expire", "lease", klog.KObj(lease), "holder", *spec.HolderIdentity)
 			holder, renewal, since = *spec.HolderIdentity, renewed, time.Now()
 		case renewal != renewed:
-			return fmt.Errorf("another server (%s) is at work and renews Lease %s/%s: with embedded storage there can be only one replica; "+
+			return fmt.Errorf("another server (%s) is active and renews Lease %s/%s: with embedded storage there can be only one replica; "+
 				"give all of them the same --etcd-servers, or stop the other one", holder, o.Service.Namespace, le.ResourceName)
 		case time.Since(since) >= time.Duration(*spec.LeaseDurationSeconds)*time.Second:
 			return nil

@@ -39,26 +39,26 @@ import (
 var apiServiceName = v1alpha1.SchemeGroupVersion.Version + "." + v1alpha1.GroupName
 
 const (
-	// Requests for the lease: one per --leader-elect-retry-period, and a few more when it changes
-	// hands.
+	// Requests for the Lease: one per --leader-elect-retry-period, and a few more when the holder
+	// changes.
 	leaseQPS, leaseBurst = 10, 20
 
 	dialTimeout, keepAlive = 5 * time.Second, 10 * time.Second
 )
 
-// leaseClient returns a client for the lease with a connection and a rate limiter of its own:
-// renewals must not wait behind hundreds of evictions, and must not lose their connection together
-// with them.
+// leaseClient returns a client for the Lease with its own connection and rate limiter: renewals
+// must not wait behind hundreds of evictions, and must not lose their connection together with
+// them.
 func (h *hostCluster) leaseClient() (coordinationclient.LeasesGetter, error) {
 	c := rest.CopyConfig(h.config)
 	c.QPS, c.Burst, c.RateLimiter = leaseQPS, leaseBurst, nil
-	// client-go shares connections among configurations that dial in the same way.
+	// client-go shares connections between configurations with the same dialer.
 	c.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive}).DialContext
 	return coordinationclient.NewForConfig(c)
 }
 
-// registeredService returns a function that reads which Service our APIService names; the zero
-// value if there is none.
+// registeredService returns a function that reads the Service of our APIService; the zero value if
+// there is none.
 func (h *hostCluster) registeredService() (func(context.Context) (types.NamespacedName, error), error) {
 	agg, err := aggregator.NewForConfig(h.jsonConfig())
 	if err != nil {
@@ -76,9 +76,9 @@ func (h *hostCluster) registeredService() (func(context.Context) (types.Namespac
 	}, nil
 }
 
-// clientsUntil returns clients whose calls are all cut a while after the context ends: one within
-// the process' limits, and one without limits for the evictions, whose queue watches the host
-// cluster's answers and limits itself.
+// clientsUntil returns clients whose calls are all cancelled a while after the context ends: one
+// with the rate limit of the process, and one without limit for evictions, whose queue limits
+// itself according to the responses of the host cluster.
 func (h *hostCluster) clientsUntil(ctx context.Context, grace time.Duration) (limited, unlimited kubernetes.Interface, err error) {
 	c := rest.CopyConfig(h.config)
 	c.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -92,8 +92,9 @@ func (h *hostCluster) clientsUntil(ctx context.Context, grace time.Duration) (li
 	return limited, unlimited, err
 }
 
-// cutTransport cuts requests a while after a context has ended, whatever their own contexts say. A
-// replica that has lost its lease must not act on the host cluster when another one does.
+// cutTransport cancels requests a while after a context has ended, regardless of their own
+// contexts. A replica that has lost its Lease must not act on the host cluster when another one
+// does.
 type cutTransport struct {
 	next  http.RoundTripper
 	until context.Context
@@ -120,7 +121,7 @@ func (t *cutTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// WrappedRoundTripper is how client-go finds the transport beneath.
+// WrappedRoundTripper returns the underlying transport to client-go.
 func (t *cutTransport) WrappedRoundTripper() http.RoundTripper { return t.next }
 
 // closingBody calls a function when it is closed.

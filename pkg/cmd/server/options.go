@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package server is the command line of the Haulout API server: its options, and how they become a
-// running server.
+// Package server is the command line of the Haulout API server: its options, and the start of a
+// server from them.
 package server
 
 import (
@@ -49,10 +49,10 @@ import (
 	nodemaintenancecontroller "haulout.dev/haulout/pkg/controller/nodemaintenance"
 )
 
-// etcdPrefix is where our keys start, so that an etcd can be shared.
+// etcdPrefix is the prefix of our keys, so that several applications can share an etcd.
 const etcdPrefix = "/registry/" + v1alpha1.GroupName
 
-// storageID is what the ID of a storage looks like.
+// storageID matches the ID of a storage.
 var storageID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
 // Options are the flags of the server.
@@ -74,65 +74,65 @@ type Options struct {
 	Service     ServiceOptions
 	Controllers ControllerOptions
 	Evacuators  EvacuatorOptions
-	// NodeAdmission is how the right to maintain nodes is asked for.
+	// NodeAdmission configures how the right to maintain nodes is checked.
 	NodeAdmission nodemaintenance.Config
 }
 
-// HostOptions say how the host cluster is reached.
+// HostOptions configure the connection to the host cluster.
 type HostOptions struct {
 	// Kubeconfig is a file; empty means the service account of the pod that the server runs in.
 	Kubeconfig string
-	// QPS and Burst limit the requests of this process to the host cluster, per second and at once.
+	// QPS and Burst limit the rate and the bursts of requests of this process to the host cluster.
 	QPS   float32
 	Burst int
 }
 
-// StorageOptions are those of the embedded etcd.
+// StorageOptions are the options of the embedded etcd.
 type StorageOptions struct {
 	// DataDir holds the data of the embedded etcd.
 	DataDir string
-	// QuotaBytes is the size at which the embedded etcd stops taking writes.
+	// QuotaBytes is the size at which the embedded etcd stops accepting writes.
 	QuotaBytes int64
 }
 
-// ServiceOptions say where the server is found in the host cluster.
+// ServiceOptions identify the server in the host cluster.
 type ServiceOptions struct {
-	// Namespace is that of the Service, of the Secret with the serving certificate and of the
-	// lease.
+	// Namespace is the namespace of the Service, of the Secret with the serving certificate and of
+	// the Lease.
 	Namespace string
-	// Name is that of the Service.
+	// Name is the name of the Service.
 	Name string
 }
 
-// ControllerOptions are those of the controllers that act on the host cluster.
+// ControllerOptions are the options of the controllers that act on the host cluster.
 type ControllerOptions struct {
-	// Enabled off serves the API and does nothing about it.
+	// Enabled: if false, the server only serves the API.
 	Enabled bool
-	// AdoptStorage is the ID of another storage whose lease and whose marks on nodes this server
+	// AdoptStorage is the ID of another storage whose Lease and whose marks on nodes this server
 	// takes over.
 	AdoptStorage string
 	// AcceptRestoredState lets the controllers run with a storage that was restored from a backup.
 	AcceptRestoredState bool
-	// LeaderElection decides which replica runs them.
+	// LeaderElection configures the election of the replica that runs them.
 	LeaderElection componentbaseconfig.LeaderElectionConfiguration
-	// Workers is the number of objects of a kind that are worked on at the same time.
+	// Workers is the number of objects of a kind that are reconciled at the same time.
 	Workers int
-	// Evictions is how evictions are sent.
+	// Evictions defines how evictions are sent.
 	Evictions eviction.Policy
 	// CompletedEvacuationTTL is how long an Evacuation whose pod has left is kept.
 	CompletedEvacuationTTL time.Duration
 	// EvacuatorStartDeadline is how long an evacuator may take to report for the first time.
 	EvacuatorStartDeadline time.Duration
-	// StallTimeout is how long nothing may move in a drain before it counts as stalled.
+	// StallTimeout is how long a drain may make no progress before it counts as stalled.
 	StallTimeout time.Duration
-	// CompletedMaintenanceTTL is how long a completed NodeMaintenance is kept; 0 is for ever.
+	// CompletedMaintenanceTTL is how long a completed NodeMaintenance is kept; 0 means forever.
 	CompletedMaintenanceTTL time.Duration
-	// AdvertisePlannedMaintenance has the condition MaintenancePlanned put on the nodes of
+	// AdvertisePlannedMaintenance sets the condition MaintenancePlanned on the nodes of
 	// maintenances in stage Idle.
 	AdvertisePlannedMaintenance bool
 }
 
-// The feature gates of a process are global, and closed once they have been put into a flag set.
+// The feature gates of a process are global, and closed once they have been added to a flag set.
 func init() {
 	utilruntime.Must(logsapi.AddFeatureGates(utilfeature.DefaultMutableFeatureGate))
 }
@@ -141,8 +141,8 @@ func init() {
 func NewOptions() *Options {
 	codec := apiserver.Codecs.LegacyCodec(v1alpha1.SchemeGroupVersion)
 	etcd := genericoptions.NewEtcdOptions(storagebackend.NewDefaultConfig(etcdPrefix, codec))
-	// A watch cache keeps the last hundred states of all objects. Of a maintenance over thousands
-	// of nodes each is megabytes, and few watch it.
+	// A watch cache keeps the last hundred states of all objects. Each state of a maintenance of
+	// thousands of nodes has megabytes, and it has few watchers.
 	etcd.WatchCacheSizes = []string{v1alpha1.Resource("nodemaintenances").String() + "#0"}
 	etcd.DefaultStorageMediaType = runtime.ContentTypeProtobuf
 	etcd.StorageConfig.EncodeVersioner = runtime.NewMultiGroupVersioner(v1alpha1.SchemeGroupVersion, schema.GroupKind{Group: v1alpha1.GroupName})
@@ -191,8 +191,8 @@ func defaultLeaderElection() componentbaseconfig.LeaderElectionConfiguration {
 		ResourceLock: "leases",
 		ResourceName: "haulout-apiserver",
 	}
-	// The controllers stop within 6s of the last renewal, their calls are cut 4s later, and others
-	// wait 12s.
+	// The controllers stop within 6s of the last renewal, their calls are cancelled 4s later, and
+	// other replicas wait 12s.
 	c.LeaseDuration.Duration = 12 * time.Second
 	c.RenewDeadline.Duration = 6 * time.Second
 	c.RetryPeriod.Duration = 1500 * time.Millisecond
@@ -214,7 +214,7 @@ func (o *Options) Flags() cliflag.NamedFlagSets {
 	o.Audit.AddFlags(fss.FlagSet("auditing"))
 	o.Admission.AddFlags(fss.FlagSet("admission"))
 	fss.FlagSet("admission").BoolVar(&o.NodeAdmission.AskEveryNodeByName, "authorize-every-node-by-name", o.NodeAdmission.AskEveryNodeByName,
-		"Ask for the right to delete each selected node by its name, also for users who may delete nodes in general. Needed with authorizers that deny single nodes to such users.")
+		"Check the right to delete each selected node by its name, even for users who may delete all nodes. Required with authorizers that deny individual nodes to such users.")
 	o.Features.AddFlags(fss.FlagSet("features"))
 	compatibility.DefaultComponentGlobalsRegistry.AddFlags(fss.FlagSet("features"))
 	o.ServerRun.AddUniversalFlags(fss.FlagSet("generic"))
@@ -223,43 +223,43 @@ func (o *Options) Flags() cliflag.NamedFlagSets {
 	logsapi.AddFlags(o.Logs, fss.FlagSet("logs"))
 
 	fss.FlagSet("etcd").Lookup("etcd-servers").Usage = "List of etcd servers to store the objects in (scheme://ip:port, comma separated). " +
-		"Empty runs an etcd inside this process, which allows for one replica only."
-	// Both are always allowed to be left out here, so the text of the library would mislead.
+		"Empty runs an etcd inside this process, which only allows one replica."
+	// Both flags are always optional here, so the text of the library would be misleading.
 	for section, flag := range map[string]string{"authentication": "authentication-kubeconfig", "authorization": "authorization-kubeconfig"} {
-		fss.FlagSet(section).Lookup(flag).Usage = "kubeconfig file of the cluster that is asked; the default is that of --kubeconfig."
+		fss.FlagSet(section).Lookup(flag).Usage = "kubeconfig file of the cluster that answers these requests; the default is that of --kubeconfig."
 	}
 	tls := fss.FlagSet("secure serving")
-	tls.Lookup("tls-cert-file").Usage = "File with the serving certificate, followed by its CA if any. Without it the server makes one, keeps it in the Secret " +
-		"haulout-apiserver-serving of its namespace, renews it, and keeps the caBundle of its APIService."
+	tls.Lookup("tls-cert-file").Usage = "File with the serving certificate, followed by its CA if any. Without it the server creates one, stores it in the Secret " +
+		"haulout-apiserver-serving of its namespace, renews it, and updates the caBundle of its APIService."
 	_ = tls.MarkHidden("cert-dir")
-	// A server that does not know the front proxy would take every user for anonymous.
+	// A server without the CA of the front proxy would treat every user as anonymous.
 	_ = fss.FlagSet("authentication").MarkHidden("authentication-tolerate-lookup-failure")
 	return fss
 }
 
 func (o *HostOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file of the host cluster. Empty means the service account of the pod that the server runs in.")
-	fs.Float32Var(&o.QPS, "kube-api-qps", o.QPS, "Requests per second that this process sends to the host cluster at most.")
-	fs.IntVar(&o.Burst, "kube-api-burst", o.Burst, "Requests that this process may send to the host cluster at once, beyond --kube-api-qps.")
+	fs.Float32Var(&o.QPS, "kube-api-qps", o.QPS, "Maximum number of requests per second from this process to the host cluster.")
+	fs.IntVar(&o.Burst, "kube-api-burst", o.Burst, "Maximum burst of requests from this process to the host cluster, above --kube-api-qps.")
 }
 
 func (o *ServiceOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Namespace, "namespace", o.Namespace, "Namespace of the server's Service, of the Secret with its serving certificate and of its lease.")
-	fs.StringVar(&o.Name, "service-name", o.Name, "Name of the Service in front of the server; its serving certificate is made for it.")
+	fs.StringVar(&o.Namespace, "namespace", o.Namespace, "Namespace of the server's Service, of the Secret with its serving certificate and of its Lease.")
+	fs.StringVar(&o.Name, "service-name", o.Name, "Name of the Service in front of the server; its serving certificate is issued for it.")
 }
 
 func (o *StorageOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.DataDir, "data-dir", o.DataDir, "Folder in which the server makes a subfolder of its own, data, for the embedded etcd. Ignored with --etcd-servers.")
-	fs.Int64Var(&o.QuotaBytes, "embedded-etcd-quota-bytes", o.QuotaBytes, "Size of the database at which the embedded etcd stops taking writes, in bytes. "+
-		"A quarter of the volume is the most; the server lowers it to that and logs it.")
+	fs.StringVar(&o.DataDir, "data-dir", o.DataDir, "Directory in which the server creates the private subdirectory data for the embedded etcd. Ignored with --etcd-servers.")
+	fs.Int64Var(&o.QuotaBytes, "embedded-etcd-quota-bytes", o.QuotaBytes, "Size of the database at which the embedded etcd stops accepting writes, in bytes. "+
+		"The maximum is a quarter of the volume; the server lowers a larger value to that and logs it.")
 }
 
 func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
-	fs.BoolVar(&o.Enabled, "controllers", o.Enabled, "Run the controllers that cordon nodes and evacuate pods. Off serves the API alone.")
-	fs.IntVar(&o.Workers, "concurrent-syncs", o.Workers, "Objects of a kind that a controller works on at the same time.")
-	fs.IntVar(&o.Evictions.MaxConcurrent, "max-concurrent-evictions", o.Evictions.MaxConcurrent, "Calls of the Eviction API that are in flight "+
-		"at the same time, at most, for all pods together. There are fewer while kube-apiserver is overloaded.")
-	fs.DurationVar(&o.Evictions.DeniedAfter, "denied-after", o.Evictions.DeniedAfter, "How long an admission webhook or policy has to refuse the eviction "+
+	fs.BoolVar(&o.Enabled, "controllers", o.Enabled, "Run the controllers that cordon nodes and evacuate pods. If false, the server only serves the API.")
+	fs.IntVar(&o.Workers, "concurrent-syncs", o.Workers, "Number of objects of a kind that a controller reconciles at the same time.")
+	fs.IntVar(&o.Evictions.MaxConcurrent, "max-concurrent-evictions", o.Evictions.MaxConcurrent, "Maximum number of calls of the Eviction API that are in flight "+
+		"at the same time, for all pods together. There are fewer while kube-apiserver is overloaded.")
+	fs.DurationVar(&o.Evictions.DeniedAfter, "denied-after", o.Evictions.DeniedAfter, "How long an admission webhook or policy refuses the eviction "+
 		"of a pod before the pod is reported as blocked (EvictionDenied).")
 	fs.Var(&o.Evictions.UnprotectedMaxUnavailable, "unprotected-max-unavailable", "Share of the pods of a workload without a PodDisruptionBudget, "+
 		"in percent and at least one pod, that may be missing when its pods are evicted. 100% evicts all of them at the same time.")
@@ -267,43 +267,42 @@ func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 		"of the pods of a workload without a PodDisruptionBudget is evicted although others of its pods are still missing.")
 	fs.DurationVar(&o.CompletedEvacuationTTL, "completed-evacuation-ttl", o.CompletedEvacuationTTL, "How long an Evacuation is kept after its pod has left.")
 	fs.DurationVar(&o.EvacuatorStartDeadline, "evacuator-start-deadline", o.EvacuatorStartDeadline,
-		"How long an evacuator may take to report for the first time before the next one takes over; never longer than the Evacuation's progressDeadlineSeconds.")
+		"How long an evacuator may take to report for the first time before the next one becomes active; never longer than the Evacuation's progressDeadlineSeconds.")
 	fs.DurationVar(&o.StallTimeout, "stall-timeout", o.StallTimeout,
-		"How long nothing may move in a drain before the NodeMaintenance is reported as stalled (condition Progressing). It must exceed --surge-timeout, "+
+		"How long a drain may make no progress before the NodeMaintenance is reported as stalled (condition Progressing). It must exceed --surge-timeout, "+
 			"--unprotected-patience, --denied-after, --volume-detach-timeout and --daemonset-budget-patience.")
 	fs.DurationVar(&o.CompletedMaintenanceTTL, "completed-maintenance-ttl", o.CompletedMaintenanceTTL,
-		"How long a completed NodeMaintenance is kept before it is deleted, at least 1m. 0 keeps it for ever.")
+		"How long a completed NodeMaintenance is kept before it is deleted, at least 1m. 0 keeps it forever.")
 	fs.BoolVar(&o.AdvertisePlannedMaintenance, "advertise-planned-maintenance", o.AdvertisePlannedMaintenance,
-		"Put the condition MaintenancePlanned on the nodes that a NodeMaintenance in stage Idle selects and its requester may delete. Off, such a NodeMaintenance touches no node.")
+		"Set the condition MaintenancePlanned on the nodes that a NodeMaintenance in stage Idle selects and its requester may delete. If false, such a NodeMaintenance changes no node.")
 	fs.StringVar(&o.AdoptStorage, "adopt-storage", o.AdoptStorage,
-		"ID of another storage, a UUID, that was lost for good: the controllers take its lease over and release the nodes that it has left in maintenance. "+
-			"Empty, they stay off while the lease belongs to another storage.")
+		"ID of another storage, a UUID, that was permanently lost: the controllers take over its Lease and release the nodes that it left under maintenance. "+
+			"If empty, they do not run while the Lease belongs to another storage.")
 	fs.BoolVar(&o.AcceptRestoredState, "accept-restored-state", o.AcceptRestoredState,
-		"Run the controllers although the storage was restored from a backup. Maintenances that were completed since the backup begin again.")
+		"Run the controllers although the storage was restored from a backup. Maintenances that were completed since the backup start again.")
 	le := &o.LeaderElection
-	fs.BoolVar(&le.LeaderElect, "leader-elect", le.LeaderElect, "Run the controllers on the one replica that holds the lease. Needed with several replicas.")
+	fs.BoolVar(&le.LeaderElect, "leader-elect", le.LeaderElect, "Run the controllers only on the replica that holds the Lease. Required with several replicas.")
 	fs.StringVar(&le.ResourceName, "leader-elect-resource-name", le.ResourceName, "Name of the Lease, in the server's namespace of the host cluster.")
-	fs.DurationVar(&le.LeaseDuration.Duration, "leader-elect-lease-duration", le.LeaseDuration.Duration, "How long other replicas wait before they take over from a leader that does not renew its lease. "+
-		"Must be more than --leader-elect-renew-deadline and 5s together, in which the old leader stops.")
-	fs.DurationVar(&le.RenewDeadline.Duration, "leader-elect-renew-deadline", le.RenewDeadline.Duration, "How long after its last renewal of the lease a leader stops its controllers.")
-	fs.DurationVar(&le.RetryPeriod.Duration, "leader-elect-retry-period", le.RetryPeriod.Duration, "How long to wait between attempts to take or to renew the lease.")
+	fs.DurationVar(&le.LeaseDuration.Duration, "leader-elect-lease-duration", le.LeaseDuration.Duration, "How long other replicas wait before they take over from a leader that does not renew its Lease. "+
+		"Must be greater than --leader-elect-renew-deadline plus 5s, in which the old leader stops.")
+	fs.DurationVar(&le.RenewDeadline.Duration, "leader-elect-renew-deadline", le.RenewDeadline.Duration, "How long after its last renewal of the Lease a leader stops its controllers.")
+	fs.DurationVar(&le.RetryPeriod.Duration, "leader-elect-retry-period", le.RetryPeriod.Duration, "How long to wait between attempts to acquire or renew the Lease.")
 }
 
-// CompletedOptions are options in which what follows from others is filled in; only Complete makes
-// them.
+// CompletedOptions are options with all derived values; only Complete returns them.
 type CompletedOptions struct {
 	*completedOptions
 }
 
 type completedOptions struct {
 	*Options
-	// Embedded says that the server runs its own etcd.
+	// Embedded: the server runs its own etcd.
 	Embedded bool
-	// SelfManagedCert says that the server keeps its own serving certificate.
+	// SelfManagedCert: the server issues and renews its own serving certificate.
 	SelfManagedCert bool
 }
 
-// Complete fills in what follows from other options.
+// Complete sets the options that follow from others.
 func (o *Options) Complete() CompletedOptions {
 	completed := &completedOptions{
 		Options:         o,
@@ -322,7 +321,7 @@ func (o *Options) Complete() CompletedOptions {
 	return CompletedOptions{completed}
 }
 
-// Validate returns what is wrong with the options, each error naming its flag.
+// Validate returns the errors of the options, each with the name of its flag.
 func (o CompletedOptions) Validate() error {
 	var errs []error
 	if !o.Embedded {
@@ -339,7 +338,7 @@ func (o CompletedOptions) Validate() error {
 	errs = append(errs, o.Metrics.Validate()...)
 	errs = append(errs, compatibility.DefaultComponentGlobalsRegistry.Validate()...)
 	if o.SecureServing.BindPort == 0 && o.SecureServing.Listener == nil {
-		errs = append(errs, errors.New("--secure-port must not be 0: the server has no other way to be reached"))
+		errs = append(errs, errors.New("--secure-port must not be 0: the server has no other port"))
 	}
 	if o.Embedded && o.Storage.DataDir == "" {
 		errs = append(errs, errors.New("--data-dir must not be empty without --etcd-servers"))
@@ -359,8 +358,8 @@ func (o CompletedOptions) Validate() error {
 	return errors.Join(errs...)
 }
 
-// validateStallTimeout refuses a stall timeout that another wait could fill: then a drain would be
-// reported as stalled that only waits.
+// validateStallTimeout refuses a stall timeout that is not longer than other timeouts: otherwise a
+// waiting drain would be reported as stalled.
 func (o *Options) validateStallTimeout() []error {
 	var errs []error
 	for _, wait := range []struct {
@@ -397,7 +396,7 @@ func (o *ControllerOptions) validate() []error {
 		}
 	}
 	if o.CompletedMaintenanceTTL != 0 && o.CompletedMaintenanceTTL < time.Minute {
-		errs = append(errs, fmt.Errorf("--completed-maintenance-ttl is %v: must be 0, which keeps them for ever, or at least 1m", o.CompletedMaintenanceTTL))
+		errs = append(errs, fmt.Errorf("--completed-maintenance-ttl is %v: must be 0, which keeps them forever, or at least 1m", o.CompletedMaintenanceTTL))
 	}
 	if o.CompletedEvacuationTTL < time.Second {
 		errs = append(errs, fmt.Errorf("--completed-evacuation-ttl is %v: must be at least 1s", o.CompletedEvacuationTTL))

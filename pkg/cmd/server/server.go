@@ -86,8 +86,8 @@ Users are authenticated and authorized by the cluster in front.`,
 	return cmd
 }
 
-// Run serves until the context ends and returns when every request is answered, every controller
-// has stopped and the embedded etcd is closed.
+// Run serves until the context ends and returns when all requests have finished, all controllers
+// have stopped and the embedded etcd is closed.
 func Run(ctx context.Context, o CompletedOptions) error {
 	logger := klog.FromContext(ctx)
 	logger.Info("Starting haulout-apiserver", "version", version.Get(), "goVersion", version.GoVersion(), "pid", os.Getpid())
@@ -104,7 +104,7 @@ func Run(ctx context.Context, o CompletedOptions) error {
 		if err != nil {
 			return err
 		}
-		// The last client of etcd is the server, so etcd goes after it.
+		// The server is the last client of etcd, so etcd stops after it.
 		defer etcd.Stop()
 		go func() {
 			select {
@@ -161,13 +161,13 @@ func (o *ServiceOptions) servingCert(ctx context.Context, host *hostCluster) (*s
 		if cert, _ := manager.CurrentCertKeyContent(); len(cert) == 0 {
 			return nil, err
 		}
-		// Without the caBundle the aggregator does not trust us yet; the manager keeps trying.
-		klog.FromContext(ctx).Error(err, "Serving certificate could not be announced, will try again")
+		// Without the caBundle the aggregator does not trust us yet; the manager retries.
+		klog.FromContext(ctx).Error(err, "Cannot set the caBundle for the serving certificate, will retry")
 	}
 	return manager, nil
 }
 
-// replica is what tells this server from others.
+// replica identifies this server among others.
 type replica struct {
 	// identity is its name in the Lease.
 	identity string
@@ -175,8 +175,8 @@ type replica struct {
 	leases   coordinationclient.LeasesGetter
 }
 
-// openReplica finds out which storage this server has. With embedded storage it fails if another
-// server is at work.
+// openReplica opens the storage of this server. With embedded storage it fails if another server is
+// active.
 func (o CompletedOptions) openReplica(ctx context.Context, host *hostCluster, etcd *embeddedetcd.Server) (*replica, error) {
 	leases, err := host.leaseClient()
 	if err != nil {
@@ -208,14 +208,15 @@ func (o CompletedOptions) openReplica(ctx context.Context, host *hostCluster, et
 
 func (r *replica) close() { _ = r.storage.client.Close() }
 
-// embeddedIdentity names a server with embedded storage. One that was killed and starts again on
-// the same machine has the same name, so that it gets its lease back immediately; one on a copy of
-// the volume elsewhere has another.
+// embeddedIdentity returns the identity of a server with embedded storage. A server that was killed
+// and starts again on the same machine has the same identity, so that it gets its Lease back
+// immediately; one on a copy of the volume elsewhere has another.
 func embeddedIdentity(storageID string) string {
 	return fmt.Sprintf("%s_storage-%s", hostname(), storageID)
 }
 
-// replicaIdentity names this process among the replicas of a server whose storage is elsewhere.
+// replicaIdentity returns the identity of this process among the replicas of a server with external
+// storage.
 func replicaIdentity() string {
 	return fmt.Sprintf("%s_%d_%d", hostname(), os.Getpid(), time.Now().UnixNano())
 }

@@ -30,7 +30,7 @@ import (
 )
 
 const (
-	// storageIDKey is below --etcd-prefix, beside the objects.
+	// storageIDKey is below --etcd-prefix, next to the objects.
 	storageIDKey = "storage-id"
 
 	etcdDialTimeout = 20 * time.Second
@@ -57,7 +57,7 @@ func dialStorage(c storagebackend.TransportConfig) (*clientv3.Client, error) {
 	return clientv3.New(config)
 }
 
-// openStorage reads the ID of a storage, and draws one if the storage is new.
+// openStorage reads the ID of a storage, and generates one if the storage is new.
 func openStorage(ctx context.Context, client *clientv3.Client, prefix string) (*storage, error) {
 	s := &storage{client: client, key: path.Join("/", prefix, storageIDKey)}
 	ctx, cancel := context.WithTimeout(ctx, etcdCallTimeout)
@@ -78,7 +78,7 @@ func openStorage(ctx context.Context, client *clientv3.Client, prefix string) (*
 	return s, nil
 }
 
-// revision returns how far the storage has come. It fails if that is another storage than at first.
+// revision returns the current revision of the storage. It fails if the storage was replaced.
 func (s *storage) revision(ctx context.Context) (int64, error) {
 	answer, err := s.client.Get(ctx, s.key)
 	if err != nil {

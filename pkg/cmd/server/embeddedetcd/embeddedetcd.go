@@ -37,32 +37,32 @@ import (
 )
 
 const (
-	// MaxRequestBytes is the largest write the embedded etcd takes, in bytes. etcd's own default of
-	// 1.5 MiB leaves little room for the status of a maintenance over 5,000 nodes with a long plan.
+	// MaxRequestBytes is the maximum size of a write of the embedded etcd, in bytes. etcd's own
+	// default of 1.5 MiB leaves little room for the status of a maintenance over 5,000 nodes with a
+	// long plan.
 	MaxRequestBytes = 4 << 20
-	// DefaultQuotaBytes is the size at which etcd stops taking writes, in bytes.
+	// DefaultQuotaBytes is the size at which etcd stops accepting writes, in bytes.
 	DefaultQuotaBytes = 2 << 30
-	// MinQuotaBytes is the least that etcd can work with, in bytes.
+	// MinQuotaBytes is the minimum quota for etcd, in bytes.
 	MinQuotaBytes = 16 << 20
 
-	// privateName is the name of the subfolder of the data directory that the server keeps for
-	// itself.
+	// privateName is the name of the private subdirectory of the data directory.
 	privateName = "data"
 
-	// maxSocketPath is how long the path of a unix socket may be on Linux, without the closing
-	// zero.
+	// maxSocketPath is the maximum length of the path of a unix socket on Linux, without the
+	// terminating zero.
 	maxSocketPath = 107
 	startTimeout  = 2 * time.Minute
 )
 
-// Options say where the data lies and how large it may grow.
+// Options define the location and the maximum size of the data.
 type Options struct {
-	// DataDir is the folder that the server was given, for example the root of a volume. It is
-	// created if it is missing. The server never changes its mode: on a volume it usually belongs
+	// DataDir is the configured data directory, for example the root of a volume. The server
+	// creates it if it does not exist, and never changes its mode: on a volume it usually belongs
 	// to root.
 	DataDir string
-	// QuotaBytes is the size at which etcd stops taking writes, in bytes. A quarter of the volume
-	// is the most, whatever it says.
+	// QuotaBytes is the size at which etcd stops accepting writes, in bytes. It is limited to a
+	// quarter of the volume.
 	QuotaBytes int64
 }
 
@@ -73,11 +73,11 @@ type Server struct {
 	socketDir string
 	lock      *fileutil.LockedFile
 	logLevel  zap.AtomicLevel
-	// endMetrics ends the updates of the metrics about sizes.
+	// endMetrics stops the updates of the metrics about sizes.
 	endMetrics context.CancelFunc
 }
 
-// Start brings etcd up and returns when it serves. Writes are synced to disk before they are
+// Start starts etcd and returns when it serves. Writes are synced to disk before they are
 // acknowledged.
 func Start(ctx context.Context, o Options) (*Server, error) {
 	dir, err := privateFolder(o.DataDir)
@@ -94,17 +94,17 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 		return nil, err
 	}
 	if err := s.shrink(ctx, quota); err != nil {
-		// What can be read can still be served, and deleted.
-		klog.FromContext(ctx).Error(err, "Database could not be made smaller", "dataDir", dir)
+		// Objects can still be read and deleted.
+		klog.FromContext(ctx).Error(err, "Cannot shrink the database", "dataDir", dir)
 	}
 	s.measure(ctx, dir, quota)
 	klog.FromContext(ctx).Info("Embedded etcd serves", "dataDir", dir, "endpoint", s.endpoint)
 	return s, nil
 }
 
-// privateFolder returns the subfolder of the data directory that the server alone can enter, and
-// creates it if it is missing. The data directory itself may belong to another user and be open to
-// others: on a fresh volume it belongs to root.
+// privateFolder returns the subdirectory of the data directory that only the server can access, and
+// creates it if it does not exist. The data directory itself may belong to another user and be
+// accessible to others: on a new volume it belongs to root.
 func privateFolder(dataDir string) (string, error) {
 	given, err := filepath.Abs(dataDir)
 	if err != nil {
@@ -117,7 +117,7 @@ func privateFolder(dataDir string) (string, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return "", fmt.Errorf("create the server's own folder in --data-dir: %w", err)
 	}
-	// Not os.Stat: a symbolic link could lead to a folder of another user.
+	// Not os.Stat: a symbolic link could lead to a directory of another user.
 	info, err := os.Lstat(dir)
 	if err != nil {
 		return "", err
@@ -128,7 +128,7 @@ func privateFolder(dataDir string) (string, error) {
 	if info.Mode().Perm()&0o077 == 0 {
 		return dir, nil
 	}
-	// The kubelet opens folders of a volume to the pod's fsGroup.
+	// The kubelet makes directories of a volume accessible to the pod's fsGroup.
 	if err := os.Chmod(dir, 0o700); err != nil {
 		return "", fmt.Errorf("%s has mode %v: must be 0700, and cannot be changed: %w", dir, info.Mode().Perm(), err)
 	}
@@ -136,8 +136,8 @@ func privateFolder(dataDir string) (string, error) {
 }
 
 func (s *Server) open(ctx context.Context, dir string, quota int64) error {
-	// etcd locks its files only after it has made its sockets, so a second server would take the
-	// sockets away from the first.
+	// etcd locks its files only after it has created its sockets, so a second server would replace
+	// the sockets of the first.
 	lock, err := fileutil.TryLockFile(filepath.Join(dir, "lock"), os.O_WRONLY|os.O_CREATE, 0o600)
 	if errors.Is(err, fileutil.ErrLocked) {
 		return fmt.Errorf("the data directory %s is in use by another server", dir)
@@ -151,7 +151,8 @@ func (s *Server) open(ctx context.Context, dir string, quota int64) error {
 		return err
 	}
 	client, peer := filepath.Join(socketDir, "client.sock"), filepath.Join(socketDir, "peer.sock")
-	// A killed process leaves its sockets behind; nobody else owns them, since we hold the lock.
+	// A killed process leaves its sockets behind; no other process uses them, since we hold the
+	// lock.
 	for _, path := range []string{client, peer} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("remove a left-over socket: %w", err)
@@ -185,13 +186,13 @@ func (s *Server) config(dir string, quota int64, client, peer string) *embed.Con
 	cfg.Name = "haulout"
 	cfg.Dir = filepath.Join(dir, "etcd")
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{socketURL(client)}, []url.URL{socketURL(client)}
-	// For peers etcd listens on the host part of the URL alone. Empty, it would become a socket
-	// without a file, which every process of the machine may open.
+	// For peers etcd listens on the host part of the URL alone. If it is empty, the socket has no
+	// file and every process of the machine can open it.
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: peer}}, []url.URL{socketURL(peer)}
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 	cfg.QuotaBackendBytes = quota
 	cfg.MaxRequestBytes = MaxRequestBytes
-	// The API server compacts on its own; this is for what it leaves when it is down for long.
+	// The API server itself compacts; this is for versions that remain after a long downtime.
 	cfg.AutoCompactionMode, cfg.AutoCompactionRetention = embed.CompactorModePeriodic, "30m"
 	// The watch cache's bookmarks are only as fresh as etcd's progress notifications.
 	cfg.WatchProgressNotifyInterval = 5 * time.Second
@@ -204,8 +205,8 @@ func (s *Server) config(dir string, quota int64, client, peer string) *embed.Con
 	return cfg
 }
 
-// chooseSocketDir returns the folder for the sockets: beside the data where the path is short
-// enough, else a private temporary one.
+// chooseSocketDir returns the directory for the sockets: next to the data if the path is short
+// enough, otherwise a private temporary one.
 func (s *Server) chooseSocketDir(dir string) (string, error) {
 	if len(filepath.Join(dir, "client.sock")) <= maxSocketPath {
 		return dir, nil
@@ -234,16 +235,18 @@ func socketURL(path string) url.URL {
 // Endpoint is the URL under which etcd clients reach the member.
 func (s *Server) Endpoint() string { return s.endpoint }
 
-// Client returns a client that calls the member without a network.
+// Client returns a client that calls the member directly, without a network.
 func (s *Server) Client() *clientv3.Client { return v3client.New(s.etcd.Server) }
 
-// Err delivers the error with which etcd stopped on its own, for example because the disk failed.
+// Err returns a channel with the error if etcd stops by itself, for example because the disk
+// failed.
 func (s *Server) Err() <-chan error { return s.etcd.Err() }
 
-// Stop ends etcd; to be called after the last client is done.
+// Stop stops etcd; call it after the last client has finished.
 func (s *Server) Stop() {
 	s.endMetrics()
-	// Closing its own listeners is an error to etcd, not to anybody who reads the log.
+	// etcd logs the closing of its own listeners as an error, which would confuse readers of the
+	// log.
 	s.logLevel.SetLevel(zapcore.FatalLevel)
 	s.etcd.Close()
 	s.release()

@@ -34,11 +34,11 @@ import (
 )
 
 const (
-	// volumePart is the part of a volume that the database may take. Beside it are the log (up to
-	// five files of 64 MiB and more), a snapshot, and a copy of the database while it is
-	// defragmented.
+	// volumePart is the divisor for the part of a volume that the database may use. The volume also
+	// has the log (up to five files of 64 MiB and more), a snapshot, and a copy of the database
+	// during a defragmentation.
 	volumePart = 4
-	// disarmBelow is the part of the quota, in percent, below which a database that was full takes
+	// disarmBelow is the percentage of the quota below which a database that was full accepts
 	// writes again.
 	disarmBelow = 80
 	// defragmentAbove is the size, in bytes, below which a defragmentation gains nothing.
@@ -61,7 +61,7 @@ var (
 		Namespace:      "haulout",
 		Subsystem:      "embedded_etcd",
 		Name:           "quota_bytes",
-		Help:           "Size of the database at which the embedded etcd stops taking writes, in bytes.",
+		Help:           "Size of the database at which the embedded etcd stops accepting writes, in bytes.",
 		StabilityLevel: metrics.ALPHA,
 	})
 
@@ -76,8 +76,7 @@ var (
 	registerMetrics = sync.OnceFunc(func() { legacyregistry.MustRegister(databaseBytes, quotaBytes, diskFreeBytes) })
 )
 
-// volume returns the size of the volume that a folder is on, and how much of it is free for this
-// user.
+// volume returns the size of the volume of a directory, and its free space for this user.
 func volume(dir string) (size, free int64, err error) {
 	var stat syscall.Statfs_t
 	if err := syscall.Statfs(dir, &stat); err != nil {
@@ -87,7 +86,7 @@ func volume(dir string) (size, free int64, err error) {
 	return int64(stat.Blocks) * block, int64(stat.Bavail) * block, nil
 }
 
-// quotaOn returns the quota for a database in a folder.
+// quotaOn returns the quota for a database in a directory.
 func quotaOn(ctx context.Context, dir string, asked int64) (int64, error) {
 	size, free, err := volume(dir)
 	if err != nil {
@@ -96,15 +95,15 @@ func quotaOn(ctx context.Context, dir string, asked int64) (int64, error) {
 	quota := limitQuota(asked, size)
 	logger := klog.FromContext(ctx).WithValues("quotaBytes", quota, "volumeBytes", size, "freeBytes", free)
 	if quota < asked {
-		logger.Info("Quota of the embedded etcd is a quarter of its volume and not what was asked for, which could fill the volume", "askedBytes", asked)
+		logger.Info("Quota of the embedded etcd is limited to a quarter of its volume", "askedBytes", asked)
 	} else {
 		logger.Info("Quota of the embedded etcd is set")
 	}
 	return quota, nil
 }
 
-// limitQuota returns the quota that was asked for, or what a volume of the given size allows. A
-// size of 0 is that of a file system that does not tell.
+// limitQuota returns the configured quota, limited to what a volume of the given size allows. A
+// size of 0 means that the size is not known.
 func limitQuota(asked, size int64) int64 {
 	if size <= 0 {
 		return asked
@@ -112,9 +111,9 @@ func limitQuota(asked, size int64) int64 {
 	return min(asked, max(size/volumePart, MinQuotaBytes))
 }
 
-// shrink drops old versions from the database and gives their space back to the volume. If the
-// database was full and is not any more, it takes writes again: an administrator could not tell
-// etcd so, since its socket is in this container.
+// shrink removes old versions from the database and returns their space to the volume. If the
+// database was full and is not any more, it disarms the alarm: an administrator cannot, since the
+// socket of etcd is in this container.
 func (s *Server) shrink(ctx context.Context, quota int64) error {
 	ctx, cancel := context.WithTimeout(ctx, shrinkTimeout)
 	defer cancel()
@@ -133,21 +132,21 @@ func (s *Server) shrink(ctx context.Context, quota int64) error {
 	if status, err = client.Status(ctx, s.endpoint); err != nil {
 		return err
 	}
-	// Less than a third to gain is not worth the copy.
+	// Do not copy the database to gain less than a third.
 	if status.DbSize > defragmentAbove && status.DbSizeInUse < status.DbSize*2/3 {
-		// Not through the client: without a network it has no Defragment.
+		// Not through the client, which has no Defragment without a network.
 		if err := s.etcd.Server.Backend().Defrag(); err != nil {
 			return fmt.Errorf("defragment the database: %w", err)
 		}
 		if status, err = client.Status(ctx, s.endpoint); err != nil {
 			return err
 		}
-		klog.FromContext(ctx).Info("Database was made smaller", "beforeBytes", before, "afterBytes", status.DbSize)
+		klog.FromContext(ctx).Info("Database was shrunk", "beforeBytes", before, "afterBytes", status.DbSize)
 	}
 	return disarm(ctx, client, status.DbSize, quota)
 }
 
-// disarm lets a database that was full take writes again, unless it still is.
+// disarm disarms the alarm of a database that was full, unless it still is.
 func disarm(ctx context.Context, client *clientv3.Client, size, quota int64) error {
 	alarms, err := client.AlarmList(ctx)
 	if err != nil {
@@ -158,18 +157,18 @@ func disarm(ctx context.Context, client *clientv3.Client, size, quota int64) err
 			continue
 		}
 		if size*100 >= quota*disarmBelow {
-			return fmt.Errorf("the database has %d bytes of a quota of %d and takes no writes: delete objects that are not needed and start again, "+
+			return fmt.Errorf("the database has %d bytes of a quota of %d and accepts no writes: delete objects that are not needed and restart, "+
 				"or raise --embedded-etcd-quota-bytes on a larger volume", size, quota)
 		}
 		if _, err := client.AlarmDisarm(ctx, (*clientv3.AlarmMember)(alarm)); err != nil {
 			return fmt.Errorf("disarm the alarm of etcd: %w", err)
 		}
-		klog.FromContext(ctx).Info("Database was full and takes writes again", "databaseBytes", size, "quotaBytes", quota)
+		klog.FromContext(ctx).Info("Database was full and accepts writes again", "databaseBytes", size, "quotaBytes", quota)
 	}
 	return nil
 }
 
-// measure keeps the metrics about sizes until the server stops.
+// measure updates the metrics about sizes until the server stops.
 func (s *Server) measure(ctx context.Context, dir string, quota int64) {
 	registerMetrics()
 	quotaBytes.Set(float64(quota))
@@ -179,7 +178,7 @@ func (s *Server) measure(ctx context.Context, dir string, quota int64) {
 		databaseBytes.Set(float64(backend.Size()))
 		_, free, err := volume(dir)
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Free space is not known")
+			klog.FromContext(ctx).Error(err, "Cannot determine the free space")
 			return
 		}
 		diskFreeBytes.Set(float64(free))

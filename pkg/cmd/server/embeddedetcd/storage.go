@@ -39,9 +39,9 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// RESTOptions returns options with which storage calls the etcd of this process, where those of
-// next would have it called over gRPC and its socket. All else is as next says. Of options it takes
-// whether there is a watch cache. The storage has to be destroyed before the server stops.
+// RESTOptions returns options with which storage calls the etcd of this process directly, and not
+// over gRPC and its socket. Everything else delegates to next; only the watch-cache setting is read
+// from options. The storage has to be destroyed before the server stops.
 func (s *Server) RESTOptions(next generic.RESTOptionsGetter, options *serveroptions.EtcdOptions) (generic.RESTOptionsGetter, error) {
 	sizes, err := serveroptions.ParseWatchCacheSizes(options.WatchCacheSizes)
 	if err != nil {
@@ -103,7 +103,7 @@ func (p *inProcess) decorate(config *storagebackend.ConfigForResource, resourceP
 func (p *inProcess) store(config *storagebackend.ConfigForResource, resourcePrefix string, newFunc, newListFunc func() runtime.Object) (storage.Interface, factory.DestroyFunc, error) {
 	client := v3client.New(p.server.etcd.Server)
 	client.KV = etcd3.NewETCDLatencyTracker(client.KV)
-	// The library asks each endpoint of a client what it is able to do. This client has none.
+	// The library checks the features of each endpoint of a client. This client has none.
 	feature.DefaultFeatureSupportChecker.CheckClient(client.Ctx(), member{client, p.server.endpoint}, storage.RequestWatchProgress)
 	transformer := config.Transformer
 	if transformer == nil {
@@ -152,8 +152,8 @@ type sharedCompactor struct {
 	stop  func()
 }
 
-// compact returns the compactor, nil if there is to be none, and what to call when it is not used
-// any more.
+// compact returns the compactor, or nil if compaction is disabled, and a function to call when it
+// is not used any more.
 func (p *inProcess) compact(config *storagebackend.ConfigForResource) (etcd3.Compactor, func()) {
 	if config.CompactionInterval == 0 {
 		return nil, func() {}

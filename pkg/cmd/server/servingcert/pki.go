@@ -35,7 +35,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// clockSkew is how far the clocks of clients may be behind ours.
+// clockSkew is how much the clocks of clients may be behind ours.
 const clockSkew = 5 * time.Minute
 
 type authority struct {
@@ -63,7 +63,7 @@ func loadCA(m material, now time.Time) (authority, error) {
 	return authority{cert: certs[0], key: key}, nil
 }
 
-// checkLeaf says why the leaf cannot be used any longer.
+// checkLeaf returns why the leaf cannot be used any longer.
 func checkLeaf(m material, o Options, now time.Time) error {
 	if _, err := tls.X509KeyPair(m.cert, m.key); err != nil {
 		return err
@@ -143,7 +143,7 @@ func sign(template, parent *x509.Certificate, public crypto.PublicKey, key crypt
 	return x509.ParseCertificate(der)
 }
 
-// unexpired returns the certificates of a bundle that somebody may still be served with.
+// unexpired returns the certificates of a bundle that replicas may still serve with.
 func unexpired(bundle []byte, now time.Time) []*x509.Certificate {
 	var kept []*x509.Certificate
 	for block, rest := pem.Decode(bundle); block != nil; block, rest = pem.Decode(rest) {

@@ -14,9 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package servingcert keeps the server's own serving certificate: a CA and a leaf that live in a
-// Secret of the host cluster, are renewed before they expire, and are made known to the aggregator
-// through the caBundle of our APIService.
+// Package servingcert manages the server's own serving certificate: it stores a CA and a leaf in a
+// Secret of the host cluster, renews them before they expire, and sets the caBundle of our
+// APIService for the aggregator.
 package servingcert
 
 import (
@@ -54,16 +54,16 @@ const (
 
 	caLifetime   = 10 * 365 * 24 * time.Hour
 	leafLifetime = 90 * 24 * time.Hour
-	// checkInterval bounds how long a renewal by another replica goes unnoticed and how long a
-	// caBundle that somebody else changed stays wrong.
+	// checkInterval is the maximum time until a replica notices a renewal by another one, and until
+	// it corrects a caBundle that another client changed.
 	checkInterval = time.Minute
 )
 
-// Options say for whom the certificate is and where it is announced.
+// Options define the names in the certificate and the APIService with its caBundle.
 type Options struct {
-	// Namespace and Service name the Service in front of the server.
+	// Namespace and Service identify the Service in front of the server.
 	Namespace, Service string
-	// APIService is the name of the APIService whose caBundle is kept.
+	// APIService is the name of the APIService whose caBundle is set.
 	APIService string
 }
 
@@ -85,12 +85,12 @@ var (
 	_ dynamiccertificates.ControllerRunner       = &Manager{}
 )
 
-// New makes a manager. It has no certificate before RunOnce.
+// New creates a manager. It has no certificate before RunOnce.
 func New(o Options, host kubernetes.Interface, agg aggregator.Interface, c clock.WithTicker) *Manager {
 	return &Manager{options: o, secrets: host, aggregator: agg, clock: c}
 }
 
-// Name tells the certificate from others in logs.
+// Name is the name of the certificate in logs.
 func (m *Manager) Name() string { return "self-managed serving certificate" }
 
 // CurrentCertKeyContent returns the leaf and its key, PEM-encoded.
@@ -100,32 +100,32 @@ func (m *Manager) CurrentCertKeyContent() ([]byte, []byte) {
 	return m.current.cert, m.current.key
 }
 
-// AddListener has l called after each renewal.
+// AddListener adds a listener that is called after each renewal.
 func (m *Manager) AddListener(l dynamiccertificates.Listener) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.listeners = append(m.listeners, l)
 }
 
-// RunOnce loads the certificate, making or renewing it where needed, and announces its CA.
+// RunOnce loads the certificate, creates or renews it if needed, and sets the caBundle.
 func (m *Manager) RunOnce(ctx context.Context) error {
 	next, err := m.ensureSecret(ctx)
 	if err != nil {
 		return fmt.Errorf("keep the serving certificate in Secret %s/%s (or give one with --tls-cert-file): %w", m.options.Namespace, SecretName, err)
 	}
-	// The CA is announced before a leaf that needs it is served; a missing APIService is no reason
-	// not to serve.
+	// Set the caBundle before serving a leaf that needs it; serve even if the APIService does not
+	// exist.
 	announced := m.announce(ctx, next.caBundle)
 	m.use(next)
 	return announced
 }
 
-// Run keeps the certificate until the context ends.
+// Run renews the certificate until the context ends.
 func (m *Manager) Run(ctx context.Context, _ int) {
 	logger := klog.FromContext(ctx).WithName("servingcert")
 	wait.BackoffUntilWithContext(ctx, func(ctx context.Context) {
 		if err := m.RunOnce(ctx); err != nil && ctx.Err() == nil {
-			logger.Error(err, "Serving certificate could not be kept up to date, will try again")
+			logger.Error(err, "Cannot renew the serving certificate, will retry")
 		}
 	}, wait.NewJitteredBackoffManager(checkInterval, 0.1, m.clock), true) //nolint:staticcheck // SA1019: nothing else there runs on a clock
 }
@@ -143,8 +143,8 @@ func (m *Manager) use(next material) {
 	}
 }
 
-// ensureSecret returns what the Secret holds after making sure that it is good for some time.
-// Replicas race here; the loser takes what the winner wrote.
+// ensureSecret returns the content of the Secret, and renews it if it expires soon. Replicas race
+// here; the loser uses the Secret of the winner.
 func (m *Manager) ensureSecret(ctx context.Context) (material, error) {
 	secrets := m.secrets.CoreV1().Secrets(m.options.Namespace)
 	for {
@@ -186,7 +186,7 @@ func (m *Manager) ensureSecret(ctx context.Context) (material, error) {
 	}
 }
 
-// announce puts the CA bundle into the APIService, so that the aggregator trusts the leaf.
+// announce sets the CA bundle in the APIService, so that the aggregator trusts the leaf.
 func (m *Manager) announce(ctx context.Context, bundle []byte) error {
 	apiServices := m.aggregator.ApiregistrationV1().APIServices()
 	service, err := apiServices.Get(ctx, m.options.APIService, metav1.GetOptions{})
@@ -198,8 +198,9 @@ func (m *Manager) announce(ctx context.Context, bundle []byte) error {
 		return fmt.Errorf("read APIService %s to keep its caBundle: %w", m.options.APIService, err)
 	}
 	if named := service.Spec.Service; named != nil && (named.Namespace != m.options.Namespace || named.Name != m.options.Service) {
-		// The bundle of another installation: with ours the aggregator would not trust it any more.
-		klog.FromContext(ctx).Info("APIService names another Service, its caBundle is left alone", "apiService", m.options.APIService,
+		// Another installation owns this bundle: with ours the aggregator would not trust its
+		// server any more.
+		klog.FromContext(ctx).Info("APIService refers to another Service, its caBundle is not changed", "apiService", m.options.APIService,
 			"service", klog.KRef(named.Namespace, named.Name))
 		return nil
 	}
@@ -215,7 +216,7 @@ func (m *Manager) announce(ctx context.Context, bundle []byte) error {
 	}
 	_, err = apiServices.Patch(ctx, m.options.APIService, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "haulout-apiserver"})
 	if apierrors.IsConflict(err) {
-		return fmt.Errorf("APIService %s changed meanwhile, its caBundle is set at the next attempt", m.options.APIService)
+		return fmt.Errorf("APIService %s has changed, its caBundle is set at the next attempt", m.options.APIService)
 	}
 	if err != nil {
 		return fmt.Errorf("set the caBundle of APIService %s: %w", m.options.APIService, err)
@@ -223,7 +224,7 @@ func (m *Manager) announce(ctx context.Context, bundle []byte) error {
 	return nil
 }
 
-// material is what the Secret holds, all PEM-encoded.
+// material is the content of the Secret, all PEM-encoded.
 type material struct {
 	caBundle, caKey, cert, key []byte
 }
@@ -239,8 +240,8 @@ func (m material) data() map[string][]byte {
 	return map[string][]byte{keyCABundle: m.caBundle, keyCAKey: m.caKey, keyCert: m.cert, keyKey: m.key}
 }
 
-// renew returns material that is good for at least a third of its life, and whether it differs from
-// what there was.
+// renew returns material that is valid for at least a third of its lifetime, and whether it differs
+// from the old one.
 func renew(have material, o Options, now time.Time) (material, bool, error) {
 	ca, caErr := loadCA(have, now)
 	leafErr := checkLeaf(have, o, now)
