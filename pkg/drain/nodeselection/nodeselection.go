@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package nodeselection decides which nodes a NodeMaintenance selects. It is the one place that
-// knows spec.newNodes, so that admission, previews and controllers agree on the selection.
+// Package nodeselection determines the nodes that a NodeMaintenance selects. It is the only place
+// that evaluates spec.newNodes, so that admission, previews and controllers agree on the selection.
 package nodeselection
 
 import (
@@ -36,8 +36,8 @@ type Selector struct {
 	policy v1alpha1.NewNodesPolicy
 	held   func(name string) bool
 
-	// Each term is in exactly one place, under something that a node needs to match it. With a
-	// thousand terms, all but a few are thus never evaluated for a node.
+	// Each term is in exactly one of these indexes, under a value that a node must have to match
+	// it. With a thousand terms, only a few have to be evaluated for a node.
 	byName  map[string][]*term
 	byValue map[label][]*term
 	byKey   map[string][]*term
@@ -54,8 +54,8 @@ type term struct {
 }
 
 // New returns a Selector. A nil selector matches no node. newest is status.newestNodeTimestamp:
-// with the policy Ignore, nodes that were created later are left out unless the selector names
-// them. Without newest no node is left out.
+// with the policy Ignore, nodes that were created later are ignored unless the selector names them.
+// Without newest no node is ignored.
 func New(selector *corev1.NodeSelector, newest *metav1.Time, policy v1alpha1.NewNodesPolicy) (*Selector, error) {
 	s := &Selector{
 		newest: newest, policy: policy, held: func(string) bool { return false },
@@ -87,7 +87,7 @@ func Of(nm *v1alpha1.NodeMaintenance) (*Selector, error) {
 	return s.Holding(func(name string) bool { return names[name] }), nil
 }
 
-// Holding returns a copy of the Selector that treats no node as new whose name is held. The copy
+// Holding returns a copy of the Selector that does not treat nodes with held names as new. The copy
 // shares the index, so it is cheap.
 func (s *Selector) Holding(held func(name string) bool) *Selector {
 	out := *s
@@ -101,14 +101,14 @@ func (s *Selector) Match(node *corev1.Node) bool {
 	return matches && !ignored
 }
 
-// Ignored reports whether the node matches the selector but is left out because it is new.
+// Ignored reports whether the node matches the selector but is ignored because it is new.
 func (s *Selector) Ignored(node *corev1.Node) bool {
 	matches, ignored := s.decide(node)
 	return matches && ignored
 }
 
-// Select returns the nodes that match, in their order, and how many are left out because they are
-// new. It stops with the error of the context when that ends.
+// Select returns the nodes that match, in their order, and how many are ignored because they are
+// new. It returns the error of the context when that ends.
 func (s *Selector) Select(ctx context.Context, nodes []*corev1.Node) (selected []*corev1.Node, ignored int, err error) {
 	for _, node := range nodes {
 		if err := ctx.Err(); err != nil {
@@ -125,15 +125,14 @@ func (s *Selector) Select(ctx context.Context, nodes []*corev1.Node) (selected [
 	return selected, ignored, nil
 }
 
-// decide reports whether the node matches the selector, and if so whether it is left out all the
-// same.
+// decide reports whether the node matches the selector, and if so whether it is ignored.
 func (s *Selector) decide(node *corev1.Node) (matches, ignored bool) {
 	if node == nil {
 		return false, false
 	}
 	isNew := s.isNew(node)
 	for t := range s.candidates(node) {
-		// With an old node the first match decides; with a new one a term that names it still may.
+		// For an old node the first match decides; for a new one, a later term may name it.
 		if matches && !t.named {
 			continue
 		}
@@ -149,7 +148,7 @@ func (s *Selector) decide(node *corev1.Node) (matches, ignored bool) {
 }
 
 func (s *Selector) isNew(node *corev1.Node) bool {
-	// The default is Ignore, also where an object was never defaulted.
+	// The default is Ignore, even for an object without defaults.
 	return s.policy != v1alpha1.NewNodesPolicyJoin && s.newest != nil &&
 		node.CreationTimestamp.After(s.newest.Time) && !s.held(node.Name)
 }

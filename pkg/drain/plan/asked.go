@@ -25,8 +25,9 @@ import (
 )
 
 // AskedBy returns the maintenance that asks a pod to leave its node now: one that drains the node
-// and shows targets that cover the pod. All that drain a node show the same targets, so the oldest
-// stands for them. Nil if none does; what a maintenance showed while it drained does not count.
+// and has targets that cover the pod. All maintenances that drain a node have the same targets, so
+// it returns the oldest one. Nil if there is none; targets from before a maintenance left stage
+// Drain do not count.
 func AskedBy(pod *corev1.Pod, node *corev1.Node, maintenances []*maintenancev1alpha1.NodeMaintenance) (*maintenancev1alpha1.NodeMaintenance, error) {
 	var first *maintenancev1alpha1.NodeMaintenance
 	planned := PodOf(pod, node.UID)

@@ -28,32 +28,32 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// LeftReason says why a pod is left running on purpose; it is empty for a pod that leaves.
+// LeftReason is why a pod is kept running on purpose; it is empty for a pod that leaves.
 type LeftReason string
 
 const (
-	// LeftDaemonSet is the reason of DaemonSet pods while no evacuator takes them off.
+	// LeftDaemonSet is the reason of DaemonSet pods if their evacuator is disabled.
 	LeftDaemonSet LeftReason = "DaemonSet pod"
-	// LeftTolerant is the reason of DaemonSet pods that tolerate our taint: they would come
-	// straight back.
+	// LeftTolerant is the reason of DaemonSet pods that tolerate our taint: they would be recreated
+	// immediately.
 	LeftTolerant LeftReason = "DaemonSet pod that tolerates the drain taint"
-	// LeftStatic is the reason of static pods on a node without an agent.
+	// LeftStatic is the reason of static pods on a node without a node agent.
 	LeftStatic LeftReason = "static pod"
-	// LeftBudget is the reason of DaemonSet pods whose budget stays closed. They are evicted if it
-	// opens.
+	// LeftBudget is the reason of DaemonSet pods whose budget has allowed no disruption for too
+	// long. They are evicted if it does later.
 	LeftBudget LeftReason = "DaemonSet pod whose budget stays closed"
-	// LeftOwn is the reason of pods of the server that came back to a node that a maintenance
+	// LeftOwn is the reason of pods of the server that were recreated on a node that a maintenance
 	// holds.
 	LeftOwn LeftReason = "server pod that came back"
 )
 
-// IsLive says whether a pod still runs or will run. Terminating pods are live until they are gone.
+// IsLive reports whether a pod runs or will run. Terminating pods are live until they are deleted.
 func IsLive(pod *corev1.Pod) bool {
 	return pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
 }
 
 // TypeOf returns the type of a pod on a node of the given UID. The mirror annotation alone does not
-// make a static pod, for anybody may write it: the node must be its controller, too.
+// make a static pod, since any user can set it: the node must also be its controller.
 func TypeOf(pod *corev1.Pod, node types.UID) maintenancev1alpha1.PodType {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	if owner == nil {
@@ -68,7 +68,7 @@ func TypeOf(pod *corev1.Pod, node types.UID) maintenancev1alpha1.PodType {
 	return maintenancev1alpha1.PodTypeDefault
 }
 
-// PodOf returns what planning needs to know of a pod on a node of the given UID.
+// PodOf returns the fields that planning needs of a pod on a node of the given UID.
 func PodOf(pod *corev1.Pod, node types.UID) Pod {
 	p := Pod{Type: TypeOf(pod, node), Labels: pod.Labels}
 	if pod.Spec.Priority != nil {
@@ -77,7 +77,7 @@ func PodOf(pod *corev1.Pod, node types.UID) Pod {
 	return p
 }
 
-// Left says why a pod of the given type is left running, given the built-in evacuators that are on.
+// Left returns why a pod of the given type is kept running, given the enabled built-in evacuators.
 func Left(pod *corev1.Pod, podType maintenancev1alpha1.PodType, evacuators sets.Set[string]) LeftReason {
 	switch podType {
 	case maintenancev1alpha1.PodTypeStatic:
@@ -95,8 +95,8 @@ func Left(pod *corev1.Pod, podType maintenancev1alpha1.PodType, evacuators sets.
 	return ""
 }
 
-// IsTainted says whether a node bears the taint that keeps new DaemonSet pods off, whoever has put
-// it there.
+// IsTainted reports whether a node has the taint that keeps new DaemonSet pods off, regardless of
+// who added it.
 func IsTainted(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool {
 		return t.Key == maintenancev1alpha1.TaintDrain && t.Effect == corev1.TaintEffectNoSchedule
@@ -109,7 +109,7 @@ func toleratesDrain(pod *corev1.Pod) bool {
 		if t.Effect != "" && t.Effect != corev1.TaintEffectNoSchedule {
 			continue
 		}
-		// Our taint has no value, so that Equal tolerates it only without one.
+		// Our taint has no value, so Equal only tolerates it without a value.
 		if t.Operator == corev1.TolerationOpExists && (t.Key == "" || t.Key == maintenancev1alpha1.TaintDrain) {
 			return true
 		}

@@ -21,17 +21,18 @@ import (
 	"slices"
 )
 
-// component are the maintenances that share nodes, directly or through others, oldest first. What
-// happens in one is of no concern to another.
+// component is a set of maintenances that share nodes, directly or through others, oldest first.
+// Components do not affect each other.
 type component struct {
 	maintenances []*progress
-	// dirty says that something in it has changed.
+	// dirty: something in the component has changed.
 	dirty bool
-	// decided tells of the contradiction that was decided, if there was one.
+	// decided is the contradiction that was resolved, if there was one.
 	decided *Override
 }
 
-// findComponents sorts the maintenances, which are given oldest first. All components are dirty.
+// findComponents groups the maintenances, which are given oldest first, into components. All
+// components are dirty.
 func findComponents(ordered []*progress) []*component {
 	var out []*component
 	for _, m := range ordered {
@@ -59,9 +60,8 @@ func findComponents(ordered []*progress) []*component {
 	return out
 }
 
-// override lets something move where plans contradict each other: in a component in which no live
-// pod is asked to leave although some are covered by a plan, the oldest maintenance gets what it
-// wants on its nodes.
+// override resolves contradictions between plans: in a component in which no live pod is asked to
+// leave although plans cover some, the plan of the oldest maintenance takes effect on its nodes.
 func (c *component) override(call uint64) {
 	c.decided = nil
 	stuck := true
@@ -95,8 +95,8 @@ func (c *component) override(call uint64) {
 	slices.Sort(c.decided.Overridden)
 }
 
-// overrules says whether the decision has raised a target of the node beyond what the plan of one
-// that holds it asks for. Whether a pod leaves for it now is not the question: one may come.
+// overrules reports whether the override has raised a target of the node above the plan of another
+// maintenance that holds it, even if the node has no such pod now: one may be created.
 func (n *nodeState) overrules(h *hold) bool {
 	for k, reached := range n.answer.reached {
 		if reached > n.plain.reached[k] && reached > n.group.members[h.index].at(k) {
@@ -106,7 +106,8 @@ func (n *nodeState) overrules(h *hold) bool {
 	return false
 }
 
-// publish writes the targets down. Those of a node that say the same as before stay the Same.
+// publish writes the targets to the result. Targets of a node that are equal to the previous ones
+// stay the Same.
 func (c *component) publish(call uint64, result *Result) {
 	for _, m := range c.maintenances {
 		result.Finished[m.name] = m.finished()

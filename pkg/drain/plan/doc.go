@@ -17,14 +17,13 @@ limitations under the License.
 // Package plan decides which pods of which nodes are asked to leave next: values in, values out,
 // without client, clock or log.
 //
-// Plan takes the world as it is (maintenances in stage Drain, their nodes, the live pods, what the
-// statuses say) and returns, for each node, the targets, and for each maintenance and node the
-// message. A maintenance opens an entry of its plan on all of its nodes at once, when the entries
-// before it have left all of them. Targets belong to the node: where maintenances overlap, the one
-// that has come least far limits the node, and what a node has reached it never loses while it is
-// held.
+// Plan takes the World (maintenances in stage Drain, their nodes, the live pods, the statuses) and
+// returns, for each node, the targets, and for each maintenance and node the message. A maintenance
+// opens an entry of its plan on all of its nodes at the same time, when the pods of the earlier
+// entries have left all of them. Targets belong to the node: if maintenances overlap, the one at
+// the earliest entry limits the node, and a node keeps its targets while a maintenance holds it.
 //
-// A Planner answers the same from call to call, but remembers what it worked out, so that an event
-// costs what it changes. Its memory is a cache and nothing else: every answer follows from the
-// world alone, and after a restart the statuses are enough.
+// A Planner returns the same, but caches intermediate results between calls, so that the cost of an
+// event depends on its effect. Every result depends on the World only, and after a restart the
+// statuses are sufficient.
 package plan

@@ -24,20 +24,20 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// group is what nodes share that are held by the same maintenances: the keys that their targets can
-// have, and how far these may go. Keys stand in the order of the status: by pod type, the one for
-// all pods first, then as the plans, oldest maintenance first, name them. So all maintenances of a
-// node show the same list.
+// group is the shared state of nodes that are held by the same maintenances: the keys that their
+// targets can have, and their limits. Keys are in the order of the status: by pod type, the one for
+// all pods first, then in the order of the plans, oldest maintenance first. So all maintenances of
+// a node have the same list.
 type group struct {
 	used    uint64
 	members []membership
 	keys    []groupKey
 	// types are the keys of each pod type.
 	types [3]struct{ from, to int }
-	// limit is, key by key, what the maintenance that has come least far asks for; nothing while
-	// one of them is held.
+	// limit is, for each key, the priority that the maintenance at the earliest entry asks for;
+	// nothing while one of them is held.
 	limit reach
-	// changed is the last call in which the limit or what a maintenance asks for changed; 0 before
+	// changed is the last call in which the limit or the targets of a maintenance changed; 0 before
 	// the first.
 	changed uint64
 	answers map[string]*answer
@@ -47,30 +47,30 @@ type group struct {
 
 type groupKey struct {
 	planKey
-	// generic is the place of the key of all pods of the type, or -1.
+	// generic is the index of the key of all pods of the type, or -1.
 	generic int
 }
 
-// all says whether the key is that of all pods of its type.
+// all reports whether the key is that of all pods of its type.
 func (k *groupKey) all() bool { return k.key.selector == "" }
 
-// membership is how one maintenance sees the keys of a group.
+// membership maps the keys of a group to those of one maintenance.
 type membership struct {
 	of *progress
 	id uint64
 	// entries are the keys of its plan entries.
 	entries []int
-	// keys are the places of the group's keys in its plan, or -1; generic those of the keys of all
-	// pods of the same type.
+	// keys are the indexes of the group's keys in its plan, or -1; generic are those of the keys of
+	// all pods of the same type.
 	keys, generic []int
 }
 
-// answer is how far nodes of a group have come.
+// answer is the result for nodes of a group with the same targets.
 type answer struct {
 	reached reach
 	targets Targets
-	// remarks are what there is to say to each member about a node on which pods have to leave;
-	// they are of the group's change remarked.
+	// remarks are the messages to each member about a node on which pods have to leave; they are
+	// valid for the group's change remarked.
 	remarks  []remark
 	remarked uint64
 }
@@ -161,13 +161,13 @@ func (g *group) membership(m *progress, known map[key]int) membership {
 	return s
 }
 
-// isOf says whether the group is that of the given maintenances with their present plans.
+// isOf reports whether the group is that of the given maintenances with their current plans.
 func (g *group) isOf(holds []*hold) bool {
 	return slices.EqualFunc(g.members, holds, func(s membership, h *hold) bool { return s.id == h.by.id })
 }
 
-// find returns the place of an entry's key, or -1. Statuses list their entries in the order of the
-// keys, so that the search begins behind the place of the last one.
+// find returns the index of an entry's key, or -1. Statuses list their entries in the order of the
+// keys, so the search starts after the previous index.
 func (g *group) find(e *maintenancev1alpha1.DrainPlanEntry, after int) int {
 	for i := range g.keys {
 		k := (after + 1 + i) % len(g.keys)
@@ -199,8 +199,7 @@ func (s *membership) at(k int) int64 {
 	return unreached
 }
 
-// update works the limit out anew if a member has come further, has fallen back, or is held or not
-// any more.
+// update recomputes the limit if a member has advanced, has fallen back, or its hold has changed.
 func (g *group) update(call uint64) {
 	if g.changed != 0 && !slices.ContainsFunc(g.members, func(s membership) bool { return s.of.changed == call }) {
 		return
@@ -225,13 +224,14 @@ func (g *group) update(call uint64) {
 	}
 }
 
-// answer joins how far a node has come with how far it is to go. Nodes that have come equally far
-// get the same answer.
+// answer combines the targets that a node has reached with the limit. Nodes that have reached the
+// same targets get the same answer.
 func (g *group) answer(before, further reach) *answer {
 	id := g.scratch[:0]
 	for k := range g.keys {
 		g.joined[k] = max(before[k], further[k])
-		// Every selector comes at least as far as all pods of its type, which stand before it.
+		// Every selector is at least at the priority of all pods of its type, whose key comes
+		// first.
 		if all := g.keys[k].generic; all >= 0 && g.joined[k] != unreached {
 			g.joined[k] = max(g.joined[k], g.joined[all])
 		}
@@ -266,7 +266,8 @@ func (g *group) asked(member int) reach {
 	return r
 }
 
-// moves says whether one of the pods, of which the lowest priorities are given, is asked to leave.
+// moves reports whether one of the pods, of which the lowest priorities are given, is asked to
+// leave.
 func (a *answer) moves(lowest []int64) bool {
 	for k, priority := range a.reached {
 		if lowest[k] <= priority {

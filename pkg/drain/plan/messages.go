@@ -25,17 +25,17 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// MaxMessageBytes is the room that the status has for a drain message.
+// MaxMessageBytes is the maximum length of a drain message in the status.
 const MaxMessageBytes = 128
 
 const (
-	// MessageEvacuating says that pods of the node are leaving.
+	// MessageEvacuating means that pods of the node are leaving.
 	MessageEvacuating = "Evacuating"
-	// MessageDrained says that the maintenance is done with the node.
+	// MessageDrained means that the maintenance has drained the node.
 	MessageDrained = "Drained"
 )
 
-// NotAuthorizedMessage is the message for a node that the requester of the maintenance may not
+// NotAuthorizedMessage returns the message for a node that the requester of the maintenance may not
 // delete.
 func NotAuthorizedMessage(username string) string {
 	const around = len(`Not drained: user "" may not delete this node.`)
@@ -47,18 +47,18 @@ func NotAuthorizedMessage(username string) string {
 	}
 }
 
-// remark is what there is to say to a maintenance about a node on which pods have to leave.
+// remark is the message to a maintenance about a node on which pods have to leave.
 type remark struct {
 	message string
-	// limiter is the maintenance that has come least far on the node, if the node's targets are
-	// lower than the maintenance's own because of it.
+	// limiter is the maintenance at the earliest entry on the node, if it keeps the node's targets
+	// below those of the maintenance.
 	limiter *progress
-	// fastForwardedBy is the older maintenance that had taken the node further than the
-	// maintenance's own plan, or "".
+	// fastForwardedBy is the older maintenance that has advanced the node beyond the maintenance's
+	// own plan, or "".
 	fastForwardedBy string
 }
 
-// describe fills in the messages, and who was fast-forwarded.
+// describe sets the messages, and the fast-forwarded maintenances.
 func (c *component) describe(call uint64, result *Result) {
 	for _, m := range c.maintenances {
 		m.takeStock(call)
@@ -85,10 +85,9 @@ func (c *component) describe(call uint64, result *Result) {
 	}
 }
 
-// joinedBehind returns the oldest maintenance that had taken the node further than the plan of the
-// maintenance, which has just joined and has nothing of the node in its status yet, or "". This is
-// said even if there is no pod on the node now: those that come will not be given the turn that the
-// plan has for them.
+// joinedBehind returns the oldest maintenance that has advanced the node beyond the plan of the
+// maintenance, which has just joined and does not have the node in its status yet, or "". It does
+// so even if there is no pod on the node now: new pods will not leave in the order of the plan.
 func (h *hold) joinedBehind() string {
 	if len(h.before) > 0 {
 		return ""
@@ -109,7 +108,7 @@ func (h *hold) joinedBehind() string {
 	return ""
 }
 
-// fastForwarded writes down by whom the maintenance was fast-forwarded on the node.
+// fastForwarded records which maintenance has fast-forwarded this one on the node.
 func (h *hold) fastForwarded(result *Result, by string) {
 	if h.ahead == by {
 		return
@@ -128,7 +127,7 @@ func (h *hold) fastForwarded(result *Result, by string) {
 	}
 }
 
-// takeStock finds out what the maintenance waits for.
+// takeStock determines what the maintenance waits for.
 func (m *progress) takeStock(call uint64) {
 	m.waits, m.stuck, m.limiter = nodeList{}, nodeList{}, nil
 	for _, h := range m.holds {
@@ -148,8 +147,9 @@ func (m *progress) takeStock(call uint64) {
 	}
 }
 
-// waiting is the message of the nodes of m on which nothing is asked to leave: they wait for other
-// nodes of m or, where another maintenance limits these, for the nodes that that one waits for.
+// waiting returns the message of the nodes of m on which no pod is asked to leave: they wait for
+// other nodes of m or, if another maintenance limits these, for the nodes that the other one waits
+// for.
 func (m *progress) waiting() string {
 	seen := map[*progress]bool{}
 	for at := m; at != nil && !seen[at]; at = at.limiter {
@@ -165,8 +165,7 @@ func (m *progress) waiting() string {
 	return m.stuck.message("")
 }
 
-// remark returns what there is to say about the node. It is the same for all nodes with the same
-// answer.
+// remark returns the message about the node. It is the same for all nodes with the same answer.
 func (h *hold) remark() *remark {
 	g, a := h.node.group, h.node.answer
 	if a.remarked != g.changed {
@@ -186,8 +185,8 @@ func (h *hold) remark() *remark {
 	return &a.remarks[h.index]
 }
 
-// limiterOf returns the maintenance that has come least far, if what is reached is less than the
-// member asks for because of it.
+// limiterOf returns the maintenance at the earliest entry, if it keeps the reached targets below
+// those of the member.
 func (g *group) limiterOf(member int, reached reach) *progress {
 	for k := range g.keys {
 		want := g.members[member].own(k)
@@ -212,9 +211,8 @@ func (g *group) limiterOf(member int, reached reach) *progress {
 	return nil
 }
 
-// fastForwardedBy returns the older maintenance that had taken a node further than the member's own
-// plan, or "". Of several it is the one that has come least far: the one whose progress the node
-// shows.
+// fastForwardedBy returns the older maintenance that has advanced a node beyond the member's own
+// plan, or "". Of several it is the one at the earliest entry: the node shows its progress.
 func (g *group) fastForwardedBy(member int, reached reach) string {
 	for k := range g.keys {
 		want := g.members[member].at(k)
@@ -235,7 +233,7 @@ func (g *group) fastForwardedBy(member int, reached reach) string {
 	return ""
 }
 
-// nodeList is as much of a list of nodes as a message says.
+// nodeList is the part of a list of nodes that fits into a message.
 type nodeList struct {
 	first [2]string
 	count int
@@ -248,7 +246,7 @@ func (l *nodeList) add(name string) {
 	l.count++
 }
 
-// message names at most two of the nodes, and fewer if their names are long.
+// message returns a message with at most two of the nodes, and fewer if their names are long.
 func (l *nodeList) message(of string) string {
 	suffix := "."
 	if of != "" {
@@ -279,7 +277,7 @@ func withName(start, name, end string) string {
 	return start + Fit(name, MaxMessageBytes-len(start)-len(end)) + end
 }
 
-// Fit shortens s to at most limit bytes without cutting a character in two.
+// Fit truncates s to at most limit bytes, at a character boundary.
 func Fit(s string, limit int) string {
 	if len(s) <= limit {
 		return s

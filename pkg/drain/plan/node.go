@@ -28,43 +28,42 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// nodeState is one node in the course of planning.
+// nodeState is the planning state of one node.
 type nodeState struct {
 	*Node
-	// seen is the last call that it was part of, touched the last one in which its pods or its
-	// answer changed.
+	// seen is the last call with this node, touched the last one in which its pods or its answer
+	// changed.
 	seen, touched uint64
-	// renewed says that the pods may have changed, recalled that what a status says has changed,
-	// fresh that the node has to be decided anew.
+	// renewed: the pods may have changed. recalled: the targets in a status have changed. fresh:
+	// the node has to be decided again.
 	renewed, recalled, fresh bool
-	// holds are those of the maintenances that drain the node, oldest first.
+	// holds are the holds of the maintenances that drain the node, oldest first.
 	holds []*hold
 	group *group
-	// before is what the statuses say the node has reached, by key of the group.
+	// before is what the node has reached according to the statuses, by key of the group.
 	before reach
-	// lowest is the lowest priority of a live pod, by key of the group: all that has to be known to
-	// say which entries cover a pod.
+	// lowest is the lowest priority of a live pod, by key of the group: this is sufficient to
+	// determine which entries cover a pod.
 	lowest []int64
-	// plain is the answer before contradictions are decided, answer the one that counts.
+	// plain is the answer before contradictions are resolved, answer the final one.
 	plain, answer *answer
-	// moving says whether a live pod is asked to leave.
+	// moving: a live pod is asked to leave.
 	moving, overridden bool
-	// targets are those in the result.
+	// targets are the targets in the result.
 	targets   Targets
 	published bool
 }
 
-// noPod is the lowest priority where there is no pod.
+// noPod is the lowest priority if there is no pod.
 const noPod = math.MaxInt64
 
-// recall finds the group of the node and joins what the statuses say.
+// recall finds the group of the node and merges the targets in the statuses.
 func (p *Planner) recall(n *nodeState) error {
 	g, err := p.group(n.holds, nil)
 	if err != nil {
 		return err
 	}
-	// Keys that no plan of the present knows come last, whichever status they stand in, in an order
-	// that does not depend on it.
+	// Keys that are in no current plan come last, in an order that does not depend on the statuses.
 	var strangers []planKey
 	for _, h := range n.holds {
 		at := -1
@@ -96,7 +95,7 @@ func compareStrangers(a, b planKey) int {
 	return cmp.Or(strings.Compare(string(a.podType), string(b.podType)), strings.Compare(a.selector.String(), b.selector.String()))
 }
 
-// measure looks at the pods.
+// measure computes the lowest priorities of the pods.
 func (n *nodeState) measure() {
 	g := n.group
 	n.lowest = make([]int64, len(g.keys))
@@ -127,7 +126,7 @@ func (n *nodeState) measure() {
 	}
 }
 
-// decide finds out what the node is asked for, and whether pods have to leave for it.
+// decide determines the targets of the node, and whether pods have to leave for them.
 func (n *nodeState) decide(call uint64) {
 	if len(n.holds) == 0 || !n.fresh && n.group.changed != call {
 		return
@@ -137,12 +136,12 @@ func (n *nodeState) decide(call uint64) {
 	if n.plain != plain {
 		n.plain, n.touched = plain, call
 	}
-	// What the others say of it may have changed as well.
+	// The messages of the other nodes may have changed as well.
 	n.holds[0].by.component.dirty = true
 	n.take(plain, call)
 }
 
-// take makes an answer the one that counts.
+// take sets the final answer.
 func (n *nodeState) take(a *answer, call uint64) {
 	moving := a.moves(n.lowest)
 	if n.answer != a || n.moving != moving {
@@ -150,7 +149,7 @@ func (n *nodeState) take(a *answer, call uint64) {
 	}
 }
 
-// movesFor says whether a pod of the node that the maintenance's frontier waits for is asked to
+// movesFor reports whether a pod of the node that the maintenance's frontier waits for is asked to
 // leave.
 func (n *nodeState) movesFor(h *hold) bool {
 	g, reached := n.group, n.answer.reached
@@ -161,8 +160,8 @@ func (n *nodeState) movesFor(h *hold) bool {
 		}
 		types := g.types[h.by.entries[e].rank]
 		for other := types.from; other < types.to; other++ {
-			// A pod has to be covered by the entry and by a target. Where one of the two is about
-			// all pods, it is enough to look at the other.
+			// A pod has to be covered by the entry and by a target. If one of the two covers all
+			// pods, only check the other.
 			limit := min(h.by.entries[e].priority, reached[other])
 			switch {
 			case other == k || g.keys[other].all():
@@ -183,7 +182,7 @@ func (n *nodeState) movesFor(h *hold) bool {
 	})
 }
 
-// sameEntries says whether two lists of entries are the same, or at least equal.
+// sameEntries reports whether two lists of entries are identical or equal.
 func sameEntries(a, b []maintenancev1alpha1.DrainPlanEntry) bool {
 	if len(a) != len(b) {
 		return false

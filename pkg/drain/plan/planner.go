@@ -23,28 +23,28 @@ import (
 	"strings"
 )
 
-// Planner plans again and again, and works out only what has changed since the call before. It is
-// not safe for concurrent use.
+// Planner plans repeatedly, and only recomputes what has changed since the previous call. It is not
+// safe for concurrent use.
 type Planner struct {
-	// call counts the calls. What bears its number is of this call.
+	// call counts the calls. State with this number is of the current call.
 	call uint64
-	// plans counts the plans that were read.
+	// plans counts the parsed plans.
 	plans uint64
-	// maintenances and nodes are by name, groups by the identity of what they share.
+	// maintenances and nodes are by name, groups by the identity of their maintenances and plans.
 	maintenances map[string]*progress
 	nodes        map[string]*nodeState
 	groups       map[string]*group
 	// ordered are the maintenances, oldest first.
 	ordered []*progress
-	// listed are the nodes in the order of the world.
+	// listed are the nodes in the order of the World.
 	listed     []*nodeState
 	components []*component
 	result     Result
-	// scratch is room for building keys.
+	// scratch is a buffer for building keys.
 	scratch []byte
 }
 
-// NewPlanner returns a Planner that knows nothing yet.
+// NewPlanner returns an empty Planner.
 func NewPlanner() *Planner {
 	return &Planner{
 		maintenances: map[string]*progress{}, nodes: map[string]*nodeState{}, groups: map[string]*group{},
@@ -55,14 +55,14 @@ func NewPlanner() *Planner {
 	}
 }
 
-// Plan says which pods are asked to leave. It fails for a selector that cannot be parsed and for a
-// maintenance that names a node which the world does not have.
+// Plan determines which pods are asked to leave. It returns an error for an invalid selector and
+// for a maintenance with a node that is not in the World.
 func Plan(world World) (Result, error) {
 	return NewPlanner().Plan(world)
 }
 
-// Plan says which pods are asked to leave, exactly as the function of that name does. After an
-// error nothing is remembered.
+// Plan determines which pods are asked to leave, exactly as the function Plan does. After an error
+// the cache is empty.
 func (p *Planner) Plan(world World) (Result, error) {
 	p.call++
 	if err := p.plan(world); err != nil {
@@ -138,8 +138,8 @@ func (p *Planner) learnNodes(nodes []*Node) error {
 	return nil
 }
 
-// learnMaintenances says whether it has changed which maintenances hold which nodes, or what they
-// ask for.
+// learnMaintenances updates the maintenances, and reports whether their nodes or plans have
+// changed.
 func (p *Planner) learnMaintenances(maintenances []Maintenance) (bool, error) {
 	relink := len(p.nodes) > len(p.listed)
 	for i := range maintenances {
@@ -207,7 +207,7 @@ func (p *Planner) learn(m *progress, now *Maintenance) (bool, error) {
 	return changed, nil
 }
 
-// hold takes the nodes of the given names for the maintenance and lets go of the others.
+// hold adds the nodes with the given names to the maintenance and removes the others.
 func (p *Planner) hold(m *progress, names []string) error {
 	sorted := slices.Sorted(slices.Values(names))
 	sorted = slices.Compact(sorted)
@@ -239,7 +239,7 @@ func (p *Planner) hold(m *progress, names []string) error {
 	return nil
 }
 
-// relink tells the nodes anew who holds them and finds the components.
+// relink recomputes which maintenances hold each node, and the components.
 func (p *Planner) relink() {
 	p.ordered = p.ordered[:0]
 	for _, m := range p.maintenances {
@@ -275,8 +275,8 @@ func older(a, b *progress) int {
 	return cmp.Or(a.created.Compare(b.created), strings.Compare(a.name, b.name))
 }
 
-// settleNodes brings the nodes that have changed up to date: their group, what they have reached
-// and which pods are left.
+// settleNodes updates the nodes that have changed: their group, the targets they have reached and
+// the remaining pods.
 func (p *Planner) settleNodes(relinked bool) error {
 	regrouped := relinked
 	for _, n := range p.listed {

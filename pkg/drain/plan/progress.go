@@ -28,59 +28,59 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// planEntry is an entry of a plan, ready for use.
+// planEntry is a compiled entry of a plan.
 type planEntry struct {
 	rank     int
 	priority int64
 	selector labels.Selector
-	// key is the place of the entry's key among those of the plan.
+	// key is the index of the entry's key among those of the plan.
 	key int
 }
 
-// covers says whether the entry is about the pod.
+// covers reports whether the entry covers the pod.
 func (e *planEntry) covers(pod *Pod) bool {
 	return typeRank(pod.Type) == e.rank && int64(pod.Priority) <= e.priority && matches(e.selector, pod)
 }
 
-// planKey is a key that a plan names, as the plan writes its selector.
+// planKey is a key of a plan, with the selector in the form of the plan.
 type planKey struct {
 	key
 	selector *metav1.LabelSelector
 	compiled labels.Selector
-	// generic is the place of the key of all pods of the type among those of the plan, or -1.
+	// generic is the index of the key of all pods of the type among those of the plan, or -1.
 	generic int
 }
 
-// progress is one maintenance in the course of its drain.
+// progress is the planning state of one maintenance.
 type progress struct {
 	name    string
 	created time.Time
-	// seen is the last call that it was part of.
+	// seen is the last call with this maintenance.
 	seen uint64
-	// id is new with every plan that is read.
+	// id changes with every parsed plan.
 	id      uint64
 	plan    []maintenancev1alpha1.DrainPlanEntry
 	entries []planEntry
 	keys    []planKey
-	// nodes are the names as they were handed in.
+	// nodes are the names in the World.
 	nodes []string
 	// holds are its nodes, sorted by name.
 	holds      []*hold
 	uncordoned []string
-	// stale says that the frontier has to be found anew.
+	// stale: the frontier has to be recomputed.
 	stale bool
 	// frontier is the index of the first entry that has live pods left on any node, or
 	// len(entries).
 	frontier int
-	// own is, for each key, what the plan asks for up to the frontier.
+	// own is, for each key, the priority that the plan asks for up to the frontier.
 	own reach
 	// changed is the last call in which own changed, or whether it is held.
 	changed   uint64
 	component *component
-	// waits are the nodes that hold it up by themselves: those not cordoned and those with live
+	// waits are the nodes that the maintenance waits for: those not cordoned and those with live
 	// pods that are leaving. stuck are those with live pods at the frontier.
 	waits, stuck nodeList
-	// limiter is the maintenance that keeps the pods that it waits for from being asked to leave.
+	// limiter is the maintenance because of which the pods at the frontier are not asked to leave.
 	limiter *progress
 }
 
@@ -89,16 +89,16 @@ type hold struct {
 	name string
 	by   *progress
 	node *nodeState
-	// index is the place among the holds of the node.
+	// index is the index in the holds of the node.
 	index int
 	// before are the targets in the maintenance's status.
 	before []maintenancev1alpha1.DrainPlanEntry
 	// first is the index of the first entry that covers a live pod on the node, or len(by.entries).
 	first      int
 	uncordoned bool
-	// moves says whether pods of the node that the maintenance waits for are asked to leave.
+	// moves: pods of the node that the maintenance waits for are asked to leave.
 	moves bool
-	// message and ahead are what the result says.
+	// message and ahead are the values for the result.
 	message, ahead string
 }
 
@@ -142,7 +142,7 @@ func (m *progress) index(pod *Pod) int {
 	return len(m.entries)
 }
 
-// cordon learns which nodes have not been seen cordoned.
+// cordon updates which nodes have not been seen cordoned.
 func (m *progress) cordon(uncordoned []string, call uint64) {
 	if (len(m.uncordoned) > 0) != (len(uncordoned) > 0) {
 		m.changed = call
@@ -157,7 +157,7 @@ func (m *progress) cordon(uncordoned []string, call uint64) {
 	}
 }
 
-// advance finds the frontier and what is asked for up to there.
+// advance recomputes the frontier and the targets up to it.
 func (m *progress) advance(call uint64) {
 	if !m.stale {
 		return
@@ -175,15 +175,15 @@ func (m *progress) advance(call uint64) {
 	m.component.dirty = true
 }
 
-// finished says whether no live pod is left that the plan covers.
+// finished reports whether no live pod is left that the plan covers.
 func (m *progress) finished() bool { return m.frontier == len(m.entries) }
 
-// held says whether the maintenance must not raise anything yet.
+// held reports whether the maintenance must not raise targets yet.
 func (m *progress) held() bool { return len(m.uncordoned) > 0 }
 
-// upTo returns what the entries up to and with the given one ask for. Of a type that is reached,
-// the selectors that the plan names later are listed too, at the priority that all pods of the type
-// have reached.
+// upTo returns the targets of the entries up to and including the given one. For a type that is
+// reached, they include the selectors that the plan names later, at the priority that all pods of
+// the type have reached.
 func (m *progress) upTo(frontier int) reach {
 	r := nowhere(len(m.keys))
 	for i := 0; i <= frontier && i < len(m.entries); i++ {
@@ -197,10 +197,10 @@ func (m *progress) upTo(frontier int) reach {
 	return r
 }
 
-// reach is how far each key of a list has come: the highest priority that is asked to leave.
+// reach is, for each key of a list, the highest priority that is asked to leave.
 type reach []int64
 
-// unreached is the priority of a key that has not come anywhere.
+// unreached is the priority of a key that is not reached.
 const unreached = math.MinInt64
 
 func nowhere(keys int) reach {

@@ -26,16 +26,15 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Targets are the drain targets of a node, ready to be asked which pods they cover. The zero value
-// covers nothing.
+// Targets are the compiled drain targets of a node. The zero value covers no pod.
 type Targets struct {
-	// Entries are the targets as the status shows them: by pod type, the entry for all pods before
-	// those with a selector. They are shared and must not be changed.
+	// Entries are the targets as in the status: by pod type, the entry for all pods before those
+	// with a selector. They are shared and must not be changed.
 	Entries   []maintenancev1alpha1.DrainPlanEntry
 	selectors []labels.Selector
 }
 
-// CompileTargets makes the targets that a status shows ready for use.
+// CompileTargets compiles the targets in a status.
 func CompileTargets(entries []maintenancev1alpha1.DrainPlanEntry) (Targets, error) {
 	t := Targets{Entries: entries, selectors: make([]labels.Selector, len(entries))}
 	for i := range entries {
@@ -48,7 +47,7 @@ func CompileTargets(entries []maintenancev1alpha1.DrainPlanEntry) (Targets, erro
 	return t, nil
 }
 
-// Cover says whether the pod is asked to leave.
+// Cover reports whether the pod is asked to leave.
 func (t Targets) Cover(pod Pod) bool {
 	for i := range t.Entries {
 		if t.Entries[i].PodType == pod.Type && pod.Priority <= t.Entries[i].PodPriority && matches(t.selectors[i], &pod) {
@@ -58,12 +57,12 @@ func (t Targets) Cover(pod Pod) bool {
 	return false
 }
 
-// Same says, at once, whether the two are the same value and not merely equal ones.
+// Same reports whether the two are identical and not only equal. It is cheap.
 func (t Targets) Same(other Targets) bool {
 	return len(t.Entries) == len(other.Entries) && (len(t.Entries) == 0 || &t.Entries[0] == &other.Entries[0])
 }
 
-// compileSelector returns nil for a selector of all pods.
+// compileSelector returns nil for a selector that matches all pods.
 func compileSelector(s *metav1.LabelSelector) (labels.Selector, error) {
 	if planorder.SelectsAll(s) {
 		return nil, nil

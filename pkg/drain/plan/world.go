@@ -25,78 +25,78 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// World is all that a plan depends on. No order in it matters.
+// World has all inputs of a plan. The order of lists does not matter.
 //
-// A Planner tells what has changed since its last call by what it is handed: a Node, a plan and the
-// targets of a status must not be changed after they were handed in, but replaced. What is equal to
-// what was there before is recognised, at the price of a comparison; what is the same is recognised
-// at once.
+// A Planner detects changes since its last call by comparing its inputs: a Node, a plan and the
+// targets of a status must not be changed after they were passed in, but replaced. An equal value
+// costs a comparison; an identical one does not.
 type World struct {
-	// Maintenances are those in stage Drain that are not being deleted, each once.
+	// Maintenances are the maintenances in stage Drain that are not being deleted, each once.
 	Maintenances []Maintenance
-	// Nodes are at least the nodes of the maintenances, each once. The same pointer as in the call
-	// before says that nothing of the node has changed.
+	// Nodes are at least the nodes of the maintenances, each once. The same pointer as in the
+	// previous call means that nothing of the node has changed.
 	Nodes []*Node
 }
 
-// Maintenance is a drain as planning sees it.
+// Maintenance is the planning input about one maintenance.
 type Maintenance struct {
 	// Name is the name of the maintenance.
 	Name string
-	// Created is its creation time; where plans contradict each other the oldest wins.
+	// Created is its creation time; if plans contradict each other, the oldest maintenance takes
+	// precedence.
 	Created time.Time
-	// Plan is the completed drain plan, in order. The same slice as in the call before says that it
-	// has not changed.
+	// Plan is the completed drain plan, in order. The same slice as in the previous call means that
+	// it has not changed.
 	Plan []maintenancev1alpha1.DrainPlanEntry
 	// Nodes are the names of the selected nodes that the requester may delete.
 	Nodes []string
 	// Uncordoned are those of Nodes that have not been seen cordoned. While there are any the
 	// maintenance raises no targets: pods could still land behind a wave that has passed.
 	Uncordoned []string
-	// Before are the targets that its status holds for a node of the same UID, by node name. The
-	// map may be used again by the caller, its slices may not.
+	// Before are the targets in its status for a node of the same UID, by node name. The caller may
+	// reuse the map, but not its slices.
 	Before map[string][]maintenancev1alpha1.DrainPlanEntry
 }
 
-// Node is a node with its live pods: those that are neither finished nor left running on purpose.
+// Node is a node with its live pods: those that are neither finished nor kept running on purpose.
 type Node struct {
 	Name string
 	UID  types.UID
 	Pods []Pod
 }
 
-// Pod is what planning needs to know of a pod.
+// Pod has the fields of a pod that planning needs.
 type Pod struct {
 	Type     maintenancev1alpha1.PodType
 	Priority int32
 	Labels   labels.Set
 }
 
-// Result is the answer to a World. It is valid until the next call of the Planner that gave it,
-// which writes into the same maps.
+// Result is the result for a World. It is valid until the next call of the Planner, which writes
+// into the same maps.
 type Result struct {
 	// Targets are the drain targets by node name, for every node of a maintenance. Those of a node
 	// that have not changed since the Planner's last call are the Same.
 	Targets map[string]Targets
 	// Messages are the drain messages by maintenance and node name.
 	Messages map[string]map[string]string
-	// Finished holds the maintenances of which no live pod is left that their plan covers.
+	// Finished has the maintenances whose plan covers no remaining live pod.
 	Finished map[string]bool
-	// FastForwarded says which other maintenance had already taken a node further than the
-	// maintenance's own plan, by maintenance and node. It is said when the maintenance joins, and
-	// as long as pods leave because of an older one.
+	// FastForwarded is the other maintenance that has already advanced a node beyond the
+	// maintenance's own plan, by maintenance and node. It is set when the maintenance joins, and as
+	// long as pods leave because of an older one.
 	FastForwarded map[string]map[string]string
-	// Overrides are the contradictions between plans that were decided in favour of the oldest
+	// Overrides are the contradictions between plans that were resolved in favour of the oldest
 	// maintenance.
 	Overrides []Override
 }
 
-// Override tells that the plans of some maintenances contradict each other, so that nothing would
-// move, and whose order was followed.
+// Override is a contradiction between the plans of some maintenances that would stop their drains,
+// with the maintenance whose order was followed.
 type Override struct {
 	// Followed is the maintenance whose order was followed.
 	Followed string
-	// Overridden are the maintenances on the same nodes whose order was not, also where there is no
-	// pod to suffer from it, sorted by name.
+	// Overridden are the maintenances on the same nodes whose order was not followed, even without
+	// affected pods, sorted by name.
 	Overridden []string
 }
