@@ -112,8 +112,8 @@ func (e *environment) blockers(ctx context.Context, o *output, name, namespace s
 	return err
 }
 
-// obstacles returns what is in the way of maintenances beside pods. If nodes cannot be read, that
-// is noted and the conditions have to do.
+// obstacles returns the obstacles of maintenances other than pods. If nodes cannot be read, it
+// prints a note and only uses the conditions.
 func (e *environment) obstacles(
 	ctx context.Context, c clients, maintenances []v1alpha1.NodeMaintenance, evacuations []v1alpha1.Evacuation,
 ) ([]show.Obstacle, error) {
@@ -133,8 +133,8 @@ func (e *environment) obstacles(
 	return obstacles, nil
 }
 
-// blockedMaintenances returns the maintenances that blockers is about: the named one or all, but
-// none for the owner of a namespace, who needs no right to see them.
+// blockedMaintenances returns the maintenances for the command blockers: the named one or all, but
+// none for the owner of a namespace, who needs no right to read them.
 func (e *environment) blockedMaintenances(ctx context.Context, c clients, name, namespace string) ([]v1alpha1.NodeMaintenance, error) {
 	maintenances := c.haulout.MaintenanceV1alpha1().NodeMaintenances()
 	switch {
@@ -162,8 +162,8 @@ func (e *environment) blockedMaintenances(ctx context.Context, c clients, name, 
 const selectActive = "status.blocked=false,status.activeEvacuatorClass!=" + v1alpha1.EvacuatorClassEviction
 
 // inTheWay reads the Evacuations that are blocked, then those that wait for their evacuators. The
-// server has an index for the first question and leaves out of the second those that wait for an
-// eviction, which are most of a large drain.
+// server has an index for the first list and excludes Evacuations that wait for an eviction, which
+// are most of a large drain, from the second.
 func inTheWay(ctx context.Context, c clients, namespace string, now time.Time) (*v1alpha1.EvacuationList, error) {
 	list := func(selector string, keep func(*v1alpha1.Evacuation) bool) (*v1alpha1.EvacuationList, error) {
 		found, err := c.haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{FieldSelector: selector})

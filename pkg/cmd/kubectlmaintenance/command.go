@@ -17,9 +17,9 @@ limitations under the License.
 // Package kubectlmaintenance is `kubectl maintenance`, the plugin with which users start, watch and
 // end maintenances of nodes.
 //
-// Each command gathers what it needs from the two APIs and hands it to pkg show, which makes the
-// lines; what differs between a terminal and a pipe is in pkg/cmd/screen. Anything that a test
-// replaces (time, names, terminals) is a field of environment.
+// Each command reads what it needs from the two APIs and passes it to package show, which formats
+// the lines; the differences between a terminal and a pipe are in pkg/cmd/screen. Everything that
+// tests replace (time, names, terminals) is a field of environment.
 package kubectlmaintenance
 
 import (
@@ -49,7 +49,7 @@ import (
 	"haulout.dev/haulout/pkg/version"
 )
 
-// manager is the field manager of what the plugin writes, and the start of its user agent.
+// manager is the field manager of the plugin's writes, and the prefix of its user agent.
 const manager = "kubectl-maintenance"
 
 // clients are the clients of the two APIs.
@@ -58,23 +58,23 @@ type clients struct {
 	haulout clientset.Interface
 }
 
-// environment is what the plugin runs in.
+// environment has the dependencies of the plugin.
 type environment struct {
 	genericiooptions.IOStreams
 	flags *genericclioptions.ConfigFlags
-	// connect makes the clients that the flags ask for.
+	// connect creates the clients according to the flags.
 	connect func() (clients, error)
 	now     func() time.Time
-	// suffix returns what makes a generated name unique.
+	// suffix returns the unique part of a generated name.
 	suffix func() string
 	// interactive reports whether the standard input is a terminal, so that a question can be
 	// asked.
 	interactive func() bool
-	// screen returns what a stream is shown on.
+	// screen returns the screen of a stream.
 	screen func(io.Writer) *screen.Screen
 }
 
-// Run runs the plugin as a program of its own and returns its exit code.
+// Run runs the plugin as a program and returns its exit code.
 func Run(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -122,7 +122,7 @@ func (e *environment) connectToCluster() (clients, error) {
 		return clients{}, err
 	}
 	config.UserAgent = manager + "/" + version.Get()
-	// The API server's fairness is the limit; a client-side one would only delay large lists.
+	// API Priority and Fairness limits requests; a client-side limit would only delay large lists.
 	config.QPS, config.Burst = -1, 0
 	config.WarningHandler = escapedWarnings{
 		rest.NewWarningWriter(e.ErrOut, rest.WarningWriterOptions{Deduplicate: true, Color: e.screen(e.ErrOut).Colors()}),
@@ -168,7 +168,7 @@ func (e *environment) run(ctx context.Context, args []string) int {
 	return code
 }
 
-// explain adds to an error of the API that Haulout is not installed or does not run.
+// explain adds a hint to an error of the API if Haulout may not be installed or may not run.
 func explain(err error) string {
 	text := err.Error()
 	switch {
@@ -203,7 +203,7 @@ Exit codes
 
 Completion of names and nodes works as that of kubectl; it needs kubectl_complete-maintenance in the PATH.`
 
-// newCommand returns the plugin with all of its commands.
+// newCommand returns the root command with all commands.
 func (e *environment) newCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "kubectl-maintenance",
@@ -259,7 +259,8 @@ func newOptionsCommand() *cobra.Command {
 	}
 }
 
-// usageTemplate is cobra's, but for the flags of all commands, which it points to.
+// usageTemplate is cobra's template, except that it refers to the options command for the flags of
+// all commands.
 const usageTemplate = `Usage:{{if .Runnable}}
   {{.UseLine}}{{end}}{{if .HasAvailableSubCommands}}
   {{.CommandPath}} COMMAND [flags]{{end}}{{if .HasExample}}

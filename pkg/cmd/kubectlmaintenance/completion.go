@@ -26,7 +26,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// completionLimit is how many names a shell is offered.
+// completionLimit is the maximum number of names for the completion.
 const completionLimit = 500
 
 // completeNodes offers the nodes of the cluster.

@@ -29,8 +29,7 @@ const (
 	exitInterrupted = 130
 )
 
-// exitError ends the plugin with a code of its own. Without a message nothing is printed:
-// everything has been said.
+// exitError ends the plugin with a specific exit code. Without a message nothing is printed.
 type exitError struct {
 	code    int
 	message string

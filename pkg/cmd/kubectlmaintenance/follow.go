@@ -39,21 +39,21 @@ import (
 )
 
 const (
-	// redrawAfter is how long changes are gathered before they are shown.
+	// redrawAfter is how long changes are collected before they are shown.
 	redrawAfter = 200 * time.Millisecond
-	// redrawAtLeast keeps times and paces moving when nothing changes.
+	// redrawAtLeast is the interval of updates of times and paces without a change.
 	redrawAtLeast = time.Second
-	// wavesAfter is how long a preview of a drain under way is good for. It costs the server more
-	// than anything else here.
+	// wavesAfter is how long a preview of an active drain is used. It is the most expensive request
+	// for the server.
 	wavesAfter = 20 * time.Second
-	// nextWaveAfter is when another one may be asked for because a wave is over.
+	// nextWaveAfter is when a new preview may be requested because a wave is over.
 	nextWaveAfter = 3 * time.Second
 )
 
 // noteForbidden is shown if the user may not list Evacuations.
 const noteForbidden = "you may not list evacuations in all namespaces, so pods that have left or are blocked are not shown by name"
 
-// follower watches one maintenance, or all.
+// follower watches one maintenance or all of them.
 type follower struct {
 	e *environment
 	c clients
@@ -61,32 +61,32 @@ type follower struct {
 	name string
 
 	maintenances listers.NodeMaintenanceLister
-	// evacuations is nil if they may not be read.
+	// evacuations is nil if the user may not list them.
 	evacuations listers.EvacuationLister
 	departures  map[types.UID]*show.Departures
 	changed     chan struct{}
 	waves       waves
 
 	mu sync.Mutex
-	// trouble is why watching did not work last, and since when that is known.
+	// trouble is the last error of a watch, and troubleAt its time.
 	trouble   error
 	troubleAt time.Time
 }
 
-// troubleFor is how long trouble is shown. While it lasts it is met again and again.
+// troubleFor is how long an error is shown. A persistent error occurs repeatedly.
 const troubleFor = 15 * time.Second
 
-// waves are what the last preview said.
+// waves are the waves of the last preview.
 type waves struct {
-	// off: previews are not wanted, or the user may not get them.
+	// off: previews are disabled, or the user may not get them.
 	off  bool
 	at   time.Time
 	last []show.Wave
 }
 
-// newFollower starts to follow; it ends with the context.
+// newFollower starts a follower, which ends with the context.
 func (e *environment) newFollower(ctx context.Context, c clients, name string) (*follower, error) {
-	// Informers retry for ever, so errors that do not pass are found first.
+	// Informers retry forever, so check for permanent errors first.
 	if name != "" {
 		if _, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{}); err != nil {
 			return nil, err
@@ -126,7 +126,7 @@ func (e *environment) newFollower(ctx context.Context, c clients, name string) (
 	return f, nil
 }
 
-// watch makes an informer report changes and errors.
+// watch adds handlers for changes and errors to an informer.
 func (f *follower) watch(informer cache.SharedIndexInformer) error {
 	if err := informer.SetTransform(withoutManagedFields); err != nil {
 		return err
@@ -164,7 +164,7 @@ func (f *follower) setTrouble(err error) {
 	}
 }
 
-// facts returns what is known of each maintenance, sorted by name. It is empty if none exists.
+// facts returns the facts about each maintenance, sorted by name. It is empty if none exists.
 func (f *follower) facts(ctx context.Context) ([]show.Facts, error) {
 	found, err := f.maintenances.List(labels.Everything())
 	if err != nil {
@@ -216,7 +216,7 @@ func (f *follower) notes() []string {
 	return notes
 }
 
-// askForWaves fills in what a preview says is still to come, which need not be of this moment.
+// askForWaves adds the waves of a preview, which may be older than the other facts.
 func (f *follower) askForWaves(ctx context.Context, facts *show.Facts) {
 	w := &f.waves
 	if w.off || facts.Maintenance.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain {
@@ -237,7 +237,7 @@ func (f *follower) askForWaves(ctx context.Context, facts *show.Facts) {
 	}
 }
 
-// previewWaves asks for the waves that are still to come.
+// previewWaves requests the remaining waves.
 func previewWaves(ctx context.Context, c clients, name string) ([]v1alpha1.PreviewWave, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -248,8 +248,8 @@ func previewWaves(ctx context.Context, c clients, name string) ([]v1alpha1.Previ
 	return preview.Waves, nil
 }
 
-// each calls look with what is known, again after every change and at least once a second, until
-// look returns done.
+// each calls look with the facts, after every change and at least once a second, until look returns
+// done.
 func (f *follower) each(ctx context.Context, look func([]show.Facts) (done bool, err error)) error {
 	ticker := time.NewTicker(redrawAtLeast)
 	defer ticker.Stop()
@@ -269,7 +269,7 @@ func (f *follower) each(ctx context.Context, look func([]show.Facts) (done bool,
 			return ctx.Err()
 		case <-ticker.C:
 		case <-f.changed:
-			// Further changes within a moment are shown together.
+			// Show changes within a short time together.
 			select {
 			case <-ctx.Done():
 			case <-time.After(redrawAfter):

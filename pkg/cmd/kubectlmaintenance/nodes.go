@@ -35,16 +35,16 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// chosen is a choice of nodes.
+// chosen is the user's choice of nodes.
 type chosen struct {
 	// names are the names on the command line; empty if the nodes are chosen by labels.
 	names    []string
 	selector *corev1.NodeSelector
-	// title is what a generated name begins with.
+	// title is the prefix of a generated name.
 	title string
 }
 
-// chooseNodes makes a selector of the names or the label selector on the command line.
+// chooseNodes returns a selector for the names or the label selector on the command line.
 func chooseNodes(args []string, labelSelector string) (*chosen, error) {
 	switch {
 	case len(args) > 0 && labelSelector != "":
@@ -75,7 +75,7 @@ func chooseNodes(args []string, labelSelector string) (*chosen, error) {
 	return c, nil
 }
 
-// nodeName removes the kind from a name as kubectl prints it.
+// nodeName removes the kind from a name in the form in which kubectl prints it.
 func nodeName(arg string) string {
 	for _, kind := range []string{"node/", "nodes/", "no/"} {
 		if name, ok := strings.CutPrefix(arg, kind); ok {
@@ -114,10 +114,10 @@ func chooseByLabels(text string) (*chosen, error) {
 	return &chosen{selector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}}, title: title(text)}, nil
 }
 
-// maxTitle leaves room for the suffix within the 63 characters that many tools show of a name.
+// maxTitle leaves space for the suffix within the 63 characters that many tools show of a name.
 const maxTitle = 57
 
-// title makes the start of a name of any text.
+// title converts a text to a prefix of a name.
 func title(text string) string {
 	var b strings.Builder
 	for _, r := range strings.ToLower(text) {
@@ -166,7 +166,7 @@ func eachNode(ctx context.Context, c clients, options metav1.ListOptions, visit 
 	}
 }
 
-// reach is what taking some nodes means for the cluster.
+// reach is the part of the cluster that some nodes are.
 type reach struct {
 	matched, all               int
 	controlPlane, controlTotal int

@@ -31,10 +31,10 @@ import (
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 )
 
-// nodesByName is up to how many nodes are read one by one. More are listed, in a request or a few.
+// nodesByName is the maximum number of nodes that are read one by one. More nodes are listed.
 const nodesByName = 50
 
-// holds reports whether a maintenance is to keep its nodes cordoned.
+// holds reports whether a maintenance has to keep its nodes cordoned.
 func holds(nm *v1alpha1.NodeMaintenance) bool {
 	stage := nm.Spec.Stage
 	return nm.DeletionTimestamp == nil &&
@@ -88,7 +88,7 @@ func uncordonedNodes(ctx context.Context, c clients, maintenances ...v1alpha1.No
 	return found, nil
 }
 
-// previewTimeout bounds a question to the preview whose answer only adds to what is shown.
+// previewTimeout limits a request for a preview that is only supplementary.
 const previewTimeout = 5 * time.Second
 
 // refused returns the nodes of a maintenance that the requester may not delete, as the preview

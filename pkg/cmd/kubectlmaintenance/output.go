@@ -32,19 +32,18 @@ import (
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/scheme"
 )
 
-// wide is the output format that leaves nothing out.
+// wide is the output format without truncation.
 const wide = "wide"
 
-// output is the flag -o with what belongs to it.
+// output is the flag -o with its printers.
 type output struct {
 	flags *genericclioptions.PrintFlags
-	// lines says that the command shows lines of its own unless a format is asked for; then there
-	// is -o wide, too.
+	// lines: the command shows lines unless a format is requested; it also supports -o wide.
 	lines bool
 }
 
-// outputOfObjects is the output of commands that print the object that they wrote, with what they
-// did to it.
+// outputOfObjects is the output of commands that print the object that they wrote, with the
+// operation.
 func outputOfObjects(operation string) *output {
 	return &output{flags: genericclioptions.NewPrintFlags(operation).WithTypeSetter(scheme.Scheme)}
 }
@@ -87,7 +86,7 @@ func (o *output) validate() error {
 	return err
 }
 
-// write writes objects one after the other in the format that was asked for.
+// write writes objects one after the other in the requested format.
 func (e *environment) write(o *output, objects ...runtime.Object) error {
 	printer, err := o.flags.ToPrinter()
 	if err != nil {
@@ -102,8 +101,8 @@ func (e *environment) write(o *output, objects ...runtime.Object) error {
 	return e.screen(e.Out).Write(document.Bytes())
 }
 
-// writeAll writes objects in the format that was asked for: as a list, or one after the other where
-// a format has no lists.
+// writeAll writes objects in the requested format: as a list, or one after the other if the format
+// has no lists.
 func writeAll[T runtime.Object](e *environment, o *output, list runtime.Object, items []T) error {
 	if o.format() != "name" {
 		return e.write(o, list)
@@ -159,7 +158,7 @@ func (d *dryRun) complete(o *output) error {
 
 func (d *dryRun) isOn() bool { return d.strategy != dryRunNone }
 
-// inRequests is what to put into the options of requests.
+// inRequests returns the value for the options of requests.
 func (d *dryRun) inRequests() []string {
 	if d.strategy == dryRunServer {
 		return []string{metav1.DryRunAll}

@@ -146,11 +146,11 @@ func isMissing(err error) bool {
 	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind != "" && len(status.Status().Details.Causes) == 0
 }
 
-// previewFirstTimeout bounds the preview before a drain, which is a help and not a condition.
+// previewFirstTimeout limits the preview before a drain, which is optional.
 const previewFirstTimeout = 30 * time.Second
 
-// previewFirst prints what will be in the way of a drain before the maintenance is created. If no
-// preview can be had, it returns a note about that. It only fails when the command is interrupted.
+// previewFirst prints the blockers of a drain before the maintenance is created. If the preview
+// fails, it returns a note about that. It only returns an error when the command is interrupted.
 func (e *environment) previewFirst(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, title string) (note string, err error) {
 	return e.warnWith(ctx, nm.Name, func(ctx context.Context) (*v1alpha1.NodeMaintenancePreview, error) {
 		return e.previewTemporary(ctx, c, nm, title)
@@ -190,11 +190,11 @@ func (e *environment) warnWith(
 	return note, nil
 }
 
-// removeFor bounds the deletion of the temporary object.
+// removeFor limits the time for the deletion of the temporary object.
 const removeFor = 15 * time.Second
 
 // previewTemporary previews a maintenance that does not exist: it creates one in stage Idle, which
-// touches nothing and is deleted without waiting for anything.
+// changes nothing and is deleted immediately.
 func (e *environment) previewTemporary(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, title string) (preview *v1alpha1.NodeMaintenancePreview, err error) {
 	temporary := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: e.nameFor("preview-" + title)},
@@ -203,7 +203,7 @@ func (e *environment) previewTemporary(ctx context.Context, c clients, nm *v1alp
 		},
 	}
 	maintenances := c.haulout.MaintenanceV1alpha1().NodeMaintenances()
-	// Deleted also if the answer to its creation was lost, and if the command was interrupted.
+	// Delete it even if the response to its creation was lost, or the command was interrupted.
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeFor)
 		defer cancel()

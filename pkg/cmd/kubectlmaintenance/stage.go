@@ -213,7 +213,7 @@ func (e *environment) cancel(ctx context.Context, o *stageOptions, name string) 
 	return e.write(o.output, nm)
 }
 
-// exactArgs names the missing arguments instead of counting them.
+// exactArgs returns an error that names the missing arguments.
 func exactArgs(what string, count int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == count && !slices.Contains(args, "") {

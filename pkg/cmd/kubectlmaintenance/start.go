@@ -90,10 +90,10 @@ nodes of the cluster or all of its control-plane nodes are taken you are asked, 
 	return cmd
 }
 
-// startStages are those in which a maintenance that does something begins.
+// startStages are the stages in which a maintenance can start.
 var startStages = []string{string(v1alpha1.NodeMaintenanceStageIdle), string(v1alpha1.NodeMaintenanceStageCordon), string(v1alpha1.NodeMaintenanceStageDrain)}
 
-// addFlags adds the flags that start and drain have in common.
+// addFlags adds the common flags of start and drain.
 func (o *startOptions) addFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVarP(&o.selector, "selector", "l", "",
@@ -208,7 +208,7 @@ func (e *environment) maintenanceOf(o *startOptions, choice *chosen, stage v1alp
 	return nm, nil
 }
 
-// read returns what is in a file, or what comes from the standard input.
+// read returns the content of a file, or of the standard input.
 func (e *environment) read(path string) ([]byte, error) {
 	if path == "-" {
 		return io.ReadAll(e.In)
@@ -226,7 +226,7 @@ func parsePlan(content []byte) ([]v1alpha1.DrainPlanEntry, error) {
 	}
 	var parts map[string]any
 	if err := yaml.Unmarshal(content, &parts); err != nil {
-		// Neither: what was wrong with it as a list says more.
+		// Neither: the error of parsing it as a list is clearer.
 		return nil, listErr
 	}
 	if _, isObject := parts["spec"]; isObject {
@@ -258,7 +258,7 @@ func stageOf(text string, allowed []string) (v1alpha1.NodeMaintenanceStage, erro
 	return v1alpha1.NodeMaintenanceStage(stage), err
 }
 
-// oneOf returns the allowed value that a text stands for, whose case does not matter.
+// oneOf returns the allowed value that a text matches, ignoring its case.
 func oneOf(what, text string, allowed []string) (string, error) {
 	for _, value := range allowed {
 		if strings.EqualFold(value, text) {

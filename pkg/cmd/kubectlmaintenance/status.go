@@ -91,7 +91,7 @@ func (e *environment) status(ctx context.Context, o *output, name string) error 
 		return nil
 	}
 	if one.Maintenance.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
-		// The status is useful without the waves, so an error is passed over.
+		// The status is useful without the waves, so ignore an error.
 		if preview, err := previewWaves(ctx, c, one.Maintenance.Name); err == nil {
 			one.Waves = show.Waves(preview, nil)
 		}
@@ -101,7 +101,7 @@ func (e *environment) status(ctx context.Context, o *output, name string) error 
 }
 
 // theOne returns the maintenance with the name or, without a name, the only one that is not
-// complete; nil if none or several fit.
+// complete; nil if there is none or more than one.
 func theOne(all []show.Facts, name string) *show.Facts {
 	var one *show.Facts
 	for i := range all {

@@ -35,13 +35,13 @@ import (
 	"haulout.dev/haulout/pkg/cmd/screen"
 )
 
-// lastLook bounds the reads after a timeout.
+// lastLook limits the time of the reads after a timeout.
 const lastLook = 5 * time.Second
 
-// plainAfter is the shortest time between two lines where nothing can be redrawn.
+// plainAfter is the minimum time between two lines without a terminal.
 const plainAfter = 2 * time.Second
 
-// reporter shows progress: redrawn in place on a terminal, else as lines.
+// reporter shows progress: redrawn in place on a terminal, otherwise as lines.
 type reporter struct {
 	screen *screen.Screen
 	now    func() time.Time
@@ -82,7 +82,7 @@ func (r *reporter) write(summary string) {
 	r.screen.Printf("%s  %s", r.now().UTC().Format(time.TimeOnly), summary)
 }
 
-// withTimeout bounds a context; 0 does not.
+// withTimeout adds a timeout to a context; 0 means none.
 func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	if timeout <= 0 {
 		return context.WithCancel(ctx)
@@ -94,7 +94,7 @@ func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, c
 func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, o *startOptions) error {
 	out := e.Out
 	if o.output.format() != "" {
-		// The progress is not part of the output that was asked for.
+		// The progress is not part of the requested output.
 		out = e.ErrOut
 	}
 	ctx, cancel := withTimeout(ctx, o.timeout)
@@ -123,8 +123,8 @@ func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.No
 	return nil
 }
 
-// timedOut returns an error that tells a maintenance that still moves from one that does not, which
-// needs action.
+// timedOut returns an error that distinguishes a maintenance that still makes progress from one
+// that needs an action.
 func (e *environment) timedOut(ctx context.Context, c clients, timeout time.Duration, name string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
 	defer cancel()
@@ -133,7 +133,7 @@ func (e *environment) timedOut(ctx context.Context, c clients, timeout time.Dura
 		if stuck := show.Stuck(nm); stuck != nil {
 			reason, message = stuck.Reason, stuck.Message
 		} else if nodes, err := uncordonedNodes(ctx, c, *nm); err == nil && nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon {
-			// In stage Cordon no condition reports it.
+			// In stage Cordon no condition reports this.
 			if obstacles := show.Obstacles(nm, seeNodes(ctx, c, nm, nodes), false, e.now()); len(obstacles) > 0 {
 				reason, message = obstacles[0].Reason, obstacles[0].Message
 			}
@@ -179,7 +179,7 @@ func (e *environment) follow(ctx context.Context, c clients, name string, out io
 	return err
 }
 
-// reached reports whether a maintenance has reached a stage, and fails if it never will.
+// reached reports whether a maintenance has reached a stage, and returns an error if it never will.
 func reached(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage, cordon *cordonWait) (bool, error) {
 	if nm.DeletionTimestamp != nil || nm.Spec.Stage == v1alpha1.NodeMaintenanceStageComplete {
 		return true, exitWith(exitEnded, "%s was completed before it reached the stage %s", nm.Name, stage)
@@ -199,12 +199,12 @@ func reached(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, stage
 // cordonWait waits until the nodes of a maintenance are cordoned.
 type cordonWait struct {
 	e *environment
-	// askedAt is when the preview was asked last whether nodes are refused.
+	// askedAt is when the preview was last requested to find refused nodes.
 	askedAt time.Time
 }
 
-// isOver reports whether all nodes of a maintenance are unschedulable, and fails if the requester
-// may not delete one of them, since that node will not be cordoned.
+// isOver reports whether all nodes of a maintenance are unschedulable, and returns an error if the
+// requester may not delete one of them, since that node will not be cordoned.
 func (w *cordonWait) isOver(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance) (bool, error) {
 	nodes, err := uncordonedNodes(ctx, c, *nm)
 	if err != nil || len(nodes) == 0 {
@@ -212,8 +212,7 @@ func (w *cordonWait) isOver(ctx context.Context, c clients, nm *v1alpha1.NodeMai
 	}
 	now := w.e.now()
 	if w.askedAt.IsZero() {
-		// Most nodes are cordoned a moment later, and a preview costs the server more than all else
-		// here.
+		// Most nodes are cordoned soon, and a preview is the most expensive request for the server.
 		w.askedAt = now.Add(nextWaveAfter - wavesAfter)
 	}
 	if now.Sub(w.askedAt) < wavesAfter {
@@ -228,7 +227,7 @@ func (w *cordonWait) isOver(ctx context.Context, c clients, nm *v1alpha1.NodeMai
 	return false, nil
 }
 
-// firstOf lists the first few names.
+// firstOf returns the first few names.
 func firstOf(names []string) string {
 	const few = 3
 	if len(names) <= few {
@@ -264,8 +263,8 @@ func (e *environment) awaitEnd(ctx context.Context, c clients, name string, uid 
 	return err
 }
 
-// notReleased returns an error that tells nodes that are still being released from those that
-// cannot be.
+// notReleased returns an error that distinguishes nodes that are still being released from those
+// that cannot be.
 func notReleased(ctx context.Context, c clients, timeout time.Duration, name string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
 	defer cancel()

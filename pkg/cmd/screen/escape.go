@@ -23,12 +23,12 @@ import (
 	"unicode/utf8"
 )
 
-// Escape replaces every character of a text that is not printed as itself: control characters,
-// among them ESC, the C1 controls and newlines; bytes that are not UTF-8, since an 8-bit terminal
-// takes 0x9b for a control sequence; and characters that change the order of others, such as
-// U+202E. A user who writes a message or a reason into the API must not control the terminal of the
-// user who reads it (CVE-2021-25743). printers.EscapeTerminal of cli-runtime only knows ESC and the
-// carriage return.
+// Escape replaces every non-printable character of a text: control characters, among them ESC, the
+// C1 controls and newlines; bytes that are not UTF-8, since an 8-bit terminal takes 0x9b for a
+// control sequence; and characters that change the order of others, such as U+202E. A user who
+// writes a message or a reason into the API must not control the terminal of the user who reads it
+// (CVE-2021-25743). printers.EscapeTerminal of cli-runtime only handles ESC and the carriage
+// return.
 //
 // Escaping twice is the same as escaping once.
 func Escape(text string) string {
@@ -47,8 +47,7 @@ func EscapeError(prefix, text string) string {
 	return prefix + strings.Join(lines, indent)
 }
 
-// escape escapes all characters that are not printed as themselves but those that keep returns true
-// for.
+// escape escapes all non-printable characters except those for which keep returns true.
 func escape(text string, keep func(rune) bool) string {
 	if printable(text) {
 		return text
@@ -68,7 +67,7 @@ func escape(text string, keep func(rune) bool) string {
 		case r == '\t':
 			b.WriteString(`\t`)
 		case r <= 0xffff:
-			// The form that JSON has, so that a document is still the same document.
+			// Use the JSON form, so that the document does not change.
 			fmt.Fprintf(&b, `\u%04x`, r)
 		default:
 			fmt.Fprintf(&b, `\U%08x`, r)

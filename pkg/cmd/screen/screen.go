@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package screen prints to a terminal, where the last lines may be redrawn in place, or to anything
-// else, where they are not.
+// Package screen prints to a terminal, where the last lines can be redrawn in place, or to another
+// writer, where they cannot.
 package screen
 
 import (
@@ -29,7 +29,7 @@ import (
 	"golang.org/x/term"
 )
 
-// Style is how a line is shown on a terminal with colors.
+// Style is the style of a line on a terminal with colors.
 type Style string
 
 // The styles, as parameters of the terminal's sequence "select graphic rendition".
@@ -48,21 +48,21 @@ type Line struct {
 	Style Style
 }
 
-// Screen is a terminal, or what takes its place. Its methods are safe for concurrent use.
+// Screen is a terminal or another writer. Its methods are safe for concurrent use.
 type Screen struct {
 	out io.Writer
-	// size returns the columns and rows of the terminal; nil if out is none.
+	// size returns the columns and rows of the terminal; nil if out is not a terminal.
 	size   func() (columns, rows int)
 	colors bool
-	// terminal: out is a terminal, though perhaps one on which nothing can be redrawn.
+	// terminal: out is a terminal, but possibly one without redrawing.
 	terminal bool
 
 	mu sync.Mutex
-	// drawn is how many of the last lines are to be redrawn.
+	// drawn is the number of last lines to redraw.
 	drawn int
 }
 
-// New returns the screen of a writer, which is a terminal if the writer is the file of one.
+// New returns the screen of a writer, which is a terminal if the writer is the file of a terminal.
 // TERM=dumb and NO_COLOR (https://no-color.org) are honoured.
 func New(out io.Writer, getenv func(string) string) *Screen {
 	s := &Screen{out: out}
@@ -86,7 +86,8 @@ func New(out io.Writer, getenv func(string) string) *Screen {
 	return s
 }
 
-// NewTerminal returns the screen of a terminal that is no file, of a fixed size and without colors.
+// NewTerminal returns the screen of a terminal that is not a file, with a fixed size and without
+// colors.
 func NewTerminal(out io.Writer, columns, rows int) *Screen {
 	return &Screen{out: out, terminal: true, size: func() (int, int) { return columns, rows }}
 }
@@ -97,8 +98,8 @@ func (s *Screen) Live() bool { return s.size != nil }
 // Colors reports whether styles are shown.
 func (s *Screen) Colors() bool { return s.colors }
 
-// Columns returns how wide a line may be: all columns of the terminal but the last, which would
-// make some terminals wrap; 0 if there is no terminal.
+// Columns returns the maximum width of a line: all columns of the terminal except the last one, in
+// which some terminals wrap; 0 if there is no terminal.
 func (s *Screen) Columns() int {
 	if s.size == nil {
 		return 0
@@ -158,13 +159,13 @@ func (s *Screen) Draw(lines []Line) {
 		return
 	}
 	_, rows := s.size()
-	// A line that wraps, or one that scrolls out, could not be redrawn any more.
+	// A line that wraps or scrolls out could not be redrawn.
 	if len(lines) > rows-1 {
 		lines = lines[:rows-1]
 	}
 	var b strings.Builder
 	for _, line := range lines {
-		// Escaped before it is cut, since escapes take columns.
+		// Escape it before it is cut, since escapes take columns.
 		line.Text = Fit(Escape(line.Text), s.Columns())
 		b.WriteString(s.paint(line) + "\n")
 	}
@@ -181,7 +182,7 @@ func (s *Screen) Keep() {
 	s.drawn = 0
 }
 
-// erase returns the sequence that removes the lines that are to be redrawn.
+// erase returns the sequence that removes the lines to redraw.
 func (s *Screen) erase() string {
 	if s.drawn == 0 {
 		return ""
@@ -189,8 +190,8 @@ func (s *Screen) erase() string {
 	return fmt.Sprintf("\x1b[%dA\x1b[J", s.drawn)
 }
 
-// paint returns a line as it is written. Every line goes through it, so that no text can control
-// the terminal.
+// paint returns a line with its style. It processes every line, so that no text can control the
+// terminal.
 func (s *Screen) paint(line Line) string {
 	text := Escape(line.Text)
 	if !s.colors || line.Style == Plain || text == "" {
@@ -203,7 +204,7 @@ func (s *Screen) paint(line Line) string {
 // causes SIGPIPE.
 func (s *Screen) write(text string) { _, _ = io.WriteString(s.out, text) }
 
-// Fit cuts a text to a number of columns, with ">" in the last one if something was cut.
+// Fit truncates a text to a number of columns, with ">" in the last one if something was cut.
 func Fit(text string, columns int) string {
 	if columns < 1 || utf8.RuneCountInString(text) <= columns {
 		return text
@@ -211,7 +212,7 @@ func Fit(text string, columns int) string {
 	return string([]rune(text)[:columns-1]) + ">"
 }
 
-// Bar draws how much of a whole is done.
+// Bar returns a progress bar.
 func Bar(done, whole, columns int) string {
 	filled := columns
 	if whole > 0 {
@@ -220,7 +221,7 @@ func Bar(done, whole, columns int) string {
 	return "[" + strings.Repeat("#", filled) + strings.Repeat(".", columns-filled) + "]"
 }
 
-// Shorten returns the first lines of a text and, as another line, how many were left out.
+// Shorten returns the first lines of a text and, as another line, how many were omitted.
 func Shorten(text string, limit int) []string {
 	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
 	if len(lines) <= limit {

@@ -32,8 +32,7 @@ import (
 // Blocker is a pod that cannot leave its node.
 type Blocker struct {
 	Namespace, Pod, Node string
-	// Reason is that of the condition Blocked, and Message what it says: what is in the way and
-	// what can be done.
+	// Reason and Message are those of the condition Blocked: the cause and a remedy.
 	Reason, Message string
 	Since           time.Time
 	// evacuator is the class of the active evacuator.
@@ -42,7 +41,7 @@ type Blocker struct {
 	waits *evacuatorDeadline
 }
 
-// podsShown is how many pods are listed with what they have in common.
+// podsShown is the number of listed pods of a group.
 const podsShown = 20
 
 // Blocked reports whether an Evacuation is blocked.
@@ -50,8 +49,8 @@ func Blocked(e *v1alpha1.Evacuation) bool {
 	return meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionBlocked) && !meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete)
 }
 
-// BlockersOf returns the pods that cannot leave, the longest blocked first. Only nodes that on
-// returns true for count; nil stands for all.
+// BlockersOf returns the pods that cannot leave, the longest blocked first. It only includes nodes
+// for which on returns true; nil means all nodes.
 func BlockersOf(evacuations []v1alpha1.Evacuation, on func(node string) bool) []Blocker {
 	var blockers []Blocker
 	for i := range evacuations {
@@ -75,7 +74,7 @@ func sortBlockers(blockers []Blocker) {
 	})
 }
 
-// action is who must act on a reason, and the command that shows them what there is to see.
+// action is who must act on a reason, and the command that shows them the details.
 type action struct {
 	who, look string
 }
@@ -91,8 +90,8 @@ const (
 	finalizers    = "kubectl get evacuations -n %s -o custom-columns=POD:.spec.podRef.name,FINALIZERS:.metadata.finalizers"
 )
 
-// actions are by reason of the condition Blocked and of blockers of previews. %s stands for the
-// namespace, %[2]s for the pod, %[3]s for the node and %[4]s for the evacuator.
+// actions are the actions by reason of the condition Blocked and of blockers of previews. %s stands
+// for the namespace, %[2]s for the pod, %[3]s for the node and %[4]s for the evacuator.
 var actions = map[string]action{
 	v1alpha1.ReasonPodDisruptionBudget:           {ownerOfApp, budgets},
 	v1alpha1.ReasonPodDisruptionBudgetSyncFailed: {ownerOfApp, budgets},
@@ -125,7 +124,7 @@ var actions = map[string]action{
 	waitsForEvacuator:                   {"the evacuator %[4]s", "kubectl get evacuations -n %s -o wide"},
 }
 
-// Who names who must act.
+// Who returns who must act.
 func (b *Blocker) Who() string {
 	if b.waits != nil {
 		return b.waits.who(b.evacuator)
@@ -133,7 +132,7 @@ func (b *Blocker) Who() string {
 	return b.fill(b.action().who)
 }
 
-// WhoUntil is Who with the deadline of the evacuator, if the pod waits for one.
+// WhoUntil returns Who with the deadline of the evacuator, if the pod waits for one.
 func (b *Blocker) WhoUntil() string {
 	if b.waits != nil {
 		return b.waits.whoUntil(b.evacuator)
@@ -141,7 +140,7 @@ func (b *Blocker) WhoUntil() string {
 	return b.Who()
 }
 
-// Look is a command that shows them what there is to see.
+// Look returns a command that shows them the details.
 func (b *Blocker) Look() string { return b.fill(b.action().look) }
 
 func (b *Blocker) action() action {
@@ -155,18 +154,18 @@ func (b *Blocker) fill(format string) string {
 	if !strings.Contains(format, "%") {
 		return format
 	}
-	// The last verb prints nothing: without it fmt would complain about arguments that the format
-	// does not use.
+	// The last verb prints nothing: without it, fmt would report the arguments that the format does
+	// not use.
 	return fmt.Sprintf(format+"%[5]s", b.Namespace, b.Pod, b.Node, orNone(b.evacuator), "")
 }
 
-// group is blockers that have everything in common but the pod.
+// group is a set of blockers that only differ in the pod.
 type group struct {
 	first *Blocker
 	all   []Blocker
 }
 
-// groups puts blockers together that have the same reason, message and actor.
+// groups groups blockers by reason, message and actor.
 func groups(blockers []Blocker) []*group {
 	var out []*group
 	at := map[[3]string]*group{}
@@ -182,7 +181,7 @@ func groups(blockers []Blocker) []*group {
 	return out
 }
 
-// lines shows what a group has in common, then the first of its pods in rows, of which shown are
+// lines shows the common parts of a group, then rows for the first of its pods, of which shown are
 // pods.
 func (g *group) lines(rows [][]string, shown int, o Options) []screen.Line {
 	lines := wrap("  ", g.first.Message, o.columns(), screen.Plain)
@@ -192,14 +191,14 @@ func (g *group) lines(rows [][]string, shown int, o Options) []screen.Line {
 	return append(lines, screen.Line{})
 }
 
-// whoAndLook names who must act, and the command that shows them what there is to see.
+// whoAndLook shows who must act, and the command that shows them the details.
 func whoAndLook(indent, who, look string) []screen.Line {
 	return []screen.Line{plain("%swho    %s", indent, who), plain("%slook   %s", indent, look)}
 }
 
-// Blockers shows pods that cannot leave with what is in the way, who must act and what they can do,
-// after the obstacles that are not pods. waiting are the pods that wait for their evacuators, see
-// WaitingOf: they come last, and apart.
+// Blockers shows pods that cannot leave with the cause, who must act and what they can do, after
+// the obstacles that are not pods. waiting are the pods that wait for their evacuators, see
+// WaitingOf: they come last, in a separate list.
 func Blockers(blockers []Blocker, obstacles []Obstacle, waiting []Blocker, now time.Time, o Options) []screen.Line {
 	lines := blocked(blockers, obstacles, now, o)
 	if len(waiting) == 0 {
@@ -233,7 +232,7 @@ func blocked(blockers []Blocker, obstacles []Obstacle, now time.Time, o Options)
 	return append(lines, line(screen.Heading, "%s cannot leave.", plural(len(blockers), "pod")))
 }
 
-// BlockerTable is Blockers in one row for each pod, after those of the obstacles.
+// BlockerTable shows Blockers with one row for each pod, after the rows of the obstacles.
 func BlockerTable(obstacles []Obstacle, blockers []Blocker, now time.Time) []screen.Line {
 	rows := [][]string{{"NAMESPACE", "POD", "NODE", "SINCE", "REASON", "WHO", "MESSAGE"}}
 	rows = append(rows, obstacleRows(obstacles, now)...)
@@ -244,7 +243,7 @@ func BlockerTable(obstacles []Obstacle, blockers []Blocker, now time.Time) []scr
 	return table("", rows, nil)
 }
 
-// more counts the things that were left out of a list, if any.
+// more shows how many things were omitted from a list, if any.
 func more(count int, noun, indent string) []screen.Line {
 	if count <= 0 {
 		return nil

@@ -27,11 +27,11 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Facts is what is known of a maintenance at one moment.
+// Facts are the known facts about a maintenance at one time.
 type Facts struct {
-	// Maintenance is the object as it was last read.
+	// Maintenance is the last read state of the object.
 	Maintenance *v1alpha1.NodeMaintenance
-	// Evacuations are all that were read; Evacuations on other nodes are passed over.
+	// Evacuations are all Evacuations that were read; those on other nodes are ignored.
 	Evacuations []v1alpha1.Evacuation
 	// Departures are the pods that were seen leaving the nodes; nil if Evacuations could not be
 	// read.
@@ -39,28 +39,28 @@ type Facts struct {
 	// Waves are the waves that a preview predicts, see Waves; nil without a preview. They may be
 	// older than the rest.
 	Waves []Wave
-	// Notes name what could not be read, and why.
+	// Notes describe reads that failed.
 	Notes []string
-	// Now is when that was.
+	// Now is the time of the facts.
 	Now time.Time
 
-	// living counts the Evacuations of pods that have not left, by node; nil until it is asked for.
+	// living is the lazily computed number of Evacuations whose pods have not left, by node.
 	living map[string]int
 }
 
 // Wave is an entry of the drain plan with its pods.
 type Wave struct {
-	// Index is the place of the entry in the plan, from 0.
+	// Index is the index of the entry in the plan, starting at 0.
 	Index int32
-	// Entry says which pods it stands for.
+	// Entry describes the pods of the entry.
 	Entry string
-	// Left is how many pods have not left; Total is the most that it was.
+	// Left is the number of pods that have not left; Total is its maximum so far.
 	Left, Total int
 	// Leaving: the pods are asked to leave.
 	Leaving bool
 }
 
-// Waves are those that a preview shows, after those that former ones did and that are over.
+// Waves returns the waves of a preview, after the finished waves of earlier previews.
 func Waves(preview []v1alpha1.PreviewWave, former []Wave) []Wave {
 	waves := make([]Wave, 0, len(preview))
 	for i := range preview {
@@ -85,7 +85,7 @@ func Waves(preview []v1alpha1.PreviewWave, former []Wave) []Wave {
 }
 
 // current returns the waves with the counters of the maintenance, which are newer: pods that have
-// left since were in the wave that leaves.
+// left since then belong to the leaving wave.
 func (f *Facts) current() []Wave {
 	waves := slices.Clone(f.Waves)
 	leaving, later := -1, 0
@@ -94,7 +94,7 @@ func (f *Facts) current() []Wave {
 		case !waves[i].Leaving:
 			later += waves[i].Left
 		case leaving >= 0:
-			// Which of several a pod was in is not known.
+			// With several leaving waves, the wave of a pod is not known.
 			return waves
 		default:
 			leaving = i
@@ -114,9 +114,9 @@ func (f *Facts) WaveIsOver() bool {
 	return f.count().left() > 0 && !slices.ContainsFunc(f.current(), func(w Wave) bool { return w.Leaving && w.Left > 0 })
 }
 
-// Departures remembers which pods have left the nodes of a maintenance, and when. The server
-// deletes an Evacuation some minutes after its pod has gone, so one look finds the last of them,
-// and a watch all from its start on. Pods that left before are counted from the peaks of the nodes.
+// Departures records which pods have left the nodes of a maintenance, and when. The server deletes
+// an Evacuation some minutes after its pod has left, so a single read finds the most recent ones,
+// and a watch all since its start. Pods that left before are counted from the peaks of the nodes.
 type Departures struct {
 	byPod  map[types.UID]time.Time
 	byNode map[string]int
@@ -156,8 +156,8 @@ func (d *Departures) from(node string) int {
 	return d.byNode[node]
 }
 
-// evacuating returns how many pods of a node are asked to leave and have not. What is seen of the
-// Evacuations is newer than the counter, which the server writes once a second at most.
+// evacuating returns how many pods of a node are asked to leave and have not left. The Evacuations
+// are newer than the counter, which the server writes at most once a second.
 func (f *Facts) evacuating(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 	if f.Departures == nil {
 		return int(n.PodsEvacuating)
@@ -173,13 +173,13 @@ func (f *Facts) evacuating(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 	return min(int(n.PodsEvacuating), f.living[n.NodeRef.Name])
 }
 
-// left is how many pods have yet to leave a node.
+// left returns how many pods still have to leave a node.
 func (f *Facts) left(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 	return int(n.PodsPendingEvacuation) + f.evacuating(n)
 }
 
-// gone is how many pods have left a node: the peak less the pods that are left or, if that is more,
-// the pods that were seen leaving, since others may have been created meanwhile.
+// gone returns how many pods have left a node: the peak minus the remaining pods or, if that is
+// more, the pods that were seen leaving, since others may have been created in the meantime.
 func (f *Facts) gone(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 	return max(f.Departures.from(n.NodeRef.Name), int(n.PodsPeak)-f.left(n), 0)
 }
@@ -228,7 +228,7 @@ func Nodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
 	return nodes
 }
 
-// count adds up a maintenance's nodes.
+// count returns the sums over the nodes of a maintenance.
 type count struct {
 	nodes, drained                  int
 	gone, pending, evacuating, held int
@@ -247,7 +247,8 @@ func (f *Facts) count() count {
 	c := count{nodes: len(f.Maintenance.Status.NodeStatuses), gone: len(f.Departures.all())}
 	for i := range f.Maintenance.Status.NodeStatuses {
 		n := &f.Maintenance.Status.NodeStatuses[i]
-		// Departures are counted already, also those from nodes that were released meanwhile.
+		// Departures are already counted, including those from nodes that were released in the
+		// meantime.
 		c.gone += f.gone(n) - f.Departures.from(n.NodeRef.Name)
 		c.pending += int(n.PodsPendingEvacuation)
 		c.evacuating += f.evacuating(n)
@@ -260,12 +261,12 @@ func (f *Facts) count() count {
 	return c
 }
 
-// paceWindow is how far back departures are counted for the pace.
+// paceWindow is the time over which the pace is computed.
 const paceWindow = time.Minute
 
 // pace is how fast pods leave.
 type pace struct {
-	// departures is how many have left in the time before now.
+	// departures is the number of pods that have left in that time.
 	departures int
 	over       time.Duration
 }
@@ -284,7 +285,7 @@ func (p pace) perMinute() int {
 	return int(float64(p.departures)/p.over.Minutes() + 0.5)
 }
 
-// forPods is how long so many pods take at this pace; 0 if that is not known.
+// forPods returns how long so many pods take at this pace; 0 if that is not known.
 func (p pace) forPods(pods int) time.Duration {
 	if p.departures == 0 || p.over < time.Second || pods <= 0 {
 		return 0

@@ -36,11 +36,11 @@ type Moment struct {
 	Time metav1.Time `json:"time"`
 	// What is a stage, a condition or the reason of an event.
 	What string `json:"what"`
-	// Object is what it happened to, a node say; empty for the maintenance itself.
+	// Object is the object, such as a node; empty for the maintenance itself.
 	Object string `json:"object,omitempty"`
 	// Detail is the message.
 	Detail string `json:"detail,omitempty"`
-	// Warning reports that it needs attention.
+	// Warning: the moment needs attention.
 	Warning bool `json:"warning,omitempty"`
 }
 
@@ -66,7 +66,7 @@ func History(nm *v1alpha1.NodeMaintenance, events []eventsv1.Event) []Moment {
 	if drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained); drained != nil && drained.Reason != v1alpha1.ReasonNotRequested {
 		detail := drained.Reason + ": " + drained.Message
 		if drained.Status != metav1.ConditionTrue {
-			// The message changes while the status stays what it has been since then.
+			// The message may have changed since the transition of the status.
 			detail = "now " + detail
 		}
 		moments = append(moments, Moment{
@@ -103,7 +103,7 @@ func momentOf(e *eventsv1.Event, nm *v1alpha1.NodeMaintenance) Moment {
 	return m
 }
 
-// HistoryTable shows moments in a row each, with the time since the first.
+// HistoryTable shows one row for each moment, with the time since the first.
 func HistoryTable(moments []Moment) []screen.Line {
 	rows, styles := [][]string{{"TIME", "AFTER", "WHAT", "OBJECT", "DETAIL"}}, []screen.Style{screen.Faint}
 	for _, m := range moments {

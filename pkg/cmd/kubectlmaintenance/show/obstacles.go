@@ -29,20 +29,20 @@ import (
 	"haulout.dev/haulout/pkg/cmd/screen"
 )
 
-// Obstacle keeps a maintenance, or some of its nodes, from moving on, and is not a pod.
+// Obstacle prevents progress of a maintenance, or of some of its nodes, and is not a pod.
 type Obstacle struct {
 	// Maintenance is the name of the maintenance.
 	Maintenance string
-	// Reason is that of a condition of the maintenance, and Message what the condition or the
-	// plugin says about it.
+	// Reason is the reason of a condition of the maintenance, and Message the message of the
+	// condition or of the plugin.
 	Reason, Message string
-	// Since is when the condition took its status; zero if no condition reports the obstacle.
+	// Since is the last transition of the condition; zero if no condition reports the obstacle.
 	Since time.Time
-	// Nodes are the nodes that it concerns, as far as they are known.
+	// Nodes are the affected nodes, as far as they are known.
 	Nodes []string
 }
 
-// NodesSeen is what was read about the nodes of a maintenance, beside its status.
+// NodesSeen is what was read about the nodes of a maintenance, in addition to its status.
 type NodesSeen struct {
 	// Uncordoned are the nodes that the scheduler may still bind pods to.
 	Uncordoned []string
@@ -54,7 +54,8 @@ type NodesSeen struct {
 // not is an obstacle.
 const cordonedAfter = 10 * time.Second
 
-// obstacleActions are by reason of an Obstacle. %s stands for the name of the maintenance.
+// obstacleActions are the actions by reason of an Obstacle. %s stands for the name of the
+// maintenance.
 var obstacleActions = map[string]action{
 	v1alpha1.ReasonNotAuthorized: {
 		administrator + ", who can grant delete on the nodes or take them out of the selector", "kubectl maintenance preview %s",
@@ -70,10 +71,10 @@ var obstacleActions = map[string]action{
 	v1alpha1.ReasonProgressSyncFailed: {administrator, "kubectl maintenance history %s"},
 }
 
-// Who names who must act.
+// Who returns who must act.
 func (b *Obstacle) Who() string { return b.action().who }
 
-// Look is a command that shows them what there is to see.
+// Look returns a command that shows them the details.
 func (b *Obstacle) Look() string { return fmt.Sprintf(b.action().look, b.Maintenance) }
 
 func (b *Obstacle) action() action {
@@ -83,8 +84,8 @@ func (b *Obstacle) action() action {
 	return action{administrator, "kubectl describe nodemaintenance %s"}
 }
 
-// Stuck returns the condition that reports that a maintenance does not move on by itself, and nil
-// if it does. It decides the exit codes of the commands that wait.
+// Stuck returns the condition that reports that a maintenance makes no progress without an action,
+// or nil. The exit codes of the commands that wait depend on it.
 func Stuck(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
 	if c := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing); c != nil && c.Status == metav1.ConditionFalse {
 		return c
@@ -101,7 +102,7 @@ func Stuck(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
 }
 
 // drainedCondition returns the condition Drained of a maintenance in stage Drain, and nil in the
-// others, where it says nothing.
+// other stages, where it has no meaning.
 func drainedCondition(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
 	if nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain {
 		return nil
@@ -110,8 +111,8 @@ func drainedCondition(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
 }
 
 // Obstacles returns the obstacles of a maintenance: those that its conditions report, and nodes
-// that are not cordoned or not authorized. Conditions that only report blocked pods are left out
-// where the pods are listed.
+// that are not cordoned or not authorized. Conditions that only report blocked pods are omitted if
+// the pods are listed.
 func Obstacles(nm *v1alpha1.NodeMaintenance, seen NodesSeen, podsListed bool, now time.Time) []Obstacle {
 	var out []Obstacle
 	add := func(c *metav1.Condition) {
@@ -121,7 +122,7 @@ func Obstacles(nm *v1alpha1.NodeMaintenance, seen NodesSeen, podsListed bool, no
 		}
 		out = append(out, Obstacle{Maintenance: nm.Name, Reason: c.Reason, Message: c.Message, Since: c.LastTransitionTime.Time})
 	}
-	// SyncFailed is an obstacle for some nodes also while others move on.
+	// SyncFailed may be an obstacle for some nodes while others make progress.
 	progressing := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing)
 	if progressing != nil && (progressing.Status == metav1.ConditionFalse || progressing.Reason == v1alpha1.ReasonProgressSyncFailed) {
 		add(progressing)
@@ -141,8 +142,8 @@ func Obstacles(nm *v1alpha1.NodeMaintenance, seen NodesSeen, podsListed bool, no
 	return out
 }
 
-// namesNodes reports whether a reason of Drained is about single nodes. Such a condition is shown
-// beside Progressing.
+// namesNodes reports whether a reason of Drained is about individual nodes. Such a condition is
+// shown beside Progressing.
 func namesNodes(reason string) bool {
 	return reason == v1alpha1.ReasonNotAuthorized || reason == v1alpha1.ReasonNodeNotCordoned
 }
@@ -204,15 +205,15 @@ func obstacleRows(obstacles []Obstacle, now time.Time) [][]string {
 	return rows
 }
 
-// conditionLines show the conditions of a maintenance: what is left of the drain, whether it moves,
-// since when, and who must act if it does not.
+// conditionLines show the conditions of a maintenance: the rest of the drain, whether it makes
+// progress, since when, and who must act if it does not.
 func (f *Facts) conditionLines(o Options) []screen.Line {
 	nm := f.Maintenance
 	var lines []screen.Line
 	who := ""
 	show := func(c *metav1.Condition, text string) {
 		lines = append(lines, wrap("  ", text, o.columns(), conditionStyle(c))...)
-		// DrainBlocked and Blocked are two reports of the same.
+		// DrainBlocked and Blocked report the same.
 		if a, ok := obstacleActions[c.Reason]; ok && a.who != who {
 			who = a.who
 			lines = append(lines, wrap("    ", "who: "+who, o.columns(), screen.Plain)...)

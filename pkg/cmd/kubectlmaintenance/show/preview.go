@@ -35,8 +35,8 @@ var effects = map[v1alpha1.PreviewEffect]struct {
 	v1alpha1.PreviewEffectDelayed: {"will leave in groups", screen.Plain},
 }
 
-// Preview shows what a drain will do: what is in the way first, then the waves with the evacuators
-// of each pod, then what is kept.
+// Preview shows what a drain will do: the blockers first, then the waves with the evacuators of
+// each pod, then the pods that are kept.
 func Preview(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 	lines := []screen.Line{line(screen.Heading, "%s to leave %s, %d are kept. Nothing has been touched.",
 		havePods(p.PodCount), plural(p.NodeCount, "node"), p.PodsKeptCount), {}}
@@ -82,8 +82,8 @@ func Blocks(p *v1alpha1.NodeMaintenancePreview) bool {
 // warningsShown is how many blockers are printed before a drain begins.
 const warningsShown = 8
 
-// PreviewWarnings shows what will be in the way of a drain that is about to begin. Pods that a
-// budget lets go in groups are not among it: that is the normal course of a drain.
+// PreviewWarnings shows the blockers of a drain that is about to begin. It omits pods that a budget
+// lets leave in groups, which is the normal course of a drain.
 func PreviewWarnings(p *v1alpha1.NodeMaintenancePreview, name string, o Options) []screen.Line {
 	var lines []screen.Line
 	count := 0
@@ -135,7 +135,7 @@ func previewBlocker(b *v1alpha1.PreviewBlocker, o Options) []screen.Line {
 	return append(lines, wrap("    ", "pods: "+strings.Join(names, ", "), o.columns(), screen.Faint)...)
 }
 
-// handler names an evacuator class.
+// handler returns a description of an evacuator class.
 func handler(class string) string {
 	switch class {
 	case v1alpha1.EvacuatorClassEviction:

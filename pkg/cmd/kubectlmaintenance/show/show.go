@@ -33,11 +33,11 @@ import (
 // Width is the width at which text is wrapped without a terminal.
 const Width = 100
 
-// Options are what a user chooses about the lines.
+// Options are the user's choices about the lines.
 type Options struct {
-	// Wide leaves nothing out: all nodes, all pods.
+	// Wide shows all nodes and all pods.
 	Wide bool
-	// Columns is the width at which text is wrapped; 0 stands for Width.
+	// Columns is the width at which text is wrapped; 0 means Width.
 	Columns int
 }
 
@@ -48,7 +48,7 @@ func (o Options) columns() int {
 	return o.Columns
 }
 
-// cut returns how many of count things are listed where limit are enough to begin with.
+// cut returns how many of count things to list, given a limit.
 func (o Options) cut(count, limit int) int {
 	if o.Wide {
 		return count
@@ -56,7 +56,7 @@ func (o Options) cut(count, limit int) int {
 	return min(count, limit)
 }
 
-// Text returns lines as they are written without colors.
+// Text returns lines without colors.
 func Text(lines []screen.Line) string {
 	var b strings.Builder
 	for _, line := range lines {

@@ -29,12 +29,12 @@ import (
 
 const (
 	barColumns = 24
-	// nodesShown and blockersShown are how many fit a screen.
+	// nodesShown and blockersShown are how many fit on a screen.
 	nodesShown    = 40
 	blockersShown = 5
 )
 
-// Status shows how far a maintenance is, what is in the way first.
+// Status shows the progress of a maintenance, with the blockers first.
 func Status(f Facts, o Options) []screen.Line {
 	nm, c := f.Maintenance, f.count()
 	lines := []screen.Line{f.title()}
@@ -84,7 +84,7 @@ func Stage(nm *v1alpha1.NodeMaintenance) string {
 	return stage
 }
 
-// blockerLines come before everything else: they are what a user has to act on.
+// blockerLines come first, since the user has to act on them.
 func (f *Facts) blockerLines(o Options) []screen.Line {
 	nodes := Nodes(f.Maintenance)
 	blockers := BlockersOf(f.Evacuations, func(node string) bool { return nodes.Has(node) })
@@ -135,7 +135,7 @@ func (f *Facts) waveLines(c count) []screen.Line {
 	return append(lines, screen.Line{})
 }
 
-// waveLine is one wave. With how many pods it began is only known to a watch that has seen it.
+// waveLine shows one wave. Only a watch that has seen its start knows its initial number of pods.
 func waveLine(w Wave) screen.Line {
 	text, style, state := plural(w.Left, "pod")+" left", screen.Faint, "later"
 	if w.Total > w.Left {
@@ -150,7 +150,7 @@ func waveLine(w Wave) screen.Line {
 	return line(style, "  WAVE %-3d %s  %-16s %-8s %s", w.Index+1, screen.Bar(w.Total-w.Left, max(w.Total, 1), barColumns), text, state, w.Entry)
 }
 
-// progress is a bar, or how many pods are left if it is not known how many have gone.
+// progress returns a bar, or the number of remaining pods if it is not known how many have left.
 func (f *Facts) progress(gone, left int, what string) string {
 	if !f.knowsGone() {
 		return plural(left, "pod") + " left"
@@ -158,7 +158,7 @@ func (f *Facts) progress(gone, left int, what string) string {
 	return fmt.Sprintf("%s %d of %d%s", screen.Bar(gone, gone+left, barColumns), gone, gone+left, what)
 }
 
-// paceText is how fast pods leave, and how long the current wave takes at this pace.
+// paceText returns how fast pods leave, and how long the current wave takes at this pace.
 func (f *Facts) paceText(c count) string {
 	if c.left() == 0 || f.Departures == nil {
 		return ""
@@ -180,7 +180,7 @@ func (f *Facts) paceText(c count) string {
 	return text
 }
 
-// target returns the furthest entry of the plan that a node has come to.
+// target returns the last entry of the plan that a node has reached.
 func (f *Facts) target() *v1alpha1.DrainPlanEntry {
 	place := func(e *v1alpha1.DrainPlanEntry) int {
 		return slices.IndexFunc(f.Maintenance.Spec.DrainPlan, func(p v1alpha1.DrainPlanEntry) bool { return Entry(p) == Entry(*e) })
@@ -249,7 +249,7 @@ func (f *Facts) nodeLines(o Options) []screen.Line {
 	return append(table("  ", rows, styles), more(len(nodes)-shown, "node", "  ")...)
 }
 
-// Summary is how far a maintenance is, in one line.
+// Summary returns the progress of a maintenance in one line.
 func Summary(f Facts) string {
 	nm, c := f.Maintenance, f.count()
 	stuck := ""
@@ -276,7 +276,7 @@ func Summary(f Facts) string {
 	return text + stuck
 }
 
-// Table shows maintenances in a row each.
+// Table shows one row for each maintenance.
 func Table(all []Facts) []screen.Line {
 	rows := [][]string{{"NAME", "STAGE", "NODES", "PODS GONE", "LEFT", "BLOCKED", "PROGRESSING", "FOR", "REASON"}}
 	styles := []screen.Style{screen.Faint}

@@ -29,16 +29,17 @@ import (
 )
 
 const (
-	// waitsForEvacuator stands where pods that are blocked have the reason of their condition.
+	// waitsForEvacuator is shown in place of the reason that blocked pods have.
 	waitsForEvacuator = "WaitsForEvacuator"
 	// waitingAfter is how old the heartbeat of an evacuator may be before its pods are listed.
 	waitingAfter = 10 * time.Second
 )
 
-// evacuatorDeadline is until when a pod waits for an active evacuator that makes no progress.
+// evacuatorDeadline is the time until which a pod waits for an active evacuator that makes no
+// progress.
 type evacuatorDeadline struct {
 	// until is when the next evacuator becomes active, unless the active one reports. The server
-	// may be configured with a shorter deadline, which cannot be seen from here.
+	// may be configured with a shorter deadline, which is not known here.
 	until time.Time
 	// next is the class that becomes active then.
 	next string
@@ -48,7 +49,7 @@ func (d *evacuatorDeadline) who(class string) string {
 	return fmt.Sprintf("the evacuator %s until its deadline, then %s", class, d.then())
 }
 
-// whoUntil is who for one pod, whose deadline is known.
+// whoUntil returns who for one pod, with its deadline.
 func (d *evacuatorDeadline) whoUntil(class string) string {
 	return fmt.Sprintf("the evacuator %s until %s at the latest, then %s", class, d.text(), d.then())
 }
@@ -79,8 +80,8 @@ func Waits(e *v1alpha1.Evacuation, now time.Time) bool {
 	return true
 }
 
-// WaitingOf returns the pods for which Waits is true, in the order of BlockersOf. Only nodes that
-// on returns true for count; nil stands for all.
+// WaitingOf returns the pods for which Waits is true, in the order of BlockersOf. It only includes
+// nodes for which on returns true; nil means all nodes.
 func WaitingOf(evacuations []v1alpha1.Evacuation, on func(node string) bool, now time.Time) []Blocker {
 	var waiting []Blocker
 	for i := range evacuations {
