@@ -41,14 +41,14 @@ type stageOptions struct {
 
 func (o *stageOptions) addFlags(cmd *cobra.Command, waits bool, waitUsage string) {
 	cmd.Flags().BoolVar(&o.wait, "wait", waits, waitUsage)
-	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 5m; 0 waits for ever. The server continues after that.")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 5m; 0 waits forever. The server continues after that.")
 	o.dryRun.addFlag(cmd)
 	o.output.addFlags(cmd)
 }
 
 func (o *stageOptions) validate() error {
 	if o.timeout < 0 {
-		return fmt.Errorf("invalid --timeout %s: it must not be negative; 0 waits for ever", o.timeout)
+		return fmt.Errorf("invalid --timeout %s: it must not be negative; 0 waits forever", o.timeout)
 	}
 	if err := o.dryRun.complete(o.output); err != nil {
 		return err

@@ -103,7 +103,7 @@ func (o *startOptions) addFlags(cmd *cobra.Command) {
 	flags.StringVar(&o.reason, "reason", "",
 		"Why the nodes are under maintenance, for people. It is shown in status, events and node conditions. At most 1024 bytes.")
 	flags.StringVar(&o.name, "name", "", "Name of the maintenance. The default is derived from the nodes or the selector.")
-	flags.DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 1h30m; 0 waits for ever. The maintenance continues after that.")
+	flags.DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 1h30m; 0 waits forever. The maintenance continues after that.")
 	flags.BoolVarP(&o.yes, "yes", "y", false, "Do not ask before all nodes or all control-plane nodes are taken.")
 	o.dryRun.addFlag(cmd)
 	o.output.addFlags(cmd)
@@ -121,7 +121,7 @@ func (e *environment) start(ctx context.Context, o *startOptions, args []string)
 	}
 	switch {
 	case o.timeout < 0:
-		return fmt.Errorf("invalid --timeout %s: it must not be negative; 0 waits for ever", o.timeout)
+		return fmt.Errorf("invalid --timeout %s: it must not be negative; 0 waits forever", o.timeout)
 	case o.timeout > 0 && !o.wait:
 		return errors.New("--timeout needs --wait")
 	}

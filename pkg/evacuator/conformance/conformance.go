@@ -432,7 +432,7 @@ func waitsForItsTurn(ctx context.Context, s *subject) error {
 	if err := s.ask(ctx); err != nil {
 		return err
 	}
-	if err := s.follow(ctx, s.Patience, "the other evacuator gets the turn", func(e *maintenancev1alpha1.Evacuation) (bool, error) {
+	if err := s.follow(ctx, s.Patience, "the other evacuator becomes active", func(e *maintenancev1alpha1.Evacuation) (bool, error) {
 		return e != nil && e.Status.ActiveEvacuatorClass == before, nil
 	}); err != nil {
 		return err

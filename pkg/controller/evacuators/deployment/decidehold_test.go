@@ -237,7 +237,7 @@ func TestDecideHold(t *testing.T) {
 				time.Hour, scaled(), newTestPod("web-0", leaves(ours), cheapest, minOne(2, 1)),
 				newTestPod("web-1", fresh, unready),
 			),
-			says: "PodDisruptionBudget web lets no pod go",
+			says: "PodDisruptionBudget web allows no disruption",
 		},
 		"it ends where the budget lacks pods of others as well": {
 			s: at(
@@ -468,7 +468,7 @@ func TestDecideHold(t *testing.T) {
 				newTestPod("web-1", fresh, unready),
 			),
 			want: "lower web-0;",
-			says: "PodDisruptionBudget web lets no pod go",
+			says: "PodDisruptionBudget web allows no disruption",
 		},
 		"no progress for too long, and the budget lets a pod go without the surge": {
 			s: at(
