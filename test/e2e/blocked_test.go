@@ -149,7 +149,7 @@ func TestBlocked(t *testing.T) {
 			"by pods that crash":                              blockedByCrashingPods,
 			"by a finalizer and by a dead kubelet":            blockedAfterItsGrace,
 			"by an evacuator that has stopped":                blockedByEvacuator,
-			"by a user who recreates the pod back":                 blockedByReturn,
+			"by a user who recreates the pod":                 blockedByReturn,
 			"by a namespace that cannot have new Evacuations": blockedByNamespace,
 			"by another drain, which it blocks as well":       blockedByEachOther,
 		} {

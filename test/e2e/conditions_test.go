@@ -344,7 +344,7 @@ func TestIdleMaintenancesAreNotShownByDefault(t *testing.T) {
 		t.Errorf("it shows %q", shown)
 	}
 	for _, entry := range node.ManagedFields {
-		if entry.Manager == "haulout-nodemaintenance" {
+		if entry.Manager == "haulout-node" {
 			t.Errorf("%s has written to it", entry.Manager)
 		}
 	}

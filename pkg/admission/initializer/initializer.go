@@ -71,7 +71,6 @@ type Initializer struct {
 	Identity  *identity.Server
 	Recorder  events.EventRecorder
 	Self      Self
-	Pods      *KnownPods
 }
 
 var _ admission.PluginInitializer = Initializer{}
@@ -89,8 +88,5 @@ func (i Initializer) Initialize(plugin admission.Interface) {
 	}
 	if wants, ok := plugin.(WantsSelf); ok {
 		wants.SetSelf(i.Self)
-	}
-	if wants, ok := plugin.(WantsKnownPods); ok {
-		wants.SetKnownPods(i.Pods)
 	}
 }

@@ -94,12 +94,11 @@ func (o CompletedOptions) config(ctx context.Context, host *hostCluster, etcd *e
 	if err := o.Features.ApplyTo(&generic.Config, host.client, generic.SharedInformerFactory); err != nil {
 		return nil, err
 	}
-	pods := &initializer.KnownPods{}
-	extra, recorder, err := o.extraConfig(generic, host, replica, pods)
+	extra, recorder, err := o.extraConfig(generic, host, replica)
 	if err != nil {
 		return nil, err
 	}
-	own := initializer.Initializer{Informers: extra.MaintenanceInformers, Identity: extra.Identity, Recorder: recorder, Self: self(), Pods: pods}
+	own := initializer.Initializer{Informers: extra.MaintenanceInformers, Identity: extra.Identity, Recorder: recorder, Self: self()}
 	if err := o.applyAdmission(ctx, generic, host, own); err != nil {
 		return nil, err
 	}
@@ -147,8 +146,7 @@ func refuseAnonymous(next authenticator.Request, paths []string) authenticator.R
 	})
 }
 
-func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfig, host *hostCluster, replica *replica,
-	pods *initializer.KnownPods) (*apiserver.ExtraConfig, events.EventRecorder, error) {
+func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfig, host *hostCluster, replica *replica) (*apiserver.ExtraConfig, events.EventRecorder, error) {
 	loopback := rest.CopyConfig(generic.LoopbackClientConfig)
 	loopback.ContentType = runtime.ContentTypeProtobuf
 	loopback.AcceptContentTypes = runtime.ContentTypeProtobuf
@@ -182,7 +180,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		EvacuatorStartDeadline: o.Controllers.EvacuatorStartDeadline,
 	}
 	if o.Controllers.Enabled {
-		extra.Controllers, err = o.controllers(host, replica, own, recorder, generic.Authorization.Authorizer, pods)
+		extra.Controllers, err = o.controllers(host, replica, own, recorder, generic.Authorization.Authorizer)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -192,7 +190,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 
 // controllers returns the configuration of the controllers that run while this replica leads.
 func (o CompletedOptions) controllers(host *hostCluster, r *replica, own clientset.Interface, recorder events.EventRecorder,
-	auth authorizer.Authorizer, pods *initializer.KnownPods) (*apiserver.Controllers, error) {
+	auth authorizer.Authorizer) (*apiserver.Controllers, error) {
 	registered, err := host.registeredService()
 	if err != nil {
 		return nil, err
@@ -203,7 +201,7 @@ func (o CompletedOptions) controllers(host *hostCluster, r *replica, own clients
 			return host.clientsUntil(ctx, apiserver.CallGrace)
 		},
 		own: own, recorder: recorder, authorizer: auth, liveness: alive, options: o.Controllers, evacuators: o.Evacuators,
-		ownPod: ownPod(), pods: pods, storageID: r.storage.id, askEveryNodeByName: o.NodeAdmission.AskEveryNodeByName,
+		ownPod: ownPod(), storageID: r.storage.id, askEveryNodeByName: o.NodeAdmission.AskEveryNodeByName,
 	}
 	le := o.Controllers.LeaderElection
 	return &apiserver.Controllers{

@@ -27,14 +27,19 @@ import (
 	hostinformers "k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 
-	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/controller/evacuation"
 	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/controller/node"
 	"haulout.dev/haulout/pkg/controller/nodemaintenance"
+	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/controller/selection"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/inflight"
+	"haulout.dev/haulout/pkg/host/noderights"
 )
 
 // controllerDependencies has the dependencies of every set of controllers.
@@ -57,8 +62,6 @@ type controllerDependencies struct {
 	storageID string
 	// askEveryNodeByName is --authorize-every-node-by-name.
 	askEveryNodeByName bool
-	// pods exposes the pod cache of the controllers to admission.
-	pods *initializer.KnownPods
 }
 
 // run creates a set of controllers with their caches and runs it until the context ends. Only the
@@ -72,8 +75,10 @@ func (d controllerDependencies) run(ctx context.Context) error {
 	}
 	host := hostinformers.NewSharedInformerFactoryWithOptions(d.host, resync, hostinformers.WithTransform(controllercache.NewTransform()))
 	own := informers.NewSharedInformerFactoryWithOptions(d.own, resync, informers.WithTransform(controllercache.Strip))
+	inFlight := &inflight.Evictions{}
 	evacuations, err := evacuation.New(evacuation.Config{
-		Host: d.unlimited, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Recorder: d.recorder,
+		InFlight: inFlight,
+		Host:     d.unlimited, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Recorder: d.recorder,
 		Liveness: d.liveness, CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
 		EvictionPolicy:          d.options.Evictions,
 		SurgeTimeout:            surgeTimeoutOf(host.Apps().V1().Deployments().Lister(), d.evacuators.SurgeTimeout),
@@ -82,34 +87,61 @@ func (d controllerDependencies) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("create controller %s: %w", evacuation.Name, err)
 	}
-	maintenances, err := nodemaintenance.New(nodemaintenance.Config{
-		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own,
-		Recorder: d.recorder, Authorizer: d.authorizer, Liveness: d.liveness, Evacuators: sets.New(d.evacuators.BuiltIn...),
-		OwnPod: d.ownPod, EvictionsInFlight: evacuations.EvictionsInFlight, AdvertisePlanned: d.options.AdvertisePlannedMaintenance,
-		StorageID: d.storageID, AdoptStorage: d.options.AdoptStorage, AskEveryNodeByName: d.askEveryNodeByName,
-		StallTimeout: d.options.StallTimeout, CompletedTTL: d.options.CompletedMaintenanceTTL, DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience,
-	})
+	drains, rights, err := d.drains(host, own, inFlight)
 	if err != nil {
-		return fmt.Errorf("create controller %s: %w", nodemaintenance.Name, err)
+		return err
 	}
 	controllers, err := d.builtIn(host, own)
 	if err != nil {
 		return err
 	}
-	controllers = append(controllers, maintenances, evacuations)
+	controllers = append(append(controllers, drains...), evacuations)
 	host.StartWithContext(ctx)
 	own.StartWithContext(ctx)
 	// Stop the informers after the controllers, which may still read them.
 	defer host.Shutdown()
 	defer own.Shutdown()
 	defer cancel()
-	d.pods.Set(controllercache.PodLister(host.Core().V1().Pods().Informer().GetIndexer()))
-	defer d.pods.Set(nil)
-
 	var wg sync.WaitGroup
+	wg.Go(func() { rights.Run(ctx) })
 	for _, c := range controllers {
 		wg.Go(func() { c.Run(ctx, d.options.Workers) })
 	}
 	wg.Wait()
 	return nil
+}
+
+// drains makes the controllers of nodes and of maintenances, and what both hold.
+func (d controllerDependencies) drains(host hostinformers.SharedInformerFactory, own informers.SharedInformerFactory,
+	inFlight *inflight.Evictions) ([]controller, *noderights.Cache, error) {
+	realTime, evacuators := clock.RealClock{}, sets.New(d.evacuators.BuiltIn...)
+	rights := noderights.NewCache(noderights.CacheConfig{Authorizer: d.authorizer, EveryByName: d.askEveryNodeByName, Clock: realTime})
+	selected, err := selection.New(host.Core().V1().Nodes().Informer(), own.Maintenance().V1alpha1().NodeMaintenances().Informer(), realTime)
+	if err != nil {
+		return nil, nil, err
+	}
+	state, err := nodestate.New(nodestate.Config{
+		HostInformers: host, MaintenanceInformers: own, Selection: selected, Evictions: inFlight, Clock: realTime, Evacuators: evacuators,
+		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience, OwnPod: d.ownPod,
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	nodes, err := node.New(node.Config{
+		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Selection: selected, State: state, Rights: rights,
+		Recorder: d.recorder, Clock: realTime, Liveness: d.liveness, Evacuators: evacuators,
+		StorageID: d.storageID, AdoptStorage: d.options.AdoptStorage, AdvertisePlanned: d.options.AdvertisePlannedMaintenance,
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("make controller %s: %w", node.Name, err)
+	}
+	maintenances, err := nodemaintenance.New(nodemaintenance.Config{
+		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Selection: selected, State: state, Rights: rights,
+		Recorder: d.recorder, Clock: realTime, Liveness: d.liveness, Evacuators: evacuators,
+		StallTimeout: d.options.StallTimeout, CompletedTTL: d.options.CompletedMaintenanceTTL,
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("make controller %s: %w", nodemaintenance.Name, err)
+	}
+	return []controller{nodes, maintenances}, rights, nil
 }

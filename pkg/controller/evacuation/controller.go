@@ -49,6 +49,7 @@ import (
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/inflight"
 )
 
 // Name is the name of this controller in logs, metrics and queues.
@@ -90,6 +91,8 @@ type Config struct {
 	EvictionPolicy eviction.Policy
 	// Evictions sends the evictions; nil means Host.
 	Evictions eviction.Host
+	// InFlight takes in the evictions in flight; nil keeps them for this controller alone.
+	InFlight *inflight.Evictions
 	// SurgeTimeout returns how long the evacuator of Deployments may make no progress with a pod
 	// before the condition Blocked reports SurgePending. It must not block. Nil means
 	// DefaultSurgeTimeout for all pods.
@@ -128,7 +131,6 @@ type evictions interface {
 	Add(eviction.Request)
 	Remove(evacuation types.NamespacedName)
 	State(evacuation types.NamespacedName) eviction.State
-	InFlight() []eviction.Request
 	Run(ctx context.Context)
 }
 
@@ -207,6 +209,7 @@ func New(config Config) (*Controller, error) {
 		Owners: owners,
 		Host:   config.Evictions, Pods: pods, Budgets: config.HostInformers.Policy().V1().PodDisruptionBudgets(), Clock: config.Clock,
 		Policy:          config.EvictionPolicy,
+		InFlight:        config.InFlight,
 		Wanted:          c.isWanted,
 		Changed:         func(evacuation types.NamespacedName) { c.queue.Add(evacuation) },
 		BadDeletionCost: c.sendBadDeletionCost,
@@ -224,9 +227,6 @@ func New(config Config) (*Controller, error) {
 	c.synced = append(c.synced, maintenances.Informer().HasSynced)
 	return c, c.watch(evacuations.Informer(), pods.Informer(), nodes.Informer())
 }
-
-// EvictionsInFlight returns the Evacuations whose evictions were sent and have no response yet.
-func (c *Controller) EvictionsInFlight() []eviction.Request { return c.evictions.InFlight() }
 
 // isWanted reports whether, according to the cache, the pod of an Evacuation still has to be
 // evicted.

@@ -57,17 +57,17 @@ func TestPodThatIsAskedForAgainIsNotEvictedTwice(t *testing.T) {
 				w.add("web-0")
 				w.until("it was sent", 0, w.sentTo(1))
 				w.settled()
-				if got := w.queue.InFlight(); len(got) != 1 || got[0].UID != "uid-web-0" {
+				if got := w.queue.underway.List(); len(got) != 1 || got[0].UID != "uid-web-0" {
 					t.Errorf("in flight are %v", got)
 				}
 				w.queue.Remove(evacuationOf("web-0"))
-				if w.state("web-0").Known || len(w.queue.InFlight()) != 1 {
-					t.Errorf("got %v, and %v in flight", w.state("web-0"), w.queue.InFlight())
+				if w.state("web-0").Known || len(w.queue.underway.List()) != 1 {
+					t.Errorf("got %v, and %v in flight", w.state("web-0"), w.queue.underway.List())
 				}
 				if !test.early {
 					release <- test.answer
 					w.settled()
-					if got := w.queue.InFlight(); len(got) != 0 {
+					if got := w.queue.underway.List(); len(got) != 0 {
 						t.Errorf("in flight are %v", got)
 					}
 				}

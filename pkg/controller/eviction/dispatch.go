@@ -27,6 +27,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/host/inflight"
 )
 
 const (
@@ -172,7 +173,7 @@ func (q *Queue) cached(it *item) *corev1.Pod {
 	return pod
 }
 
-// canBeAsked says whether the pod has not yet been asked to stop nor stopped by itself.
+// canBeAsked reports whether the pod has not yet been asked to stop nor stopped by itself.
 func canBeAsked(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp == nil && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
 }
@@ -186,7 +187,11 @@ func (q *Queue) begin(picked []call, it *item, p pass, now time.Time) []call {
 		q.place(it, now)
 		return picked
 	}
+	// First, so that whoever withdraws the Evacuation either finds the eviction in flight or has it
+	// not sent.
+	q.underway.Add(inflight.Eviction{Evacuation: it.Evacuation, Pod: it.Pod, UID: it.UID})
 	if !q.wanted(it.Request) {
+		q.underway.Remove(it.UID)
 		q.park(it, nil)
 		return picked
 	}
@@ -261,6 +266,7 @@ func (q *Queue) reread(ctx context.Context, it *item, a answer) answer {
 // belongs now.
 func (q *Queue) settle(c call, a answer, mayHaveCounted bool, took time.Duration) {
 	now := q.clock.Now()
+	q.underway.Remove(c.it.UID)
 	q.inFlight--
 	if !c.lane.isFree() {
 		q.budgeted--

@@ -320,7 +320,7 @@ func (w *world) createBudget(budget *policyv1.PodDisruptionBudget) {
 	w.must(err)
 }
 
-// sentTo says whether at least n evictions were sent.
+// sentTo reports whether at least n evictions were sent.
 func (w *world) sentTo(n int) func() bool {
 	return func() bool { return len(w.host.sent()) >= n }
 }

@@ -63,7 +63,8 @@ func (l *lane) noteGranted(now time.Time) {
 	}
 }
 
-// interrupted says whether the budget has granted the eviction of a pod and it was not carried out.
+// interrupted reports whether the budget has granted the eviction of a pod and it was not carried
+// out.
 func (l *lane) interrupted(it *item, now time.Time) bool {
 	since, listed := l.granted[it.Pod]
 	granted := l.budget.Status.DisruptedPods[it.Pod]

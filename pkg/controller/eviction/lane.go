@@ -159,7 +159,7 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// observe takes in a new version of the budget and says whether it allows a disruption.
+// observe takes in a new version of the budget and reports whether it allows a disruption.
 func (l *lane) observe(budget *policyv1.PodDisruptionBudget, now time.Time) (allows bool) {
 	if was, is := l.budget.Status, budget.Status; was.CurrentHealthy != is.CurrentHealthy || was.ExpectedPods != is.ExpectedPods {
 		l.steadySince = now
@@ -295,12 +295,12 @@ func (l *lane) refuse(sentUnder string, now time.Time) {
 	}
 }
 
-// moves says whether the lane has calls to make and is not stuck.
+// moves reports whether the lane has calls to make and is not stuck.
 func (l *lane) moves(now time.Time) bool {
 	return !l.isFree() && (l.anyWaits() || len(l.sending) > 0) && (l.open || now.Sub(l.since) < blockedAfter)
 }
 
-// hasSlot says whether another call under the budget may be sent.
+// hasSlot reports whether another call under the budget may be sent.
 func (l *lane) hasSlot(now time.Time, awake int) bool {
 	if len(l.sending) >= laneCalls {
 		return false

@@ -35,6 +35,7 @@ import (
 
 	pdb "haulout.dev/haulout/pkg/drain/budget"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/inflight"
 )
 
 // probeInterval is how often the closed lanes together may ask the API whether it sees what the
@@ -93,12 +94,14 @@ type Config struct {
 	// Changed is called when the State of an Evacuation's pod has changed. It must not block nor
 	// call the Queue.
 	Changed func(evacuation types.NamespacedName)
-	// Wanted says whether there still is the Evacuation that a request was made for, when its
+	// Wanted reports whether there still is the Evacuation that a request was made for, when its
 	// eviction is about to be sent. It must not block nor call the Queue. Nil says yes.
 	Wanted func(Request) bool
 	// BadDeletionCost is called, once for each value, when the deletion cost of a pod to evict is
 	// malformed. It must not block nor call the Queue. Nil is not called.
 	BadDeletionCost func(pod *corev1.Pod, value string)
+	// InFlight takes in the evictions in flight; nil keeps them for the queue alone.
+	InFlight *inflight.Evictions
 	// Evicted is called with the pod, as it was before, when its eviction was accepted. The call
 	// that evicted the pod counts as in flight until it returns. Nil is not called.
 	Evicted func(pod *corev1.Pod)
@@ -136,7 +139,9 @@ type Queue struct {
 	wanted  func(Request) bool
 	badCost func(pod *corev1.Pod, value string)
 	evicted func(pod *corev1.Pod)
-	synced  []cache.InformerSynced
+	// underway are the evictions in flight, for others to read.
+	underway *inflight.Evictions
+	synced   []cache.InformerSynced
 	// kick wakes the loop of Run.
 	kick chan struct{}
 
@@ -195,6 +200,9 @@ func New(cfg Config) (*Queue, error) {
 	if cfg.BadDeletionCost == nil {
 		cfg.BadDeletionCost = func(*corev1.Pod, string) {}
 	}
+	if cfg.InFlight == nil {
+		cfg.InFlight = &inflight.Evictions{}
+	}
 	if cfg.Evicted == nil {
 		cfg.Evicted = func(*corev1.Pod) {}
 	}
@@ -206,7 +214,7 @@ func New(cfg Config) (*Queue, error) {
 		changed: cfg.Changed,
 		wanted:  cfg.Wanted,
 		badCost: cfg.BadDeletionCost,
-		evicted: cfg.Evicted,
+		evicted: cfg.Evicted, underway: cfg.InFlight,
 		kick:    make(chan struct{}, 1),
 		budgets: newBudgets(),
 		items:   map[types.NamespacedName]*item{},
@@ -344,20 +352,6 @@ func (q *Queue) forget(it *item) {
 	}
 	it.leaveHeap()
 	delete(q.sent, it.UID)
-}
-
-// InFlight returns the requests whose evictions have been sent and not been answered, those that
-// were removed included.
-func (q *Queue) InFlight() []Request {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	out := make([]Request, 0, q.inFlight)
-	for _, l := range q.ring {
-		for it := range l.sending {
-			out = append(out, it.Request)
-		}
-	}
-	return out
 }
 
 // State returns how far the eviction of an Evacuation's pod is.

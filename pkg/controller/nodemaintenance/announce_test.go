@@ -29,6 +29,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
 func TestStagesAndWavesAreEvents(t *testing.T) {
@@ -43,7 +44,7 @@ func TestStagesAndWavesAreEvents(t *testing.T) {
 		}
 		f.deletePod("p")
 		f.step("m")
-		f.wait(settle)
+		f.wait(nodestate.SettleTime)
 		f.step("m")
 		f.wantEvent(EventDrained)
 		f.create(newPod("q", "one", 0))
@@ -113,7 +114,7 @@ func TestNodesOfAnAuthorizerThatAnswersGoOn(t *testing.T) {
 		f.wantCordon("one", true, "m")
 		f.wantCordon("two", false)
 		f.wantEvacuating()
-		f.wait(visibleAfter)
+		f.wait(nodestate.VisibleAfter)
 		try()
 		f.wantEvacuating("p")
 		f.wantCordon("two", false)

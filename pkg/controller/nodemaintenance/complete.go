@@ -25,11 +25,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -37,33 +37,18 @@ import (
 // comes before.
 const releaseRetry = 5 * time.Second
 
-// makesSchedulable reports whether a maintenance went to Complete without having held its nodes.
-// Such a maintenance exists only to uncordon its nodes, regardless of who cordoned them. The API
-// server stores the stages that were entered, so this does not depend on what the controller saw.
-func makesSchedulable(nm *maintenancev1alpha1.NodeMaintenance) bool {
-	return !slices.ContainsFunc(nm.Status.StageStatuses, func(s maintenancev1alpha1.StageStatus) bool {
-		return s.Name == maintenancev1alpha1.NodeMaintenanceStageCordon || s.Name == maintenancev1alpha1.NodeMaintenanceStageDrain
-	})
-}
-
 // complete waits until the node reconciler has released every node of a maintenance, and then drops
 // its finalizer. Each node is released by itself: one that cannot be keeps its own message, and the
 // others go. A maintenance without the finalizer has been through this.
 func (c *Controller) complete(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
 	c.memories.remove(nm.Name)
 	c.forecasts.forget(nm.UID)
-	c.retainViews()
-	if isDone(nm) {
+	if maintenancev1alpha1.IsDone(nm) {
 		return c.finishCompleted(ctx, nm)
-	}
-	if err := c.withdrawNominated(ctx, nm); err != nil {
-		return err
 	}
 	held := c.heldNodes(nm)
 	for name := range held {
-		if !c.nodes.isFailing(name) {
-			c.nodes.enqueue(name)
-		}
+		c.enqueueEvacuations(name)
 	}
 	status := c.completedStatus(nm, held)
 	c.tally(nm, &status)
@@ -85,45 +70,57 @@ func (c *Controller) complete(ctx context.Context, nm *maintenancev1alpha1.NodeM
 	return c.dropFinalizer(ctx, stored)
 }
 
-// withdrawNominated withdraws what was asked of pods when they were nominated for a node, and that
-// are on no node now.
-func (c *Controller) withdrawNominated(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
-	work := slices.DeleteFunc(c.evacuationsWithoutNode(), func(e *maintenancev1alpha1.Evacuation) bool { return !c.isStray(e, nm.UID) })
-	return inParallel(ctx, len(work), func(ctx context.Context, i int) error { return c.leave(ctx, work[i]) })
-}
-
 // heldNodes returns the nodes on which something of a maintenance is left: an annotation that names
 // it, an Evacuation that no other maintenance wants, an eviction that is under way, or a cordon
 // that it was made to lift.
 func (c *Controller) heldNodes(nm *maintenancev1alpha1.NodeMaintenance) sets.Set[string] {
-	held := c.nodes.recordedFor(nm.UID)
-	// The index follows the cache; what was written since then may have removed the name.
-	for name := range held {
-		if node, err := c.nodes.latest(name); err != nil || !isRecorded(node, nm.UID) {
-			held.Delete(name)
-		}
+	held := sets.New[string]()
+	names := c.touchedNodes(nm)
+	for _, node := range c.selection.NodesOf(nm.Name) {
+		names.Insert(node.Name)
 	}
-	for name := range c.touchedNodes(nm) {
-		if !held.Has(name) && !c.isQuiet(name) {
+	for name := range names {
+		node, exists, err := c.state.Nodes.Get(name)
+		if err == nil && exists && (nodemarks.UIDs(node).Has(nm.UID) || c.isToBeUncordoned(node, nm)) || !c.isQuiet(name) {
 			held.Insert(name)
-		}
-	}
-	if makesSchedulable(nm) {
-		for _, node := range c.selection.nodesOf(nm.Name) {
-			latest, err := c.nodes.latest(node.Name)
-			if err == nil && latest.Spec.Unschedulable && !c.nodes.hasMadeSchedulable(latest, nm) && !c.isHeldByOthers(latest, nm) {
-				held.Insert(node.Name)
-			}
 		}
 	}
 	return held
 }
 
+// isToBeUncordoned reports whether a node has a cordon that a maintenance exists to remove.
+func (c *Controller) isToBeUncordoned(node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance) bool {
+	return maintenancev1alpha1.UncordonsOnly(nm) && node.Spec.Unschedulable && slices.Contains(c.selection.MaintenancesOn(node.Name), nm.Name) &&
+		!c.state.Cordons.IsLifted(node, nm.UID) && !c.isHeldByOthers(node, nm)
+}
+
+// isQuiet reports whether no pod of a node will be evicted any more that no maintenance wants gone.
+func (c *Controller) isQuiet(node string) bool {
+	if c.state.IsEvicting(node) {
+		return false
+	}
+	if !c.isDrained(node) {
+		return !c.state.HasOurs(node)
+	}
+	// What was requested may be for the maintenance that goes on.
+	return !c.state.Requests.AnyRecent(node) && !slices.ContainsFunc(c.state.OurEvacuations(node), func(e *maintenancev1alpha1.Evacuation) bool {
+		return !c.wanted(e, node)
+	})
+}
+
+// isDrained reports whether a maintenance drains a node.
+func (c *Controller) isDrained(node string) bool {
+	return slices.ContainsFunc(c.selection.MaintenancesOn(node), func(name string) bool {
+		nm, err := c.get(name)
+		return err == nil && maintenancev1alpha1.IsDraining(nm)
+	})
+}
+
 // isHeldByOthers reports whether another maintenance holds a node.
 func (c *Controller) isHeldByOthers(node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance) bool {
-	return slices.ContainsFunc(c.selection.maintenancesOn(node.Name), func(name string) bool {
+	return slices.ContainsFunc(c.selection.MaintenancesOn(node.Name), func(name string) bool {
 		other, err := c.get(name)
-		return err == nil && other.UID != nm.UID && isHolding(other) && (ownersOf(node).has(other) || taintersOf(node).has(other))
+		return err == nil && other.UID != nm.UID && maintenancev1alpha1.IsHolding(other) && nodemarks.Holds(node, other)
 	})
 }
 
@@ -141,11 +138,11 @@ func (c *Controller) completedStatus(nm *maintenancev1alpha1.NodeMaintenance, he
 			entry.DrainTargets = nil
 			continue
 		}
-		if t, visible := c.nodes.troubleOf(entry.NodeRef.Name); visible {
-			entry.DrainMessage = drainplan.Fit("Not released: "+t.text, drainplan.MaxMessageBytes)
-			failed = append(failed, problem{object: "node " + entry.NodeRef.Name, since: t.since, text: t.text})
+		if trouble, _ := c.state.Troubles.Of(entry.NodeRef.Name); trouble != nil {
+			entry.DrainMessage = drainplan.Fit("Not released: "+trouble.Text, drainplan.MaxMessageBytes)
+			failed = append(failed, problem{object: "node " + entry.NodeRef.Name, since: trouble.Since, text: trouble.Text})
 		} else {
-			entry.DrainMessage = "Being released"
+			entry.DrainMessage = messageReleasing
 		}
 	}
 	c.setCondition(nm, &status, maintenancev1alpha1.ConditionDrained, metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested, "The maintenance is complete")
@@ -159,7 +156,7 @@ func (c *Controller) finishCompleted(ctx context.Context, nm *maintenancev1alpha
 	if nm.DeletionTimestamp != nil || c.completedTTL == 0 {
 		return nil
 	}
-	completed := enteredAt(nm, maintenancev1alpha1.NodeMaintenanceStageComplete)
+	completed := maintenancev1alpha1.StageEntered(nm, maintenancev1alpha1.NodeMaintenanceStageComplete)
 	if completed.IsZero() {
 		return nil
 	}
@@ -213,34 +210,4 @@ func (c *Controller) finishDeletion(ctx context.Context, nm *maintenancev1alpha1
 		return fmt.Errorf("delete again: %w", err)
 	}
 	return nil
-}
-
-// isDone reports whether a maintenance has given everything back.
-func isDone(nm *maintenancev1alpha1.NodeMaintenance) bool {
-	return isEnding(nm) && !slices.Contains(nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion)
-}
-
-// sweepEvacuations withdraws from the pods of nodes that no maintenance looks after: after a
-// finalizer was removed by force, or where a pod's nomination was dropped.
-func (c *Controller) sweepEvacuations(ctx context.Context) error {
-	all, err := c.evacuationLister.List(labels.Everything())
-	if err != nil {
-		return err
-	}
-	var work []*maintenancev1alpha1.Evacuation
-	for _, e := range all {
-		if c.isStray(e, "") {
-			work = append(work, e)
-		}
-	}
-	return inParallel(ctx, len(work), func(ctx context.Context, i int) error { return c.leave(ctx, work[i]) })
-}
-
-// isLookedAfter reports whether a maintenance, other than the one of the given UID, drains a node,
-// or will withdraw from it before it lets go of its finalizer.
-func (c *Controller) isLookedAfter(node string, except types.UID) bool {
-	return slices.ContainsFunc(c.selection.maintenancesOn(node), func(name string) bool {
-		nm, err := c.get(name)
-		return err == nil && nm.UID != except && (isDraining(nm) || isEnding(nm) && !isDone(nm))
-	})
 }

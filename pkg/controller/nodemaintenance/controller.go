@@ -20,30 +20,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/labels"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	appslisters "k8s.io/client-go/listers/apps/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	schedulinglisters "k8s.io/client-go/listers/scheduling/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/controller/selection"
 	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
@@ -62,14 +59,9 @@ const (
 	maxDebounce = 2 * time.Second
 	// resync is how often everything is looked at although nothing happened.
 	resync = 10 * time.Minute
-	// sweepItem is the item of the queue that stands for no maintenance but for the search for what
-	// gone ones left behind. No object has an empty name.
-	sweepItem = ""
 	// DefaultStallTimeout is how long nothing may move in a drain before it counts as stalled. It
 	// exceeds every other wait.
 	DefaultStallTimeout = 15 * time.Minute
-	// defaultBudgetPatience is the default of Config.DaemonSetBudgetPatience.
-	defaultBudgetPatience = 5 * time.Minute
 	// fieldManager owns what the controller writes.
 	fieldManager = "haulout-" + Name
 )
@@ -88,38 +80,19 @@ type Config struct {
 	Recorder events.EventRecorder
 	// Clock is the time; nil is the real one.
 	Clock clock.WithTicker
-	// Authorizer answers for the host cluster who may delete which node.
-	Authorizer authorizer.Authorizer
-	// AskEveryNodeByName switches off the question whether a requester may delete all nodes.
-	AskEveryNodeByName bool
-	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may be closed before the
-	// pod is kept on its node; 0 is 5 minutes.
-	DaemonSetBudgetPatience time.Duration
+	// Selection, State and Rights are shared with the controller of nodes.
+	Selection *selection.Selection
+	State     *nodestate.State
+	Rights    *noderights.Cache
 	// Liveness is told what the workers are busy with; nil tells nobody.
 	Liveness *loop.Tracker
-	// Evacuators are the classes of the built-in evacuators that are on. Pods that only one of the
-	// others could move are left running.
+	// Evacuators are the classes of the built-in evacuators that are on.
 	Evacuators sets.Set[string]
-	// EvictionsInFlight returns the requests whose evictions have been sent and not been answered;
-	// nil if there never is one.
-	EvictionsInFlight func() []eviction.Request
-	// OwnPod is the pod that this server runs in; an empty name means none. It and the replicas
-	// with the same controller leave their nodes last and once: one that comes back to a held node
-	// stays.
-	OwnPod types.NamespacedName
-	// StorageID is the ID of the storage that the maintenances are in. It is written into every
-	// annotation on a node, and only what has it is undone.
-	StorageID string
-	// AdoptStorage is the ID of another storage whose annotations count as ours; empty is none.
-	AdoptStorage string
 	// StallTimeout is how long nothing may move in a drain before it counts as stalled; 0 is 15
 	// minutes.
 	StallTimeout time.Duration
 	// CompletedTTL is how long a completed maintenance is kept before it is deleted; 0 is for ever.
 	CompletedTTL time.Duration
-	// AdvertisePlanned has a condition put on the nodes that maintenances in stage Idle select.
-	// Without it they touch no node.
-	AdvertisePlanned bool
 }
 
 // Controller runs NodeMaintenances.
@@ -128,110 +101,83 @@ type Controller struct {
 	maintenance versioned.Interface
 	recorder    events.EventRecorder
 	clock       clock.WithTicker
-	evacuators  sets.Set[string]
-	// evictionsInFlight may be nil.
-	evictionsInFlight func() []eviction.Request
 
 	maintenanceLister maintenancelisters.NodeMaintenanceLister
 	evacuationLister  maintenancelisters.EvacuationLister
 	nodeLister        corelisters.NodeLister
 	podLister         corelisters.PodLister
-	podIndexer        cache.Indexer
 	nodeIndexer       cache.Indexer
-	evacuationIndexer cache.Indexer
 	volumeIndexer     cache.Indexer
-	daemonSetLister   appslisters.DaemonSetLister
-	// priorityClassLister tells which priority the pods of a DaemonSet would have.
-	priorityClassLister schedulinglisters.PriorityClassLister
-	synced              []cache.InformerSynced
+	synced            []cache.InformerSynced
 
-	queue     *loop.Queue[string]
-	selection *selection
-	rights    *noderights.Cache
-	cordons   *cordonWatch
-	// taints knows how often somebody took our taint off.
-	taints    *cordonWatch
-	written   *writtenStatuses
+	queue       *loop.Queue[string]
+	withdrawals *withdrawals
+	forecasts   *forecasts
+	selection   *selection.Selection
+	state       *nodestate.State
+	rights      *noderights.Cache
+	// latest are the maintenances, as cached or as written by this process.
+	latest    loop.Latest[*maintenancev1alpha1.NodeMaintenance]
+	written   *writeTimes
 	confirmed *confirmations
-	requested *requestedEvacuations
-	ownPod    types.NamespacedName
-	// ownOwner is the UID of the controller of ownPod, once that pod was seen.
-	ownOwner atomic.Value
-	views    *views
-	memories *memories
-	stored   *storedTargets
-	tallies  *tallies
-	costs    *costs
-
-	nodes     *nodeReconciler
+	memories  *memories
+	tallies   *tallies
+	costs     *costs
 	problems  *problems
-	forecasts *forecasts
 	// stallTimeout is how long nothing may move before the drain counts as stalled, completedTTL
 	// how long a completed maintenance is kept, 0 for ever.
 	stallTimeout, completedTTL time.Duration
-	// budgetPatience is how long the budget of a DaemonSet pod may be closed before the pod is
-	// kept.
-	budgetPatience time.Duration
 }
 
 // New makes a controller and registers its handlers and indexes; the informers must not run yet. A
 // controller runs once.
 func New(config Config) (*Controller, error) {
 	registerMetrics()
-	if config.Clock == nil {
-		config.Clock = clock.RealClock{}
-	}
-	if config.DaemonSetBudgetPatience == 0 {
-		config.DaemonSetBudgetPatience = defaultBudgetPatience
-	}
 	if config.StallTimeout == 0 {
 		config.StallTimeout = DefaultStallTimeout
 	}
 	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
-	volumes := config.HostInformers.Storage().V1().VolumeAttachments()
-	daemonSets, priorityClasses := config.HostInformers.Apps().V1().DaemonSets(), config.HostInformers.Scheduling().V1().PriorityClasses()
+	volumes := config.HostInformers.Storage().V1().VolumeAttachments().Informer()
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
-		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, evacuators: config.Evacuators,
-		evictionsInFlight: config.EvictionsInFlight,
-		maintenanceLister: maintenances.Lister(), evacuationLister: evacuations.Lister(), nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()),
-		podIndexer: pods.Informer().GetIndexer(), nodeIndexer: nodes.Informer().GetIndexer(), evacuationIndexer: evacuations.Informer().GetIndexer(),
-		volumeIndexer: volumes.Informer().GetIndexer(), daemonSetLister: daemonSets.Lister(), priorityClassLister: priorityClasses.Lister(),
+		host:              config.Host,
+		maintenance:       config.Maintenance,
+		recorder:          config.Recorder,
+		clock:             config.Clock,
+		maintenanceLister: maintenances.Lister(),
+		evacuationLister:  evacuations.Lister(),
+		nodeLister:        nodes.Lister(),
+		podLister:         controllercache.PodLister(pods.Informer().GetIndexer()),
+		nodeIndexer:       nodes.Informer().GetIndexer(),
+		volumeIndexer:     volumes.GetIndexer(),
+		synced:            []cache.InformerSynced{config.Selection.HasSynced, config.State.HasSynced},
 		queue: loop.NewQueue(loop.Config[string]{
 			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
 			LogAs: func(item string) (string, any) { return "nodeMaintenance", item },
 		}),
-		selection: newSelection(config.Clock),
-		cordons:   newCordonWatch(config.Clock),
-		taints:    newCordonWatch(config.Clock),
-		written:   newWrittenStatuses(config.Clock),
-		confirmed: newConfirmations(config.Clock),
-		requested: newRequestedEvacuations(config.Clock),
-		ownPod:    config.OwnPod,
-		views:     newViews(),
-		memories:  newMemories(),
-		stored:    newStoredTargets(),
-		tallies:   &tallies{byName: map[string]tally{}},
-		costs:     &costs{byItem: map[string]time.Duration{}},
-		problems:  newProblems(config.Clock), stallTimeout: config.StallTimeout, budgetPatience: config.DaemonSetBudgetPatience, completedTTL: config.CompletedTTL,
+		selection:    config.Selection,
+		state:        config.State,
+		rights:       config.Rights,
+		latest:       loop.NewLatest[*maintenancev1alpha1.NodeMaintenance](maintenances.Informer().GetStore()),
+		written:      newWriteTimes(config.Clock),
+		confirmed:    newConfirmations(config.Clock),
+		memories:     newMemories(),
+		tallies:      &tallies{byName: map[string]tally{}},
+		costs:        &costs{byItem: map[string]time.Duration{}},
+		problems:     newProblems(config.Clock),
+		stallTimeout: config.StallTimeout,
+		completedTTL: config.CompletedTTL,
 	}
-	c.rights = noderights.NewCache(noderights.CacheConfig{
-		Authorizer: config.Authorizer, EveryByName: config.AskEveryNodeByName, Clock: config.Clock, Answered: c.rightsKnown,
-	})
-	c.nodes = newNodeReconciler(c, config)
+	c.withdrawals = newWithdrawals(c, config)
 	c.forecasts = newForecasts(c, config)
 	if err := errors.Join(
-		controllercache.AddPodsByNode(pods.Informer()),
-		controllercache.AddIndex(nodes.Informer(), nodesByOwner, indexNodeByOwner),
-		controllercache.AddIndex(nodes.Informer(), nodesByConditionsOf, indexNodeByConditionsOf),
-		controllercache.AddEvacuationsByNode(evacuations.Informer()),
-		controllercache.AddIndex(volumes.Informer(), attachedByNode, indexAttachedByNode),
+		nodemarks.AddNodesByMaintenance(nodes.Informer()),
+		controllercache.AddIndex(volumes, attachedByNode, indexAttachedByNode),
 	); err != nil {
 		return nil, fmt.Errorf("add indexes: %w", err)
 	}
-	return c, c.watch(maintenances.Informer(), nodes.Informer(), pods.Informer(), evacuations.Informer(), volumes.Informer(),
-		daemonSets.Informer(), priorityClasses.Informer())
+	return c, c.subscribe(volumes)
 }
 
 // Run works until the context ends, and returns when the last write is done. The informers must
@@ -240,18 +186,16 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	logger := klog.FromContext(ctx).WithName(Name)
 	ctx = klog.NewContext(ctx, logger)
 	defer c.queue.ShutDown()
-	defer c.nodes.queue.ShutDown()
+	defer c.withdrawals.queue.ShutDown()
 	defer c.forecasts.queue.ShutDown()
-	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) || ctx.Err() != nil {
 		return
 	}
 	logger.Info("Controller starts", "workers", workers)
-	c.queue.Add(sweepItem)
 	var wg sync.WaitGroup
 	wg.Go(func() { c.queue.Run(ctx, workers, c.timedSync) })
-	wg.Go(func() { c.nodes.queue.Run(ctx, nodeWorkers, c.nodes.reconcile) })
+	wg.Go(func() { c.withdrawals.queue.Run(ctx, withdrawalWorkers, c.withdrawals.sync) })
 	wg.Go(func() { c.forecasts.queue.Run(ctx, forecastWorkers, c.forecasts.reconcile) })
-	wg.Go(func() { c.rights.Run(ctx) })
 	wait.UntilWithContext(ctx, c.resync, resync)
 	wg.Wait()
 	c.tallies.reset()
@@ -262,8 +206,13 @@ func (c *Controller) resync(context.Context) {
 	for _, obj := range c.maintenances() {
 		c.queue.Add(obj.Name)
 	}
-	c.queue.Add(sweepItem)
-	c.nodes.enqueueAll()
+	all, err := c.evacuationLister.List(labels.Everything())
+	if err != nil {
+		utilruntime.HandleError(fmt.Errorf("list evacuations from the cache: %w", err))
+	}
+	for _, e := range all {
+		c.withdrawals.enqueue(e)
+	}
 }
 
 // timedSync is sync, which remembers how long it took.
@@ -280,7 +229,7 @@ func (c *Controller) timedSync(ctx context.Context, item string) error {
 // noteSync remembers why a sync failed. What has failed for long enough is shown on the maintenance
 // even if nothing else of its status can be worked out.
 func (c *Controller) noteSync(ctx context.Context, item string, err error) {
-	if item == sweepItem || err != nil && (loop.IsOnlyConflict(err) || ctx.Err() != nil) {
+	if err != nil && (loop.IsOnlyConflict(err) || ctx.Err() != nil) {
 		return
 	}
 	if c.problems.note(item, "sync", err) {
@@ -291,7 +240,7 @@ func (c *Controller) noteSync(ctx context.Context, item string, err error) {
 		return
 	}
 	nm, getErr := c.get(item)
-	if getErr != nil || isDone(nm) {
+	if getErr != nil || maintenancev1alpha1.IsDone(nm) {
 		return
 	}
 	if status, visible := c.showFailure(nm); visible {
@@ -306,9 +255,6 @@ func (c *Controller) noteSync(ctx context.Context, item string, err error) {
 }
 
 func (c *Controller) sync(ctx context.Context, item string) error {
-	if item == sweepItem {
-		return c.sweepEvacuations(ctx)
-	}
 	nm, err := c.get(item)
 	if apierrors.IsNotFound(err) {
 		c.forget(item)
@@ -317,13 +263,13 @@ func (c *Controller) sync(ctx context.Context, item string) error {
 	if err != nil {
 		return err
 	}
-	if err := c.selection.setMaintenance(nm); err != nil {
+	if err := c.selection.SetMaintenance(nm); err != nil {
 		return err
 	}
 	switch {
 	case nm.DeletionTimestamp != nil && len(nm.Finalizers) == 0:
 		return c.finishDeletion(ctx, nm)
-	case isEnding(nm):
+	case maintenancev1alpha1.IsEnding(nm):
 		return c.complete(ctx, nm)
 	case nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageCordon, nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageDrain:
 		return c.hold(ctx, nm)
@@ -332,57 +278,27 @@ func (c *Controller) sync(ctx context.Context, item string) error {
 	}
 }
 
-// isEnding says whether a maintenance gives back what it holds.
-func isEnding(nm *maintenancev1alpha1.NodeMaintenance) bool {
-	return nm.DeletionTimestamp != nil || nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageComplete
-}
-
-// isHolding says whether a maintenance keeps nodes cordoned.
-func isHolding(nm *maintenancev1alpha1.NodeMaintenance) bool {
-	return !isEnding(nm) &&
-		(nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageCordon || nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageDrain)
-}
-
-// isDraining says whether a maintenance asks pods to leave.
-func isDraining(nm *maintenancev1alpha1.NodeMaintenance) bool {
-	return isHolding(nm) && nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageDrain
-}
-
 // get returns a maintenance as the cache has it, or as this controller wrote it if that is newer.
 func (c *Controller) get(name string) (*maintenancev1alpha1.NodeMaintenance, error) {
-	nm, err := c.maintenanceLister.Get(name)
+	nm, exists, err := c.latest.Get(name)
 	if err != nil {
 		return nil, err
 	}
-	if written := c.written.latest(name); written != nil && written.UID == nm.UID {
-		if order, err := resourceversion.CompareResourceVersion(written.ResourceVersion, nm.ResourceVersion); err == nil && order >= 0 {
-			return written, nil
-		}
+	if !exists {
+		return nil, apierrors.NewNotFound(maintenancev1alpha1.Resource("nodemaintenances"), name)
 	}
 	return nm, nil
 }
 
 // forget drops what is remembered of a maintenance that is gone.
 func (c *Controller) forget(name string) {
-	c.selection.removeMaintenance(name)
+	c.selection.RemoveMaintenance(name)
 	c.written.remove(name)
 	c.confirmed.remove(name)
 	c.memories.remove(name)
-	c.stored.remove(name)
 	c.tallies.remove(name)
 	c.problems.remove(name)
 	c.costs.set(name, 0)
-	c.retainViews()
-}
-
-// retainViews forgets what is on nodes that no maintenance looks at any more.
-func (c *Controller) retainViews() {
-	c.views.retain(func(node string) bool {
-		return slices.ContainsFunc(c.selection.maintenancesOn(node), func(name string) bool {
-			nm, err := c.get(name)
-			return err == nil && !isDone(nm)
-		})
-	})
 }
 
 // costs remembers how long the last sync of each item took.

@@ -35,6 +35,9 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
+	nodecontroller "haulout.dev/haulout/pkg/controller/node"
+	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/host/noderights"
 )
 
@@ -56,6 +59,7 @@ func to[T any](v T) *T { return &v }
 
 const (
 	stageIdle     = maintenancev1alpha1.NodeMaintenanceStageIdle
+	stageDrain    = maintenancev1alpha1.NodeMaintenanceStageDrain
 	stageCordon   = maintenancev1alpha1.NodeMaintenanceStageCordon
 	stageComplete = maintenancev1alpha1.NodeMaintenanceStageComplete
 )
@@ -142,7 +146,7 @@ func TestStaleCacheDoesNotCordonAgain(t *testing.T) {
 		atStage(stageComplete)(ended)
 		f.maintenance.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) { return true, ended, nil })
 		f.authorized()
-		if err := f.nodes.reconcile(f.ctx, "one"); !loop.IsOnlyConflict(err) {
+		if err := f.nodes.Sync(f.ctx, "one"); !loop.IsOnlyConflict(err) {
 			t.Errorf("error %v, want a conflict", err)
 		}
 		f.wantCordon("one", false)
@@ -203,7 +207,7 @@ func TestNodesThatStopMatchingAreReleased(t *testing.T) {
 		f.step("m")
 		f.wantCordon("one", true, "m")
 		f.wantEvacuating("p", "q")
-		f.wait(lingering)
+		f.wait(selection.Lingering)
 		f.step("m")
 		f.wantCordon("one", false)
 		f.wantCordon("two", true, "m")
@@ -242,34 +246,6 @@ func TestNodeCreatedAgainIsANewNode(t *testing.T) {
 	})
 }
 
-func TestDecideMeddler(t *testing.T) {
-	at := func(second int64) *metav1.Time { return &metav1.Time{Time: time.Unix(second, 0)} }
-	entry := func(manager string, second int64, fields string) metav1.ManagedFieldsEntry {
-		return metav1.ManagedFieldsEntry{Manager: manager, Time: at(second), FieldsV1: metav1.NewFieldsV1(fields)}
-	}
-	const theField, another, taints = `{"f:spec":{"f:unschedulable":{}}}`, `{"f:metadata":{"f:labels":{"f:a":{}}}}`, `{"f:spec":{"f:taints":{}}}`
-	creator, ours := entry("creator", 1, another), entry(fieldManager, 5, another)
-	kubelet := entry("kubelet", 9, another)
-	kubelet.Subresource = "status"
-	for name, test := range map[string]struct {
-		fields []metav1.ManagedFieldsEntry
-		want   string
-	}{
-		"who has applied the field":                                 {[]metav1.ManagedFieldsEntry{creator, ours, entry("gitops", 4, theField), entry("scaler", 9, another)}, "Field manager gitops"},
-		"who has written anything since":                            {[]metav1.ManagedFieldsEntry{creator, ours, entry("early", 5, another), entry("scaler", 6, another)}, "Probably field manager scaler"},
-		"nobody who wrote before us, or the status":                 {[]metav1.ManagedFieldsEntry{creator, ours, kubelet}, "An unknown writer"},
-		"not who follows with the taint":                            {[]metav1.ManagedFieldsEntry{creator, ours, entry("kube-controller-manager", 6, taints)}, "An unknown writer"},
-		"nobody, if the managed fields have been taken off":         {nil, "An unknown writer"},
-		"anybody, if our own entry went with the only field it had": {[]metav1.ManagedFieldsEntry{creator}, "Probably field manager creator"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := decideMeddler(test.fields); got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
-		})
-	}
-}
-
 func TestCordonIsPutBackUntilItIsAFight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m", createdAt(stageCordon)))
@@ -282,24 +258,24 @@ func TestCordonIsPutBackUntilItIsAFight(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		for range fightLimit {
+		for range nodestate.FightLimit {
 			uncordon()
 			f.step("m")
 			f.wantCordon("one", true, "m")
-			f.wantEvent(EventCordonRestored)
+			f.wantEvent(nodecontroller.EventCordonRestored)
 			f.wait(time.Second)
 		}
 		uncordon()
 		f.step("m")
 		f.wantCordon("one", true, "m")
-		if event := f.wantEvent(EventCordonFight); !strings.HasPrefix(event, corev1.EventTypeWarning) || !strings.Contains(event, "autoscaler") {
+		if event := f.wantEvent(nodecontroller.EventCordonFight); !strings.HasPrefix(event, corev1.EventTypeWarning) || !strings.Contains(event, "autoscaler") {
 			t.Errorf("event %q, want a warning that names the field manager", event)
 		}
 		// Now it is slow.
 		uncordon()
 		f.step("m")
 		f.wantCordon("one", false, "m")
-		f.wait(fightPause)
+		f.wait(nodestate.FightPause)
 		f.step("m")
 		f.wantCordon("one", true, "m")
 	})
@@ -320,7 +296,7 @@ func TestRefusedNodesAreNotTouched(t *testing.T) {
 		f.wantEvent(EventNotAuthorized)
 
 		f.deletePod("p")
-		f.wait(settle)
+		f.wait(nodestate.SettleTime)
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized)
 	})
@@ -362,7 +338,7 @@ func TestAuthorizerThatFailsStopsEverything(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.cached()
-		f.wait(visibleAfter)
+		f.wait(nodestate.VisibleAfter)
 		if err := f.Controller.sync(f.ctx, "m"); err != nil {
 			t.Fatal(err)
 		}
@@ -436,7 +412,7 @@ func TestSweepReleasesWhatGoneMaintenancesLeft(t *testing.T) {
 			newNode("one", cordoned, ownedBy(`{"gone":"1"}`)), newNode("two", inPool("other"), cordoned, ownedBy(`{"gone":"1","m":"uid-m"}`)), newNode("foreign", cordoned),
 			newMaintenance("m", selecting("other"), createdAt(stageCordon), lineDrawn),
 			newPod("p", "one", 0), ourEvacuation("p", "one"))
-		f.step(sweepItem)
+		f.sweep()
 		f.wantCordon("one", false)
 		f.wantCordon("two", true, "m")
 		f.wantCordon("foreign", true)
@@ -450,7 +426,7 @@ func TestSweepAsksTheAPIBeforeItBelievesTheCache(t *testing.T) {
 		f.maintenance.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, newMaintenance("m"), nil
 		})
-		f.step(sweepItem)
+		f.sweep()
 		f.wantCordon("one", true, "m")
 	})
 }
@@ -461,7 +437,7 @@ func TestHeartbeatsDoNotStopTheCordon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one", func(node *corev1.Node) { node.ResourceVersion = "1" }), newMaintenance("m", createdAt(stageCordon)))
 		f.updateNode("one", func(node *corev1.Node) { node.ResourceVersion = "2" })
-		f.eventually("the latest version is known", func() bool { return f.selection.nodesOf("m")[0].ResourceVersion == "2" })
+		f.eventually("the latest version is known", func() bool { return f.selection.NodesOf("m")[0].ResourceVersion == "2" })
 	})
 }
 
@@ -493,7 +469,7 @@ func TestNoEvacuationWhileANodeCannotBeCordoned(t *testing.T) {
 		if got, want := f.nodeStatus("m", "one").DrainMessage, "Waiting for node two."; got != want {
 			t.Errorf("message %q, want %q", got, want)
 		}
-		f.wait(visibleAfter)
+		f.wait(nodestate.VisibleAfter)
 		for range 3 {
 			try()
 		}

@@ -26,6 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -33,7 +34,7 @@ import (
 // is never changed.
 type nodeCount struct {
 	// view and targets are what was counted.
-	view    *nodeView
+	view    *nodestate.View
 	targets drainplan.Targets
 
 	pending, evacuating, stuck, left int32
@@ -50,14 +51,11 @@ type nodeCount struct {
 	// reported is the latest report of an evacuator, terminating the latest time by which a
 	// targeted pod is to have stopped.
 	reported, terminating time.Time
-	// keptOff are the DaemonSets that our taint keeps off the node although their turn has not
-	// come.
-	keptOff []string
 	// leftOnPurpose names the pods that stay, with the reason.
 	leftOnPurpose []string
 	// unasked are the pods that are asked to leave and need an Evacuation, or our finalizer on
 	// theirs.
-	unasked []livePod
+	unasked []nodestate.Pod
 	// unwanted are the Evacuations with our finalizer of pods that the targets do not cover (any
 	// more).
 	unwanted []*maintenancev1alpha1.Evacuation
@@ -65,22 +63,22 @@ type nodeCount struct {
 
 // count adds the pods of a node up. covered are all entries of the plan, targets those that the
 // node has reached.
-func (c *Controller) count(view *nodeView, covered, targets drainplan.Targets) *nodeCount {
-	n := &nodeCount{view: view, targets: targets, keptOff: c.keptOff(view, targets)}
-	for i := range view.pods {
-		pod := &view.pods[i]
-		ours := pod.evacuation != nil && isOurs(pod.evacuation)
-		targeted := pod.left == "" && targets.Cover(pod.plan)
-		waitsForBudget := pod.left == drainplan.LeftBudget && targets.Cover(pod.plan)
+func (c *Controller) count(view *nodestate.View, covered, targets drainplan.Targets) *nodeCount {
+	n := &nodeCount{view: view, targets: targets}
+	for i := range view.Pods {
+		pod := &view.Pods[i]
+		ours := pod.Evacuation != nil && nodestate.IsOurs(pod.Evacuation)
+		targeted := pod.Kept == "" && targets.Cover(pod.Plan)
+		waitsForBudget := pod.Kept == drainplan.LeftBudget && targets.Cover(pod.Plan)
 		if ours && !targeted && !waitsForBudget {
-			n.unwanted = append(n.unwanted, pod.evacuation)
+			n.unwanted = append(n.unwanted, pod.Evacuation)
 		}
-		if pod.left != "" {
+		if pod.Kept != "" {
 			n.left++
-			n.leftOnPurpose = append(n.leftOnPurpose, fmt.Sprintf("%s of %s/%s", pod.left, pod.Namespace, ownerName(pod.Pod)))
+			n.leftOnPurpose = append(n.leftOnPurpose, fmt.Sprintf("%s of %s/%s", pod.Kept, pod.Namespace, ownerName(pod.Pod)))
 			continue
 		}
-		if !covered.Cover(pod.plan) && pod.evacuation == nil {
+		if !covered.Cover(pod.Plan) && pod.Evacuation == nil {
 			continue
 		}
 		n.covered++
@@ -89,34 +87,34 @@ func (c *Controller) count(view *nodeView, covered, targets drainplan.Targets) *
 			if at := pod.DeletionTimestamp; at != nil && at.After(n.terminating) {
 				n.terminating = at.Time
 			}
-			if pod.own {
+			if pod.Own {
 				n.targetedOwn++
 			}
 			// A pod that is only nominated for the node is left to the scheduler, which drops the
 			// nomination of a cordoned node.
-			step := decideEvacuation(pod.evacuation)
+			step := decideEvacuation(pod.Evacuation)
 			if pod.Spec.NodeName != "" && (step == stepCreate || step == stepAdopt) {
 				n.unasked = append(n.unasked, *pod)
 			}
 		}
-		if pod.evacuation == nil {
+		if pod.Evacuation == nil {
 			n.pending++
-			if c.requested.inTerminatingNamespace(pod.UID) {
+			if c.state.Requests.InTerminatingNamespace(pod.UID) {
 				n.refused = append(n.refused, pod.Pod)
-			} else if why := c.requested.failure(pod.UID); why != "" && targeted {
+			} else if why := c.state.Requests.Failure(pod.UID); why != "" && targeted {
 				n.stuck++
 				n.uncreatable = append(n.uncreatable, uncreatablePod{pod.Namespace, pod.Name, why})
 			}
 			continue
 		}
 		n.evacuating++
-		if at := pod.evacuation.Status.EvacuationProgressTimestamp; at != nil && at.After(n.reported) {
+		if at := pod.Evacuation.Status.EvacuationProgressTimestamp; at != nil && at.After(n.reported) {
 			n.reported = at.Time
 		}
-		if conditionStatus(pod.evacuation, maintenancev1alpha1.ConditionBlocked) != "" {
+		if nodestate.TrueReason(pod.Evacuation, maintenancev1alpha1.ConditionBlocked) != "" {
 			n.stuck++
-			n.blocked = append(n.blocked, pod.evacuation)
-		} else if why := c.requested.failure(pod.UID); why != "" && targeted && !ours {
+			n.blocked = append(n.blocked, pod.Evacuation)
+		} else if why := c.state.Requests.Failure(pod.UID); why != "" && targeted && !ours {
 			n.stuck++
 			n.uncreatable = append(n.uncreatable, uncreatablePod{pod.Namespace, pod.Name, why})
 		}
@@ -134,8 +132,7 @@ const addendum = "; "
 const leastAddendum = len(addendum) + 40
 
 // messageOf is what there is to say about the node: what the plan says, the pods for which no
-// Evacuation can speak because their namespace takes no new objects, and the DaemonSets that miss a
-// pod.
+// Evacuation can speak because their namespace takes no new objects.
 func (n *nodeCount) messageOf(planned string) string {
 	message := planned
 	add := func(text string) {
@@ -155,13 +152,10 @@ func (n *nodeCount) messageOf(planned string) string {
 		pod := n.uncreatable[0]
 		add(fmt.Sprintf("no Evacuation for %s, such as %s/%s: %s", plural(len(n.uncreatable), "pod"), pod.namespace, pod.name, pod.why))
 	}
-	if len(n.keptOff) > 0 {
-		add(keptOffMessage(n.keptOff))
-	}
 	return message
 }
 
-// isMessageOf says whether a message is what the plan says, whatever was added.
+// isMessageOf reports whether a message is what the plan says, whatever was added.
 func isMessageOf(message, planned string) bool {
 	return message == planned || strings.HasPrefix(message, planned+addendum)
 }

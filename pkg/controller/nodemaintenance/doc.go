@@ -14,26 +14,24 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package nodemaintenance runs NodeMaintenances: it cordons their nodes, asks for the evacuation of
-// their pods wave by wave, and puts back what it changed when they are complete or deleted.
+// Package nodemaintenance runs NodeMaintenances (KEP-4212): it requests the Evacuations of the pods
+// on their nodes wave by wave, and withdraws them when a maintenance ends. The controller of nodes
+// (package node) cordons, taints and releases the nodes; the two never call each other.
 //
-// Two loops work beside each other and speak through the API and the caches.
+// The key is a maintenance. Every sync gathers (gather.go), decides (decide.go and the pure
+// functions beside it, pkg/drain/plan) and acts (act.go), in this order: raised targets are stored
+// in the status of every maintenance of the node, then Evacuations are created. A wave opens only
+// when the cache shows all nodes cordoned; a node that cannot be cordoned for a minute is left out
+// and named. A maintenance that ends waits by requeue until no node names it, and then drops its
+// finalizer. Evacuations that no maintenance wants any more are withdrawn by a loop whose key is an
+// Evacuation (withdrawals.go).
 //
-// The key of the first is a maintenance. Every sync gathers (informers, authorization), decides
-// (pkg/drain/plan and the pure functions of this package) and applies, in this order: raised
-// targets are stored in the status of every maintenance of the node, then Evacuations are created.
-// A wave opens only when the cache shows all nodes cordoned; a node that cannot be cordoned for a
-// minute is left out and named.
-//
-// The key of the second is a node (nodeReconciler). One decision (decideNode) says what its cordon,
-// its taints, the annotations that record whose they are, and its conditions should be. A node is
-// released by itself, when no maintenance holds it and no Evacuation of ours is left on it; a
-// maintenance that ends waits for its nodes by requeue and then drops its finalizer.
-//
-// Everything they need to go on after a crash is in the API: the status, the annotations on the
-// nodes, the finalizer on the Evacuations. What is kept in memory (authorizations, when a cordon
-// was seen, when the status was written, what fails and since when) only spares calls or makes it
-// wait once more, and what was worked out about each node (view.go, memory.go) only spares work.
+// What the controller needs to go on after a crash is in the API: the status, the annotations on
+// the nodes, the finalizer on the Evacuations. What it keeps in memory may be dropped at any time:
+// its own writes that the cache does not show yet (loop.Latest), what is known about nodes (package
+// nodestate), and for each maintenance the planner, the counts of its nodes, when its status was
+// written, what fails and since when, and what the preview found. Without it a sync works longer,
+// asks once more, or waits once more.
 //
 // Limits: DaemonSet and static pods are left running unless their evacuator is enabled. A
 // maintenance that was fast-forwarded or overridden is told so by its messages and an event on

@@ -36,6 +36,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
 // ourEvacuation is the Evacuation of a pod that newPod makes.
@@ -157,7 +158,7 @@ func TestDrainInWaves(t *testing.T) {
 		f.deletePod("high-one")
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
-		f.wait(settle)
+		f.wait(nodestate.SettleTime)
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
 		if got := f.nodeStatus("m", "two").PodsKept; got != 1 {
@@ -208,7 +209,7 @@ func TestDrainedNeedsTheLiveListToAgree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
 		f.step("m")
-		f.wait(settle)
+		f.wait(nodestate.SettleTime)
 		hidden := newPod("hidden", "one", 0)
 		f.host.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, &corev1.PodList{Items: []corev1.Pod{*hidden}}, nil
@@ -231,7 +232,7 @@ func TestNominatedPodsCount(t *testing.T) {
 			p.Status = corev1.PodStatus{Phase: corev1.PodPending, NominatedNodeName: "one"}
 		}))
 		f.step("m")
-		f.wait(settle)
+		f.wait(nodestate.SettleTime)
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
 		// To ask would delete a pod that the scheduler is about to place elsewhere.
@@ -443,7 +444,7 @@ func TestStatusThatIsTooLargeGoesWithoutMessages(t *testing.T) {
 		f.maintenance.PrependReactor("update", "nodemaintenances", refuse(true))
 		f.deletePod("p")
 		for range 2 {
-			f.wait(visibleAfter)
+			f.wait(nodestate.VisibleAfter)
 			f.cached()
 			if err := f.Controller.timedSync(f.ctx, "m"); err == nil {
 				t.Error("no error")

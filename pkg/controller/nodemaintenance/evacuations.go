@@ -21,19 +21,17 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
@@ -57,22 +55,13 @@ func decideEvacuation(e *maintenancev1alpha1.Evacuation) evacuationStep {
 	switch {
 	case e == nil:
 		return stepCreate
-	case isOurs(e):
+	case nodestate.IsOurs(e):
 		return stepNone
-	case e.DeletionTimestamp != nil, conditionStatus(e, maintenancev1alpha1.ConditionComplete) != "":
+	case e.DeletionTimestamp != nil, nodestate.TrueReason(e, maintenancev1alpha1.ConditionComplete) != "":
 		return stepWait
 	default:
 		return stepAdopt
 	}
-}
-
-// evacuationOf returns the Evacuation of a pod, or nil.
-func (c *Controller) evacuationOf(pod *corev1.Pod) *maintenancev1alpha1.Evacuation {
-	e, err := c.evacuationLister.Evacuations(pod.Namespace).Get(protocol.CanonicalName(pod.Name, pod.UID))
-	if err != nil || e.Spec.PodRef.UID != pod.UID {
-		return nil
-	}
-	return e
 }
 
 // evacuate asks the targeted pods of the subject's nodes to leave. It goes by the targets of a node
@@ -88,12 +77,12 @@ func (c *Controller) evacuate(ctx context.Context, g *gathered, l *look) error {
 			tainted.Insert(node.Name)
 		}
 	}
-	work := slices.DeleteFunc(c.due(g, l), func(pod livePod) bool {
-		return pod.plan.Type == maintenancev1alpha1.PodTypeDaemonSet && !tainted.Has(controllercache.NodeOf(pod.Pod))
+	work := slices.DeleteFunc(c.due(g, l), func(pod nodestate.Pod) bool {
+		return pod.Plan.Type == maintenancev1alpha1.PodTypeDaemonSet && !tainted.Has(controllercache.NodeOf(pod.Pod))
 	})
 	return c.inRounds(ctx, g.subject.Name, len(work), func(ctx context.Context, i int) error {
 		pod := work[i]
-		if decideEvacuation(pod.evacuation) == stepAdopt {
+		if decideEvacuation(pod.Evacuation) == stepAdopt {
 			return c.adopt(ctx, g.subject.NodeMaintenance, pod)
 		}
 		return c.create(ctx, g.subject.NodeMaintenance, pod.Pod)
@@ -102,9 +91,9 @@ func (c *Controller) evacuate(ctx context.Context, g *gathered, l *look) error {
 
 // due returns the pods that need an Evacuation on the nodes whose targets are stored by all
 // maintenances that drain them. The others of these maintenances are looked at at once.
-func (c *Controller) due(g *gathered, l *look) []livePod {
+func (c *Controller) due(g *gathered, l *look) []nodestate.Pod {
 	var behind sets.Set[string]
-	var work []livePod
+	var work []nodestate.Pod
 	ownToo := ownPodsAreNext(l.counts)
 	for i, node := range g.subject.nodes {
 		n := l.counts[i]
@@ -125,7 +114,7 @@ func (c *Controller) due(g *gathered, l *look) []livePod {
 		c.queue.Add(name)
 	}
 	if !ownToo {
-		work = slices.DeleteFunc(work, func(pod livePod) bool { return pod.own })
+		work = slices.DeleteFunc(work, func(pod nodestate.Pod) bool { return pod.Own })
 	}
 	return work
 }
@@ -133,15 +122,15 @@ func (c *Controller) due(g *gathered, l *look) []livePod {
 // behind returns the maintenances that drain a node and have not stored its targets yet.
 func (c *Controller) behind(g *gathered, node *corev1.Node, targets drainplan.Targets) []*member {
 	var late []*member
-	for _, name := range c.selection.maintenancesOn(node.Name) {
-		if m := g.drainingOn(name, node); m != nil && !sameEntries(c.stored.nodes(m.NodeMaintenance)[refOf(node)].targets, targets.Entries) {
+	for _, name := range c.selection.MaintenancesOn(node.Name) {
+		if m := g.drainingOn(name, node); m != nil && !drainplan.SameEntries(targetsOf(m.NodeMaintenance, node), targets.Entries) {
 			late = append(late, m)
 		}
 	}
 	return late
 }
 
-// ownPodsAreNext says whether nobody but pods of this server is left to leave.
+// ownPodsAreNext reports whether nobody but pods of this server is left to leave.
 func ownPodsAreNext(counts []*nodeCount) bool {
 	for _, n := range counts {
 		if n.targeted > n.targetedOwn {
@@ -157,22 +146,23 @@ func (c *Controller) withdrawUnwanted(ctx context.Context, g *gathered, l *look)
 	var work []*maintenancev1alpha1.Evacuation
 	for i, node := range g.subject.nodes {
 		for _, e := range l.counts[i].unwanted {
-			if !c.wanted(e, node.Name, "") {
+			if !c.wanted(e, node.Name) {
 				work = append(work, e)
 			}
 		}
 	}
-	return inParallel(ctx, len(work), func(ctx context.Context, i int) error { return c.leave(ctx, work[i]) })
+	return inParallel(ctx, len(work), func(ctx context.Context, i int) error { return c.removeInstigator(ctx, work[i]) })
 }
 
 func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, pod *corev1.Pod) error {
-	if wait := c.requested.wait(pod.UID); wait > 0 {
+	if wait := c.state.Requests.Wait(pod.UID); wait > 0 {
 		c.queue.AddAfter(nm.Name, wait)
 		return nil
 	}
 	// Before the request, lest the event outrun the memory of it. The cache will show it; until
 	// then nobody tries again.
-	c.requested.remember(pod)
+	c.state.Requests.Remember(pod)
+	defer c.state.Requests.Answered(pod.UID)
 	e := &maintenancev1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:  pod.Namespace,
@@ -190,24 +180,24 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 		return nil
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		// The namespace takes its pods along. The status counts and names them.
-		c.requested.refuse(pod.UID)
-		c.views.drop(controllercache.NodeOf(pod))
-		c.queue.AddAfter(nm.Name, requestPatience)
+		c.state.Requests.Refuse(pod.UID)
+		c.state.DropView(controllercache.NodeOf(pod))
+		c.queue.AddAfter(nm.Name, nodestate.RequestPatience)
 		return nil
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsInvalid(err), apierrors.IsGone(err):
 		// Most likely the pod has just gone: its event is under way, or has been. If not, it is
 		// tried again.
 		if current, err := c.podLister.Pods(pod.Namespace).Get(pod.Name); err != nil || current.UID != pod.UID {
-			c.requested.forget(pod.UID)
+			c.state.Requests.Forget(pod.UID)
 			return nil
 		}
 		klog.FromContext(ctx).V(2).Info("Evacuation was not accepted", "pod", klog.KObj(pod), "reason", err.Error())
 		c.creationFailed(nm, pod, err)
-		c.queue.AddAfter(nm.Name, requestPatience)
+		c.queue.AddAfter(nm.Name, nodestate.RequestPatience)
 		return nil
 	default:
 		// It may have been created all the same.
-		c.requested.retry(pod.UID)
+		c.state.Requests.Retry(pod.UID)
 		c.creationFailed(nm, pod, err)
 		return fmt.Errorf("create the evacuation of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
@@ -216,21 +206,22 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 // creationFailed notes why a pod has no Evacuation with our finalizer. After the second time its
 // node shows it.
 func (c *Controller) creationFailed(nm *maintenancev1alpha1.NodeMaintenance, pod *corev1.Pod, err error) {
-	if c.requested.failed(pod.UID, err) {
-		c.views.drop(controllercache.NodeOf(pod))
+	if c.state.Requests.Failed(pod.UID, err) {
+		c.state.DropView(controllercache.NodeOf(pod))
 		c.queue.AddAfter(nm.Name, debounce)
 	}
 }
 
 // adopt joins the instigators of a pod's Evacuation. What keeps being refused is a blocker of the
 // pod and not an error of the whole maintenance.
-func (c *Controller) adopt(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, pod livePod) error {
-	e := pod.evacuation
-	if wait := c.requested.wait(pod.UID); wait > 0 && c.requested.failure(pod.UID) != "" {
+func (c *Controller) adopt(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, pod nodestate.Pod) error {
+	e := pod.Evacuation
+	if wait := c.state.Requests.Wait(pod.UID); wait > 0 && c.state.Requests.Failure(pod.UID) != "" {
 		c.queue.AddAfter(nm.Name, wait)
 		return nil
 	}
-	c.requested.remember(pod.Pod)
+	c.state.Requests.Remember(pod.Pod)
+	defer c.state.Requests.Answered(pod.UID)
 	finalizers := append(slices.Clone(e.Finalizers), maintenancev1alpha1.FinalizerInstigatorNodeMaintenance)
 	err := c.setFinalizers(ctx, e, finalizers)
 	if err == nil || apierrors.IsNotFound(err) {
@@ -244,7 +235,7 @@ func (c *Controller) adopt(ctx context.Context, nm *maintenancev1alpha1.NodeMain
 	c.creationFailed(nm, pod.Pod, err)
 	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
 		klog.FromContext(ctx).V(2).Info("Evacuation cannot be joined", "pod", klog.KObj(pod.Pod), "reason", err.Error())
-		c.queue.AddAfter(nm.Name, requestPatience)
+		c.queue.AddAfter(nm.Name, nodestate.RequestPatience)
 		return nil
 	}
 	return err
@@ -270,123 +261,20 @@ func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
 	}})
 }
 
-// isUnwanted says whether nobody wants the pod of an eviction gone that is, or was, on one of the
-// nodes.
-func (c *Controller) isUnwanted(r eviction.Request, nodes sets.Set[string]) bool {
-	if e, err := c.evacuationLister.Evacuations(r.Evacuation.Namespace).Get(r.Evacuation.Name); err == nil && !protocol.IsWithdrawn(e) {
-		return false
-	}
-	pod, err := c.podLister.Pods(r.Evacuation.Namespace).Get(r.Pod)
-	return err == nil && pod.UID == r.UID && nodes.Has(controllercache.NodeOf(pod))
-}
-
-// located is an Evacuation with the node that its pod counts for.
-type located struct {
-	*maintenancev1alpha1.Evacuation
-	node string
-}
-
-func isOurs(e *maintenancev1alpha1.Evacuation) bool {
-	return slices.Contains(e.Finalizers, maintenancev1alpha1.FinalizerInstigatorNodeMaintenance)
-}
-
-// unseenEvacuationsOn returns, from the API, the Evacuations that were asked for a moment ago and
-// that the cache does not show yet.
-func (c *Controller) unseenEvacuationsOn(ctx context.Context, nodes sets.Set[string]) (map[types.NamespacedName]located, error) {
-	var mu sync.Mutex
-	out := map[types.NamespacedName]located{}
-	requests := c.requested.on(nodes)
-	err := inParallel(ctx, len(requests), func(ctx context.Context, i int) error {
-		request := requests[i]
-		e, err := c.maintenance.MaintenanceV1alpha1().Evacuations(request.evacuation.Namespace).Get(ctx, request.evacuation.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) || err == nil && !isOurs(e) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("read evacuation %s: %w", request.evacuation, err)
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		out[request.evacuation] = located{e, request.node}
-		return nil
-	})
-	return out, err
-}
-
-// ourEvacuationsOn returns the Evacuations with our finalizer of pods that count for a node, those
-// that are only nominated for it included.
-func (c *Controller) ourEvacuationsOn(node string) []*maintenancev1alpha1.Evacuation {
-	return slices.DeleteFunc(slices.Concat(c.evacuationsIn(node), c.evacuationsWithoutNode()), func(e *maintenancev1alpha1.Evacuation) bool {
-		return !isOurs(e) || c.nodeOf(e) != node
-	})
-}
-
-// evacuationsWithoutNode returns the Evacuations of pods that were on no node when they were asked
-// for.
-func (c *Controller) evacuationsWithoutNode() []*maintenancev1alpha1.Evacuation {
-	return c.evacuationsIn("")
-}
-
-// evacuationsIn returns the Evacuations whose spec has the given node.
-func (c *Controller) evacuationsIn(node string) []*maintenancev1alpha1.Evacuation {
-	objects, err := c.evacuationIndexer.ByIndex(controllercache.EvacuationsByNode, node)
-	if err != nil {
-		utilruntime.HandleError(fmt.Errorf("list evacuations by node from the cache: %w", err))
-	}
-	out := make([]*maintenancev1alpha1.Evacuation, len(objects))
-	for i := range objects {
-		out[i] = objects[i].(*maintenancev1alpha1.Evacuation)
-	}
-	return out
-}
-
-// isStray says whether an Evacuation bears our finalizer although no maintenance, other than the
-// one of the given UID, looks after the node that its pod counts for.
-func (c *Controller) isStray(e *maintenancev1alpha1.Evacuation, except types.UID) bool {
-	if !isOurs(e) {
-		return false
-	}
-	if node := c.nodeOf(e); node != "" {
-		return !c.isLookedAfter(node, except)
-	}
-	// The pod was nominated for a node and is not any more. One that is not known is gone, which
-	// ends the Evacuation, or not yet in the cache.
-	return c.podOf(e) != nil
-}
-
-// nodeOf returns the node that an Evacuation is about, or "" if that is not known.
-func (c *Controller) nodeOf(e *maintenancev1alpha1.Evacuation) string {
-	if e.Spec.NodeName != "" {
-		return e.Spec.NodeName
-	}
-	if pod := c.podOf(e); pod != nil {
-		return controllercache.NodeOf(pod)
-	}
-	return ""
-}
-
-func (c *Controller) podOf(e *maintenancev1alpha1.Evacuation) *corev1.Pod {
-	pod, err := c.podLister.Pods(e.Namespace).Get(e.Spec.PodRef.Name)
-	if err != nil || pod.UID != e.Spec.PodRef.UID {
-		return nil
-	}
-	return pod
-}
-
-// wanted says whether a maintenance, other than the one of the given UID, has the pod of an
-// Evacuation within the stored targets of its node.
-func (c *Controller) wanted(e *maintenancev1alpha1.Evacuation, nodeName string, except types.UID) bool {
+// wanted reports whether a maintenance has the pod of an Evacuation within the stored targets of
+// its node.
+func (c *Controller) wanted(e *maintenancev1alpha1.Evacuation, nodeName string) bool {
 	node, err := c.nodeLister.Get(nodeName)
 	if err != nil {
 		return false
 	}
-	pod := c.podOf(e)
-	for _, name := range c.selection.maintenancesOn(nodeName) {
+	pod := c.state.PodOf(e)
+	for _, name := range c.selection.MaintenancesOn(nodeName) {
 		nm, err := c.get(name)
-		if err != nil || nm.UID == except || !isDraining(nm) {
+		if err != nil || !maintenancev1alpha1.IsDraining(nm) {
 			continue
 		}
-		entries := c.stored.nodes(nm)[refOf(node)].targets
+		entries := targetsOf(nm, node)
 		// Of a pod that is gone nobody can say more than that its node is drained.
 		if len(entries) > 0 && pod == nil {
 			return true
@@ -396,27 +284,4 @@ func (c *Controller) wanted(e *maintenancev1alpha1.Evacuation, nodeName string, 
 		}
 	}
 	return false
-}
-
-// leave takes our finalizer off an Evacuation and, where nobody else asks for it and nothing
-// forbids it, deletes it. One whose evacuator cannot stop any more is left to it.
-func (c *Controller) leave(ctx context.Context, e *maintenancev1alpha1.Evacuation) error {
-	rest := slices.DeleteFunc(slices.Clone(e.Finalizers), func(f string) bool {
-		return f == maintenancev1alpha1.FinalizerInstigatorNodeMaintenance
-	})
-	if err := c.setFinalizers(ctx, e, rest); err != nil {
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return fmt.Errorf("withdraw from evacuation %s/%s: %w", e.Namespace, e.Name, err)
-	}
-	if protocol.HasInstigator(rest) || e.DeletionTimestamp != nil ||
-		e.Status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid {
-		return nil
-	}
-	err := c.maintenance.MaintenanceV1alpha1().Evacuations(e.Namespace).Delete(ctx, e.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(e.UID))})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("delete evacuation %s/%s: %w", e.Namespace, e.Name, err)
-	}
-	return nil
 }

@@ -17,38 +17,14 @@ limitations under the License.
 package nodemaintenance
 
 import (
-	"fmt"
-	"strings"
-
 	corev1 "k8s.io/api/core/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/eventref"
 )
 
 // Reasons of the events of this controller.
 const (
-	// EventCordoned: a node was made unschedulable.
-	EventCordoned = "NodeMaintenanceCordoned"
-	// EventUncordoned: a node was made schedulable again.
-	EventUncordoned = "NodeMaintenanceUncordoned"
-	// EventCordonRestored: somebody made a node schedulable in the middle of a maintenance, and it
-	// was set back.
-	EventCordonRestored = "CordonRestored"
-	// EventCordonFight: somebody keeps making a node schedulable in the middle of a maintenance.
-	EventCordonFight = "CordonFight"
-	// EventTaintRestored: somebody took the taint off a node in the middle of a maintenance that
-	// keeps DaemonSet pods off it.
-	EventTaintRestored = "DrainTaintRestored"
-	// EventNodeMaintenanceStarted: a maintenance holds a node from now on.
-	EventNodeMaintenanceStarted = "NodeMaintenanceStarted"
-	// EventNodeDrainStarted: a maintenance drains a node from now on.
-	EventNodeDrainStarted = "NodeDrainStarted"
-	// EventNodeDrained: no pod is left on a node that the maintenances that drain it cover.
-	EventNodeDrained = "NodeDrained"
-	// EventNodeDrainResumed: a node was drained and is not any more.
-	EventNodeDrainResumed = "NodeDrainResumed"
-	// EventNodeReleased: a maintenance holds a node no longer.
-	EventNodeReleased = "NodeMaintenanceReleased"
 	// EventNotAuthorized: a node is left alone because the requester of the maintenance may not
 	// delete it.
 	EventNotAuthorized = "NotAuthorized"
@@ -68,9 +44,6 @@ const (
 	// EventDrainForecast: a drain begins, and the preview finds pods that cannot leave, will not
 	// come back or take long.
 	EventDrainForecast = "DrainForecast"
-	// EventForeignMarks: a node was left in maintenance by a server with another storage; what it
-	// wrote there stays until --adopt-storage names it. About the node.
-	EventForeignMarks = "MarksOfAnotherStorage"
 	// EventDrainedNoLonger: the condition Drained was True and is not any more.
 	EventDrainedNoLonger = "DrainedNoLonger"
 	// EventNotProgressing: the maintenance does not move on, or something it needs keeps failing.
@@ -93,35 +66,10 @@ const (
 	actionComplete = "Complete"
 )
 
-// maxNote is how much the events API takes.
-const maxNote = 1024
-
-// References instead of objects: they say what they are whatever scheme the recorder has and
-// although informers leave the kind out.
-
-func maintenanceRef(nm *maintenancev1alpha1.NodeMaintenance) *corev1.ObjectReference {
-	return &corev1.ObjectReference{
-		APIVersion: maintenancev1alpha1.SchemeGroupVersion.String(), Kind: "NodeMaintenance",
-		Name: nm.Name, UID: nm.UID, ResourceVersion: nm.ResourceVersion,
-	}
-}
-
-func nodeRef(node *corev1.Node) *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
-}
-
 func (c *Controller) nodeEvent(node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance, eventType, reason, action, format string, args ...any) {
-	c.recorder.Eventf(nodeRef(node), maintenanceRef(nm), eventType, reason, action, "%s", note(format, args...))
+	c.recorder.Eventf(eventref.Node(node), eventref.NodeMaintenance(nm), eventType, reason, action, "%s", eventref.Note(format, args...))
 }
 
 func (c *Controller) maintenanceEvent(nm *maintenancev1alpha1.NodeMaintenance, eventType, reason, action, format string, args ...any) {
-	c.recorder.Eventf(maintenanceRef(nm), nil, eventType, reason, action, "%s", note(format, args...))
-}
-
-func note(format string, args ...any) string {
-	s := fmt.Sprintf(format, args...)
-	if len(s) > maxNote {
-		s = strings.ToValidUTF8(s[:maxNote], "")
-	}
-	return s
+	c.recorder.Eventf(eventref.NodeMaintenance(nm), nil, eventType, reason, action, "%s", eventref.Note(format, args...))
 }

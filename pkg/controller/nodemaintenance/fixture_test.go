@@ -34,7 +34,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -53,10 +52,15 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
+	nodecontroller "haulout.dev/haulout/pkg/controller/node"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/inflight"
 	"haulout.dev/haulout/pkg/host/informertest"
+	"haulout.dev/haulout/pkg/host/noderights"
 )
 
 // fixture is two fake clusters, a clock and the controllers that are started on them.
@@ -71,6 +75,14 @@ type fixture struct {
 	watches     *informertest.Watches
 	// evacuatorsOn are the classes that are on.
 	evacuatorsOn sets.Set[string]
+	// advertise, adopted and completedTTL are options of the controllers from the next restart on.
+	advertise bool
+	adopted   string
+	evictions *inflight.Evictions
+	// failed are the Evacuations that could not be withdrawn.
+	failed []types.NamespacedName
+	// nodes is the controller of nodes, which runs beside this one.
+	nodes *nodecontroller.Controller
 	*Controller
 }
 
@@ -144,7 +156,7 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	f := &fixture{
 		t: t, ctx: ctx, host: hostfake.NewClientset(), maintenance: maintenancefake.NewClientset(),
 		clock: clocktesting.NewFakeClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)), recorder: events.NewFakeRecorder(10000),
-		rights: &rights{refused: sets.New[string]()}, evacuatorsOn: sets.New[string](),
+		rights: &rights{refused: sets.New[string]()}, evacuatorsOn: sets.New[string](), evictions: &inflight.Evictions{},
 	}
 	f.watches = informertest.Count(f.host, f.maintenance)
 	f.maintenance.PrependReactor("create", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -166,42 +178,17 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	return f
 }
 
-// newController makes a controller on empty clusters whose informers do not run.
-func newController(tb testing.TB) *Controller {
-	tb.Helper()
-	host, maintenance := hostfake.NewClientset(), maintenancefake.NewClientset()
-	c, err := New(Config{
-		Host: host, HostInformers: informers.NewSharedInformerFactory(host, 0),
-		Maintenance: maintenance, MaintenanceInformers: externalversions.NewSharedInformerFactory(maintenance, 0),
-		Recorder: events.NewFakeRecorder(1), Authorizer: &rights{refused: sets.New[string]()}, Evacuators: sets.New[string](),
-	})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(c.queue.ShutDown)
-	tb.Cleanup(c.nodes.queue.ShutDown)
-	tb.Cleanup(c.forecasts.queue.ShutDown)
-	return c
-}
-
-// restart makes a controller that knows nothing but what the clusters hold.
+// restart makes controllers that know nothing but what the clusters hold.
 func (f *fixture) restart() {
 	f.t.Helper()
 	hostInformers := informers.NewSharedInformerFactoryWithOptions(f.host, 0, informers.WithTransform(controllercache.NewTransform()))
 	maintenanceInformers := externalversions.NewSharedInformerFactory(f.maintenance, 0)
-	c, err := New(Config{
+	f.nodes, f.Controller = newControllers(f.t, nodecontroller.Config{
 		Host: f.host, HostInformers: hostInformers, Maintenance: f.maintenance, MaintenanceInformers: maintenanceInformers,
-		Recorder: f.recorder, Clock: f.clock, Authorizer: f.rights, Evacuators: f.evacuatorsOn.Clone(),
-		StorageID: testStorage, OwnPod: types.NamespacedName{Namespace: "default", Name: "haulout-1"},
-	})
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	f.Controller = c
-	f.t.Cleanup(c.queue.ShutDown)
-	f.t.Cleanup(c.nodes.queue.ShutDown)
-	f.t.Cleanup(c.forecasts.queue.ShutDown)
-	watched := []string{"nodes", "pods", "volumeattachments", "daemonsets", "priorityclasses", "nodemaintenances", "evacuations"}
+		Recorder: f.recorder, Clock: f.clock, Evacuators: f.evacuatorsOn.Clone(), StorageID: testStorage, AdoptStorage: f.adopted, AdvertisePlanned: f.advertise,
+		Rights: noderights.NewCache(noderights.CacheConfig{Authorizer: f.rights, Clock: f.clock}),
+	}, nodestate.Config{Evictions: f.evictions, OwnPod: types.NamespacedName{Namespace: "default", Name: "haulout-1"}})
+	watched := []string{"nodes", "pods", "volumeattachments", "nodemaintenances", "evacuations"}
 	begun := f.watches.Fewest(watched...)
 	hostInformers.Start(f.ctx.Done())
 	maintenanceInformers.Start(f.ctx.Done())
@@ -244,18 +231,18 @@ func (f *fixture) cached() {
 	f.t.Helper()
 	f.eventually("the caches are up to date", func() bool {
 		nodes, err := f.nodeLister.List(labels.Everything())
-		ok := err == nil && sameObjects(nodes, f.nodeList()) && f.selectionKnows(nodes)
+		ok := err == nil && sameObjects(nodes, f.nodeList())
 		pods, err := f.podLister.List(labels.Everything())
 		ok = ok && err == nil && sameObjects(pods, f.pods())
 		maintenances, err := f.maintenanceLister.List(labels.Everything())
-		ok = ok && err == nil && sameObjects(maintenances, f.maintenanceList()) && f.selectionKnowsMaintenances(maintenances)
+		ok = ok && err == nil && sameObjects(maintenances, f.maintenanceList())
 		evacuations, err := f.evacuationLister.List(labels.Everything())
 		ok = ok && err == nil && sameObjects(evacuations, f.evacuationList())
 		var volumes []*storagev1.VolumeAttachment
 		for _, obj := range f.volumeIndexer.List() {
 			volumes = append(volumes, obj.(*storagev1.VolumeAttachment))
 		}
-		return ok && sameObjects(volumes, f.volumeAttachments()) && f.viewsKnow()
+		return ok && sameObjects(volumes, f.volumeAttachments())
 	})
 }
 
@@ -267,39 +254,12 @@ func (f *fixture) authorized() {
 	for asked := -1; asked != f.rights.count(); {
 		asked = f.rights.count()
 		for _, nm := range f.maintenanceList() {
-			if isHolding(nm) {
-				f.Controller.rights.Ask(f.ctx, nm.Spec.RequestedBy, f.selection.nodesOf(nm.Name))
+			if maintenancev1alpha1.IsHolding(nm) {
+				f.Controller.rights.Ask(f.ctx, nm.Spec.RequestedBy, f.selection.NodesOf(nm.Name))
 			}
 		}
 		synctest.Wait()
 	}
-}
-
-// selectionKnows says whether the handlers have seen what the cache holds.
-func (f *fixture) selectionKnows(nodes []*corev1.Node) bool {
-	f.selection.mu.Lock()
-	defer f.selection.mu.Unlock()
-	if len(nodes) != len(f.selection.nodes) {
-		return false
-	}
-	for _, node := range nodes {
-		known := f.selection.nodes[node.Name]
-		if known == nil || known.UID != node.UID || known.Spec.Unschedulable != node.Spec.Unschedulable ||
-			!maps.Equal(known.Labels, node.Labels) || !maps.Equal(known.Annotations, node.Annotations) ||
-			!equality.Semantic.DeepEqual(known.Spec.Taints, node.Spec.Taints) {
-			return false
-		}
-	}
-	return true
-}
-
-func (f *fixture) selectionKnowsMaintenances(maintenances []*maintenancev1alpha1.NodeMaintenance) bool {
-	f.selection.mu.Lock()
-	defer f.selection.mu.Unlock()
-	return !slices.ContainsFunc(maintenances, func(nm *maintenancev1alpha1.NodeMaintenance) bool {
-		known := f.selection.maintenances[nm.Name]
-		return !isDone(nm) && (known == nil || known.uid != nm.UID || known.generation != nm.Generation)
-	})
 }
 
 func sameObjects[T metav1.Object](cached, stored []T) bool {
@@ -339,17 +299,21 @@ func (f *fixture) eventually(what string, condition func() bool) {
 func (f *fixture) step(name string) {
 	f.t.Helper()
 	for range 20 {
-		before := f.state()
+		before := f.stored()
 		f.authorized()
 		if err := f.Controller.sync(f.ctx, name); err != nil && !loop.IsOnlyConflict(err) {
 			f.t.Fatalf("sync %q: %v", name, err)
+		}
+		f.cached()
+		if err := f.withdraw(); err != nil {
+			f.t.Fatal(err)
 		}
 		f.cached()
 		if err := f.reconcileNodes(); err != nil {
 			f.t.Fatal(err)
 		}
 		f.cached()
-		if f.state() == before {
+		if f.stored() == before {
 			f.wantSameLooks(name)
 			return
 		}
@@ -374,17 +338,48 @@ func (f *fixture) reconcileNodes() error {
 	names.Delete("")
 	var errs []error
 	for _, name := range sets.List(names) {
-		if err := f.Controller.nodes.reconcile(f.ctx, name); err != nil && !loop.IsOnlyConflict(err) {
+		if err := f.nodes.Sync(f.ctx, name); err != nil && !loop.IsOnlyConflict(err) {
 			errs = append(errs, fmt.Errorf("reconcile node %s: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
+// sweep does what the controllers do from time to time although nothing happened.
+func (f *fixture) sweep() {
+	f.t.Helper()
+	f.resync(f.ctx)
+	for range 5 {
+		f.cached()
+		if err := errors.Join(f.withdraw(), f.reconcileNodes()); err != nil {
+			f.t.Fatal(err)
+		}
+	}
+	f.cached()
+}
+
+// withdraw withdraws the Evacuations that wait for it.
+func (f *fixture) withdraw() error {
+	var errs []error
+	for f.withdrawals.queue.Len() > 0 {
+		key, _ := f.withdrawals.queue.Get()
+		if err := f.withdrawals.sync(f.ctx, key); err != nil && !loop.IsOnlyConflict(err) {
+			errs = append(errs, fmt.Errorf("withdraw %s: %w", key, err))
+			f.failed = append(f.failed, key)
+		}
+		f.withdrawals.queue.Done(key)
+	}
+	for _, key := range f.failed {
+		f.withdrawals.queue.Add(key)
+	}
+	f.failed = nil
+	return errors.Join(errs...)
+}
+
 // wait lets time pass.
 func (f *fixture) wait(d time.Duration) { f.clock.Step(d) }
 
-func (f *fixture) state() string {
+func (f *fixture) stored() string {
 	// What was asked about rights has its answer at the next look.
 	data, err := json.Marshal([]any{f.nodeList(), f.maintenanceList(), f.evacuationList(), f.rights.count()})
 	if err != nil {
@@ -415,6 +410,14 @@ func (f *fixture) pods() []*corev1.Pod {
 		f.t.Fatal(err)
 	}
 	return pointers(list.Items)
+}
+
+func (f *fixture) cachedPods() []*corev1.Pod {
+	pods, err := f.podLister.List(labels.Everything())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return pods
 }
 
 func (f *fixture) volumeAttachments() []*storagev1.VolumeAttachment {
@@ -527,7 +530,7 @@ func (f *fixture) wantCordon(name string, unschedulable bool, by ...string) {
 	if node.Spec.Unschedulable != unschedulable {
 		f.t.Errorf("node %s: unschedulable = %t, want %t", name, node.Spec.Unschedulable, unschedulable)
 	}
-	if got := slices.Sorted(maps.Keys(ownersOf(node))); !slices.Equal(got, by) {
+	if got := slices.Sorted(maps.Keys(nodemarks.CordonedBy(node))); !slices.Equal(got, by) {
 		f.t.Errorf("node %s: cordoned by %v, want %v", name, got, by)
 	}
 	if _, there := node.Annotations[maintenancev1alpha1.AnnotationCordonedBy]; there && len(by) == 0 {

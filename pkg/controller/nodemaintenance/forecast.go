@@ -79,7 +79,7 @@ func (f *forecasts) reconcile(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if !isDraining(nm) || f.has(nm.UID) {
+	if !maintenancev1alpha1.IsDraining(nm) || f.has(nm.UID) {
 		return nil
 	}
 	preview, err := f.c.maintenance.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})

@@ -29,6 +29,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/host/noderights"
 )
@@ -64,7 +66,7 @@ type gathered struct {
 	// through others, and the subject itself if it drains.
 	draining []*member
 	// views are what is on the nodes, by name, for all nodes of subject and draining.
-	views map[string]*nodeView
+	views map[string]*nodestate.View
 	// memory is what earlier syncs of the subject have worked out.
 	memory *memory
 }
@@ -73,17 +75,22 @@ func (c *Controller) gather(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	subject := c.member(ctx, nm)
 	g := &gathered{subject: subject, memory: c.memories.of(nm)}
 	var err error
-	if isDraining(nm) {
+	if maintenancev1alpha1.IsDraining(nm) {
 		if g.draining, err = c.component(ctx, subject); err != nil {
 			return nil, err
 		}
 	}
-	g.views = make(map[string]*nodeView, len(subject.nodes)+len(subject.refused))
+	g.views = make(map[string]*nodestate.View, len(subject.nodes)+len(subject.refused))
 	for _, m := range append(slices.Clone(g.draining), subject) {
 		for _, node := range m.all() {
 			if _, done := g.views[node.Name]; !done {
-				if g.views[node.Name], err = c.view(node); err != nil {
+				view, err := c.state.View(node)
+				if err != nil {
 					return nil, err
+				}
+				g.views[node.Name] = view
+				if !view.Recheck.IsZero() {
+					c.queue.AddAfter(nm.Name, view.Recheck.Sub(c.clock.Now()))
 				}
 			}
 		}
@@ -91,10 +98,10 @@ func (c *Controller) gather(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	return g, nil
 }
 
-// stays says whether a pod of this server is left on its node.
+// stays reports whether a pod of this server is left on its node.
 func (g *gathered) stays(pod *corev1.Pod) bool {
 	view := g.views[pod.Spec.NodeName]
-	return view != nil && slices.ContainsFunc(view.pods, func(p livePod) bool { return p.UID == pod.UID && p.left == drainplan.LeftOwn })
+	return view != nil && slices.ContainsFunc(view.Pods, func(p nodestate.Pod) bool { return p.UID == pod.UID && p.Kept == drainplan.LeftOwn })
 }
 
 // drainingOn returns the maintenance of the given name if it drains the node, or nil.
@@ -107,7 +114,7 @@ func (g *gathered) drainingOn(name string, node *corev1.Node) *member {
 	return nil
 }
 
-// mayTouch says whether a selected node is one that the requester may delete.
+// mayTouch reports whether a selected node is one that the requester may delete.
 func (m *member) mayTouch(node *corev1.Node) bool {
 	return !m.outside.Has(node.Name)
 }
@@ -138,13 +145,13 @@ func (c *Controller) component(ctx context.Context, subject *member) ([]*member,
 	component := []*member{subject}
 	seen := map[string]bool{subject.Name: true}
 	for i := 0; i < len(component); i++ {
-		for _, name := range c.selection.neighbours(component[i].nodes) {
+		for _, name := range c.selection.Neighbours(component[i].nodes) {
 			if seen[name] {
 				continue
 			}
 			seen[name] = true
 			other, err := c.get(name)
-			if apierrors.IsNotFound(err) || err == nil && !isDraining(other) {
+			if apierrors.IsNotFound(err) || err == nil && !maintenancev1alpha1.IsDraining(other) {
 				continue
 			}
 			if err != nil {
@@ -160,25 +167,25 @@ func (c *Controller) component(ctx context.Context, subject *member) ([]*member,
 // Idle one touches none, so that no authorizer is asked.
 func (c *Controller) member(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) *member {
 	m := &member{NodeMaintenance: nm, unknown: sets.New[string](), outside: sets.New[string]()}
-	nodes := c.selection.nodesOf(nm.Name)
-	if !isHolding(nm) {
+	nodes := c.selection.NodesOf(nm.Name)
+	if !maintenancev1alpha1.IsHolding(nm) {
 		m.nodes = nodes
 		return m
 	}
 	answers := c.rights.Ask(ctx, nm.Spec.RequestedBy, nodes)
-	tooLarge := c.tooLarge(nm)
+	tooLarge := c.selection.TooLarge(nm)
 	for _, node := range nodes {
 		answer := answers[node.Name]
 		// The annotations are read only where they decide: for most nodes of a drain the answer is
 		// enough.
-		holds := (answer.Err != nil || tooLarge != nil) && (ownersOf(node).has(nm) || taintersOf(node).has(nm))
+		holds := (answer.Err != nil || tooLarge != nil) && (nodemarks.Holds(node, nm))
 		if answer.Err == nil && !answer.Allowed {
 			m.refused = append(m.refused, node)
 			m.outside.Insert(node.Name)
 			continue
 		}
 		if !holds && tooLarge != nil {
-			m.excluded = append(m.excluded, excludedNode{node: node, why: tooLarge.Error(), since: heldSince(nm)})
+			m.excluded = append(m.excluded, excludedNode{node: node, why: tooLarge.Error(), since: maintenancev1alpha1.StageEntered(nm, maintenancev1alpha1.NodeMaintenanceStageCordon)})
 			m.outside.Insert(node.Name)
 			continue
 		}
@@ -198,17 +205,18 @@ func (c *Controller) member(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 // whyExcluded returns why a node is outside the waves: it could not be cordoned for a minute, its
 // cordon is undone again and again, or the authorizer has not answered for a minute.
 func (c *Controller) whyExcluded(nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node, holds bool, answer noderights.Answer) (string, time.Time) {
-	if since, fought := c.cordons.fought(node); fought {
-		c.queue.AddAfter(nm.Name, max(time.Second, fightWindow-c.clock.Since(since)))
+	if since, fought := c.state.Cordons.Fought(node); fought {
+		c.queue.AddAfter(nm.Name, max(time.Second, nodestate.FightWindow-c.clock.Since(since)))
 		return "its cordon is undone again and again", since
 	}
 	if node.Spec.Unschedulable && (holds || answer.Err == nil) {
 		return "", time.Time{}
 	}
-	if t, visible := c.nodes.troubleOf(node.Name); visible {
-		return t.text, t.since
+	trouble, wait := c.state.Troubles.Of(node.Name)
+	if trouble != nil {
+		return trouble.Text, trouble.Since
 	}
-	if wait := c.nodes.untilVisible(node.Name); wait > 0 {
+	if wait > 0 {
 		// Again at every sync: an earlier event of the maintenance takes the place of the one that
 		// was asked for before.
 		c.queue.AddAfter(nm.Name, wait)
@@ -231,20 +239,22 @@ func (c *Controller) keptEntries(m *member) []maintenancev1alpha1.NodeMaintenanc
 			continue
 		}
 		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: before.NodeRef, DrainTargets: before.DrainTargets}
-		node, err := c.nodes.latest(name)
-		t, troubled := c.nodes.troubleOf(name)
+		node, exists, err := c.state.Nodes.Get(name)
+		trouble, _ := c.state.Troubles.Of(name)
 		switch {
-		case err != nil && isHolding(m.NodeMaintenance):
-			entry.DrainMessage = MessageNodeGone
 		case err != nil:
+			entry.DrainMessage = drainplan.Fit(err.Error(), drainplan.MaxMessageBytes)
+		case !exists && maintenancev1alpha1.IsHolding(m.NodeMaintenance):
+			entry.DrainMessage = MessageNodeGone
+		case !exists:
 			continue
-		case troubled:
-			entry.DrainMessage = drainplan.Fit("Not released: "+t.text, drainplan.MaxMessageBytes)
-		case isRecorded(node, m.UID) || !c.isQuiet(name):
-			entry.DrainMessage = "Being released"
-			c.nodes.enqueue(name)
+		case !nodemarks.UIDs(node).Has(m.UID) && c.isQuiet(name):
+			continue
+		case trouble != nil:
+			entry.DrainMessage = drainplan.Fit("Not released: "+trouble.Text, drainplan.MaxMessageBytes)
 		default:
-			continue
+			entry.DrainMessage = messageReleasing
+			c.enqueueEvacuations(name)
 		}
 		kept = append(kept, entry)
 	}
@@ -254,6 +264,10 @@ func (c *Controller) keptEntries(m *member) []maintenancev1alpha1.NodeMaintenanc
 // MessageNodeGone is the drainMessage of a node whose object does not exist any more. If it is
 // registered again under its name it joins.
 const MessageNodeGone = "Node is gone"
+
+// messageReleasing is the drainMessage of a node that the maintenance does not hold any more and
+// that is not released yet.
+const messageReleasing = "Being released"
 
 func (m *member) username() string { return usernameOf(m.NodeMaintenance) }
 
@@ -274,15 +288,14 @@ func (c *Controller) world(g *gathered) drainplan.World {
 			Nodes: make([]string, 0, len(m.nodes)), Before: make(map[string][]maintenancev1alpha1.DrainPlanEntry, len(m.nodes)),
 		}
 		pm.Uncordoned = m.uncordoned()
-		before := c.stored.nodes(m.NodeMaintenance)
 		for _, node := range m.nodes {
 			pm.Nodes = append(pm.Nodes, node.Name)
-			if targets := before[refOf(node)].targets; len(targets) > 0 {
+			if targets := targetsOf(m.NodeMaintenance, node); len(targets) > 0 {
 				pm.Before[node.Name] = targets
 			}
 			if !added[node.Name] {
 				added[node.Name] = true
-				w.Nodes = append(w.Nodes, g.views[node.Name].plan)
+				w.Nodes = append(w.Nodes, g.views[node.Name].Plan)
 			}
 		}
 		w.Maintenances = append(w.Maintenances, pm)
@@ -294,13 +307,12 @@ func refOf(node *corev1.Node) maintenancev1alpha1.NodeReference {
 	return maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID}
 }
 
-// asksDaemonSets reports whether the stored targets of a maintenance that drains a node include
-// DaemonSet pods.
-func (c *Controller) asksDaemonSets(nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node) bool {
-	return c.evacuators.Has(maintenancev1alpha1.EvacuatorClassDaemonSet) && isDraining(nm) &&
-		slices.ContainsFunc(c.stored.nodes(nm)[refOf(node)].targets, func(e maintenancev1alpha1.DrainPlanEntry) bool {
-			return e.PodType == maintenancev1alpha1.PodTypeDaemonSet
-		})
+// targetsOf returns the targets of a node that the status of a maintenance has.
+func targetsOf(nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node) []maintenancev1alpha1.DrainPlanEntry {
+	if status := maintenancev1alpha1.NodeStatusOf(nm, refOf(node)); status != nil {
+		return status.DrainTargets
+	}
+	return nil
 }
 
 // maintenances returns all maintenances.

@@ -19,7 +19,6 @@ package nodemaintenance
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -32,8 +31,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
@@ -58,7 +57,9 @@ func (c *Controller) syncIdle(ctx context.Context, nm *maintenancev1alpha1.NodeM
 // hold takes the drain of a maintenance as far as it may go. The node reconciler keeps its nodes
 // cordoned meanwhile.
 func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
-	c.letGo(nm)
+	if next := c.selection.ReleaseExpired(nm.Name); next > 0 {
+		c.queue.AddAfter(nm.Name, next)
+	}
 	if nm.Status.NewestNodeTimestamp == nil {
 		return c.drawLine(ctx, nm)
 	}
@@ -67,7 +68,7 @@ func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaint
 		return err
 	}
 	c.announceRefused(g.subject)
-	c.problems.note(nm.Name, "status", c.tooLarge(nm))
+	c.problems.note(nm.Name, "status", c.selection.TooLarge(nm))
 	l, err := c.look(g)
 	if err != nil {
 		return err
@@ -80,7 +81,7 @@ func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaint
 		return err
 	}
 	c.announceProgress(g, l.plan, written)
-	if !isDraining(nm) {
+	if !maintenancev1alpha1.IsDraining(nm) {
 		return nil
 	}
 	// From here on the targets are what is stored.
@@ -102,7 +103,7 @@ func (e shownError) Unwrap() error { return e.error }
 // cluster, decides.
 func (c *Controller) drawLine(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
 	status := *nm.Status.DeepCopy()
-	if status.NewestNodeTimestamp = c.selection.newestNode(); status.NewestNodeTimestamp.IsZero() {
+	if status.NewestNodeTimestamp = c.selection.NewestNode(); status.NewestNodeTimestamp.IsZero() {
 		// There is no node yet: all that come are new.
 		status.NewestNodeTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 	}
@@ -110,41 +111,11 @@ func (c *Controller) drawLine(ctx context.Context, nm *maintenancev1alpha1.NodeM
 	if err != nil {
 		return err
 	}
-	if err := c.selection.setMaintenance(written); err != nil {
+	if err := c.selection.SetMaintenance(written); err != nil {
 		return err
-	}
-	for _, node := range c.selection.nodesOf(nm.Name) {
-		c.nodes.enqueue(node.Name)
 	}
 	c.queue.Add(nm.Name)
 	return nil
-}
-
-// tooLarge returns an error if the status of a maintenance could not be stored for all of its
-// nodes. Such a maintenance takes no further node. Admission refuses it for the nodes that it
-// knows; others may have been added since.
-func (c *Controller) tooLarge(nm *maintenancev1alpha1.NodeMaintenance) error {
-	if !isHolding(nm) {
-		return nil
-	}
-	nodes := c.selection.count(nm.Name)
-	if bytes := size.StatusBytes(nm.Spec.DrainPlan, nodes); bytes > size.MaxStatusBytes {
-		return fmt.Errorf("the status of %s with this drain plan would take %d KiB, at most %d KiB can be stored: "+
-			"select fewer nodes or use fewer pod selectors; no further node is taken", plural(nodes, "node"), bytes>>10, size.MaxStatusBytes>>10)
-	}
-	return nil
-}
-
-// letGo releases the nodes whose labels have not matched for long enough.
-func (c *Controller) letGo(nm *maintenancev1alpha1.NodeMaintenance) {
-	gone, next := c.selection.expire(nm.Name)
-	for _, name := range gone {
-		c.nodes.enqueue(name)
-		c.mark(c.selection.maintenancesOn(name))
-	}
-	if next > 0 {
-		c.queue.AddAfter(nm.Name, next)
-	}
 }
 
 // touchedNodes returns the names of the nodes that a maintenance may have changed: those of its
@@ -154,7 +125,7 @@ func (c *Controller) touchedNodes(nm *maintenancev1alpha1.NodeMaintenance) sets.
 	for i := range nm.Status.NodeStatuses {
 		names.Insert(nm.Status.NodeStatuses[i].NodeRef.Name)
 	}
-	annotated, err := c.nodeIndexer.IndexKeys(nodesByOwner, string(nm.UID))
+	annotated, err := c.nodeIndexer.IndexKeys(nodemarks.NodesByMaintenance, string(nm.UID))
 	if err == nil {
 		names.Insert(annotated...)
 	}
@@ -211,7 +182,7 @@ func (c *Controller) announceProgress(g *gathered, plan drainplan.Result, writte
 	if len(plan.FastForwarded[nm.Name]) > 0 {
 		c.announceFastForward(nm, plan)
 	}
-	if !sameTargets(nm, written) {
+	if !drainplan.SameTargets(nm, written) {
 		for _, o := range plan.Overrides {
 			if slices.Contains(o.Overridden, nm.Name) {
 				c.maintenanceEvent(nm, corev1.EventTypeWarning, EventOrderOverridden, actionDrain,
@@ -297,12 +268,12 @@ func (c *Controller) settleDrained(ctx context.Context, g *gathered, status *mai
 	}
 	was := isDrained(nm) && sameNodes(nm.Status.NodeStatuses, status.NodeStatuses)
 	confirmed, ours := c.confirmed.at(nm)
-	if was && ours && !c.cordons.latest(g.subject.nodes).After(confirmed) {
+	if was && ours && !c.state.Cordons.Latest(g.subject.nodes).After(confirmed) {
 		return nil
 	}
 	// What a leader inherits as True has been waited for by another one.
 	inherited := was && !ours
-	if wait := c.cordons.unsettled(g.subject.nodes); wait > 0 && !inherited {
+	if wait := c.state.Cordons.Unsettled(g.subject.nodes); wait > 0 && !inherited {
 		c.queue.AddAfter(nm.Name, wait)
 		c.notDrainedYet(nm, status, "All pods are gone; waiting for pods that the scheduler may still bind")
 		return nil
@@ -423,7 +394,7 @@ func (c *Controller) liveRemainderOf(ctx context.Context, selector string, g *ga
 			if node == nil || !drainplan.IsLive(pod) {
 				continue
 			}
-			if live := c.classify(pod, node); live.left == "" && plan.Cover(live.plan) && !g.stays(pod) {
+			if live := c.state.Classify(pod, node); live.Kept == "" && plan.Cover(live.Plan) && !g.stays(pod) {
 				return pod.Namespace + "/" + pod.Name, nil
 			}
 		}

@@ -27,6 +27,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
 func TestJoinsThatAreRefusedAreBlockers(t *testing.T) {
@@ -49,7 +50,7 @@ func TestJoinsThatAreRefusedAreBlockers(t *testing.T) {
 				})
 				for range 3 {
 					f.step("m")
-					f.wait(requestPatience)
+					f.wait(nodestate.RequestPatience)
 				}
 				f.step("m")
 				got := f.nodeStatus("m", "one")
@@ -61,11 +62,11 @@ func TestJoinsThatAreRefusedAreBlockers(t *testing.T) {
 					f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressBlocked)
 				}
 				refuses = false
-				f.wait(requestPatience)
+				f.wait(nodestate.RequestPatience)
 				f.step("m")
 				f.wait(statusPace)
 				f.step("m")
-				if got := f.nodeStatus("m", "one"); got.PodsBlocked != 0 || !isOurs(f.evacuationList()[0]) {
+				if got := f.nodeStatus("m", "one"); got.PodsBlocked != 0 || !nodestate.IsOurs(f.evacuationList()[0]) {
 					t.Errorf("status %+v after the join was accepted", got)
 				}
 			})

@@ -46,14 +46,16 @@ func BenchmarkLook(b *testing.B) {
 	b.Run("first", func(b *testing.B) {
 		for b.Loop() {
 			c.memories.remove(nm.Name)
-			c.views.retain(func(string) bool { return false })
+			for n := range nodes {
+				c.state.DropView(fmt.Sprintf("node-%04d", n))
+			}
 			look()
 		}
 	})
 	b.Run("after a pod event", func(b *testing.B) {
 		look()
 		for i := 0; b.Loop(); i++ {
-			c.views.drop(fmt.Sprintf("node-%04d", i%nodes))
+			c.state.DropView(fmt.Sprintf("node-%04d", i%nodes))
 			look()
 		}
 	})
@@ -95,7 +97,7 @@ func TestStatusOf5000NodesFits(t *testing.T) {
 // largeCluster fills the caches directly: no informer would change anything about what is measured.
 func largeCluster(tb testing.TB, nodes, podsPerNode int) (*Controller, *maintenancev1alpha1.NodeMaintenance) {
 	tb.Helper()
-	f := newController(tb)
+	f, pods, evacuations := newController(tb)
 	nm := newMaintenance("m")
 	add := func(err error) {
 		if err != nil {
@@ -107,16 +109,16 @@ func largeCluster(tb testing.TB, nodes, podsPerNode int) (*Controller, *maintena
 			node.UID = types.UID(fmt.Sprintf("7c1f4f0e-3a52-4b7d-9e51-%012d", n))
 		})
 		add(f.nodeIndexer.Add(node))
-		f.selection.setNode(node)
+		f.selection.SetNode(node)
 		for p := range podsPerNode {
 			pod := newPod(fmt.Sprintf("pod-%04d-%d", n, p), node.Name, int32(p*100))
-			add(f.podIndexer.Add(pod))
+			add(pods.Add(pod))
 			if p%2 == 0 {
 				e := ourEvacuation(pod.Name, node.Name)
-				add(f.evacuationIndexer.Add(runtime.Object(e)))
+				add(evacuations.Add(runtime.Object(e)))
 			}
 		}
 	}
-	add(f.selection.setMaintenance(nm))
+	add(f.selection.SetMaintenance(nm))
 	return f, nm
 }

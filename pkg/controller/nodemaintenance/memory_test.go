@@ -20,10 +20,7 @@ import (
 	"reflect"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
 // wantSameLooks checks that what the controller remembers makes no difference: the next look at a
@@ -31,13 +28,14 @@ import (
 func (f *fixture) wantSameLooks(name string) {
 	f.t.Helper()
 	nm, err := f.get(name)
-	if err != nil || isEnding(nm) {
+	if err != nil || maintenancev1alpha1.IsEnding(nm) {
 		return
 	}
 	remembered := f.lookAt(nm)
 	f.memories.remove(name)
-	f.stored.remove(name)
-	f.views.retain(func(string) bool { return false })
+	for _, node := range f.nodeList() {
+		f.state.DropView(node.Name)
+	}
 	if fresh := f.lookAt(nm); !reflect.DeepEqual(remembered, fresh) {
 		f.t.Errorf("%s: with memory %+v, without %+v", name, remembered, fresh)
 	}
@@ -75,50 +73,6 @@ func (f *fixture) lookAt(nm *maintenancev1alpha1.NodeMaintenance) seen {
 		}
 	}
 	return s
-}
-
-// viewsKnow says whether the handlers have seen all events of what is on the nodes.
-func (f *fixture) viewsKnow() bool {
-	f.views.mu.Lock()
-	kept := map[string]*nodeView{}
-	for name, slot := range f.views.byNode {
-		if slot.view != nil {
-			kept[name] = slot.view
-		}
-	}
-	f.views.mu.Unlock()
-	for name, view := range kept {
-		node, err := f.nodeLister.Get(name)
-		if err != nil || node.UID != view.plan.UID {
-			continue
-		}
-		fresh, err := f.buildView(node)
-		if err != nil || !reflect.DeepEqual(fresh, view) {
-			return false
-		}
-	}
-	return true
-}
-
-func TestViewsThatWereBegunBeforeAnEventAreNotKept(t *testing.T) {
-	v := newViews()
-	node := newNode("n")
-	old, current := &nodeView{}, &nodeView{plan: &drainplan.Node{}}
-	got, err := v.of(node, func(*corev1.Node) (*nodeView, error) {
-		v.drop("n")
-		return old, nil
-	})
-	if err != nil || got != old {
-		t.Fatalf("got %v, %v", got, err)
-	}
-	for range 2 {
-		if got, err = v.of(node, func(*corev1.Node) (*nodeView, error) { return current, nil }); err != nil || got != current {
-			t.Fatalf("got %v, %v, want the newer one", got, err)
-		}
-	}
-	if got, err = v.of(newNode("n", func(node *corev1.Node) { node.UID = "other" }), func(*corev1.Node) (*nodeView, error) { return old, nil }); err != nil || got != old {
-		t.Errorf("got %v, %v: a node that was created again is another node", got, err)
-	}
 }
 
 // TestEveryFieldOfANodeStatusIsCompared changes one field after the other: one that is not compared

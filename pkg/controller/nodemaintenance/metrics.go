@@ -52,16 +52,6 @@ var (
 		Help:           "NodeMaintenances that do not move on (condition Progressing is False).",
 		StabilityLevel: metrics.ALPHA,
 	})
-	cordonsRestored = metrics.NewCounter(&metrics.CounterOpts{
-		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "cordons_restored_total",
-		Help:           "Nodes that were made schedulable in the middle of a maintenance, and then unschedulable again.",
-		StabilityLevel: metrics.ALPHA,
-	})
-	cordonFights = metrics.NewCounter(&metrics.CounterOpts{
-		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "cordon_fights_total",
-		Help:           "Cordons that were undone and restored as in cordons_restored_total, of nodes that are made schedulable again and again.",
-		StabilityLevel: metrics.ALPHA,
-	})
 	syncErrors = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "sync_errors_total",
 		Help:           "Syncs of NodeMaintenances that failed and are tried again. Conflicts do not count.",
@@ -73,24 +63,9 @@ var (
 		Buckets:        metrics.ExponentialBuckets(0.001, 4, 8),
 		StabilityLevel: metrics.ALPHA,
 	})
-	conditionWrites = metrics.NewCounter(&metrics.CounterOpts{
-		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "node_condition_writes_total",
-		Help:           "Writes of the conditions of nodes.",
-		StabilityLevel: metrics.ALPHA,
-	})
-	nodeErrors = metrics.NewCounter(&metrics.CounterOpts{
-		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "node_errors_total",
-		Help:           "Attempts to keep the cordon, the taints or the conditions of a node that failed and are tried again. Conflicts do not count.",
-		StabilityLevel: metrics.ALPHA,
-	})
-	nodesWithForeignMarks = metrics.NewGauge(&metrics.GaugeOpts{
-		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "nodes_with_foreign_marks",
-		Help:           "Nodes that a server with another storage has left in maintenance. They stay as they are until --adopt-storage names that storage.",
-		StabilityLevel: metrics.ALPHA,
-	})
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(nodesHeld, podsByState, maintenancesByStage, oldestStart, drainsBlocked, cordonsRestored, cordonFights,
-			syncErrors, syncDuration, conditionWrites, nodeErrors, nodesWithForeignMarks)
+		legacyregistry.MustRegister(nodesHeld, podsByState, maintenancesByStage, oldestStart, drainsBlocked,
+			syncErrors, syncDuration)
 		(&tallies{}).publish()
 	})
 )

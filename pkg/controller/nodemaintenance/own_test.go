@@ -25,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
 func ready(node *corev1.Node) {
@@ -75,7 +76,7 @@ func testAnOwnPodThatComesBack(t *testing.T, created time.Time) {
 		}))
 		f.step("m")
 		f.wantEvacuating()
-		f.wait(settle)
+		f.wait(nodestate.SettleTime)
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
 		if kept := f.nodeStatus("m", "one").PodsKept; kept != 1 {

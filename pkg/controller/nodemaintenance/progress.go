@@ -29,12 +29,11 @@ import (
 	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
 const (
-	// visibleAfter is how long something may fail before the maintenance shows it.
-	visibleAfter = time.Minute
 	// allReleased is the message of Progressing when a maintenance has given everything back.
 	allReleased = "All nodes are released"
 	// progressPace is how much newer a sign of progress is that alone is worth a write of the
@@ -71,7 +70,7 @@ func (p *problems) note(maintenance, object string, err error) bool {
 	if err == nil {
 		before, known := p.byName[maintenance][object]
 		delete(p.byName[maintenance], object)
-		return known && p.clock.Since(before.since) >= visibleAfter
+		return known && p.clock.Since(before.since) >= nodestate.VisibleAfter
 	}
 	all := p.byName[maintenance]
 	if all == nil {
@@ -82,48 +81,8 @@ func (p *problems) note(maintenance, object string, err error) bool {
 	if before, known := all[object]; known {
 		since = before.since
 	}
-	all[object] = problem{object: object, since: since, text: textOf(err)}
+	all[object] = problem{object: object, since: since, text: nodestate.TextOf(err)}
 	return false
-}
-
-// maxProblemText bounds the text of a problem, in bytes.
-const maxProblemText = 512
-
-// textOf returns one line about an error. Of several errors it quotes the one that sorts first, so
-// that the text stays the same while they fail in another order.
-func textOf(err error) string {
-	all := flatten(err)
-	texts := make([]string, len(all))
-	for i, one := range all {
-		texts[i] = one.Error()
-	}
-	slices.Sort(texts)
-	more := ""
-	if len(texts) > 1 {
-		more = fmt.Sprintf(" and %d more errors", len(texts)-1)
-	}
-	return drainplan.Fit(texts[0], maxProblemText-len(more)) + more
-}
-
-// flatten returns the single errors of an error that consists of several.
-func flatten(err error) []error {
-	var parts []error
-	switch e := any(err).(type) {
-	case interface{ Errors() []error }:
-		parts = e.Errors()
-	case interface{ Unwrap() []error }:
-		parts = e.Unwrap()
-	case shownError:
-		return flatten(e.error)
-	}
-	var out []error
-	for _, part := range parts {
-		out = append(out, flatten(part)...)
-	}
-	if len(out) == 0 {
-		return []error{err}
-	}
-	return out
 }
 
 // visible returns what has failed for long enough, the oldest first, and how long it takes until
@@ -132,7 +91,7 @@ func (p *problems) visible(maintenance string) (out []problem, next time.Duratio
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, one := range p.byName[maintenance] {
-		if wait := visibleAfter - p.clock.Since(one.since); wait <= 0 {
+		if wait := nodestate.VisibleAfter - p.clock.Since(one.since); wait <= 0 {
 			out = append(out, one)
 		} else if next == 0 || wait < next {
 			next = wait
@@ -310,7 +269,7 @@ func departed(status *maintenancev1alpha1.NodeMaintenanceStatus) int {
 func (c *Controller) setProgress(g *gathered, l *look, left *remainder) progressFacts {
 	nm := g.subject.NodeMaintenance
 	now := c.clock.Now()
-	f := progressFacts{draining: isDraining(nm), progress: left.progress(), forecast: c.forecasts.textOf(nm.UID), ignored: c.selection.ignoredBy(nm.Name)}
+	f := progressFacts{draining: maintenancev1alpha1.IsDraining(nm), progress: left.progress(), forecast: c.forecasts.textOf(nm.UID), ignored: c.selection.IgnoredBy(nm.Name)}
 	f.problems = c.problemsOf(g.subject)
 	if !f.draining {
 		return f
@@ -319,7 +278,7 @@ func (c *Controller) setProgress(g *gathered, l *look, left *remainder) progress
 	next := *nm
 	next.Status = l.status
 	l.status.LastProgressTimestamp = lastProgress(before, departed(&nm.Status), movement{
-		departed: departed(&l.status), targetsChanged: !sameTargets(nm, &next) || isDrained(nm) && !l.plan.Finished[nm.Name], reported: left.reported, terminating: left.terminating,
+		departed: departed(&l.status), targetsChanged: !drainplan.SameTargets(nm, &next) || isDrained(nm) && !l.plan.Finished[nm.Name], reported: left.reported, terminating: left.terminating,
 	}, now)
 	last := l.status.LastProgressTimestamp
 	f.blocked, f.waits = left.isBlocked(), left.targeted == 0
@@ -327,7 +286,7 @@ func (c *Controller) setProgress(g *gathered, l *look, left *remainder) progress
 		f.worst = left.worst()
 	}
 	since := now.Sub(last.Time)
-	f.moves = since < visibleAfter
+	f.moves = since < nodestate.VisibleAfter
 	if since >= c.stallTimeout {
 		f.stalledSince = last
 	} else {
@@ -340,15 +299,19 @@ func (c *Controller) setProgress(g *gathered, l *look, left *remainder) progress
 // something else has failed for long enough.
 func (c *Controller) problemsOf(m *member) []problem {
 	all, next := c.problems.visible(m.Name)
-	if next > 0 {
-		c.queue.AddAfter(m.Name, next)
-	}
 	// These are cordoned; what fails may be a taint or a condition.
-	troubled, next := c.nodes.troublesAmong(m.nodes)
+	for _, node := range m.nodes {
+		trouble, wait := c.state.Troubles.Of(node.Name)
+		if trouble != nil {
+			all = append(all, problem{object: "node " + node.Name, since: trouble.Since, text: trouble.Text})
+		}
+		if wait > 0 && (next == 0 || wait < next) {
+			next = wait
+		}
+	}
 	if next > 0 {
 		c.queue.AddAfter(m.Name, next)
 	}
-	all = append(all, troubled...)
 	for _, excluded := range m.excluded {
 		all = append(all, problem{object: "node " + excluded.node.Name, since: excluded.since, text: excluded.why})
 	}

@@ -20,7 +20,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,24 +33,36 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/controller/selection"
+	"haulout.dev/haulout/pkg/host/inflight"
 	"haulout.dev/haulout/pkg/host/noderights"
 )
 
-// wantMarked waits until an event has marked an item.
-func (f *fixture) wantMarked(item string) {
+// wantEnqueued waits until an event has enqueued a maintenance.
+func (f *fixture) wantEnqueued(name string) {
 	f.t.Helper()
-	f.eventually("it is marked: "+item, func() bool {
+	f.eventually(fmt.Sprintf("%q is enqueued", name), func() bool {
 		f.wait(debounce)
 		found := false
 		for f.queue.Len() > 0 {
-			marked, _ := f.queue.Get()
-			f.queue.Done(marked)
-			found = found || marked == item
+			item, _ := f.queue.Get()
+			f.queue.Done(item)
+			found = found || item == name
 		}
 		return found
 	})
+}
+
+// wantWithdrawals waits until an event has enqueued an Evacuation to be withdrawn, and syncs it.
+func (f *fixture) wantWithdrawals() {
+	f.t.Helper()
+	f.eventually("an Evacuation is to be withdrawn", func() bool { return f.withdrawals.queue.Len() > 0 })
+	if err := f.withdraw(); err != nil {
+		f.t.Fatal(err)
+	}
+	f.cached()
 }
 
 func (f *fixture) updatePod(name string, modify func(*corev1.Pod)) {
@@ -95,7 +106,7 @@ func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 			if err := f.Controller.sync(f.ctx, "m"); err != nil && !loop.IsOnlyConflict(err) {
 				t.Fatal(err)
 			}
-			if err := f.reconcileNodes(); err != nil {
+			if err := errors.Join(f.withdraw(), f.reconcileNodes()); err != nil {
 				t.Fatal(err)
 			}
 			f.wait(time.Second)
@@ -108,16 +119,41 @@ func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 	})
 }
 
+// TestRequestThatIsUnderWayIsWaitedFor has a maintenance end while it asks for an Evacuation.
+func TestRequestThatIsUnderWayIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pod := newPod("p", "one", 0)
+		f := newFixture(t, newNode("one"), pod, newMaintenance("m", createdAt(stageCordon)))
+		f.step("m")
+		f.state.Requests.Remember(pod)
+		f.enter("m", stageComplete)
+		for range 3 {
+			f.step("m")
+			f.wait(nodestate.RequestPatience)
+		}
+		f.wantCordon("one", true, "m")
+		if len(f.nm("m").Finalizers) == 0 {
+			t.Error("the maintenance is complete although a pod may still be asked to leave")
+		}
+		f.state.Requests.Answered(pod.UID)
+		f.step("m")
+		f.wait(answerRetry)
+		f.step("m")
+		f.wantCordon("one", false)
+		if finalizers := f.nm("m").Finalizers; len(finalizers) > 0 {
+			t.Errorf("finalizers %v although nothing was created", finalizers)
+		}
+	})
+}
+
 // TestEvacuationsThatNobodyAsksForAreFound covers what a leader writes that does not know yet that
 // it is none, or that its maintenance has ended.
 func TestEvacuationsThatNobodyAsksForAreFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m", createdAt(stageComplete)))
 		f.step("m")
-		f.wantMarked(sweepItem)
 		f.create(ourEvacuation("p", "one"))
-		f.wantMarked(sweepItem)
-		f.step(sweepItem)
+		f.wantWithdrawals()
 		f.wantEvacuating()
 
 		if err := f.host.CoreV1().Nodes().Delete(f.ctx, "two", metav1.DeleteOptions{}); err != nil {
@@ -125,8 +161,7 @@ func TestEvacuationsThatNobodyAsksForAreFound(t *testing.T) {
 		}
 		f.cached()
 		f.create(ourEvacuation("q", "two"))
-		f.wantMarked(sweepItem)
-		f.step(sweepItem)
+		f.wantWithdrawals()
 		f.wantEvacuating()
 	})
 }
@@ -137,14 +172,13 @@ func TestCordonThatLandsAfterItsMaintenanceHasEndedIsFound(t *testing.T) {
 		f.step("m")
 		f.enter("m", stageComplete)
 		f.step("m")
-		f.wantMarked(sweepItem)
 		f.updateNode("one", func(node *corev1.Node) {
 			cordoned(node)
 			ownedBy(`{"m":"uid-m"}`)(node)
 		})
 		f.cached()
-		f.eventually("the node is enqueued", func() bool { return f.nodes.queue.Len() > 0 })
-		f.step("m")
+		go f.nodes.Run(f.ctx, 0)
+		f.eventually("the node is released", func() bool { return !f.node("one").Spec.Unschedulable })
 		f.wantCordon("one", false)
 	})
 }
@@ -159,8 +193,7 @@ func TestPodsThatLoseTheirNominationMayStay(t *testing.T) {
 	} {
 		for when, ends := range map[string]func(*fixture){
 			"in the middle": func(f *fixture) {
-				f.wantMarked(sweepItem)
-				f.step(sweepItem)
+				f.wantWithdrawals()
 			},
 			"at the end": func(f *fixture) {
 				f.enter("m", stageComplete)
@@ -190,7 +223,7 @@ func TestNominatedPodsThatAreBoundStayAsked(t *testing.T) {
 			pod.Spec.NodeName, pod.Status = "one", corev1.PodStatus{Phase: corev1.PodRunning}
 		})
 		f.cached()
-		f.step(sweepItem)
+		f.sweep()
 		f.step("m")
 		f.wantEvacuating("nominee")
 	})
@@ -235,22 +268,25 @@ func TestNodesAreRememberedUntilTheyAreReleased(t *testing.T) {
 				if err := f.Controller.sync(f.ctx, "m"); err != nil {
 					t.Fatal(err)
 				}
-				f.wait(lingering)
+				f.wait(selection.Lingering)
 				f.cached()
 				if err := f.Controller.sync(f.ctx, "m"); err != nil {
 					t.Fatal(err)
 				}
-				if err := f.reconcileNodes(); err == nil {
+				if err := f.withdraw(); err == nil {
 					t.Error("no error")
+				}
+				if err := f.reconcileNodes(); err != nil {
+					t.Error(err)
 				}
 				f.wantEvacuating("gone", "p", "q")
 				f.nodeStatus("m", "foreign")
 				failing = false
 				// Another leader knows no more than the status.
 				f.restart()
-				f.wait(lingering)
+				f.wait(selection.Lingering)
 				f.step("m")
-				f.wait(lingering)
+				f.wait(selection.Lingering)
 				f.step("m")
 				f.wantEvacuating("p")
 				want := 1
@@ -271,7 +307,7 @@ func TestNewLeaderConfirmsWhatItInherits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
 		f.step("m")
-		f.wait(settle)
+		f.wait(nodestate.SettleTime)
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
 		f.restart()
@@ -302,7 +338,7 @@ func TestCordonThatIsRenewedIsWaitedForAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
 		f.step("m")
-		f.wait(settle)
+		f.wait(nodestate.SettleTime)
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
 		f.wait(time.Minute)
@@ -311,7 +347,7 @@ func TestCordonThatIsRenewedIsWaitedForAgain(t *testing.T) {
 		f.updateNode("one", cordoned)
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
-		f.wait(settle)
+		f.wait(nodestate.SettleTime)
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
 	})
@@ -321,7 +357,7 @@ func TestCordonThatIsRenewedIsWaitedForAgain(t *testing.T) {
 func TestTheLastCountersAreWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0))
-		go f.Controller.Run(f.ctx, 1)
+		go f.run(1)
 		evacuating := func() int32 {
 			for _, n := range f.nm("m").Status.NodeStatuses {
 				return n.PodsEvacuating
@@ -349,7 +385,7 @@ func TestRefusedNodesOfARunningDrainKeepWhatTheyHave(t *testing.T) {
 		// on.
 		f.wantEvacuating("p", "q", "s")
 		f.wantCordon("one", false, "m")
-		f.step(sweepItem)
+		f.sweep()
 		f.wantEvacuating("p", "q", "s")
 		if got := f.nodeStatus("m", "one").DrainTargets; len(got) == 0 {
 			t.Error("the targets of node one are forgotten")
@@ -385,7 +421,7 @@ func TestManyEvacuationsAreAskedForInRounds(t *testing.T) {
 		if asked == 0 || asked == 10*maxParallel {
 			t.Fatalf("%d pods were asked in the first rounds", asked)
 		}
-		f.wantMarked("m")
+		f.wantEnqueued("m")
 		f.enter("m", stageComplete)
 		f.step("m")
 		f.wantEvacuating()
@@ -393,29 +429,25 @@ func TestManyEvacuationsAreAskedForInRounds(t *testing.T) {
 }
 
 func TestMaintenanceIsNotDoneWhileAnEvictionIsUnderWay(t *testing.T) {
-	evictionOf := func(pod string) eviction.Request {
-		return eviction.Request{Evacuation: types.NamespacedName{Namespace: "default", Name: protocol.CanonicalName(pod, types.UID("uid-"+pod))}, Pod: pod, UID: types.UID("uid-" + pod)}
+	evictionOf := func(pod string) inflight.Eviction {
+		return inflight.Eviction{Evacuation: types.NamespacedName{Namespace: "default", Name: protocol.CanonicalName(pod, types.UID("uid-"+pod))}, Pod: pod, UID: types.UID("uid-" + pod)}
 	}
 	for name, test := range map[string]struct {
-		under []eviction.Request
+		under []inflight.Eviction
 		waits bool
 	}{
-		"of a pod of its nodes":       {under: []eviction.Request{evictionOf("p")}, waits: true},
-		"of a pod of another node":    {under: []eviction.Request{evictionOf("q")}},
-		"that somebody else wants":    {under: []eviction.Request{evictionOf("r")}},
-		"of a pod that is gone":       {under: []eviction.Request{evictionOf("gone")}},
-		"of a namesake that was here": {under: []eviction.Request{{Evacuation: evictionOf("p").Evacuation, Pod: "p", UID: "before"}}},
+		"of a pod of its nodes":       {under: []inflight.Eviction{evictionOf("p")}, waits: true},
+		"of a pod of another node":    {under: []inflight.Eviction{evictionOf("q")}},
+		"that somebody else wants":    {under: []inflight.Eviction{evictionOf("r")}},
+		"of a pod that is gone":       {under: []inflight.Eviction{evictionOf("gone")}},
+		"of a namesake that was here": {under: []inflight.Eviction{{Evacuation: evictionOf("p").Evacuation, Pod: "p", UID: "before"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFixture(t, newNode("one"), newNode("two", inPool("green")), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "two", 0), newPod("r", "one", 0),
 					ourEvacuation("r", "one", instigatedBy(foreignInstigator)))
-				var over atomic.Bool
-				f.evictionsInFlight = func() []eviction.Request {
-					if over.Load() {
-						return nil
-					}
-					return test.under
+				for _, e := range test.under {
+					f.evictions.Add(e)
 				}
 				f.step("m")
 				f.wantEvacuating("p", "r")
@@ -427,7 +459,9 @@ func TestMaintenanceIsNotDoneWhileAnEvictionIsUnderWay(t *testing.T) {
 				if finalizers := f.nm("m").Finalizers; (len(finalizers) > 0) != test.waits {
 					t.Fatalf("finalizers %v, waits %t", finalizers, test.waits)
 				}
-				over.Store(true)
+				for _, e := range test.under {
+					f.evictions.Remove(e.UID)
+				}
 				f.step("m")
 				f.wantCordon("one", false)
 			})

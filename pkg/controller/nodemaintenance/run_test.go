@@ -19,6 +19,7 @@ package nodemaintenance
 import (
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,7 +37,7 @@ func TestRun(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			f.Controller.Run(f.ctx, 2)
+			f.run(2)
 		}()
 		f.ticking("low is asked to leave", func() bool { return slices.Equal(f.evacuating(), []string{"low"}) })
 		f.deletePod("low")
@@ -55,7 +56,7 @@ func TestRun(t *testing.T) {
 // answer.
 func TestSilentAuthorizerHoldsUpNoOtherDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const silent = "silent"
+		const silent, nodeWorkers = "silent", 16
 		objects := []runtime.Object{newNode("free", inPool("free")), newPod("p", "free", 0), newMaintenance("goes-on", selecting("free"))}
 		for i := range 2 * nodeWorkers {
 			name := fmt.Sprintf("%s-%02d", silent, i)
@@ -68,7 +69,7 @@ func TestSilentAuthorizerHoldsUpNoOtherDrain(t *testing.T) {
 			f.create(o)
 		}
 		start := time.Now()
-		go f.Controller.Run(f.ctx, 1)
+		go f.run(1)
 		f.ticking("the pod of the other user is asked to leave", func() bool { return slices.Equal(f.evacuating(), []string{"p"}) })
 		close(f.rights.answer)
 		f.ticking("all pods are asked to leave", func() bool { return len(f.evacuating()) == 1+2*nodeWorkers })
@@ -77,6 +78,15 @@ func TestSilentAuthorizerHoldsUpNoOtherDrain(t *testing.T) {
 			t.Errorf("it took %s", took)
 		}
 	})
+}
+
+// run runs the controllers of nodes and of maintenances until the test ends.
+func (f *fixture) run(workers int) {
+	var wg sync.WaitGroup
+	wg.Go(func() { f.nodes.Run(f.ctx, workers) })
+	wg.Go(func() { f.Controller.rights.Run(f.ctx) })
+	wg.Go(func() { f.Controller.Run(f.ctx, workers) })
+	wg.Wait()
 }
 
 // ticking waits for a condition while the clock runs.

@@ -59,7 +59,7 @@ func (c *Controller) look(g *gathered) (*look, error) {
 	nm := g.subject.NodeMaintenance
 	l := &look{}
 	var err error
-	if isDraining(nm) {
+	if maintenancev1alpha1.IsDraining(nm) {
 		if l.plan, err = g.memory.planner.Plan(c.world(g)); err != nil {
 			return nil, err
 		}
@@ -76,27 +76,26 @@ func (c *Controller) look(g *gathered) (*look, error) {
 		NodeStatuses: make([]maintenancev1alpha1.NodeMaintenanceNodeStatus, 0, len(g.subject.nodes)+len(g.subject.refused)),
 	}
 	l.counts = make([]*nodeCount, 0, len(g.subject.nodes))
-	stored := c.stored.nodes(nm)
 	left := newRemainder()
 	messages := l.plan.Messages[nm.Name]
 	g.memory.begin(len(g.subject.nodes))
 	for _, node := range g.subject.nodes {
 		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node)}
 		var targets drainplan.Targets
-		if isDraining(nm) {
+		if maintenancev1alpha1.IsDraining(nm) {
 			targets = l.plan.Targets[node.Name]
 			entry.DrainTargets = targets.Entries
 		} else {
-			entry.DrainTargets = stored[entry.NodeRef].targets
+			entry.DrainTargets = targetsOf(nm, node)
 		}
 		view := g.views[node.Name]
 		n := g.memory.count(node.Name, view, targets, func() *nodeCount { return c.count(view, covered, targets) })
 		n.fill(&entry)
-		entry.PodsPeak = peakOf(nm, &entry, stored[entry.NodeRef].peak)
-		if isDraining(nm) {
+		entry.PodsPeak = peakOf(nm, &entry)
+		if maintenancev1alpha1.IsDraining(nm) {
 			entry.DrainMessage = n.messageOf(messages[node.Name])
-			if t, visible := c.nodes.troubleOf(node.Name); visible {
-				entry.DrainMessage = drainplan.Fit(t.text+addendum+entry.DrainMessage, drainplan.MaxMessageBytes)
+			if trouble, _ := c.state.Troubles.Of(node.Name); trouble != nil {
+				entry.DrainMessage = drainplan.Fit(trouble.Text+addendum+entry.DrainMessage, drainplan.MaxMessageBytes)
 			}
 		}
 		left.add(n)
@@ -107,17 +106,17 @@ func (c *Controller) look(g *gathered) (*look, error) {
 	for _, excluded := range g.subject.excluded {
 		node := excluded.node
 		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainMessage: drainplan.Fit("Not drained: "+excluded.why, drainplan.MaxMessageBytes)}
-		entry.DrainTargets = stored[entry.NodeRef].targets
+		entry.DrainTargets = targetsOf(nm, node)
 		c.count(g.views[node.Name], covered, drainplan.Targets{}).fill(&entry)
-		entry.PodsPeak = peakOf(nm, &entry, stored[entry.NodeRef].peak)
+		entry.PodsPeak = peakOf(nm, &entry)
 		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
 	}
 	for _, node := range g.subject.refused {
 		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainMessage: drainplan.NotAuthorizedMessage(g.subject.username())}
-		entry.DrainTargets = stored[entry.NodeRef].targets
+		entry.DrainTargets = targetsOf(nm, node)
 		// Its counters are shown, but what is left there is not waited for.
 		c.count(g.views[node.Name], covered, drainplan.Targets{}).fill(&entry)
-		entry.PodsPeak = peakOf(nm, &entry, stored[entry.NodeRef].peak)
+		entry.PodsPeak = peakOf(nm, &entry)
 		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
 	}
 	l.status.NodeStatuses = append(l.status.NodeStatuses, c.keptEntries(g.subject)...)
@@ -128,8 +127,12 @@ func (c *Controller) look(g *gathered) (*look, error) {
 // peakOf is the most pods that had to leave a node at one time. It can be told again after a
 // restart, since it never falls while the node is held; how many have left could not, since nothing
 // is left of them.
-func peakOf(nm *maintenancev1alpha1.NodeMaintenance, entry *maintenancev1alpha1.NodeMaintenanceNodeStatus, before int32) int32 {
-	if !isDraining(nm) {
+func peakOf(nm *maintenancev1alpha1.NodeMaintenance, entry *maintenancev1alpha1.NodeMaintenanceNodeStatus) int32 {
+	var before int32
+	if status := maintenancev1alpha1.NodeStatusOf(nm, entry.NodeRef); status != nil {
+		before = status.PodsPeak
+	}
+	if !maintenancev1alpha1.IsDraining(nm) {
 		return before
 	}
 	return max(before, entry.PodsPendingEvacuation+entry.PodsEvacuating)
@@ -140,7 +143,7 @@ func (c *Controller) conclude(g *gathered, l *look, left *remainder) error {
 	nm := g.subject.NodeMaintenance
 	progress := c.setProgress(g, l, left)
 	facts := drainedFacts{
-		draining: isDraining(nm), nodes: len(g.subject.nodes), refused: len(g.subject.refused), username: g.subject.username(),
+		draining: maintenancev1alpha1.IsDraining(nm), nodes: len(g.subject.nodes), refused: len(g.subject.refused), username: g.subject.username(),
 		excluded: g.subject.excluded, stalledSince: progress.stalledSince,
 		uncordoned: g.subject.uncordoned(), finished: l.plan.Finished[nm.Name], remainder: left,
 	}
@@ -225,7 +228,7 @@ func decideDrained(f drainedFacts) verdict {
 	}
 }
 
-// isBlocked says whether nothing moves: every pod that is asked to leave is blocked.
+// isBlocked reports whether nothing moves: every pod that is asked to leave is blocked.
 func (r *remainder) isBlocked() bool {
 	stuck := len(r.blocked) + len(r.uncreatable)
 	return stuck > 0 && stuck == r.targeted
@@ -330,15 +333,16 @@ func (c *Controller) writeStatus(ctx context.Context, nm *maintenancev1alpha1.No
 	if err != nil {
 		return nil, fmt.Errorf("write status: %w", err)
 	}
-	c.written.remember(stored)
+	c.latest.Wrote(stored)
+	c.written.note(nm.Name)
 	return stored, nil
 }
 
-// isUrgent says whether a status has more news than counters and messages.
+// isUrgent reports whether a status has more news than counters and messages.
 func isUrgent(old, next *maintenancev1alpha1.NodeMaintenance) bool {
 	was := meta.FindStatusCondition(old.Status.Conditions, maintenancev1alpha1.ConditionDrained)
 	is := meta.FindStatusCondition(next.Status.Conditions, maintenancev1alpha1.ConditionDrained)
-	return old.Status.ObservedGeneration != next.Status.ObservedGeneration || was == nil || is == nil || was.Status != is.Status || isHolding(next) && !sameTargets(old, next) ||
+	return old.Status.ObservedGeneration != next.Status.ObservedGeneration || was == nil || is == nil || was.Status != is.Status || maintenancev1alpha1.IsHolding(next) && !drainplan.SameTargets(old, next) ||
 		!old.Status.NewestNodeTimestamp.Equal(next.Status.NewestNodeTimestamp) || isReleased(next) != isReleased(old) || progressStatus(old) != progressStatus(next)
 }
 
@@ -374,50 +378,38 @@ func (c *Controller) dropMessages(nm *maintenancev1alpha1.NodeMaintenance) {
 		"The status would be too large with a message for each node; the counters are complete")
 }
 
-// isTooLarge says whether the API server or etcd refused an object for its size; etcd has no error
-// type for it that reaches a client.
+// isTooLarge reports whether the API server or etcd refused an object for its size; etcd has no
+// error type for it that reaches a client.
 func isTooLarge(err error) bool {
 	return err != nil && (apierrors.IsRequestEntityTooLargeError(err) || strings.Contains(err.Error(), "request is too large"))
 }
 
-// writtenStatuses remembers the last status written of each maintenance: to go on from it before
-// the cache has it, and to pace the writes.
-type writtenStatuses struct {
+// writeTimes remembers when the status of each maintenance was last written, to pace the writes.
+type writeTimes struct {
 	clock clock.PassiveClock
 
 	mu     sync.Mutex
-	byName map[string]writtenStatus
+	byName map[string]time.Time
 }
 
-type writtenStatus struct {
-	stored *maintenancev1alpha1.NodeMaintenance
-	at     time.Time
+func newWriteTimes(clock clock.PassiveClock) *writeTimes {
+	return &writeTimes{clock: clock, byName: map[string]time.Time{}}
 }
 
-func newWrittenStatuses(clock clock.PassiveClock) *writtenStatuses {
-	return &writtenStatuses{clock: clock, byName: map[string]writtenStatus{}}
-}
-
-func (w *writtenStatuses) remember(nm *maintenancev1alpha1.NodeMaintenance) {
+func (w *writeTimes) note(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.byName[nm.Name] = writtenStatus{stored: nm, at: w.clock.Now()}
+	w.byName[name] = w.clock.Now()
 }
 
-func (w *writtenStatuses) latest(name string) *maintenancev1alpha1.NodeMaintenance {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.byName[name].stored
-}
-
-func (w *writtenStatuses) remove(name string) {
+func (w *writeTimes) remove(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.byName, name)
 }
 
 // pause returns how long to wait before the next write of an object of the given size.
-func (w *writtenStatuses) pause(name string, size int) time.Duration {
+func (w *writeTimes) pause(name string, size int) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	last, ok := w.byName[name]
@@ -425,5 +417,5 @@ func (w *writtenStatuses) pause(name string, size int) time.Duration {
 		return 0
 	}
 	pace := max(statusPace, statusPace*time.Duration(size)/bytesPerPace)
-	return pace - w.clock.Since(last.at)
+	return pace - w.clock.Since(last)
 }

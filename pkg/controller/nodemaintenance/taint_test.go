@@ -31,9 +31,13 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	nodecontroller "haulout.dev/haulout/pkg/controller/node"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
 var (
+	heldTaint  = corev1.Taint{Key: maintenancev1alpha1.TaintHeld, Effect: corev1.TaintEffectPreferNoSchedule}
 	drainTaint = corev1.Taint{Key: "maintenance.haulout.dev/drain", Effect: "NoSchedule"}
 	otherTaint = corev1.Taint{Key: "example.com/gpu", Value: "yes", Effect: "NoExecute"}
 )
@@ -58,7 +62,7 @@ func (f *fixture) wantTaints(name string, taints []corev1.Taint, by ...string) {
 	if !slices.Equal(node.Spec.Taints, taints) {
 		f.t.Errorf("node %s has the taints %v, want %v", name, node.Spec.Taints, taints)
 	}
-	if got := slices.Sorted(maps.Keys(taintersOf(node))); !slices.Equal(got, by) {
+	if got := slices.Sorted(maps.Keys(nodemarks.TaintedBy(node))); !slices.Equal(got, by) {
 		f.t.Errorf("node %s: tainted by %v, want %v", name, got, by)
 	}
 	if _, there := node.Annotations[maintenancev1alpha1.AnnotationTaintedBy]; there && len(by) == 0 {
@@ -128,7 +132,7 @@ func TestTolerantDaemonSetPodsAreLeftAndNamed(t *testing.T) {
 		}
 		f.deletePod("logger")
 		f.step("m")
-		f.wait(settle)
+		f.wait(nodestate.SettleTime)
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
 		if message := f.wantEvent(EventDrained); !strings.Contains(message, "tolerates the drain taint of default/cni (1)") {
@@ -210,7 +214,7 @@ func TestTaintThatIsRefusedIsTold(t *testing.T) {
 			try()
 		}
 		f.wantTaints("one", []corev1.Taint{heldTaint}, "m")
-		f.wait(visibleAfter)
+		f.wait(nodestate.VisibleAfter)
 		for range 3 {
 			try()
 		}
@@ -245,16 +249,16 @@ func TestTaintThatSomebodyTakesOffIsPutBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTaintFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
 		f.step("m")
-		for range fightLimit + 1 {
+		for range nodestate.FightLimit + 1 {
 			f.updateNode("one", taintedWith())
 			f.step("m")
 			f.wantTaints("one", ours(), "m")
-			f.wantEvent(EventTaintRestored)
+			f.wantEvent(nodecontroller.EventTaintRestored)
 		}
 		f.updateNode("one", taintedWith())
 		f.step("m")
 		f.wantTaints("one", nil, "m")
-		f.wait(fightPause)
+		f.wait(nodestate.FightPause)
 		f.step("m")
 		f.wantTaints("one", ours(), "m")
 	})
@@ -269,7 +273,7 @@ func TestTaintOfAMaintenanceThatIsGoneIsSwept(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.restart()
-		f.step(sweepItem)
+		f.sweep()
 		f.wantTaints("one", []corev1.Taint{})
 		f.wantTaints("two", []corev1.Taint{drainTaint})
 		f.wantCordon("one", true)

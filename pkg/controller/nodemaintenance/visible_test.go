@@ -32,6 +32,9 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	nodecontroller "haulout.dev/haulout/pkg/controller/node"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
 // These tests cover what must not stand still and look healthy.
@@ -134,7 +137,11 @@ func TestNodesAreReleasedOneByOne(t *testing.T) {
 					t.Fatal(err)
 				}
 				f.cached()
-				_ = f.reconcileNodes() // node two fails, which is what the test is about
+				_ = f.withdraw() // p fails, which is what the test is about
+				f.cached()
+				if err := f.reconcileNodes(); err != nil {
+					t.Fatal(err)
+				}
 				f.wait(statusPace)
 			}
 		}
@@ -142,7 +149,7 @@ func TestNodesAreReleasedOneByOne(t *testing.T) {
 		f.wantCordon("one", false)
 		f.wantCordon("three", false)
 		f.wantCordon("two", true, "m")
-		f.wait(visibleAfter)
+		f.wait(nodestate.VisibleAfter)
 		try()
 		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressComplete)
 		if got := f.nodeStatus("m", "two").DrainMessage; !strings.HasPrefix(got, "Not released: ") || !strings.Contains(got, "a policy says no") {
@@ -173,7 +180,7 @@ func TestEvacuationsThatAreRefusedAreBlockers(t *testing.T) {
 		})
 		for range 3 {
 			f.step("m")
-			f.wait(requestPatience)
+			f.wait(nodestate.RequestPatience)
 		}
 		f.step("m")
 		if got := f.nodeStatus("m", "one"); got.PodsBlocked != 1 || !strings.Contains(got.DrainMessage, "no Evacuation for 1 pod, such as default/p: ") {
@@ -208,7 +215,7 @@ func TestASyncThatFailsIsShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		f.step("m")
-		f.wait(settle)
+		f.wait(nodestate.SettleTime)
 		f.deletePod("p")
 		f.host.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, nil, errors.New("the API server is on fire")
@@ -218,7 +225,7 @@ func TestASyncThatFailsIsShown(t *testing.T) {
 			if err := f.timedSync(f.ctx, "m"); err == nil {
 				t.Fatal("no error")
 			}
-			f.wait(visibleAfter)
+			f.wait(nodestate.VisibleAfter)
 		}
 		c := conditionOf(f.nm("m"), maintenancev1alpha1.ConditionProgressing)
 		if c == nil || c.Status != metav1.ConditionFalse || c.Reason != maintenancev1alpha1.ReasonProgressSyncFailed || !strings.Contains(c.Message, "on fire") {
@@ -237,7 +244,7 @@ func (f *fixture) cachedMaintenances() {
 	f.t.Helper()
 	f.eventually("the cache shows the maintenance", func() bool {
 		cached, err := f.maintenanceLister.Get("m")
-		return err == nil && cached.ResourceVersion == f.nm("m").ResourceVersion && len(f.podIndexer.List()) == 0
+		return err == nil && cached.ResourceVersion == f.nm("m").ResourceVersion && len(f.cachedPods()) == 0
 	})
 }
 
@@ -248,7 +255,7 @@ func TestANodeThatIsFoughtOverHoldsOnlyItsOwnPods(t *testing.T) {
 			newPod("first", "one", 0), newPod("second", "one", 5000), newPod("other", "two", 0))
 		f.step("m")
 		f.wantEvacuating("first", "other")
-		for range fightLimit + 1 {
+		for range nodestate.FightLimit + 1 {
 			f.updateNode("two", func(node *corev1.Node) { node.Spec.Unschedulable = false })
 			f.step("m")
 		}
@@ -259,7 +266,7 @@ func TestANodeThatIsFoughtOverHoldsOnlyItsOwnPods(t *testing.T) {
 		if got, want := f.nodeStatus("m", "two").DrainMessage, "Not drained: its cordon is undone again and again"; got != want {
 			t.Errorf("message %q, want %q", got, want)
 		}
-		f.wait(fightWindow + time.Second)
+		f.wait(nodestate.FightWindow + time.Second)
 		f.step("m")
 		if got := f.nodeStatus("m", "two").DrainMessage; strings.HasPrefix(got, "Not drained") {
 			t.Errorf("message %q although the fight is over", got)
@@ -315,10 +322,10 @@ func TestNewNodes(t *testing.T) {
 				}
 				if !test.joins {
 					f.cached()
-					f.wantMarked("m")
+					f.wantEnqueued("m")
 				}
 				f.restart()
-				f.wait(settle)
+				f.wait(nodestate.SettleTime)
 				f.step("m")
 				if test.joins {
 					f.wantCordon(test.node.Name, true, "m")
@@ -339,14 +346,15 @@ func TestAnotherStorageIsLeftAlone(t *testing.T) {
 	foreign := `{"storage":"another","maintenances":{"m":"1"},"taints":["maintenance.haulout.dev/held"]}`
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one", cordoned, taintedWith(heldTaint), ownedBy(foreign), taintedBy(foreign)))
-		f.step(sweepItem)
-		f.wantEvent(EventForeignMarks)
+		f.sweep()
+		f.wantEvent(nodecontroller.EventForeignMarks)
 		node := f.node("one")
 		if !node.Spec.Unschedulable || len(node.Spec.Taints) != 1 || node.Annotations[maintenancev1alpha1.AnnotationCordonedBy] != foreign {
 			t.Errorf("the node of another storage was changed: %+v %v", node.Spec, node.Annotations)
 		}
-		f.nodes.adopted = "another"
-		f.step(sweepItem)
+		f.adopted = "another"
+		f.restart()
+		f.sweep()
 		f.wantCordon("one", false)
 		f.wantTaints("one", []corev1.Taint{})
 	})
@@ -373,7 +381,7 @@ func TestHostileAnnotationsStopNoOtherNode(t *testing.T) {
 		}
 		f.wantCordon("left", false)
 		f.wantCordon("crowded", false)
-		if reads > maxMarkedMaintenances+1 {
+		if reads > nodemarks.MaxMaintenances+1 {
 			t.Errorf("%d reads for the names on two nodes", reads)
 		}
 	})

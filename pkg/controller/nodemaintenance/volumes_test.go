@@ -65,7 +65,7 @@ func TestAttachedVolumesAreCounted(t *testing.T) {
 		asked.Status.Attached = false
 		f := newFixture(t, newNode("one"), newNode("two"), newNode("three"), newNode("green", inPool("green")), newMaintenance("m"),
 			newAttachment("a", "one"), newAttachment("b", "one"), newAttachment("c", "two"), newAttachment("elsewhere", "green"), asked)
-		go f.Controller.Run(f.ctx, 1)
+		go f.run(1)
 		says := func(want string) {
 			t.Helper()
 			f.ticking("Drained says "+want, func() bool { return f.drainedMessage("m") == want })

@@ -322,7 +322,7 @@ func TestWhyPodsAreNotReplacedFirst(t *testing.T) {
 		"its strategy": {
 			web: recreating,
 			want: "They are not replaced first (Deployment web has the strategy Recreate: its pods " +
-				"must not run beside each other).",
+				"must not run at the same time).",
 		},
 		"its annotation": {
 			web: unscaled,

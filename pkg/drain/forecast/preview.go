@@ -86,16 +86,6 @@ func (m *Member) Allowed() []*corev1.Node {
 	return nodes
 }
 
-// IsOver reports whether a maintenance is in stage Complete or being deleted.
-func IsOver(nm *maintenancev1alpha1.NodeMaintenance) bool {
-	return nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageComplete || nm.DeletionTimestamp != nil
-}
-
-// IsDraining reports whether a maintenance drains its nodes now.
-func IsDraining(nm *maintenancev1alpha1.NodeMaintenance) bool {
-	return nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageDrain && nm.DeletionTimestamp == nil
-}
-
 // Situation has all inputs of a preview.
 type Situation struct {
 	// Subject is the previewed maintenance.
@@ -137,7 +127,7 @@ func Decide(ctx context.Context, s *Situation) (*maintenancev1alpha1.NodeMainten
 		NodeCount: int32(len(s.Subject.Nodes)), NodesRefused: int32(s.Subject.Refused.Len()), NodesUnchecked: int32(s.Unchecked),
 	}
 	d.nodes = newNodes(s)
-	if !IsOver(s.Subject.NodeMaintenance) {
+	if !maintenancev1alpha1.IsEnding(s.Subject.NodeMaintenance) {
 		if err := d.plan(); err != nil {
 			return nil, err
 		}
@@ -235,7 +225,7 @@ func (d *decision) plan() error {
 // it.
 func (d *decision) isAsIfCordoned(name string) bool {
 	n := d.nodes[name]
-	return !IsDraining(d.Subject.NodeMaintenance) && n != nil && !n.refused
+	return !maintenancev1alpha1.IsDraining(d.Subject.NodeMaintenance) && n != nil && !n.refused
 }
 
 // targetsOf returns the targets in a status, by node.

@@ -116,7 +116,7 @@ func (c *component) publish(call uint64, result *Result) {
 			if n.touched != call || n.published && n.targets.Same(n.answer.targets) {
 				continue
 			}
-			if !n.published || !sameEntries(n.targets.Entries, n.answer.targets.Entries) {
+			if !n.published || !SameEntries(n.targets.Entries, n.answer.targets.Entries) {
 				n.targets, n.published = n.answer.targets, true
 				result.Targets[n.Name] = n.targets
 			}

@@ -182,8 +182,8 @@ func (n *nodeState) movesFor(h *hold) bool {
 	})
 }
 
-// sameEntries reports whether two lists of entries are identical or equal.
-func sameEntries(a, b []maintenancev1alpha1.DrainPlanEntry) bool {
+// SameEntries reports whether two plans, or two lists of targets, say the same.
+func SameEntries(a, b []maintenancev1alpha1.DrainPlanEntry) bool {
 	if len(a) != len(b) {
 		return false
 	}

@@ -176,7 +176,7 @@ func (p *Planner) learnMaintenances(maintenances []Maintenance) (bool, error) {
 func (p *Planner) learn(m *progress, now *Maintenance) (bool, error) {
 	changed := !m.created.Equal(now.Created)
 	m.created = now.Created
-	if m.id == 0 || !sameEntries(m.plan, now.Plan) {
+	if m.id == 0 || !SameEntries(m.plan, now.Plan) {
 		if err := m.compile(now.Plan); err != nil {
 			return false, err
 		}
@@ -196,7 +196,7 @@ func (p *Planner) learn(m *progress, now *Maintenance) (bool, error) {
 			return false, fmt.Errorf("node %s is not part of the world", h.name)
 		}
 		before := now.Before[h.name]
-		if !sameEntries(h.before, before) {
+		if !SameEntries(h.before, before) {
 			h.node.recalled = true
 		}
 		h.before = before

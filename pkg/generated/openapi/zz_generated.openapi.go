@@ -379,18 +379,18 @@ func schema_pkg_apis_maintenance_v1alpha1_DrainPlanEntry(ref common.ReferenceCal
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "DrainPlanEntry is one wave of a drain: the pods of a type, up to a priority, that match a selector.",
+				Description: "DrainPlanEntry is one wave of a drain: the pods of one type, up to a priority, that match a selector.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"podSelector": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podSelector narrows the entry to pods with matching labels, so that some pods of a priority can leave before the others. Absent means all pods of the type.",
+							Description: "podSelector restricts the entry to pods with matching labels, so that some pods of a priority can leave before the others. If unset, the entry covers all pods of the type.",
 							Ref:         ref(metav1.LabelSelector{}.OpenAPIModelName()),
 						},
 					},
 					"podPriority": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podPriority is the highest spec.priority of a pod that the entry covers; a pod without one counts as 0.",
+							Description: "podPriority is the highest spec.priority of a pod that the entry covers. A pod without a priority counts as 0.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -398,7 +398,7 @@ func schema_pkg_apis_maintenance_v1alpha1_DrainPlanEntry(ref common.ReferenceCal
 					},
 					"podType": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podType is the type of the pods: Default, DaemonSet or Static. The default is Default.\n\nPossible enum values:\n - `\"DaemonSet\"` is a pod whose controller is a DaemonSet.\n - `\"Default\"` is every pod that is neither a DaemonSet pod nor a static pod.\n - `\"Static\"` is a static pod, seen through its mirror pod.",
+							Description: "podType is the type of the pods: Default, DaemonSet or Static. The default is Default.\n\nPossible enum values:\n - `\"DaemonSet\"` is a pod whose controller is a DaemonSet.\n - `\"Default\"` is every pod that is neither a DaemonSet pod nor a static pod.\n - `\"Static\"` is a static pod, which the API shows as a mirror pod.",
 							Default:     "Default",
 							Type:        []string{"string"},
 							Format:      "",
@@ -418,7 +418,7 @@ func schema_pkg_apis_maintenance_v1alpha1_Evacuation(ref common.ReferenceCallbac
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "Evacuation asks one pod to leave its node: the contract between those who ask (instigators, one finalizer each), those who can do it gracefully (evacuators) and the eviction that follows when no evacuator is left (KEP-4212, \"Drain\").",
+				Description: "Evacuation requests that one pod leaves its node. It is the contract between instigators, who request it (one finalizer each), evacuators, who can remove the pod gracefully, and the eviction that follows when no evacuator is left (KEP-4212, \"Drain\").",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -444,14 +444,14 @@ func schema_pkg_apis_maintenance_v1alpha1_Evacuation(ref common.ReferenceCallbac
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "spec says which pod leaves and who may help. Immutable once created.",
+							Description: "spec defines which pod leaves and which evacuators may remove it. Immutable.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.EvacuationSpec{}.OpenAPIModelName()),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "status is how far the evacuation is.",
+							Description: "status is the progress of the evacuation.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.EvacuationStatus{}.OpenAPIModelName()),
 						},
@@ -494,7 +494,7 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationList(ref common.ReferenceCal
 					},
 					"items": {
 						SchemaProps: spec.SchemaProps{
-							Description: "items are the evacuations.",
+							Description: "items are the Evacuations.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -518,19 +518,19 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationSpec(ref common.ReferenceCal
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "EvacuationSpec is the request. It is immutable as a whole.",
+				Description: "EvacuationSpec is the request. All of it is immutable.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"podRef": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podRef identifies the pod that is to leave. It must exist when the Evacuation is created.",
+							Description: "podRef identifies the pod that has to leave. The pod must exist when the Evacuation is created.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.PodReference{}.OpenAPIModelName()),
 						},
 					},
 					"progressDeadlineSeconds": {
 						SchemaProps: spec.SchemaProps{
-							Description: "progressDeadlineSeconds is how long the active evacuator may be silent before the next one takes over, in seconds. 1 to 86400; the default is 1800.",
+							Description: "progressDeadlineSeconds is the time in seconds that the active evacuator may go without a heartbeat before the next one becomes active. From 1 to 86400; the default is 1800.",
 							Default:     1800,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -546,7 +546,7 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationSpec(ref common.ReferenceCal
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "evacuators are those who may take the pod off its node, highest priority first. On creation the server adds those that the pod's annotations name and those that are built in for its owner. At most 16.",
+							Description: "evacuators are the evacuators that may remove the pod from its node. The one with the highest priority becomes active first. On creation the server adds the evacuators that the pod's annotations name and the built-in evacuator of the pod's owner. At most 16.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -577,19 +577,19 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationStatus(ref common.ReferenceC
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "EvacuationStatus is how far an evacuation is.",
+				Description: "EvacuationStatus is the progress of an evacuation.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"activeEvacuatorClass": {
 						SchemaProps: spec.SchemaProps{
-							Description: "activeEvacuatorClass is the evacuator whose turn it is, or eviction.maintenance.haulout.dev once all are spent. Written by the Haulout server; it starts at the highest priority and only moves down.",
+							Description: "activeEvacuatorClass is the class of the active evacuator, or eviction.maintenance.haulout.dev once no evacuator is left. It starts at the highest priority and only moves down. Written by the Haulout server.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"activeEvacuatorCompleted": {
 						SchemaProps: spec.SchemaProps{
-							Description: "activeEvacuatorCompleted is set by the active evacuator when it has done all it can. If the pod still exists the next one takes over.",
+							Description: "activeEvacuatorCompleted is true when the active evacuator has done all it can. If the pod still exists, the next evacuator becomes active. Written by the active evacuator.",
 							Default:     false,
 							Type:        []string{"boolean"},
 							Format:      "",
@@ -597,19 +597,19 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationStatus(ref common.ReferenceC
 					},
 					"evacuationProgressTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "evacuationProgressTimestamp is when the active evacuator last reported; unset until it has. Stamped by the server.",
+							Description: "evacuationProgressTimestamp is the time of the last heartbeat of the active evacuator. Unset before its first one. Set by the server.",
 							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"expectedEvacuationFinishTime": {
 						SchemaProps: spec.SchemaProps{
-							Description: "expectedEvacuationFinishTime is when the active evacuator expects the pod to be gone. Written by the active evacuator.",
+							Description: "expectedEvacuationFinishTime is the time at which the active evacuator expects the pod to be gone. Written by the active evacuator.",
 							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"evacuationCancellationPolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "evacuationCancellationPolicy is Forbid while the active evacuator cannot stop any more. The default is Allow. Written by the active evacuator; it falls back to Allow when the next one takes over.\n\nPossible enum values:\n - `\"Allow\"` lets the instigators call the evacuation off.\n - `\"Forbid\"` is set by an evacuator that has passed the point of no return: the pod will go.",
+							Description: "evacuationCancellationPolicy is Forbid while the active evacuator can no longer stop. The default is Allow. Written by the active evacuator; the server resets it to Allow when the next evacuator becomes active.\n\nPossible enum values:\n - `\"Allow\"` allows the instigators to cancel the evacuation.\n - `\"Forbid\"` is set by an evacuator that can no longer stop: the pod will leave.",
 							Default:     "Allow",
 							Type:        []string{"string"},
 							Format:      "",
@@ -618,7 +618,7 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationStatus(ref common.ReferenceC
 					},
 					"failedEvictionCounter": {
 						SchemaProps: spec.SchemaProps{
-							Description: "failedEvictionCounter counts the calls of the eviction API that were refused because of a budget. It never falls.",
+							Description: "failedEvictionCounter counts the calls of the Eviction API that were refused because of a budget. It never decreases. Written by the Haulout server.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -626,7 +626,7 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationStatus(ref common.ReferenceC
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "message is for people: what happens to the pod. No program reads it. At most 1024 bytes.",
+							Description: "message describes for people what happens to the pod. Programs do not read it. At most 1024 bytes.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -643,7 +643,7 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are Complete and Blocked.",
+							Description: "conditions are the conditions Complete and Blocked. Written by the Haulout server.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -656,7 +656,7 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationStatus(ref common.ReferenceC
 					},
 					"activeEvacuatorSince": {
 						SchemaProps: spec.SchemaProps{
-							Description: "activeEvacuatorSince is when the active evacuator got its turn. Written by the Haulout server alone.",
+							Description: "activeEvacuatorSince is the time at which the active evacuator became active. Written by the Haulout server.",
 							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -672,7 +672,7 @@ func schema_pkg_apis_maintenance_v1alpha1_Evacuator(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "Evacuator is somebody who may take a pod off its node.",
+				Description: "Evacuator is a component that may remove a pod from its node.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"evacuatorClass": {
@@ -685,7 +685,7 @@ func schema_pkg_apis_maintenance_v1alpha1_Evacuator(ref common.ReferenceCallback
 					},
 					"priority": {
 						SchemaProps: spec.SchemaProps{
-							Description: "priority decides who acts first, the highest first. 0 to 100000; 10000 is the pod's controller, 9900 to 10099 are kept for classes that share its parent domain.",
+							Description: "priority defines the order in which evacuators become active, the highest first. From 0 to 100000. 10000 is reserved for the pod's controller, and 9900 to 10099 for classes that share its parent domain.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -693,7 +693,7 @@ func schema_pkg_apis_maintenance_v1alpha1_Evacuator(ref common.ReferenceCallback
 					},
 					"role": {
 						SchemaProps: spec.SchemaProps{
-							Description: "role is \"controller\" for the evacuator of the pod's controller (priority 10000) and empty for others.\n\nPossible enum values:\n - `\"controller\"` is the evacuator that belongs to the pod's controller. There is at most one and its priority is 10000.",
+							Description: "role is \"controller\" for the evacuator of the pod's controller, whose priority is 10000. It is empty for all other evacuators.\n\nPossible enum values:\n - `\"controller\"` is the evacuator that belongs to the pod's controller. There is at most one and its priority is 10000.",
 							Type:        []string{"string"},
 							Format:      "",
 							Enum:        []interface{}{"controller"},
@@ -710,7 +710,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenance(ref common.ReferenceCa
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NodeMaintenance takes a set of nodes out of service and puts them back (KEP-4212, \"NodeMaintenance API\").",
+				Description: "NodeMaintenance takes a set of nodes out of service and returns them to service (KEP-4212, \"NodeMaintenance API\").",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -736,14 +736,14 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenance(ref common.ReferenceCa
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "spec says which nodes are under maintenance, how far it has been ordered, and in which order their pods leave.",
+							Description: "spec defines which nodes are under maintenance, the stage to reach, and the order in which the pods leave.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.NodeMaintenanceSpec{}.OpenAPIModelName()),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "status is what has been done. Only the Haulout server writes it.",
+							Description: "status is the observed state. Written by the Haulout server.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.NodeMaintenanceStatus{}.OpenAPIModelName()),
 						},
@@ -786,7 +786,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceList(ref common.Referen
 					},
 					"items": {
 						SchemaProps: spec.SchemaProps{
-							Description: "items are the maintenances.",
+							Description: "items are the NodeMaintenances.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -827,7 +827,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "drainTargets are the pods of the node that are asked to leave now: one entry for each pod type and selector, with the highest priority reached. They belong to the node, not to the maintenance: all maintenances that drain the node show the same. They never cover less than before while the node is held.",
+							Description: "drainTargets select the pods of the node that are asked to leave now: one entry for each pod type and selector, with the highest priority reached. They are a property of the node: all maintenances that drain the node have the same targets. While a maintenance holds the node, the targets never cover fewer pods than before.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -840,14 +840,14 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 					},
 					"drainMessage": {
 						SchemaProps: spec.SchemaProps{
-							Description: "drainMessage says what the drain of this node does or waits for. At most 128 bytes.",
+							Description: "drainMessage describes what the drain of this node does or waits for. At most 128 bytes.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"podsPendingEvacuation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsPendingEvacuation counts the pods of the node that the plan covers and that have no Evacuation yet.",
+							Description: "podsPendingEvacuation is the number of pods on the node that the plan covers and that have no Evacuation yet.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -855,7 +855,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 					},
 					"podsEvacuating": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsEvacuating counts the pods of the node that have an Evacuation.",
+							Description: "podsEvacuating is the number of pods on the node that have an Evacuation.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -863,21 +863,21 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 					},
 					"podsBlocked": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsBlocked counts the pods that are asked to leave and cannot: their Evacuation has the condition Blocked, or no Evacuation could be created for them twice.",
+							Description: "podsBlocked is the number of pods that are asked to leave and cannot: their Evacuation has the condition Blocked, or the server failed twice to create their Evacuation.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"podsKept": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsKept counts the pods that are kept running on purpose: DaemonSet pods that would come straight back or whose budget stays closed, static pods of a node that has no agent, and pods of this server that came back.",
+							Description: "podsKept is the number of pods that are kept running on purpose: DaemonSet pods that would be recreated immediately or whose budget allows no disruption, static pods of a node without a node agent, and pods of this server that were recreated on the node.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"podsPeak": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsPeak is the most pods that were pending and evacuating on the node at one time since the drain began. What is missing of it now has left, also when the Evacuations that tell of it are gone. 0 before the drain.",
+							Description: "podsPeak is the highest sum of podsPendingEvacuation and podsEvacuating since the drain of the node began. podsPeak minus the current sum is the number of pods that have left, even after their Evacuations were deleted. 0 before the drain.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -895,7 +895,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NodeMaintenancePreview says what the drain of a NodeMaintenance would do if it began now or, in stage Drain, what it still has to do: the waves, who takes each pod away, and what is in the way. It is worked out on request from the cluster as it is, and never stored. Nothing is touched. Lists are cut to what can be read; the counts are always those of everything.",
+				Description: "NodeMaintenancePreview predicts what the drain of a NodeMaintenance would do if it began now or, in stage Drain, what it still has to do: the waves, which evacuator removes each pod, and the blockers. The server computes it on request from the current state of the cluster, changes nothing, and does not store it. Long lists are truncated; counts always cover all objects.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -914,20 +914,20 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "metadata has the name, uid, generation and creationTimestamp of the NodeMaintenance that this is about.",
+							Description: "metadata has the name, uid, generation and creationTimestamp of the previewed NodeMaintenance.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
 						},
 					},
 					"timestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "timestamp is when the server began to look at the cluster.",
+							Description: "timestamp is the time at which the server began to read the state of the cluster.",
 							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"stage": {
 						SchemaProps: spec.SchemaProps{
-							Description: "stage is the stage of the NodeMaintenance. In Complete and while it is being deleted nothing is to come, and there are no waves.\n\nPossible enum values:\n - `\"Complete\"` withdraws the Evacuations that are still open and makes the nodes schedulable again, unless another maintenance still holds them.\n - `\"Cordon\"` makes every selected node unschedulable.\n - `\"Drain\"` makes every selected node unschedulable and asks its pods to leave, wave by wave, with Evacuations.\n - `\"Idle\"` announces a maintenance; no node and no pod is touched.",
+							Description: "stage is the stage of the NodeMaintenance. In stage Complete, and while the NodeMaintenance is being deleted, there are no waves.\n\nPossible enum values:\n - `\"Complete\"` withdraws the remaining Evacuations and makes the nodes schedulable again, unless another maintenance still holds them.\n - `\"Cordon\"` makes every selected node unschedulable.\n - `\"Drain\"` makes every selected node unschedulable and creates Evacuations for its pods, wave by wave.\n - `\"Idle\"` announces a maintenance. Nodes and pods are not changed.",
 							Type:        []string{"string"},
 							Format:      "",
 							Enum:        []interface{}{"Complete", "Cordon", "Drain", "Idle"},
@@ -935,7 +935,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 					},
 					"podCount": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podCount is how many pods have to leave.",
+							Description: "podCount is the number of pods that have to leave.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -943,7 +943,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 					},
 					"podsKeptCount": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsKeptCount is how many pods are left running on purpose.",
+							Description: "podsKeptCount is the number of pods that are kept running on purpose.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -951,7 +951,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 					},
 					"nodeCount": {
 						SchemaProps: spec.SchemaProps{
-							Description: "nodeCount is how many nodes are selected.",
+							Description: "nodeCount is the number of selected nodes.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -959,7 +959,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 					},
 					"nodesRefused": {
 						SchemaProps: spec.SchemaProps{
-							Description: "nodesRefused is how many of the nodes are left alone because the user of spec.requestedBy may not delete them.",
+							Description: "nodesRefused is the number of selected nodes that are neither cordoned nor drained because the user in spec.requestedBy is not allowed to delete them.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -967,7 +967,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 					},
 					"nodesUnchecked": {
 						SchemaProps: spec.SchemaProps{
-							Description: "nodesUnchecked is how many of the nodes the preview takes for allowed without having asked. The drain itself asks about each.",
+							Description: "nodesUnchecked is the number of selected nodes that the preview assumes to be allowed without an authorization check. The drain itself checks every node.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -979,7 +979,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "waves are the entries of the drain plan that have pods to wait for, in their order. Entries without pods cost no time and are left out.",
+							Description: "waves are the entries of the drain plan that have pods to wait for, in the order of the plan. Entries without pods are omitted.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -997,7 +997,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "blockers are what is in the way, the worst first: by effect (Never, NotNow, Lost, Delayed), then by the number of pods. Budgets are worked out for all pods of the drain together. At most 200.",
+							Description: "blockers are the predicted problems, the worst first: by effect (Never, NotNow, Lost, Delayed), then by the number of pods. Budgets are evaluated for all pods of the drain together. At most 200.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1010,7 +1010,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 					},
 					"blockersOmitted": {
 						SchemaProps: spec.SchemaProps{
-							Description: "blockersOmitted is how many blockers there are beyond those listed.",
+							Description: "blockersOmitted is the number of blockers that are not listed.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -1022,7 +1022,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "podsKept are the pods that are left running on purpose, by reason.",
+							Description: "podsKept are the pods that are kept running on purpose, grouped by reason.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1040,7 +1040,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "maintenances are the other NodeMaintenances on the same nodes, by name; those in stage Complete are not among them. At most 100.",
+							Description: "maintenances are the other NodeMaintenances that select some of the same nodes, sorted by name, except those in stage Complete. At most 100.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1058,7 +1058,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "nodes are the selected nodes, by name. At most 5000.",
+							Description: "nodes are the selected nodes, sorted by name. At most 5000.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1071,7 +1071,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 					},
 					"nodesOmitted": {
 						SchemaProps: spec.SchemaProps{
-							Description: "nodesOmitted is how many nodes there are beyond those listed.",
+							Description: "nodesOmitted is the number of nodes that are not listed.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -1089,18 +1089,18 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref common.Referen
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NodeMaintenanceSpec is the wanted state of a NodeMaintenance.",
+				Description: "NodeMaintenanceSpec is the desired state of a NodeMaintenance.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"nodeSelector": {
 						SchemaProps: spec.SchemaProps{
-							Description: "nodeSelector selects the nodes under maintenance. At least one term is needed and no term may be empty. It may change in the stages Idle, Cordon and Drain: a node that no longer matches is released, a node that matches late joins, but for new nodes (see newNodes). At most 1,000 requirements and 10,000 values in all.",
+							Description: "nodeSelector selects the nodes under maintenance. At least one term is required and no term may be empty. It can be changed in the stages Idle, Cordon and Drain: a node that no longer matches is released, and a node that starts to match joins, except for new nodes (see newNodes). At most 1,000 requirements and 10,000 values in total.",
 							Ref:         ref(corev1.NodeSelector{}.OpenAPIModelName()),
 						},
 					},
 					"stage": {
 						SchemaProps: spec.SchemaProps{
-							Description: "stage is how far the maintenance is ordered to go: Idle, Cordon, Drain or Complete. A new object may start at any stage; later the stage only moves forward (Idle to any, Cordon to Drain or Complete, Drain to Complete). Deleting an object that is not Idle moves it to Complete. The default is Idle.\n\nPossible enum values:\n - `\"Complete\"` withdraws the Evacuations that are still open and makes the nodes schedulable again, unless another maintenance still holds them.\n - `\"Cordon\"` makes every selected node unschedulable.\n - `\"Drain\"` makes every selected node unschedulable and asks its pods to leave, wave by wave, with Evacuations.\n - `\"Idle\"` announces a maintenance; no node and no pod is touched.",
+							Description: "stage is the stage that the maintenance has to reach: Idle, Cordon, Drain or Complete. A new object can start at any stage; after that the stage only moves forward (Idle to any, Cordon to Drain or Complete, Drain to Complete). Deleting an object that is not Idle moves it to Complete. The default is Idle.\n\nPossible enum values:\n - `\"Complete\"` withdraws the remaining Evacuations and makes the nodes schedulable again, unless another maintenance still holds them.\n - `\"Cordon\"` makes every selected node unschedulable.\n - `\"Drain\"` makes every selected node unschedulable and creates Evacuations for its pods, wave by wave.\n - `\"Idle\"` announces a maintenance. Nodes and pods are not changed.",
 							Default:     "Idle",
 							Type:        []string{"string"},
 							Format:      "",
@@ -1114,7 +1114,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref common.Referen
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "drainPlan is the order in which pods are asked to leave in stage Drain, first entry first. An entry opens when the entries before it have left every selected node. Pod types stand in the order Default, DaemonSet, Static; priorities ascend within a type; at equal type and priority entries with a selector stand before the one without. Duplicates are refused. Twelve entries (the priorities 1000000000, 2000000000, 2000001000 and 2147483647 of each type) are added where they belong. At most 100 own entries. Immutable once created.",
+							Description: "drainPlan is the list of waves in which pods are asked to leave in stage Drain, first entry first. The wave of an entry opens when the pods of all earlier entries have left every selected node. The order of pod types is Default, DaemonSet, Static. Within a type, priorities ascend. With the same type and priority, entries with a selector come before the entry without one. Duplicates are refused. The server adds twelve entries (the priorities 1000000000, 2000000000, 2000001000 and 2147483647 of each type) in their places. At most 100 other entries. Immutable.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1127,20 +1127,20 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref common.Referen
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "reason tells people why: it is carried into the messages of Evacuations, node conditions and events. At most 1024 bytes.",
+							Description: "reason tells people why the nodes are under maintenance. The messages of Evacuations, node conditions and events repeat it. At most 1024 bytes.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"requestedBy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "requestedBy is the user of the last request that set or changed the nodeSelector or advanced the stage. Every node is authorized against this user before it is touched. It is set by the server; what a client sends is dropped.",
+							Description: "requestedBy is the user who last set or changed the nodeSelector or advanced the stage. The server changes a node only if this user is allowed to delete it. Set by the server; the value in a client's request is ignored.",
 							Ref:         ref(v1.UserInfo{}.OpenAPIModelName()),
 						},
 					},
 					"newNodes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "newNodes decides what becomes of a node that matches and was created after the maintenance left stage Idle: Ignore leaves it alone, Join takes it. Nodes that existed and are labelled later always join, and so does a node that the selector names by metadata.name or by the label kubernetes.io/hostname. It may change as long as nodeSelector may. The default is Ignore.\n\nPossible enum values:\n - `\"Ignore\"` leaves such nodes alone, though they match: an autoscaler that answers a drain with new nodes of the same label would otherwise feed them to the maintenance one after the other.\n - `\"Join\"` takes such nodes as it takes those that were there.",
+							Description: "newNodes defines whether a matching node that was created after the maintenance left stage Idle joins the maintenance: Ignore or Join. A node that existed before and starts to match always joins, and so does a node that the selector names by metadata.name or by the label kubernetes.io/hostname. It can be changed as long as nodeSelector can. The default is Ignore.\n\nPossible enum values:\n - `\"Ignore\"` ignores such nodes. Otherwise the maintenance would also drain, one after the other, the nodes with the same labels that an autoscaler creates in response to the drain.\n - `\"Join\"` treats such nodes like nodes that existed before.",
 							Default:     "Ignore",
 							Type:        []string{"string"},
 							Format:      "",
@@ -1160,12 +1160,12 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NodeMaintenanceStatus is the observed state of a NodeMaintenance. It is also the memory of the drain: after a restart the server goes on from here.",
+				Description: "NodeMaintenanceStatus is the observed state of a NodeMaintenance. It also stores the progress of the drain: after a restart the server continues from here.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"observedGeneration": {
 						SchemaProps: spec.SchemaProps{
-							Description: "observedGeneration is the metadata.generation that this status answers to.",
+							Description: "observedGeneration is the metadata.generation that this status reflects.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -1177,7 +1177,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "stageStatuses lists the stages that were entered, in the order they were, written by the API server together with the stage itself.",
+							Description: "stageStatuses lists the stages that were entered, in order. The server adds an entry in the request that changes the stage.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1195,7 +1195,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "nodeStatuses has one entry for each selected node, ordered by name.",
+							Description: "nodeStatuses has one entry for each selected node, sorted by name.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1218,7 +1218,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the conditions of the maintenance: Drained reports whether the nodes are empty of pods that the plan covers, Progressing whether the maintenance moves on.",
+							Description: "conditions are the conditions of the maintenance: Drained reports whether the nodes are empty of pods that the plan covers, Progressing reports whether the maintenance makes progress.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1231,13 +1231,13 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 					},
 					"lastProgressTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "lastProgressTimestamp is when something last moved in stage Drain: a pod left, a wave opened, an evacuator reported, or a pod was terminating within its grace period. Unset before stage Drain.",
+							Description: "lastProgressTimestamp is the time of the last progress in stage Drain: a pod left, a wave opened, an evacuator reported, or a pod was terminating within its grace period. Unset before stage Drain.",
 							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"newestNodeTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "newestNodeTimestamp is the newest metadata.creationTimestamp of any node when the maintenance left stage Idle. Nodes that were created later are new to it, see spec.newNodes.",
+							Description: "newestNodeTimestamp is the metadata.creationTimestamp of the newest node in the cluster when the maintenance left stage Idle. Nodes that were created later are new nodes, see spec.newNodes.",
 							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -1253,7 +1253,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeReference(ref common.ReferenceCall
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NodeReference names one node, for its whole life.",
+				Description: "NodeReference identifies one node.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"name": {
@@ -1266,7 +1266,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeReference(ref common.ReferenceCall
 					},
 					"uid": {
 						SchemaProps: spec.SchemaProps{
-							Description: "uid of the node. A node that is deleted and created again under the same name is a new node.",
+							Description: "uid of the node. A node that is recreated with the same name is a different node.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1282,7 +1282,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PodReference(ref common.ReferenceCallb
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PodReference names one pod, for its whole life, in the namespace of the Evacuation.",
+				Description: "PodReference identifies one pod in the namespace of the Evacuation.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"name": {
@@ -1295,7 +1295,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PodReference(ref common.ReferenceCallb
 					},
 					"uid": {
 						SchemaProps: spec.SchemaProps{
-							Description: "uid of the pod. A pod that is created again under the same name is another pod.",
+							Description: "uid of the pod. A pod that is recreated with the same name is a different pod.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -1312,12 +1312,12 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewBlocker(ref common.ReferenceCal
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PreviewBlocker is trouble that some pods have in common.",
+				Description: "PreviewBlocker is a predicted problem that one or more pods share.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"effect": {
 						SchemaProps: spec.SchemaProps{
-							Description: "effect says what it comes to: Never, NotNow, Lost or Delayed.\n\nPossible enum values:\n - `\"Delayed\"` means that the pods leave, but not all at once.\n - `\"Lost\"` means that the pods leave, and nothing makes them anew.\n - `\"Never\"` means that the pods cannot leave until somebody changes what is in the way.\n - `\"NotNow\"` means that as things stand the pods cannot leave, which may pass by itself.",
+							Description: "effect is the effect of the problem on the pods: Never, NotNow, Lost or Delayed.\n\nPossible enum values:\n - `\"Delayed\"` means that the pods leave, but not all at the same time.\n - `\"Lost\"` means that the pods leave, and no controller recreates them.\n - `\"Never\"` means that the pods cannot leave until a user removes the cause.\n - `\"NotNow\"` means that the pods cannot leave now, which may change without action by a user.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -1326,7 +1326,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewBlocker(ref common.ReferenceCal
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "reason is what it is: one of the reasons of the condition Blocked of Evacuations, NoController or NamespaceTerminating.",
+							Description: "reason identifies the problem: one of the reasons of the condition Blocked of Evacuations, NoController, NamespaceTerminating or TurnsByOwner.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -1334,7 +1334,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewBlocker(ref common.ReferenceCal
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "message says in words what is in the way, and what can be done.",
+							Description: "message describes the problem for people, with a remedy.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1346,7 +1346,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewBlocker(ref common.ReferenceCal
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "budgets are the PodDisruptionBudgets behind it.",
+							Description: "budgets are the PodDisruptionBudgets that cause the problem.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1359,14 +1359,14 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewBlocker(ref common.ReferenceCal
 					},
 					"rounds": {
 						SchemaProps: spec.SchemaProps{
-							Description: "rounds is into how many groups a budget breaks the pods up, one after the other, if it goes on to allow what it allows now. The pods of a group leave together; their replacements have to be ready before the next. 0 if it has nothing to do with rounds.",
+							Description: "rounds is the number of groups in which a budget lets the pods leave, one group after the other, if it continues to allow as many disruptions as now. The pods of a group leave together; their replacements have to be ready before the next group leaves. 0 if the problem does not depend on rounds.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"podCount": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podCount is how many pods it concerns.",
+							Description: "podCount is the number of affected pods.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -1379,7 +1379,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewBlocker(ref common.ReferenceCal
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "pods are these pods, by namespace, name and node. At most 50.",
+							Description: "pods are these pods, with namespace, name and node. At most 50.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1392,7 +1392,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewBlocker(ref common.ReferenceCal
 					},
 					"podsOmitted": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsOmitted is how many pods there are beyond those listed.",
+							Description: "podsOmitted is the number of pods that are not listed.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -1410,7 +1410,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewBudget(ref common.ReferenceCall
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PreviewBudget is a PodDisruptionBudget as it was read.",
+				Description: "PreviewBudget is the state of a PodDisruptionBudget when the preview was computed.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"namespace": {
@@ -1431,7 +1431,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewBudget(ref common.ReferenceCall
 					},
 					"disruptionsAllowed": {
 						SchemaProps: spec.SchemaProps{
-							Description: "disruptionsAllowed is how many evictions it allows now.",
+							Description: "disruptionsAllowed is the number of evictions that the budget allowed.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -1453,7 +1453,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewEvacuator(ref common.ReferenceC
 				Properties: map[string]spec.Schema{
 					"evacuatorClass": {
 						SchemaProps: spec.SchemaProps{
-							Description: "evacuatorClass is the class of the evacuator; it is empty for pods that nothing is able to take away.",
+							Description: "evacuatorClass is the class of the evacuator. It is empty for pods that no evacuator is able to remove.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -1461,7 +1461,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewEvacuator(ref common.ReferenceC
 					},
 					"podCount": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podCount is how many pods it is.",
+							Description: "podCount is the number of pods.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -1477,7 +1477,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewMaintenance(ref common.Referenc
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PreviewMaintenance is another NodeMaintenance on some of the same nodes.",
+				Description: "PreviewMaintenance is another NodeMaintenance that selects some of the same nodes.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"name": {
@@ -1490,7 +1490,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewMaintenance(ref common.Referenc
 					},
 					"stage": {
 						SchemaProps: spec.SchemaProps{
-							Description: "stage of the maintenance. While one is in Drain, each of its nodes follows the plan of the one that has come least far there.\n\nPossible enum values:\n - `\"Complete\"` withdraws the Evacuations that are still open and makes the nodes schedulable again, unless another maintenance still holds them.\n - `\"Cordon\"` makes every selected node unschedulable.\n - `\"Drain\"` makes every selected node unschedulable and asks its pods to leave, wave by wave, with Evacuations.\n - `\"Idle\"` announces a maintenance; no node and no pod is touched.",
+							Description: "stage of the maintenance. A node that several maintenances in stage Drain select follows the plan of the one that is at the earliest wave there.\n\nPossible enum values:\n - `\"Complete\"` withdraws the remaining Evacuations and makes the nodes schedulable again, unless another maintenance still holds them.\n - `\"Cordon\"` makes every selected node unschedulable.\n - `\"Drain\"` makes every selected node unschedulable and creates Evacuations for its pods, wave by wave.\n - `\"Idle\"` announces a maintenance. Nodes and pods are not changed.",
 							Type:        []string{"string"},
 							Format:      "",
 							Enum:        []interface{}{"Complete", "Cordon", "Drain", "Idle"},
@@ -1498,7 +1498,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewMaintenance(ref common.Referenc
 					},
 					"nodeCount": {
 						SchemaProps: spec.SchemaProps{
-							Description: "nodeCount is how many of the nodes it selects, too.",
+							Description: "nodeCount is the number of nodes that both maintenances select.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -1506,7 +1506,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewMaintenance(ref common.Referenc
 					},
 					"nodesFastForwarded": {
 						SchemaProps: spec.SchemaProps{
-							Description: "nodesFastForwarded is on how many of these nodes it has come further than the plan of the previewed maintenance would, so that the drain of these goes on from there.",
+							Description: "nodesFastForwarded is the number of these nodes on which the other maintenance is already at a later wave than the previewed maintenance would be. The drain of these nodes continues from there.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -1542,14 +1542,14 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewNode(ref common.ReferenceCallba
 					},
 					"refused": {
 						SchemaProps: spec.SchemaProps{
-							Description: "refused says that the user of spec.requestedBy may not delete the node, so that it is neither cordoned nor drained.",
+							Description: "refused is true if the user in spec.requestedBy is not allowed to delete the node, which is therefore neither cordoned nor drained.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"podCount": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podCount is how many pods have to leave the node; 0 if it is refused.",
+							Description: "podCount is the number of pods that have to leave the node. 0 if the node is refused.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -1557,14 +1557,14 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewNode(ref common.ReferenceCallba
 					},
 					"podsKept": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsKept is how many pods are left running on the node on purpose.",
+							Description: "podsKept is the number of pods that are kept running on the node on purpose.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "message is the drainMessage that the node's status would have first in stage Drain: it names other maintenances that hold the drain of the node back or have taken it further. In stage Drain it is that of now.",
+							Description: "message is the first drainMessage that the node's status would have in stage Drain, or its current one in stage Drain. It names other maintenances that delay the drain of the node or have already advanced it.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1598,7 +1598,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewPod(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "evacuatorClasses are who takes the pod away: its evacuators in the order of their turns and, for a pod of type Default, eviction at last. It is empty if nothing is able to.",
+							Description: "evacuatorClasses are the classes that may remove the pod, in the order in which they become active: its evacuators and, for a pod of type Default, eviction as the last one. It is empty if no evacuator is able to remove the pod.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1617,7 +1617,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewPod(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "blockers are the reasons of all blockers that the pod is among, the worst first.",
+							Description: "blockers are the reasons of all blockers that affect the pod, the worst first.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1631,7 +1631,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewPod(ref common.ReferenceCallbac
 					},
 					"terminating": {
 						SchemaProps: spec.SchemaProps{
-							Description: "terminating says that the pod has been told to stop already.",
+							Description: "terminating is true if the pod is already terminating.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -1647,7 +1647,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewPodReference(ref common.Referen
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PreviewPodReference names a pod and where it is.",
+				Description: "PreviewPodReference identifies a pod and its node.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"namespace": {
@@ -1668,7 +1668,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewPodReference(ref common.Referen
 					},
 					"node": {
 						SchemaProps: spec.SchemaProps{
-							Description: "node is where the pod runs.",
+							Description: "node is the name of the node that the pod runs on.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -1685,12 +1685,12 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewPodsKept(ref common.ReferenceCa
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PreviewPodsKept is pods that are left running for the same reason.",
+				Description: "PreviewPodsKept lists pods that are kept running for the same reason.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "reason says in words why: \"DaemonSet pod\", \"DaemonSet pod that tolerates the drain taint\" or \"static pod\".",
+							Description: "reason describes for people why the pods are kept: \"DaemonSet pod\", \"DaemonSet pod that tolerates the drain taint\" or \"static pod\".",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -1698,7 +1698,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewPodsKept(ref common.ReferenceCa
 					},
 					"podCount": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podCount is how many pods it is.",
+							Description: "podCount is the number of pods.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -1711,7 +1711,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewPodsKept(ref common.ReferenceCa
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "pods are these pods, by namespace, name and node. At most 50.",
+							Description: "pods are these pods, with namespace, name and node. At most 50.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1724,7 +1724,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewPodsKept(ref common.ReferenceCa
 					},
 					"podsOmitted": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsOmitted is how many pods there are beyond those listed.",
+							Description: "podsOmitted is the number of pods that are not listed.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -1742,12 +1742,12 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewWave(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PreviewWave is an entry of the drain plan with the pods that it is the first to cover.",
+				Description: "PreviewWave is an entry of the drain plan with the pods that it covers and no earlier entry does.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"index": {
 						SchemaProps: spec.SchemaProps{
-							Description: "index is the place of the entry in spec.drainPlan, from 0.",
+							Description: "index is the index of the entry in spec.drainPlan, starting at 0.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -1755,7 +1755,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewWave(ref common.ReferenceCallba
 					},
 					"podType": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podType is the type of the pods.\n\nPossible enum values:\n - `\"DaemonSet\"` is a pod whose controller is a DaemonSet.\n - `\"Default\"` is every pod that is neither a DaemonSet pod nor a static pod.\n - `\"Static\"` is a static pod, seen through its mirror pod.",
+							Description: "podType is the type of the pods.\n\nPossible enum values:\n - `\"DaemonSet\"` is a pod whose controller is a DaemonSet.\n - `\"Default\"` is every pod that is neither a DaemonSet pod nor a static pod.\n - `\"Static\"` is a static pod, which the API shows as a mirror pod.",
 							Type:        []string{"string"},
 							Format:      "",
 							Enum:        []interface{}{"DaemonSet", "Default", "Static"},
@@ -1771,13 +1771,13 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewWave(ref common.ReferenceCallba
 					},
 					"podSelector": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podSelector is what else the entry asks of a pod.",
+							Description: "podSelector is the pod selector of the entry. If unset, the entry covers all pods of the type.",
 							Ref:         ref(metav1.LabelSelector{}.OpenAPIModelName()),
 						},
 					},
 					"podCount": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podCount is how many pods the wave waits for.",
+							Description: "podCount is the number of pods that the wave waits for.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -1785,7 +1785,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewWave(ref common.ReferenceCallba
 					},
 					"podsAsked": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsAsked is how many of them are asked to leave at once: in stage Drain now, before that as soon as the maintenance drains and all its nodes are cordoned. Without other maintenances these are the pods of the first wave. A maintenance on the same nodes that has come less far makes it less; one that has come further makes it more, in later waves, too.",
+							Description: "podsAsked is the number of these pods that are asked to leave at the same time: in stage Drain now, before that as soon as the maintenance is in stage Drain and all its nodes are cordoned. Without other maintenances these are the pods of the first wave. Another maintenance on the same nodes lowers the number if it is at an earlier wave, and raises it, in later waves too, if it is at a later one.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -1793,14 +1793,14 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewWave(ref common.ReferenceCallba
 					},
 					"podsTerminating": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsTerminating is how many of them have been told to stop already.",
+							Description: "podsTerminating is the number of these pods that are already terminating.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"nodeCount": {
 						SchemaProps: spec.SchemaProps{
-							Description: "nodeCount is how many nodes they are on.",
+							Description: "nodeCount is the number of nodes that these pods run on.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -1813,7 +1813,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewWave(ref common.ReferenceCallba
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "evacuators counts the pods by who has the first turn; the class eviction.maintenance.haulout.dev stands for the Eviction API. The most pods come first. At most 50.",
+							Description: "evacuators counts the pods by the class that becomes active first. The class eviction.maintenance.haulout.dev means the Eviction API. Sorted by the number of pods, the highest first. At most 50.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1831,7 +1831,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewWave(ref common.ReferenceCallba
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "nodes has the pods by node and namespace, each in the order of their names. At most 1000 pods of a wave and 5000 of all waves.",
+							Description: "nodes lists the pods by node and namespace, each sorted by name. At most 1000 pods of one wave and 5000 of all waves.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1844,7 +1844,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewWave(ref common.ReferenceCallba
 					},
 					"podsOmitted": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsOmitted is how many pods the wave has beyond those listed.",
+							Description: "podsOmitted is the number of pods of the wave that are not listed.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -1862,7 +1862,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewWaveNamespace(ref common.Refere
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PreviewWaveNamespace is the pods of a wave on a node in a namespace.",
+				Description: "PreviewWaveNamespace lists the pods of a wave on one node in one namespace.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"name": {
@@ -1880,7 +1880,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewWaveNamespace(ref common.Refere
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "pods of the namespace.",
+							Description: "pods are the pods in the namespace.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1904,7 +1904,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewWaveNode(ref common.ReferenceCa
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PreviewWaveNode is the pods of a wave on a node.",
+				Description: "PreviewWaveNode lists the pods of a wave on one node.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"name": {
@@ -1917,7 +1917,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewWaveNode(ref common.ReferenceCa
 					},
 					"podCount": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podCount is how many pods of the wave are on the node.",
+							Description: "podCount is the number of pods of the wave on the node.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -1930,7 +1930,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewWaveNode(ref common.ReferenceCa
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "namespaces has these pods by namespace.",
+							Description: "namespaces lists these pods by namespace.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1954,12 +1954,12 @@ func schema_pkg_apis_maintenance_v1alpha1_StageStatus(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "StageStatus says when a stage was entered.",
+				Description: "StageStatus records when a stage was entered.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Description: "name is the stage.\n\nPossible enum values:\n - `\"Complete\"` withdraws the Evacuations that are still open and makes the nodes schedulable again, unless another maintenance still holds them.\n - `\"Cordon\"` makes every selected node unschedulable.\n - `\"Drain\"` makes every selected node unschedulable and asks its pods to leave, wave by wave, with Evacuations.\n - `\"Idle\"` announces a maintenance; no node and no pod is touched.",
+							Description: "name is the stage.\n\nPossible enum values:\n - `\"Complete\"` withdraws the remaining Evacuations and makes the nodes schedulable again, unless another maintenance still holds them.\n - `\"Cordon\"` makes every selected node unschedulable.\n - `\"Drain\"` makes every selected node unschedulable and creates Evacuations for its pods, wave by wave.\n - `\"Idle\"` announces a maintenance. Nodes and pods are not changed.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",

@@ -55,8 +55,8 @@ const (
 	askAgainAfter = time.Second
 )
 
-// ErrAsking is the error of an Answer before the authorizer has responded for the first time. The
-// callback of the Cache is called when it has.
+// ErrAsking is the error of an Answer before the authorizer has responded for the first time.
+// Subscribers of the Cache are called when it has.
 var ErrAsking = errors.New("the authorizer has not answered yet")
 
 // errTimeout is the error of a question without a response.
@@ -82,15 +82,13 @@ type CacheConfig struct {
 	EveryByName bool
 	// Clock is the clock for the expiry of answers.
 	Clock clock.WithTicker
-	// Answered is called with the name of each node for which Ask had no valid answer, once there
-	// is one or the question has failed for the first time. It must not block. It may be nil.
-	Answered func(node string)
 }
 
 // Cache caches which users may delete which nodes. It asks in the background: no caller waits for
 // the authorizer. It is safe for concurrent use.
 type Cache struct {
-	config CacheConfig
+	config      CacheConfig
+	subscribers []func(node string)
 
 	mu    sync.Mutex
 	users map[string]*userAnswers
@@ -135,10 +133,14 @@ type question struct {
 // NewCache returns a Cache. Run renews its answers; without Run they expire and are requested
 // again.
 func NewCache(config CacheConfig) *Cache {
-	if config.Answered == nil {
-		config.Answered = func(string) {}
-	}
 	return &Cache{config: config, users: map[string]*userAnswers{}}
+}
+
+// Subscribe has answered called with the name of each node for which Ask had no valid answer, once
+// there is one or the question has failed for the first time. It must not block. All
+// calls of Subscribe come before the first of Ask.
+func (c *Cache) Subscribe(answered func(node string)) {
+	c.subscribers = append(c.subscribers, answered)
 }
 
 // Ask returns, by name, whether the user may delete each of the nodes, as far as that is known now.
@@ -272,7 +274,9 @@ func (c *Cache) work(ctx context.Context) {
 		timedOut := asking.Err() != nil
 		cancel()
 		for _, node := range c.finish(q, allowed, err, timedOut) {
-			c.config.Answered(node)
+			for _, answered := range c.subscribers {
+				answered(node)
+			}
 		}
 	}
 }

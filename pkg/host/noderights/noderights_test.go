@@ -313,11 +313,12 @@ func TestNodesAreToldOf(t *testing.T) {
 		h.fails["*"] = errDown
 		var mu sync.Mutex
 		told := map[string]int{}
-		c := NewCache(CacheConfig{Authorizer: h, Clock: clock.RealClock{}, Answered: func(node string) {
+		c := NewCache(CacheConfig{Authorizer: h, Clock: clock.RealClock{}})
+		c.Subscribe(func(node string) {
 			mu.Lock()
 			defer mu.Unlock()
 			told[node]++
-		}})
+		})
 		expect := func(what string, want int) {
 			t.Helper()
 			settled(t, c, h, bob, []*corev1.Node{node("a")})

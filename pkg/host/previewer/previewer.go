@@ -107,7 +107,7 @@ func NotDone(informer informers.NodeMaintenanceInformer) func(context.Context) (
 		if err != nil {
 			return nil, err
 		}
-		return slices.DeleteFunc(all, forecast.IsOver), nil
+		return slices.DeleteFunc(all, maintenancev1alpha1.IsEnding), nil
 	}
 }
 
@@ -157,7 +157,7 @@ func (p *Previewer) work(ctx context.Context, nm *maintenancev1alpha1.NodeMainte
 	if n := s.Subject.Ignored; n > 0 {
 		warning.AddWarning(ctx, "", fmt.Sprintf("spec.newNodes: matching nodes that are ignored because they were created later: %d", n))
 	}
-	if !forecast.IsOver(nm) {
+	if !maintenancev1alpha1.IsEnding(nm) {
 		if err := p.authorize(ctx, s); err != nil {
 			return nil, err
 		}
@@ -189,7 +189,7 @@ func (p *Previewer) choose(ctx context.Context, s *forecast.Situation, nm *maint
 	}
 	var candidates []forecast.Member
 	for _, other := range all {
-		if other.Name == nm.Name || forecast.IsOver(other) {
+		if other.Name == nm.Name || maintenancev1alpha1.IsEnding(other) {
 			continue
 		}
 		m, err := member(ctx, other, nodes)
@@ -199,11 +199,11 @@ func (p *Previewer) choose(ctx context.Context, s *forecast.Situation, nm *maint
 		if touches(m) {
 			s.Sharing = append(s.Sharing, m)
 		}
-		if forecast.IsDraining(other) {
+		if maintenancev1alpha1.IsDraining(other) {
 			candidates = append(candidates, m)
 		}
 	}
-	if forecast.IsOver(nm) {
+	if maintenancev1alpha1.IsEnding(nm) {
 		return nil
 	}
 	for {

@@ -35,13 +35,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/apiserver/pkg/admission"
-	"k8s.io/apiserver/pkg/authentication/user"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/client-go/tools/cache"
 	testclock "k8s.io/utils/clock/testing"
 
-	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -395,58 +391,5 @@ func TestOwnersThatWantNoSurgeAreReadOnce(t *testing.T) {
 	now.Step(optedOutTTL + time.Millisecond)
 	if got := ask(); len(got) != 1 || got[0].EvacuatorClass != "deployment.apps.k8s.io" {
 		t.Errorf("half a second after the Deployment has changed its mind got %v", got)
-	}
-}
-
-func TestPodsThatOurControllersKnow(t *testing.T) {
-	known := newPod(func(p *corev1.Pod) {
-		p.Labels = map[string]string{"app": "known"}
-		p.Annotations = map[string]string{annotationPrefix + "a.example.com": "20000"}
-	})
-	for name, tc := range map[string]struct {
-		user     user.Info
-		known    *corev1.Pod
-		wantRead bool
-		wantApp  string
-	}{
-		"are not read again when the server asks": {server, known, false, "known"},
-		"are read when another user asks":         {ann, known, true, "web"},
-		"are read when another one has come under the name": {
-			user:     server,
-			known:    newPod(func(p *corev1.Pod) { p.UID = "another" }),
-			wantRead: true,
-			wantApp:  "web",
-		},
-		"are read when they are not known yet": {server, nil, true, "web"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, nil, []string{deletePod}, newPod())
-			indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-			if tc.known != nil {
-				if err := indexer.Add(tc.known); err != nil {
-					t.Fatal(err)
-				}
-			}
-			pods := &initializer.KnownPods{}
-			pods.Set(corelisters.NewPodLister(indexer))
-			f.SetKnownPods(pods)
-			ask := func() (app string, read bool, evacuators []maintenance.Evacuator) {
-				t.Helper()
-				f.client.ClearActions()
-				evacuation := newEvacuation()
-				if _, err := f.admit(request{user: tc.user, object: evacuation}); err != nil {
-					t.Fatal(err)
-				}
-				return evacuation.Labels["app"], len(f.client.Actions()) > 0, evacuation.Spec.Evacuators
-			}
-			app, read, named := ask()
-			if app != tc.wantApp || read != tc.wantRead || (len(named) == 1) == read {
-				t.Errorf("got the label %q, read %t, evacuators %v", app, read, named)
-			}
-			pods.Set(nil)
-			if app, read, _ := ask(); app != "web" || !read {
-				t.Errorf("after the controllers have ended got the label %q, read %t", app, read)
-			}
-		})
 	}
 }

@@ -34,7 +34,6 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
 
-	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/identity"
@@ -122,7 +121,6 @@ func newFixture(t *testing.T, builtIn []string, allowed []string, objects ...run
 	plugin.SetUnconditionalAuthorizer(f.authz)
 	plugin.SetServerIdentity(self)
 	plugin.SetEventRecorder(&events.FakeRecorder{Events: f.events})
-	plugin.SetKnownPods(&initializer.KnownPods{})
 	if err := plugin.ValidateInitialization(); err != nil {
 		t.Fatal(err)
 	}

@@ -64,9 +64,6 @@ type Plugin struct {
 	rights   *rights
 	identity *identity.Server
 	recorder events.EventRecorder
-	// known is the pod cache of the server's own controllers. They read the pods of their requests
-	// from there, and a wave has thousands.
-	known *initializer.KnownPods
 }
 
 var (
@@ -76,7 +73,6 @@ var (
 	_ genericinitializer.WantsUnconditionalAuthorizer = &Plugin{}
 	_ initializer.WantsServerIdentity                 = &Plugin{}
 	_ initializer.WantsEventRecorder                  = &Plugin{}
-	_ initializer.WantsKnownPods                      = &Plugin{}
 )
 
 // Register adds the plugin to those that can be enabled. builtIn is called when the plugin is
@@ -126,11 +122,6 @@ func (p *Plugin) SetEventRecorder(recorder events.EventRecorder) {
 	p.recorder = recorder
 }
 
-// SetKnownPods sets the pod cache of the server's own controllers.
-func (p *Plugin) SetKnownPods(known *initializer.KnownPods) {
-	p.known = known
-}
-
 // ValidateInitialization returns an error that names the missing dependencies.
 func (p *Plugin) ValidateInitialization() error {
 	var missing []error
@@ -139,7 +130,6 @@ func (p *Plugin) ValidateInitialization() error {
 		"authorizer":                 p.rights == nil,
 		"server identity":            p.identity == nil,
 		"event recorder":             p.recorder == nil,
-		"cache of pods":              p.known == nil,
 	} {
 		if isMissing {
 			missing = append(missing, fmt.Errorf("%s needs a %s", PluginName, what))
@@ -167,15 +157,9 @@ func (p *Plugin) Admit(ctx context.Context, attrs admission.Attributes, _ admiss
 	if err := p.mayDeletePod(ctx, attrs, podRef.Name); err != nil {
 		return err
 	}
-	var pod *corev1.Pod
-	if p.identity.Is(attrs.GetUserInfo()) {
-		pod = p.known.Get(attrs.GetNamespace(), podRef.Name, podRef.UID)
-	}
-	if pod == nil {
-		var err error
-		if pod, err = p.getReferredPod(ctx, attrs.GetNamespace(), evacuation); err != nil {
-			return err
-		}
+	pod, err := p.getReferredPod(ctx, attrs.GetNamespace(), evacuation)
+	if err != nil {
+		return err
 	}
 	if err := ownLabels(evacuation, copyLabels(ctx, evacuation, pod)); err != nil {
 		return apierrors.NewInternalError(err)

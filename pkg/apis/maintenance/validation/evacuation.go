@@ -124,7 +124,7 @@ func WarnEvacuation(evacuation *maintenance.Evacuation) []string {
 	if deadline == nil || *deadline >= shortProgressDeadlineSeconds {
 		return nil
 	}
-	return []string{fmt.Sprintf("spec.progressDeadlineSeconds: an evacuator without a heartbeat for %d s is replaced by the next one; most evacuators report less often", *deadline)}
+	return []string{fmt.Sprintf("spec.progressDeadlineSeconds: an evacuator without a heartbeat for %d s is replaced; most report less often", *deadline)}
 }
 
 // ValidateEvacuationUpdate checks an update of an Evacuation outside of its status.

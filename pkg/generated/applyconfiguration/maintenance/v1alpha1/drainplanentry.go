@@ -26,14 +26,14 @@ import (
 // DrainPlanEntryApplyConfiguration represents a declarative configuration of the DrainPlanEntry type for use
 // with apply.
 //
-// DrainPlanEntry is one wave of a drain: the pods of a type, up to a priority, that match a
+// DrainPlanEntry is one wave of a drain: the pods of one type, up to a priority, that match a
 // selector.
 type DrainPlanEntryApplyConfiguration struct {
-	// podSelector narrows the entry to pods with matching labels, so that some pods of a priority
-	// can leave before the others. Absent means all pods of the type.
+	// podSelector restricts the entry to pods with matching labels, so that some pods of a priority
+	// can leave before the others. If unset, the entry covers all pods of the type.
 	PodSelector *v1.LabelSelectorApplyConfiguration `json:"podSelector,omitempty"`
-	// podPriority is the highest spec.priority of a pod that the entry covers; a pod without one
-	// counts as 0.
+	// podPriority is the highest spec.priority of a pod that the entry covers. A pod without a
+	// priority counts as 0.
 	PodPriority *int32 `json:"podPriority,omitempty"`
 	// podType is the type of the pods: Default, DaemonSet or Static. The default is Default.
 	PodType *maintenancev1alpha1.PodType `json:"podType,omitempty"`

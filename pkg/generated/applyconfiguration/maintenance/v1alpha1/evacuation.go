@@ -30,17 +30,17 @@ import (
 // EvacuationApplyConfiguration represents a declarative configuration of the Evacuation type for use
 // with apply.
 //
-// Evacuation asks one pod to leave its node: the contract between those who ask (instigators, one
-// finalizer each), those who can do it gracefully (evacuators) and the eviction that follows when
-// no evacuator is left (KEP-4212, "Drain").
+// Evacuation requests that one pod leaves its node. It is the contract between instigators, who
+// request it (one finalizer each), evacuators, who can remove the pod gracefully, and the eviction
+// that follows when no evacuator is left (KEP-4212, "Drain").
 type EvacuationApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration `json:""`
 	// metadata is the standard object metadata. The name is "<pod UID>-<pod name>"; it may be left
 	// out on creation.
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
-	// spec says which pod leaves and who may help. Immutable once created.
+	// spec defines which pod leaves and which evacuators may remove it. Immutable.
 	Spec *EvacuationSpecApplyConfiguration `json:"spec,omitempty"`
-	// status is how far the evacuation is.
+	// status is the progress of the evacuation.
 	Status *EvacuationStatusApplyConfiguration `json:"status,omitempty"`
 }
 

@@ -21,16 +21,17 @@ package v1alpha1
 // EvacuationSpecApplyConfiguration represents a declarative configuration of the EvacuationSpec type for use
 // with apply.
 //
-// EvacuationSpec is the request. It is immutable as a whole.
+// EvacuationSpec is the request. All of it is immutable.
 type EvacuationSpecApplyConfiguration struct {
-	// podRef identifies the pod that is to leave. It must exist when the Evacuation is created.
+	// podRef identifies the pod that has to leave. The pod must exist when the Evacuation is
+	// created.
 	PodRef *PodReferenceApplyConfiguration `json:"podRef,omitempty"`
-	// progressDeadlineSeconds is how long the active evacuator may be silent before the next one
-	// takes over, in seconds. 1 to 86400; the default is 1800.
+	// progressDeadlineSeconds is the time in seconds that the active evacuator may go without a
+	// heartbeat before the next one becomes active. From 1 to 86400; the default is 1800.
 	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`
-	// evacuators are those who may take the pod off its node, highest priority first. On creation
-	// the server adds those that the pod's annotations name and those that are built in for its
-	// owner. At most 16.
+	// evacuators are the evacuators that may remove the pod from its node. The one with the highest
+	// priority becomes active first. On creation the server adds the evacuators that the pod's
+	// annotations name and the built-in evacuator of the pod's owner. At most 16.
 	Evacuators []EvacuatorApplyConfiguration `json:"evacuators,omitempty"`
 	// nodeName is the node that the pod ran on when the Evacuation was created. Set by the server.
 	NodeName *string `json:"nodeName,omitempty"`

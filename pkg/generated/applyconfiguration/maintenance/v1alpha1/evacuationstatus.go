@@ -27,34 +27,35 @@ import (
 // EvacuationStatusApplyConfiguration represents a declarative configuration of the EvacuationStatus type for use
 // with apply.
 //
-// EvacuationStatus is how far an evacuation is.
+// EvacuationStatus is the progress of an evacuation.
 type EvacuationStatusApplyConfiguration struct {
-	// activeEvacuatorClass is the evacuator whose turn it is, or eviction.maintenance.haulout.dev
-	// once all are spent. Written by the Haulout server; it starts at the highest priority and only
-	// moves down.
+	// activeEvacuatorClass is the class of the active evacuator, or
+	// eviction.maintenance.haulout.dev once no evacuator is left. It starts at the highest priority
+	// and only moves down. Written by the Haulout server.
 	ActiveEvacuatorClass *string `json:"activeEvacuatorClass,omitempty"`
-	// activeEvacuatorCompleted is set by the active evacuator when it has done all it can. If the
-	// pod still exists the next one takes over.
+	// activeEvacuatorCompleted is true when the active evacuator has done all it can. If the pod
+	// still exists, the next evacuator becomes active. Written by the active evacuator.
 	ActiveEvacuatorCompleted *bool `json:"activeEvacuatorCompleted,omitempty"`
-	// evacuationProgressTimestamp is when the active evacuator last reported; unset until it has.
-	// Stamped by the server.
+	// evacuationProgressTimestamp is the time of the last heartbeat of the active evacuator. Unset
+	// before its first one. Set by the server.
 	EvacuationProgressTimestamp *v1.Time `json:"evacuationProgressTimestamp,omitempty"`
-	// expectedEvacuationFinishTime is when the active evacuator expects the pod to be gone. Written
-	// by the active evacuator.
+	// expectedEvacuationFinishTime is the time at which the active evacuator expects the pod to be
+	// gone. Written by the active evacuator.
 	ExpectedEvacuationFinishTime *v1.Time `json:"expectedEvacuationFinishTime,omitempty"`
-	// evacuationCancellationPolicy is Forbid while the active evacuator cannot stop any more. The
-	// default is Allow. Written by the active evacuator; it falls back to Allow when the next one
-	// takes over.
+	// evacuationCancellationPolicy is Forbid while the active evacuator can no longer stop. The
+	// default is Allow. Written by the active evacuator; the server resets it to Allow when the
+	// next evacuator becomes active.
 	EvacuationCancellationPolicy *maintenancev1alpha1.EvacuationCancellationPolicy `json:"evacuationCancellationPolicy,omitempty"`
-	// failedEvictionCounter counts the calls of the eviction API that were refused because of a
-	// budget. It never falls.
+	// failedEvictionCounter counts the calls of the Eviction API that were refused because of a
+	// budget. It never decreases. Written by the Haulout server.
 	FailedEvictionCounter *int32 `json:"failedEvictionCounter,omitempty"`
-	// message is for people: what happens to the pod. No program reads it. At most 1024 bytes.
+	// message describes for people what happens to the pod. Programs do not read it. At most 1024
+	// bytes.
 	Message *string `json:"message,omitempty"`
-	// conditions are Complete and Blocked.
+	// conditions are the conditions Complete and Blocked. Written by the Haulout server.
 	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
-	// activeEvacuatorSince is when the active evacuator got its turn. Written by the Haulout server
-	// alone.
+	// activeEvacuatorSince is the time at which the active evacuator became active. Written by the
+	// Haulout server.
 	ActiveEvacuatorSince *v1.Time `json:"activeEvacuatorSince,omitempty"`
 }
 

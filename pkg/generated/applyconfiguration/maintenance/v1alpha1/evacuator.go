@@ -25,15 +25,16 @@ import (
 // EvacuatorApplyConfiguration represents a declarative configuration of the Evacuator type for use
 // with apply.
 //
-// Evacuator is somebody who may take a pod off its node.
+// Evacuator is a component that may remove a pod from its node.
 type EvacuatorApplyConfiguration struct {
 	// evacuatorClass names the evacuator: a DNS subdomain of at most 54 characters.
 	EvacuatorClass *string `json:"evacuatorClass,omitempty"`
-	// priority decides who acts first, the highest first. 0 to 100000; 10000 is the pod's
-	// controller, 9900 to 10099 are kept for classes that share its parent domain.
+	// priority defines the order in which evacuators become active, the highest first. From 0 to
+	// 100000. 10000 is reserved for the pod's controller, and 9900 to 10099 for classes that share
+	// its parent domain.
 	Priority *int32 `json:"priority,omitempty"`
-	// role is "controller" for the evacuator of the pod's controller (priority 10000) and empty for
-	// others.
+	// role is "controller" for the evacuator of the pod's controller, whose priority is 10000. It
+	// is empty for all other evacuators.
 	Role *maintenancev1alpha1.EvacuatorRole `json:"role,omitempty"`
 }
 

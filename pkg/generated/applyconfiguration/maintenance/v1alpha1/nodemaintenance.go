@@ -30,16 +30,16 @@ import (
 // NodeMaintenanceApplyConfiguration represents a declarative configuration of the NodeMaintenance type for use
 // with apply.
 //
-// NodeMaintenance takes a set of nodes out of service and puts them back (KEP-4212,
+// NodeMaintenance takes a set of nodes out of service and returns them to service (KEP-4212,
 // "NodeMaintenance API").
 type NodeMaintenanceApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration `json:""`
 	// metadata is the standard object metadata.
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
-	// spec says which nodes are under maintenance, how far it has been ordered, and in which order
-	// their pods leave.
+	// spec defines which nodes are under maintenance, the stage to reach, and the order in which
+	// the pods leave.
 	Spec *NodeMaintenanceSpecApplyConfiguration `json:"spec,omitempty"`
-	// status is what has been done. Only the Haulout server writes it.
+	// status is the observed state. Written by the Haulout server.
 	Status *NodeMaintenanceStatusApplyConfiguration `json:"status,omitempty"`
 }
 

@@ -25,28 +25,28 @@ package v1alpha1
 type NodeMaintenanceNodeStatusApplyConfiguration struct {
 	// nodeRef identifies the node.
 	NodeRef *NodeReferenceApplyConfiguration `json:"nodeRef,omitempty"`
-	// drainTargets are the pods of the node that are asked to leave now: one entry for each pod
-	// type and selector, with the highest priority reached. They belong to the node, not to the
-	// maintenance: all maintenances that drain the node show the same. They never cover less than
-	// before while the node is held.
+	// drainTargets select the pods of the node that are asked to leave now: one entry for each pod
+	// type and selector, with the highest priority reached. They are a property of the node: all
+	// maintenances that drain the node have the same targets. While a maintenance holds the node,
+	// the targets never cover fewer pods than before.
 	DrainTargets []DrainPlanEntryApplyConfiguration `json:"drainTargets,omitempty"`
-	// drainMessage says what the drain of this node does or waits for. At most 128 bytes.
+	// drainMessage describes what the drain of this node does or waits for. At most 128 bytes.
 	DrainMessage *string `json:"drainMessage,omitempty"`
-	// podsPendingEvacuation counts the pods of the node that the plan covers and that have no
+	// podsPendingEvacuation is the number of pods on the node that the plan covers and that have no
 	// Evacuation yet.
 	PodsPendingEvacuation *int32 `json:"podsPendingEvacuation,omitempty"`
-	// podsEvacuating counts the pods of the node that have an Evacuation.
+	// podsEvacuating is the number of pods on the node that have an Evacuation.
 	PodsEvacuating *int32 `json:"podsEvacuating,omitempty"`
-	// podsBlocked counts the pods that are asked to leave and cannot: their Evacuation has the
-	// condition Blocked, or no Evacuation could be created for them twice.
+	// podsBlocked is the number of pods that are asked to leave and cannot: their Evacuation has
+	// the condition Blocked, or the server failed twice to create their Evacuation.
 	PodsBlocked *int32 `json:"podsBlocked,omitempty"`
-	// podsKept counts the pods that are kept running on purpose: DaemonSet pods that would come
-	// straight back or whose budget stays closed, static pods of a node that has no agent, and pods
-	// of this server that came back.
+	// podsKept is the number of pods that are kept running on purpose: DaemonSet pods that would be
+	// recreated immediately or whose budget allows no disruption, static pods of a node without a
+	// node agent, and pods of this server that were recreated on the node.
 	PodsKept *int32 `json:"podsKept,omitempty"`
-	// podsPeak is the most pods that were pending and evacuating on the node at one time since the
-	// drain began. What is missing of it now has left, also when the Evacuations that tell of it
-	// are gone. 0 before the drain.
+	// podsPeak is the highest sum of podsPendingEvacuation and podsEvacuating since the drain of
+	// the node began. podsPeak minus the current sum is the number of pods that have left, even
+	// after their Evacuations were deleted. 0 before the drain.
 	PodsPeak *int32 `json:"podsPeak,omitempty"`
 }
 

@@ -27,37 +27,37 @@ import (
 // NodeMaintenanceSpecApplyConfiguration represents a declarative configuration of the NodeMaintenanceSpec type for use
 // with apply.
 //
-// NodeMaintenanceSpec is the wanted state of a NodeMaintenance.
+// NodeMaintenanceSpec is the desired state of a NodeMaintenance.
 type NodeMaintenanceSpecApplyConfiguration struct {
-	// nodeSelector selects the nodes under maintenance. At least one term is needed and no term may
-	// be empty. It may change in the stages Idle, Cordon and Drain: a node that no longer matches
-	// is released, a node that matches late joins, but for new nodes (see newNodes). At most 1,000
-	// requirements and 10,000 values in all.
+	// nodeSelector selects the nodes under maintenance. At least one term is required and no term
+	// may be empty. It can be changed in the stages Idle, Cordon and Drain: a node that no longer
+	// matches is released, and a node that starts to match joins, except for new nodes (see
+	// newNodes). At most 1,000 requirements and 10,000 values in total.
 	NodeSelector *v1.NodeSelector `json:"nodeSelector,omitempty"`
-	// stage is how far the maintenance is ordered to go: Idle, Cordon, Drain or Complete. A new
-	// object may start at any stage; later the stage only moves forward (Idle to any, Cordon to
-	// Drain or Complete, Drain to Complete). Deleting an object that is not Idle moves it to
+	// stage is the stage that the maintenance has to reach: Idle, Cordon, Drain or Complete. A new
+	// object can start at any stage; after that the stage only moves forward (Idle to any, Cordon
+	// to Drain or Complete, Drain to Complete). Deleting an object that is not Idle moves it to
 	// Complete. The default is Idle.
 	Stage *maintenancev1alpha1.NodeMaintenanceStage `json:"stage,omitempty"`
-	// drainPlan is the order in which pods are asked to leave in stage Drain, first entry first. An
-	// entry opens when the entries before it have left every selected node. Pod types stand in the
-	// order Default, DaemonSet, Static; priorities ascend within a type; at equal type and priority
-	// entries with a selector stand before the one without. Duplicates are refused. Twelve entries
-	// (the priorities 1000000000, 2000000000, 2000001000 and 2147483647 of each type) are added
-	// where they belong. At most 100 own entries. Immutable once created.
+	// drainPlan is the list of waves in which pods are asked to leave in stage Drain, first entry
+	// first. The wave of an entry opens when the pods of all earlier entries have left every
+	// selected node. The order of pod types is Default, DaemonSet, Static. Within a type,
+	// priorities ascend. With the same type and priority, entries with a selector come before the
+	// entry without one. Duplicates are refused. The server adds twelve entries (the priorities
+	// 1000000000, 2000000000, 2000001000 and 2147483647 of each type) in their places. At most 100
+	// other entries. Immutable.
 	DrainPlan []DrainPlanEntryApplyConfiguration `json:"drainPlan,omitempty"`
-	// reason tells people why: it is carried into the messages of Evacuations, node conditions and
-	// events. At most 1024 bytes.
+	// reason tells people why the nodes are under maintenance. The messages of Evacuations, node
+	// conditions and events repeat it. At most 1024 bytes.
 	Reason *string `json:"reason,omitempty"`
-	// requestedBy is the user of the last request that set or changed the nodeSelector or advanced
-	// the stage. Every node is authorized against this user before it is touched. It is set by the
-	// server; what a client sends is dropped.
+	// requestedBy is the user who last set or changed the nodeSelector or advanced the stage. The
+	// server changes a node only if this user is allowed to delete it. Set by the server; the value
+	// in a client's request is ignored.
 	RequestedBy *authenticationv1.UserInfo `json:"requestedBy,omitempty"`
-	// newNodes decides what becomes of a node that matches and was created after the maintenance
-	// left stage Idle: Ignore leaves it alone, Join takes it. Nodes that existed and are labelled
-	// later always join, and so does a node that the selector names by metadata.name or by the
-	// label kubernetes.io/hostname. It may change as long as nodeSelector may. The default is
-	// Ignore.
+	// newNodes defines whether a matching node that was created after the maintenance left stage
+	// Idle joins the maintenance: Ignore or Join. A node that existed before and starts to match
+	// always joins, and so does a node that the selector names by metadata.name or by the label
+	// kubernetes.io/hostname. It can be changed as long as nodeSelector can. The default is Ignore.
 	NewNodes *maintenancev1alpha1.NewNodesPolicy `json:"newNodes,omitempty"`
 }
 

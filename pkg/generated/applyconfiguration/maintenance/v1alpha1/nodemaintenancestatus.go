@@ -26,25 +26,26 @@ import (
 // NodeMaintenanceStatusApplyConfiguration represents a declarative configuration of the NodeMaintenanceStatus type for use
 // with apply.
 //
-// NodeMaintenanceStatus is the observed state of a NodeMaintenance. It is also the memory of the
-// drain: after a restart the server goes on from here.
+// NodeMaintenanceStatus is the observed state of a NodeMaintenance. It also stores the progress of
+// the drain: after a restart the server continues from here.
 type NodeMaintenanceStatusApplyConfiguration struct {
-	// observedGeneration is the metadata.generation that this status answers to.
+	// observedGeneration is the metadata.generation that this status reflects.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// stageStatuses lists the stages that were entered, in the order they were, written by the API
-	// server together with the stage itself.
+	// stageStatuses lists the stages that were entered, in order. The server adds an entry in the
+	// request that changes the stage.
 	StageStatuses []StageStatusApplyConfiguration `json:"stageStatuses,omitempty"`
-	// nodeStatuses has one entry for each selected node, ordered by name.
+	// nodeStatuses has one entry for each selected node, sorted by name.
 	NodeStatuses []NodeMaintenanceNodeStatusApplyConfiguration `json:"nodeStatuses,omitempty"`
 	// conditions are the conditions of the maintenance: Drained reports whether the nodes are empty
-	// of pods that the plan covers, Progressing whether the maintenance moves on.
+	// of pods that the plan covers, Progressing reports whether the maintenance makes progress.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
-	// lastProgressTimestamp is when something last moved in stage Drain: a pod left, a wave opened,
-	// an evacuator reported, or a pod was terminating within its grace period. Unset before stage
-	// Drain.
+	// lastProgressTimestamp is the time of the last progress in stage Drain: a pod left, a wave
+	// opened, an evacuator reported, or a pod was terminating within its grace period. Unset before
+	// stage Drain.
 	LastProgressTimestamp *metav1.Time `json:"lastProgressTimestamp,omitempty"`
-	// newestNodeTimestamp is the newest metadata.creationTimestamp of any node when the maintenance
-	// left stage Idle. Nodes that were created later are new to it, see spec.newNodes.
+	// newestNodeTimestamp is the metadata.creationTimestamp of the newest node in the cluster when
+	// the maintenance left stage Idle. Nodes that were created later are new nodes, see
+	// spec.newNodes.
 	NewestNodeTimestamp *metav1.Time `json:"newestNodeTimestamp,omitempty"`
 }
 

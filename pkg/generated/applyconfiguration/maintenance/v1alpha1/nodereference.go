@@ -25,11 +25,11 @@ import (
 // NodeReferenceApplyConfiguration represents a declarative configuration of the NodeReference type for use
 // with apply.
 //
-// NodeReference names one node, for its whole life.
+// NodeReference identifies one node.
 type NodeReferenceApplyConfiguration struct {
 	// name of the node.
 	Name *string `json:"name,omitempty"`
-	// uid of the node. A node that is deleted and created again under the same name is a new node.
+	// uid of the node. A node that is recreated with the same name is a different node.
 	UID *types.UID `json:"uid,omitempty"`
 }
 

@@ -25,11 +25,11 @@ import (
 // PodReferenceApplyConfiguration represents a declarative configuration of the PodReference type for use
 // with apply.
 //
-// PodReference names one pod, for its whole life, in the namespace of the Evacuation.
+// PodReference identifies one pod in the namespace of the Evacuation.
 type PodReferenceApplyConfiguration struct {
 	// name of the pod.
 	Name *string `json:"name,omitempty"`
-	// uid of the pod. A pod that is created again under the same name is another pod.
+	// uid of the pod. A pod that is recreated with the same name is a different pod.
 	UID *types.UID `json:"uid,omitempty"`
 }
 

@@ -26,7 +26,7 @@ import (
 // StageStatusApplyConfiguration represents a declarative configuration of the StageStatus type for use
 // with apply.
 //
-// StageStatus says when a stage was entered.
+// StageStatus records when a stage was entered.
 type StageStatusApplyConfiguration struct {
 	// name is the stage.
 	Name *maintenancev1alpha1.NodeMaintenanceStage `json:"name,omitempty"`

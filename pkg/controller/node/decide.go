@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-package nodemaintenance
+package node
 
 import (
 	"maps"
@@ -26,25 +26,25 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
-// nodeFacts is what the decision about a node depends on.
-type nodeFacts struct {
+// facts is what the decision about a node depends on.
+type facts struct {
 	node *corev1.Node
 	// cordon and taint are the maintenances of our storage that the node's annotations name.
 	// foreignCordon and foreignTaint report that the annotation is of another storage, or cannot be
 	// read: then what it is about is not ours.
-	cordon, taint               owners
+	cordon, taint               nodemarks.Owners
 	foreignCordon, foreignTaint bool
 	// holders are the maintenances that hold the node: in stage Cordon or Drain, and their
 	// requester may delete the node or could when they took it. Those whose end is not certain are
 	// among them.
-	holders owners
+	holders nodemarks.Owners
 	// undecided reports that a maintenance has left stage Idle and has not recorded yet which nodes
 	// are new to it, or that the authorizer has not answered yet whether it may hold the node.
 	undecided bool
-	// drains reports that a holder drains the node.
-	drains bool
 	// drainsDaemonSets reports that the stored targets of a holder include DaemonSet pods.
 	drainsDaemonSets bool
 	// added are the keys of the taints that the annotation records as added by us.
@@ -61,8 +61,8 @@ type nodeFacts struct {
 
 // released returns the maintenances that the annotations name and that do not hold the node any
 // more.
-func (f *nodeFacts) released() owners {
-	out := owners{}
+func (f *facts) released() nodemarks.Owners {
+	out := nodemarks.Owners{}
 	maps.Copy(out, f.cordon)
 	maps.Copy(out, f.taint)
 	maps.DeleteFunc(out, func(name string, _ types.UID) bool { _, holds := f.holders[name]; return holds })
@@ -74,12 +74,12 @@ type nodeChange struct {
 	// unschedulable is the wanted value, or nil to leave it.
 	unschedulable *bool
 	// cordon is the wanted annotation about the cordon if setCordon; an empty one is removed.
-	cordon    owners
+	cordon    nodemarks.Owners
 	setCordon bool
 	// taints are the wanted ones if setTaints; taint is the wanted annotation about ours if
 	// setTaint, an empty one is removed.
 	taints              []corev1.Taint
-	taint               owners
+	taint               nodemarks.Owners
 	added               []string
 	setTaints, setTaint bool
 	// cordonRestored and taintRestored report that someone else has undone our cordon, or removed
@@ -91,24 +91,24 @@ func (n nodeChange) empty() bool {
 	return n.unschedulable == nil && !n.setCordon && !n.setTaints && !n.setTaint
 }
 
-// decideNode returns what is to be written to a node: its cordon, its taints, and the annotations
+// decide returns what is to be written to a node: its cordon, its taints, and the annotations
 // that record whose they are. A cordon without our annotation is someone else's: it serves as ours
 // and is not lifted later.
-func decideNode(f nodeFacts) nodeChange {
-	var change nodeChange
-	change.decideCordon(f)
-	change.decideTaints(f)
-	return change
+func decide(f facts) nodeChange {
+	var n nodeChange
+	n.decideCordon(f)
+	n.decideTaints(f)
+	return n
 }
 
-func (n *nodeChange) decideCordon(f nodeFacts) {
+func (n *nodeChange) decideCordon(f facts) {
 	yes, no := true, false
 	switch {
 	case len(f.holders) > 0 && !f.node.Spec.Unschedulable && !f.mayWork:
 	case len(f.holders) > 0 && !f.node.Spec.Unschedulable:
 		n.unschedulable = &yes
 		n.cordon, n.setCordon = f.holders, f.foreignCordon || !maps.Equal(f.holders, f.cordon)
-		n.cordonRestored = containsAny(f.cordon, f.holders)
+		n.cordonRestored = f.cordon.HasAny(f.holders)
 	case len(f.holders) > 0:
 		// Either ours, whose annotation follows the holders, or someone else's.
 		n.cordon, n.setCordon = f.holders, len(f.cordon) > 0 && !maps.Equal(f.holders, f.cordon)
@@ -123,21 +123,21 @@ func (n *nodeChange) decideCordon(f nodeFacts) {
 	}
 }
 
-func (n *nodeChange) decideTaints(f nodeFacts) {
+func (n *nodeChange) decideTaints(f facts) {
 	wanted := wantedTaints(f)
 	if len(f.holders) > 0 && !f.mayWork {
 		wanted = f.added
 	}
 	taints := slices.Clone(f.node.Spec.Taints)
 	added := []string{}
-	for _, key := range ourTaints {
-		has, isOurs, wants := hasTaint(f.node, key), slices.Contains(f.added, key), slices.Contains(wanted, key)
+	for _, key := range nodestate.TaintKeys {
+		has, isOurs, wants := nodestate.HasTaint(f.node, key), slices.Contains(f.added, key), slices.Contains(wanted, key)
 		switch {
 		case wants && has && isOurs:
 			added = append(added, key)
 		case wants && !has && (f.mayWork || isOurs):
 			if f.mayWork {
-				taint := taintOf(key)
+				taint := nodestate.Taint(key)
 				taint.TimeAdded = &metav1.Time{Time: f.now}
 				taints = append(taints, taint)
 				n.setTaints = true
@@ -145,7 +145,7 @@ func (n *nodeChange) decideTaints(f nodeFacts) {
 			}
 			added = append(added, key)
 		case !wants && has && isOurs:
-			taints = slices.DeleteFunc(taints, func(taint corev1.Taint) bool { return isTaint(taint, key) })
+			taints = slices.DeleteFunc(taints, func(taint corev1.Taint) bool { return nodestate.IsTaint(taint, key) })
 			n.setTaints = true
 		}
 	}
@@ -160,50 +160,13 @@ func (n *nodeChange) decideTaints(f nodeFacts) {
 	}
 }
 
-// ourTaints are the keys of the taints that the server may add, in the order in which it adds them.
-var ourTaints = []string{maintenancev1alpha1.TaintHeld, maintenancev1alpha1.TaintDrain}
-
 // wantedTaints returns the keys of the taints that a node should have.
-func wantedTaints(f nodeFacts) []string {
+func wantedTaints(f facts) []string {
 	switch {
 	case len(f.holders) == 0:
 		return nil
 	case f.drainsDaemonSets:
-		return ourTaints
+		return nodestate.TaintKeys
 	}
-	return ourTaints[:1]
-}
-
-func taintOf(key string) corev1.Taint {
-	if key == maintenancev1alpha1.TaintHeld {
-		return corev1.Taint{Key: key, Effect: corev1.TaintEffectPreferNoSchedule}
-	}
-	return corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule}
-}
-
-func isTaint(taint corev1.Taint, key string) bool {
-	want := taintOf(key)
-	return taint.Key == want.Key && taint.Effect == want.Effect
-}
-
-func containsAny(o, others owners) bool {
-	for name, uid := range others {
-		if o[name] == uid {
-			return true
-		}
-	}
-	return false
-}
-
-func isOurTaint(taint corev1.Taint) bool {
-	return slices.ContainsFunc(ourTaints, func(key string) bool { return isTaint(taint, key) })
-}
-
-func hasTaint(node *corev1.Node, key string) bool {
-	return slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool { return isTaint(taint, key) })
-}
-
-// sameOurTaints reports whether two nodes have the same taints of ours.
-func sameOurTaints(a, b *corev1.Node) bool {
-	return !slices.ContainsFunc(ourTaints, func(key string) bool { return hasTaint(a, key) != hasTaint(b, key) })
+	return nodestate.TaintKeys[:1]
 }

@@ -14,7 +14,10 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-package nodemaintenance
+// Package selection keeps which NodeMaintenances select which nodes: an index that the controllers
+// of nodes and of maintenances share. It is made from the informers alone, but for one thing: since
+// when a node's labels have stopped matching. A restart makes such a node wait once more.
+package selection
 
 import (
 	"fmt"
@@ -28,21 +31,25 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/nodeselection"
 )
 
-// lingering is how long a node stays selected whose labels stop matching: a label that flaps must
+// Lingering is how long a node stays selected whose labels stop matching: a label that flaps must
 // not release a node with people at work on it.
-const lingering = 2 * time.Minute
+const Lingering = 2 * time.Minute
 
-// selection keeps which maintenance selects which nodes, so that an event of a node or pod finds
+// Selection keeps which maintenance selects which nodes, so that an event of a node or pod finds
 // its maintenances without matching every selector again. Nodes are matched outside its lock.
 // Maintenances that have given everything back select nothing.
-type selection struct {
+type Selection struct {
 	clock clock.PassiveClock
+	// subscribers are told of changes; synced are the handlers of this index.
+	subscribers []Subscriber
+	synced      []cache.InformerSynced
 
 	mu           sync.Mutex
 	nodes        map[string]*corev1.Node
@@ -110,17 +117,11 @@ func (e *selected) match(node *corev1.Node) match {
 	return match{selects: e.selector.Match(node), ignores: e.selector.Ignored(node)}
 }
 
-func newSelection(clock clock.PassiveClock) *selection {
-	return &selection{
-		clock: clock, nodes: map[string]*corev1.Node{}, maintenances: map[string]*selected{}, byNode: map[string]sets.Set[string]{},
-	}
-}
-
-// setMaintenance takes in what a maintenance selects. An object that is older than the known one
+// SetMaintenance takes in what a maintenance selects. An object that is older than the known one
 // changes nothing.
-func (s *selection) setMaintenance(nm *maintenancev1alpha1.NodeMaintenance) error {
-	if isDone(nm) {
-		s.removeMaintenance(nm.Name)
+func (s *Selection) SetMaintenance(nm *maintenancev1alpha1.NodeMaintenance) error {
+	if maintenancev1alpha1.IsDone(nm) {
+		s.RemoveMaintenance(nm.Name)
 		return nil
 	}
 	s.mu.Lock()
@@ -170,7 +171,7 @@ func newSelected(nm *maintenancev1alpha1.NodeMaintenance, old *selected, had map
 		return nil, fmt.Errorf("node selector: %w", err)
 	}
 	entry := &selected{
-		uid: nm.UID, generation: nm.Generation, newest: nm.Status.NewestNodeTimestamp, holding: isHolding(nm), source: nm.Spec.NodeSelector,
+		uid: nm.UID, generation: nm.Generation, newest: nm.Status.NewestNodeTimestamp, holding: maintenancev1alpha1.IsHolding(nm), source: nm.Spec.NodeSelector,
 		nodes: sets.New[string](), held: &names{set: sets.New[string]()}, inherited: map[string]types.UID{},
 		leaving: map[string]time.Time{}, ignored: sets.New[string](),
 	}
@@ -194,13 +195,14 @@ func newSelected(nm *maintenancev1alpha1.NodeMaintenance, old *selected, had map
 	return entry, nil
 }
 
-func (s *selection) removeMaintenance(name string) {
+// RemoveMaintenance forgets a maintenance.
+func (s *Selection) RemoveMaintenance(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.remove(name)
 }
 
-func (s *selection) remove(name string) {
+func (s *Selection) remove(name string) {
 	entry := s.maintenances[name]
 	if entry == nil {
 		return
@@ -211,9 +213,9 @@ func (s *selection) remove(name string) {
 	delete(s.maintenances, name)
 }
 
-// setNode takes in a node and returns the maintenances that selected or ignored it before or do so
+// SetNode takes in a node and returns the maintenances that selected or ignored it before or do so
 // now, and those for which it lingers from now on.
-func (s *selection) setNode(node *corev1.Node) (touched, leaving []string) {
+func (s *Selection) SetNode(node *corev1.Node) (touched, leaving []string) {
 	s.mu.Lock()
 	entries := make(map[string]*selected, len(s.maintenances))
 	for name, entry := range s.maintenances {
@@ -251,7 +253,7 @@ func (s *selection) setNode(node *corev1.Node) (touched, leaving []string) {
 
 // refreshNode takes in a newer state of a node in which nothing has changed that decides who
 // selects it.
-func (s *selection) refreshNode(node *corev1.Node) {
+func (s *Selection) refreshNode(node *corev1.Node) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.nodes[node.Name] != nil {
@@ -259,8 +261,8 @@ func (s *selection) refreshNode(node *corev1.Node) {
 	}
 }
 
-// removeNode forgets a node and returns the maintenances that selected it.
-func (s *selection) removeNode(name string) []string {
+// RemoveNode forgets a node and returns the maintenances that selected it.
+func (s *Selection) RemoveNode(name string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	touched := s.byNode[name].Clone()
@@ -286,7 +288,7 @@ func (s *selection) removeNode(name string) []string {
 }
 
 // set takes in what a selector says of a node, and reports whether the node lingers from now on.
-func (s *selection) set(name string, entry *selected, node *corev1.Node, m match) (lingers bool) {
+func (s *Selection) set(name string, entry *selected, node *corev1.Node, m match) (lingers bool) {
 	if m.ignores {
 		entry.ignored.Insert(node.Name)
 	} else {
@@ -304,7 +306,7 @@ func (s *selection) set(name string, entry *selected, node *corev1.Node, m match
 			since, lingers = s.clock.Now(), true
 			entry.leaving[node.Name] = since
 		}
-		if s.clock.Since(since) < lingering {
+		if s.clock.Since(since) < Lingering {
 			s.add(name, entry, node.Name)
 		} else {
 			s.drop(name, entry, node.Name)
@@ -315,7 +317,7 @@ func (s *selection) set(name string, entry *selected, node *corev1.Node, m match
 	return lingers
 }
 
-func (s *selection) add(name string, entry *selected, node string) {
+func (s *Selection) add(name string, entry *selected, node string) {
 	if entry.nodes.Has(node) {
 		return
 	}
@@ -327,7 +329,7 @@ func (s *selection) add(name string, entry *selected, node string) {
 	s.byNode[node].Insert(name)
 }
 
-func (s *selection) drop(name string, entry *selected, node string) {
+func (s *Selection) drop(name string, entry *selected, node string) {
 	delete(entry.inherited, node)
 	if entry.nodes.Has(node) {
 		entry.sorted = nil
@@ -338,7 +340,7 @@ func (s *selection) drop(name string, entry *selected, node string) {
 
 // expire lets the nodes of a maintenance go whose labels have not matched for long enough. It
 // returns them, and when the next one is due, 0 if none.
-func (s *selection) expire(name string) (gone []string, next time.Duration) {
+func (s *Selection) expire(name string) (gone []string, next time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	entry := s.maintenances[name]
@@ -346,7 +348,7 @@ func (s *selection) expire(name string) (gone []string, next time.Duration) {
 		return nil, 0
 	}
 	for node, since := range entry.leaving {
-		if wait := lingering - s.clock.Since(since); wait > 0 {
+		if wait := Lingering - s.clock.Since(since); wait > 0 {
 			if next == 0 || wait < next {
 				next = wait
 			}
@@ -361,8 +363,8 @@ func (s *selection) expire(name string) (gone []string, next time.Duration) {
 	return gone, next
 }
 
-// ignoredBy returns the nodes that match a maintenance and are too new for it, sorted.
-func (s *selection) ignoredBy(name string) []string {
+// IgnoredBy returns the nodes that match a maintenance and are too new for it, sorted.
+func (s *Selection) IgnoredBy(name string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if entry := s.maintenances[name]; entry != nil {
@@ -371,8 +373,8 @@ func (s *selection) ignoredBy(name string) []string {
 	return nil
 }
 
-// newestNode returns the newest creation time of all nodes, nil if there is none.
-func (s *selection) newestNode() *metav1.Time {
+// NewestNode returns the newest creation time of all nodes, nil if there is none.
+func (s *Selection) NewestNode() *metav1.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var newest *metav1.Time
@@ -384,8 +386,8 @@ func (s *selection) newestNode() *metav1.Time {
 	return newest
 }
 
-// count returns how many nodes a maintenance selects.
-func (s *selection) count(name string) int {
+// Count returns how many nodes a maintenance selects.
+func (s *Selection) Count(name string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if entry := s.maintenances[name]; entry != nil {
@@ -394,8 +396,8 @@ func (s *selection) count(name string) int {
 	return 0
 }
 
-// nodesOf returns the nodes that a maintenance selects, sorted by name.
-func (s *selection) nodesOf(name string) []*corev1.Node {
+// NodesOf returns the nodes that a maintenance selects, sorted by name.
+func (s *Selection) NodesOf(name string) []*corev1.Node {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	entry := s.maintenances[name]
@@ -412,8 +414,8 @@ func (s *selection) nodesOf(name string) []*corev1.Node {
 	return nodes
 }
 
-// neighbours returns the names of the maintenances that select one of the nodes, sorted.
-func (s *selection) neighbours(nodes []*corev1.Node) []string {
+// Neighbours returns the names of the maintenances that select one of the nodes, sorted.
+func (s *Selection) Neighbours(nodes []*corev1.Node) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	names := sets.New[string]()
@@ -425,8 +427,8 @@ func (s *selection) neighbours(nodes []*corev1.Node) []string {
 	return sets.List(names)
 }
 
-// maintenancesOn returns the names of the maintenances that select a node, sorted.
-func (s *selection) maintenancesOn(node string) []string {
+// MaintenancesOn returns the names of the maintenances that select a node, sorted.
+func (s *Selection) MaintenancesOn(node string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return sets.List(s.byNode[node])

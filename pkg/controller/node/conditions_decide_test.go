@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-package nodemaintenance
+package node
 
 import (
 	"fmt"
@@ -28,9 +28,26 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
 )
 
-const stageDrain = maintenancev1alpha1.NodeMaintenanceStageDrain
+const (
+	stageIdle   = maintenancev1alpha1.NodeMaintenanceStageIdle
+	stageCordon = maintenancev1alpha1.NodeMaintenanceStageCordon
+	stageDrain  = maintenancev1alpha1.NodeMaintenanceStageDrain
+
+	testStorage = "storage-1"
+)
+
+func newNode(name string, modify ...func(*corev1.Node)) *corev1.Node {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"pool": "blue"}}}
+	for _, m := range modify {
+		m(node)
+	}
+	return node
+}
+
+func cordoned(node *corev1.Node) { node.Spec.Unschedulable = true }
 
 var (
 	longAgo = metav1.NewTime(time.Date(2026, 11, 1, 8, 0, 0, 0, time.UTC))
@@ -70,7 +87,7 @@ func showing(conditions ...string) func(*corev1.Node) {
 // ago.
 func shownFor(holders ...holder) func(*corev1.Node) {
 	return func(node *corev1.Node) {
-		applyConditions(node, decideConditions(node, recordOf(node), holders, true, longAgo))
+		applyConditions(node, decideConditions(node, nodemarks.ReadConditions(node), holders, true, longAgo))
 	}
 }
 
@@ -84,8 +101,8 @@ func applyConditions(node *corev1.Node, change conditionsChange) {
 		if node.Annotations == nil {
 			node.Annotations = map[string]string{}
 		}
-		node.Annotations[maintenancev1alpha1.AnnotationConditionsBy] = change.record.encode(testStorage)
-		if change.record.isEmpty() {
+		node.Annotations[maintenancev1alpha1.AnnotationConditionsBy] = change.record.Encode(testStorage)
+		if change.record.IsEmpty() {
 			delete(node.Annotations, maintenancev1alpha1.AnnotationConditionsBy)
 		}
 	}
@@ -223,7 +240,7 @@ func TestDecideConditions(t *testing.T) {
 		},
 		"a condition that somebody took over is theirs": {
 			node: newNode("one", shownFor(heldBy("a", stageDrain)), func(node *corev1.Node) {
-				nodeCondition(node, maintenancev1alpha1.NodeConditionDrained).Reason = "Manual"
+				conditionOf(node, maintenancev1alpha1.NodeConditionDrained).Reason = "Manual"
 			}),
 			want: []string{"Drained=True Manual" + before}, wantNews: []string{"NodeMaintenanceReleased a"},
 		},
@@ -247,7 +264,7 @@ func TestDecideConditions(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			change := decideConditions(tc.node, recordOf(tc.node), tc.holders, !tc.early, justNow)
+			change := decideConditions(tc.node, nodemarks.ReadConditions(tc.node), tc.holders, !tc.early, justNow)
 			applyConditions(tc.node, change)
 			if got := shown(tc.node); !slices.Equal(got, tc.want) {
 				t.Errorf("conditions\n%q, want\n%q", got, tc.want)
@@ -262,7 +279,7 @@ func TestDecideConditions(t *testing.T) {
 			if _, there := tc.node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]; there != (len(tc.holders) > 0) {
 				t.Errorf("annotation %q with %d holders", tc.node.Annotations, len(tc.holders))
 			}
-			again := decideConditions(tc.node, recordOf(tc.node), tc.holders, !tc.early, metav1.NewTime(justNow.Add(time.Hour)))
+			again := decideConditions(tc.node, nodemarks.ReadConditions(tc.node), tc.holders, !tc.early, metav1.NewTime(justNow.Add(time.Hour)))
 			if !again.empty() || len(again.news) > 0 {
 				t.Errorf("decided again: %+v", again)
 			}
@@ -306,7 +323,7 @@ func TestConditionsNameMaintenancesAndReasons(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			change := decideConditions(newNode("one"), conditionsRecord{}, tc.holders, true, justNow)
+			change := decideConditions(newNode("one"), nodemarks.Conditions{}, tc.holders, true, justNow)
 			if len(change.set) != len(tc.want) {
 				t.Errorf("%d conditions, want %d", len(change.set), len(tc.want))
 			}

@@ -14,10 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-package nodemaintenance
+package node
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -28,11 +27,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
 )
 
-// nodeConditionTypes are the conditions that this controller may put on nodes, in the order in
+// conditionTypes are the conditions that this controller may put on nodes, in the order in
 // which it writes them.
-var nodeConditionTypes = []corev1.NodeConditionType{
+var conditionTypes = []corev1.NodeConditionType{
 	maintenancev1alpha1.NodeConditionMaintenancePlanned,
 	maintenancev1alpha1.NodeConditionMaintenanceInProgress,
 	maintenancev1alpha1.NodeConditionDrainInProgress,
@@ -51,55 +51,17 @@ type holder struct {
 	left bool
 }
 
-// conditionsRecord is what AnnotationConditionsBy holds: which conditions of a node are ours, and
-// what they were last about.
-type conditionsRecord struct {
-	// Storage is the ID of the storage that the maintenances are of.
-	Storage      string                     `json:"storage"`
-	Conditions   []corev1.NodeConditionType `json:"conditions"`
-	Maintenances map[string]recordedHolder  `json:"maintenances"`
-}
-
-type recordedHolder struct {
-	UID   types.UID                                `json:"uid"`
-	Stage maintenancev1alpha1.NodeMaintenanceStage `json:"stage"`
-}
-
-// recordOf reads the annotation of a node. One that cannot be read counts as absent: then the
-// conditions are taken for foreign ones.
-func recordOf(node *corev1.Node) conditionsRecord {
-	var record conditionsRecord
-	if err := json.Unmarshal([]byte(node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]), &record); err != nil {
-		return conditionsRecord{}
-	}
-	return record
-}
-
-// stageOf returns the stage in which a maintenance was recorded, or "" if it was not.
-func (r conditionsRecord) stageOf(name string, uid types.UID) maintenancev1alpha1.NodeMaintenanceStage {
-	if recorded := r.Maintenances[name]; recorded.UID == uid {
-		return recorded.Stage
-	}
-	return ""
-}
-
-// holds says whether a maintenance was recorded as one that holds the node.
-func (r conditionsRecord) holds(name string, uid types.UID) bool {
-	stage := r.stageOf(name, uid)
-	return stage != "" && stage != maintenancev1alpha1.NodeMaintenanceStageIdle
-}
-
 // ours returns a condition of the node if it is ours: the annotation says so, and nobody has put
 // another reason there since.
-func (r conditionsRecord) ours(node *corev1.Node, conditionType corev1.NodeConditionType) *corev1.NodeCondition {
-	condition := nodeCondition(node, conditionType)
-	if condition == nil || !slices.Contains(r.Conditions, conditionType) || !strings.HasPrefix(condition.Reason, maintenancev1alpha1.NodeReasonPrefix) {
+func ours(record nodemarks.Conditions, node *corev1.Node, conditionType corev1.NodeConditionType) *corev1.NodeCondition {
+	condition := conditionOf(node, conditionType)
+	if condition == nil || !slices.Contains(record.Conditions, conditionType) || !strings.HasPrefix(condition.Reason, maintenancev1alpha1.NodeReasonPrefix) {
 		return nil
 	}
 	return condition
 }
 
-func nodeCondition(node *corev1.Node, conditionType corev1.NodeConditionType) *corev1.NodeCondition {
+func conditionOf(node *corev1.Node, conditionType corev1.NodeConditionType) *corev1.NodeCondition {
 	for i := range node.Status.Conditions {
 		if node.Status.Conditions[i].Type == conditionType {
 			return &node.Status.Conditions[i]
@@ -113,7 +75,7 @@ type conditionsChange struct {
 	set    []corev1.NodeCondition
 	remove []corev1.NodeConditionType
 	// record is the wanted annotation if setRecord; an empty one is removed.
-	record    conditionsRecord
+	record    nodemarks.Conditions
 	setRecord bool
 	// drained says that the node is, or is to be, shown as drained.
 	drained bool
@@ -133,18 +95,18 @@ type conditionNews struct {
 // decideConditions says what changes about a node's conditions when the given maintenances, sorted
 // by name, hold or plan to hold it. Conditions that are not ours are left as they are. That no
 // covered pod is left counts only if quiet.
-func decideConditions(node *corev1.Node, before conditionsRecord, holders []holder, quiet bool, now metav1.Time) conditionsChange {
+func decideConditions(node *corev1.Node, before nodemarks.Conditions, holders []holder, quiet bool, now metav1.Time) conditionsChange {
 	drain := drainOf(holders, quiet)
 	change := conditionsChange{drained: drain == drainDone}
-	after := conditionsRecord{Conditions: []corev1.NodeConditionType{}, Maintenances: map[string]recordedHolder{}}
+	after := nodemarks.Conditions{Conditions: []corev1.NodeConditionType{}, Maintenances: map[string]nodemarks.Recorded{}}
 	for _, h := range holders {
-		after.Maintenances[h.name] = recordedHolder{UID: h.uid, Stage: h.stage}
+		after.Maintenances[h.name] = nodemarks.Recorded{UID: h.uid, Stage: h.stage}
 	}
 	wanted := wantedConditions(node, before, holders, drain)
-	for _, conditionType := range nodeConditionTypes {
-		current, want := before.ours(node, conditionType), wanted[conditionType]
+	for _, conditionType := range conditionTypes {
+		current, want := ours(before, node, conditionType), wanted[conditionType]
 		switch {
-		case current == nil && nodeCondition(node, conditionType) != nil:
+		case current == nil && conditionOf(node, conditionType) != nil:
 			// Somebody else's.
 		case want.status == "":
 			if current != nil {
@@ -164,7 +126,7 @@ func decideConditions(node *corev1.Node, before conditionsRecord, holders []hold
 		}
 	}
 	change.record = after
-	change.setRecord = !change.record.same(before) || after.isEmpty() && isUnreadable(node)
+	change.setRecord = !change.record.Same(before) || after.IsEmpty() && isUnreadable(node)
 	change.news = newsOf(node, before, holders, drain)
 	return change
 }
@@ -172,29 +134,7 @@ func decideConditions(node *corev1.Node, before conditionsRecord, holders []hold
 // isUnreadable reports whether the annotation of a node is there and records nothing.
 func isUnreadable(node *corev1.Node) bool {
 	_, there := node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]
-	return there && recordOf(node).isEmpty()
-}
-
-// isEmpty reports whether there is nothing to remember.
-func (r conditionsRecord) isEmpty() bool { return len(r.Maintenances) == 0 }
-
-// same reports whether two records say the same, whatever storage they are of.
-func (r conditionsRecord) same(other conditionsRecord) bool {
-	if r.isEmpty() || other.isEmpty() {
-		return r.isEmpty() && other.isEmpty() && len(other.Conditions) == 0
-	}
-	return slices.Equal(r.Conditions, other.Conditions) && maps.Equal(r.Maintenances, other.Maintenances)
-}
-
-// encode returns the annotation.
-func (r conditionsRecord) encode(storage string) string {
-	r.Storage = storage
-	text, err := json.Marshal(r)
-	if err != nil {
-		// Strings and lists of strings: there is nothing in it that could fail.
-		panic(err)
-	}
-	return string(text)
+	return there && nodemarks.ReadConditions(node).IsEmpty()
 }
 
 // drainState is how far the drain of a node is.
@@ -251,7 +191,7 @@ type nodeVerdict struct {
 
 // wantedConditions says what the conditions of a node are, if all of them are ours. They change
 // with stages and not with every pod.
-func wantedConditions(node *corev1.Node, before conditionsRecord, holders []holder, drain drainState) map[corev1.NodeConditionType]nodeVerdict {
+func wantedConditions(node *corev1.Node, before nodemarks.Conditions, holders []holder, drain drainState) map[corev1.NodeConditionType]nodeVerdict {
 	wanted := map[corev1.NodeConditionType]nodeVerdict{}
 	planned := inStages(holders, maintenancev1alpha1.NodeMaintenanceStageIdle)
 	if len(planned) > 0 {
@@ -291,14 +231,14 @@ func wantedConditions(node *corev1.Node, before conditionsRecord, holders []hold
 	return wanted
 }
 
-// hasResumed says whether a node that is not drained was so before, for the same maintenances.
-func hasResumed(node *corev1.Node, before conditionsRecord, holders []holder) bool {
+// hasResumed reports whether a node that is not drained was so before, for the same maintenances.
+func hasResumed(node *corev1.Node, before nodemarks.Conditions, holders []holder) bool {
 	for _, h := range drainingOf(holders) {
-		if before.stageOf(h.name, h.uid) != maintenancev1alpha1.NodeMaintenanceStageDrain {
+		if before.StageOf(h.name, h.uid) != maintenancev1alpha1.NodeMaintenanceStageDrain {
 			return false
 		}
 	}
-	drained := before.ours(node, maintenancev1alpha1.NodeConditionDrained)
+	drained := ours(before, node, maintenancev1alpha1.NodeConditionDrained)
 	return drained != nil && (drained.Status == corev1.ConditionTrue || drained.Reason == maintenancev1alpha1.NodeReasonPodsReturned)
 }
 
@@ -330,7 +270,7 @@ func listHolders(holders []holder) string {
 
 // newsOf says what is new about a node, compared to what was recorded when its conditions were last
 // written.
-func newsOf(node *corev1.Node, before conditionsRecord, holders []holder, drain drainState) []conditionNews {
+func newsOf(node *corev1.Node, before nodemarks.Conditions, holders []holder, drain drainState) []conditionNews {
 	var news []conditionNews
 	tell := func(reason, action, name string, uid types.UID, format string, args ...any) {
 		news = append(news, conditionNews{reason: reason, action: action, note: fmt.Sprintf(format, args...), name: name, uid: uid})
@@ -341,16 +281,16 @@ func newsOf(node *corev1.Node, before conditionsRecord, holders []holder, drain 
 			continue
 		}
 		holding[h.uid] = true
-		if !before.holds(h.name, h.uid) {
+		if !before.Holds(h.name, h.uid) {
 			tell(EventNodeMaintenanceStarted, actionMaintain, h.name, h.uid, "Held by %s", listHolders([]holder{h}))
 		}
-		if h.stage == maintenancev1alpha1.NodeMaintenanceStageDrain && before.stageOf(h.name, h.uid) != h.stage {
+		if h.stage == maintenancev1alpha1.NodeMaintenanceStageDrain && before.StageOf(h.name, h.uid) != h.stage {
 			tell(EventNodeDrainStarted, actionDrain, h.name, h.uid, "%s drains the node", listHolders([]holder{h}))
 		}
 	}
-	drained := before.ours(node, maintenancev1alpha1.NodeConditionDrained)
+	drained := ours(before, node, maintenancev1alpha1.NodeConditionDrained)
 	was := drained != nil && drained.Status == corev1.ConditionTrue
-	foreign := drained == nil && nodeCondition(node, maintenancev1alpha1.NodeConditionDrained) != nil
+	foreign := drained == nil && conditionOf(node, maintenancev1alpha1.NodeConditionDrained) != nil
 	if draining := drainingOf(holders); len(draining) > 0 && !foreign {
 		first := draining[0]
 		switch {
@@ -361,7 +301,7 @@ func newsOf(node *corev1.Node, before conditionsRecord, holders []holder, drain 
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(before.Maintenances)) {
-		if uid := before.Maintenances[name].UID; before.holds(name, uid) && !holding[uid] {
+		if uid := before.Maintenances[name].UID; before.Holds(name, uid) && !holding[uid] {
 			tell(EventNodeReleased, actionComplete, name, uid, "No longer held by NodeMaintenance %s", name)
 		}
 	}

@@ -1,0 +1,81 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package v1alpha1
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// IsEnding reports whether a maintenance releases its nodes: its stage is Complete, or it is being
+// deleted.
+func IsEnding(nm *NodeMaintenance) bool {
+	return nm.DeletionTimestamp != nil || nm.Spec.Stage == NodeMaintenanceStageComplete
+}
+
+// IsHolding reports whether a maintenance keeps its nodes cordoned: stage Cordon or Drain, and not
+// being deleted.
+func IsHolding(nm *NodeMaintenance) bool {
+	return !IsEnding(nm) && (nm.Spec.Stage == NodeMaintenanceStageCordon || nm.Spec.Stage == NodeMaintenanceStageDrain)
+}
+
+// IsDraining reports whether a maintenance asks pods to leave: stage Drain, and not being deleted.
+func IsDraining(nm *NodeMaintenance) bool {
+	return !IsEnding(nm) && nm.Spec.Stage == NodeMaintenanceStageDrain
+}
+
+// IsDone reports whether a maintenance has released everything: it is ending, and the server has
+// dropped its finalizer.
+func IsDone(nm *NodeMaintenance) bool {
+	return IsEnding(nm) && !slices.Contains(nm.Finalizers, FinalizerMaintenanceCompletion)
+}
+
+// UncordonsOnly reports whether a maintenance went to Complete without having held its nodes. Such
+// a maintenance exists only to uncordon its nodes, regardless of who cordoned them (KEP-4212,
+// section "NodeMaintenance"). The API server stores the stages that were entered, so this does not
+// depend on what a controller saw.
+func UncordonsOnly(nm *NodeMaintenance) bool {
+	return IsEnding(nm) && !slices.ContainsFunc(nm.Status.StageStatuses, func(s StageStatus) bool {
+		return s.Name == NodeMaintenanceStageCordon || s.Name == NodeMaintenanceStageDrain
+	})
+}
+
+// StageEntered returns when a maintenance entered a stage, the zero time if it did not.
+func StageEntered(nm *NodeMaintenance, stage NodeMaintenanceStage) time.Time {
+	for i := range nm.Status.StageStatuses {
+		if entered := &nm.Status.StageStatuses[i]; entered.Name == stage && entered.StartTimestamp != nil {
+			return entered.StartTimestamp.Time
+		}
+	}
+	return time.Time{}
+}
+
+// NodeStatusOf returns what the status of a maintenance says of a node, nil if it says nothing. A
+// node that was registered again under the same name is another one. The server keeps the list
+// sorted by name.
+func NodeStatusOf(nm *NodeMaintenance, node NodeReference) *NodeMaintenanceNodeStatus {
+	i, found := slices.BinarySearchFunc(nm.Status.NodeStatuses, node.Name, func(s NodeMaintenanceNodeStatus, name string) int {
+		return strings.Compare(s.NodeRef.Name, name)
+	})
+	for ; found && i < len(nm.Status.NodeStatuses) && nm.Status.NodeStatuses[i].NodeRef.Name == node.Name; i++ {
+		if nm.Status.NodeStatuses[i].NodeRef.UID == node.UID {
+			return &nm.Status.NodeStatuses[i]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,53 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package loop
+
+import (
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// latestSize is how many objects are kept that an informer does not show yet. Where more are
+// written at the same time the oldest are forgotten: their next write meets a conflict and is
+// decided again.
+const latestSize = 10000
+
+// Latest returns the objects of an informer, or newer states of them that this process has written
+// and the informer does not show yet. It is the one store of own writes: drop it, and the next
+// write meets a conflict. It is safe for concurrent use.
+type Latest[T runtime.Object] struct {
+	objects cache.MutationCache
+}
+
+// NewLatest makes a Latest over the store of an informer.
+func NewLatest[T runtime.Object](store cache.Store) Latest[T] {
+	return Latest[T]{objects: cache.NewIntegerResourceVersionMutationCacheWithOptions(klog.Background(), store, cache.MutationCacheOptions{MaxCacheSize: latestSize})}
+}
+
+// Get returns an object by its key, as the informer names it.
+func (l Latest[T]) Get(key string) (object T, exists bool, err error) {
+	found, exists, err := l.objects.GetByKey(key)
+	if err != nil || !exists {
+		return object, false, err
+	}
+	object, ok := found.(T)
+	return object, ok, nil
+}
+
+// Wrote notes what the API returned for a write of this process.
+func (l Latest[T]) Wrote(object T) { l.objects.Mutation(object) }

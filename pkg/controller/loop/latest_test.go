@@ -1,0 +1,62 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package loop
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+func TestLatest(t *testing.T) {
+	node := func(version string) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", ResourceVersion: version}}
+	}
+	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
+	latest := NewLatest[*corev1.Node](store)
+	want := func(step, version string) {
+		t.Helper()
+		got, exists, err := latest.Get("a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if exists != (version != "") || exists && got.ResourceVersion != version {
+			t.Errorf("%s: got %v, want version %q", step, got, version)
+		}
+	}
+	want("nothing is known", "")
+	latest.Wrote(node("5"))
+	want("what the informer does not have may have been deleted", "")
+	if err := store.Add(node("5")); err != nil {
+		t.Fatal(err)
+	}
+	want("the informer has it", "5")
+	latest.Wrote(node("9"))
+	want("this process wrote it since", "9")
+	latest.Wrote(node("7"))
+	want("an older answer that came late", "9")
+	if err := store.Update(node("12")); err != nil {
+		t.Fatal(err)
+	}
+	want("the informer is ahead", "12")
+	if err := store.Delete(node("12")); err != nil {
+		t.Fatal(err)
+	}
+	want("it is deleted", "")
+}

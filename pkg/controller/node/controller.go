@@ -1,0 +1,292 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/controller/selection"
+	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/noderights"
+)
+
+// Name is what this controller is called in logs, metrics, queues and as a field manager.
+const Name = "node"
+
+const (
+	// conditionsDelay is how long events of a node are gathered before its conditions are written.
+	// Cordons and Evacuations go first.
+	conditionsDelay = 500 * time.Millisecond
+	// workers bounds the nodes that are synced at the same time.
+	workers = 16
+	// quietRetry is how soon a node is synced again that waits for an eviction in flight.
+	quietRetry = 50 * time.Millisecond
+	// releaseRetry is how soon a node is synced again that waits until its Evacuations are
+	// withdrawn, if no event tells of it before.
+	releaseRetry = 5 * time.Second
+	// confirmationAge is how old the live read of a maintenance may be on which a cordon is based.
+	confirmationAge = time.Second
+	// resync is how often all nodes that have something of ours are synced although nothing
+	// happened.
+	resync = 10 * time.Minute
+	// fieldManager owns what the controller writes.
+	fieldManager = "haulout-" + Name
+)
+
+// Config is what the controller needs.
+type Config struct {
+	// Host is the client of the host cluster, HostInformers are its informers. Their transform must
+	// leave what cache.Strip leaves.
+	Host          kubernetes.Interface
+	HostInformers informers.SharedInformerFactory
+	// Maintenance is the client of our own API as the server itself, MaintenanceInformers are its
+	// informers.
+	Maintenance          versioned.Interface
+	MaintenanceInformers externalversions.SharedInformerFactory
+	// Selection, State and Rights are shared with the controller of maintenances.
+	Selection *selection.Selection
+	State     *nodestate.State
+	Rights    *noderights.Cache
+	// Recorder writes events into the host cluster.
+	Recorder events.EventRecorder
+	Clock    clock.WithTicker
+	// Liveness is told what the workers are busy with; nil tells nobody.
+	Liveness *loop.Tracker
+	// Evacuators are the classes of the built-in evacuators that are on.
+	Evacuators sets.Set[string]
+	// StorageID is the ID of the storage that the maintenances are in. It is written into every
+	// annotation on a node, and only what has it is undone.
+	StorageID string
+	// AdoptStorage is the ID of another storage whose annotations count as ours; empty is none.
+	AdoptStorage string
+	// AdvertisePlanned has a condition put on the nodes that maintenances in stage Idle select.
+	// Without it they touch no node.
+	AdvertisePlanned bool
+}
+
+// Controller keeps what the server writes to nodes.
+type Controller struct {
+	host              kubernetes.Interface
+	maintenance       versioned.Interface
+	maintenanceLister maintenancelisters.NodeMaintenanceLister
+	nodes             cache.Indexer
+	selection         *selection.Selection
+	state             *nodestate.State
+	rights            *noderights.Cache
+	recorder          events.EventRecorder
+	clock             clock.WithTicker
+	evacuators        sets.Set[string]
+	// storage is the ID of our storage; adopted is that of another one whose annotations count as
+	// ours, or "".
+	storage, adopted string
+	advertise        bool
+	queue            *loop.Queue[string]
+	synced           []cache.InformerSynced
+
+	mu sync.Mutex
+	// confirmed are the nodes that this leader has seen, or inherited, as drained.
+	confirmed map[types.UID]drainedNode
+	// holding are, by maintenance, the generation that a live read confirmed, and when.
+	holding map[types.UID]heldGeneration
+	// foreign are the storages whose marks are on nodes, by node.
+	foreign map[types.UID]string
+}
+
+// drainedNode records since when, and for whom, a node is known to be drained.
+type drainedNode struct {
+	at           time.Time
+	maintenances sets.Set[types.UID]
+}
+
+type heldGeneration struct {
+	generation int64
+	at         time.Time
+}
+
+// New makes a controller and registers its handlers and indexes; the informers must not run yet. A
+// controller runs once.
+func New(config Config) (*Controller, error) {
+	registerMetrics()
+	nodes := config.HostInformers.Core().V1().Nodes().Informer()
+	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
+	c := &Controller{
+		host:              config.Host,
+		maintenance:       config.Maintenance,
+		maintenanceLister: maintenances.Lister(),
+		nodes:             nodes.GetIndexer(),
+		selection:         config.Selection,
+		state:             config.State,
+		rights:            config.Rights,
+		recorder:          config.Recorder,
+		clock:             config.Clock,
+		evacuators:        config.Evacuators,
+		storage:           config.StorageID,
+		adopted:           config.AdoptStorage,
+		advertise:         config.AdvertisePlanned,
+		queue: loop.NewQueue(loop.Config[string]{
+			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { nodeErrors.Inc() },
+			LogAs: func(name string) (string, any) { return "node", klog.KRef("", name) },
+		}),
+		synced:    []cache.InformerSynced{nodes.HasSynced, maintenances.Informer().HasSynced, config.Selection.HasSynced, config.State.HasSynced},
+		confirmed: map[types.UID]drainedNode{},
+		holding:   map[types.UID]heldGeneration{},
+		foreign:   map[types.UID]string{},
+	}
+	if err := nodemarks.AddNodesByMaintenance(nodes); err != nil {
+		return nil, fmt.Errorf("add index: %w", err)
+	}
+	c.subscribe()
+	return c, nil
+}
+
+// Run works until the context ends, and returns when the last write is done. The informers must
+// have been started. How many nodes are synced at the same time does not depend on the argument.
+func (c *Controller) Run(ctx context.Context, _ int) {
+	logger := klog.FromContext(ctx).WithName(Name)
+	ctx = klog.NewContext(ctx, logger)
+	defer c.queue.ShutDown()
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) || ctx.Err() != nil {
+		return
+	}
+	logger.Info("Controller starts", "workers", workers)
+	var wg sync.WaitGroup
+	wg.Go(func() { c.queue.Run(ctx, workers, c.Sync) })
+	wait.UntilWithContext(ctx, c.enqueueAll, resync)
+	wg.Wait()
+}
+
+// Sync brings a node to what it should be. The cache is enough for it: a write is refused if the
+// node has changed meanwhile, and then decided again from a live read.
+func (c *Controller) Sync(ctx context.Context, name string) error {
+	cached, exists, err := c.state.Nodes.Get(name)
+	if err != nil || !exists {
+		return err
+	}
+	err = c.sync(ctx, cached)
+	if apierrors.IsConflict(err) {
+		var node *corev1.Node
+		node, err = c.host.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err) || err == nil && node.UID != cached.UID:
+			return nil // the cache will show it
+		case err != nil:
+			err = fmt.Errorf("read node %s: %w", name, err)
+		default:
+			err = c.sync(ctx, node)
+		}
+	}
+	c.note(ctx, name, err)
+	return err
+}
+
+// note remembers why a node cannot be synced. The maintenances of the node show it.
+func (c *Controller) note(ctx context.Context, name string, err error) {
+	switch {
+	case err == nil:
+		c.state.Troubles.Note(name, Name, "")
+	case ctx.Err() == nil && !loop.IsOnlyConflict(err):
+		c.state.Troubles.Note(name, Name, nodestate.TextOf(err))
+	}
+}
+
+func (c *Controller) sync(ctx context.Context, node *corev1.Node) error {
+	f, err := c.gather(ctx, node)
+	if len(f.holders) > 0 {
+		return errors.Join(err, c.hold(ctx, node, f))
+	}
+	switch {
+	case err != nil:
+		// Without a holder the node would be released, which an authorizer that does not answer
+		// must not bring about.
+		return err
+	case f.undecided:
+		// A maintenance is about to hold the node. There is an event when it does: that of its
+		// status, or that of the authorizer's answer.
+		return nil
+	case c.state.HasOurs(node.Name):
+		c.queue.AddAfter(node.Name, releaseRetry)
+		return nil
+	case c.state.IsEvicting(node.Name):
+		c.queue.AddAfter(node.Name, quietRetry)
+		return nil
+	}
+	return c.release(ctx, node, f)
+}
+
+// hold writes the node and then, in a sync of their own, its conditions.
+func (c *Controller) hold(ctx context.Context, node *corev1.Node, f facts) error {
+	wrote, err := c.write(ctx, f)
+	if wrote || err != nil {
+		c.enqueueConditions(node.Name)
+		return err
+	}
+	_, err = c.writeConditions(ctx, node, f)
+	return ignoreAsking(err)
+}
+
+// release writes the conditions and then the node itself: a node that is seen schedulable has
+// nothing of a maintenance any more.
+func (c *Controller) release(ctx context.Context, node *corev1.Node, f facts) error {
+	stored, conditionsErr := c.writeConditions(ctx, node, f)
+	if apierrors.IsConflict(conditionsErr) || errors.Is(conditionsErr, noderights.ErrAsking) {
+		return ignoreAsking(conditionsErr)
+	}
+	if stored != nil {
+		f.node = stored
+	}
+	_, err := c.write(ctx, f)
+	return errors.Join(conditionsErr, err)
+}
+
+// ignoreAsking returns nil for what waits for the first answer of the authorizer: the node is
+// synced again when that is there.
+func ignoreAsking(err error) error {
+	if errors.Is(err, noderights.ErrAsking) {
+		return nil
+	}
+	return err
+}
+
+func usernameOf(nm *maintenancev1alpha1.NodeMaintenance) string {
+	if nm.Spec.RequestedBy == nil {
+		return ""
+	}
+	return nm.Spec.RequestedBy.Username
+}

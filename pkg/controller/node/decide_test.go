@@ -1,0 +1,148 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package node
+
+import (
+	"reflect"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/controller/nodestate"
+)
+
+var (
+	heldTaint  = corev1.Taint{Key: maintenancev1alpha1.TaintHeld, Effect: corev1.TaintEffectPreferNoSchedule}
+	drainTaint = corev1.Taint{Key: "maintenance.haulout.dev/drain", Effect: "NoSchedule"}
+	otherTaint = corev1.Taint{Key: "example.com/gpu", Value: "yes", Effect: "NoExecute"}
+)
+
+func taintedWith(taints ...corev1.Taint) func(*corev1.Node) {
+	return func(node *corev1.Node) { node.Spec.Taints = taints }
+}
+
+func TestDecideNode(t *testing.T) {
+	m, other, both := nodemarks.Owners{"m": "uid-m"}, nodemarks.Owners{"o": "1"}, nodemarks.Owners{"m": "uid-m", "o": "1"}
+	held := []corev1.Taint{heldTaint}
+	drained := []corev1.Taint{heldTaint, drainTaint}
+	// node is one whose annotations record cordon and taint, in the state that goes with them.
+	node := func(modify ...func(*corev1.Node)) *corev1.Node { return newNode("n", modify...) }
+	heldKey := nodestate.TaintKeys[:1]
+	for name, test := range map[string]struct {
+		facts facts
+		// revoked: no holder may do anything new on the node.
+		revoked bool
+		want    nodeChange
+	}{
+		"a node that nothing holds needs nothing": {facts: facts{node: node()}},
+		"a node that is held is cordoned, tainted and marked in one write": {
+			facts: facts{node: node(taintedWith(otherTaint)), holders: m},
+			want: nodeChange{
+				unschedulable: ptr.To(true), cordon: m, setCordon: true,
+				taints: []corev1.Taint{otherTaint, heldTaint}, setTaints: true, taint: m, added: heldKey, setTaint: true,
+			},
+		},
+		"a held node needs nothing more": {
+			facts: facts{node: node(cordoned, taintedWith(held...)), holders: m, cordon: m, taint: m, added: heldKey},
+		},
+		"a foreign cordon is not marked, the taint is": {
+			facts: facts{node: node(cordoned), holders: m},
+			want:  nodeChange{cordon: m, taints: held, setTaints: true, taint: m, added: heldKey, setTaint: true},
+		},
+		"a cordon marked by another storage is not marked as ours": {
+			facts: facts{node: node(cordoned), holders: m, foreignCordon: true},
+			want:  nodeChange{cordon: m, taints: held, setTaints: true, taint: m, added: heldKey, setTaint: true},
+		},
+		"a second holder joins": {
+			facts: facts{node: node(cordoned, taintedWith(held...)), holders: both, cordon: m, taint: m, added: heldKey},
+			want:  nodeChange{cordon: both, setCordon: true, taint: both, added: heldKey, setTaint: true},
+		},
+		"a cordon that was undone is restored": {
+			facts: facts{node: node(taintedWith(held...)), holders: m, cordon: m, taint: m, added: heldKey},
+			want:  nodeChange{unschedulable: ptr.To(true), cordon: m, cordonRestored: true},
+		},
+		"it stays undone for one whose right was revoked": {
+			facts: facts{node: node(taintedWith(held...)), holders: m, cordon: m, taint: m, added: heldKey}, revoked: true,
+		},
+		"a node whose DaemonSet pods are asked to leave gets the second taint": {
+			facts: facts{node: node(cordoned, taintedWith(held...)), holders: m, cordon: m, taint: m, added: heldKey, drainsDaemonSets: true},
+			want:  nodeChange{cordon: m, taints: drained, setTaints: true, taint: m, added: nodestate.TaintKeys, setTaint: true},
+		},
+		"a drain taint that was removed is restored": {
+			facts: facts{node: node(cordoned, taintedWith(held...)), holders: m, cordon: m, taint: m, added: nodestate.TaintKeys, drainsDaemonSets: true},
+			want:  nodeChange{cordon: m, taints: drained, setTaints: true, taintRestored: true},
+		},
+		"a taint that someone else added stays theirs": {
+			facts: facts{node: node(cordoned, taintedWith(drainTaint)), holders: m, cordon: m, drainsDaemonSets: true},
+			want:  nodeChange{cordon: m, taints: []corev1.Taint{drainTaint, heldTaint}, setTaints: true, taint: m, added: heldKey, setTaint: true},
+		},
+		"it stays when ours goes": {
+			facts: facts{node: node(taintedWith(drainTaint, heldTaint)), taint: m, added: heldKey},
+			want:  nodeChange{taints: []corev1.Taint{drainTaint}, setTaints: true, added: []string{}, setTaint: true},
+		},
+		"the last holder releases everything": {
+			facts: facts{node: node(cordoned, taintedWith(otherTaint, heldTaint, drainTaint)), cordon: m, taint: m, added: nodestate.TaintKeys},
+			want: nodeChange{
+				unschedulable: ptr.To(false), setCordon: true, taints: []corev1.Taint{otherTaint}, setTaints: true, added: []string{}, setTaint: true,
+			},
+		},
+		"a foreign cordon stays when the taint goes": {
+			facts: facts{node: node(cordoned, taintedWith(held...)), taint: m, added: heldKey},
+			want:  nodeChange{taints: []corev1.Taint{}, setTaints: true, added: []string{}, setTaint: true},
+		},
+		"one of two holders goes": {
+			facts: facts{node: node(cordoned, taintedWith(held...)), holders: other, cordon: both, taint: both, added: heldKey},
+			want:  nodeChange{cordon: other, setCordon: true, taint: other, added: heldKey, setTaint: true},
+		},
+		"the drain taint goes with the last holder that drains": {
+			facts: facts{node: node(cordoned, taintedWith(drained...)), holders: other, cordon: other, taint: other, added: nodestate.TaintKeys},
+			want:  nodeChange{cordon: other, taints: held, setTaints: true, taint: other, added: heldKey, setTaint: true},
+		},
+		"the marks go from a node that was made schedulable": {
+			facts: facts{node: node(), cordon: m, taint: m, added: heldKey},
+			want:  nodeChange{setCordon: true, added: []string{}, setTaint: true},
+		},
+		"what another storage marked stays when nothing of ours holds the node": {
+			facts: facts{node: node(cordoned, taintedWith(held...)), foreignCordon: true, foreignTaint: true},
+		},
+		"a maintenance that is to make schedulable lifts a foreign cordon": {
+			facts: facts{node: node(cordoned), makesSchedulable: &maintenancev1alpha1.NodeMaintenance{}}, want: nodeChange{unschedulable: ptr.To(false)},
+		},
+		"it does not lift that of a holder": {
+			facts: facts{
+				node: node(cordoned, taintedWith(held...)), holders: other, cordon: other, taint: other, added: heldKey, makesSchedulable: &maintenancev1alpha1.NodeMaintenance{},
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.facts.mayWork = !test.revoked
+			got := decide(test.facts)
+			for i := range got.taints {
+				got.taints[i].TimeAdded = nil
+			}
+			if got.empty() && test.want.empty() {
+				return
+			}
+			if !reflect.DeepEqual(got, test.want) {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,32 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package node keeps what the server writes to nodes: the cordon, the taints, the annotations that
+// record whose they are, and the conditions (KEP-4212, section "NodeMaintenance").
+//
+// The key is a node. A sync gathers which maintenances hold the node, decides what it should look
+// like (decide, decideConditions: pure functions), and writes the difference, at most one write of
+// the node and one of its status. A write is refused if the node has changed meanwhile, and then
+// decided again.
+//
+// A node is released when no maintenance holds it and no Evacuation of ours is left on it; the
+// controller of maintenances withdraws these. The two controllers never call each other. They share
+// which maintenance selects which node (package selection), what is known about the pods of a node
+// (package nodestate) and who may delete which node (package noderights).
+//
+// Kept in memory, and droppable at any time: for whom a node was confirmed as drained (confirmed
+// again by a live list), and which maintenances were read a moment ago.
+package node

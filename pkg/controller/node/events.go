@@ -1,0 +1,69 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package node
+
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/eventref"
+)
+
+// Reasons of the events of this controller.
+const (
+	// EventCordoned: a node was made unschedulable.
+	EventCordoned = "NodeMaintenanceCordoned"
+	// EventUncordoned: a node was made schedulable again.
+	EventUncordoned = "NodeMaintenanceUncordoned"
+	// EventCordonRestored: somebody made a node schedulable in the middle of a maintenance, and it
+	// was set back.
+	EventCordonRestored = "CordonRestored"
+	// EventCordonFight: somebody keeps making a node schedulable in the middle of a maintenance.
+	EventCordonFight = "CordonFight"
+	// EventTaintRestored: somebody took the taint off a node in the middle of a maintenance that
+	// keeps DaemonSet pods off it.
+	EventTaintRestored = "DrainTaintRestored"
+	// EventNodeMaintenanceStarted: a maintenance holds a node from now on.
+	EventNodeMaintenanceStarted = "NodeMaintenanceStarted"
+	// EventNodeDrainStarted: a maintenance drains a node from now on.
+	EventNodeDrainStarted = "NodeDrainStarted"
+	// EventNodeDrained: no pod is left on a node that the maintenances that drain it cover.
+	EventNodeDrained = "NodeDrained"
+	// EventNodeDrainResumed: a node was drained and is not any more.
+	EventNodeDrainResumed = "NodeDrainResumed"
+	// EventNodeReleased: a maintenance holds a node no longer.
+	EventNodeReleased = "NodeMaintenanceReleased"
+	// EventNotAuthorized: a node is left alone because the requester of the maintenance may not
+	// delete it.
+	EventNotAuthorized = "NotAuthorized"
+	// EventForeignMarks: a node was left in maintenance by a server with another storage; what it
+	// wrote there stays until --adopt-storage names it. About the node.
+	EventForeignMarks = "MarksOfAnotherStorage"
+)
+
+const (
+	actionMaintain = "Maintain"
+	actionCordon   = "Cordon"
+	actionUncordon = "Uncordon"
+	actionTaint    = "Taint"
+	actionDrain    = "Drain"
+	actionComplete = "Complete"
+)
+
+func (c *Controller) nodeEvent(node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance, eventType, reason, action, format string, args ...any) {
+	c.recorder.Eventf(eventref.Node(node), eventref.NodeMaintenance(nm), eventType, reason, action, "%s", eventref.Note(format, args...))
+}

@@ -1,0 +1,161 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/host/eventref"
+	"haulout.dev/haulout/pkg/host/noderights"
+)
+
+// gather reads what the decision about a node depends on. An authorizer that does not answer is an
+// error beside the facts: those who hold the node already go on holding it.
+func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, error) {
+	f := facts{node: node, holders: nodemarks.Owners{}, now: c.clock.Now()}
+	f.cordon, f.foreignCordon = c.ours(node, maintenancev1alpha1.AnnotationCordonedBy)
+	f.taint, f.foreignTaint = c.ours(node, maintenancev1alpha1.AnnotationTaintedBy)
+	if !f.foreignTaint {
+		f.added = nodemarks.Read(node, maintenancev1alpha1.AnnotationTaintedBy).Taints
+	}
+	c.noteForeign(node)
+	var errs []error
+	for _, name := range c.selection.MaintenancesOn(node.Name) {
+		nm, err := c.maintenanceLister.Get(name)
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return f, err
+		}
+		if maintenancev1alpha1.UncordonsOnly(nm) && !maintenancev1alpha1.IsDone(nm) && !c.state.Cordons.IsLifted(node, nm.UID) {
+			f.makesSchedulable = nm
+		}
+		holds := f.cordon.Has(nm) || f.taint.Has(nm)
+		if maintenancev1alpha1.IsHolding(nm) && nm.Status.NewestNodeTimestamp == nil {
+			f.undecided = true
+		}
+		if !maintenancev1alpha1.IsHolding(nm) || nm.Status.NewestNodeTimestamp == nil || !holds && c.selection.TooLarge(nm) != nil {
+			continue
+		}
+		answer := c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{node})[node.Name]
+		switch {
+		case holds || answer.Err == nil:
+		case errors.Is(answer.Err, noderights.ErrAsking):
+			f.undecided = true
+		default:
+			errs = append(errs, fmt.Errorf("ask whether user %q may delete node %s: %w", usernameOf(nm), node.Name, answer.Err))
+		}
+		f.mayWork = f.mayWork || answer.Allowed && (holds || !answer.Stale)
+		holds = holds || answer.Allowed && !answer.Stale
+		if holds {
+			f.holders[nm.Name] = nm.UID
+			f.drainsDaemonSets = f.drainsDaemonSets || c.asksDaemonSets(nm, node)
+		}
+	}
+	for name, uid := range f.released() {
+		ended, err := c.hasEnded(ctx, name, uid, node)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if !ended {
+			f.holders[name] = uid
+		}
+	}
+	return f, errors.Join(errs...)
+}
+
+// noteForeign records, once for each node and storage, that a server with another storage has left
+// marks on a node.
+func (c *Controller) noteForeign(node *corev1.Node) {
+	storage := ""
+	for _, key := range []string{maintenancev1alpha1.AnnotationCordonedBy, maintenancev1alpha1.AnnotationTaintedBy} {
+		if id := nodemarks.Read(node, key).Storage; id != "" && !c.isOurStorage(id) {
+			storage = id
+		}
+	}
+	c.mu.Lock()
+	was := c.foreign[node.UID]
+	if storage == "" {
+		delete(c.foreign, node.UID)
+	} else {
+		c.foreign[node.UID] = storage
+	}
+	nodesWithForeignMarks.Set(float64(len(c.foreign)))
+	c.mu.Unlock()
+	if storage != "" && storage != was {
+		c.recorder.Eventf(eventref.Node(node), nil, corev1.EventTypeWarning, EventForeignMarks, actionMaintain, "%s",
+			eventref.Note("The node has marks of the storage %.64q, which is not that of this server (%s): they stay until the server is started with --adopt-storage", storage, c.storage))
+	}
+}
+
+// ours returns the maintenances of our storage that an annotation of a node names, and whether the
+// annotation is there and not ours.
+func (c *Controller) ours(node *corev1.Node, annotation string) (o nodemarks.Owners, foreign bool) {
+	if _, there := node.Annotations[annotation]; !there {
+		return nil, false
+	}
+	m := nodemarks.Read(node, annotation)
+	if !c.isOurStorage(m.Storage) {
+		return nil, true
+	}
+	return m.Maintenances, false
+}
+
+func (c *Controller) isOurStorage(id string) bool {
+	return id == c.storage || id != "" && id == c.adopted
+}
+
+// hasEnded reports whether a maintenance that an annotation names does not hold the node any more.
+// The cache answers for those that it shows, the API for the others.
+func (c *Controller) hasEnded(ctx context.Context, name string, uid types.UID, node *corev1.Node) (bool, error) {
+	nm, err := c.maintenanceLister.Get(name)
+	if err != nil || nm.UID != uid {
+		nm, err = c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) || err == nil && nm.UID != uid {
+			return true, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("look for maintenance %s, which node %s names: %w", name, node.Name, err)
+		}
+		// The cache does not show it yet.
+		return maintenancev1alpha1.IsDone(nm), nil
+	}
+	return !maintenancev1alpha1.IsHolding(nm) || !slices.Contains(c.selection.MaintenancesOn(node.Name), name), nil
+}
+
+// asksDaemonSets reports whether the stored targets of a maintenance that drains a node include
+// DaemonSet pods.
+func (c *Controller) asksDaemonSets(nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node) bool {
+	if !c.evacuators.Has(maintenancev1alpha1.EvacuatorClassDaemonSet) || !maintenancev1alpha1.IsDraining(nm) {
+		return false
+	}
+	status := maintenancev1alpha1.NodeStatusOf(nm, maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID})
+	return status != nil && slices.ContainsFunc(status.DrainTargets, func(e maintenancev1alpha1.DrainPlanEntry) bool {
+		return e.PodType == maintenancev1alpha1.PodTypeDaemonSet
+	})
+}

@@ -1,0 +1,154 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package node
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/controller/selection"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+)
+
+// subscribe has nodes enqueued whose cordon, taints or conditions an event may change.
+func (c *Controller) subscribe() {
+	c.selection.Subscribe(selection.Subscriber{Node: c.nodeChanged, Maintenance: c.maintenanceChanged, Released: c.enqueue})
+	c.state.Subscribe(nodestate.Subscriber{Pod: c.podChanged, Evacuation: c.evacuationChanged, RequestEnded: c.enqueue})
+	c.rights.Subscribe(c.enqueue)
+}
+
+// enqueue has a node synced now, enqueueConditions when its events have been gathered.
+func (c *Controller) enqueue(name string)           { c.queue.Add(name) }
+func (c *Controller) enqueueConditions(name string) { c.queue.AddAfter(name, conditionsDelay) }
+
+// enqueueAll has all nodes synced that have something of ours or should: it only heals what was
+// missed.
+func (c *Controller) enqueueAll(context.Context) {
+	for _, obj := range c.nodes.List() {
+		if node := obj.(*corev1.Node); c.isConcerned(node) {
+			c.enqueue(node.Name)
+		}
+	}
+}
+
+// isConcerned reports whether a node has something of ours, or a maintenance selects it.
+func (c *Controller) isConcerned(node *corev1.Node) bool {
+	for _, key := range nodemarks.Annotations {
+		if _, ok := node.Annotations[key]; ok {
+			return true
+		}
+	}
+	return len(c.selection.MaintenancesOn(node.Name)) > 0
+}
+
+func (c *Controller) nodeChanged(change selection.NodeChange) {
+	old, node := change.Old, change.New
+	if old != nil && (node == nil || old.UID != node.UID) {
+		c.forget(old)
+	}
+	if node == nil || old != nil && sameNode(old, node) || !c.isConcerned(node) {
+		return
+	}
+	c.enqueue(node.Name)
+}
+
+// forget drops what is remembered of a node that is deleted.
+func (c *Controller) forget(node *corev1.Node) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.confirmed, node.UID)
+	delete(c.foreign, node.UID)
+	nodesWithForeignMarks.Set(float64(len(c.foreign)))
+}
+
+// sameNode reports whether nothing has changed about a node that its cordon, taints and conditions
+// depend on, nor they themselves.
+func sameNode(a, b *corev1.Node) bool {
+	if a.UID != b.UID || a.Spec.Unschedulable != b.Spec.Unschedulable || !nodestate.SameTaints(a, b) || !nodemarks.Same(a, b) {
+		return false
+	}
+	for _, conditionType := range conditionTypes {
+		x, y := conditionOf(a, conditionType), conditionOf(b, conditionType)
+		if (x == nil) != (y == nil) || x != nil && (x.Status != y.Status || x.Reason != y.Reason || x.Message != y.Message) {
+			return false
+		}
+	}
+	return true
+}
+
+// maintenanceChanged enqueues the nodes that a maintenance selects or is recorded on.
+func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMaintenance) {
+	if old != nil && nm != nil && old.UID == nm.UID && old.Generation == nm.Generation && old.DeletionTimestamp.Equal(nm.DeletionTimestamp) &&
+		old.Status.NewestNodeTimestamp.Equal(nm.Status.NewestNodeTimestamp) && drainplan.SameTargets(old, nm) {
+		return
+	}
+	for _, m := range []*maintenancev1alpha1.NodeMaintenance{old, nm} {
+		if m == nil {
+			continue
+		}
+		for _, node := range c.selection.NodesOf(m.Name) {
+			c.enqueue(node.Name)
+		}
+		for name := range c.recordedFor(m.UID) {
+			c.enqueue(name)
+		}
+	}
+}
+
+// recordedFor returns the nodes whose annotations name a maintenance, as the cache shows them.
+func (c *Controller) recordedFor(uid types.UID) sets.Set[string] {
+	keys, err := c.nodes.IndexKeys(nodemarks.NodesByMaintenance, string(uid))
+	if err != nil {
+		return nil
+	}
+	return sets.New(keys...)
+}
+
+func (c *Controller) podChanged(old, pod *corev1.Pod) {
+	for _, p := range []*corev1.Pod{old, pod} {
+		if p != nil {
+			c.enqueueHeld(controllercache.NodeOf(p))
+		}
+	}
+}
+
+func (c *Controller) evacuationChanged(old, evacuation *maintenancev1alpha1.Evacuation) {
+	latest := evacuation
+	if latest == nil {
+		latest = old
+	}
+	node := c.state.NodeOf(latest)
+	c.enqueueHeld(node)
+	if old != nil && nodestate.IsOurs(old) && (evacuation == nil || !nodestate.IsOurs(evacuation)) && node != "" {
+		// The node may wait for it to be released.
+		c.queue.AddAfter(node, quietRetry)
+	}
+}
+
+// enqueueHeld has the conditions of a node written that a maintenance selects.
+func (c *Controller) enqueueHeld(node string) {
+	if len(c.selection.MaintenancesOn(node)) > 0 {
+		c.enqueueConditions(node)
+	}
+}

@@ -1,0 +1,168 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package nodemarks reads and writes the annotations in which the server records what it did to a
+// node, and for which maintenances. The controller of nodes writes them, that of maintenances reads
+// them: a maintenance is complete when no node names it any more. A kubelet may annotate its own
+// node, so all of it is input.
+package nodemarks
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/tools/cache"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+)
+
+// Annotations are the keys of the annotations.
+var Annotations = []string{v1alpha1.AnnotationCordonedBy, v1alpha1.AnnotationTaintedBy, v1alpha1.AnnotationConditionsBy}
+
+// MaxMaintenances is how many maintenances of an annotation are read.
+const MaxMaintenances = 50
+
+// Owners are the maintenances that a cordon or a taint is for, UIDs by name.
+type Owners map[string]types.UID
+
+// Has reports whether a maintenance is among them.
+func (o Owners) Has(nm *v1alpha1.NodeMaintenance) bool {
+	return o[nm.Name] == nm.UID && nm.UID != ""
+}
+
+// HasAny reports whether one of others is among them.
+func (o Owners) HasAny(others Owners) bool {
+	for name, uid := range others {
+		if o[name] == uid {
+			return true
+		}
+	}
+	return false
+}
+
+// Mark is the value of the annotation about the cordon or the taints of a node. A server undoes
+// only what has its own storage's ID: another storage does not know these maintenances, so to its
+// server they all seem deleted.
+type Mark struct {
+	Storage      string `json:"storage"`
+	Maintenances Owners `json:"maintenances"`
+	// Taints are the keys of the taints that the server has added. A taint of ours that is not
+	// among them was added by another client and stays.
+	Taints []string `json:"taints,omitempty"`
+}
+
+// Read reads the annotation about the cordon or the taints of a node. One that cannot be read
+// counts as absent, and so do names that no maintenance can have: what it is about is then taken
+// for the work of another client.
+func Read(node *corev1.Node, annotation string) Mark {
+	value, ok := node.Annotations[annotation]
+	if !ok {
+		return Mark{}
+	}
+	var m Mark
+	if err := json.Unmarshal([]byte(value), &m); err != nil {
+		return Mark{}
+	}
+	maps.DeleteFunc(m.Maintenances, func(name string, uid types.UID) bool {
+		return uid == "" || len(validation.IsDNS1123Subdomain(name)) > 0
+	})
+	if len(m.Maintenances) > MaxMaintenances {
+		for _, name := range slices.Sorted(maps.Keys(m.Maintenances))[MaxMaintenances:] {
+			delete(m.Maintenances, name)
+		}
+	}
+	if len(m.Maintenances) == 0 {
+		return Mark{Storage: m.Storage}
+	}
+	return m
+}
+
+// Encode returns the value of the annotation, nil to remove it.
+func (m Mark) Encode() any {
+	if len(m.Maintenances) == 0 {
+		return nil
+	}
+	text, err := json.Marshal(m)
+	if err != nil {
+		panic(err) // strings only
+	}
+	return string(text)
+}
+
+// CordonedBy returns the maintenances that the cordon of a node is for, of whatever storage.
+func CordonedBy(node *corev1.Node) Owners {
+	return Read(node, v1alpha1.AnnotationCordonedBy).Maintenances
+}
+
+// TaintedBy returns the maintenances that our taints on a node are for, of whatever storage.
+func TaintedBy(node *corev1.Node) Owners {
+	return Read(node, v1alpha1.AnnotationTaintedBy).Maintenances
+}
+
+// Holds reports whether the cordon or the taints of a node are for a maintenance.
+func Holds(node *corev1.Node, nm *v1alpha1.NodeMaintenance) bool {
+	return CordonedBy(node).Has(nm) || TaintedBy(node).Has(nm)
+}
+
+// Names returns the names of the maintenances that the annotations of a node name.
+func Names(node *corev1.Node) sets.Set[string] {
+	return sets.KeySet(CordonedBy(node)).Union(sets.KeySet(TaintedBy(node))).Union(sets.KeySet(ReadConditions(node).Maintenances))
+}
+
+// UIDs returns the UIDs of the maintenances that the annotations of a node name.
+func UIDs(node *corev1.Node) sets.Set[types.UID] {
+	uids := sets.New[types.UID]()
+	for _, owners := range []Owners{CordonedBy(node), TaintedBy(node)} {
+		for _, uid := range owners {
+			uids.Insert(uid)
+		}
+	}
+	for _, recorded := range ReadConditions(node).Maintenances {
+		uids.Insert(recorded.UID)
+	}
+	return uids
+}
+
+// Same reports whether two states of a node have the same annotations of ours.
+func Same(a, b *corev1.Node) bool {
+	return !slices.ContainsFunc(Annotations, func(key string) bool { return a.Annotations[key] != b.Annotations[key] })
+}
+
+// NodesByMaintenance is the index of nodes by the UIDs of the maintenances that their annotations
+// name.
+const NodesByMaintenance = "haulout.dev/nodes-by-maintenance"
+
+// AddNodesByMaintenance adds the index, unless another controller has done so. The informer must
+// not run yet.
+func AddNodesByMaintenance(informer cache.SharedIndexInformer) error {
+	return controllercache.AddIndex(informer, NodesByMaintenance, func(obj any) ([]string, error) {
+		node, ok := obj.(*corev1.Node)
+		if !ok {
+			return nil, nil
+		}
+		var uids []string
+		for uid := range UIDs(node) {
+			uids = append(uids, string(uid))
+		}
+		return uids, nil
+	})
+}

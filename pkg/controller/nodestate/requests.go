@@ -1,0 +1,196 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodestate
+
+import (
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+)
+
+// RequestPatience is how long a request for an Evacuation is taken for granted although the cache
+// does not show it.
+const RequestPatience = 10 * time.Second
+
+// Requests remembers, until the cache shows it, for which pods an Evacuation was requested: so that
+// it is not requested twice, and so that it can be withdrawn before the cache shows it. It also
+// remembers which pods cannot have one. It is safe for concurrent use.
+type Requests struct {
+	clock clock.PassiveClock
+
+	mu   sync.Mutex
+	pods map[types.UID]request
+	// byEvacuation are the UIDs of the pods.
+	byEvacuation map[types.NamespacedName]types.UID
+}
+
+type request struct {
+	evacuation types.NamespacedName
+	// node is the node that the pod counted for.
+	node  string
+	until time.Time
+	// unanswered: the request is under way.
+	unanswered bool
+	// terminating: it was refused because the namespace is being deleted.
+	terminating bool
+	// failures counts the requests that failed one after the other; failure is the last error.
+	failures int
+	failure  string
+}
+
+func newRequests(clock clock.PassiveClock) *Requests {
+	return &Requests{clock: clock, pods: map[types.UID]request{}, byEvacuation: map[types.NamespacedName]types.UID{}}
+}
+
+// Remember notes, before the request is sent, that an Evacuation is requested for a pod. The caller
+// calls Answered after it.
+func (r *Requests) Remember(pod *corev1.Pod) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.pods[pod.UID]
+	evacuation := types.NamespacedName{Namespace: pod.Namespace, Name: protocol.CanonicalName(pod.Name, pod.UID)}
+	r.byEvacuation[evacuation] = pod.UID
+	r.pods[pod.UID] = request{
+		evacuation: evacuation, node: controllercache.NodeOf(pod), until: r.clock.Now().Add(RequestPatience), unanswered: true,
+		// A namespace that is being deleted never comes back.
+		terminating: before.terminating,
+		failures:    before.failures, failure: before.failure,
+	}
+}
+
+// Answered notes that the request for a pod was answered, or has failed.
+func (r *Requests) Answered(pod types.UID) {
+	r.change(pod, func(r *request) { r.unanswered = false })
+}
+
+// Refuse notes that a pod cannot have an Evacuation because its namespace is being deleted.
+func (r *Requests) Refuse(pod types.UID) {
+	r.change(pod, func(r *request) { r.terminating = true })
+}
+
+// Failed notes that no Evacuation could be created for a pod, and reports whether that is the
+// second time.
+func (r *Requests) Failed(pod types.UID, err error) (twice bool) {
+	r.change(pod, func(r *request) {
+		r.failures++
+		r.failure = err.Error()
+		twice = r.failures == 2
+	})
+	return twice
+}
+
+// Failure returns why no Evacuation could be created for a pod, if that has failed twice.
+func (r *Requests) Failure(pod types.UID) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if request := r.pods[pod]; request.failures >= 2 {
+		return request.failure
+	}
+	return ""
+}
+
+// Retry has a pod asked again without waiting.
+func (r *Requests) Retry(pod types.UID) {
+	r.change(pod, func(r *request) { r.until = time.Time{} })
+}
+
+func (r *Requests) change(pod types.UID, modify func(*request)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if request, ok := r.pods[pod]; ok {
+		modify(&request)
+		r.pods[pod] = request
+	}
+}
+
+// On returns the Evacuations that were requested for pods of a node and that the cache does not
+// show.
+func (r *Requests) On(node string) []types.NamespacedName {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []types.NamespacedName
+	for _, request := range r.pods {
+		if request.node == node && !request.terminating {
+			out = append(out, request.evacuation)
+		}
+	}
+	return out
+}
+
+// Of returns the request for an Evacuation that the cache does not show.
+func (r *Requests) Of(evacuation types.NamespacedName) (Request, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	uid, requested := r.byEvacuation[evacuation]
+	one := r.pods[uid]
+	return Request{Pod: uid, Node: one.node, Unanswered: one.unanswered}, requested && !one.terminating
+}
+
+// Request is a request for an Evacuation.
+type Request struct {
+	// Pod is the UID of the pod, Node the node that it counted for.
+	Pod  types.UID
+	Node string
+	// Unanswered: the request is under way.
+	Unanswered bool
+}
+
+// AnyRecent reports whether a request for a pod of a node was made a moment ago and has not failed.
+func (r *Requests) AnyRecent(node string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, request := range r.pods {
+		if request.node == node && !request.terminating && request.failures == 0 && r.clock.Now().Before(request.until) {
+			return true
+		}
+	}
+	return false
+}
+
+// Wait returns how long to wait before asking again.
+func (r *Requests) Wait(pod types.UID) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	request, ok := r.pods[pod]
+	if !ok {
+		return 0
+	}
+	return request.until.Sub(r.clock.Now())
+}
+
+// InTerminatingNamespace reports whether a pod was refused an Evacuation because its namespace is
+// being deleted.
+func (r *Requests) InTerminatingNamespace(pod types.UID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pods[pod].terminating
+}
+
+// Forget drops what is remembered of a pod: the cache shows its Evacuation as it was requested, or
+// the Evacuation or the pod is deleted.
+func (r *Requests) Forget(pod types.UID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.byEvacuation, r.pods[pod].evacuation)
+	delete(r.pods, pod)
+}

@@ -1,0 +1,375 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package nodestate keeps what the controllers of nodes and of maintenances both need to know about
+// a node and its pods and cannot read from one object: the pods as a drain sees them, the
+// Evacuations that the caches do not show yet, what is failing, and since when the node has been
+// seen cordoned. All of it may be dropped at any time. Then pods are classified again, a drain
+// waits once more for the scheduler, and what fails is shown a minute later.
+package nodestate
+
+import (
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/informers"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/controller/selection"
+	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/inflight"
+)
+
+// DefaultDaemonSetBudgetPatience is the default of Config.DaemonSetBudgetPatience.
+const DefaultDaemonSetBudgetPatience = 5 * time.Minute
+
+// Config is what a State needs.
+type Config struct {
+	// HostInformers are those of the host cluster; their transform must leave what cache.Strip
+	// leaves. MaintenanceInformers are those of our own API.
+	HostInformers        informers.SharedInformerFactory
+	MaintenanceInformers externalversions.SharedInformerFactory
+	// Selection tells of changes of nodes. The State subscribes to it, so make the State before
+	// others subscribe that need it.
+	Selection *selection.Selection
+	// Evictions are the evictions in flight.
+	Evictions *inflight.Evictions
+	Clock     clock.PassiveClock
+	// Evacuators are the classes of the built-in evacuators that are on. Pods that only one of the
+	// others could move are left running.
+	Evacuators sets.Set[string]
+	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may be closed before the
+	// pod is kept on its node; 0 is 5 minutes.
+	DaemonSetBudgetPatience time.Duration
+	// OwnPod is the pod that this server runs in; an empty name means none.
+	OwnPod types.NamespacedName
+}
+
+// Subscriber is told of changes after the state has taken them in. Its functions must not block;
+// nil ones are not called. Old is nil for a new object, and the new one is nil for a deleted one.
+type Subscriber struct {
+	// Pod and Evacuation are called for each event that changes what a drain reads.
+	Pod        func(old, pod *corev1.Pod)
+	Evacuation func(old, evacuation *v1alpha1.Evacuation)
+	// Changed is called with the name of a node when something about it begins to fail or fails no
+	// longer, or it was uncordoned for a maintenance that exists to do so.
+	Changed func(node string)
+	// RequestEnded is called with the name of a node when an Evacuation that was requested turns
+	// out not to exist.
+	RequestEnded func(node string)
+}
+
+// State is what is known about nodes and their pods. It is safe for concurrent use.
+type State struct {
+	// Cordons and Taints are about the cordons and the taints of the server.
+	Cordons, Taints *Cordons
+	// Troubles is what fails about nodes.
+	Troubles *Troubles
+	// Requests are the Evacuations that were requested.
+	Requests *Requests
+	// Nodes are the nodes, as cached or as written by this process.
+	Nodes loop.Latest[*corev1.Node]
+
+	clock             clock.PassiveClock
+	selection         *selection.Selection
+	pods, evacuations cache.Indexer
+	podLister         corelisters.PodLister
+	evacuationLister  maintenancelisters.EvacuationLister
+	maintenanceLister maintenancelisters.NodeMaintenanceLister
+	evictions         *inflight.Evictions
+	evacuators        sets.Set[string]
+	budgetPatience    time.Duration
+	ownPod            types.NamespacedName
+	// ownOwner is the UID of the controller of ownPod, once that pod was seen.
+	ownOwner    atomic.Value
+	views       *views
+	subscribers []Subscriber
+	synced      []cache.InformerSynced
+}
+
+// New makes a State and registers its handlers and indexes; the informers must not run yet.
+func New(config Config) (*State, error) {
+	if config.DaemonSetBudgetPatience == 0 {
+		config.DaemonSetBudgetPatience = DefaultDaemonSetBudgetPatience
+	}
+	pods := config.HostInformers.Core().V1().Pods().Informer()
+	maintenance := config.MaintenanceInformers.Maintenance().V1alpha1()
+	evacuations := maintenance.Evacuations().Informer()
+	s := &State{
+		Cordons: newCordons(config.Clock), Taints: newCordons(config.Clock), Requests: newRequests(config.Clock),
+		Nodes:             loop.NewLatest[*corev1.Node](config.HostInformers.Core().V1().Nodes().Informer().GetStore()),
+		clock:             config.Clock,
+		selection:         config.Selection,
+		pods:              pods.GetIndexer(),
+		evacuations:       evacuations.GetIndexer(),
+		podLister:         controllercache.PodLister(pods.GetIndexer()),
+		evacuationLister:  maintenance.Evacuations().Lister(),
+		maintenanceLister: maintenance.NodeMaintenances().Lister(),
+		evictions:         config.Evictions,
+		evacuators:        config.Evacuators,
+		budgetPatience:    config.DaemonSetBudgetPatience,
+		ownPod:            config.OwnPod,
+		views:             newViews(),
+	}
+	s.Troubles = newTroubles(config.Clock, func(node string) { s.tell(func(sub Subscriber) func(string) { return sub.Changed }, node) })
+	if err := controllercache.AddPodsByNode(pods); err != nil {
+		return nil, fmt.Errorf("add index: %w", err)
+	}
+	if err := controllercache.AddEvacuationsByNode(evacuations); err != nil {
+		return nil, fmt.Errorf("add index: %w", err)
+	}
+	config.Selection.Subscribe(selection.Subscriber{Node: s.nodeChanged, Maintenance: s.maintenanceChanged})
+	for _, w := range []struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandler
+	}{
+		{pods, controllercache.UnpackedPods(controllercache.HandlerOf(s.podChanged))},
+		{evacuations, controllercache.HandlerOf(s.evacuationChanged)},
+	} {
+		registration, err := w.informer.AddEventHandler(w.handler)
+		if err != nil {
+			return nil, fmt.Errorf("watch what is on nodes: %w", err)
+		}
+		s.synced = append(s.synced, registration.HasSynced)
+	}
+	return s, nil
+}
+
+// Subscribe adds a subscriber, which is told after those before it. The informers must not run yet.
+func (s *State) Subscribe(subscriber Subscriber) {
+	s.subscribers = append(s.subscribers, subscriber)
+}
+
+// HasSynced reports whether the state has everything that the informers had when they started.
+func (s *State) HasSynced() bool {
+	for _, synced := range s.synced {
+		if !synced() {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *State) nodeChanged(change selection.NodeChange) {
+	old, node := change.Old, change.New
+	if old != nil && (node == nil || old.UID != node.UID) {
+		s.Cordons.forget(old)
+		s.Taints.forget(old)
+		s.Troubles.Forget(old.Name)
+		s.views.drop(old.Name)
+	}
+	if node == nil {
+		return
+	}
+	s.Cordons.observe(node)
+	if old != nil && (!labels.Equals(old.Labels, node.Labels) || !SameTaints(old, node) || !nodemarks.Same(old, node)) {
+		// Whether a pod of this server stays depends on the taints.
+		s.views.drop(node.Name)
+	}
+}
+
+// maintenanceChanged forgets what is on nodes that no maintenance selects any more.
+func (s *State) maintenanceChanged(_, nm *v1alpha1.NodeMaintenance) {
+	if nm == nil || v1alpha1.IsDone(nm) {
+		s.views.retain(func(node string) bool { return len(s.selection.MaintenancesOn(node)) > 0 })
+	}
+}
+
+func (s *State) podChanged(old, pod *corev1.Pod) {
+	for _, p := range []*corev1.Pod{old, pod} {
+		if p != nil {
+			s.views.drop(controllercache.NodeOf(p))
+		}
+	}
+	if pod == nil {
+		s.Requests.Forget(old.UID)
+	}
+	if old != nil && pod != nil && samePod(old, pod) {
+		return
+	}
+	for _, subscriber := range s.subscribers {
+		if subscriber.Pod != nil {
+			subscriber.Pod(old, pod)
+		}
+	}
+}
+
+func (s *State) evacuationChanged(old, evacuation *v1alpha1.Evacuation) {
+	latest := evacuation
+	if latest == nil {
+		latest = old
+	}
+	s.views.drop(s.NodeOf(latest))
+	if evacuation == nil || IsOurs(evacuation) {
+		s.Requests.Forget(latest.Spec.PodRef.UID)
+	}
+	if old != nil && evacuation != nil && sameEvacuation(old, evacuation) {
+		return
+	}
+	for _, subscriber := range s.subscribers {
+		if subscriber.Evacuation != nil {
+			subscriber.Evacuation(old, evacuation)
+		}
+	}
+}
+
+// samePod reports whether nothing has changed about a pod that a drain reads.
+func samePod(a, b *corev1.Pod) bool {
+	return a.UID == b.UID && controllercache.NodeOf(a) == controllercache.NodeOf(b) && a.Status.Phase == b.Status.Phase &&
+		labels.Equals(a.Labels, b.Labels) && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) &&
+		equality.Semantic.DeepEqual(a.OwnerReferences, b.OwnerReferences)
+}
+
+// sameEvacuation reports whether nothing has changed about an Evacuation that a drain reads.
+func sameEvacuation(a, b *v1alpha1.Evacuation) bool {
+	return a.UID == b.UID && slices.Equal(a.Finalizers, b.Finalizers) && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) &&
+		TrueReason(a, v1alpha1.ConditionComplete) == TrueReason(b, v1alpha1.ConditionComplete) &&
+		TrueReason(a, v1alpha1.ConditionBlocked) == TrueReason(b, v1alpha1.ConditionBlocked)
+}
+
+// TrueReason returns the reason of a condition of an Evacuation that is True, otherwise "".
+func TrueReason(e *v1alpha1.Evacuation, conditionType string) string {
+	if condition := meta.FindStatusCondition(e.Status.Conditions, conditionType); condition != nil && condition.Status == metav1.ConditionTrue {
+		return condition.Reason
+	}
+	return ""
+}
+
+// DropView has the pods of a node classified again.
+func (s *State) DropView(node string) { s.views.drop(node) }
+
+// IsOurs reports whether an Evacuation has the finalizer of the instigator NodeMaintenance.
+func IsOurs(e *v1alpha1.Evacuation) bool {
+	return slices.Contains(e.Finalizers, v1alpha1.FinalizerInstigatorNodeMaintenance)
+}
+
+// EvacuationOf returns the Evacuation of a pod, or nil.
+func (s *State) EvacuationOf(pod *corev1.Pod) *v1alpha1.Evacuation {
+	e, err := s.evacuationLister.Evacuations(pod.Namespace).Get(protocol.CanonicalName(pod.Name, pod.UID))
+	if err != nil || e.Spec.PodRef.UID != pod.UID {
+		return nil
+	}
+	return e
+}
+
+// PodOf returns the pod of an Evacuation, nil if the cache does not show it.
+func (s *State) PodOf(e *v1alpha1.Evacuation) *corev1.Pod {
+	pod, err := s.podLister.Pods(e.Namespace).Get(e.Spec.PodRef.Name)
+	if err != nil || pod.UID != e.Spec.PodRef.UID {
+		return nil
+	}
+	return pod
+}
+
+// NodeOf returns the node that an Evacuation is about, "" if that is not known.
+func (s *State) NodeOf(e *v1alpha1.Evacuation) string {
+	if e.Spec.NodeName != "" {
+		return e.Spec.NodeName
+	}
+	if pod := s.PodOf(e); pod != nil {
+		return controllercache.NodeOf(pod)
+	}
+	return ""
+}
+
+// OurEvacuations returns the Evacuations with our finalizer of pods that count for a node, those
+// that are only nominated for it included.
+func (s *State) OurEvacuations(node string) []*v1alpha1.Evacuation {
+	return slices.DeleteFunc(slices.Concat(s.evacuationsIn(node), s.EvacuationsWithoutNode()), func(e *v1alpha1.Evacuation) bool {
+		return !IsOurs(e) || s.NodeOf(e) != node
+	})
+}
+
+// EvacuationsWithoutNode returns the Evacuations of pods that were on no node when they were
+// requested.
+func (s *State) EvacuationsWithoutNode() []*v1alpha1.Evacuation {
+	return s.evacuationsIn("")
+}
+
+// evacuationsIn returns the Evacuations whose spec has the given node.
+func (s *State) evacuationsIn(node string) []*v1alpha1.Evacuation {
+	objects, err := s.evacuations.ByIndex(controllercache.EvacuationsByNode, node)
+	if err != nil {
+		utilruntime.HandleError(fmt.Errorf("list evacuations by node from the cache: %w", err))
+	}
+	out := make([]*v1alpha1.Evacuation, len(objects))
+	for i := range objects {
+		out[i] = objects[i].(*v1alpha1.Evacuation)
+	}
+	return out
+}
+
+// HasOurs reports whether an Evacuation of ours is left for a pod of a node, or was requested and
+// is not shown by the cache.
+func (s *State) HasOurs(node string) bool {
+	return len(s.Requests.On(node)) > 0 || len(s.OurEvacuations(node)) > 0
+}
+
+// IsEvicting reports whether an eviction is in flight for a pod of a node that no instigator asks
+// for any more. No further one is sent: the sender asks the cache before.
+func (s *State) IsEvicting(node string) bool {
+	return slices.ContainsFunc(s.evictions.List(), func(e inflight.Eviction) bool { return s.isWithdrawnFrom(e, node) })
+}
+
+// NoteLifted notes that a maintenance that exists to uncordon its nodes has had its effect on a
+// node.
+func (s *State) NoteLifted(node *corev1.Node, maintenance types.UID) {
+	s.Cordons.noteLifted(node, maintenance)
+	s.tell(func(sub Subscriber) func(string) { return sub.Changed }, node.Name)
+}
+
+// EndRequest notes that an Evacuation that was requested for a pod of a node does not exist.
+func (s *State) EndRequest(node string, pod types.UID) {
+	s.Requests.Forget(pod)
+	s.tell(func(sub Subscriber) func(string) { return sub.RequestEnded }, node)
+}
+
+func (s *State) tell(which func(Subscriber) func(string), node string) {
+	for _, subscriber := range s.subscribers {
+		if f := which(subscriber); f != nil {
+			f(node)
+		}
+	}
+}
+
+// isWithdrawnFrom reports whether an eviction is in flight for a pod on a node and no instigator
+// asks for it any more.
+func (s *State) isWithdrawnFrom(eviction inflight.Eviction, node string) bool {
+	e, err := s.evacuationLister.Evacuations(eviction.Evacuation.Namespace).Get(eviction.Evacuation.Name)
+	if err == nil && !protocol.IsWithdrawn(e) {
+		return false
+	}
+	pod, err := s.podLister.Pods(eviction.Evacuation.Namespace).Get(eviction.Pod)
+	return err == nil && pod.UID == eviction.UID && controllercache.NodeOf(pod) == node
+}

@@ -1,0 +1,186 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodestate
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+)
+
+// Pod is a live pod that counts for a node.
+type Pod struct {
+	*corev1.Pod
+	// Plan is the pod as the planner sees it.
+	Plan drainplan.Pod
+	// Kept is why the pod is left running, "" if it is to leave.
+	Kept drainplan.LeftReason
+	// Own: it is a pod of this server.
+	Own bool
+	// KeptAt is when its closed budget is a reason to keep it, zero if it is not waiting for one.
+	KeptAt time.Time
+	// Evacuation is the pod's Evacuation, or nil.
+	Evacuation *v1alpha1.Evacuation
+}
+
+// View is what the caches hold of the pods of a node. It is never changed: a change is seen in a
+// new one.
+type View struct {
+	// Pods are the live pods that count for the node, sorted by namespace and name.
+	Pods []Pod
+	// Plan is the node as the planner sees it: without the pods that are left running.
+	Plan *drainplan.Node
+	// Recheck is when the next of its pods is to be kept, zero if none waits for that: no event
+	// tells of it.
+	Recheck time.Time
+}
+
+// Keeps reports whether a pod is in the view as one that is left running.
+func (v *View) Keeps(uid types.UID) bool {
+	return slices.ContainsFunc(v.Pods, func(p Pod) bool { return p.UID == uid && p.Kept != "" })
+}
+
+// views keeps the views of nodes until a pod or an Evacuation on them changes, so that an event
+// costs what is on its node, not what is in the cluster.
+type views struct {
+	mu     sync.Mutex
+	byNode map[string]*viewSlot
+}
+
+type viewSlot struct {
+	// uid is that of the node that the view is about.
+	uid types.UID
+	// changes counts the events of the node: a view that was begun before one of them is not kept.
+	changes uint64
+	view    *View
+}
+
+func newViews() *views {
+	return &views{byNode: map[string]*viewSlot{}}
+}
+
+// of returns the view of a node, from build if none is kept.
+func (v *views) of(node *corev1.Node, build func(*corev1.Node) (*View, error)) (*View, error) {
+	v.mu.Lock()
+	slot := v.byNode[node.Name]
+	if slot == nil || slot.uid != node.UID {
+		slot = &viewSlot{uid: node.UID}
+		v.byNode[node.Name] = slot
+	}
+	if kept := slot.view; kept != nil {
+		v.mu.Unlock()
+		return kept, nil
+	}
+	changes := slot.changes
+	v.mu.Unlock()
+	view, err := build(node)
+	if err != nil {
+		return nil, err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if slot.changes == changes {
+		slot.view = view
+	}
+	return view, nil
+}
+
+// drop notes that something on a node has changed.
+func (v *views) drop(node string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if slot := v.byNode[node]; slot != nil {
+		slot.changes++
+		slot.view = nil
+	}
+}
+
+// retain forgets the nodes that are not to be kept.
+func (v *views) retain(keep func(node string) bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	maps.DeleteFunc(v.byNode, func(node string, _ *viewSlot) bool { return !keep(node) })
+}
+
+// View returns what the caches hold of the pods of a node. The caller asks again at Recheck.
+func (s *State) View(node *corev1.Node) (*View, error) {
+	view, err := s.views.of(node, s.buildView)
+	if err == nil && !view.Recheck.IsZero() && !s.clock.Now().Before(view.Recheck) {
+		s.views.drop(node.Name)
+		return s.views.of(node, s.buildView)
+	}
+	return view, err
+}
+
+func (s *State) buildView(node *corev1.Node) (*View, error) {
+	objects, err := s.pods.ByIndex(controllercache.PodsByNode, node.Name)
+	if err != nil {
+		return nil, err
+	}
+	view := &View{Pods: make([]Pod, 0, len(objects)), Plan: &drainplan.Node{Name: node.Name, UID: node.UID}}
+	for _, obj := range objects {
+		pod := controllercache.UnpackPod(obj)
+		if !drainplan.IsLive(pod) {
+			continue
+		}
+		live := s.Classify(pod, node)
+		if !live.KeptAt.IsZero() && live.Kept == "" && (view.Recheck.IsZero() || live.KeptAt.Before(view.Recheck)) {
+			view.Recheck = live.KeptAt
+		}
+		view.Pods = append(view.Pods, live)
+	}
+	slices.SortFunc(view.Pods, func(a, b Pod) int {
+		if a.Namespace != b.Namespace {
+			return strings.Compare(a.Namespace, b.Namespace)
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	view.Plan.Pods = make([]drainplan.Pod, 0, len(view.Pods))
+	for i := range view.Pods {
+		if view.Pods[i].Kept == "" {
+			view.Plan.Pods = append(view.Plan.Pods, view.Pods[i].Plan)
+		}
+	}
+	return view, nil
+}
+
+// Classify returns what a drain makes of a pod on a node.
+func (s *State) Classify(pod *corev1.Pod, node *corev1.Node) Pod {
+	plan := drainplan.PodOf(pod, node.UID)
+	live := Pod{Pod: pod, Plan: plan, Kept: drainplan.Left(pod, plan.Type, s.evacuators), Own: s.isOwn(pod)}
+	live.Evacuation = s.EvacuationOf(pod)
+	if live.Evacuation != nil && live.Kept == "" && plan.Type == v1alpha1.PodTypeDaemonSet {
+		var waits bool
+		if live.KeptAt, waits = protocol.KeptByBudgetAt(live.Evacuation, s.budgetPatience); waits && !s.clock.Now().Before(live.KeptAt) {
+			live.Kept = drainplan.LeftBudget
+		}
+	}
+	if live.Own && live.Kept == "" && s.hasComeBack(pod, node) {
+		live.Kept = drainplan.LeftOwn
+	}
+	return live
+}

@@ -1,0 +1,47 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodestate
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+)
+
+func TestViewsThatWereBegunBeforeAnEventAreNotKept(t *testing.T) {
+	v := newViews()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}
+	old, current := &View{}, &View{Plan: &drainplan.Node{}}
+	got, err := v.of(node, func(*corev1.Node) (*View, error) {
+		v.drop("n")
+		return old, nil
+	})
+	if err != nil || got != old {
+		t.Fatalf("got %v, %v", got, err)
+	}
+	for range 2 {
+		if got, err = v.of(node, func(*corev1.Node) (*View, error) { return current, nil }); err != nil || got != current {
+			t.Fatalf("got %v, %v, want the newer one", got, err)
+		}
+	}
+	if got, err = v.of(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "other"}}, func(*corev1.Node) (*View, error) { return old, nil }); err != nil || got != old {
+		t.Errorf("got %v, %v: a node that was created again is another node", got, err)
+	}
+}

@@ -1,0 +1,160 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package selection
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/size"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+)
+
+// Subscriber is told of changes after the selection has taken them in. Its functions must not
+// block; nil ones are not called. Old is nil for a new object, and the new one is nil for a deleted
+// one.
+type Subscriber struct {
+	// Node is called for each event of a node.
+	Node func(NodeChange)
+	// Maintenance is called for each event of a maintenance. One that is deleted still selects its
+	// nodes while it is called.
+	Maintenance func(old, nm *maintenancev1alpha1.NodeMaintenance)
+	// Released is called with the name of each node that lingered and is selected no longer.
+	Released func(node string)
+}
+
+// NodeChange is an event of a node.
+type NodeChange struct {
+	Old, New *corev1.Node
+	// Concerned are the maintenances that selected or ignored the node before or do so now, sorted.
+	Concerned []string
+	// Lingering are those whose selectors have stopped matching by this event. The node stays
+	// selected for the time Lingering.
+	Lingering []string
+}
+
+// New makes the index and registers its handlers; the informers must not run yet.
+func New(nodes, maintenances cache.SharedIndexInformer, clock clock.PassiveClock) (*Selection, error) {
+	s := newSelection(clock)
+	for _, w := range []struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandler
+	}{
+		{maintenances, controllercache.HandlerOf(s.maintenanceChanged)},
+		{nodes, controllercache.HandlerOf(s.nodeChanged)},
+	} {
+		registration, err := w.informer.AddEventHandler(w.handler)
+		if err != nil {
+			return nil, fmt.Errorf("watch what selects nodes: %w", err)
+		}
+		s.synced = append(s.synced, registration.HasSynced)
+	}
+	return s, nil
+}
+
+func newSelection(clock clock.PassiveClock) *Selection {
+	return &Selection{
+		clock: clock, nodes: map[string]*corev1.Node{}, maintenances: map[string]*selected{}, byNode: map[string]sets.Set[string]{},
+	}
+}
+
+// Subscribe adds a subscriber, which is told after those before it. The informers must not run yet.
+func (s *Selection) Subscribe(subscriber Subscriber) {
+	s.subscribers = append(s.subscribers, subscriber)
+}
+
+// HasSynced reports whether the index has everything that the informers had when they started.
+func (s *Selection) HasSynced() bool {
+	for _, synced := range s.synced {
+		if !synced() {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *Selection) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMaintenance) {
+	if nm != nil {
+		if err := s.SetMaintenance(nm); err != nil {
+			utilruntime.HandleError(fmt.Errorf("maintenance %s: %w", nm.Name, err))
+		}
+	}
+	for _, subscriber := range s.subscribers {
+		if subscriber.Maintenance != nil {
+			subscriber.Maintenance(old, nm)
+		}
+	}
+	if nm == nil {
+		s.RemoveMaintenance(old.Name)
+	}
+}
+
+func (s *Selection) nodeChanged(old, node *corev1.Node) {
+	change := NodeChange{Old: old, New: node}
+	switch {
+	case node == nil:
+		change.Concerned = s.RemoveNode(old.Name)
+	case old != nil && old.UID == node.UID && labels.Equals(old.Labels, node.Labels):
+		// Nothing that a selector reads has changed, but a write needs the latest resource version.
+		s.refreshNode(node)
+		change.Concerned = s.MaintenancesOn(node.Name)
+	default:
+		change.Concerned, change.Lingering = s.SetNode(node)
+	}
+	for _, subscriber := range s.subscribers {
+		if subscriber.Node != nil {
+			subscriber.Node(change)
+		}
+	}
+}
+
+// ReleaseExpired releases the nodes of a maintenance that have lingered for long enough. It returns
+// how long it takes until the next one is due, 0 if none is.
+func (s *Selection) ReleaseExpired(maintenance string) time.Duration {
+	gone, next := s.expire(maintenance)
+	for _, node := range gone {
+		for _, subscriber := range s.subscribers {
+			if subscriber.Released != nil {
+				subscriber.Released(node)
+			}
+		}
+	}
+	return next
+}
+
+// TooLarge returns an error if the status of a maintenance that holds nodes could not be stored for
+// all nodes that it selects. Such a maintenance takes no further node. Admission refuses it for the
+// nodes that it knows; others may have been added since.
+func (s *Selection) TooLarge(nm *maintenancev1alpha1.NodeMaintenance) error {
+	if !maintenancev1alpha1.IsHolding(nm) {
+		return nil
+	}
+	nodes := s.Count(nm.Name)
+	if bytes := size.StatusBytes(nm.Spec.DrainPlan, nodes); bytes > size.MaxStatusBytes {
+		return fmt.Errorf("the status of %d nodes with this drain plan would take %d KiB, at most %d KiB can be stored: "+
+			"select fewer nodes or use fewer pod selectors; no further node is taken", nodes, bytes>>10, size.MaxStatusBytes>>10)
+	}
+	return nil
+}

@@ -1,0 +1,40 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cache
+
+import "k8s.io/client-go/tools/cache"
+
+// HandlerOf calls changed with the old and the new state of an object. Old is nil for a new object,
+// and the new one is nil for a deleted one. T is the type that the informer stores.
+func HandlerOf[T any](changed func(old, new *T)) cache.ResourceEventHandler {
+	cast := func(obj any) *T {
+		if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+			obj = tombstone.Obj
+		}
+		object, _ := obj.(*T)
+		return object
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { changed(nil, cast(obj)) },
+		UpdateFunc: func(old, obj any) { changed(cast(old), cast(obj)) },
+		DeleteFunc: func(obj any) {
+			if old := cast(obj); old != nil {
+				changed(old, nil)
+			}
+		},
+	}
+}
