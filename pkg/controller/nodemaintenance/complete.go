@@ -41,7 +41,6 @@ const releaseRetry = 5 * time.Second
 // its finalizer. Each node is released by itself: one that cannot be keeps its own message, and the
 // others go. A maintenance without the finalizer has been through this.
 func (c *Controller) complete(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
-	c.memories.remove(nm.Name)
 	c.forecasts.forget(nm.UID)
 	if maintenancev1alpha1.IsDone(nm) {
 		return c.finishCompleted(ctx, nm)

@@ -120,7 +120,6 @@ type Controller struct {
 	latest    loop.Latest[*maintenancev1alpha1.NodeMaintenance]
 	written   *writeTimes
 	confirmed *confirmations
-	memories  *memories
 	tallies   *tallies
 	costs     *costs
 	problems  *problems
@@ -162,7 +161,6 @@ func New(config Config) (*Controller, error) {
 		latest:       loop.NewLatest[*maintenancev1alpha1.NodeMaintenance](maintenances.Informer().GetStore()),
 		written:      newWriteTimes(config.Clock),
 		confirmed:    newConfirmations(config.Clock),
-		memories:     newMemories(),
 		tallies:      &tallies{byName: map[string]tally{}},
 		costs:        &costs{byItem: map[string]time.Duration{}},
 		problems:     newProblems(config.Clock),
@@ -295,7 +293,6 @@ func (c *Controller) forget(name string) {
 	c.selection.RemoveMaintenance(name)
 	c.written.remove(name)
 	c.confirmed.remove(name)
-	c.memories.remove(name)
 	c.tallies.remove(name)
 	c.problems.remove(name)
 	c.costs.set(name, 0)

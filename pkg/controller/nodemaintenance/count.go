@@ -30,11 +30,9 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// nodeCount is what one node adds to the status of a maintenance and what is to be done there. It
-// is never changed.
+// nodeCount is what one node adds to the status of a maintenance and what is to be done there.
 type nodeCount struct {
-	// view and targets are what was counted.
-	view    *nodestate.View
+	// targets are those that the node has reached.
 	targets drainplan.Targets
 
 	pending, evacuating, stuck, left int32
@@ -55,7 +53,7 @@ type nodeCount struct {
 	leftOnPurpose []string
 	// unasked are the pods that are asked to leave and need an Evacuation, or our finalizer on
 	// theirs.
-	unasked []nodestate.Pod
+	unasked []*nodestate.Pod
 	// unwanted are the Evacuations with our finalizer of pods that the targets do not cover (any
 	// more).
 	unwanted []*maintenancev1alpha1.Evacuation
@@ -64,13 +62,12 @@ type nodeCount struct {
 // count adds the pods of a node up. covered are all entries of the plan, targets those that the
 // node has reached.
 func (c *Controller) count(view *nodestate.View, covered, targets drainplan.Targets) *nodeCount {
-	n := &nodeCount{view: view, targets: targets}
+	n := &nodeCount{targets: targets}
 	for i := range view.Pods {
 		pod := &view.Pods[i]
-		ours := pod.Evacuation != nil && nodestate.IsOurs(pod.Evacuation)
 		targeted := pod.Kept == "" && targets.Cover(pod.Plan)
 		waitsForBudget := pod.Kept == drainplan.LeftBudget && targets.Cover(pod.Plan)
-		if ours && !targeted && !waitsForBudget {
+		if pod.Ours && !targeted && !waitsForBudget {
 			n.unwanted = append(n.unwanted, pod.Evacuation)
 		}
 		if pod.Kept != "" {
@@ -84,17 +81,16 @@ func (c *Controller) count(view *nodestate.View, covered, targets drainplan.Targ
 		n.covered++
 		if targeted {
 			n.targeted++
-			if at := pod.DeletionTimestamp; at != nil && at.After(n.terminating) {
-				n.terminating = at.Time
+			if pod.StopsAt.After(n.terminating) {
+				n.terminating = pod.StopsAt
 			}
 			if pod.Own {
 				n.targetedOwn++
 			}
 			// A pod that is only nominated for the node is left to the scheduler, which drops the
 			// nomination of a cordoned node.
-			step := decideEvacuation(pod.Evacuation)
-			if pod.Spec.NodeName != "" && (step == stepCreate || step == stepAdopt) {
-				n.unasked = append(n.unasked, *pod)
+			if step := decideEvacuation(pod); pod.Bound && (step == stepCreate || step == stepAdopt) {
+				n.unasked = append(n.unasked, pod)
 			}
 		}
 		if pod.Evacuation == nil {
@@ -114,7 +110,7 @@ func (c *Controller) count(view *nodestate.View, covered, targets drainplan.Targ
 		if nodestate.TrueReason(pod.Evacuation, maintenancev1alpha1.ConditionBlocked) != "" {
 			n.stuck++
 			n.blocked = append(n.blocked, pod.Evacuation)
-		} else if why := c.state.Requests.Failure(pod.UID); why != "" && targeted && !ours {
+		} else if why := c.state.Requests.Failure(pod.UID); why != "" && targeted && !pod.Ours {
 			n.stuck++
 			n.uncreatable = append(n.uncreatable, uncreatablePod{pod.Namespace, pod.Name, why})
 		}

@@ -83,7 +83,7 @@ func TestDecideEvacuation(t *testing.T) {
 		"one without instigators that goes on is joined": {ourEvacuation("p", "n", instigatedBy(), forbidden), stepAdopt},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := decideEvacuation(test.evacuation); got != test.want {
+			if got := decideEvacuation(&nodestate.Pod{Evacuation: test.evacuation, Ours: test.evacuation != nil && nodestate.IsOurs(test.evacuation)}); got != test.want {
 				t.Errorf("got %d, want %d", got, test.want)
 			}
 		})
@@ -536,7 +536,7 @@ func (f *fixture) drainToTheEnd(seed uint64, r *rand.Rand) {
 			f.restart()
 		}
 		if r.IntN(3) == 0 {
-			f.wantSameLooks("m")
+			f.wantSameDecision("m")
 		}
 		_ = f.Controller.sync(f.ctx, "m") // An interruption is the point here; what comes of it is checked.
 		f.cached()

@@ -51,11 +51,11 @@ const (
 )
 
 // decideEvacuation says what a pod needs that is asked to leave.
-func decideEvacuation(e *maintenancev1alpha1.Evacuation) evacuationStep {
-	switch {
+func decideEvacuation(pod *nodestate.Pod) evacuationStep {
+	switch e := pod.Evacuation; {
 	case e == nil:
 		return stepCreate
-	case nodestate.IsOurs(e):
+	case pod.Ours:
 		return stepNone
 	case e.DeletionTimestamp != nil, nodestate.TrueReason(e, maintenancev1alpha1.ConditionComplete) != "":
 		return stepWait
@@ -70,19 +70,19 @@ func decideEvacuation(e *maintenancev1alpha1.Evacuation) evacuationStep {
 //
 // DaemonSet pods are asked to leave only when the cache shows the taint that keeps the DaemonSet
 // controller from replacing them.
-func (c *Controller) evacuate(ctx context.Context, g *gathered, l *look) error {
+func (c *Controller) evacuate(ctx context.Context, g *gathered, l *decision) error {
 	tainted := sets.New[string]()
 	for _, node := range g.subject.nodes {
 		if drainplan.IsTainted(node) {
 			tainted.Insert(node.Name)
 		}
 	}
-	work := slices.DeleteFunc(c.due(g, l), func(pod nodestate.Pod) bool {
+	work := slices.DeleteFunc(c.due(g, l), func(pod *nodestate.Pod) bool {
 		return pod.Plan.Type == maintenancev1alpha1.PodTypeDaemonSet && !tainted.Has(controllercache.NodeOf(pod.Pod))
 	})
 	return c.inRounds(ctx, g.subject.Name, len(work), func(ctx context.Context, i int) error {
 		pod := work[i]
-		if decideEvacuation(pod.Evacuation) == stepAdopt {
+		if decideEvacuation(pod) == stepAdopt {
 			return c.adopt(ctx, g.subject.NodeMaintenance, pod)
 		}
 		return c.create(ctx, g.subject.NodeMaintenance, pod.Pod)
@@ -91,9 +91,9 @@ func (c *Controller) evacuate(ctx context.Context, g *gathered, l *look) error {
 
 // due returns the pods that need an Evacuation on the nodes whose targets are stored by all
 // maintenances that drain them. The others of these maintenances are looked at at once.
-func (c *Controller) due(g *gathered, l *look) []nodestate.Pod {
+func (c *Controller) due(g *gathered, l *decision) []*nodestate.Pod {
 	var behind sets.Set[string]
-	var work []nodestate.Pod
+	var work []*nodestate.Pod
 	ownToo := ownPodsAreNext(l.counts)
 	for i, node := range g.subject.nodes {
 		n := l.counts[i]
@@ -114,7 +114,7 @@ func (c *Controller) due(g *gathered, l *look) []nodestate.Pod {
 		c.queue.Add(name)
 	}
 	if !ownToo {
-		work = slices.DeleteFunc(work, func(pod nodestate.Pod) bool { return pod.Own })
+		work = slices.DeleteFunc(work, func(pod *nodestate.Pod) bool { return pod.Own })
 	}
 	return work
 }
@@ -142,7 +142,7 @@ func ownPodsAreNext(counts []*nodeCount) bool {
 
 // withdrawUnwanted takes our finalizer off the Evacuations of pods that nobody wants gone: their
 // labels have changed, or their node is another one of the same name.
-func (c *Controller) withdrawUnwanted(ctx context.Context, g *gathered, l *look) error {
+func (c *Controller) withdrawUnwanted(ctx context.Context, g *gathered, l *decision) error {
 	var work []*maintenancev1alpha1.Evacuation
 	for i, node := range g.subject.nodes {
 		for _, e := range l.counts[i].unwanted {
@@ -214,7 +214,7 @@ func (c *Controller) creationFailed(nm *maintenancev1alpha1.NodeMaintenance, pod
 
 // adopt joins the instigators of a pod's Evacuation. What keeps being refused is a blocker of the
 // pod and not an error of the whole maintenance.
-func (c *Controller) adopt(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, pod nodestate.Pod) error {
+func (c *Controller) adopt(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, pod *nodestate.Pod) error {
 	e := pod.Evacuation
 	if wait := c.state.Requests.Wait(pod.UID); wait > 0 && c.state.Requests.Failure(pod.UID) != "" {
 		c.queue.AddAfter(nm.Name, wait)

@@ -314,7 +314,7 @@ func (f *fixture) step(name string) {
 		}
 		f.cached()
 		if f.stored() == before {
-			f.wantSameLooks(name)
+			f.wantSameDecision(name)
 			return
 		}
 	}

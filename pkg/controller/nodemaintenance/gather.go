@@ -67,13 +67,11 @@ type gathered struct {
 	draining []*member
 	// views are what is on the nodes, by name, for all nodes of subject and draining.
 	views map[string]*nodestate.View
-	// memory is what earlier syncs of the subject have worked out.
-	memory *memory
 }
 
 func (c *Controller) gather(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*gathered, error) {
 	subject := c.member(ctx, nm)
-	g := &gathered{subject: subject, memory: c.memories.of(nm)}
+	g := &gathered{subject: subject}
 	var err error
 	if maintenancev1alpha1.IsDraining(nm) {
 		if g.draining, err = c.component(ctx, subject); err != nil {

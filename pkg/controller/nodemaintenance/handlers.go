@@ -36,8 +36,8 @@ import (
 // subscribe has the maintenances enqueued that an event concerns.
 func (c *Controller) subscribe(volumes cache.SharedIndexInformer) error {
 	c.selection.Subscribe(selection.Subscriber{Node: c.nodeChanged, Maintenance: c.maintenanceChanged, Released: c.nodeReleased})
-	c.state.Subscribe(nodestate.Subscriber{Pod: c.podChanged, Evacuation: c.evacuationChanged, Changed: c.markNode})
-	c.rights.Subscribe(c.markNode)
+	c.state.Subscribe(nodestate.Subscriber{Pod: c.podChanged, Evacuation: c.evacuationChanged, Changed: c.enqueueNode})
+	c.rights.Subscribe(c.enqueueNode)
 	registration, err := volumes.AddEventHandler(controllercache.HandlerOf(c.volumeAttachmentChanged))
 	if err != nil {
 		return fmt.Errorf("watch volume attachments: %w", err)
@@ -48,7 +48,7 @@ func (c *Controller) subscribe(volumes cache.SharedIndexInformer) error {
 
 func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMaintenance) {
 	if nm == nil {
-		c.markNeighbours(old)
+		c.enqueueNeighbours(old)
 		c.queue.Add(old.Name)
 		c.enqueueEvacuationsOf(old)
 		return
@@ -64,15 +64,15 @@ func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMainten
 	}
 	if old != nil && maintenancev1alpha1.IsHolding(old) != maintenancev1alpha1.IsHolding(nm) || !statusOnly || !drainplan.SameTargets(old, nm) {
 		// Not gathered with other events: they wait for these targets to be stored.
-		c.markNeighbours(nm)
+		c.enqueueNeighbours(nm)
 	}
 	if maintenancev1alpha1.IsEnding(nm) && !statusOnly {
 		c.enqueueEvacuationsOf(nm)
 	}
 }
 
-// markNeighbours has the maintenances that share a node with nm looked at, at once.
-func (c *Controller) markNeighbours(nm *maintenancev1alpha1.NodeMaintenance) {
+// enqueueNeighbours has the maintenances that share a node with nm looked at, at once.
+func (c *Controller) enqueueNeighbours(nm *maintenancev1alpha1.NodeMaintenance) {
 	for _, name := range c.selection.Neighbours(c.selection.NodesOf(nm.Name)) {
 		if name != nm.Name {
 			c.queue.Add(name)
@@ -88,13 +88,13 @@ func (c *Controller) nodeChanged(change selection.NodeChange) {
 	if old != nil && node != nil && sameNode(old, node) {
 		return
 	}
-	c.mark(change.Concerned)
+	c.enqueue(change.Concerned)
 	for _, name := range change.Lingering {
 		c.queue.AddAfter(name, selection.Lingering)
 	}
 	if old != nil {
 		// A maintenance that the node does not name any more may have been waiting for that.
-		c.mark(sets.List(nodemarks.Names(old)))
+		c.enqueue(sets.List(nodemarks.Names(old)))
 	}
 }
 
@@ -107,7 +107,7 @@ func sameNode(a, b *corev1.Node) bool {
 // nodeReleased has what was asked of the pods of a node withdrawn.
 func (c *Controller) nodeReleased(node string) {
 	c.enqueueEvacuations(node)
-	c.markNode(node)
+	c.enqueueNode(node)
 }
 
 func (c *Controller) podChanged(old, pod *corev1.Pod) {
@@ -119,7 +119,7 @@ func (c *Controller) podChanged(old, pod *corev1.Pod) {
 	}
 	for _, p := range []*corev1.Pod{old, pod} {
 		if p != nil {
-			c.markNode(controllercache.NodeOf(p))
+			c.enqueueNode(controllercache.NodeOf(p))
 		}
 	}
 }
@@ -130,7 +130,7 @@ func (c *Controller) evacuationChanged(old, evacuation *maintenancev1alpha1.Evac
 		latest = old
 	}
 	c.withdrawals.enqueue(latest)
-	c.markNode(c.state.NodeOf(latest))
+	c.enqueueNode(c.state.NodeOf(latest))
 }
 
 // enqueueEvacuationsOf has the Evacuations of the nodes of a maintenance withdrawn that no other
@@ -158,15 +158,15 @@ func (c *Controller) enqueueEvacuations(node string) {
 	}
 }
 
-func (c *Controller) markNode(node string) {
+func (c *Controller) enqueueNode(node string) {
 	if names := c.selection.MaintenancesOn(node); len(names) > 0 {
-		c.mark(names)
+		c.enqueue(names)
 	}
 }
 
-// mark has maintenances looked at soon. An item that waits already keeps its time, so that a stream
-// of events cannot put it off.
-func (c *Controller) mark(names []string) {
+// enqueue adds maintenances after the debounce. Adding one again does not extend its delay, so a
+// stream of events cannot starve it.
+func (c *Controller) enqueue(names []string) {
 	for _, name := range names {
 		c.queue.AddAfter(name, c.costs.debounce(name))
 	}

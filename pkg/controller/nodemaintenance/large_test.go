@@ -39,13 +39,12 @@ func BenchmarkLook(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := c.look(g); err != nil {
+		if _, err := c.decide(g); err != nil {
 			b.Fatal(err)
 		}
 	}
 	b.Run("first", func(b *testing.B) {
 		for b.Loop() {
-			c.memories.remove(nm.Name)
 			for n := range nodes {
 				c.state.DropView(fmt.Sprintf("node-%04d", n))
 			}
@@ -69,7 +68,7 @@ func TestStatusOf5000NodesFits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := c.look(g)
+	l, err := c.decide(g)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,20 +23,19 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// wantSameLooks checks that what the controller remembers makes no difference: the next look at a
-// maintenance comes to what a look without any memory comes to.
-func (f *fixture) wantSameLooks(name string) {
+// wantSameDecision checks that what the controller remembers makes no difference: the next look at
+// a maintenance comes to what a look without any memory comes to.
+func (f *fixture) wantSameDecision(name string) {
 	f.t.Helper()
 	nm, err := f.get(name)
 	if err != nil || maintenancev1alpha1.IsEnding(nm) {
 		return
 	}
-	remembered := f.lookAt(nm)
-	f.memories.remove(name)
+	remembered := f.decisionOf(nm)
 	for _, node := range f.nodeList() {
 		f.state.DropView(node.Name)
 	}
-	if fresh := f.lookAt(nm); !reflect.DeepEqual(remembered, fresh) {
+	if fresh := f.decisionOf(nm); !reflect.DeepEqual(remembered, fresh) {
 		f.t.Errorf("%s: with memory %+v, without %+v", name, remembered, fresh)
 	}
 }
@@ -50,13 +49,13 @@ type seen struct {
 	unwanted []string
 }
 
-func (f *fixture) lookAt(nm *maintenancev1alpha1.NodeMaintenance) seen {
+func (f *fixture) decisionOf(nm *maintenancev1alpha1.NodeMaintenance) seen {
 	f.t.Helper()
 	g, err := f.gather(f.ctx, nm)
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	l, err := f.look(g)
+	l, err := f.decide(g)
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -50,8 +50,8 @@ func (c *Controller) volumeAttachmentChanged(old, attachment *storagev1.VolumeAt
 	if before == now {
 		return
 	}
-	c.markNode(before)
-	c.markNode(now)
+	c.enqueueNode(before)
+	c.enqueueNode(now)
 }
 
 // attachedVolumes counts the volumes that are still attached to nodes.

@@ -43,8 +43,13 @@ type Pod struct {
 	Own bool
 	// KeptAt is when its closed budget is a reason to keep it, zero if it is not waiting for one.
 	KeptAt time.Time
-	// Evacuation is the pod's Evacuation, or nil.
+	// Evacuation is the pod's Evacuation, or nil; Ours: it has our finalizer.
 	Evacuation *v1alpha1.Evacuation
+	Ours       bool
+	// Bound: the pod is on the node, and not only nominated for it. StopsAt is when it is to have
+	// stopped, zero if it was not asked to. They are here since a drain reads them of every pod.
+	Bound   bool
+	StopsAt time.Time
 }
 
 // View is what the caches hold of the pods of a node. It is never changed: a change is seen in a
@@ -172,7 +177,13 @@ func (s *State) buildView(node *corev1.Node) (*View, error) {
 func (s *State) Classify(pod *corev1.Pod, node *corev1.Node) Pod {
 	plan := drainplan.PodOf(pod, node.UID)
 	live := Pod{Pod: pod, Plan: plan, Kept: drainplan.Left(pod, plan.Type, s.evacuators), Own: s.isOwn(pod)}
-	live.Evacuation = s.EvacuationOf(pod)
+	live.Bound = pod.Spec.NodeName != ""
+	if pod.DeletionTimestamp != nil {
+		live.StopsAt = pod.DeletionTimestamp.Time
+	}
+	if live.Evacuation = s.EvacuationOf(pod); live.Evacuation != nil {
+		live.Ours = IsOurs(live.Evacuation)
+	}
 	if live.Evacuation != nil && live.Kept == "" && plan.Type == v1alpha1.PodTypeDaemonSet {
 		var waits bool
 		if live.KeptAt, waits = protocol.KeptByBudgetAt(live.Evacuation, s.budgetPatience); waits && !s.clock.Now().Before(live.KeptAt) {

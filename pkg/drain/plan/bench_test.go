@@ -18,7 +18,6 @@ package plan
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 )
 
@@ -86,100 +85,19 @@ func selectorPlan() entries {
 
 var benchPlans = map[string]func() entries{"default": defaultPlan, "selectors": selectorPlan}
 
-// BenchmarkFullPlan plans without any memory.
-func BenchmarkFullPlan(b *testing.B) {
+// BenchmarkPlan plans for all maintenances, and for one of them alone.
+func BenchmarkPlan(b *testing.B) {
 	for name, plan := range benchPlans {
-		w := benchWorld(b, plan)
-		b.Run("plan="+name, func(b *testing.B) {
-			for b.Loop() {
-				if _, err := Plan(w); err != nil {
-					b.Fatal(err)
+		all := benchWorld(b, plan)
+		one := World{Maintenances: all.Maintenances[:1], Nodes: all.Nodes[:benchShare]}
+		for size, w := range map[string]World{fmt.Sprint(benchNodes): all, fmt.Sprint(benchShare): one} {
+			b.Run("plan="+name+"/nodes="+size, func(b *testing.B) {
+				for b.Loop() {
+					if _, err := Plan(w); err != nil {
+						b.Fatal(err)
+					}
 				}
-			}
-		})
-	}
-}
-
-// BenchmarkEvent plans again after one event.
-func BenchmarkEvent(b *testing.B) {
-	for name, plan := range benchPlans {
-		for event, happens := range map[string]func(int, *World, Result){
-			"pod": podGoes, "wave": waveOpens, "status": statusIsWritten, "node": nodeJoins,
-			"maintenance": func(i int, w *World, _ Result) { maintenanceArrivesOrGoes(i, w, plan) },
-		} {
-			b.Run("plan="+name+"/event="+event, func(b *testing.B) { benchEvents(b, benchWorld(b, plan), happens) })
+			})
 		}
-	}
-}
-
-// benchEvents plans once, and again after each event. An event is given the world that it may
-// change and what was planned for it.
-func benchEvents(b *testing.B, w World, event func(i int, w *World, planned Result)) {
-	b.Helper()
-	planner := NewPlanner()
-	planned, err := planner.Plan(w)
-	for i := 0; b.Loop(); i++ {
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.StopTimer()
-		event(i, &w, planned)
-		b.StartTimer()
-		planned, err = planner.Plan(w)
-	}
-}
-
-// podGoes takes one pod off a node, or brings it back.
-func podGoes(i int, w *World, _ Result) {
-	w.Nodes[1] = &Node{Name: w.Nodes[1].Name, Pods: benchPods()[1-i%2:]}
-}
-
-// waveOpens takes the one pod that all nodes of a maintenance wait for off its node, so that their
-// DaemonSet pods are asked to leave, or brings it back.
-func waveOpens(i int, w *World, _ Result) {
-	if i == 0 {
-		for at := range 2 * benchShare {
-			left := slices.DeleteFunc(benchPods(), func(p Pod) bool { return p.Type == typeDefault })
-			w.Nodes[at] = &Node{Name: w.Nodes[at].Name, Pods: left}
-		}
-		for m := range 2 {
-			clear(w.Maintenances[m].Before)
-		}
-	}
-	pods := slices.Clone(w.Nodes[0].Pods)
-	if i%2 == 0 {
-		pods = append(pods, podOf("app-0", typeDefault, 0))
-	}
-	w.Nodes[1] = &Node{Name: w.Nodes[1].Name, Pods: pods}
-}
-
-// statusIsWritten hands the targets in as they are read back: equal to those of the answer, or to
-// nothing, but never the same.
-func statusIsWritten(i int, w *World, planned Result) {
-	m := &w.Maintenances[0]
-	for _, name := range m.Nodes {
-		m.Before[name] = nil
-		if i%2 == 1 {
-			for _, e := range planned.Targets[name].Entries {
-				m.Before[name] = append(m.Before[name], *e.DeepCopy())
-			}
-		}
-	}
-}
-
-// nodeJoins lets a maintenance select one node more, or release it.
-func nodeJoins(i int, w *World, _ Result) {
-	m := &w.Maintenances[0]
-	m.Nodes = slices.Clone(m.Nodes[:benchShare])
-	if i%2 == 0 {
-		m.Nodes = append(m.Nodes, w.Nodes[4*benchShare].Name)
-	}
-}
-
-// maintenanceArrivesOrGoes lets there be one maintenance more on nodes of others, or one less.
-func maintenanceArrivesOrGoes(i int, w *World, plan func() entries) {
-	w.Maintenances = slices.Clone(w.Maintenances[:benchMaintenances])
-	if i%2 == 0 {
-		w.Maintenances = append(w.Maintenances, benchMaintenance(*w, benchMaintenances, benchShare/2, plan))
 	}
 }

@@ -25,24 +25,16 @@ import (
 // Components do not affect each other.
 type component struct {
 	maintenances []*progress
-	// dirty: something in the component has changed.
-	dirty bool
-	// decided is the contradiction that was resolved, if there was one.
-	decided *Override
 }
 
-// findComponents groups the maintenances, which are given oldest first, into components. All
-// components are dirty.
+// findComponents sorts the maintenances, which are given oldest first, into components.
 func findComponents(ordered []*progress) []*component {
 	var out []*component
-	for _, m := range ordered {
-		m.component = nil
-	}
 	for _, start := range ordered {
 		if start.component != nil {
 			continue
 		}
-		c := &component{maintenances: []*progress{start}, dirty: true}
+		c := &component{maintenances: []*progress{start}}
 		start.component = c
 		for i := 0; i < len(c.maintenances); i++ {
 			for _, h := range c.maintenances[i].holds {
@@ -60,39 +52,35 @@ func findComponents(ordered []*progress) []*component {
 	return out
 }
 
-// override resolves contradictions between plans: in a component in which no live pod is asked to
-// leave although plans cover some, the plan of the oldest maintenance takes effect on its nodes.
-func (c *component) override(call uint64) {
-	c.decided = nil
+// override lets something move where plans contradict each other: in a component in which no live
+// pod is asked to leave although some are covered by a plan, the oldest maintenance gets what it
+// wants on its nodes. It returns nil where nothing had to be decided.
+func (c *component) override() *Override {
 	stuck := true
 	for _, m := range c.maintenances {
 		for _, h := range m.holds {
-			if h.node.overridden {
-				h.node.overridden = false
-				h.node.take(h.node.plain, call)
-			}
 			stuck = stuck && !h.node.moving
 		}
 		stuck = stuck && !m.held()
 	}
 	i := slices.IndexFunc(c.maintenances, func(m *progress) bool { return !m.finished() })
 	if !stuck || i < 0 {
-		return
+		return nil
 	}
 	oldest := c.maintenances[i]
 	overridden := map[string]bool{}
 	for _, h := range oldest.holds {
 		n := h.node
-		n.take(n.group.answer(n.plain.reached, n.group.asked(h.index)), call)
-		n.overridden = true
+		n.take(n.group.answer(n.plain.reached, n.group.asked(h.index)))
 		for _, other := range n.holds {
 			if n.overrules(other) {
 				overridden[other.by.name] = true
 			}
 		}
 	}
-	c.decided = &Override{Followed: oldest.name, Overridden: slices.AppendSeq(make([]string, 0, len(overridden)), maps.Keys(overridden))}
-	slices.Sort(c.decided.Overridden)
+	names := slices.AppendSeq(make([]string, 0, len(overridden)), maps.Keys(overridden))
+	slices.Sort(names)
+	return &Override{Followed: oldest.name, Overridden: names}
 }
 
 // overrules reports whether the override has raised a target of the node above the plan of another
@@ -106,20 +94,12 @@ func (n *nodeState) overrules(h *hold) bool {
 	return false
 }
 
-// publish writes the targets to the result. Targets of a node that are equal to the previous ones
-// stay the Same.
-func (c *component) publish(call uint64, result *Result) {
+// publish writes the targets down.
+func (c *component) publish(result *Result) {
 	for _, m := range c.maintenances {
 		result.Finished[m.name] = m.finished()
 		for _, h := range m.holds {
-			n := h.node
-			if n.touched != call || n.published && n.targets.Same(n.answer.targets) {
-				continue
-			}
-			if !n.published || !SameEntries(n.targets.Entries, n.answer.targets.Entries) {
-				n.targets, n.published = n.answer.targets, true
-				result.Targets[n.Name] = n.targets
-			}
+			result.Targets[h.name] = h.node.answer.targets
 		}
 	}
 }

@@ -23,7 +23,6 @@ limitations under the License.
 // entries have left all of them. Targets belong to the node: if maintenances overlap, the one at
 // the earliest entry limits the node, and a node keeps its targets while a maintenance holds it.
 //
-// A Planner returns the same, but caches intermediate results between calls, so that the cost of an
-// event depends on its effect. Every result depends on the World only, and after a restart the
-// statuses are sufficient.
+// Nothing is remembered from one call to the next: every answer follows from the world alone, and
+// after a restart the statuses are enough.
 package plan

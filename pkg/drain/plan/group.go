@@ -29,17 +29,13 @@ import (
 // all pods first, then in the order of the plans, oldest maintenance first. So all maintenances of
 // a node have the same list.
 type group struct {
-	used    uint64
 	members []membership
 	keys    []groupKey
 	// types are the keys of each pod type.
 	types [3]struct{ from, to int }
-	// limit is, for each key, the priority that the maintenance at the earliest entry asks for;
-	// nothing while one of them is held.
-	limit reach
-	// changed is the last call in which the limit or the targets of a maintenance changed; 0 before
-	// the first.
-	changed uint64
+	// limit is, key by key, what the maintenance that has come least far asks for; nothing while
+	// one of them is held.
+	limit   reach
 	answers map[string]*answer
 	joined  reach
 	scratch []byte
@@ -57,7 +53,6 @@ func (k *groupKey) all() bool { return k.key.selector == "" }
 // membership maps the keys of a group to those of one maintenance.
 type membership struct {
 	of *progress
-	id uint64
 	// entries are the keys of its plan entries.
 	entries []int
 	// keys are the indexes of the group's keys in its plan, or -1; generic are those of the keys of
@@ -69,17 +64,16 @@ type membership struct {
 type answer struct {
 	reached reach
 	targets Targets
-	// remarks are the messages to each member about a node on which pods have to leave; they are
-	// valid for the group's change remarked.
-	remarks  []remark
-	remarked uint64
+	// remarks are what there is to say to each member about a node on which pods have to leave; nil
+	// until they are asked for.
+	remarks []remark
 }
 
 // group returns the one of the given maintenances and of keys that no plan names.
-func (p *Planner) group(holds []*hold, strangers []planKey) (*group, error) {
+func (p *planning) group(holds []*hold, strangers []planKey) (*group, error) {
 	id := p.scratch[:0]
 	for _, h := range holds {
-		id = binary.LittleEndian.AppendUint64(id, h.by.id)
+		id = binary.LittleEndian.AppendUint64(id, uint64(h.by.id))
 	}
 	for i := range strangers {
 		id = append(append(id, strangers[i].podType...), 0)
@@ -143,7 +137,7 @@ func newGroup(holds []*hold, strangers []planKey) (*group, error) {
 }
 
 func (g *group) membership(m *progress, known map[key]int) membership {
-	s := membership{of: m, id: m.id, keys: make([]int, len(g.keys)), generic: make([]int, len(g.keys))}
+	s := membership{of: m, keys: make([]int, len(g.keys)), generic: make([]int, len(g.keys))}
 	for i := range g.keys {
 		s.keys[i], s.generic[i] = -1, -1
 	}
@@ -161,13 +155,8 @@ func (g *group) membership(m *progress, known map[key]int) membership {
 	return s
 }
 
-// isOf reports whether the group is that of the given maintenances with their current plans.
-func (g *group) isOf(holds []*hold) bool {
-	return slices.EqualFunc(g.members, holds, func(s membership, h *hold) bool { return s.id == h.by.id })
-}
-
-// find returns the index of an entry's key, or -1. Statuses list their entries in the order of the
-// keys, so the search starts after the previous index.
+// find returns the place of an entry's key, or -1. Statuses list their entries in the order of the
+// keys, so that the search begins behind the place of the last one.
 func (g *group) find(e *maintenancev1alpha1.DrainPlanEntry, after int) int {
 	for i := range g.keys {
 		k := (after + 1 + i) % len(g.keys)
@@ -199,12 +188,8 @@ func (s *membership) at(k int) int64 {
 	return unreached
 }
 
-// update recomputes the limit if a member has advanced, has fallen back, or its hold has changed.
-func (g *group) update(call uint64) {
-	if g.changed != 0 && !slices.ContainsFunc(g.members, func(s membership) bool { return s.of.changed == call }) {
-		return
-	}
-	g.changed = call
+// setLimit finds out how far the nodes of the group may go.
+func (g *group) setLimit() {
 	held := slices.ContainsFunc(g.members, func(s membership) bool { return s.of.held() })
 	for k := range g.keys {
 		g.limit[k] = unreached

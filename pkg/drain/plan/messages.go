@@ -58,17 +58,18 @@ type remark struct {
 	fastForwardedBy string
 }
 
-// describe sets the messages, and the fast-forwarded maintenances.
-func (c *component) describe(call uint64, result *Result) {
+// describe fills in the messages, and who was fast-forwarded.
+func (c *component) describe(result *Result) {
 	for _, m := range c.maintenances {
-		m.takeStock(call)
+		m.takeStock()
 	}
 	for _, m := range c.maintenances {
 		waiting := MessageDrained
 		if !m.finished() || m.held() {
 			waiting = m.waiting()
 		}
-		messages := result.Messages[m.name]
+		messages := make(map[string]string, len(m.holds))
+		result.Messages[m.name] = messages
 		for _, h := range m.holds {
 			message, ahead := waiting, h.joinedBehind()
 			if h.node.moving {
@@ -76,11 +77,10 @@ func (c *component) describe(call uint64, result *Result) {
 				message = r.message
 				ahead = cmp.Or(r.fastForwardedBy, ahead)
 			}
-			if h.message != message {
-				h.message = message
-				messages[h.name] = message
+			messages[h.name] = message
+			if ahead != "" {
+				result.fastForward(m.name, h.name, ahead)
 			}
-			h.fastForwarded(result, ahead)
 		}
 	}
 }
@@ -108,34 +108,19 @@ func (h *hold) joinedBehind() string {
 	return ""
 }
 
-// fastForwarded records which maintenance has fast-forwarded this one on the node.
-func (h *hold) fastForwarded(result *Result, by string) {
-	if h.ahead == by {
-		return
+// fastForward writes down by whom a maintenance was fast-forwarded on a node.
+func (r *Result) fastForward(maintenance, node, by string) {
+	if r.FastForwarded[maintenance] == nil {
+		r.FastForwarded[maintenance] = map[string]string{}
 	}
-	h.ahead = by
-	all := result.FastForwarded[h.by.name]
-	switch {
-	case by == "":
-		if delete(all, h.name); len(all) == 0 {
-			delete(result.FastForwarded, h.by.name)
-		}
-	case all == nil:
-		result.FastForwarded[h.by.name] = map[string]string{h.name: by}
-	default:
-		all[h.name] = by
-	}
+	r.FastForwarded[maintenance][node] = by
 }
 
-// takeStock determines what the maintenance waits for.
-func (m *progress) takeStock(call uint64) {
-	m.waits, m.stuck, m.limiter = nodeList{}, nodeList{}, nil
+// takeStock finds out what the maintenance waits for.
+func (m *progress) takeStock() {
 	for _, h := range m.holds {
-		n := h.node
-		if n.touched == call || m.changed == call {
-			h.moves = n.moving && h.first <= m.frontier && !m.finished() && n.movesFor(h)
-		}
-		if h.moves || h.uncordoned {
+		moves := h.node.moving && h.first <= m.frontier && !m.finished() && h.node.movesFor(h)
+		if moves || h.uncordoned {
 			m.waits.add(h.name)
 		}
 		if h.first == m.frontier {
@@ -168,8 +153,7 @@ func (m *progress) waiting() string {
 // remark returns the message about the node. It is the same for all nodes with the same answer.
 func (h *hold) remark() *remark {
 	g, a := h.node.group, h.node.answer
-	if a.remarked != g.changed {
-		a.remarked = g.changed
+	if a.remarks == nil {
 		a.remarks = make([]remark, len(g.members))
 		for i := range a.remarks {
 			r := remark{message: MessageEvacuating, limiter: g.limiterOf(i, a.reached), fastForwardedBy: g.fastForwardedBy(i, a.reached)}

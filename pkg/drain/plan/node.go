@@ -31,13 +31,7 @@ import (
 // nodeState is the planning state of one node.
 type nodeState struct {
 	*Node
-	// seen is the last call with this node, touched the last one in which its pods or its answer
-	// changed.
-	seen, touched uint64
-	// renewed: the pods may have changed. recalled: the targets in a status have changed. fresh:
-	// the node has to be decided again.
-	renewed, recalled, fresh bool
-	// holds are the holds of the maintenances that drain the node, oldest first.
+	// holds are those of the maintenances that drain the node, oldest first.
 	holds []*hold
 	group *group
 	// before is what the node has reached according to the statuses, by key of the group.
@@ -47,18 +41,15 @@ type nodeState struct {
 	lowest []int64
 	// plain is the answer before contradictions are resolved, answer the final one.
 	plain, answer *answer
-	// moving: a live pod is asked to leave.
-	moving, overridden bool
-	// targets are the targets in the result.
-	targets   Targets
-	published bool
+	// moving reports whether a live pod is asked to leave.
+	moving bool
 }
 
 // noPod is the lowest priority if there is no pod.
 const noPod = math.MaxInt64
 
-// recall finds the group of the node and merges the targets in the statuses.
-func (p *Planner) recall(n *nodeState) error {
+// recall finds the group of the node and joins what the statuses say.
+func (p *planning) recall(n *nodeState) error {
 	g, err := p.group(n.holds, nil)
 	if err != nil {
 		return err
@@ -113,40 +104,28 @@ func (n *nodeState) measure() {
 		}
 	}
 	for i, h := range n.holds {
-		first := len(h.by.entries)
+		h.first = len(h.by.entries)
 		for e, k := range g.members[i].entries {
 			if n.lowest[k] <= h.by.entries[e].priority {
-				first = e
+				h.first = e
 				break
 			}
 		}
-		if h.first != first {
-			h.first, h.by.stale = first, true
-		}
 	}
 }
 
-// decide determines the targets of the node, and whether pods have to leave for them.
-func (n *nodeState) decide(call uint64) {
-	if len(n.holds) == 0 || !n.fresh && n.group.changed != call {
+// decide finds out what the node is asked for, and whether pods have to leave for it.
+func (n *nodeState) decide() {
+	if len(n.holds) == 0 {
 		return
 	}
-	n.fresh = false
-	plain := n.group.answer(n.before, n.group.limit)
-	if n.plain != plain {
-		n.plain, n.touched = plain, call
-	}
-	// The messages of the other nodes may have changed as well.
-	n.holds[0].by.component.dirty = true
-	n.take(plain, call)
+	n.plain = n.group.answer(n.before, n.group.limit)
+	n.take(n.plain)
 }
 
-// take sets the final answer.
-func (n *nodeState) take(a *answer, call uint64) {
-	moving := a.moves(n.lowest)
-	if n.answer != a || n.moving != moving {
-		n.answer, n.moving, n.touched = a, moving, call
-	}
+// take makes an answer the one that counts.
+func (n *nodeState) take(a *answer) {
+	n.answer, n.moving = a, a.moves(n.lowest)
 }
 
 // movesFor reports whether a pod of the node that the maintenance's frontier waits for is asked to

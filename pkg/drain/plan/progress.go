@@ -19,7 +19,6 @@ package plan
 import (
 	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -55,27 +54,19 @@ type planKey struct {
 type progress struct {
 	name    string
 	created time.Time
-	// seen is the last call with this maintenance.
-	seen uint64
-	// id changes with every parsed plan.
-	id      uint64
-	plan    []maintenancev1alpha1.DrainPlanEntry
+	// id is its place among the maintenances.
+	id      int
 	entries []planEntry
 	keys    []planKey
-	// nodes are the names in the World.
-	nodes []string
 	// holds are its nodes, sorted by name.
-	holds      []*hold
-	uncordoned []string
-	// stale: the frontier has to be recomputed.
-	stale bool
+	holds []*hold
+	// isHeld says that a node has not been seen cordoned: nothing may be raised yet.
+	isHeld bool
 	// frontier is the index of the first entry that has live pods left on any node, or
 	// len(entries).
 	frontier int
-	// own is, for each key, the priority that the plan asks for up to the frontier.
-	own reach
-	// changed is the last call in which own changed, or whether it is held.
-	changed   uint64
+	// own is, for each key, what the plan asks for up to the frontier.
+	own       reach
 	component *component
 	// waits are the nodes that the maintenance waits for: those not cordoned and those with live
 	// pods that are leaving. stuck are those with live pods at the frontier.
@@ -96,10 +87,6 @@ type hold struct {
 	// first is the index of the first entry that covers a live pod on the node, or len(by.entries).
 	first      int
 	uncordoned bool
-	// moves: pods of the node that the maintenance waits for are asked to leave.
-	moves bool
-	// message and ahead are the values for the result.
-	message, ahead string
 }
 
 func (m *progress) compile(plan []maintenancev1alpha1.DrainPlanEntry) error {
@@ -142,44 +129,20 @@ func (m *progress) index(pod *Pod) int {
 	return len(m.entries)
 }
 
-// cordon updates which nodes have not been seen cordoned.
-func (m *progress) cordon(uncordoned []string, call uint64) {
-	if (len(m.uncordoned) > 0) != (len(uncordoned) > 0) {
-		m.changed = call
-	}
-	m.uncordoned = slices.Clone(uncordoned)
-	sorted := slices.Sorted(slices.Values(uncordoned))
+// advance finds the frontier and what is asked for up to there.
+func (m *progress) advance() {
+	m.frontier = len(m.entries)
 	for _, h := range m.holds {
-		_, h.uncordoned = slices.BinarySearch(sorted, h.name)
+		m.frontier = min(m.frontier, h.first)
 	}
-	if m.component != nil {
-		m.component.dirty = true
-	}
-}
-
-// advance recomputes the frontier and the targets up to it.
-func (m *progress) advance(call uint64) {
-	if !m.stale {
-		return
-	}
-	m.stale = false
-	frontier := len(m.entries)
-	for _, h := range m.holds {
-		frontier = min(frontier, h.first)
-	}
-	own := m.upTo(frontier)
-	if m.frontier != frontier || !slices.Equal(m.own, own) {
-		m.changed = call
-	}
-	m.frontier, m.own = frontier, own
-	m.component.dirty = true
+	m.own = m.upTo(m.frontier)
 }
 
 // finished reports whether no live pod is left that the plan covers.
 func (m *progress) finished() bool { return m.frontier == len(m.entries) }
 
-// held reports whether the maintenance must not raise targets yet.
-func (m *progress) held() bool { return len(m.uncordoned) > 0 }
+// held reports whether the maintenance must not raise anything yet.
+func (m *progress) held() bool { return m.isHeld }
 
 // upTo returns the targets of the entries up to and including the given one. For a type that is
 // reached, they include the selectors that the plan names later, at the priority that all pods of

@@ -41,6 +41,9 @@ func usualWorlds() int {
 	return 3000
 }
 
+// newPlan returns the planner that is to be tested.
+func newPlan() planner { return Plan }
+
 // TestRandomWorlds lets random maintenances drain random nodes while pods, nodes, maintenances and
 // leaders come and go, and checks every answer. Of a world that fails it shows the smallest part
 // that still does.
@@ -56,12 +59,9 @@ func TestRandomWorlds(t *testing.T) {
 			t.Parallel()
 			for i := part; i < uint64(*worlds) && !t.Failed(); i += parts {
 				s := writeScript(rand.New(rand.NewPCG(first+i, 0)))
-				if v := run(s, newPlanning()); v != nil {
-					small, v := shrink(s, v, newPlanning)
-					t.Errorf(
-						"seed %d (run it alone with -seed %d -worlds 1) fails. The smallest script that does:\n%s%v",
-						first+i, first+i, small, v,
-					)
+				if v := run(s, Plan); v != nil {
+					small, v := shrink(s, v, newPlan)
+					t.Errorf("seed %d (run it alone with -seed %d -worlds 1) fails. The smallest script that does:\n%s%v", first+i, first+i, small, v)
 				}
 			}
 		})

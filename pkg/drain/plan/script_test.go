@@ -52,7 +52,6 @@ const (
 	maintenanceArrives  action = "maintenance arrives"
 	maintenanceIsOver   action = "maintenance is over"
 	podsLeave           action = "pods that are asked to leave go"
-	leaderIsRestarted   action = "the leader starts again"
 	leaderDiesOnWriting action = "the leader dies while it writes the statuses"
 )
 
@@ -227,8 +226,6 @@ func (w *writer) something() {
 	case 20:
 		w.add(step{do: nodeIsUncordoned, node: node})
 	case 21:
-		w.add(step{do: leaderIsRestarted})
-	case 22:
 		w.add(step{do: leaderDiesOnWriting})
 	default:
 		w.add(step{do: nodeIsSelected, node: node, maintenance: m})

@@ -25,25 +25,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// planning is what a script is run against: the planner, or one with a fault to find out whether
+// planner is what a script is run against: the planner, or one with a fault to find out whether
 // the checks find it.
-type planning interface {
-	// anew plans without any memory.
-	anew(World) (Result, error)
-	// again plans with what it remembers.
-	again(World) (Result, error)
-	// forget ends the memory.
-	forget()
-}
-
-// thePlanner is the one that is to be tested.
-type thePlanner struct{ *Planner }
-
-func newPlanning() planning { return &thePlanner{NewPlanner()} }
-
-func (p *thePlanner) anew(w World) (Result, error)  { return Plan(w) }
-func (p *thePlanner) again(w World) (Result, error) { return p.Plan(w) }
-func (p *thePlanner) forget()                       { p.Planner = NewPlanner() }
+type planner func(World) (Result, error)
 
 // violation is a property that does not hold.
 type violation struct {
@@ -89,14 +73,12 @@ type simRef struct {
 
 // simulation is a script while it runs.
 type simulation struct {
-	planning
+	planner      planner
 	nodes        map[string]*simNode
 	maintenances map[string]*simMaintenance
 	uids         int
 	// asked are the pods that had been asked to leave when the statuses were last written.
 	asked map[int]bool
-	// shownTargets are those of the last answer.
-	shownTargets map[string]Targets
 	// crashed says that the statuses of the present step are written in part, and nothing follows
 	// from them.
 	crashed *step
@@ -104,18 +86,13 @@ type simulation struct {
 }
 
 // run goes through a script, checks every answer, and lets everything drain in the end.
-func run(s script, p planning) (v *violation) {
+func run(s script, p planner) (v *violation) {
 	defer func() {
 		if r := recover(); r != nil {
 			v = violated("no panic", "%v\n%s", r, debug.Stack())
 		}
 	}()
-	sim := &simulation{
-		planning:     p,
-		nodes:        map[string]*simNode{},
-		maintenances: map[string]*simMaintenance{},
-		asked:        map[int]bool{},
-	}
+	sim := &simulation{planner: p, nodes: map[string]*simNode{}, maintenances: map[string]*simMaintenance{}, asked: map[int]bool{}}
 	for i, step := range s.steps {
 		sim.salt = step.salt
 		sim.crashed = nil
@@ -232,17 +209,9 @@ func (sim *simulation) do(s step) {
 		delete(sim.maintenances, s.maintenance)
 	case podsLeave:
 		sim.leave(func(p numberedPod) bool { return s.chance(p.number) }, false)
-	case leaderIsRestarted:
-		sim.restart()
 	case leaderDiesOnWriting:
 		sim.crashed = &s
 	}
-}
-
-// restart leaves nothing but the statuses.
-func (sim *simulation) restart() {
-	sim.forget()
-	sim.shownTargets = nil
 }
 
 func (sim *simulation) create(s step) {
@@ -331,7 +300,7 @@ func (n *simNode) ref() simRef { return simRef{n.name, n.uid} }
 // plan asks the planner, checks the answer and writes the statuses.
 func (sim *simulation) plan() (Result, *violation) {
 	w := sim.world()
-	result, err := sim.again(w)
+	result, err := sim.planner(w)
 	if err != nil {
 		return Result{}, violated("no error", "%v", err)
 	}
@@ -343,12 +312,10 @@ func (sim *simulation) plan() (Result, *violation) {
 			return Result{}, v
 		}
 	}
-	sim.shownTargets = maps.Clone(result.Targets)
 	for i, m := range w.Maintenances {
 		sim.write(i, sim.maintenances[m.Name], result)
 	}
 	if sim.crashed != nil {
-		sim.restart()
 		return result, nil
 	}
 	sim.asked = map[int]bool{}

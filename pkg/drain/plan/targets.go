@@ -57,12 +57,7 @@ func (t Targets) Cover(pod Pod) bool {
 	return false
 }
 
-// Same reports whether the two are identical and not only equal. It is cheap.
-func (t Targets) Same(other Targets) bool {
-	return len(t.Entries) == len(other.Entries) && (len(t.Entries) == 0 || &t.Entries[0] == &other.Entries[0])
-}
-
-// compileSelector returns nil for a selector that matches all pods.
+// compileSelector returns nil for a selector of all pods.
 func compileSelector(s *metav1.LabelSelector) (labels.Selector, error) {
 	if planorder.SelectsAll(s) {
 		return nil, nil

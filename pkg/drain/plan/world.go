@@ -25,16 +25,11 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// World has all inputs of a plan. The order of lists does not matter.
-//
-// A Planner detects changes since its last call by comparing its inputs: a Node, a plan and the
-// targets of a status must not be changed after they were passed in, but replaced. An equal value
-// costs a comparison; an identical one does not.
+// World is all that a plan depends on. No order in it matters, and nothing in it is changed.
 type World struct {
 	// Maintenances are the maintenances in stage Drain that are not being deleted, each once.
 	Maintenances []Maintenance
-	// Nodes are at least the nodes of the maintenances, each once. The same pointer as in the
-	// previous call means that nothing of the node has changed.
+	// Nodes are at least the nodes of the maintenances, each once.
 	Nodes []*Node
 }
 
@@ -45,16 +40,14 @@ type Maintenance struct {
 	// Created is its creation time; if plans contradict each other, the oldest maintenance takes
 	// precedence.
 	Created time.Time
-	// Plan is the completed drain plan, in order. The same slice as in the previous call means that
-	// it has not changed.
+	// Plan is the completed drain plan, in order.
 	Plan []maintenancev1alpha1.DrainPlanEntry
 	// Nodes are the names of the selected nodes that the requester may delete.
 	Nodes []string
 	// Uncordoned are those of Nodes that have not been seen cordoned. While there are any the
 	// maintenance raises no targets: pods could still land behind a wave that has passed.
 	Uncordoned []string
-	// Before are the targets in its status for a node of the same UID, by node name. The caller may
-	// reuse the map, but not its slices.
+	// Before are the targets that its status has for a node of the same UID, by node name.
 	Before map[string][]maintenancev1alpha1.DrainPlanEntry
 }
 
@@ -72,11 +65,9 @@ type Pod struct {
 	Labels   labels.Set
 }
 
-// Result is the result for a World. It is valid until the next call of the Planner, which writes
-// into the same maps.
+// Result is the answer to a World.
 type Result struct {
-	// Targets are the drain targets by node name, for every node of a maintenance. Those of a node
-	// that have not changed since the Planner's last call are the Same.
+	// Targets are the drain targets by node name, for every node of a maintenance.
 	Targets map[string]Targets
 	// Messages are the drain messages by maintenance and node name.
 	Messages map[string]map[string]string

@@ -23,7 +23,6 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
@@ -266,7 +265,7 @@ func departed(status *maintenancev1alpha1.NodeMaintenanceStatus) int {
 
 // setProgress sets lastProgressTimestamp and the condition Progressing of a maintenance that does
 // not end, and returns what they depend on.
-func (c *Controller) setProgress(g *gathered, l *look, left *remainder) progressFacts {
+func (c *Controller) setProgress(g *gathered, l *decision, left *remainder) progressFacts {
 	nm := g.subject.NodeMaintenance
 	now := c.clock.Now()
 	f := progressFacts{draining: maintenancev1alpha1.IsDraining(nm), progress: left.progress(), forecast: c.forecasts.textOf(nm.UID), ignored: c.selection.IgnoredBy(nm.Name)}
@@ -333,24 +332,4 @@ func (c *Controller) showFailure(nm *maintenancev1alpha1.NodeMaintenance) (*main
 
 func conditionOf(nm *maintenancev1alpha1.NodeMaintenance, conditionType string) *metav1.Condition {
 	return meta.FindStatusCondition(nm.Status.Conditions, conditionType)
-}
-
-// announceCondition records an event when a maintenance stops moving on, or starts to fail for
-// another reason.
-func (c *Controller) announceProgressing(old, written *maintenancev1alpha1.NodeMaintenance) {
-	was, is := conditionOf(old, maintenancev1alpha1.ConditionProgressing), conditionOf(written, maintenancev1alpha1.ConditionProgressing)
-	if is == nil {
-		return
-	}
-	failing := is.Reason == maintenancev1alpha1.ReasonProgressSyncFailed ||
-		is.Reason == maintenancev1alpha1.ReasonProgressComplete && is.Status == metav1.ConditionFalse
-	switch {
-	case is.Status == metav1.ConditionTrue && !failing:
-		return
-	case failing && was != nil && was.Reason == is.Reason && was.Message == is.Message:
-		return
-	case !failing && was != nil && was.Reason == is.Reason && was.Status == is.Status:
-		return
-	}
-	c.maintenanceEvent(written, corev1.EventTypeWarning, EventNotProgressing, actionDrain, "%s: %s", is.Reason, is.Message)
 }

@@ -17,36 +17,21 @@ limitations under the License.
 package nodemaintenance
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-const (
-	// maxStatusBytes is how large an object may grow before the messages of its nodes are left out;
-	// etcd refuses 1.5 MiB by default.
-	maxStatusBytes = 1 << 20
-	// statusPace is how long to wait between two writes of counters and messages, for every
-	// bytesPerPace of the object begun.
-	statusPace   = time.Second
-	bytesPerPace = 100 << 10
-)
-
-// look is what a sync has decided.
-type look struct {
+// decision is the outcome of one sync.
+type decision struct {
 	// plan is empty for stages other than Drain.
 	plan   drainplan.Result
 	status maintenancev1alpha1.NodeMaintenanceStatus
@@ -54,17 +39,17 @@ type look struct {
 	counts []*nodeCount
 }
 
-// look decides, from what was gathered and without writing anything.
-func (c *Controller) look(g *gathered) (*look, error) {
+// decide computes the outcome from what was gathered. It writes nothing.
+func (c *Controller) decide(g *gathered) (*decision, error) {
 	nm := g.subject.NodeMaintenance
-	l := &look{}
+	l := &decision{}
 	var err error
 	if maintenancev1alpha1.IsDraining(nm) {
-		if l.plan, err = g.memory.planner.Plan(c.world(g)); err != nil {
+		if l.plan, err = drainplan.Plan(c.world(g)); err != nil {
 			return nil, err
 		}
 	}
-	covered, err := g.memory.plannedFor(nm)
+	covered, err := drainplan.CompileTargets(nm.Spec.DrainPlan)
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +63,6 @@ func (c *Controller) look(g *gathered) (*look, error) {
 	l.counts = make([]*nodeCount, 0, len(g.subject.nodes))
 	left := newRemainder()
 	messages := l.plan.Messages[nm.Name]
-	g.memory.begin(len(g.subject.nodes))
 	for _, node := range g.subject.nodes {
 		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node)}
 		var targets drainplan.Targets
@@ -88,8 +72,7 @@ func (c *Controller) look(g *gathered) (*look, error) {
 		} else {
 			entry.DrainTargets = targetsOf(nm, node)
 		}
-		view := g.views[node.Name]
-		n := g.memory.count(node.Name, view, targets, func() *nodeCount { return c.count(view, covered, targets) })
+		n := c.count(g.views[node.Name], covered, targets)
 		n.fill(&entry)
 		entry.PodsPeak = peakOf(nm, &entry)
 		if maintenancev1alpha1.IsDraining(nm) {
@@ -102,7 +85,6 @@ func (c *Controller) look(g *gathered) (*look, error) {
 		l.counts = append(l.counts, n)
 		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
 	}
-	g.memory.end()
 	for _, excluded := range g.subject.excluded {
 		node := excluded.node
 		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainMessage: drainplan.Fit("Not drained: "+excluded.why, drainplan.MaxMessageBytes)}
@@ -121,7 +103,7 @@ func (c *Controller) look(g *gathered) (*look, error) {
 	}
 	l.status.NodeStatuses = append(l.status.NodeStatuses, c.keptEntries(g.subject)...)
 	sortNodes(l.status.NodeStatuses)
-	return l, c.conclude(g, l, left)
+	return l, c.setConditions(g, l, left)
 }
 
 // peakOf is the most pods that had to leave a node at one time. It can be told again after a
@@ -138,8 +120,8 @@ func peakOf(nm *maintenancev1alpha1.NodeMaintenance, entry *maintenancev1alpha1.
 	return max(before, entry.PodsPendingEvacuation+entry.PodsEvacuating)
 }
 
-// conclude sets the condition Drained, and counts what the gauges show.
-func (c *Controller) conclude(g *gathered, l *look, left *remainder) error {
+// setConditions sets the condition Drained, and counts what the gauges show.
+func (c *Controller) setConditions(g *gathered, l *decision, left *remainder) error {
 	nm := g.subject.NodeMaintenance
 	progress := c.setProgress(g, l, left)
 	facts := drainedFacts{
@@ -222,7 +204,7 @@ func decideDrained(f drainedFacts) verdict {
 		return no(maintenancev1alpha1.ReasonDrainInProgress, "%s", capitalize(r.progress()))
 	case len(r.left) > 0:
 		return verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
-			fmt.Sprintf("All pods have left %s but those left running on purpose: %s", plural(f.nodes, "node"), some(r.left)) + f.attached.remark()}
+			fmt.Sprintf("All pods have left %s but those left running on purpose: %s", plural(f.nodes, "node"), joinTop(r.left)) + f.attached.remark()}
 	default:
 		return verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, fmt.Sprintf("All pods have left %s", plural(f.nodes, "node")) + f.attached.remark()}
 	}
@@ -237,7 +219,7 @@ func (r *remainder) isBlocked() bool {
 func (r *remainder) progress() string {
 	text := fmt.Sprintf("%s left, %d of them evacuating, %d blocked", plural(r.covered, "pod"), r.evacuating, len(r.blocked)+len(r.uncreatable))
 	if r.refused > 0 {
-		text += fmt.Sprintf("; %s cannot be evacuated because their namespace is being deleted: %s", plural(r.refused, "pod"), some(r.refusedNamespaces))
+		text += fmt.Sprintf("; %s cannot be evacuated because their namespace is being deleted: %s", plural(r.refused, "pod"), joinTop(r.refusedNamespaces))
 	}
 	return text
 }
@@ -265,8 +247,8 @@ func (r *remainder) worst() string {
 	return text
 }
 
-// some names at most five things with their counts.
-func some(counts map[string]int) string {
+// joinTop formats the first five entries as "name (count)".
+func joinTop(counts map[string]int) string {
 	const most = 5
 	names := slices.Sorted(maps.Keys(counts))
 	var out []string
@@ -299,123 +281,4 @@ func (c *Controller) setCondition(nm *maintenancev1alpha1.NodeMaintenance, statu
 		Type: conditionType, Status: value, Reason: reason, Message: message,
 		ObservedGeneration: nm.Generation, LastTransitionTime: metav1.NewTime(c.clock.Now()),
 	})
-}
-
-// writeStatus stores a status if it differs, and returns the maintenance as it is then stored. What
-// others or a restart depend on goes out at once; a difference in counters and messages alone waits
-// its turn. The status is the callee's from then on.
-func (c *Controller) writeStatus(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, status maintenancev1alpha1.NodeMaintenanceStatus) (*maintenancev1alpha1.NodeMaintenance, error) {
-	changed := *nm
-	next := &changed
-	next.Status = status
-	c.keepSmall(next)
-	if sameStatus(&nm.Status, &next.Status) {
-		return nm, nil
-	}
-	if !isUrgent(nm, next) {
-		if wait := c.written.pause(nm.Name, next.Size()); wait > 0 {
-			c.queue.AddAfter(nm.Name, wait)
-			return nm, nil
-		}
-	}
-	stored, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
-	if isTooLarge(err) {
-		c.dropMessages(next)
-		stored, err = c.maintenance.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
-	}
-	if isTooLarge(err) {
-		// Trying again, less and less often, does not make it smaller, but has what failed shown in
-		// the status that is stored.
-		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventStatusTooLarge, actionDrain,
-			"The status of %s is too large to be stored: select fewer nodes per NodeMaintenance or use fewer pod selectors", plural(len(next.Status.NodeStatuses), "node"))
-		return nil, fmt.Errorf("write status: %d bytes are too large to be stored: %w", next.Size(), err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("write status: %w", err)
-	}
-	c.latest.Wrote(stored)
-	c.written.note(nm.Name)
-	return stored, nil
-}
-
-// isUrgent reports whether a status has more news than counters and messages.
-func isUrgent(old, next *maintenancev1alpha1.NodeMaintenance) bool {
-	was := meta.FindStatusCondition(old.Status.Conditions, maintenancev1alpha1.ConditionDrained)
-	is := meta.FindStatusCondition(next.Status.Conditions, maintenancev1alpha1.ConditionDrained)
-	return old.Status.ObservedGeneration != next.Status.ObservedGeneration || was == nil || is == nil || was.Status != is.Status || maintenancev1alpha1.IsHolding(next) && !drainplan.SameTargets(old, next) ||
-		!old.Status.NewestNodeTimestamp.Equal(next.Status.NewestNodeTimestamp) || isReleased(next) != isReleased(old) || progressStatus(old) != progressStatus(next)
-}
-
-// progressStatus returns the status of the condition Progressing.
-func progressStatus(nm *maintenancev1alpha1.NodeMaintenance) metav1.ConditionStatus {
-	if condition := conditionOf(nm, maintenancev1alpha1.ConditionProgressing); condition != nil {
-		return condition.Status
-	}
-	return ""
-}
-
-// isReleased reports whether the status says that a maintenance has given everything back.
-func isReleased(nm *maintenancev1alpha1.NodeMaintenance) bool {
-	condition := conditionOf(nm, maintenancev1alpha1.ConditionProgressing)
-	return condition != nil && condition.Message == allReleased
-}
-
-// keepSmall leaves the messages of the nodes out, and says so, when the object would become too
-// large.
-func (c *Controller) keepSmall(nm *maintenancev1alpha1.NodeMaintenance) {
-	if nm.Size() > maxStatusBytes {
-		c.dropMessages(nm)
-		return
-	}
-	meta.RemoveStatusCondition(&nm.Status.Conditions, maintenancev1alpha1.ConditionNodeMessagesOmitted)
-}
-
-func (c *Controller) dropMessages(nm *maintenancev1alpha1.NodeMaintenance) {
-	for i := range nm.Status.NodeStatuses {
-		nm.Status.NodeStatuses[i].DrainMessage = ""
-	}
-	c.setCondition(nm, &nm.Status, maintenancev1alpha1.ConditionNodeMessagesOmitted, metav1.ConditionTrue, maintenancev1alpha1.ReasonStatusTooLarge,
-		"The status would be too large with a message for each node; the counters are complete")
-}
-
-// isTooLarge reports whether the API server or etcd refused an object for its size; etcd has no
-// error type for it that reaches a client.
-func isTooLarge(err error) bool {
-	return err != nil && (apierrors.IsRequestEntityTooLargeError(err) || strings.Contains(err.Error(), "request is too large"))
-}
-
-// writeTimes remembers when the status of each maintenance was last written, to pace the writes.
-type writeTimes struct {
-	clock clock.PassiveClock
-
-	mu     sync.Mutex
-	byName map[string]time.Time
-}
-
-func newWriteTimes(clock clock.PassiveClock) *writeTimes {
-	return &writeTimes{clock: clock, byName: map[string]time.Time{}}
-}
-
-func (w *writeTimes) note(name string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.byName[name] = w.clock.Now()
-}
-
-func (w *writeTimes) remove(name string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.byName, name)
-}
-
-// pause returns how long to wait before the next write of an object of the given size.
-func (w *writeTimes) pause(name string, size int) time.Duration {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	last, ok := w.byName[name]
-	if !ok {
-		return 0
-	}
-	pace := max(statusPace, statusPace*time.Duration(size)/bytesPerPace)
-	return pace - w.clock.Since(last)
 }

@@ -1,0 +1,121 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
+)
+
+// syncIdle updates the status of an Idle maintenance without touching nodes or pods.
+func (c *Controller) syncIdle(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+	g, err := c.gather(ctx, nm)
+	if err != nil {
+		return err
+	}
+	l, err := c.decide(g)
+	if err != nil {
+		return err
+	}
+	_, err = c.writeStatus(ctx, nm, l.status)
+	return err
+}
+
+// hold takes the drain of a maintenance as far as it may go. The node reconciler keeps its nodes
+// cordoned meanwhile.
+func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+	if next := c.selection.ReleaseExpired(nm.Name); next > 0 {
+		c.queue.AddAfter(nm.Name, next)
+	}
+	if nm.Status.NewestNodeTimestamp == nil {
+		return c.drawLine(ctx, nm)
+	}
+	g, err := c.gather(ctx, nm)
+	if err != nil {
+		return err
+	}
+	c.announceRefused(g.subject)
+	c.problems.note(nm.Name, "status", c.selection.TooLarge(nm))
+	l, err := c.decide(g)
+	if err != nil {
+		return err
+	}
+	if err := c.confirmDrained(ctx, g, &l.status); err != nil {
+		return err
+	}
+	written, err := c.writeStatus(ctx, nm, l.status)
+	if err != nil {
+		return err
+	}
+	c.announceProgress(g, l.plan, written)
+	if !maintenancev1alpha1.IsDraining(nm) {
+		return nil
+	}
+	// From here on the targets are what is stored.
+	g.subject.NodeMaintenance = written
+	if err := errors.Join(c.evacuate(ctx, g, l), c.withdrawUnwanted(ctx, g, l)); err != nil {
+		return shownError{err}
+	}
+	return nil
+}
+
+// shownError is an error of a sync that has written its status: the next one shows it beside
+// everything else.
+type shownError struct{ error }
+
+func (e shownError) Unwrap() error { return e.error }
+
+// drawLine stores which nodes are new to a maintenance that has left stage Idle, before any node is
+// touched: those created after the newest one that the cache shows now. One clock, that of the host
+// cluster, decides.
+func (c *Controller) drawLine(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+	status := *nm.Status.DeepCopy()
+	if status.NewestNodeTimestamp = c.selection.NewestNode(); status.NewestNodeTimestamp.IsZero() {
+		// There is no node yet: all that come are new.
+		status.NewestNodeTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+	}
+	written, err := c.writeStatus(ctx, nm, status)
+	if err != nil {
+		return err
+	}
+	if err := c.selection.SetMaintenance(written); err != nil {
+		return err
+	}
+	c.queue.Add(nm.Name)
+	return nil
+}
+
+// touchedNodes returns the names of the nodes that a maintenance may have changed: those of its
+// status and those that bear its annotation.
+func (c *Controller) touchedNodes(nm *maintenancev1alpha1.NodeMaintenance) sets.Set[string] {
+	names := make(sets.Set[string], len(nm.Status.NodeStatuses))
+	for i := range nm.Status.NodeStatuses {
+		names.Insert(nm.Status.NodeStatuses[i].NodeRef.Name)
+	}
+	annotated, err := c.nodeIndexer.IndexKeys(nodemarks.NodesByMaintenance, string(nm.UID))
+	if err == nil {
+		names.Insert(annotated...)
+	}
+	return names
+}

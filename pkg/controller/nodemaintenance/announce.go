@@ -1,0 +1,170 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+)
+
+// announceRefused tells once about each node that the requester may not delete: the message in the
+// status is the memory.
+func (c *Controller) announceRefused(m *member) {
+	if len(m.refused) == 0 {
+		return
+	}
+	message := drainplan.NotAuthorizedMessage(m.username())
+	omitted := meta.IsStatusConditionTrue(m.Status.Conditions, maintenancev1alpha1.ConditionNodeMessagesOmitted)
+	told := map[maintenancev1alpha1.NodeReference]bool{}
+	for i := range m.Status.NodeStatuses {
+		// Without messages a node that the status has was told of when it joined.
+		told[m.Status.NodeStatuses[i].NodeRef] = omitted || m.Status.NodeStatuses[i].DrainMessage == message
+	}
+	for _, node := range m.refused {
+		if !told[refOf(node)] {
+			c.nodeEvent(node, m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
+				"Left alone by NodeMaintenance %s: user %q may not delete the node", m.Name, m.username())
+			c.maintenanceEvent(m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
+				"Node %s is left alone: user %q may not delete it", node.Name, m.username())
+		}
+	}
+}
+
+// announceProgress tells what is new in the status that was written. If none was, nothing is told.
+func (c *Controller) announceProgress(g *gathered, plan drainplan.Result, written *maintenancev1alpha1.NodeMaintenance) {
+	nm := g.subject.NodeMaintenance
+	if written == nm {
+		return
+	}
+	if isDrained(written) && !isDrained(nm) {
+		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventDrained, actionDrain, "%s",
+			meta.FindStatusCondition(written.Status.Conditions, maintenancev1alpha1.ConditionDrained).Message)
+	}
+	if isDrained(nm) && !isDrained(written) {
+		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventDrainedNoLonger, actionDrain, "%s", conditionOf(written, maintenancev1alpha1.ConditionDrained).Message)
+	}
+	if wave := openedWave(nm, written); wave != nil {
+		if !hasTargets(nm) {
+			c.forecasts.queue.Add(nm.Name)
+		}
+		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventWaveStarted, actionDrain,
+			"%s pods up to priority %d are asked to leave %s", wave.PodType, wave.PodPriority, plural(len(g.subject.nodes), "node"))
+	}
+	c.announceProgressing(nm, written)
+	if now := blockedDrain(written); now != nil && blockedDrain(nm) == nil {
+		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventDrainBlocked, actionDrain, "%s", now.Message)
+	}
+	if len(plan.FastForwarded[nm.Name]) > 0 {
+		c.announceFastForward(nm, plan)
+	}
+	if !drainplan.SameTargets(nm, written) {
+		for _, o := range plan.Overrides {
+			if slices.Contains(o.Overridden, nm.Name) {
+				c.maintenanceEvent(nm, corev1.EventTypeWarning, EventOrderOverridden, actionDrain,
+					"The drain plans of %s and %s contradict each other: the order of %s is followed", o.Followed, nm.Name, o.Followed)
+			}
+		}
+	}
+}
+
+// openedWave returns the last of the targets that the written status has and the one before has
+// not, nil if there is none.
+func openedWave(before, written *maintenancev1alpha1.NodeMaintenance) *maintenancev1alpha1.DrainPlanEntry {
+	furthest := func(nm *maintenancev1alpha1.NodeMaintenance) *maintenancev1alpha1.DrainPlanEntry {
+		var last *maintenancev1alpha1.DrainPlanEntry
+		for i := range nm.Status.NodeStatuses {
+			targets := nm.Status.NodeStatuses[i].DrainTargets
+			if len(targets) > 0 && (last == nil || isFurther(&targets[len(targets)-1], last)) {
+				last = &targets[len(targets)-1]
+			}
+		}
+		return last
+	}
+	is, was := furthest(written), furthest(before)
+	if is == nil || was != nil && !isFurther(is, was) {
+		return nil
+	}
+	return is
+}
+
+// hasTargets reports whether a wave has opened before.
+func hasTargets(nm *maintenancev1alpha1.NodeMaintenance) bool {
+	return slices.ContainsFunc(nm.Status.NodeStatuses, func(n maintenancev1alpha1.NodeMaintenanceNodeStatus) bool { return len(n.DrainTargets) > 0 })
+}
+
+// isFurther reports whether one target comes after another in every plan.
+func isFurther(a, b *maintenancev1alpha1.DrainPlanEntry) bool {
+	order := []maintenancev1alpha1.PodType{maintenancev1alpha1.PodTypeDefault, maintenancev1alpha1.PodTypeDaemonSet, maintenancev1alpha1.PodTypeStatic}
+	x, y := slices.Index(order, a.PodType), slices.Index(order, b.PodType)
+	return x > y || x == y && a.PodPriority > b.PodPriority
+}
+
+// announceFastForward tells once about each maintenance that has taken nodes further than the plan
+// of nm would have.
+func (c *Controller) announceFastForward(nm *maintenancev1alpha1.NodeMaintenance, plan drainplan.Result) {
+	if meta.IsStatusConditionTrue(nm.Status.Conditions, maintenancev1alpha1.ConditionNodeMessagesOmitted) {
+		return // whether it was told is in the messages
+	}
+	before := map[string]string{}
+	for i := range nm.Status.NodeStatuses {
+		before[nm.Status.NodeStatuses[i].NodeRef.Name] = nm.Status.NodeStatuses[i].DrainMessage
+	}
+	told := sets.New[string]()
+	for node, by := range plan.FastForwarded[nm.Name] {
+		if !isMessageOf(before[node], plan.Messages[nm.Name][node]) && !told.Has(by) {
+			told.Insert(by)
+			c.maintenanceEvent(nm, corev1.EventTypeWarning, EventFastForwarded, actionDrain,
+				"NodeMaintenance %s has taken node %s further than the plan of %s: the pods it has passed are asked to leave now", by, node, nm.Name)
+		}
+	}
+}
+
+// blockedDrain returns the condition Drained if it says that the drain stands still, or nil.
+func blockedDrain(nm *maintenancev1alpha1.NodeMaintenance) *metav1.Condition {
+	drained := meta.FindStatusCondition(nm.Status.Conditions, maintenancev1alpha1.ConditionDrained)
+	if drained == nil || drained.Reason != maintenancev1alpha1.ReasonDrainBlocked {
+		return nil
+	}
+	return drained
+}
+
+// announceCondition records an event when a maintenance stops moving on, or starts to fail for
+// another reason.
+func (c *Controller) announceProgressing(old, written *maintenancev1alpha1.NodeMaintenance) {
+	was, is := conditionOf(old, maintenancev1alpha1.ConditionProgressing), conditionOf(written, maintenancev1alpha1.ConditionProgressing)
+	if is == nil {
+		return
+	}
+	failing := is.Reason == maintenancev1alpha1.ReasonProgressSyncFailed ||
+		is.Reason == maintenancev1alpha1.ReasonProgressComplete && is.Status == metav1.ConditionFalse
+	switch {
+	case is.Status == metav1.ConditionTrue && !failing:
+		return
+	case failing && was != nil && was.Reason == is.Reason && was.Message == is.Message:
+		return
+	case !failing && was != nil && was.Reason == is.Reason && was.Status == is.Status:
+		return
+	}
+	c.maintenanceEvent(written, corev1.EventTypeWarning, EventNotProgressing, actionDrain, "%s: %s", is.Reason, is.Message)
+}

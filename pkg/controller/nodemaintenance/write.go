@@ -1,0 +1,187 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+)
+
+const (
+	// maxStatusBytes is how large an object may grow before the messages of its nodes are left out;
+	// etcd refuses 1.5 MiB by default.
+	maxStatusBytes = 1 << 20
+	// statusPace is how long to wait between two writes of counters and messages, for every
+	// bytesPerPace of the object begun.
+	statusPace   = time.Second
+	bytesPerPace = 100 << 10
+)
+
+// writeStatus stores a status if it differs, and returns the maintenance as it is then stored. What
+// others or a restart depend on is written immediately; a difference in counters and messages alone
+// waits. writeStatus takes ownership of status.
+func (c *Controller) writeStatus(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, status maintenancev1alpha1.NodeMaintenanceStatus) (*maintenancev1alpha1.NodeMaintenance, error) {
+	changed := *nm
+	next := &changed
+	next.Status = status
+	c.keepSmall(next)
+	if sameStatus(&nm.Status, &next.Status) {
+		return nm, nil
+	}
+	if !isUrgent(nm, next) {
+		if wait := c.written.pause(nm.Name, next.Size()); wait > 0 {
+			c.queue.AddAfter(nm.Name, wait)
+			return nm, nil
+		}
+	}
+	stored, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
+	if isTooLarge(err) {
+		c.dropMessages(next)
+		stored, err = c.maintenance.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
+	}
+	if isTooLarge(err) {
+		// Trying again, less and less often, does not make it smaller, but has what failed shown in
+		// the status that is stored.
+		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventStatusTooLarge, actionDrain,
+			"The status of %s is too large to be stored: select fewer nodes per NodeMaintenance or use fewer pod selectors", plural(len(next.Status.NodeStatuses), "node"))
+		return nil, fmt.Errorf("write status: %d bytes are too large to be stored: %w", next.Size(), err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("write status: %w", err)
+	}
+	c.latest.Wrote(stored)
+	c.written.note(nm.Name)
+	return stored, nil
+}
+
+// isUrgent reports whether a status has more news than counters and messages.
+func isUrgent(old, next *maintenancev1alpha1.NodeMaintenance) bool {
+	was := meta.FindStatusCondition(old.Status.Conditions, maintenancev1alpha1.ConditionDrained)
+	is := meta.FindStatusCondition(next.Status.Conditions, maintenancev1alpha1.ConditionDrained)
+	return old.Status.ObservedGeneration != next.Status.ObservedGeneration || was == nil || is == nil || was.Status != is.Status || maintenancev1alpha1.IsHolding(next) && !drainplan.SameTargets(old, next) ||
+		!old.Status.NewestNodeTimestamp.Equal(next.Status.NewestNodeTimestamp) || isReleased(next) != isReleased(old) || progressStatus(old) != progressStatus(next)
+}
+
+// progressStatus returns the status of the condition Progressing.
+func progressStatus(nm *maintenancev1alpha1.NodeMaintenance) metav1.ConditionStatus {
+	if condition := conditionOf(nm, maintenancev1alpha1.ConditionProgressing); condition != nil {
+		return condition.Status
+	}
+	return ""
+}
+
+// isReleased reports whether the status says that a maintenance has given everything back.
+func isReleased(nm *maintenancev1alpha1.NodeMaintenance) bool {
+	condition := conditionOf(nm, maintenancev1alpha1.ConditionProgressing)
+	return condition != nil && condition.Message == allReleased
+}
+
+// keepSmall leaves the messages of the nodes out, and says so, when the object would become too
+// large.
+func (c *Controller) keepSmall(nm *maintenancev1alpha1.NodeMaintenance) {
+	if nm.Size() > maxStatusBytes {
+		c.dropMessages(nm)
+		return
+	}
+	meta.RemoveStatusCondition(&nm.Status.Conditions, maintenancev1alpha1.ConditionNodeMessagesOmitted)
+}
+
+func (c *Controller) dropMessages(nm *maintenancev1alpha1.NodeMaintenance) {
+	for i := range nm.Status.NodeStatuses {
+		nm.Status.NodeStatuses[i].DrainMessage = ""
+	}
+	c.setCondition(nm, &nm.Status, maintenancev1alpha1.ConditionNodeMessagesOmitted, metav1.ConditionTrue, maintenancev1alpha1.ReasonStatusTooLarge,
+		"The status would be too large with a message for each node; the counters are complete")
+}
+
+// isTooLarge reports whether the API server or etcd refused an object for its size; etcd has no
+// error type for it that reaches a client.
+func isTooLarge(err error) bool {
+	return err != nil && (apierrors.IsRequestEntityTooLargeError(err) || strings.Contains(err.Error(), "request is too large"))
+}
+
+// writeTimes remembers when the status of each maintenance was last written, to pace the writes.
+type writeTimes struct {
+	clock clock.PassiveClock
+
+	mu     sync.Mutex
+	byName map[string]time.Time
+}
+
+func newWriteTimes(clock clock.PassiveClock) *writeTimes {
+	return &writeTimes{clock: clock, byName: map[string]time.Time{}}
+}
+
+func (w *writeTimes) note(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.byName[name] = w.clock.Now()
+}
+
+func (w *writeTimes) remove(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.byName, name)
+}
+
+// pause returns how long to wait before the next write of an object of the given size.
+func (w *writeTimes) pause(name string, size int) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	last, ok := w.byName[name]
+	if !ok {
+		return 0
+	}
+	pace := max(statusPace, statusPace*time.Duration(size)/bytesPerPace)
+	return pace - w.clock.Since(last)
+}
+
+// sameNodeStatus reports whether two states of a node say the same. A field that is added to the
+// type has to be added here; a test sees to it.
+func sameNodeStatus(a, b *maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {
+	return a.NodeRef == b.NodeRef && a.DrainMessage == b.DrainMessage && a.PodsPendingEvacuation == b.PodsPendingEvacuation &&
+		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsKept == b.PodsKept && a.PodsPeak == b.PodsPeak &&
+		drainplan.SameEntries(a.DrainTargets, b.DrainTargets)
+}
+
+// sameStatus reports whether two statuses say the same.
+func sameStatus(a, b *maintenancev1alpha1.NodeMaintenanceStatus) bool {
+	if len(a.NodeStatuses) != len(b.NodeStatuses) {
+		return false
+	}
+	for i := range a.NodeStatuses {
+		if !sameNodeStatus(&a.NodeStatuses[i], &b.NodeStatuses[i]) {
+			return false
+		}
+	}
+	x, y := *a, *b
+	x.NodeStatuses, y.NodeStatuses = nil, nil
+	return equality.Semantic.DeepEqual(x, y)
+}
