@@ -71,7 +71,7 @@ func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMainten
 	}
 }
 
-// enqueueNeighbours has the maintenances that share a node with nm looked at, at once.
+// enqueueNeighbours enqueues the maintenances that share a node with nm, without a delay.
 func (c *Controller) enqueueNeighbours(nm *maintenancev1alpha1.NodeMaintenance) {
 	for _, name := range c.selection.Neighbours(c.selection.NodesOf(nm.Name)) {
 		if name != nm.Name {

@@ -22,6 +22,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -40,8 +41,9 @@ type Requests struct {
 
 	mu   sync.Mutex
 	pods map[types.UID]request
-	// byEvacuation are the UIDs of the pods.
+	// byEvacuation and byNode are the UIDs of the pods.
 	byEvacuation map[types.NamespacedName]types.UID
+	byNode       map[string]sets.Set[types.UID]
 }
 
 type request struct {
@@ -59,7 +61,7 @@ type request struct {
 }
 
 func newRequests(clock clock.PassiveClock) *Requests {
-	return &Requests{clock: clock, pods: map[types.UID]request{}, byEvacuation: map[types.NamespacedName]types.UID{}}
+	return &Requests{clock: clock, pods: map[types.UID]request{}, byEvacuation: map[types.NamespacedName]types.UID{}, byNode: map[string]sets.Set[types.UID]{}}
 }
 
 // Remember notes, before the request is sent, that an Evacuation is requested for a pod. The caller
@@ -68,10 +70,16 @@ func (r *Requests) Remember(pod *corev1.Pod) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	before := r.pods[pod.UID]
+	r.forget(pod.UID)
+	node := controllercache.NodeOf(pod)
+	if r.byNode[node] == nil {
+		r.byNode[node] = sets.New[types.UID]()
+	}
+	r.byNode[node].Insert(pod.UID)
 	evacuation := types.NamespacedName{Namespace: pod.Namespace, Name: protocol.CanonicalName(pod.Name, pod.UID)}
 	r.byEvacuation[evacuation] = pod.UID
 	r.pods[pod.UID] = request{
-		evacuation: evacuation, node: controllercache.NodeOf(pod), until: r.clock.Now().Add(RequestPatience), unanswered: true,
+		evacuation: evacuation, node: node, until: r.clock.Now().Add(RequestPatience), unanswered: true,
 		// A namespace that is being deleted never comes back.
 		terminating: before.terminating,
 		failures:    before.failures, failure: before.failure,
@@ -129,8 +137,8 @@ func (r *Requests) On(node string) []types.NamespacedName {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var out []types.NamespacedName
-	for _, request := range r.pods {
-		if request.node == node && !request.terminating {
+	for uid := range r.byNode[node] {
+		if request := r.pods[uid]; !request.terminating {
 			out = append(out, request.evacuation)
 		}
 	}
@@ -159,8 +167,8 @@ type Request struct {
 func (r *Requests) AnyRecent(node string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, request := range r.pods {
-		if request.node == node && !request.terminating && request.failures == 0 && r.clock.Now().Before(request.until) {
+	for uid := range r.byNode[node] {
+		if request := r.pods[uid]; !request.terminating && request.failures == 0 && r.clock.Now().Before(request.until) {
 			return true
 		}
 	}
@@ -191,6 +199,17 @@ func (r *Requests) InTerminatingNamespace(pod types.UID) bool {
 func (r *Requests) Forget(pod types.UID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.byEvacuation, r.pods[pod].evacuation)
+	r.forget(pod)
+}
+
+func (r *Requests) forget(pod types.UID) {
+	known, ok := r.pods[pod]
+	if !ok {
+		return
+	}
+	if r.byNode[known.node].Delete(pod); r.byNode[known.node].Len() == 0 {
+		delete(r.byNode, known.node)
+	}
+	delete(r.byEvacuation, known.evacuation)
 	delete(r.pods, pod)
 }
