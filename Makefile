@@ -9,6 +9,7 @@ KWOK_VERSION := v0.8.0
 # The tools of verify and update, which hack/lib.sh fetches through Go modules into bin/tools. None of them is in go.mod, where it would
 # decide on the versions of our own libraries. The code generators have the version of k8s.io/apimachinery.
 GOLANGCI_LINT_VERSION := v2.15.0
+KUBE_API_LINTER_VERSION := v0.0.0-20260716143926-092fe0c72997
 KUSTOMIZE_VERSION := v5.8.1
 GOIMPORTS_VERSION := v0.38.0
 GOGO_PROTOBUF_VERSION := v1.3.2

@@ -42,6 +42,10 @@ golangci_lint() {
 	tool golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint "$(pinned GOLANGCI_LINT_VERSION)"
 }
 
+kube_api_linter() {
+	tool golangci-lint-kube-api-linter sigs.k8s.io/kube-api-linter/cmd/golangci-lint-kube-api-linter "$(pinned KUBE_API_LINTER_VERSION)"
+}
+
 kustomize() {
 	tool kustomize sigs.k8s.io/kustomize/kustomize/v5 "$(pinned KUSTOMIZE_VERSION)"
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs golangci-lint over all modules, tests included, and has bash read the shell scripts.
+# Runs golangci-lint over all modules, tests included, kube-api-linter over the API types, and has bash read the shell scripts.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 lint="$(golangci_lint)"
+api_lint="$(kube_api_linter)"
 failed=
 cd "${ROOT}"
 while IFS= read -r -d '' script; do
@@ -12,4 +13,6 @@ for module in "${MODULES[@]}"; do
 	cd "${ROOT}/${module}"
 	"${lint}" run --config "${ROOT}/.golangci.yaml" ./... || failed=1
 done
+cd "${ROOT}"
+"${api_lint}" run --config "${ROOT}/.golangci-api.yaml" ./pkg/apis/maintenance/v1alpha1/... || failed=1
 [[ -z "${failed}" ]]
