@@ -235,6 +235,7 @@ func TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod(t *testing.T) {
 // server from withdrawing from one pod: the node of that pod waits and names the error, the others
 // are released.
 func TestCompleteReleasesTheNodesThatItCan(t *testing.T) {
+	t.Parallel() // most of it is waiting
 	const words = "Evacuations are frozen"
 	pool, nodes := cluster.NewPool(t, 3, true)
 	namespace := cluster.NewNamespace(t)

@@ -193,6 +193,7 @@ func TestNewNodes(t *testing.T) {
 // TestNodeIsReleasedWhenItsLabelStaysAway removes the selected label from a node for good. The node
 // is held for a while, since labels may flap, and then released as on Complete.
 func TestNodeIsReleasedWhenItsLabelStaysAway(t *testing.T) {
+	t.Parallel() // most of it is waiting
 	const labelPatience = 2 * time.Minute
 	pool, nodes := cluster.NewPool(t, 1, true)
 	cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon))
