@@ -56,7 +56,7 @@ func TestFullDatabaseComesBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	full := fill(t, s.Client(), func(int) string { return "one" })
+	full := fill(t, s.Client(), 1<<20, func(int) string { return "one" })
 	s.Stop()
 	if !full {
 		t.Fatal("the database did not fill up")
@@ -90,7 +90,8 @@ func TestDatabaseThatIsReallyFullStaysSo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	full := fill(t, s.Client(), func(i int) string { return fmt.Sprint(i) })
+	// Small objects: large ones leave gaps in the file, and a file with gaps is shrunk.
+	full := fill(t, s.Client(), 1<<16, func(i int) string { return fmt.Sprint(i) })
 	s.Stop()
 	if s, err = Start(t.Context(), options); err != nil {
 		t.Fatalf("what is stored cannot even be read: %v", err)
@@ -106,13 +107,13 @@ func TestDatabaseThatIsReallyFullStaysSo(t *testing.T) {
 	}
 }
 
-// fill writes until etcd says that there is no space left.
-func fill(t *testing.T, client *clientv3.Client, key func(int) string) (full bool) {
+// fill writes values of the given size until etcd says that there is no space left.
+func fill(t *testing.T, client *clientv3.Client, size int, key func(int) string) (full bool) {
 	t.Helper()
 	defer client.Close()
-	large := strings.Repeat("x", 1<<20)
-	for i := range 40 {
-		_, err := client.Put(t.Context(), key(i), large)
+	value := strings.Repeat("x", size)
+	for i := range 3 * MinQuotaBytes / size {
+		_, err := client.Put(t.Context(), key(i), value)
 		if errors.Is(err, rpctypes.ErrNoSpace) {
 			return true
 		}
