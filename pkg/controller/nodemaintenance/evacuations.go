@@ -163,6 +163,10 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	// then nobody tries again.
 	c.state.Requests.Remember(pod)
 	defer c.state.Requests.Answered(pod.UID)
+	if !c.isStillDraining(nm) {
+		c.state.EndRequest(controllercache.NodeOf(pod), pod.UID)
+		return nil
+	}
 	e := &maintenancev1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:  pod.Namespace,
@@ -203,6 +207,14 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	}
 }
 
+// isStillDraining reports whether the cache shows that a maintenance drains its nodes. Asked after a
+// request was noted, so that the controller of nodes, which reads the same cache first and the
+// requests then, either waits for the request or has it not sent.
+func (c *Controller) isStillDraining(nm *maintenancev1alpha1.NodeMaintenance) bool {
+	now, err := c.maintenanceLister.Get(nm.Name)
+	return err == nil && now.UID == nm.UID && maintenancev1alpha1.IsDraining(now)
+}
+
 // creationFailed notes why a pod has no Evacuation with our finalizer. After the second time its
 // node shows it.
 func (c *Controller) creationFailed(nm *maintenancev1alpha1.NodeMaintenance, pod *corev1.Pod, err error) {
@@ -222,6 +234,10 @@ func (c *Controller) adopt(ctx context.Context, nm *maintenancev1alpha1.NodeMain
 	}
 	c.state.Requests.Remember(pod.Pod)
 	defer c.state.Requests.Answered(pod.UID)
+	if !c.isStillDraining(nm) {
+		c.state.EndRequest(controllercache.NodeOf(pod.Pod), pod.UID)
+		return nil
+	}
 	finalizers := append(slices.Clone(e.Finalizers), maintenancev1alpha1.FinalizerInstigatorNodeMaintenance)
 	err := c.setFinalizers(ctx, e, finalizers)
 	if err == nil || apierrors.IsNotFound(err) {

@@ -30,6 +30,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -142,6 +143,32 @@ func TestRequestThatIsUnderWayIsWaitedFor(t *testing.T) {
 		f.wantCordon("one", false)
 		if finalizers := f.nm("m").Finalizers; len(finalizers) > 0 {
 			t.Errorf("finalizers %v although nothing was created", finalizers)
+		}
+	})
+}
+
+// TestNothingIsRequestedForAMaintenanceThatHasEnded has a sync go on that began before.
+func TestNothingIsRequestedForAMaintenanceThatHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pod, joined := newPod("p", "one", 0), newPod("q", "one", 0)
+		f := newFixture(t, newNode("one"), pod, joined, newMaintenance("m", createdAt(stageCordon)),
+			ourEvacuation("q", "one", instigatedBy(foreignInstigator)))
+		f.step("m")
+		f.enter("m", stageDrain)
+		before := f.nm("m")
+		f.enter("m", stageComplete)
+		node := f.node("one")
+		for _, err := range []error{
+			f.Controller.create(f.ctx, before, pod),
+			f.adopt(f.ctx, before, ptr.To(f.state.Classify(joined, node))),
+		} {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		f.wantEvacuating()
+		if f.state.HasOurs("one") {
+			t.Error("the node waits for a request that was not sent")
 		}
 	})
 }
