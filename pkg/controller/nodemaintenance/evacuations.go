@@ -207,9 +207,9 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	}
 }
 
-// isStillDraining reports whether the cache shows that a maintenance drains its nodes. Asked after a
-// request was noted, so that the controller of nodes, which reads the same cache first and the
-// requests then, either waits for the request or has it not sent.
+// isStillDraining reports whether the cache shows that a maintenance drains its nodes. It is asked
+// after a request was noted. The controller of nodes reads the same cache first and the requests
+// then, so that it either waits for the request or has it not sent.
 func (c *Controller) isStillDraining(nm *maintenancev1alpha1.NodeMaintenance) bool {
 	now, err := c.maintenanceLister.Get(nm.Name)
 	return err == nil && now.UID == nm.UID && maintenancev1alpha1.IsDraining(now)
