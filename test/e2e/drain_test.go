@@ -21,14 +21,17 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/e2e/framework"
@@ -88,22 +91,23 @@ func podsOn(ctx context.Context, t *testing.T, nodes ...string) ([]corev1.Pod, e
 	}), nil
 }
 
-// availability watches the pods of an app and keeps the lowest number that were there to serve at
-// once.
+// availability watches the pods of an app and its Deployment, and keeps the lowest number of pods
+// that were there to serve together.
 type availability struct {
-	mu     sync.Mutex
-	ready  map[types.UID]bool
-	lowest int
-	cancel context.CancelFunc
-	done   chan struct{}
+	mu      sync.Mutex
+	ready   map[types.UID]bool
+	lowest  int
+	history []string
+	cancel  context.CancelFunc
+	done    sync.WaitGroup
 }
 
 func watchAvailability(t *testing.T, namespace, app string) *availability {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	a := &availability{ready: map[types.UID]bool{}, lowest: math.MaxInt, cancel: cancel, done: make(chan struct{})}
-	pods := cluster.As(t).Kube.CoreV1().Pods(namespace)
-	list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+	a := &availability{ready: map[types.UID]bool{}, lowest: math.MaxInt, cancel: cancel}
+	kube := cluster.As(t).Kube
+	list, err := kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,29 +115,54 @@ func watchAvailability(t *testing.T, namespace, app string) *availability {
 		a.see(&list.Items[i], false)
 	}
 	a.lowest = a.count()
-	w, err := pods.Watch(ctx, metav1.ListOptions{LabelSelector: "app=" + app, ResourceVersion: list.ResourceVersion})
+	pods, err := kube.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{
+		LabelSelector: "app=" + app, ResourceVersion: list.ResourceVersion,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() {
-		defer close(a.done)
-		defer w.Stop()
-		for event := range w.ResultChan() {
+	owners, err := kube.AppsV1().Deployments(namespace).Watch(ctx, metav1.ListOptions{
+		FieldSelector: "metadata.name=" + app,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.done.Go(func() {
+		defer pods.Stop()
+		for event := range pods.ResultChan() {
 			if pod, ok := event.Object.(*corev1.Pod); ok {
-				a.see(pod, event.Type == "DELETED")
+				a.see(pod, event.Type == watch.Deleted)
 			}
 		}
-	}()
+	})
+	a.done.Go(func() {
+		defer owners.Stop()
+		for event := range owners.ResultChan() {
+			if d, ok := event.Object.(*appsv1.Deployment); ok {
+				a.tell("deployment %s: %s, replicas %d, available %d, %v",
+					d.Name, d.ResourceVersion, *d.Spec.Replicas, d.Status.AvailableReplicas, d.Annotations)
+			}
+		}
+	})
 	return a
 }
 
-func (a *availability) see(pod *corev1.Pod, deleted bool) {
+// tell adds a line to the history, which a test shows when too few pods were available.
+func (a *availability) tell(format string, args ...any) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.history = append(a.history, time.Now().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
+}
+
+func (a *availability) see(pod *corev1.Pod, deleted bool) {
 	up := !deleted && pod.DeletionTimestamp == nil &&
 		slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 		})
+	a.tell("pod %s on %q: %s, available %t, leaving %t, gone %t, %v",
+		pod.Name, pod.Spec.NodeName, pod.ResourceVersion, up, pod.DeletionTimestamp != nil, deleted, pod.Annotations)
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	a.ready[pod.UID] = up
 	a.lowest = min(a.lowest, a.count())
 }
@@ -148,9 +177,17 @@ func (a *availability) count() int {
 	return n
 }
 
-func (a *availability) stop() int {
+// stop returns the lowest number of pods that were available. A test that then fails shows how it
+// came to it.
+func (a *availability) stop(t *testing.T) int {
+	t.Helper()
 	a.cancel()
-	<-a.done
+	a.done.Wait()
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log("cluster: pods and Deployment of the app:\n" + strings.Join(a.history, "\n"))
+		}
+	})
 	return a.lowest
 }
 
@@ -177,7 +214,7 @@ func TestDrainFollowsThePlanWithinBudgets(t *testing.T) {
 	if pods, err := podsOn(t.Context(), t, target...); err != nil || len(pods) != 0 {
 		t.Errorf("drained with pods left on the nodes: %d, %v", len(pods), err)
 	}
-	if lowest := available.stop(); lowest < replicas-maxUnavailable {
+	if lowest := available.stop(t); lowest < replicas-maxUnavailable {
 		t.Errorf("only %d pods were available at a time, the budget wants %d", lowest, replicas-maxUnavailable)
 	}
 	if len(nm.Status.NodeStatuses) != 2 || nm.Status.NodeStatuses[0].NodeRef.Name != target[0] ||

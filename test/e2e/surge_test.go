@@ -176,7 +176,7 @@ func TestOneReplicaIsNeverMissed(t *testing.T) {
 			drained(t, nm.Name)
 			t.Logf("drained after %s", time.Since(began).Round(time.Millisecond))
 			asBefore(t, namespace, "web", 1)
-			if lowest := available.stop(); lowest < 1 {
+			if lowest := available.stop(t); lowest < 1 {
 				t.Errorf("at one time %d pods were available", lowest)
 			}
 		})
@@ -267,7 +267,7 @@ func TestOneReplicaWithAnAutoscalerIsNeverMissed(t *testing.T) {
 		a, err := autoscalers.Get(ctx, "web", metav1.GetOptions{})
 		return err == nil && *a.Spec.MinReplicas == 1 && a.Annotations[v1alpha1.AnnotationSurgeRecord] == "", err
 	})
-	if lowest := available.stop(); lowest < 1 {
+	if lowest := available.stop(t); lowest < 1 {
 		t.Errorf("at one time %d pods were available", lowest)
 	}
 }
@@ -293,7 +293,7 @@ func TestManySingleReplicasOnSeveralNodes(t *testing.T) {
 	t.Logf("%d apps have left %d nodes after %s", apps, len(nodes), time.Since(began).Round(time.Millisecond))
 	for name, available := range watchers {
 		asBefore(t, namespace, name, 1)
-		if lowest := available.stop(); lowest < 1 {
+		if lowest := available.stop(t); lowest < 1 {
 			t.Errorf("of %s, at one time %d pods were available", name, lowest)
 		}
 	}
@@ -453,7 +453,7 @@ func TestSurgeAgainstGitOps(t *testing.T) {
 		t.Fatal(err)
 	}
 	asBefore(t, namespace, "web", 1)
-	if lowest := available.stop(); lowest < 1 {
+	if lowest := available.stop(t); lowest < 1 {
 		t.Errorf("at one time %d pods were available", lowest)
 	}
 }
@@ -473,7 +473,7 @@ func TestSurgeGoesOnAfterTheServerWasKilled(t *testing.T) {
 	}
 	drained(t, nm.Name)
 	asBefore(t, namespace, "web", 1)
-	if lowest := available.stop(); lowest < 1 {
+	if lowest := available.stop(t); lowest < 1 {
 		t.Errorf("at one time %d pods were available", lowest)
 	}
 }
@@ -591,7 +591,7 @@ func TestRandomDrainsLeaveNothingBehind(t *testing.T) {
 		return true, nil
 	})
 	for name, available := range watchers {
-		if lowest := available.stop(); lowest < 1 {
+		if lowest := available.stop(t); lowest < 1 {
 			t.Errorf("of %s, at one time %d pods were available", name, lowest)
 		}
 	}

@@ -60,7 +60,7 @@ func TestStatefulSetWithoutBudgetLeavesInTurns(t *testing.T) {
 	nm := drainNodes(t, pool, nodes...)
 	drained(t, nm.Name)
 	available()
-	switch lowest := watched.stop(); {
+	switch lowest := watched.stop(t); {
 	case lowest < replicas-mayBeMissing:
 		t.Errorf("only %d of %d pods were available at a time, want at least %d",
 			lowest, replicas, replicas-mayBeMissing)

@@ -91,7 +91,7 @@ func (d controllerDependencies) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	controllers, err := d.builtIn(host, own)
+	controllers, err := d.builtIn(host, own, inFlight)
 	if err != nil {
 		return err
 	}

@@ -36,6 +36,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/evacuators/deployment"
 	"haulout.dev/haulout/pkg/drain/surge"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/host/inflight"
 )
 
 // builtInEvacuators are the classes of the built-in evacuators of this server.
@@ -104,7 +105,8 @@ type controller interface {
 
 // builtIn creates the controllers of the enabled built-in evacuators. The one of Deployments also
 // runs while it is disabled, to revert the surges that it may have left.
-func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory, own informers.SharedInformerFactory) ([]controller, error) {
+func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory, own informers.SharedInformerFactory,
+	inFlight *inflight.Evictions) ([]controller, error) {
 	var controllers []controller
 	if slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDaemonSet) {
 		c, err := daemonset.New(daemonset.Config{
@@ -118,7 +120,7 @@ func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory
 	}
 	c, err := deployment.New(deployment.Config{
 		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Recorder: d.recorder, Liveness: d.liveness,
-		SurgeTimeout: d.evacuators.SurgeTimeout, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
+		InFlight: inFlight, SurgeTimeout: d.evacuators.SurgeTimeout, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
 		Off: !slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDeployment),
 	})
 	if err != nil {

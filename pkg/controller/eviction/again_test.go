@@ -67,12 +67,17 @@ func TestPodThatIsAskedForAgainIsNotEvictedTwice(t *testing.T) {
 				if !test.early {
 					release <- test.answer
 					w.settled()
-					if got := w.queue.underway.List(); len(got) != 0 {
-						t.Errorf("in flight are %v", got)
+					// The cache does not show yet that the pod stops.
+					if got := w.queue.underway.Has("uid-web-0"); got != (test.answer == nil) {
+						t.Errorf("is in flight after the answer: %t", got)
 					}
 				}
 				if test.then != nil {
 					test.then(w)
+					w.settled()
+					if w.queue.underway.Has("uid-web-0") {
+						t.Error("it is still in flight")
+					}
 				}
 				w.add("web-0")
 				w.settled()
@@ -90,7 +95,7 @@ func TestPodThatIsAskedForAgainIsNotEvictedTwice(t *testing.T) {
 				w.pass(2*resendAfter, time.Second)
 				w.queue.mu.Lock()
 				defer w.queue.mu.Unlock()
-				if len(w.queue.sent) > 0 || len(w.queue.items) > 0 || len(w.queue.byUID) > 0 || w.queue.resting.first() != nil {
+				if len(w.queue.underway.List()) > 0 || len(w.queue.sent) > 0 || len(w.queue.items) > 0 || len(w.queue.byUID) > 0 || w.queue.resting.first() != nil {
 					t.Errorf("the queue remembers %v, %v", w.queue.sent, w.queue.items)
 				}
 			})

@@ -266,7 +266,6 @@ func (q *Queue) reread(ctx context.Context, it *item, a answer) answer {
 // belongs now.
 func (q *Queue) settle(c call, a answer, mayHaveCounted bool, took time.Duration) {
 	now := q.clock.Now()
-	q.underway.Remove(c.it.UID)
 	q.inFlight--
 	if !c.lane.isFree() {
 		q.budgeted--
@@ -288,6 +287,9 @@ func (q *Queue) settle(c call, a answer, mayHaveCounted bool, took time.Duration
 		c.lane.refuse(c.budgetVersion, now)
 	}
 	c.it.settle(a, q.policy.DeniedAfter, now)
+	if c.it.phase != phaseAccepted || !q.isStillThere(c.it) {
+		q.underway.Remove(c.it.UID)
+	}
 	if a.verdict == verdictBudgetClosed && c.pass == passProbe && c.lane.open {
 		// The budget opened while it refused the probe, which must not make the pod miss that.
 		c.it.due, c.it.failures = now, 0
@@ -343,6 +345,7 @@ func (q *Queue) place(it *item, now time.Time) {
 		q.resting.add(it)
 		return
 	}
+	q.underway.Remove(it.UID)
 	pod := q.cached(it)
 	if pod == nil || !canBeAsked(pod) {
 		q.park(it, nil)

@@ -351,6 +351,7 @@ func (q *Queue) forget(it *item) {
 		delete(it.takenFrom.taken, it.UID)
 	}
 	it.leaveHeap()
+	q.underway.Remove(it.UID)
 	delete(q.sent, it.UID)
 }
 
@@ -383,6 +384,9 @@ func (q *Queue) podChanged(obj any, gone bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.ownedPodChanged(pod, gone)
+	if gone || !canBeAsked(pod) {
+		q.underway.Remove(pod.UID)
+	}
 	if it, sent := q.sent[pod.UID]; sent && it.phase == phaseAccepted && !q.isStillThere(it) {
 		q.forget(it)
 	}

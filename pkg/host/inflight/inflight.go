@@ -14,9 +14,11 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package inflight keeps the evictions that have been sent to the host cluster and not been
-// answered. The sender of evictions writes it, and the controller of nodes reads it: a node is not
-// released while a pod may still be evicted on behalf of a maintenance that has ended.
+// Package inflight keeps the evictions that have been sent to the host cluster and whose outcome
+// is not known: they have not been answered, or the cache does not show yet that the pod stops.
+// The sender of evictions writes it. The controller of nodes and the Deployment evacuator read it:
+// while a pod may still be evicted on behalf of a maintenance that has ended, its node is not
+// released and the surge of its Deployment is not reverted.
 package inflight
 
 import (
@@ -53,11 +55,19 @@ func (e *Evictions) Add(eviction Eviction) {
 	e.all[eviction.UID] = eviction
 }
 
-// Remove notes that the eviction of a pod has been answered, or was not sent.
+// Remove notes that the outcome of a pod's eviction is known, or that none was sent.
 func (e *Evictions) Remove(pod types.UID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.all, pod)
+}
+
+// Has reports whether an eviction of a pod is in flight.
+func (e *Evictions) Has(pod types.UID) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_, ok := e.all[pod]
+	return ok
 }
 
 // List returns the evictions in flight, in no order.

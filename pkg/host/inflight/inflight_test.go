@@ -29,11 +29,11 @@ func TestEvictions(t *testing.T) {
 	evictions.Remove("1")
 	evictions.Add(eviction)
 	evictions.Add(eviction)
-	if got := evictions.List(); !slices.Equal(got, []Eviction{eviction}) {
+	if got := evictions.List(); !slices.Equal(got, []Eviction{eviction}) || !evictions.Has("1") || evictions.Has("2") {
 		t.Errorf("in flight are %v", got)
 	}
 	evictions.Remove("1")
-	if got := evictions.List(); len(got) > 0 {
+	if got := evictions.List(); len(got) > 0 || evictions.Has("1") {
 		t.Errorf("in flight are still %v", got)
 	}
 }

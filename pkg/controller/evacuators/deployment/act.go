@@ -110,13 +110,13 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 	if s.target.autoscaler != nil {
 		object, field = s.target.autoscaler, "minReplicas"
 	}
-	if change.takesBack {
+	if change.value != nil && s.target.record.isUp() {
 		ours, err := c.isOurs(ctx, object, field)
 		if err != nil {
 			return ignoreNotFound(err)
 		}
 		if !ours {
-			change.value = nil
+			change = scaling{}
 		}
 	}
 	patch, err := patchOf(object, field, change)

@@ -311,7 +311,7 @@ func summary(d decision) string {
 			text += "drop record;"
 		case d.scale.value == nil:
 			text += fmt.Sprintf("record %d resets;", d.scale.record.Resets)
-		case d.scale.takesBack:
+		case d.scale.record == nil:
 			text += fmt.Sprintf("back to %d;", *d.scale.value)
 		default:
 			text += fmt.Sprintf("scale to %d for %d;", *d.scale.value, len(d.scale.record.Evacuations))

@@ -48,6 +48,7 @@ import (
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/inflight"
 )
 
 // Name is the name of this controller in logs, metrics and queues.
@@ -66,6 +67,8 @@ type Config struct {
 	// MaintenanceInformers are its informers.
 	Maintenance          versioned.Interface
 	MaintenanceInformers externalversions.SharedInformerFactory
+	// InFlight are the evictions that have been sent: a surge is not reverted before their answers.
+	InFlight *inflight.Evictions
 	// Recorder writes events into the host cluster.
 	Recorder events.EventRecorder
 	// Clock is the clock; nil means the real one.
@@ -100,6 +103,7 @@ func (i item) logAs() (key string, value any) {
 // Controller is the evacuator.
 type Controller struct {
 	host        kubernetes.Interface
+	inFlight    *inflight.Evictions
 	maintenance versioned.Interface
 	recorder    events.EventRecorder
 	clock       clock.WithTicker
@@ -139,6 +143,9 @@ func New(config Config) (*Controller, error) {
 	if config.SurgeTimeout == 0 {
 		config.SurgeTimeout = DefaultSurgeTimeout
 	}
+	if config.InFlight == nil {
+		config.InFlight = &inflight.Evictions{}
+	}
 	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
 	deployments, budgets := config.HostInformers.Apps().V1().Deployments(), config.HostInformers.Policy().V1().PodDisruptionBudgets()
 	autoscalers := config.HostInformers.Autoscaling().V2().HorizontalPodAutoscalers()
@@ -146,7 +153,7 @@ func New(config Config) (*Controller, error) {
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
-		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock,
+		host: config.Host, inFlight: config.InFlight, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock,
 		timeout: config.SurgeTimeout, startDeadline: config.EvacuatorStartDeadline, off: config.Off,
 		evacuationLister: evacuations.Lister(), maintenanceLister: maintenances.Lister(), deploymentLister: deployments.Lister(),
 		nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), podIndexer: pods.Informer().GetIndexer(),

@@ -48,6 +48,7 @@ import (
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/inflight"
 	"haulout.dev/haulout/pkg/host/informertest"
 )
 
@@ -57,6 +58,7 @@ type world struct {
 	recorder *events.FakeRecorder
 	host     *fake.Clientset
 	own      *versionedfake.Clientset
+	inFlight inflight.Evictions
 	stop     func()
 }
 
@@ -95,6 +97,7 @@ func (w *world) run() {
 		Maintenance:          w.own,
 		MaintenanceInformers: ownInformers,
 		Recorder:             w.recorder,
+		InFlight:             &w.inFlight,
 	})
 	w.must(err)
 	ctx, cancel := context.WithCancel(w.Context())
@@ -287,45 +290,6 @@ func TestPodOnANodeThatIsCordonedToo(t *testing.T) {
 		_, err = w.host.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{})
 		w.must(err)
 		w.reported("web-0", true, "available in its place")
-	})
-}
-
-func TestCancelledSurgeIsTakenBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		evacuations, host := scene(newBudget())
-		w := newWorld(t, evacuations, host...)
-		w.scaled(2, true)
-		w.must(w.own.MaintenanceV1alpha1().Evacuations(testNamespace).Delete(t.Context(), web0, metav1.DeleteOptions{}))
-		w.scaled(1, false)
-		if _, err := w.host.CoreV1().Pods(testNamespace).Get(t.Context(), "web-0", metav1.GetOptions{}); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-func TestSurgeOfAnotherTimeIsTakenBack(t *testing.T) {
-	leftBehind := func(manager string) *appsv1.Deployment {
-		d := newDeployment(2, recorded(1, 2, web0))
-		d.ManagedFields = []metav1.ManagedFieldsEntry{{
-			Manager:    manager,
-			Operation:  metav1.ManagedFieldsOperationUpdate,
-			APIVersion: "apps/v1",
-			FieldsType: "FieldsV1",
-			FieldsV1:   metav1.NewFieldsV1(`{"f:spec":{"f:replicas":{}}}`),
-		}}
-		return d
-	}
-	t.Run("if the number is still ours", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, nil, leftBehind(fieldManager), newReplicaSet())
-			w.scaled(1, false)
-		})
-	})
-	t.Run("and left as it is if a rollback has brought the record back", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, nil, leftBehind("kubectl"), newReplicaSet())
-			w.scaled(2, false)
-		})
 	})
 }
 

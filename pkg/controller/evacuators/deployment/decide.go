@@ -36,6 +36,8 @@ const (
 	// that have to leave.
 	maxResets = 2
 	maxMisses = 2
+	// answerRetry is how long to wait before it is checked again whether evictions are answered.
+	answerRetry = 50 * time.Millisecond
 	// worthDropping is how many names in a full record have to belong to pods that have left before
 	// they are dropped.
 	worthDropping = maxRecorded / 4
@@ -64,14 +66,13 @@ type decision struct {
 	idle bool
 }
 
-// scaling is a write to the target: its replica count together with the record.
+// scaling is a write to the target: its replica count together with the record. During a surge the
+// count is only written if it is still ours; otherwise the surge is over, and the count stays.
 type scaling struct {
 	// value is the new replica count; nil keeps it.
 	value *int32
 	// record is the new record; nil removes the annotation.
 	record *record
-	// takesBack: only write if the current replica count is still the one of the surge.
-	takesBack bool
 }
 
 // report is a report to an Evacuation.
@@ -299,15 +300,25 @@ func (d *decision) hold(s situation) {
 
 // withdraw reverts the surge while some of its pods still exist, and reports whether it does so.
 // First it restores their deletion cost, trying once for each pod: otherwise the scale-down would
-// delete pods that their budgets protect before the replacements.
+// delete pods that their budgets protect before the replacements. And it waits for evictions that
+// have been sent, since each of them may still take a pod besides those of the scale-down.
 func (d *decision) withdraw(s situation, remaining []*pod) bool {
 	for _, p := range remaining {
 		d.restoreCost(s, p)
 	}
-	if d.awaitsRestore {
+	if d.awaitsRestore || d.awaitsAnswers(s) {
 		return false
 	}
 	d.takeBack(s)
+	return true
+}
+
+// awaitsAnswers reports whether evictions of the Deployment's pods are in flight.
+func (d *decision) awaitsAnswers(s situation) bool {
+	if !slices.ContainsFunc(s.pods, func(p pod) bool { return p.isEvicting }) {
+		return false
+	}
+	d.wakeAt(s.now.Add(answerRetry))
 	return true
 }
 
@@ -411,7 +422,7 @@ func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
 	}
 	// The ReplicaSet controller has to know the cost when it chooses the pods; our cache having it
 	// suggests that the controller's cache has it as well.
-	if waits || len(d.lower) > 0 || d.awaitsRestore {
+	if waits || len(d.lower) > 0 || d.awaitsRestore || d.awaitsAnswers(s) {
 		return true
 	}
 	d.memory.dropped, d.memory.spared = nil, 0
@@ -467,7 +478,7 @@ func (d *decision) takeBack(s situation) {
 		return
 	}
 	from := r.From
-	d.scale.value, d.scale.takesBack = &from, true
+	d.scale.value = &from
 	d.event(corev1.EventTypeNormal, EventSurgeEnded, actionRelease, "%s is restored from %d to %d", s.target.field(), r.To, r.From)
 }
 

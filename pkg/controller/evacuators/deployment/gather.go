@@ -224,7 +224,8 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 				purpose = purposes[p.Spec.NodeName]
 			}
 			s.pods = append(s.pods, pod{
-				Pod: p, evacuation: evacuation, staysUp: staysUp[p.Spec.NodeName], purpose: purpose, budgets: c.budgetsOf(p, budgets),
+				// The Evacuation was read before: whoever withdraws it has it not sent any more.
+				Pod: p, evacuation: evacuation, isEvicting: c.inFlight.Has(p.UID), staysUp: staysUp[p.Spec.NodeName], purpose: purpose, budgets: c.budgetsOf(p, budgets),
 			})
 		}
 	}

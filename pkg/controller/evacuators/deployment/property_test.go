@@ -130,29 +130,40 @@ func (w *simulation) rank(p *pod) int {
 	return rank
 }
 
+// kubelet makes one of the pods ready that are not. It never needs as long as the surge timeout.
 func (w *simulation) kubelet() {
-	if len(w.pods) == 0 {
+	var waiting []*pod
+	for i := range w.pods {
+		if p := &w.pods[i]; !(&situation{}).isAvailable(p) {
+			waiting = append(waiting, p)
+		}
+	}
+	if len(waiting) == 0 {
 		return
 	}
-	if p := &w.pods[w.rng.IntN(len(w.pods))]; !(&situation{}).isAvailable(p) {
-		p.Status.Conditions[0].Status = "True"
-		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(w.now)
-		w.log = append(w.log, p.Name+" is ready")
-	}
+	p := waiting[w.rng.IntN(len(waiting))]
+	p.Status.Conditions[0].Status = "True"
+	p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(w.now)
+	w.log = append(w.log, p.Name+" is ready")
 }
 
-// eviction evicts a pod that is up for it, if the budget lets it.
+// eviction sends an eviction of a pod that is up for it, which its budget grants or refuses; or
+// carries out one that was granted.
 func (w *simulation) eviction() {
 	for i := range w.pods {
 		p := &w.pods[i]
-		if p.evacuation == nil || p.evacuation.Status.ActiveEvacuatorClass != lanes {
+		switch {
+		case p.isEvicting:
+			w.log = append(w.log, p.Name+" is evicted")
+			w.pods = slices.Delete(w.pods, i, i+1)
+		case p.evacuation == nil || p.evacuation.Status.ActiveEvacuatorClass != lanes:
 			continue
-		}
-		if (&situation{}).isAvailable(p) && w.ready() <= w.budget {
+		case (&situation{}).isAvailable(p) && w.ready() <= w.budget:
 			continue
+		default:
+			p.isEvicting = true
+			w.log = append(w.log, "the eviction of "+p.Name+" is granted")
 		}
-		w.log = append(w.log, p.Name+" is evicted")
-		w.pods = slices.Delete(w.pods, i, i+1)
 		return
 	}
 }
@@ -260,10 +271,10 @@ func (w *simulation) us(mayCrash bool) {
 
 // scale is what the controller does about the target.
 func (w *simulation) scale(change *scaling) {
-	value := change.value
-	if change.takesBack && !w.byUs {
-		value = nil
+	if r, _ := readRecord(w.d, 1); r.isUp() && change.value != nil && !w.byUs {
+		change = &scaling{}
 	}
+	value := change.value
 	text := "record changes"
 	if value != nil {
 		text = fmt.Sprintf("we scale to %d", *value)

@@ -102,6 +102,9 @@ type pod struct {
 	*corev1.Pod
 	// evacuation is the active Evacuation of the pod; nil if there is none.
 	evacuation *maintenancev1alpha1.Evacuation
+	// isEvicting: an eviction of the pod has been sent, for this Evacuation or a withdrawn one, and
+	// the cache does not show yet what became of it.
+	isEvicting bool
 	// staysUp: its node is not under maintenance.
 	staysUp bool
 	// purpose is a phrase with the NodeMaintenance that the pod leaves for; "" if none is known.
@@ -162,6 +165,12 @@ func (m mark) orHigher(highest mark) mark {
 		return highest
 	}
 	return m
+}
+
+// mayGo reports whether a pod may leave at any time: another evacuator has its turn, or an eviction
+// is in flight.
+func (p *pod) mayGo() bool {
+	return p.isEvicting || p.evacuation != nil && !isOurTurn(p.evacuation)
 }
 
 // isOurTurn reports whether an Evacuation waits for this evacuator.
@@ -284,8 +293,7 @@ func (s *situation) serving() int {
 	n := 0
 	for i := range s.pods {
 		p := &s.pods[i]
-		mayGo := p.evacuation != nil && !isOurTurn(p.evacuation)
-		if !mayGo && !misplaced[p.Name] && s.isAvailable(p) {
+		if !p.mayGo() && !misplaced[p.Name] && s.isAvailable(p) {
 			n++
 		}
 	}
@@ -293,11 +301,13 @@ func (s *situation) serving() int {
 }
 
 // passedOn counts the available pods outside of the surge that may leave at any time, because their
-// turns ended without a replacement.
+// turns ended without a replacement, or because they were sent away for a withdrawn Evacuation.
 func (s *situation) passedOn() int {
 	n := 0
 	for i := range s.pods {
-		if p := &s.pods[i]; p.evacuation != nil && !isOurTurn(p.evacuation) && !s.isRecorded(p) && s.isAvailable(p) {
+		p := &s.pods[i]
+		isOutside := p.evacuation == nil || !s.isRecorded(p)
+		if p.mayGo() && isOutside && s.isAvailable(p) {
 			n++
 		}
 	}
