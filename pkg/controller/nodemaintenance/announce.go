@@ -68,8 +68,11 @@ func (c *Controller) announceProgress(g *gathered, plan drainplan.Result, writte
 		if !hasTargets(nm) {
 			c.forecasts.queue.Add(nm.Name)
 		}
-		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventWaveStarted, actionDrain,
-			"%s pods up to priority %d are asked to leave %s", wave.PodType, wave.PodPriority, plural(len(g.subject.nodes), "node"))
+		// The last waves of a plan are often empty.
+		if !isDrained(written) {
+			c.maintenanceEvent(nm, corev1.EventTypeNormal, EventWaveStarted, actionDrain,
+				"%s pods up to priority %d are asked to leave %s", wave.PodType, wave.PodPriority, plural(len(g.subject.nodes), "node"))
+		}
 	}
 	c.announceProgressing(nm, written)
 	if now := blockedDrain(written); now != nil && blockedDrain(nm) == nil {
