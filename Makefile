@@ -149,13 +149,12 @@ cluster-status: $(CLUSTER_STAMP) ## Show the processes of the development cluste
 # A mistake in a variable should show before minutes of building.
 .PHONY: demo-check
 demo-check:
+	@hack/demo.sh check
 	@echo 'First everything is built: about eight minutes the first time, seconds after that.'
-	go build $(GO_BUILD_FLAGS) -o $(BIN)/demo ./test/demo
-	@$(BIN)/demo check
 
 .PHONY: demo
 demo: demo-check cluster-binaries build ## Drain four of twenty nodes and put them back, on a cluster of its own (KEEP=1 leaves it up)
-	@$(BIN)/demo
+	@hack/demo.sh
 
 ##@ Measurements
 

@@ -18,8 +18,9 @@ limitations under the License.
 // end maintenances of nodes.
 //
 // Each command reads what it needs from the two APIs and passes it to package show, which formats
-// the lines; the differences between a terminal and a pipe are in pkg/cmd/screen. Everything that
-// tests replace (time, names, terminals) is a field of environment.
+// the lines; the differences between a terminal and a pipe are in
+// pkg/cmd/kubectlmaintenance/screen. Everything that tests replace (time, names, terminals) is a
+// field of environment.
 package kubectlmaintenance
 
 import (
@@ -44,7 +45,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/cmd/screen"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	"haulout.dev/haulout/pkg/version"
 )

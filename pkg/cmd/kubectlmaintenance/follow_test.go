@@ -35,7 +35,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/cmd/screen"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
 var erased = regexp.MustCompile(`\x1b\[(\d+)A\x1b\[J`)

@@ -27,8 +27,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
-	"haulout.dev/haulout/pkg/cmd/screen"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/scheme"
 )
 

@@ -25,8 +25,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
-	"haulout.dev/haulout/pkg/cmd/screen"
 )
 
 func (e *environment) newStatusCommand() *cobra.Command {

@@ -31,8 +31,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
-	"haulout.dev/haulout/pkg/cmd/screen"
 )
 
 // lastLook limits the time of the reads after a timeout.

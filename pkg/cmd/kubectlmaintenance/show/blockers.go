@@ -26,7 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/cmd/screen"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
 // Blocker is a pod that cannot leave its node.

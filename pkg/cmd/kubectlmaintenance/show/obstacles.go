@@ -26,7 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/cmd/screen"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
 // Obstacle prevents progress of a maintenance, or of some of its nodes, and is not a pod.

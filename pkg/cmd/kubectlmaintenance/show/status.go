@@ -24,7 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/cmd/screen"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
 const (

@@ -25,7 +25,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/cmd/screen"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
 const (

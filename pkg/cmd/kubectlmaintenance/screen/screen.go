@@ -220,12 +220,3 @@ func Bar(done, whole, columns int) string {
 	}
 	return "[" + strings.Repeat("#", filled) + strings.Repeat(".", columns-filled) + "]"
 }
-
-// Shorten returns the first lines of a text and, as another line, how many were omitted.
-func Shorten(text string, limit int) []string {
-	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
-	if len(lines) <= limit {
-		return lines
-	}
-	return append(lines[:limit:limit], fmt.Sprintf("... and %d more", len(lines)-limit))
-}

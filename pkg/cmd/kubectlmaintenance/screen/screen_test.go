@@ -19,7 +19,6 @@ package screen
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -139,22 +138,6 @@ func TestBar(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if got := Bar(test.done, test.whole, 4); got != test.want {
 				t.Errorf("got %s, want %s", got, test.want)
-			}
-		})
-	}
-}
-
-func TestShorten(t *testing.T) {
-	for name, test := range map[string]struct {
-		text string
-		want []string
-	}{
-		"few lines are left as they are": {"a\nb\n", []string{"a", "b"}},
-		"many lines are counted":         {"a\nb\nc\nd\n", []string{"a", "b", "... and 2 more"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := Shorten(test.text, 2); !slices.Equal(got, test.want) {
-				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
 	}

@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# Drains four simulated nodes of a cluster of its own, puts them back, and checks what it can see
+# with kubectl. `make demo` builds what it needs and runs it.
+#
+#   KEEP=1             leave the cluster up
+#   NODES=20           number of nodes, at least 8
+#   CLUSTER_DIR=FOLDER folder of the cluster; it must not hold one
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+cd "${ROOT}"
+
+readonly DRAINED=4 LABEL=pool=blue NAME=kernel-update
+KEEP="${KEEP:-0}" NODES="${NODES:-20}"
+
+usage() { echo "Error: $*" >&2; exit 2; }
+[[ $# == 0 || "$*" == check ]] ||
+	usage "the demo takes the argument check, which reads its settings only, or none"
+[[ "${KEEP}" =~ ^(0|1|true|false)$ ]] || usage "KEEP=${KEEP}: must be one of 1, true, 0, false"
+[[ "${NODES}" =~ ^[0-9]{1,5}$ && "${NODES}" -ge $((2 * DRAINED)) ]] ||
+	usage "NODES=${NODES}: must be a whole number of at least $((2 * DRAINED))"
+if [[ -n "${CLUSTER_DIR:-}" && -e "${CLUSTER_DIR}/state.json" ]]; then
+	usage "CLUSTER_DIR=${CLUSTER_DIR}: must not hold a cluster; stop it first with \`make cluster-down\`"
+fi
+[[ $# == 0 ]] || exit 0
+DIR="$(realpath -m "${CLUSTER_DIR:-.cluster-demo}")"
+# The cluster is set up by flags: the variables of a user are meant for another one.
+unset CLUSTER_DIR
+export KUBECONFIG="${DIR}/kubeconfig" PATH="${ROOT}/bin:${PATH}"
+
+bold="" plain=""
+if [[ -t 1 && -z "${NO_COLOR:-}" ]]; then bold=$'\e[1m' plain=$'\e[0m'; fi
+title() { printf '\n%s%s%s\n' "${bold}" "$*" "${plain}"; }
+# shown COMMAND... prints a command as one would type it, and runs it.
+shown() { printf '%s$ %s%s\n' "${bold}" "$*" "${plain}"; "$@"; }
+
+# workloads_ready waits until each workload has all its pods, and they are ready.
+workloads_ready() {
+	local namespace workload
+	for namespace in shop kube-system; do
+		for workload in $(kubectl -n "${namespace}" get deployments,statefulsets,daemonsets -o name); do
+			kubectl -n "${namespace}" rollout status "${workload}" --timeout=2m >/dev/null || return 1
+		done
+	done
+}
+
+started="" watching=""
+finish() {
+	local status=$?
+	trap - EXIT
+	[[ -z "${watching}" ]] || kill "${watching}" 2>/dev/null || true
+	if ((status != 0)); then
+		title "The demo failed (exit code ${status}). What haulout-apiserver complained about:"
+		grep -E '^[WEF][0-9]{4}' "${DIR}/logs/haulout-apiserver.log" 2>/dev/null | tail -n 10 || true
+	fi
+	if [[ -n "${started}" && ! "${KEEP}" =~ ^(1|true)$ ]]; then
+		title "Stop everything"
+		shown cluster down --cluster-dir="${DIR}" --keep-data=0 || status=1
+	elif [[ -n "${started}" ]]; then
+		title "The cluster is left up (KEEP=${KEEP})"
+		printf '  export KUBECONFIG=%q PATH=%q:$PATH\n  make cluster-down CLUSTER_DIR=%q\n' "${KUBECONFIG}" "${ROOT}/bin" "${DIR}"
+	fi
+	((status != 0)) || title "Done after ${SECONDS} s"
+	exit "${status}"
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+# check TEXT COMMAND... says whether a promise was kept.
+failed=0
+check() {
+	local text="$1"
+	shift
+	if "$@"; then echo "  ok      ${text}"; else echo "  FAILED  ${text}"; failed=1; fi
+}
+
+title "1. Start a cluster: a real control plane, ${NODES} simulated nodes, and Haulout"
+[[ ! -e "${DIR}/state.json" ]] || cluster down --cluster-dir="${DIR}" --keep-data=0
+started=1
+shown cluster up --cluster-dir="${DIR}" --nodes="${NODES}" --haulout=true --pod-stages=general | sed '/^$/,$d'
+
+title "2. Run about 300 pods on it: a shop, and what a cluster itself needs"
+mapfile -t nodes < <(kubectl get nodes -o name | head -n "${DRAINED}")
+shown kubectl label "${nodes[@]}" "${LABEL}" | tail -n 1
+shown kubectl apply -f test/demo/workloads.yaml | tail -n 3
+workloads_ready
+kubectl -n shop wait pods -l app=debug --for=condition=Ready --timeout=1m >/dev/null
+shown kubectl get deployments,statefulsets,daemonsets,poddisruptionbudgets -A
+
+title "3. Take ${DRAINED} nodes out of service"
+# Every change of a budget, beginning with how it is now.
+kubectl get poddisruptionbudgets -A --watch --no-headers -o custom-columns=:.metadata.namespace,:.metadata.name,:.status.currentHealthy,:.status.desiredHealthy \
+	>"${DIR}/budgets" &
+watching=$!
+shown kubectl maintenance start -l "${LABEL}" --name="${NAME}" --reason="new kernel for the blue pool" --wait --timeout=4m
+
+title "4. Look at what has happened"
+shown kubectl get nodemaintenances
+shown kubectl maintenance history "${NAME}"
+shown kubectl get nodes -l "${LABEL}"
+staying="$(kubectl get pods -A -o jsonpath='{range .items[*]}{.spec.nodeName} {.metadata.ownerReferences[0].kind} {.metadata.name}{"\n"}{end}' |
+	grep -E "^($(IFS='|'; echo "${nodes[*]#node/}")) " | grep -v ' DaemonSet ' || true)"
+cordoned="$(kubectl get nodes -o jsonpath='{range .items[?(@.spec.unschedulable)]}{.metadata.name}{"\n"}{end}' | wc -l)"
+
+title "5. Put the nodes back"
+shown kubectl maintenance complete "${NAME}"
+shown kubectl get nodes -l "${LABEL}"
+shown kubectl delete nodemaintenance "${NAME}"
+closed="$(kubectl get nodes -o jsonpath='{range .items[?(@.spec.unschedulable)]}{.metadata.name} {end}')"
+marked="$(kubectl get nodes -o jsonpath='{.items[*].metadata.annotations}' | grep -o 'maintenance\.haulout\.dev/[a-z-]*' || true)"
+
+title "What was checked"
+# Of each budget: the healthy pods that it needs, by its first line, and the fewest that it had.
+lowest="$(awk '{ b = $1 "/" $2 } !(b in need) { need[b] = $4; low[b] = $3 } $3 < low[b] { low[b] = $3 }
+	END { for (b in need) print b, need[b], low[b] }' "${DIR}/budgets" | sort)"
+echo "${lowest}" | awk '{ printf "          budget %s needs %d healthy pods and never had fewer than %d\n", $1, $2, $3 }'
+check "no budget was broken" awk '$3 < $2 { broken = 1 } END { exit broken || NR == 0 }' <<<"${lowest}"
+check "only pods of DaemonSets stayed on the drained nodes${staying:+, but also ${staying//$'\n'/, }}" test -z "${staying}"
+check "${cordoned} nodes were cordoned, and no others" test "${cordoned}" == "${DRAINED}"
+check "all nodes are schedulable again${closed:+, but not ${closed}}" test -z "${closed}"
+check "nothing of the maintenance is left on a node${marked:+, but ${marked//$'\n'/, }}" test -z "${marked}"
+check "all workloads have as many ready pods as before" workloads_ready
+exit "${failed}"
