@@ -32,7 +32,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/e2e/framework"
-	"haulout.dev/haulout/test/internal/judge"
+	"haulout.dev/haulout/test/oracle"
 )
 
 // roleLabel selects nodes within a pool, so that a test may take it off.
@@ -117,7 +117,7 @@ func TestCallingOff(t *testing.T) {
 				// It waits until the object is gone, which must not take as long as an evacuator.
 				cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=60s")
 			}
-			waitFor(t, recorder, func(v *judge.View) string {
+			waitFor(t, recorder, func(v *oracle.View) string {
 				if !v.Done(nm.Name) {
 					return "the maintenance is not done"
 				}
@@ -142,7 +142,7 @@ func TestCallingOff(t *testing.T) {
 				); err != nil {
 					t.Fatal(err)
 				}
-				return judge.LeftOn(node, false)
+				return oracle.LeftOn(node, false)
 			}
 			framework.Accept(t, putBack(), nil)
 
@@ -239,7 +239,7 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	recorder := cluster.Judge(t, pool, namespace)
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 	// What is to be late has to come after the judge has seen what it is too late for.
-	waitFor(t, recorder, func(v *judge.View) string {
+	waitFor(t, recorder, func(v *oracle.View) string {
 		if !slices.Contains(v.Evacuations(), held.UID) {
 			return "the second wave is not open"
 		}
@@ -319,7 +319,7 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	waitFor(t, recorder, allDrained(nm.Name))
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 	waitFor(t, recorder, allPutBack(nil, nm.Name))
-	found, err := recorder.Verdict(judge.Rules{})
+	found, err := recorder.Verdict(oracle.Rules{})
 	framework.Accept(t, found, err)
 }
 
@@ -365,7 +365,7 @@ func TestNodeThatNoLongerMatches(t *testing.T) {
 		if err != nil {
 			return false, err
 		}
-		if left := judge.LeftOn(node, false); len(left) > 0 {
+		if left := oracle.LeftOn(node, false); len(left) > 0 {
 			return false, fmt.Errorf("%v", left)
 		}
 		_, err = cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(

@@ -34,7 +34,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/test/e2e/framework"
-	"haulout.dev/haulout/test/internal/judge"
+	"haulout.dev/haulout/test/oracle"
 )
 
 // daemonSet runs a pod on each node of a pool.
@@ -159,7 +159,7 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, target...)
-	framework.Accept(t, judge.LeftOn(theNode(t, nodes[0]), false), nil)
+	framework.Accept(t, oracle.LeftOn(theNode(t, nodes[0]), false), nil)
 	if !drainplan.IsTainted(theNode(t, foreign)) {
 		t.Errorf("the taint that another client had added to %s was removed", foreign)
 	}
@@ -171,7 +171,7 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 	drained(t, nm.Name)
 	cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=60s")
 	for _, name := range target {
-		framework.Accept(t, judge.LeftOn(theNode(t, name), false), nil)
+		framework.Accept(t, oracle.LeftOn(theNode(t, name), false), nil)
 	}
 	daemonPods(t, namespace, "logs", 3)
 }
@@ -310,7 +310,7 @@ func TestDaemonSetEvacuationIsCalledOff(t *testing.T) {
 	eventsReach(t, namespace, pod.Name, map[string]int{"Evicted": 1})
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, nodes...)
-	framework.Accept(t, judge.LeftOn(theNode(t, nodes[0]), false), nil)
+	framework.Accept(t, oracle.LeftOn(theNode(t, nodes[0]), false), nil)
 	framework.Eventually(t, "no Evacuation asks the pod to leave", func(ctx context.Context) (bool, error) {
 		_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(
 			ctx, e.Name, metav1.GetOptions{},

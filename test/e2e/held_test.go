@@ -38,7 +38,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/e2e/framework"
-	"haulout.dev/haulout/test/internal/judge"
+	"haulout.dev/haulout/test/oracle"
 )
 
 // errNotYet is the error of a condition that was read and is not met yet.
@@ -284,7 +284,7 @@ func TestCompleteReleasesTheNodesThatItCan(t *testing.T) {
 		return err == nil && len(now.Finalizers) == 0, err
 	})
 	for _, node := range nodes {
-		framework.Accept(t, judge.LeftOn(theNode(t, node), false), nil)
+		framework.Accept(t, oracle.LeftOn(theNode(t, node), false), nil)
 	}
 	list, err := evacuations.List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) > 0 {

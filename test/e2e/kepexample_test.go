@@ -35,7 +35,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/e2e/framework"
-	"haulout.dev/haulout/test/internal/judge"
+	"haulout.dev/haulout/test/oracle"
 )
 
 // groupLabel tells the pods of a budget.
@@ -265,7 +265,7 @@ func TestTheExampleOfTheKEP(t *testing.T) {
 		setStage(t, name, v1alpha1.NodeMaintenanceStageComplete)
 	}
 	waitFor(t, recorder, allPutBack(nil, names...))
-	found, err := recorder.Verdict(judge.Rules{BudgetsMove: true})
+	found, err := recorder.Verdict(oracle.Rules{BudgetsMove: true})
 	framework.Accept(t, found, err)
 }
 

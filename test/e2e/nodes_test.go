@@ -32,7 +32,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/e2e/framework"
-	"haulout.dev/haulout/test/internal/judge"
+	"haulout.dev/haulout/test/oracle"
 )
 
 // uncordonAlways makes a node schedulable whenever it is not, as a tool does that owns the field.
@@ -170,7 +170,7 @@ func TestNewNodes(t *testing.T) {
 		fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, framework.Pool, pool))
 	unschedulable(t, true, before[0])
 	holdsNodes(t, nm.Name, before[0], nodes[0])
-	framework.Accept(t, judge.LeftOn(theNode(t, created), false), nil)
+	framework.Accept(t, oracle.LeftOn(theNode(t, created), false), nil)
 
 	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(
 		t.Context(), nm.Name, types.MergePatchType,
@@ -206,7 +206,7 @@ func TestNodeIsReleasedWhenItsLabelStaysAway(t *testing.T) {
 			if err != nil {
 				return false, err
 			}
-			if left := judge.LeftOn(node, false); len(left) > 0 {
+			if left := oracle.LeftOn(node, false); len(left) > 0 {
 				return false, fmt.Errorf("%v", left)
 			}
 			return true, nil

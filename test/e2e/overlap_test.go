@@ -33,7 +33,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/e2e/framework"
-	"haulout.dev/haulout/test/internal/judge"
+	"haulout.dev/haulout/test/oracle"
 )
 
 // size is how large a fleet is and how hard it is treated.
@@ -54,7 +54,7 @@ var (
 
 // leftRunning are the types of pods that a drain leaves running, as there is no evacuator for them
 // yet.
-var leftRunning = judge.Rules{Running: []v1alpha1.PodType{v1alpha1.PodTypeStatic}}
+var leftRunning = oracle.Rules{Running: []v1alpha1.PodType{v1alpha1.PodTypeStatic}}
 
 // fleet is many nodes with workloads of mixed priority. One of its nodes was cordoned by a user.
 type fleet struct {
@@ -290,7 +290,7 @@ func ordinary(pods []corev1.Pod) []corev1.Pod {
 }
 
 // waitFor waits until a check of what was recorded has nothing to say.
-func waitFor(t *testing.T, recorder *judge.Recorder, check func(*judge.View) string) {
+func waitFor(t *testing.T, recorder *oracle.Recorder, check func(*oracle.View) string) {
 	t.Helper()
 	patience := smallSize.patience
 	if framework.Full(t) {
@@ -304,8 +304,8 @@ func waitFor(t *testing.T, recorder *judge.Recorder, check func(*judge.View) str
 }
 
 // allDrained is true once all of some maintenances are.
-func allDrained(names ...string) func(*judge.View) string {
-	return func(v *judge.View) string {
+func allDrained(names ...string) func(*oracle.View) string {
+	return func(v *oracle.View) string {
 		for _, name := range names {
 			if !v.Drained(name) {
 				return name + " is not drained: " + v.Progress(name)
@@ -317,8 +317,8 @@ func allDrained(names ...string) func(*judge.View) string {
 
 // allPutBack is true once all of some maintenances have put back everything but the cordons that
 // were there before.
-func allPutBack(cordoned []string, names ...string) func(*judge.View) string {
-	return func(v *judge.View) string {
+func allPutBack(cordoned []string, names ...string) func(*oracle.View) string {
+	return func(v *oracle.View) string {
 		for _, name := range names {
 			if !v.Done(name) {
 				return name + " is not done"
@@ -336,7 +336,7 @@ func allPutBack(cordoned []string, names ...string) func(*judge.View) string {
 
 // finish waits until a drain is complete, recreates its nodes back in an order left to chance, and
 // judges. Between is called after each stage that was set.
-func (f *fleet) finish(t *testing.T, recorder *judge.Recorder, d *drain, between func()) {
+func (f *fleet) finish(t *testing.T, recorder *oracle.Recorder, d *drain, between func()) {
 	t.Helper()
 	waitFor(t, recorder, allDrained(d.names...))
 	pods, err := podsOn(t.Context(), t, d.nodes...)
@@ -355,7 +355,7 @@ func (f *fleet) finish(t *testing.T, recorder *judge.Recorder, d *drain, between
 }
 
 // judge fails the test for every promise that was broken.
-func (f *fleet) judge(t *testing.T, recorder *judge.Recorder, d *drain) {
+func (f *fleet) judge(t *testing.T, recorder *oracle.Recorder, d *drain) {
 	t.Helper()
 	if err := recorder.Settle(t.Context()); err != nil {
 		t.Fatal(err)
@@ -378,7 +378,7 @@ func (f *fleet) judge(t *testing.T, recorder *judge.Recorder, d *drain) {
 		}
 	}
 	var evacuated []types.UID
-	waitFor(t, recorder, func(v *judge.View) string { evacuated = v.Evacuated(); return "" })
+	waitFor(t, recorder, func(v *oracle.View) string { evacuated = v.Evacuated(); return "" })
 	scaledDown := len(evacuated) - len(tried.Intersection(sets.New(evacuated...)))
 	// A judge that has seen nothing has nothing to say. A few may be missing: an Evacuation can
 	// come and go while the watch is interrupted by a kill.
@@ -429,7 +429,7 @@ func TestOverlappingMaintenances(t *testing.T) {
 			t.Log(pause)
 		}
 		t.Logf("from the last pod of a wave gone until the first of the next is told to go: %v at the median of %d",
-			judge.Median(pauses).Round(time.Millisecond), len(pauses))
+			oracle.Median(pauses).Round(time.Millisecond), len(pauses))
 	})
 	t.Run("have the same outcome when the leader is killed at random moments", func(t *testing.T) {
 		f.killLeader(t)
@@ -450,15 +450,15 @@ func (f *fleet) killLeader(t *testing.T) {
 			// the kills.
 			later := f.random.IntN(max(1, d.pods/f.kills))
 			var asked int
-			waitFor(t, recorder, func(v *judge.View) string { asked = v.Asked(); return "" })
-			waitFor(t, recorder, func(v *judge.View) string {
+			waitFor(t, recorder, func(v *oracle.View) string { asked = v.Asked(); return "" })
+			waitFor(t, recorder, func(v *oracle.View) string {
 				if v.Asked() >= asked+later || allDrained(d.names...)(v) == "" {
 					return ""
 				}
 				return fmt.Sprintf("%d pods were asked to leave, waiting for %d", v.Asked(), asked+later)
 			})
 			var drained bool
-			waitFor(t, recorder, func(v *judge.View) string { drained = allDrained(d.names...)(v) == ""; return "" })
+			waitFor(t, recorder, func(v *oracle.View) string { drained = allDrained(d.names...)(v) == ""; return "" })
 			if drained {
 				break
 			}
@@ -490,7 +490,7 @@ func (f *fleet) callOff(t *testing.T) {
 		recorder := cluster.Judge(t, f.pool, f.namespace)
 		d := f.drain(t)
 		when := f.random.IntN(d.pods)
-		waitFor(t, recorder, func(v *judge.View) string {
+		waitFor(t, recorder, func(v *oracle.View) string {
 			if v.Asked() >= when {
 				return ""
 			}
@@ -505,7 +505,7 @@ func (f *fleet) callOff(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		waitFor(t, recorder, func(v *judge.View) string {
+		waitFor(t, recorder, func(v *oracle.View) string {
 			for _, name := range d.names {
 				if !v.Done(name) {
 					return name + " is not done"

@@ -35,7 +35,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/e2e/framework"
-	"haulout.dev/haulout/test/internal/judge"
+	"haulout.dev/haulout/test/oracle"
 )
 
 // shippedDeployment returns the Deployment that artifacts/base/deployment.yaml ships.
@@ -166,7 +166,7 @@ func TestServerLeavesItsNodeLastAndDoesNotComeBack(t *testing.T) {
 	setStage(t, first.Name, v1alpha1.NodeMaintenanceStageComplete)
 	setStage(t, second.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, home, other)
-	framework.Accept(t, judge.LeftOn(theNode(t, home), false), nil)
+	framework.Accept(t, oracle.LeftOn(theNode(t, home), false), nil)
 }
 
 // isHeld reports whether a node has the taint that the scheduler tries to avoid.

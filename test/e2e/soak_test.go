@@ -35,7 +35,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/e2e/framework"
-	"haulout.dev/haulout/test/internal/judge"
+	"haulout.dev/haulout/test/oracle"
 )
 
 // soakRounds is how many drains a soak makes.
@@ -287,7 +287,7 @@ func (g *grounds) look(t *testing.T) map[string]string {
 		}
 		slices.Sort(taints)
 		seen["node "+name] = fmt.Sprintf("taints %v, annotations %v, left by maintenances %v",
-			taints, slices.Sorted(maps.Keys(node.Annotations)), judge.LeftOn(node, name == g.cordoned))
+			taints, slices.Sorted(maps.Keys(node.Annotations)), oracle.LeftOn(node, name == g.cordoned))
 	}
 	return seen
 }

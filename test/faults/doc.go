@@ -22,7 +22,7 @@ limitations under the License.
 // be done while the pod is there, forbid to be called off, delete the pod, and try to write what is
 // not theirs; pods end, vanish and come back under the same name; budgets open, close and
 // contradict each other; a maintenance drains a node and is called off; namespaces are deleted; the
-// server is killed. All of it at the same time. A witness (test/internal/protocol) holds against
+// server is killed. All of it at the same time. A witness (test/oracle) holds against
 // it: one Evacuation per pod, turns in their order that end by completion or deadline only, no
 // eviction before all turns are over, nothing that changes after the end. When the storm is over,
 // some more pods are asked to leave, so that there is something left; whatever has not ended has to

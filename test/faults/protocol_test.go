@@ -29,15 +29,13 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/e2e/framework"
-	"haulout.dev/haulout/test/internal/follow"
-	"haulout.dev/haulout/test/internal/protocol"
+	"haulout.dev/haulout/test/oracle"
 )
 
 // serverUser is who the server is to kube-apiserver.
@@ -99,7 +97,7 @@ type storm struct {
 	pool       string
 	nodes      []string
 	namespaces []string
-	witness    *protocol.Witness
+	witness    *oracle.Witness
 	admin      framework.Clients
 	as         map[string]framework.Clients
 
@@ -184,7 +182,7 @@ func newStorm(t *testing.T) *storm {
 	s := &storm{
 		t:        t,
 		size:     smallSize,
-		witness:  protocol.New(startDeadline),
+		witness:  oracle.NewWitness(startDeadline),
 		admin:    cluster.As(t),
 		as:       map[string]framework.Clients{},
 		outcomes: map[string]map[string]int{},
@@ -204,29 +202,9 @@ func newStorm(t *testing.T) *storm {
 // follow has the witness see all that happens in the storm's namespaces, and nothing else.
 func (s *storm) follow() {
 	s.t.Helper()
-	evacuation := func(consecutive bool) func(watch.Event) {
-		return func(event watch.Event) {
-			if e, ok := event.Object.(*v1alpha1.Evacuation); ok && slices.Contains(s.namespaces, e.Namespace) {
-				s.witness.See(event.Type, e, time.Now(), consecutive)
-			}
-		}
-	}
-	for _, resource := range []follow.Resource{
-		{Client: s.admin.Kube.CoreV1().RESTClient(), Name: "pods", See: func(event watch.Event) {
-			if pod, ok := event.Object.(*corev1.Pod); ok && slices.Contains(s.namespaces, pod.Namespace) {
-				s.witness.SeePod(event.Type, pod, time.Now())
-			}
-		}},
-		{
-			Client: s.admin.Haulout.MaintenanceV1alpha1().RESTClient(), Name: "evacuations", MayRestart: true,
-			See: evacuation(true), SeeState: evacuation(false),
-		},
-	} {
-		resource.Fail = func(err error) { s.witness.Report("%v", err) }
-		if err := follow.Start(s.t.Context(), resource); err != nil {
-			s.t.Fatal(err)
-		}
-	}
+	cluster.Record(s.t, oracle.Scope{
+		Nodes: labels.SelectorFromSet(labels.Set{framework.Pool: s.pool}), Namespaces: s.namespaces, Witness: s.witness,
+	})
 }
 
 // blow does what is left to chance. Each worker makes its own choices in its own order, so that a

@@ -28,7 +28,7 @@ import (
 	"time"
 
 	"haulout.dev/haulout/test/bench/internal/devcluster"
-	"haulout.dev/haulout/test/internal/judge"
+	"haulout.dev/haulout/test/oracle"
 )
 
 // bench has all contenders drain all workloads on a cluster of its own.
@@ -137,7 +137,7 @@ func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result
 	if err != nil {
 		return err
 	}
-	log, err := judge.OpenLog(c.AuditLog())
+	log, err := oracle.OpenLog(c.AuditLog())
 	if err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result
 	}
 	r.Seconds, r.DoneSeconds = emptied.Sub(begin).Seconds(), done.Sub(begin).Seconds()
 	r.Starts, r.ClientCPUSeconds = took.starts, took.cpu.Seconds()
-	r.enterBooks(books.ledger.Snapshot())
+	r.enterBooks(books.left(), books.healthy.Budgets())
 	r.Created = books.made()
 	r.enterCalls(calls, begin)
 	r.enterClosed(&books.budgets, calls)

@@ -37,7 +37,7 @@ import (
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	"haulout.dev/haulout/test/bench/internal/devcluster"
 	"haulout.dev/haulout/test/bench/internal/usage"
-	"haulout.dev/haulout/test/internal/judge"
+	"haulout.dev/haulout/test/oracle"
 )
 
 const (
@@ -267,7 +267,7 @@ func (c *cluster) setNodes(ctx context.Context, open, closed []string) error {
 			if tainted := slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnschedulable }); tainted != want {
 				wrong = append(wrong, fmt.Sprintf("node %s: the taint for being unschedulable is there: %t", node.Name, tainted))
 			}
-			wrong = append(wrong, judge.LeftOn(node, want)...)
+			wrong = append(wrong, oracle.LeftOn(node, want)...)
 		}
 		return strings.Join(wrong, ", "), nil
 	})

@@ -31,7 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/test/internal/follow"
+	"haulout.dev/haulout/test/oracle"
 )
 
 const (
@@ -140,7 +140,7 @@ func (c *cluster) maintain(ctx context.Context) error {
 		default:
 		}
 	}
-	if err := follow.Start(ctx, follow.Resource{
+	if err := oracle.Follow(ctx, oracle.Resource{
 		Client: c.haulout.MaintenanceV1alpha1().RESTClient(), Name: "nodemaintenances", Fail: tell,
 		See: func(event watch.Event) {
 			if nm, ok := event.Object.(*v1alpha1.NodeMaintenance); ok && meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained) {

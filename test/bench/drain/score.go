@@ -22,8 +22,7 @@ import (
 	"time"
 
 	"haulout.dev/haulout/test/bench/internal/usage"
-	"haulout.dev/haulout/test/internal/audit"
-	"haulout.dev/haulout/test/internal/judge"
+	"haulout.dev/haulout/test/oracle"
 )
 
 // report is what is written as JSON.
@@ -115,15 +114,15 @@ type budget struct {
 }
 
 // enterBooks takes over what the watcher saw.
-func (r *result) enterBooks(s audit.Snapshot) {
-	r.Left = s.Left()
-	for _, b := range s.Budgets {
+func (r *result) enterBooks(left int, budgets []oracle.Health) {
+	r.Left = left
+	for _, b := range budgets {
 		r.Budgets = append(r.Budgets, budget{Name: b.Name, Expected: b.Expected, Needed: b.Floor, Lowest: b.Lowest, Below: b.Below})
 	}
 }
 
 // enterCalls counts the evictions since the drain began.
-func (r *result) enterCalls(calls []judge.Call, begin time.Time) {
+func (r *result) enterCalls(calls []oracle.Call, begin time.Time) {
 	r.Answers = map[int32]int{}
 	var first time.Time
 	for i := range calls {
@@ -144,8 +143,8 @@ func (r *result) enterCalls(calls []judge.Call, begin time.Time) {
 }
 
 // enterClosed counts the evictions that were sent although nothing could come of them.
-func (r *result) enterClosed(budgets *judge.Budgets, calls []judge.Call) {
-	evictions := slices.DeleteFunc(slices.Clone(calls), func(c judge.Call) bool { return c.Namespace != namespace })
+func (r *result) enterClosed(budgets *oracle.Budgets, calls []oracle.Call) {
+	evictions := slices.DeleteFunc(slices.Clone(calls), func(c oracle.Call) bool { return c.Namespace != namespace })
 	found, probes := budgets.SentToClosed(evictions)
 	r.ToClosed, r.Probes = len(found), probes
 }

@@ -24,17 +24,16 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"haulout.dev/haulout/test/internal/audit"
-	"haulout.dev/haulout/test/internal/judge"
+	"haulout.dev/haulout/test/oracle"
 )
 
 func TestEnterCalls(t *testing.T) {
 	begin := time.Unix(100, 0)
-	call := func(namespace, subresource string, code int32, after time.Duration) judge.Call {
-		return judge.Call{Namespace: namespace, Subresource: subresource, Code: code, Received: begin.Add(after)}
+	call := func(namespace, subresource string, code int32, after time.Duration) oracle.Call {
+		return oracle.Call{Namespace: namespace, Subresource: subresource, Code: code, Received: begin.Add(after)}
 	}
 	var r result
-	r.enterCalls([]judge.Call{
+	r.enterCalls([]oracle.Call{
 		call("bench", "eviction", http.StatusTooManyRequests, 3*time.Second),
 		call("bench", "eviction", http.StatusCreated, 2*time.Second),
 		call("bench", "eviction", http.StatusCreated, 4*time.Second),
@@ -51,10 +50,7 @@ func TestEnterCalls(t *testing.T) {
 
 func TestEnterBooks(t *testing.T) {
 	var r result
-	r.enterBooks(audit.Snapshot{
-		Waves:   []audit.Wave{{Pods: 10, Gone: 7}},
-		Budgets: []audit.Budget{{Name: "bench/app-00", Expected: 10, Floor: 9, Lowest: 8, Below: 2, Disrupted: 7}},
-	})
+	r.enterBooks(3, []oracle.Health{{Name: "bench/app-00", Expected: 10, Floor: 9, Lowest: 8, Below: 2}})
 	want := result{Left: 3, Budgets: []budget{{Name: "bench/app-00", Expected: 10, Needed: 9, Lowest: 8, Below: 2}}}
 	if diff := cmp.Diff(want, r); diff != "" {
 		t.Error(diff)

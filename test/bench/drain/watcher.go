@@ -25,54 +25,77 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/test/internal/audit"
-	"haulout.dev/haulout/test/internal/follow"
-	"haulout.dev/haulout/test/internal/judge"
+	"haulout.dev/haulout/test/oracle"
 )
 
 // watcher keeps the books of one drain.
 type watcher struct {
-	ledger *audit.Ledger
+	// healthy counts the healthy pods of the budgets.
+	healthy *oracle.Books
 	// budgets is how the budgets opened and closed.
-	budgets judge.Budgets
+	budgets oracle.Budgets
 	// emptied is closed when no pod is left on the nodes or no more events come.
 	emptied chan struct{}
 
-	mu   sync.Mutex
-	open bool
-	pods map[types.UID]*corev1.Pod
+	mu sync.Mutex
+	// pods are those that there are, before the drain begins; then staying are those that are still
+	// on its nodes.
+	pods    map[types.UID]*corev1.Pod
+	nodes   sets.Set[string]
+	staying sets.Set[types.UID]
 	// created counts the pods that have come since the drain began.
 	created int
 	at      time.Time // when the last pod had left
 	failed  error
 }
 
-// everything is a drain plan that covers all pods with one entry.
-var everything = []v1alpha1.DrainPlanEntry{{PodPriority: v1alpha1.MaxPodPriority, PodType: v1alpha1.PodTypeDefault}}
-
 // startWatcher begins to watch until the context ends; what it sees first is the state before the
 // drain.
 func startWatcher(ctx context.Context, kube kubernetes.Interface, nodes []string, budgets []policyv1.PodDisruptionBudget) (*watcher, error) {
-	w := &watcher{ledger: audit.New(nodes...), emptied: make(chan struct{}), pods: map[types.UID]*corev1.Pod{}}
-	if err := follow.Start(ctx, follow.Resource{Client: kube.CoreV1().RESTClient(), Name: "pods", See: w.see, Fail: w.fail}); err != nil {
-		return nil, err
+	w := &watcher{
+		emptied: make(chan struct{}), pods: map[types.UID]*corev1.Pod{}, nodes: sets.New(nodes...), staying: sets.New[types.UID](),
 	}
 	opening := func(event watch.Event) { w.budgets.See(event, time.Now()) }
-	if err := follow.Start(ctx, follow.Resource{Client: kube.PolicyV1().RESTClient(), Name: "poddisruptionbudgets", See: opening, Fail: w.fail}); err != nil {
-		return nil, err
+	for _, resource := range []oracle.Resource{
+		{Client: kube.CoreV1().RESTClient(), Name: "pods", See: w.see, Fail: w.fail},
+		{Client: kube.PolicyV1().RESTClient(), Name: "poddisruptionbudgets", See: opening, Fail: w.fail},
+	} {
+		if err := oracle.Follow(ctx, resource); err != nil {
+			return nil, err
+		}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	pods := make([]corev1.Pod, 0, len(w.pods))
 	for _, pod := range w.pods {
 		pods = append(pods, *pod)
+		w.count(watch.Added, pod)
 	}
-	w.open, w.pods = true, nil
-	return w, w.ledger.Open(budgets, pods, everything)
+	var err error
+	w.pods = nil
+	w.healthy, err = oracle.OpenBooks(budgets, pods)
+	return w, err
+}
+
+// count notes whether a pod is on a node of the drain.
+func (w *watcher) count(event watch.EventType, pod *corev1.Pod) {
+	finished := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+	if event == watch.Deleted || finished {
+		w.staying.Delete(pod.UID)
+	} else if w.nodes.Has(pod.Spec.NodeName) {
+		w.staying.Insert(pod.UID)
+	}
+}
+
+// left is how many pods are still on the nodes.
+func (w *watcher) left() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.staying)
 }
 
 func (w *watcher) see(event watch.Event) {
@@ -83,12 +106,13 @@ func (w *watcher) see(event watch.Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
-	case w.open:
+	case w.healthy != nil:
 		if event.Type == watch.Added {
 			w.created++
 		}
-		w.ledger.Observe(event.Type, pod)
-		if w.at.IsZero() && w.failed == nil && w.ledger.Snapshot().Left() == 0 {
+		w.healthy.Observe(event.Type, pod)
+		w.count(event.Type, pod)
+		if w.at.IsZero() && w.failed == nil && len(w.staying) == 0 {
 			w.at = time.Now()
 			close(w.emptied)
 		}

@@ -35,7 +35,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"haulout.dev/haulout/test/bench/internal/usage"
-	"haulout.dev/haulout/test/internal/judge"
+	"haulout.dev/haulout/test/oracle"
 )
 
 const (
@@ -91,7 +91,7 @@ func (c *cluster) measure(ctx context.Context, s settings) (*report, error) {
 	if err != nil {
 		return nil, err
 	}
-	log, err := judge.OpenLog(c.AuditLog())
+	log, err := oracle.OpenLog(c.AuditLog())
 	if err != nil {
 		return nil, err
 	}

@@ -26,7 +26,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 
-	"haulout.dev/haulout/test/internal/judge"
+	"haulout.dev/haulout/test/oracle"
 )
 
 const (
@@ -67,12 +67,20 @@ func Full(tb testing.TB) bool {
 
 // Judge records from now on, to the end of the test, what happens to the nodes of a pool and to the
 // pods of a namespace.
-func (c *Cluster) Judge(tb testing.TB, pool, namespace string) *judge.Recorder {
+func (c *Cluster) Judge(tb testing.TB, pool, namespace string) *oracle.Recorder {
 	tb.Helper()
-	admin := c.As(tb)
-	recorder, err := judge.Start(tb.Context(), admin.Kube, admin.Haulout, judge.Scope{
-		Nodes: labels.SelectorFromSet(labels.Set{Pool: pool}), Namespace: namespace, AuditLog: c.auditLog(),
+	return c.Record(tb, oracle.Scope{
+		Nodes: labels.SelectorFromSet(labels.Set{Pool: pool}), Namespaces: []string{namespace},
 	})
+}
+
+// Record records from now on, to the end of the test, what is in a scope. The scope needs no audit
+// log.
+func (c *Cluster) Record(tb testing.TB, scope oracle.Scope) *oracle.Recorder {
+	tb.Helper()
+	scope.AuditLog = c.auditLog()
+	admin := c.As(tb)
+	recorder, err := oracle.Start(tb.Context(), admin.Kube, admin.Haulout, scope)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -80,9 +88,9 @@ func (c *Cluster) Judge(tb testing.TB, pool, namespace string) *judge.Recorder {
 }
 
 // AuditLog is the log of kube-apiserver of who evicts and deletes pods, from now on.
-func (c *Cluster) AuditLog(tb testing.TB) judge.Log {
+func (c *Cluster) AuditLog(tb testing.TB) oracle.Log {
 	tb.Helper()
-	log, err := judge.OpenLog(c.auditLog())
+	log, err := oracle.OpenLog(c.auditLog())
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -14,9 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package follow watches the objects of a resource without skipping an event: an informer might
-// miss the moment in which a promise is broken.
-package follow
+package oracle
 
 import (
 	"context"
@@ -64,8 +62,9 @@ type follower struct {
 	known map[types.UID]runtime.Object
 }
 
-// Start tells See what is there and then, until the context ends, what happens.
-func Start(ctx context.Context, r Resource) error {
+// Follow tells See what is there and then, until the context ends, what happens. Unlike an informer
+// it skips no event: one might be the moment in which a promise is broken.
+func Follow(ctx context.Context, r Resource) error {
 	f := &follower{
 		Resource: r, known: map[types.UID]runtime.Object{},
 		listWatch: cache.NewListWatchFromClient(r.Client, r.Name, metav1.NamespaceAll, fields.Everything()),

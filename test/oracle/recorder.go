@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-package judge
+package oracle
 
 import (
 	"context"
@@ -26,6 +26,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -35,8 +36,6 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
-	"haulout.dev/haulout/test/internal/audit"
-	"haulout.dev/haulout/test/internal/follow"
 )
 
 // overriddenReason is the reason of the event that tells of a maintenance whose order is not
@@ -47,10 +46,13 @@ const overriddenReason = "DrainOrderOverridden"
 type Scope struct {
 	// Nodes selects the nodes. Their labels that it looks at must not change.
 	Nodes labels.Selector
-	// Namespace is that of the pods and Evacuations.
-	Namespace string
+	// Namespaces are those of the pods and Evacuations.
+	Namespaces []string
 	// AuditLog is the file that kube-apiserver writes its audit log to.
 	AuditLog string
+	// Witness, if not nil, is told what happens to pods and Evacuations, and what the recorder
+	// fails with.
+	Witness *Witness
 }
 
 // Recorder watches a cluster and keeps the history of it, and the books of its budgets.
@@ -62,9 +64,8 @@ type Recorder struct {
 
 	mu      sync.Mutex
 	history *History
-	// books count the healthy pods of budgets; waves are not their business here. There are none
-	// before Start has seen all pods.
-	books *audit.Ledger
+	// books count the healthy pods of budgets. There are none before Start has seen all pods.
+	books *Books
 	// budgets is how budgets opened and closed.
 	budgets Budgets
 	// waiting are events of Haulout's server that have no place in the history yet.
@@ -91,9 +92,13 @@ func Start(
 	if err != nil {
 		return nil, err
 	}
-	budgets, err := kube.PolicyV1().PodDisruptionBudgets(scope.Namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
+	var budgets []policyv1.PodDisruptionBudget
+	for _, namespace := range scope.Namespaces {
+		list, err := kube.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, err
+		}
+		budgets = append(budgets, list.Items...)
 	}
 	r := &Recorder{
 		Scope:   scope,
@@ -103,7 +108,7 @@ func Start(
 		arrived: make(chan struct{}, 1),
 		placed:  make(chan struct{}),
 	}
-	resources := []follow.Resource{
+	resources := []Resource{
 		{Client: kube.CoreV1().RESTClient(), Name: "pods", See: r.seeHost},
 		{Client: kube.CoreV1().RESTClient(), Name: "nodes", See: r.seeHost},
 		{
@@ -113,16 +118,17 @@ func Start(
 		},
 		{Client: kube.EventsV1().RESTClient(), Name: "events", See: r.seeEvent},
 		{
-			Client:     haulout.MaintenanceV1alpha1().RESTClient(),
-			Name:       "nodemaintenances",
-			See:        r.seeHaulout,
-			MayRestart: true,
+			Client: haulout.MaintenanceV1alpha1().RESTClient(), Name: "nodemaintenances", MayRestart: true,
+			See: r.seeHaulout, SeeState: r.seeHauloutState,
 		},
-		{Client: haulout.MaintenanceV1alpha1().RESTClient(), Name: "evacuations", See: r.seeHaulout, MayRestart: true},
+		{
+			Client: haulout.MaintenanceV1alpha1().RESTClient(), Name: "evacuations", MayRestart: true,
+			See: r.seeHaulout, SeeState: r.seeHauloutState,
+		},
 	}
 	for _, resource := range resources {
 		resource.Fail = r.fail
-		if err := follow.Start(ctx, resource); err != nil {
+		if err := Follow(ctx, resource); err != nil {
 			return nil, err
 		}
 	}
@@ -134,11 +140,9 @@ func Start(
 			pods = append(pods, *p.Pod)
 		}
 	}
-	books := audit.New()
-	if err := books.Open(budgets.Items, pods, nil); err != nil {
+	if r.books, err = OpenBooks(budgets, pods); err != nil {
 		return nil, err
 	}
-	r.books = books
 	r.history.Begin()
 	go r.place(ctx)
 	return r, nil
@@ -147,8 +151,11 @@ func Start(
 func (r *Recorder) seeHost(event watch.Event) {
 	switch object := event.Object.(type) {
 	case *corev1.Pod:
-		if object.Namespace != r.Namespace {
+		if !slices.Contains(r.Namespaces, object.Namespace) {
 			return
+		}
+		if r.Witness != nil {
+			r.Witness.SeePod(event.Type, object, time.Now())
 		}
 	case *corev1.Node:
 		if !r.Nodes.Matches(labels.Set(object.Labels)) {
@@ -174,9 +181,19 @@ func (r *Recorder) seeEvent(event watch.Event) {
 	}
 }
 
-func (r *Recorder) seeHaulout(event watch.Event) {
-	if e, ok := event.Object.(*v1alpha1.Evacuation); ok && e.Namespace != r.Namespace {
-		return
+func (r *Recorder) seeHaulout(event watch.Event)      { r.seeHauloutAs(event, true) }
+func (r *Recorder) seeHauloutState(event watch.Event) { r.seeHauloutAs(event, false) }
+
+// seeHauloutAs takes an event, before which others of the same object may have been missed unless
+// it is consecutive.
+func (r *Recorder) seeHauloutAs(event watch.Event, isConsecutive bool) {
+	if e, ok := event.Object.(*v1alpha1.Evacuation); ok {
+		if !slices.Contains(r.Namespaces, e.Namespace) {
+			return
+		}
+		if r.Witness != nil {
+			r.Witness.See(event.Type, e, time.Now(), isConsecutive)
+		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -225,6 +242,9 @@ func (r *Recorder) now(ctx context.Context) (moment, error) {
 }
 
 func (r *Recorder) fail(err error) {
+	if r.Witness != nil {
+		r.Witness.Report("%v", err)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.failed = errors.Join(r.failed, err)
@@ -260,7 +280,7 @@ func (r *Recorder) Wait(ctx context.Context, check func(*View) (missing string))
 // Settle waits until everything that has happened to pods so far has been recorded: it makes a pod
 // that never runs, and removes it.
 func (r *Recorder) Settle(ctx context.Context) error {
-	marker, err := r.kube.CoreV1().Pods(r.Namespace).Create(ctx, &corev1.Pod{
+	marker, err := r.kube.CoreV1().Pods(r.Namespaces[0]).Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "judge-"},
 		Spec: corev1.PodSpec{
 			SchedulerName: "none",
@@ -270,7 +290,7 @@ func (r *Recorder) Settle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := r.kube.CoreV1().Pods(r.Namespace).Delete(ctx, marker.Name, metav1.DeleteOptions{}); err != nil {
+	if err := r.kube.CoreV1().Pods(r.Namespaces[0]).Delete(ctx, marker.Name, metav1.DeleteOptions{}); err != nil {
 		return err
 	}
 	return r.Wait(ctx, func(v *View) string {
@@ -304,7 +324,7 @@ func (r *Recorder) Verdict(rules Rules, cordoned ...string) ([]string, error) {
 	found = append(found, toClosed...)
 	found = append(found, r.history.LeftOver()...)
 	if !rules.BudgetsMove {
-		found = append(found, Broken(r.books.Snapshot())...)
+		found = append(found, r.books.Broken()...)
 	}
 	return found, nil
 }
@@ -314,10 +334,7 @@ func (r *Recorder) Verdict(rules Rules, cordoned ...string) ([]string, error) {
 func (r *Recorder) Missed() ([]string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if check := r.books.Replacements(); !check.Kept {
-		return []string{check.Text}, r.failed
-	}
-	return nil, r.failed
+	return r.books.Missed(), r.failed
 }
 
 // Pauses returns the pauses between waves so far.
@@ -334,7 +351,7 @@ func (r *Recorder) Pauses(rules Rules) ([]Pause, error) {
 // Calls returns the requests to make pods leave so far.
 func (r *Recorder) Calls() ([]Call, error) {
 	calls, err := r.log.Calls()
-	return slices.DeleteFunc(calls, func(c Call) bool { return c.Namespace != r.Namespace }), err
+	return slices.DeleteFunc(calls, func(c Call) bool { return !slices.Contains(r.Namespaces, c.Namespace) }), err
 }
 
 // View is the present state of what is recorded.

@@ -14,10 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package protocol judges from what any client can see whether Evacuations follow their protocol:
-// from the watches of Evacuations and pods, and from the audit log of kube-apiserver. It knows
-// nothing of what the server under test remembers or thinks, and nothing of its code but the types.
-package protocol
+package oracle
 
 import (
 	"fmt"
@@ -74,7 +71,8 @@ type ended struct {
 	at           time.Time
 }
 
-// Witness sees what happens to Evacuations and pods, and holds what must not have happened.
+// Witness judges whether Evacuations follow their protocol. It sees what happens to Evacuations and
+// pods, and holds what must not have happened.
 type Witness struct {
 	startDeadline time.Duration
 
@@ -100,9 +98,9 @@ type span struct{ from, to time.Time }
 
 func (s span) has(t time.Time) bool { return !t.Before(s.from) && !t.After(s.to) }
 
-// New returns a witness that has seen nothing yet. startDeadline is how long evacuators have for
-// their first report at least.
-func New(startDeadline time.Duration) *Witness {
+// NewWitness returns a witness that has seen nothing yet. startDeadline is how long evacuators have
+// for their first report at least.
+func NewWitness(startDeadline time.Duration) *Witness {
 	return &Witness{
 		startDeadline: startDeadline,
 		live:          map[types.UID]*v1alpha1.Evacuation{},

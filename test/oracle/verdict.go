@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-package judge
+package oracle
 
 import (
 	"fmt"
@@ -23,8 +23,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
-
-	"haulout.dev/haulout/test/internal/audit"
 )
 
 // ourPrefix starts the names of what Haulout writes on nodes.
@@ -115,18 +113,5 @@ func (h *History) LeftOver() []string {
 		}
 	}
 	slices.Sort(found)
-	return found
-}
-
-// Broken describes the budgets that had fewer healthy pods at some time than they demand.
-func Broken(books audit.Snapshot) []string {
-	var found []string
-	for _, b := range books.Budgets {
-		if b.Lowest < b.Floor {
-			found = append(
-				found, fmt.Sprintf("budget %s had %d healthy pods, %d are needed", b.Name, b.Lowest, b.Floor),
-			)
-		}
-	}
 	return found
 }

@@ -14,10 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-package protocol
+package oracle
 
 import (
-	"strings"
 	"testing"
 	"time"
 
@@ -28,7 +27,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/test/internal/judge"
 )
 
 const (
@@ -37,10 +35,10 @@ const (
 	second    = "second.example.com"
 	evict     = v1alpha1.EvacuatorClassEviction
 	finalizer = v1alpha1.FinalizerInstigatorPrefix + "test.example.com"
-	server    = "server"
+	sender    = "server"
 )
 
-var begin = time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC)
+var dawn = time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC)
 
 type mod func(*v1alpha1.Evacuation)
 
@@ -52,7 +50,7 @@ func evacuation(mods ...mod) *v1alpha1.Evacuation {
 			Name:              podUID + "-web",
 			UID:               "evacuation-1",
 			Finalizers:        []string{finalizer},
-			CreationTimestamp: metav1.NewTime(begin),
+			CreationTimestamp: metav1.NewTime(dawn),
 		},
 		Spec: v1alpha1.EvacuationSpec{
 			PodRef: v1alpha1.PodReference{Name: "web", UID: podUID}, ProgressDeadlineSeconds: ptr.To[int32](10),
@@ -73,7 +71,7 @@ func evacuation(mods ...mod) *v1alpha1.Evacuation {
 func turn(class string, at int) mod {
 	return func(e *v1alpha1.Evacuation) {
 		e.Status.ActiveEvacuatorClass = class
-		e.Status.ActiveEvacuatorSince = ptr.To(metav1.NewTime(begin.Add(time.Duration(at) * time.Second)))
+		e.Status.ActiveEvacuatorSince = ptr.To(metav1.NewTime(dawn.Add(time.Duration(at) * time.Second)))
 		e.Status.Message = "who is active and why: for people"
 	}
 }
@@ -81,7 +79,7 @@ func turn(class string, at int) mod {
 // reports has the active evacuator report, some seconds after the beginning.
 func reports(at int) mod {
 	return func(e *v1alpha1.Evacuation) {
-		e.Status.EvacuationProgressTimestamp = ptr.To(metav1.NewTime(begin.Add(time.Duration(at) * time.Second)))
+		e.Status.EvacuationProgressTimestamp = ptr.To(metav1.NewTime(dawn.Add(time.Duration(at) * time.Second)))
 	}
 }
 
@@ -108,20 +106,6 @@ func condition(conditionType, reason string) mod {
 			Reason:  reason,
 			Message: "x",
 		})
-	}
-}
-
-// expect compares what was found with the words that each finding has to have.
-func expect(t *testing.T, found []string, want ...string) {
-	t.Helper()
-	if len(found) != len(want) {
-		t.Errorf("found %d things, want %d: %q", len(found), len(want), found)
-		return
-	}
-	for i := range want {
-		if !strings.Contains(found[i], want[i]) {
-			t.Errorf("found %q, want something about %q", found[i], want[i])
-		}
 	}
 }
 
@@ -221,9 +205,9 @@ func TestRules(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			w := New(2 * time.Second)
+			w := NewWitness(2 * time.Second)
 			for _, e := range tt.states {
-				w.See(watch.Modified, e, begin.Add(time.Minute), !tt.missed)
+				w.See(watch.Modified, e, dawn.Add(time.Minute), !tt.missed)
 			}
 			expect(t, w.Found(), tt.want...)
 		})
@@ -232,7 +216,7 @@ func TestRules(t *testing.T) {
 
 func TestEvictionsHaveTheirTurn(t *testing.T) {
 	at := func(seconds int) time.Time {
-		return begin.Add(time.Duration(seconds)*time.Second + 500*time.Millisecond)
+		return dawn.Add(time.Duration(seconds)*time.Second + 500*time.Millisecond)
 	}
 	type seen struct {
 		at    int
@@ -312,7 +296,7 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			w := New(2 * time.Second)
+			w := NewWitness(2 * time.Second)
 			w.SeePod(watch.Deleted, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: podUID}}, at(0))
 			if tt.blind[1] > 0 {
 				w.Blind(at(tt.blind[0]), at(tt.blind[1]))
@@ -320,18 +304,18 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 			for _, s := range tt.seen {
 				w.See(s.event, s.e, at(s.at), false)
 			}
-			calls := []judge.Call{
+			calls := []Call{
 				{
 					Subresource: "eviction",
 					Namespace:   "blue",
 					Name:        "web",
 					UID:         tt.uid,
-					User:        server,
+					User:        sender,
 					Received:    at(tt.at),
 				},
 				{Subresource: "eviction", Namespace: "blue", Name: "web", User: "somebody else", Received: at(tt.at)},
 			}
-			found, evictions := w.Judge(calls, server)
+			found, evictions := w.Judge(calls, sender)
 			expect(t, found, tt.want...)
 			if evictions != 1 {
 				t.Errorf("counted %d evictions of the server, want 1", evictions)
@@ -354,15 +338,15 @@ func TestCompletionTellsTheTruth(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			w := New(2 * time.Second)
-			w.See(watch.Added, evacuation(condition("Complete", tt.reason)), begin, true)
+			w := NewWitness(2 * time.Second)
+			w.See(watch.Added, evacuation(condition("Complete", tt.reason)), dawn, true)
 			if tt.left >= 0 {
 				w.SeePod(
 					watch.Deleted, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: podUID}},
-					begin.Add(time.Duration(tt.left)*time.Second),
+					dawn.Add(time.Duration(tt.left)*time.Second),
 				)
 			}
-			found, _ := w.Judge(nil, server)
+			found, _ := w.Judge(nil, sender)
 			expect(t, found, tt.want...)
 		})
 	}
@@ -398,8 +382,8 @@ func TestUnsettled(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			w := New(2 * time.Second)
-			w.See(watch.Added, tt.e, begin, true)
+			w := NewWitness(2 * time.Second)
+			w.See(watch.Added, tt.e, dawn, true)
 			expect(t, w.Unsettled(), tt.want...)
 		})
 	}

@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-package protocol
+package oracle
 
 import (
 	"fmt"
@@ -23,7 +23,6 @@ import (
 	"time"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/test/internal/judge"
 )
 
 const (
@@ -38,7 +37,7 @@ const (
 // Judge adds what the calls to kube-apiserver, of whose callers server is the one to judge, say
 // about evictions, and whether Evacuations that ended told the truth. Everything has to have been
 // seen by then. evictions is how many there were.
-func (w *Witness) Judge(calls []judge.Call, server string) (found []string, evictions int) {
+func (w *Witness) Judge(calls []Call, server string) (found []string, evictions int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	found = slices.Clone(w.found)
@@ -69,7 +68,7 @@ func (w *Witness) Judge(calls []judge.Call, server string) (found []string, evic
 }
 
 // unlawful says why the server must not have sent an eviction, refused or not.
-func (w *Witness) unlawful(call *judge.Call) string {
+func (w *Witness) unlawful(call *Call) string {
 	what := fmt.Sprintf("pod %s/%s (%s) was to be evicted at %s",
 		call.Namespace, call.Name, call.UID, call.Received.UTC().Format("15:04:05.000"))
 	if call.UID == "" {

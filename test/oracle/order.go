@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-package judge
+package oracle
 
 import (
 	"cmp"
@@ -25,11 +25,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/test/internal/audit"
 )
 
 // Rules say what is allowed in a history.
@@ -100,11 +100,11 @@ func (h *History) OutOfOrder(calls []Call, rules Rules) ([]string, error) {
 		if node == nil {
 			continue
 		}
-		if slices.Contains(rules.Running, audit.TypeOf(p.Pod)) {
+		if slices.Contains(rules.Running, typeOf(p.Pod)) {
 			found = append(
 				found,
 				fmt.Sprintf("pod %s/%s was asked to leave, although pods of type %s are left running",
-					p.Namespace, p.Name, audit.TypeOf(p.Pod)),
+					p.Namespace, p.Name, typeOf(p.Pod)),
 			)
 			continue
 		}
@@ -152,9 +152,9 @@ func (h *History) dockets(rules Rules) ([]*docket, error) {
 		}
 		for uid, p := range h.pods {
 			wave := slices.IndexFunc(m.last.Spec.DrainPlan, func(e v1alpha1.DrainPlanEntry) bool {
-				return audit.Covers(e, p.Pod)
+				return covers(e, p.Pod)
 			})
-			if wave != notCovered && !slices.Contains(rules.Running, audit.TypeOf(p.Pod)) {
+			if wave != notCovered && !slices.Contains(rules.Running, typeOf(p.Pod)) {
 				d.waves[uid] = wave
 			}
 		}
@@ -259,7 +259,7 @@ func openedAt(p *corev1.Pod, changes []change, asked stamp) stamp {
 		before := len(covering)
 		delete(covering, c.maintenance)
 		if c.held &&
-			slices.ContainsFunc(c.targets, func(e v1alpha1.DrainPlanEntry) bool { return audit.Covers(e, p) }) {
+			slices.ContainsFunc(c.targets, func(e v1alpha1.DrainPlanEntry) bool { return covers(e, p) }) {
 			covering[c.maintenance] = true
 		}
 		if before == 0 && len(covering) > 0 {
@@ -359,4 +359,33 @@ func (n *nodeRecord) cordonedAt(at moment) bool {
 		closed = state.unschedulable
 	}
 	return closed
+}
+
+// covers reports whether an entry of a plan covers a pod.
+func covers(e v1alpha1.DrainPlanEntry, p *corev1.Pod) bool {
+	var priority int32
+	if p.Spec.Priority != nil {
+		priority = *p.Spec.Priority
+	}
+	if e.PodType != typeOf(p) || priority > e.PodPriority {
+		return false
+	}
+	if e.PodSelector == nil {
+		return true
+	}
+	selector, err := metav1.LabelSelectorAsSelector(e.PodSelector)
+	return err == nil && selector.Matches(labels.Set(p.Labels))
+}
+
+// typeOf returns the type of a pod, as its controller tells it.
+func typeOf(p *corev1.Pod) v1alpha1.PodType {
+	switch owner := metav1.GetControllerOf(p); {
+	case owner == nil:
+		return v1alpha1.PodTypeDefault
+	case owner.Kind == "DaemonSet":
+		return v1alpha1.PodTypeDaemonSet
+	case owner.Kind == "Node":
+		return v1alpha1.PodTypeStatic
+	}
+	return v1alpha1.PodTypeDefault
 }

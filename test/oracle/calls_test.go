@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-package judge
+package oracle
 
 import (
 	"os"
@@ -25,7 +25,6 @@ import (
 	"time"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/test/internal/audit"
 )
 
 // line returns a line of an audit log about pod shop/web.
@@ -176,12 +175,6 @@ func TestEvictedTwice(t *testing.T) {
 			expect(t, EvictedTwice(test.calls), test.want...)
 		})
 	}
-}
-
-func TestBroken(t *testing.T) {
-	expect(t, Broken(audit.Snapshot{Budgets: []audit.Budget{
-		{Name: "shop/web", Floor: 9, Healthy: 10, Lowest: 9}, {Name: "shop/db", Floor: 2, Healthy: 3, Lowest: 1},
-	}}), "budget shop/db had 1 healthy pods, 2 are needed")
 }
 
 func TestPauses(t *testing.T) {

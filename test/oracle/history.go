@@ -14,11 +14,13 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package judge tells whether drains kept their promises, from nothing but what the API shows of
+// Package oracle tells whether drains kept their promises, from nothing but what the API shows of
 // them: the events of pods, nodes, NodeMaintenances, Evacuations and Events, and kube-apiserver's
-// audit log. It shares no code with the planner that it judges.
+// audit log. It shares no code with the server that it judges.
 //
-// A Recorder collects a History; verdicts are pure functions of it.
+// A Recorder follows the API. Three sets of rules read what it has seen: the History says whether
+// drains kept their order, the Books whether budgets held, and a Witness whether Evacuations
+// followed their protocol.
 //
 // Two servers with histories of their own have to be put into one order. Events of the host cluster
 // are placed by their resource versions, which count the writes to its etcd: that is exact.
@@ -28,7 +30,7 @@ limitations under the License.
 // that were asked to leave, which follow, are placed exactly. One that comes in that time is not:
 // a test that lets pods come late has to wait until the Recorder has seen what they are too late
 // for.
-package judge
+package oracle
 
 import (
 	"cmp"
