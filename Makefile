@@ -218,7 +218,7 @@ race: ## Run the tests that need no cluster with the race detector (needs a C co
 
 .PHONY: e2e
 e2e: cluster-binaries build ## Run the end-to-end tests (RUN=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster, E2E_FULL=1 the large sizes)
-	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -timeout='$(E2E_TIMEOUT)' $(E2E_FLAGS) -p=1 ./test/e2e/... ./test/faults/...
+	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -timeout='$(E2E_TIMEOUT)' -parallel=8 $(E2E_FLAGS) -p=1 ./test/e2e/... ./test/faults/...
 
 .PHONY: verify
 verify: ## Check generated code and pages, formatting, lint, manifests, go.mod and licence headers; change nothing

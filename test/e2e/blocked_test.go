@@ -137,29 +137,29 @@ type blockedCase func(t *testing.T, pool, node, namespace string)
 // TestBlocked tries each thing that may keep a pod from leaving: it is named with the object that
 // blocks and with what the reader can do, and no longer is when it is over.
 func TestBlocked(t *testing.T) {
-	t.Run("by a right that was taken away", func(t *testing.T) {
-		pool, nodes := cluster.NewPool(t, 1, true)
-		blockedByRights(t, pool, nodes[0], cluster.NewNamespace(t))
-	})
-	// The others do not disturb one another, and most of their time is waiting.
-	t.Run("together", func(t *testing.T) {
-		for name, try := range map[string]blockedCase{
-			"by a budget at its limit":                        blockedByBudget,
-			"by two budgets":                                  blockedByTwoBudgets,
-			"by pods that crash":                              blockedByCrashingPods,
-			"by a finalizer and by a dead kubelet":            blockedAfterItsGrace,
-			"by an evacuator that has stopped":                blockedByEvacuator,
-			"by a user who recreates the pod":                 blockedByReturn,
-			"by a namespace that cannot have new Evacuations": blockedByNamespace,
-			"by another drain, which it blocks as well":       blockedByEachOther,
-		} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				pool, nodes := cluster.NewPool(t, 1, true)
-				try(t, pool, nodes[0], cluster.NewNamespace(t))
-			})
-		}
-	})
+	t.Parallel() // most of it is waiting
+	for name, try := range map[string]blockedCase{
+		"by a budget at its limit":                        blockedByBudget,
+		"by two budgets":                                  blockedByTwoBudgets,
+		"by pods that crash":                              blockedByCrashingPods,
+		"by a finalizer and by a dead kubelet":            blockedAfterItsGrace,
+		"by an evacuator that has stopped":                blockedByEvacuator,
+		"by a user who recreates the pod":                 blockedByReturn,
+		"by a namespace that cannot have new Evacuations": blockedByNamespace,
+		"by another drain, which it blocks as well":       blockedByEachOther,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, nodes := cluster.NewPool(t, 1, true)
+			try(t, pool, nodes[0], cluster.NewNamespace(t))
+		})
+	}
+}
+
+// TestBlockedByRights takes a right from the server, which the other tests need.
+func TestBlockedByRights(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 1, true)
+	blockedByRights(t, pool, nodes[0], cluster.NewNamespace(t))
 }
 
 func blockedByRights(t *testing.T, pool, node, namespace string) {

@@ -130,6 +130,7 @@ func (x *exampleEvacuator) stop(signal syscall.Signal) {
 
 // TestExampleEvacuator runs the example of docs/evacuators.md as it is written there.
 func TestExampleEvacuator(t *testing.T) {
+	t.Parallel() // most of it is waiting
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	x := buildExample(t, namespace)
