@@ -32,12 +32,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -50,9 +48,8 @@ import (
 // world is a controller between two fake clusters.
 type world struct {
 	*testing.T
-	host  *fake.Clientset
-	api   *maintenancefake.Clientset
-	clock *clocktesting.FakeClock
+	host *fake.Clientset
+	api  *maintenancefake.Clientset
 
 	mu      sync.Mutex
 	version int
@@ -72,7 +69,6 @@ func newWorld(
 		T:       t,
 		host:    fake.NewClientset(pod, node),
 		api:     maintenancefake.NewClientset(evacuation, nm),
-		clock:   clocktesting.NewFakeClock(start),
 		version: 10,
 	}
 	w.events = events.NewFakeRecorder(10)
@@ -94,7 +90,6 @@ func (w *world) start() (stop func()) {
 		HostInformers:        hostInformers,
 		Maintenance:          w.api,
 		MaintenanceInformers: ownInformers,
-		Clock:                w.clock,
 		Recorder:             w.events,
 	})
 	w.must(err)
@@ -151,21 +146,18 @@ func (w *world) written() []string {
 	return slices.Clone(w.done)
 }
 
-// until waits until these were the writes. The clock moves by a step whenever the controller has
-// done what it could.
+// until waits until these were the writes. A step of the bubble's time passes whenever the
+// controller has done what it could.
 func (w *world) until(step time.Duration, want ...string) {
 	w.Helper()
-	err := wait.PollUntilContextTimeout(
-		w.Context(), time.Millisecond, 20*time.Second, true,
-		func(context.Context) (bool, error) {
-			w.clock.Step(step)
-			synctest.Wait()
-			return slices.Equal(w.written(), want), nil
-		},
-	)
-	if err != nil {
-		w.Fatalf("got the writes %v, want %v", w.written(), want)
+	for range 20000 {
+		<-time.After(max(step, time.Millisecond))
+		synctest.Wait()
+		if slices.Equal(w.written(), want) {
+			return
+		}
 	}
+	w.Fatalf("got the writes %v, want %v", w.written(), want)
 }
 
 // status returns what is stored of the Evacuation.
@@ -362,7 +354,7 @@ func TestVolumesThatTheNodeHasNotReleased(t *testing.T) {
 			w := newWorld(t, newEvacuation(created), newMaintenance(), newPod(), newNode(tainted, withVolumes("vol-1")))
 			w.until(0, "report")
 			w.until(DefaultVolumeDetachTimeout/50, "report", "report")
-			if passed := w.clock.Since(start); passed < DefaultVolumeDetachTimeout {
+			if passed := time.Since(start); passed < DefaultVolumeDetachTimeout {
 				t.Errorf("got the request after %s, want %s", passed, DefaultVolumeDetachTimeout)
 			}
 			w.wantRequested()

@@ -39,7 +39,8 @@ const (
 	nodeName = "node-7"
 )
 
-var start = time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC)
+// start is when the time of a bubble begins.
+var start = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func at(d time.Duration) *metav1.Time {
 	return &metav1.Time{Time: start.Add(d)}
@@ -147,7 +148,7 @@ func tolerating(t corev1.Toleration) func(*corev1.Pod) {
 func TestDecide(t *testing.T) {
 	const message = "The pod is evicted for NodeMaintenance kernel (kernel update) and has 1m0s to stop."
 	const waits = "The pod waits until node node-7 has released volumes of pods that have left, at most until " +
-		"2026-11-03T10:05:00Z: csi.example.com^vol-1."
+		"2000-01-01T00:05:00Z: csi.example.com^vol-1."
 	volumes := func(s *situation) {
 		s.volumes, s.volumesUntil = []string{"csi.example.com^vol-1"}, start.Add(5*time.Minute)
 	}
