@@ -338,7 +338,7 @@ func TestHeldByUnhealthy(t *testing.T) {
 				tc.mod(b)
 			}
 			got, held := HeldByUnhealthy(b, tc.ready, tc.steady)
-			if held != tc.want || !strings.Contains(got.Message, tc.says) {
+			if held != tc.want || held != (tc.says != "") || !strings.Contains(got.Message, tc.says) {
 				t.Errorf("got %v and %q, want %v and %q", held, got.Message, tc.want, tc.says)
 			}
 		})

@@ -120,6 +120,8 @@ type Controller struct {
 	nodeLister        corelisters.NodeLister
 	podLister         corelisters.PodLister
 	podIndexer        cache.Indexer
+	replicaSetLister  appslisters.ReplicaSetLister
+	replicaSets       cache.Indexer
 	autoscalers       cache.Indexer
 	attachments       cache.Indexer
 	budgetLister      policylisters.PodDisruptionBudgetLister
@@ -149,6 +151,7 @@ func New(config Config) (*Controller, error) {
 	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
 	deployments, budgets := config.HostInformers.Apps().V1().Deployments(), config.HostInformers.Policy().V1().PodDisruptionBudgets()
 	autoscalers := config.HostInformers.Autoscaling().V2().HorizontalPodAutoscalers()
+	replicaSets := config.HostInformers.Apps().V1().ReplicaSets()
 	attachments := config.HostInformers.Storage().V1().VolumeAttachments().Informer()
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
@@ -157,6 +160,7 @@ func New(config Config) (*Controller, error) {
 		timeout: config.SurgeTimeout, startDeadline: config.EvacuatorStartDeadline, off: config.Off,
 		evacuationLister: evacuations.Lister(), maintenanceLister: maintenances.Lister(), deploymentLister: deployments.Lister(),
 		nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), podIndexer: pods.Informer().GetIndexer(),
+		replicaSetLister: replicaSets.Lister(), replicaSets: replicaSets.Informer().GetIndexer(),
 		autoscalers: autoscalers.Informer().GetIndexer(), attachments: attachments.GetIndexer(), budgetLister: budgets.Lister(),
 		queue: loop.NewQueue(loop.Config[item]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, LogAs: item.logAs, Failed: func() { syncErrors.Inc() },
@@ -167,13 +171,16 @@ func New(config Config) (*Controller, error) {
 	if err := controllercache.AddIndex(pods.Informer(), podsByReplicaSet, indexByReplicaSet); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
+	if err := controllercache.AddIndex(replicaSets.Informer(), replicaSetsByDeployment, indexReplicaSets); err != nil {
+		return nil, fmt.Errorf("add index: %w", err)
+	}
 	if err := controllercache.AddIndex(autoscalers.Informer(), autoscalersByDeployment, indexByDeployment); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
 	if err := controllercache.AddIndex(attachments, attachmentsByVolume, indexByVolume); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
-	c.synced = append(c.synced, maintenances.Informer().HasSynced, attachments.HasSynced)
+	c.synced = append(c.synced, replicaSets.Informer().HasSynced, maintenances.Informer().HasSynced, attachments.HasSynced)
 	return c, c.watch(handled{
 		evacuations: evacuations.Informer(), deployments: deployments.Informer(), autoscalers: autoscalers.Informer(), pods: pods.Informer(),
 		nodes: nodes.Informer(), budgets: budgets.Informer(),

@@ -22,6 +22,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
@@ -33,6 +34,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -42,12 +44,12 @@ import (
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
-// revisionAnnotation changes whenever a Deployment gets another ReplicaSet.
-const revisionAnnotation = controllercache.DeploymentRevision
+// cacheRetry is how long to wait for the cache to show a ReplicaSet that the API has.
+const cacheRetry = 100 * time.Millisecond
 
 // gather reads all inputs of the decision about a Deployment.
 func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situation, error) {
-	known, _ := c.known.get(key)
+	known := c.known.get(key)
 	s := situation{
 		now: c.clock.Now(), servingSince: c.servingSince, timeout: c.timeout, startDeadline: c.startDeadline, off: c.off,
 		memory: known.memory, attempts: known.attempts, refused: known.refused,
@@ -59,11 +61,6 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situ
 	if err == nil {
 		s.deployment = newest(deployment, known.deployment)
 		s.readAnnotations()
-		read, err := c.readReplicaSets(ctx, s.deployment, known.replicaSets)
-		if err != nil {
-			return s, err
-		}
-		s.activeReplicaSets = read.active
 	}
 	if s.autoscalers, err = c.autoscalersOf(key); err != nil {
 		return s, err
@@ -103,37 +100,6 @@ func newest[T interface {
 		return cached
 	}
 	return written
-}
-
-// readReplicaSets reads the ReplicaSets of a Deployment, unless they cannot have changed. A cache
-// of all ReplicaSets would be large: most are old, and kept for a rollback.
-func (c *Controller) readReplicaSets(ctx context.Context, d *appsv1.Deployment, before replicaSets) (replicaSets, error) {
-	now := replicaSets{revision: d.Annotations[revisionAnnotation], generation: d.Status.ObservedGeneration, uid: d.UID, active: 1}
-	if before == now {
-		return before, nil
-	}
-	selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
-	if err != nil {
-		return replicaSets{}, fmt.Errorf("selector of Deployment %s/%s: %w", d.Namespace, d.Name, err)
-	}
-	list, err := c.host.AppsV1().ReplicaSets(d.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector.String()})
-	if err != nil {
-		return replicaSets{}, fmt.Errorf("list the ReplicaSets of Deployment %s/%s: %w", d.Namespace, d.Name, err)
-	}
-	name := types.NamespacedName{Namespace: d.Namespace, Name: d.Name}
-	now.active = 0
-	for i := range list.Items {
-		rs := &list.Items[i]
-		if o := metav1.GetControllerOfNoCopy(rs); o == nil || o.UID != d.UID {
-			continue
-		}
-		c.known.link(rs.UID, owner{name, d.UID})
-		if rs.Status.Replicas > 0 || rs.Spec.Replicas == nil || *rs.Spec.Replicas > 0 {
-			now.active++
-		}
-	}
-	c.known.haveRead(name, now)
-	return now, nil
 }
 
 func (c *Controller) autoscalersOf(key types.NamespacedName) ([]*autoscalingv2.HorizontalPodAutoscaler, error) {
@@ -190,13 +156,20 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 	if err != nil {
 		return err
 	}
-	_, uids := c.known.get(key)
+	sets, err := c.replicaSets.ByIndex(replicaSetsByDeployment, key.String())
+	if err != nil {
+		return err
+	}
 	staysUp, purposes := map[string]bool{}, map[string]string{}
-	for _, uid := range uids {
-		o, _ := c.known.ownerOf(uid)
-		objects, err := c.podIndexer.ByIndex(podsByReplicaSet, string(uid))
+	for _, object := range sets {
+		set := object.(*appsv1.ReplicaSet)
+		isOurs := s.deployment != nil && metav1.IsControlledBy(set, s.deployment)
+		objects, err := c.podIndexer.ByIndex(podsByReplicaSet, string(set.UID))
 		if err != nil {
 			return err
+		}
+		if isOurs && (len(objects) > 0 || ptr.Deref(set.Spec.Replicas, 1) > 0) {
+			s.activeReplicaSets++
 		}
 		for _, object := range objects {
 			p := controllercache.UnpackPod(object)
@@ -207,7 +180,7 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 			if err != nil {
 				return err
 			}
-			if s.deployment == nil || s.deployment.UID != o.uid {
+			if !isOurs {
 				if evacuation != nil && isOurTurn(evacuation) {
 					s.orphans = append(s.orphans, evacuation)
 				}
@@ -353,37 +326,36 @@ func (c *Controller) syncEvacuation(ctx context.Context, key types.NamespacedNam
 	if err != nil {
 		return err
 	}
-	uid, ok := replicaSetOf(p)
-	if !ok {
-		return c.report(ctx, c.clock.Now(), report{evacuation: evacuation, completed: true, message: "The pod belongs to no Deployment."})
+	deployment, known := c.deploymentOf(p)
+	if known {
+		c.lookAt(deployment)
+		return nil
 	}
-	o, linked := c.known.ownerOf(uid)
-	if !linked {
-		if o, ok, err = c.readOwner(ctx, p); err != nil {
-			return err
-		}
-		if !ok {
-			return c.report(ctx, c.clock.Now(), report{evacuation: evacuation, completed: true, message: "The pod belongs to no Deployment."})
-		}
-		c.known.link(uid, o)
+	comes, err := c.isOwnerToCome(ctx, p)
+	if err != nil {
+		return err
 	}
-	c.lookAt(o.NamespacedName)
-	return nil
+	if comes {
+		c.queue.AddAfter(item{isEvacuation: true, NamespacedName: key}, cacheRetry)
+		return nil
+	}
+	return c.report(ctx, c.clock.Now(), report{evacuation: evacuation, completed: true, message: "The pod belongs to no Deployment."})
 }
 
-// readOwner returns the Deployment of a pod, which it reads from the API server.
-func (c *Controller) readOwner(ctx context.Context, p *corev1.Pod) (owner, bool, error) {
+// isOwnerToCome reports whether a pod, of which the cache knows no Deployment, has one: its
+// ReplicaSet has not reached the cache yet.
+func (c *Controller) isOwnerToCome(ctx context.Context, p *corev1.Pod) (bool, error) {
+	if _, ok := replicaSetOf(p); !ok {
+		return false, nil
+	}
 	ref := metav1.GetControllerOfNoCopy(p)
-	rs, err := c.host.AppsV1().ReplicaSets(p.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && rs.UID != ref.UID {
-		return owner{}, false, nil
+	set, err := c.host.AppsV1().ReplicaSets(p.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && set.UID != ref.UID {
+		return false, nil
 	}
 	if err != nil {
-		return owner{}, false, fmt.Errorf("read the ReplicaSet of pod %s/%s: %w", p.Namespace, p.Name, err)
+		return false, fmt.Errorf("read the ReplicaSet of pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
-	d := metav1.GetControllerOfNoCopy(rs)
-	if d == nil || d.Kind != "Deployment" || !strings.HasPrefix(d.APIVersion, appsv1.GroupName+"/") {
-		return owner{}, false, nil
-	}
-	return owner{types.NamespacedName{Namespace: p.Namespace, Name: d.Name}, d.UID}, true, nil
+	_, ok := deploymentOfSet(set)
+	return ok, nil
 }

@@ -38,6 +38,9 @@ import (
 const (
 	// podsByReplicaSet is the index of pods by the UID of their ReplicaSet.
 	podsByReplicaSet = "haulout.dev/deployment-evacuator-by-replica-set"
+	// replicaSetsByDeployment is the index of ReplicaSets by the namespace and name of their
+	// Deployment.
+	replicaSetsByDeployment = "haulout.dev/deployment-evacuator-replica-sets"
 	// autoscalersByDeployment is the index of autoscalers by the namespace and name of the
 	// Deployment that they scale.
 	autoscalersByDeployment = "haulout.dev/deployment-evacuator-by-deployment"
@@ -61,6 +64,15 @@ func replicaSetOf(object metav1.Object) (types.UID, bool) {
 		return "", false
 	}
 	return o.UID, true
+}
+
+func indexReplicaSets(obj any) ([]string, error) {
+	if set, ok := obj.(*appsv1.ReplicaSet); ok {
+		if key, ok := deploymentOfSet(set); ok {
+			return []string{key.String()}, nil
+		}
+	}
+	return nil, nil
 }
 
 func indexByDeployment(obj any) ([]string, error) {
@@ -137,15 +149,34 @@ func (c *Controller) evacuationChanged(evacuation *maintenancev1alpha1.Evacuatio
 
 // enqueueOwner enqueues the Deployment of a pod, if it is known.
 func (c *Controller) enqueueOwner(p *corev1.Pod) bool {
-	uid, ok := replicaSetOf(p)
-	if !ok {
+	key, ok := c.deploymentOf(p)
+	if !ok || !c.known.isTracked(key) {
 		return false
 	}
-	o, known := c.known.ownerOf(uid)
-	if known {
-		c.lookAt(o.NamespacedName)
+	c.lookAt(key)
+	return true
+}
+
+// deploymentOf returns the Deployment of a pod, as far as the cache knows it.
+func (c *Controller) deploymentOf(p *corev1.Pod) (types.NamespacedName, bool) {
+	uid, ok := replicaSetOf(p)
+	if !ok {
+		return types.NamespacedName{}, false
 	}
-	return known
+	set, err := c.replicaSetLister.ReplicaSets(p.Namespace).Get(metav1.GetControllerOfNoCopy(p).Name)
+	if err != nil || set.UID != uid {
+		return types.NamespacedName{}, false
+	}
+	return deploymentOfSet(set)
+}
+
+// deploymentOfSet returns the Deployment of a ReplicaSet.
+func deploymentOfSet(set *appsv1.ReplicaSet) (types.NamespacedName, bool) {
+	d := metav1.GetControllerOfNoCopy(set)
+	if d == nil || d.Kind != "Deployment" || !strings.HasPrefix(d.APIVersion, appsv1.GroupName+"/") {
+		return types.NamespacedName{}, false
+	}
+	return types.NamespacedName{Namespace: set.Namespace, Name: d.Name}, true
 }
 
 func (c *Controller) podChanged(p *corev1.Pod) {

@@ -43,7 +43,6 @@ func TestLooksAtALargeDeploymentPause(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			known := newTracked()
-			known.link("rs", owner{NamespacedName: key})
 			if !known.nextLook(key).IsZero() {
 				t.Error("the first look is put off")
 			}

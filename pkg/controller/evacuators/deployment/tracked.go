@@ -27,27 +27,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// owner is the Deployment of a ReplicaSet.
-type owner struct {
-	types.NamespacedName
-	uid types.UID
-}
-
 // tracked caches what this process knows about Deployments with leaving pods. It need not survive a
-// restart: it avoids reading the ReplicaSets of Deployments again, and syncs of Deployments without
-// leaving pods.
+// restart: it avoids syncs of Deployments without leaving pods.
 type tracked struct {
-	mu sync.Mutex
-	// owners are the Deployments by the UIDs of their ReplicaSets.
-	owners      map[types.UID]owner
+	mu          sync.Mutex
 	deployments map[types.NamespacedName]*state
 }
 
 // state is the state of one Deployment.
 type state struct {
 	memory
-	replicaSets replicaSets
-	uids        map[types.UID]struct{}
 	// deployment and autoscaler are the results of our own last writes, which the cache may not
 	// have yet.
 	deployment *appsv1.Deployment
@@ -69,17 +58,8 @@ type refusal struct {
 	text  string
 }
 
-// replicaSets is the cached result of reading the ReplicaSets of a Deployment.
-type replicaSets struct {
-	// revision and generation are those of the Deployment at the time of the read.
-	revision   string
-	generation int64
-	uid        types.UID
-	active     int
-}
-
 func newTracked() tracked {
-	return tracked{owners: map[types.UID]owner{}, deployments: map[types.NamespacedName]*state{}}
+	return tracked{deployments: map[types.NamespacedName]*state{}}
 }
 
 // isTracked reports whether a Deployment is tracked.
@@ -98,38 +78,22 @@ func (t *tracked) keys(keep func(types.NamespacedName) bool) []types.NamespacedN
 	return slices.DeleteFunc(keys, func(key types.NamespacedName) bool { return !keep(key) })
 }
 
-// ownerOf returns the Deployment of a ReplicaSet, if it is known.
-func (t *tracked) ownerOf(replicaSet types.UID) (owner, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	o, ok := t.owners[replicaSet]
-	return o, ok
-}
-
-// link records the Deployment of a ReplicaSet.
-func (t *tracked) link(replicaSet types.UID, o owner) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.owners[replicaSet] = o
-	t.state(o.NamespacedName).uids[replicaSet] = struct{}{}
-}
-
 // state must be called with the lock held.
 func (t *tracked) state(key types.NamespacedName) *state {
 	if t.deployments[key] == nil {
-		t.deployments[key] = &state{uids: map[types.UID]struct{}{}}
+		t.deployments[key] = &state{}
 	}
 	return t.deployments[key]
 }
 
-// get returns a copy of the state of a Deployment, and the UIDs of its ReplicaSets.
-func (t *tracked) get(key types.NamespacedName) (known state, uids []types.UID) {
+// get returns a copy of the state of a Deployment.
+func (t *tracked) get(key types.NamespacedName) state {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if s := t.deployments[key]; s != nil {
-		return *s, slices.Collect(maps.Keys(s.uids))
+		return *s
 	}
-	return state{}, nil
+	return state{}
 }
 
 func (t *tracked) remember(key types.NamespacedName, m memory) {
@@ -138,20 +102,12 @@ func (t *tracked) remember(key types.NamespacedName, m memory) {
 	t.state(key).memory = m
 }
 
-// haveRead records the result of reading the ReplicaSets.
-func (t *tracked) haveRead(key types.NamespacedName, r replicaSets) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.state(key).replicaSets = r
-}
-
-// haveLooked records the start of a sync and its number of pods.
+// haveLooked tracks a Deployment from now on. It records the start of a sync and its number of
+// pods.
 func (t *tracked) haveLooked(key types.NamespacedName, at time.Time, pods int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s := t.deployments[key]; s != nil {
-		s.nextLook = at.Add(min(time.Duration(pods)*pausePerPod, longestPause))
-	}
+	t.state(key).nextLook = at.Add(min(time.Duration(pods)*pausePerPod, longestPause))
 }
 
 // nextLook returns the earliest time of the next sync of a Deployment.
@@ -225,10 +181,5 @@ func (t *tracked) costWritten(key types.NamespacedName, pod types.UID) {
 func (t *tracked) forget(key types.NamespacedName) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s := t.deployments[key]; s != nil {
-		for uid := range s.uids {
-			delete(t.owners, uid)
-		}
-		delete(t.deployments, key)
-	}
+	delete(t.deployments, key)
 }
