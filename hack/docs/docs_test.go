@@ -44,11 +44,22 @@ func TestMetrics(t *testing.T) {
 			code: `var a = metrics.NewCounterVec(&metrics.CounterOpts{Namespace: "haulout", Subsystem: "s", Name: "a_total", Help: "A | B.", StabilityLevel: metrics.ALPHA}, []string{"x", "y"})`,
 			want: "| `haulout_s_a_total` | counter | `x`, `y` | A \\| B. |",
 		},
-		"a name that is worked out":  {code: `var a = metrics.NewGauge(&metrics.GaugeOpts{Name: name, Help: "A.", StabilityLevel: metrics.ALPHA})`, failure: "code.go:2:45: Name of a metric must be a literal"},
-		"a metric that is not ALPHA": {code: `var a = metrics.NewGauge(&metrics.GaugeOpts{Name: "a", Help: "A."})`, failure: "stability"},
+		"a name that is worked out": {
+			code:    `var a = metrics.NewGauge(&metrics.GaugeOpts{Name: name, Help: "A.", StabilityLevel: metrics.ALPHA})`,
+			failure: "code.go:2:45: Name of a metric must be a literal",
+		},
+		"a metric that is not ALPHA": {
+			code:    `var a = metrics.NewGauge(&metrics.GaugeOpts{Name: "a", Help: "A."})`,
+			failure: "stability",
+		},
 	} {
 		t.Run(sentence, func(t *testing.T) {
-			expectPage(t, tc.want, tc.failure, func(out *strings.Builder) error { return writeMetrics(out, parse(t, tc.code)) })
+			expectPage(
+				t,
+				tc.want,
+				tc.failure,
+				func(out *strings.Builder) error { return writeMetrics(out, parse(t, tc.code)) },
+			)
 		})
 	}
 }
@@ -63,24 +74,38 @@ func TestEvents(t *testing.T) {
 			code: "// EventA: it.\nconst EventA = \"It\"\nfunc f() { c.nodeEvent(n, EventA); c.maintenanceEvent(n, EventA) }",
 			want: "| `It` | Normal | node, NodeMaintenance | it. |",
 		},
-		"an event whose comment says what it is about": {code: "// EventA: it. About the pod.\nconst EventA = \"It\"", want: "| `It` | Normal | pod | it. |"},
-		"an event about who knows what":                {code: "// EventA: it.\nconst EventA = \"It\"", failure: "About the node"},
-		"an event that nobody explains":                {code: "const EventA = \"It\"", failure: "needs a comment"},
+		"an event whose comment says what it is about": {
+			code: "// EventA: it. About the pod.\nconst EventA = \"It\"",
+			want: "| `It` | Normal | pod | it. |",
+		},
+		"an event about who knows what": {
+			code:    "// EventA: it.\nconst EventA = \"It\"",
+			failure: "About the node",
+		},
+		"an event that nobody explains": {code: "const EventA = \"It\"", failure: "needs a comment"},
 	} {
 		t.Run(sentence, func(t *testing.T) {
-			expectPage(t, tc.want, tc.failure, func(out *strings.Builder) error { return writeEvents(out, parse(t, tc.code)) })
+			expectPage(
+				t, tc.want, tc.failure, func(out *strings.Builder) error { return writeEvents(out, parse(t, tc.code)) },
+			)
 		})
 	}
 }
 
 func TestAPIReference(t *testing.T) {
 	text := spec.Schema{SchemaProps: spec.SchemaProps{Type: []string{"string"}, Description: "A |\nB."}}
-	list := spec.Schema{SchemaProps: spec.SchemaProps{Type: []string{"array"}, Items: &spec.SchemaOrArray{Schema: spec.RefSchema(typePrefix + "Part")}}}
+	list := spec.Schema{SchemaProps: spec.SchemaProps{
+		Type:  []string{"array"},
+		Items: &spec.SchemaOrArray{Schema: spec.RefSchema(typePrefix + "Part")},
+	}}
 	complete := func() map[string]common.OpenAPIDefinition {
-		definitions := map[string]common.OpenAPIDefinition{typePrefix + "Part": {Schema: spec.Schema{SchemaProps: spec.SchemaProps{Description: "Of a kind."}}}}
+		definitions := map[string]common.OpenAPIDefinition{
+			typePrefix + "Part": {Schema: spec.Schema{SchemaProps: spec.SchemaProps{Description: "Of a kind."}}},
+		}
 		for _, kind := range kinds {
 			definitions[typePrefix+kind] = common.OpenAPIDefinition{Schema: spec.Schema{SchemaProps: spec.SchemaProps{
-				Description: "A kind.", Properties: map[string]spec.Schema{"kind": text, "name": text, "parts": list}, Required: []string{"name"},
+				Description: "A kind.", Properties: map[string]spec.Schema{"kind": text, "name": text, "parts": list},
+				Required: []string{"name"},
 			}}}
 		}
 		return definitions

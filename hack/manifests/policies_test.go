@@ -101,9 +101,19 @@ func compile(t *testing.T, policy *admissionregistrationv1.ValidatingAdmissionPo
 		validations = append(validations, &validating.ValidationCondition{Expression: v.Expression, Message: v.Message})
 	}
 	fail := policy.Spec.FailurePolicy
-	matcher := matchconditions.NewMatcher(compiler.CompileCondition(conditions, declared, environment.NewExpressions), fail, "policy", "validate", policy.Name)
-	none := compiler.CompileCondition(make([]cel.ExpressionAccessor, len(validations)), declared, environment.NewExpressions)
-	return validating.NewValidator(compiler.CompileCondition(validations, declared, environment.NewExpressions), matcher,
+	matcher := matchconditions.NewMatcher(
+		compiler.CompileCondition(conditions, declared, environment.NewExpressions),
+		fail,
+		"policy",
+		"validate",
+		policy.Name,
+	)
+	none := compiler.CompileCondition(
+		make([]cel.ExpressionAccessor, len(validations)), declared, environment.NewExpressions,
+	)
+	return validating.NewValidator(compiler.CompileCondition(
+		validations, declared, environment.NewExpressions,
+	), matcher,
 		compiler.CompileCondition(nil, declared, environment.NewExpressions), none, fail, nil)
 }
 
@@ -155,7 +165,11 @@ func annotate(key string) func(runtime.Object) {
 }
 
 func TestWhatTheServerMayChange(t *testing.T) {
-	theirs := metav1.ObjectMeta{Name: "name", Labels: map[string]string{"app": "a"}, Annotations: map[string]string{"theirs": "x"}}
+	theirs := metav1.ObjectMeta{
+		Name:        "name",
+		Labels:      map[string]string{"app": "a"},
+		Annotations: map[string]string{"theirs": "x"},
+	}
 	container := corev1.Container{Name: "c", Image: "i"}
 	pod := update{resource: "pods", kind: corev1.SchemeGroupVersion.WithKind("Pod"), old: &corev1.Pod{
 		ObjectMeta: theirs, Spec: corev1.PodSpec{Containers: []corev1.Container{container}},
@@ -165,10 +179,19 @@ func TestWhatTheServerMayChange(t *testing.T) {
 			Spec: corev1.PodSpec{Containers: []corev1.Container{container}},
 		}},
 	}}
-	autoscaler := update{resource: "horizontalpodautoscalers", kind: autoscalingv2.SchemeGroupVersion.WithKind("HorizontalPodAutoscaler"),
-		old: &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: theirs, Spec: autoscalingv2.HorizontalPodAutoscalerSpec{MaxReplicas: 3}}}
+	autoscaler := update{resource: "horizontalpodautoscalers", kind: autoscalingv2.SchemeGroupVersion.WithKind(
+		"HorizontalPodAutoscaler",
+	),
+		old: &autoscalingv2.HorizontalPodAutoscaler{
+			ObjectMeta: theirs,
+			Spec:       autoscalingv2.HorizontalPodAutoscalerSpec{MaxReplicas: 3},
+		}}
 	node := update{resource: "nodes", kind: corev1.SchemeGroupVersion.WithKind("Node"), old: &corev1.Node{
-		ObjectMeta: theirs, Spec: corev1.NodeSpec{ProviderID: "p", Taints: []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}}},
+		ObjectMeta: theirs,
+		Spec: corev1.NodeSpec{
+			ProviderID: "p",
+			Taints:     []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}},
+		},
 	}}
 	status := update{resource: "nodes", subresource: "status", kind: node.kind, old: &corev1.Node{
 		ObjectMeta: theirs, Status: corev1.NodeStatus{
@@ -183,37 +206,100 @@ func TestWhatTheServerMayChange(t *testing.T) {
 		change func(runtime.Object)
 		denied bool
 	}{
-		"the deletion cost of a pod":          {of: pod, change: annotate(corev1.PodDeletionCost)},
-		"its own annotation on a pod":         {of: pod, change: annotate("maintenance.haulout.dev/original-pod-deletion-cost")},
+		"the deletion cost of a pod": {of: pod, change: annotate(corev1.PodDeletionCost)},
+		"its own annotation on a pod": {
+			of:     pod,
+			change: annotate("maintenance.haulout.dev/original-pod-deletion-cost"),
+		},
 		"not another annotation of a pod":     {of: pod, change: annotate("sidecar.example.com/inject"), denied: true},
 		"not the value of another annotation": {of: pod, change: annotate("theirs"), denied: true},
-		"not to remove another annotation":    {of: pod, change: func(o runtime.Object) { o.(*corev1.Pod).Annotations = nil }, denied: true},
-		"not the image of a pod":              {of: pod, change: func(o runtime.Object) { o.(*corev1.Pod).Spec.Containers[0].Image = "evil" }, denied: true},
-		"not the labels of a pod":             {of: pod, change: func(o runtime.Object) { o.(*corev1.Pod).Labels = nil }, denied: true},
-		"not the finalizers of a pod":         {of: pod, change: func(o runtime.Object) { o.(*corev1.Pod).Finalizers = []string{"a/b"} }, denied: true},
+		"not to remove another annotation": {
+			of:     pod,
+			change: func(o runtime.Object) { o.(*corev1.Pod).Annotations = nil },
+			denied: true,
+		},
+		"not the image of a pod": {
+			of:     pod,
+			change: func(o runtime.Object) { o.(*corev1.Pod).Spec.Containers[0].Image = "evil" },
+			denied: true,
+		},
+		"not the labels of a pod": {
+			of:     pod,
+			change: func(o runtime.Object) { o.(*corev1.Pod).Labels = nil },
+			denied: true,
+		},
+		"not the finalizers of a pod": {
+			of:     pod,
+			change: func(o runtime.Object) { o.(*corev1.Pod).Finalizers = []string{"a/b"} },
+			denied: true,
+		},
 
-		"the replicas of a Deployment":      {of: deployment, change: func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Replicas = ptr.To[int32](2) }},
-		"its own annotation on one":         {of: deployment, change: annotate("maintenance.haulout.dev/surge-record")},
-		"not the template of a Deployment":  {of: deployment, change: func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Template.Spec.Containers[0].Image = "evil" }, denied: true},
-		"not to pause it":                   {of: deployment, change: func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Paused = true }, denied: true},
-		"not the deletion cost of one":      {of: deployment, change: annotate(corev1.PodDeletionCost), denied: true},
-		"the minReplicas of an autoscaler":  {of: autoscaler, change: func(o runtime.Object) { o.(*autoscalingv2.HorizontalPodAutoscaler).Spec.MinReplicas = ptr.To[int32](2) }},
-		"not the maxReplicas of autoscaler": {of: autoscaler, change: func(o runtime.Object) { o.(*autoscalingv2.HorizontalPodAutoscaler).Spec.MaxReplicas = 9 }, denied: true},
+		"the replicas of a Deployment": {
+			of:     deployment,
+			change: func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Replicas = ptr.To[int32](2) },
+		},
+		"its own annotation on one": {of: deployment, change: annotate("maintenance.haulout.dev/surge-record")},
+		"not the template of a Deployment": {
+			of:     deployment,
+			change: func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Template.Spec.Containers[0].Image = "evil" },
+			denied: true,
+		},
+		"not to pause it": {
+			of:     deployment,
+			change: func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Paused = true },
+			denied: true,
+		},
+		"not the deletion cost of one": {of: deployment, change: annotate(corev1.PodDeletionCost), denied: true},
+		"the minReplicas of an autoscaler": {of: autoscaler, change: func(o runtime.Object) {
+			o.(*autoscalingv2.HorizontalPodAutoscaler).Spec.MinReplicas = ptr.To[int32](2)
+		}},
+		"not the maxReplicas of autoscaler": {
+			of:     autoscaler,
+			change: func(o runtime.Object) { o.(*autoscalingv2.HorizontalPodAutoscaler).Spec.MaxReplicas = 9 },
+			denied: true,
+		},
 
 		"whether a node takes pods": {of: node, change: func(o runtime.Object) { spec(o).Unschedulable = true }},
 		"its own taints": {of: node, change: func(o runtime.Object) {
-			spec(o).Taints = append(spec(o).Taints, corev1.Taint{Key: "maintenance.haulout.dev/drain", Effect: corev1.TaintEffectNoSchedule})
+			spec(o).Taints = append(
+				spec(o).Taints,
+				corev1.Taint{Key: "maintenance.haulout.dev/drain", Effect: corev1.TaintEffectNoSchedule},
+			)
 		}},
 		"its own annotation on a node": {of: node, change: annotate("maintenance.haulout.dev/cordoned-by")},
-		"not to remove another taint":  {of: node, change: func(o runtime.Object) { spec(o).Taints = nil }, denied: true},
-		"not the provider of a node":   {of: node, change: func(o runtime.Object) { spec(o).ProviderID = "q" }, denied: true},
-		"not the labels of a node":     {of: node, change: func(o runtime.Object) { o.(*corev1.Node).Labels["app"] = "b" }, denied: true},
+		"not to remove another taint": {
+			of:     node,
+			change: func(o runtime.Object) { spec(o).Taints = nil },
+			denied: true,
+		},
+		"not the provider of a node": {
+			of:     node,
+			change: func(o runtime.Object) { spec(o).ProviderID = "q" },
+			denied: true,
+		},
+		"not the labels of a node": {
+			of:     node,
+			change: func(o runtime.Object) { o.(*corev1.Node).Labels["app"] = "b" },
+			denied: true,
+		},
 		"its own conditions of a node": {of: status, change: func(o runtime.Object) {
 			stat(o).Conditions = append(stat(o).Conditions, corev1.NodeCondition{Type: "Drained"})
 		}},
-		"not whether a node is ready":     {of: status, change: func(o runtime.Object) { stat(o).Conditions[0].Status = corev1.ConditionFalse }, denied: true},
-		"not to remove another condition": {of: status, change: func(o runtime.Object) { stat(o).Conditions = nil }, denied: true},
-		"not the phase of a node":         {of: status, change: func(o runtime.Object) { stat(o).Phase = corev1.NodeTerminated }, denied: true},
+		"not whether a node is ready": {
+			of:     status,
+			change: func(o runtime.Object) { stat(o).Conditions[0].Status = corev1.ConditionFalse },
+			denied: true,
+		},
+		"not to remove another condition": {
+			of:     status,
+			change: func(o runtime.Object) { stat(o).Conditions = nil },
+			denied: true,
+		},
+		"not the phase of a node": {
+			of:     status,
+			change: func(o runtime.Object) { stat(o).Phase = corev1.NodeTerminated },
+			denied: true,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			resource := tc.of.resource

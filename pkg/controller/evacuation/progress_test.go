@@ -163,7 +163,8 @@ func TestNotProgressingSays(t *testing.T) {
 		"that it never reported": {
 			at: 4 * time.Minute,
 			want: []string{
-				"since it became active at 2026-11-03T10:00:00Z", "b.example.com becomes active at 2026-11-03T10:05:00Z",
+				"since it became active at 2026-11-03T10:00:00Z",
+				"b.example.com becomes active at 2026-11-03T10:05:00Z",
 			},
 		},
 		"that no evacuator will be next": {

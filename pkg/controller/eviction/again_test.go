@@ -36,12 +36,22 @@ func TestPodThatIsAskedForAgainIsNotEvictedTwice(t *testing.T) {
 		then func(w *world)
 		want int
 	}{
-		"before the answer, which is yes":    {early: true, want: 1},
-		"before the answer, which is no":     {early: true, answer: apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("no")), want: 2},
-		"after the answer, which was yes":    {want: 1},
-		"after the answer, which was no":     {answer: apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("no")), want: 2},
-		"when the cache shows that it stops": {then: func(w *world) { w.updatePod(newPod("web-0", stopping)) }, want: 1},
-		"when it looks untouched for long":   {then: func(w *world) { w.pass(resendAfter, time.Second) }, want: 2},
+		"before the answer, which is yes": {early: true, want: 1},
+		"before the answer, which is no": {
+			early:  true,
+			answer: apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("no")),
+			want:   2,
+		},
+		"after the answer, which was yes": {want: 1},
+		"after the answer, which was no": {
+			answer: apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("no")),
+			want:   2,
+		},
+		"when the cache shows that it stops": {
+			then: func(w *world) { w.updatePod(newPod("web-0", stopping)) },
+			want: 1,
+		},
+		"when it looks untouched for long": {then: func(w *world) { w.pass(resendAfter, time.Second) }, want: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -40,17 +40,23 @@ var podResource = schema.GroupResource{Resource: "pods"}
 // The errors are those of k8s.io/kubernetes/pkg/registry/core/pod/storage/eviction.go, admission
 // and the filters in front.
 func budgetClosed() error {
-	return withCause(apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0),
+	return withCause(apierrors.NewTooManyRequests(
+		"Cannot evict pod as it would violate the pod's disruption budget.", 0,
+	),
 		policyv1.DisruptionBudgetCause, "The disruption budget web needs 9 healthy pods and has 9 currently")
 }
 
 func budgetStale() error {
-	return withCause(apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 10),
+	return withCause(apierrors.NewTooManyRequests(
+		"Cannot evict pod as it would violate the pod's disruption budget.", 10,
+	),
 		policyv1.DisruptionBudgetCause, "The disruption budget web is still being processed by the server.")
 }
 
 func tooManyDisrupted() error {
-	return withCause(apierrors.NewForbidden(schema.GroupResource{Group: "policy", Resource: "poddisruptionbudget"}, "web", errors.New("negative")),
+	return withCause(apierrors.NewForbidden(
+		schema.GroupResource{Group: "policy", Resource: "poddisruptionbudget"}, "web", errors.New("negative"),
+	),
 		policyv1.DisruptionBudgetCause, "The disruption budget web does not allow evicting pods currently: pdb disruptions allowed is negative")
 }
 
@@ -63,20 +69,31 @@ func severalBudgetsError() error {
 }
 
 func overloaded(seconds int) error {
-	return apierrors.NewGenericServerResponse(http.StatusTooManyRequests, "create", podResource, "web-1", "Too many requests, please try again later.", seconds, true)
+	return apierrors.NewGenericServerResponse(
+		http.StatusTooManyRequests,
+		"create",
+		podResource,
+		"web-1",
+		"Too many requests, please try again later.",
+		seconds,
+		true,
+	)
 }
 
 // deniedBy is what the API server makes of a webhook's answer: all but the beginning of the message
 // is the webhook's.
 func deniedBy(webhook string, code int32, words string) *apierrors.StatusError {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: code, Message: fmt.Sprintf("admission webhook %q denied the request: %s", webhook, words),
+		Status: metav1.StatusFailure, Code: code,
+		Message: fmt.Sprintf("admission webhook %q denied the request: %s", webhook, words),
 	}}
 }
 
 func deniedFor(webhook string, code, seconds int32, words string) error {
 	err := deniedBy(webhook, code, words)
-	err.ErrStatus.Reason, err.ErrStatus.Details = metav1.StatusReasonTooManyRequests, &metav1.StatusDetails{RetryAfterSeconds: seconds}
+	err.ErrStatus.Reason, err.ErrStatus.Details = metav1.StatusReasonTooManyRequests, &metav1.StatusDetails{
+		RetryAfterSeconds: seconds,
+	}
 	return err
 }
 
@@ -84,7 +101,9 @@ func withCause(err *apierrors.StatusError, cause metav1.CauseType, message strin
 	if err.ErrStatus.Details == nil {
 		err.ErrStatus.Details = &metav1.StatusDetails{}
 	}
-	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: cause, Message: message})
+	err.ErrStatus.Details.Causes = append(
+		err.ErrStatus.Details.Causes, metav1.StatusCause{Type: cause, Message: message},
+	)
 	return err
 }
 
@@ -95,52 +114,124 @@ func TestAnswerOf(t *testing.T) {
 		want      verdict
 		wantRetry time.Duration
 	}{
-		"201 means that the pod was asked to stop":                       {err: nil, want: verdictAccepted},
-		"404 means that the pod is gone":                                 {err: apierrors.NewNotFound(podResource, "web-1"), want: verdictGone},
-		"429 with the cause and nothing to wait for is a closed budget":  {err: budgetClosed(), want: verdictBudgetClosed},
-		"a closed budget is no stale pod, even if the pod was not ready": {err: budgetClosed(), unready: true, want: verdictBudgetClosed},
-		"429 with the cause and 10 seconds to wait is a stale budget":    {err: budgetStale(), want: verdictBudgetStale, wantRetry: 10 * time.Second},
-		"the same for a pod that was not ready means that it changed":    {err: budgetStale(), unready: true, want: verdictPodChanged, wantRetry: 10 * time.Second},
-		"429 without the cause is overload":                              {err: overloaded(3), want: verdictOverloaded, wantRetry: 3 * time.Second},
-		"500 is overload":                                                {err: apierrors.NewInternalError(errors.New("etcdserver: no leader")), want: verdictOverloaded},
-		"502 is overload": {
-			err: apierrors.NewGenericServerResponse(http.StatusBadGateway, "create", podResource, "web-1", "bad gateway", 0, true), want: verdictOverloaded,
+		"201 means that the pod was asked to stop": {err: nil, want: verdictAccepted},
+		"404 means that the pod is gone": {
+			err:  apierrors.NewNotFound(podResource, "web-1"),
+			want: verdictGone,
 		},
-		"429 with an hour to wait is overload, for half a minute": {err: overloaded(3600), want: verdictOverloaded, wantRetry: maxRetryAfter},
-		"429 of a webhook is its denial":                          {err: deniedBy("virt", 429, "Eviction triggered evacuation of VMI"), want: verdictDenied},
-		"429 of a webhook that wants an hour":                     {err: deniedFor("virt", 429, 3600, "not now"), want: verdictDenied},
-		"403 of a webhook is no missing right":                    {err: deniedBy("guard", 403, "not in business hours"), want: verdictDenied},
+		"429 with the cause and nothing to wait for is a closed budget": {
+			err:  budgetClosed(),
+			want: verdictBudgetClosed,
+		},
+		"a closed budget is no stale pod, even if the pod was not ready": {
+			err:     budgetClosed(),
+			unready: true,
+			want:    verdictBudgetClosed,
+		},
+		"429 with the cause and 10 seconds to wait is a stale budget": {
+			err:       budgetStale(),
+			want:      verdictBudgetStale,
+			wantRetry: 10 * time.Second,
+		},
+		"the same for a pod that was not ready means that it changed": {
+			err:       budgetStale(),
+			unready:   true,
+			want:      verdictPodChanged,
+			wantRetry: 10 * time.Second,
+		},
+		"429 without the cause is overload": {
+			err:       overloaded(3),
+			want:      verdictOverloaded,
+			wantRetry: 3 * time.Second,
+		},
+		"500 is overload": {
+			err:  apierrors.NewInternalError(errors.New("etcdserver: no leader")),
+			want: verdictOverloaded,
+		},
+		"502 is overload": {
+			err: apierrors.NewGenericServerResponse(
+				http.StatusBadGateway, "create", podResource, "web-1", "bad gateway", 0, true,
+			),
+			want: verdictOverloaded,
+		},
+		"429 with an hour to wait is overload, for half a minute": {
+			err:       overloaded(3600),
+			want:      verdictOverloaded,
+			wantRetry: maxRetryAfter,
+		},
+		"429 of a webhook is its denial": {
+			err:  deniedBy("virt", 429, "Eviction triggered evacuation of VMI"),
+			want: verdictDenied,
+		},
+		"429 of a webhook that wants an hour": {
+			err:  deniedFor("virt", 429, 3600, "not now"),
+			want: verdictDenied,
+		},
+		"403 of a webhook is no missing right": {
+			err:  deniedBy("guard", 403, "not in business hours"),
+			want: verdictDenied,
+		},
 		"404 of a webhook is no pod that is gone": {
 			err: &apierrors.StatusError{ErrStatus: metav1.Status{
-				Code: 404, Reason: metav1.StatusReasonNotFound, Message: `admission webhook "guard" denied the request: no such budget`,
+				Code: 404, Reason: metav1.StatusReasonNotFound,
+				Message: `admission webhook "guard" denied the request: no such budget`,
 			}}, want: verdictDenied,
 		},
 		"a webhook that names the budget as its cause": {
 			err: withCause(deniedBy("guard", 429, "no"), policyv1.DisruptionBudgetCause, "mine"), want: verdictDenied,
 		},
 		"422 of an admission policy": {
-			err:  apierrors.NewForbidden(podResource, "web-1", errors.New("ValidatingAdmissionPolicy 'guard' with binding 'all' denied request: no")),
+			err: apierrors.NewForbidden(
+				podResource,
+				"web-1",
+				errors.New("ValidatingAdmissionPolicy 'guard' with binding 'all' denied request: no"),
+			),
 			want: verdictDenied,
 		},
 		"500 of a webhook that does not answer": {
-			err: apierrors.NewInternalError(errors.New(`failed calling webhook "guard": connection refused`)), want: verdictDenied,
+			err:  apierrors.NewInternalError(errors.New(`failed calling webhook "guard": connection refused`)),
+			want: verdictDenied,
 		},
 		"503 is overload": {err: apierrors.NewServiceUnavailable("starting"), want: verdictOverloaded},
 		"403 with the cause is a budget out of order": {err: tooManyDisrupted(), want: verdictTooManyDisruptedPods},
 		"403 because the namespace terminates": {
-			err:  withCause(apierrors.NewForbidden(podResource, "web-1", errors.New("being terminated")), corev1.NamespaceTerminatingCause, "shop"),
+			err: withCause(
+				apierrors.NewForbidden(podResource, "web-1", errors.New("being terminated")),
+				corev1.NamespaceTerminatingCause,
+				"shop",
+			),
 			want: verdictNamespaceTerminating,
 		},
-		"any other 403 is a missing right":         {err: apierrors.NewForbidden(podResource, "web-1", errors.New("RBAC")), want: verdictForbidden},
-		"401 is a missing right":                   {err: apierrors.NewUnauthorized("expired"), want: verdictForbidden},
-		"500 about several budgets":                {err: severalBudgetsError(), want: verdictSeveralBudgets},
-		"409 is unknown":                           {err: apierrors.NewConflict(podResource, "web-1", errors.New("uid")), want: verdictUnknown},
-		"504 is unknown":                           {err: apierrors.NewTimeoutError("conflicts", 10), want: verdictUnknown, wantRetry: 10 * time.Second},
-		"a server timeout is unknown":              {err: apierrors.NewServerTimeout(podResource, "create", 1), want: verdictUnknown, wantRetry: time.Second},
-		"a broken connection is unknown":           {err: errors.New("read: connection reset by peer"), want: verdictUnknown},
-		"a deadline that has passed is unknown":    {err: context.DeadlineExceeded, want: verdictUnknown},
-		"an invalid eviction is a failure":         {err: apierrors.NewBadRequest("name"), want: verdictFailed},
-		"a wrapped answer is read like a bare one": {err: errors.Join(errors.New("evict"), budgetClosed()), want: verdictBudgetClosed},
+		"any other 403 is a missing right": {
+			err:  apierrors.NewForbidden(podResource, "web-1", errors.New("RBAC")),
+			want: verdictForbidden,
+		},
+		"401 is a missing right":    {err: apierrors.NewUnauthorized("expired"), want: verdictForbidden},
+		"500 about several budgets": {err: severalBudgetsError(), want: verdictSeveralBudgets},
+		"409 is unknown": {
+			err:  apierrors.NewConflict(podResource, "web-1", errors.New("uid")),
+			want: verdictUnknown,
+		},
+		"504 is unknown": {
+			err:       apierrors.NewTimeoutError("conflicts", 10),
+			want:      verdictUnknown,
+			wantRetry: 10 * time.Second,
+		},
+		"a server timeout is unknown": {
+			err:       apierrors.NewServerTimeout(podResource, "create", 1),
+			want:      verdictUnknown,
+			wantRetry: time.Second,
+		},
+		"a broken connection is unknown": {
+			err:  errors.New("read: connection reset by peer"),
+			want: verdictUnknown,
+		},
+		"a deadline that has passed is unknown": {err: context.DeadlineExceeded, want: verdictUnknown},
+		"an invalid eviction is a failure":      {err: apierrors.NewBadRequest("name"), want: verdictFailed},
+		"a wrapped answer is read like a bare one": {
+			err:  errors.Join(errors.New("evict"), budgetClosed()),
+			want: verdictBudgetClosed,
+		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -164,7 +255,8 @@ func TestHostEvictsOnce(t *testing.T) {
 			code: 201, body: `{"kind":"Status","apiVersion":"v1","status":"Success","code":201}`, want: verdictAccepted,
 		},
 		"a failure in the body of a 201 is a failure": {
-			code: 201, body: `{"kind":"Status","apiVersion":"v1","status":"Failure","code":500,"message":"This pod has more than one PodDisruptionBudget"}`,
+			code: 201,
+			body: `{"kind":"Status","apiVersion":"v1","status":"Failure","code":500,"message":"This pod has more than one PodDisruptionBudget"}`,
 			want: verdictSeveralBudgets,
 		},
 		"a stale budget is not waited for within the call": {
@@ -174,7 +266,8 @@ func TestHostEvictsOnce(t *testing.T) {
 			want: verdictBudgetStale,
 		},
 		"overload is not waited for within the call": {
-			code: 429, header: map[string]string{"Retry-After": "1", "Content-Type": "text/plain"}, body: "Too many requests", want: verdictOverloaded,
+			code: 429, header: map[string]string{"Retry-After": "1", "Content-Type": "text/plain"},
+			body: "Too many requests", want: verdictOverloaded,
 		},
 	}
 	for name, tc := range tests {
@@ -197,7 +290,9 @@ func TestHostEvictsOnce(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = NewHost(client).Evict(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1"}})
+			err = NewHost(client).Evict(
+				t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1"}},
+			)
 			if got := answerOf(err, false).verdict; got != tc.want {
 				t.Errorf("got %s (%v), want %s", got, err, tc.want)
 			}

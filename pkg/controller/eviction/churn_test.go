@@ -77,9 +77,17 @@ func TestChangeOfABudgetMatchesOnlyThePodsItConcerns(t *testing.T) {
 			most   int
 		}{
 			{"a budget that asks for another number of the same pods", generation(2), 0},
-			{"a budget that selects other pods", func(b *policyv1.PodDisruptionBudget) { generation(3)(b); selects("app", "app-50")(b) }, 10},
+			{
+				"a budget that selects other pods",
+				func(b *policyv1.PodDisruptionBudget) { generation(3)(b); selects("app", "app-50")(b) },
+				10,
+			},
 			{"a budget that selects its pods again", generation(4), 10},
-			{"a budget that selects no pods that wait", func(b *policyv1.PodDisruptionBudget) { generation(5)(b); selects("app", "none")(b) }, 0},
+			{
+				"a budget that selects no pods that wait",
+				func(b *policyv1.PodDisruptionBudget) { generation(5)(b); selects("app", "none")(b) },
+				0,
+			},
 		} {
 			before := w.matches()
 			w.updateBudget(newBudget("app-7", 0, selects("app", "app-7"), step.change))
@@ -109,7 +117,10 @@ func TestBudgetRewrittenAllTheTimeIsLookedAtOnceASecond(t *testing.T) {
 		}
 		w.pass(churnInterval, churnInterval)
 		if got := w.matches() - before; got > 12*10 {
-			t.Errorf("got %d matches for 100 changes in ten seconds, want at most the ten pods of a selector each second", got)
+			t.Errorf(
+				"got %d matches for 100 changes in ten seconds, want at most the ten pods of a selector each second",
+				got,
+			)
 		}
 		if got, want := w.budgetsOf("pod-80"), []string{"app-7", "app-8"}; !slices.Equal(got, want) {
 			t.Errorf("got %v for a pod that the last version selects, want %v", got, want)
@@ -150,18 +161,53 @@ func TestBudgetsOfAPod(t *testing.T) {
 		labels   map[string]string
 		want     bool
 	}{
-		"a label that is equal":           {&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}, map[string]string{"app": "web", "x": "y"}, true},
-		"a label that is not":             {&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}, map[string]string{"app": "db"}, false},
-		"one of two labels":               {&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web", "x": "y"}}, map[string]string{"app": "web"}, false},
-		"one of several values":           {&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{in("db", "web")}}, map[string]string{"app": "web"}, true},
-		"none of several values":          {&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{in("db", "api")}}, map[string]string{"app": "web"}, false},
-		"a label that must not be":        {&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{is("DoesNotExist")}}, nil, true},
-		"a value that must not be":        {&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{is("NotIn", "web")}}, map[string]string{"app": "web"}, false},
-		"a label that has to be there":    {&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{is("Exists")}}, map[string]string{"app": "web"}, true},
-		"the empty selector selects all":  {&metav1.LabelSelector{}, nil, true},
-		"no selector selects none":        {nil, map[string]string{"app": "web"}, false},
-		"a broken selector selects none":  {&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{is("Like")}}, map[string]string{"app": "web"}, false},
-		"a label that is not and another": {&metav1.LabelSelector{MatchLabels: map[string]string{"x": "y"}, MatchExpressions: []metav1.LabelSelectorRequirement{is("NotIn", "db")}}, map[string]string{"app": "web", "x": "y"}, true},
+		"a label that is equal": {
+			&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+			map[string]string{"app": "web", "x": "y"},
+			true,
+		},
+		"a label that is not": {
+			&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}, map[string]string{"app": "db"}, false,
+		},
+		"one of two labels": {
+			&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web", "x": "y"}},
+			map[string]string{"app": "web"},
+			false,
+		},
+		"one of several values": {
+			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{in("db", "web")}},
+			map[string]string{"app": "web"},
+			true,
+		},
+		"none of several values": {
+			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{in("db", "api")}},
+			map[string]string{"app": "web"},
+			false,
+		},
+		"a label that must not be": {
+			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{is("DoesNotExist")}}, nil, true,
+		},
+		"a value that must not be": {
+			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{is("NotIn", "web")}},
+			map[string]string{"app": "web"},
+			false,
+		},
+		"a label that has to be there": {
+			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{is("Exists")}},
+			map[string]string{"app": "web"},
+			true,
+		},
+		"the empty selector selects all": {&metav1.LabelSelector{}, nil, true},
+		"no selector selects none":       {nil, map[string]string{"app": "web"}, false},
+		"a broken selector selects none": {
+			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{is("Like")}},
+			map[string]string{"app": "web"},
+			false,
+		},
+		"a label that is not and another": {&metav1.LabelSelector{
+			MatchLabels:      map[string]string{"x": "y"},
+			MatchExpressions: []metav1.LabelSelectorRequirement{is("NotIn", "db")},
+		}, map[string]string{"app": "web", "x": "y"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBudgets()

@@ -35,10 +35,16 @@ func TestDeniedPodsCostOthersNothing(t *testing.T) {
 		others, denied int
 		answer         error
 	}{
-		"one of 600 pods, with 429":              {599, 1, deniedBy("virt", 429, "Eviction triggered evacuation of VMI")},
-		"one of 600 pods, for an hour":           {599, 1, deniedFor("virt", 429, 3600, "not now")},
-		"25 virtual machines among 500 pods":     {475, 25, deniedBy("virt", 429, "Eviction triggered evacuation of VMI")},
-		"one of 600 pods, by a webhook's 500":    {599, 1, apierrors.NewInternalError(errors.New(`failed calling webhook "virt": EOF`))},
+		"one of 600 pods, with 429": {
+			599, 1, deniedBy("virt", 429, "Eviction triggered evacuation of VMI"),
+		},
+		"one of 600 pods, for an hour": {599, 1, deniedFor("virt", 429, 3600, "not now")},
+		"25 virtual machines among 500 pods": {
+			475, 25, deniedBy("virt", 429, "Eviction triggered evacuation of VMI"),
+		},
+		"one of 600 pods, by a webhook's 500": {
+			599, 1, apierrors.NewInternalError(errors.New(`failed calling webhook "virt": EOF`)),
+		},
 		"one of 600 pods, by a webhook's 503":    {599, 1, deniedBy("virt", 503, "starting")},
 		"all of 500 pods, by a webhook's denial": {0, 500, deniedBy("virt", 429, "not now")},
 	} {
@@ -59,10 +65,16 @@ func TestDeniedPodsCostOthersNothing(t *testing.T) {
 				w.add(names...)
 				w.settled()
 				if n := len(w.host.sent()); n != tc.others+tc.denied {
-					t.Errorf("got %d evictions without any time passing, want each of %d pods tried once", n, tc.others+tc.denied)
+					t.Errorf(
+						"got %d evictions without any time passing, want each of %d pods tried once",
+						n,
+						tc.others+tc.denied,
+					)
 				}
 				if limit := w.queue.concurrency.limit; limit != 50 || !w.queue.pausedUntil.IsZero() {
-					t.Errorf("got %d calls at a time and a pause until %v, want 50 and none", limit, w.queue.pausedUntil)
+					t.Errorf(
+						"got %d calls at a time and a pause until %v, want 50 and none", limit, w.queue.pausedUntil,
+					)
 				}
 				w.pass(10*time.Minute, time.Second)
 				n := 0
@@ -83,7 +95,11 @@ func TestDeniedPodsCostOthersNothing(t *testing.T) {
 func TestDeniedPodSaysSo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const words = "Eviction triggered evacuation of VMI"
-		w := newWorld(t, worldConfig{maxConcurrent: 1, pods: []*corev1.Pod{newPod("vm")}, answer: func(string) error { return deniedBy("virt", 403, words) }})
+		w := newWorld(t, worldConfig{
+			maxConcurrent: 1,
+			pods:          []*corev1.Pod{newPod("vm")},
+			answer:        func(string) error { return deniedBy("virt", 403, words) },
+		})
 		w.add("vm")
 		w.settled()
 		if got := w.state("vm"); got.Blocker != nil || !strings.Contains(got.Message, words) {
@@ -95,7 +111,9 @@ func TestDeniedPodSaysSo(t *testing.T) {
 		}
 		w.pass(time.Second, time.Second)
 		got := w.state("vm").Blocker
-		if got == nil || got.Reason != "EvictionDenied" || !strings.Contains(got.Message, words) || strings.Contains(got.Message, "Grant") {
+		if got == nil || got.Reason != "EvictionDenied" || !strings.Contains(got.Message, words) || strings.Contains(
+			got.Message, "Grant",
+		) {
 			t.Errorf("got %+v, want EvictionDenied with the words of the webhook and no advice about rights", got)
 		}
 		w.mu.Lock()
@@ -122,13 +140,19 @@ func TestAnswersThatLastAreExplained(t *testing.T) {
 		answers []error
 		says    string
 	}{
-		"timeouts":             {[]error{apierrors.NewTimeoutError("conflicts", 0)}, "no answer in time"},
-		"broken connections":   {[]error{errors.New("connection reset by peer")}, "connection reset by peer"},
-		"conflicts":            {[]error{apierrors.NewConflict(podResource, "web-0", errors.New("uid"))}, "no answer in time"},
+		"timeouts":           {[]error{apierrors.NewTimeoutError("conflicts", 0)}, "no answer in time"},
+		"broken connections": {[]error{errors.New("connection reset by peer")}, "connection reset by peer"},
+		"conflicts": {
+			[]error{apierrors.NewConflict(podResource, "web-0", errors.New("uid"))}, "no answer in time",
+		},
 		"overload":             {[]error{overloaded(1)}, "kube-apiserver answers"},
 		"overload and timeout": {[]error{overloaded(1), apierrors.NewTimeoutError("conflicts", 0)}, "tried again"},
 		"a namespace that ends": {
-			[]error{withCause(apierrors.NewForbidden(podResource, "web-0", errors.New("terminating")), corev1.NamespaceTerminatingCause, "shop")},
+			[]error{withCause(
+				apierrors.NewForbidden(podResource, "web-0", errors.New("terminating")),
+				corev1.NamespaceTerminatingCause,
+				"shop",
+			)},
 			"namespace is being deleted",
 		},
 	} {
@@ -146,7 +170,9 @@ func TestAnswersThatLastAreExplained(t *testing.T) {
 					t.Errorf("got blocked by %s before %s", reason, failingAfter)
 				}
 				w.pass(time.Second, time.Second)
-				if got := w.state("web-0").Blocker; got == nil || got.Reason != "EvictionError" || !strings.Contains(got.Message, tc.says) {
+				if got := w.state("web-0").Blocker; got == nil || got.Reason != "EvictionError" || !strings.Contains(
+					got.Message, tc.says,
+				) {
 					t.Errorf("got %+v after %s, want EvictionError that says %q", got, failingAfter, tc.says)
 				}
 			})

@@ -172,7 +172,8 @@ func newWorld(t *testing.T, cfg worldConfig) *world {
 		w.must(err)
 	}
 	queue, err := New(Config{
-		Host: w.host, Pods: factory.Core().V1().Pods(), Budgets: factory.Policy().V1().PodDisruptionBudgets(), Clock: w.clock,
+		Host: w.host, Pods: factory.Core().V1().Pods(), Budgets: factory.Policy().V1().PodDisruptionBudgets(),
+		Clock:  w.clock,
 		Policy: policy,
 		Owners: owners,
 		Wanted: func(Request) bool { return !w.unwanted.Load() },
@@ -360,10 +361,19 @@ func younger(by time.Duration) func(*corev1.Pod) {
 
 func newBudget(name string, allowed int32, mods ...func(*policyv1.PodDisruptionBudget)) *policyv1.PodDisruptionBudget {
 	b := &policyv1.PodDisruptionBudget{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + name), ResourceVersion: "1", Generation: 1},
-		Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:       namespace,
+			Name:            name,
+			UID:             types.UID("uid-" + name),
+			ResourceVersion: "1",
+			Generation:      1,
+		},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+		},
 		Status: policyv1.PodDisruptionBudgetStatus{
-			ObservedGeneration: 1, DisruptionsAllowed: allowed, CurrentHealthy: 9 + allowed, DesiredHealthy: 9, ExpectedPods: 10,
+			ObservedGeneration: 1, DisruptionsAllowed: allowed, CurrentHealthy: 9 + allowed, DesiredHealthy: 9,
+			ExpectedPods: 10,
 		},
 	}
 	for _, mod := range mods {

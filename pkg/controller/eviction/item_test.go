@@ -32,29 +32,46 @@ func TestOrderWithinALane(t *testing.T) {
 		want []string
 	}{
 		"the younger go first": {
-			[]*corev1.Pod{newPod("old"), newPod("young", younger(time.Minute)), newPod("older", younger(-time.Minute))}, []string{"young", "old", "older"},
+			[]*corev1.Pod{newPod("old"), newPod("young", younger(time.Minute)), newPod("older", younger(-time.Minute))},
+			[]string{"young", "old", "older"},
 		},
 		"those that are not ready go before the younger": {
-			[]*corev1.Pod{newPod("young", younger(time.Minute)), newPod("broken", notReady)}, []string{"broken", "young"},
+			[]*corev1.Pod{newPod("young", younger(time.Minute)), newPod("broken", notReady)},
+			[]string{"broken", "young"},
 		},
 		"those that are cheaper to lose go before the younger": {
-			[]*corev1.Pod{newPod("young", younger(time.Minute)), newPod("cheap", costs("-5")), newPod("dear", costs("100")), newPod("cheaper", costs("-50"))},
+			[]*corev1.Pod{
+				newPod("young", younger(time.Minute)),
+				newPod("cheap", costs("-5")),
+				newPod("dear", costs("100")),
+				newPod("cheaper", costs("-50")),
+			},
 			[]string{"cheaper", "cheap", "young", "dear"},
 		},
 		"those that are not ready go before the cheaper": {
-			[]*corev1.Pod{newPod("cheap", costs("-2147483648")), newPod("broken", notReady, costs("2147483647"))}, []string{"broken", "cheap"},
+			[]*corev1.Pod{newPod("cheap", costs("-2147483648")), newPod("broken", notReady, costs("2147483647"))},
+			[]string{"broken", "cheap"},
 		},
 		"at the same cost the younger go first": {
-			[]*corev1.Pod{newPod("old", costs("7")), newPod("young", costs("7"), younger(time.Minute))}, []string{"young", "old"},
+			[]*corev1.Pod{newPod("old", costs("7")), newPod("young", costs("7"), younger(time.Minute))},
+			[]string{"young", "old"},
 		},
 		"a malformed cost counts as none": {
-			[]*corev1.Pod{newPod("old", costs("cheap")), newPod("young", younger(time.Minute)), newPod("dear", costs("1"))}, []string{"young", "old", "dear"},
+			[]*corev1.Pod{
+				newPod("old", costs("cheap")), newPod("young", younger(time.Minute)), newPod("dear", costs("1")),
+			},
+			[]string{"young", "old", "dear"},
 		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, worldConfig{maxConcurrent: 1, pods: tc.pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success})
+				w := newWorld(t, worldConfig{
+					maxConcurrent: 1,
+					pods:          tc.pods,
+					budgets:       []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
+					answer:        success,
+				})
 				for _, pod := range tc.pods {
 					w.add(pod.Name)
 				}
@@ -76,7 +93,12 @@ func TestOrderWithinALane(t *testing.T) {
 func TestMalformedDeletionCostIsToldOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := newPod("web-0", costs("low"))
-		w := newWorld(t, worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{pod}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success})
+		w := newWorld(t, worldConfig{
+			maxConcurrent: 50,
+			pods:          []*corev1.Pod{pod},
+			budgets:       []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
+			answer:        success,
+		})
 		w.add("web-0")
 		w.settled()
 		w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {

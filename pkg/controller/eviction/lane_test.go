@@ -44,13 +44,17 @@ func TestLanesThatMoveShareTheCallsAwake(t *testing.T) {
 		ring []*lane
 		want int
 	}{
-		"none":                           {nil, laneAwake},
-		"one":                            {lanes(1, asIs), laneAwake},
-		"two":                            {lanes(2, asIs), laneAwake / 2},
-		"many":                           {lanes(30, asIs), 1},
-		"one, and others without pods":   {append(lanes(5, empty), lanes(1, asIs)...), laneAwake},
-		"one, and others that are stuck": {append(lanes(5, closed(now.Add(-blockedAfter))), lanes(1, asIs)...), laneAwake},
-		"one, and others that opened and closed just now": {append(lanes(5, closed(now.Add(-time.Second))), lanes(1, asIs)...), 1},
+		"none":                         {nil, laneAwake},
+		"one":                          {lanes(1, asIs), laneAwake},
+		"two":                          {lanes(2, asIs), laneAwake / 2},
+		"many":                         {lanes(30, asIs), 1},
+		"one, and others without pods": {append(lanes(5, empty), lanes(1, asIs)...), laneAwake},
+		"one, and others that are stuck": {
+			append(lanes(5, closed(now.Add(-blockedAfter))), lanes(1, asIs)...), laneAwake,
+		},
+		"one, and others that opened and closed just now": {
+			append(lanes(5, closed(now.Add(-time.Second))), lanes(1, asIs)...), 1,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			free := newLane(types.NamespacedName{}, nil, start)

@@ -31,7 +31,9 @@ import (
 
 func ownedBy(apiVersion, kind string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
-		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: "web", UID: "uid-web", Controller: ptr.To(true)}}
+		p.OwnerReferences = []metav1.OwnerReference{
+			{APIVersion: apiVersion, Kind: kind, Name: "web", UID: "uid-web", Controller: ptr.To(true)},
+		}
 	}
 }
 
@@ -41,7 +43,8 @@ var ofReplicaSet = ownedBy("apps/v1", "ReplicaSet")
 func closed(t *testing.T, pods ...*corev1.Pod) *world {
 	t.Helper()
 	w := newWorld(t, worldConfig{
-		maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: func(string) error { return budgetClosed() },
+		maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
+		answer: func(string) error { return budgetClosed() },
 	})
 	for _, pod := range pods {
 		w.add(pod.Name)
@@ -60,14 +63,16 @@ func TestCostOfPodsThatWaitIsLowered(t *testing.T) {
 	}{
 		"in the order of the lane": {
 			[]*corev1.Pod{
-				newPod("old", ofReplicaSet), newPod("young", ofReplicaSet, younger(time.Minute)), newPod("cheap", ofReplicaSet, costs("-5")),
+				newPod("old", ofReplicaSet), newPod("young", ofReplicaSet, younger(time.Minute)),
+				newPod("cheap", ofReplicaSet, costs("-5")),
 				newPod("broken", ofReplicaSet, costs("7"), notReady),
 			},
 			[]string{"broken", "cheap", "young", "old"},
 		},
 		"not where no ReplicaSet could be scaled down": {
 			[]*corev1.Pod{
-				newPod("single"), newPod("stateful", ownedBy("apps/v1", "StatefulSet")), newPod("theirs", ownedBy("example.com/v1", "ReplicaSet")),
+				newPod("single"), newPod("stateful", ownedBy("apps/v1", "StatefulSet")),
+				newPod("theirs", ownedBy("example.com/v1", "ReplicaSet")),
 				newPod("odd", ownedBy("a/b/c", "ReplicaSet")), newPod("web", ofReplicaSet),
 			},
 			[]string{"web"},
@@ -107,7 +112,9 @@ func TestLoweringHasARate(t *testing.T) {
 		if n, most := len(w.host.cheapened()), int(2*time.Second/lowerEvery)+1; n > most || n < most-2 {
 			t.Errorf("got %d in two seconds, want up to %d", n, most)
 		}
-		w.until("all have been lowered", 10*time.Millisecond, func() bool { return len(w.host.cheapened()) == len(names) })
+		w.until(
+			"all have been lowered", 10*time.Millisecond, func() bool { return len(w.host.cheapened()) == len(names) },
+		)
 	})
 }
 

@@ -32,8 +32,9 @@ func TestMetricsOfLanesAndAnswers(t *testing.T) {
 			b.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "api"}}
 		}
 		w := newWorld(t, worldConfig{
-			maxConcurrent: 50, answer: success, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0), newBudget("api", 1, api)},
-			pods: []*corev1.Pod{newPod("web-0"), newPod("api-0", func(p *corev1.Pod) { p.Labels["app"] = "api" })},
+			maxConcurrent: 50, answer: success,
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0), newBudget("api", 1, api)},
+			pods:    []*corev1.Pod{newPod("web-0"), newPod("api-0", func(p *corev1.Pod) { p.Labels["app"] = "api" })},
 		})
 		value := func(get func() (float64, error)) float64 {
 			t.Helper()
@@ -42,7 +43,9 @@ func TestMetricsOfLanesAndAnswers(t *testing.T) {
 			return v
 		}
 		lanes := func(state string) float64 {
-			return value(func() (float64, error) { return testutil.GetGaugeMetricValue(evictionLanes.WithLabelValues(state)) })
+			return value(
+				func() (float64, error) { return testutil.GetGaugeMetricValue(evictionLanes.WithLabelValues(state)) },
+			)
 		}
 		accepted := func() float64 {
 			return value(func() (float64, error) {

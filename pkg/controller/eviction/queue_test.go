@@ -34,7 +34,9 @@ func TestPodsWithoutBudgetGoInParallel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hold := make(chan struct{})
 		names, pods := podNames(10)
-		w := newWorld(t, worldConfig{live: true, maxConcurrent: 4, pods: pods, answer: func(string) error { <-hold; return nil }})
+		w := newWorld(
+			t, worldConfig{live: true, maxConcurrent: 4, pods: pods, answer: func(string) error { <-hold; return nil }},
+		)
 		w.add(names...)
 		w.until("four are in flight", 0, func() bool { return w.host.inFlight() == 4 })
 		close(hold)
@@ -53,7 +55,12 @@ func TestPodsWithoutBudgetGoInParallel(t *testing.T) {
 func TestBudgetIsNotOverrun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		names, pods := podNames(10)
-		w := newWorld(t, worldConfig{maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 3)}, answer: success})
+		w := newWorld(t, worldConfig{
+			maxConcurrent: 50,
+			pods:          pods,
+			budgets:       []*policyv1.PodDisruptionBudget{newBudget("web", 3)},
+			answer:        success,
+		})
 		w.add(names...)
 		w.until("three were sent", 0, w.sentTo(3))
 		w.settled()
@@ -86,8 +93,9 @@ func TestBudgetIsNotOverrun(t *testing.T) {
 func TestClosedBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, worldConfig{
-			maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
-			answer: func(string) error { return budgetClosed() },
+			maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")},
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
+			answer:  func(string) error { return budgetClosed() },
 		})
 		w.add("web-0")
 		w.settled()
@@ -119,8 +127,9 @@ func TestProbeThatIsRefusedWhileItsBudgetOpens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answers := make(chan error)
 		w := newWorld(t, worldConfig{
-			live: true, maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
-			answer: func(string) error { return <-answers },
+			live: true, maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")},
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
+			answer:  func(string) error { return <-answers },
 		})
 		w.add("web-0")
 		w.until("a probe was sent", time.Second, w.sentTo(1))
@@ -135,8 +144,9 @@ func TestProbeThatIsRefusedWhileItsBudgetOpens(t *testing.T) {
 func TestBlockedStaysThroughAShortOpening(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, worldConfig{
-			maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
-			answer: success,
+			maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")},
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
+			answer:  success,
 		})
 		// Nothing is sent, so that the pod stays in its lane.
 		w.queue.pausedUntil = start.Add(time.Hour)
@@ -147,7 +157,9 @@ func TestBlockedStaysThroughAShortOpening(t *testing.T) {
 			w.updateBudget(newBudget("web", 1))
 			w.until("it opens", 0, func() bool { return w.isOpen("web") })
 			w.pass(blockedAfter/2, time.Second)
-			w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) { b.Status.ExpectedPods = int32(10 + version) }))
+			w.updateBudget(newBudget(
+				"web", 0, func(b *policyv1.PodDisruptionBudget) { b.Status.ExpectedPods = int32(10 + version) },
+			))
 			w.until("it closes", 0, func() bool { return !w.isOpen("web") })
 			w.pass(blockedAfter/2, time.Second)
 		}
@@ -174,9 +186,17 @@ func TestProbesOfClosedBudgetsAreFew(t *testing.T) {
 			app := map[string]string{"app": name}
 			names = append(names, name)
 			pods = append(pods, newPod(name, func(p *corev1.Pod) { p.Labels = app }))
-			budgets = append(budgets, newBudget(name, 0, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = app }))
+			budgets = append(
+				budgets,
+				newBudget(name, 0, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = app }),
+			)
 		}
-		w := newWorld(t, worldConfig{maxConcurrent: 50, pods: pods, budgets: budgets, answer: func(string) error { return budgetClosed() }})
+		w := newWorld(t, worldConfig{
+			maxConcurrent: 50,
+			pods:          pods,
+			budgets:       budgets,
+			answer:        func(string) error { return budgetClosed() },
+		})
 		w.add(names...)
 		w.pass(10*time.Minute, 500*time.Millisecond)
 		if n := len(w.host.sent()); n == 0 || n > 101 {
@@ -190,7 +210,8 @@ func TestStaleCacheDoesNotHammer(t *testing.T) {
 		// The cache says that three may go, the API says none.
 		names, pods := podNames(10)
 		w := newWorld(t, worldConfig{
-			maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 3)}, answer: func(string) error { return budgetClosed() },
+			maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 3)},
+			answer: func(string) error { return budgetClosed() },
 		})
 		w.add(names...)
 		w.until("one was refused", 0, func() bool { return len(w.host.sent()) > 0 && w.host.inFlight() == 0 })
@@ -206,8 +227,9 @@ func TestStaleCacheDoesNotHammer(t *testing.T) {
 func TestStaleBudgetIsNotCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, worldConfig{
-			maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 1)},
-			answer: func(string) error { return budgetStale() },
+			maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")},
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 1)},
+			answer:  func(string) error { return budgetStale() },
 		})
 		w.add("web-0")
 		w.until("it was refused", 0, func() bool { return len(w.host.sent()) > 0 && w.host.inFlight() == 0 })
@@ -230,13 +252,16 @@ func TestPodsThatBypassTheirBudget(t *testing.T) {
 		budgets []*policyv1.PodDisruptionBudget
 	}{
 		"a pod that is not ready, while the budget is healthy": {newPod("web-0", notReady), closed()},
-		"a pod that is not ready, if the budget always lets such go": {newPod("web-0", notReady), closed(func(b *policyv1.PodDisruptionBudget) {
+		"a pod that is not ready, if the budget always lets such go": {newPod(
+			"web-0", notReady,
+		), closed(func(b *policyv1.PodDisruptionBudget) {
 			b.Spec.UnhealthyPodEvictionPolicy = ptr.To(policyv1.AlwaysAllow)
 			b.Status.CurrentHealthy = 3
 		})},
 		"a pending pod": {newPod("web-0", func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }), closed()},
 		"a pending pod with several budgets": {
-			newPod("web-0", func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }), append(closed(), newBudget("other", 0)),
+			newPod("web-0", func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }),
+			append(closed(), newBudget("other", 0)),
 		},
 		"a pod that only a broken selector could select": {newPod("web-0"), closed(func(b *policyv1.PodDisruptionBudget) {
 			b.Spec.Selector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Like"}}
@@ -245,142 +270,15 @@ func TestPodsThatBypassTheirBudget(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{tc.pod}, budgets: tc.budgets, answer: success})
+				w := newWorld(
+					t,
+					worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{tc.pod}, budgets: tc.budgets, answer: success},
+				)
 				w.add("web-0")
 				w.until("it was sent", 0, w.sentTo(1))
 			})
 		})
 	}
-}
-
-func TestBlockers(t *testing.T) {
-	tests := map[string]struct {
-		// pod is an ordinary one if nil.
-		pod     *corev1.Pod
-		budgets []*policyv1.PodDisruptionBudget
-		answer  func(string) error
-		want    string
-		// maxCalls is how many evictions may have been sent until it is shown.
-		maxCalls int
-		failed   int32
-	}{
-		"several budgets are seen before calling": {
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 5), newBudget("other", 5)}, want: "MultiplePodDisruptionBudgets",
-		},
-		"a budget that cannot be computed": {
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {
-				b.Status.Conditions = []metav1.Condition{{
-					Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason, Message: "no controller",
-				}}
-			})},
-			want: "PodDisruptionBudgetSyncFailed", maxCalls: 1, failed: 1,
-		},
-		"a budget whose status is out of order": {
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", -1)}, want: "TooManyDisruptedPods", maxCalls: 1, failed: 1,
-		},
-		"a budget that only the API knows to be out of order": {
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 1)}, answer: func(string) error { return tooManyDisrupted() },
-			want: "TooManyDisruptedPods", maxCalls: 1,
-		},
-		"a budget that has changed and was not computed since": {
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 5, func(b *policyv1.PodDisruptionBudget) { b.Generation = 2 })},
-			want:    "PodDisruptionBudget", maxCalls: 1, failed: 1,
-		},
-		"a budget below what it desires, which no eviction has done": {
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, withHealthy(8))}, want: "UnhealthyPodsHoldBudget", maxCalls: 1, failed: 1,
-		},
-		"a pod that is not ready in such a budget": {
-			pod: newPod("web-0", notReady), budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, withHealthy(8))},
-			want: "UnhealthyPodsHoldBudget", maxCalls: 1, failed: 1,
-		},
-		"a budget that is at what it desires": {
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, want: "PodDisruptionBudget", maxCalls: 1, failed: 1,
-		},
-		"a right that is missing": {
-			answer: func(string) error { return apierrors.NewForbidden(podResource, "web-0", fmt.Errorf("RBAC")) }, want: "EvictionForbidden", maxCalls: 1,
-		},
-		"an error": {
-			answer: func(string) error { return apierrors.NewBadRequest("name") }, want: "EvictionError", maxCalls: 1,
-		},
-		"several budgets that only the API knows": {
-			answer: func(string) error { return severalBudgetsError() }, want: "MultiplePodDisruptionBudgets", maxCalls: 1,
-		},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				answer := tc.answer
-				if answer == nil {
-					answer = func(string) error { return budgetClosed() }
-				}
-				pod := tc.pod
-				if pod == nil {
-					pod = newPod("web-0")
-				}
-				w := newWorld(t, worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{pod}, budgets: tc.budgets, answer: answer})
-				w.add("web-0")
-				w.settled()
-				w.until("it is blocked", 10*time.Millisecond, func() bool { return w.reason("web-0") != "" })
-				if got := w.reason("web-0"); got != tc.want {
-					t.Errorf("got %s, want %s", got, tc.want)
-				}
-				if n := len(w.host.sent()); n > tc.maxCalls {
-					t.Errorf("got %d evictions, want at most %d", n, tc.maxCalls)
-				}
-				if failed := w.state("web-0").FailedEvictions; failed > tc.failed {
-					t.Errorf("got %d failed evictions, want at most %d", failed, tc.failed)
-				}
-
-				// When what blocked is over, it is sent.
-				w.host.answer = success
-				for _, budget := range tc.budgets[min(1, len(tc.budgets)):] {
-					w.must(w.client.PolicyV1().PodDisruptionBudgets(namespace).Delete(w.Context(), budget.Name, metav1.DeleteOptions{}))
-				}
-				if len(tc.budgets) > 0 {
-					w.updateBudget(newBudget(tc.budgets[0].Name, 5))
-				}
-				calls := len(w.host.sent())
-				w.until("it was sent", 100*time.Millisecond, w.sentTo(calls+1))
-			})
-		})
-	}
-}
-
-// At its limit a budget looks the same between two steps of a drain and when a pod never gets
-// ready; only time tells.
-func TestUnhealthyPodsAreToldFromThoseThatStart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, worldConfig{
-			maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
-			answer: func(string) error { return budgetClosed() },
-		})
-		w.add("web-0")
-		w.settled()
-		w.pass(blockedAfter+time.Second, time.Second)
-		if got := w.reason("web-0"); got != "PodDisruptionBudget" {
-			t.Fatalf("got %q after %s, want PodDisruptionBudget", got, blockedAfter)
-		}
-		w.pass(steadyAfter-blockedAfter-2*time.Second, time.Second)
-		if got := w.reason("web-0"); got != "PodDisruptionBudget" {
-			t.Errorf("got %q before a minute has passed, want PodDisruptionBudget", got)
-		}
-		w.pass(2*time.Second, time.Second)
-		if got := w.reason("web-0"); got != "UnhealthyPodsHoldBudget" {
-			t.Errorf("got %q after a minute, want UnhealthyPodsHoldBudget", got)
-		}
-		// One more is missing: the pods are moving again, but the budget is below what it desires.
-		w.updateBudget(newBudget("web", 0, withHealthy(8)))
-		w.until("the budget was seen", 0, func() bool {
-			w.queue.mu.Lock()
-			defer w.queue.mu.Unlock()
-			return w.queue.items[evacuationOf("web-0")].lane.budget.Status.CurrentHealthy == 8
-		})
-		if got := w.reason("web-0"); got != "UnhealthyPodsHoldBudget" {
-			t.Errorf("got %q with one more missing, want UnhealthyPodsHoldBudget", got)
-		}
-		w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) { b.Status.ExpectedPods = 9 }))
-		w.until("all pods are healthy, which the budget wants", 0, func() bool { return w.reason("web-0") == "PodDisruptionBudget" })
-	})
 }
 
 func TestUnknownAnswersAreReadAgain(t *testing.T) {
@@ -399,7 +297,11 @@ func TestUnknownAnswersAreReadAgain(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, worldConfig{maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0"), newPod("web-1", younger(-time.Minute))}, answer: unknown})
+				w := newWorld(t, worldConfig{
+					maxConcurrent: 1,
+					pods:          []*corev1.Pod{newPod("web-0"), newPod("web-1", younger(-time.Minute))},
+					answer:        unknown,
+				})
 				w.host.answer = func(pod string) error {
 					if pod == "web-0" {
 						tc.live(w)
@@ -408,7 +310,11 @@ func TestUnknownAnswersAreReadAgain(t *testing.T) {
 					return nil
 				}
 				w.add("web-0", "web-1")
-				w.until("the other was sent", 100*time.Millisecond, func() bool { return slices.Contains(w.host.sent(), "web-1/uid-web-1") })
+				w.until(
+					"the other was sent",
+					100*time.Millisecond,
+					func() bool { return slices.Contains(w.host.sent(), "web-1/uid-web-1") },
+				)
 				w.host.answer = success
 				w.pass(10*time.Second, 100*time.Millisecond)
 				n := 0
@@ -436,7 +342,9 @@ func TestOnlyThePodThatIsMeant(t *testing.T) {
 	for name, pod := range names {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, worldConfig{maxConcurrent: 1, pods: []*corev1.Pod{pod, newPod("web-1")}, answer: success})
+				w := newWorld(
+					t, worldConfig{maxConcurrent: 1, pods: []*corev1.Pod{pod, newPod("web-1")}, answer: success},
+				)
 				w.add("web-0", "web-1")
 				w.until("the other was sent", 0, w.sentTo(1))
 				w.settled()
@@ -467,7 +375,8 @@ func TestAcceptedIsNotSentAgain(t *testing.T) {
 func TestRemovedIsNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, worldConfig{
-			maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0"), newPod("web-1")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success,
+			maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0"), newPod("web-1")},
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success,
 		})
 		w.add("web-0", "web-1")
 		w.settled()
@@ -487,10 +396,17 @@ func TestRemovedIsNotSent(t *testing.T) {
 func TestRestartKeepsBlocker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, worldConfig{
-			maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success,
+			maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")},
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success,
 		})
 		was := &Blocker{Reason: "PodDisruptionBudget", Message: "as it was"}
-		w.queue.Add(Request{Evacuation: evacuationOf("web-0"), Pod: "web-0", UID: "uid-web-0", FailedEvictions: 4, Blocker: was})
+		w.queue.Add(Request{
+			Evacuation:      evacuationOf("web-0"),
+			Pod:             "web-0",
+			UID:             "uid-web-0",
+			FailedEvictions: 4,
+			Blocker:         was,
+		})
 		w.settled()
 		if got := w.state("web-0"); got.Blocker == nil || *got.Blocker != *was || got.FailedEvictions != 4 {
 			t.Errorf("got %+v, want what was known before", got)
@@ -512,10 +428,15 @@ func TestLanesTakeTurns(t *testing.T) {
 			for i := range 3 {
 				pods = append(pods, newPod(fmt.Sprintf("%s-%d", app, i), func(p *corev1.Pod) { p.Labels = labels }))
 			}
-			budgets = append(budgets, newBudget(app, 3, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = labels }))
+			budgets = append(
+				budgets,
+				newBudget(app, 3, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = labels }),
+			)
 		}
 		gate := make(chan struct{})
-		w := newWorld(t, worldConfig{live: true, maxConcurrent: 1, pods: append(pods, newPod("gate", func(p *corev1.Pod) { p.Labels = nil })), budgets: budgets,
+		w := newWorld(t, worldConfig{live: true, maxConcurrent: 1, pods: append(
+			pods, newPod("gate", func(p *corev1.Pod) { p.Labels = nil }),
+		), budgets: budgets,
 			answer: func(string) error { <-gate; return nil }})
 		w.add("gate")
 		w.until("the gate is in flight", 0, func() bool { return w.host.inFlight() == 1 })

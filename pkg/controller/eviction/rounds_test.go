@@ -70,7 +70,9 @@ func roundsWorld(t *testing.T, r *rand.Rand) (*world, []string) {
 	for i := range 5 + r.IntN(25) {
 		app := []string{"free", "a", "b"}[r.IntN(3)]
 		name := fmt.Sprintf("%s-%d", app, i)
-		pod := newPod(name, younger(time.Duration(r.IntN(10))*time.Minute), costs(fmt.Sprint(r.IntN(3))), func(p *corev1.Pod) {
+		pod := newPod(name, younger(
+			time.Duration(r.IntN(10))*time.Minute,
+		), costs(fmt.Sprint(r.IntN(3))), func(p *corev1.Pod) {
 			p.Labels = map[string]string{"app": app}
 		})
 		names, cfg.pods = append(names, name), append(cfg.pods, pod)
@@ -121,7 +123,14 @@ func checkRounds(t *testing.T, r *rand.Rand) {
 				// Lanes bound their calls: pods under different budgets do not compete for the same
 				// place.
 				if again && other.lane == it.lane && other.tried == before[other] && since <= last {
-					t.Fatalf("step %d: %s was tried at step %d and again, while %s has waited since step %d", step, it.Pod, last, other.Pod, since)
+					t.Fatalf(
+						"step %d: %s was tried at step %d and again, while %s has waited since step %d",
+						step,
+						it.Pod,
+						last,
+						other.Pod,
+						since,
+					)
 				}
 			}
 			if again {

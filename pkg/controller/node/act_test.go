@@ -36,12 +36,25 @@ func TestDecideMeddler(t *testing.T) {
 		fields []metav1.ManagedFieldsEntry
 		want   string
 	}{
-		"who has applied the field":                                 {[]metav1.ManagedFieldsEntry{creator, ours, entry("gitops", 4, theField), entry("scaler", 9, another)}, "Field manager gitops"},
-		"who has written anything since":                            {[]metav1.ManagedFieldsEntry{creator, ours, entry("early", 5, another), entry("scaler", 6, another)}, "Probably field manager scaler"},
-		"nobody who wrote before us, or the status":                 {[]metav1.ManagedFieldsEntry{creator, ours, kubelet}, "An unknown writer"},
-		"not who follows with the taint":                            {[]metav1.ManagedFieldsEntry{creator, ours, entry("kube-controller-manager", 6, taints)}, "An unknown writer"},
-		"nobody, if the managed fields have been taken off":         {nil, "An unknown writer"},
-		"anybody, if our own entry went with the only field it had": {[]metav1.ManagedFieldsEntry{creator}, "Probably field manager creator"},
+		"who has applied the field": {
+			[]metav1.ManagedFieldsEntry{creator, ours, entry("gitops", 4, theField), entry("scaler", 9, another)},
+			"Field manager gitops",
+		},
+		"who has written anything since": {
+			[]metav1.ManagedFieldsEntry{creator, ours, entry("early", 5, another), entry("scaler", 6, another)},
+			"Probably field manager scaler",
+		},
+		"nobody who wrote before us, or the status": {
+			[]metav1.ManagedFieldsEntry{creator, ours, kubelet}, "An unknown writer",
+		},
+		"not who follows with the taint": {
+			[]metav1.ManagedFieldsEntry{creator, ours, entry("kube-controller-manager", 6, taints)},
+			"An unknown writer",
+		},
+		"nobody, if the managed fields have been taken off": {nil, "An unknown writer"},
+		"anybody, if our own entry went with the only field it had": {
+			[]metav1.ManagedFieldsEntry{creator}, "Probably field manager creator",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := decideMeddler(test.fields); got != test.want {

@@ -40,7 +40,11 @@ const (
 )
 
 func newNode(name string, modify ...func(*corev1.Node)) *corev1.Node {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"pool": "blue"}}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name:   name,
+		UID:    types.UID("uid-" + name),
+		Labels: map[string]string{"pool": "blue"},
+	}}
 	for _, m := range modify {
 		m(node)
 	}
@@ -73,11 +77,14 @@ func showing(conditions ...string) func(*corev1.Node) {
 	return func(node *corev1.Node) {
 		for _, c := range conditions {
 			var conditionType, status, reason string
-			if _, err := fmt.Sscanf(strings.Replace(c, "=", " ", 1), "%s %s %s", &conditionType, &status, &reason); err != nil {
+			if _, err := fmt.Sscanf(
+				strings.Replace(c, "=", " ", 1), "%s %s %s", &conditionType, &status, &reason,
+			); err != nil {
 				panic(err)
 			}
 			node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
-				Type: corev1.NodeConditionType(conditionType), Status: corev1.ConditionStatus(status), Reason: reason, LastTransitionTime: longAgo,
+				Type: corev1.NodeConditionType(conditionType), Status: corev1.ConditionStatus(status), Reason: reason,
+				LastTransitionTime: longAgo,
 			})
 		}
 	}
@@ -94,7 +101,9 @@ func shownFor(holders ...holder) func(*corev1.Node) {
 // applyConditions does to a node what the API server does with the patch.
 func applyConditions(node *corev1.Node, change conditionsChange) {
 	node.Status.Conditions = slices.DeleteFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return slices.Contains(change.remove, c.Type) || slices.ContainsFunc(change.set, func(s corev1.NodeCondition) bool { return s.Type == c.Type })
+		return slices.Contains(change.remove, c.Type) || slices.ContainsFunc(
+			change.set, func(s corev1.NodeCondition) bool { return s.Type == c.Type },
+		)
 	})
 	node.Status.Conditions = append(node.Status.Conditions, change.set...)
 	if change.setRecord {
@@ -149,20 +158,27 @@ func TestDecideConditions(t *testing.T) {
 			wantNews: []string{"NodeMaintenanceStarted a", "NodeDrainStarted a"},
 		},
 		"a cordon becomes a drain": {
-			node: newNode("one", shownFor(heldBy("a", stageCordon))), holders: []holder{heldBy("a", stageDrain, withPods)},
-			want: []string{draining + now, notDrained + now, inProgress + before}, wantNews: []string{"NodeDrainStarted a"},
+			node:     newNode("one", shownFor(heldBy("a", stageCordon))),
+			holders:  []holder{heldBy("a", stageDrain, withPods)},
+			want:     []string{draining + now, notDrained + now, inProgress + before},
+			wantNews: []string{"NodeDrainStarted a"},
 		},
 		"no pod is left, but some may still come": {
-			node: newNode("one", shownFor(heldBy("a", stageDrain, withPods))), holders: []holder{heldBy("a", stageDrain)}, early: true,
+			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods))),
+			holders: []holder{heldBy("a", stageDrain)}, early: true,
 			want: []string{draining + before, notDrained + before, inProgress + before},
 		},
 		"no pod is left": {
-			node: newNode("one", shownFor(heldBy("a", stageDrain, withPods))), holders: []holder{heldBy("a", stageDrain)},
-			want: []string{notDraining + now, drained + now, inProgress + before}, wantNews: []string{"NodeDrained a"},
+			node:     newNode("one", shownFor(heldBy("a", stageDrain, withPods))),
+			holders:  []holder{heldBy("a", stageDrain)},
+			want:     []string{notDraining + now, drained + now, inProgress + before},
+			wantNews: []string{"NodeDrained a"},
 		},
 		"a pod comes to a drained node": {
-			node: newNode("one", shownFor(heldBy("a", stageDrain))), holders: []holder{heldBy("a", stageDrain, withPods)},
-			want: []string{draining + now, returned + now, inProgress + before}, wantNews: []string{"NodeDrainResumed a"},
+			node:     newNode("one", shownFor(heldBy("a", stageDrain))),
+			holders:  []holder{heldBy("a", stageDrain, withPods)},
+			want:     []string{draining + now, returned + now, inProgress + before},
+			wantNews: []string{"NodeDrainResumed a"},
 		},
 		"the pod that came is still there": {
 			node:    newNode("one", shownFor(heldBy("a", stageDrain)), shownFor(heldBy("a", stageDrain, withPods))),
@@ -170,34 +186,43 @@ func TestDecideConditions(t *testing.T) {
 			want:    []string{draining + before, returned + before, inProgress + before},
 		},
 		"a second maintenance cordons a node that is drained": {
-			node: newNode("one", shownFor(heldBy("a", stageDrain))), holders: []holder{heldBy("a", stageDrain), heldBy("b", stageCordon)},
-			want: []string{notDraining + before, drained + before, inProgress + before}, wantNews: []string{"NodeMaintenanceStarted b"},
+			node:     newNode("one", shownFor(heldBy("a", stageDrain))),
+			holders:  []holder{heldBy("a", stageDrain), heldBy("b", stageCordon)},
+			want:     []string{notDraining + before, drained + before, inProgress + before},
+			wantNews: []string{"NodeMaintenanceStarted b"},
 		},
 		"a second maintenance covers more pods than the first, which is done": {
-			node: newNode("one", shownFor(heldBy("a", stageDrain))), holders: []holder{heldBy("a", stageDrain), heldBy("b", stageDrain, withPods)},
+			node:     newNode("one", shownFor(heldBy("a", stageDrain))),
+			holders:  []holder{heldBy("a", stageDrain), heldBy("b", stageDrain, withPods)},
 			want:     []string{draining + now, notDrained + now, inProgress + before},
 			wantNews: []string{"NodeMaintenanceStarted b", "NodeDrainStarted b"},
 		},
 		"one of two lets go": {
-			node: newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageDrain, withPods))), holders: []holder{heldBy("b", stageDrain, withPods)},
-			want: []string{draining + before, notDrained + before, inProgress + before}, wantNews: []string{"NodeMaintenanceReleased a"},
+			node:     newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageDrain, withPods))),
+			holders:  []holder{heldBy("b", stageDrain, withPods)},
+			want:     []string{draining + before, notDrained + before, inProgress + before},
+			wantNews: []string{"NodeMaintenanceReleased a"},
 		},
 		"the only one that drains lets go, another keeps the cordon": {
-			node: newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageCordon))), holders: []holder{heldBy("b", stageCordon)},
-			want: []string{cordonedOnly + before}, wantNews: []string{"NodeMaintenanceReleased a"},
+			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageCordon))),
+			holders: []holder{heldBy("b", stageCordon)},
+			want:    []string{cordonedOnly + before}, wantNews: []string{"NodeMaintenanceReleased a"},
 		},
 		"the one that covers more lets go": {
-			node:    newNode("one", shownFor(heldBy("a", stageDrain), heldBy("b", stageDrain, withPods))),
-			holders: []holder{heldBy("a", stageDrain)},
-			want:    []string{notDraining + now, drained + now, inProgress + before}, wantNews: []string{"NodeDrained a", "NodeMaintenanceReleased b"},
+			node:     newNode("one", shownFor(heldBy("a", stageDrain), heldBy("b", stageDrain, withPods))),
+			holders:  []holder{heldBy("a", stageDrain)},
+			want:     []string{notDraining + now, drained + now, inProgress + before},
+			wantNews: []string{"NodeDrained a", "NodeMaintenanceReleased b"},
 		},
 		"the last one lets go": {
-			node: newNode("one", shownFor(heldBy("a", stageDrain))), want: []string{}, wantNews: []string{"NodeMaintenanceReleased a"},
+			node: newNode("one", shownFor(heldBy("a", stageDrain))), want: []string{},
+			wantNews: []string{"NodeMaintenanceReleased a"},
 		},
 		"another one of the same name comes": {
-			node:    newNode("one", shownFor(heldBy("a", stageCordon))),
-			holders: []holder{heldBy("a", stageCordon, func(h *holder) { h.uid = "other" })},
-			want:    []string{cordonedOnly + before}, wantNews: []string{"NodeMaintenanceStarted a", "NodeMaintenanceReleased a"},
+			node:     newNode("one", shownFor(heldBy("a", stageCordon))),
+			holders:  []holder{heldBy("a", stageCordon, func(h *holder) { h.uid = "other" })},
+			want:     []string{cordonedOnly + before},
+			wantNews: []string{"NodeMaintenanceStarted a", "NodeMaintenanceReleased a"},
 		},
 		"a maintenance is planned": {
 			node: newNode("one"), holders: []holder{heldBy("a", stageIdle)}, want: []string{planned + now},
@@ -210,12 +235,18 @@ func TestDecideConditions(t *testing.T) {
 			node: newNode("one", shownFor(heldBy("a", stageIdle))), want: []string{},
 		},
 		"one is planned for a node that another one holds": {
-			node: newNode("one", shownFor(heldBy("a", stageCordon))), holders: []holder{heldBy("a", stageCordon), heldBy("b", stageIdle)},
-			want: []string{cordonedOnly + before, planned + now},
+			node:    newNode("one", shownFor(heldBy("a", stageCordon))),
+			holders: []holder{heldBy("a", stageCordon), heldBy("b", stageIdle)},
+			want:    []string{cordonedOnly + before, planned + now},
 		},
 		"a right is lost in the middle of a drain": {
-			node: newNode("one", shownFor(heldBy("a", stageDrain, withPods))), holders: []holder{heldBy("a", stageDrain, withPods, notAllowed)},
-			want: []string{"DrainInProgress=False HauloutNotAuthorized" + now, "Drained=False HauloutNotAuthorized" + before, inProgress + before},
+			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods))),
+			holders: []holder{heldBy("a", stageDrain, withPods, notAllowed)},
+			want: []string{
+				"DrainInProgress=False HauloutNotAuthorized" + now,
+				"Drained=False HauloutNotAuthorized" + before,
+				inProgress + before,
+			},
 		},
 		"one of two lost the right, the other goes on": {
 			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageDrain, withPods))),
@@ -225,10 +256,15 @@ func TestDecideConditions(t *testing.T) {
 		"one of two lost the right, the other is done": {
 			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageDrain, withPods))),
 			holders: []holder{heldBy("a", stageDrain, withPods, notAllowed), heldBy("b", stageDrain)},
-			want:    []string{"DrainInProgress=False HauloutNotAuthorized" + now, "Drained=False HauloutNotAuthorized" + before, inProgress + before},
+			want: []string{
+				"DrainInProgress=False HauloutNotAuthorized" + now,
+				"Drained=False HauloutNotAuthorized" + before,
+				inProgress + before,
+			},
 		},
 		"somebody else's condition stays, also while the node is held": {
-			node: newNode("one", showing("Drained=True Manual", "Ready=True KubeletReady")), holders: []holder{heldBy("a", stageDrain, withPods)},
+			node:    newNode("one", showing("Drained=True Manual", "Ready=True KubeletReady")),
+			holders: []holder{heldBy("a", stageDrain, withPods)},
 			want: []string{
 				draining + now, "Drained=True Manual" + before, inProgress + now, "Ready=True KubeletReady" + before,
 			},
@@ -279,7 +315,13 @@ func TestDecideConditions(t *testing.T) {
 			if _, there := tc.node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]; there != (len(tc.holders) > 0) {
 				t.Errorf("annotation %q with %d holders", tc.node.Annotations, len(tc.holders))
 			}
-			again := decideConditions(tc.node, nodemarks.ReadConditions(tc.node), tc.holders, !tc.early, metav1.NewTime(justNow.Add(time.Hour)))
+			again := decideConditions(
+				tc.node,
+				nodemarks.ReadConditions(tc.node),
+				tc.holders,
+				!tc.early,
+				metav1.NewTime(justNow.Add(time.Hour)),
+			)
 			if !again.empty() || len(again.news) > 0 {
 				t.Errorf("decided again: %+v", again)
 			}
@@ -316,10 +358,14 @@ func TestConditionsNameMaintenancesAndReasons(t *testing.T) {
 			[]holder{heldBy("a", stageIdle, because)},
 			map[corev1.NodeConditionType]string{"MaintenancePlanned": "Planned by NodeMaintenance a (kernel update)"},
 		},
-		"many": {many, map[corev1.NodeConditionType]string{"MaintenanceInProgress": "Held by NodeMaintenance a, b, c, d, e and 2 more"}},
+		"many": {many, map[corev1.NodeConditionType]string{
+			"MaintenanceInProgress": "Held by NodeMaintenance a, b, c, d, e and 2 more",
+		}},
 		"a long reason": {
 			[]holder{heldBy("a", stageCordon, func(h *holder) { h.reason = strings.Repeat("é", 500) })},
-			map[corev1.NodeConditionType]string{"MaintenanceInProgress": "Held by NodeMaintenance a (" + strings.Repeat("é", maxReasonRunes) + "…)"},
+			map[corev1.NodeConditionType]string{
+				"MaintenanceInProgress": "Held by NodeMaintenance a (" + strings.Repeat("é", maxReasonRunes) + "…)",
+			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -39,7 +39,10 @@ func taintedWith(taints ...corev1.Taint) func(*corev1.Node) {
 }
 
 func TestDecideNode(t *testing.T) {
-	m, other, both := nodemarks.Owners{"m": "uid-m"}, nodemarks.Owners{"o": "1"}, nodemarks.Owners{"m": "uid-m", "o": "1"}
+	m, other, both := nodemarks.Owners{"m": "uid-m"}, nodemarks.Owners{"o": "1"}, nodemarks.Owners{
+		"m": "uid-m",
+		"o": "1",
+	}
 	held := []corev1.Taint{heldTaint}
 	drained := []corev1.Taint{heldTaint, drainTaint}
 	// node is one whose annotations record cordon and taint, in the state that goes with them.
@@ -56,7 +59,8 @@ func TestDecideNode(t *testing.T) {
 			facts: facts{node: node(taintedWith(otherTaint)), holders: m},
 			want: nodeChange{
 				unschedulable: ptr.To(true), cordon: m, setCordon: true,
-				taints: []corev1.Taint{otherTaint, heldTaint}, setTaints: true, taint: m, added: heldKey, setTaint: true,
+				taints: []corev1.Taint{otherTaint, heldTaint}, setTaints: true, taint: m, added: heldKey,
+				setTaint: true,
 			},
 		},
 		"a held node needs nothing more": {
@@ -71,36 +75,77 @@ func TestDecideNode(t *testing.T) {
 			want:  nodeChange{cordon: m, taints: held, setTaints: true, taint: m, added: heldKey, setTaint: true},
 		},
 		"a second holder joins": {
-			facts: facts{node: node(cordoned, taintedWith(held...)), holders: both, cordon: m, taint: m, added: heldKey},
-			want:  nodeChange{cordon: both, setCordon: true, taint: both, added: heldKey, setTaint: true},
+			facts: facts{
+				node:    node(cordoned, taintedWith(held...)),
+				holders: both,
+				cordon:  m,
+				taint:   m,
+				added:   heldKey,
+			},
+			want: nodeChange{cordon: both, setCordon: true, taint: both, added: heldKey, setTaint: true},
 		},
 		"a cordon that was undone is restored": {
 			facts: facts{node: node(taintedWith(held...)), holders: m, cordon: m, taint: m, added: heldKey},
 			want:  nodeChange{unschedulable: ptr.To(true), cordon: m, cordonRestored: true},
 		},
 		"it stays undone for one whose right was revoked": {
-			facts: facts{node: node(taintedWith(held...)), holders: m, cordon: m, taint: m, added: heldKey}, revoked: true,
+			facts:   facts{node: node(taintedWith(held...)), holders: m, cordon: m, taint: m, added: heldKey},
+			revoked: true,
 		},
 		"a node whose DaemonSet pods are asked to leave gets the second taint": {
-			facts: facts{node: node(cordoned, taintedWith(held...)), holders: m, cordon: m, taint: m, added: heldKey, drainsDaemonSets: true},
-			want:  nodeChange{cordon: m, taints: drained, setTaints: true, taint: m, added: nodestate.TaintKeys, setTaint: true},
+			facts: facts{
+				node:             node(cordoned, taintedWith(held...)),
+				holders:          m,
+				cordon:           m,
+				taint:            m,
+				added:            heldKey,
+				drainsDaemonSets: true,
+			},
+			want: nodeChange{
+				cordon:    m,
+				taints:    drained,
+				setTaints: true,
+				taint:     m,
+				added:     nodestate.TaintKeys,
+				setTaint:  true,
+			},
 		},
 		"a drain taint that was removed is restored": {
-			facts: facts{node: node(cordoned, taintedWith(held...)), holders: m, cordon: m, taint: m, added: nodestate.TaintKeys, drainsDaemonSets: true},
-			want:  nodeChange{cordon: m, taints: drained, setTaints: true, taintRestored: true},
+			facts: facts{
+				node:             node(cordoned, taintedWith(held...)),
+				holders:          m,
+				cordon:           m,
+				taint:            m,
+				added:            nodestate.TaintKeys,
+				drainsDaemonSets: true,
+			},
+			want: nodeChange{cordon: m, taints: drained, setTaints: true, taintRestored: true},
 		},
 		"a taint that someone else added stays theirs": {
 			facts: facts{node: node(cordoned, taintedWith(drainTaint)), holders: m, cordon: m, drainsDaemonSets: true},
-			want:  nodeChange{cordon: m, taints: []corev1.Taint{drainTaint, heldTaint}, setTaints: true, taint: m, added: heldKey, setTaint: true},
+			want: nodeChange{
+				cordon:    m,
+				taints:    []corev1.Taint{drainTaint, heldTaint},
+				setTaints: true,
+				taint:     m,
+				added:     heldKey,
+				setTaint:  true,
+			},
 		},
 		"it stays when ours goes": {
 			facts: facts{node: node(taintedWith(drainTaint, heldTaint)), taint: m, added: heldKey},
 			want:  nodeChange{taints: []corev1.Taint{drainTaint}, setTaints: true, added: []string{}, setTaint: true},
 		},
 		"the last holder releases everything": {
-			facts: facts{node: node(cordoned, taintedWith(otherTaint, heldTaint, drainTaint)), cordon: m, taint: m, added: nodestate.TaintKeys},
+			facts: facts{
+				node:   node(cordoned, taintedWith(otherTaint, heldTaint, drainTaint)),
+				cordon: m,
+				taint:  m,
+				added:  nodestate.TaintKeys,
+			},
 			want: nodeChange{
-				unschedulable: ptr.To(false), setCordon: true, taints: []corev1.Taint{otherTaint}, setTaints: true, added: []string{}, setTaint: true,
+				unschedulable: ptr.To(false), setCordon: true, taints: []corev1.Taint{otherTaint}, setTaints: true,
+				added: []string{}, setTaint: true,
 			},
 		},
 		"a foreign cordon stays when the taint goes": {
@@ -108,12 +153,31 @@ func TestDecideNode(t *testing.T) {
 			want:  nodeChange{taints: []corev1.Taint{}, setTaints: true, added: []string{}, setTaint: true},
 		},
 		"one of two holders goes": {
-			facts: facts{node: node(cordoned, taintedWith(held...)), holders: other, cordon: both, taint: both, added: heldKey},
-			want:  nodeChange{cordon: other, setCordon: true, taint: other, added: heldKey, setTaint: true},
+			facts: facts{
+				node:    node(cordoned, taintedWith(held...)),
+				holders: other,
+				cordon:  both,
+				taint:   both,
+				added:   heldKey,
+			},
+			want: nodeChange{cordon: other, setCordon: true, taint: other, added: heldKey, setTaint: true},
 		},
 		"the drain taint goes with the last holder that drains": {
-			facts: facts{node: node(cordoned, taintedWith(drained...)), holders: other, cordon: other, taint: other, added: nodestate.TaintKeys},
-			want:  nodeChange{cordon: other, taints: held, setTaints: true, taint: other, added: heldKey, setTaint: true},
+			facts: facts{
+				node:    node(cordoned, taintedWith(drained...)),
+				holders: other,
+				cordon:  other,
+				taint:   other,
+				added:   nodestate.TaintKeys,
+			},
+			want: nodeChange{
+				cordon:    other,
+				taints:    held,
+				setTaints: true,
+				taint:     other,
+				added:     heldKey,
+				setTaint:  true,
+			},
 		},
 		"the marks go from a node that was made schedulable": {
 			facts: facts{node: node(), cordon: m, taint: m, added: heldKey},
@@ -123,11 +187,13 @@ func TestDecideNode(t *testing.T) {
 			facts: facts{node: node(cordoned, taintedWith(held...)), foreignCordon: true, foreignTaint: true},
 		},
 		"a maintenance that is to make schedulable lifts a foreign cordon": {
-			facts: facts{node: node(cordoned), makesSchedulable: &maintenancev1alpha1.NodeMaintenance{}}, want: nodeChange{unschedulable: ptr.To(false)},
+			facts: facts{node: node(cordoned), makesSchedulable: &maintenancev1alpha1.NodeMaintenance{}},
+			want:  nodeChange{unschedulable: ptr.To(false)},
 		},
 		"it does not lift that of a holder": {
 			facts: facts{
-				node: node(cordoned, taintedWith(held...)), holders: other, cordon: other, taint: other, added: heldKey, makesSchedulable: &maintenancev1alpha1.NodeMaintenance{},
+				node: node(cordoned, taintedWith(held...)), holders: other, cordon: other, taint: other, added: heldKey,
+				makesSchedulable: &maintenancev1alpha1.NodeMaintenance{},
 			},
 		},
 	} {

@@ -29,7 +29,11 @@ import (
 )
 
 func newNode(name string, modify ...func(*corev1.Node)) *corev1.Node {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"pool": "blue"}}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name:   name,
+		UID:    types.UID("uid-" + name),
+		Labels: map[string]string{"pool": "blue"},
+	}}
 	for _, m := range modify {
 		m(node)
 	}
@@ -56,11 +60,15 @@ func newPod(name, node string, priority int32, modify ...func(*corev1.Pod)) *cor
 
 func ofDaemonSet(pod *corev1.Pod) {
 	yes := true
-	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logger", UID: "ds", Controller: &yes}}
+	pod.OwnerReferences = []metav1.OwnerReference{
+		{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logger", UID: "ds", Controller: &yes},
+	}
 }
 
 // newMaintenance makes one of pool blue in stage Drain, as the API server stores it.
-func newMaintenance(name string, modify ...func(*maintenancev1alpha1.NodeMaintenance)) *maintenancev1alpha1.NodeMaintenance {
+func newMaintenance(
+	name string, modify ...func(*maintenancev1alpha1.NodeMaintenance),
+) *maintenancev1alpha1.NodeMaintenance {
 	nm := &maintenancev1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), Generation: 1},
 		Spec:       maintenancev1alpha1.NodeMaintenanceSpec{RequestedBy: &authenticationv1.UserInfo{Username: "jane"}},
@@ -77,7 +85,9 @@ func newMaintenance(name string, modify ...func(*maintenancev1alpha1.NodeMainten
 func selecting(pools ...string) func(*maintenancev1alpha1.NodeMaintenance) {
 	return func(nm *maintenancev1alpha1.NodeMaintenance) {
 		nm.Spec.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: pools}},
+			MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: pools},
+			},
 		}}}
 	}
 }
@@ -104,7 +114,9 @@ func atStage(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1
 		for _, name := range entered {
 			nm.Status.StageStatuses = append(nm.Status.StageStatuses, maintenancev1alpha1.StageStatus{Name: name})
 		}
-		if stage != maintenancev1alpha1.NodeMaintenanceStageIdle && !slices.Contains(nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion) {
+		if stage != maintenancev1alpha1.NodeMaintenanceStageIdle && !slices.Contains(
+			nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion,
+		) {
 			nm.Finalizers = append(nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion)
 		}
 	}

@@ -86,7 +86,9 @@ func showing(conditions ...string) func(*corev1.Node) {
 	return func(node *corev1.Node) {
 		for _, c := range conditions {
 			var conditionType, status, reason string
-			if _, err := fmt.Sscanf(strings.Replace(c, "=", " ", 1), "%s %s %s", &conditionType, &status, &reason); err != nil {
+			if _, err := fmt.Sscanf(
+				strings.Replace(c, "=", " ", 1), "%s %s %s", &conditionType, &status, &reason,
+			); err != nil {
 				panic(err)
 			}
 			node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
@@ -97,7 +99,9 @@ func showing(conditions ...string) func(*corev1.Node) {
 }
 
 // shownFor brings a node to where its conditions, "Type=Status", are ours and about a maintenance.
-func shownFor(name string, uid types.UID, stage maintenancev1alpha1.NodeMaintenanceStage, conditions ...string) func(*corev1.Node) {
+func shownFor(
+	name string, uid types.UID, stage maintenancev1alpha1.NodeMaintenanceStage, conditions ...string,
+) func(*corev1.Node) {
 	return func(node *corev1.Node) {
 		record := nodemarks.Conditions{Maintenances: map[string]nodemarks.Recorded{name: {UID: uid, Stage: stage}}}
 		for _, c := range conditions {
@@ -108,7 +112,9 @@ func shownFor(name string, uid types.UID, stage maintenancev1alpha1.NodeMaintena
 			record.Conditions = append(record.Conditions, corev1.NodeConditionType(conditionType))
 			showing(c + " " + maintenancev1alpha1.NodeReasonPrefix)(node)
 		}
-		metav1.SetMetaDataAnnotation(&node.ObjectMeta, maintenancev1alpha1.AnnotationConditionsBy, record.Encode(testStorage))
+		metav1.SetMetaDataAnnotation(
+			&node.ObjectMeta, maintenancev1alpha1.AnnotationConditionsBy, record.Encode(testStorage),
+		)
 	}
 }
 
@@ -123,7 +129,13 @@ func conditionOfNode(node *corev1.Node, conditionType corev1.NodeConditionType) 
 
 func TestConditionsFollowTheStages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newNode("other", inPool("green")), newPod("p", "one", 0), newMaintenance("m", createdAt(stageIdle)))
+		f := newFixture(
+			t,
+			newNode("one"),
+			newNode("other", inPool("green")),
+			newPod("p", "one", 0),
+			newMaintenance("m", createdAt(stageIdle)),
+		)
 		f.step("m")
 		f.settleConditions()
 		f.wantShown("one")
@@ -261,7 +273,9 @@ func TestADrainIsFewWrites(t *testing.T) {
 
 func TestConditionsOfOverlappingMaintenances(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newNode("two", inPool("green")), newPod("p", "one", 0), newPod("q", "two", 0),
+		f := newFixture(t, newNode("one"), newNode(
+			"two", inPool("green"),
+		), newPod("p", "one", 0), newPod("q", "two", 0),
 			newMaintenance("a"), newMaintenance("b", selecting("blue", "green"), atStage(stageCordon)))
 		f.step("a")
 		f.step("b")
@@ -275,7 +289,9 @@ func TestConditionsOfOverlappingMaintenances(t *testing.T) {
 		f.enter("a", stageComplete)
 		f.step("a")
 		f.wantShown("one", shownDraining...)
-		if message := conditionOfNode(f.node("one"), maintenancev1alpha1.NodeConditionMaintenanceInProgress).Message; message != "Held by NodeMaintenance b" {
+		if message := conditionOfNode(
+			f.node("one"), maintenancev1alpha1.NodeConditionMaintenanceInProgress,
+		).Message; message != "Held by NodeMaintenance b" {
 			t.Errorf("it says %q", message)
 		}
 		f.enter("b", stageComplete)
@@ -287,7 +303,13 @@ func TestConditionsOfOverlappingMaintenances(t *testing.T) {
 
 func TestNothingIsShownWithoutTheRight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one", cordoned), newNode("two", cordoned), newMaintenance("m"), newMaintenance("idle", createdAt(stageIdle)))
+		f := newFixture(
+			t,
+			newNode("one", cordoned),
+			newNode("two", cordoned),
+			newMaintenance("m"),
+			newMaintenance("idle", createdAt(stageIdle)),
+		)
 		f.advertise = true
 		f.restart()
 		f.rights.refused.Insert("one")
@@ -337,7 +359,9 @@ func TestPlannedMaintenancesAreShownOnlyOnRequest(t *testing.T) {
 		f.advertise = true
 		f.restart()
 		f.settleConditions()
-		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m", metav1.DeleteOptions{}); err != nil {
+		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(
+			f.ctx, "m", metav1.DeleteOptions{},
+		); err != nil {
 			t.Fatal(err)
 		}
 		f.settleConditions()
@@ -348,13 +372,17 @@ func TestPlannedMaintenancesAreShownOnlyOnRequest(t *testing.T) {
 func TestLeftoverConditionsAreTakenAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		foreign := showing("Drained=True Manual", "Ready=True KubeletReady")
-		f := newFixture(t, newNode("one", foreign, shownFor("gone", "uid-gone", stageDrain, shownDraining...)), newNode("two", shownFor("m", "uid-m", stageCordon, shownCordoned...)),
+		f := newFixture(t, newNode(
+			"one", foreign, shownFor("gone", "uid-gone", stageDrain, shownDraining...),
+		), newNode("two", shownFor("m", "uid-m", stageCordon, shownCordoned...)),
 			newMaintenance("m", func(nm *maintenancev1alpha1.NodeMaintenance) { nm.UID = "another" }))
 		f.step("m")
 		f.settleConditions()
 		f.wantShown("one", "DrainInProgress=True", "Drained=True", "MaintenanceInProgress=True", "Ready=True")
 		f.wantShown("two", shownDraining...)
-		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m", metav1.DeleteOptions{}); err != nil {
+		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(
+			f.ctx, "m", metav1.DeleteOptions{},
+		); err != nil {
 			t.Fatal(err)
 		}
 		f.settleConditions()
@@ -432,7 +460,9 @@ func TestAConflictIsDecidedAnew(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.wantShown("one", "DrainInProgress=True", "Drained=True", "MaintenanceInProgress=True")
-		if reason := conditionOfNode(f.node("one"), maintenancev1alpha1.NodeConditionDrained).Reason; reason != "Manual" {
+		if reason := conditionOfNode(
+			f.node("one"), maintenancev1alpha1.NodeConditionDrained,
+		).Reason; reason != "Manual" {
 			t.Errorf("somebody else's condition has the reason %s", reason)
 		}
 	})
@@ -441,7 +471,9 @@ func TestAConflictIsDecidedAnew(t *testing.T) {
 // TestRunKeepsConditions lets the controller run by events alone.
 func TestRunKeepsConditions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newNode("stale", inPool("green"), shownFor("gone", "uid-gone", stageCordon, shownCordoned...)), newPod("p", "one", 0),
+		f := newFixture(t, newNode("one"), newNode(
+			"stale", inPool("green"), shownFor("gone", "uid-gone", stageCordon, shownCordoned...),
+		), newPod("p", "one", 0),
 			newMaintenance("m", createdAt(stageIdle)))
 		go f.run(1)
 		shows := func(node string, want ...string) {

@@ -37,7 +37,9 @@ import (
 )
 
 // newControllers makes the controllers of nodes and of maintenances, as the server does.
-func newControllers(tb testing.TB, nodeConfig nodecontroller.Config, stateConfig nodestate.Config) (*nodecontroller.Controller, *Controller) {
+func newControllers(
+	tb testing.TB, nodeConfig nodecontroller.Config, stateConfig nodestate.Config,
+) (*nodecontroller.Controller, *Controller) {
 	tb.Helper()
 	must := func(err error) {
 		tb.Helper()
@@ -46,7 +48,11 @@ func newControllers(tb testing.TB, nodeConfig nodecontroller.Config, stateConfig
 		}
 	}
 	host, maintenance := nodeConfig.HostInformers, nodeConfig.MaintenanceInformers
-	selected, err := selection.New(host.Core().V1().Nodes().Informer(), maintenance.Maintenance().V1alpha1().NodeMaintenances().Informer(), nodeConfig.Clock)
+	selected, err := selection.New(
+		host.Core().V1().Nodes().Informer(),
+		maintenance.Maintenance().V1alpha1().NodeMaintenances().Informer(),
+		nodeConfig.Clock,
+	)
 	must(err)
 	stateConfig.HostInformers, stateConfig.MaintenanceInformers, stateConfig.Selection = host, maintenance, selected
 	stateConfig.Clock, stateConfig.Evacuators = nodeConfig.Clock, nodeConfig.Evacuators
@@ -56,8 +62,10 @@ func newControllers(tb testing.TB, nodeConfig nodecontroller.Config, stateConfig
 	nodes, err := nodecontroller.New(nodeConfig)
 	must(err)
 	c, err := New(Config{
-		Host: nodeConfig.Host, HostInformers: host, Maintenance: nodeConfig.Maintenance, MaintenanceInformers: maintenance,
-		Selection: selected, State: state, Rights: nodeConfig.Rights, Recorder: nodeConfig.Recorder, Clock: nodeConfig.Clock, Evacuators: nodeConfig.Evacuators,
+		Host: nodeConfig.Host, HostInformers: host, Maintenance: nodeConfig.Maintenance,
+		MaintenanceInformers: maintenance,
+		Selection:            selected, State: state, Rights: nodeConfig.Rights, Recorder: nodeConfig.Recorder,
+		Clock: nodeConfig.Clock, Evacuators: nodeConfig.Evacuators,
 	})
 	must(err)
 	tb.Cleanup(func() {
@@ -74,11 +82,15 @@ func newControllers(tb testing.TB, nodeConfig nodecontroller.Config, stateConfig
 func newController(tb testing.TB) (c *Controller, pods, evacuations cache.Store) {
 	tb.Helper()
 	host, maintenance := hostfake.NewClientset(), maintenancefake.NewClientset()
-	hostInformers, maintenanceInformers := informers.NewSharedInformerFactory(host, 0), externalversions.NewSharedInformerFactory(maintenance, 0)
+	hostInformers, maintenanceInformers := informers.NewSharedInformerFactory(
+		host, 0,
+	), externalversions.NewSharedInformerFactory(maintenance, 0)
 	_, c = newControllers(tb, nodecontroller.Config{
 		Host: host, HostInformers: hostInformers, Maintenance: maintenance, MaintenanceInformers: maintenanceInformers,
 		Recorder: events.NewFakeRecorder(1), Evacuators: sets.New[string](), Clock: clock.RealClock{},
-		Rights: noderights.NewCache(noderights.CacheConfig{Authorizer: &rights{refused: sets.New[string]()}, Clock: clock.RealClock{}}),
+		Rights: noderights.NewCache(
+			noderights.CacheConfig{Authorizer: &rights{refused: sets.New[string]()}, Clock: clock.RealClock{}},
+		),
 	}, nodestate.Config{Evictions: &inflight.Evictions{}})
 	return c, hostInformers.Core().V1().Pods().Informer().GetStore(), maintenanceInformers.Maintenance().V1alpha1().Evacuations().Informer().GetStore()
 }

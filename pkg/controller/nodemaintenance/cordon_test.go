@@ -66,7 +66,13 @@ const (
 
 func TestCordonAndComplete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newNode("foreign", cordoned), newNode("green", inPool("green")), newMaintenance("m", createdAt(stageCordon)))
+		f := newFixture(
+			t,
+			newNode("one"),
+			newNode("foreign", cordoned),
+			newNode("green", inPool("green")),
+			newMaintenance("m", createdAt(stageCordon)),
+		)
 		f.step("m")
 		f.wantCordon("one", true, "m")
 		f.wantCordon("foreign", true)
@@ -105,8 +111,12 @@ func TestIdleTouchesNothing(t *testing.T) {
 func TestIdleToCompleteMakesSchedulable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("foreign", cordoned), newNode("refused", cordoned), newNode("held"),
-			newMaintenance("m", createdAt(stageIdle)), newMaintenance("holder", createdAt(stageCordon), func(nm *maintenancev1alpha1.NodeMaintenance) {
-				nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchFields = []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"held"}}}
+			newMaintenance(
+				"m", createdAt(stageIdle),
+			), newMaintenance("holder", createdAt(stageCordon), func(nm *maintenancev1alpha1.NodeMaintenance) {
+				nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchFields = []corev1.NodeSelectorRequirement{
+					{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"held"}},
+				}
 			}))
 		f.rights.refused.Insert("refused")
 		f.step("holder")
@@ -144,7 +154,11 @@ func TestStaleCacheDoesNotCordonAgain(t *testing.T) {
 		}
 		ended := newMaintenance("m")
 		atStage(stageComplete)(ended)
-		f.maintenance.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) { return true, ended, nil })
+		f.maintenance.PrependReactor(
+			"get",
+			"nodemaintenances",
+			func(clienttesting.Action) (bool, runtime.Object, error) { return true, ended, nil },
+		)
 		f.authorized()
 		if err := f.nodes.Sync(f.ctx, "one"); !loop.IsOnlyConflict(err) {
 			t.Errorf("error %v, want a conflict", err)
@@ -155,7 +169,9 @@ func TestStaleCacheDoesNotCordonAgain(t *testing.T) {
 
 func TestOverlappingMaintenancesShareTheCordon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newMaintenance("a", createdAt(stageCordon)), newMaintenance("b", createdAt(stageCordon)))
+		f := newFixture(
+			t, newNode("one"), newMaintenance("a", createdAt(stageCordon)), newMaintenance("b", createdAt(stageCordon)),
+		)
 		f.step("a")
 		f.step("b")
 		f.wantCordon("one", true, "a", "b")
@@ -191,7 +207,9 @@ func TestUncordonWaitsForAHolderThatHasNotSigned(t *testing.T) {
 
 func TestNodesThatStopMatchingAreReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"))
+		f := newFixture(
+			t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"),
+		)
 		f.step("m")
 		f.wantEvacuating("p", "q")
 		f.updateNode("one", inPool("green"))
@@ -201,7 +219,9 @@ func TestNodesThatStopMatchingAreReleased(t *testing.T) {
 		nm := f.nm("m")
 		nm.Spec.Reason = "kernel"
 		nm.Generation++
-		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm, metav1.UpdateOptions{}); err != nil {
+		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(
+			f.ctx, nm, metav1.UpdateOptions{},
+		); err != nil {
 			t.Fatal(err)
 		}
 		f.step("m")
@@ -254,7 +274,9 @@ func TestCordonIsPutBackUntilItIsAFight(t *testing.T) {
 			node := f.node("one")
 			node.Spec.Unschedulable = false
 			node.Labels["scaled"] = strconv.Itoa(rand.Int())
-			if _, err := f.host.CoreV1().Nodes().Update(f.ctx, node, metav1.UpdateOptions{FieldManager: "autoscaler"}); err != nil {
+			if _, err := f.host.CoreV1().Nodes().Update(
+				f.ctx, node, metav1.UpdateOptions{FieldManager: "autoscaler"},
+			); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -268,7 +290,9 @@ func TestCordonIsPutBackUntilItIsAFight(t *testing.T) {
 		uncordon()
 		f.step("m")
 		f.wantCordon("one", true, "m")
-		if event := f.wantEvent(nodecontroller.EventCordonFight); !strings.HasPrefix(event, corev1.EventTypeWarning) || !strings.Contains(event, "autoscaler") {
+		if event := f.wantEvent(
+			nodecontroller.EventCordonFight,
+		); !strings.HasPrefix(event, corev1.EventTypeWarning) || !strings.Contains(event, "autoscaler") {
 			t.Errorf("event %q, want a warning that names the field manager", event)
 		}
 		// Now it is slow.
@@ -283,14 +307,18 @@ func TestCordonIsPutBackUntilItIsAFight(t *testing.T) {
 
 func TestRefusedNodesAreNotTouched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"))
+		f := newFixture(
+			t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"),
+		)
 		f.rights.refused.Insert("two")
 		f.step("m")
 		f.wantCordon("one", true, "m")
 		f.wantCordon("two", false)
 		f.wantEvacuating("p")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized)
-		if got, want := f.nodeStatus("m", "two").DrainMessage, `Not drained: user "jane" may not delete this node.`; got != want {
+		if got, want := f.nodeStatus(
+			"m", "two",
+		).DrainMessage, `Not drained: user "jane" may not delete this node.`; got != want {
 			t.Errorf("message %q, want %q", got, want)
 		}
 		f.wantEvent(EventNotAuthorized)
@@ -356,7 +384,9 @@ func TestConflictOnANodeIsTriedAgain(t *testing.T) {
 				return false, nil, nil
 			}
 			failed = true
-			if patch := string(action.(clienttesting.PatchAction).GetPatch()); !strings.Contains(patch, `"resourceVersion"`) || !strings.Contains(patch, `"uid":"uid-one"`) {
+			if patch := string(
+				action.(clienttesting.PatchAction).GetPatch(),
+			); !strings.Contains(patch, `"resourceVersion"`) || !strings.Contains(patch, `"uid":"uid-one"`) {
 				t.Errorf("patch %s has no preconditions", patch)
 			}
 			return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "one", errors.New("changed"))
@@ -376,10 +406,14 @@ func TestDeletionThatWasInterruptedIsFinished(t *testing.T) {
 		deleting := func(finalizers ...string) func(*maintenancev1alpha1.NodeMaintenance) {
 			return func(nm *maintenancev1alpha1.NodeMaintenance) {
 				createdAt(stageIdle)(nm)
-				nm.DeletionTimestamp, nm.Finalizers = &metav1.Time{Time: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)}, finalizers
+				nm.DeletionTimestamp, nm.Finalizers = &metav1.Time{
+					Time: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC),
+				}, finalizers
 			}
 		}
-		f := newFixture(t, newNode("one"), newMaintenance("left", deleting()), newMaintenance("held", deleting("example.com/held")))
+		f := newFixture(
+			t, newNode("one"), newMaintenance("left", deleting()), newMaintenance("held", deleting("example.com/held")),
+		)
 		var deleted []string
 		f.maintenance.PrependReactor("delete", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
 			d := action.(clienttesting.DeleteActionImpl)
@@ -409,7 +443,9 @@ func TestDeletionThatWasInterruptedIsFinished(t *testing.T) {
 func TestSweepReleasesWhatGoneMaintenancesLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t,
-			newNode("one", cordoned, ownedBy(`{"gone":"1"}`)), newNode("two", inPool("other"), cordoned, ownedBy(`{"gone":"1","m":"uid-m"}`)), newNode("foreign", cordoned),
+			newNode("one", cordoned, ownedBy(`{"gone":"1"}`)),
+			newNode("two", inPool("other"), cordoned, ownedBy(`{"gone":"1","m":"uid-m"}`)),
+			newNode("foreign", cordoned),
 			newMaintenance("m", selecting("other"), createdAt(stageCordon), lineDrawn),
 			newPod("p", "one", 0), ourEvacuation("p", "one"))
 		f.sweep()
@@ -435,9 +471,15 @@ func TestSweepAsksTheAPIBeforeItBelievesTheCache(t *testing.T) {
 // reads: its writes need the latest version.
 func TestHeartbeatsDoNotStopTheCordon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one", func(node *corev1.Node) { node.ResourceVersion = "1" }), newMaintenance("m", createdAt(stageCordon)))
+		f := newFixture(
+			t,
+			newNode("one", func(node *corev1.Node) { node.ResourceVersion = "1" }),
+			newMaintenance("m", createdAt(stageCordon)),
+		)
 		f.updateNode("one", func(node *corev1.Node) { node.ResourceVersion = "2" })
-		f.eventually("the latest version is known", func() bool { return f.selection.NodesOf("m")[0].ResourceVersion == "2" })
+		f.eventually(
+			"the latest version is known", func() bool { return f.selection.NodesOf("m")[0].ResourceVersion == "2" },
+		)
 	})
 }
 

@@ -20,7 +20,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/http"
 	"reflect"
 	"slices"
 	"strings"
@@ -44,9 +43,13 @@ func ourEvacuation(pod, node string, modify ...func(*maintenancev1alpha1.Evacuat
 	p := newPod(pod, node, 0)
 	e := &maintenancev1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: p.Namespace, Name: protocol.CanonicalName(p.Name, p.UID), Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
+			Namespace: p.Namespace, Name: protocol.CanonicalName(p.Name, p.UID),
+			Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
 		},
-		Spec: maintenancev1alpha1.EvacuationSpec{NodeName: node, PodRef: maintenancev1alpha1.PodReference{Name: p.Name, UID: p.UID}},
+		Spec: maintenancev1alpha1.EvacuationSpec{
+			NodeName: node,
+			PodRef:   maintenancev1alpha1.PodReference{Name: p.Name, UID: p.UID},
+		},
 	}
 	for _, m := range modify {
 		m(e)
@@ -66,67 +69,9 @@ func forbidden(e *maintenancev1alpha1.Evacuation) {
 
 func withCondition(conditionType, reason string) func(*maintenancev1alpha1.Evacuation) {
 	return func(e *maintenancev1alpha1.Evacuation) {
-		e.Status.Conditions = append(e.Status.Conditions, metav1.Condition{Type: conditionType, Status: metav1.ConditionTrue, Reason: reason})
-	}
-}
-
-func TestDecideEvacuation(t *testing.T) {
-	for name, test := range map[string]struct {
-		evacuation *maintenancev1alpha1.Evacuation
-		want       evacuationStep
-	}{
-		"a pod without one gets one":                     {nil, stepCreate},
-		"ours is enough":                                 {ourEvacuation("p", "n"), stepNone},
-		"somebody else's is joined":                      {ourEvacuation("p", "n", instigatedBy(foreignInstigator)), stepAdopt},
-		"one that is going away is waited for":           {ourEvacuation("p", "n", instigatedBy(foreignInstigator), func(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = &metav1.Time{} }), stepWait},
-		"one that has ended is waited for":               {ourEvacuation("p", "n", instigatedBy(), withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled)), stepWait},
-		"one without instigators that goes on is joined": {ourEvacuation("p", "n", instigatedBy(), forbidden), stepAdopt},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := decideEvacuation(&nodestate.Pod{Evacuation: test.evacuation, Ours: test.evacuation != nil && nodestate.IsOurs(test.evacuation)}); got != test.want {
-				t.Errorf("got %d, want %d", got, test.want)
-			}
-		})
-	}
-}
-
-func TestDecideDrained(t *testing.T) {
-	some := func(modify ...func(*remainder)) *remainder {
-		r := newRemainder()
-		for _, m := range modify {
-			m(r)
-		}
-		return r
-	}
-	leaving := func(r *remainder) { r.covered, r.targeted, r.evacuating = 3, 2, 2 }
-	blocked := func(r *remainder) {
-		r.blocked = []*maintenancev1alpha1.Evacuation{
-			ourEvacuation("p", "n", withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget)),
-			ourEvacuation("q", "n", withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodFinalizer)),
-		}
-	}
-	for name, test := range map[string]struct {
-		facts drainedFacts
-		want  verdict
-	}{
-		"in another stage nobody asked":                        {drainedFacts{nodes: 1, finished: true, remainder: some()}, verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain"}},
-		"no node is not drained":                               {drainedFacts{draining: true, finished: true, remainder: some()}, verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonNoNodes, "The selector matches no node"}},
-		"pods that leave are progress":                         {drainedFacts{draining: true, nodes: 1, remainder: some(leaving)}, verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, "3 pods left, 2 of them evacuating, 0 blocked"}},
-		"when all that are asked are blocked, so is the drain": {drainedFacts{draining: true, nodes: 1, remainder: some(leaving, blocked)}, verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainBlocked, "No pod is able to leave: default/p (PodDisruptionBudget), default/q (PodFinalizer); 3 pods left, 2 of them evacuating, 2 blocked"}},
-		"one that is asked and not blocked moves":              {drainedFacts{draining: true, nodes: 1, remainder: some(leaving, blocked, func(r *remainder) { r.targeted = 3 })}, verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, "3 pods left, 2 of them evacuating, 2 blocked"}},
-		"a node that is not cordoned is not drained":           {drainedFacts{draining: true, nodes: 1, finished: true, uncordoned: []string{"n"}, remainder: some()}, verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, "Waiting for 1 node to be cordoned; 0 pods left, 0 of them evacuating, 0 blocked"}},
-		"a refused node holds it back":                         {drainedFacts{draining: true, nodes: 1, refused: 1, username: "x", finished: true, remainder: some()}, verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized, `User "x" may not delete 1 selected node, which stay as they are; 0 pods left, 0 of them evacuating, 0 blocked`}},
-		"all gone is drained":                                  {drainedFacts{draining: true, nodes: 2, finished: true, remainder: some()}, verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, "All pods have left 2 nodes"}},
-		"what is left on purpose is named":                     {drainedFacts{draining: true, nodes: 1, finished: true, remainder: some(func(r *remainder) { r.left["DaemonSet pod of default/logger"] = 2 })}, verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft, "All pods have left 1 node but those left running on purpose: DaemonSet pod of default/logger (2)"}},
-		"volumes do not hold it back, but are told about":      {drainedFacts{draining: true, nodes: 3, finished: true, remainder: some(), attached: attachedVolumes{volumes: 3, nodes: 2}}, verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, "All pods have left 3 nodes; 3 volumes are still attached to 2 nodes"}},
-		"one volume is, too, after what is left on purpose":    {drainedFacts{draining: true, nodes: 1, finished: true, remainder: some(func(r *remainder) { r.left["static pod of default/x"] = 1 }), attached: attachedVolumes{volumes: 1, nodes: 1}}, verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft, "All pods have left 1 node but those left running on purpose: static pod of default/x (1); 1 volume is still attached to 1 node"}},
-		"volumes of pods that still run are nothing to tell":   {drainedFacts{draining: true, nodes: 1, remainder: some(leaving), attached: attachedVolumes{volumes: 3, nodes: 1}}, verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, "3 pods left, 2 of them evacuating, 0 blocked"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := decideDrained(test.facts); got != test.want {
-				t.Errorf("got %+v, want %+v", got, test.want)
-			}
-		})
+		e.Status.Conditions = append(
+			e.Status.Conditions, metav1.Condition{Type: conditionType, Status: metav1.ConditionTrue, Reason: reason},
+		)
 	}
 }
 
@@ -145,7 +90,8 @@ func TestDrainInWaves(t *testing.T) {
 		f.step("m")
 		want := maintenancev1alpha1.NodeMaintenanceNodeStatus{
 			NodeRef:      maintenancev1alpha1.NodeReference{Name: "one", UID: "uid-one"},
-			DrainTargets: []maintenancev1alpha1.DrainPlanEntry{upTo(1000)}, DrainMessage: "Waiting for node two.", PodsPendingEvacuation: 1, PodsPeak: 2,
+			DrainTargets: []maintenancev1alpha1.DrainPlanEntry{upTo(1000)}, DrainMessage: "Waiting for node two.",
+			PodsPendingEvacuation: 1, PodsPeak: 2,
 		}
 		if got := f.nodeStatus("m", "one"); !reflect.DeepEqual(got, want) {
 			t.Errorf("status of node one = %+v, want %+v", got, want)
@@ -194,8 +140,12 @@ func TestOrderOfWrites(t *testing.T) {
 		f.wantEvacuating()
 		f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
 			// Not through the client, which is locked while a reactor runs.
-			stored, err := f.maintenance.Tracker().Get(maintenancev1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", "m")
-			if err != nil || len(stored.(*maintenancev1alpha1.NodeMaintenance).Status.NodeStatuses[0].DrainTargets) == 0 {
+			stored, err := f.maintenance.Tracker().Get(
+				maintenancev1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", "m",
+			)
+			if err != nil || len(
+				stored.(*maintenancev1alpha1.NodeMaintenance).Status.NodeStatuses[0].DrainTargets,
+			) == 0 {
 				t.Error("a pod is asked to leave before the targets are stored")
 			}
 			return false, nil, nil
@@ -245,7 +195,9 @@ func TestNominatedPodsCount(t *testing.T) {
 
 func TestEvacuationsOfOthersAreJoinedAndLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0), newPod("r", "one", 0),
+		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod(
+			"p", "one", 0,
+		), newPod("q", "one", 0), newPod("r", "one", 0),
 			ourEvacuation("p", "one", instigatedBy(foreignInstigator)), ourEvacuation("q", "one", forbidden))
 		f.step("m")
 		f.wantEvacuating("p", "q", "r")
@@ -266,7 +218,9 @@ func TestEvacuationsOfOthersAreJoinedAndLeftAlone(t *testing.T) {
 
 func TestEvacuationsStayWhileAnotherMaintenanceWantsThem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newNode("two", inPool("green")), newPod("p", "one", 0), newPod("q", "two", 0),
+		f := newFixture(t, newNode("one"), newNode(
+			"two", inPool("green"),
+		), newPod("p", "one", 0), newPod("q", "two", 0),
 			newMaintenance("a", selecting("blue", "green"), createdMinute(1)), newMaintenance("b", createdMinute(2)))
 		for range 3 {
 			f.step("a")
@@ -289,7 +243,13 @@ func TestEvacuationsStayWhileAnotherMaintenanceWantsThem(t *testing.T) {
 // written them alone.
 func TestTargetsOfANodeAreStoredByAllBeforeAnyoneActs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("a", createdMinute(1)), newMaintenance("b", createdMinute(2)))
+		f := newFixture(
+			t,
+			newNode("one"),
+			newPod("p", "one", 0),
+			newMaintenance("a", createdMinute(1)),
+			newMaintenance("b", createdMinute(2)),
+		)
 		f.step("a")
 		f.wantEvacuating()
 		if len(f.nodeStatus("a", "one").DrainTargets) == 0 {
@@ -297,7 +257,9 @@ func TestTargetsOfANodeAreStoredByAllBeforeAnyoneActs(t *testing.T) {
 		}
 		f.step("b")
 		f.wantEvacuating("p")
-		if got, want := f.nodeStatus("b", "one").DrainTargets, f.nodeStatus("a", "one").DrainTargets; !reflect.DeepEqual(got, want) {
+		if got, want := f.nodeStatus(
+			"b", "one",
+		).DrainTargets, f.nodeStatus("a", "one").DrainTargets; !reflect.DeepEqual(got, want) {
 			t.Errorf("targets of b %v, of a %v", got, want)
 		}
 	})
@@ -309,7 +271,9 @@ func TestPodsInTerminatingNamespacesAreCountedAndNamed(t *testing.T) {
 		refused := 0
 		f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
 			refused++
-			err := apierrors.NewForbidden(maintenancev1alpha1.Resource("evacuations"), "p", errors.New("the namespace is being terminated"))
+			err := apierrors.NewForbidden(
+				maintenancev1alpha1.Resource("evacuations"), "p", errors.New("the namespace is being terminated"),
+			)
 			err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
 			return true, nil, err
 		})
@@ -320,7 +284,9 @@ func TestPodsInTerminatingNamespacesAreCountedAndNamed(t *testing.T) {
 			t.Errorf("%d requests, want 1", refused)
 		}
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
-		if got, want := f.nodeStatus("m", "one").DrainMessage, "Evacuating; 1 pod of terminating namespaces: default/p"; got != want {
+		if got, want := f.nodeStatus(
+			"m", "one",
+		).DrainMessage, "Evacuating; 1 pod of terminating namespaces: default/p"; got != want {
 			t.Errorf("drainMessage %q, want %q", got, want)
 		}
 		want := "1 pod left, 0 of them evacuating, 0 blocked; 1 pod cannot be evacuated because their namespace is being deleted: default (1)"
@@ -345,9 +311,17 @@ func TestMessageNamesPodsOfTerminatingNamespaces(t *testing.T) {
 		want    string
 	}{
 		"nothing is added where all pods can be asked": {"Evacuating", nil, "Evacuating"},
-		"a pod is named":                 {"Evacuating", pods("web"), "Evacuating; 1 pod of terminating namespaces: blue/web"},
-		"several are in order":           {"Evacuating", pods("b", "a"), "Evacuating; 2 pods of terminating namespaces: blue/a, blue/b"},
-		"what does not fit is cut":       {"Evacuating", pods(long, long), "Evacuating; 2 pods of terminating namespaces: blue/" + long + ", blue/xxxxxxx…"},
+		"a pod is named": {
+			"Evacuating", pods("web"), "Evacuating; 1 pod of terminating namespaces: blue/web",
+		},
+		"several are in order": {
+			"Evacuating", pods("b", "a"), "Evacuating; 2 pods of terminating namespaces: blue/a, blue/b",
+		},
+		"what does not fit is cut": {
+			"Evacuating",
+			pods(long, long),
+			"Evacuating; 2 pods of terminating namespaces: blue/" + long + ", blue/xxxxxxx…",
+		},
 		"what the plan says comes first": {strings.Repeat("m", 90), pods("web"), strings.Repeat("m", 90)},
 	} {
 		t.Run(sentence, func(t *testing.T) {
@@ -364,96 +338,6 @@ func TestMessageNamesPodsOfTerminatingNamespaces(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestCountersArePaced(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0), newPod("r", "one", 0))
-		f.step("m")
-		f.wait(statusPace)
-		f.step("m")
-		if got := f.nodeStatus("m", "one").PodsEvacuating; got != 3 {
-			t.Fatalf("podsEvacuating = %d, want 3", got)
-		}
-		f.deletePod("p")
-		f.step("m")
-		if got := f.nodeStatus("m", "one").PodsEvacuating; got != 3 {
-			t.Errorf("podsEvacuating = %d was written too early", got)
-		}
-		f.wait(statusPace)
-		f.step("m")
-		if got := f.nodeStatus("m", "one").PodsEvacuating; got != 2 {
-			t.Errorf("podsEvacuating = %d, want 2", got)
-		}
-	})
-}
-
-func TestThePeakOfANodeNeverFalls(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newMaintenance("m", atStage(maintenancev1alpha1.NodeMaintenanceStageCordon)), newPod("p", "one", 0), newPod("q", "one", 0), newPod("r", "one", 0))
-		want := func(peak int32) {
-			t.Helper()
-			f.wait(statusPace)
-			f.step("m")
-			if got := f.nodeStatus("m", "one").PodsPeak; got != peak {
-				t.Errorf("podsPeak = %d, want %d", got, peak)
-			}
-		}
-		want(0)
-		f.deletePod("r")
-		f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
-		want(2)
-		f.deletePod("p")
-		want(2)
-		f.create(newPod("s", "one", 0))
-		f.create(newPod("t", "one", 0))
-		want(3)
-		f.deletePod("q")
-		f.deletePod("s")
-		want(3)
-	})
-}
-
-func TestStatusThatIsTooLargeGoesWithoutMessages(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
-		refuse := func(always bool) clienttesting.ReactionFunc {
-			return func(action clienttesting.Action) (bool, runtime.Object, error) {
-				nm := action.(clienttesting.UpdateAction).GetObject().(*maintenancev1alpha1.NodeMaintenance)
-				if len(nm.Status.NodeStatuses) == 0 {
-					return false, nil, nil
-				}
-				entry := &nm.Status.NodeStatuses[0]
-				isNew := entry.PodsEvacuating+entry.PodsPendingEvacuation == 0
-				if always && isNew || entry.DrainMessage != "" {
-					return true, nil, apierrors.NewGenericServerResponse(http.StatusRequestEntityTooLarge, "put", maintenancev1alpha1.Resource("nodemaintenances"), "m", "", 0, false)
-				}
-				return false, nil, nil
-			}
-		}
-		f.maintenance.PrependReactor("update", "nodemaintenances", refuse(false))
-		f.step("m")
-		f.wantEvacuating("p")
-		conditions := f.nm("m").Status.Conditions
-		if i := slices.IndexFunc(conditions, func(c metav1.Condition) bool {
-			return c.Type == maintenancev1alpha1.ConditionNodeMessagesOmitted && c.Status == metav1.ConditionTrue
-		}); i < 0 {
-			t.Errorf("no condition says so: %v", conditions)
-		}
-
-		f.maintenance.PrependReactor("update", "nodemaintenances", refuse(true))
-		f.deletePod("p")
-		for range 2 {
-			f.wait(nodestate.VisibleAfter)
-			f.cached()
-			if err := f.Controller.timedSync(f.ctx, "m"); err == nil {
-				t.Error("no error")
-			}
-		}
-		f.wantEvent(EventStatusTooLarge)
-		// What is stored stays, and says why nothing new is.
-		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressSyncFailed)
-	})
 }
 
 // TestRestartsInTheMiddleOfADrain runs a drain with a controller that forgets everything, or is

@@ -21,10 +21,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -53,7 +51,6 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
@@ -138,11 +135,15 @@ func (r *rights) Authorize(ctx context.Context, a authorizer.Attributes) (author
 	return authorizer.DecisionAllow, "", nil
 }
 
-func (r *rights) ConditionsAwareAuthorize(ctx context.Context, a authorizer.Attributes) authorizer.ConditionsAwareDecision {
+func (r *rights) ConditionsAwareAuthorize(
+	ctx context.Context, a authorizer.Attributes,
+) authorizer.ConditionsAwareDecision {
 	return authorizer.ConditionsAwareDecisionFromParts(r.Authorize(ctx, a))
 }
 
-func (r *rights) EvaluateConditions(ctx context.Context, d authorizer.ConditionsAwareDecision, data authorizer.ConditionsData) (authorizer.Decision, string, error) {
+func (r *rights) EvaluateConditions(
+	ctx context.Context, d authorizer.ConditionsAwareDecision, data authorizer.ConditionsData,
+) (authorizer.Decision, string, error) {
 	return authorizer.DecisionDeny, "", nil
 }
 
@@ -155,8 +156,10 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	t.Cleanup(cancel)
 	f := &fixture{
 		t: t, ctx: ctx, host: hostfake.NewClientset(), maintenance: maintenancefake.NewClientset(),
-		clock: clocktesting.NewFakeClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)), recorder: events.NewFakeRecorder(10000),
-		rights: &rights{refused: sets.New[string]()}, evacuatorsOn: sets.New[string](), evictions: &inflight.Evictions{},
+		clock:    clocktesting.NewFakeClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)),
+		recorder: events.NewFakeRecorder(10000),
+		rights:   &rights{refused: sets.New[string]()}, evacuatorsOn: sets.New[string](),
+		evictions: &inflight.Evictions{},
 	}
 	f.watches = informertest.Count(f.host, f.maintenance)
 	f.maintenance.PrependReactor("create", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -181,11 +184,15 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 // restart makes controllers that know nothing but what the clusters hold.
 func (f *fixture) restart() {
 	f.t.Helper()
-	hostInformers := informers.NewSharedInformerFactoryWithOptions(f.host, 0, informers.WithTransform(controllercache.NewTransform()))
+	hostInformers := informers.NewSharedInformerFactoryWithOptions(
+		f.host, 0, informers.WithTransform(controllercache.NewTransform()),
+	)
 	maintenanceInformers := externalversions.NewSharedInformerFactory(f.maintenance, 0)
 	f.nodes, f.Controller = newControllers(f.t, nodecontroller.Config{
-		Host: f.host, HostInformers: hostInformers, Maintenance: f.maintenance, MaintenanceInformers: maintenanceInformers,
-		Recorder: f.recorder, Clock: f.clock, Evacuators: f.evacuatorsOn.Clone(), StorageID: testStorage, AdoptStorage: f.adopted, AdvertisePlanned: f.advertise,
+		Host: f.host, HostInformers: hostInformers, Maintenance: f.maintenance,
+		MaintenanceInformers: maintenanceInformers,
+		Recorder:             f.recorder, Clock: f.clock, Evacuators: f.evacuatorsOn.Clone(), StorageID: testStorage,
+		AdoptStorage: f.adopted, AdvertisePlanned: f.advertise,
 		Rights: noderights.NewCache(noderights.CacheConfig{Authorizer: f.rights, Clock: f.clock}),
 	}, nodestate.Config{Evictions: f.evictions, OwnPod: types.NamespacedName{Namespace: "default", Name: "haulout-1"}})
 	watched := []string{"nodes", "pods", "volumeattachments", "nodemaintenances", "evacuations"}
@@ -479,7 +486,9 @@ func (f *fixture) enter(name string, stage maintenancev1alpha1.NodeMaintenanceSt
 	nm := f.nm(name)
 	atStage(stage)(nm)
 	nm.Generation++
-	if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm, metav1.UpdateOptions{}); err != nil {
+	if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(
+		f.ctx, nm, metav1.UpdateOptions{},
+	); err != nil {
 		f.t.Fatal(err)
 	}
 	f.eventually("the cache shows the stage", func() bool {
@@ -498,7 +507,9 @@ func (f *fixture) deletePod(name string) {
 	if err := f.host.CoreV1().Pods("default").Delete(f.ctx, name, metav1.DeleteOptions{}); err != nil {
 		f.t.Fatal(err)
 	}
-	err = f.maintenance.MaintenanceV1alpha1().Evacuations("default").Delete(f.ctx, protocol.CanonicalName(name, pod.UID), metav1.DeleteOptions{})
+	err = f.maintenance.MaintenanceV1alpha1().Evacuations("default").Delete(
+		f.ctx, protocol.CanonicalName(name, pod.UID), metav1.DeleteOptions{},
+	)
 	if err != nil && !apierrors.IsNotFound(err) {
 		f.t.Fatal(err)
 	}
@@ -520,62 +531,6 @@ func (f *fixture) wantEvacuating(names ...string) {
 	f.t.Helper()
 	if got := f.evacuating(); !reflect.DeepEqual(got, append([]string{}, names...)) {
 		f.t.Errorf("evacuating %v, want %v", got, names)
-	}
-}
-
-// wantCordon checks a node: whether it is cordoned and which maintenances are on its annotation.
-func (f *fixture) wantCordon(name string, unschedulable bool, by ...string) {
-	f.t.Helper()
-	node := f.node(name)
-	if node.Spec.Unschedulable != unschedulable {
-		f.t.Errorf("node %s: unschedulable = %t, want %t", name, node.Spec.Unschedulable, unschedulable)
-	}
-	if got := slices.Sorted(maps.Keys(nodemarks.CordonedBy(node))); !slices.Equal(got, by) {
-		f.t.Errorf("node %s: cordoned by %v, want %v", name, got, by)
-	}
-	if _, there := node.Annotations[maintenancev1alpha1.AnnotationCordonedBy]; there && len(by) == 0 {
-		f.t.Errorf("node %s still bears the annotation", name)
-	}
-}
-
-func (f *fixture) wantDrained(name string, status metav1.ConditionStatus, reason string) {
-	f.t.Helper()
-	for _, c := range f.nm(name).Status.Conditions {
-		if c.Type == maintenancev1alpha1.ConditionDrained {
-			if c.Status != status || c.Reason != reason {
-				f.t.Errorf("Drained = %s %s (%s), want %s %s", c.Status, c.Reason, c.Message, status, reason)
-			}
-			return
-		}
-	}
-	f.t.Error("no condition Drained")
-}
-
-func (f *fixture) wantProgressing(name string, status metav1.ConditionStatus, reason string) {
-	f.t.Helper()
-	c := conditionOf(f.nm(name), maintenancev1alpha1.ConditionProgressing)
-	if c == nil {
-		f.t.Error("no condition Progressing")
-	} else if c.Status != status || c.Reason != reason {
-		f.t.Errorf("Progressing = %s %s (%s), want %s %s", c.Status, c.Reason, c.Message, status, reason)
-	}
-}
-
-// wantEvent takes the events that have been recorded so far and looks for a reason among them.
-func (f *fixture) wantEvent(reason string) string {
-	f.t.Helper()
-	var seen []string
-	for {
-		select {
-		case e := <-f.recorder.Events:
-			if strings.Contains(e, " "+reason+" ") {
-				return e
-			}
-			seen = append(seen, e)
-		default:
-			f.t.Errorf("no event %s among %q", reason, seen)
-			return ""
-		}
 	}
 }
 

@@ -36,9 +36,13 @@ func TestJoinsThatAreRefusedAreBlockers(t *testing.T) {
 		answer  error
 		blocked int32
 	}{
-		"a join that is invalid":                   {apierrors.NewInvalid(evacuation, "p", nil), 1},
-		"a join that admission forbids":            {apierrors.NewForbidden(maintenancev1alpha1.Resource("evacuations"), "p", nil), 1},
-		"but not one that only meets other writes": {apierrors.NewConflict(maintenancev1alpha1.Resource("evacuations"), "p", nil), 0},
+		"a join that is invalid": {apierrors.NewInvalid(evacuation, "p", nil), 1},
+		"a join that admission forbids": {
+			apierrors.NewForbidden(maintenancev1alpha1.Resource("evacuations"), "p", nil), 1,
+		},
+		"but not one that only meets other writes": {
+			apierrors.NewConflict(maintenancev1alpha1.Resource("evacuations"), "p", nil), 0,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -76,7 +80,9 @@ func TestJoinsThatAreRefusedAreBlockers(t *testing.T) {
 
 func TestRequestsForEvacuationsNameTheMaintenance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", func(nm *maintenancev1alpha1.NodeMaintenance) {
+		f := newFixture(t, newNode("one"), newPod(
+			"p", "one", 0,
+		), newMaintenance("m", func(nm *maintenancev1alpha1.NodeMaintenance) {
 			nm.Spec.Reason = "kernel\nupdate"
 		}))
 		f.step("m")

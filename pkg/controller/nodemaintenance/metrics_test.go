@@ -46,11 +46,19 @@ func TestGaugesAddMaintenancesUp(t *testing.T) {
 		}
 	}
 	all := &tallies{byName: map[string]tally{}}
-	all.set("a", inStage(drain, 300, maintenancev1alpha1.NodeMaintenanceNodeStatus{PodsEvacuating: 3, PodsBlocked: 2, PodsPendingEvacuation: 1}))
-	stuck := inStage(drain, 200, maintenancev1alpha1.NodeMaintenanceNodeStatus{PodsEvacuating: 1, PodsBlocked: 1, PodsKept: 4})
+	all.set("a", inStage(
+		drain,
+		300,
+		maintenancev1alpha1.NodeMaintenanceNodeStatus{PodsEvacuating: 3, PodsBlocked: 2, PodsPendingEvacuation: 1},
+	))
+	stuck := inStage(
+		drain, 200, maintenancev1alpha1.NodeMaintenanceNodeStatus{PodsEvacuating: 1, PodsBlocked: 1, PodsKept: 4},
+	)
 	stuck.standsStill = true
 	all.set("b", stuck)
-	all.set("c", inStage(idle, time.Now().Unix(), maintenancev1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 9}))
+	all.set(
+		"c", inStage(idle, time.Now().Unix(), maintenancev1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 9}),
+	)
 	for _, g := range []struct {
 		text  string
 		gauge metrics.GaugeMetric

@@ -34,14 +34,19 @@ func ready(node *corev1.Node) {
 
 func ofServer(pod *corev1.Pod) {
 	yes := true
-	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "haulout", UID: "rs", Controller: &yes}}
+	pod.OwnerReferences = []metav1.OwnerReference{
+		{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "haulout", UID: "rs", Controller: &yes},
+	}
 }
 
 func TestOwnPodsLeaveLastOfTheirWave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t,
-			newNode("one"), newNode("two"), newNode("away", inPool("green"), ready), newMaintenance("m", planning(upTo(1000), upTo(2000))),
-			newPod("haulout-1", "one", 500, ofServer), newPod("haulout-2", "two", 500, ofServer), newPod("web", "two", 700), newPod("late", "one", 2000))
+			newNode("one"), newNode("two"), newNode("away", inPool("green"), ready),
+			newMaintenance("m", planning(upTo(1000), upTo(2000))),
+			newPod(
+				"haulout-1", "one", 500, ofServer,
+			), newPod("haulout-2", "two", 500, ofServer), newPod("web", "two", 700), newPod("late", "one", 2000))
 		f.step("m")
 		f.wantEvacuating("web")
 		f.deletePod("web")

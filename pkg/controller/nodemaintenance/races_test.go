@@ -88,7 +88,9 @@ func nominated(node string) func(*corev1.Pod) {
 // pods to leave, one by an Evacuation of its own and one by that of somebody else.
 func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newPod("q", "one", 0), newMaintenance("m", createdAt(stageCordon)),
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newPod("q", "one", 0), newMaintenance(
+			"m", createdAt(stageCordon),
+		),
 			ourEvacuation("q", "one", instigatedBy(foreignInstigator)))
 		f.step("m")
 		f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
@@ -177,7 +179,14 @@ func TestNothingIsRequestedForAMaintenanceThatHasEnded(t *testing.T) {
 // it is none, or that its maintenance has ended.
 func TestEvacuationsThatNobodyAsksForAreFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m", createdAt(stageComplete)))
+		f := newFixture(
+			t,
+			newNode("one"),
+			newNode("two"),
+			newPod("p", "one", 0),
+			newPod("q", "two", 0),
+			newMaintenance("m", createdAt(stageComplete)),
+		)
 		f.step("m")
 		f.create(ourEvacuation("p", "one"))
 		f.wantWithdrawals()
@@ -229,7 +238,14 @@ func TestPodsThatLoseTheirNominationMayStay(t *testing.T) {
 		} {
 			t.Run(name+" "+when, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					f := newFixture(t, newNode("one"), newNode("green", inPool("green")), newMaintenance("m"), newPod("nominee", "", 0, nominated("one")), ourEvacuation("nominee", ""))
+					f := newFixture(
+						t,
+						newNode("one"),
+						newNode("green", inPool("green")),
+						newMaintenance("m"),
+						newPod("nominee", "", 0, nominated("one")),
+						ourEvacuation("nominee", ""),
+					)
 					f.step("m")
 					f.wantEvacuating("nominee")
 					f.updatePod("nominee", change)
@@ -260,13 +276,17 @@ func TestNominatedPodsThatAreBoundStayAsked(t *testing.T) {
 // of ours: only the status knows of them.
 func TestNodesAreRememberedUntilTheyAreReleased(t *testing.T) {
 	for name, leaves := range map[string]func(*fixture){
-		"the label of a node with a foreign cordon changes": func(f *fixture) { f.updateNode("foreign", inPool("green")) },
+		"the label of a node with a foreign cordon changes": func(f *fixture) {
+			f.updateNode("foreign", inPool("green"))
+		},
 		"the selector changes": func(f *fixture) {
 			nm := f.nm("m")
 			nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions = append(nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions,
 				corev1.NodeSelectorRequirement{Key: "kept", Operator: corev1.NodeSelectorOpExists})
 			nm.Generation++
-			if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm, metav1.UpdateOptions{}); err != nil {
+			if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(
+				f.ctx, nm, metav1.UpdateOptions{},
+			); err != nil {
 				f.t.Fatal(err)
 			}
 		},
@@ -278,7 +298,9 @@ func TestNodesAreRememberedUntilTheyAreReleased(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := newFixture(t, newNode("one", func(node *corev1.Node) { node.Labels["kept"] = "" }), newNode("foreign", cordoned),
+				f := newFixture(t, newNode(
+					"one", func(node *corev1.Node) { node.Labels["kept"] = "" },
+				), newNode("foreign", cordoned),
 					newPod("p", "one", 0), newPod("q", "foreign", 0), newPod("gone", "foreign", 0), newMaintenance("m"))
 				f.step("m")
 				f.wantEvacuating("gone", "p", "q")
@@ -340,7 +362,9 @@ func TestNewLeaderConfirmsWhatItInherits(t *testing.T) {
 		f.restart()
 		lists, hidden := 0, []corev1.Pod{}
 		f.host.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
-			if !strings.Contains(action.(clienttesting.ListAction).GetListRestrictions().Fields.String(), "spec.nodeName=one") {
+			if !strings.Contains(
+				action.(clienttesting.ListAction).GetListRestrictions().Fields.String(), "spec.nodeName=one",
+			) {
 				return false, nil, nil
 			}
 			lists++
@@ -399,7 +423,9 @@ func TestTheLastCountersAreWritten(t *testing.T) {
 
 func TestRefusedNodesOfARunningDrainKeepWhatTheyHave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"))
+		f := newFixture(
+			t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"),
+		)
 		f.step("m")
 		f.wantEvacuating("p", "q")
 		f.rights.refused.Insert("one")
@@ -457,21 +483,28 @@ func TestManyEvacuationsAreAskedForInRounds(t *testing.T) {
 
 func TestMaintenanceIsNotDoneWhileAnEvictionIsUnderWay(t *testing.T) {
 	evictionOf := func(pod string) inflight.Eviction {
-		return inflight.Eviction{Evacuation: types.NamespacedName{Namespace: "default", Name: protocol.CanonicalName(pod, types.UID("uid-"+pod))}, Pod: pod, UID: types.UID("uid-" + pod)}
+		return inflight.Eviction{Evacuation: types.NamespacedName{
+			Namespace: "default",
+			Name:      protocol.CanonicalName(pod, types.UID("uid-"+pod)),
+		}, Pod: pod, UID: types.UID("uid-" + pod)}
 	}
 	for name, test := range map[string]struct {
 		under []inflight.Eviction
 		waits bool
 	}{
-		"of a pod of its nodes":       {under: []inflight.Eviction{evictionOf("p")}, waits: true},
-		"of a pod of another node":    {under: []inflight.Eviction{evictionOf("q")}},
-		"that somebody else wants":    {under: []inflight.Eviction{evictionOf("r")}},
-		"of a pod that is gone":       {under: []inflight.Eviction{evictionOf("gone")}},
-		"of a namesake that was here": {under: []inflight.Eviction{{Evacuation: evictionOf("p").Evacuation, Pod: "p", UID: "before"}}},
+		"of a pod of its nodes":    {under: []inflight.Eviction{evictionOf("p")}, waits: true},
+		"of a pod of another node": {under: []inflight.Eviction{evictionOf("q")}},
+		"that somebody else wants": {under: []inflight.Eviction{evictionOf("r")}},
+		"of a pod that is gone":    {under: []inflight.Eviction{evictionOf("gone")}},
+		"of a namesake that was here": {
+			under: []inflight.Eviction{{Evacuation: evictionOf("p").Evacuation, Pod: "p", UID: "before"}},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := newFixture(t, newNode("one"), newNode("two", inPool("green")), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "two", 0), newPod("r", "one", 0),
+				f := newFixture(t, newNode("one"), newNode(
+					"two", inPool("green"),
+				), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "two", 0), newPod("r", "one", 0),
 					ourEvacuation("r", "one", instigatedBy(foreignInstigator)))
 				for _, e := range test.under {
 					f.evictions.Add(e)

@@ -57,10 +57,14 @@ func TestRun(t *testing.T) {
 func TestSilentAuthorizerHoldsUpNoOtherDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const silent, nodeWorkers = "silent", 16
-		objects := []runtime.Object{newNode("free", inPool("free")), newPod("p", "free", 0), newMaintenance("goes-on", selecting("free"))}
+		objects := []runtime.Object{
+			newNode("free", inPool("free")), newPod("p", "free", 0), newMaintenance("goes-on", selecting("free")),
+		}
 		for i := range 2 * nodeWorkers {
 			name := fmt.Sprintf("%s-%02d", silent, i)
-			objects = append(objects, newNode(name, inPool(name)), newPod(name, name, 0), newMaintenance(name, selecting(name),
+			objects = append(objects, newNode(
+				name, inPool(name),
+			), newPod(name, name, 0), newMaintenance(name, selecting(name),
 				func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.RequestedBy.Username = silent }))
 		}
 		f := newFixture(t)
@@ -70,7 +74,10 @@ func TestSilentAuthorizerHoldsUpNoOtherDrain(t *testing.T) {
 		}
 		start := time.Now()
 		go f.run(1)
-		f.ticking("the pod of the other user is asked to leave", func() bool { return slices.Equal(f.evacuating(), []string{"p"}) })
+		f.ticking(
+			"the pod of the other user is asked to leave",
+			func() bool { return slices.Equal(f.evacuating(), []string{"p"}) },
+		)
 		close(f.rights.answer)
 		f.ticking("all pods are asked to leave", func() bool { return len(f.evacuating()) == 1+2*nodeWorkers })
 		// A question fails after ten seconds; nothing has waited for one.

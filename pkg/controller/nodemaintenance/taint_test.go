@@ -81,8 +81,12 @@ func newTaintFixture(t *testing.T, objects ...runtime.Object) *fixture {
 
 func TestTaintComesWithTheFirstDaemonSetTarget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newTaintFixture(t, newNode("one", taintedWith(otherTaint)), newNode("two"), newNode("green", inPool("green")), newMaintenance("m"),
-			newPod("app", "one", 0), newPod("logger-1", "one", 0, ofDaemonSet), newPod("logger-2", "two", 0, ofDaemonSet))
+		f := newTaintFixture(t, newNode(
+			"one", taintedWith(otherTaint),
+		), newNode("two"), newNode("green", inPool("green")), newMaintenance("m"),
+			newPod("app", "one", 0), newPod(
+				"logger-1", "one", 0, ofDaemonSet,
+			), newPod("logger-2", "two", 0, ofDaemonSet))
 		f.step("m")
 		f.wantEvacuating("app")
 		f.wantTaints("one", []corev1.Taint{otherTaint, heldTaint}, "m")
@@ -135,7 +139,9 @@ func TestTolerantDaemonSetPodsAreLeftAndNamed(t *testing.T) {
 		f.wait(nodestate.SettleTime)
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
-		if message := f.wantEvent(EventDrained); !strings.Contains(message, "tolerates the drain taint of default/cni (1)") {
+		if message := f.wantEvent(EventDrained); !strings.Contains(
+			message, "tolerates the drain taint of default/cni (1)",
+		) {
 			t.Errorf("the pod that was left is not named: %s", message)
 		}
 	})
@@ -143,7 +149,9 @@ func TestTolerantDaemonSetPodsAreLeftAndNamed(t *testing.T) {
 
 func TestForeignTaintIsLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newTaintFixture(t, newNode("one", taintedWith(drainTaint)), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
+		f := newTaintFixture(
+			t, newNode("one", taintedWith(drainTaint)), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet),
+		)
 		f.step("m")
 		f.wantEvacuating("logger")
 		f.wantTaints("one", []corev1.Taint{drainTaint, heldTaint}, "m")
@@ -167,7 +175,14 @@ func TestTaintGoesAlthoughTheCordonIsForeign(t *testing.T) {
 
 func TestDaemonSetPodsAreNotAskedBeforeTheirNodeIsTainted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newTaintFixture(t, newNode("one"), newNode("two"), newMaintenance("m"), newPod("logger-1", "one", 0, ofDaemonSet), newPod("logger-2", "two", 0, ofDaemonSet))
+		f := newTaintFixture(
+			t,
+			newNode("one"),
+			newNode("two"),
+			newMaintenance("m"),
+			newPod("logger-1", "one", 0, ofDaemonSet),
+			newPod("logger-2", "two", 0, ofDaemonSet),
+		)
 		refuse := true
 		f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
 			patch := action.(clienttesting.PatchAction)
@@ -194,7 +209,9 @@ func TestTaintThatIsRefusedIsTold(t *testing.T) {
 		f := newTaintFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
 		f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
 			if strings.Contains(string(action.(clienttesting.PatchAction).GetPatch()), drainTaint.Key) {
-				return true, nil, apierrors.NewForbidden(corev1.Resource("nodes"), "one", errors.New("a policy refuses it"))
+				return true, nil, apierrors.NewForbidden(
+					corev1.Resource("nodes"), "one", errors.New("a policy refuses it"),
+				)
 			}
 			return false, nil, nil
 		})
@@ -220,7 +237,9 @@ func TestTaintThatIsRefusedIsTold(t *testing.T) {
 		}
 		f.wantEvacuating()
 		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressSyncFailed)
-		if message := f.nodeStatus("m", "one").DrainMessage; !strings.Contains(message, "a policy refuses it") || failed == 0 {
+		if message := f.nodeStatus("m", "one").DrainMessage; !strings.Contains(
+			message, "a policy refuses it",
+		) || failed == 0 {
 			t.Errorf("message %q after %d attempts, want why the node has no taint", message, failed)
 		}
 	})
@@ -228,7 +247,14 @@ func TestTaintThatIsRefusedIsTold(t *testing.T) {
 
 func TestTaintOfTwoMaintenances(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newTaintFixture(t, newNode("one"), newMaintenance("a"), newMaintenance("b"), newMaintenance("c", createdAt(stageCordon)), newPod("logger", "one", 0, ofDaemonSet))
+		f := newTaintFixture(
+			t,
+			newNode("one"),
+			newMaintenance("a"),
+			newMaintenance("b"),
+			newMaintenance("c", createdAt(stageCordon)),
+			newPod("logger", "one", 0, ofDaemonSet),
+		)
 		for _, name := range []string{"a", "b", "c", "a", "b"} {
 			f.step(name)
 		}
@@ -266,10 +292,18 @@ func TestTaintThatSomebodyTakesOffIsPutBack(t *testing.T) {
 
 func TestTaintOfAMaintenanceThatIsGoneIsSwept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newTaintFixture(t, newNode("one", cordoned), newNode("two", taintedWith(drainTaint)), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
+		f := newTaintFixture(
+			t,
+			newNode("one", cordoned),
+			newNode("two", taintedWith(drainTaint)),
+			newMaintenance("m"),
+			newPod("logger", "one", 0, ofDaemonSet),
+		)
 		f.step("m")
 		f.wantTaints("one", ours(), "m")
-		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m", metav1.DeleteOptions{}); err != nil {
+		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(
+			f.ctx, "m", metav1.DeleteOptions{},
+		); err != nil {
 			t.Fatal(err)
 		}
 		f.restart()

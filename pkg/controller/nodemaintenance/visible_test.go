@@ -42,7 +42,9 @@ import (
 func TestDecideProgressing(t *testing.T) {
 	yes, no := metav1.ConditionTrue, metav1.ConditionFalse
 	since := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
-	failing := []problem{{object: "node a", since: since, text: "forbidden"}, {object: "node b", since: since, text: "forbidden"}}
+	failing := []problem{
+		{object: "node a", since: since, text: "forbidden"}, {object: "node b", since: since, text: "forbidden"},
+	}
 	for name, test := range map[string]struct {
 		facts progressFacts
 		want  verdict
@@ -57,25 +59,46 @@ func TestDecideProgressing(t *testing.T) {
 		},
 		"no drain": {progressFacts{}, verdict{yes, "NotRequested", "The stage asks no pod to leave"}},
 		"no drain, and a node that cannot be cordoned": {
-			progressFacts{problems: failing}, verdict{no, "SyncFailed", "node a: forbidden (since 2026-11-01T12:00:00Z); and 1 more"},
+			progressFacts{problems: failing},
+			verdict{no, "SyncFailed", "node a: forbidden (since 2026-11-01T12:00:00Z); and 1 more"},
 		},
-		"drained": {progressFacts{draining: true, drained: true, problems: failing}, verdict{yes, "Drained", "Nothing is left to do in stage Drain"}},
+		"drained": {
+			progressFacts{draining: true, drained: true, problems: failing},
+			verdict{yes, "Drained", "Nothing is left to do in stage Drain"},
+		},
 		"blocked before stalled": {
 			progressFacts{draining: true, blocked: true, worst: "shop/a (X)", stalledSince: &metav1.Time{Time: since}},
 			verdict{no, "Blocked", "Every pod that is asked to leave is blocked: shop/a (X)"},
 		},
 		"stalled before a failure": {
-			progressFacts{draining: true, stalledSince: &metav1.Time{Time: since}, progress: "1 pod left", problems: failing[:1]},
-			verdict{no, "Stalled", "Nothing has moved since 2026-11-01T12:00:00Z: 1 pod left. node a: forbidden (since 2026-11-01T12:00:00Z)"},
+			progressFacts{
+				draining:     true,
+				stalledSince: &metav1.Time{Time: since},
+				progress:     "1 pod left",
+				problems:     failing[:1],
+			},
+			verdict{
+				no,
+				"Stalled",
+				"Nothing has moved since 2026-11-01T12:00:00Z: 1 pod left. node a: forbidden (since 2026-11-01T12:00:00Z)",
+			},
 		},
 		"a failure while the rest moves": {
-			progressFacts{draining: true, moves: true, problems: failing[:1]}, verdict{yes, "SyncFailed", "node a: forbidden (since 2026-11-01T12:00:00Z)"},
+			progressFacts{draining: true, moves: true, problems: failing[:1]},
+			verdict{yes, "SyncFailed", "node a: forbidden (since 2026-11-01T12:00:00Z)"},
 		},
 		"a failure and nothing moves": {
-			progressFacts{draining: true, problems: failing[:1]}, verdict{no, "SyncFailed", "node a: forbidden (since 2026-11-01T12:00:00Z)"},
+			progressFacts{draining: true, problems: failing[:1]},
+			verdict{no, "SyncFailed", "node a: forbidden (since 2026-11-01T12:00:00Z)"},
 		},
-		"waiting":  {progressFacts{draining: true, waits: true}, verdict{yes, "Waiting", "Every node waits for other nodes or other maintenances"}},
-		"draining": {progressFacts{draining: true, moves: true, progress: "3 pods left"}, verdict{yes, "Draining", "3 pods left"}},
+		"waiting": {
+			progressFacts{draining: true, waits: true},
+			verdict{yes, "Waiting", "Every node waits for other nodes or other maintenances"},
+		},
+		"draining": {
+			progressFacts{draining: true, moves: true, progress: "3 pods left"},
+			verdict{yes, "Draining", "3 pods left"},
+		},
 		"new nodes are ignored": {
 			progressFacts{draining: true, progress: "3 pods left", ignored: []string{"n1", "n2", "n3", "n4"}},
 			verdict{yes, "Draining", "3 pods left; 4 new nodes are ignored (newNodes: Ignore): n1, n2, n3 and 1 more"},
@@ -98,15 +121,21 @@ func TestLastProgress(t *testing.T) {
 		movement movement
 		want     time.Time
 	}{
-		"the drain begins":              {nil, 0, movement{}, now},
-		"nothing moved":                 {before, 3, movement{departed: 3}, before.Time},
-		"a pod left":                    {before, 3, movement{departed: 4}, now},
-		"a wave opened":                 {before, 3, movement{departed: 3, targetsChanged: true}, now},
-		"an evacuator reported":         {before, 3, movement{departed: 3, reported: now.Add(-time.Minute)}, now.Add(-time.Minute)},
-		"a pod stops within its grace":  {before, 3, movement{departed: 3, terminating: now.Add(time.Hour)}, now},
-		"the grace of a pod has passed": {before, 3, movement{departed: 3, terminating: now.Add(-5 * time.Minute)}, now.Add(-5 * time.Minute)},
-		"the clock is behind":           {&metav1.Time{Time: now.Add(time.Hour)}, 3, movement{departed: 4}, now.Add(time.Hour)},
-		"an old report":                 {before, 3, movement{departed: 3, reported: now.Add(-time.Hour)}, before.Time},
+		"the drain begins": {nil, 0, movement{}, now},
+		"nothing moved":    {before, 3, movement{departed: 3}, before.Time},
+		"a pod left":       {before, 3, movement{departed: 4}, now},
+		"a wave opened":    {before, 3, movement{departed: 3, targetsChanged: true}, now},
+		"an evacuator reported": {
+			before, 3, movement{departed: 3, reported: now.Add(-time.Minute)}, now.Add(-time.Minute),
+		},
+		"a pod stops within its grace": {before, 3, movement{departed: 3, terminating: now.Add(time.Hour)}, now},
+		"the grace of a pod has passed": {
+			before, 3, movement{departed: 3, terminating: now.Add(-5 * time.Minute)}, now.Add(-5 * time.Minute),
+		},
+		"the clock is behind": {
+			&metav1.Time{Time: now.Add(time.Hour)}, 3, movement{departed: 4}, now.Add(time.Hour),
+		},
+		"an old report": {before, 3, movement{departed: 3, reported: now.Add(-time.Hour)}, before.Time},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := lastProgress(test.before, test.departed, test.movement, now); !got.Time.Equal(test.want) {
@@ -119,7 +148,15 @@ func TestLastProgress(t *testing.T) {
 // TestNodesAreReleasedOneByOne has one Evacuation that cannot be withdrawn, for three nodes.
 func TestNodesAreReleasedOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newNode("two"), newNode("three"), newPod("p", "two", 0), newPod("q", "three", 0), newMaintenance("m"))
+		f := newFixture(
+			t,
+			newNode("one"),
+			newNode("two"),
+			newNode("three"),
+			newPod("p", "two", 0),
+			newPod("q", "three", 0),
+			newMaintenance("m"),
+		)
 		f.step("m")
 		f.wantEvacuating("p", "q")
 		failing := true
@@ -152,7 +189,9 @@ func TestNodesAreReleasedOneByOne(t *testing.T) {
 		f.wait(nodestate.VisibleAfter)
 		try()
 		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressComplete)
-		if got := f.nodeStatus("m", "two").DrainMessage; !strings.HasPrefix(got, "Not released: ") || !strings.Contains(got, "a policy says no") {
+		if got := f.nodeStatus("m", "two").DrainMessage; !strings.HasPrefix(got, "Not released: ") || !strings.Contains(
+			got, "a policy says no",
+		) {
 			t.Errorf("message %q does not tell why the node is not released", got)
 		}
 		if got := f.nodeStatus("m", "one").DrainMessage; got != "" {
@@ -176,14 +215,18 @@ func TestEvacuationsThatAreRefusedAreBlockers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return true, nil, apierrors.NewInvalid(maintenancev1alpha1.SchemeGroupVersion.WithKind("Evacuation").GroupKind(), "p", nil)
+			return true, nil, apierrors.NewInvalid(
+				maintenancev1alpha1.SchemeGroupVersion.WithKind("Evacuation").GroupKind(), "p", nil,
+			)
 		})
 		for range 3 {
 			f.step("m")
 			f.wait(nodestate.RequestPatience)
 		}
 		f.step("m")
-		if got := f.nodeStatus("m", "one"); got.PodsBlocked != 1 || !strings.Contains(got.DrainMessage, "no Evacuation for 1 pod, such as default/p: ") {
+		if got := f.nodeStatus("m", "one"); got.PodsBlocked != 1 || !strings.Contains(
+			got.DrainMessage, "no Evacuation for 1 pod, such as default/p: ",
+		) {
 			t.Errorf("status %+v", got)
 		}
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainBlocked)
@@ -263,7 +306,9 @@ func TestANodeThatIsFoughtOverHoldsOnlyItsOwnPods(t *testing.T) {
 		f.step("m")
 		f.wantEvacuating("other", "second")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
-		if got, want := f.nodeStatus("m", "two").DrainMessage, "Not drained: its cordon is undone again and again"; got != want {
+		if got, want := f.nodeStatus(
+			"m", "two",
+		).DrainMessage, "Not drained: its cordon is undone again and again"; got != want {
 			t.Errorf("message %q, want %q", got, want)
 		}
 		f.wait(nodestate.FightWindow + time.Second)
@@ -288,10 +333,14 @@ func TestNewNodes(t *testing.T) {
 		node   *corev1.Node
 		joins  bool
 	}{
-		"a node that is created later is ignored":       {ignoring, newNode("late", createdAtSecond(200)), false},
-		"it joins if new nodes are to":                  {joining, newNode("late", createdAtSecond(200)), true},
-		"one that existed and is labelled later joins":  {ignoring, newNode("old", createdAtSecond(50), inPool("green")), true},
-		"one registered again under a held name joins":  {ignoring, newNode("one", createdAtSecond(200), func(n *corev1.Node) { n.UID = "again" }), true},
+		"a node that is created later is ignored": {ignoring, newNode("late", createdAtSecond(200)), false},
+		"it joins if new nodes are to":            {joining, newNode("late", createdAtSecond(200)), true},
+		"one that existed and is labelled later joins": {
+			ignoring, newNode("old", createdAtSecond(50), inPool("green")), true,
+		},
+		"one registered again under a held name joins": {
+			ignoring, newNode("one", createdAtSecond(200), func(n *corev1.Node) { n.UID = "again" }), true,
+		},
 		"one as old as the newest at the time joins":    {ignoring, newNode("late", createdAtSecond(100)), true},
 		"a leader that starts later decides just alike": {ignoring, newNode("late", createdAtSecond(101)), false},
 	} {
@@ -331,7 +380,9 @@ func TestNewNodes(t *testing.T) {
 					f.wantCordon(test.node.Name, true, "m")
 				} else {
 					f.wantCordon(test.node.Name, false)
-					if c := conditionOf(f.nm("m"), maintenancev1alpha1.ConditionProgressing); c == nil || !strings.Contains(c.Message, "1 new node is ignored (newNodes: Ignore): late") {
+					if c := conditionOf(
+						f.nm("m"), maintenancev1alpha1.ConditionProgressing,
+					); c == nil || !strings.Contains(c.Message, "1 new node is ignored (newNodes: Ignore): late") {
 						t.Errorf("Progressing is %+v", c)
 					}
 				}
@@ -368,8 +419,14 @@ func TestHostileAnnotationsStopNoOtherNode(t *testing.T) {
 		many = append(many, fmt.Sprintf(`"m%d":"%d"`, i, i))
 	}
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("hostile", cordoned, ownedBy(`{"storage":"`+testStorage+`","maintenances":{"a/b":"x"}}`)),
-			newNode("crowded", cordoned, ownedBy(`{"storage":"`+testStorage+`","maintenances":{`+strings.Join(many, ",")+`}}`)),
+		f := newFixture(t, newNode(
+			"hostile", cordoned, ownedBy(`{"storage":"`+testStorage+`","maintenances":{"a/b":"x"}}`),
+		),
+			newNode(
+				"crowded",
+				cordoned,
+				ownedBy(`{"storage":"`+testStorage+`","maintenances":{`+strings.Join(many, ",")+`}}`),
+			),
 			newNode("left", cordoned, ownedBy(`{"gone":"1"}`)))
 		reads := 0
 		f.maintenance.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -396,7 +453,9 @@ func TestNodesBeyondWhatFitsAreLeftOut(t *testing.T) {
 			for i := range 100 {
 				nm.Spec.DrainPlan = append(nm.Spec.DrainPlan, maintenancev1alpha1.DrainPlanEntry{
 					PodPriority: 1000, PodType: maintenancev1alpha1.PodTypeDefault,
-					PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": fmt.Sprintf("%s-%03d", strings.Repeat("a", 59), i)}},
+					PodSelector: &metav1.LabelSelector{
+						MatchLabels: map[string]string{"app": fmt.Sprintf("%s-%03d", strings.Repeat("a", 59), i)},
+					},
 				})
 			}
 		}
@@ -421,7 +480,9 @@ func TestNodesBeyondWhatFitsAreLeftOut(t *testing.T) {
 		f.step("m")
 		f.wantEvacuating("p")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
-		if got := f.nodeStatus("m", "late-0000").DrainMessage; !strings.Contains(got, "KiB can be stored") && !strings.HasPrefix(got, "Not drained: ") {
+		if got := f.nodeStatus("m", "late-0000").DrainMessage; !strings.Contains(
+			got, "KiB can be stored",
+		) && !strings.HasPrefix(got, "Not drained: ") {
 			t.Errorf("message %q", got)
 		}
 	})
@@ -445,7 +506,10 @@ func TestDescribeBlockers(t *testing.T) {
 			"2 pods under budget shop/web: PodDisruptionBudget (Never); 1 pod, such as shop/job: NoController (Lost)",
 		},
 		"more than are named": {
-			maintenancev1alpha1.NodeMaintenancePreview{Blockers: []maintenancev1alpha1.PreviewBlocker{budget, bare, bare, bare}, BlockersOmitted: 5},
+			maintenancev1alpha1.NodeMaintenancePreview{
+				Blockers:        []maintenancev1alpha1.PreviewBlocker{budget, bare, bare, bare},
+				BlockersOmitted: 5,
+			},
 			"2 pods under budget shop/web: PodDisruptionBudget (Never); 1 pod, such as shop/job: NoController (Lost); " +
 				"1 pod, such as shop/job: NoController (Lost); and 6 more, see the preview",
 		},
@@ -465,7 +529,8 @@ func TestADrainThatBeginsNamesWhatIsInItsWay(t *testing.T) {
 		f.maintenance.PrependReactor("get", "nodemaintenances/preview", func(clienttesting.Action) (bool, runtime.Object, error) {
 			previews++
 			return true, &maintenancev1alpha1.NodeMaintenancePreview{Blockers: []maintenancev1alpha1.PreviewBlocker{{
-				Effect: "Never", Reason: "PodDisruptionBudget", PodCount: 1, Budgets: []maintenancev1alpha1.PreviewBudget{{Namespace: "default", Name: "b"}},
+				Effect: "Never", Reason: "PodDisruptionBudget", PodCount: 1,
+				Budgets: []maintenancev1alpha1.PreviewBudget{{Namespace: "default", Name: "b"}},
 			}}}, nil
 		})
 		f.step("m")
@@ -483,7 +548,9 @@ func TestADrainThatBeginsNamesWhatIsInItsWay(t *testing.T) {
 		if e := f.wantEvent(EventDrainForecast); !strings.Contains(e, want) {
 			t.Errorf("event %q", e)
 		}
-		if c := conditionOf(f.nm("m"), maintenancev1alpha1.ConditionProgressing); c == nil || !strings.Contains(c.Message, want) {
+		if c := conditionOf(
+			f.nm("m"), maintenancev1alpha1.ConditionProgressing,
+		); c == nil || !strings.Contains(c.Message, want) {
 			t.Errorf("Progressing is %+v", c)
 		}
 		if previews != 1 {
@@ -502,7 +569,9 @@ func TestCompletedMaintenancesAreTrimmedAndDeleted(t *testing.T) {
 		f.enter("m", stageComplete)
 		nm := f.nm("m")
 		nm.Status.StageStatuses[len(nm.Status.StageStatuses)-1].StartTimestamp = &metav1.Time{Time: f.clock.Now()}
-		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm, metav1.UpdateOptions{}); err != nil {
+		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(
+			f.ctx, nm, metav1.UpdateOptions{},
+		); err != nil {
 			t.Fatal(err)
 		}
 		f.step("m")

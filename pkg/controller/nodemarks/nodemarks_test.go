@@ -33,9 +33,13 @@ func TestMarksOfHostileAnnotations(t *testing.T) {
 	}{
 		"not JSON":                     {`who knows`, Mark{}},
 		"a name that nothing can have": {`{"a/b":"x"}`, Mark{}},
-		"such a name in our form":      {`{"storage":"s","maintenances":{"a/b":"x","..":"y","":"z"}}`, Mark{Storage: "s"}},
-		"a maintenance without UID":    {`{"storage":"s","maintenances":{"m":""}}`, Mark{Storage: "s"}},
-		"a good one beside a bad one":  {`{"storage":"s","maintenances":{"m":"1","a/b":"x"}}`, Mark{Storage: "s", Maintenances: Owners{"m": "1"}}},
+		"such a name in our form": {
+			`{"storage":"s","maintenances":{"a/b":"x","..":"y","":"z"}}`, Mark{Storage: "s"},
+		},
+		"a maintenance without UID": {`{"storage":"s","maintenances":{"m":""}}`, Mark{Storage: "s"}},
+		"a good one beside a bad one": {
+			`{"storage":"s","maintenances":{"m":"1","a/b":"x"}}`, Mark{Storage: "s", Maintenances: Owners{"m": "1"}},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{

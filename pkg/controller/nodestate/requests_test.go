@@ -30,7 +30,10 @@ import (
 )
 
 func TestRequests(t *testing.T) {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "1"}, Spec: corev1.PodSpec{NodeName: "one"}}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "1"},
+		Spec:       corev1.PodSpec{NodeName: "one"},
+	}
 	key := types.NamespacedName{Namespace: "shop", Name: protocol.CanonicalName("web", "1")}
 	for name, test := range map[string]struct {
 		happens func(*Requests)
@@ -39,12 +42,30 @@ func TestRequests(t *testing.T) {
 		pending, recent, unanswered bool
 		failure                     string
 	}{
-		"none was made":       {happens: func(*Requests) {}},
-		"it is under way":     {happens: func(r *Requests) { r.Remember(pod) }, pending: true, recent: true, unanswered: true},
-		"it was answered":     {happens: func(r *Requests) { r.Remember(pod); r.Answered("1") }, pending: true, recent: true},
-		"the cache shows it":  {happens: func(r *Requests) { r.Remember(pod); r.Answered("1"); r.Forget("1") }},
-		"it failed once":      {happens: func(r *Requests) { r.Remember(pod); r.Failed("1", errors.New("no")) }, pending: true, unanswered: true},
-		"another pod is gone": {happens: func(r *Requests) { r.Remember(pod); r.Forget("2") }, pending: true, recent: true, unanswered: true},
+		"none was made": {happens: func(*Requests) {}},
+		"it is under way": {
+			happens:    func(r *Requests) { r.Remember(pod) },
+			pending:    true,
+			recent:     true,
+			unanswered: true,
+		},
+		"it was answered": {
+			happens: func(r *Requests) { r.Remember(pod); r.Answered("1") },
+			pending: true,
+			recent:  true,
+		},
+		"the cache shows it": {happens: func(r *Requests) { r.Remember(pod); r.Answered("1"); r.Forget("1") }},
+		"it failed once": {
+			happens:    func(r *Requests) { r.Remember(pod); r.Failed("1", errors.New("no")) },
+			pending:    true,
+			unanswered: true,
+		},
+		"another pod is gone": {
+			happens:    func(r *Requests) { r.Remember(pod); r.Forget("2") },
+			pending:    true,
+			recent:     true,
+			unanswered: true,
+		},
 		"its namespace is being deleted, also when it is made again": {happens: func(r *Requests) {
 			r.Remember(pod)
 			r.Refuse("1")

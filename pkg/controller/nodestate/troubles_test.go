@@ -75,11 +75,15 @@ func TestTextOf(t *testing.T) {
 		err  error
 		want string
 	}{
-		"one error":                     {a, "a"},
-		"several, in whatever order":    {errors.Join(b, a), "a and 1 more errors"},
-		"several within one":            {utilerrors.NewAggregate([]error{errors.Join(b, a), fmt.Errorf("c: %w", a)}), "a and 2 more errors"},
-		"one that only wraps another":   {fmt.Errorf("read: %w", a), "read: a"},
-		"one that is longer than shown": {errors.New(strings.Repeat("x", 2*maxText)), strings.Repeat("x", maxText-len("…")) + "…"},
+		"one error":                  {a, "a"},
+		"several, in whatever order": {errors.Join(b, a), "a and 1 more errors"},
+		"several within one": {
+			utilerrors.NewAggregate([]error{errors.Join(b, a), fmt.Errorf("c: %w", a)}), "a and 2 more errors",
+		},
+		"one that only wraps another": {fmt.Errorf("read: %w", a), "read: a"},
+		"one that is longer than shown": {
+			errors.New(strings.Repeat("x", 2*maxText)), strings.Repeat("x", maxText-len("…")) + "…",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := TextOf(test.err); got != test.want {

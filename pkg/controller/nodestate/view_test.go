@@ -37,11 +37,16 @@ func TestViewsThatWereBegunBeforeAnEventAreNotKept(t *testing.T) {
 		t.Fatalf("got %v, %v", got, err)
 	}
 	for range 2 {
-		if got, err = v.of(node, func(*corev1.Node) (*View, error) { return current, nil }); err != nil || got != current {
+		if got, err = v.of(
+			node, func(*corev1.Node) (*View, error) { return current, nil },
+		); err != nil || got != current {
 			t.Fatalf("got %v, %v, want the newer one", got, err)
 		}
 	}
-	if got, err = v.of(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "other"}}, func(*corev1.Node) (*View, error) { return old, nil }); err != nil || got != old {
+	if got, err = v.of(
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "other"}},
+		func(*corev1.Node) (*View, error) { return old, nil },
+	); err != nil || got != old {
 		t.Errorf("got %v, %v: a node that was created again is another node", got, err)
 	}
 }

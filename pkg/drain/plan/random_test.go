@@ -61,7 +61,13 @@ func TestRandomWorlds(t *testing.T) {
 				s := writeScript(rand.New(rand.NewPCG(first+i, 0)))
 				if v := run(s, Plan); v != nil {
 					small, v := shrink(s, v, newPlan)
-					t.Errorf("seed %d (run it alone with -seed %d -worlds 1) fails. The smallest script that does:\n%s%v", first+i, first+i, small, v)
+					t.Errorf(
+						"seed %d (run it alone with -seed %d -worlds 1) fails. The smallest script that does:\n%s%v",
+						first+i,
+						first+i,
+						small,
+						v,
+					)
 				}
 			}
 		})

@@ -92,7 +92,12 @@ func run(s script, p planner) (v *violation) {
 			v = violated("no panic", "%v\n%s", r, debug.Stack())
 		}
 	}()
-	sim := &simulation{planner: p, nodes: map[string]*simNode{}, maintenances: map[string]*simMaintenance{}, asked: map[int]bool{}}
+	sim := &simulation{
+		planner:      p,
+		nodes:        map[string]*simNode{},
+		maintenances: map[string]*simMaintenance{},
+		asked:        map[int]bool{},
+	}
 	for i, step := range s.steps {
 		sim.salt = step.salt
 		sim.crashed = nil

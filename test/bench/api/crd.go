@@ -43,13 +43,23 @@ type resource struct {
 	namespaced bool
 }
 
-var nodeMaintenances = resource{plural: "nodemaintenances", kind: "NodeMaintenance", model: v1alpha1.NodeMaintenance{}.OpenAPIModelName()}
+var nodeMaintenances = resource{
+	plural: "nodemaintenances",
+	kind:   "NodeMaintenance",
+	model:  v1alpha1.NodeMaintenance{}.OpenAPIModelName(),
+}
 
-var crds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+var crds = schema.GroupVersionResource{
+	Group:    "apiextensions.k8s.io",
+	Version:  "v1",
+	Resource: "customresourcedefinitions",
+}
 
 // makeCRD has kube-apiserver serve a kind of another group, with the schema of ours, and waits
 // until it does.
-func makeCRD(ctx context.Context, client dynamic.Interface, of resource) (dynamic.NamespaceableResourceInterface, error) {
+func makeCRD(
+	ctx context.Context, client dynamic.Interface, of resource,
+) (dynamic.NamespaceableResourceInterface, error) {
 	model, err := structural(openapi.GetOpenAPIDefinitions(reference), of.model)
 	if err != nil {
 		return nil, err
@@ -80,7 +90,9 @@ func makeCRD(ctx context.Context, client dynamic.Interface, of resource) (dynami
 	if _, err := client.Resource(crds).Create(ctx, definition, metav1.CreateOptions{}); err != nil {
 		return nil, err
 	}
-	served := client.Resource(schema.GroupVersionResource{Group: crdGroup, Version: v1alpha1.SchemeGroupVersion.Version, Resource: of.plural})
+	served := client.Resource(
+		schema.GroupVersionResource{Group: crdGroup, Version: v1alpha1.SchemeGroupVersion.Version, Resource: of.plural},
+	)
 	return served, wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
 		_, err := served.List(ctx, metav1.ListOptions{Limit: 1})
 		if apierrors.IsNotFound(err) {

@@ -63,7 +63,10 @@ func main() {
 	flag.StringVar(&s.json, "json", "bin/bench-api.json", "file that the figures are written to")
 	flag.Parse()
 	if s.workers < 1 || s.turns < 1 || s.lists < 1 || s.samples < 1 || s.objects < s.turns || s.evacuations < s.turns || s.gogc < 1 || flag.NArg() > 0 {
-		fmt.Fprintln(os.Stderr, "bench-api: want --objects and --evacuations of at least --turns, all other numbers of at least 1, and nothing but flags")
+		fmt.Fprintln(
+			os.Stderr,
+			"bench-api: want --objects and --evacuations of at least --turns, all other numbers of at least 1, and nothing but flags",
+		)
 		os.Exit(2)
 	}
 	devcluster.Main("bench-api", func(ctx context.Context) error { return run(ctx, s, os.Stdout) })
@@ -90,7 +93,11 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	ours := newTarget(client.Resource(v1alpha1.SchemeGroupVersion.WithResource(nodeMaintenances.plural)), v1alpha1.GroupName, nodeMaintenances)
+	ours := newTarget(
+		client.Resource(v1alpha1.SchemeGroupVersion.WithResource(nodeMaintenances.plural)),
+		v1alpha1.GroupName,
+		nodeMaintenances,
+	)
 	theirs := newTarget(served, crdGroup, nodeMaintenances)
 	spec, err := completeSpec(ctx, ours)
 	if err != nil {
@@ -109,7 +116,11 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 	if err := printFigures(out, figures); err != nil {
 		return err
 	}
-	content, err := json.MarshalIndent(map[string]any{"objects": s.objects, "evacuations": s.evacuations, "workers": s.workers, "figures": figures}, "", "  ")
+	content, err := json.MarshalIndent(
+		map[string]any{"objects": s.objects, "evacuations": s.evacuations, "workers": s.workers, "figures": figures},
+		"",
+		"  ",
+	)
 	if err != nil {
 		return err
 	}
@@ -122,7 +133,9 @@ func completeSpec(ctx context.Context, ours *target) (map[string]any, error) {
 	completed, err := ours.client.Create(ctx, ours.object(objectName(0), map[string]any{
 		"reason": "new kernel",
 		"nodeSelector": map[string]any{"nodeSelectorTerms": []any{map[string]any{
-			"matchExpressions": []any{map[string]any{"key": "bench.haulout.dev/none", "operator": "In", "values": []any{"true"}}},
+			"matchExpressions": []any{
+				map[string]any{"key": "bench.haulout.dev/none", "operator": "In", "values": []any{"true"}},
+			},
 		}}},
 	}), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	if err != nil {
@@ -157,10 +170,18 @@ func compare(ctx context.Context, s settings, targets [2]*target, spec map[strin
 		sums *[2]time.Duration
 		do   func(t *target, from, to int) (time.Duration, error)
 	}{
-		{&created, func(t *target, from, to int) (time.Duration, error) { return t.create(ctx, from, to, s.workers, spec) }},
+		{
+			&created,
+			func(t *target, from, to int) (time.Duration, error) { return t.create(ctx, from, to, s.workers, spec) },
+		},
 		{&updated, func(t *target, from, to int) (time.Duration, error) { return t.update(ctx, from, to, s.workers) }},
 	} {
-		if err := byTurns(s, s.objects, phase.sums, func(who, from, to int) (time.Duration, error) { return phase.do(targets[who], from, to) }); err != nil {
+		if err := byTurns(
+			s,
+			s.objects,
+			phase.sums,
+			func(who, from, to int) (time.Duration, error) { return phase.do(targets[who], from, to) },
+		); err != nil {
 			return nil, err
 		}
 	}

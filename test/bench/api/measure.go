@@ -112,7 +112,9 @@ func (t *target) latencies(ctx context.Context, samples int) ([]time.Duration, e
 		sample := fmt.Sprint(i)
 		begin := time.Now()
 		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, annotation, sample)
-		if _, err := t.client.Patch(ctx, objectName(0), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		if _, err := t.client.Patch(
+			ctx, objectName(0), types.MergePatchType, patch, metav1.PatchOptions{},
+		); err != nil {
 			return nil, err
 		}
 		if err := await(ctx, watcher, sample); err != nil {

@@ -49,7 +49,9 @@ func inline(models map[string]common.OpenAPIDefinition, schema map[string]any) (
 		return structural(models, strings.TrimPrefix(reference, refPrefix))
 	}
 	for key := range schema {
-		if strings.HasPrefix(key, "x-kubernetes-patch-") || key == "x-kubernetes-group-version-kind" || key == "x-kubernetes-unions" {
+		if strings.HasPrefix(
+			key, "x-kubernetes-patch-",
+		) || key == "x-kubernetes-group-version-kind" || key == "x-kubernetes-unions" {
 			delete(schema, key)
 		}
 	}

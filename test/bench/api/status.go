@@ -41,7 +41,12 @@ const (
 	class = "copier.bench.haulout.dev"
 )
 
-var evacuations = resource{plural: "evacuations", kind: "Evacuation", model: v1alpha1.Evacuation{}.OpenAPIModelName(), namespaced: true}
+var evacuations = resource{
+	plural:     "evacuations",
+	kind:       "Evacuation",
+	model:      v1alpha1.Evacuation{}.OpenAPIModelName(),
+	namespaced: true,
+}
 
 // compareStatus compares writes of the status. Ours is that of Evacuations, into which evacuators
 // write how far they are; that of NodeMaintenances is closed to all clients.
@@ -59,7 +64,11 @@ func compareStatus(ctx context.Context, s settings, config *rest.Config, dir str
 		return figure{}, err
 	}
 	targets := [2]*target{
-		newTarget(client.Resource(v1alpha1.SchemeGroupVersion.WithResource(evacuations.plural)).Namespace(namespace), v1alpha1.GroupName, evacuations),
+		newTarget(
+			client.Resource(v1alpha1.SchemeGroupVersion.WithResource(evacuations.plural)).Namespace(namespace),
+			v1alpha1.GroupName,
+			evacuations,
+		),
 		newTarget(served.Namespace(namespace), crdGroup, evacuations),
 	}
 	names := make([]string, len(pods))
@@ -73,7 +82,13 @@ func compareStatus(ctx context.Context, s settings, config *rest.Config, dir str
 	}
 	var took [2]time.Duration
 	if err := byTurns(s, s.evacuations, &took, func(who, from, to int) (time.Duration, error) {
-		return timed(ctx, from, to, s.workers, func(ctx context.Context, i int) error { return targets[who].report(ctx, names[i]) })
+		return timed(
+			ctx,
+			from,
+			to,
+			s.workers,
+			func(ctx context.Context, i int) error { return targets[who].report(ctx, names[i]) },
+		)
 	}); err != nil {
 		return figure{}, err
 	}
@@ -90,13 +105,17 @@ func makePods(ctx context.Context, config *rest.Config, dir string, count int) (
 	if err != nil {
 		return nil, err
 	}
-	owner, err := kube.CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: app}}, metav1.CreateOptions{})
+	owner, err := kube.CoreV1().ConfigMaps(namespace).Create(
+		ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: app}}, metav1.CreateOptions{},
+	)
 	if err != nil {
 		return nil, err
 	}
 	pods := make([]*corev1.Pod, count)
 	for i := range pods {
-		pods[i] = crowd.NewPod(crowd.Name{Namespace: namespace, App: app}, i, owner.UID, nodes.Items[i%len(nodes.Items)].Name)
+		pods[i] = crowd.NewPod(
+			crowd.Name{Namespace: namespace, App: app}, i, owner.UID, nodes.Items[i%len(nodes.Items)].Name,
+		)
 	}
 	return pods, crowd.Store(ctx, dir, count, func(i int) *corev1.Pod { return pods[i] })
 }
@@ -116,7 +135,9 @@ func makePair(ctx context.Context, targets [2]*target, name string, pod *corev1.
 	if err != nil {
 		return err
 	}
-	twin, err := targets[1].client.Create(ctx, targets[1].object(name, spec, made.GetFinalizers()...), metav1.CreateOptions{})
+	twin, err := targets[1].client.Create(
+		ctx, targets[1].object(name, spec, made.GetFinalizers()...), metav1.CreateOptions{},
+	)
 	if err != nil {
 		return err
 	}
@@ -132,15 +153,21 @@ func (t *target) report(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		if err := unstructured.SetNestedField(object.Object, "40 of 100 GB are copied", "status", "message"); err != nil {
+		if err := unstructured.SetNestedField(
+			object.Object, "40 of 100 GB are copied", "status", "message",
+		); err != nil {
 			return err
 		}
 		written, err := t.client.UpdateStatus(ctx, object, metav1.UpdateOptions{})
 		if err != nil {
 			return err
 		}
-		if turn, _, err := unstructured.NestedString(written.Object, "status", "activeEvacuatorClass"); err != nil || turn != class {
-			return fmt.Errorf("evacuation %s: the turn is with %q and not with %s: something else was measured", name, turn, class)
+		if turn, _, err := unstructured.NestedString(
+			written.Object, "status", "activeEvacuatorClass",
+		); err != nil || turn != class {
+			return fmt.Errorf(
+				"evacuation %s: the turn is with %q and not with %s: something else was measured", name, turn, class,
+			)
 		}
 		return nil
 	})

@@ -86,12 +86,16 @@ func (c *cluster) disturb(ctx context.Context) (end func(context.Context) error,
 		return end, err
 	}
 	foreign := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"{\"a/b\":\"x\"}"}}}`, v1alpha1.AnnotationCordonedBy)
-	if _, err := c.kube.CoreV1().Nodes().Patch(ctx, c.bad[0], types.MergePatchType, foreign, metav1.PatchOptions{}); err != nil {
+	if _, err := c.kube.CoreV1().Nodes().Patch(
+		ctx, c.bad[0], types.MergePatchType, foreign, metav1.PatchOptions{},
+	); err != nil {
 		return end, fmt.Errorf("annotate node %s: %w", c.bad[0], err)
 	}
 	drains := badMaintenance("bad")
 	drains.Spec.Reason = "\x1b]0;title\a\x1b[2J"
-	if _, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, drains, metav1.CreateOptions{}); err != nil {
+	if _, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(
+		ctx, drains, metav1.CreateOptions{},
+	); err != nil {
 		return end, err
 	}
 	for _, repeated := range []struct {
@@ -106,7 +110,9 @@ func (c *cluster) disturb(ctx context.Context) (end func(context.Context) error,
 			}, repeated.every)
 		})
 	}
-	settling, cancel := context.WithTimeoutCause(acting, setupTime, fmt.Errorf("the bad input was not taken in within %v", setupTime))
+	settling, cancel := context.WithTimeoutCause(
+		acting, setupTime, fmt.Errorf("the bad input was not taken in within %v", setupTime),
+	)
 	defer cancel()
 	return end, untilEvery(settling, time.Second, c.badInputIsKnown)
 }
@@ -114,7 +120,10 @@ func (c *cluster) disturb(ctx context.Context) (end func(context.Context) error,
 func badMaintenance(name string) *v1alpha1.NodeMaintenance {
 	return &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       v1alpha1.NodeMaintenanceSpec{NodeSelector: inPool(badPool), Stage: v1alpha1.NodeMaintenanceStageDrain},
+		Spec: v1alpha1.NodeMaintenanceSpec{
+			NodeSelector: inPool(badPool),
+			Stage:        v1alpha1.NodeMaintenanceStageDrain,
+		},
 	}
 }
 
@@ -124,14 +133,19 @@ func (c *cluster) denyEvictions(ctx context.Context) (func(context.Context) erro
 		Name: badNamespace, Namespace: badNamespace,
 		Rule: admissionregistrationv1.RuleWithOperations{
 			Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
-			Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/eviction"}},
+			Rule: admissionregistrationv1.Rule{
+				APIGroups:   []string{""},
+				APIVersions: []string{"v1"},
+				Resources:   []string{"pods/eviction"},
+			},
 		},
 		Decide: func(r *admissionv1.AdmissionRequest) *metav1.Status {
 			if !strings.HasPrefix(r.Name, deniedApp) {
 				return nil
 			}
 			return &metav1.Status{
-				Status: metav1.StatusFailure, Code: http.StatusTooManyRequests, Reason: metav1.StatusReasonTooManyRequests,
+				Status: metav1.StatusFailure, Code: http.StatusTooManyRequests,
+				Reason:  metav1.StatusReasonTooManyRequests,
 				Message: "not now", Details: &metav1.StatusDetails{RetryAfterSeconds: 3600},
 			}
 		},
@@ -167,8 +181,12 @@ func (c *cluster) createBadPods(ctx context.Context) error {
 	for i := range deniedPods {
 		pods = append(pods, badPod(fmt.Sprintf("%s-%02d", deniedApp, i), deniedApp, c.bad[i%len(c.bad)]))
 	}
-	keepsAll := newBudget(waiting, policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(waitingPods))})
-	if _, err := c.kube.PolicyV1().PodDisruptionBudgets(badNamespace).Create(ctx, keepsAll, metav1.CreateOptions{}); err != nil {
+	keepsAll := newBudget(
+		waiting, policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(waitingPods))},
+	)
+	if _, err := c.kube.PolicyV1().PodDisruptionBudgets(badNamespace).Create(
+		ctx, keepsAll, metav1.CreateOptions{},
+	); err != nil {
 		return err
 	}
 	return each(ctx, pods, setupWriters, func(ctx context.Context, pod **corev1.Pod) error {
@@ -213,7 +231,9 @@ func (c *cluster) sendRefused(ctx context.Context) error {
 	terms := badMaintenance("terms")
 	for i := range 26_000 {
 		terms.Spec.NodeSelector.NodeSelectorTerms = append(terms.Spec.NodeSelector.NodeSelectorTerms, corev1.NodeSelectorTerm{
-			MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{fmt.Sprint("n", i)}}},
+			MatchFields: []corev1.NodeSelectorRequirement{
+				{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{fmt.Sprint("n", i)}},
+			},
 		})
 	}
 	// 441 KiB of plan, as often as there are nodes.
@@ -221,7 +241,9 @@ func (c *cluster) sendRefused(ctx context.Context) error {
 	for i := range int32(4000) {
 		plan.Spec.DrainPlan = append(plan.Spec.DrainPlan, v1alpha1.DrainPlanEntry{
 			PodPriority: i, PodType: v1alpha1.PodTypeDefault,
-			PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": strings.Repeat("x", 57) + fmt.Sprintf("%06d", i)}},
+			PodSelector: &metav1.LabelSelector{
+				MatchLabels: map[string]string{"app": strings.Repeat("x", 57) + fmt.Sprintf("%06d", i)},
+			},
 		})
 	}
 	for what, nm := range map[string]*v1alpha1.NodeMaintenance{"26,000 selector terms": terms, "a plan of 441 KiB": plan} {
@@ -236,7 +258,9 @@ func (c *cluster) sendRefused(ctx context.Context) error {
 // badInputIsKnown says what is missing until the server has asked every pod to leave and says what
 // blocks those that wait for their budget.
 func (c *cluster) badInputIsKnown(ctx context.Context) (string, error) {
-	list, err := c.haulout.MaintenanceV1alpha1().Evacuations(badNamespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	list, err := c.haulout.MaintenanceV1alpha1().Evacuations(badNamespace).List(
+		ctx, metav1.ListOptions{ResourceVersion: "0"},
+	)
 	if err != nil {
 		return "", err
 	}
@@ -247,7 +271,9 @@ func (c *cluster) badInputIsKnown(ctx context.Context) (string, error) {
 		}
 	}
 	if asked := len(list.Items); asked < waitingPods+deniedPods || blocked < waitingPods {
-		return fmt.Sprintf("%d pods of the bad input have been asked to leave, %d of them are known to be blocked", asked, blocked), nil
+		return fmt.Sprintf(
+			"%d pods of the bad input have been asked to leave, %d of them are known to be blocked", asked, blocked,
+		), nil
 	}
 	return "", nil
 }
@@ -265,7 +291,9 @@ func (c *cluster) removeBadInput(ctx context.Context) error {
 		return err
 	}
 	own := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, v1alpha1.AnnotationCordonedBy)
-	if _, err := c.kube.CoreV1().Nodes().Patch(ctx, c.bad[0], types.MergePatchType, own, metav1.PatchOptions{}); err != nil {
+	if _, err := c.kube.CoreV1().Nodes().Patch(
+		ctx, c.bad[0], types.MergePatchType, own, metav1.PatchOptions{},
+	); err != nil {
 		return err
 	}
 	return until(ctx, func(ctx context.Context) (string, error) {

@@ -79,7 +79,13 @@ func loop(ctx context.Context, args []string, _ io.Writer) error {
 			names = append(names, pods.Items[i].Name)
 		}
 	}
-	return evictAll(ctx, names, workers, retry, func(ctx context.Context, name string) error { return evict(ctx, kube, namespace, name) })
+	return evictAll(
+		ctx,
+		names,
+		workers,
+		retry,
+		func(ctx context.Context, name string) error { return evict(ctx, kube, namespace, name) },
+	)
 }
 
 // evict sends one eviction. Without the retries of the client, which would wait for as long as the
@@ -91,7 +97,9 @@ func evict(ctx context.Context, kube kubernetes.Interface, namespace, name strin
 
 // evictAll evicts all pods. One that was refused goes to the end of the queue, and whoever sent
 // that waits.
-func evictAll(ctx context.Context, pods []string, workers int, retry time.Duration, evict func(context.Context, string) error) error {
+func evictAll(
+	ctx context.Context, pods []string, workers int, retry time.Duration, evict func(context.Context, string) error,
+) error {
 	queue := make(chan string, len(pods))
 	for _, pod := range pods {
 		queue <- pod
@@ -148,7 +156,13 @@ func again(err error) bool {
 
 // setUnschedulable closes a node to new pods or opens it.
 func setUnschedulable(ctx context.Context, kube kubernetes.Interface, node string, closed bool) error {
-	_, err := kube.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, fmt.Appendf(nil, `{"spec":{"unschedulable":%t}}`, closed), metav1.PatchOptions{})
+	_, err := kube.CoreV1().Nodes().Patch(
+		ctx,
+		node,
+		types.MergePatchType,
+		fmt.Appendf(nil, `{"spec":{"unschedulable":%t}}`, closed),
+		metav1.PatchOptions{},
+	)
 	return err
 }
 

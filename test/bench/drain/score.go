@@ -117,7 +117,9 @@ type budget struct {
 func (r *result) enterBooks(left int, budgets []oracle.Health) {
 	r.Left = left
 	for _, b := range budgets {
-		r.Budgets = append(r.Budgets, budget{Name: b.Name, Expected: b.Expected, Needed: b.Floor, Lowest: b.Lowest, Below: b.Below})
+		r.Budgets = append(
+			r.Budgets, budget{Name: b.Name, Expected: b.Expected, Needed: b.Floor, Lowest: b.Lowest, Below: b.Below},
+		)
 	}
 }
 
@@ -204,7 +206,13 @@ func summarize(results []result, workloads, contenders []string) []summary {
 			if len(all) == 0 {
 				continue
 			}
-			s := summary{Workload: workload, Contender: contender, Drains: len(all), Failed: len(all) - len(good), LowestShare: 1}
+			s := summary{
+				Workload:    workload,
+				Contender:   contender,
+				Drains:      len(all),
+				Failed:      len(all) - len(good),
+				LowestShare: 1,
+			}
 			s.enterMedians(good)
 			for i := range all {
 				s.ToClosed = max(s.ToClosed, all[i].ToClosed)

@@ -27,7 +27,8 @@ import (
 // printSummaries prints a row for each workload and contender.
 func printSummaries(out io.Writer, summaries []summary) error {
 	rows := [][]string{{
-		"WORKLOAD", "CONTENDER", "FIRST", "SECONDS", "DONE", "PODS/S", "MADE", "CALLS/POD", "REJECTED", "TO CLOSED", "API CPU", "API MB", "OUR CPU", "OUR MB", "CLIENT CPU", "LOWEST", "NEEDED", "BELOW",
+		"WORKLOAD", "CONTENDER", "FIRST", "SECONDS", "DONE", "PODS/S", "MADE", "CALLS/POD", "REJECTED", "TO CLOSED",
+		"API CPU", "API MB", "OUR CPU", "OUR MB", "CLIENT CPU", "LOWEST", "NEEDED", "BELOW",
 	}}
 	for _, s := range summaries {
 		if s.Failed == s.Drains {
@@ -45,9 +46,12 @@ func printSummaries(out io.Writer, summaries []summary) error {
 			name += fmt.Sprintf(" (%d of %d failed)", s.Failed, s.Drains)
 		}
 		rows = append(rows, []string{
-			s.Workload, name, seconds(s.FirstSeconds), seconds(s.Seconds), seconds(s.DoneSeconds), fmt.Sprintf("%.1f", s.PodsPerSecond), fmt.Sprintf("%.0f", s.Created), fmt.Sprintf("%.2f", s.CallsPerPod),
-			fmt.Sprintf("%.0f (%s)", s.Rejected, percent(s.RejectedShare)), fmt.Sprint(s.ToClosed), seconds(s.Host.CPUSeconds), megabytes(s.Host.PeakBytes),
-			seconds(s.Server.CPUSeconds), megabytes(s.Server.PeakBytes), seconds(s.ClientCPUSeconds), lowest, needed, below,
+			s.Workload, name, seconds(s.FirstSeconds), seconds(s.Seconds), seconds(s.DoneSeconds),
+			fmt.Sprintf("%.1f", s.PodsPerSecond), fmt.Sprintf("%.0f", s.Created), fmt.Sprintf("%.2f", s.CallsPerPod),
+			fmt.Sprintf("%.0f (%s)", s.Rejected, percent(s.RejectedShare)), fmt.Sprint(s.ToClosed),
+			seconds(s.Host.CPUSeconds), megabytes(s.Host.PeakBytes),
+			seconds(s.Server.CPUSeconds), megabytes(s.Server.PeakBytes), seconds(s.ClientCPUSeconds), lowest, needed,
+			below,
 		})
 	}
 	return printRows(out, rows)

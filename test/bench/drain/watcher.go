@@ -55,9 +55,12 @@ type watcher struct {
 
 // startWatcher begins to watch until the context ends; what it sees first is the state before the
 // drain.
-func startWatcher(ctx context.Context, kube kubernetes.Interface, nodes []string, budgets []policyv1.PodDisruptionBudget) (*watcher, error) {
+func startWatcher(
+	ctx context.Context, kube kubernetes.Interface, nodes []string, budgets []policyv1.PodDisruptionBudget,
+) (*watcher, error) {
 	w := &watcher{
-		emptied: make(chan struct{}), pods: map[types.UID]*corev1.Pod{}, nodes: sets.New(nodes...), staying: sets.New[types.UID](),
+		emptied: make(chan struct{}), pods: map[types.UID]*corev1.Pod{}, nodes: sets.New(nodes...),
+		staying: sets.New[types.UID](),
 	}
 	opening := func(event watch.Event) { w.budgets.See(event, time.Now()) }
 	for _, resource := range []oracle.Resource{

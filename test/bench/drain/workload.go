@@ -66,9 +66,14 @@ func newWorkload(name string, s settings) workload {
 		switch name {
 		case noBudgets:
 		case singleReplicas:
-			w.budgets = append(w.budgets, newBudget(app, policyv1.PodDisruptionBudgetSpec{MinAvailable: new(intstr.FromInt32(1))}))
+			w.budgets = append(
+				w.budgets, newBudget(app, policyv1.PodDisruptionBudgetSpec{MinAvailable: new(intstr.FromInt32(1))}),
+			)
 		default:
-			w.budgets = append(w.budgets, newBudget(app, policyv1.PodDisruptionBudgetSpec{MaxUnavailable: new(intstr.FromString(mayBeMissing))}))
+			w.budgets = append(
+				w.budgets,
+				newBudget(app, policyv1.PodDisruptionBudgetSpec{MaxUnavailable: new(intstr.FromString(mayBeMissing))}),
+			)
 		}
 	}
 	return w
@@ -123,7 +128,8 @@ func newDeployment(app string, replicas int) *appsv1.Deployment {
 				Spec: corev1.PodSpec{Containers: []corev1.Container{{
 					Name: "app", Image: "example/app",
 					Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
-						corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("32Mi"),
+						corev1.ResourceCPU:    resource.MustParse("50m"),
+						corev1.ResourceMemory: resource.MustParse("32Mi"),
 					}},
 				}}},
 			},

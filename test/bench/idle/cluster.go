@@ -124,7 +124,9 @@ func (c *cluster) makePods(ctx context.Context, s settings) error {
 	}
 	owners := make([]types.UID, s.budgets)
 	err = crowd.Each(ctx, s.budgets, func(ctx context.Context, i int) error {
-		owner, err := c.kube.CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: appName(i)}}, metav1.CreateOptions{})
+		owner, err := c.kube.CoreV1().ConfigMaps(namespace).Create(
+			ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: appName(i)}}, metav1.CreateOptions{},
+		)
 		if err == nil {
 			owners[i] = owner.UID
 		}
@@ -135,7 +137,9 @@ func (c *cluster) makePods(ctx context.Context, s settings) error {
 	}
 	return crowd.Store(ctx, c.Dir, s.pods, func(i int) *corev1.Pod {
 		app := i % s.budgets
-		return crowd.NewPod(crowd.Name{Namespace: namespace, App: appName(app)}, i, owners[app], nodes.Items[i%len(nodes.Items)].Name)
+		return crowd.NewPod(
+			crowd.Name{Namespace: namespace, App: appName(app)}, i, owners[app], nodes.Items[i%len(nodes.Items)].Name,
+		)
 	})
 }
 
@@ -168,7 +172,9 @@ func (c *cluster) makeBudgets(ctx context.Context, s settings) error {
 		for i := range list.Items {
 			healthy += int(list.Items[i].Status.CurrentHealthy)
 			if list.Items[i].Status.DisruptionsAllowed > 0 {
-				return false, fmt.Errorf("budget %s allows %d pods to go", list.Items[i].Name, list.Items[i].Status.DisruptionsAllowed)
+				return false, fmt.Errorf(
+					"budget %s allows %d pods to go", list.Items[i].Name, list.Items[i].Status.DisruptionsAllowed,
+				)
 			}
 		}
 		return healthy == s.pods, nil
@@ -182,7 +188,9 @@ func (c *cluster) drainAll(ctx context.Context, s settings) error {
 		Spec: v1alpha1.NodeMaintenanceSpec{
 			Stage: v1alpha1.NodeMaintenanceStageDrain,
 			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpExists}},
+				MatchExpressions: []corev1.NodeSelectorRequirement{
+					{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpExists},
+				},
 			}}},
 		},
 	}, metav1.CreateOptions{}); err != nil {

@@ -58,7 +58,12 @@ func main() {
 	flag.DurationVar(&s.duration, "duration", time.Minute, "how long to measure")
 	flag.IntVar(&s.gogc, "gogc", 50, "GOGC of haulout-apiserver; 50 is what its Deployment sets")
 	flag.StringVar(&s.bin, "bin", "bin", "folder of the programs of the development cluster")
-	flag.StringVar(&s.use, "use", "", "folder of a cluster that an earlier run with --keep and the same numbers has left: only measure")
+	flag.StringVar(
+		&s.use,
+		"use",
+		"",
+		"folder of a cluster that an earlier run with --keep and the same numbers has left: only measure",
+	)
 	flag.BoolVar(&s.keep, "keep", false, "leave the cluster up in the end")
 	flag.StringVar(&s.json, "json", "bin/bench-idle.json", "file that the figures are written to")
 	flag.Parse()
@@ -82,7 +87,9 @@ func (s settings) check() error {
 		}
 	}
 	if room := s.nodes * podsPerNode; s.pods > room {
-		return fmt.Errorf("--pods=%d: must be at most %d, which is what --nodes=%d have room for", s.pods, room, s.nodes)
+		return fmt.Errorf(
+			"--pods=%d: must be at most %d, which is what --nodes=%d have room for", s.pods, room, s.nodes,
+		)
 	}
 	if s.settle < 0 || s.duration < time.Second {
 		return fmt.Errorf("--settle=%v must not be negative, --duration=%v must be at least 1s", s.settle, s.duration)

@@ -121,17 +121,23 @@ func (c *cluster) measure(ctx context.Context, s settings) (*report, error) {
 		return nil, err
 	}
 	r := &report{
-		CPUs: runtime.NumCPU(), Started: started.UTC(), Pods: s.pods, Budgets: s.budgets, Nodes: s.nodes, Seconds: took.Seconds(), Settled: s.settle.Seconds(),
-		ServerCPU: costs[server].CPU.Seconds() / took.Seconds(), HostCPU: costs[host].CPU.Seconds() / took.Seconds(), PeakBytes: costs[server].Peak,
+		CPUs: runtime.NumCPU(), Started: started.UTC(), Pods: s.pods, Budgets: s.budgets, Nodes: s.nodes,
+		Seconds: took.Seconds(), Settled: s.settle.Seconds(),
+		ServerCPU: costs[server].CPU.Seconds() / took.Seconds(), HostCPU: costs[host].CPU.Seconds() / took.Seconds(),
+		PeakBytes: costs[server].Peak,
 		Evictions: float64(counts[evictionKind]) / took.Minutes(), EvacsStill: len(evacuations.Items),
 	}
 	for kind, count := range counts {
 		r.Requests = append(r.Requests, request{kind, count})
 		r.PerSecond += float64(count) / took.Seconds()
 	}
-	slices.SortFunc(r.Requests, func(a, b request) int { return cmp.Or(b.Count-a.Count, strings.Compare(a.Kind, b.Kind)) })
+	slices.SortFunc(
+		r.Requests, func(a, b request) int { return cmp.Or(b.Count-a.Count, strings.Compare(a.Kind, b.Kind)) },
+	)
 	if r.EvacsStill != s.pods {
-		return nil, fmt.Errorf("there are %d Evacuations, want one of each of %d pods: something else was measured", r.EvacsStill, s.pods)
+		return nil, fmt.Errorf(
+			"there are %d Evacuations, want one of each of %d pods: something else was measured", r.EvacsStill, s.pods,
+		)
 	}
 	r.judge()
 	return r, nil
@@ -202,7 +208,13 @@ func (r *report) publish(out io.Writer, file string) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\n%d Evacuations under %d closed budgets; kube-apiserver takes %.1f%% of a processor beside.\n", r.EvacsStill, r.Budgets, r.HostCPU*100)
+	fmt.Fprintf(
+		out,
+		"\n%d Evacuations under %d closed budgets; kube-apiserver takes %.1f%% of a processor beside.\n",
+		r.EvacsStill,
+		r.Budgets,
+		r.HostCPU*100,
+	)
 	content, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err

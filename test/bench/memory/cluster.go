@@ -80,8 +80,9 @@ func (c *cluster) connect() error {
 func (c *cluster) fill(ctx context.Context, s settings) error {
 	if err := crowd.Each(ctx, s.nodes, func(ctx context.Context, i int) error {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i), Labels: map[string]string{
-			corev1.LabelHostname: nodeName(i), corev1.LabelTopologyZone: fmt.Sprint("zone-", i%3), corev1.LabelInstanceTypeStable: "large",
-			drainLabel: strconv.FormatBool(i < s.drain),
+			corev1.LabelHostname: nodeName(i), corev1.LabelTopologyZone: fmt.Sprint("zone-", i%3),
+			corev1.LabelInstanceTypeStable: "large",
+			drainLabel:                     strconv.FormatBool(i < s.drain),
 		}}}
 		_, err := c.kube.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 		return err
@@ -93,7 +94,9 @@ func (c *cluster) fill(ctx context.Context, s settings) error {
 	if err := crowd.Each(ctx, apps, func(ctx context.Context, i int) error {
 		// What the pods are controlled by must exist, or they would be collected, and must not
 		// count them.
-		owner, err := c.kube.CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: appName(i)}}, metav1.CreateOptions{})
+		owner, err := c.kube.CoreV1().ConfigMaps(namespace).Create(
+			ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: appName(i)}}, metav1.CreateOptions{},
+		)
 		if err == nil {
 			owners[i] = owner.UID
 		}
@@ -111,7 +114,9 @@ func (c *cluster) fill(ctx context.Context, s settings) error {
 func (c *cluster) fillPods(ctx context.Context, s settings, owners []types.UID) error {
 	return crowd.Store(ctx, c.dir, s.pods, func(i int) *corev1.Pod {
 		app := i / podsPerApp
-		return crowd.NewPod(crowd.Name{Namespace: namespace, App: appName(app), Team: app % teams}, i, owners[app], nodeName(i%s.nodes))
+		return crowd.NewPod(
+			crowd.Name{Namespace: namespace, App: appName(app), Team: app % teams}, i, owners[app], nodeName(i%s.nodes),
+		)
 	})
 }
 
@@ -125,7 +130,9 @@ func (c *cluster) know(ctx context.Context, s settings) error {
 	_, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: maintenance},
 		Spec: v1alpha1.NodeMaintenanceSpec{NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: drainLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{"true"}}},
+			MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: drainLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{"true"}},
+			},
 		}}}},
 	}, metav1.CreateOptions{})
 	if err != nil {
@@ -136,7 +143,9 @@ func (c *cluster) know(ctx context.Context, s settings) error {
 
 // drain drains the nodes and waits until every pod on them has an Evacuation.
 func (c *cluster) drain(ctx context.Context, s settings) error {
-	_, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, maintenance, types.MergePatchType, []byte(`{"spec":{"stage":"Drain"}}`), metav1.PatchOptions{})
+	_, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(
+		ctx, maintenance, types.MergePatchType, []byte(`{"spec":{"stage":"Drain"}}`), metav1.PatchOptions{},
+	)
 	if err != nil {
 		return err
 	}
@@ -166,11 +175,15 @@ func (c *cluster) counted(ctx context.Context, s settings, count func(*v1alpha1.
 
 // cancel deletes the drain and waits until nothing of it is left.
 func (c *cluster) cancel(ctx context.Context) error {
-	if err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(ctx, maintenance, metav1.DeleteOptions{}); err != nil {
+	if err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
+		ctx, maintenance, metav1.DeleteOptions{},
+	); err != nil {
 		return err
 	}
 	return eventually(ctx, func(ctx context.Context) (bool, error) {
-		list, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + maintenance})
+		list, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(
+			ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + maintenance},
+		)
 		return err == nil && len(list.Items) == 0, err
 	})
 }

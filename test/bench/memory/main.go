@@ -49,13 +49,29 @@ func main() {
 	flag.IntVar(&s.nodes, "nodes", 5000, "number of nodes")
 	flag.IntVar(&s.pods, "pods", 150000, "number of pods, spread evenly over the nodes")
 	flag.IntVar(&s.drain, "drain", 250, "number of nodes to drain")
-	flag.IntVar(&s.gogc, "gogc", 50, "GOGC of the server: how much garbage Go lets pile up, in percent of what is in use; 50 is what the Deployment sets")
+	flag.IntVar(
+		&s.gogc,
+		"gogc",
+		50,
+		"GOGC of the server: how much garbage Go lets pile up, in percent of what is in use; 50 is what the Deployment sets",
+	)
 	flag.StringVar(&s.bin, "bin", "bin", "folder of the programs")
-	flag.StringVar(&s.use, "use", "", "folder of a cluster that an earlier run with --keep and the same numbers has left; its server is started anew")
+	flag.StringVar(
+		&s.use,
+		"use",
+		"",
+		"folder of a cluster that an earlier run with --keep and the same numbers has left; its server is started anew",
+	)
 	flag.BoolVar(&s.keep, "keep", false, "leave the cluster up in the end")
 	flag.Parse()
 	if s.nodes < 1 || s.pods < s.nodes || s.drain < 1 || s.drain > s.nodes {
-		fmt.Fprintf(os.Stderr, "memory: --nodes is %d, --pods %d, --drain %d: want --nodes of at least 1, --pods of at least --nodes, --drain of 1 to --nodes\n", s.nodes, s.pods, s.drain)
+		fmt.Fprintf(
+			os.Stderr,
+			"memory: --nodes is %d, --pods %d, --drain %d: want --nodes of at least 1, --pods of at least --nodes, --drain of 1 to --nodes\n",
+			s.nodes,
+			s.pods,
+			s.drain,
+		)
 		os.Exit(2)
 	}
 	devcluster.Main("memory", func(ctx context.Context) error { return run(ctx, s, os.Stdout) })
@@ -70,7 +86,8 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 	}
 	// Without the controllers that would take the nodes, which send no heartbeats, for lost.
 	c.environment = []string{
-		"CLUSTER_DIR=" + c.dir, "NODES=0", "CONTROLLER_MANAGER_FLAGS=--controllers=*,-node-lifecycle-controller,-taint-eviction-controller,-node-ipam-controller",
+		"CLUSTER_DIR=" + c.dir, "NODES=0",
+		"CONTROLLER_MANAGER_FLAGS=--controllers=*,-node-lifecycle-controller,-taint-eviction-controller,-node-ipam-controller",
 	}
 	defer func() {
 		if s.keep {
@@ -120,7 +137,15 @@ func (c *cluster) measure(ctx context.Context, s settings) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
-		fmt.Fprintf(c.out, "%-24s %7d MB %7d MB %7d MB %8v\n", step.name, figures.resident/1e6, figures.peak/1e6, figures.heap/1e6, time.Since(started).Round(time.Second))
+		fmt.Fprintf(
+			c.out,
+			"%-24s %7d MB %7d MB %7d MB %8v\n",
+			step.name,
+			figures.resident/1e6,
+			figures.peak/1e6,
+			figures.heap/1e6,
+			time.Since(started).Round(time.Second),
+		)
 	}
 	return nil
 }
@@ -136,7 +161,10 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // manage runs bin/cluster.
 func (c *cluster) manage(ctx context.Context, verb string, environment ...string) error {
-	_, err := program.Program{Path: filepath.Join(c.bin, "cluster"), Environment: slices.Concat(c.environment, environment)}.Run(ctx, verb)
+	_, err := program.Program{
+		Path:        filepath.Join(c.bin, "cluster"),
+		Environment: slices.Concat(c.environment, environment),
+	}.Run(ctx, verb)
 	return err
 }
 

@@ -85,35 +85,62 @@ func NewPod(of Name, i int, owner types.UID, node string) *corev1.Pod {
 			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
 				corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("16Mi"),
 			}},
-			ReadinessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}},
+			ReadinessProbe: &corev1.Probe{
+				ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}},
+			},
 		}
 		for v := range 10 {
-			c.Env = append(c.Env, corev1.EnvVar{Name: fmt.Sprint("VARIABLE_", v), Value: "a value of some length that says how the service is set up"})
+			c.Env = append(c.Env, corev1.EnvVar{
+				Name:  fmt.Sprint("VARIABLE_", v),
+				Value: "a value of some length that says how the service is set up",
+			})
 		}
 		return c
 	}
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: of.Namespace, Name: fmt.Sprintf("%s-%06d", name, i), GenerateName: name + "-",
-			Labels:      map[string]string{AppLabel: name, "app.kubernetes.io/part-of": "shop", "pod-template-hash": "7c9f6d5b8f", "team": fmt.Sprint("team-", of.Team)},
-			Annotations: map[string]string{"prometheus.io/scrape": "true", "checksum/config": strings.Repeat("0123456789abcdef", 4)},
+			Labels: map[string]string{
+				AppLabel:                    name,
+				"app.kubernetes.io/part-of": "shop",
+				"pod-template-hash":         "7c9f6d5b8f",
+				"team":                      fmt.Sprint("team-", of.Team),
+			},
+			Annotations: map[string]string{
+				"prometheus.io/scrape": "true", "checksum/config": strings.Repeat("0123456789abcdef", 4),
+			},
 			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: "v1", Kind: "ConfigMap", Name: name, UID: owner, Controller: ptr.To(true), BlockOwnerDeletion: ptr.To(false),
+				APIVersion: "v1", Kind: "ConfigMap", Name: name, UID: owner, Controller: ptr.To(true),
+				BlockOwnerDeletion: ptr.To(false),
 			}},
 		},
 		Spec: corev1.PodSpec{
 			NodeName: node, Containers: []corev1.Container{container("app"), container("proxy")},
-			Volumes:     []corev1.Volume{{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}},
-			Tolerations: []corev1.Toleration{{Key: "node.kubernetes.io/not-ready", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}},
+			Volumes: []corev1.Volume{
+				{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+			},
+			Tolerations: []corev1.Toleration{{
+				Key:      "node.kubernetes.io/not-ready",
+				Operator: corev1.TolerationOpExists,
+				Effect:   corev1.TaintEffectNoExecute,
+			}},
 		},
 	}
 }
 
 // running is the status that a kubelet gives a pod that serves.
 func running() corev1.PodStatus {
-	status := corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.2.3", HostIP: "10.0.0.1", StartTime: ptr.To(metav1.Now())}
+	status := corev1.PodStatus{
+		Phase:     corev1.PodRunning,
+		PodIP:     "10.1.2.3",
+		HostIP:    "10.0.0.1",
+		StartTime: ptr.To(metav1.Now()),
+	}
 	for _, t := range []corev1.PodConditionType{corev1.PodScheduled, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady, corev1.PodReadyToStartContainers} {
-		status.Conditions = append(status.Conditions, corev1.PodCondition{Type: t, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()})
+		status.Conditions = append(
+			status.Conditions,
+			corev1.PodCondition{Type: t, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()},
+		)
 	}
 	return status
 }

@@ -46,7 +46,9 @@ type Cluster struct {
 func Main(name string, measure func(context.Context) error) {
 	// SIGHUP and SIGPIPE, too: a terminal or a reader that goes away must not leave a cluster
 	// behind.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(
+		context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE,
+	)
 	err := measure(ctx)
 	stop()
 	if err != nil {
@@ -68,7 +70,9 @@ func Start(ctx context.Context, bin string, nodes, gogc int, environment ...stri
 		return nil, err
 	}
 	c := &Cluster{Bin: bin, Dir: dir}
-	ctx, cancel := context.WithTimeoutCause(ctx, startTime, fmt.Errorf("the cluster did not start within %v", startTime))
+	ctx, cancel := context.WithTimeoutCause(
+		ctx, startTime, fmt.Errorf("the cluster did not start within %v", startTime),
+	)
 	defer cancel()
 	up := []string{"up", "--cluster-dir=" + dir, "--nodes=" + strconv.Itoa(nodes), "--pod-stages=fast", "--audit=true"}
 	// In two steps: how much garbage Go lets pile up is a setting of our server, and not of the
@@ -76,7 +80,12 @@ func Start(ctx context.Context, bin string, nodes, gogc int, environment ...stri
 	if _, err := c.Run(ctx, environment, c.Program("cluster"), append(up, "--haulout=false")...); err != nil {
 		return c, err
 	}
-	_, err = c.Run(ctx, append(slices.Clone(environment), fmt.Sprintf("GOGC=%d", gogc)), c.Program("cluster"), append(up, "--haulout=true")...)
+	_, err = c.Run(
+		ctx,
+		append(slices.Clone(environment), fmt.Sprintf("GOGC=%d", gogc)),
+		c.Program("cluster"),
+		append(up, "--haulout=true")...,
+	)
 	return c, err
 }
 
@@ -102,6 +111,9 @@ func (c *Cluster) AuditLog() string { return filepath.Join(c.Dir, "logs", "kube-
 // Run runs a program as the cluster's administrator and returns the time that it took of the
 // processors. The error has what it printed.
 func (c *Cluster) Run(ctx context.Context, environment []string, path string, args ...string) (time.Duration, error) {
-	result, err := program.Program{Path: path, Environment: append([]string{"KUBECONFIG=" + c.Kubeconfig()}, environment...)}.Run(ctx, args...)
+	result, err := program.Program{
+		Path:        path,
+		Environment: append([]string{"KUBECONFIG=" + c.Kubeconfig()}, environment...),
+	}.Run(ctx, args...)
 	return result.CPU, err
 }

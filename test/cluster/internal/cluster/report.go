@@ -61,7 +61,9 @@ func (c *Cluster) hauloutSummary() string {
 	case options.ModePrepare:
 		return "not started and not registered (HAULOUT=false)"
 	case options.ModeExternal:
-		return fmt.Sprintf("registered at 127.0.0.1:%d, to be started by you (HAULOUT=external)", c.state.Ports[layout.Haulout])
+		return fmt.Sprintf(
+			"registered at 127.0.0.1:%d, to be started by you (HAULOUT=external)", c.state.Ports[layout.Haulout],
+		)
 	}
 	return fmt.Sprintf("serves %s at 127.0.0.1:%d", haulout.APIService, c.state.Ports[layout.Haulout])
 }
@@ -105,7 +107,9 @@ func display(path string) string {
 // quote makes a word safe to be pasted into a shell.
 func quote(word string) string {
 	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_=./:,@+%", r)
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune(
+			"-_=./:,@+%", r,
+		)
 	}
 	if word != "" && strings.IndexFunc(word, func(r rune) bool { return !plain(r) }) < 0 {
 		return word

@@ -106,7 +106,11 @@ func (c *Cluster) prepareFolder() error {
 	}
 	for _, entry := range entries {
 		if entry.Name() != filepath.Base(c.Layout.LockFile()) {
-			return fmt.Errorf("CLUSTER_DIR=%q: must be a new or an empty folder or that of a cluster, it holds %s", c.Layout.Dir, entry.Name())
+			return fmt.Errorf(
+				"CLUSTER_DIR=%q: must be a new or an empty folder or that of a cluster, it holds %s",
+				c.Layout.Dir,
+				entry.Name(),
+			)
 		}
 	}
 	return nil
@@ -259,16 +263,24 @@ func (c *Cluster) abandon(ctx context.Context, cause error) error {
 		return errors.Join(cause, err)
 	}
 	if len(c.state.Processes) > 0 {
-		return fmt.Errorf("the cluster in %s is not complete: %w\nWhat ran before still runs; what was started now was stopped", c.Layout.Dir, cause)
+		return fmt.Errorf(
+			"the cluster in %s is not complete: %w\nWhat ran before still runs; what was started now was stopped",
+			c.Layout.Dir,
+			cause,
+		)
 	}
 	if len(c.state.Options) > 0 {
-		return fmt.Errorf("the cluster did not start: %w\nNothing runs; its data and logs are in %s", cause, c.Layout.Dir)
+		return fmt.Errorf(
+			"the cluster did not start: %w\nNothing runs; its data and logs are in %s", cause, c.Layout.Dir,
+		)
 	}
 	// It never ran: the next attempt starts from nothing, but the logs stay.
 	err := removeAll(c.Layout.Data())
 	c.state = state.New()
 	err = errors.Join(err, c.state.Save(c.Layout.StateFile()))
-	return errors.Join(fmt.Errorf("the cluster did not start: %w\nNothing runs; logs are in %s", cause, c.Layout.Logs()), err)
+	return errors.Join(
+		fmt.Errorf("the cluster did not start: %w\nNothing runs; logs are in %s", cause, c.Layout.Logs()), err,
+	)
 }
 
 // printTail shows the end of the log that explains an error.

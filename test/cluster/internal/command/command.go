@@ -99,7 +99,9 @@ func down(f *folders) *cobra.Command {
 		Short: "Stops the cluster and removes its data",
 		Args:  cobra.NoArgs,
 	}
-	command.Flags().StringVar(&keepData, "keep-data", os.Getenv("KEEP_DATA"), "1 keeps the data for the next start [$KEEP_DATA]")
+	command.Flags().StringVar(
+		&keepData, "keep-data", os.Getenv("KEEP_DATA"), "1 keeps the data for the next start [$KEEP_DATA]",
+	)
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		keep, err := options.ParseBool("KEEP_DATA", keepData)
 		if err != nil {

@@ -65,7 +65,9 @@ func writeKwokConfig(path, stages, podStages string) error {
 		}
 		sort.Strings(files)
 		if len(files) == 0 {
-			return fmt.Errorf("no stages of kwok in %s, `make cluster-binaries` puts them there", filepath.Join(stages, folder))
+			return fmt.Errorf(
+				"no stages of kwok in %s, `make cluster-binaries` puts them there", filepath.Join(stages, folder),
+			)
 		}
 		for _, file := range files {
 			stage, err := os.ReadFile(file)
@@ -145,7 +147,9 @@ func selectAlso(stage []byte, suffix string, delay time.Duration, operator strin
 		return nil, err
 	}
 	if delay != 0 {
-		if err := unstructured.SetNestedMap(object.Object, map[string]any{"durationMilliseconds": delay.Milliseconds()}, "spec", "delay"); err != nil {
+		if err := unstructured.SetNestedMap(
+			object.Object, map[string]any{"durationMilliseconds": delay.Milliseconds()}, "spec", "delay",
+		); err != nil {
 			return nil, err
 		}
 	}

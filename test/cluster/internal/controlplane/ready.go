@@ -73,7 +73,11 @@ func (c ControlPlane) probeTLS(ctx context.Context, name, path string) error {
 	}
 	transport := &http.Transport{
 		DisableKeepAlives: true,
-		TLSClientConfig:   &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{admin}, MinVersion: tls.VersionTLS12},
+		TLSClientConfig: &tls.Config{
+			RootCAs:      roots,
+			Certificates: []tls.Certificate{admin},
+			MinVersion:   tls.VersionTLS12,
+		},
 	}
 	return probe(ctx, &http.Client{Transport: transport}, "https://"+net.JoinHostPort(loopback, c.port(name))+path)
 }

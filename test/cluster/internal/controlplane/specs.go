@@ -70,7 +70,9 @@ func (c ControlPlane) PrepareFiles() error {
 		return err
 	}
 	for _, name := range []string{layout.ControllerManager, layout.Scheduler, layout.Kwok} {
-		if err := kubeconfig.WriteClient(c.Layout.ComponentKubeconfig(name), c.Server(), dir, clientCert(name)); err != nil {
+		if err := kubeconfig.WriteClient(
+			c.Layout.ComponentKubeconfig(name), c.Server(), dir, clientCert(name),
+		); err != nil {
 			return err
 		}
 	}
@@ -85,7 +87,13 @@ func servingCert(name string) string { return name + "-serving" }
 
 func leaves() []pki.Leaf {
 	local := []net.IP{net.ParseIP(loopback)}
-	apiServerNames := []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
+	apiServerNames := []string{
+		"localhost",
+		"kubernetes",
+		"kubernetes.default",
+		"kubernetes.default.svc",
+		"kubernetes.default.svc.cluster.local",
+	}
 	return []pki.Leaf{
 		{Name: pki.Admin, Signer: pki.CA, CommonName: "cluster-admin", Organization: []string{"system:masters"}},
 		{Name: clientCert(layout.ControllerManager), Signer: pki.CA, CommonName: "system:kube-controller-manager"},
@@ -103,7 +111,14 @@ func leaves() []pki.Leaf {
 }
 
 func (c ControlPlane) spec(name string, args []string) process.Spec {
-	return process.Spec{Name: name, Path: c.Layout.Binary(name), Args: args, Env: garbageSettings(), Dir: c.Layout.Dir, Log: c.Layout.Log(name)}
+	return process.Spec{
+		Name: name,
+		Path: c.Layout.Binary(name),
+		Args: args,
+		Env:  garbageSettings(),
+		Dir:  c.Layout.Dir,
+		Log:  c.Layout.Log(name),
+	}
 }
 
 // Etcd returns how etcd is started.

@@ -116,7 +116,9 @@ func Apply(ctx context.Context, c *clients.Clients, objects []*unstructured.Unst
 	return group.Wait()
 }
 
-func applyOne(ctx context.Context, client dynamic.Interface, mapper meta.RESTMapper, object *unstructured.Unstructured) error {
+func applyOne(
+	ctx context.Context, client dynamic.Interface, mapper meta.RESTMapper, object *unstructured.Unstructured,
+) error {
 	kind := object.GroupVersionKind()
 	mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
 	if err != nil {
@@ -126,7 +128,9 @@ func applyOne(ctx context.Context, client dynamic.Interface, mapper meta.RESTMap
 	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
 		resource = client.Resource(mapping.Resource).Namespace(object.GetNamespace())
 	}
-	if _, err := resource.Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: fieldManager, Force: true}); err != nil {
+	if _, err := resource.Apply(
+		ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: fieldManager, Force: true},
+	); err != nil {
 		return fmt.Errorf("apply %s %s: %w", kind.Kind, object.GetName(), err)
 	}
 	return nil

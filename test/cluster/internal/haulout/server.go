@@ -50,7 +50,9 @@ func WriteKubeconfig(ctx context.Context, c *clients.Clients, l layout.Layout, s
 	request := &authenticationv1.TokenRequest{
 		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To(int64(tokenLifetime.Seconds()))},
 	}
-	answer, err := c.Kubernetes.CoreV1().ServiceAccounts(Namespace).CreateToken(ctx, ServiceAccount, request, metav1.CreateOptions{})
+	answer, err := c.Kubernetes.CoreV1().ServiceAccounts(Namespace).CreateToken(
+		ctx, ServiceAccount, request, metav1.CreateOptions{},
+	)
 	if err != nil {
 		return fmt.Errorf("token of service account %s/%s: %w", Namespace, ServiceAccount, err)
 	}
@@ -120,7 +122,9 @@ func listens(ctx context.Context, port int) bool {
 // intervals of up to half a minute, but also whenever the Service changes. The Service and not the
 // APIService, which the server itself may be about to write.
 func nudge(ctx context.Context, c *clients.Clients) {
-	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, nudgeAnnotation, time.Now().Format(time.RFC3339Nano))
+	patch := fmt.Appendf(
+		nil, `{"metadata":{"annotations":{%q:%q}}}`, nudgeAnnotation, time.Now().Format(time.RFC3339Nano),
+	)
 	// If it fails the aggregator comes by itself, only later.
 	_, _ = c.Dynamic.Resource(services).Namespace(Namespace).Patch(ctx, Service, types.MergePatchType, patch,
 		metav1.PatchOptions{FieldManager: fieldManager})
@@ -162,7 +166,9 @@ func available(service *unstructured.Unstructured) error {
 		if condition["status"] == "True" {
 			return nil
 		}
-		return fmt.Errorf("APIService %s is not available: %v: %v", service.GetName(), condition["reason"], condition["message"])
+		return fmt.Errorf(
+			"APIService %s is not available: %v: %v", service.GetName(), condition["reason"], condition["message"],
+		)
 	}
 	return fmt.Errorf("APIService %s has no condition Available yet", service.GetName())
 }

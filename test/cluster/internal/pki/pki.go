@@ -130,7 +130,9 @@ func ensureLeaf(dir string, leaf Leaf) error {
 	return write(dir, leaf.Name, certificate, key)
 }
 
-func sign(leaf Leaf, public crypto.PublicKey, signer *x509.Certificate, signerKey crypto.Signer) (*x509.Certificate, error) {
+func sign(
+	leaf Leaf, public crypto.PublicKey, signer *x509.Certificate, signerKey crypto.Signer,
+) (*x509.Certificate, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
 	if err != nil {
 		return nil, err

@@ -103,7 +103,14 @@ func Start(spec Spec, binary Fingerprint) (Record, error) {
 	// a zombie.
 	go func() { _ = command.Wait() }()
 
-	record := Record{PID: command.Process.Pid, BootID: boot, Args: spec.Args, Env: spec.Env, Binary: binary, LogOffset: info.Size()}
+	record := Record{
+		PID:       command.Process.Pid,
+		BootID:    boot,
+		Args:      spec.Args,
+		Env:       spec.Env,
+		Binary:    binary,
+		LogOffset: info.Size(),
+	}
 	s, err := readStat(record.PID)
 	if err != nil {
 		// It ended already. A start time of zero never matches a process.

@@ -61,7 +61,12 @@ func Load(path string) (s *State, found bool, err error) {
 		return nil, false, fmt.Errorf("%s is damaged, its processes have to be ended by hand: %w", path, err)
 	}
 	if s.Version != version {
-		return nil, false, fmt.Errorf("%s has version %d, this program writes version %d; take the cluster down with the program that started it", path, s.Version, version)
+		return nil, false, fmt.Errorf(
+			"%s has version %d, this program writes version %d; take the cluster down with the program that started it",
+			path,
+			s.Version,
+			version,
+		)
 	}
 	return s, true, nil
 }

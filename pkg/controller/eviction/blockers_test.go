@@ -1,0 +1,179 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package eviction
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestBlockers(t *testing.T) {
+	tests := map[string]struct {
+		// pod is an ordinary one if nil.
+		pod     *corev1.Pod
+		budgets []*policyv1.PodDisruptionBudget
+		answer  func(string) error
+		want    string
+		// maxCalls is how many evictions may have been sent until it is shown.
+		maxCalls int
+		failed   int32
+	}{
+		"several budgets are seen before calling": {
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 5), newBudget("other", 5)},
+			want:    "MultiplePodDisruptionBudgets",
+		},
+		"a budget that cannot be computed": {
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {
+				b.Status.Conditions = []metav1.Condition{{
+					Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse,
+					Reason: policyv1.SyncFailedReason, Message: "no controller",
+				}}
+			})},
+			want: "PodDisruptionBudgetSyncFailed", maxCalls: 1, failed: 1,
+		},
+		"a budget whose status is out of order": {
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", -1)}, want: "TooManyDisruptedPods", maxCalls: 1,
+			failed: 1,
+		},
+		"a budget that only the API knows to be out of order": {
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 1)},
+			answer:  func(string) error { return tooManyDisrupted() },
+			want:    "TooManyDisruptedPods", maxCalls: 1,
+		},
+		"a budget that has changed and was not computed since": {
+			budgets: []*policyv1.PodDisruptionBudget{
+				newBudget("web", 5, func(b *policyv1.PodDisruptionBudget) { b.Generation = 2 }),
+			},
+			want: "PodDisruptionBudget", maxCalls: 1, failed: 1,
+		},
+		"a budget below what it desires, which no eviction has done": {
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, withHealthy(8))},
+			want:    "UnhealthyPodsHoldBudget", maxCalls: 1, failed: 1,
+		},
+		"a pod that is not ready in such a budget": {
+			pod:     newPod("web-0", notReady),
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, withHealthy(8))},
+			want:    "UnhealthyPodsHoldBudget", maxCalls: 1, failed: 1,
+		},
+		"a budget that is at what it desires": {
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, want: "PodDisruptionBudget", maxCalls: 1,
+			failed: 1,
+		},
+		"a right that is missing": {
+			answer: func(string) error { return apierrors.NewForbidden(podResource, "web-0", fmt.Errorf("RBAC")) },
+			want:   "EvictionForbidden", maxCalls: 1,
+		},
+		"an error": {
+			answer: func(string) error { return apierrors.NewBadRequest("name") }, want: "EvictionError", maxCalls: 1,
+		},
+		"several budgets that only the API knows": {
+			answer: func(string) error { return severalBudgetsError() }, want: "MultiplePodDisruptionBudgets",
+			maxCalls: 1,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				answer := tc.answer
+				if answer == nil {
+					answer = func(string) error { return budgetClosed() }
+				}
+				pod := tc.pod
+				if pod == nil {
+					pod = newPod("web-0")
+				}
+				w := newWorld(
+					t, worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{pod}, budgets: tc.budgets, answer: answer},
+				)
+				w.add("web-0")
+				w.settled()
+				w.until("it is blocked", 10*time.Millisecond, func() bool { return w.reason("web-0") != "" })
+				if got := w.reason("web-0"); got != tc.want {
+					t.Errorf("got %s, want %s", got, tc.want)
+				}
+				if n := len(w.host.sent()); n > tc.maxCalls {
+					t.Errorf("got %d evictions, want at most %d", n, tc.maxCalls)
+				}
+				if failed := w.state("web-0").FailedEvictions; failed > tc.failed {
+					t.Errorf("got %d failed evictions, want at most %d", failed, tc.failed)
+				}
+
+				// When what blocked is over, it is sent.
+				w.host.answer = success
+				for _, budget := range tc.budgets[min(1, len(tc.budgets)):] {
+					w.must(w.client.PolicyV1().PodDisruptionBudgets(namespace).Delete(
+						w.Context(), budget.Name, metav1.DeleteOptions{},
+					))
+				}
+				if len(tc.budgets) > 0 {
+					w.updateBudget(newBudget(tc.budgets[0].Name, 5))
+				}
+				calls := len(w.host.sent())
+				w.until("it was sent", 100*time.Millisecond, w.sentTo(calls+1))
+			})
+		})
+	}
+}
+
+// At its limit a budget looks the same between two steps of a drain and when a pod never gets
+// ready; only time tells.
+func TestUnhealthyPodsAreToldFromThoseThatStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{
+			maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")},
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
+			answer:  func(string) error { return budgetClosed() },
+		})
+		w.add("web-0")
+		w.settled()
+		w.pass(blockedAfter+time.Second, time.Second)
+		if got := w.reason("web-0"); got != "PodDisruptionBudget" {
+			t.Fatalf("got %q after %s, want PodDisruptionBudget", got, blockedAfter)
+		}
+		w.pass(steadyAfter-blockedAfter-2*time.Second, time.Second)
+		if got := w.reason("web-0"); got != "PodDisruptionBudget" {
+			t.Errorf("got %q before a minute has passed, want PodDisruptionBudget", got)
+		}
+		w.pass(2*time.Second, time.Second)
+		if got := w.reason("web-0"); got != "UnhealthyPodsHoldBudget" {
+			t.Errorf("got %q after a minute, want UnhealthyPodsHoldBudget", got)
+		}
+		// One more is missing: the pods are moving again, but the budget is below what it desires.
+		w.updateBudget(newBudget("web", 0, withHealthy(8)))
+		w.until("the budget was seen", 0, func() bool {
+			w.queue.mu.Lock()
+			defer w.queue.mu.Unlock()
+			return w.queue.items[evacuationOf("web-0")].lane.budget.Status.CurrentHealthy == 8
+		})
+		if got := w.reason("web-0"); got != "UnhealthyPodsHoldBudget" {
+			t.Errorf("got %q with one more missing, want UnhealthyPodsHoldBudget", got)
+		}
+		w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) { b.Status.ExpectedPods = 9 }))
+		w.until(
+			"all pods are healthy, which the budget wants",
+			0,
+			func() bool { return w.reason("web-0") == "PodDisruptionBudget" },
+		)
+	})
+}

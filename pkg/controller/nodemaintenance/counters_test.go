@@ -1,0 +1,139 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"net/http"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodestate"
+)
+
+func TestCountersArePaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(
+			t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0), newPod("r", "one", 0),
+		)
+		f.step("m")
+		f.wait(statusPace)
+		f.step("m")
+		if got := f.nodeStatus("m", "one").PodsEvacuating; got != 3 {
+			t.Fatalf("podsEvacuating = %d, want 3", got)
+		}
+		f.deletePod("p")
+		f.step("m")
+		if got := f.nodeStatus("m", "one").PodsEvacuating; got != 3 {
+			t.Errorf("podsEvacuating = %d was written too early", got)
+		}
+		f.wait(statusPace)
+		f.step("m")
+		if got := f.nodeStatus("m", "one").PodsEvacuating; got != 2 {
+			t.Errorf("podsEvacuating = %d, want 2", got)
+		}
+	})
+}
+
+func TestThePeakOfANodeNeverFalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(
+			t,
+			newNode("one"),
+			newMaintenance("m", atStage(maintenancev1alpha1.NodeMaintenanceStageCordon)),
+			newPod("p", "one", 0),
+			newPod("q", "one", 0),
+			newPod("r", "one", 0),
+		)
+		want := func(peak int32) {
+			t.Helper()
+			f.wait(statusPace)
+			f.step("m")
+			if got := f.nodeStatus("m", "one").PodsPeak; got != peak {
+				t.Errorf("podsPeak = %d, want %d", got, peak)
+			}
+		}
+		want(0)
+		f.deletePod("r")
+		f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
+		want(2)
+		f.deletePod("p")
+		want(2)
+		f.create(newPod("s", "one", 0))
+		f.create(newPod("t", "one", 0))
+		want(3)
+		f.deletePod("q")
+		f.deletePod("s")
+		want(3)
+	})
+}
+
+func TestStatusThatIsTooLargeGoesWithoutMessages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+		refuse := func(always bool) clienttesting.ReactionFunc {
+			return func(action clienttesting.Action) (bool, runtime.Object, error) {
+				nm := action.(clienttesting.UpdateAction).GetObject().(*maintenancev1alpha1.NodeMaintenance)
+				if len(nm.Status.NodeStatuses) == 0 {
+					return false, nil, nil
+				}
+				entry := &nm.Status.NodeStatuses[0]
+				isNew := entry.PodsEvacuating+entry.PodsPendingEvacuation == 0
+				if always && isNew || entry.DrainMessage != "" {
+					return true, nil, apierrors.NewGenericServerResponse(
+						http.StatusRequestEntityTooLarge,
+						"put",
+						maintenancev1alpha1.Resource("nodemaintenances"),
+						"m",
+						"",
+						0,
+						false,
+					)
+				}
+				return false, nil, nil
+			}
+		}
+		f.maintenance.PrependReactor("update", "nodemaintenances", refuse(false))
+		f.step("m")
+		f.wantEvacuating("p")
+		conditions := f.nm("m").Status.Conditions
+		if i := slices.IndexFunc(conditions, func(c metav1.Condition) bool {
+			return c.Type == maintenancev1alpha1.ConditionNodeMessagesOmitted && c.Status == metav1.ConditionTrue
+		}); i < 0 {
+			t.Errorf("no condition says so: %v", conditions)
+		}
+
+		f.maintenance.PrependReactor("update", "nodemaintenances", refuse(true))
+		f.deletePod("p")
+		for range 2 {
+			f.wait(nodestate.VisibleAfter)
+			f.cached()
+			if err := f.Controller.timedSync(f.ctx, "m"); err == nil {
+				t.Error("no error")
+			}
+		}
+		f.wantEvent(EventStatusTooLarge)
+		// What is stored stays, and says why nothing new is.
+		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressSyncFailed)
+	})
+}

@@ -1,0 +1,211 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodestate"
+)
+
+func TestDecideEvacuation(t *testing.T) {
+	for name, test := range map[string]struct {
+		evacuation *maintenancev1alpha1.Evacuation
+		want       evacuationStep
+	}{
+		"a pod without one gets one": {nil, stepCreate},
+		"ours is enough":             {ourEvacuation("p", "n"), stepNone},
+		"somebody else's is joined": {
+			ourEvacuation("p", "n", instigatedBy(foreignInstigator)), stepAdopt,
+		},
+		"one that is going away is waited for": {ourEvacuation(
+			"p",
+			"n",
+			instigatedBy(foreignInstigator),
+			func(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = &metav1.Time{} },
+		), stepWait},
+		"one that has ended is waited for": {ourEvacuation(
+			"p",
+			"n",
+			instigatedBy(),
+			withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled),
+		), stepWait},
+		"one without instigators that goes on is joined": {
+			ourEvacuation("p", "n", instigatedBy(), forbidden), stepAdopt,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := decideEvacuation(
+				&nodestate.Pod{
+					Evacuation: test.evacuation,
+					Ours:       test.evacuation != nil && nodestate.IsOurs(test.evacuation),
+				},
+			); got != test.want {
+				t.Errorf("got %d, want %d", got, test.want)
+			}
+		})
+	}
+}
+
+func TestDecideDrained(t *testing.T) {
+	some := func(modify ...func(*remainder)) *remainder {
+		r := newRemainder()
+		for _, m := range modify {
+			m(r)
+		}
+		return r
+	}
+	leaving := func(r *remainder) { r.covered, r.targeted, r.evacuating = 3, 2, 2 }
+	blocked := func(r *remainder) {
+		r.blocked = []*maintenancev1alpha1.Evacuation{
+			ourEvacuation(
+				"p",
+				"n",
+				withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget),
+			),
+			ourEvacuation(
+				"q", "n", withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodFinalizer),
+			),
+		}
+	}
+	for name, test := range map[string]struct {
+		facts drainedFacts
+		want  verdict
+	}{
+		"in another stage nobody asked": {
+			drainedFacts{nodes: 1, finished: true, remainder: some()},
+			verdict{
+				metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain",
+			},
+		},
+		"no node is not drained": {
+			drainedFacts{draining: true, finished: true, remainder: some()},
+			verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonNoNodes, "The selector matches no node"},
+		},
+		"pods that leave are progress": {
+			drainedFacts{draining: true, nodes: 1, remainder: some(leaving)},
+			verdict{
+				metav1.ConditionFalse,
+				maintenancev1alpha1.ReasonDrainInProgress,
+				"3 pods left, 2 of them evacuating, 0 blocked",
+			},
+		},
+		"when all that are asked are blocked, so is the drain": {
+			drainedFacts{draining: true, nodes: 1, remainder: some(leaving, blocked)},
+			verdict{
+				metav1.ConditionFalse,
+				maintenancev1alpha1.ReasonDrainBlocked,
+				"No pod is able to leave: default/p (PodDisruptionBudget), default/q (PodFinalizer); 3 pods left, 2 of them evacuating, 2 blocked",
+			},
+		},
+		"one that is asked and not blocked moves": {
+			drainedFacts{
+				draining:  true,
+				nodes:     1,
+				remainder: some(leaving, blocked, func(r *remainder) { r.targeted = 3 }),
+			},
+			verdict{
+				metav1.ConditionFalse,
+				maintenancev1alpha1.ReasonDrainInProgress,
+				"3 pods left, 2 of them evacuating, 2 blocked",
+			},
+		},
+		"a node that is not cordoned is not drained": {
+			drainedFacts{draining: true, nodes: 1, finished: true, uncordoned: []string{"n"}, remainder: some()},
+			verdict{
+				metav1.ConditionFalse,
+				maintenancev1alpha1.ReasonDrainInProgress,
+				"Waiting for 1 node to be cordoned; 0 pods left, 0 of them evacuating, 0 blocked",
+			},
+		},
+		"a refused node holds it back": {
+			drainedFacts{draining: true, nodes: 1, refused: 1, username: "x", finished: true, remainder: some()},
+			verdict{
+				metav1.ConditionFalse,
+				maintenancev1alpha1.ReasonNotAuthorized,
+				`User "x" may not delete 1 selected node, which stay as they are; 0 pods left, 0 of them evacuating, 0 blocked`,
+			},
+		},
+		"all gone is drained": {
+			drainedFacts{draining: true, nodes: 2, finished: true, remainder: some()},
+			verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, "All pods have left 2 nodes"},
+		},
+		"what is left on purpose is named": {
+			drainedFacts{
+				draining:  true,
+				nodes:     1,
+				finished:  true,
+				remainder: some(func(r *remainder) { r.left["DaemonSet pod of default/logger"] = 2 }),
+			},
+			verdict{
+				metav1.ConditionTrue,
+				maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
+				"All pods have left 1 node but those left running on purpose: DaemonSet pod of default/logger (2)",
+			},
+		},
+		"volumes do not hold it back, but are told about": {
+			drainedFacts{
+				draining:  true,
+				nodes:     3,
+				finished:  true,
+				remainder: some(),
+				attached:  attachedVolumes{volumes: 3, nodes: 2},
+			},
+			verdict{
+				metav1.ConditionTrue,
+				maintenancev1alpha1.ReasonDrainComplete,
+				"All pods have left 3 nodes; 3 volumes are still attached to 2 nodes",
+			},
+		},
+		"one volume is, too, after what is left on purpose": {
+			drainedFacts{
+				draining:  true,
+				nodes:     1,
+				finished:  true,
+				remainder: some(func(r *remainder) { r.left["static pod of default/x"] = 1 }),
+				attached:  attachedVolumes{volumes: 1, nodes: 1},
+			},
+			verdict{
+				metav1.ConditionTrue,
+				maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
+				"All pods have left 1 node but those left running on purpose: static pod of default/x (1); 1 volume is still attached to 1 node",
+			},
+		},
+		"volumes of pods that still run are nothing to tell": {
+			drainedFacts{
+				draining:  true,
+				nodes:     1,
+				remainder: some(leaving),
+				attached:  attachedVolumes{volumes: 3, nodes: 1},
+			},
+			verdict{
+				metav1.ConditionFalse,
+				maintenancev1alpha1.ReasonDrainInProgress,
+				"3 pods left, 2 of them evacuating, 0 blocked",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := decideDrained(test.facts); got != test.want {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
