@@ -46,7 +46,7 @@ const (
 )
 
 var (
-	start     = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // when bubbles begin
+	start     = informertest.Start
 	resource  = maintenancev1alpha1.SchemeGroupVersion.WithResource("evacuations")
 	errBroken = errors.New("disk is full")
 )
@@ -220,14 +220,9 @@ func (w *world) written() []string {
 // what they could do.
 func (w *world) until(what string, step time.Duration, condition func() bool) {
 	w.Helper()
-	for range 20000 {
-		synctest.Wait()
-		if condition() {
-			return
-		}
-		<-time.After(max(step, time.Millisecond))
+	if !informertest.Until(step, condition) {
+		w.Fatalf("it never came to pass that %s; writes: %v", what, w.written())
 	}
-	w.Fatalf("it never came to pass that %s; writes: %v", what, w.written())
 }
 
 func (w *world) untilWritten(want ...string) {

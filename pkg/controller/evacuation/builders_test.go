@@ -26,6 +26,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/informertest"
 )
 
 const (
@@ -42,7 +43,7 @@ const (
 	testNode = "node-7"
 )
 
-var start = time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC)
+var start = informertest.Start
 
 func after(d time.Duration) *metav1.Time {
 	return &metav1.Time{Time: start.Add(d)}

@@ -27,12 +27,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/informertest"
 )
 
 const (
@@ -55,25 +55,13 @@ func annotated(annotations map[string]string) func(*corev1.Pod) {
 func (w *world) untilAnnotations(step time.Duration, want map[string]string) {
 	w.Helper()
 	var got map[string]string
-	err := wait.PollUntilContextTimeout(
-		w.Context(), time.Millisecond, 20*time.Second, true,
-		func(ctx context.Context) (bool, error) {
-			synctest.Wait()
-			pod, err := w.client.CoreV1().Pods("shop").Get(ctx, podName, metav1.GetOptions{})
-			if err != nil {
-				return false, err
-			}
-			if got = pod.Annotations; maps.Equal(got, want) {
-				return true, nil
-			}
-			if step != 0 {
-				w.clock.Step(step)
-			}
-			return false, nil
-		},
-	)
-	if err != nil {
-		w.Fatalf("got annotations %v, want %v: %v", got, want, err)
+	if !informertest.Until(step, func() bool {
+		pod, err := w.client.CoreV1().Pods("shop").Get(w.Context(), podName, metav1.GetOptions{})
+		w.must(err)
+		got = pod.Annotations
+		return maps.Equal(got, want)
+	}) {
+		w.Fatalf("got annotations %v, want %v", got, want)
 	}
 }
 

@@ -24,7 +24,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -33,12 +32,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/deletioncost"
@@ -56,14 +53,14 @@ var (
 // versions, conflicts, the status subresource, finalizers. It counts the writes.
 type fakeAPI struct {
 	client *versionedfake.Clientset
-	clock  *clocktesting.FakeClock
+	clock  informertest.Clock
 
 	mu      sync.Mutex
 	version int
 	writes  []string
 }
 
-func newFakeAPI(clock *clocktesting.FakeClock, objects ...runtime.Object) *fakeAPI {
+func newFakeAPI(clock informertest.Clock, objects ...runtime.Object) *fakeAPI {
 	api := &fakeAPI{client: versionedfake.NewClientset(objects...), clock: clock, version: 1000}
 	api.client.PrependReactor("update", "evacuations", api.update)
 	api.client.PrependReactor("delete", "evacuations", api.delete)
@@ -210,7 +207,7 @@ func (h *fakeHost) sent() int {
 // world is a controller between two fake clusters.
 type world struct {
 	*testing.T
-	clock  *clocktesting.FakeClock
+	clock  informertest.Clock
 	api    *fakeAPI
 	client *fake.Clientset
 	host   *fakeHost
@@ -235,7 +232,9 @@ func newWorldWith(
 	host ...runtime.Object,
 ) *world {
 	t.Helper()
-	clock := clocktesting.NewFakeClock(start.Add(at))
+	// A bubble begins at start.
+	var clock informertest.Clock
+	clock.Step(at)
 	w := &world{
 		T:      t,
 		clock:  clock,
@@ -293,25 +292,10 @@ func (w *world) get() *maintenancev1alpha1.Evacuation {
 	return evacuation
 }
 
-// until waits for a condition of the stored Evacuation, which is nil when it is gone; step, if not
-// 0, is how far the clock is moved between two looks, each of which waits until the controller has
-// done what it can.
+// until waits in steps for a condition of the stored Evacuation, which is nil when it is gone.
 func (w *world) until(what string, step time.Duration, condition func(*maintenancev1alpha1.Evacuation) bool) {
 	w.Helper()
-	err := wait.PollUntilContextTimeout(
-		w.Context(), time.Millisecond, 20*time.Second, true,
-		func(context.Context) (bool, error) {
-			synctest.Wait()
-			if condition(w.get()) {
-				return true, nil
-			}
-			if step != 0 {
-				w.clock.Step(step)
-			}
-			return false, nil
-		},
-	)
-	if err != nil {
+	if !informertest.Until(step, func() bool { return condition(w.get()) }) {
 		w.Fatalf("waited in vain until %s at %s; writes: %v; evacuation: %+v",
 			what, w.clock.Since(start), w.api.written(), w.get())
 	}

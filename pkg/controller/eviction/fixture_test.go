@@ -32,18 +32,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	"haulout.dev/haulout/pkg/host/informertest"
 )
 
 const namespace = "shop"
 
-var start = time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC)
+var start = informertest.Start
 
 // fakeHost answers evictions as the test wants, and remembers them.
 type fakeHost struct {
@@ -116,12 +114,12 @@ func (h *fakeHost) inFlight() int {
 	return h.flying
 }
 
-// world is a queue on a fake cluster and a fake clock.
+// world is a queue on a fake cluster.
 type world struct {
 	*testing.T
 	client *fake.Clientset
 	host   *fakeHost
-	clock  *clocktesting.FakeClock
+	clock  informertest.Clock
 	queue  *Queue
 
 	live bool
@@ -151,7 +149,7 @@ type worldConfig struct {
 func newWorld(t *testing.T, cfg worldConfig) *world {
 	t.Helper()
 	client := fake.NewClientset()
-	w := &world{T: t, client: client, clock: clocktesting.NewFakeClock(start), changes: map[string]int{}, version: 100}
+	w := &world{T: t, client: client, changes: map[string]int{}, version: 100}
 	w.host = &fakeHost{client: client, answer: cfg.answer}
 	for _, pod := range cfg.pods {
 		w.must(client.Tracker().Add(pod))
@@ -251,17 +249,10 @@ func (w *world) pass(total, step time.Duration) {
 // and, if step is not 0, time has gone by.
 func (w *world) until(what string, step time.Duration, condition func() bool) {
 	w.Helper()
-	err := wait.PollUntilContextTimeout(w.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+	if !informertest.Until(step, func() bool {
 		w.settled()
-		if condition() {
-			return true, nil
-		}
-		if step != 0 {
-			w.clock.Step(step)
-		}
-		return false, nil
-	})
-	if err != nil {
+		return condition()
+	}) {
 		w.Fatalf("waited in vain until %s; sent: %v", what, w.host.sent())
 	}
 }

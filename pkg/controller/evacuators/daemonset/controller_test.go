@@ -150,14 +150,9 @@ func (w *world) written() []string {
 // controller has done what it could.
 func (w *world) until(step time.Duration, want ...string) {
 	w.Helper()
-	for range 20000 {
-		<-time.After(max(step, time.Millisecond))
-		synctest.Wait()
-		if slices.Equal(w.written(), want) {
-			return
-		}
+	if !informertest.Until(step, func() bool { return slices.Equal(w.written(), want) }) {
+		w.Fatalf("got the writes %v, want %v", w.written(), want)
 	}
-	w.Fatalf("got the writes %v, want %v", w.written(), want)
 }
 
 // status returns what is stored of the Evacuation.

@@ -29,6 +29,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/informertest"
 )
 
 const (
@@ -40,7 +41,7 @@ const (
 )
 
 // start is when the time of a bubble begins.
-var start = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+var start = informertest.Start
 
 func at(d time.Duration) *metav1.Time {
 	return &metav1.Time{Time: start.Add(d)}
