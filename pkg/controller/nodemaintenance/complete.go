@@ -98,7 +98,7 @@ func (c *Controller) isQuiet(node string) bool {
 	if c.state.IsEvicting(node) {
 		return false
 	}
-	if !c.isDrained(node) {
+	if !c.isTargeted(node) {
 		return !c.state.HasOurs(node)
 	}
 	// What was requested may be for the maintenance that goes on.
@@ -107,11 +107,14 @@ func (c *Controller) isQuiet(node string) bool {
 	})
 }
 
-// isDrained reports whether a maintenance drains a node.
-func (c *Controller) isDrained(node string) bool {
-	return slices.ContainsFunc(c.selection.MaintenancesOn(node), func(name string) bool {
-		nm, err := c.get(name)
-		return err == nil && maintenancev1alpha1.IsDraining(nm)
+// isTargeted reports whether a maintenance drains a node and has stored targets for it. One that
+// has none, because its requester may not delete the node for example, asks none of its pods to
+// leave.
+func (c *Controller) isTargeted(name string) bool {
+	node, err := c.nodeLister.Get(name)
+	return err == nil && slices.ContainsFunc(c.selection.MaintenancesOn(name), func(maintenance string) bool {
+		nm, err := c.get(maintenance)
+		return err == nil && maintenancev1alpha1.IsDraining(nm) && len(targetsOf(nm, node)) > 0
 	})
 }
 

@@ -163,7 +163,7 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	// then nobody tries again.
 	c.state.Requests.Remember(pod)
 	defer c.state.Requests.Answered(pod.UID)
-	if !c.isStillDraining(nm) {
+	if !c.isStillDraining(nm, controllercache.NodeOf(pod)) {
 		c.state.EndRequest(controllercache.NodeOf(pod), pod.UID)
 		return nil
 	}
@@ -207,12 +207,13 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	}
 }
 
-// isStillDraining reports whether the cache shows that a maintenance drains its nodes. It is asked
-// after a request was noted. The controller of nodes reads the same cache first and the requests
-// then, so that it either waits for the request or has it not sent.
-func (c *Controller) isStillDraining(nm *maintenancev1alpha1.NodeMaintenance) bool {
+// isStillDraining reports whether the caches show that a maintenance drains and selects a node.
+// They are asked after a request was noted. The controller of nodes reads the same caches first and
+// the requests then, so that it either waits for the request or has it not sent.
+func (c *Controller) isStillDraining(nm *maintenancev1alpha1.NodeMaintenance, node string) bool {
 	now, err := c.maintenanceLister.Get(nm.Name)
-	return err == nil && now.UID == nm.UID && maintenancev1alpha1.IsDraining(now)
+	return err == nil && now.UID == nm.UID && maintenancev1alpha1.IsDraining(now) &&
+		slices.Contains(c.selection.MaintenancesOn(node), nm.Name)
 }
 
 // creationFailed notes why a pod has no Evacuation with our finalizer. After the second time its
@@ -234,7 +235,7 @@ func (c *Controller) adopt(ctx context.Context, nm *maintenancev1alpha1.NodeMain
 	}
 	c.state.Requests.Remember(pod.Pod)
 	defer c.state.Requests.Answered(pod.UID)
-	if !c.isStillDraining(nm) {
+	if !c.isStillDraining(nm, controllercache.NodeOf(pod.Pod)) {
 		c.state.EndRequest(controllercache.NodeOf(pod.Pod), pod.UID)
 		return nil
 	}

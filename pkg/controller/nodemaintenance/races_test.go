@@ -24,6 +24,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -175,6 +176,56 @@ func TestNothingIsRequestedForAMaintenanceThatHasEnded(t *testing.T) {
 	})
 }
 
+// TestNothingIsRequestedOnANodeThatIsNotSelectedAnyMore has the selector change while a round of
+// requests is under way.
+func TestNothingIsRequestedOnANodeThatIsNotSelectedAnyMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pod := newPod("p", "one", 0)
+		f := newFixture(t, newNode("one"), pod, newMaintenance("m", createdAt(stageCordon)))
+		f.step("m")
+		f.enter("m", stageDrain)
+		before := f.nm("m")
+		nm := f.nm("m")
+		nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions[0].Values = []string{"green"}
+		nm.Generation++
+		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(
+			f.ctx, nm, metav1.UpdateOptions{},
+		); err != nil {
+			t.Fatal(err)
+		}
+		f.cached()
+		if err := f.Controller.create(f.ctx, before, pod); err != nil {
+			t.Error(err)
+		}
+		f.wantEvacuating()
+		if f.state.HasOurs("one") {
+			t.Error("the node waits for a request that was not sent")
+		}
+	})
+}
+
+// TestMaintenanceEndsBesideOneThatHasNoTargets has a second maintenance drain the node whose user
+// may not delete it.
+func TestMaintenanceEndsBesideOneThatHasNoTargets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("a", createdMinute(1)))
+		f.step("a")
+		f.wantEvacuating("p")
+		f.rights.refused.Insert("one")
+		f.create(newMaintenance("b", createdMinute(2), func(nm *maintenancev1alpha1.NodeMaintenance) {
+			nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: "other"}
+		}))
+		f.step("b")
+		f.wantEvacuating("p")
+		f.enter("a", stageComplete)
+		f.step("a")
+		f.wantEvacuating()
+		if nm := f.nm("a"); len(nm.Finalizers) > 0 {
+			t.Errorf("maintenance a has not ended: %v", nm.Status.Conditions)
+		}
+	})
+}
+
 // TestEvacuationsThatNobodyAsksForAreFound covers what a leader writes that does not know yet that
 // it is none, or that its maintenance has ended.
 func TestEvacuationsThatNobodyAsksForAreFound(t *testing.T) {
@@ -244,8 +295,9 @@ func TestPodsThatLoseTheirNominationMayStay(t *testing.T) {
 						newNode("green", inPool("green")),
 						newMaintenance("m"),
 						newPod("nominee", "", 0, nominated("one")),
-						ourEvacuation("nominee", ""),
 					)
+					f.step("m")
+					f.create(ourEvacuation("nominee", ""))
 					f.step("m")
 					f.wantEvacuating("nominee")
 					f.updatePod("nominee", change)

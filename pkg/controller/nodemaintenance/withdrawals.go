@@ -97,7 +97,7 @@ func (w *withdrawals) get(ctx context.Context, key types.NamespacedName) (*maint
 			return nil, nil
 		}
 		return cached, err
-	case w.c.isDrained(request.Node):
+	case w.c.isTargeted(request.Node):
 		return nil, nil
 	case request.Unanswered:
 		w.queue.AddAfter(key, answerRetry)
@@ -114,10 +114,11 @@ func (w *withdrawals) get(ctx context.Context, key types.NamespacedName) (*maint
 	return live, nil
 }
 
-// isStray reports whether no maintenance drains the node that an Evacuation of ours is about.
+// isStray reports whether no maintenance asks pods to leave the node that an Evacuation of ours is
+// about.
 func (w *withdrawals) isStray(e *maintenancev1alpha1.Evacuation, node string) bool {
 	if node != "" {
-		return !w.c.isDrained(node)
+		return !w.c.isTargeted(node)
 	}
 	// The pod was nominated for a node and is not any more. One that is not known is deleted, which
 	// ends the Evacuation, or not yet in the cache.
