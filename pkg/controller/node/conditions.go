@@ -19,6 +19,7 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -49,11 +50,11 @@ func (c *Controller) writeConditions(ctx context.Context, node *corev1.Node, f f
 		// Another storage's server finds its conditions by this record.
 		return nil, nil
 	}
-	holders, err := c.holdersOf(ctx, node, f)
+	record := c.recordOf(node)
+	holders, unanswered, err := c.holdersOf(ctx, node, f, record)
 	if err != nil {
 		return nil, err
 	}
-	record := c.recordOf(node)
 	now := metav1.NewTime(c.clock.Now())
 	change := decideConditions(node, record, holders, true, now)
 	if change.drained {
@@ -67,7 +68,7 @@ func (c *Controller) writeConditions(ctx context.Context, node *corev1.Node, f f
 		}
 	}
 	if change.empty() {
-		return nil, nil
+		return nil, unanswered
 	}
 	stored, err := c.patchConditions(ctx, node, change)
 	if err != nil {
@@ -80,7 +81,7 @@ func (c *Controller) writeConditions(ctx context.Context, node *corev1.Node, f f
 		about := &maintenancev1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: news.name, UID: news.uid}}
 		c.nodeEvent(node, about, corev1.EventTypeNormal, news.reason, news.action, "%s", news.note)
 	}
-	return stored, nil
+	return stored, unanswered
 }
 
 // recordOf returns what the annotation of a node records about its conditions, if it is of our
@@ -126,16 +127,16 @@ func (c *Controller) patchConditions(ctx context.Context, node *corev1.Node, cha
 // holdersOf returns the maintenances that a node's conditions are about, sorted by name: those in
 // stage Cordon and Drain that have cordoned it, and, if they are to be advertised, those in stage
 // Idle that select it. No write is made on behalf of one whose requester may not delete the node; a
-// right that is lost later ends no hold.
-func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts) ([]holder, error) {
-	var holders []holder
+// right that is lost later ends no hold. While the authorizer gives no answer about one in stage
+// Idle, that is as recorded, and unanswered says so.
+func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts, record nodemarks.Conditions) (holders []holder, unanswered, err error) {
 	for _, name := range c.selection.MaintenancesOn(node.Name) {
 		nm, err := c.maintenanceLister.Get(name)
 		if apierrors.IsNotFound(err) {
 			continue
 		}
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		held := maintenancev1alpha1.IsHolding(nm) && f.holders[nm.Name] == nm.UID
 		planned := c.advertise && nm.DeletionTimestamp == nil && nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageIdle
@@ -144,7 +145,10 @@ func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts) 
 		}
 		answer := c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{node})[node.Name]
 		if planned && answer.Err != nil {
-			return nil, fmt.Errorf("ask whether user %q may delete node %s: %w", usernameOf(nm), node.Name, answer.Err)
+			unanswered = errors.Join(
+				unanswered, fmt.Errorf("ask whether user %q may delete node %s: %w", usernameOf(nm), node.Name, answer.Err),
+			)
+			answer.Allowed = record.StageOf(nm.Name, nm.UID) != ""
 		}
 		if planned && !answer.Allowed {
 			continue
@@ -152,12 +156,12 @@ func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts) 
 		h := holder{name: nm.Name, uid: nm.UID, stage: nm.Spec.Stage, reason: nm.Spec.Reason, refused: !answer.Allowed && answer.Err == nil}
 		if maintenancev1alpha1.IsDraining(nm) {
 			if h.left, err = c.covers(nm, node); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 		}
 		holders = append(holders, h)
 	}
-	return holders, nil
+	return holders, unanswered, nil
 }
 
 // covers reports whether the cache shows a live pod on a node that a maintenance's plan covers and

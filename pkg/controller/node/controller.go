@@ -265,14 +265,14 @@ func (c *Controller) hold(ctx context.Context, node *corev1.Node, f facts) error
 // nothing of a maintenance any more.
 func (c *Controller) release(ctx context.Context, node *corev1.Node, f facts) error {
 	stored, conditionsErr := c.writeConditions(ctx, node, f)
-	if apierrors.IsConflict(conditionsErr) || errors.Is(conditionsErr, noderights.ErrAsking) {
-		return ignoreAsking(conditionsErr)
+	if apierrors.IsConflict(conditionsErr) {
+		return conditionsErr
 	}
 	if stored != nil {
 		f.node = stored
 	}
 	_, err := c.write(ctx, f)
-	return errors.Join(conditionsErr, err)
+	return errors.Join(ignoreAsking(conditionsErr), err)
 }
 
 // ignoreAsking returns nil for what waits for the first answer of the authorizer: the node is

@@ -238,7 +238,7 @@ func (c *Controller) keptEntries(m *member) []maintenancev1alpha1.NodeMaintenanc
 		}
 		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: before.NodeRef, DrainTargets: before.DrainTargets}
 		node, exists, err := c.state.Nodes.Get(name)
-		trouble, _ := c.state.Troubles.Of(name)
+		trouble, wait := c.state.Troubles.Of(name)
 		switch {
 		case err != nil:
 			entry.DrainMessage = drainplan.Fit(err.Error(), drainplan.MaxMessageBytes)
@@ -248,11 +248,15 @@ func (c *Controller) keptEntries(m *member) []maintenancev1alpha1.NodeMaintenanc
 			continue
 		case !nodemarks.UIDs(node).Has(m.UID) && c.isQuiet(name):
 			continue
-		case trouble != nil:
-			entry.DrainMessage = drainplan.Fit("Not released: "+trouble.Text, drainplan.MaxMessageBytes)
 		default:
-			entry.DrainMessage = messageReleasing
 			c.enqueueEvacuations(name)
+			entry.DrainMessage = messageReleasing
+			if trouble != nil {
+				entry.DrainMessage = drainplan.Fit("Not released: "+trouble.Text, drainplan.MaxMessageBytes)
+			}
+			if wait > 0 {
+				c.queue.AddAfter(m.Name, wait)
+			}
 		}
 		kept = append(kept, entry)
 	}

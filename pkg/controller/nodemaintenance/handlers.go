@@ -36,7 +36,7 @@ import (
 // subscribe has the maintenances enqueued that an event concerns.
 func (c *Controller) subscribe(volumes cache.SharedIndexInformer) error {
 	c.selection.Subscribe(selection.Subscriber{Node: c.nodeChanged, Maintenance: c.maintenanceChanged, Released: c.nodeReleased})
-	c.state.Subscribe(nodestate.Subscriber{Pod: c.podChanged, Evacuation: c.evacuationChanged, Changed: c.enqueueNode})
+	c.state.Subscribe(nodestate.Subscriber{Pod: c.podChanged, Evacuation: c.evacuationChanged, Changed: c.stateChanged})
 	c.rights.Subscribe(c.enqueueNode)
 	registration, err := volumes.AddEventHandler(controllercache.HandlerOf(c.volumeAttachmentChanged))
 	if err != nil {
@@ -102,6 +102,15 @@ func (c *Controller) nodeChanged(change selection.NodeChange) {
 func sameNode(a, b *corev1.Node) bool {
 	return a.UID == b.UID && a.Spec.Unschedulable == b.Spec.Unschedulable && labels.Equals(a.Labels, b.Labels) && nodemarks.Same(a, b) &&
 		drainplan.IsTainted(a) == drainplan.IsTainted(b)
+}
+
+// stateChanged enqueues the maintenances of a node, and those that it still names although they do
+// not select it any more.
+func (c *Controller) stateChanged(name string) {
+	c.enqueueNode(name)
+	if node, err := c.nodeLister.Get(name); err == nil {
+		c.enqueue(sets.List(nodemarks.Names(node)))
+	}
 }
 
 // nodeReleased has what was asked of the pods of a node withdrawn.

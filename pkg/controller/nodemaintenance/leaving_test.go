@@ -1,0 +1,82 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// TestNodeWithATroubleIsWithdrawnFromWhenItLeaves has a user narrow the selector because a node
+// cannot be written.
+func TestNodeWithATroubleIsWithdrawnFromWhenItLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+		f.step("m")
+		f.wantEvacuating("p")
+		f.state.Troubles.Note("one", "test", "a policy refuses the taint")
+		f.wait(2 * time.Minute)
+		nm := f.nm("m")
+		nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions[0].Values = []string{"green"}
+		nm.Generation++
+		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(
+			f.ctx, nm, metav1.UpdateOptions{},
+		); err != nil {
+			t.Fatal(err)
+		}
+		f.cached()
+		if err := f.withdraw(); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Controller.sync(f.ctx, "m"); err != nil {
+			t.Fatal(err)
+		}
+		if f.withdrawals.queue.Len() == 0 && f.state.HasOurs("one") {
+			t.Error("the Evacuations of the node stay")
+		}
+	})
+}
+
+// TestPlannedMaintenanceWithoutAnAnswerHoldsUpNoOther has the authorizer not answer about the user
+// of a maintenance that is only planned.
+func TestPlannedMaintenanceWithoutAnAnswerHoldsUpNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"),
+			newMaintenance("planned", createdAt(stageIdle), func(nm *maintenancev1alpha1.NodeMaintenance) {
+				nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: "slow"}
+			}))
+		f.advertise = true
+		f.rights.silent, f.rights.answer = "slow", make(chan struct{})
+		defer close(f.rights.answer)
+		f.restart()
+		f.step("m")
+		f.wantCordon("one", true, "m")
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.wantCordon("one", false)
+		f.wantShown("one")
+		if nm := f.nm("m"); len(nm.Finalizers) > 0 {
+			t.Errorf("maintenance m has not ended: %v", nm.Status.Conditions)
+		}
+	})
+}

@@ -1,0 +1,67 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cache
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+)
+
+func TestHandlerOf(t *testing.T) {
+	node := func(uid types.UID) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: uid}}
+	}
+	uid := func(node *corev1.Node) string {
+		if node == nil {
+			return "none"
+		}
+		return string(node.UID)
+	}
+	for name, test := range map[string]struct {
+		event func(cache.ResourceEventHandler)
+		want  []string
+	}{
+		"a new object":     {func(h cache.ResourceEventHandler) { h.OnAdd(node("1"), false) }, []string{"none 1"}},
+		"a changed object": {func(h cache.ResourceEventHandler) { h.OnUpdate(node("1"), node("1")) }, []string{"1 1"}},
+		"an object that was deleted": {
+			func(h cache.ResourceEventHandler) { h.OnDelete(node("1")) }, []string{"1 none"},
+		},
+		"an object whose deletion was missed": {
+			func(h cache.ResourceEventHandler) {
+				h.OnDelete(cache.DeletedFinalStateUnknown{Key: "one", Obj: node("1")})
+			},
+			[]string{"1 none"},
+		},
+		"another object of the same name": {
+			func(h cache.ResourceEventHandler) { h.OnUpdate(node("1"), node("2")) }, []string{"1 none", "none 2"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			test.event(HandlerOf(func(old, now *corev1.Node) { got = append(got, fmt.Sprint(uid(old), " ", uid(now))) }))
+			if !slices.Equal(got, test.want) {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
