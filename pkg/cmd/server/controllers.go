@@ -137,7 +137,7 @@ func (d controllerDependencies) drains(host hostinformers.SharedInformerFactory,
 	}
 	maintenances, err := nodemaintenance.New(nodemaintenance.Config{
 		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Selection: selected, State: state, Rights: rights,
-		Recorder: d.recorder, Clock: realTime, Liveness: d.liveness, Evacuators: evacuators,
+		Recorder: d.recorder, Clock: realTime, Liveness: d.liveness,
 		StallTimeout: d.options.StallTimeout, CompletedTTL: d.options.CompletedMaintenanceTTL,
 	})
 	if err != nil {

@@ -26,7 +26,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -86,8 +85,6 @@ type Config struct {
 	Rights    *noderights.Cache
 	// Liveness is told what the workers are busy with; nil tells nobody.
 	Liveness *loop.Tracker
-	// Evacuators are the classes of the built-in evacuators that are on.
-	Evacuators sets.Set[string]
 	// StallTimeout is how long nothing may move in a drain before it counts as stalled; 0 is 15
 	// minutes.
 	StallTimeout time.Duration

@@ -65,7 +65,7 @@ func newControllers(
 		Host: nodeConfig.Host, HostInformers: host, Maintenance: nodeConfig.Maintenance,
 		MaintenanceInformers: maintenance,
 		Selection:            selected, State: state, Rights: nodeConfig.Rights, Recorder: nodeConfig.Recorder,
-		Clock: nodeConfig.Clock, Evacuators: nodeConfig.Evacuators,
+		Clock: nodeConfig.Clock,
 	})
 	must(err)
 	tb.Cleanup(func() {
