@@ -119,8 +119,9 @@ type knownAnswer struct {
 	// err is the error of the last question, and failedAt its time; nil if it was answered.
 	err      error
 	failedAt time.Time
-	// waiting are the nodes to report to the callback, by name.
-	waiting sets.Set[string]
+	// waiting are the nodes to report to the subscribers with the next answer, by name, and served
+	// all nodes that were asked about through this answer, to report when the right changes.
+	waiting, served sets.Set[string]
 }
 
 // question is about one node, or about all nodes if it has no name. Its answer goes to known.
@@ -137,8 +138,8 @@ func NewCache(config CacheConfig) *Cache {
 }
 
 // Subscribe has answered called with the name of each node for which Ask had no valid answer, once
-// there is one or the question has failed for the first time. It must not block. All
-// calls of Subscribe come before the first of Ask.
+// there is one or the question has failed for the first time, and of each node about which a later
+// answer differs. It must not block. All calls of Subscribe come before the first of Ask.
 func (c *Cache) Subscribe(answered func(node string)) {
 	c.subscribers = append(c.subscribers, answered)
 }
@@ -215,10 +216,13 @@ func (c *Cache) answer(ctx context.Context, of *userAnswers, name string, uid ty
 	now := c.config.Clock.Now()
 	known := of.byName[name]
 	if known == nil || known.uid != uid {
-		known = &knownAnswer{uid: uid, waiting: sets.New[string]()}
+		known = &knownAnswer{uid: uid, waiting: sets.New[string](), served: sets.New[string]()}
 		of.byName[name] = known
 	}
 	known.used = now
+	for _, node := range nodes {
+		known.served.Insert(node.Name)
+	}
 	if known.answered && now.Sub(known.at) < AnswerTTL {
 		return Answer{Allowed: known.allowed}
 	}
@@ -288,6 +292,9 @@ func (c *Cache) finish(q question, allowed bool, err error, timedOut bool) []str
 	defer c.mu.Unlock()
 	now := c.config.Clock.Now()
 	if err == nil {
+		if q.known.answered && q.known.allowed != allowed {
+			q.known.waiting = q.known.waiting.Union(q.known.served)
+		}
 		q.known.answered, q.known.allowed, q.known.at = true, allowed, now
 		q.known.asking, q.known.err = false, nil
 		return q.known.told()
