@@ -43,10 +43,12 @@ workloads_ready() {
 }
 
 started="" watching=""
+budgets="$(mktemp)"
 finish() {
 	local status=$?
 	trap - EXIT
 	[[ -z "${watching}" ]] || kill "${watching}" 2>/dev/null || true
+	rm -f "${budgets}"
 	if ((status != 0)); then
 		title "The demo failed (exit code ${status}). What haulout-apiserver complained about:"
 		grep -E '^[WEF][0-9]{4}' "${DIR}/logs/haulout-apiserver.log" 2>/dev/null | tail -n 10 || true
@@ -89,7 +91,7 @@ shown kubectl get deployments,statefulsets,daemonsets,poddisruptionbudgets -A
 title "3. Take ${DRAINED} nodes out of service"
 # Every change of a budget, beginning with how it is now.
 kubectl get poddisruptionbudgets -A --watch --no-headers -o custom-columns=:.metadata.namespace,:.metadata.name,:.status.currentHealthy,:.status.desiredHealthy \
-	>"${DIR}/budgets" &
+	>"${budgets}" &
 watching=$!
 shown kubectl maintenance start -l "${LABEL}" --name="${NAME}" --reason="new kernel for the blue pool" --wait --timeout=4m
 
@@ -111,7 +113,7 @@ marked="$(kubectl get nodes -o jsonpath='{.items[*].metadata.annotations}' | gre
 title "What was checked"
 # Of each budget: the healthy pods that it needs, by its first line, and the fewest that it had.
 lowest="$(awk '{ b = $1 "/" $2 } !(b in need) { need[b] = $4; low[b] = $3 } $3 < low[b] { low[b] = $3 }
-	END { for (b in need) print b, need[b], low[b] }' "${DIR}/budgets" | sort)"
+	END { for (b in need) print b, need[b], low[b] }' "${budgets}" | sort)"
 echo "${lowest}" | awk '{ printf "          budget %s needs %d healthy pods and never had fewer than %d\n", $1, $2, $3 }'
 check "no budget was broken" awk '$3 < $2 { broken = 1 } END { exit broken || NR == 0 }' <<<"${lowest}"
 check "only pods of DaemonSets stayed on the drained nodes${staying:+, but also ${staying//$'\n'/, }}" test -z "${staying}"
