@@ -37,15 +37,18 @@ func parse(t *testing.T, content string) *source {
 func TestMetrics(t *testing.T) {
 	for sentence, tc := range map[string]struct{ code, want, failure string }{
 		"a metric without labels": {
-			code: `var a = metrics.NewGauge(&metrics.GaugeOpts{Namespace: "haulout", Name: "a", Help: "What " + "it is.", StabilityLevel: metrics.ALPHA})`,
+			code: `var a = metrics.NewGauge(&metrics.GaugeOpts{Namespace: "haulout", Name: "a", ` +
+				`Help: "What " + "it is.", StabilityLevel: metrics.ALPHA})`,
 			want: "| `haulout_a` | gauge |  | What it is. |",
 		},
-		"one with labels": {
-			code: `var a = metrics.NewCounterVec(&metrics.CounterOpts{Namespace: "haulout", Subsystem: "s", Name: "a_total", Help: "A | B.", StabilityLevel: metrics.ALPHA}, []string{"x", "y"})`,
+		"a metric with labels": {
+			code: `var a = metrics.NewCounterVec(&metrics.CounterOpts{Namespace: "haulout", Subsystem: "s", ` +
+				`Name: "a_total", Help: "A | B.", StabilityLevel: metrics.ALPHA}, []string{"x", "y"})`,
 			want: "| `haulout_s_a_total` | counter | `x`, `y` | A \\| B. |",
 		},
-		"a name that is worked out": {
-			code:    `var a = metrics.NewGauge(&metrics.GaugeOpts{Name: name, Help: "A.", StabilityLevel: metrics.ALPHA})`,
+		"a metric whose name is not a literal": {
+			code: `var a = metrics.NewGauge(&metrics.GaugeOpts{Name: name, Help: "A.", ` +
+				`StabilityLevel: metrics.ALPHA})`,
 			failure: "code.go:2:45: Name of a metric must be a literal",
 		},
 		"a metric that is not ALPHA": {
@@ -55,9 +58,7 @@ func TestMetrics(t *testing.T) {
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			expectPage(
-				t,
-				tc.want,
-				tc.failure,
+				t, tc.want, tc.failure,
 				func(out *strings.Builder) error { return writeMetrics(out, parse(t, tc.code)) },
 			)
 		})
@@ -67,26 +68,26 @@ func TestMetrics(t *testing.T) {
 func TestEvents(t *testing.T) {
 	for sentence, tc := range map[string]struct{ code, want, failure string }{
 		"an event that a function sends": {
-			code: "// EventA: it has\n// happened.\nconst EventA = \"Happened\"\nfunc f() { c.nodeEvent(n, corev1.EventTypeWarning, EventA) }",
+			code: "// EventA: it has\n// happened.\nconst EventA = \"Happened\"\n" +
+				"func f() { c.nodeEvent(n, corev1.EventTypeWarning, EventA) }",
 			want: "| `Happened` | Warning | node | it has happened. |",
 		},
 		"an event about two objects": {
-			code: "// EventA: it.\nconst EventA = \"It\"\nfunc f() { c.nodeEvent(n, EventA); c.maintenanceEvent(n, EventA) }",
+			code: "// EventA: it.\nconst EventA = \"It\"\n" +
+				"func f() { c.nodeEvent(n, EventA); c.maintenanceEvent(n, EventA) }",
 			want: "| `It` | Normal | node, NodeMaintenance | it. |",
 		},
-		"an event whose comment says what it is about": {
+		"an event whose comment names its object": {
 			code: "// EventA: it. About the pod.\nconst EventA = \"It\"",
 			want: "| `It` | Normal | pod | it. |",
 		},
-		"an event about who knows what": {
-			code:    "// EventA: it.\nconst EventA = \"It\"",
-			failure: "About the node",
-		},
-		"an event that nobody explains": {code: "const EventA = \"It\"", failure: "needs a comment"},
+		"an event without a known object": {code: "// EventA: it.\nconst EventA = \"It\"", failure: "About the node"},
+		"an event without a comment":      {code: "const EventA = \"It\"", failure: "needs a comment"},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			expectPage(
-				t, tc.want, tc.failure, func(out *strings.Builder) error { return writeEvents(out, parse(t, tc.code)) },
+				t, tc.want, tc.failure,
+				func(out *strings.Builder) error { return writeEvents(out, parse(t, tc.code)) },
 			)
 		})
 	}
@@ -94,18 +95,23 @@ func TestEvents(t *testing.T) {
 
 func TestAPIReference(t *testing.T) {
 	text := spec.Schema{SchemaProps: spec.SchemaProps{Type: []string{"string"}, Description: "A |\nB."}}
-	list := spec.Schema{SchemaProps: spec.SchemaProps{
-		Type:  []string{"array"},
-		Items: &spec.SchemaOrArray{Schema: spec.RefSchema(typePrefix + "Part")},
-	}}
+	list := spec.Schema{
+		SchemaProps: spec.SchemaProps{
+			Type:  []string{"array"},
+			Items: &spec.SchemaOrArray{Schema: spec.RefSchema(typePrefix + "Part")},
+		},
+	}
 	complete := func() map[string]common.OpenAPIDefinition {
 		definitions := map[string]common.OpenAPIDefinition{
 			typePrefix + "Part": {Schema: spec.Schema{SchemaProps: spec.SchemaProps{Description: "Of a kind."}}},
 		}
 		for _, kind := range kinds {
 			definitions[typePrefix+kind] = common.OpenAPIDefinition{Schema: spec.Schema{SchemaProps: spec.SchemaProps{
-				Description: "A kind.", Properties: map[string]spec.Schema{"kind": text, "name": text, "parts": list},
-				Required: []string{"name"},
+				Description: "A kind.", Properties: map[string]spec.Schema{
+					"kind":  text,
+					"name":  text,
+					"parts": list,
+				}, Required: []string{"name"},
 			}}}
 		}
 		return definitions
@@ -117,12 +123,12 @@ func TestAPIReference(t *testing.T) {
 		"a field that must be given, then one of another type": {
 			want: "| `name` | string | **required.** A \\| B. |\n| `parts` | list of [Part](#part) |  |\n",
 		},
-		"the type of a field follows its kind": {want: "\n## Part\n\nOf a kind.\n"},
-		"a type that is not there": {
+		"the type of a field is described after its kind": {want: "\n## Part\n\nOf a kind.\n"},
+		"a type without a definition": {
 			change:  func(definitions map[string]common.OpenAPIDefinition) { delete(definitions, typePrefix+"Part") },
 			failure: "has no " + typePrefix + "Part",
 		},
-		"a type that no field is of": {
+		"a type that no field has": {
 			change: func(definitions map[string]common.OpenAPIDefinition) {
 				definitions[typePrefix+"Lost"] = common.OpenAPIDefinition{}
 			},
@@ -145,7 +151,7 @@ func expectPage(t *testing.T, want, failure string, write func(*strings.Builder)
 	err := write(&out)
 	switch {
 	case failure != "" && (err == nil || !strings.Contains(err.Error(), failure)):
-		t.Errorf("error is %v, want one that says %q", err, failure)
+		t.Errorf("error is %v, want one that contains %q", err, failure)
 	case failure == "" && err != nil:
 		t.Error(err)
 	case !strings.Contains(out.String(), want):

@@ -48,8 +48,7 @@ type eventReason struct {
 // defaultAbout is what the functions and literals that make events tell about, by their names,
 // those of one package alone with its name.
 var defaultAbout = map[string]string{
-	"nodeEvent": "node", "tell": "node", "maintenanceEvent": "NodeMaintenance", "evacuation.event": "pod",
-	"deployment.event": "Deployment",
+	"nodeEvent": "node", "tell": "node", "maintenanceEvent": "NodeMaintenance", "evacuation.event": "pod", "deployment.event": "Deployment",
 }
 
 // aboutSentence ends the comment of a reason of which its sender's name does not tell what it is
@@ -97,12 +96,7 @@ func eventsOf(code *source) ([]eventReason, error) {
 				comment := cmp.Or(constant.Doc, constants.Doc)
 				_, meaning, ok := strings.Cut(comment.Text(), name+": ")
 				if !ok {
-					return nil, code.errorAt(
-						constant,
-						"%s needs a comment that says when the event is sent, as in \"// %s: the node has …\"",
-						name,
-						name,
-					)
+					return nil, code.errorAt(constant, "%s needs a comment that says when the event is sent, as in \"// %s: the node has …\"", name, name)
 				}
 				r := uses[name]
 				meaning = strings.Join(strings.Fields(meaning), " ")
@@ -111,11 +105,7 @@ func eventsOf(code *source) ([]eventReason, error) {
 					r.about, r.meaning = about[1], strings.TrimSpace(aboutSentence.ReplaceAllString(" "+meaning, ""))
 				}
 				if r.about == "" {
-					return nil, code.errorAt(
-						constant,
-						"nothing tells what %s is about: end its comment with \"About the node.\" or the like",
-						name,
-					)
+					return nil, code.errorAt(constant, "nothing tells what %s is about: end its comment with \"About the node.\" or the like", name)
 				}
 				found = append(found, r)
 			}
@@ -152,14 +142,10 @@ func (s *source) usesIn(packageName string) map[string]eventReason {
 					continue
 				}
 				r := uses[name.Name]
-				if about := cmp.Or(
-					defaultAbout[lastName(callee)], defaultAbout[packageName+"."+lastName(callee)],
-				); about != "" && !strings.Contains(r.about, about) {
+				if about := cmp.Or(defaultAbout[lastName(callee)], defaultAbout[packageName+"."+lastName(callee)]); about != "" && !strings.Contains(r.about, about) {
 					r.about = strings.TrimPrefix(r.about+", "+about, ", ")
 				}
-				r.warning = r.warning || slices.ContainsFunc(
-					arguments, func(e ast.Expr) bool { return lastName(e) == "EventTypeWarning" },
-				)
+				r.warning = r.warning || slices.ContainsFunc(arguments, func(e ast.Expr) bool { return lastName(e) == "EventTypeWarning" })
 				uses[name.Name] = r
 			}
 			return true

@@ -103,9 +103,7 @@ func optionsOf(argument ast.Expr) (options *ast.CompositeLit, kind string) {
 	if !ok {
 		return nil, ""
 	}
-	kind, ok = map[string]string{
-		"CounterOpts": "counter", "GaugeOpts": "gauge", "HistogramOpts": "histogram", "SummaryOpts": "summary",
-	}[typeName.Sel.Name]
+	kind, ok = map[string]string{"CounterOpts": "counter", "GaugeOpts": "gauge", "HistogramOpts": "histogram", "SummaryOpts": "summary"}[typeName.Sel.Name]
 	if !ok {
 		return nil, ""
 	}
@@ -121,9 +119,7 @@ func (s *source) metricOf(call *ast.CallExpr, options *ast.CompositeLit, kind st
 			return m, s.errorAt(element, "the options of a metric must be given by name")
 		}
 		key := field.Key.(*ast.Ident).Name
-		into := map[string]*string{
-			"Namespace": &parts[0], "Subsystem": &parts[1], "Name": &parts[2], "Help": &m.help,
-		}[key]
+		into := map[string]*string{"Namespace": &parts[0], "Subsystem": &parts[1], "Name": &parts[2], "Help": &m.help}[key]
 		if stability, ok := field.Value.(*ast.SelectorExpr); ok && key == "StabilityLevel" {
 			m.stability = stability.Sel.Name
 		}

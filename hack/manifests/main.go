@@ -95,17 +95,11 @@ func check(manifests io.Reader) (count int, errs []error) {
 		}
 		seen[name] = true
 		if deployment, ok := object.(*appsv1.Deployment); ok && toleratesHeld(deployment) {
-			errs = append(errs, fmt.Errorf(
-				"%s tolerates %s: the scheduler would put the server back on the node that it drains",
-				name,
-				v1alpha1.TaintHeld,
-			))
+			errs = append(errs, fmt.Errorf("%s tolerates %s: the scheduler would put the server back on the node that it drains", name, v1alpha1.TaintHeld))
 		}
 		for i, rule := range rulesOf(object) {
 			if unbounded(rule) {
-				errs = append(errs, fmt.Errorf(
-					"%s: rules[%d] has a *, so that it grows with the cluster; name what is needed", name, i,
-				))
+				errs = append(errs, fmt.Errorf("%s: rules[%d] has a *, so that it grows with the cluster; name what is needed", name, i))
 			}
 		}
 	}

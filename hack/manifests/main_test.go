@@ -27,12 +27,12 @@ func TestCheck(t *testing.T) {
 		count     int
 		want      []string
 	}{
-		"objects of the cluster's kinds and of ours": {
+		"objects of Kubernetes kinds and of Haulout kinds": {
 			manifests: "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: a\n---\n" +
 				"apiVersion: maintenance.haulout.dev/v1alpha1\nkind: NodeMaintenance\nmetadata:\n  name: a\n",
 			count: 2,
 		},
-		"nothing": {want: []string{"no object at all"}},
+		"no manifest": {want: []string{"no object at all"}},
 		"a kind that does not exist": {
 			manifests: "apiVersion: v1\nkind: Nomespace\n",
 			want:      []string{`no kind "Nomespace"`, "no object at all"},
@@ -41,26 +41,30 @@ func TestCheck(t *testing.T) {
 			manifests: "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\nspec:\n  prots: []\n",
 			want:      []string{`unknown field "spec.prots"`, "no object at all"},
 		},
-		"an object that is there twice": {
-			manifests: "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: a\n---\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: a\n",
-			count:     2,
-			want:      []string{"Namespace /a is there twice"},
+		"an object that is defined twice": {
+			manifests: "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: a\n---\n" +
+				"apiVersion: v1\nkind: Namespace\nmetadata:\n  name: a\n",
+			count: 2,
+			want:  []string{"Namespace /a is there twice"},
 		},
-		"a server that tolerates nodes in maintenance": {
-			manifests: "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: a\n  namespace: b\nspec:\n  selector: {}\n  template:\n    spec:\n" +
-				"      containers: []\n      tolerations:\n      - {key: maintenance.haulout.dev/held, operator: Exists}\n",
+		"a Deployment that tolerates nodes in maintenance": {
+			manifests: "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: a\n  namespace: b\nspec:\n" +
+				"  selector: {}\n  template:\n    spec:\n      containers: []\n      tolerations:\n" +
+				"      - {key: maintenance.haulout.dev/held, operator: Exists}\n",
 			count: 1,
 			want:  []string{"Deployment.apps b/a tolerates maintenance.haulout.dev/held"},
 		},
-		"a server that tolerates everything": {
-			manifests: "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: a\n  namespace: b\nspec:\n  selector: {}\n  template:\n    spec:\n" +
-				"      containers: []\n      tolerations:\n      - {operator: Exists}\n",
+		"a Deployment that tolerates every taint": {
+			manifests: "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: a\n  namespace: b\nspec:\n" +
+				"  selector: {}\n  template:\n    spec:\n      containers: []\n      tolerations:\n" +
+				"      - {operator: Exists}\n",
 			count: 1,
 			want:  []string{"Deployment.apps b/a tolerates maintenance.haulout.dev/held"},
 		},
-		"a role that may do everything with something": {
-			manifests: "apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata:\n  name: a\n  namespace: b\nrules:\n" +
-				"- {apiGroups: [\"\"], resources: [pods], verbs: [get]}\n- {apiGroups: [\"\"], resources: [pods], verbs: [\"*\"]}\n",
+		"a Role that allows every verb": {
+			manifests: "apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata:\n  name: a\n" +
+				"  namespace: b\nrules:\n- {apiGroups: [\"\"], resources: [pods], verbs: [get]}\n" +
+				"- {apiGroups: [\"\"], resources: [pods], verbs: [\"*\"]}\n",
 			count: 1,
 			want:  []string{"Role.rbac.authorization.k8s.io b/a: rules[1]"},
 		},
@@ -73,7 +77,7 @@ func TestCheck(t *testing.T) {
 			}
 			for i, want := range test.want {
 				if !strings.Contains(errs[i].Error(), want) {
-					t.Errorf("got %q, want it to have %q", errs[i], want)
+					t.Errorf("got %q, want it to contain %q", errs[i], want)
 				}
 			}
 		})

@@ -44,7 +44,7 @@ import (
 
 const server = "system:serviceaccount:haulout-system:haulout-apiserver"
 
-// policiesOf reads the policies that are shipped, by the resource that they are about.
+// policiesOf returns the shipped policies, keyed by the resource that they match.
 func policiesOf(t *testing.T) map[string]*admissionregistrationv1.ValidatingAdmissionPolicy {
 	t.Helper()
 	content, err := os.ReadFile("../../artifacts/base/admission-policies.yaml")
@@ -80,7 +80,7 @@ func policiesOf(t *testing.T) map[string]*admissionregistrationv1.ValidatingAdmi
 	return policies
 }
 
-// compile makes of a policy what kube-apiserver makes of it.
+// compile compiles a policy as kube-apiserver does.
 func compile(t *testing.T, policy *admissionregistrationv1.ValidatingAdmissionPolicy) validating.Validator {
 	t.Helper()
 	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
@@ -102,19 +102,16 @@ func compile(t *testing.T, policy *admissionregistrationv1.ValidatingAdmissionPo
 	}
 	fail := policy.Spec.FailurePolicy
 	matcher := matchconditions.NewMatcher(
-		compiler.CompileCondition(conditions, declared, environment.NewExpressions),
-		fail,
-		"policy",
-		"validate",
+		compiler.CompileCondition(conditions, declared, environment.NewExpressions), fail, "policy", "validate",
 		policy.Name,
 	)
 	none := compiler.CompileCondition(
 		make([]cel.ExpressionAccessor, len(validations)), declared, environment.NewExpressions,
 	)
-	return validating.NewValidator(compiler.CompileCondition(
-		validations, declared, environment.NewExpressions,
-	), matcher,
-		compiler.CompileCondition(nil, declared, environment.NewExpressions), none, fail, nil)
+	return validating.NewValidator(
+		compiler.CompileCondition(validations, declared, environment.NewExpressions), matcher,
+		compiler.CompileCondition(nil, declared, environment.NewExpressions), none, fail, nil,
+	)
 }
 
 // update is a request to change an object.
@@ -125,15 +122,17 @@ type update struct {
 	change                func(runtime.Object)
 }
 
-// denied returns the messages with which a policy refuses a request of a user.
+// denied returns the messages with which the policy denies the user's request.
 func (u update) denied(t *testing.T, policy *admissionregistrationv1.ValidatingAdmissionPolicy, name string) []string {
 	t.Helper()
 	next := u.old.DeepCopyObject()
 	u.change(next)
 	gvr := u.kind.GroupVersion().WithResource(u.resource)
 	attributes := &admission.VersionedAttributes{
-		Attributes: admission.NewAttributesRecord(next, u.old, u.kind, "ns", "name", gvr, u.subresource, admission.Update, &metav1.UpdateOptions{}, false,
-			&user.DefaultInfo{Name: name}),
+		Attributes: admission.NewAttributesRecord(
+			next, u.old, u.kind, "ns", "name", gvr, u.subresource, admission.Update, &metav1.UpdateOptions{}, false,
+			&user.DefaultInfo{Name: name},
+		),
 		VersionedKind: u.kind,
 	}
 	attributes.VersionedObject.Set(next)
@@ -142,7 +141,7 @@ func (u update) denied(t *testing.T, policy *admissionregistrationv1.ValidatingA
 	var messages []string
 	for _, decision := range result.Decisions {
 		if decision.Evaluation == validating.EvalError {
-			t.Errorf("the policy fails: %s", decision.Message)
+			t.Errorf("the policy has an evaluation error: %s", decision.Message)
 		}
 		if decision.Action == validating.ActionDeny {
 			messages = append(messages, decision.Message)
@@ -164,7 +163,7 @@ func annotate(key string) func(runtime.Object) {
 	}
 }
 
-func TestWhatTheServerMayChange(t *testing.T) {
+func TestPoliciesForUpdatesOfTheServer(t *testing.T) {
 	theirs := metav1.ObjectMeta{
 		Name:        "name",
 		Labels:      map[string]string{"app": "a"},
@@ -174,21 +173,28 @@ func TestWhatTheServerMayChange(t *testing.T) {
 	pod := update{resource: "pods", kind: corev1.SchemeGroupVersion.WithKind("Pod"), old: &corev1.Pod{
 		ObjectMeta: theirs, Spec: corev1.PodSpec{Containers: []corev1.Container{container}},
 	}}
-	deployment := update{resource: "deployments", kind: appsv1.SchemeGroupVersion.WithKind("Deployment"), old: &appsv1.Deployment{
-		ObjectMeta: theirs, Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](1), Template: corev1.PodTemplateSpec{
-			Spec: corev1.PodSpec{Containers: []corev1.Container{container}},
-		}},
-	}}
-	autoscaler := update{resource: "horizontalpodautoscalers", kind: autoscalingv2.SchemeGroupVersion.WithKind(
-		"HorizontalPodAutoscaler",
-	),
+	deployment := update{
+		resource: "deployments",
+		kind:     appsv1.SchemeGroupVersion.WithKind("Deployment"),
+		old: &appsv1.Deployment{
+			ObjectMeta: theirs, Spec: appsv1.DeploymentSpec{
+				Replicas: ptr.To[int32](1),
+				Template: corev1.PodTemplateSpec{
+					Spec: corev1.PodSpec{Containers: []corev1.Container{container}},
+				},
+			},
+		},
+	}
+	autoscaler := update{
+		resource: "horizontalpodautoscalers",
+		kind:     autoscalingv2.SchemeGroupVersion.WithKind("HorizontalPodAutoscaler"),
 		old: &autoscalingv2.HorizontalPodAutoscaler{
 			ObjectMeta: theirs,
 			Spec:       autoscalingv2.HorizontalPodAutoscalerSpec{MaxReplicas: 3},
-		}}
+		},
+	}
 	node := update{resource: "nodes", kind: corev1.SchemeGroupVersion.WithKind("Node"), old: &corev1.Node{
-		ObjectMeta: theirs,
-		Spec: corev1.NodeSpec{
+		ObjectMeta: theirs, Spec: corev1.NodeSpec{
 			ProviderID: "p",
 			Taints:     []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}},
 		},
@@ -206,96 +212,116 @@ func TestWhatTheServerMayChange(t *testing.T) {
 		change func(runtime.Object)
 		denied bool
 	}{
-		"the deletion cost of a pod": {of: pod, change: annotate(corev1.PodDeletionCost)},
-		"its own annotation on a pod": {
+		"allows the deletion cost of a pod": {of: pod, change: annotate(corev1.PodDeletionCost)},
+		"allows an annotation of Haulout on a pod": {
 			of:     pod,
 			change: annotate("maintenance.haulout.dev/original-pod-deletion-cost"),
 		},
-		"not another annotation of a pod":     {of: pod, change: annotate("sidecar.example.com/inject"), denied: true},
-		"not the value of another annotation": {of: pod, change: annotate("theirs"), denied: true},
-		"not to remove another annotation": {
+		"denies another annotation of a pod": {
+			of:     pod,
+			change: annotate("sidecar.example.com/inject"),
+			denied: true,
+		},
+		"denies the value of another annotation": {of: pod, change: annotate("theirs"), denied: true},
+		"denies the removal of another annotation": {
 			of:     pod,
 			change: func(o runtime.Object) { o.(*corev1.Pod).Annotations = nil },
 			denied: true,
 		},
-		"not the image of a pod": {
+		"denies the image of a pod": {
 			of:     pod,
 			change: func(o runtime.Object) { o.(*corev1.Pod).Spec.Containers[0].Image = "evil" },
 			denied: true,
 		},
-		"not the labels of a pod": {
+		"denies the labels of a pod": {
 			of:     pod,
 			change: func(o runtime.Object) { o.(*corev1.Pod).Labels = nil },
 			denied: true,
 		},
-		"not the finalizers of a pod": {
+		"denies the finalizers of a pod": {
 			of:     pod,
 			change: func(o runtime.Object) { o.(*corev1.Pod).Finalizers = []string{"a/b"} },
 			denied: true,
 		},
 
-		"the replicas of a Deployment": {
+		"allows the replicas of a Deployment": {
 			of:     deployment,
 			change: func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Replicas = ptr.To[int32](2) },
 		},
-		"its own annotation on one": {of: deployment, change: annotate("maintenance.haulout.dev/surge-record")},
-		"not the template of a Deployment": {
+		"allows an annotation of Haulout on a Deployment": {
+			of:     deployment,
+			change: annotate("maintenance.haulout.dev/surge-record"),
+		},
+		"denies the template of a Deployment": {
 			of:     deployment,
 			change: func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Template.Spec.Containers[0].Image = "evil" },
 			denied: true,
 		},
-		"not to pause it": {
+		"denies a pause of a Deployment": {
 			of:     deployment,
 			change: func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Paused = true },
 			denied: true,
 		},
-		"not the deletion cost of one": {of: deployment, change: annotate(corev1.PodDeletionCost), denied: true},
-		"the minReplicas of an autoscaler": {of: autoscaler, change: func(o runtime.Object) {
-			o.(*autoscalingv2.HorizontalPodAutoscaler).Spec.MinReplicas = ptr.To[int32](2)
-		}},
-		"not the maxReplicas of autoscaler": {
+		"denies the deletion cost of a Deployment": {
+			of:     deployment,
+			change: annotate(corev1.PodDeletionCost),
+			denied: true,
+		},
+		"allows the minReplicas of an autoscaler": {
+			of: autoscaler,
+			change: func(o runtime.Object) {
+				o.(*autoscalingv2.HorizontalPodAutoscaler).Spec.MinReplicas = ptr.To[int32](2)
+			},
+		},
+		"denies the maxReplicas of an autoscaler": {
 			of:     autoscaler,
 			change: func(o runtime.Object) { o.(*autoscalingv2.HorizontalPodAutoscaler).Spec.MaxReplicas = 9 },
 			denied: true,
 		},
 
-		"whether a node takes pods": {of: node, change: func(o runtime.Object) { spec(o).Unschedulable = true }},
-		"its own taints": {of: node, change: func(o runtime.Object) {
-			spec(o).Taints = append(
-				spec(o).Taints,
-				corev1.Taint{Key: "maintenance.haulout.dev/drain", Effect: corev1.TaintEffectNoSchedule},
-			)
+		"allows spec.unschedulable of a node": {
+			of:     node,
+			change: func(o runtime.Object) { spec(o).Unschedulable = true },
+		},
+		"allows a taint of Haulout on a node": {of: node, change: func(o runtime.Object) {
+			spec(o).Taints = append(spec(o).Taints, corev1.Taint{
+				Key:    "maintenance.haulout.dev/drain",
+				Effect: corev1.TaintEffectNoSchedule,
+			})
 		}},
-		"its own annotation on a node": {of: node, change: annotate("maintenance.haulout.dev/cordoned-by")},
-		"not to remove another taint": {
+		"allows an annotation of Haulout on a node": {
+			of:     node,
+			change: annotate("maintenance.haulout.dev/cordoned-by"),
+		},
+		"denies the removal of another taint": {
 			of:     node,
 			change: func(o runtime.Object) { spec(o).Taints = nil },
 			denied: true,
 		},
-		"not the provider of a node": {
+		"denies the providerID of a node": {
 			of:     node,
 			change: func(o runtime.Object) { spec(o).ProviderID = "q" },
 			denied: true,
 		},
-		"not the labels of a node": {
+		"denies the labels of a node": {
 			of:     node,
 			change: func(o runtime.Object) { o.(*corev1.Node).Labels["app"] = "b" },
 			denied: true,
 		},
-		"its own conditions of a node": {of: status, change: func(o runtime.Object) {
+		"allows a condition of Haulout on a node": {of: status, change: func(o runtime.Object) {
 			stat(o).Conditions = append(stat(o).Conditions, corev1.NodeCondition{Type: "Drained"})
 		}},
-		"not whether a node is ready": {
+		"denies the Ready condition of a node": {
 			of:     status,
 			change: func(o runtime.Object) { stat(o).Conditions[0].Status = corev1.ConditionFalse },
 			denied: true,
 		},
-		"not to remove another condition": {
+		"denies the removal of another condition": {
 			of:     status,
 			change: func(o runtime.Object) { stat(o).Conditions = nil },
 			denied: true,
 		},
-		"not the phase of a node": {
+		"denies the phase of a node": {
 			of:     status,
 			change: func(o runtime.Object) { stat(o).Phase = corev1.NodeTerminated },
 			denied: true,
@@ -308,7 +334,7 @@ func TestWhatTheServerMayChange(t *testing.T) {
 			}
 			policy := policiesOf(t)[resource]
 			if policy == nil {
-				t.Fatalf("there is no policy for %s", resource)
+				t.Fatalf("no policy for %s", resource)
 			}
 			tc.of.change = tc.change
 			if messages := tc.of.denied(t, policy, server); (len(messages) > 0) != tc.denied {

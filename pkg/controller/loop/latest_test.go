@@ -40,23 +40,23 @@ func TestLatest(t *testing.T) {
 			t.Errorf("%s: got %v, want version %q", step, got, version)
 		}
 	}
-	want("nothing is known", "")
+	want("neither the informer nor this process has the object", "")
 	latest.Wrote(node("5"))
-	want("what the informer does not have may have been deleted", "")
+	want("only this process wrote the object, which may be deleted since", "")
 	if err := store.Add(node("5")); err != nil {
 		t.Fatal(err)
 	}
-	want("the informer has it", "5")
+	want("the informer has the object", "5")
 	latest.Wrote(node("9"))
-	want("this process wrote it since", "9")
+	want("this process wrote a newer version", "9")
 	latest.Wrote(node("7"))
-	want("an older answer that came late", "9")
+	want("this process received an older answer later", "9")
 	if err := store.Update(node("12")); err != nil {
 		t.Fatal(err)
 	}
-	want("the informer is ahead", "12")
+	want("the informer has a newer version", "12")
 	if err := store.Delete(node("12")); err != nil {
 		t.Fatal(err)
 	}
-	want("it is deleted", "")
+	want("the object is deleted", "")
 }

@@ -37,19 +37,19 @@ import (
 
 var (
 	conflict = apierrors.NewConflict(
-		schema.GroupResource{Resource: "nodes"}, "a", errors.New("another client was ahead"),
+		schema.GroupResource{Resource: "nodes"}, "a", errors.New("the object has been modified"),
 	)
 	errBroken = errors.New("broken")
 )
 
-// started is a queue whose workers run until the test ends.
+// started is a queue with workers that run until the test ends.
 type started struct {
 	*Queue[string]
 	failed atomic.Int32
 	stop   func()
 }
 
-// start runs a queue with a backoff of a second, and returns when its workers wait for items. It
+// start runs a queue with a backoff of a second and returns when its workers wait for items. It
 // must be called within a synctest bubble.
 func start(
 	ctx context.Context, t *testing.T, tracker *Tracker, workers int, do func(context.Context, string) error,
@@ -76,7 +76,7 @@ func start(
 	return s
 }
 
-func TestItemsComeBackUntilTheySucceed(t *testing.T) {
+func TestItemsAreRequeuedUntilTheySucceed(t *testing.T) {
 	for name, test := range map[string]struct {
 		results []error
 		// after is when the item is reconciled, counted from its addition.
@@ -91,17 +91,17 @@ func TestItemsComeBackUntilTheySucceed(t *testing.T) {
 			failed:  2,
 			errors:  2,
 		},
-		"a conflict is tried again, but is no failure": {
+		"a conflict is requeued and is not a failure": {
 			results: []error{conflict, conflict, nil},
 			after:   []time.Duration{0, 1, 3},
 		},
-		"a failure beside a conflict is a failure": {
+		"another error together with a conflict is a failure": {
 			results: []error{errors.Join(conflict, errBroken), nil},
 			after:   []time.Duration{0, 1},
 			failed:  1,
 			errors:  1,
 		},
-		"no time between attempts is longer than a minute": {
+		"the time between attempts is at most a minute": {
 			results: []error{
 				errBroken, errBroken, errBroken, errBroken, errBroken, errBroken, errBroken, errBroken, nil,
 			},
@@ -109,13 +109,13 @@ func TestItemsComeBackUntilTheySucceed(t *testing.T) {
 			failed: 8,
 			errors: 8,
 		},
-		"a call that was cancelled by itself is a failure": {
+		"a canceled call is a failure while the queue runs": {
 			results: []error{context.Canceled, nil},
 			after:   []time.Duration{0, 1},
 			failed:  1,
 			errors:  1,
 		},
-		"a wrapped conflict is the same as one that is bare": {
+		"a wrapped conflict is a conflict": {
 			results: []error{fmt.Errorf("write: %w", conflict), nil},
 			after:   []time.Duration{0, 1},
 		},
@@ -124,24 +124,24 @@ func TestItemsComeBackUntilTheySucceed(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(4)))
 				var after []time.Duration
-				begun := time.Now()
+				began := time.Now()
 				s := start(klog.NewContext(t.Context(), logger), t, nil, 2, func(_ context.Context, item string) error {
 					if item != "a" {
-						t.Errorf("sync of %q", item)
+						t.Errorf("got a sync of %q, want a", item)
 					}
 					result := test.results[len(after)]
-					after = append(after, time.Since(begun)/time.Second)
+					after = append(after, time.Since(began)/time.Second)
 					return result
 				})
 				s.Add("a")
-				//nolint:forbidigo // the time of the bubble, which passes as soon as nothing is left to do
+				//nolint:forbidigo // synctest time passes when all goroutines are blocked
 				time.Sleep(time.Hour)
 				synctest.Wait()
 				if !slices.Equal(after, test.after) {
 					t.Errorf("reconciled after %d seconds, want %d", after, test.after)
 				}
 				if n := s.NumRequeues("a"); n != 0 {
-					t.Errorf("%d failures are remembered after a success, the next one would wait for longer", n)
+					t.Errorf("got %d requeues after a success, want 0: the next backoff would be longer", n)
 				}
 				if failed := s.failed.Load(); failed != test.failed {
 					t.Errorf("%d failures counted, want %d", failed, test.failed)
@@ -158,7 +158,7 @@ func TestItemsComeBackUntilTheySucceed(t *testing.T) {
 	}
 }
 
-func TestWorkersWorkSideBySideButNeverOnTheSameItem(t *testing.T) {
+func TestWorkersReconcileDifferentItemsInParallel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		var busy, syncs atomic.Int32
@@ -174,7 +174,7 @@ func TestWorkersWorkSideBySideButNeverOnTheSameItem(t *testing.T) {
 		s.Add("a")
 		synctest.Wait()
 		if n := busy.Load(); n != 1 {
-			t.Errorf("%d workers are busy with one item", n)
+			t.Errorf("%d workers are busy with one item, want 1", n)
 		}
 		s.Add("b")
 		synctest.Wait()
@@ -184,12 +184,12 @@ func TestWorkersWorkSideBySideButNeverOnTheSameItem(t *testing.T) {
 		close(release)
 		synctest.Wait()
 		if n := syncs.Load(); n != 3 {
-			t.Errorf("%d syncs, want 3: what changed while it was reconciled is reconciled again", n)
+			t.Errorf("%d syncs, want 3: an item that was added during its sync is reconciled again", n)
 		}
 	})
 }
 
-func TestRunEndsWhenTheLastSyncIsDone(t *testing.T) {
+func TestRunReturnsAfterTheLastSync(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 		release := make(chan struct{})
@@ -216,15 +216,15 @@ func TestRunEndsWhenTheLastSyncIsDone(t *testing.T) {
 		close(release)
 		<-stopped
 		if !slices.Equal(synced, []string{"a"}) {
-			t.Errorf("synced %q, want only what was begun before the end", synced)
+			t.Errorf("synced %q, want only the item whose sync began before the stop", synced)
 		}
 		if logged := logger.GetSink().(ktesting.Underlier).GetBuffer().String(); s.failed.Load() != 0 || logged != "" {
-			t.Errorf("what the end of the context cuts off is no failure; %d counted, log: %s", s.failed.Load(), logged)
+			t.Errorf("got %d failures and log %q, want none after the context is canceled", s.failed.Load(), logged)
 		}
 	})
 }
 
-func TestTheTrackerKnowsWhatAWorkerIsBusyWith(t *testing.T) {
+func TestTrackerReportsTheItemOfAStuckWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		tracker := NewTracker(clock.RealClock{})
@@ -233,15 +233,15 @@ func TestTheTrackerKnowsWhatAWorkerIsBusyWith(t *testing.T) {
 			return nil
 		})
 		s.Add("a")
-		//nolint:forbidigo // the time of the bubble, which passes as soon as nothing is left to do
+		//nolint:forbidigo // synctest time passes when all goroutines are blocked
 		time.Sleep(StuckAfter + time.Second)
 		if err := tracker.Check(nil); err == nil || !strings.Contains(err.Error(), "test of a") {
-			t.Errorf("a worker is stuck, but the check says %v", err)
+			t.Errorf("a worker is stuck, but Check returned %v", err)
 		}
 		close(release)
 		synctest.Wait()
 		if err := tracker.Check(nil); err != nil {
-			t.Errorf("the worker is done, but the check says %v", err)
+			t.Errorf("the worker is done, but Check returned %v", err)
 		}
 	})
 }
@@ -251,7 +251,7 @@ func TestIsOnlyConflict(t *testing.T) {
 		err  error
 		want bool
 	}{
-		"nothing":            {},
+		"no error":           {},
 		"a conflict":         {err: conflict, want: true},
 		"a wrapped conflict": {err: fmt.Errorf("write: %w", conflict), want: true},
 		"another error":      {err: errBroken},
@@ -266,11 +266,11 @@ func TestIsOnlyConflict(t *testing.T) {
 			err:  fmt.Errorf("write: %w", utilerrors.NewAggregate([]error{conflict})),
 			want: true,
 		},
-		"a list of conflicts within the other": {err: errors.Join(conflict, errors.Join(conflict, errBroken))},
+		"a nested list with another error": {err: errors.Join(conflict, errors.Join(conflict, errBroken))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := IsOnlyConflict(test.err); got != test.want {
-				t.Errorf("%v: %v, want %v", test.err, got, test.want)
+				t.Errorf("%v: got %v, want %v", test.err, got, test.want)
 			}
 		})
 	}

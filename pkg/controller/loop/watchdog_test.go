@@ -32,17 +32,17 @@ func TestCheck(t *testing.T) {
 	clock.SetTime(clock.Now().Add(StuckAfter))
 	later := tracker.Start("later")
 	if err := tracker.Check(nil); err != nil {
-		t.Errorf("at the limit: %v", err)
+		t.Errorf("at the limit: got %v, want no error", err)
 	}
 	clock.SetTime(clock.Now().Add(time.Second))
 	err := tracker.Check(nil)
 	if err == nil || !strings.Contains(err.Error(), "slow for 10m1s") || strings.Contains(err.Error(), "quick") ||
 		strings.Contains(err.Error(), "later") {
-		t.Errorf("beyond the limit: %v", err)
+		t.Errorf("after the limit: got %v, want an error about slow alone", err)
 	}
 	slow()
 	if err := tracker.Check(nil); err != nil {
-		t.Errorf("after the slow one came back: %v", err)
+		t.Errorf("after the slow call ended: got %v, want no error", err)
 	}
 	later()
 }

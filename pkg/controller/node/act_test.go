@@ -28,32 +28,38 @@ func TestDecideMeddler(t *testing.T) {
 	entry := func(manager string, second int64, fields string) metav1.ManagedFieldsEntry {
 		return metav1.ManagedFieldsEntry{Manager: manager, Time: at(second), FieldsV1: metav1.NewFieldsV1(fields)}
 	}
-	const theField, another, taints = `{"f:spec":{"f:unschedulable":{}}}`, `{"f:metadata":{"f:labels":{"f:a":{}}}}`, `{"f:spec":{"f:taints":{}}}`
-	creator, ours := entry("creator", 1, another), entry(fieldManager, 5, another)
-	kubelet := entry("kubelet", 9, another)
+	const (
+		unschedulable = `{"f:spec":{"f:unschedulable":{}}}`
+		labels        = `{"f:metadata":{"f:labels":{"f:a":{}}}}`
+		taints        = `{"f:spec":{"f:taints":{}}}`
+	)
+	creator, ours := entry("creator", 1, labels), entry(fieldManager, 5, labels)
+	kubelet := entry("kubelet", 9, labels)
 	kubelet.Subresource = "status"
 	for name, test := range map[string]struct {
 		fields []metav1.ManagedFieldsEntry
 		want   string
 	}{
-		"who has applied the field": {
-			[]metav1.ManagedFieldsEntry{creator, ours, entry("gitops", 4, theField), entry("scaler", 9, another)},
+		"a manager that has applied the field": {
+			[]metav1.ManagedFieldsEntry{creator, ours, entry("gitops", 4, unschedulable), entry("scaler", 9, labels)},
 			"Field manager gitops",
 		},
-		"who has written anything since": {
-			[]metav1.ManagedFieldsEntry{creator, ours, entry("early", 5, another), entry("scaler", 6, another)},
+		"a manager that has written another field since our write": {
+			[]metav1.ManagedFieldsEntry{creator, ours, entry("early", 5, labels), entry("scaler", 6, labels)},
 			"Probably field manager scaler",
 		},
-		"nobody who wrote before us, or the status": {
-			[]metav1.ManagedFieldsEntry{creator, ours, kubelet}, "An unknown writer",
+		"writers before our write and writers of the status do not count": {
+			[]metav1.ManagedFieldsEntry{creator, ours, kubelet},
+			"An unknown writer",
 		},
-		"not who follows with the taint": {
+		"kube-controller-manager, which adds the taint for the field, does not count": {
 			[]metav1.ManagedFieldsEntry{creator, ours, entry("kube-controller-manager", 6, taints)},
 			"An unknown writer",
 		},
-		"nobody, if the managed fields have been taken off": {nil, "An unknown writer"},
-		"anybody, if our own entry went with the only field it had": {
-			[]metav1.ManagedFieldsEntry{creator}, "Probably field manager creator",
+		"no manager, if the managed fields were removed": {nil, "An unknown writer"},
+		"any manager, if our entry was removed with its only field": {
+			[]metav1.ManagedFieldsEntry{creator},
+			"Probably field manager creator",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

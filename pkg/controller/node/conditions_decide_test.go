@@ -71,39 +71,38 @@ func notAllowed(h *holder)    { h.refused = true }
 func because(h *holder)       { h.reason = "kernel\n update" }
 func at(t metav1.Time) string { return t.Format(time.TimeOnly) }
 
-// showing puts conditions on a node, "Type=Status Reason", since long ago, without saying that they
-// are ours.
+// showing adds conditions ("Type=Status Reason") that have been there since longAgo to a node. The
+// annotation does not record them as ours.
 func showing(conditions ...string) func(*corev1.Node) {
 	return func(node *corev1.Node) {
 		for _, c := range conditions {
 			var conditionType, status, reason string
-			if _, err := fmt.Sscanf(
-				strings.Replace(c, "=", " ", 1), "%s %s %s", &conditionType, &status, &reason,
-			); err != nil {
+			_, err := fmt.Sscanf(strings.Replace(c, "=", " ", 1), "%s %s %s", &conditionType, &status, &reason)
+			if err != nil {
 				panic(err)
 			}
 			node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
-				Type: corev1.NodeConditionType(conditionType), Status: corev1.ConditionStatus(status), Reason: reason,
+				Type:               corev1.NodeConditionType(conditionType),
+				Status:             corev1.ConditionStatus(status),
+				Reason:             reason,
 				LastTransitionTime: longAgo,
 			})
 		}
 	}
 }
 
-// shownFor brings a node to where its conditions are about the given maintenances, written long
-// ago.
+// shownFor gives a node the conditions that the controller wrote for the given holders at longAgo.
 func shownFor(holders ...holder) func(*corev1.Node) {
 	return func(node *corev1.Node) {
 		applyConditions(node, decideConditions(node, nodemarks.ReadConditions(node), holders, true, longAgo))
 	}
 }
 
-// applyConditions does to a node what the API server does with the patch.
+// applyConditions changes a node as the API server does with the patch.
 func applyConditions(node *corev1.Node, change conditionsChange) {
 	node.Status.Conditions = slices.DeleteFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return slices.Contains(change.remove, c.Type) || slices.ContainsFunc(
-			change.set, func(s corev1.NodeCondition) bool { return s.Type == c.Type },
-		)
+		isSet := slices.ContainsFunc(change.set, func(s corev1.NodeCondition) bool { return s.Type == c.Type })
+		return isSet || slices.Contains(change.remove, c.Type)
 	})
 	node.Status.Conditions = append(node.Status.Conditions, change.set...)
 	if change.setRecord {
@@ -138,35 +137,42 @@ func TestDecideConditions(t *testing.T) {
 		notDrained   = "Drained=False HauloutPodsLeaving"
 		returned     = "Drained=False HauloutPodsReturned"
 		planned      = "MaintenancePlanned=True HauloutMaintenancePlanned"
+
+		notDrainingRefused = "DrainInProgress=False HauloutNotAuthorized"
+		notDrainedRefused  = "Drained=False HauloutNotAuthorized"
 	)
 	for name, tc := range map[string]struct {
 		node    *corev1.Node
 		holders []holder
-		// early: it is not known yet that no pods are left.
+		// early: the controller does not know yet that no pod is left.
 		early    bool
 		want     []string
 		wantNews []string
 	}{
-		"nobody holds the node": {node: newNode("one"), want: []string{}},
-		"a maintenance cordons it": {
-			node: newNode("one"), holders: []holder{heldBy("a", stageCordon)},
-			want: []string{cordonedOnly + now}, wantNews: []string{"NodeMaintenanceStarted a"},
+		"no maintenance holds the node": {node: newNode("one"), want: []string{}},
+		"a maintenance cordons the node": {
+			node:     newNode("one"),
+			holders:  []holder{heldBy("a", stageCordon)},
+			want:     []string{cordonedOnly + now},
+			wantNews: []string{"NodeMaintenanceStarted a"},
 		},
-		"a maintenance drains it": {
-			node: newNode("one"), holders: []holder{heldBy("a", stageDrain, withPods)},
+		"a maintenance drains the node": {
+			node:     newNode("one"),
+			holders:  []holder{heldBy("a", stageDrain, withPods)},
 			want:     []string{draining + now, notDrained + now, inProgress + now},
 			wantNews: []string{"NodeMaintenanceStarted a", "NodeDrainStarted a"},
 		},
-		"a cordon becomes a drain": {
+		"the maintenance goes from stage Cordon to Drain": {
 			node:     newNode("one", shownFor(heldBy("a", stageCordon))),
 			holders:  []holder{heldBy("a", stageDrain, withPods)},
 			want:     []string{draining + now, notDrained + now, inProgress + before},
 			wantNews: []string{"NodeDrainStarted a"},
 		},
-		"no pod is left, but some may still come": {
+		"no pod is left, but the caches may miss some": {
 			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods))),
-			holders: []holder{heldBy("a", stageDrain)}, early: true,
-			want: []string{draining + before, notDrained + before, inProgress + before},
+			holders: []holder{heldBy("a", stageDrain)},
+			early:   true,
+			want:    []string{draining + before, notDrained + before, inProgress + before},
 		},
 		"no pod is left": {
 			node:     newNode("one", shownFor(heldBy("a", stageDrain, withPods))),
@@ -174,13 +180,13 @@ func TestDecideConditions(t *testing.T) {
 			want:     []string{notDraining + now, drained + now, inProgress + before},
 			wantNews: []string{"NodeDrained a"},
 		},
-		"a pod comes to a drained node": {
+		"a new pod is on a drained node": {
 			node:     newNode("one", shownFor(heldBy("a", stageDrain))),
 			holders:  []holder{heldBy("a", stageDrain, withPods)},
 			want:     []string{draining + now, returned + now, inProgress + before},
 			wantNews: []string{"NodeDrainResumed a"},
 		},
-		"the pod that came is still there": {
+		"the new pod is still on the node": {
 			node:    newNode("one", shownFor(heldBy("a", stageDrain)), shownFor(heldBy("a", stageDrain, withPods))),
 			holders: []holder{heldBy("a", stageDrain, withPods)},
 			want:    []string{draining + before, returned + before, inProgress + before},
@@ -191,78 +197,77 @@ func TestDecideConditions(t *testing.T) {
 			want:     []string{notDraining + before, drained + before, inProgress + before},
 			wantNews: []string{"NodeMaintenanceStarted b"},
 		},
-		"a second maintenance covers more pods than the first, which is done": {
+		"a second maintenance covers pods that the first, which is drained, does not": {
 			node:     newNode("one", shownFor(heldBy("a", stageDrain))),
 			holders:  []holder{heldBy("a", stageDrain), heldBy("b", stageDrain, withPods)},
 			want:     []string{draining + now, notDrained + now, inProgress + before},
 			wantNews: []string{"NodeMaintenanceStarted b", "NodeDrainStarted b"},
 		},
-		"one of two lets go": {
+		"one of two maintenances releases the node": {
 			node:     newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageDrain, withPods))),
 			holders:  []holder{heldBy("b", stageDrain, withPods)},
 			want:     []string{draining + before, notDrained + before, inProgress + before},
 			wantNews: []string{"NodeMaintenanceReleased a"},
 		},
-		"the only one that drains lets go, another keeps the cordon": {
-			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageCordon))),
-			holders: []holder{heldBy("b", stageCordon)},
-			want:    []string{cordonedOnly + before}, wantNews: []string{"NodeMaintenanceReleased a"},
+		"the only one that drains releases the node, another one cordons it": {
+			node:     newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageCordon))),
+			holders:  []holder{heldBy("b", stageCordon)},
+			want:     []string{cordonedOnly + before},
+			wantNews: []string{"NodeMaintenanceReleased a"},
 		},
-		"the one that covers more lets go": {
+		"the maintenance whose pods are left releases the node": {
 			node:     newNode("one", shownFor(heldBy("a", stageDrain), heldBy("b", stageDrain, withPods))),
 			holders:  []holder{heldBy("a", stageDrain)},
 			want:     []string{notDraining + now, drained + now, inProgress + before},
 			wantNews: []string{"NodeDrained a", "NodeMaintenanceReleased b"},
 		},
-		"the last one lets go": {
-			node: newNode("one", shownFor(heldBy("a", stageDrain))), want: []string{},
+		"the last maintenance releases the node": {
+			node:     newNode("one", shownFor(heldBy("a", stageDrain))),
+			want:     []string{},
 			wantNews: []string{"NodeMaintenanceReleased a"},
 		},
-		"another one of the same name comes": {
+		"another maintenance of the same name holds the node": {
 			node:     newNode("one", shownFor(heldBy("a", stageCordon))),
 			holders:  []holder{heldBy("a", stageCordon, func(h *holder) { h.uid = "other" })},
 			want:     []string{cordonedOnly + before},
 			wantNews: []string{"NodeMaintenanceStarted a", "NodeMaintenanceReleased a"},
 		},
 		"a maintenance is planned": {
-			node: newNode("one"), holders: []holder{heldBy("a", stageIdle)}, want: []string{planned + now},
+			node:    newNode("one"),
+			holders: []holder{heldBy("a", stageIdle)},
+			want:    []string{planned + now},
 		},
-		"a planned maintenance begins": {
-			node: newNode("one", shownFor(heldBy("a", stageIdle))), holders: []holder{heldBy("a", stageCordon)},
-			want: []string{cordonedOnly + now}, wantNews: []string{"NodeMaintenanceStarted a"},
+		"a planned maintenance cordons the node": {
+			node:     newNode("one", shownFor(heldBy("a", stageIdle))),
+			holders:  []holder{heldBy("a", stageCordon)},
+			want:     []string{cordonedOnly + now},
+			wantNews: []string{"NodeMaintenanceStarted a"},
 		},
-		"a planned maintenance is called off": {
-			node: newNode("one", shownFor(heldBy("a", stageIdle))), want: []string{},
+		"a planned maintenance is withdrawn": {
+			node: newNode("one", shownFor(heldBy("a", stageIdle))),
+			want: []string{},
 		},
-		"one is planned for a node that another one holds": {
+		"a maintenance is planned for a node that another one holds": {
 			node:    newNode("one", shownFor(heldBy("a", stageCordon))),
 			holders: []holder{heldBy("a", stageCordon), heldBy("b", stageIdle)},
 			want:    []string{cordonedOnly + before, planned + now},
 		},
-		"a right is lost in the middle of a drain": {
+		"the requester loses the right during a drain": {
 			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods))),
 			holders: []holder{heldBy("a", stageDrain, withPods, notAllowed)},
-			want: []string{
-				"DrainInProgress=False HauloutNotAuthorized" + now,
-				"Drained=False HauloutNotAuthorized" + before,
-				inProgress + before,
-			},
+			want:    []string{notDrainingRefused + now, notDrainedRefused + before, inProgress + before},
 		},
-		"one of two lost the right, the other goes on": {
+		"one of two requesters loses the right, pods of the other are left": {
 			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageDrain, withPods))),
 			holders: []holder{heldBy("a", stageDrain, withPods, notAllowed), heldBy("b", stageDrain, withPods)},
 			want:    []string{draining + before, notDrained + before, inProgress + before},
 		},
-		"one of two lost the right, the other is done": {
+		"one of two requesters loses the right, no pod of the other is left": {
 			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageDrain, withPods))),
 			holders: []holder{heldBy("a", stageDrain, withPods, notAllowed), heldBy("b", stageDrain)},
-			want: []string{
-				"DrainInProgress=False HauloutNotAuthorized" + now,
-				"Drained=False HauloutNotAuthorized" + before,
-				inProgress + before,
-			},
+			want:    []string{notDrainingRefused + now, notDrainedRefused + before, inProgress + before},
 		},
-		"somebody else's condition stays, also while the node is held": {
+		"the condition of another client stays while the node is held": {
 			node:    newNode("one", showing("Drained=True Manual", "Ready=True KubeletReady")),
 			holders: []holder{heldBy("a", stageDrain, withPods)},
 			want: []string{
@@ -270,26 +275,29 @@ func TestDecideConditions(t *testing.T) {
 			},
 			wantNews: []string{"NodeMaintenanceStarted a", "NodeDrainStarted a"},
 		},
-		"somebody else's condition stays when the node is released": {
-			node: newNode("one", showing("Drained=True Manual"), shownFor(heldBy("a", stageDrain, withPods))),
-			want: []string{"Drained=True Manual" + before}, wantNews: []string{"NodeMaintenanceReleased a"},
+		"the condition of another client stays when the node is released": {
+			node:     newNode("one", showing("Drained=True Manual"), shownFor(heldBy("a", stageDrain, withPods))),
+			want:     []string{"Drained=True Manual" + before},
+			wantNews: []string{"NodeMaintenanceReleased a"},
 		},
-		"a condition that somebody took over is theirs": {
+		"a condition whose reason another client has changed stays": {
 			node: newNode("one", shownFor(heldBy("a", stageDrain)), func(node *corev1.Node) {
 				conditionOf(node, maintenancev1alpha1.NodeConditionDrained).Reason = "Manual"
 			}),
-			want: []string{"Drained=True Manual" + before}, wantNews: []string{"NodeMaintenanceReleased a"},
+			want:     []string{"Drained=True Manual" + before},
+			wantNews: []string{"NodeMaintenanceReleased a"},
 		},
-		"without the annotation a condition is not ours, whatever its reason": {
-			node: newNode("one", showing(drained)), want: []string{drained + before},
+		"a condition that the annotation does not record stays, whatever its reason": {
+			node: newNode("one", showing(drained)),
+			want: []string{drained + before},
 		},
-		"an annotation that cannot be read makes nothing ours": {
+		"all conditions stay if the annotation cannot be read": {
 			node: newNode("one", showing(drained), func(node *corev1.Node) {
 				node.Annotations = map[string]string{maintenancev1alpha1.AnnotationConditionsBy: "{"}
 			}),
 			want: []string{drained + before},
 		},
-		"one that somebody took off is put back": {
+		"a condition that another client has removed is added again": {
 			node: newNode("one", shownFor(heldBy("a", stageDrain)), func(node *corev1.Node) {
 				node.Status.Conditions = slices.DeleteFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 					return c.Type == maintenancev1alpha1.NodeConditionDrainInProgress
@@ -303,27 +311,25 @@ func TestDecideConditions(t *testing.T) {
 			change := decideConditions(tc.node, nodemarks.ReadConditions(tc.node), tc.holders, !tc.early, justNow)
 			applyConditions(tc.node, change)
 			if got := shown(tc.node); !slices.Equal(got, tc.want) {
-				t.Errorf("conditions\n%q, want\n%q", got, tc.want)
+				t.Errorf("got conditions\n%q, want\n%q", got, tc.want)
 			}
 			var news []string
 			for _, n := range change.news {
 				news = append(news, n.reason+" "+n.name)
 			}
 			if !slices.Equal(news, tc.wantNews) {
-				t.Errorf("news %q, want %q", news, tc.wantNews)
+				t.Errorf("got news %q, want %q", news, tc.wantNews)
 			}
-			if _, there := tc.node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]; there != (len(tc.holders) > 0) {
-				t.Errorf("annotation %q with %d holders", tc.node.Annotations, len(tc.holders))
+			_, annotated := tc.node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]
+			if annotated != (len(tc.holders) > 0) {
+				t.Errorf("got annotations %q with %d holders", tc.node.Annotations, len(tc.holders))
 			}
 			again := decideConditions(
-				tc.node,
-				nodemarks.ReadConditions(tc.node),
-				tc.holders,
-				!tc.early,
+				tc.node, nodemarks.ReadConditions(tc.node), tc.holders, !tc.early,
 				metav1.NewTime(justNow.Add(time.Hour)),
 			)
 			if !again.empty() || len(again.news) > 0 {
-				t.Errorf("decided again: %+v", again)
+				t.Errorf("a second decision is not empty: %+v", again)
 			}
 		})
 	}
@@ -338,7 +344,7 @@ func TestConditionsNameMaintenancesAndReasons(t *testing.T) {
 		holders []holder
 		want    map[corev1.NodeConditionType]string
 	}{
-		"one with a reason": {
+		"a maintenance with a reason": {
 			[]holder{heldBy("a", stageDrain, withPods, because)},
 			map[corev1.NodeConditionType]string{
 				"MaintenanceInProgress": "Held by NodeMaintenance a (kernel update)",
@@ -346,7 +352,7 @@ func TestConditionsNameMaintenancesAndReasons(t *testing.T) {
 				"Drained":               "Waiting for the pods that are covered by NodeMaintenance a (kernel update)",
 			},
 		},
-		"one that drains and one that does not": {
+		"a maintenance that drains and one that cordons": {
 			[]holder{heldBy("a", stageDrain, because), heldBy("b", stageCordon)},
 			map[corev1.NodeConditionType]string{
 				"MaintenanceInProgress": "Held by NodeMaintenance a (kernel update), b",
@@ -354,13 +360,16 @@ func TestConditionsNameMaintenancesAndReasons(t *testing.T) {
 				"Drained":               "No pod is left that is covered by NodeMaintenance a (kernel update)",
 			},
 		},
-		"a planned one": {
+		"a planned maintenance": {
 			[]holder{heldBy("a", stageIdle, because)},
 			map[corev1.NodeConditionType]string{"MaintenancePlanned": "Planned by NodeMaintenance a (kernel update)"},
 		},
-		"many": {many, map[corev1.NodeConditionType]string{
-			"MaintenanceInProgress": "Held by NodeMaintenance a, b, c, d, e and 2 more",
-		}},
+		"more maintenances than the message names": {
+			many,
+			map[corev1.NodeConditionType]string{
+				"MaintenanceInProgress": "Held by NodeMaintenance a, b, c, d, e and 2 more",
+			},
+		},
 		"a long reason": {
 			[]holder{heldBy("a", stageCordon, func(h *holder) { h.reason = strings.Repeat("é", 500) })},
 			map[corev1.NodeConditionType]string{
@@ -371,11 +380,11 @@ func TestConditionsNameMaintenancesAndReasons(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			change := decideConditions(newNode("one"), nodemarks.Conditions{}, tc.holders, true, justNow)
 			if len(change.set) != len(tc.want) {
-				t.Errorf("%d conditions, want %d", len(change.set), len(tc.want))
+				t.Errorf("got %d conditions, want %d", len(change.set), len(tc.want))
 			}
 			for _, c := range change.set {
 				if c.Message != tc.want[c.Type] {
-					t.Errorf("%s says %q, want %q", c.Type, c.Message, tc.want[c.Type])
+					t.Errorf("got message %q of %s, want %q", c.Message, c.Type, tc.want[c.Type])
 				}
 			}
 		})

@@ -39,42 +39,44 @@ func taintedWith(taints ...corev1.Taint) func(*corev1.Node) {
 }
 
 func TestDecideNode(t *testing.T) {
-	m, other, both := nodemarks.Owners{"m": "uid-m"}, nodemarks.Owners{"o": "1"}, nodemarks.Owners{
-		"m": "uid-m",
-		"o": "1",
-	}
+	m, other := nodemarks.Owners{"m": "uid-m"}, nodemarks.Owners{"o": "1"}
+	both := nodemarks.Owners{"m": "uid-m", "o": "1"}
 	held := []corev1.Taint{heldTaint}
 	drained := []corev1.Taint{heldTaint, drainTaint}
-	// node is one whose annotations record cordon and taint, in the state that goes with them.
 	node := func(modify ...func(*corev1.Node)) *corev1.Node { return newNode("n", modify...) }
 	heldKey := nodestate.TaintKeys[:1]
 	for name, test := range map[string]struct {
 		facts facts
-		// revoked: no holder may do anything new on the node.
+		// revoked: no requester of a holder may change the node any more.
 		revoked bool
 		want    nodeChange
 	}{
-		"a node that nothing holds needs nothing": {facts: facts{node: node()}},
-		"a node that is held is cordoned, tainted and marked in one write": {
+		"a node that is not held is not changed": {facts: facts{node: node()}},
+		"a held node gets the cordon, the taint and both annotations in one write": {
 			facts: facts{node: node(taintedWith(otherTaint)), holders: m},
 			want: nodeChange{
-				unschedulable: ptr.To(true), cordon: m, setCordon: true,
-				taints: []corev1.Taint{otherTaint, heldTaint}, setTaints: true, taint: m, added: heldKey,
-				setTaint: true,
+				unschedulable: ptr.To(true),
+				cordon:        m,
+				setCordon:     true,
+				taints:        []corev1.Taint{otherTaint, heldTaint},
+				setTaints:     true,
+				taint:         m,
+				added:         heldKey,
+				setTaint:      true,
 			},
 		},
-		"a held node needs nothing more": {
+		"a held node with its cordon and its taint is not changed": {
 			facts: facts{node: node(cordoned, taintedWith(held...)), holders: m, cordon: m, taint: m, added: heldKey},
 		},
-		"a foreign cordon is not marked, the taint is": {
+		"the cordon of another client is not recorded, the taint is": {
 			facts: facts{node: node(cordoned), holders: m},
 			want:  nodeChange{cordon: m, taints: held, setTaints: true, taint: m, added: heldKey, setTaint: true},
 		},
-		"a cordon marked by another storage is not marked as ours": {
+		"a cordon that another storage has recorded is not recorded for ours": {
 			facts: facts{node: node(cordoned), holders: m, foreignCordon: true},
 			want:  nodeChange{cordon: m, taints: held, setTaints: true, taint: m, added: heldKey, setTaint: true},
 		},
-		"a second holder joins": {
+		"a second holder is added to both annotations": {
 			facts: facts{
 				node:    node(cordoned, taintedWith(held...)),
 				holders: both,
@@ -84,15 +86,15 @@ func TestDecideNode(t *testing.T) {
 			},
 			want: nodeChange{cordon: both, setCordon: true, taint: both, added: heldKey, setTaint: true},
 		},
-		"a cordon that was undone is restored": {
+		"a cordon that another client has removed is restored": {
 			facts: facts{node: node(taintedWith(held...)), holders: m, cordon: m, taint: m, added: heldKey},
 			want:  nodeChange{unschedulable: ptr.To(true), cordon: m, cordonRestored: true},
 		},
-		"it stays undone for one whose right was revoked": {
+		"the cordon is not restored for a requester without the right": {
 			facts:   facts{node: node(taintedWith(held...)), holders: m, cordon: m, taint: m, added: heldKey},
 			revoked: true,
 		},
-		"a node whose DaemonSet pods are asked to leave gets the second taint": {
+		"a node whose DaemonSet pods are drained gets the drain taint": {
 			facts: facts{
 				node:             node(cordoned, taintedWith(held...)),
 				holders:          m,
@@ -110,7 +112,7 @@ func TestDecideNode(t *testing.T) {
 				setTaint:  true,
 			},
 		},
-		"a drain taint that was removed is restored": {
+		"a drain taint that another client has removed is restored": {
 			facts: facts{
 				node:             node(cordoned, taintedWith(held...)),
 				holders:          m,
@@ -121,7 +123,7 @@ func TestDecideNode(t *testing.T) {
 			},
 			want: nodeChange{cordon: m, taints: drained, setTaints: true, taintRestored: true},
 		},
-		"a taint that someone else added stays theirs": {
+		"a drain taint that another client has added is not recorded as ours": {
 			facts: facts{node: node(cordoned, taintedWith(drainTaint)), holders: m, cordon: m, drainsDaemonSets: true},
 			want: nodeChange{
 				cordon:    m,
@@ -132,11 +134,11 @@ func TestDecideNode(t *testing.T) {
 				setTaint:  true,
 			},
 		},
-		"it stays when ours goes": {
+		"the drain taint of another client stays when ours is removed": {
 			facts: facts{node: node(taintedWith(drainTaint, heldTaint)), taint: m, added: heldKey},
 			want:  nodeChange{taints: []corev1.Taint{drainTaint}, setTaints: true, added: []string{}, setTaint: true},
 		},
-		"the last holder releases everything": {
+		"the cordon and our taints are removed with the last holder": {
 			facts: facts{
 				node:   node(cordoned, taintedWith(otherTaint, heldTaint, drainTaint)),
 				cordon: m,
@@ -144,15 +146,19 @@ func TestDecideNode(t *testing.T) {
 				added:  nodestate.TaintKeys,
 			},
 			want: nodeChange{
-				unschedulable: ptr.To(false), setCordon: true, taints: []corev1.Taint{otherTaint}, setTaints: true,
-				added: []string{}, setTaint: true,
+				unschedulable: ptr.To(false),
+				setCordon:     true,
+				taints:        []corev1.Taint{otherTaint},
+				setTaints:     true,
+				added:         []string{},
+				setTaint:      true,
 			},
 		},
-		"a foreign cordon stays when the taint goes": {
+		"the cordon of another client stays when our taint is removed": {
 			facts: facts{node: node(cordoned, taintedWith(held...)), taint: m, added: heldKey},
 			want:  nodeChange{taints: []corev1.Taint{}, setTaints: true, added: []string{}, setTaint: true},
 		},
-		"one of two holders goes": {
+		"one of two holders is removed from both annotations": {
 			facts: facts{
 				node:    node(cordoned, taintedWith(held...)),
 				holders: other,
@@ -162,7 +168,7 @@ func TestDecideNode(t *testing.T) {
 			},
 			want: nodeChange{cordon: other, setCordon: true, taint: other, added: heldKey, setTaint: true},
 		},
-		"the drain taint goes with the last holder that drains": {
+		"the drain taint is removed with the last holder that drains DaemonSet pods": {
 			facts: facts{
 				node:    node(cordoned, taintedWith(drained...)),
 				holders: other,
@@ -179,20 +185,24 @@ func TestDecideNode(t *testing.T) {
 				setTaint:  true,
 			},
 		},
-		"the marks go from a node that was made schedulable": {
+		"the annotations are removed from a node that was made schedulable": {
 			facts: facts{node: node(), cordon: m, taint: m, added: heldKey},
 			want:  nodeChange{setCordon: true, added: []string{}, setTaint: true},
 		},
-		"what another storage marked stays when nothing of ours holds the node": {
+		"the cordon and the taint of another storage stay on a node that ours does not hold": {
 			facts: facts{node: node(cordoned, taintedWith(held...)), foreignCordon: true, foreignTaint: true},
 		},
-		"a maintenance that is to make schedulable lifts a foreign cordon": {
+		"a maintenance that makes its nodes schedulable removes the cordon of another client": {
 			facts: facts{node: node(cordoned), makesSchedulable: &maintenancev1alpha1.NodeMaintenance{}},
 			want:  nodeChange{unschedulable: ptr.To(false)},
 		},
-		"it does not lift that of a holder": {
+		"a maintenance that makes its nodes schedulable does not remove the cordon of a holder": {
 			facts: facts{
-				node: node(cordoned, taintedWith(held...)), holders: other, cordon: other, taint: other, added: heldKey,
+				node:             node(cordoned, taintedWith(held...)),
+				holders:          other,
+				cordon:           other,
+				taint:            other,
+				added:            heldKey,
 				makesSchedulable: &maintenancev1alpha1.NodeMaintenance{},
 			},
 		},

@@ -26,18 +26,18 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-func TestMarksOfHostileAnnotations(t *testing.T) {
+func TestReadMarkOfInvalidAnnotations(t *testing.T) {
 	for name, test := range map[string]struct {
 		value string
 		want  Mark
 	}{
-		"not JSON":                     {`who knows`, Mark{}},
-		"a name that nothing can have": {`{"a/b":"x"}`, Mark{}},
-		"such a name in our form": {
+		"an annotation that is not JSON":  {`who knows`, Mark{}},
+		"an annotation in another format": {`{"a/b":"x"}`, Mark{}},
+		"invalid names of maintenances": {
 			`{"storage":"s","maintenances":{"a/b":"x","..":"y","":"z"}}`, Mark{Storage: "s"},
 		},
-		"a maintenance without UID": {`{"storage":"s","maintenances":{"m":""}}`, Mark{Storage: "s"}},
-		"a good one beside a bad one": {
+		"a maintenance without a UID": {`{"storage":"s","maintenances":{"m":""}}`, Mark{Storage: "s"}},
+		"a valid name beside an invalid one": {
 			`{"storage":"s","maintenances":{"m":"1","a/b":"x"}}`, Mark{Storage: "s", Maintenances: Owners{"m": "1"}},
 		},
 	} {

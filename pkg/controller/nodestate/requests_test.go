@@ -37,41 +37,43 @@ func TestRequests(t *testing.T) {
 	key := types.NamespacedName{Namespace: "shop", Name: protocol.CanonicalName("web", "1")}
 	for name, test := range map[string]struct {
 		happens func(*Requests)
-		// pending: a node waits for the request. recent: it was made a moment ago and has not
-		// failed. unanswered: it is under way.
+		// pending: a node waits for the request. recent: the request was made within the last
+		// RequestPatience and has not failed. unanswered: the request has no answer yet.
 		pending, recent, unanswered bool
 		failure                     string
 	}{
-		"none was made": {happens: func(*Requests) {}},
-		"it is under way": {
+		"no request was made": {happens: func(*Requests) {}},
+		"the request has no answer yet": {
 			happens:    func(r *Requests) { r.Remember(pod) },
 			pending:    true,
 			recent:     true,
 			unanswered: true,
 		},
-		"it was answered": {
+		"the request was answered": {
 			happens: func(r *Requests) { r.Remember(pod); r.Answered("1") },
 			pending: true,
 			recent:  true,
 		},
-		"the cache shows it": {happens: func(r *Requests) { r.Remember(pod); r.Answered("1"); r.Forget("1") }},
-		"it failed once": {
+		"the cache shows the Evacuation": {
+			happens: func(r *Requests) { r.Remember(pod); r.Answered("1"); r.Forget("1") },
+		},
+		"the request failed once": {
 			happens:    func(r *Requests) { r.Remember(pod); r.Failed("1", errors.New("no")) },
 			pending:    true,
 			unanswered: true,
 		},
-		"another pod is gone": {
+		"another pod was deleted": {
 			happens:    func(r *Requests) { r.Remember(pod); r.Forget("2") },
 			pending:    true,
 			recent:     true,
 			unanswered: true,
 		},
-		"its namespace is being deleted, also when it is made again": {happens: func(r *Requests) {
+		"the namespace is being deleted, and the request is repeated": {happens: func(r *Requests) {
 			r.Remember(pod)
 			r.Refuse("1")
 			r.Remember(pod)
 		}, unanswered: true},
-		"it failed twice, and is made again": {happens: func(r *Requests) {
+		"the request failed twice, and is repeated": {happens: func(r *Requests) {
 			r.Remember(pod)
 			r.Failed("1", errors.New("no"))
 			r.Failed("1", errors.New("still no"))
@@ -84,23 +86,25 @@ func TestRequests(t *testing.T) {
 			r := newRequests(clock)
 			test.happens(r)
 			if got := r.On("one"); (len(got) == 1 && got[0] == key) != test.pending || len(r.On("two")) > 0 {
-				t.Errorf("pending are %v", got)
+				t.Errorf("got pending requests %v, want pending %t", got, test.pending)
 			}
-			if request, found := r.Of(key); found != test.pending || request.Unanswered != test.unanswered || found && request.Node != "one" {
-				t.Errorf("the request is %+v, %t", request, found)
+			request, found := r.Of(key)
+			if found != test.pending || request.Unanswered != test.unanswered || found && request.Node != "one" {
+				t.Errorf("got request %+v, found %t, want found %t, unanswered %t",
+					request, found, test.pending, test.unanswered)
 			}
 			if got := r.AnyRecent("one"); got != test.recent {
-				t.Errorf("recent is %t", got)
+				t.Errorf("got recent %t, want %t", got, test.recent)
 			}
 			if got := r.Failure("1"); got != test.failure {
-				t.Errorf("the failure is %q, want %q", got, test.failure)
+				t.Errorf("got failure %q, want %q", got, test.failure)
 			}
 			clock.SetTime(clock.Now().Add(RequestPatience))
 			if r.AnyRecent("one") {
-				t.Error("it counts as recent for ever")
+				t.Errorf("the request still counts as recent after %s", RequestPatience)
 			}
 			if got := r.On("one"); (len(got) == 1) != test.pending {
-				t.Errorf("after a while %v are pending: only an answer ends a request", got)
+				t.Errorf("got pending requests %v after %s, want pending %t", got, RequestPatience, test.pending)
 			}
 		})
 	}

@@ -30,41 +30,41 @@ import (
 
 func TestTroubles(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC))
-	var told []string
-	troubles := newTroubles(clock, func(node string) { told = append(told, node) })
+	var notified []string
+	troubles := newTroubles(clock, func(node string) { notified = append(notified, node) })
 	want := func(step, text string, next time.Duration, changes ...string) {
 		t.Helper()
 		trouble, wait := troubles.Of("one")
 		if (trouble == nil) != (text == "") || trouble != nil && trouble.Text != text || wait != next {
 			t.Errorf("%s: got %+v and %s, want %q and %s", step, trouble, wait, text, next)
 		}
-		if !slices.Equal(told, changes) {
-			t.Errorf("%s: told of %q, want %q", step, told, changes)
+		if !slices.Equal(notified, changes) {
+			t.Errorf("%s: notified of nodes %q, want %q", step, notified, changes)
 		}
-		told = nil
+		notified = nil
 	}
 	want("nothing fails", "", 0)
 	troubles.Note("one", "the node", "forbidden")
-	want("it fails", "", VisibleAfter, "one")
+	want("writing the node fails", "", VisibleAfter, "one")
 	clock.SetTime(clock.Now().Add(VisibleAfter / 2))
 	troubles.Note("one", "the node", "still forbidden")
 	troubles.Note("one", "an Evacuation", "refused")
 	troubles.Note("two", "an Evacuation", "refused")
-	want("it fails with another text, and something else does", "", VisibleAfter/2, "one", "two")
+	want("writing the node fails with another error, and an Evacuation fails", "", VisibleAfter/2, "one", "two")
 	clock.SetTime(clock.Now().Add(VisibleAfter / 2))
-	want("it has failed for long enough", "still forbidden", 0)
+	want("writing the node has failed for VisibleAfter", "still forbidden", 0)
 	troubles.Note("one", "the node", "")
-	want("it works again", "", VisibleAfter/2, "one")
+	want("writing the node succeeds again", "", VisibleAfter/2, "one")
 	clock.SetTime(clock.Now().Add(VisibleAfter))
-	want("the other one goes on failing", "refused", 0)
+	want("the Evacuation still fails", "refused", 0)
 	troubles.End("an Evacuation")
-	slices.Sort(told)
-	want("both have ended", "", 0, "one", "two")
+	slices.Sort(notified)
+	want("the Evacuation fails on neither node", "", 0, "one", "two")
 	troubles.End("an Evacuation")
 	troubles.Note("one", "the node", "")
-	want("nothing was failing", "", 0)
+	want("nothing failed before", "", 0)
 	troubles.Note("one", "the node", "forbidden")
-	told = nil
+	notified = nil
 	troubles.Forget("one")
 	want("the node is deleted", "", 0)
 }
@@ -75,13 +75,13 @@ func TestTextOf(t *testing.T) {
 		err  error
 		want string
 	}{
-		"one error":                  {a, "a"},
-		"several, in whatever order": {errors.Join(b, a), "a and 1 more errors"},
-		"several within one": {
+		"one error":                 {a, "a"},
+		"several errors are sorted": {errors.Join(b, a), "a and 1 more errors"},
+		"an aggregate of several errors": {
 			utilerrors.NewAggregate([]error{errors.Join(b, a), fmt.Errorf("c: %w", a)}), "a and 2 more errors",
 		},
-		"one that only wraps another": {fmt.Errorf("read: %w", a), "read: a"},
-		"one that is longer than shown": {
+		"an error that wraps another one": {fmt.Errorf("read: %w", a), "read: a"},
+		"an error that is longer than maxText": {
 			errors.New(strings.Repeat("x", 2*maxText)), strings.Repeat("x", maxText-len("…")) + "…",
 		},
 	} {

@@ -25,7 +25,7 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-func TestViewsThatWereBegunBeforeAnEventAreNotKept(t *testing.T) {
+func TestViewIsNotCachedAfterAnEventDuringItsBuild(t *testing.T) {
 	v := newViews()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}
 	old, current := &View{}, &View{Plan: &drainplan.Node{}}
@@ -34,19 +34,17 @@ func TestViewsThatWereBegunBeforeAnEventAreNotKept(t *testing.T) {
 		return old, nil
 	})
 	if err != nil || got != old {
-		t.Fatalf("got %v, %v", got, err)
+		t.Fatalf("got %v, %v, want the view that was built", got, err)
 	}
 	for range 2 {
-		if got, err = v.of(
-			node, func(*corev1.Node) (*View, error) { return current, nil },
-		); err != nil || got != current {
-			t.Fatalf("got %v, %v, want the newer one", got, err)
+		got, err = v.of(node, func(*corev1.Node) (*View, error) { return current, nil })
+		if err != nil || got != current {
+			t.Fatalf("got %v, %v, want the newer view", got, err)
 		}
 	}
-	if got, err = v.of(
-		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "other"}},
-		func(*corev1.Node) (*View, error) { return old, nil },
-	); err != nil || got != old {
-		t.Errorf("got %v, %v: a node that was created again is another node", got, err)
+	recreated := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "other"}}
+	got, err = v.of(recreated, func(*corev1.Node) (*View, error) { return old, nil })
+	if err != nil || got != old {
+		t.Errorf("got %v, %v, want a new view for a recreated node", got, err)
 	}
 }

@@ -76,7 +76,8 @@ func TestSubscribers(t *testing.T) {
 	want := func(step string, concerned, lingering []string) {
 		t.Helper()
 		if !slices.Equal(change.Concerned, concerned) || !slices.Equal(change.Lingering, lingering) {
-			t.Errorf("%s: concerned %q, lingering %q", step, change.Concerned, change.Lingering)
+			t.Errorf("%s: got concerned %q, lingering %q, want %q, %q",
+				step, change.Concerned, change.Lingering, concerned, lingering)
 		}
 	}
 	blue, heartbeat, green := newNode("blue", "1"), newNode("blue", "2"), newNode("green", "3")
@@ -85,26 +86,27 @@ func TestSubscribers(t *testing.T) {
 	nm := newMaintenance()
 	s.maintenanceChanged(nil, nm)
 	if !slices.Equal(selected, []string{"one"}) {
-		t.Errorf("a subscriber was told before the selection knew: %q", selected)
+		t.Errorf("a subscriber was called with %q selected, want the selection to be updated before the call", selected)
 	}
 	s.nodeChanged(blue, heartbeat)
 	want("a heartbeat", []string{"m"}, nil)
 	if got := s.NodesOf("m")[0].ResourceVersion; got != "2" {
-		t.Errorf("writes would go by version %s of the node", got)
+		t.Errorf("got resourceVersion %s of the node, want 2", got)
 	}
 	s.nodeChanged(heartbeat, green)
 	want("a label that stops matching", []string{"m"}, []string{"m"})
 	if next := s.ReleaseExpired("m"); next != Lingering || len(released) > 0 {
-		t.Errorf("released %q, the next one in %s", released, next)
+		t.Errorf("released %q, the next node in %s, want none, the next node in %s", released, next, Lingering)
 	}
 	clock.SetTime(clock.Now().Add(Lingering))
 	if next := s.ReleaseExpired("m"); next != 0 || !slices.Equal(released, []string{"one"}) {
-		t.Errorf("released %q, the next one in %s", released, next)
+		t.Errorf("released %q, the next node in %s, want node one and no next node", released, next)
 	}
 	s.nodeChanged(green, newNode("blue", "4"))
 	s.maintenanceChanged(nm, nil)
 	if !slices.Equal(selected, []string{"one"}) || len(s.MaintenancesOn("one")) > 0 {
-		t.Errorf("on deletion %q were selected, and %q are left", selected, s.MaintenancesOn("one"))
+		t.Errorf("deletion: got nodes %q during the call and maintenances %q after it, want node one and none",
+			selected, s.MaintenancesOn("one"))
 	}
 	s.nodeChanged(newNode("blue", "4"), nil)
 	want("a node that is deleted", nil, nil)

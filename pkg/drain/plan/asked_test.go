@@ -66,36 +66,36 @@ func TestAskedBy(t *testing.T) {
 		maintenances []*maintenancev1alpha1.NodeMaintenance
 		want         string
 	}{
-		"no pod where there is no maintenance": {},
-		"one that has reached the pod": {
+		"no maintenance": {},
+		"a maintenance whose drain targets cover the pod": {
 			maintenances: []*maintenancev1alpha1.NodeMaintenance{maintenance("a", 0, "uid-one", covers)},
 			want:         "a",
 		},
-		"not one that has not": {
+		"not a maintenance whose drain targets do not cover the pod": {
 			maintenances: []*maintenancev1alpha1.NodeMaintenance{
 				maintenance("a", 0, "uid-one", misses), maintenance("b", 0, "uid-one", covers),
 			},
 			want: "b",
 		},
-		"the oldest of several": {
+		"the oldest of several maintenances": {
 			maintenances: []*maintenancev1alpha1.NodeMaintenance{
 				maintenance("a", 2, "uid-one", covers), maintenance("b", 1, "uid-one", covers),
 			},
 			want: "b",
 		},
-		"the first by name of those of one age": {
+		"the first by name of several maintenances of the same age": {
 			maintenances: []*maintenancev1alpha1.NodeMaintenance{
 				maintenance("b", 1, "uid-one", covers), maintenance("a", 1, "uid-one", covers),
 			},
 			want: "a",
 		},
-		"no pod for a former node of that name": {
-			maintenances: []*maintenancev1alpha1.NodeMaintenance{maintenance("a", 0, "former", covers)},
+		"not a maintenance of an earlier node with the same name": {
+			maintenances: []*maintenancev1alpha1.NodeMaintenance{maintenance("a", 0, "earlier", covers)},
 		},
-		"no pod by a drain that is complete": {
+		"not a maintenance in stage Complete": {
 			maintenances: []*maintenancev1alpha1.NodeMaintenance{at(maintenancev1alpha1.NodeMaintenanceStageComplete)},
 		},
-		"no pod by a drain that is being deleted": {maintenances: []*maintenancev1alpha1.NodeMaintenance{deleting}},
+		"not a maintenance that is being deleted": {maintenances: []*maintenancev1alpha1.NodeMaintenance{deleting}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			nm, err := AskedBy(pod, node, tc.maintenances)

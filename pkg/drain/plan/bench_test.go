@@ -26,7 +26,7 @@ const (
 	benchShare                                      = benchNodes / benchMaintenances
 )
 
-// benchPods has mostly Default pods of many priorities, and some of the other types.
+// benchPods returns mostly Default pods of many priorities, and some pods of the other types.
 func benchPods() []Pod {
 	var pods []Pod
 	for p := range benchPodsPerNode {
@@ -42,8 +42,8 @@ func benchPods() []Pod {
 	return pods
 }
 
-// benchWorld has 5,000 nodes with 150,000 pods under 20 maintenances, every second of which shares
-// half of its nodes with the one before. All statuses are written.
+// benchWorld returns 5,000 nodes with 150,000 pods and 20 maintenances. Every second maintenance
+// shares half of its nodes with the previous one. All statuses are written.
 func benchWorld(b *testing.B, plan func() entries) World {
 	b.Helper()
 	var w World
@@ -61,8 +61,8 @@ func benchWorld(b *testing.B, plan func() entries) World {
 	return w
 }
 
-// benchMaintenance holds as many nodes as all others, from the given one on or, every second time,
-// half of them before.
+// benchMaintenance returns a maintenance of benchShare nodes. They begin at from or, for every
+// second maintenance, half a share earlier.
 func benchMaintenance(w World, i, from int, plan func() entries) Maintenance {
 	if i%2 == 1 {
 		from -= benchShare / 2
@@ -74,7 +74,7 @@ func benchMaintenance(w World, i, from int, plan func() entries) Maintenance {
 	return m
 }
 
-// selectorPlan is the default plan with ten entries of its own before it.
+// selectorPlan returns the default plan with ten entries with selectors before it.
 func selectorPlan() entries {
 	var plan entries
 	for i := range 10 {
@@ -85,7 +85,7 @@ func selectorPlan() entries {
 
 var benchPlans = map[string]func() entries{"default": defaultPlan, "selectors": selectorPlan}
 
-// BenchmarkPlan plans for all maintenances, and for one of them alone.
+// BenchmarkPlan plans for all maintenances, and for one maintenance alone.
 func BenchmarkPlan(b *testing.B) {
 	for name, plan := range benchPlans {
 		all := benchWorld(b, plan)

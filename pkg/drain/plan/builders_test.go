@@ -52,7 +52,7 @@ func podOf(app string, t maintenancev1alpha1.PodType, priority int32) Pod {
 
 func node(name string, pods ...Pod) *Node { return &Node{Name: name, Pods: pods} }
 
-// maintenance makes one that was created at the given minute.
+// maintenance returns a Maintenance that was created at the given minute.
 func maintenance(name string, minute int, plan entries, nodes ...string) Maintenance {
 	return Maintenance{
 		Name:    name,
@@ -73,7 +73,7 @@ func (m Maintenance) uncordoned(nodes ...string) Maintenance {
 	return m
 }
 
-// defaultPlan is the plan that the API server completes an empty one to.
+// defaultPlan returns the plan to which the API server defaults an empty plan.
 func defaultPlan() entries {
 	spec := maintenancev1alpha1.NodeMaintenanceSpec{}
 	maintenancev1alpha1.SetDefaults_NodeMaintenanceSpec(&spec)

@@ -55,18 +55,30 @@ func TestTypeOf(t *testing.T) {
 		pod  *corev1.Pod
 		want maintenancev1alpha1.PodType
 	}{
-		"a bare pod":            {&corev1.Pod{}, typeDefault},
-		"a pod of a ReplicaSet": {owned("apps/v1", "ReplicaSet", "x"), typeDefault},
-		"a pod of a DaemonSet":  {owned("apps/v1", "DaemonSet", "x"), typeDaemonSet},
+		"a bare pod":            {pod: &corev1.Pod{}, want: typeDefault},
+		"a pod of a ReplicaSet": {pod: owned("apps/v1", "ReplicaSet", "x"), want: typeDefault},
+		"a pod of a DaemonSet":  {pod: owned("apps/v1", "DaemonSet", "x"), want: typeDaemonSet},
 		"a pod of another DaemonSet": {
 			pod:  owned("apps.kruise.io/v1alpha1", "DaemonSet", "x"),
 			want: typeDefault,
 		},
-		"a mirror pod": {owned("v1", "Node", nodeUID, mirror), typeStatic},
-		"a mirror pod of a node that was there before":   {owned("v1", "Node", "old", mirror), typeDefault},
-		"a pod that only claims to be a mirror pod":      {owned("apps/v1", "ReplicaSet", "x", mirror), typeDefault},
-		"a pod of a node without the mirror annotation":  {owned("v1", "Node", nodeUID), typeDefault},
-		"a DaemonSet pod that claims to be a mirror pod": {owned("apps/v1", "DaemonSet", "x", mirror), typeDaemonSet},
+		"a mirror pod": {
+			pod:  owned("v1", "Node", nodeUID, mirror),
+			want: typeStatic,
+		},
+		"a mirror pod of an earlier node": {
+			pod:  owned("v1", "Node", "old", mirror),
+			want: typeDefault,
+		},
+		"a pod of a ReplicaSet with the mirror annotation": {
+			pod:  owned("apps/v1", "ReplicaSet", "x", mirror),
+			want: typeDefault,
+		},
+		"a pod of a node without the mirror annotation": {pod: owned("v1", "Node", nodeUID), want: typeDefault},
+		"a pod of a DaemonSet with the mirror annotation": {
+			pod:  owned("apps/v1", "DaemonSet", "x", mirror),
+			want: typeDaemonSet,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := TypeOf(test.pod, nodeUID); got != test.want {
@@ -85,8 +97,8 @@ func TestLeft(t *testing.T) {
 		evacuators sets.Set[string]
 		want       LeftReason
 	}{
-		"an ordinary pod leaves": {pod: &corev1.Pod{}, evacuators: none, want: ""},
-		"an ordinary pod that tolerates everything leaves": {
+		"a Default pod leaves": {pod: &corev1.Pod{}, evacuators: none, want: ""},
+		"a Default pod that tolerates every taint leaves": {
 			pod: owned(
 				"apps/v1", "ReplicaSet", "x", tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists}),
 			),
@@ -95,12 +107,12 @@ func TestLeft(t *testing.T) {
 		},
 		"a DaemonSet pod without its evacuator stays": {pod: daemon(), evacuators: none, want: LeftDaemonSet},
 		"a DaemonSet pod with its evacuator leaves":   {pod: daemon(), evacuators: all, want: ""},
-		"a DaemonSet pod that tolerates everything stays": {
+		"a DaemonSet pod that tolerates every taint stays": {
 			pod:        daemon(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})),
 			evacuators: all,
 			want:       LeftTolerant,
 		},
-		"a DaemonSet pod that tolerates our taint stays": {
+		"a DaemonSet pod that tolerates the drain taint stays": {
 			pod: daemon(tolerating(corev1.Toleration{
 				Key:      maintenancev1alpha1.TaintDrain,
 				Operator: corev1.TolerationOpExists,
@@ -109,7 +121,7 @@ func TestLeft(t *testing.T) {
 			evacuators: all,
 			want:       LeftTolerant,
 		},
-		"a DaemonSet pod that tolerates its eviction leaves": {
+		"a DaemonSet pod that tolerates only NoExecute taints leaves": {
 			pod: daemon(tolerating(corev1.Toleration{
 				Operator: corev1.TolerationOpExists,
 				Effect:   corev1.TaintEffectNoExecute,

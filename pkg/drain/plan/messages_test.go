@@ -42,11 +42,11 @@ func TestWaitMessage(t *testing.T) {
 			of:    "maintenance-a",
 			want:  "Waiting for node two (maintenance-a).",
 		},
-		"a name that does not fit": {
+		"a name that is too long": {
 			nodes: []string{long},
 			want:  "Waiting for node " + strings.Repeat("n", 107) + "….",
 		},
-		"names that do not fit are counted": {nodes: []string{long, "b"}, want: "Waiting for 2 nodes."},
+		"names that are too long are counted": {nodes: []string{long, "b"}, want: "Waiting for 2 nodes."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var nodes nodeList
@@ -58,7 +58,7 @@ func TestWaitMessage(t *testing.T) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 			if len(got) > MaxMessageBytes {
-				t.Errorf("%d bytes, at most %d fit", len(got), MaxMessageBytes)
+				t.Errorf("got %d bytes, want at most %d", len(got), MaxMessageBytes)
 			}
 		})
 	}
@@ -71,7 +71,7 @@ func TestNotAuthorizedMessage(t *testing.T) {
 	for _, user := range []string{strings.Repeat("u", 300), strings.Repeat(`"`, 300), strings.Repeat("ü", 300)} {
 		if got := NotAuthorizedMessage(user); len(got) > MaxMessageBytes ||
 			!strings.HasSuffix(got, "may not delete this node.") {
-			t.Errorf("%d bytes: %s", len(got), got)
+			t.Errorf("got %d bytes: %s", len(got), got)
 		}
 	}
 }

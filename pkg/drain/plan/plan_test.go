@@ -27,7 +27,7 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// expected is what is expected of one node: its targets, and its message by maintenance.
+// expected is the expected result for one node: its targets, and its messages by maintenance.
 type expected struct {
 	targets  entries
 	messages map[string]string
@@ -47,7 +47,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		want     map[string]expected
 		finished bool
 	}{
-		"the first wave opens on all nodes, also on those without its pods": {
+		"the first wave opens on all nodes, even without pods in the wave": {
 			world: World{
 				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two")},
 				Nodes: []*Node{
@@ -59,7 +59,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 				"two": {entries{entry(typeDefault, 1000)}, says("Waiting for node one.")},
 			},
 		},
-		"the next wave opens when the last pod has left the last node": {
+		"the next wave opens when the last pod of the wave has left the last node": {
 			world: World{
 				Maintenances: []Maintenance{
 					maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, 1000)).before(
@@ -73,7 +73,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 				"two": {entries{entry(typeDefault, maxPriority)}, says("Evacuating")},
 			},
 		},
-		"waves without pods cost nothing": {
+		"waves without pods are skipped": {
 			world: World{
 				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one")},
 				Nodes:        []*Node{node("one", pod(typeDaemonSet, 0))},
@@ -85,7 +85,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 				},
 			},
 		},
-		"without pods everything is done": {
+		"a maintenance without pods is finished": {
 			world: World{
 				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one")},
 				Nodes:        []*Node{node("one")},
@@ -98,7 +98,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 			},
 			finished: true,
 		},
-		"a node that joins late starts at the front and pulls no other node back": {
+		"a node that joins late starts at the first wave, and other nodes keep their targets": {
 			world: World{
 				Maintenances: []Maintenance{
 					maintenance("m", 0, twoWaves, "late", "old").before("old", entry(typeDefault, maxPriority)),
@@ -110,7 +110,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 				"old":  {entries{entry(typeDefault, maxPriority)}, says("Evacuating")},
 			},
 		},
-		"a pod of an earlier wave that appears late is asked to leave immediately": {
+		"a new pod of an earlier wave is a target immediately": {
 			world: World{
 				Maintenances: []Maintenance{
 					maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, maxPriority)).before(
@@ -124,7 +124,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 				"two": {entries{entry(typeDefault, maxPriority)}, says("Waiting for node one.")},
 			},
 		},
-		"nothing is raised before all nodes are cordoned": {
+		"no wave opens before all nodes are cordoned": {
 			world: World{
 				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two").uncordoned("two")},
 				Nodes:        []*Node{node("one", pod(typeDefault, 1)), node("two")},
@@ -134,7 +134,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 				"two": {entries{}, says("Waiting for node two.")},
 			},
 		},
-		"what is reached goes on while a late node is cordoned": {
+		"an open wave continues until a node that joins late is cordoned": {
 			world: World{
 				Maintenances: []Maintenance{
 					maintenance("m", 0, twoWaves, "one", "two").before(
@@ -148,7 +148,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 				"two": {entries{}, says("Waiting for nodes one and two.")},
 			},
 		},
-		"an entry with a selector goes before the others of its priority": {
+		"an entry with a selector comes before other entries of the same priority": {
 			world: World{
 				Maintenances: []Maintenance{
 					maintenance("m", 0, entries{entryFor(typeDefault, 1000, "web"), entry(typeDefault, 1000)}, "one"),
@@ -157,7 +157,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 			},
 			want: map[string]expected{"one": {entries{entryFor(typeDefault, 1000, "web")}, says("Evacuating")}},
 		},
-		"a pod that leaves for the selector of an older status is waited for": {
+		"other nodes wait for a pod that an earlier status selects, in the current wave": {
 			world: World{
 				Maintenances: []Maintenance{
 					maintenance("m", 0, webFirst, "one", "two").before("one", labelled).uncordoned("two"),
@@ -169,7 +169,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 				"two": {entries{}, says("Waiting for nodes one and two.")},
 			},
 		},
-		"a pod whose turn has not come is not waited for although it leaves for the selector of an older status": {
+		"no node waits for a pod that an earlier status selects, before its wave": {
 			world: World{
 				Maintenances: []Maintenance{
 					maintenance("m", 0, webFirst, "one", "two").before(
@@ -183,7 +183,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 				"two": {entries{}, says("Waiting for node two.")},
 			},
 		},
-		"a selector that an older status knows stays a target": {
+		"a selector of an earlier status stays a target": {
 			world: World{
 				Maintenances: []Maintenance{
 					maintenance("m", 0, twoWaves, "one").before("one", entryFor(typeDefault, 7000, "web")),
@@ -209,7 +209,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 	}
 }
 
-// TestProgressionOfTheKEP is KEP-4212, "PodTypes and Label Selectors Progression".
+// TestProgressionOfTheKEP is the example in KEP-4212, "PodTypes and Label Selectors Progression".
 func TestProgressionOfTheKEP(t *testing.T) {
 	plan := entries{
 		entry(typeDefault, 1000), entryFor(typeDefault, 2000, "postgres"), entry(typeDefault, maxPriority),
@@ -241,14 +241,13 @@ func TestProgressionOfTheKEP(t *testing.T) {
 	}
 }
 
-// TestExamplesOfTheKEP is KEP-4212, "Pod Selection and DrainTargets Example": the targets and
-// messages of all nodes of all maintenances at each of its steps. What the KEP leaves out of a step
-// is what it was in the step before.
+// TestExamplesOfTheKEP is the example in KEP-4212, "Pod Selection and DrainTargets Example": the
+// targets and messages of all nodes of all maintenances at each step. If the KEP omits a node in a
+// step, the node is as in the previous step.
 func TestExamplesOfTheKEP(t *testing.T) {
 	const a, b, c = "maintenance-a", "maintenance-b", "maintenance-c"
-	low, middle, high, daemon := pod(typeDefault, 5000), pod(
-		typeDefault, 10000,
-	), pod(typeDefault, 15000), pod(typeDaemonSet, 0)
+	low, middle, high := pod(typeDefault, 5000), pod(typeDefault, 10000), pod(typeDefault, 15000)
+	daemon := pod(typeDaemonSet, 0)
 	at := func(priority int32) entries { return entries{entry(typeDefault, priority)} }
 	const (
 		limitedByA  = "Evacuating (limited by maintenance-a)"
@@ -256,17 +255,17 @@ func TestExamplesOfTheKEP(t *testing.T) {
 		waitsForTwo = "Waiting for node two (maintenance-a)."
 	)
 	steps := []struct {
-		name     string
-		one      []Pod
-		two      []Pod
-		three    []Pod
-		arriving bool
-		want     map[string]expected
-		// told is who is fast-forwarded where, and by whom.
-		told map[string]map[string]string
+		name    string
+		one     []Pod
+		two     []Pod
+		three   []Pod
+		created bool
+		want    map[string]expected
+		// fastForwarded is, by maintenance and node, the maintenance that fast-forwarded it.
+		fastForwarded map[string]map[string]string
 	}{
 		{
-			name: "at the start the lowest entry of a decides on the node that a and b share",
+			name: "at the start the lowest entry of a limits the node that a and b share",
 			one:  []Pod{low, middle, high, daemon}, two: []Pod{low, high, daemon}, three: []Pod{middle, high, daemon},
 			want: map[string]expected{
 				"one":   {at(5000), map[string]string{a: "Evacuating", b: limitedByA}},
@@ -284,7 +283,7 @@ func TestExamplesOfTheKEP(t *testing.T) {
 			},
 		},
 		{
-			name: "node one is drained and everything waits for node two",
+			name: "node one is drained and all nodes wait for node two",
 			one:  []Pod{middle, high, daemon}, two: []Pod{low, high, daemon}, three: []Pod{high, daemon},
 			want: map[string]expected{
 				"one":   {at(5000), map[string]string{a: "Waiting for node two.", b: waitsForTwo}},
@@ -293,7 +292,7 @@ func TestExamplesOfTheKEP(t *testing.T) {
 			},
 		},
 		{
-			name: "node two is drained and the targets go up",
+			name: "node two is drained and the targets advance",
 			one:  []Pod{middle, high, daemon}, two: []Pod{high, daemon}, three: []Pod{high, daemon},
 			want: map[string]expected{
 				"one":   {at(10000), map[string]string{a: "Evacuating (limited by maintenance-b)", b: "Evacuating"}},
@@ -302,13 +301,13 @@ func TestExamplesOfTheKEP(t *testing.T) {
 			},
 		},
 		{
-			name: "maintenance-c arrives, is fast-forwarded on node one and begins on node four",
-			one:  []Pod{middle, high, daemon}, two: []Pod{high, daemon}, three: []Pod{high, daemon}, arriving: true,
+			name: "maintenance-c is created, is fast-forwarded on node one and begins on node four",
+			one:  []Pod{middle, high, daemon}, two: []Pod{high, daemon}, three: []Pod{high, daemon}, created: true,
 			want: map[string]expected{
 				"one": {
 					targets: at(10000),
 					messages: map[string]string{
-						// Of the maintenances that keep the node back, c has come least far now.
+						// Of the maintenances that limit the node, c is at the earliest entry.
 						a: "Evacuating (limited by maintenance-c)",
 						b: "Evacuating",
 						c: "Evacuating (fast-forwarded by older maintenance-b)",
@@ -318,7 +317,7 @@ func TestExamplesOfTheKEP(t *testing.T) {
 				"three": {at(10000), map[string]string{b: waitsForOne}},
 				"four":  {at(2000), map[string]string{c: "Evacuating"}},
 			},
-			told: map[string]map[string]string{c: {"one": b}},
+			fastForwarded: map[string]map[string]string{c: {"one": b}},
 		},
 	}
 	maintenances := []Maintenance{
@@ -333,7 +332,7 @@ func TestExamplesOfTheKEP(t *testing.T) {
 	}
 	for _, step := range steps {
 		w := World{Nodes: []*Node{node("one", step.one...), node("two", step.two...), node("three", step.three...)}}
-		if step.arriving {
+		if step.created {
 			maintenances = append(
 				maintenances,
 				maintenance(c, 2, entries{entry(typeDefault, 2000), entry(typeDefault, 15000)}, "one", "four"),
@@ -347,21 +346,21 @@ func TestExamplesOfTheKEP(t *testing.T) {
 		}
 		t.Run(step.name, func(t *testing.T) {
 			checkAll(t, result, step.want)
-			if step.told == nil {
-				step.told = map[string]map[string]string{}
+			if step.fastForwarded == nil {
+				step.fastForwarded = map[string]map[string]string{}
 			}
-			if !reflect.DeepEqual(result.FastForwarded, step.told) {
-				t.Errorf("fast-forwarded = %v, want %v", result.FastForwarded, step.told)
+			if !reflect.DeepEqual(result.FastForwarded, step.fastForwarded) {
+				t.Errorf("fast-forwarded = %v, want %v", result.FastForwarded, step.fastForwarded)
 			}
 			if len(result.Overrides) > 0 {
-				t.Errorf("overrides = %v", result.Overrides)
+				t.Errorf("overrides = %v, want none", result.Overrides)
 			}
 		})
 		store(maintenances, result)
 	}
 }
 
-// store writes the targets into all statuses.
+// store writes the targets to all statuses.
 func store(maintenances []Maintenance, result Result) {
 	for i := range maintenances {
 		for _, n := range maintenances[i].Nodes {
@@ -375,11 +374,11 @@ func TestFastForwarding(t *testing.T) {
 	low, high := pod(typeDefault, 0), pod(typeDefault, 5000)
 	far := entry(typeDefault, maxPriority)
 	tests := map[string]struct {
-		world   World
-		told    string
-		message string
+		world         World
+		fastForwarded string
+		message       string
 	}{
-		"a younger maintenance that joins": {
+		"a younger maintenance that selects the node": {
 			world: World{
 				Maintenances: []Maintenance{
 					maintenance("b", 0, twoWaves, "one").before("one", far),
@@ -387,9 +386,9 @@ func TestFastForwarding(t *testing.T) {
 				},
 				Nodes: []*Node{node("one", high), node("two", low)},
 			},
-			told: "b", message: "Evacuating (fast-forwarded by older b)",
+			fastForwarded: "b", message: "Evacuating (fast-forwarded by older b)",
 		},
-		"one that joins while there is no pod on the node": {
+		"a younger maintenance that selects the node while it has no pods": {
 			world: World{
 				Maintenances: []Maintenance{
 					maintenance("b", 0, twoWaves, "one").before("one", far),
@@ -397,9 +396,9 @@ func TestFastForwarding(t *testing.T) {
 				},
 				Nodes: []*Node{node("one"), node("two", low)},
 			},
-			told: "b", message: "Waiting for node two.",
+			fastForwarded: "b", message: "Waiting for node two.",
 		},
-		"one that was created earlier but began to drain later": {
+		"an older maintenance that begins to drain later": {
 			world: World{
 				Maintenances: []Maintenance{
 					maintenance("b", 1, twoWaves, "one").before("one", far),
@@ -407,9 +406,9 @@ func TestFastForwarding(t *testing.T) {
 				},
 				Nodes: []*Node{node("one", high), node("two", low)},
 			},
-			told: "b", message: "Evacuating",
+			fastForwarded: "b", message: "Evacuating",
 		},
-		"one whose own plan has come as far": {
+		"a younger maintenance whose own plan is at the same entry": {
 			world: World{
 				Maintenances: []Maintenance{
 					maintenance("b", 0, twoWaves, "one").before("one", far),
@@ -419,7 +418,7 @@ func TestFastForwarding(t *testing.T) {
 			},
 			message: "Evacuating",
 		},
-		"one that has been there all the time and falls back for a late pod": {
+		"a maintenance that returns to an earlier entry for a new pod": {
 			world: World{
 				Maintenances: []Maintenance{
 					maintenance("m", 1, twoWaves, "one", "two").before("one", far).before("two", far),
@@ -432,8 +431,8 @@ func TestFastForwarding(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			result := mustPlan(t, test.world)
-			if got := result.FastForwarded["m"]["one"]; got != test.told {
-				t.Errorf("fast-forwarded by %q, want %q", got, test.told)
+			if got := result.FastForwarded["m"]["one"]; got != test.fastForwarded {
+				t.Errorf("fast-forwarded by %q, want %q", got, test.fastForwarded)
 			}
 			if got := result.Messages["m"]["one"]; got != test.message {
 				t.Errorf("message = %q, want %q", got, test.message)
@@ -442,7 +441,7 @@ func TestFastForwarding(t *testing.T) {
 	}
 }
 
-func TestContradictingPlansFollowTheOldest(t *testing.T) {
+func TestOldestOfContradictingPlansIsFollowed(t *testing.T) {
 	older := maintenance("older", 0, entries{entryFor(typeDefault, 1000, "x"), entryFor(typeDefault, 2000, "y")}, "one")
 	younger := maintenance(
 		"younger", 1, entries{entryFor(typeDefault, 1000, "y"), entryFor(typeDefault, 2000, "x")}, "one",
@@ -455,9 +454,8 @@ func TestContradictingPlansFollowTheOldest(t *testing.T) {
 		entries{entryFor(typeDefault, 1000, "x")},
 		map[string]string{"older": "Evacuating", "younger": "Evacuating (fast-forwarded by older older)"},
 	}})
-	if want := []Override{
-		{Followed: "older", Overridden: []string{"younger"}},
-	}; !reflect.DeepEqual(result.Overrides, want) {
+	want := []Override{{Followed: "older", Overridden: []string{"younger"}}}
+	if !reflect.DeepEqual(result.Overrides, want) {
 		t.Errorf("overrides = %v, want %v", result.Overrides, want)
 	}
 }
@@ -470,21 +468,20 @@ func TestAllMaintenancesOfARaisedNodeAreOverridden(t *testing.T) {
 	result := mustPlan(t, World{
 		Maintenances: []Maintenance{
 			maintenance("oldest", 0, completed(nil), "empty", "static"),
-			// These two name the pod by different selectors and so wait for each other.
+			// a and b select the pod by different selectors, so they wait for each other.
 			maintenance("a", 1, completed(entries{labelled}), "both"),
 			maintenance("b", 2, completed(entries{entryFor(typeDefault, 10, "x")}), "both", "static"),
 			maintenance("c", 3, completed(nil), "empty", "both"),
 		},
 		Nodes: []*Node{node("empty"), node("both", podOf("x", typeDefault, 10)), node("static", pod(typeStatic, 10))},
 	})
-	if want := []Override{
-		{Followed: "oldest", Overridden: []string{"b", "c"}},
-	}; !reflect.DeepEqual(result.Overrides, want) {
+	want := []Override{{Followed: "oldest", Overridden: []string{"b", "c"}}}
+	if !reflect.DeepEqual(result.Overrides, want) {
 		t.Errorf("overrides = %v, want %v", result.Overrides, want)
 	}
 }
 
-func TestAMaintenanceThatIsCreatedAnewIsYounger(t *testing.T) {
+func TestRecreatedMaintenanceIsYounger(t *testing.T) {
 	x := maintenance("x", 0, entries{entryFor(typeDefault, 1000, "x"), entryFor(typeDefault, 2000, "y")}, "one")
 	y := maintenance("y", 1, entries{entryFor(typeDefault, 1000, "y"), entryFor(typeDefault, 2000, "x")}, "one")
 	nodes := []*Node{node("one", podOf("x", typeDefault, 1), podOf("y", typeDefault, 1))}
@@ -498,27 +495,27 @@ func TestAMaintenanceThatIsCreatedAnewIsYounger(t *testing.T) {
 	}
 }
 
-func TestPlanRefusesWhatItCannotUnderstand(t *testing.T) {
+func TestPlanRejectsAnInvalidWorld(t *testing.T) {
 	bad := entryFor(typeDefault, 1, "x")
 	bad.PodSelector.MatchLabels["app"] = "not a label value"
 	for name, world := range map[string]World{
-		"a selector that cannot be parsed": {
+		"an invalid selector in a plan": {
 			Maintenances: []Maintenance{maintenance("m", 0, entries{bad}, "one")},
 			Nodes:        []*Node{node("one")},
 		},
-		"a selector of a status that cannot be parsed": {
+		"an invalid selector in a status": {
 			Maintenances: []Maintenance{maintenance("m", 0, nil, "one").before("one", bad)},
 			Nodes:        []*Node{node("one")},
 		},
-		"a node that the world does not have": {Maintenances: []Maintenance{maintenance("m", 0, nil, "one")}},
-		"a node that is there twice":          {Nodes: []*Node{node("one"), node("one")}},
-		"a maintenance that is there twice": {
+		"an unknown node":              {Maintenances: []Maintenance{maintenance("m", 0, nil, "one")}},
+		"two nodes with the same name": {Nodes: []*Node{node("one"), node("one")}},
+		"two maintenances with the same name": {
 			Maintenances: []Maintenance{maintenance("m", 0, nil), maintenance("m", 0, nil)},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if result, err := Plan(world); err == nil || result.Targets != nil {
-				t.Errorf("result %v, error %v", result, err)
+				t.Errorf("got result %v and error %v, want only an error", result, err)
 			}
 		})
 	}
@@ -533,12 +530,12 @@ func mustPlan(t *testing.T, world World) Result {
 	return result
 }
 
-// checkAll checks that there is nothing but what is expected.
+// checkAll checks that the result has the expected targets and messages, and no others.
 func checkAll(t *testing.T, result Result, want map[string]expected) {
 	t.Helper()
 	check(t, result, want)
 	if got := len(result.Targets); got != len(want) {
-		t.Errorf("targets of %d nodes, want %d", got, len(want))
+		t.Errorf("got targets of %d nodes, want %d", got, len(want))
 	}
 	messages := 0
 	for _, of := range result.Messages {
@@ -548,16 +545,16 @@ func checkAll(t *testing.T, result Result, want map[string]expected) {
 		messages -= len(w.messages)
 	}
 	if messages != 0 {
-		t.Errorf("%d messages too many", messages)
+		t.Errorf("got %d messages more than expected", messages)
 	}
 }
 
 func check(t *testing.T, result Result, want map[string]expected) {
 	t.Helper()
 	for node, w := range want {
-		if got := result.Targets[node].Entries; !slices.EqualFunc(
-			got, w.targets, func(a, b maintenancev1alpha1.DrainPlanEntry) bool { return reflect.DeepEqual(a, b) },
-		) {
+		got := result.Targets[node].Entries
+		equal := func(a, b maintenancev1alpha1.DrainPlanEntry) bool { return reflect.DeepEqual(a, b) }
+		if !slices.EqualFunc(got, w.targets, equal) {
 			t.Errorf("targets of %s = %v, want %v", node, got, w.targets)
 		}
 		for maintenance, message := range w.messages {

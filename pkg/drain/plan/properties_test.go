@@ -29,27 +29,27 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// checkIndependence checks that the answer depends on no order, and that planning changes nothing
-// in the world.
+// checkIndependence checks that the result does not depend on the order of the input, and that the
+// planner does not change the world.
 func (sim *simulation) checkIndependence(w World, first Result) *violation {
 	again, err := sim.planner(w)
 	if err != nil {
 		return violated("no error", "%v", err)
 	}
 	if difference := differ(first, again); difference != "" {
-		return violated("nothing is remembered", "asked twice: %s", difference)
+		return violated("no state", "two calls returned different %s", difference)
 	}
 	shuffled, err := sim.planner(shuffle(rand.New(rand.NewPCG(sim.salt, 0)), w))
 	if err != nil {
 		return violated("no error", "%v", err)
 	}
 	if difference := differ(shuffled, first); difference != "" {
-		return violated("independence", "of the order of the world: %s", difference)
+		return violated("independence", "after a shuffle of the world: different %s", difference)
 	}
 	return nil
 }
 
-// differ says in what two answers differ.
+// differ describes the first difference between two results; it returns "" if they are equal.
 func differ(a, b Result) string {
 	for name, value := range map[string][2]any{
 		"targets":        {entriesOf(a), entriesOf(b)},
@@ -96,7 +96,7 @@ func shuffle(r *rand.Rand, w World) World {
 	return s
 }
 
-// componentsOf sorts the maintenances by shared nodes, without the planner's help.
+// componentsOf groups the maintenances that share nodes, without the code of the planner.
 func componentsOf(w World) [][]Maintenance {
 	var out [][]Maintenance
 	for _, m := range w.Maintenances {
@@ -115,7 +115,7 @@ func componentsOf(w World) [][]Maintenance {
 	return out
 }
 
-// checkMinimality checks that the answer for a component is that of the component alone.
+// checkMinimality checks that the result for a component is the same without the other components.
 func (sim *simulation) checkMinimality(w World, result Result) *violation {
 	components := componentsOf(w)
 	if len(components) < 2 {
@@ -141,27 +141,27 @@ func (sim *simulation) checkMinimality(w World, result Result) *violation {
 	slices.SortFunc(result.Overrides, byFollowed)
 	slices.SortFunc(all.Overrides, byFollowed)
 	if difference := differ(result, all); difference != "" {
-		return violated("minimality", "together and alone: %s", difference)
+		return violated("minimality", "all components together and each alone: different %s", difference)
 	}
 	return nil
 }
 
-// checkForm checks what a status can store.
+// checkForm checks that a status can store the result.
 func (sim *simulation) checkForm(w World, result Result) *violation {
-	held := map[string]bool{}
+	selected := map[string]bool{}
 	for _, m := range w.Maintenances {
 		for _, n := range m.Nodes {
-			held[n] = true
+			selected[n] = true
 			if _, ok := result.Messages[m.Name][n]; !ok {
-				return violated("form", "no message of %s for %s", m.Name, n)
+				return violated("form", "no message of %s for node %s", m.Name, n)
 			}
 		}
 		if got := len(result.Messages[m.Name]); got != len(m.Nodes) {
 			return violated("form", "%d messages of %s for %d nodes", got, m.Name, len(m.Nodes))
 		}
 	}
-	if len(result.Targets) != len(held) {
-		return violated("form", "targets of %d nodes, %d are held", len(result.Targets), len(held))
+	if len(result.Targets) != len(selected) {
+		return violated("form", "targets of %d nodes, want %d", len(result.Targets), len(selected))
 	}
 	for node, targets := range result.Targets {
 		seen := map[key]bool{}
@@ -169,7 +169,7 @@ func (sim *simulation) checkForm(w World, result Result) *violation {
 		for i := range targets.Entries {
 			k := entryKey(&targets.Entries[i])
 			if seen[k] || typeRank(k.podType) < rank || typeRank(k.podType) == rank && narrow && k.selector == "" {
-				return violated("form", "targets of %s out of order: %s", node, describePlan(targets.Entries))
+				return violated("form", "targets of node %s are out of order: %s", node, describePlan(targets.Entries))
 			}
 			seen[k], rank, narrow = true, typeRank(k.podType), k.selector != ""
 		}
@@ -177,7 +177,7 @@ func (sim *simulation) checkForm(w World, result Result) *violation {
 	return nil
 }
 
-// beforeOf joins what the statuses say about a node.
+// beforeOf merges the targets of a node in all statuses.
 func beforeOf(w World, node string) Targets {
 	var all entries
 	for _, m := range w.Maintenances {
@@ -192,7 +192,8 @@ func beforeOf(w World, node string) Targets {
 	return t
 }
 
-// checkNoBacktracking checks that no target of a node falls back or goes while the node is held.
+// checkNoBacktracking checks that a target of a node keeps at least its priority while a
+// maintenance selects the node.
 func (sim *simulation) checkNoBacktracking(w World, result Result) *violation {
 	for node, targets := range result.Targets {
 		for _, before := range beforeOf(w, node).Entries {
@@ -211,7 +212,7 @@ func (sim *simulation) checkNoBacktracking(w World, result Result) *violation {
 	return nil
 }
 
-// checkOrder checks that no pod becomes targeted while a live pod of an earlier entry is left.
+// checkOrder checks that no pod becomes a target while a pod of an earlier entry is still running.
 func (sim *simulation) checkOrder(w World, result Result) *violation {
 	for _, m := range sim.maintenances {
 		sim.follow(m, w, result)
@@ -219,7 +220,7 @@ func (sim *simulation) checkOrder(w World, result Result) *violation {
 	for _, name := range slices.Sorted(maps.Keys(result.Targets)) {
 		before := beforeOf(w, name)
 		for _, p := range sim.nodes[name].pods {
-			if sim.asked[p.number] && before.Cover(p.Pod) || !result.Targets[name].Cover(p.Pod) {
+			if sim.targets[p.number] && before.Cover(p.Pod) || !result.Targets[name].Cover(p.Pod) {
 				continue
 			}
 			for _, m := range sim.maintenances {
@@ -235,25 +236,26 @@ func (sim *simulation) checkOrder(w World, result Result) *violation {
 	return nil
 }
 
-// follow notes how far the maintenance's own plan has come and what it was told.
+// follow records the frontier of the maintenance's own plan, and the nodes for which the result
+// reports an exception.
 func (sim *simulation) follow(m *simMaintenance, w World, result Result) {
 	for node := range m.nodes {
 		ref := sim.nodes[node].ref()
 		m.opened[ref] = max(m.opened[ref], sim.frontier(m))
 	}
 	for node := range result.FastForwarded[m.name] {
-		m.told[sim.nodes[node].ref()] = true
+		m.reported[sim.nodes[node].ref()] = true
 	}
 	for _, o := range result.Overrides {
 		if slices.Contains(o.Overridden, m.name) {
 			for node := range m.nodes {
-				m.told[sim.nodes[node].ref()] = true
+				m.reported[sim.nodes[node].ref()] = true
 			}
 		}
 	}
 }
 
-func (m *simMaintenance) held(sim *simulation) bool {
+func (m *simMaintenance) uncordoned(sim *simulation) bool {
 	for node := range m.nodes {
 		if !sim.nodes[node].cordoned {
 			return true
@@ -262,7 +264,8 @@ func (m *simMaintenance) held(sim *simulation) bool {
 	return false
 }
 
-// frontier is the first entry of a maintenance with pods left, worked out the plain way.
+// frontier returns the first entry of a maintenance with running pods, without the code of the
+// planner.
 func (sim *simulation) frontier(m *simMaintenance) int {
 	frontier := len(m.plan)
 	for node := range m.nodes {
@@ -273,17 +276,16 @@ func (sim *simulation) frontier(m *simMaintenance) int {
 	return frontier
 }
 
-// checkOvertaking checks, for a pod that is newly asked to leave, that it has its turn in the
-// maintenance's plan. There are two excuses, which have to be reported: the order of an older
-// maintenance was followed where plans contradict each other, or the node had been taken further by
-// another one. A pod that appears on a node that the maintenance's own plan had taken that far is
-// no exception to the order.
+// checkOvertaking checks that a pod that becomes a target is in an open wave of the maintenance's
+// plan. There are two exceptions, which the result has to report: the planner followed an older
+// maintenance because plans contradict each other, or another maintenance has advanced the node
+// further. If the maintenance's own plan has advanced the node that far, a new pod needs no report.
 func (sim *simulation) checkOvertaking(
 	m *simMaintenance, n *simNode, p numberedPod, late bool, result Result,
 ) *violation {
 	own, frontier := m.rules.index(&p.Pod), sim.frontier(m)
-	held := m.held(sim)
-	if own == len(m.plan) || own <= frontier && !held {
+	uncordoned := m.uncordoned(sim)
+	if own == len(m.plan) || own <= frontier && !uncordoned {
 		return nil
 	}
 	if !late {
@@ -293,22 +295,22 @@ func (sim *simulation) checkOvertaking(
 			return nil
 		}
 		return violated(
-			"order", "%s on %s is asked to leave, but %s is at entry %d (held: %t) and covers it by entry %d",
-			p, n.name, m.name, frontier+1, held, own+1,
+			"order", "%s on %s is a target, but %s is at entry %d (uncordoned nodes: %t) and covers it by entry %d",
+			p, n.name, m.name, frontier+1, uncordoned, own+1,
 		)
 	}
-	if opened, ok := m.opened[n.ref()]; ok && own <= opened || m.told[n.ref()] {
+	if opened, ok := m.opened[n.ref()]; ok && own <= opened || m.reported[n.ref()] {
 		return nil
 	}
 	return violated(
 		"order",
-		"%s came to %s and is asked to leave, but %s is at entry %d (held: %t), covers it by entry %d and was not told",
-		p, n.name, m.name, frontier+1, held, own+1,
+		"new %s on %s is a target, but %s is at entry %d (uncordoned nodes: %t), covers it by entry %d, no report",
+		p, n.name, m.name, frontier+1, uncordoned, own+1,
 	)
 }
 
-// checkProgress checks that something moves in every component that is not done, and that done
-// means done.
+// checkProgress checks that a pod is a target in every component that is not finished, and that the
+// result reports exactly the finished maintenances.
 func (sim *simulation) checkProgress(w World, result Result) *violation {
 	for _, c := range componentsOf(w) {
 		done, free, moving := true, true, false
@@ -317,17 +319,18 @@ func (sim *simulation) checkProgress(w World, result Result) *violation {
 			finished := sim.frontier(m) == len(m.plan)
 			if finished != result.Finished[m.name] {
 				return violated(
-					"progress", "%s finished: %t, said to be: %t", m.name, finished, result.Finished[m.name],
+					"progress", "%s is finished: %t, but the result reports %t",
+					m.name, finished, result.Finished[m.name],
 				)
 			}
 			done = done && finished
-			free = free && !m.held(sim)
+			free = free && !m.uncordoned(sim)
 			for node := range m.nodes {
 				moving = moving || sim.moving(node, result)
 			}
 		}
 		if !done && free && !moving {
-			return violated("progress", "nothing moves on the nodes of %s", c[0].Name)
+			return violated("progress", "no pod is a target on the nodes of %s", c[0].Name)
 		}
 	}
 	return nil
@@ -339,8 +342,8 @@ func (sim *simulation) moving(node string, result Result) bool {
 	})
 }
 
-// atFrontier reports whether the maintenance waits for pods of the node. Where plans contradict
-// each other that is all there is to say until what moves on other nodes is gone.
+// atFrontier reports whether the maintenance waits for pods of the node. If plans contradict each
+// other, its message names such nodes until the targets on other nodes have left.
 func (sim *simulation) atFrontier(m *simMaintenance, node string) bool {
 	frontier := sim.frontier(m)
 	return slices.ContainsFunc(sim.nodes[node].pods, func(p numberedPod) bool {
@@ -352,19 +355,22 @@ var waitingFor = regexp.MustCompile(
 	`^Waiting for nodes? (n\d+)(?: and (n\d+)|, (n\d+) and (\d+) more)?(?: \((m\d+)\))?\.$`,
 )
 
-// checkMessages checks that messages say what is the case.
+// checkMessages checks that messages describe the result.
 func (sim *simulation) checkMessages(w World, result Result) *violation {
 	for _, m := range sim.maintenances {
 		for node := range m.nodes {
 			message := result.Messages[m.name][node]
-			moving, done := sim.moving(node, result), result.Finished[m.name] && !m.held(sim)
+			moving, done := sim.moving(node, result), result.Finished[m.name] && !m.uncordoned(sim)
 			if evacuating := strings.HasPrefix(message, MessageEvacuating); evacuating != moving {
-				return violated("messages", "pods of %s leave: %t, %s says %q", node, moving, m.name, message)
+				return violated(
+					"messages", "node %s has targets: %t, but the message of %s is %q",
+					node, moving, m.name, message,
+				)
 			}
 			if drained := message == MessageDrained; drained != (done && !moving) {
 				return violated(
-					"messages", "%s is done: %t, pods of %s leave: %t, it says %q", m.name, done, node, moving,
-					message,
+					"messages", "%s is finished: %t, node %s has targets: %t, but the message is %q",
+					m.name, done, node, moving, message,
 				)
 			}
 			if moving || done {
@@ -372,16 +378,22 @@ func (sim *simulation) checkMessages(w World, result Result) *violation {
 			}
 			names := waitingFor.FindStringSubmatch(message)
 			if names == nil {
-				return violated("messages", "%s says %q of %s", m.name, message, node)
+				return violated("messages", "unknown message of %s: %q for %s", m.name, message, node)
 			}
 			for _, waited := range names[1:4] {
 				if waited != "" && !sim.moving(waited, result) && sim.nodes[waited].cordoned &&
 					!sim.atFrontier(m, waited) {
-					return violated("messages", "%s says %q of %s, but nothing happens there", m.name, message, node)
+					return violated(
+						"messages", "message of %s: %q for %s, but the named node has no targets",
+						m.name, message, node,
+					)
 				}
 			}
 			if other := sim.maintenances[names[5]]; other != nil && !other.nodes[names[1]] {
-				return violated("messages", "%s says %q of %s, but that is none of its nodes", m.name, message, node)
+				return violated(
+					"messages", "message of %s: %q for %s, but the named maintenance does not select the named node",
+					m.name, message, node,
+				)
 			}
 		}
 	}

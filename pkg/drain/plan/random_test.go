@@ -27,12 +27,12 @@ import (
 )
 
 var (
-	worlds = flag.Int("worlds", usualWorlds(), "how many random worlds TestRandomWorlds goes through")
-	seed   = flag.Uint64("seed", 0, "where TestRandomWorlds begins; 0 for another place each time")
+	worlds = flag.Int("worlds", usualWorlds(), "number of random worlds that TestRandomWorlds checks")
+	seed   = flag.Uint64("seed", 0, "first seed of TestRandomWorlds; 0 for the current time")
 )
 
-// usualWorlds takes some seconds. The race detector would make a minute of them and has nothing to
-// find: nothing here is concurrent.
+// usualWorlds returns a number of worlds that takes some seconds. With the race detector it would
+// take a minute, and the planner has no concurrency that the detector could check.
 func usualWorlds() int {
 	if info, ok := debug.ReadBuildInfo(); ok &&
 		slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
@@ -41,18 +41,18 @@ func usualWorlds() int {
 	return 3000
 }
 
-// newPlan returns the planner that is to be tested.
+// newPlan returns the planner under test.
 func newPlan() planner { return Plan }
 
 // TestRandomWorlds lets random maintenances drain random nodes while pods, nodes, maintenances and
-// leaders come and go, and checks every answer. Of a world that fails it shows the smallest part
-// that still does.
+// leaders change, and checks every result. For a world that fails it prints the smallest script
+// that still fails.
 func TestRandomWorlds(t *testing.T) {
 	first := *seed
 	if first == 0 {
 		first = uint64(time.Now().UnixNano())
 	}
-	// A few at a time, each in steps of its own.
+	// Each part checks every fourth seed, in parallel with the other parts.
 	const parts = 4
 	for part := range uint64(parts) {
 		t.Run(fmt.Sprintf("part %d", part+1), func(t *testing.T) {
@@ -61,13 +61,8 @@ func TestRandomWorlds(t *testing.T) {
 				s := writeScript(rand.New(rand.NewPCG(first+i, 0)))
 				if v := run(s, Plan); v != nil {
 					small, v := shrink(s, v, newPlan)
-					t.Errorf(
-						"seed %d (run it alone with -seed %d -worlds 1) fails. The smallest script that does:\n%s%v",
-						first+i,
-						first+i,
-						small,
-						v,
-					)
+					t.Errorf("seed %d fails (alone: -seed %d -worlds 1). The smallest script that fails:\n%s%v",
+						first+i, first+i, small, v)
 				}
 			}
 		})

@@ -28,34 +28,34 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// script is a random world as it goes through time. It can be run again and again to the same end,
-// and any part of it may be missing: a step about what is not there does nothing.
+// script is a random world and its changes. Every run of a script has the same result, and any step
+// may be missing: a step about an object that does not exist does nothing.
 type script struct {
 	steps []step
-	// slow lets the pods leave one by one in the end.
+	// slow makes the pods leave one by one at the end.
 	slow bool
 }
 
-// action is what happens in a step.
+// action is the change in a step.
 type action string
 
 const (
-	nodeAppears         action = "node appears"
-	nodeIsCreatedAnew   action = "node is created anew"
-	nodeGoes            action = "node goes"
-	nodeIsUncordoned    action = "node is made schedulable"
-	nodeIsSelected      action = "node joins the maintenance"
-	nodeIsReleased      action = "node leaves the maintenance"
-	podsAppear          action = "pods appear"
-	podGoesByItself     action = "pod goes by itself"
-	podIsRelabelled     action = "pod is labelled anew"
-	maintenanceArrives  action = "maintenance arrives"
-	maintenanceIsOver   action = "maintenance is over"
-	podsLeave           action = "pods that are asked to leave go"
-	leaderDiesOnWriting action = "the leader dies while it writes the statuses"
+	nodeIsCreated     action = "node is created"
+	nodeIsRecreated   action = "node is recreated"
+	nodeIsDeleted     action = "node is deleted"
+	nodeIsUncordoned  action = "node is uncordoned"
+	nodeIsSelected    action = "maintenance selects node"
+	nodeIsReleased    action = "maintenance no longer selects node"
+	podsAreCreated    action = "pods are created"
+	podIsDeleted      action = "pod is deleted, even if it is not a target"
+	podIsRelabelled   action = "labels of pod change"
+	maintenanceStarts action = "maintenance starts"
+	maintenanceEnds   action = "maintenance ends"
+	targetsLeave      action = "some of the targets leave"
+	leaderFails       action = "the leader fails while it writes the statuses"
 )
 
-// step is one thing that happens. Only the fields that its action is about are set.
+// step is one change of the world. Only the fields that its action needs are set.
 type step struct {
 	do          action
 	node        string
@@ -64,11 +64,11 @@ type step struct {
 	minute      int
 	plan        entries
 	nodes       []string
-	// salt decides what is left to chance: which of the pods go, how many statuses are written.
+	// salt determines the random choices: which pods leave, which statuses are written.
 	salt uint64
 }
 
-// numberedPod is a pod that can be told from its equals.
+// numberedPod is a pod with a number, so that two equal pods are distinguishable.
 type numberedPod struct {
 	number int
 	Pod
@@ -82,7 +82,7 @@ func (p numberedPod) String() string {
 	return s + ")"
 }
 
-// chance decides about one of several things, the same whatever else is there.
+// chance makes the random choice for one object. It does not depend on the other objects.
 func (s step) chance(number int) bool {
 	x := s.salt + uint64(number)*0x9e3779b97f4a7c15
 	x ^= x >> 29
@@ -92,24 +92,24 @@ func (s step) chance(number int) bool {
 
 func (s step) String() string {
 	switch s.do {
-	case maintenanceArrives:
-		return fmt.Sprintf("%s: %s, created in minute %d, over %s, first %s",
+	case maintenanceStarts:
+		return fmt.Sprintf("%s: %s, created in minute %d, for nodes %s, with plan %s",
 			s.do, s.maintenance, s.minute, strings.Join(s.nodes, ", "), describePlan(s.plan))
-	case nodeAppears, nodeIsCreatedAnew, podsAppear:
+	case nodeIsCreated, nodeIsRecreated, podsAreCreated:
 		pods := make([]string, 0, len(s.pods))
 		for _, p := range s.pods {
 			pods = append(pods, p.String())
 		}
 		cordoned := ""
-		if s.do != podsAppear && !s.chance(0) {
+		if s.do != podsAreCreated && !s.chance(0) {
 			cordoned = ", cordoned"
 		}
 		return fmt.Sprintf("%s: %s%s, with %s", s.do, s.node, cordoned, cmp.Or(strings.Join(pods, ", "), "no pods"))
-	case podGoesByItself:
+	case podIsDeleted:
 		return fmt.Sprintf("%s: %d", s.do, s.pods[0].number)
 	case podIsRelabelled:
 		return fmt.Sprintf("%s: %s", s.do, s.pods[0])
-	case leaderDiesOnWriting, podsLeave:
+	case leaderFails, targetsLeave:
 		return fmt.Sprintf("%s (chance %d)", s.do, s.salt)
 	case nodeIsSelected, nodeIsReleased:
 		return fmt.Sprintf("%s: %s, %s", s.do, s.maintenance, s.node)
@@ -135,12 +135,12 @@ func (s script) String() string {
 		fmt.Fprintf(&b, "%2d. %s\n", i+1, step)
 	}
 	if s.slow {
-		b.WriteString("    then pods leave one by one\n")
+		b.WriteString("    then targets leave one by one\n")
 	}
 	return b.String()
 }
 
-// size is what shrinking makes smaller.
+// size is the number that shrink reduces.
 func (s script) size() int {
 	n := len(s.steps)
 	for _, step := range s.steps {
@@ -149,27 +149,27 @@ func (s script) size() int {
 	return n
 }
 
-// writer invents scripts.
+// writer writes random scripts.
 type writer struct {
 	random
 	nodes, maintenances []string
 	numbered            int
 	script              script
-	// Worlds differ in what there is in them, and in how many of four nodes a maintenance selects:
-	// whatever has to come together for a fault to show is frequent in some of them.
+	// Worlds differ in their types, apps and priorities, and in how many of four nodes a
+	// maintenance selects, so that every combination that a fault needs is frequent in some worlds.
 	types      []maintenancev1alpha1.PodType
 	apps       []string
 	priorities []int32
 	density    int
 }
 
-// random is the part of a random number generator that is used here.
+// random contains the methods of a random number generator that the writer needs.
 type random interface {
 	IntN(n int) int
 	Uint64() uint64
 }
 
-// writeScript invents a script.
+// writeScript returns a random script.
 func writeScript(r random) script {
 	w := &writer{
 		random:     r,
@@ -179,13 +179,13 @@ func writeScript(r random) script {
 		density:    1 + r.IntN(3),
 	}
 	for range 1 + r.IntN(6) {
-		w.nodeAppears()
+		w.addNode()
 	}
 	for range 1 + r.IntN(4) {
-		w.maintenanceArrives()
+		w.addMaintenance()
 	}
 	for range 4 + r.IntN(14) {
-		w.something()
+		w.randomStep()
 	}
 	w.script.slow = r.IntN(3) == 0
 	return w.script
@@ -198,49 +198,49 @@ func (w *writer) add(s step) {
 
 func (w *writer) one(of []string) string { return of[w.IntN(len(of))] }
 
-func (w *writer) something() {
+func (w *writer) randomStep() {
 	node, m := w.one(w.nodes), w.one(w.maintenances)
 	switch w.IntN(24) {
 	case 0, 1, 2, 3, 4, 5:
-		w.add(step{do: podsLeave})
+		w.add(step{do: targetsLeave})
 	case 6, 7, 8, 9:
-		w.add(step{do: podsAppear, node: node, pods: w.somePods(1)})
+		w.add(step{do: podsAreCreated, node: node, pods: w.randomPods(1)})
 	case 10:
-		w.add(step{do: podGoesByItself, pods: []numberedPod{{number: w.IntN(w.numbered + 1)}}})
+		w.add(step{do: podIsDeleted, pods: []numberedPod{{number: w.IntN(w.numbered + 1)}}})
 	case 11:
 		p := w.pod()
 		p.number = w.IntN(p.number)
 		w.add(step{do: podIsRelabelled, pods: []numberedPod{p}})
 	case 12, 13:
-		w.maintenanceArrives()
+		w.addMaintenance()
 	case 14, 15:
-		w.add(step{do: maintenanceIsOver, maintenance: m})
+		w.add(step{do: maintenanceEnds, maintenance: m})
 	case 16:
-		w.nodeAppears()
+		w.addNode()
 	case 17:
-		w.add(step{do: nodeIsCreatedAnew, node: node, pods: w.somePods(0)})
+		w.add(step{do: nodeIsRecreated, node: node, pods: w.randomPods(0)})
 	case 18:
-		w.add(step{do: nodeGoes, node: node})
+		w.add(step{do: nodeIsDeleted, node: node})
 	case 19:
 		w.add(step{do: nodeIsReleased, node: node, maintenance: m})
 	case 20:
 		w.add(step{do: nodeIsUncordoned, node: node})
 	case 21:
-		w.add(step{do: leaderDiesOnWriting})
+		w.add(step{do: leaderFails})
 	default:
 		w.add(step{do: nodeIsSelected, node: node, maintenance: m})
 	}
 }
 
-func (w *writer) nodeAppears() {
+func (w *writer) addNode() {
 	name := fmt.Sprintf("n%d", len(w.nodes))
 	w.nodes = append(w.nodes, name)
-	w.add(step{do: nodeAppears, node: name, pods: w.somePods(0)})
+	w.add(step{do: nodeIsCreated, node: name, pods: w.randomPods(0)})
 }
 
-func (w *writer) maintenanceArrives() {
-	// Names decide between maintenances of the same age, so that they come in any order. Seldom one
-	// takes the place of another of its name.
+func (w *writer) addMaintenance() {
+	// The planner orders maintenances of the same age by name, so names are in random order.
+	// Sometimes a maintenance replaces another one with the same name.
 	name := ""
 	for name == "" || slices.Contains(w.maintenances, name) && w.IntN(8) > 0 {
 		name = fmt.Sprintf("m%d", w.IntN(1000))
@@ -249,7 +249,7 @@ func (w *writer) maintenanceArrives() {
 		}
 	}
 	w.maintenances = append(w.maintenances, name)
-	s := step{do: maintenanceArrives, maintenance: name, minute: w.IntN(3), plan: w.randomPlan()}
+	s := step{do: maintenanceStarts, maintenance: name, minute: w.IntN(3), plan: w.randomPlan()}
 	for _, n := range w.nodes {
 		if w.IntN(4) < w.density {
 			s.nodes = append(s.nodes, n)
@@ -258,7 +258,7 @@ func (w *writer) maintenanceArrives() {
 	w.add(s)
 }
 
-func (w *writer) somePods(atLeast int) []numberedPod {
+func (w *writer) randomPods(atLeast int) []numberedPod {
 	pods := make([]numberedPod, atLeast+w.IntN(5))
 	for i := range pods {
 		pods[i] = w.pod()
@@ -275,7 +275,7 @@ func (w *writer) pod() numberedPod {
 	return numberedPod{w.numbered, p}
 }
 
-// randomPlan has no more than entries of its own.
+// randomPlan returns entries without the defaults.
 func (w *writer) randomPlan() entries {
 	var plan entries
 	for range w.IntN(6) {
@@ -288,7 +288,7 @@ func (w *writer) randomPlan() entries {
 	return plan
 }
 
-// selector selects by the label of an app. There are several ways to write it.
+// selector returns a selector for the label of an app, in one of several forms.
 func (w *writer) selector(app string) *metav1.LabelSelector {
 	requirement := metav1.LabelSelectorRequirement{
 		Key:      "app",
@@ -311,15 +311,15 @@ func (w *writer) selector(app string) *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{requirement}}
 }
 
-// completed adds entries for all pods, as the API does, and puts them in the order that validation
-// asks for, each of them once.
+// completed adds the default entries for all pods, as the API server does, and sorts them as
+// validation requires, without duplicates.
 func completed(own entries) entries {
 	return ordered(slices.Concat(own, entries{
 		entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority), entry(typeStatic, maxPriority),
 	}))
 }
 
-// ordered puts entries in the order that validation asks for, each of them once.
+// ordered sorts entries as validation requires, without duplicates.
 func ordered(plan entries) entries {
 	key := func(e maintenancev1alpha1.DrainPlanEntry) planorder.Key {
 		return planorder.Key{Type: string(e.PodType), Priority: e.PodPriority, Selector: e.PodSelector}

@@ -23,8 +23,8 @@ import (
 	"testing"
 )
 
-// shrink takes away from a script whatever it fails without, and returns what is left with its
-// failure.
+// shrink removes from a script every part without which it still fails, and returns the smaller
+// script with its violation.
 func shrink(s script, v *violation, against func() planner) (script, *violation) {
 	fails := func(candidate script) bool {
 		found := run(candidate, against())
@@ -65,11 +65,11 @@ func (s script) with(steps []step) script {
 	return s
 }
 
-// shrinkStep takes pods, nodes and entries away from a step.
+// shrinkStep removes pods, nodes and entries from a step.
 func shrinkStep(at int, now func() step, try func(step) bool) {
 	for i := len(now().pods) - 1; i >= 0; i-- {
 		smaller := now()
-		if smaller.do == podGoesByItself || smaller.do == podIsRelabelled {
+		if smaller.do == podIsDeleted || smaller.do == podIsRelabelled {
 			break
 		}
 		smaller.pods = slices.Delete(slices.Clone(smaller.pods), i, i+1)
@@ -87,15 +87,15 @@ func shrinkStep(at int, now func() step, try func(step) bool) {
 	}
 }
 
-// forgetful returns a planner that remembers nodes, and does not see that pods have left one as
-// long as it is the same node.
-func forgetful() planner {
+// keepingPods returns a planner that keeps nodes between calls, and ignores that pods have left a
+// node while its UID is the same.
+func keepingPods() planner {
 	nodes := map[string]*Node{}
 	return func(w World) (Result, error) {
 		w.Nodes = slices.Clone(w.Nodes)
 		for i, n := range w.Nodes {
-			if was := nodes[n.Name]; was != nil && was.UID == n.UID && len(was.Pods) > len(n.Pods) {
-				w.Nodes[i] = was
+			if before := nodes[n.Name]; before != nil && before.UID == n.UID && len(before.Pods) > len(n.Pods) {
+				w.Nodes[i] = before
 			}
 			nodes[n.Name] = w.Nodes[i]
 		}
@@ -112,7 +112,7 @@ func (w World) with(change func(*Maintenance)) World {
 	return w
 }
 
-// swap puts other targets into an answer.
+// swap replaces the targets of a result.
 func swap(result Result, of Result) Result {
 	result.Targets = of.Targets
 	return result
@@ -125,9 +125,9 @@ func must(result Result, err error) Result {
 	return result
 }
 
-// TestPlantedFaultsAreFoundAndShrunk breaks the planner in ways that are easily got wrong, and
-// checks that the random worlds find each of them and that what is shown of it can be read.
-func TestPlantedFaultsAreFoundAndShrunk(t *testing.T) {
+// TestPropertiesFindFaultsOfThePlanner adds likely faults to the planner, and checks that the
+// random worlds find each of them and that the printed script is short.
+func TestPropertiesFindFaultsOfThePlanner(t *testing.T) {
 	breaking := func(breaks func(World, Result) Result) func() planner {
 		return func() planner {
 			return func(w World) (Result, error) {
@@ -161,7 +161,7 @@ func TestPlantedFaultsAreFoundAndShrunk(t *testing.T) {
 			}),
 			property: "order",
 		},
-		"the maintenance that has come furthest decides": {
+		"the maintenance with the latest entry limits the node": {
 			against: breaking(func(w World, result Result) Result {
 				targets := maps.Clone(result.Targets)
 				for i := range w.Maintenances {
@@ -176,13 +176,13 @@ func TestPlantedFaultsAreFoundAndShrunk(t *testing.T) {
 			}),
 			property: "order",
 		},
-		"what the statuses say is ignored": {
+		"the planner ignores the statuses": {
 			against: breaking(func(w World, result Result) Result {
 				return swap(result, must(Plan(w.with(func(m *Maintenance) { m.Before = nil }))))
 			}),
 			property: "no backtracking",
 		},
-		"the status of one maintenance counts only": {
+		"the planner uses the status of only one maintenance": {
 			against: breaking(func(w World, result Result) Result {
 				return swap(result, must(Plan(w.with(func(m *Maintenance) {
 					if m.Name != w.Maintenances[0].Name {
@@ -192,7 +192,7 @@ func TestPlantedFaultsAreFoundAndShrunk(t *testing.T) {
 			}),
 			property: "independence",
 		},
-		"contradictions are not decided": {
+		"the planner does not resolve contradictions": {
 			against: breaking(func(w World, result Result) Result {
 				if len(result.Overrides) > 0 {
 					result.Targets = maps.Clone(result.Targets)
@@ -206,27 +206,27 @@ func TestPlantedFaultsAreFoundAndShrunk(t *testing.T) {
 			}),
 			property: "progress",
 		},
-		"contradictions are decided but not told": {
+		"the planner does not report the contradictions that it resolves": {
 			against: breaking(func(_ World, result Result) Result {
 				result.Overrides = nil
 				return result
 			}),
 			property: "order",
 		},
-		"no message tells of a fast-forward": {
+		"the planner does not report a fast-forward": {
 			against: breaking(func(_ World, result Result) Result {
 				result.FastForwarded = map[string]map[string]string{}
 				return result
 			}),
 			property: "order",
 		},
-		"targets are raised before all nodes are cordoned": {
+		"a wave opens before all nodes are cordoned": {
 			against: breaking(func(w World, result Result) Result {
 				return swap(result, must(Plan(w.with(func(m *Maintenance) { m.Uncordoned = nil }))))
 			}),
 			property: "order",
 		},
-		"another component stops this one": {
+		"one component stops another one": {
 			against: breaking(func(w World, result Result) Result {
 				for _, m := range w.Maintenances {
 					if len(m.Uncordoned) > 0 {
@@ -237,7 +237,7 @@ func TestPlantedFaultsAreFoundAndShrunk(t *testing.T) {
 			}),
 			property: "minimality",
 		},
-		"pods that go are not noticed": {against: forgetful, property: "progress"},
+		"the planner ignores that pods have left": {against: keepingPods, property: "progress"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for i := range uint64(1000) {
@@ -250,12 +250,12 @@ func TestPlantedFaultsAreFoundAndShrunk(t *testing.T) {
 				steps, pods, entries := small.count()
 				t.Logf("world %d, shrunk from %d to %d:\n%s%v", i, s.size(), small.size(), small, found)
 				if steps > 7 || pods > 3 || entries > 3 {
-					t.Errorf("%d steps, %d pods and %d entries are not what can be read at a glance",
+					t.Errorf("got %d steps, %d pods and %d entries, want at most 7, 3 and 3",
 						steps, pods, entries)
 				}
 				return
 			}
-			t.Errorf("not found in 1000 worlds")
+			t.Errorf("the fault was not found in 1000 worlds")
 		})
 	}
 }

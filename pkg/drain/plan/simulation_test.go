@@ -25,11 +25,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// planner is what a script is run against: the planner, or one with a fault to find out whether
-// the checks find it.
+// planner is Plan, or a planner with a fault, with which a test checks that the properties find the
+// fault.
 type planner func(World) (Result, error)
 
-// violation is a property that does not hold.
+// violation is a property that a result does not have.
 type violation struct {
 	property, message string
 }
@@ -46,7 +46,7 @@ type simNode struct {
 	uid      int
 	pods     []numberedPod
 	cordoned bool
-	// shown is what the planner was handed, nil since something changed.
+	// shown is the Node that the planner received last; nil after a change.
 	shown *Node
 }
 
@@ -56,14 +56,14 @@ type simMaintenance struct {
 	minute int
 	plan   entries
 	nodes  map[string]bool
-	// status holds the targets by node and UID.
+	// status contains the targets by node and UID.
 	status map[simRef]entries
-	// rules are the plan, ready for use.
+	// rules is the compiled plan.
 	rules *progress
-	// opened is how far its own plan had come on a node at most, and told are the nodes for which
-	// it was said that another one's order was followed.
-	opened map[simRef]int
-	told   map[simRef]bool
+	// opened is the highest frontier of its own plan by node, and reported are the nodes for which
+	// a result reported that the planner followed another maintenance.
+	opened   map[simRef]int
+	reported map[simRef]bool
 }
 
 type simRef struct {
@@ -71,21 +71,21 @@ type simRef struct {
 	uid  int
 }
 
-// simulation is a script while it runs.
+// simulation is the state of a running script.
 type simulation struct {
 	planner      planner
 	nodes        map[string]*simNode
 	maintenances map[string]*simMaintenance
 	uids         int
-	// asked are the pods that had been asked to leave when the statuses were last written.
-	asked map[int]bool
-	// crashed says that the statuses of the present step are written in part, and nothing follows
-	// from them.
+	// targets are the numbers of the pods that were targets when the statuses were last written.
+	targets map[int]bool
+	// crashed is set in a step in which the leader fails: it writes only some of the statuses, and
+	// no target leaves because of them.
 	crashed *step
 	salt    uint64
 }
 
-// run goes through a script, checks every answer, and lets everything drain in the end.
+// run runs a script, checks every result, and drains all nodes at the end.
 func run(s script, p planner) (v *violation) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -96,7 +96,7 @@ func run(s script, p planner) (v *violation) {
 		planner:      p,
 		nodes:        map[string]*simNode{},
 		maintenances: map[string]*simMaintenance{},
-		asked:        map[int]bool{},
+		targets:      map[int]bool{},
 	}
 	for i, step := range s.steps {
 		sim.salt = step.salt
@@ -111,7 +111,7 @@ func run(s script, p planner) (v *violation) {
 	return sim.drain(s.slow)
 }
 
-// cordon lets some of the nodes that are held be cordoned.
+// cordon cordons some of the selected nodes.
 func (sim *simulation) cordon(s step) {
 	for _, m := range sim.maintenances {
 		for node := range m.nodes {
@@ -122,7 +122,7 @@ func (sim *simulation) cordon(s step) {
 	}
 }
 
-// drain lets the pods leave that are asked to until all maintenances are done.
+// drain removes targets until all maintenances are finished.
 func (sim *simulation) drain(slow bool) *violation {
 	sim.crashed = nil
 	rounds := 2
@@ -133,7 +133,7 @@ func (sim *simulation) drain(slow bool) *violation {
 	for round := 1; ; round++ {
 		result, v := sim.plan()
 		if v != nil {
-			v.message = fmt.Sprintf("in round %d of the end: %s", round, v.message)
+			v.message = fmt.Sprintf("in round %d of the final drain: %s", round, v.message)
 			return v
 		}
 		finished := true
@@ -144,21 +144,21 @@ func (sim *simulation) drain(slow bool) *violation {
 			return nil
 		}
 		if round > rounds {
-			return violated("progress", "not drained after %d rounds", rounds)
+			return violated("progress", "not finished after %d rounds", rounds)
 		}
 		sim.leave(func(numberedPod) bool { return true }, slow)
 	}
 }
 
-// leave lets pods go that are asked to and chosen.
+// leave removes the targets that chosen selects; only the first one if one is set.
 func (sim *simulation) leave(chosen func(numberedPod) bool, one bool) {
 	for _, name := range slices.Sorted(maps.Keys(sim.nodes)) {
 		n := sim.nodes[name]
 		left := slices.DeleteFunc(
-			slices.Clone(n.pods), func(p numberedPod) bool { return sim.asked[p.number] && chosen(p) },
+			slices.Clone(n.pods), func(p numberedPod) bool { return sim.targets[p.number] && chosen(p) },
 		)
 		if one && len(left) < len(n.pods) {
-			i := slices.IndexFunc(n.pods, func(p numberedPod) bool { return sim.asked[p.number] })
+			i := slices.IndexFunc(n.pods, func(p numberedPod) bool { return sim.targets[p.number] })
 			left = slices.Delete(slices.Clone(n.pods), i, i+1)
 			n.become(left)
 			return
@@ -173,19 +173,19 @@ func (n *simNode) become(pods []numberedPod) {
 	}
 }
 
-// do lets a step happen.
+// do applies a step.
 func (sim *simulation) do(s step) {
 	n, m := sim.nodes[s.node], sim.maintenances[s.maintenance]
 	switch s.do {
-	case nodeAppears:
+	case nodeIsCreated:
 		if n == nil {
 			sim.create(s)
 		}
-	case nodeIsCreatedAnew:
+	case nodeIsRecreated:
 		if n != nil {
 			sim.create(s)
 		}
-	case nodeGoes:
+	case nodeIsDeleted:
 		delete(sim.nodes, s.node)
 		for _, m := range sim.maintenances {
 			m.release(s.node)
@@ -202,19 +202,19 @@ func (sim *simulation) do(s step) {
 		if m != nil {
 			m.release(s.node)
 		}
-	case podsAppear:
+	case podsAreCreated:
 		if n != nil {
 			n.become(slices.Concat(n.pods, s.pods))
 		}
-	case podGoesByItself, podIsRelabelled:
+	case podIsDeleted, podIsRelabelled:
 		sim.change(s)
-	case maintenanceArrives:
-		sim.arrive(s)
-	case maintenanceIsOver:
+	case maintenanceStarts:
+		sim.start(s)
+	case maintenanceEnds:
 		delete(sim.maintenances, s.maintenance)
-	case podsLeave:
+	case targetsLeave:
 		sim.leave(func(p numberedPod) bool { return s.chance(p.number) }, false)
-	case leaderDiesOnWriting:
+	case leaderFails:
 		sim.crashed = &s
 	}
 }
@@ -224,16 +224,16 @@ func (sim *simulation) create(s step) {
 	sim.nodes[s.node] = &simNode{name: s.node, uid: sim.uids, pods: s.pods, cordoned: !s.chance(0)}
 }
 
-func (sim *simulation) arrive(s step) {
+func (sim *simulation) start(s step) {
 	m := &simMaintenance{
-		name:   s.maintenance,
-		minute: s.minute,
-		plan:   completed(s.plan),
-		nodes:  map[string]bool{},
-		status: map[simRef]entries{},
-		opened: map[simRef]int{},
-		told:   map[simRef]bool{},
-		rules:  &progress{},
+		name:     s.maintenance,
+		minute:   s.minute,
+		plan:     completed(s.plan),
+		nodes:    map[string]bool{},
+		status:   map[simRef]entries{},
+		opened:   map[simRef]int{},
+		reported: map[simRef]bool{},
+		rules:    &progress{},
 	}
 	if err := m.rules.compile(m.plan); err != nil {
 		panic(err)
@@ -246,12 +246,12 @@ func (sim *simulation) arrive(s step) {
 	sim.maintenances[m.name] = m
 }
 
-// release forgets a node: should it be selected again it is a new one to the maintenance.
+// release removes a node: if the maintenance selects it again, it is a new node.
 func (m *simMaintenance) release(node string) {
 	delete(m.nodes, node)
 	maps.DeleteFunc(m.status, func(r simRef, _ entries) bool { return r.node == node })
 	maps.DeleteFunc(m.opened, func(r simRef, _ int) bool { return r.node == node })
-	maps.DeleteFunc(m.told, func(r simRef, _ bool) bool { return r.node == node })
+	maps.DeleteFunc(m.reported, func(r simRef, _ bool) bool { return r.node == node })
 }
 
 func (sim *simulation) change(s step) {
@@ -261,16 +261,16 @@ func (sim *simulation) change(s step) {
 			continue
 		}
 		n.pods, n.shown = slices.Clone(n.pods), nil
-		if s.do == podGoesByItself {
+		if s.do == podIsDeleted {
 			n.pods = slices.Delete(n.pods, i, i+1)
 			return
 		}
 		n.pods[i].Labels = s.pods[0].Labels
-		delete(sim.asked, n.pods[i].number)
+		delete(sim.targets, n.pods[i].number)
 	}
 }
 
-// world is what the planner is shown. What has not changed is the same as before.
+// world returns the input of the planner. Unchanged nodes are the same pointers as before.
 func (sim *simulation) world() World {
 	var w World
 	for _, name := range slices.Sorted(maps.Keys(sim.nodes)) {
@@ -302,7 +302,7 @@ func (sim *simulation) world() World {
 
 func (n *simNode) ref() simRef { return simRef{n.name, n.uid} }
 
-// plan asks the planner, checks the answer and writes the statuses.
+// plan calls the planner, checks the result and writes the statuses.
 func (sim *simulation) plan() (Result, *violation) {
 	w := sim.world()
 	result, err := sim.planner(w)
@@ -323,18 +323,18 @@ func (sim *simulation) plan() (Result, *violation) {
 	if sim.crashed != nil {
 		return result, nil
 	}
-	sim.asked = map[int]bool{}
+	sim.targets = map[int]bool{}
 	for _, n := range sim.nodes {
 		for _, p := range n.pods {
 			if result.Targets[n.name].Cover(p.Pod) {
-				sim.asked[p.number] = true
+				sim.targets[p.number] = true
 			}
 		}
 	}
 	return result, nil
 }
 
-// write stores the targets in the status, equal but not the same, as it is read back.
+// write copies the targets to the status, as the controller reads them back from the API server.
 func (sim *simulation) write(i int, m *simMaintenance, result Result) {
 	if sim.crashed != nil && sim.crashed.chance(i) {
 		return

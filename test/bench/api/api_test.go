@@ -60,7 +60,7 @@ func TestStructural(t *testing.T) {
 				"x-kubernetes-map-type": "atomic", "x-kubernetes-patch-strategy": "merge",
 			}},
 		}},
-		"torn": {Schema: spec.Schema{SchemaProps: spec.SchemaProps{Ref: reference("nothing")}}},
+		"broken": {Schema: spec.Schema{SchemaProps: spec.SchemaProps{Ref: reference("unknown")}}},
 	}
 	inner := `{"type":"object","x-kubernetes-map-type":"atomic","properties":{"name":{"type":"string"}}}`
 	var want map[string]any
@@ -78,12 +78,12 @@ func TestStructural(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if _, err := structural(models, "torn"); err == nil {
-		t.Error("got no error for a reference to nothing")
+	if _, err := structural(models, "broken"); err == nil {
+		t.Error("got no error for a reference to an unknown model")
 	}
 }
 
-func TestTheModelsOfOursHaveNoReferences(t *testing.T) {
+func TestModelsOfHauloutHaveNoReferences(t *testing.T) {
 	for of, field := range map[resource]string{
 		nodeMaintenances: `"nodeSelectorTerms"`,
 		evacuations:      `"activeEvacuatorClass"`,
@@ -97,7 +97,7 @@ func TestTheModelsOfOursHaveNoReferences(t *testing.T) {
 			t.Fatal(err)
 		}
 		if strings.Contains(string(content), `"$ref"`) || !strings.Contains(string(content), field) {
-			t.Errorf("%s: a reference is left, or %s is not there: %s", of.kind, field, content)
+			t.Errorf("%s: got a reference, or no field %s: %s", of.kind, field, content)
 		}
 	}
 }
@@ -113,7 +113,7 @@ func TestByTurns(t *testing.T) {
 	}
 	if want := []string{"0: 0-3", "1: 0-3", "1: 3-6", "0: 3-6", "0: 6-10", "1: 6-10"}; !slices.Equal(done, want) ||
 		sums != [2]time.Duration{10, 10} {
-		t.Errorf("done %q in %v, want %q and ten of each", done, sums, want)
+		t.Errorf("got %q in %v, want %q and a sum of 10 for each", done, sums, want)
 	}
 }
 
@@ -133,6 +133,6 @@ func TestPrintFigures(t *testing.T) {
 func TestMiddle(t *testing.T) {
 	given := []time.Duration{9, 1, 5}
 	if got := middle(given); got != 5 || !slices.Equal(given, []time.Duration{9, 1, 5}) {
-		t.Errorf("got %v of %v", got, given)
+		t.Errorf("got %v of %v, want 5 of the same slice", got, given)
 	}
 }

@@ -32,10 +32,11 @@ import (
 	"haulout.dev/haulout/pkg/generated/openapi"
 )
 
-// crdGroup is the group of those that kube-apiserver serves.
+// crdGroup is the API group of the CustomResourceDefinitions.
 const crdGroup = "crd.bench.haulout.dev"
 
-// resource is a kind of ours that is compared with one of the same schema.
+// resource is a kind of Haulout that is compared with a CustomResourceDefinition of the same
+// schema.
 type resource struct {
 	plural, kind string
 	// model is its name in the OpenAPI.
@@ -55,8 +56,8 @@ var crds = schema.GroupVersionResource{
 	Resource: "customresourcedefinitions",
 }
 
-// makeCRD has kube-apiserver serve a kind of another group, with the schema of ours, and waits
-// until it does.
+// makeCRD creates a CustomResourceDefinition with the schema of the kind, and waits until
+// kube-apiserver serves it.
 func makeCRD(
 	ctx context.Context, client dynamic.Interface, of resource,
 ) (dynamic.NamespaceableResourceInterface, error) {
@@ -68,7 +69,7 @@ func makeCRD(
 	if !ok {
 		return nil, fmt.Errorf("the model of %s has no properties", of.kind)
 	}
-	// That of every object.
+	// The metadata of every object.
 	properties["metadata"] = map[string]any{"type": "object"}
 	scope := "Cluster"
 	if of.namespaced {
@@ -90,14 +91,17 @@ func makeCRD(
 	if _, err := client.Resource(crds).Create(ctx, definition, metav1.CreateOptions{}); err != nil {
 		return nil, err
 	}
-	served := client.Resource(
-		schema.GroupVersionResource{Group: crdGroup, Version: v1alpha1.SchemeGroupVersion.Version, Resource: of.plural},
-	)
-	return served, wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+	served := client.Resource(schema.GroupVersionResource{
+		Group:    crdGroup,
+		Version:  v1alpha1.SchemeGroupVersion.Version,
+		Resource: of.plural,
+	})
+	isServed := func(ctx context.Context) (bool, error) {
 		_, err := served.List(ctx, metav1.ListOptions{Limit: 1})
 		if apierrors.IsNotFound(err) {
 			return false, nil
 		}
 		return err == nil, err
-	})
+	}
+	return served, wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, time.Minute, true, isServed)
 }

@@ -14,10 +14,11 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Command api measures what our API costs beside a CustomResourceDefinition with the same schema on
-// the same kube-apiserver: to make objects, to update them, to list all of them, and to hear of a
-// change. Our server validates, keeps the history of stages and has controllers that look at each
-// object; nobody looks at the others.
+// Command api compares the API of haulout-apiserver with a CustomResourceDefinition of the same
+// schema on the same kube-apiserver: the time to create objects, to update them, to list all of
+// them, and to receive a change. haulout-apiserver also validates objects, records the history of
+// stages and runs controllers that reconcile each object; no controller reconciles the custom
+// resources.
 package main
 
 import (
@@ -49,24 +50,23 @@ type settings struct {
 }
 
 func main() {
-	// Libraries would log into the table. What matters comes back as an error.
+	// Logs of libraries would be in the table. The program gets all failures as errors.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	var s settings
 	flag.IntVar(&s.objects, "objects", 10000, "number of objects of each kind")
 	flag.IntVar(&s.evacuations, "evacuations", 1000, "number of Evacuations whose status is written")
 	flag.IntVar(&s.workers, "workers", 16, "number of requests at the same time")
-	flag.IntVar(&s.turns, "turns", 4, "how often the two take turns to make and to write their parts of the objects")
-	flag.IntVar(&s.lists, "lists", 5, "how often all objects are listed; the median counts")
-	flag.IntVar(&s.samples, "samples", 200, "how many changes are waited for; the median counts")
+	flag.IntVar(&s.turns, "turns", 4, "number of parts in which both APIs create and write their objects in turn")
+	flag.IntVar(&s.lists, "lists", 5, "number of lists of all objects; the result is the median")
+	flag.IntVar(&s.samples, "samples", 200, "number of changes to wait for; the result is the median")
 	flag.IntVar(&s.gogc, "gogc", 50, "GOGC of haulout-apiserver; 50 is what its Deployment sets")
 	flag.StringVar(&s.bin, "bin", "bin", "folder of the programs of the development cluster")
-	flag.StringVar(&s.json, "json", "bin/bench-api.json", "file that the figures are written to")
+	flag.StringVar(&s.json, "json", "bin/bench-api.json", "file to which the figures are written")
 	flag.Parse()
-	if s.workers < 1 || s.turns < 1 || s.lists < 1 || s.samples < 1 || s.objects < s.turns || s.evacuations < s.turns || s.gogc < 1 || flag.NArg() > 0 {
-		fmt.Fprintln(
-			os.Stderr,
-			"bench-api: want --objects and --evacuations of at least --turns, all other numbers of at least 1, and nothing but flags",
-		)
+	if s.workers < 1 || s.turns < 1 || s.lists < 1 || s.samples < 1 || s.objects < s.turns ||
+		s.evacuations < s.turns || s.gogc < 1 || flag.NArg() > 0 {
+		fmt.Fprintln(os.Stderr, "bench-api: want --objects and --evacuations of at least --turns, "+
+			"all other numbers of at least 1, and no arguments")
 		os.Exit(2)
 	}
 	devcluster.Main("bench-api", func(ctx context.Context) error { return run(ctx, s, os.Stdout) })
@@ -94,8 +94,7 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 		return err
 	}
 	ours := newTarget(
-		client.Resource(v1alpha1.SchemeGroupVersion.WithResource(nodeMaintenances.plural)),
-		v1alpha1.GroupName,
+		client.Resource(v1alpha1.SchemeGroupVersion.WithResource(nodeMaintenances.plural)), v1alpha1.GroupName,
 		nodeMaintenances,
 	)
 	theirs := newTarget(served, crdGroup, nodeMaintenances)
@@ -111,24 +110,25 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	// Beside the other writes.
+	// Next to the figures of the other writes.
 	figures = slices.Insert(figures, 2, written)
 	if err := printFigures(out, figures); err != nil {
 		return err
 	}
-	content, err := json.MarshalIndent(
-		map[string]any{"objects": s.objects, "evacuations": s.evacuations, "workers": s.workers, "figures": figures},
-		"",
-		"  ",
-	)
+	content, err := json.MarshalIndent(map[string]any{
+		"objects":     s.objects,
+		"evacuations": s.evacuations,
+		"workers":     s.workers,
+		"figures":     figures,
+	}, "", "  ")
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(s.json, append(content, '\n'), 0o644)
 }
 
-// completeSpec returns the spec of a maintenance of no node as our server completes it, so that
-// both store the same.
+// completeSpec returns the spec of a maintenance without nodes as haulout-apiserver defaults it, so
+// that both store the same spec.
 func completeSpec(ctx context.Context, ours *target) (map[string]any, error) {
 	completed, err := ours.client.Create(ctx, ours.object(objectName(0), map[string]any{
 		"reason": "new kernel",
@@ -145,11 +145,11 @@ func completeSpec(ctx context.Context, ours *target) (map[string]any, error) {
 	return spec, err
 }
 
-// figure is what both took for the same, in seconds.
+// figure is the time that both took for the same requests, in seconds.
 type figure struct {
 	Name string `json:"name"`
-	// Ours is that of our API, CRD that of the CustomResourceDefinition, Ratio the former in parts
-	// of the latter: less is better for us.
+	// Ours is the time of haulout-apiserver, CRD the time of the CustomResourceDefinition, and
+	// Ratio is Ours divided by CRD: less is better for haulout-apiserver.
 	Ours  float64 `json:"ours"`
 	CRD   float64 `json:"crd"`
 	Ratio float64 `json:"ratio"`
@@ -163,25 +163,21 @@ func newFigure(name string, took [2]time.Duration, per int) figure {
 	return f
 }
 
-// compare lets the two take turns, so that neither always gets the machine first.
+// compare lets the two targets take turns, so that neither always runs first.
 func compare(ctx context.Context, s settings, targets [2]*target, spec map[string]any) ([]figure, error) {
 	var created, updated [2]time.Duration
 	for _, phase := range []struct {
 		sums *[2]time.Duration
-		do   func(t *target, from, to int) (time.Duration, error)
+		do   func(who, from, to int) (time.Duration, error)
 	}{
-		{
-			&created,
-			func(t *target, from, to int) (time.Duration, error) { return t.create(ctx, from, to, s.workers, spec) },
-		},
-		{&updated, func(t *target, from, to int) (time.Duration, error) { return t.update(ctx, from, to, s.workers) }},
+		{&created, func(who, from, to int) (time.Duration, error) {
+			return targets[who].create(ctx, from, to, s.workers, spec)
+		}},
+		{&updated, func(who, from, to int) (time.Duration, error) {
+			return targets[who].update(ctx, from, to, s.workers)
+		}},
 	} {
-		if err := byTurns(
-			s,
-			s.objects,
-			phase.sums,
-			func(who, from, to int) (time.Duration, error) { return phase.do(targets[who], from, to) },
-		); err != nil {
+		if err := byTurns(s, s.objects, phase.sums, phase.do); err != nil {
 			return nil, err
 		}
 	}
@@ -209,8 +205,8 @@ func compare(ctx context.Context, s settings, targets [2]*target, spec map[strin
 	}, nil
 }
 
-// byTurns lets each of the two do a part of the work, then the next part the other way round, until
-// all of it is done. It adds up how long that took.
+// byTurns lets each of the two targets do a part of the work, then the next part in reverse order,
+// until all work is done. It adds the times to sums.
 func byTurns(s settings, count int, sums *[2]time.Duration, do func(who, from, to int) (time.Duration, error)) error {
 	for turn := range s.turns {
 		from, to := count*turn/s.turns, count*(turn+1)/s.turns
@@ -225,10 +221,10 @@ func byTurns(s settings, count int, sums *[2]time.Duration, do func(who, from, t
 	return nil
 }
 
-// inTurn is who begins in a turn, and who comes second.
+// inTurn returns the index of the first and of the second target in a turn.
 func inTurn(turn int) [2]int { return [2]int{turn % 2, (turn + 1) % 2} }
 
-// middle returns the median; of an even number the later one of the two in the middle.
+// middle returns the median; for an even number of durations the longer of the two in the middle.
 func middle(durations []time.Duration) time.Duration {
 	return slices.Sorted(slices.Values(durations))[len(durations)/2]
 }

@@ -33,7 +33,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// target is one of the two that are compared.
+// target is one of the two APIs that are compared.
 type target struct {
 	client           dynamic.ResourceInterface
 	apiVersion, kind string
@@ -54,7 +54,7 @@ func (t *target) object(name string, spec map[string]any, finalizers ...string) 
 	return object
 }
 
-// create makes the objects from one number up to another.
+// create creates the objects with the numbers from up to, but not including, to.
 func (t *target) create(ctx context.Context, from, to, workers int, spec map[string]any) (time.Duration, error) {
 	return timed(ctx, from, to, workers, func(ctx context.Context, i int) error {
 		_, err := t.client.Create(ctx, t.object(objectName(i), spec), metav1.CreateOptions{})
@@ -62,7 +62,7 @@ func (t *target) create(ctx context.Context, from, to, workers int, spec map[str
 	})
 }
 
-// update reads each object, changes it and writes it back, as controllers do.
+// update reads each object, changes it and updates it, as controllers do.
 func (t *target) update(ctx context.Context, from, to, workers int) (time.Duration, error) {
 	return timed(ctx, from, to, workers, func(ctx context.Context, i int) error {
 		return retry.RetryOnConflict(retry.DefaultRetry, func() error {
@@ -77,7 +77,7 @@ func (t *target) update(ctx context.Context, from, to, workers int) (time.Durati
 	})
 }
 
-// list reads all objects in one answer.
+// list reads all objects in one response.
 func (t *target) list(ctx context.Context, want int) (time.Duration, error) {
 	begin := time.Now()
 	list, err := t.client.List(ctx, metav1.ListOptions{})
@@ -85,16 +85,16 @@ func (t *target) list(ctx context.Context, want int) (time.Duration, error) {
 		return 0, err
 	}
 	if len(list.Items) != want {
-		return 0, fmt.Errorf("%s: %d objects are listed, there are %d", t.apiVersion, len(list.Items), want)
+		return 0, fmt.Errorf("%s: the list has %d objects, want %d", t.apiVersion, len(list.Items), want)
 	}
 	return time.Since(begin), nil
 }
 
-// annotation is what is changed.
+// annotation is the annotation that updates change.
 const annotation = "bench.haulout.dev/sample"
 
-// latencies writes to an object that many times and returns how long each write took to come back
-// in a watch.
+// latencies writes samples to an object and returns, for each write, the time until its event
+// arrived in a watch.
 func (t *target) latencies(ctx context.Context, samples int) ([]time.Duration, error) {
 	now, err := t.client.Get(ctx, objectName(0), metav1.GetOptions{})
 	if err != nil {
@@ -112,9 +112,8 @@ func (t *target) latencies(ctx context.Context, samples int) ([]time.Duration, e
 		sample := fmt.Sprint(i)
 		begin := time.Now()
 		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, annotation, sample)
-		if _, err := t.client.Patch(
-			ctx, objectName(0), types.MergePatchType, patch, metav1.PatchOptions{},
-		); err != nil {
+		_, err := t.client.Patch(ctx, objectName(0), types.MergePatchType, patch, metav1.PatchOptions{})
+		if err != nil {
 			return nil, err
 		}
 		if err := await(ctx, watcher, sample); err != nil {
@@ -125,7 +124,7 @@ func (t *target) latencies(ctx context.Context, samples int) ([]time.Duration, e
 	return out, nil
 }
 
-// await reads a watch up to the event that shows a sample.
+// await reads a watch up to the event with the sample.
 func await(ctx context.Context, watcher watch.Interface, sample string) error {
 	for {
 		select {
@@ -135,14 +134,15 @@ func await(ctx context.Context, watcher watch.Interface, sample string) error {
 			if !open {
 				return errors.New("the watch ended")
 			}
-			if object, ok := event.Object.(*unstructured.Unstructured); ok && object.GetAnnotations()[annotation] == sample {
+			object, ok := event.Object.(*unstructured.Unstructured)
+			if ok && object.GetAnnotations()[annotation] == sample {
 				return nil
 			}
 		}
 	}
 }
 
-// timed calls do for each number, some at a time, and says how long all of it took.
+// timed calls do for each number, in parallel in that many workers, and returns the total time.
 func timed(ctx context.Context, from, to, workers int, do func(context.Context, int) error) (time.Duration, error) {
 	var wg sync.WaitGroup
 	next, errs := make(chan int), make([]error, workers)

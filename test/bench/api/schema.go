@@ -25,12 +25,12 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// structural returns a model as a CustomResourceDefinition takes it: without references and without
-// what only describes built-in kinds.
+// structural returns a model as a CustomResourceDefinition requires it: without references and
+// without extensions that are only for built-in kinds.
 func structural(models map[string]common.OpenAPIDefinition, name string) (map[string]any, error) {
 	model, ok := models[name]
 	if !ok {
-		return nil, fmt.Errorf("there is no model %q", name)
+		return nil, fmt.Errorf("model %q not found", name)
 	}
 	content, err := json.Marshal(model.Schema)
 	if err != nil {
@@ -43,20 +43,19 @@ func structural(models map[string]common.OpenAPIDefinition, name string) (map[st
 	return inline(models, schema)
 }
 
-// inline puts models in the place of references to them.
+// inline replaces references to models by the models.
 func inline(models map[string]common.OpenAPIDefinition, schema map[string]any) (map[string]any, error) {
 	if reference, ok := schema["$ref"].(string); ok {
 		return structural(models, strings.TrimPrefix(reference, refPrefix))
 	}
 	for key := range schema {
-		if strings.HasPrefix(
-			key, "x-kubernetes-patch-",
-		) || key == "x-kubernetes-group-version-kind" || key == "x-kubernetes-unions" {
+		if strings.HasPrefix(key, "x-kubernetes-patch-") || key == "x-kubernetes-group-version-kind" ||
+			key == "x-kubernetes-unions" {
 			delete(schema, key)
 		}
 	}
-	// The generator writes down the zero value of whatever must be given. That is no default, and
-	// may not even be allowed.
+	// The generator writes the zero value of each required field. It is not a default, and may not
+	// even be valid.
 	if schema["default"] == "" {
 		delete(schema, "default")
 	}
@@ -84,12 +83,12 @@ func inline(models map[string]common.OpenAPIDefinition, schema map[string]any) (
 func inlineAny(models map[string]common.OpenAPIDefinition, schema any) (map[string]any, error) {
 	object, ok := schema.(map[string]any)
 	if !ok {
-		return nil, fmt.Errorf("%v is no schema", schema)
+		return nil, fmt.Errorf("%v is not a schema", schema)
 	}
 	return inline(models, object)
 }
 
 const refPrefix = "#/definitions/"
 
-// reference is how models refer to each other.
+// reference returns a reference from one model to another.
 func reference(name string) spec.Ref { return spec.MustCreateRef(refPrefix + name) }

@@ -37,7 +37,7 @@ import (
 const (
 	namespace = "default"
 	app       = "evacuees"
-	// class is the evacuator that has the turn all the time.
+	// class is the evacuator that is active all the time.
 	class = "copier.bench.haulout.dev"
 )
 
@@ -48,8 +48,8 @@ var evacuations = resource{
 	namespaced: true,
 }
 
-// compareStatus compares writes of the status. Ours is that of Evacuations, into which evacuators
-// write how far they are; that of NodeMaintenances is closed to all clients.
+// compareStatus compares writes of the status of Evacuations, to which evacuators write their
+// progress. Clients cannot write the status of NodeMaintenances.
 func compareStatus(ctx context.Context, s settings, config *rest.Config, dir string) (figure, error) {
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
@@ -66,8 +66,7 @@ func compareStatus(ctx context.Context, s settings, config *rest.Config, dir str
 	targets := [2]*target{
 		newTarget(
 			client.Resource(v1alpha1.SchemeGroupVersion.WithResource(evacuations.plural)).Namespace(namespace),
-			v1alpha1.GroupName,
-			evacuations,
+			v1alpha1.GroupName, evacuations,
 		),
 		newTarget(served.Namespace(namespace), crdGroup, evacuations),
 	}
@@ -82,20 +81,16 @@ func compareStatus(ctx context.Context, s settings, config *rest.Config, dir str
 	}
 	var took [2]time.Duration
 	if err := byTurns(s, s.evacuations, &took, func(who, from, to int) (time.Duration, error) {
-		return timed(
-			ctx,
-			from,
-			to,
-			s.workers,
-			func(ctx context.Context, i int) error { return targets[who].report(ctx, names[i]) },
-		)
+		return timed(ctx, from, to, s.workers, func(ctx context.Context, i int) error {
+			return targets[who].report(ctx, names[i])
+		})
 	}); err != nil {
 		return figure{}, err
 	}
 	return newFigure("read and status update, per object", took, s.evacuations), nil
 }
 
-// makePods makes pods that nobody moves.
+// makePods creates pods that no evacuator evicts.
 func makePods(ctx context.Context, config *rest.Config, dir string, count int) ([]*corev1.Pod, error) {
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -120,11 +115,11 @@ func makePods(ctx context.Context, config *rest.Config, dir string, count int) (
 	return pods, crowd.Store(ctx, dir, count, func(i int) *corev1.Pod { return pods[i] })
 }
 
-// makePair has both store the same Evacuation: that which our server makes of a request.
+// makePair creates an Evacuation in haulout-apiserver and the same object as a custom resource.
 func makePair(ctx context.Context, targets [2]*target, name string, pod *corev1.Pod) error {
 	made, err := targets[0].client.Create(ctx, targets[0].object(name, map[string]any{
 		"podRef": map[string]any{"name": pod.Name, "uid": string(pod.UID)},
-		// Longer than a measurement takes: nobody else gets the turn.
+		// Longer than a measurement, so that no other evacuator becomes active.
 		"progressDeadlineSeconds": int64(24 * 60 * 60),
 		"evacuators":              []any{map[string]any{"evacuatorClass": class, "priority": int64(500)}},
 	}, v1alpha1.FinalizerInstigatorPrefix+"bench.haulout.dev"), metav1.CreateOptions{})
@@ -146,28 +141,25 @@ func makePair(ctx context.Context, targets [2]*target, name string, pod *corev1.
 	return err
 }
 
-// report reads an Evacuation and writes into its status how far its evacuator is.
+// report reads an Evacuation and writes the progress of its evacuator to its status.
 func (t *target) report(ctx context.Context, name string) error {
 	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		object, err := t.client.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
-		if err := unstructured.SetNestedField(
-			object.Object, "40 of 100 GB are copied", "status", "message",
-		); err != nil {
+		err = unstructured.SetNestedField(object.Object, "40 of 100 GB are copied", "status", "message")
+		if err != nil {
 			return err
 		}
 		written, err := t.client.UpdateStatus(ctx, object, metav1.UpdateOptions{})
 		if err != nil {
 			return err
 		}
-		if turn, _, err := unstructured.NestedString(
-			written.Object, "status", "activeEvacuatorClass",
-		); err != nil || turn != class {
-			return fmt.Errorf(
-				"evacuation %s: the turn is with %q and not with %s: something else was measured", name, turn, class,
-			)
+		active, _, err := unstructured.NestedString(written.Object, "status", "activeEvacuatorClass")
+		if err != nil || active != class {
+			return fmt.Errorf("evacuation %s: the active evacuator is %q, want %s: the measurement is invalid",
+				name, active, class)
 		}
 		return nil
 	})

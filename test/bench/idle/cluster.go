@@ -44,13 +44,13 @@ import (
 const (
 	namespace   = "default"
 	maintenance = "drain"
-	// serverUser is who our server is to kube-apiserver.
+	// serverUser is the user name of haulout-apiserver.
 	serverUser = "system:serviceaccount:haulout-system:haulout-apiserver"
-	// patience is how long a step may take.
+	// patience is the timeout of a step.
 	patience = 15 * time.Minute
 )
 
-// auditPolicy has kube-apiserver note every request of our server.
+// auditPolicy makes kube-apiserver log every request of haulout-apiserver.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -60,7 +60,7 @@ rules:
 - level: None
 `
 
-// cluster is the development cluster that is measured on.
+// cluster is the development cluster of the measurement.
 type cluster struct {
 	*devcluster.Cluster
 	out     io.Writer
@@ -68,7 +68,7 @@ type cluster struct {
 	haulout clientset.Interface
 }
 
-// start starts the cluster, with an audit policy of our own instead of that which it has.
+// start starts the cluster with auditPolicy instead of its default audit policy.
 func (c *cluster) start(ctx context.Context, s settings) error {
 	dir, err := os.MkdirTemp("", "haulout-idle-")
 	if err != nil {
@@ -97,15 +97,14 @@ func (c *cluster) connect() error {
 	return err
 }
 
-// drain makes the pods and their budgets, drains all nodes, and waits until every pod is called
-// blocked.
+// drain creates the pods and their budgets, drains all nodes, and waits until every pod is blocked.
 func (c *cluster) drain(ctx context.Context, s settings) error {
 	for _, step := range []struct {
 		name string
 		do   func(context.Context, settings) error
 	}{
-		{"pods made", c.makePods},
-		{"budgets made, which allow none to go", c.makeBudgets},
+		{"pods created", c.makePods},
+		{"closed budgets created", c.makeBudgets},
 		{"all pods blocked", c.drainAll},
 	} {
 		started := time.Now()
@@ -124,9 +123,8 @@ func (c *cluster) makePods(ctx context.Context, s settings) error {
 	}
 	owners := make([]types.UID, s.budgets)
 	err = crowd.Each(ctx, s.budgets, func(ctx context.Context, i int) error {
-		owner, err := c.kube.CoreV1().ConfigMaps(namespace).Create(
-			ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: appName(i)}}, metav1.CreateOptions{},
-		)
+		configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: appName(i)}}
+		owner, err := c.kube.CoreV1().ConfigMaps(namespace).Create(ctx, configMap, metav1.CreateOptions{})
 		if err == nil {
 			owners[i] = owner.UID
 		}
@@ -136,25 +134,23 @@ func (c *cluster) makePods(ctx context.Context, s settings) error {
 		return err
 	}
 	return crowd.Store(ctx, c.Dir, s.pods, func(i int) *corev1.Pod {
-		app := i % s.budgets
-		return crowd.NewPod(
-			crowd.Name{Namespace: namespace, App: appName(app)}, i, owners[app], nodes.Items[i%len(nodes.Items)].Name,
-		)
+		app, node := i%s.budgets, nodes.Items[i%len(nodes.Items)].Name
+		return crowd.NewPod(crowd.Name{Namespace: namespace, App: appName(app)}, i, owners[app], node)
 	})
 }
 
 func appName(i int) string { return fmt.Sprintf("service-%d", i) }
 
-// makeBudgets makes budgets that need all of their pods, and waits until the disruption controller
-// has counted those.
+// makeBudgets creates budgets that need all of their pods, and waits until the disruption
+// controller has counted the pods.
 func (c *cluster) makeBudgets(ctx context.Context, s settings) error {
 	budgets := c.kube.PolicyV1().PodDisruptionBudgets(namespace)
 	if err := crowd.Each(ctx, s.budgets, func(ctx context.Context, i int) error {
 		_, err := budgets.Create(ctx, &policyv1.PodDisruptionBudget{
 			ObjectMeta: metav1.ObjectMeta{Name: appName(i)},
 			Spec: policyv1.PodDisruptionBudgetSpec{
-				// A number and not a percentage, for which the controller of the pods would have to
-				// be one that counts them.
+				// A number and not a percentage: for a percentage the disruption controller needs
+				// the number of replicas from the controller of the pods, and a ConfigMap has none.
 				MinAvailable: ptr.To(intstr.FromInt(s.pods)),
 				Selector:     &metav1.LabelSelector{MatchLabels: map[string]string{crowd.AppLabel: appName(i)}},
 			},
@@ -172,9 +168,8 @@ func (c *cluster) makeBudgets(ctx context.Context, s settings) error {
 		for i := range list.Items {
 			healthy += int(list.Items[i].Status.CurrentHealthy)
 			if list.Items[i].Status.DisruptionsAllowed > 0 {
-				return false, fmt.Errorf(
-					"budget %s allows %d pods to go", list.Items[i].Name, list.Items[i].Status.DisruptionsAllowed,
-				)
+				return false, fmt.Errorf("budget %s allows %d disruptions",
+					list.Items[i].Name, list.Items[i].Status.DisruptionsAllowed)
 			}
 		}
 		return healthy == s.pods, nil

@@ -14,11 +14,10 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Command idle measures what a drain costs that cannot go on: thousands of Evacuations whose pods
-// are under budgets that allow none to go. It makes the pods on a development cluster of its own,
-// drains their nodes, waits until all is said, and then counts for a while the requests that
-// haulout-apiserver sends to kube-apiserver, as the audit log of that has them, and its time on the
-// processors.
+// Command idle measures the cost of a drain that makes no progress: thousands of Evacuations of
+// pods under closed budgets. It creates the pods in a development cluster of its own, drains their
+// nodes, and waits until all pods are blocked. Then it measures for a while the processor time of
+// haulout-apiserver, and the requests that it sends to kube-apiserver according to the audit log.
 package main
 
 import (
@@ -36,7 +35,7 @@ import (
 	"haulout.dev/haulout/test/bench/internal/devcluster"
 )
 
-// podsPerNode is how many pods a simulated node has room for.
+// podsPerNode is the number of pods for which a simulated node has room.
 const podsPerNode = 250
 
 type settings struct {
@@ -48,24 +47,22 @@ type settings struct {
 }
 
 func main() {
-	// Libraries would log into the table. What matters comes back as an error.
+	// Logs of libraries would be in the table. The program gets all failures as errors.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	var s settings
 	flag.IntVar(&s.pods, "pods", 10000, "number of pods that cannot leave")
-	flag.IntVar(&s.budgets, "budgets", 60, "number of budgets that they are under")
-	flag.IntVar(&s.nodes, "nodes", 100, "number of nodes that they are on")
-	flag.DurationVar(&s.settle, "settle", time.Minute, "how long to wait after the last pod was called blocked")
+	flag.IntVar(&s.budgets, "budgets", 60, "number of budgets of these pods")
+	flag.IntVar(&s.nodes, "nodes", 100, "number of nodes of these pods")
+	flag.DurationVar(&s.settle, "settle", time.Minute, "how long to wait after the last pod was reported as blocked")
 	flag.DurationVar(&s.duration, "duration", time.Minute, "how long to measure")
 	flag.IntVar(&s.gogc, "gogc", 50, "GOGC of haulout-apiserver; 50 is what its Deployment sets")
 	flag.StringVar(&s.bin, "bin", "bin", "folder of the programs of the development cluster")
 	flag.StringVar(
-		&s.use,
-		"use",
-		"",
-		"folder of a cluster that an earlier run with --keep and the same numbers has left: only measure",
+		&s.use, "use", "",
+		"folder of the cluster of an earlier run with --keep and the same numbers: only measure",
 	)
-	flag.BoolVar(&s.keep, "keep", false, "leave the cluster up in the end")
-	flag.StringVar(&s.json, "json", "bin/bench-idle.json", "file that the figures are written to")
+	flag.BoolVar(&s.keep, "keep", false, "keep the cluster at the end")
+	flag.StringVar(&s.json, "json", "bin/bench-idle.json", "file to which the figures are written")
 	flag.Parse()
 	if err := s.check(); err != nil {
 		fmt.Fprintln(os.Stderr, "idle:", err)
@@ -76,7 +73,7 @@ func main() {
 
 func (s settings) check() error {
 	if flag.NArg() > 0 {
-		return fmt.Errorf("%q is no flag", flag.Arg(0))
+		return fmt.Errorf("unknown argument %q", flag.Arg(0))
 	}
 	for _, number := range []struct {
 		flag       string
@@ -87,9 +84,8 @@ func (s settings) check() error {
 		}
 	}
 	if room := s.nodes * podsPerNode; s.pods > room {
-		return fmt.Errorf(
-			"--pods=%d: must be at most %d, which is what --nodes=%d have room for", s.pods, room, s.nodes,
-		)
+		return fmt.Errorf("--pods=%d: must be at most %d, the number for which --nodes=%d has room",
+			s.pods, room, s.nodes)
 	}
 	if s.settle < 0 || s.duration < time.Second {
 		return fmt.Errorf("--settle=%v must not be negative, --duration=%v must be at least 1s", s.settle, s.duration)
@@ -103,7 +99,7 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 		switch {
 		case c.Cluster == nil:
 		case s.keep || s.use != "":
-			fmt.Fprintln(out, "The cluster is left in", c.Dir)
+			fmt.Fprintln(out, "The cluster is kept in", c.Dir)
 		default:
 			err = errors.Join(err, c.Stop(ctx))
 		}

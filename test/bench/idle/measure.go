@@ -39,20 +39,20 @@ import (
 )
 
 const (
-	// server and host are what the cluster program calls the processes that matter most.
+	// server and host are the names of the two main processes in the cluster program.
 	server = "haulout-apiserver"
 	host   = "kube-apiserver"
 
-	// maxCPU is how much of one processor a drain may take that waits, maxRequests how many
-	// requests it may send in a second, maxEvictions how many of them in a minute may be evictions:
-	// the probes that all closed lanes share.
+	// maxCPU is the share of one processor that a waiting drain may use, maxRequests the number of
+	// requests that it may send in a second, maxEvictions the number of evictions in a minute:
+	// the probes of all closed lanes together.
 	maxCPU       = 0.05
 	maxRequests  = 1
 	maxEvictions = 10
 	evictionKind = "create pods/eviction"
 )
 
-// report is what is written as JSON.
+// report is the content of the JSON file.
 type report struct {
 	CPUs       int       `json:"cpus"`
 	Started    time.Time `json:"started"`
@@ -71,13 +71,13 @@ type report struct {
 	Goals      []goal    `json:"goals"`
 }
 
-// request is how often our server sent a kind of request.
+// request is how often haulout-apiserver sent a kind of request.
 type request struct {
 	Kind  string `json:"kind"`
 	Count int    `json:"count"`
 }
 
-// goal is what was measured beside what it may be at most.
+// goal is a measured value and its upper bound.
 type goal struct {
 	Text  string  `json:"text"`
 	Value float64 `json:"value"`
@@ -85,7 +85,7 @@ type goal struct {
 	Kept  bool    `json:"kept"`
 }
 
-// measure counts for a while what our server takes and sends.
+// measure measures for a while the processor time and the requests of haulout-apiserver.
 func (c *cluster) measure(ctx context.Context, s settings) (*report, error) {
 	running, err := usage.Open(c.Dir)
 	if err != nil {
@@ -121,36 +121,42 @@ func (c *cluster) measure(ctx context.Context, s settings) (*report, error) {
 		return nil, err
 	}
 	r := &report{
-		CPUs: runtime.NumCPU(), Started: started.UTC(), Pods: s.pods, Budgets: s.budgets, Nodes: s.nodes,
-		Seconds: took.Seconds(), Settled: s.settle.Seconds(),
-		ServerCPU: costs[server].CPU.Seconds() / took.Seconds(), HostCPU: costs[host].CPU.Seconds() / took.Seconds(),
-		PeakBytes: costs[server].Peak,
-		Evictions: float64(counts[evictionKind]) / took.Minutes(), EvacsStill: len(evacuations.Items),
+		CPUs:       runtime.NumCPU(),
+		Started:    started.UTC(),
+		Pods:       s.pods,
+		Budgets:    s.budgets,
+		Nodes:      s.nodes,
+		Seconds:    took.Seconds(),
+		Settled:    s.settle.Seconds(),
+		ServerCPU:  costs[server].CPU.Seconds() / took.Seconds(),
+		HostCPU:    costs[host].CPU.Seconds() / took.Seconds(),
+		PeakBytes:  costs[server].Peak,
+		Evictions:  float64(counts[evictionKind]) / took.Minutes(),
+		EvacsStill: len(evacuations.Items),
 	}
 	for kind, count := range counts {
 		r.Requests = append(r.Requests, request{kind, count})
 		r.PerSecond += float64(count) / took.Seconds()
 	}
-	slices.SortFunc(
-		r.Requests, func(a, b request) int { return cmp.Or(b.Count-a.Count, strings.Compare(a.Kind, b.Kind)) },
-	)
+	slices.SortFunc(r.Requests, func(a, b request) int {
+		return cmp.Or(b.Count-a.Count, strings.Compare(a.Kind, b.Kind))
+	})
 	if r.EvacsStill != s.pods {
-		return nil, fmt.Errorf(
-			"there are %d Evacuations, want one of each of %d pods: something else was measured", r.EvacsStill, s.pods,
-		)
+		return nil, fmt.Errorf("got %d Evacuations, want one for each of %d pods: the measurement is invalid",
+			r.EvacsStill, s.pods)
 	}
 	r.judge()
 	return r, nil
 }
 
-// countRequests counts the requests in an audit log by what they ask for.
+// countRequests counts the requests in an audit log by verb and resource.
 func countRequests(log io.Reader) (map[string]int, error) {
 	counts := map[string]int{}
 	lines := bufio.NewReader(log)
 	for {
 		line, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			// What has no end yet is being written.
+			// kube-apiserver is still writing a line without an end.
 			return counts, nil
 		}
 		if err != nil {
@@ -160,7 +166,7 @@ func countRequests(log io.Reader) (map[string]int, error) {
 		if err := json.Unmarshal(line, &event); err != nil {
 			return nil, fmt.Errorf("audit log: %w", err)
 		}
-		// A request that goes on tells of itself when its answer begins, all others when it ends.
+		// A watch counts when its response begins, all other requests when their response ends.
 		if goesOn := event.Verb == "watch"; goesOn == (event.Stage == auditv1.StageResponseStarted) {
 			counts[kindOf(&event)]++
 		}
@@ -209,11 +215,8 @@ func (r *report) publish(out io.Writer, file string) error {
 		return err
 	}
 	fmt.Fprintf(
-		out,
-		"\n%d Evacuations under %d closed budgets; kube-apiserver takes %.1f%% of a processor beside.\n",
-		r.EvacsStill,
-		r.Budgets,
-		r.HostCPU*100,
+		out, "\n%d Evacuations under %d closed budgets; kube-apiserver uses %.1f%% of a processor.\n",
+		r.EvacsStill, r.Budgets, r.HostCPU*100,
 	)
 	content, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {

@@ -34,7 +34,7 @@ func TestCountRequests(t *testing.T) {
 	)
 	got, err := countRequests(strings.NewReader(
 		line("ResponseComplete", "create", evictions) + line("ResponseComplete", "create", evictions) +
-			// A watch that begins, and one that ends.
+			// The beginning of a watch, and the end of a watch.
 			line("ResponseStarted", "watch", pods) + line("ResponseComplete", "watch", pods) +
 			line("ResponseComplete", "get", `"requestURI":"/openapi/v3?timeout=32s"`) +
 			strings.TrimSuffix(line("ResponseComplete", "get", pods), "\n")))
@@ -43,6 +43,6 @@ func TestCountRequests(t *testing.T) {
 		t.Errorf("got %v, %v, want %v", got, err, want)
 	}
 	if _, err := countRequests(strings.NewReader("{\n")); err == nil {
-		t.Error("a damaged line is no error")
+		t.Error("got no error for an invalid line")
 	}
 }

@@ -39,19 +39,19 @@ import (
 )
 
 const (
-	// podsPerApp is how many pods have the same controller.
+	// podsPerApp is the number of pods with the same controller.
 	podsPerApp = 50
-	// teams is how many teams have the controllers.
+	// teams is the number of teams that own the controllers.
 	teams = 40
-	// drainLabel is on the nodes that are drained.
+	// drainLabel is true on the nodes to drain.
 	drainLabel  = "memory.haulout.dev/drain"
 	namespace   = "default"
 	maintenance = "drain"
-	// server is what the development cluster calls our server.
+	// server is the name of haulout-apiserver in the cluster program.
 	server = "haulout-apiserver"
 )
 
-// cluster is the development cluster that is measured on.
+// cluster is the development cluster of the measurement.
 type cluster struct {
 	dir, bin    string
 	environment []string
@@ -76,36 +76,36 @@ func (c *cluster) connect() error {
 	return err
 }
 
-// fill makes the nodes and the pods.
+// fill creates the nodes and the pods.
 func (c *cluster) fill(ctx context.Context, s settings) error {
 	if err := crowd.Each(ctx, s.nodes, func(ctx context.Context, i int) error {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i), Labels: map[string]string{
-			corev1.LabelHostname: nodeName(i), corev1.LabelTopologyZone: fmt.Sprint("zone-", i%3),
+			corev1.LabelHostname:           nodeName(i),
+			corev1.LabelTopologyZone:       fmt.Sprint("zone-", i%3),
 			corev1.LabelInstanceTypeStable: "large",
 			drainLabel:                     strconv.FormatBool(i < s.drain),
 		}}}
 		_, err := c.kube.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 		return err
 	}); err != nil {
-		return fmt.Errorf("make nodes: %w", err)
+		return fmt.Errorf("create nodes: %w", err)
 	}
 	apps := (s.pods + podsPerApp - 1) / podsPerApp
 	owners := make([]types.UID, apps)
 	if err := crowd.Each(ctx, apps, func(ctx context.Context, i int) error {
-		// What the pods are controlled by must exist, or they would be collected, and must not
-		// count them.
-		owner, err := c.kube.CoreV1().ConfigMaps(namespace).Create(
-			ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: appName(i)}}, metav1.CreateOptions{},
-		)
+		// The controller of the pods must exist, or the garbage collector would delete them, and
+		// must not count them.
+		configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: appName(i)}}
+		owner, err := c.kube.CoreV1().ConfigMaps(namespace).Create(ctx, configMap, metav1.CreateOptions{})
 		if err == nil {
 			owners[i] = owner.UID
 		}
 		return err
 	}); err != nil {
-		return fmt.Errorf("make the owners of the pods: %w", err)
+		return fmt.Errorf("create the controllers of the pods: %w", err)
 	}
 	if err := c.fillPods(ctx, s, owners); err != nil {
-		return fmt.Errorf("make pods: %w", err)
+		return fmt.Errorf("create pods: %w", err)
 	}
 	return nil
 }
@@ -115,7 +115,8 @@ func (c *cluster) fillPods(ctx context.Context, s settings, owners []types.UID) 
 	return crowd.Store(ctx, c.dir, s.pods, func(i int) *corev1.Pod {
 		app := i / podsPerApp
 		return crowd.NewPod(
-			crowd.Name{Namespace: namespace, App: appName(app), Team: app % teams}, i, owners[app], nodeName(i%s.nodes),
+			crowd.Name{Namespace: namespace, App: appName(app), Team: app % teams}, i, owners[app],
+			nodeName(i%s.nodes),
 		)
 	})
 }
@@ -124,16 +125,18 @@ func nodeName(i int) string { return fmt.Sprintf("ip-10-%d-%d.example.internal",
 
 func appName(i int) string { return fmt.Sprintf("service-%d-7c9f6d5b8f", i) }
 
-// know waits until the server has all pods in its cache, which shows them all at once or none: it
-// counts those of the nodes that will be drained.
+// know waits until the server has all pods in its cache, which has either all pods or none: the
+// server counts the pods on the nodes to drain.
 func (c *cluster) know(ctx context.Context, s settings) error {
 	_, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: maintenance},
-		Spec: v1alpha1.NodeMaintenanceSpec{NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-			MatchExpressions: []corev1.NodeSelectorRequirement{
-				{Key: drainLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{"true"}},
-			},
-		}}}},
+		Spec: v1alpha1.NodeMaintenanceSpec{
+			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{
+					{Key: drainLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{"true"}},
+				},
+			}}},
+		},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		return err
@@ -152,7 +155,7 @@ func (c *cluster) drain(ctx context.Context, s settings) error {
 	return c.counted(ctx, s, func(n *v1alpha1.NodeMaintenanceNodeStatus) int { return int(n.PodsEvacuating) })
 }
 
-// counted waits until a counter of the nodes that are drained adds up to the number of their pods.
+// counted waits until the sum of a counter over the nodes to drain is the number of their pods.
 func (c *cluster) counted(ctx context.Context, s settings, count func(*v1alpha1.NodeMaintenanceNodeStatus) int) error {
 	pods := 0
 	for i := range s.pods {
@@ -173,27 +176,24 @@ func (c *cluster) counted(ctx context.Context, s settings, count func(*v1alpha1.
 	})
 }
 
-// cancel deletes the drain and waits until nothing of it is left.
+// cancel deletes the NodeMaintenance and waits until it is gone.
 func (c *cluster) cancel(ctx context.Context) error {
-	if err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
-		ctx, maintenance, metav1.DeleteOptions{},
-	); err != nil {
+	maintenances := c.haulout.MaintenanceV1alpha1().NodeMaintenances()
+	if err := maintenances.Delete(ctx, maintenance, metav1.DeleteOptions{}); err != nil {
 		return err
 	}
 	return eventually(ctx, func(ctx context.Context) (bool, error) {
-		list, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(
-			ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + maintenance},
-		)
+		list, err := maintenances.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + maintenance})
 		return err == nil && len(list.Items) == 0, err
 	})
 }
 
-// figures are bytes.
+// figures are the memory of the server, in bytes.
 type figures struct {
 	resident, peak, heap int64
 }
 
-// figures reads what the server takes: from the kernel, and from its own metrics.
+// figures reads the memory of the server, from the kernel and from its metrics.
 func (c *cluster) figures(ctx context.Context) (figures, error) {
 	running, err := usage.Open(c.dir)
 	if err != nil {
@@ -208,14 +208,14 @@ func (c *cluster) figures(ctx context.Context) (figures, error) {
 	return f, err
 }
 
-// heapMetric is what the Go heap of the server holds, free room included.
+// heapMetric is the size of the Go heap of the server, including free space in it.
 const heapMetric = "go_memstats_heap_inuse_bytes"
 
-// heap asks the server itself, past the aggregator, which passes on the API only.
+// heap reads the metric from the server and not through the aggregator, which only proxies the API.
 func (c *cluster) heap(ctx context.Context, port int) (int64, error) {
 	config := rest.CopyConfig(c.config)
 	config.Host = fmt.Sprintf("https://127.0.0.1:%d", port)
-	// Its certificate is not the cluster's; nothing but figures comes from there.
+	// The certificate is not from the cluster's CA; the program reads only figures from the server.
 	config.TLSClientConfig.Insecure, config.TLSClientConfig.CAData, config.TLSClientConfig.CAFile = true, nil, ""
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -14,10 +14,10 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Command memory measures how much memory haulout-apiserver takes in front of a large cluster: it
-// makes nodes and pods of the size that real ones have on a development cluster of its own, starts
-// the server, drains some of the nodes and cancels that again. No kubelet runs, so that pods which
-// are asked to leave stay: what is shown for the drain is the most that so many pods take.
+// Command memory measures how much memory haulout-apiserver uses for a large cluster: it creates
+// nodes and pods of realistic size in a development cluster of its own, starts the server, drains
+// some of the nodes and cancels the drain. No kubelet runs, so evicted pods stay: the figures of
+// the drain are the maximum for that number of pods.
 package main
 
 import (
@@ -49,28 +49,19 @@ func main() {
 	flag.IntVar(&s.nodes, "nodes", 5000, "number of nodes")
 	flag.IntVar(&s.pods, "pods", 150000, "number of pods, spread evenly over the nodes")
 	flag.IntVar(&s.drain, "drain", 250, "number of nodes to drain")
-	flag.IntVar(
-		&s.gogc,
-		"gogc",
-		50,
-		"GOGC of the server: how much garbage Go lets pile up, in percent of what is in use; 50 is what the Deployment sets",
-	)
+	flag.IntVar(&s.gogc, "gogc", 50, "GOGC of haulout-apiserver; 50 is what its Deployment sets")
 	flag.StringVar(&s.bin, "bin", "bin", "folder of the programs")
 	flag.StringVar(
-		&s.use,
-		"use",
-		"",
-		"folder of a cluster that an earlier run with --keep and the same numbers has left; its server is started anew",
+		&s.use, "use", "",
+		"folder of the cluster of an earlier run with --keep and the same numbers; its server is restarted",
 	)
-	flag.BoolVar(&s.keep, "keep", false, "leave the cluster up in the end")
+	flag.BoolVar(&s.keep, "keep", false, "keep the cluster at the end")
 	flag.Parse()
 	if s.nodes < 1 || s.pods < s.nodes || s.drain < 1 || s.drain > s.nodes {
 		fmt.Fprintf(
-			os.Stderr,
-			"memory: --nodes is %d, --pods %d, --drain %d: want --nodes of at least 1, --pods of at least --nodes, --drain of 1 to --nodes\n",
-			s.nodes,
-			s.pods,
-			s.drain,
+			os.Stderr, "memory: --nodes is %d, --pods %d, --drain %d: "+
+				"want --nodes of at least 1, --pods of at least --nodes, --drain of 1 to --nodes\n",
+			s.nodes, s.pods, s.drain,
 		)
 		os.Exit(2)
 	}
@@ -84,14 +75,15 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 			return err
 		}
 	}
-	// Without the controllers that would take the nodes, which send no heartbeats, for lost.
+	// Without the controllers that would evict pods from the nodes, which send no heartbeats.
 	c.environment = []string{
 		"CLUSTER_DIR=" + c.dir, "NODES=0",
-		"CONTROLLER_MANAGER_FLAGS=--controllers=*,-node-lifecycle-controller,-taint-eviction-controller,-node-ipam-controller",
+		"CONTROLLER_MANAGER_FLAGS=--controllers=*," +
+			"-node-lifecycle-controller,-taint-eviction-controller,-node-ipam-controller",
 	}
 	defer func() {
 		if s.keep {
-			fmt.Fprintln(c.out, "The cluster is left in", c.dir)
+			fmt.Fprintln(c.out, "The cluster is kept in", c.dir)
 			return
 		}
 		err = errors.Join(err, c.manage(context.WithoutCancel(ctx), "down"), os.RemoveAll(c.dir))
@@ -107,12 +99,14 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 		if err := c.fill(ctx, s); err != nil {
 			return err
 		}
-		fmt.Fprintf(c.out, "%d nodes and %d pods made in %v\n", s.nodes, s.pods, time.Since(started).Round(time.Second))
+		fmt.Fprintf(
+			c.out, "%d nodes and %d pods created in %v\n", s.nodes, s.pods, time.Since(started).Round(time.Second),
+		)
 	}
 	return c.measure(ctx, s)
 }
 
-// measure takes the figures at each step of a drain.
+// measure prints the figures after each step of a drain.
 func (c *cluster) measure(ctx context.Context, s settings) error {
 	if err := c.manage(ctx, "up", "HAULOUT=true", fmt.Sprintf("GOGC=%d", s.gogc)); err != nil {
 		return err
@@ -138,13 +132,8 @@ func (c *cluster) measure(ctx context.Context, s settings) error {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
 		fmt.Fprintf(
-			c.out,
-			"%-24s %7d MB %7d MB %7d MB %8v\n",
-			step.name,
-			figures.resident/1e6,
-			figures.peak/1e6,
-			figures.heap/1e6,
-			time.Since(started).Round(time.Second),
+			c.out, "%-24s %7d MB %7d MB %7d MB %8v\n", step.name, figures.resident/1e6, figures.peak/1e6,
+			figures.heap/1e6, time.Since(started).Round(time.Second),
 		)
 	}
 	return nil
@@ -168,7 +157,7 @@ func (c *cluster) manage(ctx context.Context, verb string, environment ...string
 	return err
 }
 
-// patience is how long a step may take.
+// patience is the timeout of a step.
 const patience = 30 * time.Minute
 
 func eventually(ctx context.Context, check func(context.Context) (bool, error)) error {

@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package crowd fills a development cluster with more pods than it could start.
+// Package crowd creates pods in a development cluster, more than the cluster could start.
 package crowd
 
 import (
@@ -37,14 +37,14 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// writers is how many requests are made at a time.
+// writers is the number of concurrent requests.
 const writers = 32
 
-// AppLabel tells pods of one controller from those of others.
+// AppLabel has the name of the controller of a pod.
 const AppLabel = "app.kubernetes.io/name"
 
-// Store puts pods, which run since now, straight into the etcd of the cluster in a folder, as
-// kube-apiserver would store them: through it a hundred thousand would take an hour.
+// Store writes running pods directly to the etcd of the cluster in a folder, as kube-apiserver
+// would store them: through kube-apiserver a hundred thousand pods would take an hour.
 func Store(ctx context.Context, dir string, count int, pod func(i int) *corev1.Pod) error {
 	socket := filepath.Join(dir, "etcd-client.sock")
 	store, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + socket}, DialTimeout: time.Minute})
@@ -69,14 +69,15 @@ func Store(ctx context.Context, dir string, count int, pod func(i int) *corev1.P
 	})
 }
 
-// Name says what a pod belongs to. A ConfigMap of the namespace that is called as the App is its
-// controller: it must exist, or the pod would be collected, and does not count its pods.
+// Name names the namespace, the app and the team of a pod. The controller of the pod is a ConfigMap
+// with the name of the app: without it the garbage collector would delete the pod, and it does not
+// count pods.
 type Name struct {
 	Namespace, App string
 	Team           int
 }
 
-// NewPod returns a pod of the size that pods of a service have.
+// NewPod returns a pod of the typical size of a pod of a service.
 func NewPod(of Name, i int, owner types.UID, node string) *corev1.Pod {
 	name := of.App
 	container := func(n string) corev1.Container {
@@ -107,10 +108,15 @@ func NewPod(of Name, i int, owner types.UID, node string) *corev1.Pod {
 				"team":                      fmt.Sprint("team-", of.Team),
 			},
 			Annotations: map[string]string{
-				"prometheus.io/scrape": "true", "checksum/config": strings.Repeat("0123456789abcdef", 4),
+				"prometheus.io/scrape": "true",
+				"checksum/config":      strings.Repeat("0123456789abcdef", 4),
 			},
 			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: "v1", Kind: "ConfigMap", Name: name, UID: owner, Controller: ptr.To(true),
+				APIVersion:         "v1",
+				Kind:               "ConfigMap",
+				Name:               name,
+				UID:                owner,
+				Controller:         ptr.To(true),
 				BlockOwnerDeletion: ptr.To(false),
 			}},
 		},
@@ -119,16 +125,18 @@ func NewPod(of Name, i int, owner types.UID, node string) *corev1.Pod {
 			Volumes: []corev1.Volume{
 				{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 			},
-			Tolerations: []corev1.Toleration{{
-				Key:      "node.kubernetes.io/not-ready",
-				Operator: corev1.TolerationOpExists,
-				Effect:   corev1.TaintEffectNoExecute,
-			}},
+			Tolerations: []corev1.Toleration{
+				{
+					Key:      "node.kubernetes.io/not-ready",
+					Operator: corev1.TolerationOpExists,
+					Effect:   corev1.TaintEffectNoExecute,
+				},
+			},
 		},
 	}
 }
 
-// running is the status that a kubelet gives a pod that serves.
+// running returns the status that a kubelet reports for a ready pod.
 func running() corev1.PodStatus {
 	status := corev1.PodStatus{
 		Phase:     corev1.PodRunning,
@@ -136,16 +144,20 @@ func running() corev1.PodStatus {
 		HostIP:    "10.0.0.1",
 		StartTime: ptr.To(metav1.Now()),
 	}
-	for _, t := range []corev1.PodConditionType{corev1.PodScheduled, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady, corev1.PodReadyToStartContainers} {
-		status.Conditions = append(
-			status.Conditions,
-			corev1.PodCondition{Type: t, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()},
-		)
+	for _, t := range []corev1.PodConditionType{
+		corev1.PodScheduled, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady,
+		corev1.PodReadyToStartContainers,
+	} {
+		status.Conditions = append(status.Conditions, corev1.PodCondition{
+			Type:               t,
+			Status:             corev1.ConditionTrue,
+			LastTransitionTime: metav1.Now(),
+		})
 	}
 	return status
 }
 
-// Each calls do for 0 … n-1, some at a time, until one fails.
+// Each calls do for 0 … n-1, in parallel, until one call fails.
 func Each(ctx context.Context, n int, do func(context.Context, int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

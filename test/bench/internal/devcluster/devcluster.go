@@ -37,15 +37,15 @@ const startTime = 5 * time.Minute
 
 // Cluster is a development cluster and the programs for it.
 type Cluster struct {
-	// Bin is the folder of the programs, Dir that of the cluster.
+	// Bin is the folder of the programs, Dir the folder of the cluster.
 	Bin, Dir string
 }
 
-// Main does a measurement and ends this process if it fails. Its context ends when somebody stops
-// it.
+// Main runs a measurement and exits if it fails. Its context ends on a signal that stops the
+// process.
 func Main(name string, measure func(context.Context) error) {
-	// SIGHUP and SIGPIPE, too: a terminal or a reader that goes away must not leave a cluster
-	// behind.
+	// SIGHUP and SIGPIPE as well: the cluster must not stay behind when the terminal or the reader
+	// of the output is closed.
 	ctx, stop := signal.NotifyContext(
 		context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE,
 	)
@@ -57,9 +57,9 @@ func Main(name string, measure func(context.Context) error) {
 	}
 }
 
-// Start starts a cluster in a folder of its own, whose haulout-apiserver has GOGC set; environment
-// has more variables of the cluster program. What was started is there to be stopped in case of an
-// error, too.
+// Start starts a cluster in a new folder, with GOGC set for haulout-apiserver. environment contains
+// more variables of the cluster program. After an error the caller has to stop the returned cluster
+// as well, unless it is nil.
 func Start(ctx context.Context, bin string, nodes, gogc int, environment ...string) (*Cluster, error) {
 	bin, err := filepath.Abs(bin)
 	if err != nil {
@@ -75,21 +75,18 @@ func Start(ctx context.Context, bin string, nodes, gogc int, environment ...stri
 	)
 	defer cancel()
 	up := []string{"up", "--cluster-dir=" + dir, "--nodes=" + strconv.Itoa(nodes), "--pod-stages=fast", "--audit=true"}
-	// In two steps: how much garbage Go lets pile up is a setting of our server, and not of the
-	// others.
+	// In two steps: GOGC is a setting of haulout-apiserver alone.
 	if _, err := c.Run(ctx, environment, c.Program("cluster"), append(up, "--haulout=false")...); err != nil {
 		return c, err
 	}
 	_, err = c.Run(
-		ctx,
-		append(slices.Clone(environment), fmt.Sprintf("GOGC=%d", gogc)),
-		c.Program("cluster"),
+		ctx, append(slices.Clone(environment), fmt.Sprintf("GOGC=%d", gogc)), c.Program("cluster"),
 		append(up, "--haulout=true")...,
 	)
 	return c, err
 }
 
-// Stop ends the cluster, also after the end of the context, and removes what is left of it.
+// Stop stops the cluster, even if the context has ended, and removes its folder.
 func (c *Cluster) Stop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), startTime)
 	defer cancel()
@@ -108,8 +105,8 @@ func (c *Cluster) Kubeconfig() string { return filepath.Join(c.Dir, "kubeconfig"
 // AuditLog returns the path of kube-apiserver's audit log.
 func (c *Cluster) AuditLog() string { return filepath.Join(c.Dir, "logs", "kube-apiserver-audit.log") }
 
-// Run runs a program as the cluster's administrator and returns the time that it took of the
-// processors. The error has what it printed.
+// Run runs a program as the cluster's administrator and returns its processor time. The error
+// contains the output of the program.
 func (c *Cluster) Run(ctx context.Context, environment []string, path string, args ...string) (time.Duration, error) {
 	result, err := program.Program{
 		Path:        path,

@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package usage reads what the processes of a development cluster take of the machine, from what
-// Linux says of them.
+// Package usage reads the processor time and the memory of the processes of a development cluster
+// from /proc.
 package usage
 
 import (
@@ -30,20 +30,20 @@ import (
 	"time"
 )
 
-// Cluster is what the cluster program notes of the processes that it has started.
+// Cluster is the part of the cluster program's state file about the processes.
 type Cluster struct {
-	// Ports are where they listen.
+	// Ports are the ports of the processes, by the names of their programs.
 	Ports map[string]int `json:"ports"`
-	// Processes are by the names of their programs.
+	// Processes are the processes, by the names of their programs.
 	Processes map[string]Process `json:"processes"`
 }
 
-// Process is one of them.
+// Process is one process of the cluster.
 type Process struct {
 	PID int `json:"pid"`
 }
 
-// Open reads which processes the cluster in a folder has.
+// Open reads the processes of the cluster in a folder.
 func Open(dir string) (Cluster, error) {
 	content, err := os.ReadFile(filepath.Join(dir, "state.json"))
 	if err != nil {
@@ -53,14 +53,14 @@ func Open(dir string) (Cluster, error) {
 	return c, json.Unmarshal(content, &c)
 }
 
-// Memory is in bytes.
+// Memory is the memory of a process, in bytes.
 type Memory struct {
-	// Resident is what a process has of the machine's memory, Peak the most that it had.
+	// Resident is the current resident memory of a process, Peak the maximum.
 	Resident, Peak int64
 }
 
-// Memory returns what a process takes, and took at the most since it was started or since
-// ResetPeak.
+// Memory returns the current resident memory of a process, and the maximum since its start or the
+// last ResetPeak.
 func (p Process) Memory() (Memory, error) {
 	content, err := os.ReadFile(p.file("status"))
 	if err != nil {
@@ -69,13 +69,12 @@ func (p Process) Memory() (Memory, error) {
 	return parseMemory(string(content))
 }
 
-// ResetPeak has Memory forget the peak so far.
+// ResetPeak sets the peak to the current memory.
 func (p Process) ResetPeak() error {
 	return os.WriteFile(p.file("clear_refs"), []byte("5"), 0)
 }
 
-// CPU returns the time that a process has spent on the processors so far, in the kernel and out of
-// it.
+// CPU returns the processor time of a process so far, in the kernel and in user mode.
 func (p Process) CPU() (time.Duration, error) {
 	content, err := os.ReadFile(p.file("stat"))
 	if err != nil {
@@ -86,7 +85,7 @@ func (p Process) CPU() (time.Duration, error) {
 
 func (p Process) file(name string) string { return fmt.Sprintf("/proc/%d/%s", p.PID, name) }
 
-// parseMemory reads the text that Linux has about the status of a process.
+// parseMemory parses /proc/PID/status.
 func parseMemory(status string) (Memory, error) {
 	var m Memory
 	lines := bufio.NewScanner(strings.NewReader(status))
@@ -112,12 +111,12 @@ func parseMemory(status string) (Memory, error) {
 	return m, nil
 }
 
-// tick is the unit in which Linux tells processes how long they were on a processor. It is the same
-// on all architectures that Go knows.
+// tick is the unit of processor times in /proc. It is the same on all architectures that Go
+// supports.
 const tick = time.Second / 100
 
-// parseCPU reads the fields 14 and 15 of the line that Linux has about a process. The second is the
-// name of the program, which may contain blanks and parentheses itself.
+// parseCPU reads the fields 14 and 15 of /proc/PID/stat. Field 2 is the name of the program, which
+// may contain spaces and parentheses.
 func parseCPU(stat string) (time.Duration, error) {
 	end := strings.LastIndexByte(stat, ')')
 	fields := strings.Fields(stat[end+1:])
@@ -135,21 +134,21 @@ func parseCPU(stat string) (time.Duration, error) {
 	return time.Duration(ticks) * tick, nil
 }
 
-// Cost is what a process took while something was measured.
+// Cost is the cost of a process during a measurement.
 type Cost struct {
-	// CPU is the time on the processors.
+	// CPU is the processor time.
 	CPU time.Duration
-	// Peak is the most memory that was resident, in bytes.
+	// Peak is the maximum of the resident memory, in bytes.
 	Peak int64
 }
 
-// Meter measures all processes of a cluster from a point in time on.
+// Meter measures all processes of a cluster from its start.
 type Meter struct {
 	processes map[string]Process
 	before    map[string]time.Duration
 }
 
-// Start begins to measure.
+// Start starts a measurement.
 func (c Cluster) Start() (*Meter, error) {
 	m := &Meter{processes: maps.Clone(c.Processes), before: map[string]time.Duration{}}
 	for name, p := range m.processes {
@@ -164,7 +163,7 @@ func (c Cluster) Start() (*Meter, error) {
 	return m, nil
 }
 
-// Read returns what each process took since.
+// Read returns the cost of each process since the start.
 func (m *Meter) Read() (map[string]Cost, error) {
 	out := make(map[string]Cost, len(m.processes))
 	for name, p := range m.processes {

@@ -25,10 +25,10 @@ import (
 func TestParseMemory(t *testing.T) {
 	m, err := parseMemory("Name:\thaulout\nVmPeak:\t 3 kB\nVmHWM:\t  2048 kB\nVmRSS:\t  1024 kB\nThreads:\t9\n")
 	if err != nil || m.Peak != 2<<20 || m.Resident != 1<<20 {
-		t.Errorf("got %+v, %v", m, err)
+		t.Errorf("got %+v, %v, want 1 MiB with a peak of 2 MiB", m, err)
 	}
 	if _, err := parseMemory("Name:\thaulout\n"); err == nil {
-		t.Error("no error for a text without sizes")
+		t.Error("got no error for a text without sizes")
 	}
 }
 
@@ -38,17 +38,17 @@ func TestParseCPU(t *testing.T) {
 		want time.Duration
 		fail bool
 	}{
-		"user and system time are added": {
+		"the sum of user and system time": {
 			stat: "7 (etcd) S 1 2 3 4 5 6 7 8 9 10 250 51 0 0 20 0",
 			want: 3010 * time.Millisecond,
 		},
-		"a name with blanks and parentheses is one field": {
+		"a name with spaces and parentheses is one field": {
 			stat: "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 1 1 0",
 			want: 20 * time.Millisecond,
 		},
-		"a line that ends early is an error": {stat: "7 (etcd) S 1 2 3", fail: true},
-		"a line without a name is an error":  {stat: "7 etcd", fail: true},
-		"something else than a number of ticks is refused": {
+		"a short line is an error":          {stat: "7 (etcd) S 1 2 3", fail: true},
+		"a line without a name is an error": {stat: "7 etcd", fail: true},
+		"an invalid number of ticks is an error": {
 			stat: "7 (etcd) S 1 2 3 4 5 6 7 8 9 10 x 51 0",
 			fail: true,
 		},
@@ -56,7 +56,7 @@ func TestParseCPU(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got, err := parseCPU(test.stat)
 			if got != test.want || (err != nil) != test.fail {
-				t.Errorf("got %v (error %v), want %v", got, err, test.want)
+				t.Errorf("got %v (error %v), want %v (an error: %t)", got, err, test.want, test.fail)
 			}
 		})
 	}
@@ -69,6 +69,6 @@ func TestMeterMeasuresAProcess(t *testing.T) {
 	}
 	costs, err := m.Read()
 	if err != nil || costs["this"].Peak == 0 || costs["this"].CPU < 0 {
-		t.Errorf("got %+v, %v", costs, err)
+		t.Errorf("got %+v, %v, want a peak and a processor time", costs, err)
 	}
 }

@@ -29,8 +29,8 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// A reader that goes away (`| head`) must not end a start half way. Notify and not Ignore,
-	// which the servers would inherit.
+	// A reader that closes the pipe (`| head`) must not stop an incomplete start. Notify and not
+	// Ignore, because the started processes would inherit Ignore.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	err := command.New().ExecuteContext(ctx)
 	stop()

@@ -21,7 +21,7 @@ package main
 import (
 	"os"
 
-	// Kubeconfigs other than ours may ask for authentication plugins.
+	// Kubeconfigs of users may need authentication plugins.
 	_ "k8s.io/client-go/plugin/pkg/client/auth"
 	"k8s.io/component-base/cli"
 	"k8s.io/component-base/logs"
@@ -30,8 +30,8 @@ import (
 )
 
 func main() {
-	// The verbosity has to be known before the command is made: it looks for plugins and reads
-	// .kuberc by then.
+	// The verbosity has to be set before the command is created: its constructor searches plugins
+	// and reads .kuberc.
 	_, _ = logs.GlogSetter(cmd.GetLogVerbosity(os.Args))
 	if err := cli.RunNoErrOutput(cmd.NewDefaultKubectlCommand()); err != nil {
 		util.CheckErr(err)

@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package clients makes the clients that the cluster program acts with, as the administrator.
+// Package clients creates the clients of the cluster program, which is the administrator.
 package clients
 
 import (
@@ -26,13 +26,13 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Clients talk to one cluster.
+// Clients are the clients of one cluster.
 type Clients struct {
 	Kubernetes kubernetes.Interface
 	Dynamic    dynamic.Interface
 }
 
-// FromKubeconfig makes the clients of a kubeconfig, without client-side limits.
+// FromKubeconfig returns the clients of a kubeconfig, without client-side limits.
 func FromKubeconfig(path string) (*Clients, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", path)
 	if err != nil {

@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package cluster brings a development cluster up, takes it down and reports on it.
+// Package cluster starts a development cluster, stops it and reports its status.
 package cluster
 
 import (
@@ -33,12 +33,13 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/state"
 )
 
-// startOrder is the order in which processes are started; they are stopped in the reverse one.
+// startOrder is the order in which processes are started; they are stopped in the reverse order.
 var startOrder = []string{
 	layout.Etcd, layout.APIServer, layout.ControllerManager, layout.Scheduler, layout.Kwok, layout.Haulout,
 }
 
-// Cluster is one development cluster. Its methods Up, Down and Status are those of the program.
+// Cluster is one development cluster. Its methods Up, Down and Status are the commands of the
+// program.
 type Cluster struct {
 	Layout layout.Layout
 	Out    io.Writer
@@ -46,18 +47,18 @@ type Cluster struct {
 	options options.Options
 	plane   controlplane.ControlPlane
 
-	// mu guards what follows: processes are started side by side.
+	// mu guards the fields below: processes are started in parallel.
 	mu    sync.Mutex
 	state *state.State
-	// watched are the processes that have to stay alive until this run is over.
+	// watched are the processes that must run until the end of this run.
 	watched map[string]process.Record
 	// started are the names of the processes that this run has started.
 	started map[string]bool
-	// changed is set once this run has done anything.
+	// changed is set after this run has changed the cluster.
 	changed bool
 }
 
-// processError is an error that the log of a process explains.
+// processError is an error of a process; the log of the process has the reason.
 type processError struct {
 	name string
 	err  error
@@ -72,10 +73,10 @@ func (c *Cluster) printf(format string, args ...any) {
 	fmt.Fprintf(c.Out, format+"\n", args...)
 }
 
-// lock takes the lock of the cluster's folder and reads its state.
+// lock locks the cluster's folder and reads its state.
 func (c *Cluster) lock(ctx context.Context) (unlock func(), found bool, err error) {
 	unlock, err = state.Lock(ctx, c.Layout.LockFile(), func() {
-		c.printf("Another run is changing the cluster in %s, waiting for it", c.Layout.Dir)
+		c.printf("Another program changes the cluster in %s, waiting for it", c.Layout.Dir)
 	})
 	if err != nil {
 		return nil, false, fmt.Errorf("lock %s: %w", c.Layout.LockFile(), err)
@@ -89,8 +90,8 @@ func (c *Cluster) lock(ctx context.Context) (unlock func(), found bool, err erro
 	return unlock, found, nil
 }
 
-// record notes a process in the state file before anything else happens, so that it cannot get
-// lost.
+// record writes a process to the state file immediately after its start, so that a later run finds
+// it.
 func (c *Cluster) record(name string, record process.Record) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -114,7 +115,7 @@ func (c *Cluster) watch(name string, record process.Record) {
 	c.watched[name] = record
 }
 
-// noteChange keeps Up from saying that there was nothing to do.
+// noteChange prevents Up from reporting that nothing has changed.
 func (c *Cluster) noteChange() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -130,7 +131,8 @@ func (c *Cluster) forget(name string) error {
 	return c.state.Save(c.Layout.StateFile())
 }
 
-// ensure makes a process run as spec says. It tells whether it had to be started.
+// ensure starts or restarts a process unless it runs as in spec. It reports whether it has started
+// it.
 func (c *Cluster) ensure(ctx context.Context, spec process.Spec) (started bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, context.Cause(ctx)
@@ -143,7 +145,7 @@ func (c *Cluster) ensure(ctx context.Context, spec process.Spec) (started bool, 
 	switch reason := record.Outdated(spec, binary); {
 	case !known:
 	case !record.Alive():
-		c.printf("%s had ended, starting it again", spec.Name)
+		c.printf("%s has ended, restarting it", spec.Name)
 	case reason == "":
 		c.watch(spec.Name, record)
 		return false, nil
@@ -160,7 +162,7 @@ func (c *Cluster) ensure(ctx context.Context, spec process.Spec) (started bool, 
 	return true, c.record(spec.Name, record)
 }
 
-// waitReady waits until a process answers its probe.
+// waitReady waits until the probe of a process succeeds.
 func (c *Cluster) waitReady(ctx context.Context, name string) error {
 	for {
 		lastErr := c.plane.Probe(ctx, name)
@@ -175,8 +177,8 @@ func (c *Cluster) waitReady(ctx context.Context, name string) error {
 	}
 }
 
-// notReady says which process was waited for in vain, unless the wait ended because another one
-// died.
+// notReady returns the error of a process that did not become ready, or the error of the process
+// that ended the wait by its own end.
 func (c *Cluster) notReady(ctx context.Context, name string, lastErr error) error {
 	var died *processError
 	if cause := context.Cause(ctx); errors.As(cause, &died) || errors.Is(cause, context.Canceled) {
@@ -185,8 +187,8 @@ func (c *Cluster) notReady(ctx context.Context, name string, lastErr error) erro
 	return &processError{name, fmt.Errorf("is not ready (%w): %w", context.Cause(ctx), lastErr)}
 }
 
-// supervise cancels the context that it returns as soon as a process ends that this run has started
-// or found running: waiting on for a server that cannot come any more would only hide the reason.
+// supervise cancels the returned context when a process ends that this run has started or found
+// running: a wait for a server that has ended would only hide the reason.
 func (c *Cluster) supervise(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -218,9 +220,9 @@ func (c *Cluster) ended() string {
 	return ""
 }
 
-// grace is how long a process may take to end before it is killed.
+// grace is how long a process may take to stop before it is killed.
 var grace = map[string]time.Duration{
-	// It finishes requests and hands its lease back.
+	// It completes requests and releases its lease.
 	layout.Haulout: 20 * time.Second,
 }
 
@@ -235,7 +237,7 @@ func (c *Cluster) stop(ctx context.Context, name string) error {
 	if !ok {
 		limit = defaultGrace
 	}
-	// While it stops it is nobody's business that it is gone.
+	// supervise must ignore the end of a process that stop stops.
 	c.mu.Lock()
 	delete(c.watched, name)
 	c.mu.Unlock()
@@ -249,8 +251,8 @@ func (c *Cluster) stop(ctx context.Context, name string) error {
 	return c.forget(name)
 }
 
-// stopAll stops the named processes: our server while the cluster that it acts on still answers,
-// then those that act on the cluster, then kube-apiserver, at last etcd.
+// stopAll stops the wanted processes: haulout-apiserver while kube-apiserver still runs, then the
+// other clients of kube-apiserver, then kube-apiserver, and etcd last.
 func (c *Cluster) stopAll(ctx context.Context, wanted func(name string) bool) error {
 	steps := [][]string{
 		{layout.Haulout},

@@ -37,10 +37,10 @@ func (c *Cluster) read() (found bool, err error) {
 	return true, err
 }
 
-// Down stops all processes and removes the data, unless told to keep it.
+// Down stops all processes and, unless keepData is set, removes the data.
 func (c *Cluster) Down(ctx context.Context, keepData bool) error {
 	if _, err := os.Stat(c.Layout.StateFile()); errors.Is(err, fs.ErrNotExist) {
-		c.printf("There is no cluster in %s", c.Layout.Dir)
+		c.printf("No cluster in %s", c.Layout.Dir)
 		return nil
 	}
 	unlock, found, err := c.lock(ctx)
@@ -49,7 +49,7 @@ func (c *Cluster) Down(ctx context.Context, keepData bool) error {
 	}
 	defer unlock()
 	if !found {
-		c.printf("There is no cluster in %s", c.Layout.Dir)
+		c.printf("No cluster in %s", c.Layout.Dir)
 		return nil
 	}
 	running := 0
@@ -59,22 +59,22 @@ func (c *Cluster) Down(ctx context.Context, keepData bool) error {
 		}
 	}
 	if err := c.stopAll(ctx, func(string) bool { return true }); err != nil {
-		return fmt.Errorf("%w\nThe cluster in %s is not down", err, c.Layout.Dir)
+		return fmt.Errorf("%w\nThe cluster in %s is not stopped", err, c.Layout.Dir)
 	}
 	if keepData {
-		c.printf("Stopped %d processes; `up` goes on with the data in %s", running, c.Layout.Dir)
+		c.printf("Stopped %d processes; the next `up` uses the data in %s", running, c.Layout.Dir)
 		return nil
 	}
 	if err := removeAll(append(c.Layout.Data(), c.Layout.Logs(), c.Layout.StateFile())); err != nil {
 		return err
 	}
-	// The lock goes last and while it is held: whoever waits for it sees that the file is gone and
-	// makes a new one.
+	// The lock file is removed last and while it is locked: a program that waits for the lock finds
+	// that the file is removed and creates a new one.
 	if err := os.Remove(c.Layout.LockFile()); err != nil {
 		return err
 	}
 	c.printf("Stopped %d processes and removed the data of the cluster in %s", running, c.Layout.Dir)
-	// Not empty if it holds anything that is not ours.
+	// Remove fails if the folder contains other files.
 	_ = os.Remove(c.Layout.Dir)
 	return nil
 }

@@ -32,14 +32,14 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/options"
 )
 
-// errIncomplete is returned by Status when a process that belongs to the cluster does not run.
-var errIncomplete = errors.New("not everything runs, `make cluster-up` starts what is missing")
+// errIncomplete is returned by Status if a process of the cluster does not run.
+var errIncomplete = errors.New("some processes are not ready, run `make cluster-up`")
 
 func (c *Cluster) printReady(took time.Duration) {
 	if c.changed {
 		c.printf("The cluster is ready after %.1f s", took.Seconds())
 	} else {
-		c.printf("The cluster runs already, nothing had to be done")
+		c.printf("The cluster runs, nothing has changed")
 	}
 	kubeconfig := display(c.Layout.AdminKubeconfig())
 	table := tabwriter.NewWriter(c.Out, 0, 0, 2, ' ', 0)
@@ -61,30 +61,29 @@ func (c *Cluster) hauloutSummary() string {
 	case options.ModePrepare:
 		return "not started and not registered (HAULOUT=false)"
 	case options.ModeExternal:
-		return fmt.Sprintf(
-			"registered at 127.0.0.1:%d, to be started by you (HAULOUT=external)", c.state.Ports[layout.Haulout],
-		)
+		return fmt.Sprintf("registered at 127.0.0.1:%d, start it yourself (HAULOUT=external)",
+			c.state.Ports[layout.Haulout])
 	}
 	return fmt.Sprintf("serves %s at 127.0.0.1:%d", haulout.APIService, c.state.Ports[layout.Haulout])
 }
 
-// printDebugHelp shows how to run our server by hand.
+// printDebugHelp prints how to run haulout-apiserver manually.
 func (c *Cluster) printDebugHelp() {
 	spec := haulout.Spec(c.Layout, c.state.Ports[layout.Haulout], c.options.HauloutFlags)
 	words := []string{quote(spec.Path)}
 	for _, arg := range spec.Args {
 		words = append(words, quote(arg))
 	}
-	c.printf("\nRun the server yourself, for instance under a debugger:\n  %s", strings.Join(words, " \\\n    "))
+	c.printf("\nRun the server yourself, for example in a debugger:\n  %s", strings.Join(words, " \\\n    "))
 	if c.options.Haulout == options.ModeExternal {
-		c.printf("Until it serves, deletions of namespaces wait for it")
+		c.printf("Until it serves its API, the deletion of namespaces is blocked")
 	}
 	if c.options.Haulout == options.ModePrepare {
-		c.printf("Its API is not part of the cluster's until HAULOUT=external make cluster-up%s", c.dirArgument())
+		c.printf("Its API is not registered until HAULOUT=external make cluster-up%s", c.dirArgument())
 	}
 }
 
-// dirArgument is what make must be given to find this cluster again.
+// dirArgument returns the argument with which make finds this cluster.
 func (c *Cluster) dirArgument() string {
 	if c.Layout.Dir == layout.DefaultDir(c.Layout.BinDir) {
 		return ""
@@ -92,7 +91,7 @@ func (c *Cluster) dirArgument() string {
 	return " CLUSTER_DIR=" + quote(c.Layout.Dir)
 }
 
-// display shortens a path to one relative to the working directory if that is below it.
+// display returns a path relative to the working directory if the path is below it.
 func display(path string) string {
 	wd, err := os.Getwd()
 	if err != nil {
@@ -104,12 +103,11 @@ func display(path string) string {
 	return path
 }
 
-// quote makes a word safe to be pasted into a shell.
+// quote quotes a word for a shell.
 func quote(word string) string {
 	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune(
-			"-_=./:,@+%", r,
-		)
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
+			strings.ContainsRune("-_=./:,@+%", r)
 	}
 	if word != "" && strings.IndexFunc(word, func(r rune) bool { return !plain(r) }) < 0 {
 		return word
@@ -117,8 +115,8 @@ func quote(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// Status prints the processes of the cluster. It takes no lock, so that it answers while the
-// cluster starts.
+// Status prints the processes of the cluster. It does not lock the cluster, so that it works while
+// the cluster starts.
 func (c *Cluster) Status(ctx context.Context) error {
 	found, err := c.read()
 	if err != nil {

@@ -25,10 +25,10 @@ func TestQuote(t *testing.T) {
 	for _, word := range []string{"", "plain", "--a=b", "with blank", "it's", `$HOME`, "a;b", "`id`", "*"} {
 		output, err := exec.Command("/bin/sh", "-c", "printf %s "+quote(word)).Output()
 		if err != nil || string(output) != word {
-			t.Errorf("the shell reads %q as %q (%v)", quote(word), output, err)
+			t.Errorf("got %q (%v) from the shell for %s, want %q", output, err, quote(word), word)
 		}
 	}
 	if got := quote("--kubeconfig=/a/b.c"); got != "--kubeconfig=/a/b.c" {
-		t.Errorf("a plain word became %s", got)
+		t.Errorf("got %s for a plain word, want the word", got)
 	}
 }

@@ -39,14 +39,14 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/state"
 )
 
-// tailLines is how much of a log a failed start shows.
+// tailLines is the number of lines of a log that a failed start prints.
 const tailLines = 25
 
-// Up makes the cluster run as the options ask for.
+// Up starts the cluster with the options, or changes a running cluster to them.
 func (c *Cluster) Up(ctx context.Context, source *options.Source) (err error) {
 	begin := time.Now()
-	// Before the folder is touched, and before the lock: a bad value should not have to wait for
-	// anything.
+	// Before any change of the folder, and before the lock: an invalid value must be reported
+	// immediately.
 	if err := c.Check(source); err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func (c *Cluster) Up(ctx context.Context, source *options.Source) (err error) {
 	if c.options, err = options.Parse(values); err != nil {
 		return err
 	}
-	timeout := fmt.Errorf("START_TIMEOUT of %s is over", c.options.StartTimeout)
+	timeout := fmt.Errorf("START_TIMEOUT of %s exceeded", c.options.StartTimeout)
 	ctx, cancelTimeout := context.WithTimeoutCause(ctx, c.options.StartTimeout, timeout)
 	defer cancelTimeout()
 	supervised, cancel := c.supervise(ctx)
@@ -81,7 +81,7 @@ func (c *Cluster) Up(ctx context.Context, source *options.Source) (err error) {
 	return nil
 }
 
-// Check tells whether Up would accept its options.
+// Check returns an error if Up would refuse its options.
 func (c *Cluster) Check(source *options.Source) error {
 	stored, _, err := state.Load(c.Layout.StateFile())
 	if err != nil {
@@ -91,7 +91,7 @@ func (c *Cluster) Check(source *options.Source) error {
 	return err
 }
 
-// prepareFolder makes the folder, and refuses one that has other things in it: `down` will delete
+// prepareFolder creates the folder, and refuses a folder with other files: `down` deletes files
 // there.
 func (c *Cluster) prepareFolder() error {
 	if err := os.MkdirAll(c.Layout.Dir, 0o700); err != nil {
@@ -107,9 +107,8 @@ func (c *Cluster) prepareFolder() error {
 	for _, entry := range entries {
 		if entry.Name() != filepath.Base(c.Layout.LockFile()) {
 			return fmt.Errorf(
-				"CLUSTER_DIR=%q: must be a new or an empty folder or that of a cluster, it holds %s",
-				c.Layout.Dir,
-				entry.Name(),
+				"CLUSTER_DIR=%q: must be a new or empty folder or the folder of a cluster, it contains %s",
+				c.Layout.Dir, entry.Name(),
 			)
 		}
 	}
@@ -149,8 +148,8 @@ func (c *Cluster) bringUp(ctx context.Context, existed bool) error {
 	group.Go(func() error { return c.startHaulout(ctx, admin) })
 	group.Go(func() error { return nodes.WaitDefaultServiceAccount(ctx, admin.Kubernetes) })
 	err = group.Wait()
-	// A wait that failed because a process died was told so through the context; the process is the
-	// better answer.
+	// If a wait failed because supervise canceled the context after the end of a process, the error
+	// of the process is the reason.
 	var died *processError
 	if cause := context.Cause(ctx); err != nil && errors.As(cause, &died) {
 		return died
@@ -158,8 +157,8 @@ func (c *Cluster) bringUp(ctx context.Context, existed bool) error {
 	return err
 }
 
-// startAPI starts etcd and kube-apiserver. kube-apiserver is started at once: it waits for etcd by
-// itself.
+// startAPI starts etcd and kube-apiserver. It does not wait for etcd first, because kube-apiserver
+// does.
 func (c *Cluster) startAPI(ctx context.Context) error {
 	for _, spec := range []process.Spec{c.plane.Etcd(), c.plane.APIServer()} {
 		if _, err := c.ensure(ctx, spec); err != nil {
@@ -181,7 +180,7 @@ func (c *Cluster) startController(ctx context.Context, spec process.Spec) error 
 	return c.waitReady(ctx, spec.Name)
 }
 
-// startNodes starts kwok and makes the nodes.
+// startNodes starts kwok and creates the nodes.
 func (c *Cluster) startNodes(ctx context.Context, admin *clients.Clients) error {
 	started, err := c.ensure(ctx, c.plane.Kwok())
 	if err != nil {
@@ -189,20 +188,20 @@ func (c *Cluster) startNodes(ctx context.Context, admin *clients.Clients) error 
 	}
 	made, surplus, err := nodes.EnsureExist(ctx, admin.Kubernetes, c.options.Nodes)
 	if err != nil {
-		return fmt.Errorf("making nodes: %w", err)
+		return fmt.Errorf("create nodes: %w", err)
 	}
 	if surplus > 0 {
-		c.printf("%d nodes more than NODES=%d are there and stay", surplus, c.options.Nodes)
+		c.printf("%d more nodes than NODES=%d exist and are not deleted", surplus, c.options.Nodes)
 	}
 	if len(made) > 0 {
-		c.printf("Made %d nodes", len(made))
+		c.printf("Created %d nodes", len(made))
 		c.noteChange()
 	}
 	if err := c.waitReady(ctx, layout.Kwok); err != nil {
 		return err
 	}
 	if started {
-		// While kwok was away nodes may have lost their readiness.
+		// Nodes may have become not ready while kwok did not run.
 		made = made[:0]
 		for index := range c.options.Nodes {
 			made = append(made, nodes.Name(index))
@@ -214,7 +213,8 @@ func (c *Cluster) startNodes(ctx context.Context, admin *clients.Clients) error 
 	return nil
 }
 
-// startHaulout prepares the cluster for our server and, if asked to, registers and starts it.
+// startHaulout prepares the cluster for haulout-apiserver and, depending on HAULOUT, registers and
+// starts it.
 func (c *Cluster) startHaulout(ctx context.Context, admin *clients.Clients) error {
 	port := c.state.Ports[layout.Haulout]
 	manifests, err := haulout.Load(c.Layout.Manifests, port)
@@ -250,10 +250,11 @@ func (c *Cluster) startHaulout(ctx context.Context, admin *clients.Clients) erro
 	return nil
 }
 
-// abandon reports why a start failed and stops what this run has started. Of a cluster that ran
-// before, the other processes and the data stay.
+// abandon reports why a start failed and stops the processes that this run has started. It keeps
+// the other processes and the data of a cluster that ran before.
 func (c *Cluster) abandon(ctx context.Context, cause error) error {
-	// The time of the start is over or the user has interrupted it; cleaning up has its own limits.
+	// The timeout has ended or the user has interrupted the start; the cleanup has its own
+	// timeouts.
 	ctx = context.WithoutCancel(ctx)
 	c.printTail(cause)
 	c.mu.Lock()
@@ -264,17 +265,15 @@ func (c *Cluster) abandon(ctx context.Context, cause error) error {
 	}
 	if len(c.state.Processes) > 0 {
 		return fmt.Errorf(
-			"the cluster in %s is not complete: %w\nWhat ran before still runs; what was started now was stopped",
-			c.Layout.Dir,
-			cause,
+			"the cluster in %s is not complete: %w\nProcesses that ran before still run; the others were stopped",
+			c.Layout.Dir, cause,
 		)
 	}
 	if len(c.state.Options) > 0 {
-		return fmt.Errorf(
-			"the cluster did not start: %w\nNothing runs; its data and logs are in %s", cause, c.Layout.Dir,
-		)
+		return fmt.Errorf("the cluster did not start: %w\nNothing runs; its data and logs are in %s",
+			cause, c.Layout.Dir)
 	}
-	// It never ran: the next attempt starts from nothing, but the logs stay.
+	// The cluster never ran: the next attempt starts without data, but the logs stay.
 	err := removeAll(c.Layout.Data())
 	c.state = state.New()
 	err = errors.Join(err, c.state.Save(c.Layout.StateFile()))
@@ -283,7 +282,7 @@ func (c *Cluster) abandon(ctx context.Context, cause error) error {
 	)
 }
 
-// printTail shows the end of the log that explains an error.
+// printTail prints the end of the log of the process that caused an error.
 func (c *Cluster) printTail(cause error) {
 	var failed *processError
 	if !errors.As(cause, &failed) {

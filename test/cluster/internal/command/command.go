@@ -30,7 +30,7 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/process"
 )
 
-// folders are the flags that say where things are.
+// folders contains the flags with paths.
 type folders struct {
 	dir, bin, manifests string
 }
@@ -46,9 +46,12 @@ func New() *cobra.Command {
 	}
 	command.PersistentFlags().StringVar(&f.dir, "cluster-dir", "",
 		"folder of the cluster (default: .cluster beside the folder of this program) [$CLUSTER_DIR]")
-	command.PersistentFlags().StringVar(&f.bin, "bin-dir", "", "folder of the programs (default: that of this program)")
+	command.PersistentFlags().StringVar(
+		&f.bin, "bin-dir", "", "folder of the programs (default: the folder of this program)",
+	)
 	command.PersistentFlags().StringVar(&f.manifests, "manifests", "",
-		"kustomization of our server (default: artifacts/overlays/development beside the folder of this program)")
+		"kustomization of haulout-apiserver "+
+			"(default: artifacts/overlays/development beside the folder of this program)")
 	command.AddCommand(up(&f), check(&f), down(&f), status(&f))
 	return command
 }
@@ -56,9 +59,10 @@ func New() *cobra.Command {
 func up(f *folders) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "up",
-		Short: "Starts the cluster, or what of it does not run",
-		Long: "Starts the cluster, or what of it does not run, and restarts what has changed.\n\n" +
-			"Every flag may also be given as an environment variable. What is given neither way is as it was at the last start.",
+		Short: "Starts the cluster, or the processes of it that do not run",
+		Long: "Starts the cluster, or the processes of it that do not run, and restarts processes with changes.\n\n" +
+			"Every flag can also be set by an environment variable. " +
+			"A flag that is set neither way keeps its value of the last start.",
 		Args: cobra.NoArgs,
 	}
 	source := options.AddFlags(command.Flags())
@@ -78,7 +82,7 @@ func up(f *folders) *cobra.Command {
 func check(f *folders) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "check",
-		Short: "Checks the options that up would be given, so that a mistake shows before minutes of building",
+		Short: "Checks the options of up, so that a mistake is reported before a build of several minutes",
 		Args:  cobra.NoArgs,
 	}
 	source := options.AddFlags(command.Flags())
@@ -139,8 +143,8 @@ func (f *folders) cluster(command *cobra.Command) (*cluster.Cluster, error) {
 	return &cluster.Cluster{Layout: l, Out: command.OutOrStdout()}, nil
 }
 
-// layout fills in what was not given from the place of this program, which the Makefile puts into
-// bin/.
+// layout returns the paths. Their defaults are relative to this program, which the Makefile writes
+// to bin/.
 func (f *folders) layout() (layout.Layout, error) {
 	bin := f.bin
 	if bin == "" {

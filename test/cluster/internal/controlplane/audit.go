@@ -16,8 +16,8 @@ limitations under the License.
 
 package controlplane
 
-// auditPolicy has kube-apiserver note who makes pods leave, and nothing else, so that the log costs
-// a busy cluster little. The body of an eviction names the UID of its pod.
+// auditPolicy makes kube-apiserver log evictions and deletions of pods, and no other requests, so
+// that the log has a low cost. The body of an eviction has the UID of its pod.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -32,13 +32,13 @@ rules:
 - level: None
 `
 
-// auditFlags are the flags of kube-apiserver for an audit log. Its default mode writes before the
-// answer goes out: whoever has the answer finds the line.
+// auditFlags returns the flags of kube-apiserver for an audit log. Its default mode writes the line
+// before the response: a client that has the response finds the line.
 func (c ControlPlane) auditFlags() []string {
 	return []string{
 		"--audit-policy-file=" + c.Layout.AuditPolicy(),
 		"--audit-log-path=" + c.Layout.AuditLog(),
-		// In MB. Above, the log would be renamed under the hands of who reads it.
+		// In MB. kube-apiserver would rename a larger log while a program reads it.
 		"--audit-log-maxsize=4096",
 	}
 }

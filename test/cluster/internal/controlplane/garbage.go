@@ -21,11 +21,11 @@ import (
 	"syscall"
 )
 
-// garbageSettings has the programs of the control plane, all of which are written in Go, trade
-// memory for processor time: by default each collects garbage whenever its heap has doubled,
-// several times a second in so small a cluster. A quarter of the machine's memory for one of them
-// is where it stops doing so. They are the same whatever GOGC our own server is started with, which
-// must not restart the others.
+// garbageSettings returns environment variables with which the programs of the control plane, all
+// of which are written in Go, use more memory and less processor time: by default each collects
+// garbage whenever its heap has doubled, several times a second in so small a cluster. The limit
+// for each of them is a quarter of the machine's memory. They do not depend on GOGC, which is a
+// setting of haulout-apiserver: a change of it must not restart the other processes.
 func garbageSettings() []string {
 	settings := []string{"GOGC=400"}
 	var machine syscall.Sysinfo_t

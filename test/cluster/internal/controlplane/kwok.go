@@ -36,21 +36,21 @@ const (
 	NodeAnnotationValue = "fake"
 )
 
-// writeKwokConfig puts the stages and the settings of kwok into one file.
+// writeKwokConfig writes the stages and the settings of kwok to one file.
 func writeKwokConfig(path, stages, podStages string) error {
 	var content bytes.Buffer
 	settings, err := yaml.Marshal(map[string]any{
 		"apiVersion": "config.kwok.x-k8s.io/v1alpha1",
 		"kind":       "KwokConfiguration",
-		// The defaults are 4 and 1: with them kwok, not the control plane, is what a few thousand
-		// pods wait for.
+		// The defaults are 4 and 1: with them a few thousand pods would wait for kwok and not for
+		// the control plane.
 		"options": map[string]any{
 			"podPlayStageParallelism":   32,
 			"nodePlayStageParallelism":  16,
 			"nodeLeaseParallelism":      8,
 			"podsOnNodeSyncParallelism": 8,
-			// What a pod's address is if its node has none. Without one the stages "general" never
-			// end: creating a pod is done again and again until it has an address.
+			// The address of a pod if its node has none. Without an address the stages "general"
+			// never end: kwok repeats the creation of a pod until it has an address.
 			"nodeIP": "10.0.0.1",
 		},
 	})
@@ -65,9 +65,8 @@ func writeKwokConfig(path, stages, podStages string) error {
 		}
 		sort.Strings(files)
 		if len(files) == 0 {
-			return fmt.Errorf(
-				"no stages of kwok in %s, `make cluster-binaries` puts them there", filepath.Join(stages, folder),
-			)
+			return fmt.Errorf("no stages of kwok in %s, run `make cluster-binaries`",
+				filepath.Join(stages, folder))
 		}
 		for _, file := range files {
 			stage, err := os.ReadFile(file)
@@ -90,18 +89,18 @@ func writeKwokConfig(path, stages, podStages string) error {
 }
 
 const (
-	// letGo names pods that were deleted with a grace period of zero, which is how a kubelet, and
-	// kwok, lets go of them.
+	// letGo selects pods that were deleted with a grace period of zero, which is how a kubelet, and
+	// kwok, deletes a pod that has stopped.
 	letGo = ".metadata | select(.deletionGracePeriodSeconds == 0) | .name"
-	// againAfter is how long such a pod may stay before it is deleted once more: kube-apiserver may
-	// have been killed between its two writes.
+	// againAfter is the time after which such a pod is deleted again: kube-apiserver may have been
+	// killed between its two writes.
 	againAfter = 5 * time.Second
 )
 
-// deleteOnce returns a stage as it is, unless it deletes pods. The grace period of zero with which
-// kwok deletes a pod changes it, and upon that kwok deletes it once more, nearly always in vain:
-// two requests for every pod, of which a kubelet makes one. Such a stage becomes two, the second of
-// which acts only on pods that do not go.
+// deleteOnce returns a stage unchanged, unless it deletes pods. kwok deletes a pod with a grace
+// period of zero, which changes the pod, and after that change kwok deletes it again, almost always
+// without effect: two requests for every pod instead of the one of a kubelet. Such a stage becomes
+// two stages, of which the second acts only on pods that still exist later.
 func deleteOnce(stage []byte) (once, again []byte, err error) {
 	pods, err := deletesPods(stage)
 	if err != nil || !pods {
@@ -129,8 +128,8 @@ func deletesPods(stage []byte) (bool, error) {
 	return fields.Spec.ResourceRef.Kind == "Pod" && fields.Spec.Next.Delete, err
 }
 
-// selectAlso returns a stage for those of its pods only that are let go already, or are not, with
-// another name, and with another delay if that is not zero.
+// selectAlso returns a stage that selects only pods that were deleted with a grace period of zero,
+// or only other pods, with another name, and with another delay if that is not zero.
 func selectAlso(stage []byte, suffix string, delay time.Duration, operator string) ([]byte, error) {
 	var object unstructured.Unstructured
 	if err := yaml.Unmarshal(stage, &object.Object); err != nil {
@@ -147,9 +146,8 @@ func selectAlso(stage []byte, suffix string, delay time.Duration, operator strin
 		return nil, err
 	}
 	if delay != 0 {
-		if err := unstructured.SetNestedMap(
-			object.Object, map[string]any{"durationMilliseconds": delay.Milliseconds()}, "spec", "delay",
-		); err != nil {
+		field := map[string]any{"durationMilliseconds": delay.Milliseconds()}
+		if err := unstructured.SetNestedMap(object.Object, field, "spec", "delay"); err != nil {
 			return nil, err
 		}
 	}

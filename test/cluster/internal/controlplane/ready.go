@@ -33,11 +33,11 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/pki"
 )
 
-// probeTimeout is short since a probe is repeated: one that hangs must not use up the time of the
-// start.
+// probeTimeout is short because probes are repeated: a hanging probe must not use the whole timeout
+// of the start.
 const probeTimeout = 5 * time.Second
 
-// Probe asks a process whether it is ready; the error says why not.
+// Probe checks whether a process is ready; the error describes why not.
 func (c ControlPlane) Probe(ctx context.Context, name string) error {
 	switch name {
 	case layout.Etcd:
@@ -97,7 +97,7 @@ func probe(ctx context.Context, client *http.Client, url string) error {
 	if response.StatusCode == http.StatusOK {
 		return nil
 	}
-	// /readyz lists each check on a line of its own; only those that failed are of interest.
+	// /readyz has a line for each check; only failed checks are in the error.
 	body, _ := io.ReadAll(io.LimitReader(response.Body, 16<<10))
 	var failed []string
 	for line := range strings.Lines(string(body)) {

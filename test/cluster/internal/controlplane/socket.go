@@ -24,8 +24,8 @@ import (
 	"path/filepath"
 )
 
-// dialSocket connects to a unix socket whose path may be longer than the kernel takes. The folder
-// is opened and the socket is reached through the descriptor, which makes the path short.
+// dialSocket connects to a unix socket whose path may be longer than the limit of the kernel. It
+// opens the folder and uses the path of the descriptor, which is short.
 func dialSocket(ctx context.Context, path string) (net.Conn, error) {
 	folder, err := os.Open(filepath.Dir(path))
 	if err != nil {

@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package controlplane knows how etcd, the Kubernetes processes and kwok are started, and when they
-// are ready.
+// Package controlplane specifies how to start etcd, the Kubernetes processes and kwok, and checks
+// whether they are ready.
 package controlplane
 
 import (
@@ -33,20 +33,20 @@ import (
 
 const (
 	loopback = "127.0.0.1"
-	// serviceRange is where Services get their addresses; nothing in a development cluster routes
+	// serviceRange is the range of addresses of Services; a development cluster does not route
 	// them.
 	serviceRange = "10.96.0.0/16"
 	firstService = "10.96.0.1"
 	issuer       = "https://kubernetes.default.svc.cluster.local"
-	// unlimited is above what two cores can send: the control plane's own client limits would make
-	// thousands of pods take minutes.
+	// unlimited is a limit above the rate of two cores: with the default client limits of the
+	// control plane, thousands of pods would take minutes.
 	unlimited = "5000"
 )
 
-// WithPorts are the processes that listen on a loopback port.
+// WithPorts are the processes that listen on a port of the loopback interface.
 var WithPorts = []string{layout.APIServer, layout.ControllerManager, layout.Scheduler, layout.Kwok, layout.Haulout}
 
-// ControlPlane makes the specifications of the processes of one cluster.
+// ControlPlane returns the specifications of the processes of one cluster.
 type ControlPlane struct {
 	Layout  layout.Layout
 	Options options.Options
@@ -60,7 +60,7 @@ func (c ControlPlane) Server() string {
 
 func (c ControlPlane) port(name string) string { return strconv.Itoa(c.Ports[name]) }
 
-// PrepareFiles makes keys, certificates, kubeconfigs, the audit policy and kwok's configuration.
+// PrepareFiles writes keys, certificates, kubeconfigs, the audit policy and kwok's configuration.
 func (c ControlPlane) PrepareFiles() error {
 	dir := c.Layout.PKI()
 	if err := pki.Ensure(dir, leaves()); err != nil {
@@ -70,9 +70,8 @@ func (c ControlPlane) PrepareFiles() error {
 		return err
 	}
 	for _, name := range []string{layout.ControllerManager, layout.Scheduler, layout.Kwok} {
-		if err := kubeconfig.WriteClient(
-			c.Layout.ComponentKubeconfig(name), c.Server(), dir, clientCert(name),
-		); err != nil {
+		path := c.Layout.ComponentKubeconfig(name)
+		if err := kubeconfig.WriteClient(path, c.Server(), dir, clientCert(name)); err != nil {
 			return err
 		}
 	}
@@ -88,23 +87,25 @@ func servingCert(name string) string { return name + "-serving" }
 func leaves() []pki.Leaf {
 	local := []net.IP{net.ParseIP(loopback)}
 	apiServerNames := []string{
-		"localhost",
-		"kubernetes",
-		"kubernetes.default",
-		"kubernetes.default.svc",
+		"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
 		"kubernetes.default.svc.cluster.local",
 	}
 	return []pki.Leaf{
 		{Name: pki.Admin, Signer: pki.CA, CommonName: "cluster-admin", Organization: []string{"system:masters"}},
 		{Name: clientCert(layout.ControllerManager), Signer: pki.CA, CommonName: "system:kube-controller-manager"},
 		{Name: clientCert(layout.Scheduler), Signer: pki.CA, CommonName: "system:kube-scheduler"},
-		// kwok acts as all kubelets at once, which no shipped role fits, and being in this group
+		// kwok acts as all kubelets together, for which no default role exists. This group also
 		// exempts it from priority and fairness: thousands of status writes must not queue behind
-		// those of a drain.
+		// the requests of a drain.
 		{Name: clientCert(layout.Kwok), Signer: pki.CA, CommonName: "kwok", Organization: []string{"system:masters"}},
 		{Name: pki.FrontProxyClient, Signer: pki.FrontProxyCA, CommonName: pki.FrontProxyClient},
-		{Name: servingCert(layout.APIServer), Signer: pki.CA, CommonName: layout.APIServer, DNSNames: apiServerNames,
-			IPs: append(local, net.ParseIP(firstService))},
+		{
+			Name:       servingCert(layout.APIServer),
+			Signer:     pki.CA,
+			CommonName: layout.APIServer,
+			DNSNames:   apiServerNames,
+			IPs:        append(local, net.ParseIP(firstService)),
+		},
 		{Name: servingCert(layout.ControllerManager), Signer: pki.CA, CommonName: layout.ControllerManager, IPs: local},
 		{Name: servingCert(layout.Scheduler), Signer: pki.CA, CommonName: layout.Scheduler, IPs: local},
 	}
@@ -121,7 +122,7 @@ func (c ControlPlane) spec(name string, args []string) process.Spec {
 	}
 }
 
-// Etcd returns how etcd is started.
+// Etcd returns how to start etcd.
 func (c ControlPlane) Etcd() process.Spec {
 	return c.spec(layout.Etcd, []string{
 		"--name=etcd",
@@ -134,22 +135,21 @@ func (c ControlPlane) Etcd() process.Spec {
 		"--log-level=warn",
 		"--log-outputs=stderr",
 		"--quota-backend-bytes=" + strconv.Itoa(8<<30),
-		// Data survives the end of the process without; only a crash of the machine could lose
-		// some, and then a development cluster is made anew. It halves the time of a start on slow
-		// disks.
+		// The data survives a crash of the process without fsync. After a crash of the machine, a
+		// development cluster can be recreated. The flag halves the time of a start on slow disks.
 		"--unsafe-no-fsync=true",
 	})
 }
 
-// APIServer returns how kube-apiserver is started.
+// APIServer returns how to start kube-apiserver.
 func (c ControlPlane) APIServer() process.Spec {
 	dir := c.Layout.PKI()
 	args := []string{
 		"--bind-address=" + loopback,
 		"--advertise-address=" + loopback,
 		"--secure-port=" + c.port(layout.APIServer),
-		// A loopback address cannot be an endpoint of the Service `kubernetes`; kube-apiserver
-		// refuses to start otherwise.
+		// A loopback address cannot be an endpoint of the Service `kubernetes`; without this flag
+		// kube-apiserver does not start.
 		"--endpoint-reconciler-type=none",
 		"--etcd-servers=unix://" + layout.EtcdClientSocket,
 		"--tls-cert-file=" + pki.CertFile(dir, servingCert(layout.APIServer)),
@@ -162,8 +162,8 @@ func (c ControlPlane) APIServer() process.Spec {
 		"--authorization-mode=Node,RBAC",
 		"--enable-admission-plugins=NodeRestriction",
 		"--allow-privileged=true",
-		// Without, the watches of the other processes hold a restart up until their connections
-		// time out.
+		// Without this flag, the watches of the other processes delay a restart until their
+		// connections time out.
 		"--shutdown-watch-termination-grace-period=2s",
 		"--requestheader-client-ca-file=" + pki.CertFile(dir, pki.FrontProxyCA),
 		"--requestheader-allowed-names=" + pki.FrontProxyClient,
@@ -179,7 +179,7 @@ func (c ControlPlane) APIServer() process.Spec {
 	return c.spec(layout.APIServer, append(c.withFeatureGates(args), c.Options.APIServerFlags...))
 }
 
-// ControllerManager returns how kube-controller-manager is started, with all controllers that are
+// ControllerManager returns how to start kube-controller-manager, with all controllers that are
 // on by default.
 func (c ControlPlane) ControllerManager() process.Spec {
 	dir := c.Layout.PKI()
@@ -198,13 +198,13 @@ func (c ControlPlane) ControllerManager() process.Spec {
 	return c.spec(layout.ControllerManager, append(c.withFeatureGates(args), c.Options.ControllerManagerFlags...))
 }
 
-// Scheduler returns how kube-scheduler is started.
+// Scheduler returns how to start kube-scheduler.
 func (c ControlPlane) Scheduler() process.Spec {
 	args := c.withFeatureGates(c.componentFlags(layout.Scheduler))
 	return c.spec(layout.Scheduler, append(args, c.Options.SchedulerFlags...))
 }
 
-// componentFlags are those that kube-controller-manager and kube-scheduler share.
+// componentFlags returns the flags that kube-controller-manager and kube-scheduler share.
 func (c ControlPlane) componentFlags(name string) []string {
 	dir := c.Layout.PKI()
 	config := c.Layout.ComponentKubeconfig(name)
@@ -218,24 +218,24 @@ func (c ControlPlane) componentFlags(name string) []string {
 		"--secure-port=" + c.port(name),
 		"--tls-cert-file=" + pki.CertFile(dir, servingCert(name)),
 		"--tls-private-key-file=" + pki.KeyFile(dir, servingCert(name)),
-		// There is one of each: an election would only make a restart wait for the lease of the one
-		// that died.
+		// There is one process of each: with leader election, a restarted process would wait for
+		// the lease of the former one.
 		"--leader-elect=false",
 		"--kube-api-qps=" + unlimited,
 		"--kube-api-burst=" + unlimited,
 	}
 }
 
-// Kwok returns how kwok is started.
+// Kwok returns how to start kwok.
 func (c ControlPlane) Kwok() process.Spec {
 	spec := c.spec(layout.Kwok, []string{
 		"--config=" + c.Layout.KwokConfig(),
 		"--kubeconfig=" + c.Layout.ComponentKubeconfig(layout.Kwok),
-		// Nodes without the annotation belong to the test that made them.
+		// Nodes without the annotation belong to the test that created them.
 		"--manage-all-nodes=false",
 		fmt.Sprintf("--manage-nodes-with-annotation-selector=%s=%s", NodeAnnotation, NodeAnnotationValue),
 		"--node-lease-duration-seconds=40",
-		// Below that, kwok writes several lines for every pod and for every lease, for as long as
+		// With a lower level, kwok writes several lines for every pod and every lease, as long as
 		// the cluster runs.
 		"--v=WARN",
 		"--server-address=" + net.JoinHostPort(loopback, c.port(layout.Kwok)),

@@ -48,7 +48,7 @@ func (c ControlPlane) all() []process.Spec {
 	return []process.Spec{c.Etcd(), c.APIServer(), c.ControllerManager(), c.Scheduler(), c.Kwok()}
 }
 
-func TestEverythingListensOnLoopbackOnly(t *testing.T) {
+func TestProcessesListenOnlyOnLoopback(t *testing.T) {
 	for _, spec := range plane(options.Options{}).all() {
 		for _, arg := range spec.Args {
 			flag, value, _ := strings.Cut(arg, "=")
@@ -64,13 +64,13 @@ func TestEverythingListensOnLoopbackOnly(t *testing.T) {
 				continue
 			}
 			if !ok {
-				t.Errorf("%s is started with %s", spec.Name, arg)
+				t.Errorf("%s has the flag %s, want only loopback addresses and sockets", spec.Name, arg)
 			}
 		}
 	}
 }
 
-func TestFlagsAreGivenOnceAndUserFlagsLast(t *testing.T) {
+func TestFlagsAreUniqueAndUserFlagsLast(t *testing.T) {
 	c := plane(options.Options{
 		FeatureGates:           "A=true",
 		APIServerFlags:         []string{"--v=5"},
@@ -82,7 +82,7 @@ func TestFlagsAreGivenOnceAndUserFlagsLast(t *testing.T) {
 		for _, arg := range spec.Args {
 			flag, _, _ := strings.Cut(arg, "=")
 			if seen[flag] {
-				t.Errorf("%s is given %s twice", spec.Name, flag)
+				t.Errorf("%s has the flag %s twice", spec.Name, flag)
 			}
 			seen[flag] = true
 		}
@@ -93,10 +93,11 @@ func TestFlagsAreGivenOnceAndUserFlagsLast(t *testing.T) {
 		"--v=7": c.Scheduler(),
 	} {
 		if got := spec.Args[len(spec.Args)-1]; got != last {
-			t.Errorf("the last flag of %s is %s: it has to win over ours", spec.Name, got)
+			t.Errorf("the last flag of %s is %s, want the flag of the user: it must override the others",
+				spec.Name, got)
 		}
 		if !slices.Contains(spec.Args, "--feature-gates=A=true") {
-			t.Errorf("%s does not get the feature gates", spec.Name)
+			t.Errorf("%s has no feature gates", spec.Name)
 		}
 	}
 }
@@ -114,17 +115,17 @@ func TestAuditLogIsAnOption(t *testing.T) {
 				plane(test.options).APIServer().Args, "--audit-log-path=/cluster/logs/kube-apiserver-audit.log",
 			)
 			if got != test.want {
-				t.Errorf("the audit log is written: %t, want %t", got, test.want)
+				t.Errorf("got an audit log: %t, want %t", got, test.want)
 			}
 		})
 	}
 }
 
-// An APIService in front of a Service of type ExternalName only works without it.
+// An APIService with a Service of type ExternalName works only without aggregator routing.
 func TestAggregatorRoutingIsOff(t *testing.T) {
 	for _, arg := range plane(options.Options{}).APIServer().Args {
 		if strings.HasPrefix(arg, "--enable-aggregator-routing") {
-			t.Errorf("kube-apiserver is started with %s", arg)
+			t.Errorf("kube-apiserver has the flag %s", arg)
 		}
 	}
 }
@@ -161,8 +162,8 @@ func TestKwokConfig(t *testing.T) {
 	if !slices.Equal(found, want) {
 		t.Errorf("got %q, want %q", found, want)
 	}
-	if err := writeKwokConfig(path, filepath.Join(dir, "nothing"), "fast"); err == nil {
-		t.Error("missing stages are no error: the nodes would never become ready")
+	if err := writeKwokConfig(path, filepath.Join(dir, "missing"), "fast"); err == nil {
+		t.Error("got no error without stages: the nodes would never become ready")
 	}
 }
 
@@ -198,7 +199,7 @@ spec:
 			t.Fatal(err)
 		}
 		if !reflect.DeepEqual(got, wanted) {
-			t.Errorf("%s is\n%v, want\n%v", name, got, wanted)
+			t.Errorf("%s: got\n%v, want\n%v", name, got, wanted)
 		}
 	}
 
@@ -208,17 +209,17 @@ spec:
 	} {
 		once, again, err := deleteOnce([]byte(other))
 		if err != nil || string(once) != other || again != nil {
-			t.Errorf("%s becomes %q and %q, error %v", name, once, again, err)
+			t.Errorf("%s: got %q, %q and error %v, want the stage unchanged", name, once, again, err)
 		}
 	}
 }
 
-// `cluster up` restarts what is not started as it should be.
-func TestGOGCOfOurServerIsNotThatOfTheControlPlane(t *testing.T) {
+// Otherwise `cluster up` would restart the control plane after a change of GOGC.
+func TestControlPlaneIgnoresGOGC(t *testing.T) {
 	t.Setenv("GOGC", "30")
 	for _, spec := range plane(options.Options{}).all() {
 		if !slices.Contains(spec.Env, "GOGC=400") || slices.Contains(spec.Env, "GOGC=30") {
-			t.Errorf("%s is started with %q", spec.Name, spec.Env)
+			t.Errorf("%s has the environment %q, want GOGC=400", spec.Name, spec.Env)
 		}
 	}
 }
@@ -237,7 +238,7 @@ func TestDialSocketWithLongPath(t *testing.T) {
 	go func() {
 		connection, err := listener.Accept()
 		if err != nil {
-			return // the test has ended
+			return // The test has ended.
 		}
 		defer connection.Close()
 		if _, err := io.WriteString(connection, "hello"); err != nil {
@@ -250,6 +251,6 @@ func TestDialSocketWithLongPath(t *testing.T) {
 	}
 	defer connection.Close()
 	if got, err := io.ReadAll(connection); err != nil || string(got) != "hello" {
-		t.Errorf("got %q, %v", got, err)
+		t.Errorf("got %q, %v, want hello", got, err)
 	}
 }

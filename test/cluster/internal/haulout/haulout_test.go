@@ -24,7 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// shipped are the manifests of this repository.
+// shipped is the folder of the shipped manifests.
 var shipped = filepath.Join("..", "..", "..", "..", "artifacts", "overlays", "development")
 
 func TestLoadShippedManifests(t *testing.T) {
@@ -44,29 +44,31 @@ func TestLoadShippedManifests(t *testing.T) {
 		"ServiceAccount", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
 	}
 	if got, want := kinds(manifests.Prepare), prepared; !slices.Equal(got, want) {
-		t.Errorf("prepared are %v, want %v", got, want)
+		t.Errorf("got %v to prepare, want %v", got, want)
 	}
 	if got, want := kinds(manifests.Register), []string{"APIService", "Service"}; !slices.Equal(got, want) {
-		t.Errorf("registered are %v, want %v", got, want)
+		t.Errorf("got %v to register, want %v", got, want)
 	}
 	for _, object := range manifests.Register {
 		if object.GetKind() != "APIService" {
 			continue
 		}
 		if port, _, _ := unstructured.NestedInt64(object.Object, "spec", "service", "port"); port != 12345 {
-			t.Errorf("the APIService names port %d", port)
+			t.Errorf("got port %d in the APIService, want 12345", port)
 		}
 		for _, field := range []string{"caBundle", "insecureSkipTLSVerify"} {
 			if _, found, _ := unstructured.NestedFieldNoCopy(object.Object, "spec", field); found {
-				t.Errorf("the manifest sets %s: applying it would undo what the server has written, or not verify it",
-					field)
+				t.Errorf(
+					"the manifest sets %s: it would overwrite the value of the server, or disable the verification",
+					field,
+				)
 			}
 		}
 	}
 }
 
-// The status of a maintenance is the planner's memory; a user who may write it may have nodes
-// drained that he has no right to.
+// The planner reads the status of a maintenance; a user who can write it can drain nodes without
+// the permission for them.
 func TestNoShippedRoleGrantsMaintenanceStatus(t *testing.T) {
 	manifests, err := Load(shipped, 1)
 	if err != nil {
@@ -83,7 +85,7 @@ func TestNoShippedRoleGrantsMaintenanceStatus(t *testing.T) {
 				t.Errorf("%s grants %v of %v", object.GetName(), verbs, resources)
 			}
 			if slices.Contains(groups, "*") || slices.Contains(verbs, "*") {
-				t.Errorf("%s grants everything of %v in %v", object.GetName(), resources, groups)
+				t.Errorf("%s grants all verbs or groups for %v in %v", object.GetName(), resources, groups)
 			}
 		}
 	}
@@ -103,15 +105,15 @@ func TestAvailable(t *testing.T) {
 		service *unstructured.Unstructured
 		want    bool
 	}{
-		"available":                       {service("Y2E=", condition("True")), true},
-		"available, but not yet verified": {service("", condition("True")), false},
-		"not available":                   {service("Y2E=", condition("False")), false},
-		"not reconciled yet":              {service("Y2E="), false},
+		"available":                         {service("Y2E=", condition("True")), true},
+		"available, but without a caBundle": {service("", condition("True")), false},
+		"not available":                     {service("Y2E=", condition("False")), false},
+		"not reconciled yet":                {service("Y2E="), false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			if err := available(test.service); (err == nil) != test.want {
-				t.Errorf("got %v", err)
+				t.Errorf("got error %v, want available: %t", err, test.want)
 			}
 		})
 	}

@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package haulout prepares the cluster for our own server, and waits for it.
+// Package haulout prepares the cluster for haulout-apiserver, and waits until it serves its API.
 package haulout
 
 import (
@@ -56,9 +56,10 @@ var (
 
 // Manifests are the objects of a kustomization, by the step in which they are applied.
 type Manifests struct {
-	// Prepare is what a server needs before it starts: namespace, service account, roles.
+	// Prepare contains the objects that the server needs to start: namespace, service account,
+	// roles.
 	Prepare []*unstructured.Unstructured
-	// Register makes its API part of the cluster's.
+	// Register contains the objects that add its API to the cluster.
 	Register []*unstructured.Unstructured
 }
 
@@ -91,8 +92,8 @@ func Load(folder string, port int) (Manifests, error) {
 	return manifests, nil
 }
 
-// Apply applies objects side by side, namespaces before all others. What the manifests leave out
-// (the APIService's caBundle, which the server writes) is left alone.
+// Apply applies objects in parallel, namespaces before all others. It does not change fields that
+// the manifests omit, such as the APIService's caBundle, which the server writes.
 func Apply(ctx context.Context, c *clients.Clients, objects []*unstructured.Unstructured) error {
 	resources, err := restmapper.GetAPIGroupResources(c.Kubernetes.Discovery())
 	if err != nil {
@@ -128,16 +129,15 @@ func applyOne(
 	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
 		resource = client.Resource(mapping.Resource).Namespace(object.GetNamespace())
 	}
-	if _, err := resource.Apply(
-		ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: fieldManager, Force: true},
-	); err != nil {
+	options := metav1.ApplyOptions{FieldManager: fieldManager, Force: true}
+	if _, err := resource.Apply(ctx, object.GetName(), object, options); err != nil {
 		return fmt.Errorf("apply %s %s: %w", kind.Kind, object.GetName(), err)
 	}
 	return nil
 }
 
-// Unregister takes the API out of the cluster. An APIService without a server would make every
-// deletion of a namespace hang, as the namespace controller cannot know what is left in it.
+// Unregister removes the API from the cluster. An APIService without a server would block every
+// deletion of a namespace, because the namespace controller could not list what is left in it.
 func Unregister(ctx context.Context, c *clients.Clients) error {
 	err := c.Dynamic.Resource(apiServices).Delete(ctx, APIService, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {

@@ -38,21 +38,20 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/process"
 )
 
-// tokenLifetime is long since nothing renews the token but the next `up`.
+// tokenLifetime is long because only the next `up` renews the token.
 const tokenLifetime = 365 * 24 * time.Hour
 
-// resources that must be listable before our API counts as served.
+// resources are the resources that the server must list before its API counts as served.
 var resources = []string{"nodemaintenances", "evacuations"}
 
-// WriteKubeconfig gives our server a new token for its service account, and the kubeconfig that
-// uses it. The server has the rights of its service account and no others.
+// WriteKubeconfig writes a new token of the service account of haulout-apiserver, and a kubeconfig
+// that uses it. The server has only the permissions of its service account.
 func WriteKubeconfig(ctx context.Context, c *clients.Clients, l layout.Layout, server string) error {
 	request := &authenticationv1.TokenRequest{
 		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To(int64(tokenLifetime.Seconds()))},
 	}
-	answer, err := c.Kubernetes.CoreV1().ServiceAccounts(Namespace).CreateToken(
-		ctx, ServiceAccount, request, metav1.CreateOptions{},
-	)
+	accounts := c.Kubernetes.CoreV1().ServiceAccounts(Namespace)
+	answer, err := accounts.CreateToken(ctx, ServiceAccount, request, metav1.CreateOptions{})
 	if err != nil {
 		return fmt.Errorf("token of service account %s/%s: %w", Namespace, ServiceAccount, err)
 	}
@@ -62,7 +61,7 @@ func WriteKubeconfig(ctx context.Context, c *clients.Clients, l layout.Layout, s
 	return kubeconfig.WriteToken(l.HauloutKubeconfig(), server, l.PKI(), ServiceAccount, l.HauloutToken())
 }
 
-// Spec returns how our server is started.
+// Spec returns how to start haulout-apiserver.
 func Spec(l layout.Layout, port int, flags []string) process.Spec {
 	args := []string{
 		"--kubeconfig=" + l.HauloutKubeconfig(),
@@ -81,16 +80,16 @@ func Spec(l layout.Layout, port int, flags []string) process.Spec {
 	}
 }
 
-// nudgeAnnotation is changed on our Service to have the aggregator look at it.
+// nudgeAnnotation is the annotation that nudge changes on the Service of haulout-apiserver.
 const nudgeAnnotation = "maintenance.haulout.dev/development-nudged-at"
 
-// nudgeInterval is how often that is done while we wait.
+// nudgeInterval is the time between two changes while WaitServed waits.
 const nudgeInterval = 300 * time.Millisecond
 
-// WaitServed waits until the aggregator passes requests on to our server, which listens on port,
-// and it answers them.
+// WaitServed waits until the aggregator proxies requests to haulout-apiserver, which listens on
+// port, and the server answers them.
 func WaitServed(ctx context.Context, c *clients.Clients, port int) error {
-	lastErr := errors.New("not asked yet")
+	lastErr := errors.New("not checked yet")
 	nudged := time.Now()
 	err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		if lastErr = Served(ctx, c); lastErr == nil {
@@ -118,19 +117,18 @@ func listens(ctx context.Context, port int) bool {
 	return true
 }
 
-// nudge makes the aggregator check our server now. After a server was away it does so at growing
-// intervals of up to half a minute, but also whenever the Service changes. The Service and not the
-// APIService, which the server itself may be about to write.
+// nudge makes the aggregator check the server now. After a failed check it waits for growing
+// intervals of up to half a minute, but it also checks after a change of the Service. nudge changes
+// the Service and not the APIService, because the server may write the APIService at the same time.
 func nudge(ctx context.Context, c *clients.Clients) {
-	patch := fmt.Appendf(
-		nil, `{"metadata":{"annotations":{%q:%q}}}`, nudgeAnnotation, time.Now().Format(time.RFC3339Nano),
-	)
-	// If it fails the aggregator comes by itself, only later.
+	now := time.Now().Format(time.RFC3339Nano)
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, nudgeAnnotation, now)
+	// After an error the aggregator checks the server later.
 	_, _ = c.Dynamic.Resource(services).Namespace(Namespace).Patch(ctx, Service, types.MergePatchType, patch,
 		metav1.PatchOptions{FieldManager: fieldManager})
 }
 
-// Served asks whether our API can be used; the error says why not.
+// Served checks whether the API of haulout-apiserver is usable; the error describes why not.
 func Served(ctx context.Context, c *clients.Clients) error {
 	service, err := c.Dynamic.Resource(apiServices).Get(ctx, APIService, metav1.GetOptions{})
 	if err != nil {
@@ -149,7 +147,7 @@ func Served(ctx context.Context, c *clients.Clients) error {
 }
 
 // available checks the condition of the APIService, and that the server has written its CA there:
-// the condition alone may be of a time before.
+// the condition alone may be from an earlier run.
 func available(service *unstructured.Unstructured) error {
 	if bundle, _, _ := unstructured.NestedString(service.Object, "spec", "caBundle"); bundle == "" {
 		return fmt.Errorf("the server has not written the caBundle of APIService %s", service.GetName())
@@ -166,9 +164,8 @@ func available(service *unstructured.Unstructured) error {
 		if condition["status"] == "True" {
 			return nil
 		}
-		return fmt.Errorf(
-			"APIService %s is not available: %v: %v", service.GetName(), condition["reason"], condition["message"],
-		)
+		return fmt.Errorf("APIService %s is not available: %v: %v",
+			service.GetName(), condition["reason"], condition["message"])
 	}
 	return fmt.Errorf("APIService %s has no condition Available yet", service.GetName())
 }

@@ -29,7 +29,7 @@ import (
 
 const clusterName = "haulout-development"
 
-// WriteClient writes a kubeconfig for a client certificate. Everything is embedded, so that the
+// WriteClient writes a kubeconfig for a client certificate. It embeds all certificates, so that the
 // file can be copied.
 func WriteClient(path, server, pkiDir, user string) error {
 	certificate, err := os.ReadFile(pki.CertFile(pkiDir, user))
@@ -43,7 +43,7 @@ func WriteClient(path, server, pkiDir, user string) error {
 	return write(path, server, pkiDir, user, &api.AuthInfo{ClientCertificateData: certificate, ClientKeyData: key})
 }
 
-// WriteToken writes a kubeconfig that takes its token from a file. client-go reads such a file
+// WriteToken writes a kubeconfig that reads its token from a file. client-go reads such a file
 // again every minute, so a renewed token reaches a running server.
 func WriteToken(path, server, pkiDir, user, tokenFile string) error {
 	return write(path, server, pkiDir, user, &api.AuthInfo{TokenFile: tokenFile})
@@ -66,8 +66,8 @@ func write(path, server, pkiDir, user string, auth *api.AuthInfo) error {
 	return WriteFile(path, content)
 }
 
-// WriteFile replaces a file that running processes may be reading, with a mode that keeps others
-// out.
+// WriteFile replaces a file that processes may read at the same time. Only the user can read the
+// new file.
 func WriteFile(path string, content []byte) error {
 	temporary, err := os.CreateTemp(filepath.Dir(path), ".new-*")
 	if err != nil {

@@ -14,13 +14,13 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package layout says where the development cluster keeps its files.
+// Package layout contains the paths of the files of a development cluster.
 package layout
 
 import "path/filepath"
 
-// Names of the processes of a cluster. They name log files, entries of the state file and ports,
-// too.
+// Names of the processes of a cluster. Log files, entries of the state file and ports have the same
+// names.
 const (
 	Etcd              = "etcd"
 	APIServer         = "kube-apiserver"
@@ -30,13 +30,13 @@ const (
 	Haulout           = "haulout-apiserver"
 )
 
-// Layout holds the absolute paths that everything else is derived from.
+// Layout contains the absolute paths from which the other paths are derived.
 type Layout struct {
 	// Dir is the folder of the cluster (CLUSTER_DIR).
 	Dir string
-	// BinDir has the programs that the cluster runs.
+	// BinDir is the folder of the programs that the cluster runs.
 	BinDir string
-	// Manifests is the kustomization that is applied for our server.
+	// Manifests is the folder of the kustomization for haulout-apiserver.
 	Manifests string
 }
 
@@ -46,10 +46,10 @@ func (l Layout) Binary(name string) string { return filepath.Join(l.BinDir, name
 // KwokStages returns the folder with the stage files of kwok.
 func (l Layout) KwokStages() string { return filepath.Join(l.BinDir, "kwok-stages") }
 
-// StateFile returns the path of the file that remembers processes, ports and options.
+// StateFile returns the path of the file with processes, ports and options.
 func (l Layout) StateFile() string { return filepath.Join(l.Dir, "state.json") }
 
-// LockFile returns the path of the file that is locked by whoever changes the cluster.
+// LockFile returns the path of the file that a program locks while it changes the cluster.
 func (l Layout) LockFile() string { return filepath.Join(l.Dir, "lock") }
 
 // PKI returns the folder of keys and certificates.
@@ -61,22 +61,22 @@ func (l Layout) Logs() string { return filepath.Join(l.Dir, "logs") }
 // Log returns the log file of a process.
 func (l Layout) Log(name string) string { return filepath.Join(l.Logs(), name+".log") }
 
-// AuditLog returns the file to which kube-apiserver writes who evicts and deletes pods.
+// AuditLog returns the file to which kube-apiserver logs evictions and deletions of pods.
 func (l Layout) AuditLog() string { return filepath.Join(l.Logs(), APIServer+"-audit.log") }
 
-// AuditPolicy returns the file that says what goes there.
+// AuditPolicy returns the file with the policy of the audit log.
 func (l Layout) AuditPolicy() string { return filepath.Join(l.Dir, "audit-policy.yaml") }
 
 // EtcdData returns the data folder of the host cluster's etcd.
 func (l Layout) EtcdData() string { return filepath.Join(l.Dir, "etcd") }
 
-// HauloutData returns the data folder of our server.
+// HauloutData returns the data folder of haulout-apiserver.
 func (l Layout) HauloutData() string { return filepath.Join(l.Dir, "haulout") }
 
-// HauloutToken returns the file with the service account token of our server.
+// HauloutToken returns the file with the service account token of haulout-apiserver.
 func (l Layout) HauloutToken() string { return filepath.Join(l.Dir, "haulout-apiserver.token") }
 
-// HauloutKubeconfig returns the kubeconfig of our server.
+// HauloutKubeconfig returns the kubeconfig of haulout-apiserver.
 func (l Layout) HauloutKubeconfig() string {
 	return filepath.Join(l.Dir, "haulout-apiserver.kubeconfig")
 }
@@ -92,13 +92,12 @@ func (l Layout) ComponentKubeconfig(name string) string {
 // KwokConfig returns the configuration file of kwok.
 func (l Layout) KwokConfig() string { return filepath.Join(l.Dir, "kwok.yaml") }
 
-// KwokHome returns the folder that kwok takes for its own, so that a ~/.kwok of the user does not
-// count.
+// KwokHome returns the working folder of kwok, so that kwok does not read the ~/.kwok of the user.
 func (l Layout) KwokHome() string { return filepath.Join(l.Dir, "kwok") }
 
-// Data returns everything below Dir that `down` removes: all but the log files, the state and the
-// lock. It is a list of names and not the folder itself, so that a CLUSTER_DIR that holds other
-// things, too, keeps them.
+// Data returns the files and folders in Dir that `down` removes, except for the log files, the
+// state and the lock. It is a list of names and not the folder itself, so that `down` keeps other
+// files in a CLUSTER_DIR.
 func (l Layout) Data() []string {
 	return []string{
 		l.PKI(), l.EtcdData(), l.HauloutData(), l.HauloutToken(), l.HauloutKubeconfig(), l.AdminKubeconfig(),
@@ -107,14 +106,13 @@ func (l Layout) Data() []string {
 	}
 }
 
-// Names of etcd's sockets. They are used relative to Dir, which is the working directory of the
-// processes: the path of a unix socket is limited to 107 bytes, which a CLUSTER_DIR may well
-// exceed.
+// Names of etcd's sockets. They are relative to Dir, which is the working directory of the
+// processes: the path of a unix socket is limited to 107 bytes, and the path of a CLUSTER_DIR may
+// be longer.
 const (
 	EtcdClientSocket = "etcd-client.sock"
 	EtcdPeerSocket   = "etcd-peer.sock"
 )
 
-// DefaultDir returns the folder of the cluster when none is given: .cluster beside the folder of
-// the programs.
+// DefaultDir returns the default folder of the cluster: .cluster beside the folder of the programs.
 func DefaultDir(binDir string) string { return filepath.Join(filepath.Dir(binDir), ".cluster") }

@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package nodes makes the simulated nodes of a development cluster.
+// Package nodes creates the simulated nodes of a development cluster.
 package nodes
 
 import (
@@ -34,8 +34,7 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/controlplane"
 )
 
-// zones that the nodes are spread over, so that workloads and maintenances have something to select
-// by.
+// zones are the zones of the nodes, so that workloads and maintenances have labels to select.
 var zones = []string{"zone-a", "zone-b", "zone-c"}
 
 // Name returns the name of the node with an index.
@@ -67,8 +66,8 @@ func New(index int) *corev1.Node {
 	}
 }
 
-// EnsureExist makes those of the first count nodes that are missing and returns the names of the
-// ones it made. Others are left alone, since pods may run there; surplus is their number.
+// EnsureExist creates the missing nodes of the first count nodes and returns their names. It does
+// not delete other nodes, because pods may run there; surplus is their number.
 func EnsureExist(ctx context.Context, client kubernetes.Interface, count int) (made []string, surplus int, err error) {
 	list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -96,15 +95,15 @@ func EnsureExist(ctx context.Context, client kubernetes.Interface, count int) (m
 	return made, existing.Len() + len(made) - count, group.Wait()
 }
 
-// WaitReady waits until the named nodes are Ready and the scheduler may use them.
+// WaitReady waits until the named nodes are Ready and without the taints of nodes that are not.
 func WaitReady(ctx context.Context, client kubernetes.Interface, names []string) error {
 	if len(names) == 0 {
 		return nil
 	}
 	var waiting int
 	err := wait.PollUntilContextCancel(ctx, 200*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		// From the watch cache: with thousands of nodes a read from etcd every time would slow down
-		// what it waits for.
+		// From the watch cache: with thousands of nodes, reads from etcd would slow down the start
+		// of the nodes.
 		list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 		if err != nil {
 			return false, nil
@@ -124,7 +123,7 @@ func WaitReady(ctx context.Context, client kubernetes.Interface, names []string)
 	return nil
 }
 
-// usable tells whether a node is Ready and the node lifecycle controller has taken its taints off.
+// usable reports whether a node is Ready and the node lifecycle controller has removed its taints.
 func usable(node *corev1.Node) bool {
 	for _, taint := range node.Spec.Taints {
 		if taint.Key == corev1.TaintNodeNotReady || taint.Key == corev1.TaintNodeUnreachable {

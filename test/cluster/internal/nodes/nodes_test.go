@@ -24,25 +24,25 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-func TestEnsureExistMakesWhatIsMissing(t *testing.T) {
+func TestEnsureExistCreatesMissingNodes(t *testing.T) {
 	client := fake.NewClientset(New(1), New(7))
 	made, surplus, err := EnsureExist(t.Context(), client, 4)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(made) != 3 || surplus != 1 {
-		t.Errorf("made %v and found %d too many, want 3 nodes and 1", made, surplus)
+		t.Errorf("got %v created and %d surplus, want 3 nodes and 1", made, surplus)
 	}
 	list, err := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(list.Items) != 5 {
-		t.Errorf("%d nodes, want 5", len(list.Items))
+		t.Errorf("got %d nodes, want 5", len(list.Items))
 	}
 	for _, node := range list.Items {
 		if pods := node.Status.Allocatable.Pods().Value(); pods != 250 {
-			t.Errorf("%s has room for %d pods", node.Name, pods)
+			t.Errorf("%s: got room for %d pods, want 250", node.Name, pods)
 		}
 	}
 }
@@ -60,16 +60,16 @@ func TestUsable(t *testing.T) {
 		node *corev1.Node
 		want bool
 	}{
-		"no condition yet":                {New(0), false},
-		"ready":                           {ready(corev1.ConditionTrue), true},
-		"not ready":                       {ready(corev1.ConditionFalse), false},
-		"ready, but the taint is not off": {ready(corev1.ConditionTrue, corev1.TaintNodeNotReady), false},
-		"ready and cordoned by a user":    {ready(corev1.ConditionTrue, corev1.TaintNodeUnschedulable), true},
+		"no condition yet":             {New(0), false},
+		"ready":                        {ready(corev1.ConditionTrue), true},
+		"not ready":                    {ready(corev1.ConditionFalse), false},
+		"ready and tainted not-ready":  {ready(corev1.ConditionTrue, corev1.TaintNodeNotReady), false},
+		"ready and cordoned by a user": {ready(corev1.ConditionTrue, corev1.TaintNodeUnschedulable), true},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			if got := usable(test.node); got != test.want {
-				t.Errorf("got %v", got)
+				t.Errorf("got %v, want %v", got, test.want)
 			}
 		})
 	}

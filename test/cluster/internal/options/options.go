@@ -29,20 +29,19 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Mode says what happens with our own server.
+// Mode is how `up` handles haulout-apiserver.
 type Mode string
 
 const (
 	// ModeRun starts bin/haulout-apiserver and registers it.
 	ModeRun Mode = "true"
-	// ModePrepare makes everything the server needs but neither starts nor registers it.
+	// ModePrepare creates everything that the server needs but neither starts nor registers it.
 	ModePrepare Mode = "false"
-	// ModeExternal registers a server that somebody else starts, for instance under a debugger.
+	// ModeExternal registers a server that the user starts, for example in a debugger.
 	ModeExternal Mode = "external"
 )
 
-// MaxNodes is the number of nodes that names and memory of a developer's machine have been tried
-// with.
+// MaxNodes is the maximum number of nodes that was tested on a developer's machine.
 const MaxNodes = 10000
 
 // Options shape a cluster.
@@ -59,8 +58,8 @@ type Options struct {
 	StartTimeout           time.Duration
 }
 
-// variable is one option. Its value may come from a flag, the environment (and so from make), the
-// state of a cluster that was started before, or the default, in this order.
+// variable is one option. Its value comes from a flag, the environment (and so from make), the
+// state of an existing cluster, or the default, in this order.
 type variable struct {
 	name         string
 	defaultValue string
@@ -71,22 +70,31 @@ type variable struct {
 func (v variable) flag() string { return strings.ReplaceAll(strings.ToLower(v.name), "_", "-") }
 
 var variables = []variable{
-	{"NODES", "20", "number of simulated nodes, each with room for 250 pods", func(o *Options, value string) (err error) {
-		if o.Nodes, err = strconv.Atoi(value); err != nil || o.Nodes < 0 || o.Nodes > MaxNodes {
-			return fmt.Errorf("must be a whole number from 0 to %d", MaxNodes)
-		}
-		return nil
-	}},
-	{"POD_STAGES", "fast", "how kwok plays pods: fast (at once) or general (with delays, init containers and finalizers)",
+	{
+		"NODES", "20", "number of simulated nodes, each with room for 250 pods",
+		func(o *Options, value string) (err error) {
+			if o.Nodes, err = strconv.Atoi(value); err != nil || o.Nodes < 0 || o.Nodes > MaxNodes {
+				return fmt.Errorf("must be a whole number from 0 to %d", MaxNodes)
+			}
+			return nil
+		},
+	},
+	{
+		"POD_STAGES", "fast",
+		"how kwok simulates pods: fast (immediately) or general (with delays, init containers and finalizers)",
 		func(o *Options, value string) error {
 			o.PodStages = value
 			return oneOf(value, "fast", "general")
-		}},
-	{"HAULOUT", string(ModeRun), "true: run our server; false: prepare for it only; external: register a server that you start",
+		},
+	},
+	{
+		"HAULOUT", string(ModeRun),
+		"true: run haulout-apiserver; false: only prepare for it; external: register a server that you start",
 		func(o *Options, value string) error {
 			o.Haulout = Mode(value)
 			return oneOf(value, string(ModeRun), string(ModePrepare), string(ModeExternal))
-		}},
+		},
+	},
 	{"HAULOUT_FLAGS", "", "more flags for haulout-apiserver", func(o *Options, value string) (err error) {
 		o.HauloutFlags, err = splitFlags(value)
 		return err
@@ -96,29 +104,38 @@ var variables = []variable{
 			o.FeatureGates = value
 			return checkFeatureGates(value)
 		}},
-	{"AUDIT", "true", "true: kube-apiserver writes who evicts and deletes pods to logs/kube-apiserver-audit.log; false: it does not",
+	{
+		"AUDIT", "true",
+		"true: kube-apiserver logs evictions and deletions of pods to logs/kube-apiserver-audit.log; false: no log",
 		func(o *Options, value string) (err error) {
 			o.Audit, err = ParseBool("AUDIT", value)
 			return err
-		}},
+		},
+	},
 	{"APISERVER_FLAGS", "", "more flags for kube-apiserver", func(o *Options, value string) (err error) {
 		o.APIServerFlags, err = splitFlags(value)
 		return err
 	}},
-	{"CONTROLLER_MANAGER_FLAGS", "", "more flags for kube-controller-manager", func(o *Options, value string) (err error) {
-		o.ControllerManagerFlags, err = splitFlags(value)
-		return err
-	}},
+	{
+		"CONTROLLER_MANAGER_FLAGS", "", "more flags for kube-controller-manager",
+		func(o *Options, value string) (err error) {
+			o.ControllerManagerFlags, err = splitFlags(value)
+			return err
+		},
+	},
 	{"SCHEDULER_FLAGS", "", "more flags for kube-scheduler", func(o *Options, value string) (err error) {
 		o.SchedulerFlags, err = splitFlags(value)
 		return err
 	}},
-	{"START_TIMEOUT", "2m", "how long a start may take before it is given up", func(o *Options, value string) (err error) {
-		if o.StartTimeout, err = time.ParseDuration(value); err != nil || o.StartTimeout <= 0 {
-			return fmt.Errorf("must be a positive duration such as 90s or 2m")
-		}
-		return nil
-	}},
+	{
+		"START_TIMEOUT", "2m", "timeout of a start",
+		func(o *Options, value string) (err error) {
+			if o.StartTimeout, err = time.ParseDuration(value); err != nil || o.StartTimeout <= 0 {
+				return fmt.Errorf("must be a positive duration such as 90s or 2m")
+			}
+			return nil
+		},
+	},
 }
 
 // Source collects the values of flags.
@@ -134,9 +151,9 @@ func AddFlags(flags *pflag.FlagSet) *Source {
 	return &Source{flags: flags}
 }
 
-// Values returns the value of every variable. What was given neither as a flag nor in the
-// environment is taken from stored, so that a second `up` without variables does not turn back what
-// the first one was asked for.
+// Values returns the value of every variable. A variable that is set neither by a flag nor in the
+// environment has its value from stored, so that a second `up` without variables keeps the values
+// of the first one.
 func (s *Source) Values(stored map[string]string) map[string]string {
 	values := map[string]string{}
 	for _, v := range variables {
@@ -154,8 +171,8 @@ func (s *Source) Values(stored map[string]string) map[string]string {
 	return values
 }
 
-// Parse checks the values and returns the options they stand for. The error names every variable
-// that is wrong.
+// Parse checks the values and returns the options. The error names every variable with an invalid
+// value.
 func Parse(values map[string]string) (Options, error) {
 	var o Options
 	var wrong []string
@@ -174,7 +191,7 @@ func Parse(values map[string]string) (Options, error) {
 	return o, nil
 }
 
-// ParseBool reads a yes-or-no variable.
+// ParseBool parses a boolean variable.
 func ParseBool(name, value string) (bool, error) {
 	if value == "" {
 		return false, nil
@@ -196,11 +213,10 @@ func oneOf(value string, allowed ...string) error {
 func splitFlags(value string) ([]string, error) {
 	flags, err := shellwords.Parse(value)
 	if err != nil {
-		return nil, fmt.Errorf("must be flags as one would write them in a shell: %w", err)
+		return nil, fmt.Errorf("must be flags in the syntax of a shell: %w", err)
 	}
 	for _, flag := range flags {
-		// A flag and its value as two words would make `--v 2` and a stray `2` look alike; one form
-		// is enough.
+		// If a flag and its value could be two words, a misplaced word would look like a value.
 		if !strings.HasPrefix(flag, "-") {
 			return nil, fmt.Errorf("must be flags in the form --name=value, %q is not", flag)
 		}

@@ -38,7 +38,7 @@ func values(changes map[string]string) map[string]string {
 func clearEnvironment(t *testing.T) {
 	t.Helper()
 	for _, v := range variables {
-		// Setenv first, so that the test's cleanup restores what was there.
+		// Setenv first, so that the test's cleanup restores the former value.
 		t.Setenv(v.name, "")
 		unsetenv(t, v.name)
 	}
@@ -71,24 +71,24 @@ func TestParse(t *testing.T) {
 	tests := map[string]struct {
 		values map[string]string
 		check  func(o Options) bool
-		// wrong are the variables that the error has to name.
+		// wrong are the variables that the error must name.
 		wrong []string
 	}{
-		"no nodes at all": {
+		"no nodes": {
 			values: map[string]string{"NODES": "0"},
 			check:  func(o Options) bool { return o.Nodes == 0 },
 		},
-		"an empty value means the default": {
+		"an empty value is the default": {
 			values: map[string]string{"NODES": ""},
 			check:  func(o Options) bool { return o.Nodes == 20 },
 		},
-		"nodes with blanks around": {
+		"a number with spaces around it": {
 			values: map[string]string{"NODES": " 7 "},
 			check:  func(o Options) bool { return o.Nodes == 7 },
 		},
 		"a negative number of nodes": {values: map[string]string{"NODES": "-1"}, wrong: []string{"NODES"}},
 		"too many nodes":             {values: map[string]string{"NODES": "10001"}, wrong: []string{"NODES"}},
-		"a word for a number":        {values: map[string]string{"NODES": "many"}, wrong: []string{"NODES"}},
+		"a word instead of a number": {values: map[string]string{"NODES": "many"}, wrong: []string{"NODES"}},
 		"an external server": {
 			values: map[string]string{"HAULOUT": "external"},
 			check:  func(o Options) bool { return o.Haulout == ModeExternal },
@@ -110,7 +110,7 @@ func TestParse(t *testing.T) {
 			values: map[string]string{"FEATURE_GATES": "=true"},
 			wrong:  []string{"FEATURE_GATES"},
 		},
-		"a flag that is none": {
+		"an argument that is not a flag": {
 			values: map[string]string{"APISERVER_FLAGS": "--v=2 3"},
 			wrong:  []string{"APISERVER_FLAGS"},
 		},
@@ -122,7 +122,7 @@ func TestParse(t *testing.T) {
 			values: map[string]string{"START_TIMEOUT": "10"},
 			wrong:  []string{"START_TIMEOUT"},
 		},
-		"all mistakes are reported, not one": {
+		"the error names all wrong variables": {
 			values: map[string]string{"NODES": "x", "HAULOUT": "x"},
 			wrong:  []string{"NODES", "HAULOUT"},
 		},
@@ -130,7 +130,7 @@ func TestParse(t *testing.T) {
 			values: map[string]string{"AUDIT": "false"},
 			check:  func(o Options) bool { return !o.Audit },
 		},
-		"an audit log perhaps": {
+		"an invalid boolean": {
 			values: map[string]string{"AUDIT": "perhaps"},
 			wrong:  []string{"AUDIT"},
 		},
@@ -138,11 +138,11 @@ func TestParse(t *testing.T) {
 			values: map[string]string{"CONTROLLER_MANAGER_FLAGS": "--a=1"},
 			check:  func(o Options) bool { return reflect.DeepEqual(o.ControllerManagerFlags, []string{"--a=1"}) },
 		},
-		"a value with blanks stays one flag": {
+		"a quoted value with a space is one flag": {
 			values: map[string]string{"APISERVER_FLAGS": `--a="b c" --d`},
 			check:  func(o Options) bool { return reflect.DeepEqual(o.APIServerFlags, []string{"--a=b c", "--d"}) },
 		},
-		"flags of the scheduler and of ours": {
+		"flags of the scheduler and of haulout-apiserver": {
 			values: map[string]string{"SCHEDULER_FLAGS": "--v=4", "HAULOUT_FLAGS": "--v=5"},
 			check:  func(o Options) bool { return o.SchedulerFlags[0] == "--v=4" && o.HauloutFlags[0] == "--v=5" },
 		},
@@ -156,15 +156,15 @@ func TestParse(t *testing.T) {
 			got, err := Parse(values(test.values))
 			if len(test.wrong) == 0 {
 				if err != nil {
-					t.Fatalf("unexpected error: %v", err)
+					t.Fatalf("got error %v, want none", err)
 				}
 				if !test.check(got) {
-					t.Errorf("got %+v", got)
+					t.Errorf("got wrong options %+v", got)
 				}
 				return
 			}
 			if err == nil {
-				t.Fatalf("no error, got %+v", got)
+				t.Fatalf("got %+v, want an error", got)
 			}
 			for _, variable := range test.wrong {
 				if !strings.Contains(err.Error(), variable+"=") {
@@ -189,9 +189,9 @@ func TestValuesPrecedence(t *testing.T) {
 	got := source.Values(stored)
 	for name, want := range map[string]string{
 		"NODES":         "1",        // stored
-		"HAULOUT":       "external", // the environment beats what is stored
-		"POD_STAGES":    "general",  // a flag beats the environment
-		"FEATURE_GATES": "",         // set to nothing is set
+		"HAULOUT":       "external", // the environment overrides the stored value
+		"POD_STAGES":    "general",  // a flag overrides the environment
+		"FEATURE_GATES": "",         // an empty variable is set
 		"START_TIMEOUT": "2m",       // default
 	} {
 		if got[name] != want {
@@ -203,7 +203,7 @@ func TestValuesPrecedence(t *testing.T) {
 func TestParseBool(t *testing.T) {
 	for value, want := range map[string]bool{"": false, "0": false, "false": false, "1": true, "true": true} {
 		if got, err := ParseBool("KEEP_DATA", value); err != nil || got != want {
-			t.Errorf("%q: got %v, %v", value, got, err)
+			t.Errorf("%q: got %v, %v, want %v", value, got, err, want)
 		}
 	}
 	if _, err := ParseBool("KEEP_DATA", "maybe"); err == nil || !strings.Contains(err.Error(), "KEEP_DATA") {

@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package pki makes the keys and certificates of a development cluster.
+// Package pki creates the keys and certificates of a development cluster.
 package pki
 
 import (
@@ -42,16 +42,16 @@ import (
 const (
 	CA           = "ca"
 	FrontProxyCA = "front-proxy-ca"
-	// FrontProxyClient is what kube-apiserver shows to aggregated servers. Its common name is the
-	// one allowed by --requestheader-allowed-names.
+	// FrontProxyClient is the client certificate of kube-apiserver for aggregated servers. Its
+	// common name is in --requestheader-allowed-names.
 	FrontProxyClient = "front-proxy-client"
-	// ServiceAccounts is a bare key pair; the public half is in sa.pub.
+	// ServiceAccounts is a key pair without a certificate; the public key is in sa.pub.
 	ServiceAccounts = "sa"
 	Admin           = "admin"
 )
 
-// lifetime of leaf certificates: that of the CA that cert.NewSelfSignedCACert makes, so that a
-// cluster that is kept never needs a rotation.
+// lifetime is the lifetime of leaf certificates: that of the CA of cert.NewSelfSignedCACert, so
+// that a long-lived cluster never needs a rotation.
 const lifetime = 10 * 365 * 24 * time.Hour
 
 // Leaf describes a certificate that one of the CAs signs.
@@ -60,7 +60,8 @@ type Leaf struct {
 	Signer       string
 	CommonName   string
 	Organization []string
-	// DNSNames and IPs are those of a serving certificate. Without, it is a client certificate.
+	// DNSNames and IPs are the names of a serving certificate. Without them it is a client
+	// certificate.
 	DNSNames []string
 	IPs      []net.IP
 }
@@ -74,8 +75,8 @@ func KeyFile(dir, name string) string { return filepath.Join(dir, name+".key") }
 // PublicKeyFile returns the path of a public key.
 func PublicKeyFile(dir, name string) string { return filepath.Join(dir, name+".pub") }
 
-// Ensure makes what is missing in dir: both CAs, the key pair that signs service account tokens,
-// and the leaves. What is there is left as it is.
+// Ensure creates missing files in dir: both CAs, the key pair that signs service account tokens,
+// and the leaves. It does not change existing files.
 func Ensure(dir string, leaves []Leaf) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -196,7 +197,7 @@ func newKey() (*ecdsa.PrivateKey, error) {
 	return ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 }
 
-// write stores the key first: a certificate that is there stands for a complete pair.
+// write writes the key first: if the certificate exists, the pair is complete.
 func write(dir, name string, certificate *x509.Certificate, key crypto.PrivateKey) error {
 	if err := writeKey(dir, name, key); err != nil {
 		return err

@@ -29,7 +29,7 @@ import (
 func TestEnsure(t *testing.T) {
 	dir := t.TempDir()
 	leaves := []Leaf{
-		{Name: Admin, Signer: CA, CommonName: "someone", Organization: []string{"system:masters"}},
+		{Name: Admin, Signer: CA, CommonName: "admin", Organization: []string{"system:masters"}},
 		{
 			Name:       "serving",
 			Signer:     CA,
@@ -69,10 +69,10 @@ func TestEnsure(t *testing.T) {
 		t.Error(err)
 	}
 	if err := verify(FrontProxyClient, CA, x509.ExtKeyUsageClientAuth, ""); err == nil {
-		t.Error("the cluster's CA vouches for the front proxy: any client could claim to be one")
+		t.Error("the certificate of the front proxy is valid for the cluster's CA: any client could act as the proxy")
 	}
 	if err := verify(Admin, CA, x509.ExtKeyUsageServerAuth, ""); err == nil {
-		t.Error("a client certificate can be used by a server")
+		t.Error("the client certificate is valid for a server")
 	}
 	if _, err := keyutil.PublicKeysFromFile(PublicKeyFile(dir, ServiceAccounts)); err != nil {
 		t.Error(err)
@@ -82,9 +82,9 @@ func TestEnsure(t *testing.T) {
 	}
 }
 
-func TestEnsureKeepsWhatIsThere(t *testing.T) {
+func TestEnsureKeepsExistingFiles(t *testing.T) {
 	dir := t.TempDir()
-	leaves := []Leaf{{Name: Admin, Signer: CA, CommonName: "someone"}}
+	leaves := []Leaf{{Name: Admin, Signer: CA, CommonName: "admin"}}
 	read := func(path string) string {
 		t.Helper()
 		content, err := os.ReadFile(path)
@@ -96,7 +96,7 @@ func TestEnsureKeepsWhatIsThere(t *testing.T) {
 			t.Fatal(err)
 		}
 		if info.Mode().Perm() != 0o600 {
-			t.Errorf("%s has mode %v", path, info.Mode())
+			t.Errorf("%s has mode %v, want 0600", path, info.Mode())
 		}
 		return string(content)
 	}

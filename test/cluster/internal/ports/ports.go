@@ -24,9 +24,9 @@ import (
 	"strconv"
 )
 
-// The range lies below the ephemeral ports of Linux (32768 and up). A port from up there could be
-// taken by an outgoing connection while the process that owns it is down, and it could not be
-// started again on the same port.
+// The range is below the ephemeral ports of Linux (32768 and above). An outgoing connection could
+// use an ephemeral port while its process is stopped, and the process could not start again on the
+// same port.
 const (
 	first = 16384
 	last  = 32767
@@ -34,8 +34,8 @@ const (
 	attempts = 1000
 )
 
-// Listener tries to listen on a port of the loopback interface. It is a parameter so that tests
-// need no free ports.
+// Listener listens on a port of the loopback interface. It is a parameter so that tests need no
+// free ports.
 type Listener func(port int) (net.Listener, error)
 
 // Loopback listens on 127.0.0.1.
@@ -43,7 +43,7 @@ func Loopback(port int) (net.Listener, error) {
 	return net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 }
 
-// Complete returns known with a free port added for each name that has none.
+// Complete returns known with an additional free port for each name without a port.
 func Complete(known map[string]int, names []string, listen Listener) (map[string]int, error) {
 	chosen := map[string]int{}
 	taken := map[int]bool{}
@@ -59,9 +59,9 @@ func Complete(known map[string]int, names []string, listen Listener) (map[string
 		if err != nil {
 			return nil, fmt.Errorf("no port for %s: %w", name, err)
 		}
-		// Held until all are chosen: another cluster that starts at the same moment must not find
-		// it free, too.
-		defer listener.Close() //nolint:gocritic // deferInLoop: that it lasts is the purpose
+		// The port stays in use until all ports are chosen: another cluster that starts at the same
+		// time must not choose it.
+		defer listener.Close() //nolint:gocritic // deferInLoop: the ports must stay in use until the return
 		chosen[name] = port
 		taken[port] = true
 	}

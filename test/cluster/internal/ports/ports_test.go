@@ -36,7 +36,7 @@ func TestComplete(t *testing.T) {
 	opened, closed := 0, 0
 	listen := func(int) (net.Listener, error) {
 		if closed > 0 {
-			t.Error("a port was given back before all were chosen")
+			t.Error("Complete closed a port before all ports were chosen")
 		}
 		opened++
 		return fakeListener{closed: &closed}, nil
@@ -47,23 +47,23 @@ func TestComplete(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got["a"] != 20000 {
-		t.Errorf("a known port became %d", got["a"])
+		t.Errorf("got port %d for a known port, want 20000", got["a"])
 	}
 	seen := map[int]bool{}
 	for name, port := range got {
 		if port < first || port > last {
-			t.Errorf("port %d of %s is out of range", port, name)
+			t.Errorf("got port %d for %s, which is out of range", port, name)
 		}
 		if seen[port] {
-			t.Errorf("port %d was given twice", port)
+			t.Errorf("got port %d twice", port)
 		}
 		seen[port] = true
 	}
 	if len(got) != 3 || opened != 2 || closed != 2 {
-		t.Errorf("%d ports, %d opened, %d closed, want 3, 2 and 2", len(got), opened, closed)
+		t.Errorf("got %d ports, %d opened, %d closed, want 3, 2 and 2", len(got), opened, closed)
 	}
 	if len(known) != 1 {
-		t.Error("the map of the caller was changed")
+		t.Error("Complete changed the map of the caller")
 	}
 }
 
@@ -71,11 +71,11 @@ func TestCompleteWithoutFreePort(t *testing.T) {
 	busy := errors.New("address already in use")
 	_, err := Complete(nil, []string{"a"}, func(int) (net.Listener, error) { return nil, busy })
 	if !errors.Is(err, busy) {
-		t.Errorf("got %v, want the reason of the last attempt", err)
+		t.Errorf("got %v, want the error of the last attempt", err)
 	}
 }
 
-func TestPortsThatAreInUseAreSkipped(t *testing.T) {
+func TestCompleteSkipsPortsInUse(t *testing.T) {
 	closed, refused := 0, 0
 	got, err := Complete(nil, []string{"a"}, func(port int) (net.Listener, error) {
 		if refused < 3 {
@@ -85,6 +85,6 @@ func TestPortsThatAreInUseAreSkipped(t *testing.T) {
 		return fakeListener{closed: &closed}, nil
 	})
 	if err != nil || got["a"] == 0 {
-		t.Errorf("got %v, %v", got, err)
+		t.Errorf("got %v, %v, want a port", got, err)
 	}
 }

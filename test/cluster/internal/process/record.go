@@ -30,16 +30,15 @@ import (
 	"time"
 )
 
-// Record identifies a process. A pid alone does not: the kernel gives it to another process sooner
-// or later.
+// Record identifies a process. A pid alone does not: the kernel reuses it.
 type Record struct {
 	PID int `json:"pid"`
 	// StartTicks is the start time in clock ticks since boot.
 	StartTicks uint64 `json:"startTicks"`
-	// BootID tells the boots of the machine apart, since ticks start again with each.
+	// BootID identifies the boot of the machine, because ticks start at 0 with each boot.
 	BootID string `json:"bootID"`
-	// Args, Env and Binary are what the process was started with. If they are not what is wanted
-	// now, it is restarted.
+	// Args, Env and Binary are the parameters of the start. If the wanted parameters differ, the
+	// process is restarted.
 	Args   []string    `json:"args"`
 	Env    []string    `json:"env,omitempty"`
 	Binary Fingerprint `json:"binary"`
@@ -47,13 +46,13 @@ type Record struct {
 	LogOffset int64 `json:"logOffset"`
 }
 
-// stat is the part of /proc/<pid>/stat that is needed here.
+// stat is the part of /proc/<pid>/stat that a Record needs.
 type stat struct {
 	state      byte
 	startTicks uint64
 }
 
-// parseStat reads the content of /proc/<pid>/stat. The second field is the command in parentheses
+// parseStat parses the content of /proc/<pid>/stat. The second field is the command in parentheses
 // and may itself contain spaces and parentheses, so the fields are counted from the last one.
 func parseStat(content string) (stat, error) {
 	end := strings.LastIndexByte(content, ')')
@@ -85,13 +84,13 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(content)), err
 }
 
-// matches tells whether a process with this stat, in this boot, is the recorded one and still runs.
-// A zombie does not: it has ended, and only its parent has not asked for the exit status yet.
+// matches reports whether a process with this stat, in this boot, is the recorded process and runs.
+// A zombie does not match: it has ended, and its parent has not read the exit status yet.
 func (r Record) matches(boot string, s stat) bool {
 	return r.BootID == boot && r.StartTicks == s.startTicks && s.state != 'Z' && s.state != 'X'
 }
 
-// Alive tells whether the recorded process runs.
+// Alive reports whether the recorded process runs.
 func (r Record) Alive() bool {
 	if r.PID <= 0 {
 		return false
@@ -104,7 +103,7 @@ func (r Record) Alive() bool {
 	return err == nil && r.matches(boot, s)
 }
 
-// Outdated tells why the process is not what spec asks for; empty if it is.
+// Outdated returns why the process differs from spec, and "" if it does not.
 func (r Record) Outdated(spec Spec, binary Fingerprint) string {
 	switch {
 	case r.Binary.SHA256 != binary.SHA256:
@@ -115,10 +114,10 @@ func (r Record) Outdated(spec Spec, binary Fingerprint) string {
 	return ""
 }
 
-// Stop asks the process to end and kills it when it has not done so after grace. It returns how the
-// process ended and nothing but the recorded process is ever signalled.
+// Stop sends SIGTERM to the process, and SIGKILL if it still runs after grace. It reports whether
+// the process was killed. It never sends a signal to a process other than the recorded one.
 func (r Record) Stop(ctx context.Context, grace time.Duration) (killed bool, err error) {
-	// On Linux this holds a pidfd: from here on the pid cannot come to mean another process.
+	// On Linux the handle is a pidfd: it identifies the process even if the kernel reuses the pid.
 	handle, err := os.FindProcess(r.PID)
 	if err != nil || !r.Alive() {
 		return false, nil
@@ -133,8 +132,8 @@ func (r Record) Stop(ctx context.Context, grace time.Duration) (killed bool, err
 	if err := signal(handle, syscall.SIGKILL); err != nil {
 		return false, err
 	}
-	// Killing works even when ctx was cancelled: somebody who interrupts `down` wants it faster,
-	// not half done.
+	// Wait after SIGKILL even if ctx was canceled: a user who interrupts `down` wants it faster,
+	// not incomplete.
 	if !r.waitGone(context.WithoutCancel(ctx), 10*time.Second) {
 		return true, fmt.Errorf("process %d survived SIGKILL", r.PID)
 	}

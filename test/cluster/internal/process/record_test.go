@@ -36,10 +36,10 @@ func TestParseStat(t *testing.T) {
 		want    stat
 		fails   bool
 	}{
-		"an ordinary command":                   {content: "12 (etcd) S" + tailOfStat, want: stat{'S', 4242}},
-		"a command with blanks and parentheses": {content: "12 (a) R (b) Z" + tailOfStat, want: stat{'Z', 4242}},
+		"a plain command":                       {content: "12 (etcd) S" + tailOfStat, want: stat{'S', 4242}},
+		"a command with spaces and parentheses": {content: "12 (a) R (b) Z" + tailOfStat, want: stat{'Z', 4242}},
 		"a command that looks like more fields": {content: "12 (x) S 1 2 3) D" + tailOfStat, want: stat{'D', 4242}},
-		"nothing":                               {content: "", fails: true},
+		"an empty text":                         {content: "", fails: true},
 		"too few fields":                        {content: "12 (etcd) S 1 2 3", fails: true},
 		"a negative start time": {
 			content: "12 (etcd) S" + strings.Replace(tailOfStat, "4242", "-1", 1),
@@ -50,7 +50,7 @@ func TestParseStat(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got, err := parseStat(test.content)
 			if (err != nil) != test.fails {
-				t.Fatalf("error %v", err)
+				t.Fatalf("got error %v, want an error: %t", err, test.fails)
 			}
 			if err == nil && got != test.want {
 				t.Errorf("got %+v, want %+v", got, test.want)
@@ -66,15 +66,15 @@ func TestMatches(t *testing.T) {
 		stat stat
 		want bool
 	}{
-		"the same process":                         {"boot-1", stat{'S', 100}, true},
-		"another process that was given the pid":   {"boot-1", stat{'S', 101}, false},
-		"the same ticks after a restart of the PC": {"boot-2", stat{'S', 100}, false},
-		"a zombie": {"boot-1", stat{'Z', 100}, false},
+		"the same process":                  {"boot-1", stat{'S', 100}, true},
+		"another process with the same pid": {"boot-1", stat{'S', 101}, false},
+		"the same ticks after a reboot":     {"boot-2", stat{'S', 100}, false},
+		"a zombie":                          {"boot-1", stat{'Z', 100}, false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			if got := record.matches(test.boot, test.stat); got != test.want {
-				t.Errorf("got %v", got)
+				t.Errorf("got %v, want %v", got, test.want)
 			}
 		})
 	}
@@ -88,17 +88,17 @@ func TestOutdated(t *testing.T) {
 		sha256 string
 		want   bool
 	}{
-		"nothing changed":          {same, "one", false},
-		"another build":            {same, "two", true},
-		"another flag":             {Spec{Args: []string{"--b"}, Env: same.Env}, "one", true},
-		"one flag less":            {Spec{Env: same.Env}, "one", true},
-		"another environment":      {Spec{Args: same.Args, Env: []string{"X=2"}}, "one", true},
-		"another place of the log": {Spec{Args: same.Args, Env: same.Env, Log: "elsewhere"}, "one", false},
+		"nothing changed":     {same, "one", false},
+		"another build":       {same, "two", true},
+		"another flag":        {Spec{Args: []string{"--b"}, Env: same.Env}, "one", true},
+		"one flag fewer":      {Spec{Env: same.Env}, "one", true},
+		"another environment": {Spec{Args: same.Args, Env: []string{"X=2"}}, "one", true},
+		"another log file":    {Spec{Args: same.Args, Env: same.Env, Log: "elsewhere"}, "one", false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			if got := record.Outdated(test.spec, Fingerprint{SHA256: test.sha256}); (got != "") != test.want {
-				t.Errorf("got %q", got)
+				t.Errorf("got %q, want a reason: %t", got, test.want)
 			}
 		})
 	}
@@ -128,14 +128,18 @@ func TestStop(t *testing.T) {
 		grace  time.Duration
 		killed bool
 	}{
-		"one that ends on SIGTERM": {script: "exec sleep 60", grace: 30 * time.Second},
-		"one that takes no notice": {
+		"a process that ends on SIGTERM": {script: "exec sleep 60", grace: 30 * time.Second},
+		"a process that ignores SIGTERM": {
 			script: "trap '' TERM; while :; do sleep 1; done",
 			grace:  300 * time.Millisecond,
 			killed: true,
 		},
-		"one that has ended by itself":  {script: "exit 3", grace: 30 * time.Second},
-		"one that is killed right away": {script: "trap '' TERM; sleep 60 & wait; wait", grace: 0, killed: true},
+		"a process that has ended": {script: "exit 3", grace: 30 * time.Second},
+		"a process that is killed without a grace period": {
+			script: "trap '' TERM; sleep 60 & wait; wait",
+			grace:  0,
+			killed: true,
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -148,7 +152,7 @@ func TestStop(t *testing.T) {
 				t.Fatal(err)
 			}
 			if killed != test.killed {
-				t.Errorf("killed is %v", killed)
+				t.Errorf("got killed: %v, want %v", killed, test.killed)
 			}
 			if record.Alive() {
 				t.Error("the process still runs")
@@ -174,7 +178,7 @@ func waitForTrap(t *testing.T, record Record) {
 	})
 }
 
-// eventually waits until a condition holds, which should be soon.
+// eventually waits until a condition is true.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(
@@ -188,7 +192,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-func TestStopLeavesForeignProcessesAlone(t *testing.T) {
+func TestStopDoesNotSignalAnotherProcess(t *testing.T) {
 	victim := startShell(t, "exec sleep 60")
 	foreign := victim
 	foreign.StartTicks++
@@ -196,13 +200,13 @@ func TestStopLeavesForeignProcessesAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !victim.Alive() {
-		t.Error("a process that only shares the pid was ended")
+		t.Error("Stop ended another process with the same pid")
 	}
 }
 
 func TestAliveWithoutPID(t *testing.T) {
 	if (Record{}).Alive() {
-		t.Error("an empty record is alive")
+		t.Error("got alive for an empty record")
 	}
 }
 

@@ -30,7 +30,7 @@ import (
 	"time"
 )
 
-// Spec says how to start a process.
+// Spec is how to start a process.
 type Spec struct {
 	Name string
 	// Path of the program.
@@ -40,20 +40,20 @@ type Spec struct {
 	Env []string
 	// Dir is the working directory.
 	Dir string
-	// Log is the file that standard output and error are appended to.
+	// Log is the file to which standard output and standard error are appended.
 	Log string
 }
 
-// Fingerprint tells two builds of a program apart.
+// Fingerprint distinguishes two builds of a program.
 type Fingerprint struct {
 	Size    int64     `json:"size"`
 	ModTime time.Time `json:"modTime"`
 	SHA256  string    `json:"sha256"`
 }
 
-// FingerprintOf returns the fingerprint of a file. It reads the file only if size or time differ
-// from known: `go build` touches a program that is up to date, so the time alone would restart
-// processes for nothing.
+// FingerprintOf returns the fingerprint of a file. It reads the file only if the size or the time
+// differs from known. It compares the content because `go build` changes the time of a program that
+// is up to date, after which no process must restart.
 func FingerprintOf(path string, known Fingerprint) (Fingerprint, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -74,8 +74,8 @@ func FingerprintOf(path string, known Fingerprint) (Fingerprint, error) {
 	return Fingerprint{Size: info.Size(), ModTime: info.ModTime(), SHA256: hex.EncodeToString(hash.Sum(nil))}, nil
 }
 
-// Start starts a process in a session of its own, so that neither the end of make nor a Ctrl-C at
-// the terminal ends it.
+// Start starts a process in a new session, so that neither the end of make nor Ctrl-C in the
+// terminal stops it.
 func Start(spec Spec, binary Fingerprint) (Record, error) {
 	boot, err := bootID()
 	if err != nil {
@@ -99,8 +99,7 @@ func Start(spec Spec, binary Fingerprint) (Record, error) {
 	if err := command.Start(); err != nil {
 		return Record{}, err
 	}
-	// Reading the exit status is what makes a process that dies early disappear instead of staying
-	// a zombie.
+	// Without a Wait for the exit status, a process that ends early would stay as a zombie.
 	go func() { _ = command.Wait() }()
 
 	record := Record{
@@ -113,15 +112,15 @@ func Start(spec Spec, binary Fingerprint) (Record, error) {
 	}
 	s, err := readStat(record.PID)
 	if err != nil {
-		// It ended already. A start time of zero never matches a process.
+		// The process has ended. A start time of zero never matches a process.
 		return record, nil
 	}
 	record.StartTicks = s.startTicks
 	return record, nil
 }
 
-// inherited drops what would configure the processes behind our back: etcd and kwok take options
-// from the environment, and the variables of make would follow a server for its life.
+// inherited removes variables that would configure the processes by accident: etcd and kwok read
+// options from the environment, and the servers must not inherit the variables of make.
 func inherited(environment []string) []string {
 	unwanted := []string{"ETCD_", "KWOK_", "KUBECONFIG=", "MAKE", "MFLAGS=", "KUBERNETES_SERVICE_"}
 	return slices.DeleteFunc(slices.Clone(environment), func(entry string) bool {
@@ -129,9 +128,9 @@ func inherited(environment []string) []string {
 	})
 }
 
-// KeepDescriptorsPrivate marks the file descriptors that this program was given, other than the
-// standard ones, so that the processes it starts do not get them. Otherwise whoever waits for the
-// end of a pipe of ours (make's job server, a test harness) would wait for the end of the cluster.
+// KeepDescriptorsPrivate marks the inherited file descriptors, except for the standard ones, so
+// that the started processes do not inherit them. Otherwise a program that waits for the end of
+// such a pipe (make's job server, a test) would wait until the cluster stops.
 func KeepDescriptorsPrivate() error {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -156,7 +155,7 @@ func Tail(path string, offset int64, lines int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// Enough for any number of lines that somebody would read; a line of a crash may be long.
+	// Enough for the lines that a user reads; a line of a stack trace may be long.
 	const most = 64 << 10
 	if offset > info.Size() {
 		offset = 0

@@ -49,11 +49,11 @@ func TestFingerprint(t *testing.T) {
 	first := fingerprint(Fingerprint{})
 	write("one", time.Minute)
 	if touched := fingerprint(first); touched.SHA256 != first.SHA256 {
-		t.Error("a file that was only touched counts as changed")
+		t.Error("got another fingerprint for a file with only another time")
 	}
 	write("two", time.Minute)
 	if changed := fingerprint(first); changed.SHA256 == first.SHA256 {
-		t.Error("a file of the same size with other content counts as unchanged")
+		t.Error("got the same fingerprint for a file of the same size with other content")
 	}
 }
 
@@ -76,9 +76,9 @@ func TestTail(t *testing.T) {
 		lines  int
 		want   string
 	}{
-		"all of this run":                    {4, 10, "one\ntwo\nthree\n"},
-		"the last two lines":                 {4, 2, "two\nthree\n"},
-		"a log that was cut in the meantime": {1000, 1, "three\n"},
+		"all lines of this run":    {4, 10, "one\ntwo\nthree\n"},
+		"the last two lines":       {4, 2, "two\nthree\n"},
+		"a log that was truncated": {1000, 1, "three\n"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -89,10 +89,10 @@ func TestTail(t *testing.T) {
 	}
 }
 
-func TestStartWritesTheLogOfThisRun(t *testing.T) {
+func TestStartAppendsToTheLog(t *testing.T) {
 	dir := t.TempDir()
 	log := filepath.Join(dir, "log")
-	if err := os.WriteFile(log, []byte("a run before\n"), 0o600); err != nil {
+	if err := os.WriteFile(log, []byte("an earlier run\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	spec := Spec{
@@ -109,7 +109,7 @@ func TestStartWritesTheLogOfThisRun(t *testing.T) {
 	}
 	eventually(t, "the shell has ended", func() bool { return !record.Alive() })
 	got, err := Tail(log, record.LogOffset, 10)
-	if err != nil || !strings.HasPrefix(got, "hello from ") || strings.Contains(got, "before") {
-		t.Errorf("got %q, %v", got, err)
+	if err != nil || !strings.HasPrefix(got, "hello from ") || strings.Contains(got, "earlier") {
+		t.Errorf("got %q, %v, want only the line of this run", got, err)
 	}
 }

@@ -24,8 +24,8 @@ import (
 	"time"
 )
 
-// Lock takes the lock of a cluster and returns what gives it back. If somebody else holds it,
-// waiting is called once and Lock waits until ctx is done. The kernel drops the lock of a program
+// Lock locks a cluster and returns the function that unlocks it. If another program has the lock,
+// Lock calls waiting once and waits until ctx is done. The kernel releases the lock of a program
 // that was killed.
 func Lock(ctx context.Context, path string, waiting func()) (unlock func(), err error) {
 	waited := false
@@ -40,7 +40,7 @@ func Lock(ctx context.Context, path string, waiting func()) (unlock func(), err 
 		}
 		file.Close()
 		if err == nil {
-			// `down` removed the file, with the folder, between our open and our lock.
+			// `down` removed the file, with the folder, between OpenFile and Flock.
 			continue
 		}
 		if !errors.Is(err, syscall.EWOULDBLOCK) {

@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package state remembers what a cluster consists of between two runs of the cluster program.
+// Package state stores the state of a cluster between two runs of the cluster program.
 package state
 
 import (
@@ -28,17 +28,18 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/process"
 )
 
-// version changes when an older program could not read the file any more.
+// version changes when an older program can no longer read the file.
 const version = 1
 
 // State is the content of the state file.
 type State struct {
 	Version int `json:"version"`
-	// Options are the values of the last `up` that succeeded.
+	// Options are the values of the last successful `up`.
 	Options map[string]string `json:"options,omitempty"`
-	// Ports are kept for the life of the cluster: kubeconfigs and the APIService name them.
+	// Ports do not change during the life of the cluster: kubeconfigs and the APIService contain
+	// them.
 	Ports map[string]int `json:"ports,omitempty"`
-	// Processes that were started and not yet seen to have ended.
+	// Processes are the processes that were started and are not known to have ended.
 	Processes map[string]process.Record `json:"processes,omitempty"`
 }
 
@@ -58,21 +59,19 @@ func Load(path string) (s *State, found bool, err error) {
 	}
 	s = New()
 	if err := json.Unmarshal(data, s); err != nil {
-		return nil, false, fmt.Errorf("%s is damaged, its processes have to be ended by hand: %w", path, err)
+		return nil, false, fmt.Errorf("%s is not valid, stop the processes of the cluster manually: %w", path, err)
 	}
 	if s.Version != version {
 		return nil, false, fmt.Errorf(
-			"%s has version %d, this program writes version %d; take the cluster down with the program that started it",
-			path,
-			s.Version,
-			version,
+			"%s has version %d, this program writes version %d; stop the cluster with the program that started it",
+			path, s.Version, version,
 		)
 	}
 	return s, true, nil
 }
 
-// Save writes the state. A reader sees the old content or the new one, never a part: losing it
-// would mean losing track of running processes.
+// Save writes the state. A reader sees the old content or the new content, never a part: without
+// the state, the program would not find the running processes.
 func (s *State) Save(path string) error {
 	data, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {

@@ -31,7 +31,7 @@ import (
 func TestRoundTrip(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.json")
 	if _, found, err := Load(path); found || err != nil {
-		t.Fatalf("found %v, error %v in an empty folder", found, err)
+		t.Fatalf("got found: %v, error %v in an empty folder", found, err)
 	}
 	want := New()
 	want.Options = map[string]string{"NODES": "3"}
@@ -45,22 +45,22 @@ func TestRoundTrip(t *testing.T) {
 	}
 	got, found, err := Load(path)
 	if err != nil || !found {
-		t.Fatalf("found %v, error %v", found, err)
+		t.Fatalf("got found: %v, error %v, want the state", found, err)
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if entries, _ := os.ReadDir(filepath.Dir(path)); len(entries) != 1 {
-		t.Errorf("%d files in the folder, want only the state", len(entries))
+		t.Errorf("got %d files in the folder, want only the state", len(entries))
 	}
 }
 
-func TestLoadRefuses(t *testing.T) {
+func TestLoadRejectsInvalidFiles(t *testing.T) {
 	for name, content := range map[string]string{
-		"a damaged file":              `{"version":1,`,
-		"a file of another version":   `{"version":99}`,
-		"a file that has no version":  `{"ports":{}, "version":0}`,
-		"something that is not state": `[]`,
+		"a truncated file":          `{"version":1,`,
+		"a file of another version": `{"version":99}`,
+		"a file without a version":  `{"ports":{}, "version":0}`,
+		"a list":                    `[]`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "state.json")
@@ -68,7 +68,7 @@ func TestLoadRefuses(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, _, err := Load(path); err == nil {
-				t.Error("no error")
+				t.Error("got no error")
 			}
 		})
 	}
@@ -76,20 +76,20 @@ func TestLoadRefuses(t *testing.T) {
 
 func TestLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	unlock, err := Lock(t.Context(), path, func() { t.Error("waited for a free lock") })
+	unlock, err := Lock(t.Context(), path, func() { t.Error("Lock waited for a free lock") })
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	over := errors.New("no more time")
+	timeout := errors.New("timeout")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	_, err = Lock(ctx, path, func() { cancel(over) })
-	if !errors.Is(err, over) {
-		t.Errorf("got %v while another process holds the lock", err)
+	_, err = Lock(ctx, path, func() { cancel(timeout) })
+	if !errors.Is(err, timeout) {
+		t.Errorf("got %v while another process has the lock, want %v", err, timeout)
 	}
 
-	// The holder removes the file, as `down` does, before it lets go: the next one must not end up
-	// with a lock on a file that no other process can see.
+	// The owner removes the file, as `down` does, before it unlocks it: the next caller must not
+	// lock a file that no other process can find.
 	waiting := make(chan struct{})
 	result := make(chan error)
 	go func() {
@@ -105,6 +105,6 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(path); err != nil {
-		t.Errorf("the lock is held on a file that is gone: %v", err)
+		t.Errorf("Lock locked a removed file: %v", err)
 	}
 }
