@@ -46,20 +46,20 @@ var (
 	admin = &user.DefaultInfo{Name: "admin", Groups: []string{user.SystemPrivilegedGroup}}
 	self  = &user.DefaultInfo{
 		Name:   "system:apiserver",
-		UID:    "drawn at random",
+		UID:    "random",
 		Groups: []string{user.SystemPrivilegedGroup},
 	}
 	sameName  = &user.DefaultInfo{Name: "system:apiserver", Groups: []string{user.SystemPrivilegedGroup}}
 	collector = &user.DefaultInfo{Name: identity.GarbageCollector}
 )
 
-// host is an authorizer that allows the deletion of the nodes it has, and counts.
+// host is an authorizer that allows the deletion of the allowed nodes, and counts the questions.
 type host struct {
 	mu      sync.Mutex
 	allowed map[string]bool
-	// hidden are the nodes that bob may not get.
+	// hidden are the nodes that user bob may not get.
 	hidden map[string]bool
-	// hangs are the nodes about which there is no answer before the request ends.
+	// hangs are the nodes about which it does not answer before the request ends.
 	hangs   map[string]bool
 	fails   map[string]bool
 	asked   []string
@@ -84,11 +84,11 @@ func (h *host) Authorize(ctx context.Context, a authorizer.Attributes) (authoriz
 		h.running--
 		h.mu.Unlock()
 	}()
-	wellAsked := a.GetVerb() == "delete" && a.GetResource() == "nodes" && a.GetAPIGroup() == "" &&
+	isExpected := a.GetVerb() == "delete" && a.GetResource() == "nodes" && a.GetAPIGroup() == "" &&
 		a.IsResourceRequest() && a.GetUser() == bob
 	switch {
-	case !wellAsked:
-		return authorizer.DecisionNoOpinion, "", fmt.Errorf("asked %v", a)
+	case !isExpected:
+		return authorizer.DecisionNoOpinion, "", fmt.Errorf("unexpected question %v", a)
 	case h.hangs[a.GetName()]:
 		<-ctx.Done()
 		return authorizer.DecisionNoOpinion, "", ctx.Err()
@@ -100,8 +100,8 @@ func (h *host) Authorize(ctx context.Context, a authorizer.Attributes) (authoriz
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// may returns an authorizer that allows bob to delete the nodes named; the empty name stands for
-// all, unless asked by name.
+// may returns an authorizer that allows bob to delete the named nodes. The empty name is the answer
+// to the question about all nodes.
 func may(names ...string) *host {
 	h := &host{
 		allowed: map[string]bool{},
@@ -115,7 +115,7 @@ func may(names ...string) *host {
 	return h
 }
 
-// fixture is a plugin over a cluster.
+// fixture is a plugin with the nodes and maintenances of a cluster in its caches.
 type fixture struct {
 	t      *testing.T
 	plugin *Plugin
@@ -139,7 +139,7 @@ func newFixture(t *testing.T, h *host, nodes []*corev1.Node, others ...*v1alpha1
 	if err := plugin.ValidateInitialization(); err != nil {
 		t.Fatal(err)
 	}
-	// The stores are filled by hand: nothing runs that could be waited for.
+	// The test fills the stores: no informer runs that could sync.
 	plugin.SetReadyFunc(func() bool { return true })
 	for _, node := range nodes {
 		if err := host.Core().V1().Nodes().Informer().GetStore().Add(node); err != nil {
@@ -175,7 +175,7 @@ func (f *fixture) context(r request) (context.Context, *registrytest.Warnings) {
 func (f *fixture) validate(ctx context.Context, r request) error {
 	operation := admission.Update
 	var options runtime.Object = &metav1.UpdateOptions{}
-	// A nil of the concrete type would not be a nil object.
+	// A nil pointer in the interface would not be a nil object.
 	var nm, old runtime.Object
 	if r.nm != nil {
 		nm = r.nm
@@ -195,7 +195,7 @@ func (f *fixture) validate(ctx context.Context, r request) error {
 		v1alpha1.SchemeGroupVersion.WithResource(r.resource), r.subresource, operation, options, false, r.by,
 	)
 	if !f.plugin.Handles(operation) {
-		f.t.Fatalf("%s is not handled", operation)
+		f.t.Fatalf("the plugin does not handle %s", operation)
 	}
 	return f.plugin.Validate(ctx, attributes, nil)
 }
@@ -258,7 +258,7 @@ func because(reason string) func(*maintenance.NodeMaintenance) {
 	return func(nm *maintenance.NodeMaintenance) { nm.Spec.Reason = reason }
 }
 
-// twoPools has a node of a third pool that was created later than newest.
+// twoPools has nodes of pools blue and red, and one of pool new that was created after newest.
 var twoPools = []*corev1.Node{
 	node("blue-1", "blue"), node("blue-2", "blue"), node("red-1", "red"), created(node("new-1", "new")),
 }
@@ -274,7 +274,7 @@ func newest(nm *maintenance.NodeMaintenance) {
 
 func joins(nm *maintenance.NodeMaintenance) { nm.Spec.NewNodes = maintenance.NewNodesPolicyJoin }
 
-// manyNodes are n nodes of the pool blue, in order, and three of the control plane.
+// manyNodes returns n nodes of pool blue, sorted, and three of the control plane.
 func manyNodes(n int) []*corev1.Node {
 	nodes := []*corev1.Node{
 		node("z-1", "blue", "control-plane"), node("z-2", "blue", "master"), node("z-3", "red", "control-plane"),

@@ -40,69 +40,69 @@ func TestAuthorization(t *testing.T) {
 	for name, test := range map[string]struct {
 		may     []string
 		request request
-		// refused are the nodes that the error names; nil means that there is none.
+		// refused are the nodes that the error names; nil if there is no error.
 		refused []string
 	}{
-		"create over nodes that may be deleted": {
+		"create with nodes that the user may delete": {
 			may:     []string{"blue-1", "blue-2"},
 			request: request{by: bob, nm: maintain(pools("blue"))},
 		},
-		"create over a node that may not": {
+		"create with a node that the user may not delete": {
 			may:     []string{"blue-1"},
 			request: request{by: bob, nm: maintain(pools("blue"))},
 			refused: []string{"blue-2"},
 		},
-		"create in Idle is no less": {
+		"create in stage Idle with a node that the user may not delete": {
 			may:     []string{"blue-1"},
 			request: request{by: bob, nm: maintain(pools("blue"), atStage("Idle"))},
 			refused: []string{"blue-2"},
 		},
-		"create over no node": {request: request{by: bob, nm: maintain(pools("green"))}},
-		"delete": {
+		"create without nodes": {request: request{by: bob, nm: maintain(pools("green"))}},
+		"delete with nodes that the user may delete": {
 			may:     []string{"blue-1", "blue-2"},
 			request: request{by: bob, old: maintain(pools("blue"))},
 		},
-		"delete over a node that may not": {
+		"delete with a node that the user may not delete": {
 			may:     []string{"blue-1"},
 			request: request{by: bob, old: maintain(pools("blue"))},
 			refused: []string{"blue-2"},
 		},
-		"delete of one that holds a node it does not select": {
+		"delete with a held node that the selector does not match": {
 			may:     []string{"blue-1", "blue-2"},
 			request: request{by: bob, old: maintain(pools("blue"), holding("red-1"))},
 			refused: []string{"red-1"},
 		},
-		"delete of one that holds a node that is gone": {
+		"delete with a held node that does not exist": {
 			may:     []string{"blue-1", "blue-2"},
 			request: request{by: bob, old: maintain(pools("blue"), holding("gone"))},
 			refused: []string{"gone"},
 		},
-		"narrow away a node that may not": {
+		"remove a node that the user may not delete": {
 			may:     []string{"blue-1", "blue-2"},
 			request: request{by: bob, nm: maintain(pools("blue")), old: maintain(pools("blue", "red"))},
 			refused: []string{"red-1"},
 		},
-		"widen by a node that may not": {
+		"add a node that the user may not delete": {
 			may:     []string{"blue-1", "blue-2"},
 			request: request{by: bob, nm: maintain(pools("blue", "red")), old: maintain(pools("blue"))},
 			refused: []string{"red-1"},
 		},
-		"advance": {
+		"drain a node that the user may not delete": {
 			may:     []string{"blue-1"},
 			request: request{by: bob, nm: maintain(pools("blue")), old: maintain(pools("blue"), atStage("Cordon"))},
 			refused: []string{"blue-2"},
 		},
-		"complete over a node that may not": {
+		"complete with a node that the user may not delete": {
 			may:     []string{"blue-1"},
 			request: request{by: bob, nm: maintain(pools("blue"), atStage("Complete")), old: maintain(pools("blue"))},
 			refused: []string{"blue-2"},
 		},
-		"complete with another selector": {
+		"complete with a new selector": {
 			may:     []string{"red-1"},
 			request: request{by: bob, nm: maintain(pools("red"), atStage("Complete")), old: maintain(pools("blue"))},
 			refused: []string{"blue-1", "blue-2"},
 		},
-		"a new node that is ignored is not asked about": {
+		"the authorizer is not asked about a new node that is ignored": {
 			may: []string{"blue-1", "blue-2"},
 			request: request{
 				by:  bob,
@@ -110,7 +110,7 @@ func TestAuthorization(t *testing.T) {
 				old: maintain(pools("blue", "new"), newest, atStage("Cordon")),
 			},
 		},
-		"a new node that joins": {
+		"the authorizer is asked about a new node that joins": {
 			may: []string{"blue-1", "blue-2"},
 			request: request{
 				by:  bob,
@@ -119,7 +119,7 @@ func TestAuthorization(t *testing.T) {
 			},
 			refused: []string{"new-1"},
 		},
-		"a new node that has joined leaves": {
+		"remove a new node that has joined": {
 			may: []string{"blue-1", "blue-2"},
 			request: request{
 				by:  bob,
@@ -128,23 +128,23 @@ func TestAuthorization(t *testing.T) {
 			},
 			refused: []string{"new-1"},
 		},
-		"another reason": {
+		"change the reason": {
 			request: request{by: bob, nm: maintain(pools("red"), because("x")), old: maintain(pools("red"))},
 			refused: []string{"red-1"},
 		},
-		"an owner, to have it collected": {
+		"add an owner, so that the maintenance is garbage-collected": {
 			request: request{by: bob, nm: maintain(pools("red"), ownedBy("x")), old: maintain(pools("red"))},
 			refused: []string{"red-1"},
 		},
-		"an owner taken away": {
+		"remove an owner": {
 			request: request{by: bob, nm: maintain(pools("red")), old: maintain(pools("red"), ownedBy("x"))},
 			refused: []string{"red-1"},
 		},
-		"a finalizer": {
+		"add a finalizer": {
 			request: request{by: bob, nm: maintain(pools("red"), finalizers("orphan")), old: maintain(pools("red"))},
 			refused: []string{"red-1"},
 		},
-		"a label is free": {
+		"add a label": {
 			request: request{
 				by: bob,
 				nm: maintain(
@@ -153,34 +153,34 @@ func TestAuthorization(t *testing.T) {
 				old: maintain(pools("red")),
 			},
 		},
-		"the server may all": {
+		"complete by the server": {
 			request: request{by: self, nm: maintain(pools("red"), atStage("Complete")), old: maintain(pools("red"))},
 		},
-		"a user with the server's name may not": {
+		"complete by a user": {
 			request: request{by: bob, nm: maintain(pools("red"), atStage("Complete")), old: maintain(pools("red"))},
 			refused: []string{"red-1"},
 		},
-		"the garbage collector removes its finalizer": {
+		"remove the finalizer orphan by the garbage collector": {
 			request: request{
 				by:  collector,
 				nm:  maintain(pools("red"), finalizers("x")),
 				old: maintain(pools("red"), finalizers("orphan", "x")),
 			},
 		},
-		"the garbage collector removes the other": {
+		"remove the finalizer foregroundDeletion by the garbage collector": {
 			request: request{
 				by:  collector,
 				nm:  maintain(pools("red"), finalizers()),
 				old: maintain(pools("red"), finalizers("foregroundDeletion")),
 			},
 		},
-		"another kind":           {request: request{by: bob, nm: maintain(pools("red")), resource: "evacuations"}},
-		"a subresource of later": {request: request{by: bob, nm: maintain(pools("red")), subresource: "preview"}},
-		"all nodes by the shortcut, as none is the control plane's": {
+		"create another kind":    {request: request{by: bob, nm: maintain(pools("red")), resource: "evacuations"}},
+		"an unknown subresource": {request: request{by: bob, nm: maintain(pools("red")), subresource: "preview"}},
+		"the user may delete all nodes, none of the control plane": {
 			may:     []string{"", "blue-1", "blue-2", "red-1"},
 			request: request{by: bob, nm: maintain(pools("blue", "red"))},
 		},
-		"all nodes by the shortcut, but one denied by name": {
+		"the user may delete all nodes, but not one of them by name": {
 			may:     []string{"", "blue-1", "red-1"},
 			request: request{by: bob, nm: maintain(pools("blue", "red"))},
 			refused: []string{"blue-2"},
@@ -197,47 +197,46 @@ func TestAuthorization(t *testing.T) {
 				return
 			}
 			if !apierrors.IsForbidden(err) {
-				t.Fatalf("got %v, want forbidden", err)
+				t.Fatalf("got %v, want a Forbidden error", err)
 			}
-			if want := " of the nodes (" + strings.Join(
-				test.refused, ", ",
-			) + ")"; !strings.Contains(err.Error(), want) {
-				t.Errorf("the error is %q, want %q in it", err, want)
+			want := " of the nodes (" + strings.Join(test.refused, ", ") + ")"
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("got error %q, want %q in it", err, want)
 			}
 		})
 	}
 }
 
-func TestGarbageCollectorIsExemptForItsFinalizersAlone(t *testing.T) {
+func TestGarbageCollectorMayOnlyRemoveItsFinalizers(t *testing.T) {
 	old := maintain(pools("red"), finalizers("orphan", "x"), ownedBy("x"))
 	for name, test := range map[string]struct {
 		nm   *maintenance.NodeMaintenance
 		want bool
 	}{
-		"its finalizer":                   {maintain(pools("red"), finalizers("x"), ownedBy("x")), true},
-		"the finalizer of another client": {maintain(pools("red"), finalizers("orphan"), ownedBy("x")), false},
-		"both":                            {maintain(pools("red"), finalizers(), ownedBy("x")), false},
-		"a finalizer more":                {maintain(pools("red"), finalizers("x", "y"), ownedBy("x")), false},
-		"its finalizer and the stage": {
+		"removes its finalizer":                   {maintain(pools("red"), finalizers("x"), ownedBy("x")), true},
+		"removes the finalizer of another client": {maintain(pools("red"), finalizers("orphan"), ownedBy("x")), false},
+		"removes both":                            {maintain(pools("red"), finalizers(), ownedBy("x")), false},
+		"replaces its finalizer":                  {maintain(pools("red"), finalizers("x", "y"), ownedBy("x")), false},
+		"removes its finalizer and changes the stage": {
 			nm: maintain(pools("red"), finalizers("x"), ownedBy("x"), atStage("Complete")),
 		},
-		"its finalizer and the owner": {maintain(pools("red"), finalizers("x")), false},
-		"its finalizer and the next of it": {
+		"removes its finalizer and the owner": {maintain(pools("red"), finalizers("x")), false},
+		"replaces its finalizer by foregroundDeletion": {
 			nm: maintain(pools("red"), finalizers("foregroundDeletion", "x"), ownedBy("x")),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := isGarbageCollection(collector, test.nm, old); got != test.want {
-				t.Errorf("got %v, want %v", got, test.want)
+				t.Errorf("got %t, want %t", got, test.want)
 			}
 			if isGarbageCollection(bob, test.nm, old) {
-				t.Error("bob is taken for the garbage collector")
+				t.Error("got true for user bob, want false")
 			}
 		})
 	}
 }
 
-func TestStatusIsTheServersAlone(t *testing.T) {
+func TestOnlyTheServerMayWriteTheStatus(t *testing.T) {
 	for name, test := range map[string]struct {
 		by      user.Info
 		allowed bool
@@ -253,72 +252,83 @@ func TestStatusIsTheServersAlone(t *testing.T) {
 			r := request{by: test.by, nm: maintain(pools("red")), old: maintain(pools("red")), subresource: "status"}
 			ctx, _ := f.context(r)
 			if err := f.validate(ctx, r); apierrors.IsForbidden(err) == test.allowed {
-				t.Errorf("got %v, want allowed %v", err, test.allowed)
+				t.Errorf("got %v, want allowed %t", err, test.allowed)
 			}
 		})
 	}
 }
 
-func TestNothingIsAdmittedBeforeTheNodesAreKnown(t *testing.T) {
+func TestValidateWaitsForTheNodes(t *testing.T) {
 	f := newFixture(t, may(""), twoPools)
 	calls := 0
 	f.plugin.SetReadyFunc(func() bool { calls++; return calls > 1 })
 	r := request{by: bob, nm: maintain(pools("green"))}
 	ctx, _ := f.context(r)
 	if err := f.validate(ctx, r); err != nil || calls < 2 {
-		t.Errorf("after %d calls: %v, want it to wait", calls, err)
+		t.Errorf("got %v after %d calls of the ready function, want no error after 2", err, calls)
 	}
 }
 
-func TestQuestions(t *testing.T) {
+func TestQuestionsToTheAuthorizer(t *testing.T) {
 	nodes := manyNodes(600)
 	for name, test := range map[string]struct {
 		host   *host
 		byName bool
-		// asked is how many questions there are at most; always lists some of them.
+		// least and most limit the number of questions; always lists some of them.
 		least, most int
 		always      []string
 		err         func(error) bool
 		more        bool
 	}{
-		"with the shortcut: itself, the control plane, a hundred others": {
+		"the user may delete all nodes: it asks for all, the control plane, and 100 others": {
 			host:   may(append(allOf(nodes), "")...),
 			least:  103,
 			most:   103,
 			always: []string{"", "z-1", "z-2", "n-0000", "n-0099"},
 		},
-		"without the shortcut: itself, five hundred, the control plane first": {
-			host: may(allOf(nodes)...), least: 501, most: 501, always: []string{"", "z-1", "z-2", "n-0000", "n-0497"},
+		"the user may not delete all nodes: it asks for all, and 500, the control plane first": {
+			host:   may(allOf(nodes)...),
+			least:  501,
+			most:   501,
+			always: []string{"", "z-1", "z-2", "n-0000", "n-0497"},
 		},
-		"with the shortcut switched off": {
+		"with AskEveryNodeByName it does not ask for all": {
 			host:   may(append(allOf(nodes), "")...),
 			byName: true,
 			least:  500,
 			most:   500,
 			always: []string{"z-1", "z-2", "n-0497"},
 		},
-		"after ten refusals no more are asked": {
-			host: may(), least: 11, most: 11 + noderights.AtOnce, err: apierrors.IsForbidden, more: true,
+		"it stops after ten refusals": {
+			host:  may(),
+			least: 11,
+			most:  11 + noderights.AtOnce,
+			err:   apierrors.IsForbidden,
+			more:  true,
 		},
-		"a question without an answer is an error": {
+		"the authorizer fails for a node": {
 			host:  func() *host { h := may(allOf(nodes)...); h.fails["n-0005"] = true; return h }(),
 			least: 2,
 			most:  501,
 			err:   apierrors.IsInternalError,
 		},
-		"as is the first one": {
+		"the authorizer fails for all nodes": {
 			host:  func() *host { h := may(); h.fails[""] = true; return h }(),
 			least: 1,
 			most:  1,
 			err:   apierrors.IsInternalError,
 		},
-		"a refusal prevails over an error": {
+		"a refusal takes precedence over an error": {
 			host: func() *host {
 				h := may(allOf(nodes)...)
 				h.allowed["z-1"] = false
 				h.fails["n-0497"] = true
 				return h
-			}(), least: 2, most: 501, err: apierrors.IsForbidden, more: false,
+			}(),
+			least: 2,
+			most:  501,
+			err:   apierrors.IsForbidden,
+			more:  false,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -333,31 +343,31 @@ func TestQuestions(t *testing.T) {
 			if test.more &&
 				(!strings.Contains(err.Error(), "at least 10 of the nodes (") ||
 					strings.Count(err.Error(), ",") < refusalsAtMost) {
-				t.Errorf("the error is %q, want ten names and that there are more", err)
+				t.Errorf("got error %q, want ten names and \"at least\"", err)
 			}
 			if n := len(test.host.asked); n < test.least || n > test.most {
-				t.Errorf("%d questions, want %d to %d", n, test.least, test.most)
+				t.Errorf("got %d questions, want %d to %d", n, test.least, test.most)
 			}
 			for _, name := range test.always {
 				if !slices.Contains(test.host.asked, name) {
-					t.Errorf("%q was not asked", name)
+					t.Errorf("the authorizer was not asked about %q", name)
 				}
 			}
 			if test.host.most > noderights.AtOnce {
-				t.Errorf("%d questions at a time", test.host.most)
+				t.Errorf("got %d concurrent questions, want at most %d", test.host.most, noderights.AtOnce)
 			}
 		})
 	}
 }
 
-func TestAnEndedRequestIsNotAllowed(t *testing.T) {
+func TestCancelledRequestIsNotAllowed(t *testing.T) {
 	f := newFixture(t, may("", "blue-1", "blue-2"), twoPools)
 	r := request{by: bob, nm: maintain(pools("blue"))}
 	ctx, _ := f.context(r)
 	ctx, cancel := context.WithCancel(ctx)
 	cancel()
 	if err := f.validate(ctx, r); err == nil {
-		t.Error("it was allowed without being asked about")
+		t.Error("got no error for a request whose context is cancelled")
 	}
 }
 
@@ -366,19 +376,19 @@ func TestRegister(t *testing.T) {
 	config := &Config{}
 	Register(plugins, config)
 	config.AskEveryNodeByName = true
-	made, err := plugins.InitPlugin(PluginName, nil, admission.PluginInitializers{})
+	plugin, err := plugins.InitPlugin(PluginName, nil, admission.PluginInitializers{})
 	if err == nil {
-		t.Error("a plugin that was not initialized is not refused")
+		t.Error("got no error for a plugin that was not initialized")
 	}
-	if made != nil {
-		t.Errorf("it is %v", made)
+	if plugin != nil {
+		t.Errorf("got plugin %v, want none", plugin)
 	}
 	chain, err := plugins.NewFromPlugins([]string{PluginName}, noConfig{}, everything(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !chain.Handles(admission.Delete) || chain.Handles(admission.Connect) {
-		t.Error("it does not handle what it should")
+		t.Error("the plugin handles Connect, or does not handle Delete")
 	}
 }
 
@@ -386,8 +396,8 @@ type noConfig struct{}
 
 func (noConfig) ConfigFor(string) (io.Reader, error) { return nil, nil }
 
-// initialize gives a plugin all it asks for, with the configuration asserted that flags have filled
-// in.
+// initialize sets all fields that a plugin needs, and checks that its configuration has the values
+// of flags.
 type initialize struct{ t *testing.T }
 
 func everything(t *testing.T) admission.PluginInitializer {
@@ -398,7 +408,7 @@ func everything(t *testing.T) admission.PluginInitializer {
 func (i initialize) Initialize(plugin admission.Interface) {
 	p := plugin.(*Plugin)
 	if !p.config.AskEveryNodeByName {
-		i.t.Error("the configuration was read before the flags")
+		i.t.Error("the plugin has the configuration from before the flags were parsed")
 	}
 	p.SetExternalKubeInformerFactory(kubeinformers.NewSharedInformerFactory(kubefake.NewClientset(), 0))
 	p.SetMaintenanceInformers(informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0))

@@ -31,9 +31,9 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 )
 
-// TestPaddingReleasesNoForeignNodes: nodes of the user's own in the same write do not hide those
-// that it releases.
-func TestPaddingReleasesNoForeignNodes(t *testing.T) {
+// TestReleaseOfNodesAmongManyOthers covers a write that concerns hundreds of nodes that the user
+// may delete, and releases three nodes that the user may not delete.
+func TestReleaseOfNodesAmongManyOthers(t *testing.T) {
 	nodes := []*corev1.Node{node("prod-0", "prod"), node("prod-1", "prod"), node("prod-2", "prod")}
 	own := []string{}
 	for i := range 600 {
@@ -42,27 +42,27 @@ func TestPaddingReleasesNoForeignNodes(t *testing.T) {
 	}
 	held := holding("prod-0", "prod-1", "prod-2")
 	for name, r := range map[string]request{
-		"by another selector": {nm: maintain(pools("dev"), held), old: maintain(pools("prod"), held)},
-		"by another selector and Complete": {
+		"a new selector": {nm: maintain(pools("dev"), held), old: maintain(pools("prod"), held)},
+		"a new selector and stage Complete": {
 			nm:  maintain(pools("dev"), held, atStage("Complete")),
 			old: maintain(pools("prod"), held),
 		},
-		"by the deletion of one that has both": {old: maintain(pools("dev", "prod"), held, holding(own...))},
+		"the deletion of a maintenance that holds both": {old: maintain(pools("dev", "prod"), held, holding(own...))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r.by = bob
 			f := newFixture(t, may(own...), nodes)
 			ctx, _ := f.context(r)
 			if err := f.validate(ctx, r); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "prod-2") {
-				t.Errorf("got %v, want it forbidden for the nodes prod", err)
+				t.Errorf("got %v, want a Forbidden error that names prod-2", err)
 			}
 		})
 	}
 }
 
-// TestReleaseOfMoreNodesThanAreAsked: a user who may delete each of 1,200 nodes by name may release
+// TestReleaseOfManyNodes covers a user who may delete each of 1,202 nodes by name, and releases
 // them in one write.
-func TestReleaseOfMoreNodesThanAreAsked(t *testing.T) {
+func TestReleaseOfManyNodes(t *testing.T) {
 	nodes := manyNodes(1200)
 	f := newFixture(t, may(allOf(nodes)...), nodes)
 	r := request{by: bob, old: maintain(pools("blue"))}
@@ -71,11 +71,11 @@ func TestReleaseOfMoreNodesThanAreAsked(t *testing.T) {
 		t.Error(err)
 	}
 	if n := len(f.host.asked); n != 1203 {
-		t.Errorf("%d questions, want one for each of the 1,202 nodes and one for all", n)
+		t.Errorf("got %d questions, want 1203: one for each of 1,202 nodes and one for all", n)
 	}
 }
 
-func TestReleaseWithoutTimeToAsk(t *testing.T) {
+func TestReleaseFailsBeforeTheRequestTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := may("blue-1")
 		h.hangs["blue-2"] = true
@@ -87,25 +87,25 @@ func TestReleaseWithoutTimeToAsk(t *testing.T) {
 		err := f.validate(ctx, r)
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "2 nodes to release") ||
 			!strings.Contains(err.Error(), "in steps") {
-			t.Errorf("got %v, want that the nodes are to be released in portions", err)
+			t.Errorf("got %v, want an error that the nodes are to be released in steps", err)
 		}
 		if ctx.Err() != nil {
-			t.Error("the request has ended before its answer")
+			t.Error("the request timed out before it got an answer")
 		}
 	})
 }
 
-func TestRefusalsNameOnlyNodesThatTheUserMayGet(t *testing.T) {
+func TestErrorsNameOnlyNodesThatTheUserMayGet(t *testing.T) {
 	for name, test := range map[string]struct {
 		hidden []string
 		want   string
 	}{
-		"all may be read": {want: "may not delete 2 of the nodes (blue-1, blue-2),"},
-		"one may be read": {
+		"the user may get all nodes": {want: "may not delete 2 of the nodes (blue-1, blue-2),"},
+		"the user may get one node": {
 			hidden: []string{"blue-1"},
 			want:   "may not delete 2 of the nodes (blue-2 and 1 that the user may not get),",
 		},
-		"none may be read": {hidden: []string{"blue-1", "blue-2"}, want: "may not delete 2 of the nodes,"},
+		"the user may get no node": {hidden: []string{"blue-1", "blue-2"}, want: "may not delete 2 of the nodes,"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := may()
@@ -121,15 +121,16 @@ func TestRefusalsNameOnlyNodesThatTheUserMayGet(t *testing.T) {
 			}
 			for _, node := range test.hidden {
 				if strings.Contains(err.Error(), node) {
-					t.Errorf("%s is named in %q", node, err)
+					t.Errorf("got error %q, want it without the name of node %s", err, node)
 				}
 			}
 		})
 	}
 }
 
-// TestPlanThatNeedsTooLargeAStatus is refused with both numbers, before any node is cordoned.
-func TestPlanThatNeedsTooLargeAStatus(t *testing.T) {
+// TestDrainPlanIsRefusedIfTheStatusWouldBeTooLarge checks that the error has the number of nodes
+// and the limit.
+func TestDrainPlanIsRefusedIfTheStatusWouldBeTooLarge(t *testing.T) {
 	nodes := manyNodes(5000)
 	plan := func(own, length int) func(*maintenance.NodeMaintenance) {
 		return func(nm *maintenance.NodeMaintenance) {
@@ -147,32 +148,32 @@ func TestPlanThatNeedsTooLargeAStatus(t *testing.T) {
 		request request
 		want    bool
 	}{
-		"441 KiB over 5,000 nodes": {
+		"a plan of 441 KiB for 5,000 nodes": {
 			request: request{nm: maintain(pools("blue"), plan(100, 4400))},
 			want:    true,
 		},
-		"the same in Idle": {
+		"the same plan in stage Idle": {
 			request: request{nm: maintain(pools("blue"), plan(100, 4400), atStage("Idle"))},
 			want:    true,
 		},
-		"the same over one node": {request: request{nm: maintain(pools("red"), plan(100, 4400))}},
-		"another selector makes it too large": {
+		"the same plan for one node": {request: request{nm: maintain(pools("red"), plan(100, 4400))}},
+		"a new selector makes the status too large": {
 			request: request{nm: maintain(pools("blue"), plan(100, 50)), old: maintain(pools("red"), plan(100, 50))},
 			want:    true,
 		},
-		"it stays, and the reason changes": {
+		"the plan stays, and the reason changes": {
 			request: request{
 				nm:  maintain(pools("blue"), plan(100, 50), because("x")),
 				old: maintain(pools("blue"), plan(100, 50)),
 			},
 		},
-		"it is completed": {
+		"the plan stays, and the maintenance is completed": {
 			request: request{
 				nm:  maintain(pools("blue"), plan(100, 50), atStage("Complete")),
 				old: maintain(pools("blue"), plan(100, 50)),
 			},
 		},
-		"a plan without selectors over 5,000 nodes": {request: request{nm: maintain(pools("blue"))}},
+		"a plan without entries for 5,000 nodes": {request: request{nm: maintain(pools("blue"))}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, may(append(allOf(nodes), "")...), nodes)
@@ -188,15 +189,15 @@ func TestPlanThatNeedsTooLargeAStatus(t *testing.T) {
 			if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.drainPlan") ||
 				!strings.Contains(err.Error(), "for 5002 nodes") ||
 				!strings.Contains(err.Error(), "at most 1024 KiB") || len(err.Error()) > 500 {
-				t.Errorf("got %v, want a short error with both numbers", err)
+				t.Errorf("got %v, want a short error with the number of nodes and the limit", err)
 			}
 		})
 	}
 }
 
-// TestLargeSelectorsEndWithTheRequest: an object that was stored before the limits is matched only
-// as long as its request lives.
-func TestLargeSelectorsEndWithTheRequest(t *testing.T) {
+// TestMatchingOfALargeSelectorStopsWithTheRequest covers an object that was stored before selectors
+// had a limit: its request stops when it is cancelled.
+func TestMatchingOfALargeSelectorStopsWithTheRequest(t *testing.T) {
 	selector := &corev1.NodeSelector{}
 	for i := range 26_000 {
 		selector.NodeSelectorTerms = append(selector.NodeSelectorTerms, corev1.NodeSelectorTerm{
@@ -210,6 +211,6 @@ func TestLargeSelectorsEndWithTheRequest(t *testing.T) {
 	ctx, cancel := context.WithCancel(ctx)
 	cancel()
 	if err := f.validate(ctx, r); err == nil || len(f.host.asked) > 0 {
-		t.Errorf("got %v after %d questions, want an error before any", err, len(f.host.asked))
+		t.Errorf("got %v after %d questions, want an error before the first question", err, len(f.host.asked))
 	}
 }

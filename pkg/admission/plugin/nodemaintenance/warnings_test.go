@@ -58,20 +58,20 @@ func TestWarnings(t *testing.T) {
 		request request
 		want    []string
 	}{
-		"nothing to say": {nodes: cluster, request: request{nm: maintain(pools("blue"))}},
-		"no node": {
+		"some nodes": {nodes: cluster, request: request{nm: maintain(pools("blue"))}},
+		"no node matches": {
 			nodes:   cluster,
 			request: request{nm: maintain(pools("green"))},
 			want: []string{
 				"spec.nodeSelector: no node matches now; existing nodes that match later join the maintenance",
 			},
 		},
-		"no node, and new nodes join": {
+		"no node matches, and new nodes join": {
 			nodes:   cluster,
 			request: request{nm: maintain(pools("green"), joins)},
 			want:    []string{"spec.nodeSelector: no node matches now; nodes that match later join the maintenance"},
 		},
-		"all nodes": {
+		"all nodes match": {
 			nodes:   cluster,
 			request: request{nm: maintain(pools("blue", "red", "home", "cp"))},
 			want: []string{
@@ -80,37 +80,37 @@ func TestWarnings(t *testing.T) {
 				"spec.nodeSelector: all control-plane nodes match (2)",
 			},
 		},
-		"the control plane": {
+		"all control-plane nodes match": {
 			nodes:   cluster,
 			request: request{nm: maintain(pools("cp"))},
 			want:    []string{"spec.nodeSelector: all control-plane nodes match (2)"},
 		},
-		"the server's node": {
+		"the node of the server matches": {
 			nodes:   cluster,
 			request: request{nm: maintain(pools("home"))},
 			want:    []string{"spec.nodeSelector: the Haulout server itself runs on node home"},
 		},
-		"it goes for Idle, too": {
+		"the node of the server matches in stage Idle": {
 			nodes:   cluster,
 			request: request{nm: maintain(pools("home"), atStage("Idle"))},
 			want:    []string{"spec.nodeSelector: the Haulout server itself runs on node home"},
 		},
-		"Complete needs none": {
+		"stage Complete": {
 			nodes:   cluster,
 			request: request{nm: maintain(pools("home"), atStage("Complete"))},
 		},
-		"a deletion needs none": {nodes: cluster, request: request{old: maintain(pools("home"))}},
-		"another reason needs none": {
+		"a deletion": {nodes: cluster, request: request{old: maintain(pools("home"))}},
+		"the reason changes": {
 			nodes:   cluster,
 			request: request{nm: maintain(pools("home"), because("x")), old: maintain(pools("home"))},
 		},
-		"another stage warns again": {
+		"the stage changes": {
 			nodes:   cluster,
 			request: request{nm: maintain(pools("home")), old: maintain(pools("home"), atStage("Cordon"))},
 			want:    []string{"spec.nodeSelector: the Haulout server itself runs on node home"},
 		},
-		"the server is warned of nothing": {nodes: cluster, request: request{by: self, nm: maintain(pools("home"))}},
-		"others, active on the same nodes": {
+		"a request of the server": {nodes: cluster, request: request{by: self, nm: maintain(pools("home"))}},
+		"other maintenances hold the same nodes": {
 			nodes: cluster,
 			others: []*v1alpha1.NodeMaintenance{
 				another("a", "Drain", pools("blue")),
@@ -124,22 +124,26 @@ func TestWarnings(t *testing.T) {
 			request: request{nm: maintain(pools("blue"))},
 			want:    []string{"spec.nodeSelector: nodes are already under maintenance by by-selector, by-status"},
 		},
-		"a status that grows large": {
+		"the status may be large": {
 			nodes:   manyNodes(5000),
 			request: request{nm: maintain(pools("blue"))},
 			want: []string{
-				"spec.drainPlan: the status of 5002 nodes may take 1.2 MiB; messages of individual nodes may be omitted",
+				"spec.drainPlan: the status of 5002 nodes may take 1.2 MiB; " +
+					"messages of individual nodes may be omitted",
 			},
 		},
-		"a group that an autoscaler may add nodes to": {
+		"an autoscaler may add nodes, and new nodes join": {
 			nodes:   append(cluster, grouped),
 			request: request{nm: maintain(pools("group"), joins)},
 			want: []string{
 				"spec.newNodes: Join also drains nodes that an autoscaler adds to groups of karpenter.sh/nodepool",
 			},
 		},
-		"the same with Ignore": {nodes: append(cluster, grouped), request: request{nm: maintain(pools("group"))}},
-		"newNodes becomes Join": {
+		"an autoscaler may add nodes, and new nodes are ignored": {
+			nodes:   append(cluster, grouped),
+			request: request{nm: maintain(pools("group"))},
+		},
+		"newNodes changes to Join": {
 			nodes:   append(cluster, grouped),
 			request: request{nm: maintain(pools("group"), joins), old: maintain(pools("group"))},
 			want: []string{
@@ -157,13 +161,13 @@ func TestWarnings(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := warnings.Texts(); !slices.Equal(got, test.want) {
-				t.Errorf("warnings are\n%s, want\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
+				t.Errorf("got warnings\n%s, want\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
 		})
 	}
 }
 
-func TestWarningsAreFewAndShort(t *testing.T) {
+func TestWarningsAreLimitedInNumberAndLength(t *testing.T) {
 	f := newFixture(t, may(), nil)
 	f.plugin.warners = []warner{func(context.Context, *write) []string {
 		var texts []string
@@ -174,11 +178,11 @@ func TestWarningsAreFewAndShort(t *testing.T) {
 	}}
 	texts := f.plugin.warnings(t.Context(), &write{nm: maintain(pools("blue")), change: &change{}})
 	if len(texts) != warningsAtMost {
-		t.Errorf("%d warnings, want %d", len(texts), warningsAtMost)
+		t.Errorf("got %d warnings, want %d", len(texts), warningsAtMost)
 	}
 	for _, text := range texts {
 		if n := utf8.RuneCountInString(text); n > warningLength {
-			t.Errorf("a warning of %d characters", n)
+			t.Errorf("got a warning of %d characters, want at most %d", n, warningLength)
 		}
 	}
 }
@@ -193,15 +197,15 @@ func TestListNames(t *testing.T) {
 		names []string
 		want  string
 	}{
-		"one": {[]string{"a"}, "by a"},
-		"two": {[]string{"a", "b"}, "by a, b"},
-		"more than there is room for": {
+		"one name":  {[]string{"a"}, "by a"},
+		"two names": {[]string{"a", "b"}, "by a, b"},
+		"more names than fit": {
 			names: hundred,
 			want: "by maintenance-00, maintenance-01, maintenance-02, maintenance-03, maintenance-04, " +
 				"maintenance-05 and 94 more",
 		},
-		"a long one":    {[]string{long}, "by " + strings.Repeat("x", 116) + "…"},
-		"two long ones": {[]string{long, "b"}, "by " + strings.Repeat("x", 100) + "… and 1 more"},
+		"a long name":                 {[]string{long}, "by " + strings.Repeat("x", 116) + "…"},
+		"a long name and another one": {[]string{long, "b"}, "by " + strings.Repeat("x", 100) + "… and 1 more"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := listNames("by ", test.names)
@@ -209,7 +213,7 @@ func TestListNames(t *testing.T) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 			if n := utf8.RuneCountInString(got); n > warningLength {
-				t.Errorf("%d characters", n)
+				t.Errorf("got %d characters, want at most %d", n, warningLength)
 			}
 		})
 	}
