@@ -44,8 +44,8 @@ import (
 	"haulout.dev/haulout/pkg/registry/registrytest"
 )
 
-// outcome says how a request ended: "" for admitted, else the reason, with the fields of an invalid
-// object.
+// outcome returns the result of a request: "" if it is admitted, else the reason of the error, with
+// the fields of an invalid object.
 func outcome(err error) string {
 	if err == nil {
 		return ""
@@ -72,22 +72,30 @@ func TestAdmitPodReference(t *testing.T) {
 		pod     *corev1.Pod
 		allowed []string
 		want    string
-		says    string
+		message string
 	}{
-		"the pod exists":          {object: newEvacuation(), pod: newPod(), allowed: []string{deletePod}},
-		"for the server, unasked": {user: request{user: server}, object: newEvacuation(), pod: newPod()},
-		"a bare pod without a node": {
+		"the pod exists": {object: newEvacuation(), pod: newPod(), allowed: []string{deletePod}},
+		"the server creates it, without a question": {
+			user:   request{user: server},
+			object: newEvacuation(),
+			pod:    newPod(),
+		},
+		"the pod is not bound to a node": {
 			object:  newEvacuation(),
 			pod:     newPod(func(p *corev1.Pod) { p.Spec.NodeName = "" }),
 			allowed: []string{deletePod},
 		},
-		"a finished pod": {
+		"the pod has succeeded": {
 			object:  newEvacuation(),
 			pod:     newPod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
 			allowed: []string{deletePod},
 		},
-		"the pod does not exist": {object: newEvacuation(), allowed: []string{deletePod},
-			want: "Invalid FieldValueNotFound spec.podRef.name", says: "pod not found in namespace blue"},
+		"the pod does not exist": {
+			object:  newEvacuation(),
+			allowed: []string{deletePod},
+			want:    "Invalid FieldValueNotFound spec.podRef.name",
+			message: "pod not found in namespace blue",
+		},
 		"the pod is in another namespace": {
 			object:  newEvacuation(),
 			pod:     newPod(func(p *corev1.Pod) { p.Namespace = "red" }),
@@ -99,28 +107,28 @@ func TestAdmitPodReference(t *testing.T) {
 			pod:     newPod(func(p *corev1.Pod) { p.UID = "new" }),
 			allowed: []string{deletePod},
 			want:    "Invalid FieldValueInvalid spec.podRef.uid",
-			says:    "new",
+			message: "new",
 		},
 		"the user may not delete the pod": {
-			object: newEvacuation(),
-			pod:    newPod(),
-			want:   "Forbidden",
-			says:   deletePod,
+			object:  newEvacuation(),
+			pod:     newPod(),
+			want:    "Forbidden",
+			message: deletePod,
 		},
-		"nor learn whether it exists": {
-			object: newEvacuation(),
-			want:   "Forbidden",
-			says:   deletePod,
+		"the user may not delete the pod, which does not exist": {
+			object:  newEvacuation(),
+			want:    "Forbidden",
+			message: deletePod,
 		},
-		"a reference without a name is left to validation": {
+		"a reference without a name, which validation refuses": {
 			object: newEvacuation(func(e *maintenance.Evacuation) { e.Spec.PodRef.Name = "" }),
 			pod:    newPod(),
 		},
-		"a reference without UID, too": {
+		"a reference without a UID, which validation refuses": {
 			object: newEvacuation(func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "" }),
 			pod:    newPod(),
 		},
-		"a name that no pod can have, too": {
+		"a reference with an invalid name, which validation refuses": {
 			object: newEvacuation(func(e *maintenance.Evacuation) { e.Spec.PodRef.Name = "../web" }),
 			pod:    newPod(),
 		},
@@ -137,28 +145,28 @@ func TestAdmitPodReference(t *testing.T) {
 			if got := outcome(err); got != tt.want {
 				t.Errorf("got %q (%v), want %q", got, err, tt.want)
 			}
-			if tt.says != "" && !strings.Contains(err.Error(), tt.says) {
-				t.Errorf("%q is missing in: %v", tt.says, err)
+			if tt.message != "" && !strings.Contains(err.Error(), tt.message) {
+				t.Errorf("got error %v, want %q in it", err, tt.message)
 			}
 		})
 	}
 }
 
-func TestAdmitWithoutTheHostCluster(t *testing.T) {
+func TestAdmitFailsIfTheHostClusterFails(t *testing.T) {
 	f := newFixture(t, nil, []string{deletePod}, newPod())
 	f.client.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewServiceUnavailable("down")
 	})
 	if _, err := f.admit(request{object: newEvacuation()}); !apierrors.IsInternalError(err) {
-		t.Errorf("the pod cannot be read: got %v", err)
+		t.Errorf("the pod cannot be read: got %v, want an internal error", err)
 	}
 	f.authz.err = errors.New("down")
 	if _, err := f.admit(request{object: newEvacuation()}); !apierrors.IsInternalError(err) {
-		t.Errorf("the authorizer fails: got %v", err)
+		t.Errorf("the authorizer fails: got %v, want an internal error", err)
 	}
 }
 
-func TestAdmitTakesFromThePod(t *testing.T) {
+func TestAdmitSetsLabelsAndNodeNameOfThePod(t *testing.T) {
 	f := newFixture(t, nil, []string{deletePod}, newPod())
 	evacuation := newEvacuation(func(e *maintenance.Evacuation) {
 		e.Name = ""
@@ -169,15 +177,15 @@ func TestAdmitTakesFromThePod(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := map[string]string{"app": "web", "mine": "yes"}; !maps.Equal(evacuation.Labels, want) {
-		t.Errorf("labels are %v, want %v", evacuation.Labels, want)
+		t.Errorf("got labels %v, want %v", evacuation.Labels, want)
 	}
 	if evacuation.Spec.NodeName != "node-7" {
-		t.Errorf("the node is %q, want the pod's", evacuation.Spec.NodeName)
+		t.Errorf("got nodeName %q, want node-7, which is that of the pod", evacuation.Spec.NodeName)
 	}
 }
 
-// TestAdmitCopiesLabelsUpToALimit: a pod may have any number of labels; the server's own create
-// must be valid all the same.
+// TestAdmitCopiesLabelsUpToALimit covers pods with more labels than an Evacuation may have: the
+// Evacuation that the server creates must be valid.
 func TestAdmitCopiesLabelsUpToALimit(t *testing.T) {
 	withLabels := func(n, length int) *corev1.Pod {
 		return newPod(func(p *corev1.Pod) {
@@ -192,11 +200,12 @@ func TestAdmitCopiesLabelsUpToALimit(t *testing.T) {
 		want int
 		warn string
 	}{
-		"as many as fit": {pod: withLabels(256, 58), want: 256},
-		"one too many": {
+		"as many labels as fit": {pod: withLabels(256, 58), want: 256},
+		"one label more than fits": {
 			pod:  withLabels(257, 58),
 			want: 256,
-			warn: `pod labels from "k00256" on are not copied (1 of 257): an Evacuation copies at most 16384 bytes of labels`,
+			warn: `pod labels from "k00256" on are not copied (1 of 257): ` +
+				`an Evacuation copies at most 16384 bytes of labels`,
 		},
 		"22,000 labels": {
 			pod:  withLabels(22000, 1),
@@ -219,13 +228,13 @@ func TestAdmitCopiesLabelsUpToALimit(t *testing.T) {
 					len(evacuation.Labels), warnings, tt.want, tt.warn)
 			}
 			if errs := size.Validate(registrytest.Scheme, evacuation); len(errs) > 0 {
-				t.Errorf("the server's own create is refused: %v", errs)
+				t.Errorf("the Evacuation that the server creates is invalid: %v", errs)
 			}
 		})
 	}
 }
 
-func TestAdmitLeavesOtherRequestsAlone(t *testing.T) {
+func TestAdmitIgnoresOtherRequests(t *testing.T) {
 	for _, r := range []request{
 		{operation: admission.Update, object: newEvacuation(), old: newEvacuation()},
 		{operation: admission.Update, subresource: "status", object: newEvacuation(), old: newEvacuation()},
@@ -236,7 +245,8 @@ func TestAdmitLeavesOtherRequestsAlone(t *testing.T) {
 			t.Errorf("%s %s: %v", r.operation, r.subresource, err)
 		}
 		if len(f.client.Actions()) > 0 || len(f.authz.asked) > 0 {
-			t.Errorf("%s %s: read %v, asked %q", r.operation, r.subresource, f.client.Actions(), f.authz.asked)
+			t.Errorf("%s %s: got reads %v and questions %q, want none",
+				r.operation, r.subresource, f.client.Actions(), f.authz.asked)
 		}
 	}
 	f := newFixture(t, nil, nil)
@@ -245,7 +255,7 @@ func TestAdmitLeavesOtherRequestsAlone(t *testing.T) {
 		v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", admission.Create, nil, false, ann,
 	)
 	if err := errors.Join(f.Admit(t.Context(), other, nil), f.Validate(t.Context(), other, nil)); err != nil {
-		t.Errorf("a NodeMaintenance: %v", err)
+		t.Errorf("create a NodeMaintenance: %v", err)
 	}
 }
 
@@ -260,7 +270,7 @@ func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
 		reads[action.GetResource().Resource]++
 		return false, nil, nil
 	})
-	ask := func() []maintenance.Evacuator {
+	evacuators := func() []maintenance.Evacuator {
 		t.Helper()
 		evacuation := newEvacuation()
 		if _, err := f.admit(request{object: evacuation}); err != nil {
@@ -269,16 +279,16 @@ func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
 		return evacuation.Spec.Evacuators
 	}
 	for range 3 {
-		if got := ask(); len(got) != 1 || got[0].EvacuatorClass != "deployment.apps.k8s.io" {
-			t.Fatalf("got %v", got)
+		if got := evacuators(); len(got) != 1 || got[0].EvacuatorClass != "deployment.apps.k8s.io" {
+			t.Fatalf("got evacuators %v, want deployment.apps.k8s.io", got)
 		}
 	}
 	if reads["replicasets"] != 1 || reads["deployments"] != 1 || reads["pods"] != 3 {
-		t.Errorf("got %v reads, want one of each owner and three of the pod", reads)
+		t.Errorf("got reads %v, want one of each owner and three of the pod", reads)
 	}
 
-	// An owner that was recreated under its name has another UID: what is remembered of the old one
-	// must not leave the pod without evacuator.
+	// A recreated owner has another UID. The remembered one must not leave the pod without an
+	// evacuator.
 	update := func(resource schema.GroupVersionResource, object runtime.Object) {
 		t.Helper()
 		if err := f.client.Tracker().Update(resource, object, "blue"); err != nil {
@@ -294,21 +304,21 @@ func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
 		corev1.SchemeGroupVersion.WithResource("pods"),
 		newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "new-too")),
 	)
-	if got := ask(); len(got) != 1 || got[0].EvacuatorClass != "deployment.apps.k8s.io" {
-		t.Errorf("with new owners got %v", got)
+	if got := evacuators(); len(got) != 1 || got[0].EvacuatorClass != "deployment.apps.k8s.io" {
+		t.Errorf("got evacuators %v with recreated owners, want deployment.apps.k8s.io", got)
 	}
 }
 
-func TestOwnersThatManyAskForAtOnceAreReadOnce(t *testing.T) {
-	const asking = 20
-	var asked, reads atomic.Int32
+func TestConcurrentRequestsReadTheOwnerOnce(t *testing.T) {
+	const callers = 20
+	var started, reads atomic.Int32
 	all := make(chan struct{})
 	memo := newOwnerMemo()
 	owner := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "logs"}}
 	var wg sync.WaitGroup
-	for range asking {
+	for range callers {
 		wg.Go(func() {
-			if asked.Add(1) == asking {
+			if started.Add(1) == callers {
 				close(all)
 			}
 			got, err := recent(
@@ -320,16 +330,16 @@ func TestOwnersThatManyAskForAtOnceAreReadOnce(t *testing.T) {
 				},
 			)
 			if got != owner || err != nil {
-				t.Errorf("got %v, %v", got, err)
+				t.Errorf("got %v, %v, want the owner", got, err)
 			}
 		})
 	}
 	wg.Wait()
 	if got := reads.Load(); got != 1 {
-		t.Errorf("got %d reads", got)
+		t.Errorf("got %d reads, want 1", got)
 	}
 
-	// A caller that stops waiting takes the answer from no other caller.
+	// A caller whose request is cancelled does not cancel the read for the others.
 	ctx, cancel := context.WithCancel(t.Context())
 	key, release := ownerKey{"DaemonSet", "blue", "slow"}, make(chan struct{})
 	first := make(chan error, 1)
@@ -342,16 +352,16 @@ func TestOwnersThatManyAskForAtOnceAreReadOnce(t *testing.T) {
 		first <- err
 	}()
 	if err := <-first; !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v from a request that has ended", err)
+		t.Errorf("got %v for a cancelled request, want context.Canceled", err)
 	}
 	close(release)
 	got, err := recent(t.Context(), memo, key, func(context.Context) (*appsv1.DaemonSet, error) { return owner, nil })
 	if got != owner || err != nil {
-		t.Errorf("got %v, %v", got, err)
+		t.Errorf("got %v, %v, want the owner", got, err)
 	}
 }
 
-func TestOwnersThatWantNoSurgeAreReadOnce(t *testing.T) {
+func TestOwnersWithoutSurgeAreReadOncePerTTL(t *testing.T) {
 	deployment, replicaSet := newDeployment()
 	deployment.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
 	f := newFixture(
@@ -365,7 +375,7 @@ func TestOwnersThatWantNoSurgeAreReadOnce(t *testing.T) {
 	})
 	now := testclock.NewFakeClock(time.Now())
 	f.owners.found = utilcache.NewLRUExpireCacheWithClock(10, now)
-	ask := func() []maintenance.Evacuator {
+	evacuators := func() []maintenance.Evacuator {
 		t.Helper()
 		evacuation := newEvacuation()
 		if _, err := f.admit(request{object: evacuation}); err != nil {
@@ -374,12 +384,12 @@ func TestOwnersThatWantNoSurgeAreReadOnce(t *testing.T) {
 		return evacuation.Spec.Evacuators
 	}
 	for range 3 {
-		if got := ask(); len(got) != 0 {
-			t.Fatalf("got %v", got)
+		if got := evacuators(); len(got) != 0 {
+			t.Fatalf("got evacuators %v, want none", got)
 		}
 	}
 	if reads["replicasets"] != 1 || reads["deployments"] != 1 {
-		t.Errorf("got %v reads, want one of each owner", reads)
+		t.Errorf("got reads %v, want one of each owner", reads)
 	}
 
 	deployment.Annotations = nil
@@ -389,7 +399,7 @@ func TestOwnersThatWantNoSurgeAreReadOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	now.Step(optedOutTTL + time.Millisecond)
-	if got := ask(); len(got) != 1 || got[0].EvacuatorClass != "deployment.apps.k8s.io" {
-		t.Errorf("half a second after the Deployment has changed its mind got %v", got)
+	if got := evacuators(); len(got) != 1 || got[0].EvacuatorClass != "deployment.apps.k8s.io" {
+		t.Errorf("got evacuators %v after optedOutTTL, want deployment.apps.k8s.io", got)
 	}
 }

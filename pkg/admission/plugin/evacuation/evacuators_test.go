@@ -32,7 +32,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// evacuator returns one with the role that goes with its priority.
+// evacuator returns an evacuator with the role of its priority.
 func evacuator(class string, priority int32) maintenance.Evacuator {
 	e := maintenance.Evacuator{EvacuatorClass: class, Priority: priority}
 	if priority == v1alpha1.ControllerEvacuatorPriority {
@@ -80,35 +80,42 @@ func TestAdmitEvacuators(t *testing.T) {
 		events   int
 		warnings int
 	}{
-		"a bare pod has none": {builtIn: all, pod: pods()},
+		"a bare pod has no evacuator": {builtIn: all, pod: pods()},
 
-		"a Deployment's pod": {
+		"a pod of a Deployment": {
 			builtIn: all,
 			pod:     pods(byReplicaSet),
 			allowed: []string{scaleWeb},
 			want:    []maintenance.Evacuator{evacuator(deploymentClass, 10000)},
 		},
-		"a Deployment's pod, for the server": {builtIn: all, pod: pods(byReplicaSet), user: request{user: server},
-			want: []maintenance.Evacuator{evacuator(deploymentClass, 10000)}},
-		"a Deployment's pod, for a user who may not scale": {builtIn: all, pod: pods(byReplicaSet), warnings: 1},
-		"a pod of a Deployment that is not to be scaled": {
+		"a pod of a Deployment, and the server creates": {
+			builtIn: all,
+			pod:     pods(byReplicaSet),
+			user:    request{user: server},
+			want:    []maintenance.Evacuator{evacuator(deploymentClass, 10000)},
+		},
+		"a pod of a Deployment that the user may not scale": {builtIn: all, pod: pods(byReplicaSet), warnings: 1},
+		"a pod of a Deployment with surge disabled": {
 			builtIn: all,
 			pod:     pods(ownedBy("apps/v1", "ReplicaSet", "fixed-6b59", "fixed-replicaset")),
 			allowed: []string{scaleWeb},
 		},
-		"a Deployment's pod, while its evacuator is off": {
+		"a pod of a Deployment, and its evacuator is disabled": {
 			builtIn: []string{daemonSetClass},
 			pod:     pods(byReplicaSet),
 			allowed: []string{scaleWeb},
 		},
-		"a pod that says to be the ReplicaSet's with a stale UID": {builtIn: all, allowed: []string{scaleWeb},
-			pod: pods(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "old"))},
-		"a pod whose ReplicaSet is gone": {
+		"a pod whose owner reference has another UID than the ReplicaSet": {
+			builtIn: all,
+			allowed: []string{scaleWeb},
+			pod:     pods(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "old")),
+		},
+		"a pod whose ReplicaSet does not exist": {
 			builtIn: all,
 			allowed: []string{scaleWeb},
 			pod:     pods(ownedBy("apps/v1", "ReplicaSet", "gone", "gone")),
 		},
-		"a pod that the ReplicaSet doesn't want": {
+		"a pod that the ReplicaSet does not select": {
 			builtIn: all,
 			allowed: []string{scaleWeb},
 			pod:     pods(byReplicaSet, relabelled),
@@ -118,23 +125,26 @@ func TestAdmitEvacuators(t *testing.T) {
 			allowed: []string{scaleWeb},
 			pod:     pods(ownedBy("example.com/v1", "ReplicaSet", "web-6b59", "replicaset")),
 		},
-		"an owner that is not its controller": {
+		"an owner that is not the controller of the pod": {
 			builtIn: all,
 			allowed: []string{scaleWeb},
 			pod:     pods(byReplicaSet, func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil }),
 		},
-		"an owner whose version makes no sense": {
+		"an owner with an invalid apiVersion": {
 			builtIn: all,
 			pod:     pods(ownedBy("a/b/c", "ReplicaSet", "web-6b59", "replicaset")),
 		},
-		"a DaemonSet's pod": {
+		"a pod of a DaemonSet": {
 			builtIn: all,
 			pod:     pods(byDaemonSet),
 			want:    []maintenance.Evacuator{evacuator(daemonSetClass, 10000)},
 		},
-		"a DaemonSet's pod, while it is off":    {builtIn: []string{deploymentClass}, pod: pods(byDaemonSet)},
-		"a pod that the DaemonSet doesn't want": {builtIn: all, pod: pods(byDaemonSet, relabelled)},
-		"a DaemonSet's pod with a stale UID": {
+		"a pod of a DaemonSet, and its evacuator is disabled": {
+			builtIn: []string{deploymentClass},
+			pod:     pods(byDaemonSet),
+		},
+		"a pod that the DaemonSet does not select": {builtIn: all, pod: pods(byDaemonSet, relabelled)},
+		"a pod whose owner reference has another UID than the DaemonSet": {
 			builtIn: all,
 			pod:     pods(ownedBy("apps/v1", "DaemonSet", "agent", "old")),
 		},
@@ -143,10 +153,10 @@ func TestAdmitEvacuators(t *testing.T) {
 			pod:     pods(byNode, mirror),
 			want:    []maintenance.Evacuator{evacuator(kubeletClass, 10000)},
 		},
-		"a static pod, while the agent is off":    {builtIn: nil, pod: pods(byNode, mirror)},
-		"the mirror annotation without the owner": {builtIn: all, pod: pods(mirror)},
-		"the owner without the annotation":        {builtIn: all, pod: pods(byNode)},
-		"a mirror pod of a node that is gone": {
+		"a static pod, and its evacuator is disabled":      {builtIn: nil, pod: pods(byNode, mirror)},
+		"the annotation of a mirror pod without the owner": {builtIn: all, pod: pods(mirror)},
+		"the owner of a mirror pod without the annotation": {builtIn: all, pod: pods(byNode)},
+		"a mirror pod of a deleted node": {
 			builtIn: all,
 			pod:     pods(ownedBy("v1", "Node", "node-7", "old"), mirror),
 		},
@@ -155,22 +165,31 @@ func TestAdmitEvacuators(t *testing.T) {
 			pod:     pods(byNode, mirror, func(p *corev1.Pod) { p.Spec.NodeName = "node-8" }),
 		},
 
-		"annotations": {pod: pods(annotated("a.example.com", "50"), annotated("b.example.com", "10000/controller")),
-			want: []maintenance.Evacuator{evacuator("b.example.com", 10000), evacuator("a.example.com", 50)}},
-		"annotations beside a built-in one": {builtIn: all, pod: pods(byDaemonSet, annotated("a.example.com", "50")),
-			want: []maintenance.Evacuator{evacuator(daemonSetClass, 10000), evacuator("a.example.com", 50)}},
-		"a controller in an annotation replaces the built-in one": {
+		"evacuators in annotations": {
+			pod:  pods(annotated("a.example.com", "50"), annotated("b.example.com", "10000/controller")),
+			want: []maintenance.Evacuator{evacuator("b.example.com", 10000), evacuator("a.example.com", 50)},
+		},
+		"an evacuator in an annotation, and a built-in one": {
+			builtIn: all,
+			pod:     pods(byDaemonSet, annotated("a.example.com", "50")),
+			want:    []maintenance.Evacuator{evacuator(daemonSetClass, 10000), evacuator("a.example.com", 50)},
+		},
+		"a controller in an annotation replaces the built-in evacuator": {
 			builtIn: all,
 			pod:     pods(byDaemonSet, annotated("a.example.com", "10000/controller")),
 			want:    []maintenance.Evacuator{evacuator("a.example.com", 10000)},
 		},
-		"the annotation's priority replaces the built-in one's": {
+		"the priority in an annotation replaces that of the built-in evacuator": {
 			builtIn: all,
 			pod:     pods(byDaemonSet, annotated(daemonSetClass, "7")),
 			want:    []maintenance.Evacuator{evacuator(daemonSetClass, 7)},
 		},
-		"a malformed annotation": {pod: pods(annotated("a.example.com", "high"), annotated("b.example.com", "5")),
-			want: []maintenance.Evacuator{evacuator("b.example.com", 5)}, events: 1, warnings: 1},
+		"a malformed annotation": {
+			pod:      pods(annotated("a.example.com", "high"), annotated("b.example.com", "5")),
+			want:     []maintenance.Evacuator{evacuator("b.example.com", 5)},
+			events:   1,
+			warnings: 1,
+		},
 		"a malformed annotation in a dry run": {
 			pod:      pods(annotated("a.example.com", "high")),
 			user:     request{dryRun: true},
@@ -184,12 +203,12 @@ func TestAdmitEvacuators(t *testing.T) {
 			events:   1,
 			warnings: 1,
 		},
-		"a reserved priority of the controller's family": {
+		"a reserved priority for a class of the domain of the controller": {
 			builtIn: all,
 			pod:     pods(byDaemonSet, annotated("before.apps.k8s.io", "10050")),
 			want:    []maintenance.Evacuator{evacuator("before.apps.k8s.io", 10050), evacuator(daemonSetClass, 10000)},
 		},
-		"a reserved priority of a stranger": {
+		"a reserved priority for a class of another domain": {
 			builtIn:  all,
 			pod:      pods(byDaemonSet, annotated("before.example.com", "10050")),
 			want:     []maintenance.Evacuator{evacuator(daemonSetClass, 10000)},
@@ -201,64 +220,66 @@ func TestAdmitEvacuators(t *testing.T) {
 			events:   1,
 			warnings: 1,
 		},
-		"an annotation for the Deployment's evacuator": {
+		"an annotation for the evacuator of Deployments": {
 			pod:     pods(annotated(deploymentClass, "10000/controller"), annotated("a.example.com", "5")),
 			allowed: []string{scaleAny},
 			want:    []maintenance.Evacuator{evacuator(deploymentClass, 10000), evacuator("a.example.com", 5)},
 		},
-		"the same for a user who may not scale": {
+		"an annotation for the evacuator of Deployments, and the user may not scale": {
 			pod: pods(
 				annotated(deploymentClass, "10000/controller"), annotated("before.apps.k8s.io", "10050"),
 				annotated("a.example.com", "5"),
 			),
-			want: []maintenance.Evacuator{evacuator("a.example.com", 5)}, warnings: 1},
+			want:     []maintenance.Evacuator{evacuator("a.example.com", 5)},
+			warnings: 1,
+		},
 
-		"the client names one": {
+		"the client names an evacuator that it may assign": {
 			pod:     pods(annotated("b.example.com", "50")),
 			named:   []maintenance.Evacuator{evacuator("a.example.com", 5)},
 			allowed: []string{assignA},
 			want:    []maintenance.Evacuator{evacuator("a.example.com", 5), evacuator("b.example.com", 50)},
 		},
-		"the client names one and must not": {
+		"the client names an evacuator that it may not assign": {
 			pod:     pods(),
 			named:   []maintenance.Evacuator{evacuator("a.example.com", 5)},
 			outcome: "Forbidden",
 		},
-		"the server names one": {
+		"the server names an evacuator": {
 			pod:   pods(),
 			user:  request{user: server},
 			named: []maintenance.Evacuator{evacuator("a.example.com", 5)},
 			want:  []maintenance.Evacuator{evacuator("a.example.com", 5)},
 		},
-		"the client repeats the pod's": {
+		"the client names an evacuator of the pod": {
 			pod:   pods(annotated("a.example.com", "50")),
 			named: []maintenance.Evacuator{evacuator("a.example.com", 50)},
 			want:  []maintenance.Evacuator{evacuator("a.example.com", 50)},
 		},
-		"the client gives the pod's another priority": {
+		"the client names an evacuator of the pod with another priority": {
 			pod:      pods(annotated("a.example.com", "50")),
 			named:    []maintenance.Evacuator{evacuator("a.example.com", 90000)},
 			want:     []maintenance.Evacuator{evacuator("a.example.com", 50)},
 			warnings: 1,
 		},
-		"the client names the Deployment's evacuator and may not scale": {
+		"the client names the evacuator of Deployments and may not scale": {
 			pod:      pods(),
 			named:    []maintenance.Evacuator{evacuator(deploymentClass, 10000)},
 			warnings: 1,
 		},
-		"what is no class is left to validation": {
+		"an invalid class, which validation refuses": {
 			pod:   pods(),
 			named: []maintenance.Evacuator{{EvacuatorClass: ""}},
 			want:  []maintenance.Evacuator{{}},
 		},
-		"a second controller is left to validation": {
+		"a second controller, which validation refuses": {
 			builtIn: all,
 			pod:     pods(byDaemonSet),
 			named:   []maintenance.Evacuator{evacuator("a.example.com", 10000)},
 			allowed: []string{assignA},
 			want:    []maintenance.Evacuator{evacuator("a.example.com", 10000), evacuator(daemonSetClass, 10000)},
 		},
-		"twice the same is left to validation": {
+		"duplicates, which validation refuses": {
 			pod:   pods(annotated("a.example.com", "5")),
 			named: []maintenance.Evacuator{evacuator("a.example.com", 5), evacuator("a.example.com", 5)},
 			want:  []maintenance.Evacuator{evacuator("a.example.com", 5), evacuator("a.example.com", 5)},
@@ -279,24 +300,24 @@ func TestAdmitEvacuators(t *testing.T) {
 				return
 			}
 			if !slices.Equal(tt.user.object.Spec.Evacuators, tt.want) {
-				t.Errorf("evacuators are %v, want %v", tt.user.object.Spec.Evacuators, tt.want)
+				t.Errorf("got evacuators %v, want %v", tt.user.object.Spec.Evacuators, tt.want)
 			}
 			if len(f.events) != tt.events {
-				t.Errorf("%d events, want %d", len(f.events), tt.events)
+				t.Errorf("got %d events, want %d", len(f.events), tt.events)
 			}
 			if len(warnings) != tt.warnings {
-				t.Errorf("warnings are %q, want %d", warnings, tt.warnings)
+				t.Errorf("got warnings %q, want %d", warnings, tt.warnings)
 			}
-			// As after a webhook has changed the object.
+			// The API server calls a plugin again after a webhook has changed the object.
 			before := slices.Clone(tt.user.object.Spec.Evacuators)
 			if _, err := f.admit(tt.user); err != nil || !slices.Equal(tt.user.object.Spec.Evacuators, before) {
-				t.Errorf("the second run made %v of it (%v)", tt.user.object.Spec.Evacuators, err)
+				t.Errorf("second call: got evacuators %v (%v), want %v", tt.user.object.Spec.Evacuators, err, before)
 			}
 		})
 	}
 }
 
-func TestAdmitKeepsSixteenAndTheController(t *testing.T) {
+func TestAdmitKeepsAtMostSixteenEvacuators(t *testing.T) {
 	mods := []podMod{annotated("controller.example.com", "10000/controller")}
 	for i := range 20 {
 		mods = append(mods, annotated(fmt.Sprintf("e%02d.example.org", i), fmt.Sprint(20000+i)))
@@ -309,10 +330,10 @@ func TestAdmitKeepsSixteenAndTheController(t *testing.T) {
 	got := evacuation.Spec.Evacuators
 	if len(got) != 16 || got[0].EvacuatorClass != "e19.example.org" || got[14].EvacuatorClass != "e05.example.org" ||
 		got[15].EvacuatorClass != "controller.example.com" {
-		t.Errorf("evacuators are %v, want the 15 first ones and the controller", got)
+		t.Errorf("got evacuators %v, want the 15 first ones and the controller", got)
 	}
 	if len(f.events) != 5 {
-		t.Errorf("%d events, want 5", len(f.events))
+		t.Errorf("got %d events, want 5", len(f.events))
 	}
 }
 
@@ -327,28 +348,28 @@ func TestBuiltInEvacuatorsNeedTheOwner(t *testing.T) {
 			return true, nil, apierrors.NewServiceUnavailable("down")
 		})
 		if _, err := f.admit(request{object: newEvacuation()}); !apierrors.IsInternalError(err) {
-			t.Errorf("%s cannot be read: got %v", kind, err)
+			t.Errorf("%s cannot be read: got %v, want an internal error", kind, err)
 		}
 	}
 	for name, change := range map[string]func(*appsv1.Deployment, *appsv1.ReplicaSet){
 		"the ReplicaSet has no owner": func(_ *appsv1.Deployment, rs *appsv1.ReplicaSet) {
 			rs.OwnerReferences = nil
 		},
-		"the ReplicaSet is another kind's": func(_ *appsv1.Deployment, rs *appsv1.ReplicaSet) {
+		"the owner of the ReplicaSet is of another kind": func(_ *appsv1.Deployment, rs *appsv1.ReplicaSet) {
 			rs.OwnerReferences[0].Kind = "Rollout"
 		},
 		"the Deployment is of another group": func(_ *appsv1.Deployment, rs *appsv1.ReplicaSet) {
 			rs.OwnerReferences[0].APIVersion = "example.com/v1"
 		},
 		"the Deployment was recreated": func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) { d.UID = "new" },
-		"the Deployment doesn't want the pod": func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) {
+		"the Deployment does not select the pod": func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) {
 			d.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
 		},
-		"the Deployment's selector is malformed": func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) {
+		"the selector of the Deployment is malformed": func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) {
 			d.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "%"}}
 		},
 		"the Deployment has no selector": func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) { d.Spec.Selector = nil },
-		"the Deployment is gone":         func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) { d.Name = "other" },
+		"the Deployment does not exist":  func(d *appsv1.Deployment, _ *appsv1.ReplicaSet) { d.Name = "other" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			deployment, replicaSet := newDeployment()
@@ -362,7 +383,7 @@ func TestBuiltInEvacuatorsNeedTheOwner(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(evacuation.Spec.Evacuators) > 0 {
-				t.Errorf("got %v", evacuation.Spec.Evacuators)
+				t.Errorf("got evacuators %v, want none", evacuation.Spec.Evacuators)
 			}
 		})
 	}

@@ -61,19 +61,19 @@ var (
 	ann    = &user.DefaultInfo{Name: "ann"}
 )
 
-// authz allows the rights in it and remembers what it was asked.
+// authz is an authorizer that allows the rights in it and records the questions.
 type authz struct {
 	allowed []string
 	err     error
 	asked   []string
-	// users are the names of users, beside ann, who may be asked about.
+	// users are the names of users, besides ann, about whom questions are expected.
 	users []string
 }
 
 func (a *authz) Authorize(_ context.Context, attrs authorizer.Attributes) (authorizer.Decision, string, error) {
 	if !attrs.IsResourceRequest() ||
 		attrs.GetUser().GetName() != ann.Name && !slices.Contains(a.users, attrs.GetUser().GetName()) {
-		return authorizer.DecisionNoOpinion, "", fmt.Errorf("asked for the wrong thing: %+v", attrs)
+		return authorizer.DecisionNoOpinion, "", fmt.Errorf("unexpected question: %+v", attrs)
 	}
 	asked := right{
 		verb:        attrs.GetVerb(),
@@ -93,7 +93,7 @@ func (a *authz) Authorize(_ context.Context, attrs authorizer.Attributes) (autho
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// fixture is a plugin in a host cluster of objects.
+// fixture is a plugin with a fake host cluster.
 type fixture struct {
 	*Plugin
 	t      *testing.T
@@ -127,7 +127,7 @@ func newFixture(t *testing.T, builtIn []string, allowed []string, objects ...run
 	return f
 }
 
-// request is an admission request for Evacuations, ann's creation unless something else is said.
+// request is an admission request for Evacuations; the default is a creation by ann.
 type request struct {
 	operation   admission.Operation
 	user        user.Info
@@ -257,7 +257,9 @@ func newDeployment() (*appsv1.Deployment, *appsv1.ReplicaSet) {
 	}
 	replicaSet := &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "blue", Name: "web-6b59", UID: "replicaset",
+			Namespace:       "blue",
+			Name:            "web-6b59",
+			UID:             "replicaset",
 			OwnerReferences: []metav1.OwnerReference{controllerRef("apps/v1", "Deployment", "web", "deployment")},
 		},
 		Spec: appsv1.ReplicaSetSpec{Selector: selectWeb},

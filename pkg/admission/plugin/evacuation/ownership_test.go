@@ -31,7 +31,7 @@ import (
 	"haulout.dev/haulout/pkg/registry/registrytest"
 )
 
-// applier is another manager that applies to an Evacuation, as the API server carries it out.
+// applier applies changes of another field manager to an Evacuation, as the API server does.
 type applier struct {
 	t      *testing.T
 	fields *managedfields.FieldManager
@@ -51,7 +51,7 @@ func newApplier(t *testing.T) *applier {
 	return &applier{t: t, fields: fields}
 }
 
-// create goes the way of a request: the field manager comes before admission.
+// create runs the field manager before admission, as the API server does.
 func (a *applier) create(f *fixture, r request, runs int) {
 	a.t.Helper()
 	r.object = a.fields.UpdateNoErrors(&v1alpha1.Evacuation{}, r.object, "creator").(*maintenance.Evacuation)
@@ -82,7 +82,7 @@ func (a *applier) apply(labels map[string]any) {
 	a.live = applied.(*maintenance.Evacuation)
 }
 
-func TestLabelsOfThePodOutliveTheWithdrawalOfAnotherManager(t *testing.T) {
+func TestLabelsOfThePodStayWhenAnotherManagerStopsApplying(t *testing.T) {
 	many := map[string]string{}
 	for i := range 500 {
 		many[fmt.Sprintf("k%05d", i)] = "v"
@@ -92,15 +92,23 @@ func TestLabelsOfThePodOutliveTheWithdrawalOfAnotherManager(t *testing.T) {
 		applied map[string]any
 		runs    int
 	}{
-		"which had its own label": {map[string]string{"app": "web"}, map[string]any{"ticket": "7"}, 1},
-		"which had one of them, too": {
+		"the manager has applied its own label": {
+			labels:  map[string]string{"app": "web"},
+			applied: map[string]any{"ticket": "7"},
+			runs:    1,
+		},
+		"the manager has also applied a label of the pod": {
 			labels:  map[string]string{"app": "web", "tier": "front"},
 			applied: map[string]any{"ticket": "7", "app": "web"},
 			runs:    1,
 		},
-		"after admission ran twice":              {map[string]string{"app": "web"}, map[string]any{"ticket": "7"}, 2},
-		"although there are too many to list":    {many, map[string]any{"ticket": "7"}, 1},
-		"of a pod that has no labels of its own": {nil, map[string]any{"ticket": "7"}, 1},
+		"admission runs twice": {
+			labels:  map[string]string{"app": "web"},
+			applied: map[string]any{"ticket": "7"},
+			runs:    2,
+		},
+		"the pod has more labels than fit into managedFields": {many, map[string]any{"ticket": "7"}, 1},
+		"the pod has no labels":                               {nil, map[string]any{"ticket": "7"}, 1},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -110,34 +118,36 @@ func TestLabelsOfThePodOutliveTheWithdrawalOfAnotherManager(t *testing.T) {
 			owners := len(a.live.ManagedFields)
 			a.apply(tt.applied)
 			if a.live.Labels["ticket"] != "7" {
-				t.Fatalf("the label was not applied: %v", a.live.Labels)
+				t.Fatalf("got labels %v, want the applied one", a.live.Labels)
 			}
 			a.apply(nil)
 			if !maps.Equal(a.live.Labels, tt.labels) {
-				t.Errorf("%d labels are left, %v, want the %d of the pod",
+				t.Errorf("got %d labels, %v, want the %d of the pod",
 					len(a.live.Labels), a.live.Labels, len(tt.labels))
 			}
 			if owners > 2 {
-				t.Errorf("%d managers own fields after the creation, want the creator and admission", owners)
+				t.Errorf("got %d managers after the creation, want at most two: the creator and admission", owners)
 			}
 			for _, entry := range a.live.ManagedFields {
 				if size := len(entry.FieldsV1.GetRawBytes()); size > maxOwnershipBytes+1000 {
-					t.Errorf("the list of what %s owns takes %d bytes", entry.Manager, size)
+					t.Errorf("got %d bytes of fields of manager %s, want at most %d",
+						size, entry.Manager, maxOwnershipBytes+1000)
 				}
 			}
 		})
 	}
 }
 
-// TestObjectsWithoutManagersGetNone: the first apply makes one manager of all fields then.
-func TestObjectsWithoutManagersGetNone(t *testing.T) {
+// TestAdmitAddsNoManagerToAnObjectWithoutManagers covers an object without managedFields: the first
+// apply then adds one manager of all fields.
+func TestAdmitAddsNoManagerToAnObjectWithoutManagers(t *testing.T) {
 	f := newFixture(t, nil, nil, newPod())
 	evacuation := newEvacuation()
 	if _, err := f.admit(request{user: server, object: evacuation}); err != nil {
 		t.Fatal(err)
 	}
 	if len(evacuation.ManagedFields) > 0 {
-		t.Errorf("got %v", evacuation.ManagedFields)
+		t.Errorf("got managedFields %v, want none", evacuation.ManagedFields)
 	}
 	a := newApplier(t)
 	a.live = evacuation
@@ -145,6 +155,6 @@ func TestObjectsWithoutManagersGetNone(t *testing.T) {
 	a.apply(map[string]any{"ticket": "7"})
 	a.apply(nil)
 	if a.live.Labels["app"] != "web" || len(a.live.Finalizers) != 1 {
-		t.Errorf("labels %v, finalizers %v", a.live.Labels, a.live.Finalizers)
+		t.Errorf("got labels %v and finalizers %v, want app=web and one finalizer", a.live.Labels, a.live.Finalizers)
 	}
 }

@@ -37,18 +37,17 @@ import (
 func TestValidateRights(t *testing.T) {
 	ownedEvacuation := newEvacuation(owned)
 	first := newEvacuation(active("first.example.com"))
-	// Each of the rights is needed: with all of them the request is admitted, without any one it is
-	// not.
+	// The request is admitted with all of the rights, and refused if one of them is missing.
 	tests := map[string]struct {
 		request request
 		needs   []string
 	}{
-		"a creation": {request: request{object: newEvacuation()}, needs: []string{deletePod, useOurs}},
-		"a creation for two instigators": {
+		"create": {request: request{object: newEvacuation()}, needs: []string{deletePod, useOurs}},
+		"create with two instigators": {
 			request: request{object: newEvacuation(finalizers(instigator, "example.com/other", instigatorA))},
 			needs:   []string{deletePod, useOurs, useA},
 		},
-		"an update of labels": {
+		"update, and the instigators stay": {
 			request: request{
 				operation: admission.Update,
 				object:    newEvacuation(),
@@ -71,7 +70,7 @@ func TestValidateRights(t *testing.T) {
 			},
 			needs: []string{useOurs},
 		},
-		"one instigator takes another's place": {
+		"an instigator replaces another one": {
 			request: request{
 				operation: admission.Update,
 				object:    newEvacuation(finalizers(instigatorA)),
@@ -79,7 +78,7 @@ func TestValidateRights(t *testing.T) {
 			},
 			needs: []string{useA, useOurs},
 		},
-		"an owner that the garbage collector follows": {
+		"an owner is added": {
 			request: request{operation: admission.Update, object: ownedEvacuation, old: newEvacuation()},
 			needs:   []string{deletePod, useOurs},
 		},
@@ -87,11 +86,11 @@ func TestValidateRights(t *testing.T) {
 			request: request{operation: admission.Update, object: newEvacuation(), old: ownedEvacuation},
 			needs:   []string{deletePod, useOurs},
 		},
-		"a report of the active evacuator": {
+		"the active evacuator reports": {
 			request: request{operation: admission.Update, subresource: "status", object: first, old: first},
 			needs:   []string{progressFirst},
 		},
-		"a report counts as the stored evacuator's": {
+		"the evacuator of the stored object counts, not that of the report": {
 			request: request{
 				operation:   admission.Update,
 				subresource: "status",
@@ -100,7 +99,7 @@ func TestValidateRights(t *testing.T) {
 			},
 			needs: []string{progressFirst},
 		},
-		"an owner is set and an instigator joins": {
+		"an owner is added and an instigator joins": {
 			request: request{
 				operation: admission.Update,
 				object:    newEvacuation(finalizers(instigator, instigatorA), owned),
@@ -108,18 +107,18 @@ func TestValidateRights(t *testing.T) {
 			},
 			needs: []string{deletePod, useA, useOurs},
 		},
-		"a creation with an owner": {
+		"create with an owner": {
 			request: request{object: newEvacuation(finalizers(instigator, instigatorA), owned)},
 			needs:   []string{deletePod, useOurs, useA},
 		},
-		"a deletion": {
+		"delete": {
 			request: request{
 				operation: admission.Delete,
 				old:       newEvacuation(finalizers(instigatorA, instigator, "example.com/other")),
 			},
 			needs: []string{deletePod, useOurs, useA},
 		},
-		"another sort": {
+		"update an unknown subresource": {
 			request: request{
 				operation:   admission.Update,
 				subresource: "other",
@@ -138,19 +137,19 @@ func TestValidateRights(t *testing.T) {
 			slices.Sort(asked)
 			needs := slices.Sorted(slices.Values(tt.needs))
 			if !slices.Equal(asked, needs) {
-				t.Errorf("asked for %q, want %q", asked, needs)
+				t.Errorf("got questions about %q, want %q", asked, needs)
 			}
 			for i, missing := range tt.needs {
 				f := newFixture(t, nil, slices.Delete(slices.Clone(tt.needs), i, i+1))
 				if err := f.validate(tt.request); !apierrors.IsForbidden(err) ||
 					!strings.Contains(err.Error(), missing) {
-					t.Errorf("without %q: got %v", missing, err)
+					t.Errorf("without %q: got %v, want a Forbidden error that names it", missing, err)
 				}
 			}
 			tt.request.user = server
 			f = newFixture(t, nil, nil)
 			if err := f.validate(tt.request); err != nil || len(f.authz.asked) > 0 {
-				t.Errorf("the server: got %v, asked for %q", err, f.authz.asked)
+				t.Errorf("the server: got %v and questions about %q, want none", err, f.authz.asked)
 			}
 		})
 	}
@@ -160,8 +159,8 @@ func owned(e *maintenance.Evacuation) {
 	e.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "gone", UID: "gone"}}
 }
 
-// TestDeletionForOtherInstigators: without the right to speak for them, a deletion withdraws
-// nothing that others ask for.
+// TestDeletionForOtherInstigators covers a user who may not use the instigators of the object, and
+// therefore may not withdraw their requests by a deletion.
 func TestDeletionForOtherInstigators(t *testing.T) {
 	namespace := func(mods ...func(*corev1.Namespace)) *corev1.Namespace {
 		n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
@@ -183,23 +182,26 @@ func TestDeletionForOtherInstigators(t *testing.T) {
 		unread    bool
 		want      string
 	}{
-		"in a namespace that stays":            {namespace: namespace(), request: deletion, want: "Forbidden"},
-		"in a namespace that is being deleted": {namespace: namespace(terminating), request: deletion},
-		"in a namespace that is gone":          {request: deletion, want: "Forbidden"},
+		"the namespace is active":        {namespace: namespace(), request: deletion, want: "Forbidden"},
+		"the namespace is being deleted": {namespace: namespace(terminating), request: deletion},
+		"the namespace does not exist":   {request: deletion, want: "Forbidden"},
 		"the namespace cannot be read": {
 			namespace: namespace(terminating),
 			request:   deletion,
 			unread:    true,
 			want:      "InternalError",
 		},
-		"an owner in a namespace that is being deleted": {
+		"an owner is added while the namespace is being deleted": {
 			namespace: namespace(terminating),
 			request:   request{operation: admission.Update, object: newEvacuation(owned), old: newEvacuation()},
 			want:      "Forbidden",
 		},
-		"by the garbage collector": {namespace: namespace(), user: collector, request: deletion},
-		"an owner removed by the garbage collector": {namespace: namespace(), user: collector,
-			request: request{operation: admission.Update, object: newEvacuation(), old: newEvacuation(owned)}},
+		"the garbage collector deletes the object": {namespace: namespace(), user: collector, request: deletion},
+		"the garbage collector removes an owner": {
+			namespace: namespace(),
+			user:      collector,
+			request:   request{operation: admission.Update, object: newEvacuation(), old: newEvacuation(owned)},
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -222,16 +224,16 @@ func TestDeletionForOtherInstigators(t *testing.T) {
 	}
 }
 
-func TestValidateReportBeforeAnybodyIsActive(t *testing.T) {
-	everybody := `progress evacuators.maintenance.haulout.dev in namespace "blue"`
-	f := newFixture(t, nil, []string{everybody})
+func TestValidateReportWithoutAnActiveEvacuator(t *testing.T) {
+	anyClass := `progress evacuators.maintenance.haulout.dev in namespace "blue"`
+	f := newFixture(t, nil, []string{anyClass})
 	r := request{operation: admission.Update, subresource: "status", object: newEvacuation(), old: newEvacuation()}
 	if err := f.validate(r); !apierrors.IsForbidden(err) {
-		t.Errorf("got %v, want it forbidden", err)
+		t.Errorf("got %v, want a Forbidden error", err)
 	}
 	r.user = server
 	if err := f.validate(r); err != nil {
-		t.Errorf("the server: got %v", err)
+		t.Errorf("the server: got %v, want no error", err)
 	}
 }
 
@@ -241,26 +243,29 @@ func TestValidateDeletion(t *testing.T) {
 		pod  *corev1.Pod
 		want string
 	}{
-		"allowed": {
+		"cancellation is allowed": {
 			old: newEvacuation(active("first.example.com")),
 			pod: newPod(),
 		},
-		"forbidden, while the pod is there": {
+		"cancellation is forbidden, and the pod exists": {
 			old:  newEvacuation(active("first.example.com"), forbid),
 			pod:  newPod(),
 			want: "Conflict",
 		},
-		"forbidden, while the pod terminates": {
+		"cancellation is forbidden, and the pod terminates": {
 			old:  newEvacuation(forbid),
 			pod:  newPod(func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{}; p.Finalizers = []string{"a/b"} }),
 			want: "Conflict",
 		},
-		"forbidden, but the pod is gone": {old: newEvacuation(forbid)},
-		"forbidden, but there is a new pod of that name": {
+		"cancellation is forbidden, but the pod is deleted": {old: newEvacuation(forbid)},
+		"cancellation is forbidden, but the pod is recreated": {
 			old: newEvacuation(forbid),
 			pod: newPod(func(p *corev1.Pod) { p.UID = "new" }),
 		},
-		"forbidden, but complete": {old: newEvacuation(forbid, complete), pod: newPod()},
+		"cancellation is forbidden, but the evacuation is complete": {
+			old: newEvacuation(forbid, complete),
+			pod: newPod(),
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -275,7 +280,7 @@ func TestValidateDeletion(t *testing.T) {
 				t.Errorf("got %q (%v), want %q", got, err, tt.want)
 			}
 			if err != nil && !strings.Contains(err.Error(), "Forbid") {
-				t.Errorf("the reason is missing in %v", err)
+				t.Errorf("got error %v, want the policy Forbid in it", err)
 			}
 			r.user = server
 			if got := outcome(f.validate(r)); got != tt.want {
@@ -291,11 +296,11 @@ func TestValidateDeletion(t *testing.T) {
 		operation: admission.Delete,
 		old:       newEvacuation(forbid),
 	}); !apierrors.IsInternalError(err) {
-		t.Errorf("the pod cannot be read: got %v", err)
+		t.Errorf("the pod cannot be read: got %v, want an internal error", err)
 	}
 }
 
-func TestRightsAreAskedOncePerRequest(t *testing.T) {
+func TestAuthorizerIsAskedOncePerRequest(t *testing.T) {
 	f := newFixture(t, nil, []string{deletePod, useOurs}, newPod())
 	ctx, attrs := f.attributes(request{object: newEvacuation()})
 	for range 3 {
@@ -304,20 +309,20 @@ func TestRightsAreAskedOncePerRequest(t *testing.T) {
 		}
 	}
 	if want := []string{deletePod, useOurs}; !slices.Equal(f.authz.asked, want) {
-		t.Errorf("one request asked for %q, want %q", f.authz.asked, want)
+		t.Errorf("got questions about %q for one request, want %q", f.authz.asked, want)
 	}
 
 	f.authz.allowed = nil
 	if err := f.Validate(ctx, attrs, nil); err != nil {
-		t.Errorf("the same request changed its mind: %v", err)
+		t.Errorf("the same request: got %v, want no error", err)
 	}
 	ctx, attrs = f.attributes(request{object: newEvacuation()})
 	if err := f.Validate(ctx, attrs, nil); !apierrors.IsForbidden(err) {
-		t.Errorf("another request: got %v, want it forbidden", err)
+		t.Errorf("another request: got %v, want a Forbidden error", err)
 	}
 }
 
-func TestAnErrorOfTheAuthorizerIsNotRemembered(t *testing.T) {
+func TestAuthorizerIsAskedAgainAfterAnError(t *testing.T) {
 	f := newFixture(t, nil, []string{deletePod, useOurs})
 	ctx, attrs := f.attributes(request{object: newEvacuation()})
 	f.authz.err = errors.New("down")
@@ -326,7 +331,7 @@ func TestAnErrorOfTheAuthorizerIsNotRemembered(t *testing.T) {
 	}
 	f.authz.err = nil
 	if err := f.Validate(ctx, attrs, nil); err != nil {
-		t.Errorf("after the error: %v", err)
+		t.Errorf("after the error: got %v, want no error", err)
 	}
 }
 
@@ -334,7 +339,7 @@ func TestValidateFailsClosedOnOtherObjects(t *testing.T) {
 	for _, operation := range []admission.Operation{admission.Create, admission.Update, admission.Delete} {
 		f := newFixture(t, nil, []string{deletePod, useOurs})
 		if err := f.validate(request{operation: operation}); !apierrors.IsInternalError(err) {
-			t.Errorf("%s without objects: got %v", operation, err)
+			t.Errorf("%s without objects: got %v, want an internal error", operation, err)
 		}
 	}
 }
@@ -348,10 +353,10 @@ func TestRegister(t *testing.T) {
 	}
 	plugin, err := plugins.InitPlugin(PluginName, nil, admission.PluginInitializers{})
 	if err == nil {
-		t.Errorf("a plugin that was given nothing is taken for complete: %v", plugin)
+		t.Errorf("got plugin %v without an error although it was not initialized", plugin)
 	}
 	if _, err := New("deployment.apps.k8s.io", "statefulset.apps.k8s.io"); err == nil {
-		t.Error("an unknown built-in evacuator was accepted")
+		t.Error("got no error for an unknown built-in evacuator")
 	}
 	if plugin, err := New(); err != nil || plugin.builtIn.Len() != 0 {
 		t.Errorf("without names: got %v, %v, want no built-in evacuator", plugin, err)
