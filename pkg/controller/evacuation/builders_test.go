@@ -94,7 +94,7 @@ func withStatus(mod func(*maintenancev1alpha1.EvacuationStatus)) func(*maintenan
 	return func(e *maintenancev1alpha1.Evacuation) { mod(&e.Status) }
 }
 
-// active gives the class its turn at the start, as the controller does.
+// active makes a class the active evacuator at the start, as the controller does.
 func active(class string) func(*maintenancev1alpha1.Evacuation) {
 	return withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
 		st.ActiveEvacuatorClass = class
@@ -103,7 +103,7 @@ func active(class string) func(*maintenancev1alpha1.Evacuation) {
 	})
 }
 
-// reported is a report of the active evacuator.
+// reported adds a report of the active evacuator.
 func reported(at time.Duration, message string) func(*maintenancev1alpha1.Evacuation) {
 	return withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
 		st.EvacuationProgressTimestamp = after(at)

@@ -39,13 +39,13 @@ import (
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 )
 
-func TestPlainEvictionTakesFewWrites(t *testing.T) {
+func TestEvictionTakesFourWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0, newEvacuation(), newPod(), newNode(corev1.ConditionTrue))
-		w.until("the pod is gone", 0, podDeleted)
-		w.until("it is released when its time has come", 10*time.Second, gone)
+		w.until("the pod is deleted", 0, podDeleted)
+		w.until("the Evacuation is released", 10*time.Second, gone)
 		if elapsed := w.clock.Since(start); elapsed < DefaultCompletedTTL {
-			t.Errorf("got released after %s, want it kept for %s", elapsed, DefaultCompletedTTL)
+			t.Errorf("the Evacuation was released after %s, want not before %s", elapsed, DefaultCompletedTTL)
 		}
 		writes := slices.DeleteFunc(w.api.written(), func(write string) bool { return write == "conflict" })
 		if want := []string{"status", "status", "finalizers", "delete"}; !slices.Equal(writes, want) {
@@ -57,12 +57,12 @@ func TestPlainEvictionTakesFewWrites(t *testing.T) {
 	})
 }
 
-func TestBudgetClosedThenOpened(t *testing.T) {
+func TestEvictionIsRetriedWhenTheBudgetAllowsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0, newEvacuation(), newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
 		accept := w.host.answer(refuse)
 		w.until(
-			"it is blocked", 100*time.Millisecond,
+			"the Evacuation is blocked", 100*time.Millisecond,
 			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget),
 		)
 		w.expectEvent(EventBlocked)
@@ -71,26 +71,26 @@ func TestBudgetClosedThenOpened(t *testing.T) {
 			t.Context(), newBudget("2", 1), metav1.UpdateOptions{},
 		)
 		w.must(err)
-		w.until("the pod is gone", 0, podDeleted)
+		w.until("the pod is deleted", 0, podDeleted)
 		if meta.IsStatusConditionTrue(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked) {
-			t.Error("it is still blocked although the pod is gone")
+			t.Error("got Blocked true after the pod was deleted, want false")
 		}
 	})
 }
 
-func TestMalformedDeletionCostGetsAnEvent(t *testing.T) {
+func TestMalformedDeletionCostIsRecordedAsAnEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(
 			t, 0, newEvacuation(),
 			newPod(func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.PodDeletionCost: "low"} }),
 			newNode(corev1.ConditionTrue),
 		)
-		w.until("the pod is gone", 0, podDeleted)
+		w.until("the pod is deleted", 0, podDeleted)
 		w.expectEvent(EventBadDeletionCost)
 	})
 }
 
-func TestRefusalsAreCounted(t *testing.T) {
+func TestRefusedEvictionsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(
 			t, 0,
@@ -98,7 +98,7 @@ func TestRefusalsAreCounted(t *testing.T) {
 			newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0),
 		)
 		w.host.answer(refuse)
-		w.until("a probe was refused and counted", 100*time.Millisecond, func(e *maintenancev1alpha1.Evacuation) bool {
+		w.until("a refused eviction is counted", 100*time.Millisecond, func(e *maintenancev1alpha1.Evacuation) bool {
 			return e.Status.FailedEvictionCounter == 3
 		})
 	})
@@ -108,7 +108,7 @@ func TestCancelled(t *testing.T) {
 	tests := map[string]struct {
 		finalizers []string
 		withdraw   func(*maintenancev1alpha1.Evacuation)
-		// wantLeft are the finalizers of the object if another finalizer keeps it.
+		// wantLeft are the finalizers of an object that another finalizer keeps.
 		wantLeft []string
 	}{
 		"the last instigator withdraws":      {[]string{ours}, withFinalizers(), nil},
@@ -122,15 +122,15 @@ func TestCancelled(t *testing.T) {
 					t, 0, newEvacuation(withFinalizers(tc.finalizers...)), newPod(), newNode(corev1.ConditionTrue),
 					newBudget("1", 0),
 				)
-				w.until("the eviction has the turn", 0, hasClass(evict))
+				w.until("the eviction is active", 0, hasClass(evict))
 				w.api.edit(t, w.target, tc.withdraw)
-				w.until("it makes way", 0, func(e *maintenancev1alpha1.Evacuation) bool {
+				w.until("the Evacuation is released", 0, func(e *maintenancev1alpha1.Evacuation) bool {
 					return e == nil && tc.wantLeft == nil ||
 						e != nil && tc.wantLeft != nil && slices.Equal(e.Finalizers, tc.wantLeft)
 				})
 				w.expectEvent(EventCancelled)
 
-				// The pod stays, whatever its budget says from now on.
+				// The pod stays, although its budget allows the eviction from now on.
 				_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(
 					t.Context(), newBudget("2", 1), metav1.UpdateOptions{},
 				)
@@ -143,28 +143,28 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-func TestCompletedWithoutInstigatorOnTime(t *testing.T) {
+func TestCompletedEvacuationIsDeletedDespiteAnotherInstigator(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0, newEvacuation(withFinalizers(ours, theirs)), newPod(), newNode(corev1.ConditionTrue))
-		w.until("the pod is gone", 0, podDeleted)
-		w.until("another instigator does not hold it for ever", 10*time.Second, gone)
+		w.until("the pod is deleted", 0, podDeleted)
+		w.until("the Evacuation is deleted", 10*time.Second, gone)
 	})
 }
 
-func TestForbidIsNeverEvicted(t *testing.T) {
+func TestPodIsNotEvictedAfterForbid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		evacuation := newEvacuation(
-			withEvacuators(classA, classB), active(classA), reported(time.Second, "past the point of no return"),
+			withEvacuators(classA, classB), active(classA), reported(time.Second, "switching over"),
 			withFinalizers(),
 			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }),
 		)
 		w := newWorld(t, 0, evacuation, newPod(), newNode(corev1.ConditionTrue))
-		w.api.edit(t, evacuation, reported(5*time.Second, "nearly there"))
+		w.api.edit(t, evacuation, reported(5*time.Second, "still switching over"))
 		w.api.edit(
 			t, evacuation,
 			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }),
 		)
-		w.until("it makes way", 0, gone)
+		w.until("the Evacuation is released", 0, gone)
 		w.expectEvent(EventCancelled)
 		if w.host.sent() != 0 {
 			t.Errorf("got %d evictions, want none", w.host.sent())
@@ -172,96 +172,99 @@ func TestForbidIsNeverEvicted(t *testing.T) {
 	})
 }
 
-func TestHandOverByDeadline(t *testing.T) {
+func TestHandOverAfterTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0, newEvacuation(withEvacuators(classA, classB)), newPod(), newNode(corev1.ConditionTrue))
-		w.until("the first has the turn", 0, hasClass(classA))
+		w.until("the first evacuator is active", 0, hasClass(classA))
 		w.until(
-			"it is named since it is silent", time.Second,
+			"the evacuator does not progress", time.Second,
 			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuatorNotProgressing),
 		)
 		w.expectEvent(EventBlocked)
-		w.until("the second has the turn", time.Second, hasClass(classB))
+		w.until("the second evacuator is active", time.Second, hasClass(classB))
 		if meta.IsStatusConditionTrue(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked) {
-			t.Error("it is still blocked although the next one has just got its turn")
+			t.Error("got Blocked true right after the hand-over, want false")
 		}
 		w.expectEvent(EventHandedOver)
 		if elapsed := w.clock.Since(start); elapsed < DefaultEvacuatorStartDeadline {
-			t.Errorf("got the hand-over after %s, want not before %s", elapsed, DefaultEvacuatorStartDeadline)
+			t.Errorf("the hand-over was after %s, want not before %s", elapsed, DefaultEvacuatorStartDeadline)
 		}
 		w.api.edit(
 			t, w.target,
 			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }),
 		)
-		w.until("the pod was evicted", 0, podDeleted)
+		w.until("the pod is evicted", 0, podDeleted)
 	})
 }
 
-func TestRestartGivesEvacuatorsTime(t *testing.T) {
+func TestNewLeaderLetsEvacuatorsReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// The evacuator's deadline passed an hour ago, while no server ran.
+		// The deadline of the evacuator passed while no server ran.
 		evacuation := newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying"))
 		w := newWorld(t, 2*time.Hour, evacuation, newPod(), newNode(corev1.ConditionTrue))
-		w.until("the leader has served for a while", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
+		w.until("the leader has served for four minutes", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
 			return w.clock.Since(start) >= 2*time.Hour+4*time.Minute
 		})
 		if !hasClass(classA)(w.get()) {
-			t.Fatal("the evacuator lost its turn before it could report to the new leader")
+			t.Fatal("the evacuator is not active any more, want the leader to wait for a report")
 		}
 		w.api.edit(t, evacuation, reported(2*time.Hour+4*time.Minute, "still copying"))
-		w.until("the grace is over", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
+		w.until("the leader has served for ten minutes", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
 			return w.clock.Since(start) >= 2*time.Hour+10*time.Minute
 		})
 		if !hasClass(classA)(w.get()) {
-			t.Error("the evacuator lost its turn although it has reported")
+			t.Error("the evacuator is not active any more although it has reported")
 		}
 	})
 }
 
-func TestRestartGoesOnWithAnEviction(t *testing.T) {
+func TestNewLeaderContinuesAnEviction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		evacuation := newEvacuation(
 			active(evict),
 			withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0),
 		)
 		w := newWorld(t, time.Hour, evacuation, newPod(), newNode(corev1.ConditionTrue), newBudget("1", 1))
-		w.until("the pod is gone", 0, podDeleted)
+		w.until("the pod is deleted", 0, podDeleted)
 		if writes := w.api.written(); writes[0] != "status" || len(writes) > 1 {
-			t.Errorf("got writes %v, want no more than the one that completes", writes)
+			t.Errorf("got writes %v, want one write of the status", writes)
 		}
 	})
 }
 
-func TestTerminatingNamespaceDoesNotWait(t *testing.T) {
+func TestDeletedEvacuationIsReleasedWithThePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 0, newEvacuation(withEvacuators(classA), withFinalizers(ours, theirs),
+		evacuation := newEvacuation(
+			withEvacuators(classA), withFinalizers(ours, theirs),
 			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }),
-			active(classA)),
-			newPod(), newNode(corev1.ConditionTrue))
+			active(classA),
+		)
+		w := newWorld(t, 0, evacuation, newPod(), newNode(corev1.ConditionTrue))
 		w.api.edit(t, w.target, deleting)
 		if w.get() == nil {
-			t.Fatal("the object vanished although its evacuator is at work")
+			t.Fatal("the Evacuation was deleted although its evacuator forbids it")
 		}
 		w.must(w.client.Tracker().Delete(podsResource, "shop", podName))
-		w.until("the object is gone with the pod", 0, gone)
+		w.until("the Evacuation is deleted", 0, gone)
 	})
 }
 
-func TestNamesakeIsAnotherPod(t *testing.T) {
+func TestPodOfTheSameNameIsNotEvicted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(
 			t, 0, newEvacuation(), newPod(func(p *corev1.Pod) { p.UID = types.UID("another") }),
 			newNode(corev1.ConditionTrue),
 		)
-		w.until("the pod counts as gone", 0, podDeleted)
+		w.until("the Evacuation is complete", 0, podDeleted)
 		if w.host.sent() != 0 {
-			t.Errorf("got %d evictions, want none of the namesake", w.host.sent())
+			t.Errorf("got %d evictions, want none of the pod with the same name", w.host.sent())
 		}
 	})
 }
 
-// atRest is a controller that does not run and whose caches have only what the test puts there.
-func atRest(
+// newIdleController returns a controller that does not run, and the factory of its informers. Its
+// caches have only the objects that the test adds.
+func newIdleController(
 	t *testing.T, client *fake.Clientset, evacuation *maintenancev1alpha1.Evacuation,
 ) (*Controller, externalversions.SharedInformerFactory) {
 	t.Helper()
@@ -284,39 +287,44 @@ func atRest(
 	return c, ownInformers
 }
 
-func TestPodThatTheCacheDoesNotHave(t *testing.T) {
+func TestPodThatIsNotInTheCache(t *testing.T) {
 	unavailable := func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewServiceUnavailable("starting")
 	}
 	tests := map[string]struct {
 		// live are the pods that the API has.
 		live []runtime.Object
-		// broken: the API does not answer.
-		broken  bool
-		told    func(*Controller)
+		// broken: the API returns an error.
+		broken bool
+		// notify passes events to the controller.
+		notify  func(*Controller)
 		wantPod bool
 		wantErr bool
 	}{
-		"the API has it: the cache has not heard of it yet": {live: []runtime.Object{newPod()}, wantPod: true},
-		"the API has none":        {},
-		"the API has a namesake":  {live: []runtime.Object{newPod(func(p *corev1.Pod) { p.UID = "another" })}},
-		"the API does not answer": {broken: true, wantErr: true},
-		"the watch has told that it is gone: the API is not asked": {
+		"the API has the pod":           {live: []runtime.Object{newPod()}, wantPod: true},
+		"the API does not have the pod": {},
+		"the API has a pod of the same name": {
+			live: []runtime.Object{newPod(func(p *corev1.Pod) { p.UID = "another" })},
+		},
+		"the API returns an error": {broken: true, wantErr: true},
+		"the watch has the deletion of the pod, so the API is not read": {
 			broken: true,
-			told:   func(c *Controller) { c.podGone(newPod()) },
+			notify: func(c *Controller) { c.podGone(newPod()) },
 		},
-		"a list has left it out: the API is asked": {
+		"a list does not have the pod, so the API is read": {
 			live:    []runtime.Object{newPod()},
-			told:    func(c *Controller) { c.podGone(cache.DeletedFinalStateUnknown{Obj: newPod()}) },
+			notify:  func(c *Controller) { c.podGone(cache.DeletedFinalStateUnknown{Obj: newPod()}) },
 			wantPod: true,
 		},
-		"the watch has told of a namesake": {
+		"the watch has the deletion of a pod of the same name": {
 			live:    []runtime.Object{newPod()},
-			told:    func(c *Controller) { c.podGone(newPod(func(p *corev1.Pod) { p.UID = "another" })) },
+			notify:  func(c *Controller) { c.podGone(newPod(func(p *corev1.Pod) { p.UID = "another" })) },
 			wantPod: true,
 		},
-		"what the watch told is forgotten with the Evacuation": {
-			broken: true, wantErr: true, told: func(c *Controller) {
+		"the deletion is forgotten with the Evacuation": {
+			broken:  true,
+			wantErr: true,
+			notify: func(c *Controller) {
 				c.podGone(newPod())
 				c.evacuationGone(newEvacuation())
 			},
@@ -328,36 +336,37 @@ func TestPodThatTheCacheDoesNotHave(t *testing.T) {
 			if tc.broken {
 				client.PrependReactor("get", "pods", unavailable)
 			}
-			c, _ := atRest(t, client, newEvacuation())
-			if tc.told != nil {
-				tc.told(c)
+			c, _ := newIdleController(t, client, newEvacuation())
+			if tc.notify != nil {
+				tc.notify(c)
 			}
 			s, err := c.gather(t.Context(), newEvacuation())
 			if (err != nil) != tc.wantErr || (s.pod != nil) != tc.wantPod {
-				t.Errorf("got a pod: %v, error %v; want %v, %v", s.pod != nil, err, tc.wantPod, tc.wantErr)
+				t.Errorf("got a pod: %t, error %v; want a pod: %t, an error: %t",
+					s.pod != nil, err, tc.wantPod, tc.wantErr)
 			}
 		})
 	}
 }
 
-func TestLostNodeIsNamedAndFoundAgain(t *testing.T) {
+func TestUnreachableNodeTakesPrecedenceOverAFinalizer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := newPod(terminatingUntil(time.Minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} })
 		w := newWorld(t, time.Hour, newEvacuation(active(evict)), pod, newNode(corev1.ConditionUnknown))
 		w.until(
-			"the node is named", 0,
+			"the node is reported as unreachable", 0,
 			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonNodeUnreachable),
 		)
 		_, err := w.client.CoreV1().Nodes().Update(t.Context(), newNode(corev1.ConditionTrue), metav1.UpdateOptions{})
 		w.must(err)
 		w.until(
-			"the finalizer is named", 0,
+			"the finalizer is reported", 0,
 			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodFinalizer),
 		)
 	})
 }
 
-func TestTargetedPodsAreFoundInAllMaintenances(t *testing.T) {
+func TestTargetsOfAllMaintenancesCount(t *testing.T) {
 	node, pod := newNode(corev1.ConditionTrue), newPod()
 	maintenance := func(
 		name string, uid types.UID, targets ...maintenancev1alpha1.DrainPlanEntry,
@@ -367,7 +376,8 @@ func TestTargetedPodsAreFoundInAllMaintenances(t *testing.T) {
 			Spec:       maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain},
 			Status: maintenancev1alpha1.NodeMaintenanceStatus{
 				NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
-					NodeRef: maintenancev1alpha1.NodeReference{Name: testNode, UID: uid}, DrainTargets: targets,
+					NodeRef:      maintenancev1alpha1.NodeReference{Name: testNode, UID: uid},
+					DrainTargets: targets,
 				}},
 			},
 		}
@@ -378,19 +388,19 @@ func TestTargetedPodsAreFoundInAllMaintenances(t *testing.T) {
 		want         bool
 	}{
 		"no maintenance": {},
-		"one that has reached the pod, after one that has not": {
+		"a maintenance without targets, and one that targets the pod": {
 			maintenances: []*maintenancev1alpha1.NodeMaintenance{
 				maintenance("a", node.UID), maintenance("b", node.UID, covers),
 			},
 			want: true,
 		},
-		"one of a former node of that name": {
+		"a maintenance with a deleted node of the same name": {
 			maintenances: []*maintenancev1alpha1.NodeMaintenance{maintenance("a", "former", covers)},
 		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			c, ownInformers := atRest(t, fake.NewClientset(), newEvacuation())
+			c, ownInformers := newIdleController(t, fake.NewClientset(), newEvacuation())
 			for _, nm := range tc.maintenances {
 				nodeMaintenances := ownInformers.Maintenance().V1alpha1().NodeMaintenances()
 				if err := nodeMaintenances.Informer().GetIndexer().Add(nm); err != nil {
@@ -399,13 +409,13 @@ func TestTargetedPodsAreFoundInAllMaintenances(t *testing.T) {
 			}
 			got, err := c.isTargeted(pod, node)
 			if err != nil || got != tc.want {
-				t.Errorf("got %v, %v; want %v", got, err, tc.want)
+				t.Errorf("got %t, %v; want %t", got, err, tc.want)
 			}
 		})
 	}
 }
 
-func TestPodTypeWithoutItsNode(t *testing.T) {
+func TestTypeOfMirrorPodWithoutItsNode(t *testing.T) {
 	mirror := newPod(func(p *corev1.Pod) {
 		yes := true
 		p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
@@ -414,7 +424,7 @@ func TestPodTypeWithoutItsNode(t *testing.T) {
 		}
 	})
 	if got := podTypeOf(mirror, nil); got != maintenancev1alpha1.PodTypeStatic {
-		t.Errorf("got %s for a mirror pod without its node, want Static: it must not be evicted", got)
+		t.Errorf("got %s for a mirror pod without its node, want Static", got)
 	}
 	if got := podTypeOf(mirror, newNode(corev1.ConditionTrue)); got != maintenancev1alpha1.PodTypeStatic {
 		t.Errorf("got %s for a mirror pod, want Static", got)

@@ -31,7 +31,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
-// outcome is what the tables look at in a decision.
+// outcome has the parts of a decision that the tables compare.
 type outcome struct {
 	Active string
 	// Since and Progress are the times of the hand-over and of the last report, since the start.
@@ -92,7 +92,7 @@ type decideTest struct {
 	mod        func(*situation)
 	at         time.Duration
 	want       outcome
-	// says has to be in the status' message.
+	// says is a part of the message of the status.
 	says string
 }
 
@@ -120,10 +120,10 @@ func runDecide(t *testing.T, tests map[string]decideTest) {
 				t.Errorf("wrong decision (-want +got):\n%s", diff.Diff(tc.want, outcomeOf(got)))
 			}
 			if !strings.Contains(got.status.Message, tc.says) {
-				t.Errorf("message %q does not contain %q", got.status.Message, tc.says)
+				t.Errorf("got message %q, want %q in it", got.status.Message, tc.says)
 			}
 			if !equality.Semantic.DeepEqual(before, tc.evacuation) {
-				t.Errorf("the decision changed the cached object:\n%s", diff.Diff(before, tc.evacuation))
+				t.Errorf("decide changed the cached object:\n%s", diff.Diff(before, tc.evacuation))
 			}
 		})
 	}
@@ -132,11 +132,11 @@ func runDecide(t *testing.T, tests map[string]decideTest) {
 func TestDecideCompletion(t *testing.T) {
 	completed := withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, time.Minute)
 	runDecide(t, map[string]decideTest{
-		"the pod is gone": {
+		"the pod is deleted": {
 			evacuation: newEvacuation(active(evict)), at: time.Minute,
 			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Wake: 6 * time.Minute},
 		},
-		"the pod was gone before an evacuator was active": {
+		"the pod was deleted before an evacuator was active": {
 			evacuation: newEvacuation(withEvacuators(classA)), at: time.Minute,
 			want: outcome{Policy: allow, Complete: "PodDeleted", Wake: 6 * time.Minute},
 		},
@@ -148,7 +148,7 @@ func TestDecideCompletion(t *testing.T) {
 			evacuation: newEvacuation(active(evict)), pod: newPod(inPhase(corev1.PodFailed)), at: time.Minute,
 			want: outcome{Active: evict, Policy: allow, Complete: "PodTerminated", Wake: 6 * time.Minute},
 		},
-		"what blocked the pod no longer does when it is gone": {
+		"Blocked is cleared when the pod is deleted": {
 			evacuation: newEvacuation(
 				active(evict), withCondition(maintenancev1alpha1.ConditionBlocked, "PodDisruptionBudget", 0),
 			),
@@ -161,7 +161,7 @@ func TestDecideCompletion(t *testing.T) {
 				Wake:     6 * time.Minute,
 			},
 		},
-		"the last refusals are counted when the pod is gone": {
+		"the last refusals are counted when the pod is deleted": {
 			evacuation: newEvacuation(active(evict)), at: time.Minute,
 			mod: func(s *situation) { s.eviction = eviction.State{Known: true, FailedEvictions: 3} },
 			want: outcome{
@@ -172,11 +172,11 @@ func TestDecideCompletion(t *testing.T) {
 				Wake:            6 * time.Minute,
 			},
 		},
-		"the pod is gone and the object is being deleted, as in a terminating namespace": {
+		"the pod is deleted and the object is being deleted, as in a terminating namespace": {
 			evacuation: newEvacuation(active(evict), deleting, withFinalizers(ours, theirs)), at: time.Minute,
 			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseAll},
 		},
-		"the pod is gone while the evacuator forbade to cancel": {
+		"the pod is deleted, and the evacuator has forbidden cancellation": {
 			evacuation: newEvacuation(
 				withEvacuators(classA), active(classA), withFinalizers(),
 				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
@@ -185,21 +185,23 @@ func TestDecideCompletion(t *testing.T) {
 			), at: time.Minute,
 			want: outcome{Active: classA, Policy: forbid, Complete: "PodDeleted", Wake: 6 * time.Minute},
 		},
-		"a complete one is kept until its time has come": {
+		"a complete Evacuation is kept for the TTL": {
 			evacuation: newEvacuation(active(evict), completed), at: 5 * time.Minute,
 			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Wake: 6 * time.Minute},
 		},
-		"a complete one is released when its time has come": {
+		"a complete Evacuation is released after the TTL": {
 			evacuation: newEvacuation(active(evict), completed), at: 6 * time.Minute,
 			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseOurs},
 		},
-		"a complete one is released immediately when it is being deleted": {
+		"a complete Evacuation is released immediately when it is being deleted": {
 			evacuation: newEvacuation(active(evict), completed, deleting), at: time.Minute,
 			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseAll},
 		},
-		"one that ended cancelled makes way immediately": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), withFinalizers(),
-				withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled, time.Minute)),
+		"a cancelled Evacuation is released immediately": {
+			evacuation: newEvacuation(
+				withEvacuators(classA), active(classA), withFinalizers(),
+				withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled, time.Minute),
+			),
 			pod:  newPod(),
 			at:   time.Minute,
 			want: outcome{Active: classA, Policy: allow, Complete: "Cancelled", Release: releaseAll},
@@ -220,11 +222,11 @@ func TestDecideCancellation(t *testing.T) {
 			evacuation: newEvacuation(active(evict), withFinalizers(theirs)), pod: newPod(),
 			want: outcome{Active: evict, Policy: allow, Evict: true},
 		},
-		"it is being deleted": {
+		"the object is being deleted": {
 			evacuation: newEvacuation(active(evict), deleting), pod: newPod(),
 			want: outcome{Active: evict, Policy: allow, Release: releaseAll, Events: EventCancelled},
 		},
-		"it is being deleted, has no instigator and another finalizer keeps it": {
+		"the object is being deleted without instigators, and another finalizer keeps it": {
 			evacuation: newEvacuation(active(evict), deleting, withFinalizers(foreign)), pod: newPod(),
 			want: outcome{Active: evict, Policy: allow, Wake: time.Minute},
 		},
@@ -232,7 +234,7 @@ func TestDecideCancellation(t *testing.T) {
 			evacuation: newEvacuation(withFinalizers()), pod: newPod(),
 			want: outcome{Policy: allow, Release: releaseAll, Events: EventCancelled},
 		},
-		"the evacuator forbids it and goes on": {
+		"the evacuator forbids cancellation and reports": {
 			evacuation: newEvacuation(
 				withEvacuators(classA), active(classA), reported(time.Minute, "moving"), forbidding, withFinalizers(),
 			),
@@ -240,7 +242,7 @@ func TestDecideCancellation(t *testing.T) {
 			at:   2 * time.Minute,
 			want: outcome{Active: classA, Progress: time.Minute, Policy: forbid, Wake: 16 * time.Minute},
 		},
-		"the evacuator forbade it, then gave up: the pod is not evicted": {
+		"the evacuator forbids cancellation, then completes: the pod is not evicted": {
 			evacuation: newEvacuation(
 				withEvacuators(classA, classB), active(classA), reported(time.Minute, "moving"), forbidding,
 				withFinalizers(),
@@ -257,7 +259,7 @@ func TestDecideCancellation(t *testing.T) {
 				Events:    EventCancelled,
 			},
 		},
-		"the evacuator forbade it, then fell silent: the pod is not evicted": {
+		"the evacuator forbids cancellation, then does not report: the pod is not evicted": {
 			evacuation: newEvacuation(
 				withEvacuators(classA), active(classA), reported(time.Minute, "moving"), forbidding, withFinalizers(),
 			),
@@ -272,7 +274,7 @@ func TestDecideCancellation(t *testing.T) {
 				Events:   EventCancelled,
 			},
 		},
-		"forbidding although the eviction has the turn": {
+		"cancellation is forbidden while the eviction is active": {
 			evacuation: newEvacuation(active(evict), forbidding, withFinalizers()), pod: newPod(),
 			want: outcome{
 				Active:   evict,
@@ -282,27 +284,27 @@ func TestDecideCancellation(t *testing.T) {
 				Events:   EventCancelled,
 			},
 		},
-		"forbidding although no evacuator is active": {
+		"cancellation is forbidden while no evacuator is active": {
 			evacuation: newEvacuation(forbidding, withFinalizers()), pod: newPod(),
 			want: outcome{Policy: forbid, Complete: "Cancelled", Release: releaseAll, Events: EventCancelled},
 		},
 	})
 }
 
-func TestDecideTurn(t *testing.T) {
+func TestDecideActiveEvacuator(t *testing.T) {
 	done := withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true })
 	servingSince := func(at time.Duration) func(*situation) {
 		return func(s *situation) { s.servingSince = start.Add(at) }
 	}
 	runDecide(t, map[string]decideTest{
-		"without evacuators the pod is evicted": {
+		"the pod is evicted if there are no evacuators": {
 			evacuation: newEvacuation(),
 			pod:        newPod(),
 			at:         time.Minute,
 			want:       outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true},
 			says:       "no evacuator was active before",
 		},
-		"the highest priority comes first": {
+		"the evacuator with the highest priority becomes active": {
 			evacuation: newEvacuation(withEvacuators(classB, classA)),
 			pod:        newPod(),
 			at:         time.Minute,
@@ -326,7 +328,7 @@ func TestDecideTurn(t *testing.T) {
 				Events:  EventBlocked,
 			},
 		},
-		"an evacuator that has not reported by then loses its turn": {
+		"an evacuator that has not reported by the start deadline hands over": {
 			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA)),
 			pod:        newPod(),
 			at:         5 * time.Minute,
@@ -339,7 +341,7 @@ func TestDecideTurn(t *testing.T) {
 			},
 			says: "a.example.com has not started within 5m0s",
 		},
-		"a shorter progress deadline counts for the start, too": {
+		"a progress deadline that is shorter than the start deadline replaces it": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), func(e *maintenancev1alpha1.Evacuation) {
 				e.Spec.ProgressDeadlineSeconds = ptr.To[int32](60)
 			}),
@@ -348,7 +350,7 @@ func TestDecideTurn(t *testing.T) {
 			want: outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
 			says: "has not started within 1m0s",
 		},
-		"a report that only moves the time is a report": {
+		"a report without a message counts": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(3*time.Second, "")),
 			pod:        newPod(),
 			at:         10 * time.Minute,
@@ -359,7 +361,7 @@ func TestDecideTurn(t *testing.T) {
 				Wake:     15*time.Minute + 3*time.Second,
 			},
 		},
-		"a first report right after the hand-over is a report: the progress deadline counts": {
+		"a report right after the hand-over starts the progress deadline": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Millisecond, "")),
 			pod:        newPod(),
 			at:         10 * time.Minute,
@@ -370,13 +372,13 @@ func TestDecideTurn(t *testing.T) {
 				Wake:     15*time.Minute + time.Millisecond,
 			},
 		},
-		"so it is in the second of the hand-over, as stamps are stored": {
+		"a report in the second of the hand-over starts the progress deadline": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(0, "")),
 			pod:        newPod(),
 			at:         10 * time.Minute,
 			want:       outcome{Active: classA, Policy: allow, Wake: 15 * time.Minute},
 		},
-		"an evacuator that reports keeps its turn for the progress deadline": {
+		"an evacuator that reports stays active for the progress deadline": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(20*time.Minute, "copying")),
 			pod:        newPod(),
 			at:         49 * time.Minute,
@@ -390,7 +392,7 @@ func TestDecideTurn(t *testing.T) {
 			},
 			says: "copying",
 		},
-		"an evacuator that falls silent loses its turn": {
+		"an evacuator that does not report for the progress deadline hands over": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(20*time.Minute, "copying")),
 			pod:        newPod(),
 			at:         50 * time.Minute,
@@ -412,7 +414,7 @@ func TestDecideTurn(t *testing.T) {
 			), pod: newPod(), at: 2 * time.Minute,
 			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 16 * time.Minute},
 		},
-		"an evacuator that is done hands over immediately, with its message": {
+		"an evacuator that has completed hands over immediately, with its message": {
 			evacuation: newEvacuation(
 				withEvacuators(classA, classB), active(classA), reported(time.Minute, "strategy is Recreate"), done,
 				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
@@ -422,7 +424,7 @@ func TestDecideTurn(t *testing.T) {
 			want: outcome{Active: classB, Since: time.Minute, Policy: allow, Wake: 3*time.Minute + 30*time.Second},
 			says: `a.example.com reported completion ("strategy is Recreate")`,
 		},
-		"a new leader lets evacuators report first": {
+		"a new leader waits for reports of evacuators": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
 			pod:        newPod(),
 			at:         62 * time.Minute,
@@ -444,18 +446,18 @@ func TestDecideTurn(t *testing.T) {
 			mod:  servingSince(time.Hour),
 			want: outcome{Active: evict, Since: 61 * time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
 		},
-		"a new leader hands over immediately from an evacuator that is done": {
+		"a new leader hands over immediately from an evacuator that has completed": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), done),
 			pod:        newPod(),
 			at:         61 * time.Minute,
 			mod:        servingSince(time.Hour),
 			want:       outcome{Active: evict, Since: 61 * time.Minute, Policy: allow, Evict: true},
 		},
-		"a class that the spec does not know is passed over": {
+		"an active class that is not in the spec hands over": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classB)), pod: newPod(), at: time.Minute,
 			want: outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
 		},
-		"the DaemonSet evacuator's clock restarts while the drain has not reached the pod": {
+		"the start deadline of the DaemonSet evacuator restarts before the drain reaches the pod": {
 			evacuation: newEvacuation(
 				withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
 				active(maintenancev1alpha1.EvacuatorClassDaemonSet),
@@ -468,7 +470,7 @@ func TestDecideTurn(t *testing.T) {
 				Wake:   5*time.Minute + 30*time.Second,
 			},
 		},
-		"a clock of one second restarts once a second": {
+		"a start deadline of one second restarts once a second": {
 			evacuation: newEvacuation(
 				withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
 				active(maintenancev1alpha1.EvacuatorClassDaemonSet),
@@ -482,7 +484,7 @@ func TestDecideTurn(t *testing.T) {
 				Wake:   3*time.Minute + time.Second,
 			},
 		},
-		"the DaemonSet evacuator's clock runs when the drain has reached the pod": {
+		"the start deadline of the DaemonSet evacuator counts after the drain reaches the pod": {
 			evacuation: newEvacuation(
 				withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
 				active(maintenancev1alpha1.EvacuatorClassDaemonSet),
@@ -521,7 +523,7 @@ func TestDecideEviction(t *testing.T) {
 			evacuation: newEvacuation(active(evict)), pod: newPod(terminatingUntil(time.Minute)), at: time.Minute,
 			want: outcome{Active: evict, Policy: allow, Wake: 90 * time.Second},
 		},
-		"the queue's blocker is shown": {
+		"the blocker of the queue becomes the condition Blocked": {
 			evacuation: newEvacuation(active(evict)), pod: newPod(),
 			mod: func(s *situation) { s.eviction = eviction.State{Known: true, FailedEvictions: 2, Blocker: budget} },
 			want: outcome{
@@ -534,25 +536,25 @@ func TestDecideEviction(t *testing.T) {
 				Events:          EventBlocked,
 			},
 		},
-		"the same blocker makes no second event": {
+		"the same blocker is not recorded as a second event": {
 			evacuation: newEvacuation(active(evict), wasBlocked), pod: newPod(),
 			mod:  func(s *situation) { s.eviction = eviction.State{Known: true, Blocker: budget} },
 			want: outcome{Active: evict, Policy: allow, Blocked: "PodDisruptionBudget", Evict: true, Wake: time.Minute},
 		},
-		"it is cleared when the queue says so": {
+		"Blocked is cleared when the queue has no blocker": {
 			evacuation: newEvacuation(active(evict), wasBlocked), pod: newPod(),
 			mod:  func(s *situation) { s.eviction = eviction.State{Known: true} },
 			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Evict: true},
 		},
-		"after a restart it stands until the queue knows": {
+		"Blocked stays after a restart until the queue has an answer": {
 			evacuation: newEvacuation(active(evict), wasBlocked), pod: newPod(),
 			want: outcome{Active: evict, Policy: allow, Blocked: "PodDisruptionBudget", Evict: true},
 		},
-		"it is cleared when the pod was asked to stop": {
+		"Blocked is cleared when the pod terminates": {
 			evacuation: newEvacuation(active(evict), wasBlocked), pod: newPod(terminatingUntil(time.Minute)),
 			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Wake: 90 * time.Second},
 		},
-		"the counter never falls": {
+		"the counter of failed evictions never decreases": {
 			evacuation: newEvacuation(
 				active(evict),
 				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.FailedEvictionCounter = 7 }),
@@ -564,20 +566,20 @@ func TestDecideEviction(t *testing.T) {
 			evacuation: newEvacuation(active(evict)), pod: newPod(terminatingUntil(time.Minute)), at: 90 * time.Second,
 			want: outcome{Active: evict, Policy: allow, Blocked: "PodTerminating", Events: EventBlocked},
 		},
-		"a finalizer holds the pod": {
+		"a finalizer keeps the pod": {
 			evacuation: newEvacuation(active(evict)),
 			pod:        newPod(terminatingUntil(time.Minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} }),
 			at:         90 * time.Second,
 			want:       outcome{Active: evict, Policy: allow, Blocked: "PodFinalizer", Events: EventBlocked},
 		},
-		"the kubelet is gone": {
+		"the node is unreachable": {
 			evacuation: newEvacuation(active(evict)),
 			pod:        newPod(terminatingUntil(time.Minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} }),
 			at:         90 * time.Second,
 			mod:        func(s *situation) { s.nodeUnreachable = true },
 			want:       outcome{Active: evict, Policy: allow, Blocked: "NodeUnreachable", Events: EventBlocked},
 		},
-		"another reason makes another event": {
+		"another reason is recorded as another event": {
 			evacuation: newEvacuation(
 				active(evict), withCondition(maintenancev1alpha1.ConditionBlocked, "NodeUnreachable", 0),
 			),
@@ -590,6 +592,6 @@ func TestDecideEviction(t *testing.T) {
 func TestTurnMessage(t *testing.T) {
 	message := turnMessage(classA, strings.Repeat("ä", maxMessage))
 	if len(message) > maxMessage {
-		t.Errorf("the message has %d bytes, more than the %d that the API takes", len(message), maxMessage)
+		t.Errorf("got a message of %d bytes, want at most %d", len(message), maxMessage)
 	}
 }

@@ -51,7 +51,7 @@ func annotated(annotations map[string]string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Annotations = annotations }
 }
 
-// untilAnnotations waits until the pod has just these annotations.
+// untilAnnotations waits until the pod has exactly the given annotations.
 func (w *world) untilAnnotations(step time.Duration, want map[string]string) {
 	w.Helper()
 	var got map[string]string
@@ -65,20 +65,20 @@ func (w *world) untilAnnotations(step time.Duration, want map[string]string) {
 	}
 }
 
-func TestDeletionCostOfAPodThatWaits(t *testing.T) {
+func TestDeletionCostIsLoweredAndRestored(t *testing.T) {
 	withdraw := func(w *world) { w.api.edit(w.T, w.target, withFinalizers()) }
 	for name, tc := range map[string]struct {
 		original   map[string]string
 		evacuation []func(*maintenancev1alpha1.Evacuation)
 		end        func(*world)
 	}{
-		"comes back when the evacuation is cancelled": {map[string]string{costKey: "7"}, nil, withdraw},
-		"is removed again where there was none":       {nil, nil, withdraw},
-		"comes back when a user deletes the evacuation": {
+		"restored when the evacuation is cancelled": {map[string]string{costKey: "7"}, nil, withdraw},
+		"removed if the pod had none":               {nil, nil, withdraw},
+		"restored when a user deletes the Evacuation": {
 			original: map[string]string{costKey: "7"},
 			end:      func(w *world) { w.api.edit(w.T, w.target, deleting) },
 		},
-		"comes back when the evacuation is forced off the API": {
+		"restored when the Evacuation is removed without its finalizers": {
 			original: map[string]string{costKey: "7"},
 			end: func(w *world) {
 				w.must(w.api.client.Tracker().Delete(evacuationsResource, w.target.Namespace, w.target.Name))
@@ -92,10 +92,10 @@ func TestDeletionCostOfAPodThatWaits(t *testing.T) {
 					newNode(corev1.ConditionTrue), newBudget("1", 0),
 				)
 				w.host.answer(refuse)
-				w.until("the eviction has the turn", 0, hasClass(evict))
+				w.until("the eviction is active", 0, hasClass(evict))
 				w.untilAnnotations(time.Second, map[string]string{costKey: lowest, originalKey: tc.original[costKey]})
 				if waited := w.clock.Since(start); waited < 10*time.Second {
-					t.Errorf("got lowered after %s, want it only after ten seconds", waited)
+					t.Errorf("the deletion cost was lowered after %s, want not before 10s", waited)
 				}
 				tc.end(w)
 				w.untilAnnotations(0, tc.original)
@@ -104,9 +104,9 @@ func TestDeletionCostOfAPodThatWaits(t *testing.T) {
 	}
 }
 
-func TestDeletionCostThatAFormerLeaderLowered(t *testing.T) {
+func TestDeletionCostThatTheLastLeaderLowered(t *testing.T) {
 	lowered := map[string]string{costKey: lowest, originalKey: "7"}
-	t.Run("comes back if the evacuation is gone", func(t *testing.T) {
+	t.Run("restored if the Evacuation does not exist", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			other := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
 				e.Name, e.Spec.PodRef.Name, e.Spec.PodRef.UID = "uid-web-2", "web-2", "uid"
@@ -115,7 +115,7 @@ func TestDeletionCostThatAFormerLeaderLowered(t *testing.T) {
 			w.untilAnnotations(0, map[string]string{costKey: "7"})
 		})
 	})
-	t.Run("comes back if the evacuation has ended without the pod", func(t *testing.T) {
+	t.Run("restored if the evacuation was cancelled", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(
 				t, 0,
@@ -127,7 +127,7 @@ func TestDeletionCostThatAFormerLeaderLowered(t *testing.T) {
 			w.untilAnnotations(0, map[string]string{costKey: "7"})
 		})
 	})
-	t.Run("stays while the pod is asked to leave", func(t *testing.T) {
+	t.Run("kept while the pod is asked to leave", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(
 				t, 0, newEvacuation(), newPod(ofReplicaSet, annotated(lowered)), newNode(corev1.ConditionTrue),
@@ -135,13 +135,13 @@ func TestDeletionCostThatAFormerLeaderLowered(t *testing.T) {
 			)
 			w.host.answer(refuse)
 			w.until(
-				"it is blocked", time.Second,
+				"the Evacuation is blocked", time.Second,
 				hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget),
 			)
 			w.untilAnnotations(0, lowered)
 		})
 	})
-	t.Run("comes back although the first attempts fail", func(t *testing.T) {
+	t.Run("restored although the first attempts fail", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			other := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
 				e.Name, e.Spec.PodRef.Name, e.Spec.PodRef.UID = "uid-web-2", "web-2", "uid"

@@ -50,7 +50,7 @@ var (
 )
 
 // fakeAPI makes the fake clientset behave as our API does where the controller depends on it:
-// versions, conflicts, the status subresource, finalizers. It counts the writes.
+// resource versions, conflicts, the status subresource, finalizers. It records the writes.
 type fakeAPI struct {
 	client *versionedfake.Clientset
 	clock  informertest.Clock
@@ -101,7 +101,7 @@ func (a *fakeAPI) update(action clienttesting.Action) (bool, runtime.Object, err
 	return true, updated, a.store(updated)
 }
 
-// store needs the lock.
+// store writes an Evacuation. The caller holds the lock.
 func (a *fakeAPI) store(evacuation *maintenancev1alpha1.Evacuation) error {
 	a.version++
 	evacuation.ResourceVersion = strconv.Itoa(a.version)
@@ -130,7 +130,7 @@ func (a *fakeAPI) delete(action clienttesting.Action) (bool, runtime.Object, err
 	return true, nil, a.store(stored)
 }
 
-// edit is a write by another client.
+// edit changes an Evacuation as another client.
 func (a *fakeAPI) edit(
 	t *testing.T, evacuation *maintenancev1alpha1.Evacuation, mod func(*maintenancev1alpha1.Evacuation),
 ) {
@@ -180,7 +180,7 @@ func (h *fakeHost) Lower(ctx context.Context, pod *corev1.Pod) error {
 	return deletioncost.Lower(ctx, h.client, pod)
 }
 
-// answer changes how evictions are answered, and returns how they were before.
+// answer sets the answer to evictions, and returns the previous one.
 func (h *fakeHost) answer(evict func(*policyv1.Eviction) error) func(*policyv1.Eviction) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -204,7 +204,7 @@ func (h *fakeHost) sent() int {
 	return h.calls
 }
 
-// world is a controller between two fake clusters.
+// world has a controller and two fake clusters.
 type world struct {
 	*testing.T
 	clock  informertest.Clock
@@ -213,12 +213,12 @@ type world struct {
 	host   *fakeHost
 	events *events.FakeRecorder
 	target *maintenancev1alpha1.Evacuation
-	// accept is how evictions are answered unless a test says otherwise.
+	// accept is the default answer to evictions, which deletes the pod.
 	accept func(*policyv1.Eviction) error
 }
 
-// newWorld starts, in a bubble, a controller at the time of the clock, which is when it starts to
-// serve. The eviction of a pod removes it.
+// newWorld starts a controller that serves since start plus at. An eviction deletes the pod. The
+// test runs in a bubble of synctest.
 func newWorld(
 	t *testing.T, at time.Duration, evacuation *maintenancev1alpha1.Evacuation, host ...runtime.Object,
 ) *world {
@@ -226,7 +226,7 @@ func newWorld(
 	return newWorldWith(t, at, evacuation, func(*fake.Clientset) {}, host...)
 }
 
-// newWorldWith has the fake host cluster prepared before the controller starts.
+// newWorldWith is newWorld with changes to the fake host cluster before the controller starts.
 func newWorldWith(
 	t *testing.T, at time.Duration, evacuation *maintenancev1alpha1.Evacuation, prepare func(*fake.Clientset),
 	host ...runtime.Object,
@@ -251,8 +251,13 @@ func newWorldWith(
 	hostInformers := informers.NewSharedInformerFactory(w.client, 0)
 	ownInformers := externalversions.NewSharedInformerFactory(w.api.client, 0)
 	c, err := New(Config{
-		Host: w.client, HostInformers: hostInformers, Maintenance: w.api.client, MaintenanceInformers: ownInformers,
-		Recorder: w.events, Clock: clock, Evictions: w.host,
+		Host:                 w.client,
+		HostInformers:        hostInformers,
+		Maintenance:          w.api.client,
+		MaintenanceInformers: ownInformers,
+		Recorder:             w.events,
+		Clock:                clock,
+		Evictions:            w.host,
 	})
 	w.must(err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -281,7 +286,7 @@ func (w *world) must(err error) {
 	}
 }
 
-// get returns the Evacuation as it is stored; nil if it is gone.
+// get returns the stored Evacuation, nil if it does not exist.
 func (w *world) get() *maintenancev1alpha1.Evacuation {
 	w.Helper()
 	evacuation, err := w.api.stored(w.target.Namespace, w.target.Name)

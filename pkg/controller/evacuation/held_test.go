@@ -30,7 +30,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
-// asking is a maintenance that drains all pods of the node.
+// asking returns a maintenance that drains all pods of a node.
 func asking(name string, node *corev1.Node) *maintenancev1alpha1.NodeMaintenance {
 	return &maintenancev1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: *after(-time.Hour)},
@@ -52,12 +52,13 @@ func asking(name string, node *corev1.Node) *maintenancev1alpha1.NodeMaintenance
 
 func TestDecideHeld(t *testing.T) {
 	const held = "EvacuationHeld"
-	dead := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
-		return newEvacuation(
-			append(
-				[]func(*maintenancev1alpha1.Evacuation){active(evict), deleting, withFinalizers(foreign)}, mods...,
-			)...,
-		)
+	// heldBack returns an Evacuation without instigators that a finalizer keeps.
+	heldBack := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+		e := newEvacuation(active(evict), deleting, withFinalizers(foreign))
+		for _, mod := range mods {
+			mod(e)
+		}
+		return e
 	}
 	targeted := func(s *situation) { s.targeted = true }
 	ofType := func(podType maintenancev1alpha1.PodType, replaced bool) func(*situation) {
@@ -65,8 +66,8 @@ func TestDecideHeld(t *testing.T) {
 	}
 	wasHeld := withCondition(maintenancev1alpha1.ConditionBlocked, held, 0)
 	runDecide(t, map[string]decideTest{
-		"a pod that a maintenance still asks for is evicted, and the finalizers are named": {
-			evacuation: dead(), pod: newPod(), mod: targeted,
+		"a pod that a maintenance targets is evicted, and the finalizers are reported": {
+			evacuation: heldBack(), pod: newPod(), mod: targeted,
 			want: outcome{
 				Active:  evict,
 				Policy:  allow,
@@ -76,8 +77,8 @@ func TestDecideHeld(t *testing.T) {
 				Events:  EventBlocked,
 			},
 		},
-		"so it is while an evacuator was active": {
-			evacuation: dead(withEvacuators(classA), active(classA)), pod: newPod(), mod: targeted,
+		"a pod with an active evacuator is evicted, too": {
+			evacuation: heldBack(withEvacuators(classA), active(classA)), pod: newPod(), mod: targeted,
 			want: outcome{
 				Active:  classA,
 				Policy:  allow,
@@ -87,20 +88,20 @@ func TestDecideHeld(t *testing.T) {
 				Events:  EventBlocked,
 			},
 		},
-		"a pod that no maintenance asks for stays": {
-			evacuation: dead(wasHeld), pod: newPod(),
+		"a pod that no maintenance targets is not evicted": {
+			evacuation: heldBack(wasHeld), pod: newPod(),
 			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Wake: time.Minute},
 		},
-		"a static pod is not evicted, and still blocked": {
-			evacuation: dead(), pod: newPod(), mod: ofType(maintenancev1alpha1.PodTypeStatic, false),
+		"a static pod is not evicted": {
+			evacuation: heldBack(), pod: newPod(), mod: ofType(maintenancev1alpha1.PodTypeStatic, false),
 			want: outcome{Active: evict, Policy: allow, Blocked: held, Wake: time.Minute, Events: EventBlocked},
 		},
-		"a DaemonSet pod that would come back is not evicted": {
-			evacuation: dead(), pod: newPod(), mod: ofType(maintenancev1alpha1.PodTypeDaemonSet, true),
+		"a DaemonSet pod that the DaemonSet would replace is not evicted": {
+			evacuation: heldBack(), pod: newPod(), mod: ofType(maintenancev1alpha1.PodTypeDaemonSet, true),
 			want: outcome{Active: evict, Policy: allow, Blocked: held, Wake: time.Minute, Events: EventBlocked},
 		},
-		"another DaemonSet pod is": {
-			evacuation: dead(), pod: newPod(), mod: ofType(maintenancev1alpha1.PodTypeDaemonSet, false),
+		"a DaemonSet pod that is not replaced is evicted": {
+			evacuation: heldBack(), pod: newPod(), mod: ofType(maintenancev1alpha1.PodTypeDaemonSet, false),
 			want: outcome{
 				Active:  evict,
 				Policy:  allow,
@@ -110,12 +111,12 @@ func TestDecideHeld(t *testing.T) {
 				Events:  EventBlocked,
 			},
 		},
-		"a pod that terminates is waited for": {
-			evacuation: dead(wasHeld), pod: newPod(terminatingUntil(20 * time.Second)), mod: targeted,
+		"a terminating pod is waited for": {
+			evacuation: heldBack(wasHeld), pod: newPod(terminatingUntil(20 * time.Second)), mod: targeted,
 			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Wake: 50 * time.Second},
 		},
-		"the refusals are counted": {
-			evacuation: dead(), pod: newPod(), mod: func(s *situation) {
+		"refused evictions are counted": {
+			evacuation: heldBack(), pod: newPod(), mod: func(s *situation) {
 				s.targeted, s.eviction = true, eviction.State{Known: true, FailedEvictions: 4}
 			},
 			want: outcome{
@@ -128,8 +129,8 @@ func TestDecideHeld(t *testing.T) {
 				Events:          EventBlocked,
 			},
 		},
-		"an evacuator that forbids cancellation goes on": {
-			evacuation: dead(
+		"an evacuator that forbids cancellation stays active": {
+			evacuation: heldBack(
 				withEvacuators(classA), active(classA), reported(0, "moving"),
 				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
 					st.EvacuationCancellationPolicy = forbid
@@ -137,8 +138,8 @@ func TestDecideHeld(t *testing.T) {
 			), pod: newPod(), mod: targeted,
 			want: outcome{Active: classA, Policy: forbid, Wake: 15 * time.Minute},
 		},
-		"an object that an instigator holds is cancelled": {
-			evacuation: dead(withFinalizers(foreign, ours)), pod: newPod(), mod: targeted,
+		"an Evacuation with an instigator is cancelled": {
+			evacuation: heldBack(withFinalizers(foreign, ours)), pod: newPod(), mod: targeted,
 			want: outcome{Active: evict, Policy: allow, Release: releaseAll, Events: EventCancelled},
 		},
 	})
@@ -149,8 +150,8 @@ func TestPodOfAHeldEvacuationIsEvicted(t *testing.T) {
 		asks bool
 		want int
 	}{
-		"while a maintenance asks for it": {true, 1},
-		"not when none does":              {false, 0},
+		"a maintenance targets the pod":  {true, 1},
+		"no maintenance targets the pod": {false, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -159,33 +160,33 @@ func TestPodOfAHeldEvacuationIsEvicted(t *testing.T) {
 				if tt.asks {
 					w.must(w.api.client.Tracker().Add(asking("kernel-2026-11", node)))
 				}
-				w.until("the eviction is next", 0, hasClass(evict))
+				w.until("the eviction is active", 0, hasClass(evict))
 				w.api.edit(t, w.target, deleting)
 				w.until("no instigator is left", 0, func(e *maintenancev1alpha1.Evacuation) bool {
 					return len(e.Finalizers) == 1
 				})
 				if tt.asks {
 					w.until(
-						"it is held", 0,
+						"the condition has the reason EvacuationHeld", 0,
 						hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuationHeld),
 					)
 					blocked := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked)
 					if !strings.Contains(blocked.Message, foreign) {
-						t.Errorf("got %q, want it to name %s", blocked.Message, foreign)
+						t.Errorf("got message %q, want finalizer %s in it", blocked.Message, foreign)
 					}
 				}
 				_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(
 					t.Context(), newBudget("2", 1), metav1.UpdateOptions{},
 				)
 				w.must(err)
-				w.until("some time has passed", time.Second, func(*maintenancev1alpha1.Evacuation) bool {
+				w.until("two minutes have passed", time.Second, func(*maintenancev1alpha1.Evacuation) bool {
 					return w.clock.Since(start) > 2*time.Minute
 				})
 				if got := w.host.sent(); got != tt.want {
 					t.Errorf("got %d evictions, want %d", got, tt.want)
 				}
 				if e := w.get(); e == nil || podDeleted(e) != tt.asks {
-					t.Errorf("got %+v, want it to be kept by its finalizer", e)
+					t.Errorf("got %+v, want an Evacuation with PodDeleted: %t", e, tt.asks)
 				}
 			})
 		})

@@ -37,7 +37,7 @@ import (
 
 const daemonSetClass = maintenancev1alpha1.EvacuatorClassDaemonSet
 
-// requested is the report with which the DaemonSet evacuator asks for the eviction.
+// requested adds the report with which the DaemonSet evacuator requests the eviction.
 func requested(e *maintenancev1alpha1.Evacuation) {
 	e.Status.EvacuationProgressTimestamp, e.Status.ExpectedEvacuationFinishTime = after(0), after(time.Minute)
 }
@@ -50,14 +50,11 @@ func ofDaemonSet(p *corev1.Pod) {
 
 func TestDecideDaemonSetPod(t *testing.T) {
 	asked := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
-		return newEvacuation(
-			append(
-				[]func(*maintenancev1alpha1.Evacuation){
-					withEvacuators(daemonSetClass), active(daemonSetClass), requested,
-				},
-				mods...,
-			)...,
-		)
+		e := newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass), requested)
+		for _, mod := range mods {
+			mod(e)
+		}
+		return e
 	}
 	targeted := func(s *situation) { s.targeted, s.podType = true, maintenancev1alpha1.PodTypeDaemonSet }
 	blockedBy := func(reason string) func(*situation) {
@@ -71,27 +68,27 @@ func TestDecideDaemonSetPod(t *testing.T) {
 	}
 	wasBlocked := withCondition(maintenancev1alpha1.ConditionBlocked, "PodDisruptionBudget", 0)
 	runDecide(t, map[string]decideTest{
-		"is evicted when the evacuator asks for it": {
+		"the pod is evicted when the evacuator requests it": {
 			evacuation: asked(), pod: newPod(), mod: targeted,
 			want: outcome{Active: daemonSetClass, Policy: allow, Evict: true, Wake: 15 * time.Minute},
 		},
-		"is not evicted before that": {
+		"the pod is not evicted before the evacuator requests it": {
 			evacuation: newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass)),
 			pod:        newPod(),
 			mod:        targeted,
 			want:       outcome{Active: daemonSetClass, Policy: allow, Wake: 2*time.Minute + 30*time.Second},
 		},
-		"is not evicted when no maintenance asks for it any more": {
+		"the pod is not evicted if no maintenance targets it": {
 			evacuation: asked(),
 			pod:        newPod(),
 			mod:        func(s *situation) { s.podType = maintenancev1alpha1.PodTypeDaemonSet },
 			want:       outcome{Active: daemonSetClass, Policy: allow, Wake: 15 * time.Minute},
 		},
-		"is not one because its annotation says so": {
+		"a pod of another type is not evicted": {
 			evacuation: asked(), pod: newPod(), mod: func(s *situation) { s.targeted = true },
 			want: outcome{Active: daemonSetClass, Policy: allow, Wake: 15 * time.Minute},
 		},
-		"waits for its budget at first": {
+		"the pod waits for its budget": {
 			evacuation: asked(), pod: newPod(), mod: blockedBy("UnhealthyPodsHoldBudget"),
 			want: outcome{
 				Active:  daemonSetClass,
@@ -102,7 +99,7 @@ func TestDecideDaemonSetPod(t *testing.T) {
 				Events:  EventBlocked,
 			},
 		},
-		"keeps its evacuator however long the budget is closed": {
+		"the evacuator stays active while the budget allows no eviction": {
 			evacuation: asked(wasBlocked), pod: newPod(), at: 24 * time.Hour, mod: blockedBy("PodDisruptionBudget"),
 			want: outcome{
 				Active:  daemonSetClass,
@@ -116,27 +113,29 @@ func TestDecideDaemonSetPod(t *testing.T) {
 	})
 }
 
-func TestKeptDaemonSetPodIsExplained(t *testing.T) {
+func TestMessageOfAKeptDaemonSetPod(t *testing.T) {
 	for name, tt := range map[string]struct {
 		reason string
 		at     time.Duration
 		want   bool
 	}{
-		"not while the budget has been closed for less than the patience": {
+		"the budget has refused for less than BudgetPatience": {
 			reason: "PodDisruptionBudget",
 			at:     DefaultBudgetPatience - time.Second,
 		},
-		"when it has been closed for the patience": {
+		"the budget has refused for BudgetPatience": {
 			reason: "PodDisruptionBudget",
 			at:     DefaultBudgetPatience,
 			want:   true,
 		},
-		"immediately if it cannot be computed": {reason: "PodDisruptionBudgetSyncFailed", at: 0, want: true},
-		"never if an error is in the way":      {reason: "EvictionForbidden", at: time.Hour},
+		"the budget cannot be computed": {reason: "PodDisruptionBudgetSyncFailed", at: 0, want: true},
+		"the eviction is forbidden":     {reason: "EvictionForbidden", at: time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass), requested,
-				withCondition(maintenancev1alpha1.ConditionBlocked, tt.reason, 0))
+			e := newEvacuation(
+				withEvacuators(daemonSetClass), active(daemonSetClass), requested,
+				withCondition(maintenancev1alpha1.ConditionBlocked, tt.reason, 0),
+			)
 			d := decide(situation{
 				now:            start.Add(tt.at),
 				evacuation:     e,
@@ -157,16 +156,16 @@ func TestKeptDaemonSetPodIsExplained(t *testing.T) {
 			}
 			e.Status = d.status
 			if got := protocol.IsKeptByBudget(e, DefaultBudgetPatience, start.Add(tt.at)); got != tt.want {
-				t.Errorf("got that it is kept: %v, want %v", got, tt.want)
+				t.Errorf("got IsKeptByBudget %t, want %t", got, tt.want)
 			}
 			if !tt.want && protocol.IsBudgetReason(tt.reason) && !d.wake.Equal(start.Add(DefaultBudgetPatience)) {
-				t.Errorf("got the next look at %s, want it when the patience ends", d.wake)
+				t.Errorf("got the requeue at %s, want %s", d.wake, start.Add(DefaultBudgetPatience))
 			}
 		})
 	}
 }
 
-// daemonSetWorld has a DaemonSet pod whose eviction is requested.
+// daemonSetWorld returns a world with a DaemonSet pod whose eviction is requested.
 func daemonSetWorld(t *testing.T, allowed int32, answer func(*policyv1.Eviction) error) *world {
 	t.Helper()
 	node := newNode(corev1.ConditionTrue)
@@ -179,10 +178,10 @@ func daemonSetWorld(t *testing.T, allowed int32, answer func(*policyv1.Eviction)
 	return w
 }
 
-func TestDaemonSetPodLeavesThroughItsBudget(t *testing.T) {
+func TestKeptDaemonSetPodIsEvictedWhenItsBudgetAllowsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := daemonSetWorld(t, 0, refuse)
-		w.until("it is kept", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
+		w.until("the pod is kept", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
 			return protocol.IsKeptByBudget(e, DefaultBudgetPatience, w.clock.Now()) &&
 				strings.Contains(
 					meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message,
@@ -190,14 +189,14 @@ func TestDaemonSetPodLeavesThroughItsBudget(t *testing.T) {
 				)
 		})
 		if !hasClass(daemonSetClass)(w.get()) {
-			t.Errorf("got %s, want the evacuator to stay", w.get().Status.ActiveEvacuatorClass)
+			t.Errorf("got active evacuator %s, want %s", w.get().Status.ActiveEvacuatorClass, daemonSetClass)
 		}
 		w.host.answer(w.accept)
 		_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(
 			t.Context(), newBudget("2", 1), metav1.UpdateOptions{},
 		)
 		w.must(err)
-		w.until("it is evicted when the budget opens", time.Second, podDeleted)
+		w.until("the pod is evicted", time.Second, podDeleted)
 	})
 }
 
@@ -205,7 +204,7 @@ func TestRefusedDaemonSetPodIsBlocked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := daemonSetWorld(t, 1, func(*policyv1.Eviction) error {
 			return apierrors.NewForbidden(
-				corev1.Resource("pods"), podName, errors.New("the policy keep-logging says no"),
+				corev1.Resource("pods"), podName, errors.New("denied by policy keep-logging"),
 			)
 		})
 		blocked := func(e *maintenancev1alpha1.Evacuation) bool {
@@ -213,12 +212,12 @@ func TestRefusedDaemonSetPodIsBlocked(t *testing.T) {
 			return condition != nil && condition.Status == metav1.ConditionTrue &&
 				strings.Contains(condition.Message, "keep-logging")
 		}
-		w.until("it is blocked with the words of the policy", time.Second, blocked)
+		w.until("the Evacuation is blocked with the error of the policy", time.Second, blocked)
 		w.until("an hour has passed", 10*time.Second, func(*maintenancev1alpha1.Evacuation) bool {
 			return w.clock.Since(start) > time.Hour
 		})
 		if e := w.get(); !blocked(e) || !hasClass(daemonSetClass)(e) {
-			t.Errorf("got %+v, want it still blocked with the same evacuator", e.Status)
+			t.Errorf("got status %+v, want it blocked with the same active evacuator", e.Status)
 		}
 	})
 }

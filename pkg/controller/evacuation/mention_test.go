@@ -40,7 +40,7 @@ func TestMention(t *testing.T) {
 		notes     []string
 		forPeople bool
 	}{
-		"a hand-over, in the status and in its event": {
+		"a hand-over: the status and the event": {
 			decision: decision{
 				handedOver: true,
 				status:     maintenancev1alpha1.EvacuationStatus{Message: "x."},
@@ -51,7 +51,7 @@ func TestMention(t *testing.T) {
 			notes:     []string{"y." + mentioned},
 			forPeople: true,
 		},
-		"an event about what blocks, and not what the evacuator said": {
+		"an event about a blocker: not the message of the evacuator": {
 			decision: decision{
 				status: maintenancev1alpha1.EvacuationStatus{Message: "copying"},
 				events: []event{{reason: EventBlocked, note: "y."}},
@@ -61,13 +61,13 @@ func TestMention(t *testing.T) {
 			notes:     []string{"y." + mentioned},
 			forPeople: true,
 		},
-		"nothing about a cancellation": {
+		"a cancellation: nothing": {
 			decision:  decision{events: []event{{reason: EventCancelled, note: "y."}}},
 			nm:        nm,
 			notes:     []string{"y."},
 			forPeople: true,
 		},
-		"nothing if no maintenance asks": {
+		"no maintenance targets the pod: nothing": {
 			decision: decision{
 				handedOver: true,
 				status:     maintenancev1alpha1.EvacuationStatus{Message: "x."},
@@ -77,41 +77,41 @@ func TestMention(t *testing.T) {
 			notes:     []string{"y."},
 			forPeople: true,
 		},
-		"what is too long is cut before the maintenance": {
+		"a long message is cut before the name of the maintenance": {
 			decision:  decision{handedOver: true, status: maintenancev1alpha1.EvacuationStatus{Message: long}},
 			nm:        nm,
 			status:    cut(long, maxMessage-len(mentioned)) + mentioned,
 			forPeople: true,
 		},
-		"a decision that says nothing": {decision: decision{}},
+		"a decision without a message": {decision: decision{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := tt.decision.isForPeople(); got != tt.forPeople {
-				t.Errorf("got %v that it is for people, want %v", got, tt.forPeople)
+				t.Errorf("got isForPeople %t, want %t", got, tt.forPeople)
 			}
 			tt.decision.mention(tt.nm)
 			if got := tt.decision.status.Message; got != tt.status || len(got) > maxMessage {
-				t.Errorf("got the message %q, want %q", got, tt.status)
+				t.Errorf("got message %q, want %q", got, tt.status)
 			}
 			for i, want := range tt.notes {
 				if got := tt.decision.events[i].note; got != want {
-					t.Errorf("got the note %q, want %q", got, want)
+					t.Errorf("got note %q, want %q", got, want)
 				}
 			}
 		})
 	}
 }
 
-func TestEvictedPodHasAnEventThatNamesTheMaintenance(t *testing.T) {
+func TestEventOfAnEvictionNamesTheMaintenance(t *testing.T) {
 	for name, tt := range map[string]struct {
 		asked bool
 		want  string
 	}{
-		"with the maintenance that asks for it": {
+		"a maintenance targets the pod": {
 			asked: true,
 			want:  "Normal Evicted The pod is evicted, as its disruption budget allows." + mentioned,
 		},
-		"without one if only others ask for it": {
+		"no maintenance targets the pod": {
 			want: "Normal Evicted The pod is evicted, as its disruption budget allows.",
 		},
 	} {
@@ -122,7 +122,7 @@ func TestEvictedPodHasAnEventThatNamesTheMaintenance(t *testing.T) {
 				if tt.asked {
 					w.must(w.api.client.Tracker().Add(asking("kernel-2026-11", node)))
 				}
-				w.until("the pod is gone", 10*time.Second, podDeleted)
+				w.until("the pod is deleted", 10*time.Second, podDeleted)
 				var evicted []string
 				for len(w.events.Events) > 0 {
 					if text := <-w.events.Events; strings.Contains(text, EventEvicted) {
@@ -130,7 +130,7 @@ func TestEvictedPodHasAnEventThatNamesTheMaintenance(t *testing.T) {
 					}
 				}
 				if !slices.Equal(evicted, []string{tt.want}) {
-					t.Errorf("got the events %q, want %q", evicted, tt.want)
+					t.Errorf("got events %q, want %q", evicted, tt.want)
 				}
 			})
 		})
@@ -142,9 +142,9 @@ func TestHandOverNamesTheMaintenance(t *testing.T) {
 		node := newNode(corev1.ConditionTrue)
 		w := newWorld(t, 0, newEvacuation(withEvacuators(classA), active(classA)), newPod(), node, newBudget("1", 0))
 		w.must(w.api.client.Tracker().Add(asking("kernel-2026-11", node)))
-		w.until("the eviction is next", 10*time.Second, hasClass(evict))
+		w.until("the eviction is active", 10*time.Second, hasClass(evict))
 		if got := w.get().Status.Message; !strings.HasSuffix(got, mentioned) {
-			t.Errorf("got %q, want it to end with %q", got, mentioned)
+			t.Errorf("got message %q, want it to end with %q", got, mentioned)
 		}
 	})
 }

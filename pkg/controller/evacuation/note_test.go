@@ -31,17 +31,17 @@ func TestMessageOfAPodThatWaitsInTheQueue(t *testing.T) {
 		state eviction.State
 		want  string
 	}{
-		"the queue says for whom it waits": {
+		"the queue has a message": {
 			class: maintenancev1alpha1.EvacuatorClassEviction,
 			state: eviction.State{Known: true, Message: waits},
 			want:  waits,
 		},
-		"the queue says nothing": {
+		"the queue has no message": {
 			class: maintenancev1alpha1.EvacuatorClassEviction,
 			state: eviction.State{Known: true},
 			want:  handover,
 		},
-		"the message is an active evacuator's": {
+		"another evacuator is active": {
 			class: "a.example.com",
 			state: eviction.State{Known: true, Message: waits},
 			want:  turnMessage("a.example.com", "test"),
@@ -53,7 +53,7 @@ func TestMessageOfAPodThatWaitsInTheQueue(t *testing.T) {
 			d.status = e.Status
 			d.quoteQueue(situation{evacuation: e, eviction: tc.state})
 			if d.status.Message != tc.want {
-				t.Errorf("got %q, want %q", d.status.Message, tc.want)
+				t.Errorf("got message %q, want %q", d.status.Message, tc.want)
 			}
 		})
 	}

@@ -32,19 +32,21 @@ func TestDecideSurgePending(t *testing.T) {
 		pending = "SurgePending"
 	)
 	surging := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
-		return newEvacuation(
-			append([]func(*maintenancev1alpha1.Evacuation){withEvacuators(class), active(class)}, mods...)...,
-		)
+		e := newEvacuation(withEvacuators(class), active(class))
+		for _, mod := range mods {
+			mod(e)
+		}
+		return e
 	}
 	timeout := func(d time.Duration) func(*situation) { return func(s *situation) { s.surgeTimeout = d } }
 	runDecide(t, map[string]decideTest{
-		"a surge may make no progress for the surge timeout": {
+		"a surge without progress is not blocked before the surge timeout": {
 			evacuation: surging(reported(time.Minute, "web is scaled up")),
 			pod:        newPod(),
 			at:         6*time.Minute - time.Second,
 			want:       outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 6 * time.Minute},
 		},
-		"then it is reported as pending, long before the deadline": {
+		"a surge without progress is pending after the surge timeout": {
 			evacuation: surging(reported(time.Minute, "web is scaled up")), pod: newPod(), at: 6 * time.Minute,
 			want: outcome{
 				Active:   class,
@@ -55,14 +57,14 @@ func TestDecideSurgePending(t *testing.T) {
 				Events:   EventBlocked,
 			},
 		},
-		"the timeout of its Deployment counts": {
+		"the surge timeout of the Deployment counts": {
 			evacuation: surging(reported(time.Minute, "web is scaled up")),
 			pod:        newPod(),
 			at:         20 * time.Minute,
 			mod:        timeout(20 * time.Minute),
 			want:       outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 21 * time.Minute},
 		},
-		"progress clears it": {
+		"progress clears Blocked": {
 			evacuation: surging(reported(10*time.Minute, "scheduled"), withCondition("Blocked", pending, 0)),
 			pod:        newPod(),
 			at:         10 * time.Minute,
@@ -74,7 +76,7 @@ func TestDecideSurgePending(t *testing.T) {
 				Wake:     15 * time.Minute,
 			},
 		},
-		"a timeout beyond the deadline does not hide it": {
+		"a surge timeout beyond the progress deadline does not hide a pending surge": {
 			evacuation: surging(reported(time.Minute, "web is scaled up")),
 			pod:        newPod(),
 			at:         16 * time.Minute,
@@ -88,12 +90,12 @@ func TestDecideSurgePending(t *testing.T) {
 				Events:   EventBlocked,
 			},
 		},
-		"a new leader lets the evacuator report first": {
+		"a new leader waits for a report of the evacuator": {
 			evacuation: surging(reported(time.Minute, "web is scaled up")), pod: newPod(), at: time.Hour,
 			mod:  func(s *situation) { s.servingSince = start.Add(time.Hour) },
 			want: outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 62*time.Minute + 30*time.Second},
 		},
-		"a new leader does not take it back": {
+		"a new leader does not clear Blocked": {
 			evacuation: surging(reported(time.Minute, "web is scaled up"), withCondition("Blocked", pending, 0)),
 			pod:        newPod(),
 			at:         time.Hour,
@@ -106,7 +108,7 @@ func TestDecideSurgePending(t *testing.T) {
 				Wake:     65 * time.Minute,
 			},
 		},
-		"a pod that terminates is not pending": {
+		"a terminating pod is not pending": {
 			evacuation: surging(reported(time.Minute, "x")),
 			pod:        newPod(terminatingUntil(20 * time.Minute)),
 			at:         10 * time.Minute,
@@ -120,14 +122,14 @@ func TestDecideSurgePending(t *testing.T) {
 	})
 }
 
-func TestSurgePendingSays(t *testing.T) {
+func TestMessageOfAPendingSurge(t *testing.T) {
 	class := maintenancev1alpha1.EvacuatorClassDeployment
 	for name, tt := range map[string]struct {
 		mods []func(*maintenancev1alpha1.Evacuation)
 		want []string
 		not  string
 	}{
-		"what can be done, and the evacuator's words as its own": {
+		"it advises what to do, and quotes the report of the evacuator": {
 			mods: []func(*maintenancev1alpha1.Evacuation){
 				reported(time.Minute, "surge pod web-x is Pending:\n0/20 nodes \x1b[31mare available"),
 			},
@@ -138,7 +140,7 @@ func TestSurgePendingSays(t *testing.T) {
 			},
 			not: "Check that the controller behind it runs",
 		},
-		"the server's own words are not quoted": {
+		"it does not quote the message of the server": {
 			mods: []func(*maintenancev1alpha1.Evacuation){
 				func(e *maintenancev1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = nil },
 			},
@@ -159,15 +161,15 @@ func TestSurgePendingSays(t *testing.T) {
 			})
 			blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked)
 			if blocked == nil {
-				t.Fatal("got no condition Blocked")
+				t.Fatal("condition Blocked not found")
 			}
 			for _, want := range tt.want {
 				if !strings.Contains(blocked.Message, want) {
-					t.Errorf("got %q, want it to say %q", blocked.Message, want)
+					t.Errorf("got message %q, want %q in it", blocked.Message, want)
 				}
 			}
 			if strings.Contains(blocked.Message, tt.not) {
-				t.Errorf("got %q, want it not to say %q", blocked.Message, tt.not)
+				t.Errorf("got message %q, want it without %q", blocked.Message, tt.not)
 			}
 		})
 	}

@@ -33,13 +33,13 @@ func TestDecideProgress(t *testing.T) {
 		return func(s *situation) { s.servingSince = start.Add(at) }
 	}
 	runDecide(t, map[string]decideTest{
-		"an evacuator may be silent for half of its deadline": {
+		"an evacuator is not blocked before half of the progress deadline": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
 			pod:        newPod(),
 			at:         16*time.Minute - time.Second,
 			want:       outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 16 * time.Minute},
 		},
-		"one that is silent for longer is named": {
+		"an evacuator that does not report for half of the progress deadline is blocked": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
 			pod:        newPod(),
 			at:         16 * time.Minute,
@@ -52,7 +52,7 @@ func TestDecideProgress(t *testing.T) {
 				Events:   EventBlocked,
 			},
 		},
-		"one that reports again is not": {
+		"a report clears Blocked": {
 			evacuation: newEvacuation(
 				withEvacuators(classA), active(classA), reported(20*time.Minute, "copying"), wasSilent,
 			),
@@ -66,7 +66,7 @@ func TestDecideProgress(t *testing.T) {
 				Wake:     35 * time.Minute,
 			},
 		},
-		"what replaces one that lost its turn starts afresh": {
+		"a hand-over clears Blocked": {
 			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA), wasSilent),
 			pod:        newPod(),
 			at:         5 * time.Minute,
@@ -79,7 +79,7 @@ func TestDecideProgress(t *testing.T) {
 				Events:  EventHandedOver,
 			},
 		},
-		"one that asked its pod to stop is not": {
+		"a terminating pod clears Blocked": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), wasSilent),
 			pod:        newPod(terminatingUntil(4 * time.Minute)),
 			at:         4 * time.Minute,
@@ -90,7 +90,7 @@ func TestDecideProgress(t *testing.T) {
 				Wake:    4*time.Minute + overdueAfter,
 			},
 		},
-		"a new leader lets it report first": {
+		"a new leader waits for a report of the evacuator": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
 			pod:        newPod(),
 			at:         62 * time.Minute,
@@ -102,7 +102,7 @@ func TestDecideProgress(t *testing.T) {
 				Wake:     62*time.Minute + 30*time.Second,
 			},
 		},
-		"and then names it": {
+		"a new leader that gets no report sets Blocked": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
 			pod:        newPod(),
 			at:         63 * time.Minute,
@@ -116,7 +116,7 @@ func TestDecideProgress(t *testing.T) {
 				Events:   EventBlocked,
 			},
 		},
-		"a new leader stands by what the one before has said": {
+		"a new leader does not clear Blocked": {
 			evacuation: newEvacuation(
 				withEvacuators(classA), active(classA), reported(time.Minute, "copying"), wasSilent,
 			),
@@ -131,7 +131,7 @@ func TestDecideProgress(t *testing.T) {
 				Wake:     65 * time.Minute,
 			},
 		},
-		"the DaemonSet evacuator need not report before the drain reaches the pod": {
+		"the DaemonSet evacuator does not have to report before the drain reaches the pod": {
 			evacuation: newEvacuation(
 				withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
 				active(maintenancev1alpha1.EvacuatorClassDaemonSet),
@@ -146,13 +146,13 @@ func TestDecideProgress(t *testing.T) {
 	})
 }
 
-func TestNotProgressingSays(t *testing.T) {
+func TestMessageOfAnEvacuatorThatDoesNotProgress(t *testing.T) {
 	for name, tc := range map[string]struct {
 		mods []func(*maintenancev1alpha1.Evacuation)
 		at   time.Duration
 		want []string
 	}{
-		"who is silent since when, and who is next at what time": {
+		"it names the evacuator, its last report and the next evacuator": {
 			mods: []func(*maintenancev1alpha1.Evacuation){reported(time.Minute, "copying")},
 			at:   20 * time.Minute,
 			want: []string{
@@ -160,14 +160,14 @@ func TestNotProgressingSays(t *testing.T) {
 				"b.example.com becomes active at 2000-01-01T00:31:00Z",
 			},
 		},
-		"that it never reported": {
+		"the evacuator has never reported": {
 			at: 4 * time.Minute,
 			want: []string{
 				"since it became active at 2000-01-01T00:00:00Z",
 				"b.example.com becomes active at 2000-01-01T00:05:00Z",
 			},
 		},
-		"that no evacuator will be next": {
+		"no evacuator follows": {
 			mods: []func(*maintenancev1alpha1.Evacuation){
 				reported(0, ""), withFinalizers(),
 				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }),
@@ -177,14 +177,13 @@ func TestNotProgressingSays(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			e := newEvacuation(withEvacuators(classA, classB), active(classA))
+			for _, mod := range tc.mods {
+				mod(e)
+			}
 			got := decide(situation{
-				now: start.Add(tc.at),
-				evacuation: newEvacuation(
-					append(
-						[]func(*maintenancev1alpha1.Evacuation){withEvacuators(classA, classB), active(classA)},
-						tc.mods...,
-					)...,
-				),
+				now:           start.Add(tc.at),
+				evacuation:    e,
 				pod:           newPod(),
 				podType:       maintenancev1alpha1.PodTypeDefault,
 				servingSince:  start.Add(-time.Hour),
@@ -193,7 +192,7 @@ func TestNotProgressingSays(t *testing.T) {
 			blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked)
 			for _, want := range tc.want {
 				if blocked == nil || !strings.Contains(blocked.Message, want) {
-					t.Errorf("got %+v, want it to say %q", blocked, want)
+					t.Errorf("got condition %+v, want %q in its message", blocked, want)
 				}
 			}
 		})

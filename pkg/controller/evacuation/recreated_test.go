@@ -33,17 +33,21 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// pastEvacuation is the Evacuation of a pod that was asked to leave at some time and was gone at
-// another.
+// pastEvacuation returns the Evacuation of a pod that was created at asked and complete at left.
 func pastEvacuation(
 	pod string, asked, left time.Duration, mods ...func(*maintenancev1alpha1.Evacuation),
 ) *maintenancev1alpha1.Evacuation {
 	uid := types.UID(fmt.Sprintf("%s-%d", pod, asked))
-	return newEvacuation(append([]func(*maintenancev1alpha1.Evacuation){func(e *maintenancev1alpha1.Evacuation) {
-		e.Name, e.UID, e.CreationTimestamp, e.Labels = protocol.CanonicalName(pod, uid), "evacuation-"+
-			uid, *after(asked), map[string]string{"app": "web"}
-		e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: pod, UID: uid}
-	}, withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, left)}, mods...)...)
+	e := newEvacuation(withCondition(
+		maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, left,
+	))
+	e.Name, e.UID = protocol.CanonicalName(pod, uid), "evacuation-"+uid
+	e.CreationTimestamp, e.Labels = *after(asked), map[string]string{"app": "web"}
+	e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: pod, UID: uid}
+	for _, mod := range mods {
+		mod(e)
+	}
+	return e
 }
 
 func createdAt(at time.Duration) func(*corev1.Pod) {
@@ -62,8 +66,8 @@ func TestCountComebacks(t *testing.T) {
 		past []*maintenancev1alpha1.Evacuation
 		want int
 	}{
-		"none if nothing was evacuated": {pod: newPod(createdAt(time.Minute)), want: 0},
-		"each earlier pod of the same name, however fast": {
+		"no pod was evacuated": {pod: newPod(createdAt(time.Minute)), want: 0},
+		"each pod of the same name counts, also within a second": {
 			pod: newPod(createdAt(time.Second)),
 			past: past(
 				pastEvacuation(podName, 0, 0), pastEvacuation(podName, 0, time.Second),
@@ -71,14 +75,14 @@ func TestCountComebacks(t *testing.T) {
 			),
 			want: 3,
 		},
-		"each earlier pod with the same labels": {
+		"each pod with the same labels counts": {
 			pod: newPod(createdAt(30 * time.Second)),
 			past: past(
 				pastEvacuation("web-x", 0, 5*time.Second), pastEvacuation("web-y", 10*time.Second, 15*time.Second),
 			),
 			want: 2,
 		},
-		"siblings that left together as one": {
+		"pods with the same labels that left at the same time count once": {
 			pod: newPod(createdAt(30 * time.Second)),
 			past: past(
 				pastEvacuation("web-x", 0, 5*time.Second), pastEvacuation("web-y", 0, 15*time.Second),
@@ -86,32 +90,32 @@ func TestCountComebacks(t *testing.T) {
 			),
 			want: 1,
 		},
-		"none if the pod was there before the others left": {
+		"pods that left after the creation of the pod do not count": {
 			pod:  newPod(createdAt(-time.Hour)),
 			past: past(pastEvacuation("web-x", 0, 5*time.Second)),
 			want: 0,
 		},
-		"not Evacuations that were cancelled": {
+		"cancelled Evacuations do not count": {
 			pod:  newPod(createdAt(time.Minute)),
 			past: past(pastEvacuation(podName, 0, 5*time.Second, cancelled)),
 			want: 0,
 		},
-		"not those of other namespaces": {
+		"pods of other namespaces do not count": {
 			pod:  newPod(createdAt(time.Minute)),
 			past: past(pastEvacuation(podName, 0, 5*time.Second, elsewhere)),
 			want: 0,
 		},
-		"not those of other apps": {
+		"pods with other labels do not count": {
 			pod:  newPod(createdAt(time.Minute)),
 			past: past(pastEvacuation("api-x", 0, 5*time.Second, otherApp)),
 			want: 0,
 		},
-		"not those without labels, unless by name": {
+		"pods without labels and with another name do not count": {
 			pod:  newPod(createdAt(time.Minute), func(p *corev1.Pod) { p.Labels = nil }),
 			past: past(pastEvacuation("x", 0, time.Second, func(e *maintenancev1alpha1.Evacuation) { e.Labels = nil })),
 			want: 0,
 		},
-		"not its own": {
+		"the Evacuation of the pod itself does not count": {
 			pod: newPod(createdAt(0)),
 			past: past(newEvacuation(withCondition(
 				maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, 0,
@@ -121,7 +125,7 @@ func TestCountComebacks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := countComebacks(tc.pod, tc.past); got != tc.want {
-				t.Errorf("got %d, want %d", got, tc.want)
+				t.Errorf("got %d comebacks, want %d", got, tc.want)
 			}
 		})
 	}
@@ -131,13 +135,13 @@ func TestDecideRecreated(t *testing.T) {
 	times := func(n int) func(*situation) { return func(s *situation) { s.comebacks = n } }
 	wasRecreated := withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonRecreated, 0)
 	runDecide(t, map[string]decideTest{
-		"a pod that came back twice is evicted": {
+		"a pod that has returned twice is evicted": {
 			evacuation: newEvacuation(active(evict)),
 			pod:        newPod(createdAt(0)),
 			mod:        times(2),
 			want:       outcome{Active: evict, Policy: allow, Evict: true},
 		},
-		"one that came back three times is left alone for a while": {
+		"a pod that has returned three times is kept for some time": {
 			evacuation: newEvacuation(active(evict)), pod: newPod(createdAt(0)), at: 9 * time.Second, mod: times(3),
 			want: outcome{
 				Active:  evict,
@@ -147,40 +151,40 @@ func TestDecideRecreated(t *testing.T) {
 				Events:  EventBlocked,
 			},
 		},
-		"and evicted then": {
+		"a pod that has returned three times is evicted after that time": {
 			evacuation: newEvacuation(active(evict), wasRecreated), pod: newPod(createdAt(0)), at: 10 * time.Second,
 			mod:  func(s *situation) { s.comebacks, s.eviction.Known = 3, true },
 			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Evict: true},
 		},
-		"each time it is left alone for longer": {
+		"a pod that has returned more often is kept for longer": {
 			evacuation: newEvacuation(active(evict), wasRecreated),
 			pod:        newPod(createdAt(0)),
 			at:         10 * time.Second,
 			mod:        times(5),
 			want:       outcome{Active: evict, Policy: allow, Blocked: "Recreated", Wake: 40 * time.Second},
 		},
-		"but not for ever": {
+		"a pod is kept for longestHold at most": {
 			evacuation: newEvacuation(active(evict), wasRecreated),
 			pod:        newPod(createdAt(0)),
 			at:         10 * time.Second,
 			mod:        times(1000),
 			want:       outcome{Active: evict, Policy: allow, Blocked: "Recreated", Wake: longestHold},
 		},
-		"it is over when the pods that went before are forgotten": {
+		"the pod is evicted when the earlier Evacuations are deleted": {
 			evacuation: newEvacuation(active(evict), wasRecreated),
 			pod:        newPod(createdAt(0)),
 			at:         9 * time.Second,
 			mod:        func(s *situation) { s.eviction.Known = true },
 			want:       outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Evict: true},
 		},
-		"evacuators are not held back": {
+		"an active evacuator is not delayed": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA)),
 			pod:        newPod(createdAt(0)),
 			at:         9 * time.Second,
 			mod:        times(3),
 			want:       outcome{Active: classA, Policy: allow, Wake: 2*time.Minute + 30*time.Second},
 		},
-		"DaemonSet pods are not evicted anyway": {
+		"a DaemonSet pod is not evicted": {
 			evacuation: newEvacuation(active(evict)), pod: newPod(createdAt(0)), at: 9 * time.Second,
 			mod:  func(s *situation) { s.comebacks, s.podType = 3, maintenancev1alpha1.PodTypeDaemonSet },
 			want: outcome{Active: evict, Policy: allow, Blocked: "NoEvacuator", Events: EventBlocked},
@@ -188,7 +192,7 @@ func TestDecideRecreated(t *testing.T) {
 	})
 }
 
-func TestRecreatedNamesTheOwner(t *testing.T) {
+func TestMessageOfARecreatedPodNamesTheOwner(t *testing.T) {
 	for name, tc := range map[string]struct {
 		owners []metav1.OwnerReference
 		want   string
@@ -199,11 +203,11 @@ func TestRecreatedNamesTheOwner(t *testing.T) {
 			},
 			want: "A pod of ReplicaSet web-1 has returned to node node-7 3 times",
 		},
-		"an owner that does not manage": {
+		"an owner that is not the controller": {
 			owners: []metav1.OwnerReference{{Kind: "ConfigMap", Name: "revision-3"}},
 			want:   "A pod of ConfigMap revision-3",
 		},
-		"the pod if it has none": {want: "Pod web-1, which has no owner, has returned"},
+		"no owner": {want: "Pod web-1, which has no owner, has returned"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := decide(situation{
@@ -217,28 +221,28 @@ func TestRecreatedNamesTheOwner(t *testing.T) {
 			})
 			blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked)
 			if blocked == nil || !strings.Contains(blocked.Message, tc.want) {
-				t.Errorf("got %+v, want it to say %q", blocked, tc.want)
+				t.Errorf("got condition %+v, want %q in its message", blocked, tc.want)
 			}
 		})
 	}
 }
 
-func TestComebacksAreGathered(t *testing.T) {
+func TestGatherCountsComebacks(t *testing.T) {
 	for name, tc := range map[string]struct {
 		created time.Duration
 		mod     func(*corev1.Pod)
 		want    int
 	}{
-		"those of the node's Evacuations":                       {time.Minute, func(*corev1.Pod) {}, 3},
-		"of no pod that is older than what Evacuations tell of": {-DefaultCompletedTTL, func(*corev1.Pod) {}, 0},
-		"of no pod that stops already":                          {time.Minute, terminatingUntil(time.Hour), 0},
+		"the Evacuations of the node count":     {time.Minute, func(*corev1.Pod) {}, 3},
+		"the pod is older than all Evacuations": {-DefaultCompletedTTL, func(*corev1.Pod) {}, 0},
+		"the pod terminates":                    {time.Minute, terminatingUntil(time.Hour), 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := newPod(createdAt(tc.created), func(p *corev1.Pod) { p.Spec.NodeName = testNode }, tc.mod)
 			evacuation := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
 				e.CreationTimestamp = *after(time.Minute)
 			})
-			c, own := atRest(t, fake.NewClientset(pod), evacuation)
+			c, own := newIdleController(t, fake.NewClientset(pod), evacuation)
 			for i := range 3 {
 				past := pastEvacuation(podName, time.Duration(i)*time.Second, time.Duration(i)*time.Second)
 				if err := own.Maintenance().V1alpha1().Evacuations().Informer().GetIndexer().Add(past); err != nil {
@@ -247,7 +251,7 @@ func TestComebacksAreGathered(t *testing.T) {
 			}
 			s, err := c.gather(t.Context(), evacuation)
 			if err != nil || s.comebacks != tc.want {
-				t.Errorf("got %d, %v, want %d", s.comebacks, err, tc.want)
+				t.Errorf("got %d comebacks, %v, want %d", s.comebacks, err, tc.want)
 			}
 		})
 	}

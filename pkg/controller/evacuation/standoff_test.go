@@ -43,8 +43,8 @@ func TestExplainStandoff(t *testing.T) {
 	facts := func(name string, healthy, desired int32, down ...downPod) budgetFacts {
 		return budgetFacts{name: key(name), healthy: healthy, desired: desired, down: down}
 	}
-	// api-1 waits on node b, of drain beta, for budget api, of which api-2 is down on node a, of
-	// drain alpha.
+	// api-1 on node b, which maintenance beta drains, waits for budget api: pod api-2 is down on
+	// node a, which maintenance alpha drains.
 	rivalOf := func(budget budgetFacts) []rival {
 		return []rival{{pod: key("api-1"), holders: []string{"beta"}, budget: budget}}
 	}
@@ -56,18 +56,18 @@ func TestExplainStandoff(t *testing.T) {
 		want   string
 		says   []string
 	}{
-		"nothing is down": {budget: facts("web", 1, 1), rivals: rivalOf(theirs)},
+		"no pod is down": {budget: facts("web", 1, 1), rivals: rivalOf(theirs)},
 		"a pod is down on a cordoned node": {
 			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
 			want:   cordoned,
 			says:   []string{"web-2 on node b"},
 		},
 		"only the pod itself is down": {budget: facts("web", 1, 1, down("web-1", "a", "alpha"))},
-		"the pods that are down would not free it": {
+		"the budget would refuse without pods that are down": {
 			budget: facts("web", 1, 3, down("web-2", "b", "beta")),
 			rivals: rivalOf(theirs),
 		},
-		"no more than three are named": {
+		"the message names at most three pods": {
 			budget: facts(
 				"web", 1, 1, down("web-2", "b", "beta"), down("web-3", "b", "beta"), down("web-4", "c", "beta"),
 				down("web-5", "c", "beta"), down("web-6", "c", "beta"),
@@ -75,7 +75,7 @@ func TestExplainStandoff(t *testing.T) {
 			want: cordoned,
 			says: []string{"web-2 on node b, web-3 on node b, web-4 on node c, and 2 more"},
 		},
-		"two drains hold each other": {
+		"two maintenances wait for each other": {
 			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
 			rivals: rivalOf(theirs),
 			want:   cycle,
@@ -84,32 +84,32 @@ func TestExplainStandoff(t *testing.T) {
 				"PodDisruptionBudget shop/api of pod shop/api-1",
 			},
 		},
-		"the other waits for a pod of a third drain": {
+		"the rival waits for a pod of a third maintenance": {
 			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
 			rivals: rivalOf(facts("api", 1, 1, down("api-2", "c", "gamma"))),
 			want:   cordoned,
 		},
-		"the other would not be freed by it": {
+		"the budget of the rival would refuse without pods that are down": {
 			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
 			rivals: rivalOf(facts("api", 1, 5, down("api-2", "a", "alpha"))),
 			want:   cordoned,
 		},
-		"the other is down itself, and waits for nothing here": {
+		"the rival is down itself": {
 			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
 			rivals: rivalOf(facts("api", 1, 1, down("api-1", "a", "alpha"))),
 			want:   cordoned,
 		},
-		"the other waits for the same budget": {
+		"the rival waits for the same budget": {
 			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
 			rivals: rivalOf(facts("web", 1, 1, down("web-2", "a", "alpha"))),
 			want:   cordoned,
 		},
-		"the same drain holds both": {
+		"the same maintenance holds both nodes": {
 			budget: facts("web", 1, 1, down("web-2", "b", "alpha")),
 			rivals: []rival{{pod: key("api-1"), holders: []string{"alpha"}, budget: theirs}},
 			want:   cordoned,
 		},
-		"the pod that is down is on a node of another drain than the rival": {
+		"the pod that is down is on a node of another maintenance than the rival": {
 			budget: facts("web", 1, 1, down("web-2", "c", "gamma")),
 			rivals: rivalOf(theirs),
 			want:   cordoned,
@@ -119,23 +119,23 @@ func TestExplainStandoff(t *testing.T) {
 			got := explainStandoff(key("web-1"), []string{"alpha"}, tt.budget, tt.rivals)
 			if got == nil {
 				if tt.want != "" {
-					t.Errorf("got nothing, want %s", tt.want)
+					t.Errorf("got no blocker, want %s", tt.want)
 				}
 				return
 			}
 			if got.Reason != tt.want {
-				t.Errorf("got %+v, want %q", got, tt.want)
+				t.Errorf("got blocker %+v, want %q", got, tt.want)
 			}
 			for _, says := range tt.says {
 				if !strings.Contains(got.Message, says) {
-					t.Errorf("got %q, want it to say %q", got.Message, says)
+					t.Errorf("got message %q, want %q in it", got.Message, says)
 				}
 			}
 		})
 	}
 }
 
-// labelled gives an object of the test the label of an app.
+// labelled sets the label app of a pod.
 func labelled(app string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Labels = map[string]string{"app": app} }
 }
@@ -163,26 +163,29 @@ func cordoned(name string) *corev1.Node {
 	}
 }
 
-func TestStandoffIsFoundInTheCaches(t *testing.T) {
+func TestStandoffIsReported(t *testing.T) {
 	here, there := cordoned(testNode), cordoned("node-8")
 	waits := withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0)
-	rivalEvacuation := newEvacuation(active(evict), waits,
-		func(e *maintenancev1alpha1.Evacuation) {
-			e.Name, e.UID, e.Spec.NodeName = protocol.CanonicalName("api-1", "uid-api-1"), "evacuation-2", "node-8"
-			e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: "api-1", UID: "uid-api-1"}
-		})
+	rivalEvacuation := newEvacuation(active(evict), waits, func(e *maintenancev1alpha1.Evacuation) {
+		e.Name, e.UID, e.Spec.NodeName = protocol.CanonicalName("api-1", "uid-api-1"), "evacuation-2", "node-8"
+		e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: "api-1", UID: "uid-api-1"}
+	})
 	for name, tt := range map[string]struct {
 		there *corev1.Node
-		// rival has api-1 wait on the other node for api-2, which is down here.
+		// rival adds the Evacuation of api-1 on the other node, which waits for api-2 on this node.
 		rival bool
 		want  string
 	}{
-		"the other pod is down on a node that nothing holds": {
+		"the other pod is down on a node that is not cordoned": {
 			there: &corev1.Node{ObjectMeta: there.ObjectMeta},
 			want:  "UnhealthyPodsHoldBudget",
 		},
-		"the other pod is down on a cordoned node":           {there: there, want: "BudgetPodsCordoned"},
-		"on that node a pod waits for one that is down here": {there: there, rival: true, want: "BudgetsHoldEachOther"},
+		"the other pod is down on a cordoned node": {there: there, want: "BudgetPodsCordoned"},
+		"a pod on that node waits for a pod that is down on this one": {
+			there: there,
+			rival: true,
+			want:  "BudgetsHoldEachOther",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -198,22 +201,25 @@ func TestStandoffIsFoundInTheCaches(t *testing.T) {
 				if tt.rival {
 					w.must(w.api.client.Tracker().Add(rivalEvacuation))
 				}
-				w.until("it is explained", time.Second, hasReason(maintenancev1alpha1.ConditionBlocked, tt.want))
+				w.until(
+					"the condition has the reason "+tt.want, time.Second,
+					hasReason(maintenancev1alpha1.ConditionBlocked, tt.want),
+				)
 				before := meta.FindStatusCondition(
 					w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked,
 				).Message
 				version := w.get().ResourceVersion
 				end := w.clock.Now().Add(5 * time.Minute)
-				w.until("some minutes have passed", 5*time.Second, func(*maintenancev1alpha1.Evacuation) bool {
+				w.until("five minutes have passed", 5*time.Second, func(*maintenancev1alpha1.Evacuation) bool {
 					return w.clock.Now().After(end)
 				})
 				e := w.get()
 				got := meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked)
 				if got.Message != before || got.Reason != tt.want {
-					t.Errorf("got %+v, want %q to stand", got, before)
+					t.Errorf("got condition %+v after five minutes, want message %q", got, before)
 				}
 				if e.Status.FailedEvictionCounter == 0 && e.ResourceVersion != version {
-					t.Errorf("got version %s, want no write since %s", e.ResourceVersion, version)
+					t.Errorf("got resourceVersion %s, want no write since %s", e.ResourceVersion, version)
 				}
 			})
 		})

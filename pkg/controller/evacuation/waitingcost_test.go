@@ -30,9 +30,11 @@ import (
 func TestDecideCost(t *testing.T) {
 	surging := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
 		class := maintenancev1alpha1.EvacuatorClassDeployment
-		return newEvacuation(
-			append([]func(*maintenancev1alpha1.Evacuation){withEvacuators(class), active(class)}, mods...)...,
-		)
+		e := newEvacuation(withEvacuators(class), active(class))
+		for _, mod := range mods {
+			mod(e)
+		}
+		return e
 	}
 	completed := withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true })
 	lowered := annotated(map[string]string{costKey: lowest, originalKey: "7"})
@@ -50,7 +52,7 @@ func TestDecideCost(t *testing.T) {
 			want:       true,
 			wake:       0,
 		},
-		"one that has waited for less": {
+		"a pod that has waited for less": {
 			evacuation: surging(),
 			pod:        newPod(ofReplicaSet),
 			at:         9 * time.Second,
@@ -63,32 +65,32 @@ func TestDecideCost(t *testing.T) {
 			want:       true,
 			wake:       0,
 		},
-		"one without a ReplicaSet": {evacuation: surging(), pod: newPod(), at: time.Minute, wake: 0},
-		"one that is lowered already": {
+		"a pod without a ReplicaSet": {evacuation: surging(), pod: newPod(), at: time.Minute, wake: 0},
+		"a pod whose deletion cost is lowered already": {
 			evacuation: surging(),
 			pod:        newPod(ofReplicaSet, lowered),
 			at:         time.Minute,
 			wake:       0,
 		},
-		"one that terminates": {
+		"a terminating pod": {
 			evacuation: surging(),
 			pod:        newPod(ofReplicaSet, terminatingUntil(time.Hour)),
 			at:         time.Minute,
 			wake:       0,
 		},
-		"one that waits for the eviction": {
+		"a pod that waits for the eviction": {
 			evacuation: newEvacuation(active(evict)),
 			pod:        newPod(ofReplicaSet),
 			at:         time.Minute,
 			wake:       0,
 		},
-		"one of another evacuator": {
+		"a pod with another evacuator": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA)),
 			pod:        newPod(ofReplicaSet),
 			at:         time.Minute,
 			wake:       0,
 		},
-		"one that the evacuator has declined": {
+		"a pod that the evacuator has declined": {
 			evacuation: surging(completed),
 			pod:        newPod(ofReplicaSet),
 			at:         time.Minute,
@@ -99,16 +101,16 @@ func TestDecideCost(t *testing.T) {
 			d := decision{status: *tt.evacuation.Status.DeepCopy()}
 			d.decideCost(situation{now: start.Add(tt.at), evacuation: tt.evacuation, pod: tt.pod})
 			if d.lowerCost != tt.want {
-				t.Errorf("got %v, want %v", d.lowerCost, tt.want)
+				t.Errorf("got lowerCost %t, want %t", d.lowerCost, tt.want)
 			}
 			if wake := d.wake.Sub(start); !d.wake.IsZero() && wake != tt.wake || d.wake.IsZero() && tt.wake != 0 {
-				t.Errorf("got the next look after %s, want %s", wake, tt.wake)
+				t.Errorf("got the requeue after %s, want %s", wake, tt.wake)
 			}
 		})
 	}
 }
 
-func TestDeletionCostOfAPodThatWaitsForASurge(t *testing.T) {
+func TestDeletionCostIsLoweredDuringASurge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		surge := maintenancev1alpha1.EvacuatorClassDeployment
 		original := map[string]string{costKey: "7"}
@@ -118,7 +120,7 @@ func TestDeletionCostOfAPodThatWaitsForASurge(t *testing.T) {
 		)
 		w.untilAnnotations(time.Second, map[string]string{costKey: lowest, originalKey: "7"})
 		if waited := w.clock.Since(start); waited < lowerAfter {
-			t.Errorf("got lowered after %s, want it only after %s", waited, lowerAfter)
+			t.Errorf("the deletion cost was lowered after %s, want not before %s", waited, lowerAfter)
 		}
 		if w.host.sent() != 0 {
 			t.Errorf("got %d evictions, want none while the evacuator is active", w.host.sent())
@@ -128,19 +130,19 @@ func TestDeletionCostOfAPodThatWaitsForASurge(t *testing.T) {
 	})
 }
 
-func TestWritesAreSpreadOverTime(t *testing.T) {
+func TestDeletionCostsAreLoweredOneAfterAnother(t *testing.T) {
 	var p pace
 	pod := func(name string) types.NamespacedName { return types.NamespacedName{Namespace: "shop", Name: name} }
 	for i, want := range []time.Duration{0, lowerEvery, 2 * lowerEvery} {
 		if got, ok := p.delay(pod(string(rune('a'+i))), start); !ok || got != want {
-			t.Errorf("pod %d: got %s, %v, want %s", i, got, ok, want)
+			t.Errorf("pod %d: got delay %s, %t, want %s", i, got, ok, want)
 		}
 	}
 	if _, ok := p.delay(pod("a"), start); ok {
-		t.Error("got a second moment for a pod whose first has not come")
+		t.Error("got a second delay for a pod that is scheduled already")
 	}
 	p.done(pod("a"))
 	if got, ok := p.delay(pod("a"), start.Add(time.Minute)); !ok || got != 0 {
-		t.Errorf("got %s, %v, want no wait when nothing was written for long", got, ok)
+		t.Errorf("got delay %s, %t, want no delay a minute after the last write", got, ok)
 	}
 }
