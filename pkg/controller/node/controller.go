@@ -190,6 +190,7 @@ func (c *Controller) Run(ctx context.Context, _ int) {
 	wg.Go(func() { c.queue.Run(ctx, workers, c.Sync) })
 	wait.UntilWithContext(ctx, c.enqueueAll, resync)
 	wg.Wait()
+	nodesWithForeignMarks.Set(0) // another replica counts from now on
 }
 
 // Sync brings a node to what it should be. The cache is enough for it: a write is refused if the

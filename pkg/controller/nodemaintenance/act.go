@@ -55,7 +55,6 @@ func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaint
 	if err != nil {
 		return err
 	}
-	c.announceRefused(g.subject)
 	c.problems.note(nm.Name, "status", c.selection.TooLarge(nm))
 	l, err := c.decide(g)
 	if err != nil {
@@ -95,15 +94,8 @@ func (c *Controller) drawLine(ctx context.Context, nm *maintenancev1alpha1.NodeM
 		// There is no node yet: all that come are new.
 		status.NewestNodeTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 	}
-	written, err := c.writeStatus(ctx, nm, status)
-	if err != nil {
-		return err
-	}
-	if err := c.selection.SetMaintenance(written); err != nil {
-		return err
-	}
-	c.queue.Add(nm.Name)
-	return nil
+	_, err := c.writeStatus(ctx, nm, status)
+	return err
 }
 
 // touchedNodes returns the names of the nodes that a maintenance may have changed: those of its

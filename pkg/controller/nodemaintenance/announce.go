@@ -29,7 +29,7 @@ import (
 )
 
 // announceRefused tells once about each node that the requester may not delete: the message in the
-// status is the memory.
+// status before this write is the memory.
 func (c *Controller) announceRefused(m *member) {
 	if len(m.refused) == 0 {
 		return
@@ -57,6 +57,7 @@ func (c *Controller) announceProgress(g *gathered, plan drainplan.Result, writte
 	if written == nm {
 		return
 	}
+	c.announceRefused(g.subject)
 	if isDrained(written) && !isDrained(nm) {
 		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventDrained, actionDrain, "%s",
 			meta.FindStatusCondition(written.Status.Conditions, maintenancev1alpha1.ConditionDrained).Message)
@@ -152,7 +153,7 @@ func blockedDrain(nm *maintenancev1alpha1.NodeMaintenance) *metav1.Condition {
 	return drained
 }
 
-// announceCondition records an event when a maintenance stops moving on, or starts to fail for
+// announceProgressing records an event when a maintenance stops moving on, or starts to fail for
 // another reason.
 func (c *Controller) announceProgressing(old, written *maintenancev1alpha1.NodeMaintenance) {
 	was, is := conditionOf(old, maintenancev1alpha1.ConditionProgressing), conditionOf(written, maintenancev1alpha1.ConditionProgressing)

@@ -50,7 +50,6 @@ func (c *Controller) complete(ctx context.Context, nm *maintenancev1alpha1.NodeM
 		c.enqueueEvacuations(name)
 	}
 	status := c.completedStatus(nm, held)
-	c.tally(nm, &status)
 	stored, err := c.writeStatus(ctx, nm, status)
 	if err != nil {
 		if apierrors.IsNotFound(err) {
@@ -141,10 +140,10 @@ func (c *Controller) completedStatus(nm *maintenancev1alpha1.NodeMaintenance, he
 			continue
 		}
 		if trouble, _ := c.state.Troubles.Of(entry.NodeRef.Name); trouble != nil {
-			entry.DrainMessage = drainplan.Fit("Not released: "+trouble.Text, drainplan.MaxMessageBytes)
+			entry.DrainMessage = drainplan.Fit(maintenancev1alpha1.DrainMessageNotReleased+trouble.Text, drainplan.MaxMessageBytes)
 			failed = append(failed, problem{object: "node " + entry.NodeRef.Name, since: trouble.Since, text: trouble.Text})
 		} else {
-			entry.DrainMessage = messageReleasing
+			entry.DrainMessage = maintenancev1alpha1.DrainMessageReleasing
 		}
 	}
 	c.setCondition(nm, &status, maintenancev1alpha1.ConditionDrained, metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested, "The maintenance is complete")

@@ -117,7 +117,7 @@ type Controller struct {
 	latest    loop.Latest[*maintenancev1alpha1.NodeMaintenance]
 	written   *writeTimes
 	confirmed *confirmations
-	tallies   *tallies
+	gauges    gauges
 	costs     *costs
 	problems  *problems
 	// stallTimeout is how long nothing may move before the drain counts as stalled, completedTTL
@@ -158,12 +158,12 @@ func New(config Config) (*Controller, error) {
 		latest:       loop.NewLatest[*maintenancev1alpha1.NodeMaintenance](maintenances.Informer().GetStore()),
 		written:      newWriteTimes(config.Clock),
 		confirmed:    newConfirmations(config.Clock),
-		tallies:      &tallies{byName: map[string]tally{}},
 		costs:        &costs{byItem: map[string]time.Duration{}},
 		problems:     newProblems(config.Clock),
 		stallTimeout: config.StallTimeout,
 		completedTTL: config.CompletedTTL,
 	}
+	c.gauges.list = c.maintenances
 	c.withdrawals = newWithdrawals(c, config)
 	c.forecasts = newForecasts(c, config)
 	if err := errors.Join(
@@ -193,7 +193,7 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	wg.Go(func() { c.forecasts.queue.Run(ctx, forecastWorkers, c.forecasts.reconcile) })
 	wait.UntilWithContext(ctx, c.resync, resync)
 	wg.Wait()
-	c.tallies.reset()
+	c.gauges.end()
 }
 
 // resync has everything looked at again: it only heals what was missed.
@@ -239,7 +239,6 @@ func (c *Controller) noteSync(ctx context.Context, item string, err error) {
 		return
 	}
 	if status, visible := c.showFailure(nm); visible {
-		c.tally(nm, status)
 		written, writeErr := c.writeStatus(ctx, nm, *status)
 		if writeErr != nil {
 			klog.FromContext(ctx).Error(writeErr, "Cannot show on the object why its sync fails")
@@ -258,10 +257,12 @@ func (c *Controller) sync(ctx context.Context, item string) error {
 	if err != nil {
 		return err
 	}
-	if err := c.selection.SetMaintenance(nm); err != nil {
-		return err
-	}
+	shown, err := c.selection.Shows(nm)
 	switch {
+	case err != nil:
+		return err
+	case !shown && !maintenancev1alpha1.IsDone(nm):
+		return nil // the event that changes the selection enqueues the maintenance
 	case nm.DeletionTimestamp != nil && len(nm.Finalizers) == 0:
 		return c.finishDeletion(ctx, nm)
 	case maintenancev1alpha1.IsEnding(nm):
@@ -287,10 +288,8 @@ func (c *Controller) get(name string) (*maintenancev1alpha1.NodeMaintenance, err
 
 // forget drops what is remembered of a maintenance that is gone.
 func (c *Controller) forget(name string) {
-	c.selection.RemoveMaintenance(name)
 	c.written.remove(name)
 	c.confirmed.remove(name)
-	c.tallies.remove(name)
 	c.problems.remove(name)
 	c.costs.set(name, 0)
 }

@@ -139,15 +139,7 @@ func (c *Controller) setConditions(g *gathered, l *decision, left *remainder) er
 	c.setCondition(nm, &l.status, maintenancev1alpha1.ConditionDrained, verdict.status, verdict.reason, verdict.message)
 	progress.drained = verdict.status == metav1.ConditionTrue
 	c.setProgressing(nm, &l.status, progress)
-	c.tally(nm, &l.status)
 	return nil
-}
-
-// tally counts a maintenance with the given status for the gauges.
-func (c *Controller) tally(nm *maintenancev1alpha1.NodeMaintenance, status *maintenancev1alpha1.NodeMaintenanceStatus) {
-	one := tallyOf(nm, status.NodeStatuses)
-	one.standsStill = meta.IsStatusConditionFalse(status.Conditions, maintenancev1alpha1.ConditionProgressing)
-	c.tallies.set(nm.Name, one)
 }
 
 func sortNodes(nodes []maintenancev1alpha1.NodeMaintenanceNodeStatus) {

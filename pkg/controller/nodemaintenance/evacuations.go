@@ -185,7 +185,6 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		// The namespace takes its pods along. The status counts and names them.
 		c.state.Requests.Refuse(pod.UID)
-		c.state.DropView(controllercache.NodeOf(pod))
 		c.queue.AddAfter(nm.Name, nodestate.RequestPatience)
 		return nil
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsInvalid(err), apierrors.IsGone(err):
@@ -220,7 +219,6 @@ func (c *Controller) isStillDraining(nm *maintenancev1alpha1.NodeMaintenance, no
 // node shows it.
 func (c *Controller) creationFailed(nm *maintenancev1alpha1.NodeMaintenance, pod *corev1.Pod, err error) {
 	if c.state.Requests.Failed(pod.UID, err) {
-		c.state.DropView(controllercache.NodeOf(pod))
 		c.queue.AddAfter(nm.Name, debounce)
 	}
 }
@@ -279,13 +277,18 @@ func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
 }
 
 // wanted reports whether a maintenance has the pod of an Evacuation within the stored targets of
-// its node.
+// its node. A pod that is left running is asked for only as long as its budget may open again.
 func (c *Controller) wanted(e *maintenancev1alpha1.Evacuation, nodeName string) bool {
 	node, err := c.nodeLister.Get(nodeName)
 	if err != nil {
 		return false
 	}
 	pod := c.state.PodOf(e)
+	if pod != nil {
+		if kept := c.state.Classify(pod, node).Kept; kept != "" && kept != drainplan.LeftBudget {
+			return false
+		}
+	}
 	for _, name := range c.selection.MaintenancesOn(nodeName) {
 		nm, err := c.get(name)
 		if err != nil || !maintenancev1alpha1.IsDraining(nm) {

@@ -242,7 +242,9 @@ func (c *Controller) keptEntries(m *member) []maintenancev1alpha1.NodeMaintenanc
 		switch {
 		case err != nil:
 			entry.DrainMessage = drainplan.Fit(err.Error(), drainplan.MaxMessageBytes)
-		case !exists && maintenancev1alpha1.IsHolding(m.NodeMaintenance):
+		case !exists && maintenancev1alpha1.IsHolding(m.NodeMaintenance) && m.Spec.NewNodes != maintenancev1alpha1.NewNodesPolicyJoin:
+			// One that is registered again joins because it is listed here. With the policy Join
+			// any node joins, and the list would grow with every node that an autoscaler removes.
 			entry.DrainMessage = MessageNodeGone
 		case !exists:
 			continue
@@ -250,9 +252,9 @@ func (c *Controller) keptEntries(m *member) []maintenancev1alpha1.NodeMaintenanc
 			continue
 		default:
 			c.enqueueEvacuations(name)
-			entry.DrainMessage = messageReleasing
+			entry.DrainMessage = maintenancev1alpha1.DrainMessageReleasing
 			if trouble != nil {
-				entry.DrainMessage = drainplan.Fit("Not released: "+trouble.Text, drainplan.MaxMessageBytes)
+				entry.DrainMessage = drainplan.Fit(maintenancev1alpha1.DrainMessageNotReleased+trouble.Text, drainplan.MaxMessageBytes)
 			}
 			if wait > 0 {
 				c.queue.AddAfter(m.Name, wait)
@@ -266,10 +268,6 @@ func (c *Controller) keptEntries(m *member) []maintenancev1alpha1.NodeMaintenanc
 // MessageNodeGone is the drainMessage of a node whose object does not exist any more. If it is
 // registered again under its name it joins.
 const MessageNodeGone = "Node is gone"
-
-// messageReleasing is the drainMessage of a node that the maintenance does not hold any more and
-// that is not released yet.
-const messageReleasing = "Being released"
 
 func (m *member) username() string { return usernameOf(m.NodeMaintenance) }
 

@@ -47,6 +47,7 @@ func (c *Controller) subscribe(volumes cache.SharedIndexInformer) error {
 }
 
 func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMaintenance) {
+	c.gauges.update()
 	if nm == nil {
 		c.enqueueNeighbours(old)
 		c.queue.Add(old.Name)

@@ -20,6 +20,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
@@ -66,102 +67,87 @@ var (
 	registerMetrics = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(nodesHeld, podsByState, maintenancesByStage, oldestStart, drainsBlocked,
 			syncErrors, syncDuration)
-		(&tallies{}).publish()
+		publish(nil)
 	})
 )
 
-// tally is what one maintenance contributes to the gauges.
-type tally struct {
-	stage                              maintenancev1alpha1.NodeMaintenanceStage
-	nodes                              int
-	pending, evacuating, blocked, left int32
-	// entered is when it entered its stage; zero if that is not known.
-	entered time.Time
-	// standsStill: no pod that is asked to leave is able to.
-	standsStill bool
+// gauges keep the gauges about maintenances as the cache shows these.
+type gauges struct {
+	list func() []*maintenancev1alpha1.NodeMaintenance
+
+	mu    sync.Mutex
+	ended bool
 }
 
-// tallies adds the maintenances up.
-type tallies struct {
-	mu     sync.Mutex
-	byName map[string]tally
+// update counts all maintenances.
+func (g *gauges) update() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.ended {
+		publish(g.list())
+	}
 }
 
-func tallyOf(nm *maintenancev1alpha1.NodeMaintenance, nodes []maintenancev1alpha1.NodeMaintenanceNodeStatus) tally {
-	t := tally{stage: nm.Spec.Stage, nodes: len(nodes)}
-	for i := range nm.Status.StageStatuses {
-		if entered := &nm.Status.StageStatuses[i]; entered.Name == nm.Spec.Stage && entered.StartTimestamp != nil {
-			t.entered = entered.StartTimestamp.Time
+// end sets all gauges to 0: another replica counts from now on.
+func (g *gauges) end() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.ended = true
+	publish(nil)
+}
+
+// stages are all stages.
+var stages = []maintenancev1alpha1.NodeMaintenanceStage{
+	maintenancev1alpha1.NodeMaintenanceStageIdle,
+	maintenancev1alpha1.NodeMaintenanceStageCordon,
+	maintenancev1alpha1.NodeMaintenanceStageDrain,
+	maintenancev1alpha1.NodeMaintenanceStageComplete,
+}
+
+// publish sets the gauges to the sums of these maintenances.
+func publish(all []*maintenancev1alpha1.NodeMaintenance) {
+	maintenances, nodes := map[maintenancev1alpha1.NodeMaintenanceStage]int{}, map[maintenancev1alpha1.NodeMaintenanceStage]int{}
+	oldest := map[maintenancev1alpha1.NodeMaintenanceStage]time.Time{}
+	var pods maintenancev1alpha1.NodeMaintenanceNodeStatus
+	blocked := 0
+	for _, nm := range all {
+		stage := nm.Spec.Stage
+		maintenances[stage]++
+		nodes[stage] += len(nm.Status.NodeStatuses)
+		entered := maintenancev1alpha1.StageEntered(nm, stage)
+		if first, ok := oldest[stage]; !entered.IsZero() && (!ok || entered.Before(first)) {
+			oldest[stage] = entered
+		}
+		if meta.IsStatusConditionFalse(nm.Status.Conditions, maintenancev1alpha1.ConditionProgressing) {
+			blocked++
+		}
+		if stage != maintenancev1alpha1.NodeMaintenanceStageDrain {
+			continue
+		}
+		for i := range nm.Status.NodeStatuses {
+			node := &nm.Status.NodeStatuses[i]
+			pods.PodsPendingEvacuation += node.PodsPendingEvacuation
+			pods.PodsEvacuating += node.PodsEvacuating
+			pods.PodsBlocked += node.PodsBlocked
+			pods.PodsKept += node.PodsKept
 		}
 	}
-	if nm.Spec.Stage != maintenancev1alpha1.NodeMaintenanceStageDrain {
-		return t
-	}
-	for i := range nodes {
-		t.pending += nodes[i].PodsPendingEvacuation
-		t.evacuating += nodes[i].PodsEvacuating
-		t.blocked += nodes[i].PodsBlocked
-		t.left += nodes[i].PodsKept
-	}
-	return t
-}
-
-func (t *tallies) set(name string, one tally) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.byName[name] = one
-	t.publish()
-}
-
-func (t *tallies) remove(name string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.byName, name)
-	t.publish()
-}
-
-// reset publishes zeros: another replica counts from now on.
-func (t *tallies) reset() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	clear(t.byName)
-	t.publish()
-}
-
-func (t *tallies) publish() {
-	const idle, cordon, drain, complete = maintenancev1alpha1.NodeMaintenanceStageIdle, maintenancev1alpha1.NodeMaintenanceStageCordon,
-		maintenancev1alpha1.NodeMaintenanceStageDrain, maintenancev1alpha1.NodeMaintenanceStageComplete
-	maintenances, nodes, oldest := map[maintenancev1alpha1.NodeMaintenanceStage]int{}, map[maintenancev1alpha1.NodeMaintenanceStage]int{}, map[maintenancev1alpha1.NodeMaintenanceStage]time.Time{}
-	var sum tally
-	standing := 0
-	for _, one := range t.byName {
-		maintenances[one.stage]++
-		nodes[one.stage] += one.nodes
-		if first, ok := oldest[one.stage]; !one.entered.IsZero() && (!ok || one.entered.Before(first)) {
-			oldest[one.stage] = one.entered
-		}
-		if one.standsStill {
-			standing++
-		}
-		sum.pending += one.pending
-		sum.evacuating += one.evacuating
-		sum.blocked += one.blocked
-		sum.left += one.left
-	}
-	for _, stage := range []maintenancev1alpha1.NodeMaintenanceStage{idle, cordon, drain, complete} {
+	for _, stage := range stages {
 		maintenancesByStage.WithLabelValues(string(stage)).Set(float64(maintenances[stage]))
 		nodesHeld.WithLabelValues(string(stage)).Set(float64(nodes[stage]))
 	}
-	for _, stage := range []maintenancev1alpha1.NodeMaintenanceStage{cordon, drain} {
+	for _, stage := range []maintenancev1alpha1.NodeMaintenanceStage{
+		maintenancev1alpha1.NodeMaintenanceStageCordon, maintenancev1alpha1.NodeMaintenanceStageDrain,
+	} {
 		var entered float64
 		if first, ok := oldest[stage]; ok {
 			entered = float64(first.Unix())
 		}
 		oldestStart.WithLabelValues(string(stage)).Set(entered)
 	}
-	drainsBlocked.Set(float64(standing))
-	podsByState.WithLabelValues("pending").Set(float64(sum.pending))
-	podsByState.WithLabelValues("evacuating").Set(float64(sum.evacuating))
-	podsByState.WithLabelValues("blocked").Set(float64(sum.blocked))
-	podsByState.WithLabelValues("left").Set(float64(sum.left))
+	drainsBlocked.Set(float64(blocked))
+	podsByState.WithLabelValues("pending").Set(float64(pods.PodsPendingEvacuation))
+	podsByState.WithLabelValues("evacuating").Set(float64(pods.PodsEvacuating))
+	podsByState.WithLabelValues("blocked").Set(float64(pods.PodsBlocked))
+	podsByState.WithLabelValues("left").Set(float64(pods.PodsKept))
 }

@@ -17,8 +17,8 @@ limitations under the License.
 package nodemaintenance
 
 import (
+	"slices"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-base/metrics"
@@ -29,57 +29,64 @@ import (
 
 func TestGaugesAddMaintenancesUp(t *testing.T) {
 	registerMetrics()
-	const drain, cordon, idle = maintenancev1alpha1.NodeMaintenanceStageDrain, maintenancev1alpha1.NodeMaintenanceStageCordon, maintenancev1alpha1.NodeMaintenanceStageIdle
-	inStage := func(stage maintenancev1alpha1.NodeMaintenanceStage, entered int64, nodes ...maintenancev1alpha1.NodeMaintenanceNodeStatus) tally {
-		at := metav1.Unix(entered, 0)
-		return tallyOf(&maintenancev1alpha1.NodeMaintenance{
+	const (
+		drain  = maintenancev1alpha1.NodeMaintenanceStageDrain
+		cordon = maintenancev1alpha1.NodeMaintenanceStageCordon
+		idle   = maintenancev1alpha1.NodeMaintenanceStageIdle
+	)
+	inStage := func(
+		stage maintenancev1alpha1.NodeMaintenanceStage, entered int64, progressing metav1.ConditionStatus,
+		node maintenancev1alpha1.NodeMaintenanceNodeStatus,
+	) *maintenancev1alpha1.NodeMaintenance {
+		return &maintenancev1alpha1.NodeMaintenance{
 			Spec: maintenancev1alpha1.NodeMaintenanceSpec{Stage: stage},
-			Status: maintenancev1alpha1.NodeMaintenanceStatus{StageStatuses: []maintenancev1alpha1.StageStatus{
-				{Name: cordon, StartTimestamp: new(metav1.Unix(1, 0))}, {Name: stage, StartTimestamp: &at},
-			}},
-		}, nodes)
+			Status: maintenancev1alpha1.NodeMaintenanceStatus{
+				StageStatuses: []maintenancev1alpha1.StageStatus{
+					{Name: cordon, StartTimestamp: new(metav1.Unix(1, 0))},
+					{Name: stage, StartTimestamp: new(metav1.Unix(entered, 0))},
+				},
+				Conditions: []metav1.Condition{
+					{Type: maintenancev1alpha1.ConditionProgressing, Status: progressing},
+				},
+				NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{node},
+			},
+		}
 	}
+	moves := inStage(drain, 300, metav1.ConditionTrue, maintenancev1alpha1.NodeMaintenanceNodeStatus{
+		PodsEvacuating: 3, PodsBlocked: 2, PodsPendingEvacuation: 1,
+	})
+	stuck := inStage(drain, 200, metav1.ConditionFalse, maintenancev1alpha1.NodeMaintenanceNodeStatus{
+		PodsEvacuating: 1, PodsBlocked: 1, PodsKept: 4,
+	})
+	planned := inStage(idle, 100, metav1.ConditionTrue, maintenancev1alpha1.NodeMaintenanceNodeStatus{
+		PodsPendingEvacuation: 9,
+	})
+	all := []*maintenancev1alpha1.NodeMaintenance{moves, stuck, planned}
+	g := gauges{list: func() []*maintenancev1alpha1.NodeMaintenance { return all }}
 	want := func(text string, gauge metrics.GaugeMetric, value float64) {
 		t.Helper()
 		if got, err := testutil.GetGaugeMetricValue(gauge); err != nil || got != value {
-			t.Errorf("%s: got %v, %v, want %v", text, got, err, value)
+			t.Errorf("%s: got %v, error %v, want %v", text, got, err, value)
 		}
 	}
-	all := &tallies{byName: map[string]tally{}}
-	all.set("a", inStage(
-		drain,
-		300,
-		maintenancev1alpha1.NodeMaintenanceNodeStatus{PodsEvacuating: 3, PodsBlocked: 2, PodsPendingEvacuation: 1},
-	))
-	stuck := inStage(
-		drain, 200, maintenancev1alpha1.NodeMaintenanceNodeStatus{PodsEvacuating: 1, PodsBlocked: 1, PodsKept: 4},
-	)
-	stuck.standsStill = true
-	all.set("b", stuck)
-	all.set(
-		"c", inStage(idle, time.Now().Unix(), maintenancev1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 9}),
-	)
-	for _, g := range []struct {
-		text  string
-		gauge metrics.GaugeMetric
-		value float64
-	}{
-		{"maintenances that drain", maintenancesByStage.WithLabelValues("Drain"), 2},
-		{"maintenances in stage Idle", maintenancesByStage.WithLabelValues("Idle"), 1},
-		{"nodes that are drained", nodesHeld.WithLabelValues("Drain"), 2},
-		{"the oldest one that drains", oldestStart.WithLabelValues("Drain"), 200},
-		{"none is in stage Cordon", oldestStart.WithLabelValues("Cordon"), 0},
-		{"drains that stand still", drainsBlocked, 1},
-		{"pods that evacuate", podsByState.WithLabelValues("evacuating"), 4},
-		{"pods that are blocked", podsByState.WithLabelValues("blocked"), 3},
-		{"pods that are pending, those of Idle aside", podsByState.WithLabelValues("pending"), 1},
-		{"pods that stay", podsByState.WithLabelValues("left"), 4},
-	} {
-		want(g.text, g.gauge, g.value)
-	}
-	all.remove("b")
-	want("the oldest one when the other is gone", oldestStart.WithLabelValues("Drain"), 300)
-	want("no drain stands still", drainsBlocked, 0)
-	all.reset()
-	want("another replica counts", maintenancesByStage.WithLabelValues("Drain"), 0)
+	g.update()
+	want("maintenances that drain", maintenancesByStage.WithLabelValues("Drain"), 2)
+	want("maintenances in stage Idle", maintenancesByStage.WithLabelValues("Idle"), 1)
+	want("nodes that are drained", nodesHeld.WithLabelValues("Drain"), 2)
+	want("start of the oldest drain", oldestStart.WithLabelValues("Drain"), 200)
+	want("start of the oldest Cordon stage", oldestStart.WithLabelValues("Cordon"), 0)
+	want("drains that do not move on", drainsBlocked, 1)
+	want("evacuating pods", podsByState.WithLabelValues("evacuating"), 4)
+	want("blocked pods", podsByState.WithLabelValues("blocked"), 3)
+	want("pending pods without those of Idle", podsByState.WithLabelValues("pending"), 1)
+	want("kept pods", podsByState.WithLabelValues("left"), 4)
+
+	all = slices.DeleteFunc(all, func(nm *maintenancev1alpha1.NodeMaintenance) bool { return nm == stuck })
+	g.update()
+	want("start of the oldest drain after the other was deleted", oldestStart.WithLabelValues("Drain"), 300)
+	want("drains that do not move on after it was deleted", drainsBlocked, 0)
+
+	g.end()
+	g.update()
+	want("maintenances that drain while another replica leads", maintenancesByStage.WithLabelValues("Drain"), 0)
 }

@@ -23,6 +23,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 )
 
@@ -49,12 +50,12 @@ type Cordons struct {
 	since    map[types.UID]time.Time
 	restores map[types.UID][]time.Time
 	// lifted are the maintenances that exist to uncordon, by node.
-	lifted map[types.UID]types.UID
+	lifted map[types.UID]sets.Set[types.UID]
 }
 
 func newCordons(clock clock.PassiveClock) *Cordons {
 	return &Cordons{
-		clock: clock, since: map[types.UID]time.Time{}, restores: map[types.UID][]time.Time{}, lifted: map[types.UID]types.UID{},
+		clock: clock, since: map[types.UID]time.Time{}, restores: map[types.UID][]time.Time{}, lifted: map[types.UID]sets.Set[types.UID]{},
 	}
 }
 
@@ -167,12 +168,15 @@ func (c *Cordons) forget(node *corev1.Node) {
 func (c *Cordons) noteLifted(node *corev1.Node, maintenance types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.lifted[node.UID] = maintenance
+	if c.lifted[node.UID] == nil {
+		c.lifted[node.UID] = sets.New[types.UID]()
+	}
+	c.lifted[node.UID].Insert(maintenance)
 }
 
 // IsLifted reports whether noteLifted was called for a node and a maintenance.
 func (c *Cordons) IsLifted(node *corev1.Node, maintenance types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.lifted[node.UID] == maintenance
+	return c.lifted[node.UID].Has(maintenance)
 }

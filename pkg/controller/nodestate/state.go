@@ -187,7 +187,7 @@ func (s *State) nodeChanged(change selection.NodeChange) {
 		s.Cordons.forget(old)
 		s.Taints.forget(old)
 		s.Troubles.Forget(old.Name)
-		s.views.drop(old.Name)
+		s.views.forget(old.Name)
 	}
 	if node == nil {
 		return
@@ -266,7 +266,7 @@ func TrueReason(e *v1alpha1.Evacuation, conditionType string) string {
 	return ""
 }
 
-// DropView has the pods of a node classified again.
+// DropView has the pods of a node classified again. Nothing depends on a view that is kept.
 func (s *State) DropView(node string) { s.views.drop(node) }
 
 // IsOurs reports whether an Evacuation has the finalizer of the instigator NodeMaintenance.

@@ -124,6 +124,13 @@ func (v *views) drop(node string) {
 	}
 }
 
+// forget drops a node that is gone.
+func (v *views) forget(node string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.byNode, node)
+}
+
 // retain forgets the nodes that are not to be kept.
 func (v *views) retain(keep func(node string) bool) {
 	v.mu.Lock()

@@ -43,8 +43,8 @@ import (
 const Lingering = 2 * time.Minute
 
 // Selection keeps which maintenance selects which nodes, so that an event of a node or pod finds
-// its maintenances without matching every selector again. Nodes are matched outside its lock.
-// Maintenances that have given everything back select nothing.
+// its maintenances without matching every selector again. Only the handlers of the informers change
+// it. Maintenances that have given everything back select nothing.
 type Selection struct {
 	clock clock.PassiveClock
 	// subscribers are told of changes; synced are the handlers of this index.
@@ -55,6 +55,8 @@ type Selection struct {
 	nodes        map[string]*corev1.Node
 	maintenances map[string]*selected
 	byNode       map[string]sets.Set[string]
+	// invalid are the maintenances whose selector cannot be read. Each keeps its previous nodes.
+	invalid map[string]error
 }
 
 type selected struct {
@@ -68,7 +70,7 @@ type selected struct {
 	nodes    sets.Set[string]
 	// held are the names of nodes that the maintenance has or had. One that is registered again
 	// under such a name joins.
-	held *names
+	held sets.Set[string]
 	// inherited are the nodes of the status that this leader found. They linger, too, if their
 	// labels stopped matching meanwhile.
 	inherited map[string]types.UID
@@ -80,129 +82,94 @@ type selected struct {
 	sorted []string
 }
 
-// names is a set that is read while nodes are matched, outside the lock of the selection.
-type names struct {
-	mu  sync.RWMutex
-	set sets.Set[string]
-}
-
-func (n *names) has(name string) bool {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	return n.set.Has(name)
-}
-
-func (n *names) insert(name string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.set.Insert(name)
-}
-
-// addTo inserts the names into another set.
-func (n *names) addTo(other *names) {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	for name := range n.set {
-		other.insert(name)
-	}
-}
-
-// match is what a selector says of a node.
-type match struct{ selects, ignores bool }
-
-func (e *selected) match(node *corev1.Node) match {
-	if e.selector == nil {
-		return match{}
-	}
-	return match{selects: e.selector.Match(node), ignores: e.selector.Ignored(node)}
-}
-
-// SetMaintenance takes in what a maintenance selects. An object that is older than the known one
-// changes nothing.
+// SetMaintenance takes in what a maintenance selects, as the handler of its events does.
 func (s *Selection) SetMaintenance(nm *maintenancev1alpha1.NodeMaintenance) error {
-	if maintenancev1alpha1.IsDone(nm) {
-		s.RemoveMaintenance(nm.Name)
-		return nil
-	}
-	s.mu.Lock()
-	old := s.maintenances[nm.Name]
-	if old != nil && old.uid == nm.UID && (old.generation > nm.Generation ||
-		old.generation == nm.Generation && (old.newest.Equal(nm.Status.NewestNodeTimestamp) || nm.Status.NewestNodeTimestamp == nil)) {
-		s.mu.Unlock()
-		return nil
-	}
-	nodes := make([]*corev1.Node, 0, len(s.nodes))
-	had := map[string]types.UID{}
-	for name, node := range s.nodes {
-		nodes = append(nodes, node)
-		if old != nil && old.nodes.Has(name) {
-			had[name] = node.UID
-		}
-	}
-	s.mu.Unlock()
-
-	entry, err := newSelected(nm, old, had)
-	if err != nil {
-		return err
-	}
-	matches := make(map[*corev1.Node]match, len(nodes))
-	for _, node := range nodes {
-		matches[node] = entry.match(node)
-	}
-
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if maintenancev1alpha1.IsDone(nm) {
+		s.remove(nm.Name)
+		return nil
+	}
+	if s.maintenances[nm.Name].isOf(nm) {
+		return nil
+	}
+	entry, err := s.newSelected(nm)
+	if err != nil {
+		s.invalid[nm.Name] = err
+		return err
+	}
 	s.remove(nm.Name)
 	s.maintenances[nm.Name] = entry
 	for _, node := range s.nodes {
-		m, known := matches[node]
-		if !known {
-			m = entry.match(node)
-		}
-		s.set(nm.Name, entry, node, m)
+		s.set(nm.Name, entry, node)
 	}
 	return nil
 }
 
-// newSelected returns the entry of a maintenance. had are the nodes that the one before it selects.
-func newSelected(nm *maintenancev1alpha1.NodeMaintenance, old *selected, had map[string]types.UID) (*selected, error) {
+// isOf reports whether an entry was made from this state of a maintenance.
+func (e *selected) isOf(nm *maintenancev1alpha1.NodeMaintenance) bool {
+	return e != nil && e.uid == nm.UID && e.generation == nm.Generation &&
+		e.newest.Equal(nm.Status.NewestNodeTimestamp)
+}
+
+// newSelected returns the entry of a maintenance, which selects no node yet.
+func (s *Selection) newSelected(nm *maintenancev1alpha1.NodeMaintenance) (*selected, error) {
 	selector, err := nodeselection.New(nm.Spec.NodeSelector, nm.Status.NewestNodeTimestamp, nm.Spec.NewNodes)
 	if err != nil {
 		return nil, fmt.Errorf("node selector: %w", err)
 	}
 	entry := &selected{
-		uid: nm.UID, generation: nm.Generation, newest: nm.Status.NewestNodeTimestamp, holding: maintenancev1alpha1.IsHolding(nm), source: nm.Spec.NodeSelector,
-		nodes: sets.New[string](), held: &names{set: sets.New[string]()}, inherited: map[string]types.UID{},
-		leaving: map[string]time.Time{}, ignored: sets.New[string](),
+		uid:        nm.UID,
+		generation: nm.Generation,
+		newest:     nm.Status.NewestNodeTimestamp,
+		holding:    maintenancev1alpha1.IsHolding(nm),
+		source:     nm.Spec.NodeSelector,
+		nodes:      sets.New[string](),
+		held:       sets.New[string](),
+		inherited:  map[string]types.UID{},
+		leaving:    map[string]time.Time{},
+		ignored:    sets.New[string](),
 	}
 	for i := range nm.Status.NodeStatuses {
-		ref := nm.Status.NodeStatuses[i].NodeRef
-		entry.held.insert(ref.Name)
-		if nm.Status.ObservedGeneration == nm.Generation {
-			entry.inherited[ref.Name] = ref.UID
+		status := &nm.Status.NodeStatuses[i]
+		entry.held.Insert(status.NodeRef.Name)
+		if nm.Status.ObservedGeneration == nm.Generation && !maintenancev1alpha1.IsBeingReleased(status) {
+			entry.inherited[status.NodeRef.Name] = status.NodeRef.UID
 		}
 	}
-	if old != nil && old.uid == nm.UID {
-		old.held.addTo(entry.held)
+	if old := s.maintenances[nm.Name]; old != nil && old.uid == nm.UID {
+		entry.held = entry.held.Union(old.held)
 		if equality.Semantic.DeepEqual(old.source, nm.Spec.NodeSelector) {
 			// The labels of nodes may have stopped matching, and these linger; the selector was not
 			// changed to release them.
 			maps.Copy(entry.leaving, old.leaving)
-			maps.Copy(entry.inherited, had)
+			for name := range old.nodes {
+				entry.inherited[name] = s.nodes[name].UID
+			}
 		}
 	}
-	entry.selector = selector.Holding(entry.held.has)
+	entry.selector = selector.Holding(entry.held.Has)
 	return entry, nil
 }
 
-// RemoveMaintenance forgets a maintenance.
-func (s *Selection) RemoveMaintenance(name string) {
+// Shows reports whether the selection has taken in this state of a maintenance. Until then its
+// event is under way, and the nodes are those of an earlier state. The error is why the node
+// selector cannot be read.
+func (s *Selection) Shows(nm *maintenancev1alpha1.NodeMaintenance) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.maintenances[nm.Name].isOf(nm), s.invalid[nm.Name]
+}
+
+// removeMaintenance forgets a maintenance.
+func (s *Selection) removeMaintenance(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.remove(name)
 }
 
 func (s *Selection) remove(name string) {
+	delete(s.invalid, name)
 	entry := s.maintenances[name]
 	if entry == nil {
 		return
@@ -213,20 +180,9 @@ func (s *Selection) remove(name string) {
 	delete(s.maintenances, name)
 }
 
-// SetNode takes in a node and returns the maintenances that selected or ignored it before or do so
-// now, and those for which it lingers from now on.
+// SetNode takes in a node, as the handler of its events does. It returns the maintenances that
+// selected or ignored it before or do so now, and those for which it lingers from now on.
 func (s *Selection) SetNode(node *corev1.Node) (touched, leaving []string) {
-	s.mu.Lock()
-	entries := make(map[string]*selected, len(s.maintenances))
-	for name, entry := range s.maintenances {
-		entries[name] = entry
-	}
-	s.mu.Unlock()
-	matches := make(map[*selected]match, len(entries))
-	for _, entry := range entries {
-		matches[entry] = entry.match(node)
-	}
-
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.byNode[node.Name].Clone()
@@ -235,16 +191,13 @@ func (s *Selection) SetNode(node *corev1.Node) (touched, leaving []string) {
 	}
 	s.nodes[node.Name] = node
 	for name, entry := range s.maintenances {
-		m, known := matches[entry]
-		if !known {
-			m = entry.match(node)
+		wasIgnored := entry.ignored.Has(node.Name)
+		if s.set(name, entry, node) {
+			leaving = append(leaving, name)
 		}
-		if m.ignores != entry.ignored.Has(node.Name) {
+		if entry.ignored.Has(node.Name) != wasIgnored {
 			// The status names the nodes that are ignored.
 			before.Insert(name)
-		}
-		if s.set(name, entry, node, m) {
-			leaving = append(leaving, name)
 		}
 	}
 	slices.Sort(leaving)
@@ -261,8 +214,8 @@ func (s *Selection) refreshNode(node *corev1.Node) {
 	}
 }
 
-// RemoveNode forgets a node and returns the maintenances that selected it.
-func (s *Selection) RemoveNode(name string) []string {
+// removeNode forgets a node and returns the maintenances that selected it.
+func (s *Selection) removeNode(name string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	touched := s.byNode[name].Clone()
@@ -287,18 +240,19 @@ func (s *Selection) RemoveNode(name string) []string {
 	return sets.List(touched)
 }
 
-// set takes in what a selector says of a node, and reports whether the node lingers from now on.
-func (s *Selection) set(name string, entry *selected, node *corev1.Node, m match) (lingers bool) {
-	if m.ignores {
+// set takes in whether a selector matches a node, and reports whether the node lingers from now on.
+func (s *Selection) set(name string, entry *selected, node *corev1.Node) (lingers bool) {
+	selects, ignores := entry.selector.Decide(node)
+	if ignores {
 		entry.ignored.Insert(node.Name)
 	} else {
 		entry.ignored.Delete(node.Name)
 	}
 	had := entry.nodes.Has(node.Name) || entry.inherited[node.Name] == node.UID && node.UID != ""
 	switch {
-	case m.selects:
+	case selects:
 		delete(entry.leaving, node.Name)
-		entry.held.insert(node.Name)
+		entry.held.Insert(node.Name)
 		s.add(name, entry, node.Name)
 	case entry.holding && had:
 		since, left := entry.leaving[node.Name]

@@ -76,7 +76,11 @@ func New(nodes, maintenances cache.SharedIndexInformer, clock clock.PassiveClock
 
 func newSelection(clock clock.PassiveClock) *Selection {
 	return &Selection{
-		clock: clock, nodes: map[string]*corev1.Node{}, maintenances: map[string]*selected{}, byNode: map[string]sets.Set[string]{},
+		clock:        clock,
+		nodes:        map[string]*corev1.Node{},
+		maintenances: map[string]*selected{},
+		byNode:       map[string]sets.Set[string]{},
+		invalid:      map[string]error{},
 	}
 }
 
@@ -107,7 +111,7 @@ func (s *Selection) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMaintena
 		}
 	}
 	if nm == nil {
-		s.RemoveMaintenance(old.Name)
+		s.removeMaintenance(old.Name)
 	}
 }
 
@@ -115,7 +119,7 @@ func (s *Selection) nodeChanged(old, node *corev1.Node) {
 	change := NodeChange{Old: old, New: node}
 	switch {
 	case node == nil:
-		change.Concerned = s.RemoveNode(old.Name)
+		change.Concerned = s.removeNode(old.Name)
 	case old != nil && old.UID == node.UID && labels.Equals(old.Labels, node.Labels):
 		// Nothing that a selector reads has changed, but a write needs the latest resource version.
 		s.refreshNode(node)

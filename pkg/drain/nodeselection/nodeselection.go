@@ -95,16 +95,11 @@ func (s *Selector) Holding(held func(name string) bool) *Selector {
 	return &out
 }
 
-// Match reports whether the node is selected.
-func (s *Selector) Match(node *corev1.Node) bool {
-	matches, ignored := s.decide(node)
-	return matches && !ignored
-}
-
-// Ignored reports whether the node matches the selector but is ignored because it is new.
-func (s *Selector) Ignored(node *corev1.Node) bool {
-	matches, ignored := s.decide(node)
-	return matches && ignored
+// Decide reports whether the node is selected, or matches the selector but is ignored because it is
+// new.
+func (s *Selector) Decide(node *corev1.Node) (selected, ignored bool) {
+	matches, isNew := s.decide(node)
+	return matches && !isNew, matches && isNew
 }
 
 // Select returns the nodes that match, in their order, and how many are ignored because they are
@@ -114,11 +109,11 @@ func (s *Selector) Select(ctx context.Context, nodes []*corev1.Node) (selected [
 		if err := ctx.Err(); err != nil {
 			return nil, 0, err
 		}
-		matches, leftOut := s.decide(node)
+		isSelected, isIgnored := s.Decide(node)
 		switch {
-		case leftOut:
+		case isIgnored:
 			ignored++
-		case matches:
+		case isSelected:
 			selected = append(selected, node)
 		}
 	}

@@ -162,11 +162,8 @@ func TestNewNodes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := s.Match(tt.node); got != tt.wantMatch {
-				t.Errorf("Match: got %v, want %v", got, tt.wantMatch)
-			}
-			if got := s.Ignored(tt.node); got != tt.wantIgnored {
-				t.Errorf("Ignored: got %v, want %v", got, tt.wantIgnored)
+			if selected, ignored := s.Decide(tt.node); selected != tt.wantMatch || ignored != tt.wantIgnored {
+				t.Errorf("got selected %t, ignored %t, want %t, %t", selected, ignored, tt.wantMatch, tt.wantIgnored)
 			}
 		})
 	}
@@ -222,7 +219,7 @@ func TestIndexAgreesWithNodeAffinity(t *testing.T) {
 			{ObjectMeta: metav1.ObjectMeta{Name: "n3"}},
 		} {
 			want := reference.Match(n)
-			if got := s.Match(n); got != want {
+			if got, _ := s.Decide(n); got != want {
 				t.Fatalf("node %s %v, selector %+v: got %v, want %v", n.Name, n.Labels, spec, got, want)
 			}
 			if want {
@@ -252,7 +249,9 @@ func TestManyTermsCostFewEvaluations(t *testing.T) {
 	if evaluated != 2 {
 		t.Errorf("got %d of 26,000 terms evaluated for a node with two of the labels", evaluated)
 	}
-	if !s.Match(n) || s.Match(node("m", time.Hour)) {
+	with, _ := s.Decide(n)
+	without, _ := s.Decide(node("m", time.Hour))
+	if !with || without {
 		t.Error("the node with the labels is to match, the one without is not")
 	}
 }

@@ -65,6 +65,20 @@ func StageEntered(nm *NodeMaintenance, stage NodeMaintenanceStage) time.Time {
 	return time.Time{}
 }
 
+const (
+	// DrainMessageReleasing is the drainMessage of a node that the maintenance no longer holds and
+	// that is not released yet.
+	DrainMessageReleasing = "Being released"
+	// DrainMessageNotReleased begins the drainMessage of such a node whose release fails.
+	DrainMessageNotReleased = "Not released: "
+)
+
+// IsBeingReleased reports whether a node is in the status of a maintenance only because it is not
+// released yet. The answer is no if the status is too large for messages.
+func IsBeingReleased(node *NodeMaintenanceNodeStatus) bool {
+	return node.DrainMessage == DrainMessageReleasing || strings.HasPrefix(node.DrainMessage, DrainMessageNotReleased)
+}
+
 // NodeStatusOf returns what the status of a maintenance says of a node, nil if it says nothing. A
 // node that was registered again under the same name is another one. The server keeps the list
 // sorted by name.

@@ -1,0 +1,106 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// TestNodesThatAreGoneLeaveAStatusThatAnyNodeJoins deletes a node, as an autoscaler does every
+// hour.
+func TestNodesThatAreGoneLeaveAStatusThatAnyNodeJoins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		joining := func(nm *maintenancev1alpha1.NodeMaintenance) {
+			nm.Spec.NewNodes = maintenancev1alpha1.NewNodesPolicyJoin
+		}
+		f := newFixture(t, newNode("one"), newNode("two"), newMaintenance("m", joining))
+		f.step("m")
+		if err := f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		f.wait(statusPace)
+		f.step("m")
+		var names []string
+		for _, node := range f.nm("m").Status.NodeStatuses {
+			names = append(names, node.NodeRef.Name)
+		}
+		if !slices.Equal(names, []string{"two"}) {
+			t.Errorf("got nodes %q in the status, want node two", names)
+		}
+	})
+}
+
+// TestNewLeaderGoesOnReleasing narrows the selector, and starts another leader before the nodes
+// that were left out are released.
+func TestNewLeaderGoesOnReleasing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("two", inPool("green")), newPod("p", "one", 0),
+			newMaintenance("m", selecting("blue", "green")))
+		f.step("m")
+		f.wait(time.Minute)
+		f.step("m")
+		f.wantEvacuating("p")
+
+		nm := f.nm("m")
+		selecting("green")(nm)
+		nm.Generation++
+		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(
+			f.ctx, nm, metav1.UpdateOptions{},
+		); err != nil {
+			t.Fatal(err)
+		}
+		f.cached()
+		if err := f.Controller.sync(f.ctx, "m"); err != nil {
+			t.Fatal(err)
+		}
+		f.cached()
+		if got := f.nodeStatus("m", "one"); !maintenancev1alpha1.IsBeingReleased(&got) {
+			t.Fatalf("got status %+v of a node that the selector leaves out, want it to be released", got)
+		}
+		f.restart()
+		if got := f.selection.NodesOf("m"); len(got) != 1 || got[0].Name != "two" {
+			t.Errorf("the new leader selects %d nodes, want node two", len(got))
+		}
+		f.step("m")
+		f.wantEvacuating()
+		f.wantCordon("one", false)
+	})
+}
+
+// TestPodsThatNoEvacuatorMovesAnyMoreAreLeft turns the evacuator of DaemonSet pods off in the
+// middle of a drain.
+func TestPodsThatNoEvacuatorMovesAnyMoreAreLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("logger", "one", 0, ofDaemonSet), newMaintenance("m"))
+		f.turnOn(maintenancev1alpha1.EvacuatorClassDaemonSet)
+		f.step("m")
+		f.wait(time.Minute)
+		f.step("m")
+		f.wantEvacuating("logger")
+		f.evacuatorsOn.Clear()
+		f.restart()
+		f.step("m")
+		f.wantEvacuating()
+	})
+}
