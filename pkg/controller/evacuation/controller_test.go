@@ -135,6 +135,7 @@ func TestCancelled(t *testing.T) {
 					t.Context(), newBudget("2", 1), metav1.UpdateOptions{},
 				)
 				w.must(err)
+				<-time.After(time.Hour)
 				if w.host.sent() != 0 {
 					t.Errorf("got %d evictions, want none", w.host.sent())
 				}
@@ -241,6 +242,7 @@ func TestDeletedEvacuationIsReleasedWithThePod(t *testing.T) {
 		)
 		w := newWorld(t, 0, evacuation, newPod(), newNode(corev1.ConditionTrue))
 		w.api.edit(t, w.target, deleting)
+		<-time.After(time.Minute)
 		if w.get() == nil {
 			t.Fatal("the Evacuation was deleted although its evacuator forbids it")
 		}

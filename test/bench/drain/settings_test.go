@@ -17,6 +17,7 @@ limitations under the License.
 package main
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -27,7 +28,8 @@ import (
 func TestSettings(t *testing.T) {
 	for name, test := range map[string]struct {
 		args []string
-		fail bool
+		// fails is what the error names; there is no error if it is empty.
+		fails string
 	}{
 		"the defaults hold": {},
 		"a small size": {
@@ -36,18 +38,19 @@ func TestSettings(t *testing.T) {
 		"one workload and two contenders": {
 			args: []string{"--workloads=no-budgets", "--contenders=bare-loop,maintenance"},
 		},
-		"pods that do not divide into Deployments":  {args: []string{"--pods=601"}, fail: true},
-		"more pods than the spare nodes can take":   {args: []string{"--pods=600", "--spare=2"}, fail: true},
-		"more pods than the nodes to drain can run": {args: []string{"--pods=600", "--nodes=2"}, fail: true},
-		"no repetition":                 {args: []string{"--repetitions=0"}, fail: true},
-		"a contender that there is not": {args: []string{"--contenders=somebody"}, fail: true},
-		"a workload that there is not":  {args: []string{"--workloads="}, fail: true},
-		"no time for a drain":           {args: []string{"--timeout=0s"}, fail: true},
-		"a word that is no flag":        {args: []string{"fast"}, fail: true},
+		"pods that do not divide into Deployments":  {args: []string{"--pods=601"}, fails: "--deployments"},
+		"more pods than the spare nodes can take":   {args: []string{"--pods=600", "--spare=2"}, fails: "--spare"},
+		"more pods than the nodes to drain can run": {args: []string{"--pods=600", "--nodes=2"}, fails: "--nodes"},
+		"no repetition":                 {args: []string{"--repetitions=0"}, fails: "--repetitions=0"},
+		"a contender that there is not": {args: []string{"--contenders=somebody"}, fails: "--contenders"},
+		"a workload that there is not":  {args: []string{"--workloads="}, fails: "--workloads"},
+		"no time for a drain":           {args: []string{"--timeout=0s"}, fails: "--timeout"},
+		"a word that is no flag":        {args: []string{"fast"}, fails: "\"fast\""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := readSettings(test.args); (err != nil) != test.fail {
-				t.Errorf("got error %v, want one: %t", err, test.fail)
+			_, err := readSettings(test.args)
+			if test.fails == "" && err != nil || test.fails != "" && (err == nil || !strings.Contains(err.Error(), test.fails)) {
+				t.Errorf("got error %v, want one that names %q", err, test.fails)
 			}
 		})
 	}

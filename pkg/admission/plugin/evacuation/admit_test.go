@@ -101,6 +101,7 @@ func TestAdmitPodReference(t *testing.T) {
 			pod:     newPod(func(p *corev1.Pod) { p.Namespace = "red" }),
 			allowed: []string{deletePod},
 			want:    "Invalid FieldValueNotFound spec.podRef.name",
+			message: "pod not found in namespace blue",
 		},
 		"the pod was recreated": {
 			object:  newEvacuation(),
@@ -145,7 +146,7 @@ func TestAdmitPodReference(t *testing.T) {
 			if got := outcome(err); got != tt.want {
 				t.Errorf("got %q (%v), want %q", got, err, tt.want)
 			}
-			if tt.message != "" && !strings.Contains(err.Error(), tt.message) {
+			if err != nil && (tt.message == "" || !strings.Contains(err.Error(), tt.message)) {
 				t.Errorf("got error %v, want %q in it", err, tt.message)
 			}
 		})

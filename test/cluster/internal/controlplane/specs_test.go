@@ -50,6 +50,7 @@ func (c ControlPlane) all() []process.Spec {
 
 func TestProcessesListenOnlyOnLoopback(t *testing.T) {
 	for _, spec := range plane(options.Options{}).all() {
+		addresses := 0
 		for _, arg := range spec.Args {
 			flag, value, _ := strings.Cut(arg, "=")
 			var ok bool
@@ -63,9 +64,13 @@ func TestProcessesListenOnlyOnLoopback(t *testing.T) {
 			default:
 				continue
 			}
+			addresses++
 			if !ok {
 				t.Errorf("%s has the flag %s, want only loopback addresses and sockets", spec.Name, arg)
 			}
+		}
+		if addresses == 0 {
+			t.Errorf("%s has no flag with an address: by default it listens on all", spec.Name)
 		}
 	}
 }
