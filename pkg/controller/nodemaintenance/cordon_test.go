@@ -406,9 +406,7 @@ func TestDeletionThatWasInterruptedIsFinished(t *testing.T) {
 		deleting := func(finalizers ...string) func(*maintenancev1alpha1.NodeMaintenance) {
 			return func(nm *maintenancev1alpha1.NodeMaintenance) {
 				createdAt(stageIdle)(nm)
-				nm.DeletionTimestamp, nm.Finalizers = &metav1.Time{
-					Time: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC),
-				}, finalizers
+				nm.DeletionTimestamp, nm.Finalizers = &metav1.Time{Time: time.Now()}, finalizers
 			}
 		}
 		f := newFixture(

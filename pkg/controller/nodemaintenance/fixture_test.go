@@ -39,13 +39,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/informers"
 	hostfake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -66,7 +64,7 @@ type fixture struct {
 	ctx         context.Context
 	host        *hostfake.Clientset
 	maintenance *maintenancefake.Clientset
-	clock       *clocktesting.FakeClock
+	clock       informertest.Clock
 	recorder    *events.FakeRecorder
 	rights      *rights
 	watches     *informertest.Watches
@@ -156,7 +154,6 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	t.Cleanup(cancel)
 	f := &fixture{
 		t: t, ctx: ctx, host: hostfake.NewClientset(), maintenance: maintenancefake.NewClientset(),
-		clock:    clocktesting.NewFakeClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)),
 		recorder: events.NewFakeRecorder(10000),
 		rights:   &rights{refused: sets.New[string]()}, evacuatorsOn: sets.New[string](),
 		evictions: &inflight.Evictions{},
@@ -293,11 +290,7 @@ func sameObjects[T metav1.Object](cached, stored []T) bool {
 // all they can.
 func (f *fixture) eventually(what string, condition func() bool) {
 	f.t.Helper()
-	err := wait.PollUntilContextTimeout(f.ctx, time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
-		synctest.Wait()
-		return condition(), nil
-	})
-	if err != nil {
+	if !informertest.Until(time.Millisecond, condition) {
 		f.t.Fatalf("never came true: %s", what)
 	}
 }

@@ -17,9 +17,11 @@ limitations under the License.
 package nodemaintenance
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -503,33 +505,25 @@ func TestRefusedNodesOfARunningDrainKeepWhatTheyHave(t *testing.T) {
 	})
 }
 
-// TestManyEvacuationsAreAskedForInRounds has every request take a while: in between the maintenance
-// is looked at again, so that it can be cancelled.
-func TestManyEvacuationsAreAskedForInRounds(t *testing.T) {
+// TestRequestsAreSentInRounds sends requests that take a quarter of a round each. After the round
+// the maintenance is reconciled again, so that the user can cancel it.
+func TestRequestsAreSentInRounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		objects := []runtime.Object{newMaintenance("m", createdAt(stageCordon)), newNode("one")}
-		for i := range 10 * maxParallel {
-			objects = append(objects, newPod(fmt.Sprintf("pod-%03d", i), "one", 0))
-		}
-		f := newFixture(t, objects...)
-		f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
-			f.wait(roundTime / maxParallel)
-			return false, nil, nil
+		f := newFixture(t, newMaintenance("m"))
+		var sent atomic.Int32
+		err := f.inRounds(f.ctx, "m", 10*maxParallel, func(context.Context, int) error {
+			sent.Add(1)
+			<-time.After(roundTime / 4)
+			return nil
 		})
-		f.step("m")
-		f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
-		f.cached()
-		if err := f.Controller.sync(f.ctx, "m"); err != nil {
+		if err != nil {
 			t.Fatal(err)
 		}
-		asked := len(f.evacuating())
-		if asked == 0 || asked == 10*maxParallel {
-			t.Fatalf("%d pods were asked in the first rounds", asked)
+		// The requests of the fifth time begin exactly at the end of the round.
+		if got := sent.Load(); got != 5*maxParallel {
+			t.Errorf("got %d requests in a round, want %d", got, 5*maxParallel)
 		}
 		f.wantEnqueued("m")
-		f.enter("m", stageComplete)
-		f.step("m")
-		f.wantEvacuating()
 	})
 }
 
