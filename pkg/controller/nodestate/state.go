@@ -45,6 +45,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/selection"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
@@ -247,6 +248,7 @@ func (s *State) evacuationChanged(old, evacuation *v1alpha1.Evacuation) {
 // samePod reports whether nothing has changed about a pod that a drain reads.
 func samePod(a, b *corev1.Pod) bool {
 	return a.UID == b.UID && controllercache.NodeOf(a) == controllercache.NodeOf(b) && a.Status.Phase == b.Status.Phase &&
+		drainplan.IsLive(a) == drainplan.IsLive(b) &&
 		labels.Equals(a.Labels, b.Labels) && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) &&
 		equality.Semantic.DeepEqual(a.OwnerReferences, b.OwnerReferences)
 }

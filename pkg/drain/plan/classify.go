@@ -47,9 +47,16 @@ const (
 	LeftOwn LeftReason = "server pod that came back"
 )
 
-// IsLive reports whether a pod runs or will run. Terminating pods are live until they are deleted.
+// IsLive reports whether a pod runs or will run, or takes something of its node. Terminating pods
+// are live until they are deleted: the kubelet still has to unmount their volumes after their
+// containers have ended. A pod that only a finalizer keeps is not.
 func IsLive(pod *corev1.Pod) bool {
-	return pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
+	if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
+		return true
+	}
+	// The kubelet sets the grace period to 0 when nothing of the pod is left.
+	grace := pod.DeletionGracePeriodSeconds
+	return pod.DeletionTimestamp != nil && (grace == nil || *grace > 0)
 }
 
 // TypeOf returns the type of a pod on a node of the given UID. The mirror annotation alone does not

@@ -148,3 +148,33 @@ func TestLeft(t *testing.T) {
 		})
 	}
 }
+
+func TestIsLive(t *testing.T) {
+	for name, test := range map[string]struct {
+		phase corev1.PodPhase
+		// grace is the grace period of the deletion; the pod is not being deleted if it is
+		// negative.
+		grace int64
+		want  bool
+	}{
+		"a pod that waits for the scheduler":                     {phase: corev1.PodPending, grace: -1, want: true},
+		"a pod that runs":                                        {phase: corev1.PodRunning, grace: -1, want: true},
+		"a pod that is being stopped":                            {phase: corev1.PodRunning, grace: 30, want: true},
+		"a pod that was deleted by force":                        {phase: corev1.PodRunning, grace: 0, want: true},
+		"a pod that has succeeded":                               {phase: corev1.PodSucceeded, grace: -1},
+		"a pod that has failed":                                  {phase: corev1.PodFailed, grace: -1},
+		"a deleted pod whose volumes the kubelet has to unmount": {phase: corev1.PodSucceeded, grace: 30, want: true},
+		"a deleted pod that has failed and is not unmounted yet": {phase: corev1.PodFailed, grace: 30, want: true},
+		"a deleted pod that only a finalizer keeps":              {phase: corev1.PodSucceeded, grace: 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := &corev1.Pod{Status: corev1.PodStatus{Phase: test.phase}}
+			if test.grace >= 0 {
+				pod.DeletionTimestamp, pod.DeletionGracePeriodSeconds = &metav1.Time{}, &test.grace
+			}
+			if got := IsLive(pod); got != test.want {
+				t.Errorf("got %t, want %t", got, test.want)
+			}
+		})
+	}
+}
