@@ -33,6 +33,7 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 )
 
@@ -53,6 +54,9 @@ const (
 	// terminating zero.
 	maxSocketPath = 107
 	startTimeout  = 2 * time.Minute
+	// lockTimeout is longer than the server takes to stop.
+	lockTimeout = time.Minute
+	lockRetry   = 200 * time.Millisecond
 )
 
 // Options define the location and the maximum size of the data.
@@ -136,16 +140,9 @@ func privateFolder(dataDir string) (string, error) {
 }
 
 func (s *Server) open(ctx context.Context, dir string, quota int64) error {
-	// etcd locks its files only after it has created its sockets, so a second server would replace
-	// the sockets of the first.
-	lock, err := fileutil.TryLockFile(filepath.Join(dir, "lock"), os.O_WRONLY|os.O_CREATE, 0o600)
-	if errors.Is(err, fileutil.ErrLocked) {
-		return fmt.Errorf("the data directory %s is in use by another server", dir)
+	if err := s.takeLock(ctx, dir); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("lock the data directory: %w", err)
-	}
-	s.lock = lock
 	socketDir, err := s.chooseSocketDir(dir)
 	if err != nil {
 		return err
@@ -160,6 +157,32 @@ func (s *Server) open(ctx context.Context, dir string, quota int64) error {
 	}
 	s.endpoint = "unix://" + client
 	return s.start(ctx, s.config(dir, quota, client, peer))
+}
+
+// takeLock locks the data directory: etcd locks its files only after it has created its sockets, so
+// a second server would replace the sockets of the first. A pod that was evicted still completes
+// its requests while its replacement starts on the same volume, so that takeLock waits for a while.
+func (s *Server) takeLock(ctx context.Context, dir string) error {
+	waits := false
+	err := wait.PollUntilContextTimeout(ctx, lockRetry, lockTimeout, true, func(context.Context) (bool, error) {
+		lock, err := fileutil.TryLockFile(filepath.Join(dir, "lock"), os.O_WRONLY|os.O_CREATE, 0o600)
+		if errors.Is(err, fileutil.ErrLocked) {
+			if !waits {
+				klog.FromContext(ctx).Info("Another server uses the data directory, waiting for its end", "dataDir", dir, "timeout", lockTimeout)
+			}
+			waits = true
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("lock the data directory: %w", err)
+		}
+		s.lock = lock
+		return true, nil
+	})
+	if wait.Interrupted(err) {
+		return fmt.Errorf("the data directory %s is in use by another server", dir)
+	}
+	return err
 }
 
 func (s *Server) start(ctx context.Context, cfg *embed.Config) error {

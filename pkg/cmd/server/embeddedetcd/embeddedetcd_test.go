@@ -17,6 +17,7 @@ limitations under the License.
 package embeddedetcd
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -105,11 +106,40 @@ func TestDataFolderIsPrivateAndUsedOnce(t *testing.T) {
 	if err != nil || len(entries) != 1 {
 		t.Errorf("the server has put %v beside its own folder (%v)", entries, err)
 	}
-	if second, err := Start(t.Context(), Options{DataDir: given, QuotaBytes: DefaultQuotaBytes}); err == nil {
-		second.Stop()
-		t.Errorf("a second server may use the same directory")
+	// A second server waits for the end of the first, and then gives up.
+	ctx, cancel := context.WithTimeout(t.Context(), 2*lockRetry)
+	defer cancel()
+	_, err = Start(ctx, Options{DataDir: given, QuotaBytes: DefaultQuotaBytes})
+	if err == nil || !strings.Contains(err.Error(), dir+" is in use by another server") {
+		t.Errorf("got error %v of a second server, want that the directory is in use", err)
 	}
 	if _, err := connect(t, s).Get(t.Context(), "key"); err != nil {
 		t.Errorf("the attempt of a second server hurt the first: %v", err)
+	}
+}
+
+// TestReplacementWaitsForTheDataFolder stops a server after its replacement has been started.
+func TestReplacementWaitsForTheDataFolder(t *testing.T) {
+	dir := t.TempDir()
+	first, err := Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	started := make(chan error)
+	go func() {
+		replacement, err := Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes})
+		if err == nil {
+			replacement.Stop()
+		}
+		started <- err
+	}()
+	select {
+	case err := <-started:
+		t.Errorf("the replacement did not wait: %v", err)
+	case <-time.After(2 * lockRetry):
+	}
+	first.Stop()
+	if err := <-started; err != nil {
+		t.Errorf("the replacement did not start after the end of the first server: %v", err)
 	}
 }
