@@ -23,6 +23,9 @@ GOGO_PROTOBUF_VERSION := v1.3.2
 # of the tests apart in Go's cache, and building the same libraries twice costs minutes.
 GO_BUILD_FLAGS ?= -buildvcs=false
 
+# Without C the programs are static, so that they run in an image without a file system. hack/test.sh turns C on for the race detector.
+export CGO_ENABLED ?= 0
+
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -61,6 +64,27 @@ plugin: ## Build the kubectl plugin, bin/kubectl-maintenance, with its shell com
 .PHONY: krew
 krew: ## Build archives of the plugin and a manifest for krew in bin/krew (PLATFORMS='linux/amd64', KREW_URI=https://...)
 	VERSION='$(VERSION)' hack/krew.sh
+
+# `make image` makes the image of a release; the development cluster needs that of this machine only.
+PLATFORMS ?= linux/amd64 linux/arm64
+IMAGE ?= localhost/haulout-apiserver:$(subst +,-,$(VERSION))
+IMAGE_TOOL := $(BIN)/image-tool
+IMAGE_LABELS := --label=org.opencontainers.image.title=haulout-apiserver --label=org.opencontainers.image.version=$(VERSION) \
+	--label=org.opencontainers.image.licenses=Apache-2.0 --label=org.opencontainers.image.revision=$(shell git rev-parse HEAD 2>/dev/null)
+
+$(IMAGE_TOOL): $(wildcard hack/image/*.go) hack/image/go.mod hack/image/go.sum
+	cd hack/image && go build $(GO_BUILD_FLAGS) -o ../../$@ .
+
+.PHONY: image
+image: $(IMAGE_TOOL) ## Make the image of haulout-apiserver in bin/image (PLATFORMS='linux/amd64', IMAGE=name:tag); needs no container engine
+	@for platform in $(PLATFORMS); do \
+		echo "Building haulout-apiserver for $$platform"; \
+		GOOS=$${platform%/*} GOARCH=$${platform#*/} CGO_ENABLED=0 go build $(GO_BUILD_FLAGS) -trimpath -ldflags '-s -w $(LDFLAGS)' \
+			-o $(BIN)/image/$$platform/haulout-apiserver ./cmd/apiserver; \
+	done
+	$(IMAGE_TOOL) --tag='$(IMAGE)' --layout=$(BIN)/image/layout --archives=$(BIN)/image $(IMAGE_LABELS) \
+		--created="$$(git log -1 --format=%cI 2>/dev/null || echo 1970-01-01T00:00:00Z)" \
+		$(foreach platform,$(PLATFORMS),--program=$(platform)=$(BIN)/image/$(platform)/haulout-apiserver)
 
 .PHONY: clean
 clean: ## Remove everything that was built
@@ -122,6 +146,39 @@ $(CLUSTER_STAMP): $(CLUSTER_SOURCES)
 .PHONY: cluster-binaries
 cluster-binaries: $(CLUSTER_STAMP) $(KUBE_STAMP) $(KWOK_STAMP) ## Build the programs of the development cluster
 
+# --- Real nodes: kubelet and kube-proxy from the module of the control plane, the rest from one of its own ---
+
+REALNODES_MODULE := test/realnodes
+NODE_PROGRAMS := $(BIN)/node
+IMAGES := $(BIN)/images
+NODE_STAMP := $(STAMPS)/node-$(KUBE_VERSION)-$(GO_VERSION)
+CONTAINERD_PACKAGE := github.com/containerd/containerd/v2
+CNI_PACKAGE := github.com/containernetworking/plugins/plugins
+
+$(NODE_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum $(REALNODES_MODULE)/go.mod $(REALNODES_MODULE)/go.sum
+	@echo 'Building kubelet, kube-proxy, containerd and CNI plugins (about three minutes the first time)'
+	@mkdir -p $(STAMPS) $(NODE_PROGRAMS)
+	cd $(CLUSTER_MODULE) && go build $(GO_BUILD_FLAGS) -ldflags '$(strip $(KUBE_LDFLAGS))' -o ../../$(BIN)/ \
+		k8s.io/kubernetes/cmd/kubelet k8s.io/kubernetes/cmd/kube-proxy
+	cd $(REALNODES_MODULE) && go build $(GO_BUILD_FLAGS) -tags no_btrfs,no_devmapper,no_zfs,no_systemd -ldflags '-s -w' -o ../../$(NODE_PROGRAMS)/ \
+		$(addprefix $(CONTAINERD_PACKAGE)/cmd/,containerd containerd-shim-runc-v2 ctr) \
+		$(addprefix $(CNI_PACKAGE)/,main/bridge main/loopback ipam/host-local)
+	@touch $@
+
+# The images that every real node has: the sandbox of pods, the application of the tests, and our server.
+.PHONY: node-binaries
+node-binaries: $(NODE_STAMP) $(IMAGE_TOOL) build ## Build the programs and images of real nodes
+	@mkdir -p $(IMAGES)
+	cd $(REALNODES_MODULE) && go build $(GO_BUILD_FLAGS) -ldflags '-s -w' -o ../../$(NODE_PROGRAMS)/ ./app
+	@platform=linux/$$(go env GOARCH); rm -f $(IMAGES)/*.tar; \
+	$(IMAGE_TOOL) --tag=localhost/pause:dev --archives=$(IMAGES) --program=$$platform=$(NODE_PROGRAMS)/app --command=pause; \
+	$(IMAGE_TOOL) --tag=localhost/app:dev --archives=$(IMAGES) --program=$$platform=$(NODE_PROGRAMS)/app; \
+	$(IMAGE_TOOL) --tag=localhost/haulout-apiserver:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/haulout-apiserver
+
+ifneq ($(filter-out 0,$(REAL_NODES)),)
+REAL_NODES_NEED := node-binaries
+endif
+
 # Whoever runs the server by hand builds it by hand; a tree that does not compile must not keep the cluster from them.
 ifeq ($(filter false external,$(HAULOUT)),)
 CLUSTER_NEEDS := build
@@ -133,7 +190,7 @@ cluster-check: $(CLUSTER_STAMP)
 	@$(BIN)/cluster check
 
 .PHONY: cluster-up
-cluster-up: cluster-check cluster-binaries $(CLUSTER_NEEDS) ## Start the development cluster, or what of it does not run
+cluster-up: cluster-check cluster-binaries $(CLUSTER_NEEDS) $(REAL_NODES_NEED) ## Start the development cluster, or what of it does not run
 	@$(BIN)/cluster up
 
 .PHONY: cluster-down
@@ -210,14 +267,20 @@ unit: ## Run the tests that need no cluster, of all modules
 	hack/test.sh $(UNIT_FLAGS) $$packages || failed=1; \
 	(cd $(CLUSTER_MODULE) && ../../hack/test.sh $(UNIT_FLAGS) ./...) || failed=1; \
 	(cd test/monitoring && ../../hack/test.sh $(MONITORING_FLAGS) ./...) || failed=1; \
+	(cd hack/image && ../../hack/test.sh $(UNIT_FLAGS) ./...) || failed=1; \
 	test -z "$$failed"
 
 .PHONY: race
 race: ## Run the tests that need no cluster with the race detector (needs a C compiler)
 	@$(MAKE) --no-print-directory unit UNIT_FLAGS='-race $(UNIT_FLAGS)'
 
+# Only root can start real nodes; their tests are left out without.
+ifeq ($(shell id -u),0)
+E2E_NEEDS := node-binaries
+endif
+
 .PHONY: e2e
-e2e: cluster-binaries build ## Run the end-to-end tests (RUN=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster, E2E_FULL=1 the large sizes)
+e2e: cluster-binaries build $(E2E_NEEDS) ## Run the end-to-end tests (RUN=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster, E2E_FULL=1 the large sizes)
 	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -timeout='$(E2E_TIMEOUT)' -parallel=8 $(E2E_FLAGS) -p=1 ./test/e2e/... ./test/faults/...
 
 .PHONY: verify

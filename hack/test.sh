@@ -5,6 +5,9 @@
 set -o errexit -o nounset -o pipefail
 export GOFLAGS="${GOFLAGS:+${GOFLAGS} }-buildvcs=false"
 
+# The race detector is written in C.
+[[ " $* " != *' -race '* ]] || export CGO_ENABLED=1
+
 LOG="$(mktemp)"
 trap 'rm -f "${LOG}"' EXIT
 
