@@ -112,6 +112,9 @@ func (c *Cluster) manage(verb string) error {
 	return nil
 }
 
+// Dir is the folder of the cluster's files.
+func (c *Cluster) Dir() string { return c.dir }
+
 // Kubeconfig is the file with the credentials of the cluster's administrator.
 func (c *Cluster) Kubeconfig() string { return filepath.Join(c.dir, "kubeconfig") }
 
@@ -170,6 +173,13 @@ func (c *Cluster) MustKubectl(tb testing.TB, stdin string, args ...string) strin
 // KillServer ends haulout-apiserver without warning, as a failing machine would.
 func (c *Cluster) KillServer(tb testing.TB) {
 	tb.Helper()
+	c.Kill(tb, "haulout-apiserver")
+}
+
+// Kill ends a process of the cluster without warning. That of a real node takes the node along, as
+// a power failure does.
+func (c *Cluster) Kill(tb testing.TB, process string) {
+	tb.Helper()
 	content, err := os.ReadFile(filepath.Join(c.dir, "state.json"))
 	if err != nil {
 		tb.Fatal(err)
@@ -182,15 +192,15 @@ func (c *Cluster) KillServer(tb testing.TB) {
 	if err := json.Unmarshal(content, &state); err != nil {
 		tb.Fatal(err)
 	}
-	pid := state.Processes["haulout-apiserver"].PID
+	pid := state.Processes[process].PID
 	if pid <= 1 {
-		tb.Fatal("haulout-apiserver does not run")
+		tb.Fatalf("%s does not run", process)
 	}
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		tb.Fatal(err)
 	}
 	// The port is free again once the process is gone.
-	Eventually(tb, "the killed server is gone", func(context.Context) (bool, error) {
+	Eventually(tb, process+" is gone", func(context.Context) (bool, error) {
 		return syscall.Kill(pid, 0) != nil || zombie(pid), nil
 	})
 }

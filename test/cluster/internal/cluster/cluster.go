@@ -23,6 +23,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -35,7 +36,7 @@ import (
 
 // startOrder is the order in which processes are started; they are stopped in the reverse order.
 var startOrder = []string{
-	layout.Etcd, layout.APIServer, layout.ControllerManager, layout.Scheduler, layout.Kwok, layout.Haulout,
+	layout.Network, layout.Etcd, layout.APIServer, layout.ControllerManager, layout.Scheduler, layout.Kwok, layout.Haulout,
 }
 
 // Cluster is one development cluster. Its methods Up, Down and Status are the commands of the
@@ -212,7 +213,7 @@ func (c *Cluster) supervise(ctx context.Context) (context.Context, context.Cance
 func (c *Cluster) ended() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, name := range startOrder {
+	for _, name := range slices.Concat(startOrder, realNodeNames()) {
 		if record, ok := c.watched[name]; ok && !record.Alive() {
 			return name
 		}
@@ -252,13 +253,15 @@ func (c *Cluster) stop(ctx context.Context, name string) error {
 }
 
 // stopAll stops the wanted processes: haulout-apiserver while kube-apiserver still runs, then the
-// other clients of kube-apiserver, then kube-apiserver, and etcd last.
+// real nodes, the other clients of kube-apiserver, kube-apiserver itself, etcd and the network.
 func (c *Cluster) stopAll(ctx context.Context, wanted func(name string) bool) error {
 	steps := [][]string{
 		{layout.Haulout},
+		realNodeNames(),
 		{layout.Kwok, layout.Scheduler, layout.ControllerManager},
 		{layout.APIServer},
 		{layout.Etcd},
+		{layout.Network},
 	}
 	var errs []error
 	for _, step := range steps {

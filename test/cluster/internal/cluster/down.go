@@ -24,6 +24,7 @@ import (
 	"os"
 
 	"haulout.dev/haulout/test/cluster/internal/options"
+	"haulout.dev/haulout/test/cluster/internal/realnodes"
 	"haulout.dev/haulout/test/cluster/internal/state"
 )
 
@@ -60,6 +61,9 @@ func (c *Cluster) Down(ctx context.Context, keepData bool) error {
 	}
 	if err := c.stopAll(ctx, func(string) bool { return true }); err != nil {
 		return fmt.Errorf("%w\nThe cluster in %s is not stopped", err, c.Layout.Dir)
+	}
+	if err := realnodes.RemoveCgroup(ctx, realnodes.CgroupRoot, c.cgroup()); err != nil {
+		return fmt.Errorf("remove the cgroups of real nodes: %w", err)
 	}
 	if keepData {
 		c.printf("Stopped %d processes; the next `up` uses the data in %s", running, c.Layout.Dir)

@@ -30,6 +30,7 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/haulout"
 	"haulout.dev/haulout/test/cluster/internal/layout"
 	"haulout.dev/haulout/test/cluster/internal/options"
+	"haulout.dev/haulout/test/cluster/internal/realnodes"
 )
 
 // errIncomplete is returned by Status if a process of the cluster does not run.
@@ -46,6 +47,10 @@ func (c *Cluster) printReady(took time.Duration) {
 	fmt.Fprintf(table, "  kubeconfig\t%s (administrator)\n", kubeconfig)
 	fmt.Fprintf(table, "  server\t%s\n", c.plane.Server())
 	fmt.Fprintf(table, "  nodes\t%d, simulated by kwok, pod stages: %s\n", c.options.Nodes, c.options.PodStages)
+	if c.options.RealNodes > 0 {
+		fmt.Fprintf(table, "  real nodes\t%d, %s to %s, labelled %s=%s\n", c.options.RealNodes,
+			realnodes.Name(1), realnodes.Name(c.options.RealNodes), realnodes.Label, realnodes.LabelValue)
+	}
 	fmt.Fprintf(table, "  haulout\t%s\n", c.hauloutSummary())
 	fmt.Fprintf(table, "  logs\t%s\n", display(c.Layout.Logs()))
 	table.Flush()

@@ -36,6 +36,7 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/options"
 	"haulout.dev/haulout/test/cluster/internal/ports"
 	"haulout.dev/haulout/test/cluster/internal/process"
+	"haulout.dev/haulout/test/cluster/internal/realnodes"
 	"haulout.dev/haulout/test/cluster/internal/state"
 )
 
@@ -128,11 +129,14 @@ func (c *Cluster) bringUp(ctx context.Context, existed bool) error {
 	if err := os.MkdirAll(c.Layout.Logs(), 0o700); err != nil {
 		return err
 	}
-	if err := c.plane.PrepareFiles(); err != nil {
+	if err := errors.Join(c.plane.PrepareFiles(), c.writeRealNodeFiles()); err != nil {
 		return err
 	}
 	if !existed || len(c.state.Processes) == 0 {
 		c.printf("Starting a cluster in %s", c.Layout.Dir)
+	}
+	if err := c.startNetwork(ctx); err != nil {
+		return err
 	}
 	if err := c.startAPI(ctx); err != nil {
 		return err
@@ -145,6 +149,7 @@ func (c *Cluster) bringUp(ctx context.Context, existed bool) error {
 	group.Go(func() error { return c.startController(ctx, c.plane.ControllerManager()) })
 	group.Go(func() error { return c.startController(ctx, c.plane.Scheduler()) })
 	group.Go(func() error { return c.startNodes(ctx, admin) })
+	group.Go(func() error { return c.startRealNodes(ctx, admin) })
 	group.Go(func() error { return c.startHaulout(ctx, admin) })
 	group.Go(func() error { return nodes.WaitDefaultServiceAccount(ctx, admin.Kubernetes) })
 	err = group.Wait()
@@ -207,7 +212,7 @@ func (c *Cluster) startNodes(ctx context.Context, admin *clients.Clients) error 
 			made = append(made, nodes.Name(index))
 		}
 	}
-	if err := nodes.WaitReady(ctx, admin.Kubernetes, made); err != nil {
+	if err := nodes.WaitReady(ctx, admin.Kubernetes, made, time.Time{}); err != nil {
 		return c.notReady(ctx, layout.Kwok, err)
 	}
 	return nil
@@ -234,6 +239,17 @@ func (c *Cluster) startHaulout(ctx context.Context, admin *clients.Clients) erro
 	}
 	if c.options.Haulout == options.ModePrepare {
 		return haulout.Unregister(ctx, admin)
+	}
+	if c.options.RealNodes > 0 {
+		// kube-apiserver looks for the endpoints of Services, which one with an external name has
+		// not.
+		if err := haulout.UseEndpoints(manifests.Register, port); err != nil {
+			return err
+		}
+		err := realnodes.Endpoint(ctx, admin.Kubernetes, haulout.Namespace, haulout.Service, "https", port)
+		if err != nil {
+			return err
+		}
 	}
 	if err := haulout.Apply(ctx, admin, manifests.Register); err != nil {
 		return err

@@ -52,7 +52,7 @@ func New() *cobra.Command {
 	command.PersistentFlags().StringVar(&f.manifests, "manifests", "",
 		"kustomization of haulout-apiserver "+
 			"(default: artifacts/overlays/development beside the folder of this program)")
-	command.AddCommand(up(&f), check(&f), down(&f), status(&f))
+	command.AddCommand(up(&f), check(&f), down(&f), status(&f), network(), node())
 	return command
 }
 

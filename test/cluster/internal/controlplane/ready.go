@@ -42,6 +42,12 @@ func (c ControlPlane) Probe(ctx context.Context, name string) error {
 	switch name {
 	case layout.Etcd:
 		return c.probeEtcd(ctx)
+	case layout.Network:
+		connection, err := dialSocket(ctx, filepath.Join(c.Layout.Dir, layout.EgressSocket))
+		if err == nil {
+			connection.Close()
+		}
+		return err
 	case layout.APIServer:
 		return c.probeTLS(ctx, name, "/readyz")
 	case layout.Kwok:

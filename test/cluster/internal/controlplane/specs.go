@@ -29,6 +29,7 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/options"
 	"haulout.dev/haulout/test/cluster/internal/pki"
 	"haulout.dev/haulout/test/cluster/internal/process"
+	"haulout.dev/haulout/test/cluster/internal/realnodes"
 )
 
 const (
@@ -63,7 +64,7 @@ func (c ControlPlane) port(name string) string { return strconv.Itoa(c.Ports[nam
 // PrepareFiles writes keys, certificates, kubeconfigs, the audit policy and kwok's configuration.
 func (c ControlPlane) PrepareFiles() error {
 	dir := c.Layout.PKI()
-	if err := pki.Ensure(dir, leaves()); err != nil {
+	if err := pki.Ensure(dir, c.leaves()); err != nil {
 		return err
 	}
 	if err := kubeconfig.WriteClient(c.Layout.AdminKubeconfig(), c.Server(), dir, pki.Admin); err != nil {
@@ -81,16 +82,19 @@ func (c ControlPlane) PrepareFiles() error {
 	return writeKwokConfig(c.Layout.KwokConfig(), c.Layout.KwokStages(), c.Options.PodStages)
 }
 
+// kubeletClient is kube-apiserver as a client of kubelets.
+const kubeletClient = "kube-apiserver-kubelet-client"
+
 func clientCert(name string) string  { return name + "-client" }
 func servingCert(name string) string { return name + "-serving" }
 
-func leaves() []pki.Leaf {
+func (c ControlPlane) leaves() []pki.Leaf {
 	local := []net.IP{net.ParseIP(loopback)}
 	apiServerNames := []string{
 		"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
 		"kubernetes.default.svc.cluster.local",
 	}
-	return []pki.Leaf{
+	all := []pki.Leaf{
 		{Name: pki.Admin, Signer: pki.CA, CommonName: "cluster-admin", Organization: []string{"system:masters"}},
 		{Name: clientCert(layout.ControllerManager), Signer: pki.CA, CommonName: "system:kube-controller-manager"},
 		{Name: clientCert(layout.Scheduler), Signer: pki.CA, CommonName: "system:kube-scheduler"},
@@ -104,11 +108,24 @@ func leaves() []pki.Leaf {
 			Signer:     pki.CA,
 			CommonName: layout.APIServer,
 			DNSNames:   apiServerNames,
-			IPs:        append(local, net.ParseIP(firstService)),
+			IPs:        append(local, net.ParseIP(firstService), net.ParseIP(realnodes.Gateway)),
+		},
+		{
+			Name: kubeletClient, Signer: pki.CA, CommonName: kubeletClient, Organization: []string{"system:masters"},
 		},
 		{Name: servingCert(layout.ControllerManager), Signer: pki.CA, CommonName: layout.ControllerManager, IPs: local},
 		{Name: servingCert(layout.Scheduler), Signer: pki.CA, CommonName: layout.Scheduler, IPs: local},
 	}
+	if c.Options.RealNodes > 0 {
+		all = append(all, pki.Leaf{Name: "kube-proxy-client", Signer: pki.CA, CommonName: "system:kube-proxy"})
+	}
+	for index := 1; index <= c.Options.RealNodes; index++ {
+		name := realnodes.Name(index)
+		all = append(all, pki.Leaf{
+			Name: clientCert(name), Signer: pki.CA, CommonName: "system:node:" + name, Organization: []string{"system:nodes"},
+		})
+	}
+	return all
 }
 
 func (c ControlPlane) spec(name string, args []string) process.Spec {
@@ -172,6 +189,16 @@ func (c ControlPlane) APIServer() process.Spec {
 		"--requestheader-username-headers=X-Remote-User",
 		"--proxy-client-cert-file=" + pki.CertFile(dir, pki.FrontProxyClient),
 		"--proxy-client-key-file=" + pki.KeyFile(dir, pki.FrontProxyClient),
+	}
+	if c.Options.RealNodes > 0 {
+		args = append(args,
+			"--egress-selector-config-file="+c.Layout.EgressSelector(),
+			// The addresses of Services exist on the nodes only: kube-apiserver connects to pods.
+			"--enable-aggregator-routing=true",
+			"--kubelet-client-certificate="+pki.CertFile(dir, kubeletClient),
+			"--kubelet-client-key="+pki.KeyFile(dir, kubeletClient),
+			"--kubelet-preferred-address-types=InternalIP",
+		)
 	}
 	if c.Options.Audit {
 		args = append(args, c.auditFlags()...)

@@ -20,6 +20,7 @@ package haulout
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -136,10 +137,37 @@ func applyOne(
 	return nil
 }
 
-// Unregister removes the API from the cluster. An APIService without a server would block every
-// deletion of a namespace, because the namespace controller could not list what is left in it.
+// UseEndpoints makes the Service among the objects one with endpoints and a port, in place of one
+// with an external name.
+func UseEndpoints(objects []*unstructured.Unstructured, port int) error {
+	for _, object := range objects {
+		if object.GroupVersionKind().GroupKind() != serviceKind {
+			continue
+		}
+		ports := []any{map[string]any{"name": "https", "port": int64(port), "protocol": "TCP"}}
+		if err := unstructured.SetNestedField(object.Object, map[string]any{"ports": ports}, "spec"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Unregister removes the API from the cluster, if this program has registered it. An APIService
+// without a server would block every deletion of a namespace, because the namespace controller
+// could not list what is left in it.
 func Unregister(ctx context.Context, c *clients.Clients) error {
-	err := c.Dynamic.Resource(apiServices).Delete(ctx, APIService, metav1.DeleteOptions{})
+	registered, err := c.Dynamic.Resource(apiServices).Get(ctx, APIService, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	isOurs := func(f metav1.ManagedFieldsEntry) bool { return f.Manager == fieldManager }
+	if !slices.ContainsFunc(registered.GetManagedFields(), isOurs) {
+		return nil // a server that runs as a pod
+	}
+	err = c.Dynamic.Resource(apiServices).Delete(ctx, APIService, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}

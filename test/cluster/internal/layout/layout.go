@@ -28,6 +28,8 @@ const (
 	Scheduler         = "kube-scheduler"
 	Kwok              = "kwok"
 	Haulout           = "haulout-apiserver"
+	// Network connects the real nodes.
+	Network = "network"
 )
 
 // Layout contains the absolute paths from which the other paths are derived.
@@ -45,6 +47,18 @@ func (l Layout) Binary(name string) string { return filepath.Join(l.BinDir, name
 
 // KwokStages returns the folder with the stage files of kwok.
 func (l Layout) KwokStages() string { return filepath.Join(l.BinDir, "kwok-stages") }
+
+// NodePrograms returns the folder of containerd and the CNI plugins.
+func (l Layout) NodePrograms() string { return filepath.Join(l.BinDir, "node") }
+
+// Images returns the folder with the images of real nodes.
+func (l Layout) Images() string { return filepath.Join(l.BinDir, "images") }
+
+// Nodes returns the folder of the files of real nodes.
+func (l Layout) Nodes() string { return filepath.Join(l.Dir, "nodes") }
+
+// EgressSelector returns the file that names kube-apiserver's proxy to real nodes.
+func (l Layout) EgressSelector() string { return filepath.Join(l.Dir, "egress.yaml") }
 
 // StateFile returns the path of the file with processes, ports and options.
 func (l Layout) StateFile() string { return filepath.Join(l.Dir, "state.json") }
@@ -101,7 +115,8 @@ func (l Layout) KwokHome() string { return filepath.Join(l.Dir, "kwok") }
 func (l Layout) Data() []string {
 	return []string{
 		l.PKI(), l.EtcdData(), l.HauloutData(), l.HauloutToken(), l.HauloutKubeconfig(), l.AdminKubeconfig(),
-		l.KwokConfig(), l.KwokHome(), l.AuditPolicy(),
+		l.KwokConfig(), l.KwokHome(), l.AuditPolicy(), l.Nodes(), l.EgressSelector(),
+		filepath.Join(l.Dir, EgressSocket),
 		filepath.Join(l.Dir, EtcdClientSocket), filepath.Join(l.Dir, EtcdPeerSocket),
 	}
 }
@@ -112,6 +127,8 @@ func (l Layout) Data() []string {
 const (
 	EtcdClientSocket = "etcd-client.sock"
 	EtcdPeerSocket   = "etcd-peer.sock"
+	// EgressSocket is the socket of the proxy to real nodes.
+	EgressSocket = "egress.sock"
 )
 
 // DefaultDir returns the default folder of the cluster: .cluster beside the folder of the programs.

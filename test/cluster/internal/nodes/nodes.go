@@ -95,8 +95,9 @@ func EnsureExist(ctx context.Context, client kubernetes.Interface, count int) (m
 	return made, existing.Len() + len(made) - count, group.Wait()
 }
 
-// WaitReady waits until the named nodes are Ready and without the taints of nodes that are not.
-func WaitReady(ctx context.Context, client kubernetes.Interface, names []string) error {
+// WaitReady waits until the named nodes are Ready, as reported at or after since, and without the
+// taints of nodes that are not.
+func WaitReady(ctx context.Context, client kubernetes.Interface, names []string, since time.Time) error {
 	if len(names) == 0 {
 		return nil
 	}
@@ -110,7 +111,7 @@ func WaitReady(ctx context.Context, client kubernetes.Interface, names []string)
 		}
 		pending := sets.New(names...)
 		for i := range list.Items {
-			if usable(&list.Items[i]) {
+			if usable(&list.Items[i], since.Truncate(time.Second)) {
 				pending.Delete(list.Items[i].Name)
 			}
 		}
@@ -124,7 +125,7 @@ func WaitReady(ctx context.Context, client kubernetes.Interface, names []string)
 }
 
 // usable reports whether a node is Ready and the node lifecycle controller has removed its taints.
-func usable(node *corev1.Node) bool {
+func usable(node *corev1.Node, since time.Time) bool {
 	for _, taint := range node.Spec.Taints {
 		if taint.Key == corev1.TaintNodeNotReady || taint.Key == corev1.TaintNodeUnreachable {
 			return false
@@ -132,7 +133,7 @@ func usable(node *corev1.Node) bool {
 	}
 	for _, condition := range node.Status.Conditions {
 		if condition.Type == corev1.NodeReady {
-			return condition.Status == corev1.ConditionTrue
+			return condition.Status == corev1.ConditionTrue && !condition.LastHeartbeatTime.Time.Before(since)
 		}
 	}
 	return false

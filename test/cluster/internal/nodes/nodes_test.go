@@ -18,6 +18,7 @@ package nodes
 
 import (
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -68,7 +69,7 @@ func TestUsable(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := usable(test.node); got != test.want {
+			if got := usable(test.node, time.Time{}); got != test.want {
 				t.Errorf("got %v, want %v", got, test.want)
 			}
 		})

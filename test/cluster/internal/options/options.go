@@ -27,6 +27,8 @@ import (
 
 	"github.com/mattn/go-shellwords"
 	"github.com/spf13/pflag"
+
+	"haulout.dev/haulout/test/cluster/internal/realnodes"
 )
 
 // Mode is how `up` handles haulout-apiserver.
@@ -47,6 +49,7 @@ const MaxNodes = 10000
 // Options shape a cluster.
 type Options struct {
 	Nodes                  int
+	RealNodes              int
 	PodStages              string
 	Haulout                Mode
 	HauloutFlags           []string
@@ -75,6 +78,16 @@ var variables = []variable{
 		func(o *Options, value string) (err error) {
 			if o.Nodes, err = strconv.Atoi(value); err != nil || o.Nodes < 0 || o.Nodes > MaxNodes {
 				return fmt.Errorf("must be a whole number from 0 to %d", MaxNodes)
+			}
+			return nil
+		},
+	},
+	{
+		"REAL_NODES", "0",
+		"number of nodes with a kubelet and containers, beside the simulated ones; needs root, runc and nft",
+		func(o *Options, value string) (err error) {
+			if o.RealNodes, err = strconv.Atoi(value); err != nil || o.RealNodes < 0 || o.RealNodes > realnodes.Max {
+				return fmt.Errorf("must be a whole number from 0 to %d", realnodes.Max)
 			}
 			return nil
 		},

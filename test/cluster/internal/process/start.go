@@ -40,6 +40,8 @@ type Spec struct {
 	Env []string
 	// Dir is the working directory.
 	Dir string
+	// Namespaces are the namespaces (CLONE_NEW...) that the process has for itself; 0 is none.
+	Namespaces uintptr
 	// Log is the file to which standard output and standard error are appended.
 	Log string
 }
@@ -95,7 +97,7 @@ func Start(spec Spec, binary Fingerprint) (Record, error) {
 	command.Dir = spec.Dir
 	command.Env = append(inherited(os.Environ()), spec.Env...)
 	command.Stdout, command.Stderr = log, log
-	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: spec.Namespaces}
 	if err := command.Start(); err != nil {
 		return Record{}, err
 	}

@@ -1,0 +1,63 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package realnodes adds nodes with a kubelet, a container runtime and real pods to a development
+// cluster.
+//
+// Two kinds of processes do it. The process `network` has a network namespace with a bridge. It
+// connects kube-apiserver, which stays on the loopback interface of the machine, to the bridge: as
+// kube-apiserver's egress proxy in one direction, with forwarded ports in the other. Each node is
+// one process with namespaces of its own, in which it is PID 1. It runs containerd, kubelet and
+// kube-proxy. When it ends, the kernel ends all processes of the node and removes its mounts and
+// network interfaces, pods included.
+//
+// Nothing outside these namespaces knows their addresses, so clusters may run side by side.
+package realnodes
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+)
+
+// Max is the maximum number of real nodes of a cluster: the last digit of their addresses.
+const Max = 9
+
+// The addresses are from the range for benchmarks of RFC 2544, which no network routes.
+const (
+	// Gateway is the address of the bridge. Nodes and pods reach kube-apiserver there.
+	Gateway = "198.18.0.1"
+	// podRange contains the addresses of all pods.
+	podRange = "198.18.0.0/16"
+	// APIServerPort is the port of kube-apiserver at the Gateway.
+	APIServerPort = 6443
+	// bridge is the name of the network interface.
+	bridge = "br0"
+)
+
+// Name returns the name of a real node; the first has the index 1.
+func Name(index int) string { return "real-" + strconv.Itoa(index) }
+
+// Address returns the address of a real node.
+func Address(index int) string { return fmt.Sprintf("198.18.0.%d", 10+index) }
+
+// PodRange returns the addresses of the pods of a real node.
+func PodRange(index int) string { return fmt.Sprintf("198.18.%d.0/24", 10+index) }
+
+// APIServer returns the URL of kube-apiserver for nodes and pods.
+func APIServer() string {
+	return "https://" + net.JoinHostPort(Gateway, strconv.Itoa(APIServerPort))
+}

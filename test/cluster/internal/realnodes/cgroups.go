@@ -1,0 +1,178 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package realnodes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// CgroupRoot is where the cgroups of the machine are mounted.
+const CgroupRoot = "/sys/fs/cgroup"
+
+// hierarchies returns the folders of the hierarchies of cgroups below root. With version 2 it is
+// root itself; with version 1, or both versions, it is one folder for each controller.
+func hierarchies(root string) ([]string, error) {
+	if isFile(filepath.Join(root, "cgroup.controllers")) {
+		return []string{root}, nil
+	}
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for _, entry := range entries {
+		// A symbolic link, as cpu to cpu,cpuacct, leads to a folder that is in the list as well.
+		if entry.IsDir() && isFile(filepath.Join(root, entry.Name(), "cgroup.procs")) {
+			found = append(found, filepath.Join(root, entry.Name()))
+		}
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("no cgroups are mounted in %s", root)
+	}
+	return found, nil
+}
+
+// createCgroup creates a cgroup in all hierarchies, with all controllers.
+func createCgroup(root, name string) error {
+	all, err := hierarchies(root)
+	if err != nil {
+		return err
+	}
+	for _, hierarchy := range all {
+		folder := hierarchy
+		for part := range strings.SplitSeq(name, "/") {
+			if err := enableControllers(folder); err != nil {
+				return err
+			}
+			child := filepath.Join(folder, part)
+			if err := os.Mkdir(child, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+				return err
+			}
+			if err := inheritCPUs(folder, child); err != nil {
+				return err
+			}
+			folder = child
+		}
+	}
+	return nil
+}
+
+// enableControllers makes the controllers of a cgroup of version 2 available to its children.
+func enableControllers(folder string) error {
+	content, err := os.ReadFile(filepath.Join(folder, "cgroup.controllers"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var enabled []string
+	for controller := range strings.FieldsSeq(string(content)) {
+		enabled = append(enabled, "+"+controller)
+	}
+	if len(enabled) == 0 {
+		return nil
+	}
+	err = os.WriteFile(filepath.Join(folder, "cgroup.subtree_control"), []byte(strings.Join(enabled, " ")), 0o644)
+	if err != nil {
+		return fmt.Errorf("enable the controllers of cgroup %s: %w", folder, err)
+	}
+	return nil
+}
+
+// inheritCPUs fills in what a child of a cpuset of version 1 lacks: without CPUs and memory nodes
+// no process can join it.
+func inheritCPUs(parent, child string) error {
+	if !isFile(filepath.Join(child, "cgroup.clone_children")) {
+		return nil // version 2
+	}
+	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+		content, err := os.ReadFile(filepath.Join(parent, file))
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // another controller
+		}
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(child, file), content, 0o644); err != nil {
+			return err
+		}
+	}
+	// The cgroups that the kubelet creates in it are filled in by the kernel.
+	return os.WriteFile(filepath.Join(child, "cgroup.clone_children"), []byte("1"), 0o644)
+}
+
+// RemoveCgroup removes a cgroup and those below it from all hierarchies. Their processes must have
+// been killed; the kernel may still be about to remove them. A cgroup that does not exist, also for
+// lack of cgroups on the machine, is no error.
+func RemoveCgroup(ctx context.Context, root, name string) error {
+	all, err := hierarchies(root)
+	if err != nil {
+		return nil
+	}
+	var last error
+	err = wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, removeTimeout, true, func(context.Context) (bool, error) {
+		last = nil
+		for _, hierarchy := range all {
+			last = errors.Join(last, removeTree(filepath.Join(hierarchy, name)))
+		}
+		return last == nil, nil
+	})
+	if err != nil {
+		return last
+	}
+	return nil
+}
+
+// removeTimeout is how long the kernel may take to remove killed processes from their cgroups.
+const removeTimeout = 5 * time.Second
+
+// removeTree removes a folder and those below it. The files of a cgroup cannot be removed and go
+// with it.
+func removeTree(folder string) error {
+	entries, err := os.ReadDir(folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, entry := range entries {
+		if entry.IsDir() {
+			errs = append(errs, removeTree(filepath.Join(folder, entry.Name())))
+		}
+	}
+	if err := os.Remove(folder); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func isFile(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && !info.IsDir()
+}

@@ -1,0 +1,90 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package realnodes
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Machine is what real nodes need of the machine.
+type Machine struct {
+	// Runc is the path of runc, Path the folders of the programs that a node calls.
+	Runc, Path string
+	// Snapshotter is the snapshotter of containerd that the file system of the cluster supports.
+	Snapshotter string
+}
+
+// sbin are folders that the PATH of a user often lacks.
+const sbin = "/usr/local/sbin:/usr/sbin:/sbin"
+
+// FindMachine looks for what real nodes need, with the cluster's files in dir. The error names all
+// that is missing.
+func FindMachine(dir string) (Machine, error) { return findMachine(dir, sbin) }
+
+func findMachine(dir, sbin string) (Machine, error) {
+	m := Machine{Path: os.Getenv("PATH") + ":" + sbin}
+	var missing []error
+	if os.Geteuid() != 0 {
+		missing = append(missing, errors.New("root: namespaces, mounts and cgroups cannot be created without"))
+	}
+	find := func(name, what string) string {
+		for folder := range strings.SplitSeq(m.Path, ":") {
+			if path, err := exec.LookPath(filepath.Join(folder, name)); err == nil && filepath.IsAbs(path) {
+				return path
+			}
+		}
+		missing = append(missing, fmt.Errorf("%s in PATH: %s", name, what))
+		return ""
+	}
+	m.Runc = find("runc", "containerd starts containers with it (Debian: package runc)")
+	find("nft", "kube-proxy writes its rules with it (Debian: package nftables)")
+	for _, folder := range []string{"/run", "/var/lib", "/var/log"} {
+		if dir == folder || strings.HasPrefix(dir, folder+"/") {
+			missing = append(missing, fmt.Errorf("a CLUSTER_DIR outside %s, which each node replaces: it is %s", folder, dir))
+		}
+	}
+	if _, err := hierarchies(CgroupRoot); err != nil {
+		missing = append(missing, fmt.Errorf("cgroups: %w", err))
+	}
+	m.Snapshotter = snapshotterFor(dir)
+	if len(missing) > 0 {
+		return Machine{}, fmt.Errorf("real nodes need\n%w", errors.Join(missing...))
+	}
+	return m, nil
+}
+
+// snapshotterFor returns overlayfs unless dir is on an overlay file system, which cannot be a layer
+// of another one. Copies of all layers take more space.
+func snapshotterFor(dir string) string {
+	for ; dir != "/"; dir = filepath.Dir(dir) {
+		var fs unix.Statfs_t
+		if err := unix.Statfs(dir, &fs); err == nil {
+			if fs.Type == unix.OVERLAYFS_SUPER_MAGIC {
+				return "native"
+			}
+			break
+		}
+	}
+	return "overlayfs"
+}

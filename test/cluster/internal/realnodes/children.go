@@ -1,0 +1,90 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package realnodes
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// children are the processes of PID 1: those that it has started, and the orphans of containers,
+// which the kernel gives to it.
+type children struct {
+	ended chan os.Signal
+
+	mu sync.Mutex
+	// started are the processes that somebody waits for, by PID.
+	started map[int]chan unix.WaitStatus
+}
+
+func newChildren() *children {
+	s := &children{ended: make(chan os.Signal, 1), started: map[int]chan unix.WaitStatus{}}
+	signal.Notify(s.ended, unix.SIGCHLD)
+	return s
+}
+
+// start starts a program. The channel gets its status when it has ended.
+func (s *children) start(p program) (<-chan unix.WaitStatus, error) {
+	command, out, err := p.command()
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	// The lock is held until the process is known: reap must not see its end before.
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := command.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", p.name, err)
+	}
+	status := make(chan unix.WaitStatus, 1)
+	s.started[command.Process.Pid] = status
+	// reap waits for it.
+	_ = command.Process.Release()
+	return status, nil
+}
+
+// reap waits for every process that ends.
+func (s *children) reap() {
+	for range s.ended {
+		for s.reapOne() {
+		}
+	}
+}
+
+// reapOne waits for one process that has ended, and reports whether there was one.
+func (s *children) reapOne() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var status unix.WaitStatus
+	pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
+	if errors.Is(err, unix.EINTR) {
+		return true
+	}
+	if err != nil || pid <= 0 {
+		return false
+	}
+	if waiting, ours := s.started[pid]; ours {
+		delete(s.started, pid)
+		waiting <- status
+	}
+	return true
+}

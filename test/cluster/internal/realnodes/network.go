@@ -1,0 +1,287 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package realnodes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// dialTimeout is the timeout of a connection to a node, a pod or the machine.
+const dialTimeout = 10 * time.Second
+
+// Forward is a port at the gateway whose connections go to a port of the machine's loopback
+// interface.
+type Forward struct{ Listen, To string }
+
+// ParseForward reads the form LISTEN=TO.
+func ParseForward(text string) (Forward, error) {
+	listen, to, found := strings.Cut(text, "=")
+	if !found {
+		return Forward{}, fmt.Errorf("must have the form ADDRESS:PORT=ADDRESS:PORT, %q has not", text)
+	}
+	for _, address := range []string{listen, to} {
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			return Forward{}, fmt.Errorf("must have the form ADDRESS:PORT=ADDRESS:PORT: %w", err)
+		}
+	}
+	return Forward{Listen: listen, To: to}, nil
+}
+
+// RunNetwork is the process `network`, which must have been started in a network namespace of its
+// own by a process in the network of the machine. It serves an HTTP CONNECT proxy at a unix socket
+// until the context ends.
+func RunNetwork(ctx context.Context, socket string, forwards []Forward) error {
+	// The parent starts this process and ends later.
+	machine, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", os.Getppid()))
+	if err != nil {
+		return fmt.Errorf("network of the machine: %w", err)
+	}
+	if err := setUpBridge(); err != nil {
+		return err
+	}
+	dialMachine := dialerIn(machine)
+	for _, f := range forwards {
+		listener, err := net.Listen("tcp", f.Listen)
+		if err != nil {
+			return err
+		}
+		go forward(listener, func() (net.Conn, error) { return dialMachine(f.To) })
+	}
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: proxy(dialMachine), ReadHeaderTimeout: dialTimeout}
+	go func() {
+		<-ctx.Done()
+		server.Close()
+	}()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+func setUpBridge() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("interface lo: %w", err)
+	}
+	attributes := netlink.NewLinkAttrs()
+	attributes.Name = bridge
+	br := &netlink.Bridge{LinkAttrs: attributes}
+	if err := netlink.LinkAdd(br); err != nil {
+		return fmt.Errorf("create interface %s: %w", bridge, err)
+	}
+	address, err := netlink.ParseAddr(Gateway + "/24")
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(netlink.AddrAdd(br, address), netlink.LinkSetUp(br)); err != nil {
+		return fmt.Errorf("interface %s: %w", bridge, err)
+	}
+	for index := 1; index <= Max; index++ {
+		if err := routeToPods(br, index); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// routeToPods has packets to the pods of a node sent to the node.
+func routeToPods(over netlink.Link, index int) error {
+	_, pods, err := net.ParseCIDR(PodRange(index))
+	if err != nil {
+		return err
+	}
+	route := &netlink.Route{LinkIndex: over.Attrs().Index, Dst: pods, Gw: net.ParseIP(Address(index))}
+	if err := netlink.RouteAdd(route); err != nil {
+		return fmt.Errorf("route to the pods of %s: %w", Name(index), err)
+	}
+	return nil
+}
+
+// dialerIn returns a function that connects from another network namespace. Only the thread of one
+// goroutine is in that namespace; it creates the sockets.
+func dialerIn(namespace *os.File) func(address string) (net.Conn, error) {
+	type result struct {
+		connection net.Conn
+		err        error
+	}
+	type request struct {
+		address string
+		answer  chan result
+	}
+	requests := make(chan request)
+	go func() {
+		// Never unlocked: no other goroutine may get this thread.
+		runtime.LockOSThread()
+		entered := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET)
+		for r := range requests {
+			if entered != nil {
+				r.answer <- result{err: fmt.Errorf("enter the network of the machine: %w", entered)}
+				continue
+			}
+			// Fast, because the address is one of the loopback interface.
+			connection, err := net.DialTimeout("tcp", r.address, dialTimeout)
+			r.answer <- result{connection, err}
+		}
+	}()
+	return func(address string) (net.Conn, error) {
+		answer := make(chan result, 1)
+		requests <- request{address, answer}
+		r := <-answer
+		return r.connection, r.err
+	}
+}
+
+func forward(listener net.Listener, dial func() (net.Conn, error)) {
+	for {
+		from, err := listener.Accept()
+		if err != nil {
+			log.Printf("Forwarding from %s ends: %v", listener.Addr(), err)
+			return
+		}
+		go func() {
+			to, err := dial()
+			if err != nil {
+				log.Printf("A connection to %s is refused: %v", listener.Addr(), err)
+				from.Close()
+				return
+			}
+			join(from, to)
+		}()
+	}
+}
+
+// proxy handles CONNECT requests. Addresses of the loopback interface are those of the machine, the
+// others are those of nodes and pods.
+func proxy(dialMachine func(address string) (net.Conn, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodConnect {
+			http.Error(w, "only CONNECT is supported", http.StatusMethodNotAllowed)
+			return
+		}
+		dial := func(address string) (net.Conn, error) { return net.DialTimeout("tcp", address, dialTimeout) }
+		if host, _, err := net.SplitHostPort(r.Host); err == nil && isLoopback(host) {
+			dial = dialMachine
+		}
+		to, err := dial(r.Host)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+			return
+		}
+		from, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			to.Close()
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		if _, err := io.WriteString(from, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
+			to.Close()
+			from.Close()
+			return
+		}
+		join(from, to)
+	})
+}
+
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// join copies in both directions until both sides have ended.
+func join(a, b net.Conn) {
+	done := make(chan struct{})
+	one := func(to, from net.Conn) {
+		// A copy ends with an error when the other direction has failed.
+		_, _ = io.Copy(to, from)
+		if half, ok := to.(interface{ CloseWrite() error }); ok {
+			_ = half.CloseWrite()
+		}
+		done <- struct{}{}
+	}
+	go one(a, b)
+	go one(b, a)
+	<-done
+	<-done
+	a.Close()
+	b.Close()
+}
+
+// Connect connects a node to the bridge. network and node are the PIDs of the processes.
+func Connect(index, network, node int) error {
+	link, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", network))
+	if err != nil {
+		return err
+	}
+	defer link.Close()
+	result := make(chan error)
+	go func() {
+		// The thread ends with the goroutine, because it stays locked.
+		runtime.LockOSThread()
+		if err := unix.Setns(int(link.Fd()), unix.CLONE_NEWNET); err != nil {
+			result <- err
+			return
+		}
+		result <- addPort(index, node)
+	}()
+	if err := <-result; err != nil {
+		return fmt.Errorf("connect %s to the network: %w", Name(index), err)
+	}
+	return nil
+}
+
+func addPort(index, node int) error {
+	br, err := netlink.LinkByName(bridge)
+	if err != nil {
+		return err
+	}
+	name := fmt.Sprintf("veth%d", index)
+	// The kernel removes the port of a node that has ended, but not immediately.
+	if old, err := netlink.LinkByName(name); err == nil {
+		_ = netlink.LinkDel(old)
+	}
+	attributes := netlink.NewLinkAttrs()
+	attributes.Name = name
+	attributes.MasterIndex = br.Attrs().Index
+	port := &netlink.Veth{LinkAttrs: attributes, PeerName: "eth0", PeerNamespace: netlink.NsPid(node)}
+	if err := netlink.LinkAdd(port); err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(port)
+}

@@ -1,0 +1,111 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package realnodes
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// TestSettings writes the files of a node, and reads those whose syntax is known here.
+func TestSettings(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "config.json")
+	given := Config{
+		Index: 2, Dir: dir, Programs: "/programs", Runc: "/usr/sbin/runc", Snapshotter: "native", Cgroup: "haulout/real-2",
+		CA: "/pki/ca.crt", ProxyKubeconfig: "/pki/kube-proxy.kubeconfig",
+	}
+	if err := given.Save(path); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.writeSettings(); err != nil {
+		t.Fatal(err)
+	}
+	var kubelet, proxy, cni map[string]any
+	for name, into := range map[string]*map[string]any{kubeletSettings: &kubelet, proxySettings: &proxy} {
+		if err := yaml.UnmarshalStrict([]byte(read(t, dir, name)), into); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := json.Unmarshal([]byte(read(t, dir, cniSettings)), &cni); err != nil {
+		t.Errorf("%s: %v", cniSettings, err)
+	}
+	if kubelet["cgroupRoot"] != "/haulout/real-2" || kubelet["address"] != "198.18.0.12" {
+		t.Errorf("got settings of the kubelet %v", kubelet)
+	}
+	if proxy["hostnameOverride"] != "real-2" {
+		t.Errorf("got settings of kube-proxy %v", proxy)
+	}
+	containerd := read(t, dir, containerdSettings)
+	for _, want := range []string{`snapshotter = "native"`, `BinaryName = "/usr/sbin/runc"`, `bin_dirs = ["/programs"]`} {
+		if !strings.Contains(containerd, want) {
+			t.Errorf("the settings of containerd lack %s", want)
+		}
+	}
+}
+
+func TestNodeMustBePID1(t *testing.T) {
+	if err := RunNode(t.Context(), Config{}); err == nil || !strings.Contains(err.Error(), "PID 1") {
+		t.Errorf("got error %v, want that the node must be PID 1", err)
+	}
+}
+
+// TestMachineLacksPrograms names all that is missing at the same time.
+func TestMachineLacksPrograms(t *testing.T) {
+	empty := t.TempDir()
+	t.Setenv("PATH", empty)
+	_, err := findMachine("/var/lib/cluster", empty)
+	if err == nil {
+		t.Fatal("got no error")
+	}
+	for _, want := range []string{"runc in PATH", "nft in PATH", "CLUSTER_DIR outside /var/lib"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the error lacks %q: %v", want, err)
+		}
+	}
+}
+
+// TestChildren runs programs as PID 1 does.
+func TestChildren(t *testing.T) {
+	s := newChildren()
+	go s.reap()
+	log := filepath.Join(t.TempDir(), "log")
+	shell := func(script string) program {
+		return program{name: "sh", path: "/bin/sh", args: []string{"-c", script}, log: log}
+	}
+	if err := s.run(shell("echo hello")); err != nil {
+		t.Error(err)
+	}
+	if err := s.run(shell("exit 3")); err == nil || !strings.Contains(err.Error(), "status 3") {
+		t.Errorf("got error %v, want status 3", err)
+	}
+	if content, err := os.ReadFile(log); string(content) != "hello\n" {
+		t.Errorf("got log %q, error %v", content, err)
+	}
+	if err := s.run(program{name: "none", path: "/none", log: log}); err == nil || !strings.Contains(err.Error(), "start none") {
+		t.Errorf("got error %v for a program that does not exist", err)
+	}
+}

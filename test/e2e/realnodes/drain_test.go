@@ -1,0 +1,300 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package realnodes
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+//go:embed workloads.yaml
+var workloads string
+
+// drained is the node that the tests drain, where the volume of the StatefulSet is; other is the
+// one that its pods move to.
+const drained, other = "real-2", "real-1"
+
+// TestNodes runs on one cluster, and ends it.
+func TestNodes(t *testing.T) {
+	c := start(t)
+	t.Run("drain", func(t *testing.T) { testDrain(t, c) })
+	t.Run("power failure", func(t *testing.T) { testPowerFailure(t, c) })
+	t.Run("down leaves nothing", func(t *testing.T) { testDown(t, c) })
+}
+
+// testDrain drains a node with pods that take their time, and puts it back.
+func testDrain(t *testing.T, c *framework.Cluster) {
+	t.Helper()
+	namespace := c.NewNamespace(t)
+	deploy(t, c, namespace)
+	client := c.As(t)
+	web := podsOn(t, c, namespace, drained, "app=web")
+	if len(web) != 2 {
+		t.Fatalf("got %d pods of the Deployment on %s, want 2 of 4", len(web), drained)
+	}
+	logs := follow(t, c, namespace, web[0])
+	seen := record(t, c, namespace)
+
+	nm := c.Create(t, &v1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: framework.Name("real")},
+		Spec: v1alpha1.NodeMaintenanceSpec{
+			Stage:        v1alpha1.NodeMaintenanceStageDrain,
+			NodeSelector: framework.Select(corev1.LabelHostname, drained),
+		},
+	})
+	maintenances := client.Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	framework.Eventually(t, "the node is drained", func(ctx context.Context) (bool, error) {
+		got, err := maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
+		return err == nil && meta.IsStatusConditionTrue(got.Status.Conditions, v1alpha1.ConditionDrained), err
+	})
+	// Drained and `kubectl get pods` tell the same: no pod is left, not even a completed one.
+	if left := podsOn(t, c, namespace, drained, ""); len(left) > 0 {
+		t.Errorf("the node is drained and has pods %q", left)
+	}
+	seen.check(t)
+	got := <-logs
+	position := 0
+	for _, want := range []string{"preStop begins", "preStop ends", "got terminated", "exit"} {
+		at := strings.Index(got[position:], want)
+		if at < 0 {
+			t.Errorf("the container's log lacks %q at its place:\n%s", want, got)
+			break
+		}
+		position += at
+	}
+
+	if _, err := maintenances.Patch(t.Context(), nm.Name, "application/merge-patch+json",
+		[]byte(`{"spec":{"stage":"Complete"}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, c, namespace, "app=db", 1)
+	log, err := client.Kube.CoreV1().Pods(namespace).GetLogs("db-0", &corev1.PodLogOptions{}).DoRaw(t.Context())
+	if want := "started before: db-0@" + drained; err != nil || !strings.Contains(string(log), want) {
+		t.Errorf("got log %q, error %v, want %q: the data of the first pod", log, err, want)
+	}
+}
+
+// testPowerFailure ends all processes of a node at once, and starts it again.
+func testPowerFailure(t *testing.T, c *framework.Cluster) {
+	t.Helper()
+	namespace := c.NewNamespace(t)
+	deploy(t, c, namespace)
+	before := podsOn(t, c, namespace, drained, "app=web")
+	c.Kill(t, drained)
+	if left := processesOf(t, c.Dir()+"/nodes/"+drained+"/"); len(left) > 0 {
+		t.Errorf("processes of the node are left: %q", left)
+	}
+	if err := c.Up(); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, c, namespace, "app=web", 4)
+	if after := podsOn(t, c, namespace, drained, "app=web"); !slices.Equal(after, before) {
+		t.Errorf("got pods %q on the node that came back, want those before, %q", after, before)
+	}
+}
+
+// deploy creates the workloads and waits until all pods are ready.
+func deploy(t *testing.T, c *framework.Cluster, namespace string) {
+	t.Helper()
+	freeVolumes(t, c)
+	c.MustKubectl(t, workloads, "--namespace="+namespace, "apply", "--filename=-")
+	ready(t, c, namespace, "app=web", 4)
+	ready(t, c, namespace, "app=db", 1)
+	ready(t, c, namespace, "app=agent", 2)
+}
+
+// freeVolumes makes the volumes of earlier tests available, as an admin does after a claim was
+// deleted.
+func freeVolumes(t *testing.T, c *framework.Cluster) {
+	t.Helper()
+	volumes := c.As(t).Kube.CoreV1().PersistentVolumes()
+	list, err := volumes.List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range list.Items {
+		volume := &list.Items[i]
+		if volume.Status.Phase != corev1.VolumeReleased {
+			continue
+		}
+		volume.Spec.ClaimRef = nil
+		if _, err := volumes.Update(t.Context(), volume, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// ready waits until so many pods are ready, and no other is there.
+func ready(t *testing.T, c *framework.Cluster, namespace, selector string, count int) {
+	t.Helper()
+	pods := c.As(t).Kube.CoreV1().Pods(namespace)
+	framework.Eventually(t, fmt.Sprintf("%d pods with %s are ready", count, selector), func(ctx context.Context) (bool, error) {
+		list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: selector})
+		if err != nil || len(list.Items) != count {
+			return false, err
+		}
+		for i := range list.Items {
+			if !isReady(&list.Items[i]) {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+}
+
+// podsOn returns the names of the pods on a node, sorted.
+func podsOn(t *testing.T, c *framework.Cluster, namespace, node, selector string) []string {
+	t.Helper()
+	list, err := c.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{
+		LabelSelector: selector,
+		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for i := range list.Items {
+		names = append(names, list.Items[i].Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func isReady(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// follow returns the whole log of a pod once its container has ended.
+func follow(t *testing.T, c *framework.Cluster, namespace, pod string) <-chan string {
+	t.Helper()
+	request := c.As(t).Kube.CoreV1().Pods(namespace).GetLogs(pod, &corev1.PodLogOptions{Follow: true})
+	stream, err := request.Stream(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make(chan string, 1)
+	go func() {
+		defer stream.Close()
+		content, err := io.ReadAll(stream)
+		if err != nil {
+			content = append(content, err.Error()...)
+		}
+		all <- string(content)
+	}()
+	return all
+}
+
+// departures are what a watch of the pods shows while a node is drained.
+type departures struct {
+	mu   sync.Mutex
+	pods map[string]*corev1.Pod
+	// wrong is what should not have been.
+	wrong []string
+	// left are the apps of the pods that were deleted from the drained node, in order.
+	left []string
+}
+
+// record watches the pods of a namespace until the test ends.
+func record(t *testing.T, c *framework.Cluster, namespace string) *departures {
+	t.Helper()
+	pods := c.As(t).Kube.CoreV1().Pods(namespace)
+	list, err := pods.List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &departures{pods: map[string]*corev1.Pod{}}
+	for i := range list.Items {
+		d.pods[list.Items[i].Name] = &list.Items[i]
+	}
+	watcher, err := pods.Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(watcher.Stop)
+	go func() {
+		for event := range watcher.ResultChan() {
+			if pod, ok := event.Object.(*corev1.Pod); ok {
+				d.take(event.Type, pod)
+			}
+		}
+	}()
+	return d
+}
+
+func (d *departures) take(what watch.EventType, pod *corev1.Pod) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	before := d.pods[pod.Name]
+	if what == watch.Deleted {
+		delete(d.pods, pod.Name)
+		if pod.Spec.NodeName == drained {
+			d.left = append(d.left, pod.Labels["app"])
+		}
+		return
+	}
+	d.pods[pod.Name] = pod
+	begins := pod.DeletionTimestamp != nil && before != nil && before.DeletionTimestamp == nil
+	if !begins || pod.Spec.NodeName != drained || pod.Labels["app"] != "web" {
+		return
+	}
+	count := 0
+	for _, other := range d.pods {
+		if other.Labels["app"] == "web" && isReady(other) {
+			count++
+		}
+	}
+	if count < 4 {
+		d.wrong = append(d.wrong, fmt.Sprintf("%s had to leave while %d of 4 others were ready", pod.Name, count))
+	}
+	if grace := pod.DeletionGracePeriodSeconds; grace == nil || *grace != 20 {
+		d.wrong = append(d.wrong, fmt.Sprintf("%s has the grace period %v, want its own of 20 s", pod.Name, grace))
+	}
+}
+
+// check waits until the watch has shown all departures, and judges them.
+func (d *departures) check(t *testing.T) {
+	t.Helper()
+	framework.EventuallyWithin(t, 10*time.Second, "the watch shows all departures", func(context.Context) (bool, error) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return len(d.left) == 4, nil
+	})
+	for _, text := range d.wrong {
+		t.Error(text)
+	}
+	if last := d.left[len(d.left)-1]; last != "agent" {
+		t.Errorf("the pods left in the order %q, want that of the DaemonSet last", d.left)
+	}
+}

@@ -1,0 +1,104 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package realnodes
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+// testDown kills what a cluster consists of, in the worst order, and stops the cluster.
+func testDown(t *testing.T, c *framework.Cluster) {
+	t.Helper()
+	if cgroups(t, c.Dir()) == 0 {
+		t.Error("the real nodes have no cgroups: what is left could not be seen")
+	}
+	for _, process := range []string{"network", "real-1", "kube-apiserver", "etcd"} {
+		c.Kill(t, process)
+	}
+	dir := c.Dir()
+	if err := c.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if left := processesOf(t, dir+"/"); len(left) > 0 {
+		t.Errorf("processes are left: %q", left)
+	}
+	if left := cgroups(t, dir); left > 0 {
+		t.Errorf("%d cgroups are left", left)
+	}
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(mounts), dir) {
+		t.Errorf("mounts are left:\n%s", mounts)
+	}
+	if _, err := os.Stat(dir); !os.IsNotExist(err) {
+		t.Errorf("the folder %s is left: %v", dir, err)
+	}
+}
+
+// processesOf returns the command lines that contain a text, which are those of a cluster or a node
+// if it is their folder.
+func processesOf(t *testing.T, text string) []string {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, file := range files {
+		// A process that ends meanwhile has no command line.
+		content, _ := os.ReadFile(file)
+		if line := strings.ReplaceAll(string(content), "\x00", " "); strings.Contains(line, text) {
+			found = append(found, line)
+		}
+	}
+	return found
+}
+
+// cgroups returns how many cgroups the nodes of a cluster have. The containers of its pods are
+// below them.
+func cgroups(t *testing.T, dir string) int {
+	t.Helper()
+	var name string
+	content, err := os.ReadFile(filepath.Join(dir, "nodes", "real-1", "config.json"))
+	switch {
+	case err == nil:
+		_, rest, _ := strings.Cut(string(content), `"Cgroup": "`)
+		name, _, _ = strings.Cut(rest, "/")
+		known[dir] = name
+	default:
+		name = known[dir]
+	}
+	found := 0
+	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
+		folders, err := filepath.Glob(pattern + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found += len(folders)
+	}
+	return found
+}
+
+// known are the cgroups of clusters, by folder.
+var known = map[string]string{}

@@ -1,0 +1,77 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package realnodes has the end-to-end tests on nodes with a kubelet and containers. Simulated
+// nodes prove order and speed; these prove signals, grace periods, volumes and what a node does
+// after a power failure.
+package realnodes
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	if why := unable(); why != "" {
+		// On the machine that decides about a change, a test that does not run has failed.
+		if os.Getenv("CI") != "" {
+			fmt.Fprintln(os.Stderr, "real nodes need", why)
+			return 1
+		}
+		fmt.Fprintln(os.Stderr, "No test on real nodes: they need", why)
+		return 0
+	}
+	os.Setenv("REAL_NODES", "2")
+	os.Setenv("NODES", "0")
+	return m.Run()
+}
+
+// start starts a cluster, which ends with the test. Two at a time would need more inotify instances
+// than many machines allow.
+func start(t *testing.T) *framework.Cluster {
+	t.Helper()
+	c, err := framework.Start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// unable returns what this machine lacks, "" if nothing.
+func unable() string {
+	if os.Geteuid() != 0 {
+		return "root"
+	}
+	for _, program := range []string{"runc", "nft"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return program + " in PATH"
+		}
+	}
+	return ""
+}

@@ -1,0 +1,156 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package realnodes
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+const (
+	serverNamespace = "haulout-system"
+	apiService      = "v1alpha1.maintenance.haulout.dev"
+)
+
+// TestServerAsAPod installs the server from artifacts/base, as docs/install.md says. The server
+// drains the other node and its own, and survives a power failure.
+func TestServerAsAPod(t *testing.T) {
+	t.Setenv("HAULOUT", "false")
+	c := start(t)
+	install(t, c)
+	pod := serverPod(t, c)
+	own, next := pod.Spec.NodeName, drained
+	if own == drained {
+		next = other
+	}
+	namespace := c.NewNamespace(t)
+	deploy(t, c, namespace)
+
+	drain(t, c, "next", next)
+	complete(t, c, "next")
+	ready(t, c, namespace, "app=web", 4)
+
+	drain(t, c, "own", own)
+	replaced := serverPod(t, c)
+	if replaced.UID == pod.UID {
+		t.Error("the server's pod did not leave its node")
+	}
+	for _, status := range replaced.Status.ContainerStatuses {
+		if status.RestartCount > 0 {
+			t.Errorf("the new pod of the server was restarted %d times, want no restart: %+v",
+				status.RestartCount, status.LastTerminationState)
+		}
+	}
+
+	// The server's volume is local: its pod is on the same node.
+	c.Kill(t, own)
+	if err := c.Up(); err != nil {
+		t.Fatal(err)
+	}
+	maintenances := c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	framework.Eventually(t, "the API is served after a power failure", func(ctx context.Context) (bool, error) {
+		nm, err := maintenances.Get(ctx, "own", metav1.GetOptions{})
+		return err == nil && isDrained(nm), err
+	})
+	complete(t, c, "own")
+	ready(t, c, namespace, "app=db", 1)
+}
+
+// install applies artifacts/base with the image of this build.
+func install(t *testing.T, c *framework.Cluster) {
+	t.Helper()
+	overlay := t.TempDir()
+	base, err := filepath.Rel(overlay, filepath.Join(c.Root(), "artifacts", "base"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kustomization := fmt.Sprintf(`apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [%s]
+images:
+- {name: haulout-apiserver, newName: localhost/haulout-apiserver, newTag: dev}
+`, base)
+	if err := os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(kustomization), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.MustKubectl(t, "", "apply", "--kustomize="+overlay)
+	c.MustKubectl(t, "", "wait", "apiservice", apiService, "--for=condition=Available", "--timeout=2m")
+}
+
+// serverPod returns the pod of the server that is not being deleted.
+func serverPod(t *testing.T, c *framework.Cluster) *corev1.Pod {
+	t.Helper()
+	list, err := c.As(t).Kube.CoreV1().Pods(serverNamespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range list.Items {
+		if list.Items[i].DeletionTimestamp == nil {
+			return &list.Items[i]
+		}
+	}
+	t.Fatalf("no pod of the server among %d", len(list.Items))
+	return nil
+}
+
+// drain drains a node.
+func drain(t *testing.T, c *framework.Cluster, name, node string) {
+	t.Helper()
+	maintenances := c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	_, err := maintenances.Create(t.Context(), &v1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: v1alpha1.NodeMaintenanceSpec{
+			Stage:        v1alpha1.NodeMaintenanceStageDrain,
+			NodeSelector: framework.Select(corev1.LabelHostname, node),
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, "node "+node+" is drained", func(ctx context.Context) (bool, error) {
+		nm, err := maintenances.Get(ctx, name, metav1.GetOptions{})
+		return err == nil && isDrained(nm), err
+	})
+}
+
+// complete puts the node of a maintenance back.
+func complete(t *testing.T, c *framework.Cluster, name string) {
+	t.Helper()
+	maintenances := c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	if _, err := maintenances.Patch(t.Context(), name, "application/merge-patch+json",
+		[]byte(`{"spec":{"stage":"Complete"}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, "maintenance "+name+" is done", func(ctx context.Context) (bool, error) {
+		nm, err := maintenances.Get(ctx, name, metav1.GetOptions{})
+		return err == nil && v1alpha1.IsDone(nm), err
+	})
+}
+
+func isDrained(nm *v1alpha1.NodeMaintenance) bool {
+	return meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained)
+}
