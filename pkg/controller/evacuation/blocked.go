@@ -45,7 +45,11 @@ var eventPerText = []string{
 	maintenancev1alpha1.ReasonEvacuationHeld, maintenancev1alpha1.ReasonBudgetsHoldEachOther, maintenancev1alpha1.ReasonBudgetPodsCordoned,
 }
 
-// decideBlocked sets what keeps the pod of an active Evacuation from leaving.
+// decideBlocked sets what keeps the pod of an active Evacuation from leaving. The queue of
+// evictions tells most reasons (trouble.go in package eviction). Those that need more than the
+// queue knows are in files of their own: failures.go (writes that fail), held.go (foreign
+// finalizers), kept.go (DaemonSet pods), pending.go (surge), progress.go (evacuators), recreated.go
+// (pods that come back) and standoff.go (budgets that hold each other).
 func (d *decision) decideBlocked(s situation) {
 	d.countFailedEvictions(s)
 	d.quoteQueue(s)
