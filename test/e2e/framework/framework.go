@@ -87,6 +87,14 @@ func Start() (*Cluster, error) {
 	return c, nil
 }
 
+// Check reports why this machine cannot run the cluster that the environment asks for.
+func Check() (why string, err error) {
+	_, file, _, _ := runtime.Caller(0)
+	root := filepath.Join(filepath.Dir(file), "..", "..", "..")
+	out, err := exec.Command(filepath.Join(root, "bin", "cluster"), "check").CombinedOutput()
+	return string(out), err
+}
+
 // Stop ends a cluster that Start has brought up.
 func (c *Cluster) Stop() error {
 	if !c.own {

@@ -50,9 +50,6 @@ func (c *Cluster) startNetwork(ctx context.Context) error {
 	if c.options.RealNodes == 0 {
 		return c.stopRealNodes(ctx, 0)
 	}
-	if _, err := realnodes.FindMachine(c.Layout.Dir); err != nil {
-		return err
-	}
 	port := func(name string) string {
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(c.state.Ports[name]))
 	}

@@ -88,7 +88,11 @@ func (c *Cluster) Check(source *options.Source) error {
 	if err != nil {
 		return err
 	}
-	_, err = options.Parse(source.Values(stored.Options))
+	parsed, err := options.Parse(source.Values(stored.Options))
+	if err != nil || parsed.RealNodes == 0 {
+		return err
+	}
+	_, err = realnodes.FindMachine(c.Layout.Dir)
 	return err
 }
 

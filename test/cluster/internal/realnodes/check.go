@@ -45,8 +45,8 @@ func FindMachine(dir string) (Machine, error) { return findMachine(dir, sbin) }
 func findMachine(dir, sbin string) (Machine, error) {
 	m := Machine{Path: os.Getenv("PATH") + ":" + sbin}
 	var missing []error
-	if os.Geteuid() != 0 {
-		missing = append(missing, errors.New("root: namespaces, mounts and cgroups cannot be created without"))
+	if err := checkRights(); err != nil {
+		missing = append(missing, err)
 	}
 	find := func(name, what string) string {
 		for folder := range strings.SplitSeq(m.Path, ":") {
@@ -64,7 +64,7 @@ func findMachine(dir, sbin string) (Machine, error) {
 			missing = append(missing, fmt.Errorf("a CLUSTER_DIR outside %s, which each node replaces: it is %s", folder, dir))
 		}
 	}
-	if _, err := hierarchies(CgroupRoot); err != nil {
+	if err := checkCgroups(CgroupRoot); err != nil {
 		missing = append(missing, fmt.Errorf("cgroups: %w", err))
 	}
 	m.Snapshotter = snapshotterFor(dir)
@@ -72,6 +72,38 @@ func findMachine(dir, sbin string) (Machine, error) {
 		return Machine{}, fmt.Errorf("real nodes need\n%w", errors.Join(missing...))
 	}
 	return m, nil
+}
+
+// checkRights returns an error if this process may not create namespaces, mounts and interfaces.
+func checkRights() error {
+	if os.Geteuid() != 0 {
+		return errors.New("root: namespaces, mounts and cgroups cannot be created without")
+	}
+	header := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	if err := unix.Capget(header, &sets[0]); err != nil {
+		return fmt.Errorf("capabilities: %w", err)
+	}
+	for name, capability := range map[string]int{"CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN, "CAP_NET_ADMIN": unix.CAP_NET_ADMIN} {
+		if sets[0].Effective&(1<<capability) == 0 {
+			return fmt.Errorf("the capability %s, which root lacks here", name)
+		}
+	}
+	return nil
+}
+
+// checkCgroups returns an error if no cgroup can be created.
+func checkCgroups(root string) error {
+	all, err := hierarchies(root)
+	if err != nil {
+		return err
+	}
+	for _, hierarchy := range all {
+		if err := unix.Access(hierarchy, unix.W_OK); err != nil {
+			return fmt.Errorf("%s is not writable: %w", hierarchy, err)
+		}
+	}
+	return nil
 }
 
 // snapshotterFor returns overlayfs unless dir is on an overlay file system, which cannot be a layer
