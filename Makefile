@@ -257,7 +257,18 @@ E2E_FLAGS ?=
 E2E_TIMEOUT ?= 40m
 
 .PHONY: test
-test: unit e2e ## Run all tests: unit, registry, then end to end on a development cluster
+test: unit fuzz e2e ## Run all tests: unit, registry, ten seconds of each fuzz target, then end to end on a development cluster
+
+FUZZ_TIME ?= 10s
+FUZZ_PACKAGES := ./test/fuzz ./pkg/cmd/kubectlmaintenance/screen
+
+.PHONY: fuzz
+fuzz: ## Search for input that breaks a reader (FUZZ_TIME=10m for each target); what is found is written to testdata/fuzz
+	@for package in $(FUZZ_PACKAGES); do \
+		for target in $$(go test $$package -list='^Fuzz' | grep '^Fuzz'); do \
+			hack/test.sh $$package -run='^$$' -fuzz="^$$target\$$" -fuzztime='$(FUZZ_TIME)'; \
+		done; \
+	done
 
 .PHONY: unit
 unit: ## Run the tests that need no cluster, of all modules
