@@ -106,6 +106,14 @@ func (c *Cluster) Stop() error {
 	return os.RemoveAll(c.dir)
 }
 
+// Status returns what the cluster says of its processes; the error is that one does not run.
+func (c *Cluster) Status() (string, error) {
+	cmd := exec.Command(filepath.Join(c.root, "bin", "cluster"), "status")
+	cmd.Env = append(os.Environ(), "CLUSTER_DIR="+c.dir)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
 // Up starts what does not run.
 func (c *Cluster) Up() error { return c.manage("up") }
 

@@ -47,6 +47,9 @@ const drained, other = "real-2", "real-1"
 // TestNodes runs on one cluster, and ends it.
 func TestNodes(t *testing.T) {
 	c := start(t)
+	if status, err := c.Status(); err != nil || strings.Count(status, "ready") != 9 || !strings.Contains(status, "198.18.0.12") {
+		t.Errorf("got status %v, want 9 processes that are ready:\n%s", err, status)
+	}
 	t.Run("drain", func(t *testing.T) { testDrain(t, c) })
 	t.Run("power failure", func(t *testing.T) { testPowerFailure(t, c) })
 	t.Run("down leaves nothing", func(t *testing.T) { testDown(t, c) })

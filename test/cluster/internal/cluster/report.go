@@ -21,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -29,6 +30,7 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/controlplane"
 	"haulout.dev/haulout/test/cluster/internal/haulout"
 	"haulout.dev/haulout/test/cluster/internal/layout"
+	"haulout.dev/haulout/test/cluster/internal/nodes"
 	"haulout.dev/haulout/test/cluster/internal/options"
 	"haulout.dev/haulout/test/cluster/internal/realnodes"
 )
@@ -134,10 +136,7 @@ func (c *Cluster) Status(ctx context.Context) error {
 	complete := true
 	table := tabwriter.NewWriter(c.Out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "PROCESS\tPID\tSTATE\tADDRESS\tLOG")
-	for _, name := range startOrder {
-		if name == layout.Haulout && c.options.Haulout != options.ModeRun {
-			continue
-		}
+	for _, name := range c.expected() {
 		pid, condition := c.condition(ctx, name)
 		complete = complete && condition == "ready"
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", name, pid, condition, c.address(name), display(c.Layout.Log(name)))
@@ -147,6 +146,15 @@ func (c *Cluster) Status(ctx context.Context) error {
 		return errIncomplete
 	}
 	return nil
+}
+
+// expected returns the names of the processes that the options ask for.
+func (c *Cluster) expected() []string {
+	names := slices.DeleteFunc(slices.Clone(startOrder), func(name string) bool {
+		return name == layout.Haulout && c.options.Haulout != options.ModeRun ||
+			name == layout.Network && c.options.RealNodes == 0
+	})
+	return append(names, realNodeNames()[:c.options.RealNodes]...)
 }
 
 func (c *Cluster) condition(ctx context.Context, name string) (pid, condition string) {
@@ -165,7 +173,8 @@ func (c *Cluster) condition(ctx context.Context, name string) (pid, condition st
 }
 
 func (c *Cluster) probe(ctx context.Context, name string) error {
-	if name != layout.Haulout {
+	isNode := slices.Contains(realNodeNames(), name)
+	if name != layout.Haulout && !isNode {
 		return c.plane.Probe(ctx, name)
 	}
 	admin, err := clients.FromKubeconfig(c.Layout.AdminKubeconfig())
@@ -174,12 +183,20 @@ func (c *Cluster) probe(ctx context.Context, name string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
+	if isNode {
+		return nodes.CheckReady(ctx, admin.Kubernetes, name)
+	}
 	return haulout.Served(ctx, admin)
 }
 
 func (c *Cluster) address(name string) string {
-	if name == layout.Etcd {
+	switch index := slices.Index(realNodeNames(), name); {
+	case index >= 0:
+		return realnodes.Address(index + 1)
+	case name == layout.Etcd:
 		return layout.EtcdClientSocket
+	case name == layout.Network:
+		return layout.EgressSocket
 	}
 	return fmt.Sprintf("127.0.0.1:%d", c.state.Ports[name])
 }

@@ -18,8 +18,45 @@ package cluster
 
 import (
 	"os/exec"
+	"slices"
 	"testing"
+
+	"haulout.dev/haulout/test/cluster/internal/layout"
+	"haulout.dev/haulout/test/cluster/internal/options"
 )
+
+// TestExpected asks for the processes whose end Status must report.
+func TestExpected(t *testing.T) {
+	for name, test := range map[string]struct {
+		options   options.Options
+		with, not []string
+	}{
+		"simulated nodes only": {
+			options: options.Options{Haulout: options.ModeRun},
+			with:    []string{layout.Etcd, layout.Kwok, layout.Haulout},
+			not:     []string{layout.Network, "real-1"},
+		},
+		"two real nodes, and a server that the user starts": {
+			options: options.Options{Haulout: options.ModeExternal, RealNodes: 2},
+			with:    []string{layout.Network, "real-1", "real-2"},
+			not:     []string{layout.Haulout, "real-3"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := (&Cluster{options: test.options}).expected()
+			for _, want := range test.with {
+				if !slices.Contains(got, want) {
+					t.Errorf("got %q, want %s in it", got, want)
+				}
+			}
+			for _, unwanted := range test.not {
+				if slices.Contains(got, unwanted) {
+					t.Errorf("got %q, want it without %s", got, unwanted)
+				}
+			}
+		})
+	}
+}
 
 func TestQuote(t *testing.T) {
 	for _, word := range []string{"", "plain", "--a=b", "with blank", "it's", `$HOME`, "a;b", "`id`", "*"} {

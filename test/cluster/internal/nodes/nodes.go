@@ -124,6 +124,18 @@ func WaitReady(ctx context.Context, client kubernetes.Interface, names []string,
 	return nil
 }
 
+// CheckReady returns an error if a node is not Ready.
+func CheckReady(ctx context.Context, client kubernetes.Interface, name string) error {
+	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if !usable(node, time.Time{}) {
+		return fmt.Errorf("node %s is not Ready", name)
+	}
+	return nil
+}
+
 // usable reports whether a node is Ready and the node lifecycle controller has removed its taints.
 func usable(node *corev1.Node, since time.Time) bool {
 	for _, taint := range node.Spec.Taints {
