@@ -113,7 +113,7 @@ func TestPodThatIsAskedForAgainIsNotEvictedTwice(t *testing.T) {
 	}
 }
 
-func TestPodThatNobodyWantsAnyMoreIsNotSent(t *testing.T) {
+func TestNoEvictionAfterTheEvacuationWasWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, worldConfig{maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")}, answer: success})
 		w.unwanted.Store(true)

@@ -123,7 +123,7 @@ type world struct {
 	queue  *Queue
 
 	live bool
-	// unwanted: the queue learns that nobody wants any pod gone.
+	// unwanted: the queue learns that all Evacuations were withdrawn.
 	unwanted atomic.Bool
 	mu       sync.Mutex
 	changes  map[string]int

@@ -91,7 +91,7 @@ func TestInterruptedEvictionIsFinished(t *testing.T) {
 				}
 				w.pass(interruptedAfter-time.Second, 500*time.Millisecond)
 				if sent := w.host.sent(); len(sent) != 0 {
-					t.Fatalf("got %v at once, want time to be given to an eviction that may be under way", sent)
+					t.Fatalf("got %v immediately, want the queue to wait for an eviction that may be in flight", sent)
 				}
 				if c.later != nil {
 					c.later(w)

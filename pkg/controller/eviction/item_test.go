@@ -35,11 +35,11 @@ func TestOrderWithinALane(t *testing.T) {
 			[]*corev1.Pod{newPod("old"), newPod("young", younger(time.Minute)), newPod("older", younger(-time.Minute))},
 			[]string{"young", "old", "older"},
 		},
-		"those that are not ready go before the younger": {
+		"pods that are not ready are evicted before younger pods": {
 			[]*corev1.Pod{newPod("young", younger(time.Minute)), newPod("broken", notReady)},
 			[]string{"broken", "young"},
 		},
-		"those that are cheaper to lose go before the younger": {
+		"pods with a lower deletion cost are evicted before younger pods": {
 			[]*corev1.Pod{
 				newPod("young", younger(time.Minute)),
 				newPod("cheap", costs("-5")),
@@ -48,7 +48,7 @@ func TestOrderWithinALane(t *testing.T) {
 			},
 			[]string{"cheaper", "cheap", "young", "dear"},
 		},
-		"those that are not ready go before the cheaper": {
+		"pods that are not ready are evicted before pods with a lower deletion cost": {
 			[]*corev1.Pod{newPod("cheap", costs("-2147483648")), newPod("broken", notReady, costs("2147483647"))},
 			[]string{"broken", "cheap"},
 		},

@@ -80,7 +80,7 @@ func podsOf(controller metav1.OwnerReference, n int, mods ...func(*corev1.Pod)) 
 	return pods
 }
 
-// turnsWorld is a world in which pods without budgets take turns; those that are evicted vanish and
+// turnsWorld is a world in which pods without budgets take turns. Evicted pods are deleted and
 // do not come back, and a webhook denies some.
 func turnsWorld(t *testing.T, cfg worldConfig, denied ...string) *world {
 	t.Helper()
@@ -160,7 +160,7 @@ func TestFirstShareOfPodsWithoutBudget(t *testing.T) {
 			objects: []runtime.Object{statefulSet("db", 3), statefulSet("kv", 3)},
 			pods:    pods(podsOf(set, 3), podsOf(controlledBy("apps/v1", "StatefulSet", "kv"), 3)), want: 2,
 		},
-		"one that serves, and those that do not": {
+		"one pod is ready and the others are not": {
 			objects: []runtime.Object{statefulSet("db", 5)},
 			pods:    pods(podsOf(set, 4)[:3], podsOf(controlledBy("apps/v1", "StatefulSet", "db"), 5, notReady)[3:]),
 			want:    2,
@@ -298,7 +298,7 @@ func TestPodThatWaitsForItsOwnersOtherPodsSaysSo(t *testing.T) {
 			waits = "db-1"
 		}
 		if got := w.state(waits).Message; got != "" {
-			t.Errorf("got %q at once, want nothing to be said about a short wait", got)
+			t.Errorf("got %q immediately, want no message about a short wait", got)
 		}
 		w.pass(blockedAfter, time.Second)
 		got := w.state(waits)

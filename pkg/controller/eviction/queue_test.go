@@ -44,7 +44,7 @@ func TestPodsWithoutBudgetGoInParallel(t *testing.T) {
 		sent := w.host.sent()
 		slices.Sort(sent)
 		if w.host.mostEver != 4 || len(slices.Compact(sent)) != 10 {
-			t.Errorf("got %d at once and %v; want 4 at once and each pod once", w.host.mostEver, sent)
+			t.Errorf("got %d evictions in flight and %v; want 4 in flight and each pod once", w.host.mostEver, sent)
 		}
 		if sent[0] != "web-0/uid-web-0" {
 			t.Errorf("got %s; want the pod's UID as the precondition", sent[0])
@@ -85,7 +85,7 @@ func TestBudgetIsNotOverrun(t *testing.T) {
 			t.Errorf("got %d evictions, want 5", n)
 		}
 		if w.host.mostEver > laneCalls {
-			t.Errorf("got %d at once under one budget, want at most %d", w.host.mostEver, laneCalls)
+			t.Errorf("got %d evictions in flight under one budget, want at most %d", w.host.mostEver, laneCalls)
 		}
 	})
 }
@@ -103,7 +103,7 @@ func TestClosedBudget(t *testing.T) {
 			t.Fatalf("got %v, want nothing to be sent to a closed budget", sent)
 		}
 		if reason := w.reason("web-0"); reason != "" {
-			t.Errorf("got blocked by %s at once, want a pod that waits for a moment not to be called blocked", reason)
+			t.Errorf("got blocked by %s immediately, want a pod that waits briefly not to be blocked", reason)
 		}
 		w.until("it is called blocked and was probed", 100*time.Millisecond, func() bool {
 			return w.reason("web-0") == "PodDisruptionBudget" && w.state("web-0").FailedEvictions == 1
@@ -136,7 +136,7 @@ func TestProbeThatIsRefusedWhileItsBudgetOpens(t *testing.T) {
 		w.updateBudget(newBudget("web", 1))
 		w.until("the opening was seen", 0, func() bool { return w.isOpen("web") })
 		answers <- budgetClosed()
-		w.until("the pod is sent at once", 0, w.sentTo(2))
+		w.until("the eviction is sent immediately", 0, w.sentTo(2))
 		answers <- nil
 	})
 }
@@ -453,7 +453,7 @@ func TestLanesTakeTurns(t *testing.T) {
 	})
 }
 
-func TestCallThatSleepsInTheAPIHoldsNobodyUp(t *testing.T) {
+func TestCallThatTheAPIDelaysDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hold := make(chan struct{})
 		names, pods := podNames(laneCalls + 4)
@@ -467,7 +467,7 @@ func TestCallThatSleepsInTheAPIHoldsNobodyUp(t *testing.T) {
 			t.Errorf("got %d calls in flight after %s, want one more each %s", laneCalls, elapsed, asleepAfter)
 		}
 		if w.host.mostEver > laneCalls {
-			t.Errorf("got %d at once under one budget, want at most %d", w.host.mostEver, laneCalls)
+			t.Errorf("got %d evictions in flight under one budget, want at most %d", w.host.mostEver, laneCalls)
 		}
 	})
 }

@@ -94,7 +94,7 @@ func TestOwnerWaitsThreeTimesAtMost(t *testing.T) {
 			w.serving--
 			w.since = now
 			if missing := w.missing() - w.writtenOff; missing > Percent(25).of(desired) {
-				t.Fatalf("%d pods: got %d missing beside those that were written off", desired, missing)
+				t.Fatalf("%d pods: got %d missing pods besides the pods that were written off", desired, missing)
 			}
 		}
 		if most := min(3, desired-1); waits > most {

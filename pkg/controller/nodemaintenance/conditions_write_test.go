@@ -55,7 +55,7 @@ func (f *fixture) settleConditions() {
 			return
 		}
 	}
-	f.t.Fatal("the conditions do not come to rest")
+	f.t.Fatal("the conditions do not converge")
 }
 
 // wantShown checks the conditions of a node, "Type=Status", in the order of their types.
@@ -71,7 +71,7 @@ func (f *fixture) wantShown(name string, want ...string) {
 		f.t.Errorf("node %s: conditions %q, want %q", name, got, want)
 	}
 	if value, there := node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]; there && len(want) == 0 {
-		f.t.Errorf("node %s still bears the annotation %s", name, value)
+		f.t.Errorf("node %s still has the annotation %s", name, value)
 	}
 }
 
@@ -454,7 +454,7 @@ func TestAConflictIsDecidedAnew(t *testing.T) {
 			if err := f.host.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), taken, ""); err != nil {
 				t.Error(err)
 			}
-			return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "one", fmt.Errorf("somebody was faster"))
+			return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "one", fmt.Errorf("another client was faster"))
 		})
 		if err := f.nodes.Sync(f.ctx, "one"); err != nil {
 			t.Fatal(err)
@@ -463,7 +463,7 @@ func TestAConflictIsDecidedAnew(t *testing.T) {
 		if reason := conditionOfNode(
 			f.node("one"), maintenancev1alpha1.NodeConditionDrained,
 		).Reason; reason != "Manual" {
-			t.Errorf("somebody else's condition has the reason %s", reason)
+			t.Errorf("the condition of another client has the reason %s", reason)
 		}
 	})
 }

@@ -43,12 +43,12 @@ import (
 
 func ownedBy(value string) func(*corev1.Node) {
 	return func(node *corev1.Node) {
-		metav1.SetMetaDataAnnotation(&node.ObjectMeta, maintenancev1alpha1.AnnotationCordonedBy, marked(value))
+		metav1.SetMetaDataAnnotation(&node.ObjectMeta, maintenancev1alpha1.AnnotationCordonedBy, withStorage(value))
 	}
 }
 
-// marked wraps names and UIDs as our storage's mark; anything else stays as it is.
-func marked(value string) string {
+// withStorage adds the ID of our storage to names and UIDs. It returns any other value unchanged.
+func withStorage(value string) string {
 	if !strings.HasPrefix(value, `{"`) || strings.Contains(value, "storage") {
 		return value
 	}
@@ -103,7 +103,7 @@ func TestIdleTouchesNothing(t *testing.T) {
 			t.Errorf("podsPendingEvacuation = %d, want 1", got)
 		}
 		if f.rights.asked > 0 {
-			t.Error("an Idle maintenance writes to no node, so nobody needs to be asked")
+			t.Error("the authorizer was asked for an Idle maintenance, which writes to no node")
 		}
 	})
 }

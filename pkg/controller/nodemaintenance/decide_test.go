@@ -32,7 +32,7 @@ func TestDecideEvacuation(t *testing.T) {
 	}{
 		"a pod without one gets one": {nil, stepCreate},
 		"ours is enough":             {ourEvacuation("p", "n"), stepNone},
-		"somebody else's is joined": {
+		"the Evacuation of another instigator is joined": {
 			ourEvacuation("p", "n", instigatedBy(foreignInstigator)), stepAdopt,
 		},
 		"one that is going away is waited for": {ourEvacuation(
@@ -89,7 +89,7 @@ func TestDecideDrained(t *testing.T) {
 		facts drainedFacts
 		want  verdict
 	}{
-		"in another stage nobody asked": {
+		"the maintenance is in another stage": {
 			drainedFacts{nodes: 1, finished: true, remainder: some()},
 			verdict{
 				metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain",

@@ -38,7 +38,7 @@ func (f *fixture) wantCordon(name string, unschedulable bool, by ...string) {
 		f.t.Errorf("node %s: cordoned by %v, want %v", name, got, by)
 	}
 	if _, there := node.Annotations[maintenancev1alpha1.AnnotationCordonedBy]; there && len(by) == 0 {
-		f.t.Errorf("node %s still bears the annotation", name)
+		f.t.Errorf("node %s still has the annotation", name)
 	}
 }
 

@@ -318,7 +318,7 @@ func (f *fixture) step(name string) {
 			return
 		}
 	}
-	f.t.Fatalf("%q does not come to rest", name)
+	f.t.Fatalf("%q does not converge", name)
 }
 
 // reconcileNodes reconciles every node that exists or that a maintenance or an Evacuation names.

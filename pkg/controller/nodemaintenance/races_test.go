@@ -88,7 +88,7 @@ func nominated(node string) func(*corev1.Pod) {
 }
 
 // TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn has a maintenance end right after it has asked
-// pods to leave, one by an Evacuation of its own and one by that of somebody else.
+// pods to leave, one by an Evacuation of its own and one by that of another instigator.
 func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newPod("q", "one", 0), newMaintenance(
@@ -120,7 +120,7 @@ func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 		})
 		f.wantEvacuating()
 		if left := f.evacuationList(); len(left) != 1 || left[0].Spec.PodRef.Name != "q" {
-			t.Errorf("%d evacuations are left, want the one that somebody else asked for", len(left))
+			t.Errorf("%d evacuations are left, want that of the other instigator", len(left))
 		}
 	})
 }
@@ -228,9 +228,9 @@ func TestMaintenanceEndsBesideOneThatHasNoTargets(t *testing.T) {
 	})
 }
 
-// TestEvacuationsThatNobodyAsksForAreFound covers what a leader writes that does not know yet that
+// TestStrayEvacuationsAreFound covers what a leader writes that does not know yet that
 // it is none, or that its maintenance has ended.
-func TestEvacuationsThatNobodyAsksForAreFound(t *testing.T) {
+func TestStrayEvacuationsAreFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(
 			t,
@@ -458,7 +458,7 @@ func TestCordonThatIsRenewedIsWaitedForAgain(t *testing.T) {
 	})
 }
 
-// TestTheLastCountersAreWritten lets a drain come to rest within the pause between two writes.
+// TestTheLastCountersAreWritten has a drain converge within the pause between two writes.
 func TestTheLastCountersAreWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0))
@@ -538,10 +538,10 @@ func TestMaintenanceIsNotDoneWhileAnEvictionIsUnderWay(t *testing.T) {
 		under []inflight.Eviction
 		waits bool
 	}{
-		"of a pod of its nodes":    {under: []inflight.Eviction{evictionOf("p")}, waits: true},
-		"of a pod of another node": {under: []inflight.Eviction{evictionOf("q")}},
-		"that somebody else wants": {under: []inflight.Eviction{evictionOf("r")}},
-		"of a pod that is gone":    {under: []inflight.Eviction{evictionOf("gone")}},
+		"of a pod of its nodes":                     {under: []inflight.Eviction{evictionOf("p")}, waits: true},
+		"of a pod of another node":                  {under: []inflight.Eviction{evictionOf("q")}},
+		"of a pod that another instigator asks for": {under: []inflight.Eviction{evictionOf("r")}},
+		"of a pod that is gone":                     {under: []inflight.Eviction{evictionOf("gone")}},
 		"of a namesake that was here": {
 			under: []inflight.Eviction{{Evacuation: evictionOf("p").Evacuation, Pod: "p", UID: "before"}},
 		},

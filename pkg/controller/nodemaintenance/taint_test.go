@@ -48,7 +48,7 @@ func taintedWith(taints ...corev1.Taint) func(*corev1.Node) {
 
 func taintedBy(value string) func(*corev1.Node) {
 	return func(node *corev1.Node) {
-		metav1.SetMetaDataAnnotation(&node.ObjectMeta, maintenancev1alpha1.AnnotationTaintedBy, marked(value))
+		metav1.SetMetaDataAnnotation(&node.ObjectMeta, maintenancev1alpha1.AnnotationTaintedBy, withStorage(value))
 	}
 }
 
@@ -66,7 +66,7 @@ func (f *fixture) wantTaints(name string, taints []corev1.Taint, by ...string) {
 		f.t.Errorf("node %s: tainted by %v, want %v", name, got, by)
 	}
 	if _, there := node.Annotations[maintenancev1alpha1.AnnotationTaintedBy]; there && len(by) == 0 {
-		f.t.Errorf("node %s still bears the annotation", name)
+		f.t.Errorf("node %s still has the annotation", name)
 	}
 }
 
@@ -271,7 +271,7 @@ func TestTaintOfTwoMaintenances(t *testing.T) {
 	})
 }
 
-func TestTaintThatSomebodyTakesOffIsPutBack(t *testing.T) {
+func TestTaintThatAUserRemovesIsRestored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTaintFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
 		f.step("m")
