@@ -26,32 +26,32 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-func TestPodThatIsAskedForAgainIsNotEvictedTwice(t *testing.T) {
+func TestPodThatIsAddedAgainIsNotEvictedTwice(t *testing.T) {
 	for name, test := range map[string]struct {
-		// answer is what the first call gets.
+		// answer is the answer to the first eviction.
 		answer error
-		// early: it is asked for again before the answer; otherwise after it.
+		// early: the pod is added again before the answer; otherwise after it.
 		early bool
-		// then is what happens to the pod before it is asked for again.
+		// then changes the pod before it is added again.
 		then func(w *world)
 		want int
 	}{
-		"before the answer, which is yes": {early: true, want: 1},
-		"before the answer, which is no": {
+		"before the API server accepts the eviction": {early: true, want: 1},
+		"before the API server refuses the eviction": {
 			early:  true,
 			answer: apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("no")),
 			want:   2,
 		},
-		"after the answer, which was yes": {want: 1},
-		"after the answer, which was no": {
+		"after the API server accepted the eviction": {want: 1},
+		"after the API server refused the eviction": {
 			answer: apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("no")),
 			want:   2,
 		},
-		"when the cache shows that it stops": {
+		"when the cache shows that the pod is terminating": {
 			then: func(w *world) { w.updatePod(newPod("web-0", stopping)) },
 			want: 1,
 		},
-		"when it looks untouched for long": {then: func(w *world) { w.pass(resendAfter, time.Second) }, want: 2},
+		"when the cache shows no change of the pod for a long time": {then: func(w *world) { w.pass(resendAfter, time.Second) }, want: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -68,32 +68,32 @@ func TestPodThatIsAskedForAgainIsNotEvictedTwice(t *testing.T) {
 				w.until("it was sent", 0, w.sentTo(1))
 				w.settled()
 				if got := w.queue.underway.List(); len(got) != 1 || got[0].UID != "uid-web-0" {
-					t.Errorf("in flight are %v", got)
+					t.Errorf("got %v in flight, want the eviction of web-0", got)
 				}
 				w.queue.Remove(evacuationOf("web-0"))
 				if w.state("web-0").Known || len(w.queue.underway.List()) != 1 {
-					t.Errorf("got %v, and %v in flight", w.state("web-0"), w.queue.underway.List())
+					t.Errorf("got state %v and %v in flight after the removal, want no state and one in flight", w.state("web-0"), w.queue.underway.List())
 				}
 				if !test.early {
 					release <- test.answer
 					w.settled()
-					// The cache does not show yet that the pod stops.
+					// The cache does not show yet that the pod is terminating.
 					if got := w.queue.underway.Has("uid-web-0"); got != (test.answer == nil) {
-						t.Errorf("is in flight after the answer: %t", got)
+						t.Errorf("got in flight %t after the answer", got)
 					}
 				}
 				if test.then != nil {
 					test.then(w)
 					w.settled()
 					if w.queue.underway.Has("uid-web-0") {
-						t.Error("it is still in flight")
+						t.Error("the eviction is still in flight")
 					}
 				}
 				w.add("web-0")
 				w.settled()
 				if test.early {
 					if n := len(w.host.sent()); n != 1 {
-						t.Errorf("got %d evictions while the first was under way", n)
+						t.Errorf("got %d evictions while the first was in flight", n)
 					}
 					release <- test.answer
 				}
@@ -106,7 +106,7 @@ func TestPodThatIsAskedForAgainIsNotEvictedTwice(t *testing.T) {
 				w.queue.mu.Lock()
 				defer w.queue.mu.Unlock()
 				if len(w.queue.underway.List()) > 0 || len(w.queue.sent) > 0 || len(w.queue.items) > 0 || len(w.queue.byUID) > 0 || w.queue.resting.first() != nil {
-					t.Errorf("the queue remembers %v, %v", w.queue.sent, w.queue.items)
+					t.Errorf("got %v sent and %v queued, want the queue to be empty", w.queue.sent, w.queue.items)
 				}
 			})
 		})
@@ -122,7 +122,7 @@ func TestNoEvictionAfterTheEvacuationWasWithdrawn(t *testing.T) {
 		if got := w.host.sent(); len(got) > 0 {
 			t.Errorf("got %v", got)
 		}
-		// The Evacuation was made again before the queue was told that the first was gone.
+		// The Evacuation was recreated before the queue learned that the first was deleted.
 		w.unwanted.Store(false)
 		w.add("web-0")
 		w.until("it was sent", 0, w.sentTo(1))

@@ -37,8 +37,8 @@ import (
 
 var podResource = schema.GroupResource{Resource: "pods"}
 
-// The errors are those of k8s.io/kubernetes/pkg/registry/core/pod/storage/eviction.go, admission
-// and the filters in front.
+// The errors are those of k8s.io/kubernetes/pkg/registry/core/pod/storage/eviction.go, of admission
+// and of the API server's filters.
 func budgetClosed() error {
 	return withCause(apierrors.NewTooManyRequests(
 		"Cannot evict pod as it would violate the pod's disruption budget.", 0,
@@ -80,8 +80,8 @@ func overloaded(seconds int) error {
 	)
 }
 
-// deniedBy is what the API server makes of a webhook's answer: all but the beginning of the message
-// is the webhook's.
+// deniedBy is the error that the API server makes of a webhook's answer. The message begins with
+// the API server's words and ends with the webhook's.
 func deniedBy(webhook string, code int32, words string) *apierrors.StatusError {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: code,
@@ -114,73 +114,73 @@ func TestAnswerOf(t *testing.T) {
 		want      verdict
 		wantRetry time.Duration
 	}{
-		"201 means that the pod was asked to stop": {err: nil, want: verdictAccepted},
-		"404 means that the pod is gone": {
+		"201: the eviction is accepted": {err: nil, want: verdictAccepted},
+		"404: the pod is gone": {
 			err:  apierrors.NewNotFound(podResource, "web-1"),
 			want: verdictGone,
 		},
-		"429 with the cause and nothing to wait for is a closed budget": {
+		"429 with the budget as its cause and no Retry-After: the budget is closed": {
 			err:  budgetClosed(),
 			want: verdictBudgetClosed,
 		},
-		"a closed budget is no stale pod, even if the pod was not ready": {
+		"the same for a pod that was not ready: the budget is closed": {
 			err:     budgetClosed(),
 			unready: true,
 			want:    verdictBudgetClosed,
 		},
-		"429 with the cause and 10 seconds to wait is a stale budget": {
+		"429 with the budget as its cause and Retry-After 10: the budget is stale": {
 			err:       budgetStale(),
 			want:      verdictBudgetStale,
 			wantRetry: 10 * time.Second,
 		},
-		"the same for a pod that was not ready means that it changed": {
+		"Retry-After 10 for a pod that was not ready: the pod changed": {
 			err:       budgetStale(),
 			unready:   true,
 			want:      verdictPodChanged,
 			wantRetry: 10 * time.Second,
 		},
-		"429 without the cause is overload": {
+		"429 without a cause: overload": {
 			err:       overloaded(3),
 			want:      verdictOverloaded,
 			wantRetry: 3 * time.Second,
 		},
-		"500 is overload": {
+		"500: overload": {
 			err:  apierrors.NewInternalError(errors.New("etcdserver: no leader")),
 			want: verdictOverloaded,
 		},
-		"502 is overload": {
+		"502: overload": {
 			err: apierrors.NewGenericServerResponse(
 				http.StatusBadGateway, "create", podResource, "web-1", "bad gateway", 0, true,
 			),
 			want: verdictOverloaded,
 		},
-		"429 with an hour to wait is overload, for half a minute": {
+		"429 with Retry-After of an hour: overload, for half a minute": {
 			err:       overloaded(3600),
 			want:      verdictOverloaded,
 			wantRetry: maxRetryAfter,
 		},
-		"429 of a webhook is its denial": {
+		"429 of a webhook: denied": {
 			err:  deniedBy("virt", 429, "Eviction triggered evacuation of VMI"),
 			want: verdictDenied,
 		},
-		"429 of a webhook that wants an hour": {
+		"429 of a webhook with Retry-After of an hour: denied": {
 			err:  deniedFor("virt", 429, 3600, "not now"),
 			want: verdictDenied,
 		},
-		"403 of a webhook is no missing right": {
+		"403 of a webhook: denied": {
 			err:  deniedBy("guard", 403, "not in business hours"),
 			want: verdictDenied,
 		},
-		"404 of a webhook is no pod that is gone": {
+		"404 of a webhook: denied": {
 			err: &apierrors.StatusError{ErrStatus: metav1.Status{
 				Code: 404, Reason: metav1.StatusReasonNotFound,
 				Message: `admission webhook "guard" denied the request: no such budget`,
 			}}, want: verdictDenied,
 		},
-		"a webhook that names the budget as its cause": {
+		"429 of a webhook with the budget as its cause: denied": {
 			err: withCause(deniedBy("guard", 429, "no"), policyv1.DisruptionBudgetCause, "mine"), want: verdictDenied,
 		},
-		"422 of an admission policy": {
+		"403 of an admission policy: denied": {
 			err: apierrors.NewForbidden(
 				podResource,
 				"web-1",
@@ -188,13 +188,19 @@ func TestAnswerOf(t *testing.T) {
 			),
 			want: verdictDenied,
 		},
-		"500 of a webhook that does not answer": {
+		"422 of an admission policy: denied": {
+			err: &apierrors.StatusError{ErrStatus: metav1.Status{
+				Code: 422, Reason: metav1.StatusReasonInvalid,
+				Message: `pods "web-1" is forbidden: ValidatingAdmissionPolicy 'guard' with binding 'all' denied request: no`,
+			}}, want: verdictDenied,
+		},
+		"500 of a webhook that does not answer: denied": {
 			err:  apierrors.NewInternalError(errors.New(`failed calling webhook "guard": connection refused`)),
 			want: verdictDenied,
 		},
-		"503 is overload": {err: apierrors.NewServiceUnavailable("starting"), want: verdictOverloaded},
-		"403 with the cause is a budget out of order": {err: tooManyDisrupted(), want: verdictTooManyDisruptedPods},
-		"403 because the namespace terminates": {
+		"503: overload": {err: apierrors.NewServiceUnavailable("starting"), want: verdictOverloaded},
+		"403 with the budget as its cause: too many disrupted pods": {err: tooManyDisrupted(), want: verdictTooManyDisruptedPods},
+		"403 with the namespace as its cause: the namespace is terminating": {
 			err: withCause(
 				apierrors.NewForbidden(podResource, "web-1", errors.New("being terminated")),
 				corev1.NamespaceTerminatingCause,
@@ -202,33 +208,33 @@ func TestAnswerOf(t *testing.T) {
 			),
 			want: verdictNamespaceTerminating,
 		},
-		"any other 403 is a missing right": {
+		"any other 403: the right is missing": {
 			err:  apierrors.NewForbidden(podResource, "web-1", errors.New("RBAC")),
 			want: verdictForbidden,
 		},
-		"401 is a missing right":    {err: apierrors.NewUnauthorized("expired"), want: verdictForbidden},
-		"500 about several budgets": {err: severalBudgetsError(), want: verdictSeveralBudgets},
-		"409 is unknown": {
+		"401: the right is missing":                  {err: apierrors.NewUnauthorized("expired"), want: verdictForbidden},
+		"500 about several budgets: several budgets": {err: severalBudgetsError(), want: verdictSeveralBudgets},
+		"409: unknown": {
 			err:  apierrors.NewConflict(podResource, "web-1", errors.New("uid")),
 			want: verdictUnknown,
 		},
-		"504 is unknown": {
+		"504: unknown": {
 			err:       apierrors.NewTimeoutError("conflicts", 10),
 			want:      verdictUnknown,
 			wantRetry: 10 * time.Second,
 		},
-		"a server timeout is unknown": {
+		"a server timeout: unknown": {
 			err:       apierrors.NewServerTimeout(podResource, "create", 1),
 			want:      verdictUnknown,
 			wantRetry: time.Second,
 		},
-		"a broken connection is unknown": {
+		"a broken connection: unknown": {
 			err:  errors.New("read: connection reset by peer"),
 			want: verdictUnknown,
 		},
-		"a deadline that has passed is unknown": {err: context.DeadlineExceeded, want: verdictUnknown},
-		"an invalid eviction is a failure":      {err: apierrors.NewBadRequest("name"), want: verdictFailed},
-		"a wrapped answer is read like a bare one": {
+		"a deadline that has passed: unknown": {err: context.DeadlineExceeded, want: verdictUnknown},
+		"400: failed":                         {err: apierrors.NewBadRequest("name"), want: verdictFailed},
+		"a wrapped error is unwrapped": {
 			err:  errors.Join(errors.New("evict"), budgetClosed()),
 			want: verdictBudgetClosed,
 		},
@@ -251,21 +257,21 @@ func TestHostEvictsOnce(t *testing.T) {
 		want    verdict
 		unready bool
 	}{
-		"a success is a success": {
+		"201 with a success": {
 			code: 201, body: `{"kind":"Status","apiVersion":"v1","status":"Success","code":201}`, want: verdictAccepted,
 		},
-		"a failure in the body of a 201 is a failure": {
+		"201 with a failure in the body": {
 			code: 201,
 			body: `{"kind":"Status","apiVersion":"v1","status":"Failure","code":500,"message":"This pod has more than one PodDisruptionBudget"}`,
 			want: verdictSeveralBudgets,
 		},
-		"a stale budget is not waited for within the call": {
+		"429 of a stale budget is not retried within the call": {
 			code: 429, header: map[string]string{"Retry-After": "10"},
 			body: `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"TooManyRequests","code":429,
 				"details":{"retryAfterSeconds":10,"causes":[{"reason":"DisruptionBudget","message":"is still being processed"}]}}`,
 			want: verdictBudgetStale,
 		},
-		"overload is not waited for within the call": {
+		"429 of an overloaded server is not retried within the call": {
 			code: 429, header: map[string]string{"Retry-After": "1", "Content-Type": "text/plain"},
 			body: "Too many requests", want: verdictOverloaded,
 		},

@@ -30,20 +30,20 @@ import (
 
 func TestBlockers(t *testing.T) {
 	tests := map[string]struct {
-		// pod is an ordinary one if nil.
+		// pod is newPod("web-0") if nil.
 		pod     *corev1.Pod
 		budgets []*policyv1.PodDisruptionBudget
 		answer  func(string) error
 		want    string
-		// maxCalls is how many evictions may have been sent until it is shown.
+		// maxCalls is the most evictions that the queue may send before it reports the blocker.
 		maxCalls int
 		failed   int32
 	}{
-		"several budgets are seen before calling": {
+		"several budgets, in the cache": {
 			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 5), newBudget("other", 5)},
 			want:    "MultiplePodDisruptionBudgets",
 		},
-		"a budget that cannot be computed": {
+		"a budget whose controller reports SyncFailed": {
 			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {
 				b.Status.Conditions = []metav1.Condition{{
 					Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse,
@@ -52,42 +52,42 @@ func TestBlockers(t *testing.T) {
 			})},
 			want: "PodDisruptionBudgetSyncFailed", maxCalls: 1, failed: 1,
 		},
-		"a budget whose status is out of order": {
+		"a budget whose status is negative": {
 			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", -1)}, want: "TooManyDisruptedPods", maxCalls: 1,
 			failed: 1,
 		},
-		"a budget that only the API knows to be out of order": {
+		"a budget whose status is negative in the API server only": {
 			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 1)},
 			answer:  func(string) error { return tooManyDisrupted() },
 			want:    "TooManyDisruptedPods", maxCalls: 1,
 		},
-		"a budget that has changed and was not computed since": {
+		"a budget whose status is older than its spec": {
 			budgets: []*policyv1.PodDisruptionBudget{
 				newBudget("web", 5, func(b *policyv1.PodDisruptionBudget) { b.Generation = 2 }),
 			},
 			want: "PodDisruptionBudget", maxCalls: 1, failed: 1,
 		},
-		"a budget below what it desires, which no eviction has done": {
+		"a budget with fewer healthy pods than desired, through no eviction": {
 			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, withHealthy(8))},
 			want:    "UnhealthyPodsHoldBudget", maxCalls: 1, failed: 1,
 		},
-		"a pod that is not ready in such a budget": {
+		"a pod that is not ready, under such a budget": {
 			pod:     newPod("web-0", notReady),
 			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, withHealthy(8))},
 			want:    "UnhealthyPodsHoldBudget", maxCalls: 1, failed: 1,
 		},
-		"a budget that is at what it desires": {
+		"a budget with as many healthy pods as desired": {
 			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, want: "PodDisruptionBudget", maxCalls: 1,
 			failed: 1,
 		},
-		"a right that is missing": {
+		"the server may not evict": {
 			answer: func(string) error { return apierrors.NewForbidden(podResource, "web-0", fmt.Errorf("RBAC")) },
 			want:   "EvictionForbidden", maxCalls: 1,
 		},
 		"an error": {
 			answer: func(string) error { return apierrors.NewBadRequest("name") }, want: "EvictionError", maxCalls: 1,
 		},
-		"several budgets that only the API knows": {
+		"several budgets, in the API server only": {
 			answer: func(string) error { return severalBudgetsError() }, want: "MultiplePodDisruptionBudgets",
 			maxCalls: 1,
 		},
@@ -119,7 +119,7 @@ func TestBlockers(t *testing.T) {
 					t.Errorf("got %d failed evictions, want at most %d", failed, tc.failed)
 				}
 
-				// When what blocked is over, it is sent.
+				// Without its blocker the pod is evicted.
 				w.host.answer = success
 				for _, budget := range tc.budgets[min(1, len(tc.budgets)):] {
 					w.must(w.client.PolicyV1().PodDisruptionBudgets(namespace).Delete(
@@ -136,9 +136,9 @@ func TestBlockers(t *testing.T) {
 	}
 }
 
-// At its limit a budget looks the same between two steps of a drain and when a pod never gets
-// ready; only time tells.
-func TestUnhealthyPodsAreToldFromThoseThatStart(t *testing.T) {
+// A budget at its limit has the same status between two evictions and when a pod never becomes
+// ready. Only the time that has passed tells them apart.
+func TestUnhealthyPodsAreDistinguishedFromStartingPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, worldConfig{
 			maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")},
@@ -159,7 +159,7 @@ func TestUnhealthyPodsAreToldFromThoseThatStart(t *testing.T) {
 		if got := w.reason("web-0"); got != "UnhealthyPodsHoldBudget" {
 			t.Errorf("got %q after a minute, want UnhealthyPodsHoldBudget", got)
 		}
-		// One more is missing: the pods are moving again, but the budget is below what it desires.
+		// Pods move again, but one healthy pod more is missing.
 		w.updateBudget(newBudget("web", 0, withHealthy(8)))
 		w.until("the budget was seen", 0, func() bool {
 			w.queue.mu.Lock()
@@ -171,7 +171,7 @@ func TestUnhealthyPodsAreToldFromThoseThatStart(t *testing.T) {
 		}
 		w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) { b.Status.ExpectedPods = 9 }))
 		w.until(
-			"all pods are healthy, which the budget wants",
+			"all pods are healthy",
 			0,
 			func() bool { return w.reason("web-0") == "PodDisruptionBudget" },
 		)

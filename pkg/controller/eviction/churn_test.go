@@ -38,8 +38,8 @@ func generation(n int64) func(*policyv1.PodDisruptionBudget) {
 	return func(b *policyv1.PodDisruptionBudget) { b.Generation, b.Status.ObservedGeneration = n, n }
 }
 
-// manyBudgets is a namespace with a budget for each of n applications and 1,000 pods that wait, ten
-// of each of a hundred applications.
+// manyBudgets is a namespace with n applications that have a budget each, and 1,000 waiting pods:
+// ten of each of a hundred applications.
 func manyBudgets(t *testing.T, n int) *world {
 	t.Helper()
 	cfg := worldConfig{maxConcurrent: 1, answer: func(string) error { return budgetClosed() }}
@@ -84,7 +84,7 @@ func TestChangeOfABudgetMatchesOnlyThePodsItConcerns(t *testing.T) {
 			},
 			{"a budget that selects its pods again", generation(4), 10},
 			{
-				"a budget that selects no pods that wait",
+				"a budget that selects no waiting pod",
 				func(b *policyv1.PodDisruptionBudget) { generation(5)(b); selects("app", "none")(b) },
 				0,
 			},
@@ -100,12 +100,12 @@ func TestChangeOfABudgetMatchesOnlyThePodsItConcerns(t *testing.T) {
 		w.queue.mu.Lock()
 		defer w.queue.mu.Unlock()
 		if l := w.queue.items[evacuationOf("pod-70")].lane; l != w.queue.free {
-			t.Errorf("got the lane of %v, want a pod whose budget selects others to need none", l.budgetName)
+			t.Errorf("got the lane of %v, want no lane for a pod that its budget no longer selects", l.budgetName)
 		}
 	})
 }
 
-func TestBudgetRewrittenAllTheTimeIsLookedAtOnceASecond(t *testing.T) {
+func TestBudgetThatChangesAllTheTimeIsMatchedOnceASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := manyBudgets(t, 100)
 		before := w.matches()
@@ -161,38 +161,38 @@ func TestBudgetsOfAPod(t *testing.T) {
 		labels   map[string]string
 		want     bool
 	}{
-		"a label that is equal": {
+		"matchLabels, equal": {
 			&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
 			map[string]string{"app": "web", "x": "y"},
 			true,
 		},
-		"a label that is not": {
+		"matchLabels, not equal": {
 			&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}, map[string]string{"app": "db"}, false,
 		},
-		"one of two labels": {
+		"matchLabels, one of two equal": {
 			&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web", "x": "y"}},
 			map[string]string{"app": "web"},
 			false,
 		},
-		"one of several values": {
+		"In, with the value": {
 			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{in("db", "web")}},
 			map[string]string{"app": "web"},
 			true,
 		},
-		"none of several values": {
+		"In, without the value": {
 			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{in("db", "api")}},
 			map[string]string{"app": "web"},
 			false,
 		},
-		"a label that must not be": {
+		"DoesNotExist, with the label": {
 			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{is("DoesNotExist")}}, nil, true,
 		},
-		"a value that must not be": {
+		"NotIn, with the value": {
 			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{is("NotIn", "web")}},
 			map[string]string{"app": "web"},
 			false,
 		},
-		"a label that has to be there": {
+		"Exists, with the label": {
 			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{is("Exists")}},
 			map[string]string{"app": "web"},
 			true,
@@ -204,7 +204,7 @@ func TestBudgetsOfAPod(t *testing.T) {
 			map[string]string{"app": "web"},
 			false,
 		},
-		"a label that is not and another": {&metav1.LabelSelector{
+		"matchLabels with another label, and DoesNotExist": {&metav1.LabelSelector{
 			MatchLabels:      map[string]string{"x": "y"},
 			MatchExpressions: []metav1.LabelSelectorRequirement{is("NotIn", "db")},
 		}, map[string]string{"app": "web", "x": "y"}, true},
@@ -221,7 +221,7 @@ func TestBudgetsOfAPod(t *testing.T) {
 			b.remove(namespace, "web")
 			b.remove(namespace, "other")
 			if len(b.byNamespace) != 0 {
-				t.Errorf("got %v left of budgets that are gone", b.byNamespace)
+				t.Errorf("got %v after the budgets were deleted, want nothing", b.byNamespace)
 			}
 		})
 	}

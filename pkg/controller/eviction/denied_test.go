@@ -28,9 +28,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// A webhook that denies some pods costs the others nothing: all of them are sent in the first
-// moment, each once.
-func TestDeniedPodsCostOthersNothing(t *testing.T) {
+// A webhook that denies some pods delays no other pod: the queue sends each of the others
+// immediately, and once.
+func TestDeniedPodsDelayNoOthers(t *testing.T) {
 	for name, tc := range map[string]struct {
 		others, denied int
 		answer         error
@@ -52,7 +52,7 @@ func TestDeniedPodsCostOthersNothing(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				names, pods := podNames(tc.others)
 				for i := range tc.denied {
-					// The youngest go first.
+					// The youngest pods are evicted first.
 					vm := fmt.Sprintf("vm-%d", i)
 					names, pods = append(names, vm), append(pods, newPod(vm, younger(time.Minute)))
 				}
@@ -92,7 +92,7 @@ func TestDeniedPodsCostOthersNothing(t *testing.T) {
 	}
 }
 
-func TestDeniedPodSaysSo(t *testing.T) {
+func TestDenialIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const words = "Eviction triggered evacuation of VMI"
 		w := newWorld(t, worldConfig{
@@ -103,7 +103,7 @@ func TestDeniedPodSaysSo(t *testing.T) {
 		w.add("vm")
 		w.settled()
 		if got := w.state("vm"); got.Blocker != nil || !strings.Contains(got.Message, words) {
-			t.Errorf("got %+v after the first answer, want the words of the webhook and no blocker", got)
+			t.Errorf("got %+v after the first answer, want the message of the webhook and no blocker", got)
 		}
 		w.pass(5*time.Minute-time.Second, time.Second)
 		if got := w.reason("vm"); got != "" {
@@ -114,15 +114,15 @@ func TestDeniedPodSaysSo(t *testing.T) {
 		if got == nil || got.Reason != "EvictionDenied" || !strings.Contains(got.Message, words) || strings.Contains(
 			got.Message, "Grant",
 		) {
-			t.Errorf("got %+v, want EvictionDenied with the words of the webhook and no advice about rights", got)
+			t.Errorf("got %+v, want EvictionDenied with the message of the webhook and no advice about rights", got)
 		}
 		w.mu.Lock()
 		if n := w.changes[evacuationOf("vm").Name]; n != 2 {
-			t.Errorf("got %d changes told, want two: each is a write", n)
+			t.Errorf("got %d changes reported, want two: each is a write", n)
 		}
 		w.mu.Unlock()
 
-		// A server that takes over knows that already, and that it is over when the webhook agrees.
+		// A new leader starts with the blocker and clears it when the webhook allows the eviction.
 		w.queue.Remove(evacuationOf("vm"))
 		w.queue.Add(Request{Evacuation: evacuationOf("vm"), Pod: "vm", UID: "uid-vm", Blocker: got})
 		w.settled()
@@ -135,7 +135,7 @@ func TestDeniedPodSaysSo(t *testing.T) {
 	})
 }
 
-func TestAnswersThatLastAreExplained(t *testing.T) {
+func TestAnswersThatRepeatForMinutesAreBlockers(t *testing.T) {
 	for name, tc := range map[string]struct {
 		answers []error
 		says    string
@@ -147,7 +147,7 @@ func TestAnswersThatLastAreExplained(t *testing.T) {
 		},
 		"overload":             {[]error{overloaded(1)}, "kube-apiserver answers"},
 		"overload and timeout": {[]error{overloaded(1), apierrors.NewTimeoutError("conflicts", 0)}, "tried again"},
-		"a namespace that ends": {
+		"a namespace that is being deleted": {
 			[]error{withCause(
 				apierrors.NewForbidden(podResource, "web-0", errors.New("terminating")),
 				corev1.NamespaceTerminatingCause,

@@ -43,7 +43,7 @@ const namespace = "shop"
 
 var start = informertest.Start
 
-// fakeHost answers evictions as the test wants, and remembers them.
+// fakeHost answers evictions with the answers of the test, and records them.
 type fakeHost struct {
 	client *fake.Clientset
 	// answer is called without a lock held; it may block.
@@ -95,7 +95,7 @@ func (h *fakeHost) Lower(_ context.Context, pod *corev1.Pod) error {
 	return h.refuseLower
 }
 
-// cheapened are the pods whose deletion cost was lowered, or tried to be, in that order.
+// cheapened returns the pods of all calls of Lower, failed ones included, in their order.
 func (h *fakeHost) cheapened() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -132,8 +132,8 @@ type world struct {
 }
 
 type worldConfig struct {
-	// live: the queue runs by itself. Otherwise it moves when the test looks, which makes "nothing
-	// happens" something that can be tested.
+	// live: the queue runs in its own goroutine. Otherwise the test runs its steps, so that it can
+	// check that a step does nothing.
 	live          bool
 	maxConcurrent int
 	answer        func(pod string) error
@@ -216,7 +216,7 @@ func (w *world) must(err error) {
 	}
 }
 
-// settled does what there is to do at the present time.
+// settled runs the queue until it has nothing left to do at the present time.
 func (w *world) settled() {
 	synctest.Wait()
 	if w.live {
@@ -237,7 +237,7 @@ func (w *world) settled() {
 	}
 }
 
-// pass lets time go by.
+// pass advances the clock, and runs the queue after each step.
 func (w *world) pass(total, step time.Duration) {
 	for end := w.clock.Now().Add(total); w.clock.Now().Before(end); {
 		w.clock.Step(step)
@@ -245,15 +245,15 @@ func (w *world) pass(total, step time.Duration) {
 	}
 }
 
-// until waits for a condition, which is true at the latest when the events on their way have come
-// and, if step is not 0, time has gone by.
+// until waits for a condition. It delivers all events and, if step is not 0, advances the clock by
+// step until the condition is true.
 func (w *world) until(what string, step time.Duration, condition func() bool) {
 	w.Helper()
 	if !informertest.Until(step, func() bool {
 		w.settled()
 		return condition()
 	}) {
-		w.Fatalf("waited in vain until %s; sent: %v", what, w.host.sent())
+		w.Fatalf("never came true: %s; sent: %v", what, w.host.sent())
 	}
 }
 
@@ -267,7 +267,7 @@ func (w *world) state(pod string) State {
 	return w.queue.State(evacuationOf(pod))
 }
 
-// badCosts are the malformed deletion costs that were told, with their pods.
+// badCosts returns the malformed deletion costs that the queue reported, with their pods.
 func (w *world) badCosts() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -42,12 +42,12 @@ func TestInterruptedEvictionIsFinished(t *testing.T) {
 		later  func(w *world)
 		want   []string
 	}{
-		"once, and of no other pod, when the budget has granted it and nothing happens": {
+		"once, and of no other pod, when the pod of a granted eviction stays": {
 			budget: newBudget("web", 0, granting("web-0", start)),
 			pods:   []*corev1.Pod{newPod("web-0"), newPod("web-1")},
 			want:   []string{"finish web-0/uid-web-0"},
 		},
-		"but not if the grant is so old that it may lapse": {
+		"but not if the grant is about to expire": {
 			budget: newBudget("web", 0, granting("web-0", start.Add(-interruptedUntil))),
 			pods:   []*corev1.Pod{newPod("web-0")},
 		},
@@ -60,19 +60,19 @@ func TestInterruptedEvictionIsFinished(t *testing.T) {
 			pods:   []*corev1.Pod{newPod("web-0")},
 			later: func(w *world) {
 				w.updateBudget(newBudget("web", 0))
-				w.until("the queue knows", 0, func() bool {
+				w.until("the cache shows it", 0, func() bool {
 					w.queue.mu.Lock()
 					defer w.queue.mu.Unlock()
 					return len(w.queue.lanes[types.NamespacedName{Namespace: namespace, Name: "web"}].granted) == 0
 				})
 			},
 		},
-		"but not if the pod is stopping after all": {
+		"but not if the pod terminates meanwhile": {
 			budget: newBudget("web", 0, granting("web-0", start)),
 			pods:   []*corev1.Pod{newPod("web-0")},
 			later: func(w *world) {
 				w.updatePod(newPod("web-0", func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: start} }))
-				w.until("the queue knows", 0, func() bool {
+				w.until("the cache shows it", 0, func() bool {
 					pod, err := w.queue.pods.Pods(namespace).Get("web-0")
 					return err == nil && pod.DeletionTimestamp != nil
 				})
@@ -84,7 +84,7 @@ func TestInterruptedEvictionIsFinished(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, worldConfig{
 					maxConcurrent: 50, pods: c.pods, budgets: []*policyv1.PodDisruptionBudget{c.budget},
-					answer: func(string) error { t.Error("the closed budget was asked"); return nil },
+					answer: func(string) error { t.Error("the queue sent an eviction under a closed budget"); return nil },
 				})
 				for _, pod := range c.pods {
 					w.add(pod.Name)
@@ -110,9 +110,10 @@ func TestFinishingEndsBeforeTheDisruptionControllerForgetsTheGrant(t *testing.T)
 		w := newWorld(t, worldConfig{
 			maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")},
 			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, granting("web-0", start))},
-			answer:  func(string) error { t.Error("the closed budget was asked"); return nil },
+			answer:  func(string) error { t.Error("the queue sent an eviction under a closed budget"); return nil },
 		})
-		// What the disruption controller waits, less the difference that two clocks may have.
+		// The disruption controller drops a grant after two minutes. Two clocks may differ by ten
+		// seconds.
 		const forgotten = 2*time.Minute - 10*time.Second
 		var hung time.Duration
 		w.host.finish = func(ctx context.Context) error {
@@ -124,7 +125,7 @@ func TestFinishingEndsBeforeTheDisruptionControllerForgetsTheGrant(t *testing.T)
 		w.add("web-0")
 		w.pass(interruptedAfter+time.Second, 500*time.Millisecond)
 		if hung == 0 || interruptedUntil+hung > forgotten {
-			t.Errorf("a call that hangs was ended after %s, want at most %s", hung, forgotten-interruptedUntil)
+			t.Errorf("a call that hangs ended after %s, want at most %s", hung, forgotten-interruptedUntil)
 		}
 	})
 }
@@ -134,7 +135,7 @@ func TestCallOutlivesItsQueueForAWhile(t *testing.T) {
 	call, done := untilFinished(ctx)
 	stop()
 	if err := call.Err(); err != nil {
-		t.Errorf("a call is cut off with its queue: %v", err)
+		t.Errorf("the call was canceled with its queue: %v", err)
 	}
 	done()
 	<-call.Done()

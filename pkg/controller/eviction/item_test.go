@@ -31,7 +31,7 @@ func TestOrderWithinALane(t *testing.T) {
 		pods []*corev1.Pod
 		want []string
 	}{
-		"the younger go first": {
+		"younger pods are evicted first": {
 			[]*corev1.Pod{newPod("old"), newPod("young", younger(time.Minute)), newPod("older", younger(-time.Minute))},
 			[]string{"young", "old", "older"},
 		},
@@ -52,11 +52,11 @@ func TestOrderWithinALane(t *testing.T) {
 			[]*corev1.Pod{newPod("cheap", costs("-2147483648")), newPod("broken", notReady, costs("2147483647"))},
 			[]string{"broken", "cheap"},
 		},
-		"at the same cost the younger go first": {
+		"younger pods are evicted first at the same cost": {
 			[]*corev1.Pod{newPod("old", costs("7")), newPod("young", costs("7"), younger(time.Minute))},
 			[]string{"young", "old"},
 		},
-		"a malformed cost counts as none": {
+		"a malformed cost counts as 0": {
 			[]*corev1.Pod{
 				newPod("old", costs("cheap")), newPod("young", younger(time.Minute)), newPod("dear", costs("1")),
 			},
@@ -90,7 +90,7 @@ func TestOrderWithinALane(t *testing.T) {
 	}
 }
 
-func TestMalformedDeletionCostIsToldOnce(t *testing.T) {
+func TestMalformedDeletionCostIsReportedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := newPod("web-0", costs("low"))
 		w := newWorld(t, worldConfig{
@@ -102,7 +102,7 @@ func TestMalformedDeletionCostIsToldOnce(t *testing.T) {
 		w.add("web-0")
 		w.settled()
 		w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {
-			b.Generation, b.Status.ObservedGeneration, b.Status.CurrentHealthy = 2, 2, 3 // a pod that is not ready may not go then
+			b.Generation, b.Status.ObservedGeneration, b.Status.CurrentHealthy = 2, 2, 3 // no pod that is not ready may be evicted then
 		}))
 		w.updatePod(newPod("web-0", costs("low"), notReady))
 		w.until("the pod's change was seen", 0, func() bool {
@@ -111,7 +111,7 @@ func TestMalformedDeletionCostIsToldOnce(t *testing.T) {
 			return w.queue.items[evacuationOf("web-0")].notReady
 		})
 		w.updatePod(newPod("web-0", costs("lower")))
-		w.until("the other value was told", 0, func() bool { return len(w.badCosts()) == 2 })
+		w.until("the other value was reported", 0, func() bool { return len(w.badCosts()) == 2 })
 		if got, want := w.badCosts(), []string{"web-0 low", "web-0 lower"}; !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}

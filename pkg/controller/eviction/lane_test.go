@@ -24,7 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-func TestLanesThatMoveShareTheCallsAwake(t *testing.T) {
+func TestActiveLanesShareTheCalls(t *testing.T) {
 	lanes := func(n int, change func(*lane)) []*lane {
 		made := make([]*lane, n)
 		for i := range made {
@@ -49,10 +49,10 @@ func TestLanesThatMoveShareTheCallsAwake(t *testing.T) {
 		"two":                          {lanes(2, asIs), laneAwake / 2},
 		"many":                         {lanes(30, asIs), 1},
 		"one, and others without pods": {append(lanes(5, empty), lanes(1, asIs)...), laneAwake},
-		"one, and others that are stuck": {
+		"one, and others that have been closed for long": {
 			append(lanes(5, closed(now.Add(-blockedAfter))), lanes(1, asIs)...), laneAwake,
 		},
-		"one, and others that opened and closed just now": {
+		"one, and others that closed a moment ago": {
 			append(lanes(5, closed(now.Add(-time.Second))), lanes(1, asIs)...), 1,
 		},
 	} {
@@ -67,19 +67,19 @@ func TestLanesThatMoveShareTheCallsAwake(t *testing.T) {
 	}
 }
 
-func TestLaneSendsNoMoreThanItsShareWhileTheyAreAwake(t *testing.T) {
+func TestLaneSendsNoMoreThanItsShare(t *testing.T) {
 	l := newLane(types.NamespacedName{Name: "web"}, newBudget("web", 10), start)
 	l.awake.limit = laneAwake
 	for n := range 2 {
 		if !l.hasSlot(start, 2) {
-			t.Errorf("got no room beside %d calls, of two that it may have awake", n)
+			t.Errorf("got no slot beside %d calls, want one: two are allowed", n)
 		}
 		l.sending[&item{}] = start
 	}
 	if l.hasSlot(start, 2) {
-		t.Error("got room for a third call while two are awake")
+		t.Error("got a slot for a third call, want none")
 	}
 	if !l.hasSlot(start.Add(asleepAfter), 2) {
-		t.Error("got no room although the others sleep in the API server")
+		t.Error("got no slot while the other calls wait in the API server, want one")
 	}
 }

@@ -39,7 +39,7 @@ func ownedBy(apiVersion, kind string) func(*corev1.Pod) {
 
 var ofReplicaSet = ownedBy("apps/v1", "ReplicaSet")
 
-// closed is a world in which nothing can be evicted, with the pods waiting since now.
+// closed is a world in which no pod can be evicted. The pods wait from now on.
 func closed(t *testing.T, pods ...*corev1.Pod) *world {
 	t.Helper()
 	w := newWorld(t, worldConfig{
@@ -52,7 +52,7 @@ func closed(t *testing.T, pods ...*corev1.Pod) *world {
 	return w
 }
 
-func TestCostOfPodsThatWaitIsLowered(t *testing.T) {
+func TestCostOfWaitingPodsIsLowered(t *testing.T) {
 	lowered := func(p *corev1.Pod) {
 		costs("-2147483647")(p)
 		p.Annotations["maintenance.haulout.dev/original-pod-deletion-cost"] = "1000"
@@ -69,7 +69,7 @@ func TestCostOfPodsThatWaitIsLowered(t *testing.T) {
 			},
 			[]string{"broken", "cheap", "young", "old"},
 		},
-		"not where no ReplicaSet could be scaled down": {
+		"only of pods of a ReplicaSet": {
 			[]*corev1.Pod{
 				newPod("single"), newPod("stateful", ownedBy("apps/v1", "StatefulSet")),
 				newPod("theirs", ownedBy("example.com/v1", "ReplicaSet")),
@@ -77,10 +77,10 @@ func TestCostOfPodsThatWaitIsLowered(t *testing.T) {
 			},
 			[]string{"web"},
 		},
-		"not where it has been": {
+		"not again": {
 			[]*corev1.Pod{newPod("before", ofReplicaSet, lowered), newPod("web", ofReplicaSet)}, []string{"web"},
 		},
-		"not where it is malformed and could not be put back": {
+		"not of a malformed cost, which could not be restored": {
 			[]*corev1.Pod{newPod("odd", ofReplicaSet, costs("low")), newPod("web", ofReplicaSet)}, []string{"web"},
 		},
 	} {
@@ -118,7 +118,7 @@ func TestLoweringHasARate(t *testing.T) {
 	})
 }
 
-func TestPodsThatDoNotWaitAnyMoreAreNotLowered(t *testing.T) {
+func TestCostOfRemovedPodsIsNotLowered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := closed(t, newPod("stays", ofReplicaSet), newPod("leaves", ofReplicaSet))
 		w.pass(lowerAfter/2, time.Second)
@@ -130,7 +130,7 @@ func TestPodsThatDoNotWaitAnyMoreAreNotLowered(t *testing.T) {
 	})
 }
 
-func TestLoweringThatFailsIsTriedAgainAFewTimes(t *testing.T) {
+func TestLoweringIsRetriedAFewTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := closed(t, newPod("web-0", ofReplicaSet))
 		w.host.refuseLower = errors.New("no")

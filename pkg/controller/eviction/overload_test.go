@@ -59,30 +59,30 @@ func TestConcurrency(t *testing.T) {
 	c.good()
 	c.good()
 	if c.limit != 9 {
-		t.Errorf("got %d after good answers, want no more than 9", c.limit)
+		t.Errorf("got %d after two successes, want the maximum of 9", c.limit)
 	}
 	for range 9 {
 		c.bad(9)
 	}
 	if c.limit != 4 {
 		t.Errorf(
-			"got %d after bad answers to calls that were sent together, want half as many as there might be", c.limit,
+			"got %d after nine calls sent together failed, want half the limit at that time", c.limit,
 		)
 	}
 	c.good()
 	c.bad(9)
 	if c.limit != 4 {
-		t.Errorf("got %d after the last answer to one of those calls, want 4", c.limit)
+		t.Errorf("got %d after one more of those calls failed, want 4", c.limit)
 	}
 	for range 3 {
 		c.bad(c.limit)
 	}
 	if c.limit != 1 {
-		t.Errorf("got %d, want never less than 1", c.limit)
+		t.Errorf("got %d, want the minimum of 1", c.limit)
 	}
 }
 
-func TestOverloadThatOnePodMeetsPausesNoOther(t *testing.T) {
+func TestOverloadOfOnePodPausesNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		names, pods := podNames(20)
 		w := newWorld(t, worldConfig{maxConcurrent: 8, pods: pods, answer: func(pod string) error {
@@ -98,11 +98,11 @@ func TestOverloadThatOnePodMeetsPausesNoOther(t *testing.T) {
 		}
 		w.pass(maxRetryAfter-time.Second, time.Second)
 		if n := len(w.host.sent()); n != 20 {
-			t.Errorf("got %d evictions before the pod has rested for as long as the API server may ask, want 20", n)
+			t.Errorf("got %d evictions before the longest Retry-After has passed, want 20", n)
 		}
-		w.until("the pod is tried again", time.Second, w.sentTo(21))
+		w.until("the eviction is retried", time.Second, w.sentTo(21))
 		if got := w.clock.Since(start); got > maxRetryAfter+time.Second {
-			t.Errorf("got the second try after %s, want at most %s", got, maxRetryAfter)
+			t.Errorf("got the retry after %s, want at most %s", got, maxRetryAfter)
 		}
 	})
 }
@@ -121,10 +121,10 @@ func TestServerErrorsSlowDown(t *testing.T) {
 		}
 		for _, name := range names {
 			if reason := w.reason(name); reason != "" {
-				t.Fatalf("got %s blocked by %s after one answer, want a minute of them", name, reason)
+				t.Fatalf("got %s blocked by %s after one answer, want none before a minute has passed", name, reason)
 			}
 		}
-		w.until("a minute of it is shown", time.Second, func() bool { return w.reason("web-0") != "" })
+		w.until("the blocker is reported", time.Second, func() bool { return w.reason("web-0") != "" })
 		if got, since := w.reason("web-0"), w.clock.Since(start); got != "EvictionError" || since < failingAfter || since > failingAfter+time.Second {
 			t.Errorf("got %s after %s, want EvictionError after %s", got, since, failingAfter)
 		}
@@ -134,7 +134,7 @@ func TestServerErrorsSlowDown(t *testing.T) {
 	})
 }
 
-func TestPodsWithBudgetsLeaveHalfToTheOthers(t *testing.T) {
+func TestPodsWithBudgetsUseHalfOfTheCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var pods []*corev1.Pod
 		var budgets []*policyv1.PodDisruptionBudget
@@ -160,10 +160,10 @@ func TestPodsWithBudgetsLeaveHalfToTheOthers(t *testing.T) {
 			return nil
 		}})
 		w.add(names...)
-		w.until("those without budgets were sent", 0, w.sentTo(20+5))
+		w.until("the pods without budgets were sent", 0, w.sentTo(20+5))
 		w.settled()
 		if n := w.host.inFlight(); n != 20 {
-			t.Errorf("got %d in flight, want half of what may be", n)
+			t.Errorf("got %d in flight, want half of the limit", n)
 		}
 		close(hold)
 		w.until("all were sent", 0, w.sentTo(len(names)))

@@ -56,7 +56,7 @@ func statefulSet(name string, replicas int32) *appsv1.StatefulSet {
 	return &appsv1.StatefulSet{ObjectMeta: meta(name), Spec: appsv1.StatefulSetSpec{Replicas: &replicas}}
 }
 
-// deployment is one with two ReplicaSets, of which the second has the pods.
+// deployment returns a Deployment and its two ReplicaSets. The second one has the pods.
 func deployment(name string, replicas int32) []runtime.Object {
 	by := controlledBy("apps/v1", "Deployment", name)
 	return []runtime.Object{
@@ -66,7 +66,7 @@ func deployment(name string, replicas int32) []runtime.Object {
 	}
 }
 
-// podsOf are n pods that run for ever.
+// podsOf returns n pods of a controller that do not run to completion.
 func podsOf(controller metav1.OwnerReference, n int, mods ...func(*corev1.Pod)) []*corev1.Pod {
 	var pods []*corev1.Pod
 	for i := range n {
@@ -80,8 +80,8 @@ func podsOf(controller metav1.OwnerReference, n int, mods ...func(*corev1.Pod)) 
 	return pods
 }
 
-// turnsWorld is a world in which pods without budgets take turns. Evicted pods are deleted and
-// do not come back, and a webhook denies some.
+// turnsWorld is a world in which the pods of an owner without a budget take turns. An evicted pod
+// is deleted and not replaced. A webhook denies the eviction of the pods in denied.
 func turnsWorld(t *testing.T, cfg worldConfig, denied ...string) *world {
 	t.Helper()
 	cfg.maxConcurrent, cfg.turns = 50, true
@@ -127,13 +127,13 @@ func TestFirstShareOfPodsWithoutBudget(t *testing.T) {
 			pods:    podsOf(set, 10),
 			want:    3,
 		},
-		"all, where the share is the whole": {
+		"all, where the share is 100%": {
 			objects: []runtime.Object{statefulSet("db", 10)},
 			pods:    podsOf(set, 10),
 			off:     true,
 			want:    10,
 		},
-		"none of a StatefulSet that lacks some": {
+		"none of a StatefulSet that lacks a pod": {
 			objects: []runtime.Object{statefulSet("db", 4)},
 			pods:    podsOf(set, 3),
 			want:    0,
@@ -143,7 +143,7 @@ func TestFirstShareOfPodsWithoutBudget(t *testing.T) {
 			pods:    podsOf(controlledBy("apps/v1", "ReplicaSet", "web-new"), 8),
 			want:    2,
 		},
-		"of all ReplicaSets of a Deployment together": {
+		"two of eight pods of a Deployment with two ReplicaSets": {
 			objects: deployment("web", 8),
 			pods: pods(
 				podsOf(controlledBy("apps/v1", "ReplicaSet", "web-new"), 4),
@@ -151,7 +151,7 @@ func TestFirstShareOfPodsWithoutBudget(t *testing.T) {
 			),
 			want: 2,
 		},
-		"one of four pods of a ReplicaSet that is not known": {
+		"one of four pods of a ReplicaSet that is not in the cache": {
 			pods: podsOf(controlledBy("apps/v1", "ReplicaSet", "gone"), 4),
 			want: 1,
 		},
@@ -168,15 +168,15 @@ func TestFirstShareOfPodsWithoutBudget(t *testing.T) {
 		"all of a DaemonSet": {pods: podsOf(controlledBy("apps/v1", "DaemonSet", "log"), 4), want: 4},
 		"all of a Job":       {pods: podsOf(controlledBy("batch/v1", "Job", "sum"), 4), want: 4},
 		"all mirror pods":    {pods: podsOf(controlledBy("v1", "Node", "node"), 4), want: 4},
-		"all that run to completion": {
+		"all pods that run to completion": {
 			pods: podsOf(custom, 4, func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever }),
 			want: 4,
 		},
-		"all that have no controller": {
+		"all pods without a controller": {
 			pods: podsOf(custom, 4, func(p *corev1.Pod) { p.OwnerReferences = nil }),
 			want: 4,
 		},
-		"as many as a budget, if there is": {
+		"as many as a budget allows": {
 			objects: []runtime.Object{statefulSet("db", 4)},
 			pods:    podsOf(set, 4),
 			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 3)},
@@ -198,7 +198,7 @@ func TestFirstShareOfPodsWithoutBudget(t *testing.T) {
 	}
 }
 
-func TestOwnerWhosePodsDoNotComeBack(t *testing.T) {
+func TestOwnerWhosePodsAreNotReplaced(t *testing.T) {
 	for name, controller := range map[string]metav1.OwnerReference{
 		"a StatefulSet":      controlledBy("apps/v1", "StatefulSet", "db"),
 		"another controller": controlledBy("example.com/v1", "Database", "db"),
@@ -227,7 +227,7 @@ func TestOwnerWhosePodsDoNotComeBack(t *testing.T) {
 	}
 }
 
-func TestNextPodGoesWhenAnotherIsBack(t *testing.T) {
+func TestNextPodIsEvictedWhenTheReplacementIsReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pods := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), 4)
 		w := turnsWorld(t, worldConfig{objects: []runtime.Object{statefulSet("db", 4)}, pods: pods, unprotected: 25})
@@ -246,7 +246,7 @@ func TestNextPodGoesWhenAnotherIsBack(t *testing.T) {
 			ready := back.DeepCopy()
 			ready.Status.Conditions[0].Status = corev1.ConditionTrue
 			w.updatePod(ready)
-			w.until("the next is sent without any time passing", 0, w.sentTo(n+1))
+			w.until("the next eviction is sent immediately", 0, w.sentTo(n+1))
 		}
 		if waited := w.clock.Since(begun); waited > 0 {
 			t.Errorf("the pods waited for %s", waited)
@@ -263,12 +263,12 @@ func TestEvictionCountsUntilTheCacheShowsIt(t *testing.T) {
 		)
 		w.pass(resendAfter-time.Second, time.Second)
 		if got := len(w.host.sent()); got != 2 {
-			t.Errorf("got %d evictions although the cache shows all pods as they were, want 2", got)
+			t.Errorf("got %d evictions while the cache shows all pods unchanged, want 2", got)
 		}
 	})
 }
 
-func TestPodThatIsRefusedTakesNoShareAway(t *testing.T) {
+func TestDeniedPodUsesNoShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pods := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), 4)
 		younger(time.Minute)(pods[2])
@@ -276,7 +276,7 @@ func TestPodThatIsRefusedTakesNoShareAway(t *testing.T) {
 			t, worldConfig{objects: []runtime.Object{statefulSet("db", 4)}, pods: pods, unprotected: 25}, "db-2",
 		)
 		if got := w.host.sent(); len(got) != 2 || !strings.HasPrefix(got[0], "db-2/") {
-			t.Errorf("got %v, want the youngest, which is refused, and another one", got)
+			t.Errorf("got %v, want the youngest, which is denied, and another one", got)
 		}
 		w.pass(4*DefaultPolicy().UnprotectedPatience, time.Second)
 		left := map[string]bool{}
@@ -284,12 +284,12 @@ func TestPodThatIsRefusedTakesNoShareAway(t *testing.T) {
 			left[call] = true
 		}
 		if len(left) != 4 {
-			t.Errorf("got %v, want a pod that is refused all the time not to keep the others", left)
+			t.Errorf("got %v left, want only the pod that is always denied", left)
 		}
 	})
 }
 
-func TestPodThatWaitsForItsOwnersOtherPodsSaysSo(t *testing.T) {
+func TestWaitForOtherPodsOfTheOwnerIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pods := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), 3)
 		w := turnsWorld(t, worldConfig{objects: []runtime.Object{statefulSet("db", 3)}, pods: pods, unprotected: 25})
@@ -311,19 +311,19 @@ func TestPodThatWaitsForItsOwnersOtherPodsSaysSo(t *testing.T) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if n := w.changes[evacuationOf(waits).Name]; n != 1 {
-			t.Errorf("got %d changes told, want 1: each is a write", n)
+			t.Errorf("got %d changes reported, want 1: each is a write", n)
 		}
 	})
 }
 
-func TestOwnersAreForgotten(t *testing.T) {
+func TestOwnersAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pods := podsOf(controlledBy("apps/v1", "ReplicaSet", "web-new"), 1)
 		w := turnsWorld(t, worldConfig{objects: deployment("web", 1), pods: pods, unprotected: 25})
 		w.queue.Remove(evacuationOf("web-new-0"))
 		w.pass(time.Minute, time.Second)
 		if n := len(w.queue.ownerLanes); n != 1 {
-			t.Errorf("got %d owners, want the newest eviction to be remembered for the patience", n)
+			t.Errorf("got %d owners, want one until the patience after its last eviction ends", n)
 		}
 		w.pass(DefaultPolicy().UnprotectedPatience, time.Second)
 		w.queue.wake()

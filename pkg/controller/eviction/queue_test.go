@@ -30,7 +30,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-func TestPodsWithoutBudgetGoInParallel(t *testing.T) {
+func TestPodsWithoutBudgetAreEvictedInParallel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hold := make(chan struct{})
 		names, pods := podNames(10)
@@ -52,7 +52,7 @@ func TestPodsWithoutBudgetGoInParallel(t *testing.T) {
 	})
 }
 
-func TestBudgetIsNotOverrun(t *testing.T) {
+func TestBudgetIsRespected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		names, pods := podNames(10)
 		w := newWorld(t, worldConfig{
@@ -68,8 +68,8 @@ func TestBudgetIsNotOverrun(t *testing.T) {
 			t.Fatalf("got %d evictions, want the 3 that the budget allows although its status has not changed yet", n)
 		}
 
-		// The status as the API leaves it behind, and then as the disruption controller does when
-		// replacements are ready.
+		// The status that the eviction API writes, then the one that the disruption controller
+		// writes when the replacements are ready.
 		used := newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {
 			b.Status.DisruptedPods = map[string]metav1.Time{}
 			for _, call := range w.host.sent() {
@@ -100,25 +100,25 @@ func TestClosedBudget(t *testing.T) {
 		w.add("web-0")
 		w.settled()
 		if sent := w.host.sent(); len(sent) != 0 {
-			t.Fatalf("got %v, want nothing to be sent to a closed budget", sent)
+			t.Fatalf("got %v, want no eviction under a closed budget", sent)
 		}
 		if reason := w.reason("web-0"); reason != "" {
-			t.Errorf("got blocked by %s immediately, want a pod that waits briefly not to be blocked", reason)
+			t.Errorf("got blocked by %s immediately, want no blocker after a short wait", reason)
 		}
-		w.until("it is called blocked and was probed", 100*time.Millisecond, func() bool {
+		w.until("the pod is blocked and was probed", 100*time.Millisecond, func() bool {
 			return w.reason("web-0") == "PodDisruptionBudget" && w.state("web-0").FailedEvictions == 1
 		})
 		if elapsed := w.clock.Since(start); elapsed < blockedAfter {
 			t.Errorf("got blocked after %s, want %s", elapsed, blockedAfter)
 		}
 
-		// The opening wakes it whatever its back-off is.
+		// The opening ends its back-off.
 		w.host.answer = success
 		before := w.clock.Now()
 		w.updateBudget(newBudget("web", 1))
 		w.until("it was sent again", 0, w.sentTo(2))
 		if !w.clock.Now().Equal(before) {
-			t.Error("the opening of the budget had to wait for the clock")
+			t.Error("the eviction was not sent immediately after the budget opened")
 		}
 	})
 }
@@ -148,7 +148,7 @@ func TestBlockedStaysThroughAShortOpening(t *testing.T) {
 			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
 			answer:  success,
 		})
-		// Nothing is sent, so that the pod stays in its lane.
+		// The queue is paused, so that the pod stays in its lane.
 		w.queue.pausedUntil = start.Add(time.Hour)
 		w.add("web-0")
 		w.until("it is blocked", time.Second, func() bool { return w.reason("web-0") != "" })
@@ -164,14 +164,14 @@ func TestBlockedStaysThroughAShortOpening(t *testing.T) {
 			w.pass(blockedAfter/2, time.Second)
 		}
 		if got := w.state("web-0").Blocker; got == nil || got.Message != told {
-			t.Errorf("got %+v, want what was told before: every change is a write", got)
+			t.Errorf("got %+v, want the same blocker: every change is a write", got)
 		}
 		w.updateBudget(newBudget("web", 1))
 		w.until("it stays open", time.Second, func() bool { return w.reason("web-0") == "" })
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if n := w.changes[evacuationOf("web-0").Name]; n != 2 {
-			t.Errorf("got %d changes told, want 2", n)
+			t.Errorf("got %d changes reported, want 2", n)
 		}
 	})
 }
@@ -205,9 +205,9 @@ func TestProbesOfClosedBudgetsAreFew(t *testing.T) {
 	})
 }
 
-func TestStaleCacheDoesNotHammer(t *testing.T) {
+func TestStaleCacheCausesOneRefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// The cache says that three may go, the API says none.
+		// The budget allows three evictions in the cache, and none in the API server.
 		names, pods := podNames(10)
 		w := newWorld(t, worldConfig{
 			maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 3)},
@@ -252,7 +252,7 @@ func TestPodsThatBypassTheirBudget(t *testing.T) {
 		budgets []*policyv1.PodDisruptionBudget
 	}{
 		"a pod that is not ready, while the budget is healthy": {newPod("web-0", notReady), closed()},
-		"a pod that is not ready, if the budget always lets such go": {newPod(
+		"a pod that is not ready, with unhealthyPodEvictionPolicy AlwaysAllow": {newPod(
 			"web-0", notReady,
 		), closed(func(b *policyv1.PodDisruptionBudget) {
 			b.Spec.UnhealthyPodEvictionPolicy = ptr.To(policyv1.AlwaysAllow)
@@ -263,7 +263,7 @@ func TestPodsThatBypassTheirBudget(t *testing.T) {
 			newPod("web-0", func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }),
 			append(closed(), newBudget("other", 0)),
 		},
-		"a pod that only a broken selector could select": {newPod("web-0"), closed(func(b *policyv1.PodDisruptionBudget) {
+		"a pod that only an invalid selector could match": {newPod("web-0"), closed(func(b *policyv1.PodDisruptionBudget) {
 			b.Spec.Selector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Like"}}
 		})},
 	}
@@ -281,7 +281,7 @@ func TestPodsThatBypassTheirBudget(t *testing.T) {
 	}
 }
 
-func TestUnknownAnswersAreReadAgain(t *testing.T) {
+func TestPodIsReadAfterAnUnknownAnswer(t *testing.T) {
 	unknown := func(string) error { return apierrors.NewTimeoutError("conflicts", 10) }
 	tests := map[string]struct {
 		live      func(w *world)
@@ -292,7 +292,7 @@ func TestUnknownAnswersAreReadAgain(t *testing.T) {
 				w.must(w.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), namespace, "web-0"))
 			}, wantCalls: 1,
 		},
-		"the pod is untouched": {live: func(*world) {}, wantCalls: 2},
+		"the pod has not changed": {live: func(*world) {}, wantCalls: 2},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -331,10 +331,10 @@ func TestUnknownAnswersAreReadAgain(t *testing.T) {
 	}
 }
 
-func TestOnlyThePodThatIsMeant(t *testing.T) {
+func TestOnlyThePodWithTheUIDIsEvicted(t *testing.T) {
 	names := map[string]*corev1.Pod{
-		"a namesake with another UID": newPod("web-0", func(p *corev1.Pod) { p.UID = "another" }),
-		"a pod that was asked to stop": newPod("web-0", func(p *corev1.Pod) {
+		"a pod of the same name with another UID": newPod("web-0", func(p *corev1.Pod) { p.UID = "another" }),
+		"a pod that is terminating": newPod("web-0", func(p *corev1.Pod) {
 			p.DeletionTimestamp, p.Finalizers = ptr.To(metav1.NewTime(start)), []string{"example.com/x"}
 		}),
 		"a pod that has ended": newPod("web-0", func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
@@ -368,7 +368,7 @@ func TestAcceptedIsNotSentAgain(t *testing.T) {
 		if n := len(w.host.sent()); n != 1 {
 			t.Errorf("got %d evictions, want 1", n)
 		}
-		w.until("it was sent again since it looks untouched", time.Second, w.sentTo(2))
+		w.until("the eviction is sent again, as the cache shows no change of the pod", time.Second, w.sentTo(2))
 	})
 }
 
@@ -409,17 +409,17 @@ func TestRestartKeepsBlocker(t *testing.T) {
 		})
 		w.settled()
 		if got := w.state("web-0"); got.Blocker == nil || *got.Blocker != *was || got.FailedEvictions != 4 {
-			t.Errorf("got %+v, want what was known before", got)
+			t.Errorf("got %+v, want the blocker and the count of the Evacuation", got)
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if len(w.changes) != 0 {
-			t.Errorf("got %v, want no change to be told", w.changes)
+			t.Errorf("got %v, want no change to be reported", w.changes)
 		}
 	})
 }
 
-func TestLanesTakeTurns(t *testing.T) {
+func TestLanesAlternate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var pods []*corev1.Pod
 		var budgets []*policyv1.PodDisruptionBudget
@@ -448,12 +448,12 @@ func TestLanesTakeTurns(t *testing.T) {
 			apps += call[:1]
 		}
 		if apps != "ababab" && apps != "bababa" {
-			t.Errorf("got %s, want the lanes to take turns", apps)
+			t.Errorf("got %s, want the lanes to alternate", apps)
 		}
 	})
 }
 
-func TestCallThatTheAPIDelaysDelaysNoOther(t *testing.T) {
+func TestSlowCallDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hold := make(chan struct{})
 		names, pods := podNames(laneCalls + 4)

@@ -32,9 +32,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Whatever the answers, no pod gets its next try while another one that may be sent has waited
-// since before its last.
-func TestNoPodIsTriedAgainBeforeAllOthersHadTheirTurn(t *testing.T) {
+// Whatever the answers, the queue retries no pod while another pod that it may evict has waited
+// since before the last try.
+func TestNoPodIsRetriedBeforeAllOthersWereTried(t *testing.T) {
 	for seed := range uint64(40) {
 		t.Run(fmt.Sprintf("world %d", seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { checkRounds(t, rand.New(rand.NewPCG(seed, 1))) })
@@ -42,8 +42,8 @@ func TestNoPodIsTriedAgainBeforeAllOthersHadTheirTurn(t *testing.T) {
 	}
 }
 
-// roundsWorld has pods without budgets and pods under budgets with room for all. Each step sends a
-// few at most, so that others wait.
+// roundsWorld has pods without budgets and pods under budgets that allow all. Each step sends only
+// a few evictions, so that other pods wait.
 func roundsWorld(t *testing.T, r *rand.Rand) (*world, []string) {
 	t.Helper()
 	answers := []func() error{
@@ -61,7 +61,7 @@ func roundsWorld(t *testing.T, r *rand.Rand) (*world, []string) {
 		mu.Lock()
 		defer mu.Unlock()
 		if strings.HasPrefix(pod, "free") {
-			// What is said about budgets would close nothing here.
+			// No answer about a budget: the pod has none.
 			return answers[r.IntN(len(answers)-2)]()
 		}
 		return answers[r.IntN(len(answers))]()
@@ -120,8 +120,7 @@ func checkRounds(t *testing.T, r *rand.Rand) {
 			}
 			last, again := triedAt[it], tried != 0
 			for other, since := range waitsSince {
-				// Lanes bound their calls: pods under different budgets do not compete for the same
-				// place.
+				// Each lane has its own limit: pods under different budgets do not compete.
 				if again && other.lane == it.lane && other.tried == before[other] && since <= last {
 					t.Fatalf(
 						"step %d: %s was tried at step %d and again, while %s has waited since step %d",
@@ -151,12 +150,11 @@ func checkRounds(t *testing.T, r *rand.Rand) {
 		w.clock.Step(time.Duration(r.IntN(1500)) * time.Millisecond)
 	}
 	if retries == 0 {
-		t.Error("no pod was tried again: this world shows nothing")
+		t.Error("no pod was retried: the test has checked nothing")
 	}
 }
 
-// A pod that was tried already waits even for pods of other lanes, where all compete for the same
-// calls.
+// A retry also waits for the first tries of other lanes, where all lanes share one limit.
 func TestRetriesWaitForFirstTriesOfOtherLanes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		names, pods := podNames(5)
@@ -169,7 +167,7 @@ func TestRetriesWaitForFirstTriesOfOtherLanes(t *testing.T) {
 		w.settled()
 		w.add(names...)
 		for range 5 {
-			// The free pod's rest is over each time.
+			// The back-off of the pod without a budget has ended each time.
 			w.clock.Step(maxRetryAfter)
 			var calls sync.WaitGroup
 			w.queue.step(w.Context(), &calls)
@@ -178,7 +176,7 @@ func TestRetriesWaitForFirstTriesOfOtherLanes(t *testing.T) {
 		seen := map[string]bool{}
 		for _, call := range w.host.sent() {
 			if seen[call] {
-				t.Errorf("got %v, want each tried once before any is tried again", w.host.sent())
+				t.Errorf("got %v, want each tried once before any is retried", w.host.sent())
 				break
 			}
 			seen[call] = true

@@ -36,13 +36,13 @@ func TestTurn(t *testing.T) {
 		"a second one of three waits": {
 			workload{desired: 3, serving: 2}, 25, 0, false, 0, patience,
 		},
-		"a third one of ten leaves, since a share rounds up": {workload{desired: 10, serving: 8}, 25, 0, true, 0, 0},
+		"a third one of ten leaves: the share is rounded up": {workload{desired: 10, serving: 8}, 25, 0, true, 0, 0},
 		"a fourth one of ten waits": {
 			workload{desired: 10, serving: 7}, 25, 0, false, 0, patience,
 		},
 		"pods beyond the desired ones leave":               {workload{desired: 3, serving: 5}, 25, 0, true, 0, 0},
 		"pods of a workload that was scaled to zero leave": {workload{desired: 0, serving: 2}, 25, 0, true, 0, 0},
-		"pods wait to the end of the patience": {
+		"pods wait until the patience ends": {
 			workload{desired: 3, serving: 2}, 25, patience - 1, false, 0, patience,
 		},
 		"the next share leaves when the patience ends": {
@@ -51,16 +51,16 @@ func TestTurn(t *testing.T) {
 		"the share after that waits for the next end": {
 			workload{desired: 3, serving: 1, writtenOff: 1}, 25, 0, false, 1, patience,
 		},
-		"pods that were written off and came back count again": {
+		"pods that were written off and replaced count again": {
 			workload{desired: 3, serving: 2, writtenOff: 2}, 25, 0, true, 1, 0,
 		},
-		"a workload that is whole has none written off": {
+		"a complete workload has none written off": {
 			workload{desired: 3, serving: 3, writtenOff: 2}, 25, 0, true, 0, 0,
 		},
-		"patience does not end while an answer is to come": {
+		"the patience does not end while an eviction is in flight": {
 			workload{desired: 3, serving: 2, unanswered: true}, 25, patience, false, 0, 0,
 		},
-		"a share leaves while answers are to come": {
+		"a share leaves while an eviction is in flight": {
 			workload{desired: 10, serving: 9, unanswered: true}, 25, 0, true, 0, 0,
 		},
 		"half of four pods": {workload{desired: 4, serving: 3}, 50, 0, true, 0, 0},
@@ -78,7 +78,8 @@ func TestTurn(t *testing.T) {
 	}
 }
 
-// A drain is slowed and never blocked: where no pod comes back, an owner waits three times at most.
+// Turns slow a drain and never block it: an owner whose pods are not replaced waits three times at
+// most.
 func TestOwnerWaitsThreeTimesAtMost(t *testing.T) {
 	for desired := 1; desired <= 200; desired++ {
 		w := workload{desired: desired, serving: desired, since: start}
@@ -94,7 +95,7 @@ func TestOwnerWaitsThreeTimesAtMost(t *testing.T) {
 			w.serving--
 			w.since = now
 			if missing := w.missing() - w.writtenOff; missing > Percent(25).of(desired) {
-				t.Fatalf("%d pods: got %d missing pods besides the pods that were written off", desired, missing)
+				t.Fatalf("%d pods: got %d missing pods, not counting the ones written off", desired, missing)
 			}
 		}
 		if most := min(3, desired-1); waits > most {
@@ -111,7 +112,7 @@ func TestPercent(t *testing.T) {
 			t.Errorf("%q: got %d, %v", s, p, err)
 		}
 		if err == nil && p.String() != s {
-			t.Errorf("%q: got %q written", s, p.String())
+			t.Errorf("%q: String returned %q", s, p.String())
 		}
 	}
 }

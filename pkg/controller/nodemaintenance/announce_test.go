@@ -37,12 +37,12 @@ func TestStagesAndWavesAreEvents(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		f.step("m")
 		if e := f.wantEvent(EventStageStarted); !strings.Contains(e, "Stage Drain") {
-			t.Errorf("event %q", e)
+			t.Errorf("got event %q", e)
 		}
 		if e := f.wantEvent(EventWaveStarted); !strings.Contains(
 			e, "Default pods up to priority 1000000000 are asked to leave 1 node",
 		) {
-			t.Errorf("event %q", e)
+			t.Errorf("got event %q", e)
 		}
 		f.deletePod("p")
 		f.step("m")
@@ -52,21 +52,21 @@ func TestStagesAndWavesAreEvents(t *testing.T) {
 		f.create(newPod("q", "one", 0))
 		f.step("m")
 		if e := f.wantEvent(EventDrainedNoLonger); !strings.Contains(e, "1 pod left") {
-			t.Errorf("event %q", e)
+			t.Errorf("got event %q", e)
 		}
-		// It has only just come: nothing has stood still.
+		// The pod was created a moment ago, so that the drain is not stalled.
 		f.wantProgressing("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonProgressDraining)
 		f.enter("m", stageComplete)
 		f.cached()
 		if e := f.wantEvent(EventStageStarted); !strings.Contains(e, "Stage Complete") {
-			t.Errorf("event %q", e)
+			t.Errorf("got event %q", e)
 		}
 	})
 }
 
-// TestRefusalsAreToldOnceWithoutMessages has a status that has no room for the messages by which an
-// earlier event is known.
-func TestRefusalsAreToldOnceWithoutMessages(t *testing.T) {
+// TestRefusalsAreReportedOnceWithoutMessages has a status that has no room for the messages that
+// tell the controller of an earlier event.
+func TestRefusalsAreReportedOnceWithoutMessages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newMaintenance("m"))
 		f.rights.refused.Insert("two")
@@ -99,13 +99,13 @@ func TestRefusalsAreToldOnceWithoutMessages(t *testing.T) {
 		}
 		// One on the node and one on the maintenance.
 		if told != 2 {
-			t.Errorf("%d events about one refused node, want 2", told)
+			t.Errorf("got %d events about one refused node, want 2", told)
 		}
 	})
 }
 
-// TestNodesOfAnAuthorizerThatAnswersGoOn has the authorizer fail for one of two nodes.
-func TestNodesOfAnAuthorizerThatAnswersGoOn(t *testing.T) {
+// TestAuthorizerThatFailsForANodeStopsNoOther has the authorizer fail for one of two nodes.
+func TestAuthorizerThatFailsForANodeStopsNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(
 			t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"),
@@ -133,7 +133,7 @@ func TestNodesOfAnAuthorizerThatAnswersGoOn(t *testing.T) {
 		if got := f.nodeStatus("m", "two").DrainMessage; !strings.HasPrefix(got, "Not drained: ") || !strings.Contains(
 			got, "may delete node two",
 		) {
-			t.Errorf("message %q", got)
+			t.Errorf("got message %q", got)
 		}
 		f.rights.failing = nil
 		try()

@@ -65,7 +65,8 @@ func ofDaemonSet(pod *corev1.Pod) {
 	}
 }
 
-// newMaintenance makes one of pool blue in stage Drain, as the API server stores it.
+// newMaintenance returns a maintenance of pool blue in stage Drain, with the defaults of the API
+// server.
 func newMaintenance(
 	name string, modify ...func(*maintenancev1alpha1.NodeMaintenance),
 ) *maintenancev1alpha1.NodeMaintenance {
@@ -100,7 +101,7 @@ func upTo(priority int32) maintenancev1alpha1.DrainPlanEntry {
 	return maintenancev1alpha1.DrainPlanEntry{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: priority}
 }
 
-// atStage sets the stage with what the API server sets with it.
+// atStage sets the stage, and the fields that the API server sets with it.
 func atStage(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1alpha1.NodeMaintenance) {
 	return func(nm *maintenancev1alpha1.NodeMaintenance) {
 		if nm.Spec.Stage == "" {
@@ -122,7 +123,7 @@ func atStage(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1
 	}
 }
 
-// createdAt makes a maintenance that begins its life at a stage.
+// createdAt creates the maintenance in a stage.
 func createdAt(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1alpha1.NodeMaintenance) {
 	return func(nm *maintenancev1alpha1.NodeMaintenance) {
 		nm.Spec.Stage = ""
@@ -130,7 +131,7 @@ func createdAt(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenance
 	}
 }
 
-// lineDrawn has the maintenance know which nodes are new to it.
+// lineDrawn records in the status which nodes existed when the maintenance began.
 func lineDrawn(nm *maintenancev1alpha1.NodeMaintenance) {
 	nm.Status.NewestNodeTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 }

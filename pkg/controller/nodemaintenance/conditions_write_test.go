@@ -39,7 +39,7 @@ import (
 	"haulout.dev/haulout/pkg/host/noderights"
 )
 
-// settleConditions brings the conditions of all nodes to rest, as the queue does it.
+// settleConditions reconciles all nodes until their conditions no longer change.
 func (f *fixture) settleConditions() {
 	f.t.Helper()
 	for range 10 {
@@ -47,7 +47,7 @@ func (f *fixture) settleConditions() {
 		f.cached()
 		for _, node := range f.nodeList() {
 			if err := f.nodes.Sync(f.ctx, node.Name); err != nil {
-				f.t.Fatalf("conditions of node %s: %v", node.Name, err)
+				f.t.Fatalf("reconcile the conditions of node %s: %v", node.Name, err)
 			}
 		}
 		f.cached()
@@ -81,7 +81,7 @@ var (
 	shownDrained  = []string{"DrainInProgress=False", "Drained=True", "MaintenanceInProgress=True"}
 )
 
-// showing puts conditions on a node, "Type=Status Reason", without saying that they are ours.
+// showing adds conditions, "Type=Status Reason", to a node without our annotation.
 func showing(conditions ...string) func(*corev1.Node) {
 	return func(node *corev1.Node) {
 		for _, c := range conditions {
@@ -98,7 +98,8 @@ func showing(conditions ...string) func(*corev1.Node) {
 	}
 }
 
-// shownFor brings a node to where its conditions, "Type=Status", are ours and about a maintenance.
+// shownFor adds conditions, "Type=Status", to a node, with the annotation that they are ours and of
+// a maintenance.
 func shownFor(
 	name string, uid types.UID, stage maintenancev1alpha1.NodeMaintenanceStage, conditions ...string,
 ) func(*corev1.Node) {
@@ -141,7 +142,7 @@ func TestConditionsFollowTheStages(t *testing.T) {
 		f.wantShown("one")
 		f.enter("m", stageCordon)
 		f.settleConditions()
-		// Not before the cordon is there.
+		// No condition before the cordon.
 		f.wantShown("one")
 		f.step("m")
 		f.settleConditions()
@@ -171,7 +172,7 @@ func TestConditionsFollowTheStages(t *testing.T) {
 	})
 }
 
-func TestDrainedIsShownOnlyAfterTheSchedulerHadItsTime(t *testing.T) {
+func TestDrainedIsShownOnlyAfterTheSchedulerDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
 		f.step("m")
@@ -180,11 +181,11 @@ func TestDrainedIsShownOnlyAfterTheSchedulerHadItsTime(t *testing.T) {
 		f.wait(nodestate.SettleTime)
 		f.settleConditions()
 		f.wantShown("one", shownDrained...)
-		// Another leader has waited.
+		// The leader before has waited.
 		f.restart()
 		f.settleConditions()
 		f.wantShown("one", shownDrained...)
-		// Seen cordoned anew: the scheduler may have placed something in between.
+		// The node was cordoned again: the scheduler may have bound a pod in between.
 		f.wait(time.Minute)
 		f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
 		f.cached()
@@ -210,7 +211,7 @@ func TestDrainedIsNotShownOnAStaleCache(t *testing.T) {
 	})
 }
 
-func TestPodsThatKeepComingAreNotTwoWritesEach(t *testing.T) {
+func TestEachNewPodIsNotTwoWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
 		f.step("m")
@@ -227,7 +228,7 @@ func TestPodsThatKeepComingAreNotTwoWritesEach(t *testing.T) {
 			f.wait(time.Second)
 		}
 		if got := f.conditionPatches() - writes; got != 1 {
-			t.Errorf("%d writes within %v, want one", got, 20*time.Second)
+			t.Errorf("got %d writes within %v, want one", got, 20*time.Second)
 		}
 		f.wait(30 * time.Second)
 		f.settleConditions()
@@ -264,9 +265,9 @@ func TestADrainIsFewWrites(t *testing.T) {
 		f.step("m")
 		f.settleConditions()
 		f.wantShown("one")
-		// Drain begins, drained, released.
+		// One write each: the drain begins, the node is drained, the node is released.
 		if got := f.conditionPatches(); got != 3 {
-			t.Errorf("%d writes, want 3", got)
+			t.Errorf("got %d writes, want 3", got)
 		}
 	})
 }
@@ -292,7 +293,7 @@ func TestConditionsOfOverlappingMaintenances(t *testing.T) {
 		if message := conditionOfNode(
 			f.node("one"), maintenancev1alpha1.NodeConditionMaintenanceInProgress,
 		).Message; message != "Held by NodeMaintenance b" {
-			t.Errorf("it says %q", message)
+			t.Errorf("got message %q", message)
 		}
 		f.enter("b", stageComplete)
 		f.step("b")
@@ -301,7 +302,7 @@ func TestConditionsOfOverlappingMaintenances(t *testing.T) {
 	})
 }
 
-func TestNothingIsShownWithoutTheRight(t *testing.T) {
+func TestNoConditionWithoutTheRight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(
 			t,
@@ -318,7 +319,7 @@ func TestNothingIsShownWithoutTheRight(t *testing.T) {
 		f.settleConditions()
 		f.wantShown("one")
 		f.wantShown("two", append(slices.Clone(shownDrained), "MaintenancePlanned=True")...)
-		// What was begun is not taken back.
+		// The conditions that are already there stay.
 		f.rights.refused.Insert("two")
 		f.wait(noderights.AnswerTTL + time.Second)
 		f.settleConditions()
@@ -327,7 +328,7 @@ func TestNothingIsShownWithoutTheRight(t *testing.T) {
 		f.wait(noderights.AnswerTTL + time.Second)
 		f.authorized()
 		if err := f.nodes.Sync(f.ctx, "two"); err == nil {
-			t.Error("an authorizer that does not answer was taken for one that does")
+			t.Error("got a decision from an authorizer that does not answer")
 		}
 	})
 }
@@ -338,7 +339,7 @@ func TestPlannedMaintenancesAreShownOnlyOnRequest(t *testing.T) {
 		f.settleConditions()
 		f.wantShown("one")
 		if f.rights.asked != 0 {
-			t.Errorf("%d questions about an idle maintenance", f.rights.asked)
+			t.Errorf("got %d reviews for an idle maintenance, want none", f.rights.asked)
 		}
 		f.advertise = true
 		f.restart()
@@ -351,7 +352,7 @@ func TestPlannedMaintenancesAreShownOnlyOnRequest(t *testing.T) {
 		f.updateNode("one", func(node *corev1.Node) { node.Labels["pool"] = "blue" })
 		f.settleConditions()
 		f.wantShown("one", "MaintenancePlanned=True")
-		// Switched off again: a new process takes away what the last one has put there.
+		// A process with the option off removes the condition of the process before.
 		f.advertise = false
 		f.restart()
 		f.settleConditions()
@@ -369,7 +370,7 @@ func TestPlannedMaintenancesAreShownOnlyOnRequest(t *testing.T) {
 	})
 }
 
-func TestLeftoverConditionsAreTakenAway(t *testing.T) {
+func TestLeftoverConditionsAreRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		foreign := showing("Drained=True Manual", "Ready=True KubeletReady")
 		f := newFixture(t, newNode(
@@ -406,7 +407,7 @@ func TestNodesThatNoLongerMatchShowNothing(t *testing.T) {
 	})
 }
 
-func TestANodeThatIsCreatedAgainStartsWithoutConditions(t *testing.T) {
+func TestRecreatedNodeHasNoConditions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
 		f.step("m")
@@ -423,7 +424,7 @@ func TestANodeThatIsCreatedAgainStartsWithoutConditions(t *testing.T) {
 	})
 }
 
-func TestACordonThatIsUndoneTakesDrainedBack(t *testing.T) {
+func TestUncordonOfAUserRemovesDrained(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
 		f.step("m")
@@ -437,7 +438,7 @@ func TestACordonThatIsUndoneTakesDrainedBack(t *testing.T) {
 	})
 }
 
-func TestAConflictIsDecidedAnew(t *testing.T) {
+func TestConflictIsDecidedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", createdAt(stageCordon)))
 		f.step("m")
@@ -454,7 +455,7 @@ func TestAConflictIsDecidedAnew(t *testing.T) {
 			if err := f.host.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), taken, ""); err != nil {
 				t.Error(err)
 			}
-			return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "one", fmt.Errorf("another client was faster"))
+			return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "one", fmt.Errorf("another client has changed it"))
 		})
 		if err := f.nodes.Sync(f.ctx, "one"); err != nil {
 			t.Fatal(err)
@@ -463,12 +464,12 @@ func TestAConflictIsDecidedAnew(t *testing.T) {
 		if reason := conditionOfNode(
 			f.node("one"), maintenancev1alpha1.NodeConditionDrained,
 		).Reason; reason != "Manual" {
-			t.Errorf("the condition of another client has the reason %s", reason)
+			t.Errorf("the condition of another client now has the reason %s", reason)
 		}
 	})
 }
 
-// TestRunKeepsConditions lets the controller run by events alone.
+// TestRunKeepsConditions starts the controller, which reacts to events only.
 func TestRunKeepsConditions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode(

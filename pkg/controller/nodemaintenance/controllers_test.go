@@ -36,7 +36,7 @@ import (
 	"haulout.dev/haulout/pkg/host/noderights"
 )
 
-// newControllers makes the controllers of nodes and of maintenances, as the server does.
+// newControllers returns the controllers of nodes and of maintenances, wired as in the server.
 func newControllers(
 	tb testing.TB, nodeConfig nodecontroller.Config, stateConfig nodestate.Config,
 ) (*nodecontroller.Controller, *Controller) {
@@ -77,8 +77,8 @@ func newControllers(
 	return nodes, c
 }
 
-// newController makes a controller on empty clusters whose informers do not run, and returns the
-// stores of its pods and Evacuations.
+// newController returns a controller on empty clusters whose informers do not run, and the stores
+// of its pods and Evacuations.
 func newController(tb testing.TB) (c *Controller, pods, evacuations cache.Store) {
 	tb.Helper()
 	host, maintenance := hostfake.NewClientset(), maintenancefake.NewClientset()

@@ -47,7 +47,8 @@ func ownedBy(value string) func(*corev1.Node) {
 	}
 }
 
-// withStorage adds the ID of our storage to names and UIDs. It returns any other value unchanged.
+// withStorage adds the ID of our storage to a value of the form name/UID. It returns any other
+// value unchanged.
 func withStorage(value string) string {
 	if !strings.HasPrefix(value, `{"`) || strings.Contains(value, "storage") {
 		return value
@@ -79,7 +80,7 @@ func TestCordonAndComplete(t *testing.T) {
 		f.wantCordon("green", false)
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested)
 		if got := f.nm("m").Status.ObservedGeneration; got != 1 {
-			t.Errorf("observedGeneration = %d, want 1", got)
+			t.Errorf("got observedGeneration %d, want 1", got)
 		}
 
 		f.enter("m", stageComplete)
@@ -87,12 +88,12 @@ func TestCordonAndComplete(t *testing.T) {
 		f.wantCordon("one", false)
 		f.wantCordon("foreign", true)
 		if got := f.nm("m").Finalizers; len(got) > 0 {
-			t.Errorf("finalizers %v are left", got)
+			t.Errorf("got finalizers %v, want none", got)
 		}
 	})
 }
 
-func TestIdleTouchesNothing(t *testing.T) {
+func TestIdleWritesToNoNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", createdAt(stageIdle)))
 		f.step("m")
@@ -130,9 +131,8 @@ func TestIdleToCompleteMakesSchedulable(t *testing.T) {
 	})
 }
 
-// TestCreatedAndDeletedAtOnce covers an object that the controller sees for the first time when it
-// has ended: no stage before was acted on.
-func TestCreatedAndDeletedAtOnce(t *testing.T) {
+// TestCreatedAndImmediatelyDeleted has a maintenance whose drain the controller has never seen.
+func TestCreatedAndImmediatelyDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("foreign", cordoned), newMaintenance("m"))
 		f.enter("m", stageComplete)
@@ -140,12 +140,12 @@ func TestCreatedAndDeletedAtOnce(t *testing.T) {
 		f.wantCordon("one", false)
 		f.wantCordon("foreign", true)
 		if got := f.nm("m").Finalizers; len(got) > 0 {
-			t.Errorf("finalizers %v are left", got)
+			t.Errorf("got finalizers %v, want none", got)
 		}
 	})
 }
 
-// TestStaleCacheDoesNotCordonAgain has the maintenance end between the event and the write.
+// TestStaleCacheDoesNotCordonAgain completes the maintenance between the event and the write.
 func TestStaleCacheDoesNotCordonAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
@@ -161,7 +161,7 @@ func TestStaleCacheDoesNotCordonAgain(t *testing.T) {
 		)
 		f.authorized()
 		if err := f.nodes.Sync(f.ctx, "one"); !loop.IsOnlyConflict(err) {
-			t.Errorf("error %v, want a conflict", err)
+			t.Errorf("got error %v, want a conflict", err)
 		}
 		f.wantCordon("one", false)
 	})
@@ -184,20 +184,20 @@ func TestOverlappingMaintenancesShareTheCordon(t *testing.T) {
 	})
 }
 
-func TestUncordonWaitsForAHolderThatHasNotSigned(t *testing.T) {
+func TestUncordonWaitsForAMaintenanceThatHasNotBegun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("a", createdAt(stageCordon)))
 		f.step("a")
 		f.create(newMaintenance("b", createdAt(stageCordon)))
 		f.enter("a", stageComplete)
 		f.step("a")
-		// b has not recorded yet which nodes are new to it, and will hold the node.
+		// b has not recorded yet which nodes are new to it, and is going to cordon the node.
 		f.wantCordon("one", true, "a")
 		f.step("b")
 		f.step("a")
 		f.wantCordon("one", true, "b")
 		if finalizers := f.nm("a").Finalizers; len(finalizers) > 0 {
-			t.Errorf("a waits for a node that it does not hold: %v", finalizers)
+			t.Errorf("got finalizers %v of a, want none: it cordons no node", finalizers)
 		}
 		f.enter("b", stageComplete)
 		f.step("b")
@@ -214,8 +214,8 @@ func TestNodesThatStopMatchingAreReleased(t *testing.T) {
 		f.wantEvacuating("p", "q")
 		f.updateNode("one", inPool("green"))
 		f.step("m")
-		// A label that flaps releases no node, nor does a change of the maintenance that leaves the
-		// selector alone.
+		// Neither a label that is removed and added again nor a change of another field of the
+		// maintenance releases the node.
 		nm := f.nm("m")
 		nm.Spec.Reason = "kernel"
 		nm.Generation++
@@ -233,12 +233,12 @@ func TestNodesThatStopMatchingAreReleased(t *testing.T) {
 		f.wantCordon("two", true, "m")
 		f.wantEvacuating("q")
 		if got := len(f.nm("m").Status.NodeStatuses); got != 1 {
-			t.Errorf("%d node statuses, want 1", got)
+			t.Errorf("got %d node statuses, want 1", got)
 		}
 	})
 }
 
-func TestNodeCreatedAgainIsANewNode(t *testing.T) {
+func TestRecreatedNodeIsANewNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", planning(upTo(1000))))
 		f.step("m")
@@ -255,18 +255,18 @@ func TestNodeCreatedAgainIsANewNode(t *testing.T) {
 		asked := f.rights.asked
 		f.step("m")
 		f.wantCordon("one", true, "m")
-		// The first node had been through all waves. This one is in its first.
+		// The first node had finished all waves. This one is in its first wave.
 		f.wantEvacuating("r")
 		if f.rights.asked == asked {
 			t.Error("the new node was not authorized")
 		}
 		if got := f.nodeStatus("m", "one").NodeRef.UID; got != "again" {
-			t.Errorf("the status is of node %s", got)
+			t.Errorf("got the status of node %s", got)
 		}
 	})
 }
 
-func TestCordonIsPutBackUntilItIsAFight(t *testing.T) {
+func TestCordonIsRestoredUntilAnotherClientKeepsRemovingIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m", createdAt(stageCordon)))
 		f.step("m")
@@ -293,9 +293,9 @@ func TestCordonIsPutBackUntilItIsAFight(t *testing.T) {
 		if event := f.wantEvent(
 			nodecontroller.EventCordonFight,
 		); !strings.HasPrefix(event, corev1.EventTypeWarning) || !strings.Contains(event, "autoscaler") {
-			t.Errorf("event %q, want a warning that names the field manager", event)
+			t.Errorf("got event %q, want a warning that names the field manager", event)
 		}
-		// Now it is slow.
+		// From here on the controller restores it less often.
 		uncordon()
 		f.step("m")
 		f.wantCordon("one", false, "m")
@@ -305,7 +305,7 @@ func TestCordonIsPutBackUntilItIsAFight(t *testing.T) {
 	})
 }
 
-func TestRefusedNodesAreNotTouched(t *testing.T) {
+func TestRefusedNodesAreNotWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(
 			t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"),
@@ -319,7 +319,7 @@ func TestRefusedNodesAreNotTouched(t *testing.T) {
 		if got, want := f.nodeStatus(
 			"m", "two",
 		).DrainMessage, `Not drained: user "jane" may not delete this node.`; got != want {
-			t.Errorf("message %q, want %q", got, want)
+			t.Errorf("got message %q, want %q", got, want)
 		}
 		f.wantEvent(EventNotAuthorized)
 
@@ -330,7 +330,7 @@ func TestRefusedNodesAreNotTouched(t *testing.T) {
 	})
 }
 
-func TestRightThatIsRevokedUncordonsNothing(t *testing.T) {
+func TestRevokedRightUncordonsNoNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", planning(upTo(10))))
 		f.step("m")
@@ -348,7 +348,7 @@ func TestRightThatIsRevokedUncordonsNothing(t *testing.T) {
 	})
 }
 
-func TestAuthorizerThatFailsStopsEverything(t *testing.T) {
+func TestAuthorizerThatFailsStopsTheDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		f.rights.err = errors.New("not reachable")
@@ -375,7 +375,7 @@ func TestAuthorizerThatFailsStopsEverything(t *testing.T) {
 	})
 }
 
-func TestConflictOnANodeIsTriedAgain(t *testing.T) {
+func TestConflictOnANodeIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m", createdAt(stageCordon)))
 		failed := false
@@ -387,21 +387,21 @@ func TestConflictOnANodeIsTriedAgain(t *testing.T) {
 			if patch := string(
 				action.(clienttesting.PatchAction).GetPatch(),
 			); !strings.Contains(patch, `"resourceVersion"`) || !strings.Contains(patch, `"uid":"uid-one"`) {
-				t.Errorf("patch %s has no preconditions", patch)
+				t.Errorf("got patch %s, want preconditions", patch)
 			}
 			return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "one", errors.New("changed"))
 		})
 		f.step("m")
 		f.wantCordon("one", true, "m")
 		if !failed {
-			t.Error("there was no conflict")
+			t.Error("the test met no conflict")
 		}
 	})
 }
 
-// TestDeletionThatWasInterruptedIsFinished covers an Idle maintenance whose deletion the API server
-// had begun when it died.
-func TestDeletionThatWasInterruptedIsFinished(t *testing.T) {
+// TestInterruptedDeletionIsFinished has an Idle maintenance whose deletion the API server had begun
+// when it was killed.
+func TestInterruptedDeletionIsFinished(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		deleting := func(finalizers ...string) func(*maintenancev1alpha1.NodeMaintenance) {
 			return func(nm *maintenancev1alpha1.NodeMaintenance) {
@@ -416,7 +416,7 @@ func TestDeletionThatWasInterruptedIsFinished(t *testing.T) {
 		f.maintenance.PrependReactor("delete", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
 			d := action.(clienttesting.DeleteActionImpl)
 			if p := d.DeleteOptions.Preconditions; p == nil || p.UID == nil || *p.UID != types.UID("uid-"+d.Name) {
-				t.Errorf("preconditions %v do not name the UID", p)
+				t.Errorf("got preconditions %v, want the UID", p)
 			}
 			deleted = append(deleted, d.Name)
 			return false, nil, nil
@@ -424,21 +424,21 @@ func TestDeletionThatWasInterruptedIsFinished(t *testing.T) {
 		f.step("left")
 		f.step("held")
 		if len(deleted) > 0 {
-			t.Errorf("%q were deleted although the API server may still do it", deleted)
+			t.Errorf("the controller deleted %q while the API server may still do it", deleted)
 		}
 		f.wait(deletionPatience)
 		f.step("left")
 		f.step("held")
 		if !slices.Equal(deleted, []string{"left"}) {
-			t.Errorf("%q were deleted, want left", deleted)
+			t.Errorf("the controller deleted %q, want left", deleted)
 		}
 		if got := f.maintenanceList(); len(got) != 1 || got[0].Name != "held" {
-			t.Errorf("%d maintenances are there, want held", len(got))
+			t.Errorf("got %d maintenances, want held", len(got))
 		}
 	})
 }
 
-func TestSweepReleasesWhatGoneMaintenancesLeft(t *testing.T) {
+func TestSweepReleasesNodesOfDeletedMaintenances(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t,
 			newNode("one", cordoned, ownedBy(`{"gone":"1"}`)),
@@ -454,7 +454,7 @@ func TestSweepReleasesWhatGoneMaintenancesLeft(t *testing.T) {
 	})
 }
 
-func TestSweepAsksTheAPIBeforeItBelievesTheCache(t *testing.T) {
+func TestSweepReadsTheMaintenanceBeforeItReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one", cordoned, ownedBy(`{"m":"uid-m"}`)))
 		f.maintenance.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -465,8 +465,8 @@ func TestSweepAsksTheAPIBeforeItBelievesTheCache(t *testing.T) {
 	})
 }
 
-// TestHeartbeatsDoNotStopTheCordon covers a node that changes in nothing that this controller
-// reads: its writes need the latest version.
+// TestHeartbeatsDoNotStopTheCordon changes a node in a field that the controller does not read. The
+// controller needs its latest resourceVersion all the same.
 func TestHeartbeatsDoNotStopTheCordon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(
@@ -476,7 +476,7 @@ func TestHeartbeatsDoNotStopTheCordon(t *testing.T) {
 		)
 		f.updateNode("one", func(node *corev1.Node) { node.ResourceVersion = "2" })
 		f.eventually(
-			"the latest version is known", func() bool { return f.selection.NodesOf("m")[0].ResourceVersion == "2" },
+			"the selection has the latest version", func() bool { return f.selection.NodesOf("m")[0].ResourceVersion == "2" },
 		)
 	})
 }
@@ -507,17 +507,17 @@ func TestNoEvacuationWhileANodeCannotBeCordoned(t *testing.T) {
 		f.wantCordon("one", true, "m")
 		f.wantEvacuating()
 		if got, want := f.nodeStatus("m", "one").DrainMessage, "Waiting for node two."; got != want {
-			t.Errorf("message %q, want %q", got, want)
+			t.Errorf("got message %q, want %q", got, want)
 		}
 		f.wait(nodestate.VisibleAfter)
 		for range 3 {
 			try()
 		}
-		// The waves of the others go on, and the node is named.
+		// The other nodes drain, and the message names this one.
 		f.wantEvacuating("p")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
 		if got, want := f.nodeStatus("m", "two").DrainMessage, "Not drained: cordon node two: no"; got != want {
-			t.Errorf("message %q, want %q", got, want)
+			t.Errorf("got message %q, want %q", got, want)
 		}
 	})
 }

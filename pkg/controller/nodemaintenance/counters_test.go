@@ -31,7 +31,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
-func TestCountersArePaced(t *testing.T) {
+func TestCountersAreWrittenWithAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(
 			t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0), newPod("r", "one", 0),
@@ -40,17 +40,17 @@ func TestCountersArePaced(t *testing.T) {
 		f.wait(statusPace)
 		f.step("m")
 		if got := f.nodeStatus("m", "one").PodsEvacuating; got != 3 {
-			t.Fatalf("podsEvacuating = %d, want 3", got)
+			t.Fatalf("got podsEvacuating %d, want 3", got)
 		}
 		f.deletePod("p")
 		f.step("m")
 		if got := f.nodeStatus("m", "one").PodsEvacuating; got != 3 {
-			t.Errorf("podsEvacuating = %d was written too early", got)
+			t.Errorf("got podsEvacuating %d before the pause has ended, want 3", got)
 		}
 		f.wait(statusPace)
 		f.step("m")
 		if got := f.nodeStatus("m", "one").PodsEvacuating; got != 2 {
-			t.Errorf("podsEvacuating = %d, want 2", got)
+			t.Errorf("got podsEvacuating %d, want 2", got)
 		}
 	})
 }
@@ -70,7 +70,7 @@ func TestThePeakOfANodeNeverFalls(t *testing.T) {
 			f.wait(statusPace)
 			f.step("m")
 			if got := f.nodeStatus("m", "one").PodsPeak; got != peak {
-				t.Errorf("podsPeak = %d, want %d", got, peak)
+				t.Errorf("got podsPeak %d, want %d", got, peak)
 			}
 		}
 		want(0)
@@ -88,7 +88,7 @@ func TestThePeakOfANodeNeverFalls(t *testing.T) {
 	})
 }
 
-func TestStatusThatIsTooLargeGoesWithoutMessages(t *testing.T) {
+func TestStatusThatIsTooLargeHasNoMessages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		refuse := func(always bool) clienttesting.ReactionFunc {
@@ -120,7 +120,7 @@ func TestStatusThatIsTooLargeGoesWithoutMessages(t *testing.T) {
 		if i := slices.IndexFunc(conditions, func(c metav1.Condition) bool {
 			return c.Type == maintenancev1alpha1.ConditionNodeMessagesOmitted && c.Status == metav1.ConditionTrue
 		}); i < 0 {
-			t.Errorf("no condition says so: %v", conditions)
+			t.Errorf("got conditions %v, want one that tells of the omitted messages", conditions)
 		}
 
 		f.maintenance.PrependReactor("update", "nodemaintenances", refuse(true))
@@ -133,7 +133,7 @@ func TestStatusThatIsTooLargeGoesWithoutMessages(t *testing.T) {
 			}
 		}
 		f.wantEvent(EventStatusTooLarge)
-		// What is stored stays, and says why nothing new is.
+		// The stored status stays, and a condition tells why it is not updated.
 		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressSyncFailed)
 	})
 }

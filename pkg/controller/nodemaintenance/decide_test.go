@@ -30,24 +30,24 @@ func TestDecideEvacuation(t *testing.T) {
 		evacuation *maintenancev1alpha1.Evacuation
 		want       evacuationStep
 	}{
-		"a pod without one gets one": {nil, stepCreate},
-		"ours is enough":             {ourEvacuation("p", "n"), stepNone},
+		"a pod without an Evacuation gets one": {nil, stepCreate},
+		"ours is enough":                       {ourEvacuation("p", "n"), stepNone},
 		"the Evacuation of another instigator is joined": {
 			ourEvacuation("p", "n", instigatedBy(foreignInstigator)), stepAdopt,
 		},
-		"one that is going away is waited for": {ourEvacuation(
+		"an Evacuation that is being deleted is waited for": {ourEvacuation(
 			"p",
 			"n",
 			instigatedBy(foreignInstigator),
 			func(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = &metav1.Time{} },
 		), stepWait},
-		"one that has ended is waited for": {ourEvacuation(
+		"an Evacuation that has ended is waited for": {ourEvacuation(
 			"p",
 			"n",
 			instigatedBy(),
 			withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled),
 		), stepWait},
-		"one without instigators that goes on is joined": {
+		"an Evacuation that goes on without instigators is joined": {
 			ourEvacuation("p", "n", instigatedBy(), forbidden), stepAdopt,
 		},
 	} {
@@ -95,11 +95,11 @@ func TestDecideDrained(t *testing.T) {
 				metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain",
 			},
 		},
-		"no node is not drained": {
+		"a maintenance without nodes is not drained": {
 			drainedFacts{draining: true, finished: true, remainder: some()},
 			verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonNoNodes, "The selector matches no node"},
 		},
-		"pods that leave are progress": {
+		"pods that are evacuating are progress": {
 			drainedFacts{draining: true, nodes: 1, remainder: some(leaving)},
 			verdict{
 				metav1.ConditionFalse,
@@ -107,7 +107,7 @@ func TestDecideDrained(t *testing.T) {
 				"3 pods left, 2 of them evacuating, 0 blocked",
 			},
 		},
-		"when all that are asked are blocked, so is the drain": {
+		"a drain whose evacuating pods are all blocked is blocked": {
 			drainedFacts{draining: true, nodes: 1, remainder: some(leaving, blocked)},
 			verdict{
 				metav1.ConditionFalse,
@@ -115,7 +115,7 @@ func TestDecideDrained(t *testing.T) {
 				"No pod is able to leave: default/p (PodDisruptionBudget), default/q (PodFinalizer); 3 pods left, 2 of them evacuating, 2 blocked",
 			},
 		},
-		"one that is asked and not blocked moves": {
+		"a drain with one evacuating pod that is not blocked is progress": {
 			drainedFacts{
 				draining:  true,
 				nodes:     1,
@@ -135,7 +135,7 @@ func TestDecideDrained(t *testing.T) {
 				"Waiting for 1 node to be cordoned; 0 pods left, 0 of them evacuating, 0 blocked",
 			},
 		},
-		"a refused node holds it back": {
+		"a drain with a refused node is not drained": {
 			drainedFacts{draining: true, nodes: 1, refused: 1, username: "x", finished: true, remainder: some()},
 			verdict{
 				metav1.ConditionFalse,
@@ -143,11 +143,11 @@ func TestDecideDrained(t *testing.T) {
 				`User "x" may not delete 1 selected node, which stay as they are; 0 pods left, 0 of them evacuating, 0 blocked`,
 			},
 		},
-		"all gone is drained": {
+		"a drain without pods is drained": {
 			drainedFacts{draining: true, nodes: 2, finished: true, remainder: some()},
 			verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, "All pods have left 2 nodes"},
 		},
-		"what is left on purpose is named": {
+		"pods left running on purpose are named": {
 			drainedFacts{
 				draining:  true,
 				nodes:     1,
@@ -160,7 +160,7 @@ func TestDecideDrained(t *testing.T) {
 				"All pods have left 1 node but those left running on purpose: DaemonSet pod of default/logger (2)",
 			},
 		},
-		"volumes do not hold it back, but are told about": {
+		"attached volumes are named and do not delay Drained": {
 			drainedFacts{
 				draining:  true,
 				nodes:     3,
@@ -174,7 +174,7 @@ func TestDecideDrained(t *testing.T) {
 				"All pods have left 3 nodes; 3 volumes are still attached to 2 nodes",
 			},
 		},
-		"one volume is, too, after what is left on purpose": {
+		"one attached volume is named after the pods left running on purpose": {
 			drainedFacts{
 				draining:  true,
 				nodes:     1,
@@ -188,7 +188,7 @@ func TestDecideDrained(t *testing.T) {
 				"All pods have left 1 node but those left running on purpose: static pod of default/x (1); 1 volume is still attached to 1 node",
 			},
 		},
-		"volumes of pods that still run are nothing to tell": {
+		"volumes of pods that still run are not named": {
 			drainedFacts{
 				draining:  true,
 				nodes:     1,

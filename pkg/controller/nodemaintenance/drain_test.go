@@ -38,7 +38,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
-// ourEvacuation is the Evacuation of a pod that newPod makes.
+// ourEvacuation returns the Evacuation of a pod of newPod.
 func ourEvacuation(pod, node string, modify ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
 	p := newPod(pod, node, 0)
 	e := &maintenancev1alpha1.Evacuation{
@@ -94,7 +94,7 @@ func TestDrainInWaves(t *testing.T) {
 			PodsPendingEvacuation: 1, PodsPeak: 2,
 		}
 		if got := f.nodeStatus("m", "one"); !reflect.DeepEqual(got, want) {
-			t.Errorf("status of node one = %+v, want %+v", got, want)
+			t.Errorf("got status %+v of node one, want %+v", got, want)
 		}
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
 
@@ -108,7 +108,7 @@ func TestDrainInWaves(t *testing.T) {
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
 		if got := f.nodeStatus("m", "two").PodsKept; got != 1 {
-			t.Errorf("podsKept = %d, want 1", got)
+			t.Errorf("got podsKept %d, want 1", got)
 		}
 		f.wantEvent(EventDrained)
 
@@ -119,7 +119,8 @@ func TestDrainInWaves(t *testing.T) {
 	})
 }
 
-// TestOrderOfWrites checks what a crash between two writes depends on.
+// TestOrderOfWrites checks the order of the writes, so that a crash between two of them is
+// harmless.
 func TestOrderOfWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newMaintenance("m"))
@@ -134,7 +135,7 @@ func TestOrderOfWrites(t *testing.T) {
 		if err := f.reconcileNodes(); err != nil {
 			t.Fatal(err)
 		}
-		// The cordons are written, and no pod is asked to leave before the cache shows them.
+		// The nodes are cordoned. No pod has an Evacuation before the cache shows that.
 		f.wantCordon("one", true, "m")
 		f.wantCordon("two", true, "m")
 		f.wantEvacuating()
@@ -146,7 +147,7 @@ func TestOrderOfWrites(t *testing.T) {
 			if err != nil || len(
 				stored.(*maintenancev1alpha1.NodeMaintenance).Status.NodeStatuses[0].DrainTargets,
 			) == 0 {
-				t.Error("a pod is asked to leave before the targets are stored")
+				t.Error("an Evacuation is created before the targets are stored")
 			}
 			return false, nil, nil
 		})
@@ -155,7 +156,7 @@ func TestOrderOfWrites(t *testing.T) {
 	})
 }
 
-func TestDrainedNeedsTheLiveListToAgree(t *testing.T) {
+func TestDrainedNeedsALiveListWithoutPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
 		f.step("m")
@@ -185,15 +186,15 @@ func TestNominatedPodsCount(t *testing.T) {
 		f.wait(nodestate.SettleTime)
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
-		// To ask would delete a pod that the scheduler is about to place elsewhere.
+		// An Evacuation would delete a pod that the scheduler may bind to another node.
 		f.wantEvacuating()
 		if got := f.nodeStatus("m", "one").PodsPendingEvacuation; got != 1 {
-			t.Errorf("%d pods pending, want 1", got)
+			t.Errorf("got %d pods pending, want 1", got)
 		}
 	})
 }
 
-func TestEvacuationsOfOthersAreJoinedAndLeftAlone(t *testing.T) {
+func TestEvacuationsOfOtherInstigatorsAreJoinedAndKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod(
 			"p", "one", 0,
@@ -208,9 +209,9 @@ func TestEvacuationsOfOthersAreJoinedAndLeftAlone(t *testing.T) {
 		for _, e := range f.evacuationList() {
 			left[e.Spec.PodRef.Name] = e.Finalizers
 		}
-		// Another instigator asks for p, q cannot be cancelled any more, r is deleted.
+		// p has another instigator, q cannot be cancelled any more, r is deleted.
 		if len(left) != 2 || !slices.Equal(left["p"], []string{foreignInstigator}) || len(left["q"]) != 0 {
-			t.Errorf("evacuations left: %v", left)
+			t.Errorf("got Evacuations %v", left)
 		}
 		f.wantCordon("one", false)
 	})
@@ -239,9 +240,8 @@ func TestEvacuationsStayWhileAnotherMaintenanceWantsThem(t *testing.T) {
 	})
 }
 
-// TestTargetsOfANodeAreStoredByAllBeforeAnyoneActs covers the end of the maintenance that had
-// written them alone.
-func TestTargetsOfANodeAreStoredByAllBeforeAnyoneActs(t *testing.T) {
+// TestTargetsOfANodeAreStoredByEachMaintenance completes the maintenance that began alone.
+func TestTargetsOfANodeAreStoredByEachMaintenance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(
 			t,
@@ -260,7 +260,7 @@ func TestTargetsOfANodeAreStoredByAllBeforeAnyoneActs(t *testing.T) {
 		if got, want := f.nodeStatus(
 			"b", "one",
 		).DrainTargets, f.nodeStatus("a", "one").DrainTargets; !reflect.DeepEqual(got, want) {
-			t.Errorf("targets of b %v, of a %v", got, want)
+			t.Errorf("got targets %v of b, want those of a, %v", got, want)
 		}
 	})
 }
@@ -281,17 +281,17 @@ func TestPodsInTerminatingNamespacesAreCountedAndNamed(t *testing.T) {
 		f.wait(statusPace)
 		f.step("m")
 		if refused != 1 {
-			t.Errorf("%d requests, want 1", refused)
+			t.Errorf("got %d requests, want 1", refused)
 		}
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
 		if got, want := f.nodeStatus(
 			"m", "one",
 		).DrainMessage, "Evacuating; 1 pod of terminating namespaces: default/p"; got != want {
-			t.Errorf("drainMessage %q, want %q", got, want)
+			t.Errorf("got drainMessage %q, want %q", got, want)
 		}
 		want := "1 pod left, 0 of them evacuating, 0 blocked; 1 pod cannot be evacuated because their namespace is being deleted: default (1)"
 		if got := f.nm("m").Status.Conditions[0].Message; got != want {
-			t.Errorf("message %q, want %q", got, want)
+			t.Errorf("got message %q, want %q", got, want)
 		}
 	})
 }
@@ -310,41 +310,41 @@ func TestMessageNamesPodsOfTerminatingNamespaces(t *testing.T) {
 		refused []*corev1.Pod
 		want    string
 	}{
-		"nothing is added where all pods can be asked": {"Evacuating", nil, "Evacuating"},
+		"no pod in a terminating namespace": {"Evacuating", nil, "Evacuating"},
 		"a pod is named": {
 			"Evacuating", pods("web"), "Evacuating; 1 pod of terminating namespaces: blue/web",
 		},
-		"several are in order": {
+		"several pods, in the order of their names": {
 			"Evacuating", pods("b", "a"), "Evacuating; 2 pods of terminating namespaces: blue/a, blue/b",
 		},
-		"what does not fit is cut": {
+		"more pods than fit": {
 			"Evacuating",
 			pods(long, long),
 			"Evacuating; 2 pods of terminating namespaces: blue/" + long + ", blue/xxxxxxx…",
 		},
-		"what the plan says comes first": {strings.Repeat("m", 90), pods("web"), strings.Repeat("m", 90)},
+		"a message of the plan that leaves no room": {strings.Repeat("m", 90), pods("web"), strings.Repeat("m", 90)},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			n := &nodeCount{refused: tc.refused}
 			got := n.messageOf(tc.planned)
 			if got != tc.want {
-				t.Errorf("message %q, want %q", got, tc.want)
+				t.Errorf("got message %q, want %q", got, tc.want)
 			}
 			if len(got) > 128 {
-				t.Errorf("%d bytes", len(got))
+				t.Errorf("got %d bytes", len(got))
 			}
 			if !isMessageOf(got, tc.planned) {
-				t.Errorf("%q is not taken for what the plan says", got)
+				t.Errorf("got %q, want it to count as a message of the plan", got)
 			}
 		})
 	}
 }
 
-// TestRestartsInTheMiddleOfADrain runs a drain with a controller that forgets everything, or is
-// interrupted by a failing write, at random moments. The waves must hold, no pod may be asked
-// twice, and everything must be as before in the end.
+// TestRestartsInTheMiddleOfADrain restarts the controller, or makes a write fail, at random moments
+// of a drain. The order of the waves must hold, each pod must have one Evacuation, and in the end
+// the nodes must be as they were before the drain.
 func TestRestartsInTheMiddleOfADrain(t *testing.T) {
-	// Outside the bubble, in which every run begins at the same time.
+	// The seed is chosen outside the bubble, whose clock always starts at the same time.
 	seed := uint64(time.Now().UnixNano())
 	synctest.Test(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 0))
@@ -366,7 +366,7 @@ func TestRestartsInTheMiddleOfADrain(t *testing.T) {
 			asked[e.Spec.PodRef.Name]++
 			for _, pod := range f.pods() {
 				if wave(*pod.Spec.Priority) < wave(priority[e.Spec.PodRef.Name]) {
-					t.Errorf("seed %d: pod %s is asked to leave before %s has left", seed, e.Spec.PodRef.Name, pod.Name)
+					t.Errorf("seed %d: pod %s has an Evacuation before %s has left", seed, e.Spec.PodRef.Name, pod.Name)
 				}
 			}
 			return false, nil, nil
@@ -382,7 +382,7 @@ func TestRestartsInTheMiddleOfADrain(t *testing.T) {
 		f.drainToTheEnd(seed, r)
 		for name, times := range asked {
 			if times != 1 {
-				t.Errorf("seed %d: pod %s was asked %d times", seed, name, times)
+				t.Errorf("seed %d: pod %s had %d Evacuations", seed, name, times)
 			}
 		}
 		f.enterDespite("m", stageComplete)
@@ -412,7 +412,8 @@ func wave(priority int32) int {
 	return 2
 }
 
-// drainToTheEnd syncs (also after failures), restarts and lets pods go until Drained is true.
+// drainToTheEnd syncs, retries failed syncs, restarts the controller and deletes evacuating pods
+// until Drained is true.
 func (f *fixture) drainToTheEnd(seed uint64, r *rand.Rand) {
 	f.t.Helper()
 	for range 1000 {
@@ -443,7 +444,7 @@ func (f *fixture) drainToTheEnd(seed uint64, r *rand.Rand) {
 	f.t.Fatalf("seed %d: never drained", seed)
 }
 
-// enterDespite enters a stage although writes fail now and then.
+// enterDespite enters a stage, and retries writes that fail.
 func (f *fixture) enterDespite(name string, stage maintenancev1alpha1.NodeMaintenanceStage) {
 	f.t.Helper()
 	f.eventually("the stage is written", func() bool {

@@ -27,9 +27,9 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// TestNodesThatAreGoneLeaveAStatusThatAnyNodeJoins deletes a node, as an autoscaler does every
-// hour.
-func TestNodesThatAreGoneLeaveAStatusThatAnyNodeJoins(t *testing.T) {
+// TestDeletedNodesAreDroppedFromTheStatus has a maintenance that any new node joins, and deletes a
+// node as an autoscaler does every hour.
+func TestDeletedNodesAreDroppedFromTheStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		joining := func(nm *maintenancev1alpha1.NodeMaintenance) {
 			nm.Spec.NewNodes = maintenancev1alpha1.NewNodesPolicyJoin
@@ -51,8 +51,8 @@ func TestNodesThatAreGoneLeaveAStatusThatAnyNodeJoins(t *testing.T) {
 	})
 }
 
-// TestNewLeaderGoesOnReleasing narrows the selector, and starts another leader before the nodes
-// that were left out are released.
+// TestNewLeaderGoesOnReleasing narrows the selector, and starts a new leader before the deselected
+// nodes are released.
 func TestNewLeaderGoesOnReleasing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two", inPool("green")), newPod("p", "one", 0),
@@ -88,9 +88,9 @@ func TestNewLeaderGoesOnReleasing(t *testing.T) {
 	})
 }
 
-// TestPodsThatNoEvacuatorMovesAnyMoreAreLeft turns the evacuator of DaemonSet pods off in the
-// middle of a drain.
-func TestPodsThatNoEvacuatorMovesAnyMoreAreLeft(t *testing.T) {
+// TestPodsWhoseEvacuatorIsTurnedOffAreKept turns the evacuator of DaemonSet pods off in the middle
+// of a drain.
+func TestPodsWhoseEvacuatorIsTurnedOffAreKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("logger", "one", 0, ofDaemonSet), newMaintenance("m"))
 		f.turnOn(maintenancev1alpha1.EvacuatorClassDaemonSet)

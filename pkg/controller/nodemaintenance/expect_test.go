@@ -32,10 +32,10 @@ func (f *fixture) wantCordon(name string, unschedulable bool, by ...string) {
 	f.t.Helper()
 	node := f.node(name)
 	if node.Spec.Unschedulable != unschedulable {
-		f.t.Errorf("node %s: unschedulable = %t, want %t", name, node.Spec.Unschedulable, unschedulable)
+		f.t.Errorf("node %s: got unschedulable %t, want %t", name, node.Spec.Unschedulable, unschedulable)
 	}
 	if got := slices.Sorted(maps.Keys(nodemarks.CordonedBy(node))); !slices.Equal(got, by) {
-		f.t.Errorf("node %s: cordoned by %v, want %v", name, got, by)
+		f.t.Errorf("node %s: got cordoned by %v, want %v", name, got, by)
 	}
 	if _, there := node.Annotations[maintenancev1alpha1.AnnotationCordonedBy]; there && len(by) == 0 {
 		f.t.Errorf("node %s still has the annotation", name)
@@ -47,7 +47,7 @@ func (f *fixture) wantDrained(name string, status metav1.ConditionStatus, reason
 	for _, c := range f.nm(name).Status.Conditions {
 		if c.Type == maintenancev1alpha1.ConditionDrained {
 			if c.Status != status || c.Reason != reason {
-				f.t.Errorf("Drained = %s %s (%s), want %s %s", c.Status, c.Reason, c.Message, status, reason)
+				f.t.Errorf("got Drained %s %s (%s), want %s %s", c.Status, c.Reason, c.Message, status, reason)
 			}
 			return
 		}
@@ -61,11 +61,11 @@ func (f *fixture) wantProgressing(name string, status metav1.ConditionStatus, re
 	if c == nil {
 		f.t.Error("no condition Progressing")
 	} else if c.Status != status || c.Reason != reason {
-		f.t.Errorf("Progressing = %s %s (%s), want %s %s", c.Status, c.Reason, c.Message, status, reason)
+		f.t.Errorf("got Progressing %s %s (%s), want %s %s", c.Status, c.Reason, c.Message, status, reason)
 	}
 }
 
-// wantEvent takes the events that have been recorded so far and looks for a reason among them.
+// wantEvent reads the events that have been recorded so far, and checks that one has the reason.
 func (f *fixture) wantEvent(reason string) string {
 	f.t.Helper()
 	var seen []string

@@ -58,7 +58,7 @@ import (
 	"haulout.dev/haulout/pkg/host/noderights"
 )
 
-// fixture is two fake clusters, a clock and the controllers that are started on them.
+// fixture has two fake clusters, a clock and the controllers that run on them.
 type fixture struct {
 	t           *testing.T
 	ctx         context.Context
@@ -68,9 +68,9 @@ type fixture struct {
 	recorder    *events.FakeRecorder
 	rights      *rights
 	watches     *informertest.Watches
-	// evacuatorsOn are the classes that are on.
+	// evacuatorsOn are the classes of the built-in evacuators that are enabled.
 	evacuatorsOn sets.Set[string]
-	// advertise, adopted and completedTTL are options of the controllers from the next restart on.
+	// advertise, adopted and completedTTL are options that the next restart applies.
 	advertise bool
 	adopted   string
 	evictions *inflight.Evictions
@@ -81,26 +81,26 @@ type fixture struct {
 	*Controller
 }
 
-// turnOn has a built-in evacuator answer for its pods.
+// turnOn enables a built-in evacuator.
 func (f *fixture) turnOn(class string) {
 	f.evacuatorsOn.Insert(class)
 	f.restart()
 }
 
-// rights lets everybody delete every node but those refused.
+// rights allows every user to delete every node but those refused.
 type rights struct {
 	mu      sync.Mutex
 	refused sets.Set[string]
 	err     error
-	// failing are the errors of questions about single nodes.
+	// failing are the errors of the reviews about single nodes.
 	failing map[string]error
-	// silent is the user about whom questions are not answered before answer is closed.
+	// silent is the user whose reviews get no answer before answer is closed.
 	silent string
 	answer chan struct{}
 	asked  int
 }
 
-// count returns how many questions there have been.
+// count returns the number of reviews so far.
 func (r *rights) count() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -119,7 +119,7 @@ func (r *rights) Authorize(ctx context.Context, a authorizer.Attributes) (author
 	defer r.mu.Unlock()
 	r.asked++
 	if a.GetVerb() != "delete" || a.GetResource() != "nodes" || a.GetAPIGroup() != "" || a.GetUser().GetName() == "" {
-		return authorizer.DecisionDeny, "", fmt.Errorf("unexpected question %v", a)
+		return authorizer.DecisionDeny, "", fmt.Errorf("unexpected review %v", a)
 	}
 	if r.err != nil {
 		return authorizer.DecisionNoOpinion, "", r.err
@@ -147,7 +147,7 @@ func (r *rights) EvaluateConditions(
 
 const testStorage = "storage-1"
 
-// newFixture starts a controller's caches, in a bubble.
+// newFixture starts the caches of the controllers in a bubble of synctest.
 func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -178,7 +178,7 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	return f
 }
 
-// restart makes controllers that know nothing but what the clusters hold.
+// restart replaces the controllers by new ones, which know only the objects in the clusters.
 func (f *fixture) restart() {
 	f.t.Helper()
 	hostInformers := informers.NewSharedInformerFactoryWithOptions(
@@ -230,7 +230,7 @@ func (f *fixture) create(o runtime.Object) {
 	}
 }
 
-// cached waits until the controller's caches hold what the clusters hold.
+// cached waits until the caches of the controllers show all objects of the clusters.
 func (f *fixture) cached() {
 	f.t.Helper()
 	f.eventually("the caches are up to date", func() bool {
@@ -250,8 +250,8 @@ func (f *fixture) cached() {
 	})
 }
 
-// authorized waits until the controller knows the rights on the nodes of maintenances that hold
-// nodes, so that a single sync does not have to ask.
+// authorized waits until the controller has the reviews of all nodes of the active maintenances, so
+// that a sync has to wait for none.
 func (f *fixture) authorized() {
 	f.t.Helper()
 	f.cached()
@@ -269,7 +269,7 @@ func (f *fixture) authorized() {
 func sameObjects[T metav1.Object](cached, stored []T) bool {
 	key := func(o T) string {
 		plain := any(o).(runtime.Object).DeepCopyObject()
-		// Informers leave the kind out.
+		// Objects of informers have no kind.
 		plain.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
 		stripped, _ := controllercache.Strip(plain)
 		o = stripped.(T)
@@ -286,8 +286,8 @@ func sameObjects[T metav1.Object](cached, stored []T) bool {
 	return a.Equal(b)
 }
 
-// eventually waits for a condition. Each look at it waits until the caches and what runs have done
-// all they can.
+// eventually waits for a condition. Before each check it waits until the informers and the
+// controllers have nothing left to do.
 func (f *fixture) eventually(what string, condition func() bool) {
 	f.t.Helper()
 	if !informertest.Until(time.Millisecond, condition) {
@@ -295,7 +295,7 @@ func (f *fixture) eventually(what string, condition func() bool) {
 	}
 }
 
-// step syncs a maintenance as often as it takes until nothing changes any more.
+// step syncs a maintenance until nothing changes any more.
 func (f *fixture) step(name string) {
 	f.t.Helper()
 	for range 20 {
@@ -345,7 +345,7 @@ func (f *fixture) reconcileNodes() error {
 	return errors.Join(errs...)
 }
 
-// sweep does what the controllers do from time to time although nothing happened.
+// sweep runs the periodic work of the controllers.
 func (f *fixture) sweep() {
 	f.t.Helper()
 	f.resync(f.ctx)
@@ -358,7 +358,7 @@ func (f *fixture) sweep() {
 	f.cached()
 }
 
-// withdraw withdraws the Evacuations that wait for it.
+// withdraw withdraws the enqueued Evacuations.
 func (f *fixture) withdraw() error {
 	var errs []error
 	for f.withdrawals.queue.Len() > 0 {
@@ -376,11 +376,11 @@ func (f *fixture) withdraw() error {
 	return errors.Join(errs...)
 }
 
-// wait lets time pass.
+// wait advances the clock.
 func (f *fixture) wait(d time.Duration) { f.clock.Step(d) }
 
 func (f *fixture) stored() string {
-	// What was asked about rights has its answer at the next look.
+	// The reviews that were sent have their answers now.
 	data, err := json.Marshal([]any{f.nodeList(), f.maintenanceList(), f.evacuationList(), f.rights.count()})
 	if err != nil {
 		f.t.Fatal(err)
@@ -471,9 +471,8 @@ func (f *fixture) nm(name string) *maintenancev1alpha1.NodeMaintenance {
 	return nm
 }
 
-// enter moves a maintenance to a stage as the API server does, and waits until the cache shows it:
-// the fake cluster has no conflicts, so that the status of an older version would take the stage
-// back.
+// enter moves a maintenance to a stage as the API server does, and waits until the cache shows it.
+// The fake cluster knows no conflicts: a status write with an older version would undo the stage.
 func (f *fixture) enter(name string, stage maintenancev1alpha1.NodeMaintenanceStage) {
 	f.t.Helper()
 	nm := f.nm(name)
@@ -490,7 +489,7 @@ func (f *fixture) enter(name string, stage maintenancev1alpha1.NodeMaintenanceSt
 	})
 }
 
-// deletePod has a pod gone, and with it its Evacuation, as the evacuation controller does it.
+// deletePod deletes a pod and, as the evacuation controller does, its Evacuation.
 func (f *fixture) deletePod(name string) {
 	f.t.Helper()
 	pod, err := f.host.CoreV1().Pods("default").Get(f.ctx, name, metav1.GetOptions{})
@@ -508,7 +507,7 @@ func (f *fixture) deletePod(name string) {
 	}
 }
 
-// evacuating returns the names of the pods for which we have asked, sorted.
+// evacuating returns the names of the pods that have an Evacuation of ours, sorted.
 func (f *fixture) evacuating() []string {
 	out := []string{}
 	for _, e := range f.evacuationList() {
@@ -523,7 +522,7 @@ func (f *fixture) evacuating() []string {
 func (f *fixture) wantEvacuating(names ...string) {
 	f.t.Helper()
 	if got := f.evacuating(); !reflect.DeepEqual(got, append([]string{}, names...)) {
-		f.t.Errorf("evacuating %v, want %v", got, names)
+		f.t.Errorf("got Evacuations of %v, want %v", got, names)
 	}
 }
 
@@ -534,6 +533,6 @@ func (f *fixture) nodeStatus(maintenance, node string) maintenancev1alpha1.NodeM
 			return n
 		}
 	}
-	f.t.Fatalf("no status of node %s", node)
+	f.t.Fatalf("the status has no node %s", node)
 	return maintenancev1alpha1.NodeMaintenanceNodeStatus{}
 }

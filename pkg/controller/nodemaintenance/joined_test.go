@@ -30,7 +30,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
-func TestJoinsThatAreRefusedAreBlockers(t *testing.T) {
+func TestRefusedJoinsAreBlockers(t *testing.T) {
 	evacuation := maintenancev1alpha1.SchemeGroupVersion.WithKind("Evacuation").GroupKind()
 	for name, tt := range map[string]struct {
 		answer  error
@@ -40,7 +40,7 @@ func TestJoinsThatAreRefusedAreBlockers(t *testing.T) {
 		"a join that admission forbids": {
 			apierrors.NewForbidden(maintenancev1alpha1.Resource("evacuations"), "p", nil), 1,
 		},
-		"but not one that only meets other writes": {
+		"but not a join that conflicts with another write": {
 			apierrors.NewConflict(maintenancev1alpha1.Resource("evacuations"), "p", nil), 0,
 		},
 	} {
@@ -60,7 +60,7 @@ func TestJoinsThatAreRefusedAreBlockers(t *testing.T) {
 				got := f.nodeStatus("m", "one")
 				if got.PodsBlocked != tt.blocked || got.PodsEvacuating != 1 ||
 					strings.Contains(got.DrainMessage, "such as default/p: join evacuation ") != (tt.blocked > 0) {
-					t.Errorf("status %+v, want %d blocked pods", got, tt.blocked)
+					t.Errorf("got status %+v, want %d blocked pods", got, tt.blocked)
 				}
 				if tt.blocked > 0 {
 					f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressBlocked)
@@ -71,7 +71,7 @@ func TestJoinsThatAreRefusedAreBlockers(t *testing.T) {
 				f.wait(statusPace)
 				f.step("m")
 				if got := f.nodeStatus("m", "one"); got.PodsBlocked != 0 || !nodestate.IsOurs(f.evacuationList()[0]) {
-					t.Errorf("status %+v after the join was accepted", got)
+					t.Errorf("got status %+v after the join was accepted, want no blocked pod", got)
 				}
 			})
 		})
@@ -88,7 +88,7 @@ func TestRequestsForEvacuationsNameTheMaintenance(t *testing.T) {
 		f.step("m")
 		for _, e := range f.evacuationList() {
 			if got := e.Annotations[maintenancev1alpha1.AnnotationLeavesFor]; got != "NodeMaintenance m (kernel update)" {
-				t.Errorf("the request says %q", got)
+				t.Errorf("got message %q of the request", got)
 			}
 		}
 		f.wantEvacuating("p")

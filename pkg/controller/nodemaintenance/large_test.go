@@ -73,7 +73,7 @@ func TestStatusOf5000NodesFits(t *testing.T) {
 		t.Fatal(err)
 	}
 	status := l.status
-	// The longest that the plan without own entries comes to.
+	// The longest targets of a drain plan without entries of the user.
 	for i := range status.NodeStatuses {
 		status.NodeStatuses[i].DrainTargets = []maintenancev1alpha1.DrainPlanEntry{
 			{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: maintenancev1alpha1.MaxPodPriority},
@@ -86,17 +86,17 @@ func TestStatusOf5000NodesFits(t *testing.T) {
 	full.Status = status
 	c.keepSmall(full)
 	if got := len(full.Status.NodeStatuses); got != 5000 {
-		t.Fatalf("%d node statuses, want 5000", got)
+		t.Fatalf("got %d node statuses, want 5000", got)
 	}
 	if slices.ContainsFunc(
 		full.Status.Conditions,
 		func(c metav1.Condition) bool { return c.Type == maintenancev1alpha1.ConditionNodeMessagesOmitted },
 	) {
-		t.Errorf("%d bytes did not fit", full.Size())
+		t.Errorf("a status of %d bytes did not fit", full.Size())
 	}
 }
 
-// largeCluster fills the caches directly: no informer would change anything about what is measured.
+// largeCluster fills the caches directly: the measured code does not depend on the informers.
 func largeCluster(tb testing.TB, nodes, podsPerNode int) (*Controller, *maintenancev1alpha1.NodeMaintenance) {
 	tb.Helper()
 	f, pods, evacuations := newController(tb)

@@ -27,9 +27,9 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// TestNodeWithATroubleIsWithdrawnFromWhenItLeaves has a user narrow the selector because a node
-// cannot be written.
-func TestNodeWithATroubleIsWithdrawnFromWhenItLeaves(t *testing.T) {
+// TestEvacuationsOfADeselectedNodeAreWithdrawn has a user narrow the selector because a node cannot
+// be written.
+func TestEvacuationsOfADeselectedNodeAreWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		f.step("m")
@@ -52,14 +52,14 @@ func TestNodeWithATroubleIsWithdrawnFromWhenItLeaves(t *testing.T) {
 			t.Fatal(err)
 		}
 		if f.withdrawals.queue.Len() == 0 && f.state.HasOurs("one") {
-			t.Error("the Evacuations of the node stay")
+			t.Error("the Evacuations of the node were not withdrawn")
 		}
 	})
 }
 
-// TestPlannedMaintenanceWithoutAnAnswerHoldsUpNoOther has the authorizer not answer about the user
-// of a maintenance that is only planned.
-func TestPlannedMaintenanceWithoutAnAnswerHoldsUpNoOther(t *testing.T) {
+// TestSilentAuthorizerOfAPlannedMaintenanceDelaysNoOther has the authorizer give no answer about
+// the user of a maintenance in stage Idle.
+func TestSilentAuthorizerOfAPlannedMaintenanceDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"),
 			newMaintenance("planned", createdAt(stageIdle), func(nm *maintenancev1alpha1.NodeMaintenance) {
@@ -76,7 +76,7 @@ func TestPlannedMaintenanceWithoutAnAnswerHoldsUpNoOther(t *testing.T) {
 		f.wantCordon("one", false)
 		f.wantShown("one")
 		if nm := f.nm("m"); len(nm.Finalizers) > 0 {
-			t.Errorf("maintenance m has not ended: %v", nm.Status.Conditions)
+			t.Errorf("maintenance m has not ended, conditions %v", nm.Status.Conditions)
 		}
 	})
 }

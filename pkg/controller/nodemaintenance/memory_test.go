@@ -23,8 +23,8 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// wantSameDecision checks that what the controller remembers makes no difference: the next look at
-// a maintenance comes to what a look without any memory comes to.
+// wantSameDecision checks that the caches of the controller do not change its decision: a
+// controller without them decides the same about a maintenance.
 func (f *fixture) wantSameDecision(name string) {
 	f.t.Helper()
 	nm, err := f.get(name)
@@ -36,11 +36,11 @@ func (f *fixture) wantSameDecision(name string) {
 		f.state.DropView(node.Name)
 	}
 	if fresh := f.decisionOf(nm); !reflect.DeepEqual(remembered, fresh) {
-		f.t.Errorf("%s: with memory %+v, without %+v", name, remembered, fresh)
+		f.t.Errorf("%s: got %+v with the caches, %+v without", name, remembered, fresh)
 	}
 }
 
-// seen is what a look comes to.
+// seen is the result of gathering and deciding.
 type seen struct {
 	status  maintenancev1alpha1.NodeMaintenanceStatus
 	targets map[string][]maintenancev1alpha1.DrainPlanEntry
@@ -74,8 +74,8 @@ func (f *fixture) decisionOf(nm *maintenancev1alpha1.NodeMaintenance) seen {
 	return s
 }
 
-// TestEveryFieldOfANodeStatusIsCompared changes one field after the other: one that is not compared
-// would never be written.
+// TestEveryFieldOfANodeStatusIsCompared changes one field after the other. The controller would
+// never write a field that it does not compare.
 func TestEveryFieldOfANodeStatusIsCompared(t *testing.T) {
 	for _, list := range []reflect.Type{reflect.TypeFor[maintenancev1alpha1.NodeMaintenanceNodeStatus](), reflect.TypeFor[maintenancev1alpha1.DrainPlanEntry]()} {
 		for i := range list.NumField() {
@@ -97,7 +97,7 @@ func TestEveryFieldOfANodeStatusIsCompared(t *testing.T) {
 	}
 }
 
-// change gives a field another value.
+// change sets a field to another value.
 func change(t *testing.T, field reflect.Value) {
 	t.Helper()
 	switch field.Kind() {

@@ -39,7 +39,7 @@ func ofServer(pod *corev1.Pod) {
 	}
 }
 
-func TestOwnPodsLeaveLastOfTheirWave(t *testing.T) {
+func TestOwnPodsAreLastOfTheirWave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t,
 			newNode("one"), newNode("two"), newNode("away", inPool("green"), ready),
@@ -59,8 +59,8 @@ func TestOwnPodsLeaveLastOfTheirWave(t *testing.T) {
 	})
 }
 
-func TestAnOwnPodThatComesBackStays(t *testing.T) {
-	// In the second of the write that holds the node, and later.
+func TestRecreatedOwnPodIsKept(t *testing.T) {
+	// Created in the same second as the cordon, and later.
 	testAnOwnPodThatComesBack(t, time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC))
 	testAnOwnPodThatComesBack(t, time.Date(2026, 11, 1, 12, 1, 0, 0, time.UTC))
 }
@@ -85,7 +85,7 @@ func testAnOwnPodThatComesBack(t *testing.T, created time.Time) {
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
 		if kept := f.nodeStatus("m", "one").PodsKept; kept != 1 {
-			t.Errorf("%d pods kept, want 1", kept)
+			t.Errorf("got %d pods kept, want 1", kept)
 		}
 	})
 }

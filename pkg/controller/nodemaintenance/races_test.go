@@ -87,8 +87,8 @@ func nominated(node string) func(*corev1.Pod) {
 	}
 }
 
-// TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn has a maintenance end right after it has asked
-// pods to leave, one by an Evacuation of its own and one by that of another instigator.
+// TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn completes a maintenance immediately after it
+// has created one Evacuation and joined one of another instigator.
 func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newPod("q", "one", 0), newMaintenance(
@@ -97,7 +97,7 @@ func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 			ourEvacuation("q", "one", instigatedBy(foreignInstigator)))
 		f.step("m")
 		f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
-		// From here on no event of an Evacuation comes.
+		// From here on the cache gets no event of an Evacuation.
 		f.maintenance.PrependWatchReactor("evacuations", func(clienttesting.Action) (bool, watch.Interface, error) {
 			f.watches.Begin("evacuations")
 			return true, watch.NewFake(), nil
@@ -120,13 +120,13 @@ func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 		})
 		f.wantEvacuating()
 		if left := f.evacuationList(); len(left) != 1 || left[0].Spec.PodRef.Name != "q" {
-			t.Errorf("%d evacuations are left, want that of the other instigator", len(left))
+			t.Errorf("got %d Evacuations, want only that of the other instigator", len(left))
 		}
 	})
 }
 
-// TestRequestThatIsUnderWayIsWaitedFor has a maintenance end while it asks for an Evacuation.
-func TestRequestThatIsUnderWayIsWaitedFor(t *testing.T) {
+// TestCompleteWaitsForRequestsInFlight completes a maintenance while it creates an Evacuation.
+func TestCompleteWaitsForRequestsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := newPod("p", "one", 0)
 		f := newFixture(t, newNode("one"), pod, newMaintenance("m", createdAt(stageCordon)))
@@ -139,7 +139,7 @@ func TestRequestThatIsUnderWayIsWaitedFor(t *testing.T) {
 		}
 		f.wantCordon("one", true, "m")
 		if len(f.nm("m").Finalizers) == 0 {
-			t.Error("the maintenance is complete although a pod may still be asked to leave")
+			t.Error("the maintenance has ended while a request for an Evacuation is in flight")
 		}
 		f.state.Requests.Answered(pod.UID)
 		f.step("m")
@@ -147,13 +147,13 @@ func TestRequestThatIsUnderWayIsWaitedFor(t *testing.T) {
 		f.step("m")
 		f.wantCordon("one", false)
 		if finalizers := f.nm("m").Finalizers; len(finalizers) > 0 {
-			t.Errorf("finalizers %v although nothing was created", finalizers)
+			t.Errorf("got finalizers %v, want none: no Evacuation was created", finalizers)
 		}
 	})
 }
 
-// TestNothingIsRequestedForAMaintenanceThatHasEnded has a sync go on that began before.
-func TestNothingIsRequestedForAMaintenanceThatHasEnded(t *testing.T) {
+// TestNoEvacuationForACompletedMaintenance completes the maintenance in the middle of a sync.
+func TestNoEvacuationForACompletedMaintenance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod, joined := newPod("p", "one", 0), newPod("q", "one", 0)
 		f := newFixture(t, newNode("one"), pod, joined, newMaintenance("m", createdAt(stageCordon)),
@@ -178,9 +178,8 @@ func TestNothingIsRequestedForAMaintenanceThatHasEnded(t *testing.T) {
 	})
 }
 
-// TestNothingIsRequestedOnANodeThatIsNotSelectedAnyMore has the selector change while a round of
-// requests is under way.
-func TestNothingIsRequestedOnANodeThatIsNotSelectedAnyMore(t *testing.T) {
+// TestNoEvacuationOnADeselectedNode changes the selector in the middle of a round of requests.
+func TestNoEvacuationOnADeselectedNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := newPod("p", "one", 0)
 		f := newFixture(t, newNode("one"), pod, newMaintenance("m", createdAt(stageCordon)))
@@ -206,8 +205,8 @@ func TestNothingIsRequestedOnANodeThatIsNotSelectedAnyMore(t *testing.T) {
 	})
 }
 
-// TestMaintenanceEndsBesideOneThatHasNoTargets has a second maintenance drain the node whose user
-// may not delete it.
+// TestMaintenanceEndsBesideOneThatHasNoTargets has a second maintenance of the node, whose user may
+// not delete the node.
 func TestMaintenanceEndsBesideOneThatHasNoTargets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("a", createdMinute(1)))
@@ -223,14 +222,14 @@ func TestMaintenanceEndsBesideOneThatHasNoTargets(t *testing.T) {
 		f.step("a")
 		f.wantEvacuating()
 		if nm := f.nm("a"); len(nm.Finalizers) > 0 {
-			t.Errorf("maintenance a has not ended: %v", nm.Status.Conditions)
+			t.Errorf("maintenance a has not ended, conditions %v", nm.Status.Conditions)
 		}
 	})
 }
 
-// TestStrayEvacuationsAreFound covers what a leader writes that does not know yet that
-// it is none, or that its maintenance has ended.
-func TestStrayEvacuationsAreFound(t *testing.T) {
+// TestStrayEvacuationsAreWithdrawn has a leader write that does not know yet that it is no longer
+// the leader, or that its maintenance has ended.
+func TestStrayEvacuationsAreWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(
 			t,
@@ -255,7 +254,7 @@ func TestStrayEvacuationsAreFound(t *testing.T) {
 	})
 }
 
-func TestCordonThatLandsAfterItsMaintenanceHasEndedIsFound(t *testing.T) {
+func TestCordonWrittenAfterTheEndOfItsMaintenanceIsRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m", createdAt(stageCordon)))
 		f.step("m")
@@ -272,7 +271,7 @@ func TestCordonThatLandsAfterItsMaintenanceHasEndedIsFound(t *testing.T) {
 	})
 }
 
-func TestPodsThatLoseTheirNominationMayStay(t *testing.T) {
+func TestEvacuationIsWithdrawnWhenThePodLosesItsNomination(t *testing.T) {
 	for name, change := range map[string]func(*corev1.Pod){
 		"because another node took it in": func(pod *corev1.Pod) {
 			pod.Spec.NodeName, pod.Status = "green", corev1.PodStatus{Phase: corev1.PodRunning}
@@ -312,7 +311,7 @@ func TestPodsThatLoseTheirNominationMayStay(t *testing.T) {
 	}
 }
 
-func TestNominatedPodsThatAreBoundStayAsked(t *testing.T) {
+func TestNominatedPodsThatAreBoundKeepTheirEvacuation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("nominee", "", 0, nominated("one")))
 		f.step("m")
@@ -326,9 +325,9 @@ func TestNominatedPodsThatAreBoundStayAsked(t *testing.T) {
 	})
 }
 
-// TestNodesAreRememberedUntilTheyAreReleased has nodes leave the selection that bear no annotation
-// of ours: only the status knows of them.
-func TestNodesAreRememberedUntilTheyAreReleased(t *testing.T) {
+// TestDeselectedNodesStayInTheStatusUntilTheyAreReleased deselects nodes that have no annotation of
+// ours. Only the status names them.
+func TestDeselectedNodesStayInTheStatusUntilTheyAreReleased(t *testing.T) {
 	for name, leaves := range map[string]func(*fixture){
 		"the label of a node with a foreign cordon changes": func(f *fixture) {
 			f.updateNode("foreign", inPool("green"))
@@ -358,7 +357,7 @@ func TestNodesAreRememberedUntilTheyAreReleased(t *testing.T) {
 					newPod("p", "one", 0), newPod("q", "foreign", 0), newPod("gone", "foreign", 0), newMaintenance("m"))
 				f.step("m")
 				f.wantEvacuating("gone", "p", "q")
-				// Its Evacuation is there for a while, as that of a pod that has been evicted is.
+				// Its Evacuation exists for a while after the eviction of the pod.
 				if err := f.host.CoreV1().Pods("default").Delete(f.ctx, "gone", metav1.DeleteOptions{}); err != nil {
 					t.Fatal(err)
 				}
@@ -385,7 +384,7 @@ func TestNodesAreRememberedUntilTheyAreReleased(t *testing.T) {
 				f.wantEvacuating("gone", "p", "q")
 				f.nodeStatus("m", "foreign")
 				failing = false
-				// Another leader knows no more than the status.
+				// A new leader knows only the status.
 				f.restart()
 				f.wait(selection.Lingering)
 				f.step("m")
@@ -397,16 +396,16 @@ func TestNodesAreRememberedUntilTheyAreReleased(t *testing.T) {
 					want = 2 // it may be registered again
 				}
 				if got := len(f.nm("m").Status.NodeStatuses); got != want {
-					t.Errorf("%d node statuses, want %d", got, want)
+					t.Errorf("got %d node statuses, want %d", got, want)
 				}
 			})
 		})
 	}
 }
 
-// TestNewLeaderConfirmsWhatItInherits has a pod on a drained node that neither the status nor the
-// cache tell of.
-func TestNewLeaderConfirmsWhatItInherits(t *testing.T) {
+// TestNewLeaderConfirmsDrainedNodes has a pod on a drained node that neither the status nor the
+// cache shows.
+func TestNewLeaderConfirmsDrainedNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
 		f.step("m")
@@ -428,7 +427,7 @@ func TestNewLeaderConfirmsWhatItInherits(t *testing.T) {
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
 		if lists != 1 {
-			t.Errorf("%d live lists, want 1", lists)
+			t.Errorf("got %d live lists, want 1", lists)
 		}
 		hidden = append(hidden, *newPod("hidden", "one", 0))
 		f.restart()
@@ -437,9 +436,9 @@ func TestNewLeaderConfirmsWhatItInherits(t *testing.T) {
 	})
 }
 
-// TestCordonThatIsRenewedIsWaitedForAgain has a node schedulable for so short a time that no sync
-// sees it.
-func TestCordonThatIsRenewedIsWaitedForAgain(t *testing.T) {
+// TestRenewedCordonIsWaitedForAgain makes a node schedulable for so short a time that no sync sees
+// it.
+func TestRenewedCordonIsWaitedForAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
 		f.step("m")
@@ -458,7 +457,7 @@ func TestCordonThatIsRenewedIsWaitedForAgain(t *testing.T) {
 	})
 }
 
-// TestTheLastCountersAreWritten has a drain converge within the pause between two writes.
+// TestTheLastCountersAreWritten ends a drain within the pause between two writes.
 func TestTheLastCountersAreWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0))
@@ -475,7 +474,7 @@ func TestTheLastCountersAreWritten(t *testing.T) {
 	})
 }
 
-func TestRefusedNodesOfARunningDrainKeepWhatTheyHave(t *testing.T) {
+func TestRefusedNodesOfARunningDrainStayAsTheyAre(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(
 			t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"),
@@ -488,14 +487,14 @@ func TestRefusedNodesOfARunningDrainKeepWhatTheyHave(t *testing.T) {
 		f.create(newPod("s", "two", 0))
 		f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
 		f.step("m")
-		// Nothing new on node one, not even its cordon, and nothing is taken back; node two goes
-		// on.
+		// Node one gets neither a cordon nor an Evacuation, and keeps those that it has. Node two
+		// drains.
 		f.wantEvacuating("p", "q", "s")
 		f.wantCordon("one", false, "m")
 		f.sweep()
 		f.wantEvacuating("p", "q", "s")
 		if got := f.nodeStatus("m", "one").DrainTargets; len(got) == 0 {
-			t.Error("the targets of node one are forgotten")
+			t.Error("the status has no targets of node one")
 		}
 		f.rights.refused.Delete("one")
 		f.wait(noderights.AnswerTTL + time.Second)
@@ -519,7 +518,7 @@ func TestRequestsAreSentInRounds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The requests of the fifth time begin exactly at the end of the round.
+		// The requests of the fifth quarter begin exactly at the end of the round.
 		if got := sent.Load(); got != 5*maxParallel {
 			t.Errorf("got %d requests in a round, want %d", got, 5*maxParallel)
 		}
@@ -527,7 +526,7 @@ func TestRequestsAreSentInRounds(t *testing.T) {
 	})
 }
 
-func TestMaintenanceIsNotDoneWhileAnEvictionIsUnderWay(t *testing.T) {
+func TestCompleteWaitsForEvictionsInFlight(t *testing.T) {
 	evictionOf := func(pod string) inflight.Eviction {
 		return inflight.Eviction{Evacuation: types.NamespacedName{
 			Namespace: "default",
@@ -542,7 +541,7 @@ func TestMaintenanceIsNotDoneWhileAnEvictionIsUnderWay(t *testing.T) {
 		"of a pod of another node":                  {under: []inflight.Eviction{evictionOf("q")}},
 		"of a pod that another instigator asks for": {under: []inflight.Eviction{evictionOf("r")}},
 		"of a pod that is gone":                     {under: []inflight.Eviction{evictionOf("gone")}},
-		"of a namesake that was here": {
+		"of an earlier pod of the same name": {
 			under: []inflight.Eviction{{Evacuation: evictionOf("p").Evacuation, Pod: "p", UID: "before"}},
 		},
 	} {
@@ -563,7 +562,7 @@ func TestMaintenanceIsNotDoneWhileAnEvictionIsUnderWay(t *testing.T) {
 				f.wantEvacuating()
 				f.wantCordon("one", test.waits, holders(test.waits)...)
 				if finalizers := f.nm("m").Finalizers; (len(finalizers) > 0) != test.waits {
-					t.Fatalf("finalizers %v, waits %t", finalizers, test.waits)
+					t.Fatalf("got finalizers %v, want waiting %t", finalizers, test.waits)
 				}
 				for _, e := range test.under {
 					f.evictions.Remove(e.UID)
@@ -575,7 +574,7 @@ func TestMaintenanceIsNotDoneWhileAnEvictionIsUnderWay(t *testing.T) {
 	}
 }
 
-// holders returns the maintenance if it holds.
+// holders returns the maintenance if it is active.
 func holders(holds bool) []string {
 	if holds {
 		return []string{"m"}

@@ -29,7 +29,7 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// TestRun lets the controller run by events alone.
+// TestRun starts the controller, which reacts to events only.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newMaintenance("m", planning(upTo(1000))),
@@ -51,10 +51,10 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// TestSilentAuthorizerHoldsUpNoOtherDrain has the authorizer say nothing about one of two users.
-// The drain of the other one goes on with a single worker, and this one as soon as there is an
-// answer.
-func TestSilentAuthorizerHoldsUpNoOtherDrain(t *testing.T) {
+// TestSilentAuthorizerDelaysNoOtherDrain has the authorizer give no answer about one of two users.
+// The drain of the other user goes on with a single worker, and that of the first user as soon as
+// the authorizer answers.
+func TestSilentAuthorizerDelaysNoOtherDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const silent, nodeWorkers = "silent", 16
 		objects := []runtime.Object{
@@ -75,14 +75,14 @@ func TestSilentAuthorizerHoldsUpNoOtherDrain(t *testing.T) {
 		start := time.Now()
 		go f.run(1)
 		f.ticking(
-			"the pod of the other user is asked to leave",
+			"the pod of the other user has an Evacuation",
 			func() bool { return slices.Equal(f.evacuating(), []string{"p"}) },
 		)
 		close(f.rights.answer)
 		f.ticking("all pods are asked to leave", func() bool { return len(f.evacuating()) == 1+2*nodeWorkers })
-		// A question fails after ten seconds; nothing has waited for one.
+		// A review fails after ten seconds. The drain has not waited for one.
 		if took := time.Since(start); took >= 10*time.Second {
-			t.Errorf("it took %s", took)
+			t.Errorf("the drain took %s", took)
 		}
 	})
 }

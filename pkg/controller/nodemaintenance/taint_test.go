@@ -60,10 +60,10 @@ func (f *fixture) wantTaints(name string, taints []corev1.Taint, by ...string) {
 		node.Spec.Taints[i].TimeAdded = nil
 	}
 	if !slices.Equal(node.Spec.Taints, taints) {
-		f.t.Errorf("node %s has the taints %v, want %v", name, node.Spec.Taints, taints)
+		f.t.Errorf("node %s: got taints %v, want %v", name, node.Spec.Taints, taints)
 	}
 	if got := slices.Sorted(maps.Keys(nodemarks.TaintedBy(node))); !slices.Equal(got, by) {
-		f.t.Errorf("node %s: tainted by %v, want %v", name, got, by)
+		f.t.Errorf("node %s: got tainted by %v, want %v", name, got, by)
 	}
 	if _, there := node.Annotations[maintenancev1alpha1.AnnotationTaintedBy]; there && len(by) == 0 {
 		f.t.Errorf("node %s still has the annotation", name)
@@ -79,7 +79,7 @@ func newTaintFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	return f
 }
 
-func TestTaintComesWithTheFirstDaemonSetTarget(t *testing.T) {
+func TestTaintIsAddedWithTheFirstDaemonSetTarget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTaintFixture(t, newNode(
 			"one", taintedWith(otherTaint),
@@ -113,7 +113,7 @@ func TestTaintComesWithTheFirstDaemonSetTarget(t *testing.T) {
 	})
 }
 
-func TestWithoutTheEvacuatorThereIsNoTaint(t *testing.T) {
+func TestNoTaintWithoutTheEvacuator(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
 		f.step("m")
@@ -122,7 +122,7 @@ func TestWithoutTheEvacuatorThereIsNoTaint(t *testing.T) {
 	})
 }
 
-func TestTolerantDaemonSetPodsAreLeftAndNamed(t *testing.T) {
+func TestDaemonSetPodsThatTolerateTheTaintAreKeptAndNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTaintFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet),
 			newPod("network", "one", 0, ofDaemonSet, func(p *corev1.Pod) {
@@ -132,7 +132,7 @@ func TestTolerantDaemonSetPodsAreLeftAndNamed(t *testing.T) {
 		f.step("m")
 		f.wantEvacuating("logger")
 		if got := f.nodeStatus("m", "one").PodsKept; got != 1 {
-			t.Errorf("podsKept = %d, want 1", got)
+			t.Errorf("got podsKept %d, want 1", got)
 		}
 		f.deletePod("logger")
 		f.step("m")
@@ -142,12 +142,12 @@ func TestTolerantDaemonSetPodsAreLeftAndNamed(t *testing.T) {
 		if message := f.wantEvent(EventDrained); !strings.Contains(
 			message, "tolerates the drain taint of default/cni (1)",
 		) {
-			t.Errorf("the pod that was left is not named: %s", message)
+			t.Errorf("got message %s, want the name of the pod that was kept", message)
 		}
 	})
 }
 
-func TestForeignTaintIsLeftAlone(t *testing.T) {
+func TestTaintOfAUserIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTaintFixture(
 			t, newNode("one", taintedWith(drainTaint)), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet),
@@ -161,7 +161,7 @@ func TestForeignTaintIsLeftAlone(t *testing.T) {
 	})
 }
 
-func TestTaintGoesAlthoughTheCordonIsForeign(t *testing.T) {
+func TestTaintIsRemovedFromANodeThatAUserCordoned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTaintFixture(t, newNode("one", cordoned), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
 		f.step("m")
@@ -173,7 +173,7 @@ func TestTaintGoesAlthoughTheCordonIsForeign(t *testing.T) {
 	})
 }
 
-func TestDaemonSetPodsAreNotAskedBeforeTheirNodeIsTainted(t *testing.T) {
+func TestDaemonSetPodsHaveNoEvacuationBeforeTheTaint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTaintFixture(
 			t,
@@ -202,9 +202,9 @@ func TestDaemonSetPodsAreNotAskedBeforeTheirNodeIsTainted(t *testing.T) {
 	})
 }
 
-// TestTaintThatIsRefusedIsTold has a policy refuse the taint of a node that is cordoned already, so
-// that its DaemonSet pods are never asked to leave.
-func TestTaintThatIsRefusedIsTold(t *testing.T) {
+// TestRefusedTaintIsReported has a policy refuse the taint of a node that is already cordoned, so
+// that its DaemonSet pods never get an Evacuation.
+func TestRefusedTaintIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTaintFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
 		f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -290,7 +290,7 @@ func TestTaintThatAUserRemovesIsRestored(t *testing.T) {
 	})
 }
 
-func TestTaintOfAMaintenanceThatIsGoneIsSwept(t *testing.T) {
+func TestTaintOfADeletedMaintenanceIsRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTaintFixture(
 			t,

@@ -37,7 +37,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
-// These tests cover what must not stand still and look healthy.
+// These tests cover drains that do not progress: the object must show it.
 
 func TestDecideProgressing(t *testing.T) {
 	yes, no := metav1.ConditionTrue, metav1.ConditionFalse
@@ -58,7 +58,7 @@ func TestDecideProgressing(t *testing.T) {
 			verdict{no, "Complete", "1 node is still to be released. node a: forbidden (since 2026-11-01T12:00:00Z)"},
 		},
 		"no drain": {progressFacts{}, verdict{yes, "NotRequested", "The stage asks no pod to leave"}},
-		"no drain, and a node that cannot be cordoned": {
+		"a node cannot be cordoned outside of a drain": {
 			progressFacts{problems: failing},
 			verdict{no, "SyncFailed", "node a: forbidden (since 2026-11-01T12:00:00Z); and 1 more"},
 		},
@@ -83,11 +83,11 @@ func TestDecideProgressing(t *testing.T) {
 				"Nothing has moved since 2026-11-01T12:00:00Z: 1 pod left. node a: forbidden (since 2026-11-01T12:00:00Z)",
 			},
 		},
-		"a failure while the rest moves": {
+		"a failure, and other nodes progress": {
 			progressFacts{draining: true, moves: true, problems: failing[:1]},
 			verdict{yes, "SyncFailed", "node a: forbidden (since 2026-11-01T12:00:00Z)"},
 		},
-		"a failure and nothing moves": {
+		"a failure, and no node progresses": {
 			progressFacts{draining: true, problems: failing[:1]},
 			verdict{no, "SyncFailed", "node a: forbidden (since 2026-11-01T12:00:00Z)"},
 		},
@@ -128,8 +128,8 @@ func TestLastProgress(t *testing.T) {
 		"an evacuator reported": {
 			before, 3, movement{departed: 3, reported: now.Add(-time.Minute)}, now.Add(-time.Minute),
 		},
-		"a pod stops within its grace": {before, 3, movement{departed: 3, terminating: now.Add(time.Hour)}, now},
-		"the grace of a pod has passed": {
+		"a pod terminates within its grace period": {before, 3, movement{departed: 3, terminating: now.Add(time.Hour)}, now},
+		"the grace period of a pod has passed": {
 			before, 3, movement{departed: 3, terminating: now.Add(-5 * time.Minute)}, now.Add(-5 * time.Minute),
 		},
 		"the clock is behind": {
@@ -145,7 +145,7 @@ func TestLastProgress(t *testing.T) {
 	}
 }
 
-// TestNodesAreReleasedOneByOne has one Evacuation that cannot be withdrawn, for three nodes.
+// TestNodesAreReleasedOneByOne has three nodes, and one Evacuation that cannot be withdrawn.
 func TestNodesAreReleasedOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(
@@ -192,23 +192,23 @@ func TestNodesAreReleasedOneByOne(t *testing.T) {
 		if got := f.nodeStatus("m", "two").DrainMessage; !strings.HasPrefix(got, "Not released: ") || !strings.Contains(
 			got, "a policy says no",
 		) {
-			t.Errorf("message %q does not tell why the node is not released", got)
+			t.Errorf("got message %q, want why the node is not released", got)
 		}
 		if got := f.nodeStatus("m", "one").DrainMessage; got != "" {
-			t.Errorf("message %q of a node that is released", got)
+			t.Errorf("got message %q of a released node, want none", got)
 		}
 		f.wantEvent(EventNotProgressing)
 		failing = false
 		try()
 		f.wantCordon("two", false)
 		if finalizers := f.nm("m").Finalizers; len(finalizers) > 0 {
-			t.Errorf("finalizers %v", finalizers)
+			t.Errorf("got finalizers %v", finalizers)
 		}
 		f.wantProgressing("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonProgressComplete)
 	})
 }
 
-func TestEvacuationsThatAreRefusedAreBlockers(t *testing.T) {
+func TestRefusedEvacuationsAreBlockers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -224,14 +224,14 @@ func TestEvacuationsThatAreRefusedAreBlockers(t *testing.T) {
 		if got := f.nodeStatus("m", "one"); got.PodsBlocked != 1 || !strings.Contains(
 			got.DrainMessage, "no Evacuation for 1 pod, such as default/p: ",
 		) {
-			t.Errorf("status %+v", got)
+			t.Errorf("got status %+v", got)
 		}
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainBlocked)
 		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressBlocked)
 	})
 }
 
-func TestADrainInWhichNothingMovesIsStalled(t *testing.T) {
+func TestDrainWithoutProgressIsStalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		f.step("m")
@@ -251,7 +251,7 @@ func TestADrainInWhichNothingMovesIsStalled(t *testing.T) {
 	})
 }
 
-func TestASyncThatFailsIsShown(t *testing.T) {
+func TestFailedSyncIsShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		f.step("m")
@@ -269,7 +269,7 @@ func TestASyncThatFailsIsShown(t *testing.T) {
 		}
 		c := conditionOf(f.nm("m"), maintenancev1alpha1.ConditionProgressing)
 		if c == nil || c.Status != metav1.ConditionFalse || c.Reason != maintenancev1alpha1.ReasonProgressSyncFailed || !strings.Contains(c.Message, "on fire") {
-			t.Errorf("Progressing is %+v", c)
+			t.Errorf("got Progressing %+v", c)
 		}
 		f.wantEvent(EventNotProgressing)
 	})
@@ -285,8 +285,9 @@ func (f *fixture) cachedMaintenances() {
 	})
 }
 
-// TestANodeThatIsFoughtOverHoldsOnlyItsOwnPods has node two made schedulable again and again.
-func TestANodeThatIsFoughtOverHoldsOnlyItsOwnPods(t *testing.T) {
+// TestNodeThatIsUncordonedAgainAndAgainDelaysOnlyItsOwnPods has another client uncordon node two
+// again and again.
+func TestNodeThatIsUncordonedAgainAndAgainDelaysOnlyItsOwnPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newMaintenance("m", planning(upTo(1000))),
 			newPod("first", "one", 0), newPod("second", "one", 5000), newPod("other", "two", 0))
@@ -303,12 +304,12 @@ func TestANodeThatIsFoughtOverHoldsOnlyItsOwnPods(t *testing.T) {
 		if got, want := f.nodeStatus(
 			"m", "two",
 		).DrainMessage, "Not drained: its cordon is undone again and again"; got != want {
-			t.Errorf("message %q, want %q", got, want)
+			t.Errorf("got message %q, want %q", got, want)
 		}
 		f.wait(nodestate.FightWindow + time.Second)
 		f.step("m")
 		if got := f.nodeStatus("m", "two").DrainMessage; strings.HasPrefix(got, "Not drained") {
-			t.Errorf("message %q although the fight is over", got)
+			t.Errorf("got message %q after the other client has stopped", got)
 		}
 	})
 }
@@ -327,16 +328,16 @@ func TestNewNodes(t *testing.T) {
 		node   *corev1.Node
 		joins  bool
 	}{
-		"a node that is created later is ignored": {ignoring, newNode("late", createdAtSecond(200)), false},
-		"it joins if new nodes are to":            {joining, newNode("late", createdAtSecond(200)), true},
-		"one that existed and is labelled later joins": {
+		"a node that is created later is ignored":                {ignoring, newNode("late", createdAtSecond(200)), false},
+		"a node that is created later joins with newNodes: Join": {joining, newNode("late", createdAtSecond(200)), true},
+		"a node that existed and is labelled later joins": {
 			ignoring, newNode("old", createdAtSecond(50), inPool("green")), true,
 		},
-		"one registered again under a held name joins": {
+		"a node that is registered again under the same name joins": {
 			ignoring, newNode("one", createdAtSecond(200), func(n *corev1.Node) { n.UID = "again" }), true,
 		},
-		"one as old as the newest at the time joins":    {ignoring, newNode("late", createdAtSecond(100)), true},
-		"a leader that starts later decides just alike": {ignoring, newNode("late", createdAtSecond(101)), false},
+		"a node as old as the newest node at the start joins": {ignoring, newNode("late", createdAtSecond(100)), true},
+		"a new leader decides the same":                       {ignoring, newNode("late", createdAtSecond(101)), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -377,7 +378,7 @@ func TestNewNodes(t *testing.T) {
 					if c := conditionOf(
 						f.nm("m"), maintenancev1alpha1.ConditionProgressing,
 					); c == nil || !strings.Contains(c.Message, "1 new node is ignored (newNodes: Ignore): late") {
-						t.Errorf("Progressing is %+v", c)
+						t.Errorf("got Progressing %+v", c)
 					}
 				}
 			})
@@ -385,9 +386,9 @@ func TestNewNodes(t *testing.T) {
 	}
 }
 
-// TestAnotherStorageIsLeftAlone starts a server on storage that does not know the maintenances on
+// TestNodesOfAnotherStorageAreKept starts a server whose storage does not have the maintenances of
 // the nodes.
-func TestAnotherStorageIsLeftAlone(t *testing.T) {
+func TestNodesOfAnotherStorageAreKept(t *testing.T) {
 	foreign := `{"storage":"another","maintenances":{"m":"1"},"taints":["maintenance.haulout.dev/held"]}`
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one", cordoned, taintedWith(heldTaint), ownedBy(foreign), taintedBy(foreign)))
@@ -405,8 +406,8 @@ func TestAnotherStorageIsLeftAlone(t *testing.T) {
 	})
 }
 
-// TestHostileAnnotationsStopNoOtherNode has an impossible name on one node, and a node to be swept
-// beside it.
+// TestHostileAnnotationsStopNoOtherNode has one node whose annotation has an invalid name, and one
+// node to be swept.
 func TestHostileAnnotationsStopNoOtherNode(t *testing.T) {
 	many := []string{}
 	for i := range 10000 {
@@ -433,14 +434,13 @@ func TestHostileAnnotationsStopNoOtherNode(t *testing.T) {
 		f.wantCordon("left", false)
 		f.wantCordon("crowded", false)
 		if reads > nodemarks.MaxMaintenances+1 {
-			t.Errorf("%d reads for the names on two nodes", reads)
+			t.Errorf("got %d reads for the names on two nodes", reads)
 		}
 	})
 }
 
-// TestNodesBeyondWhatFitsAreLeftOut has nodes join a maintenance whose status could not be stored
-// with them.
-func TestNodesBeyondWhatFitsAreLeftOut(t *testing.T) {
+// TestNodesThatDoNotFitInTheStatusAreNotSelected has more nodes join than the status has room for.
+func TestNodesThatDoNotFitInTheStatusAreNotSelected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		wide := func(nm *maintenancev1alpha1.NodeMaintenance) {
 			nm.Spec.NewNodes = maintenancev1alpha1.NewNodesPolicyJoin
@@ -469,12 +469,12 @@ func TestNodesBeyondWhatFitsAreLeftOut(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.wantCordon("late-0000", false)
-		// The node that is held drains on.
+		// The node in the status drains.
 		f.wait(statusPace)
 		f.step("m")
 		f.wantEvacuating("p")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
-		// The message is cut where it says how many nodes there are.
+		// The message is compared up to the number of nodes.
 		if got := f.nodeStatus("m", "late-0000").DrainMessage; !strings.HasPrefix(got, "Not drained: the status of ") {
 			t.Errorf("got message %q, want why the node is not drained", got)
 		}
@@ -498,7 +498,7 @@ func TestDescribeBlockers(t *testing.T) {
 			maintenancev1alpha1.NodeMaintenancePreview{Blockers: []maintenancev1alpha1.PreviewBlocker{budget, bare}},
 			"2 pods under budget shop/web: PodDisruptionBudget (Never); 1 pod, such as shop/job: NoController (Lost)",
 		},
-		"more than are named": {
+		"more pods than the message names": {
 			maintenancev1alpha1.NodeMaintenancePreview{
 				Blockers:        []maintenancev1alpha1.PreviewBlocker{budget, bare, bare, bare},
 				BlockersOmitted: 5,
@@ -515,7 +515,7 @@ func TestDescribeBlockers(t *testing.T) {
 	}
 }
 
-func TestADrainThatBeginsNamesWhatIsInItsWay(t *testing.T) {
+func TestDrainNamesItsBlockersWhenItBegins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		previews := 0
@@ -528,7 +528,7 @@ func TestADrainThatBeginsNamesWhatIsInItsWay(t *testing.T) {
 		})
 		f.step("m")
 		if f.forecasts.queue.Len() != 1 {
-			t.Fatal("the drain has begun, and the preview is not asked")
+			t.Fatal("the drain has begun, and the controller made no preview")
 		}
 		for range 2 {
 			if err := f.forecasts.reconcile(f.ctx, "m"); err != nil {
@@ -539,15 +539,15 @@ func TestADrainThatBeginsNamesWhatIsInItsWay(t *testing.T) {
 		f.step("m")
 		const want = "1 pod under budget default/b: PodDisruptionBudget (Never)"
 		if e := f.wantEvent(EventDrainForecast); !strings.Contains(e, want) {
-			t.Errorf("event %q", e)
+			t.Errorf("got event %q", e)
 		}
 		if c := conditionOf(
 			f.nm("m"), maintenancev1alpha1.ConditionProgressing,
 		); c == nil || !strings.Contains(c.Message, want) {
-			t.Errorf("Progressing is %+v", c)
+			t.Errorf("got Progressing %+v", c)
 		}
 		if previews != 1 {
-			t.Errorf("%d previews for one drain", previews)
+			t.Errorf("got %d previews for one drain", previews)
 		}
 	})
 }
@@ -556,7 +556,7 @@ func TestCompletedMaintenancesAreTrimmedAndDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		f.step("m")
-		// The drain takes a while, which does not count.
+		// The time of the drain does not count.
 		f.wait(2000 * time.Hour)
 		f.step("m")
 		f.enter("m", stageComplete)
@@ -569,7 +569,7 @@ func TestCompletedMaintenancesAreTrimmedAndDeleted(t *testing.T) {
 		}
 		f.step("m")
 		if got := f.nodeStatus("m", "one"); len(got.DrainTargets) > 0 || got.PodsPeak != 0 {
-			t.Errorf("status %+v is kept", got)
+			t.Errorf("got status %+v, want it to be trimmed", got)
 		}
 		f.wait(1000 * time.Hour)
 		f.step("m")
@@ -582,7 +582,7 @@ func TestCompletedMaintenancesAreTrimmedAndDeleted(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(f.maintenanceList()) > 0 {
-			t.Error("the maintenance is kept for longer than its time")
+			t.Error("the maintenance exists for longer than its time to live")
 		}
 	})
 }

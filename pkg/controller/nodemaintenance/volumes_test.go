@@ -63,8 +63,8 @@ func (f *fixture) drainedMessage(name string) string {
 	return condition.Message
 }
 
-// TestAttachedVolumesAreCounted runs by events alone: what is attached and detached must be an
-// event of the maintenance.
+// TestAttachedVolumesAreCounted starts the controller, which reacts to events only: attaching and
+// detaching a volume must enqueue the maintenance.
 func TestAttachedVolumesAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := newAttachment("asked", "one")
@@ -94,7 +94,7 @@ func TestAttachedVolumesAreCounted(t *testing.T) {
 		f.detach("b")
 		says("All pods have left 3 nodes")
 		if event := f.wantEvent(EventDrained); !strings.Contains(event, "3 volumes are still attached") {
-			t.Errorf("event %q does not tell of the volumes", event)
+			t.Errorf("got event %q, want the number of volumes", event)
 		}
 	})
 }
