@@ -11,6 +11,7 @@ KWOK_VERSION := v0.8.0
 GOLANGCI_LINT_VERSION := v2.15.0
 KUBE_API_LINTER_VERSION := v0.0.0-20260716143926-092fe0c72997
 KUSTOMIZE_VERSION := v5.8.1
+CYCLONEDX_GOMOD_VERSION := v1.10.0
 GOIMPORTS_VERSION := v0.38.0
 GOGO_PROTOBUF_VERSION := v1.3.2
 
@@ -85,6 +86,20 @@ image: $(IMAGE_TOOL) ## Make the image of haulout-apiserver in bin/image (PLATFO
 	$(IMAGE_TOOL) --tag='$(IMAGE)' --layout=$(BIN)/image/layout --archives=$(BIN)/image $(IMAGE_LABELS) \
 		--created="$$(git log -1 --format=%cI 2>/dev/null || echo 1970-01-01T00:00:00Z)" \
 		$(foreach platform,$(PLATFORMS),--program=$(platform)=$(BIN)/image/$(platform)/haulout-apiserver)
+
+CHART_TOOL := $(BIN)/chart-tool
+
+$(CHART_TOOL): $(wildcard hack/chart/*.go) hack/chart/go.mod hack/chart/go.sum
+	cd hack/chart && go build $(GO_BUILD_FLAGS) -o ../../$@ .
+
+.PHONY: chart
+chart: $(CHART_TOOL) ## Package the Helm chart in bin/chart (VERSION=v0.1.0)
+	@rm -rf $(BIN)/chart
+	@$(CHART_TOOL) --version='$(VERSION)' --app-version='$(subst +,-,$(VERSION))' --out=$(BIN)/chart
+
+.PHONY: dist
+dist: image krew chart ## Make a release in bin/dist: archives, images, chart, manifests, lists of modules, checksums (VERSION=v0.1.0)
+	@VERSION='$(VERSION)' PLATFORMS='$(PLATFORMS)' hack/dist.sh
 
 .PHONY: clean
 clean: ## Remove everything that was built
@@ -170,14 +185,15 @@ $(NODE_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum $(REALNODES_MOD
 		$(addprefix $(CNI_PACKAGE)/,main/bridge main/loopback ipam/host-local)
 	@touch $@
 
-# The images that every real node has: the sandbox of pods, the application of the tests, and our server.
+# The images that every real node has: the sandbox of pods, the application of the tests, etcd, and our server.
 .PHONY: node-binaries
-node-binaries: $(NODE_STAMP) $(IMAGE_TOOL) build ## Build the programs and images of real nodes
+node-binaries: $(NODE_STAMP) $(KUBE_STAMP) $(IMAGE_TOOL) build ## Build the programs and images of real nodes
 	@mkdir -p $(IMAGES)
 	cd $(REALNODES_MODULE) && go build $(GO_BUILD_FLAGS) -ldflags '-s -w' -o ../../$(NODE_PROGRAMS)/ ./app
 	@platform=linux/$$(go env GOARCH); rm -f $(IMAGES)/*.tar; \
 	$(IMAGE_TOOL) --tag=localhost/pause:dev --archives=$(IMAGES) --program=$$platform=$(NODE_PROGRAMS)/app --command=pause; \
 	$(IMAGE_TOOL) --tag=localhost/app:dev --archives=$(IMAGES) --program=$$platform=$(NODE_PROGRAMS)/app; \
+	$(IMAGE_TOOL) --tag=localhost/etcd:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/etcd; \
 	$(IMAGE_TOOL) --tag=localhost/haulout-apiserver:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/haulout-apiserver
 
 ifneq ($(filter-out 0,$(REAL_NODES)),)
@@ -285,6 +301,7 @@ unit: ## Run the tests that need no cluster, of all modules
 	(cd $(CLUSTER_MODULE) && ../../hack/test.sh $(UNIT_FLAGS) ./...) || failed=1; \
 	(cd test/monitoring && ../../hack/test.sh $(MONITORING_FLAGS) ./...) || failed=1; \
 	(cd hack/image && ../../hack/test.sh $(UNIT_FLAGS) ./...) || failed=1; \
+	(cd hack/chart && ../../hack/test.sh $(UNIT_FLAGS) ./...) || failed=1; \
 	test -z "$$failed"
 
 .PHONY: race

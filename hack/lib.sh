@@ -5,7 +5,7 @@ shopt -s inherit_errexit # a failure within $(...) counts
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 MODULE="haulout.dev/haulout"
 # The Go modules of this repository, as folders.
-MODULES=(. hack/image test/cluster test/monitoring test/realnodes)
+MODULES=(. hack/chart hack/image test/cluster test/monitoring test/realnodes)
 # A checkout that belongs to another user would stop each build with an error about its version control.
 export GOFLAGS="${GOFLAGS:+${GOFLAGS} }-buildvcs=false"
 
@@ -48,6 +48,10 @@ kube_api_linter() {
 
 kustomize() {
 	tool kustomize sigs.k8s.io/kustomize/kustomize/v5 "$(pinned KUSTOMIZE_VERSION)"
+}
+
+cyclonedx_gomod() {
+	tool cyclonedx-gomod github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod "$(pinned CYCLONEDX_GOMOD_VERSION)"
 }
 
 # hand_written_go prints the Go files that no program has written, each followed by a NUL.

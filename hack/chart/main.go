@@ -1,0 +1,76 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Command chart packages the Helm chart of charts/haulout. The package has copies of the files that
+// the chart shares with artifacts/base, in place of links to them.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/chart/v2/util"
+)
+
+func main() {
+	chart := pflag.String("chart", "charts/haulout", "folder of the chart")
+	out := pflag.String("out", "", "folder for the package (required)")
+	version := pflag.String("version", "", "version of the program, which the chart gets, as in v0.1.0 (required)")
+	appVersion := pflag.String("app-version", "", "default tag of the image; empty means the version")
+	pflag.Parse()
+	path, err := pack(*chart, *out, *version, *appVersion)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println(path)
+}
+
+// pack writes the package of a chart to a folder, and returns its path.
+func pack(folder, out, version, appVersion string) (string, error) {
+	if out == "" || version == "" {
+		return "", errors.New("--out and --version are required")
+	}
+	chart, err := loader.LoadDir(folder)
+	if err != nil {
+		return "", fmt.Errorf("load the chart %s: %w", folder, err)
+	}
+	chart.Metadata.Version = chartVersion(version)
+	chart.Metadata.AppVersion = version
+	if appVersion != "" {
+		chart.Metadata.AppVersion = appVersion
+	}
+	if err := chart.Validate(); err != nil {
+		return "", fmt.Errorf("the version %q: %w", version, err)
+	}
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return "", err
+	}
+	return util.Save(chart, out)
+}
+
+// chartVersion returns the semantic version of a program's version. That of a build without a tag
+// is only the name of its commit.
+func chartVersion(version string) string {
+	if number, tagged := strings.CutPrefix(version, "v"); tagged {
+		return number
+	}
+	return "0.0.0-" + version
+}

@@ -1,0 +1,364 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"helm.sh/helm/v4/pkg/chart/common"
+	commonutil "helm.sh/helm/v4/pkg/chart/common/util"
+	chart "helm.sh/helm/v4/pkg/chart/v2"
+	"helm.sh/helm/v4/pkg/chart/v2/lint"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/engine"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+)
+
+const root = "../.."
+
+// values are values of the chart.
+type values = map[string]any
+
+// image returns the values that every installation needs, and others.
+func image(more values) values {
+	all := values{"image": values{"repository": "haulout-apiserver", "tag": "v1"}}
+	for key, value := range more {
+		all[key] = value
+	}
+	return all
+}
+
+func external(replicas int) values {
+	return image(values{"replicas": replicas, "etcd": values{"servers": []any{"$(ETCD_SERVERS)"}}})
+}
+
+// render returns the objects of the chart in a namespace, by kind and name.
+func render(t *testing.T, c *chart.Chart, namespace string, with values) (map[string]values, error) {
+	t.Helper()
+	release := common.ReleaseOptions{Name: "haulout", Namespace: namespace, IsInstall: true}
+	all, err := commonutil.ToRenderValues(c, with, release, common.DefaultCapabilities)
+	if err != nil {
+		return nil, err
+	}
+	files, err := engine.Render(c, all)
+	if err != nil {
+		return nil, err
+	}
+	var text strings.Builder
+	for name, file := range files {
+		if strings.HasSuffix(name, ".yaml") {
+			fmt.Fprintf(&text, "---\n%s\n", file)
+		}
+	}
+	return objects(t, text.String()), nil
+}
+
+// objects reads a stream of objects.
+func objects(t *testing.T, stream string) map[string]values {
+	t.Helper()
+	all := map[string]values{}
+	for document := range strings.SplitSeq("\n"+stream, "\n---\n") {
+		var object values
+		if err := yaml.UnmarshalStrict([]byte(document), &object); err != nil {
+			t.Fatalf("%v in\n%s", err, document)
+		}
+		if object == nil {
+			continue
+		}
+		metadata := object["metadata"].(values)
+		name := fmt.Sprint(object["kind"], " ", metadata["namespace"], "/", metadata["name"])
+		if all[name] != nil {
+			t.Errorf("%s appears twice", name)
+		}
+		all[name] = object
+	}
+	return all
+}
+
+// load loads the chart: from its folder, with links, or from its package.
+func load(t *testing.T) *chart.Chart {
+	t.Helper()
+	c, err := loader.LoadDir(filepath.Join(root, "charts", "haulout"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestChartEqualsManifests renders the chart and the kustomizations with the same choices. They may
+// differ in labels that only Helm sets, and in where the servers of etcd are written.
+func TestChartEqualsManifests(t *testing.T) {
+	for folder, with := range map[string]values{
+		"base":                    image(nil),
+		"overlays/external-etcd":  external(1),
+		"overlays/three-replicas": external(3),
+	} {
+		t.Run(folder, func(t *testing.T) {
+			built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).
+				Run(filesys.MakeFsOnDisk(), filepath.Join(root, "artifacts", folder))
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := built.AsYaml()
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := objects(t, string(text))
+			// `helm install --create-namespace` creates it.
+			delete(want, "Namespace <nil>/haulout-system")
+			got, err := render(t, load(t), "haulout-system", with)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, all := range []map[string]values{want, got} {
+				for _, object := range all {
+					normalize(object)
+				}
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("artifacts/%s (-) and the chart (+) differ:\n%s", folder, diff)
+			}
+		})
+	}
+}
+
+// normalize removes from an object what may differ.
+func normalize(object values) {
+	metadata := object["metadata"].(values)
+	if labels, ok := metadata["labels"].(values); ok {
+		for _, name := range []string{
+			"app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart",
+		} {
+			delete(labels, name)
+		}
+	}
+	switch object["kind"] {
+	case "PersistentVolumeClaim":
+		delete(metadata, "annotations")
+	case "Deployment":
+		pod := object["spec"].(values)["template"].(values)["spec"].(values)
+		container := pod["containers"].([]any)[0].(values)
+		container["image"] = strings.TrimSuffix(container["image"].(string), ":v1")
+		delete(container, "imagePullPolicy")
+		container["env"] = slices.DeleteFunc(container["env"].([]any), func(variable any) bool {
+			return variable.(values)["name"] == "ETCD_SERVERS"
+		})
+	}
+}
+
+// TestChartFollowsItsNamespace installs in another namespace: no object may name the one of
+// artifacts/base.
+func TestChartFollowsItsNamespace(t *testing.T) {
+	all, err := render(t, load(t), "platform", image(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := yaml.Marshal(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(text), "haulout-system") {
+		t.Errorf("got an object that names haulout-system:\n%s", text)
+	}
+	for _, name := range []string{
+		"Deployment platform/haulout-apiserver", "Role platform/haulout-apiserver",
+		"RoleBinding kube-system/haulout-apiserver:authentication-reader",
+	} {
+		if all[name] == nil {
+			t.Errorf("got no %s", name)
+		}
+	}
+}
+
+func TestValuesChangeTheDeployment(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("0f", 32)
+	for name, test := range map[string]struct {
+		with values
+		want []string
+		not  []string
+	}{
+		"a digest in place of a tag": {
+			image(values{"image": values{"repository": "r.example/haulout", "digest": digest}}),
+			[]string{"image: r.example/haulout@" + digest}, nil,
+		},
+		"the default tag is the appVersion": {
+			image(values{"image": values{"repository": "r.example/haulout"}}),
+			[]string{"image: r.example/haulout:devel"}, nil,
+		},
+		"a serving certificate": {
+			image(values{"servingCertificate": values{
+				"secretName":            "haulout-tls",
+				"apiServiceAnnotations": values{"cert-manager.io/inject-ca-from": "haulout-system/haulout"},
+			}}),
+			[]string{
+				"- --tls-cert-file=/etc/haulout/serving/tls.crt", "secretName: haulout-tls",
+				"cert-manager.io/inject-ca-from: haulout-system/haulout",
+			}, nil,
+		},
+		"several members of etcd": {
+			image(values{"etcd": values{"servers": []any{"https://a:2379", "https://b:2379"}, "clientSecret": "own"}}),
+			[]string{"- --etcd-servers=https://a:2379,https://b:2379", "secretName: own"},
+			[]string{"--data-dir", "PersistentVolumeClaim"},
+		},
+		"a claim": {
+			image(values{"storage": values{"existingClaim": "mine"}}),
+			[]string{"claimName: mine"}, []string{"kind: PersistentVolumeClaim"},
+		},
+		"a StorageClass": {
+			image(values{"storage": values{"storageClass": "fast", "size": "20Gi"}}),
+			[]string{"storageClassName: fast", "storage: 20Gi"}, nil,
+		},
+		"where the pod runs": {
+			image(values{
+				"nodeSelector": values{"pool": "infra"}, "tolerations": []any{values{"key": "infra", "operator": "Exists"}},
+				"affinity": values{"nodeAffinity": values{}}, "priorityClassName": "",
+				"podLabels": values{"team": "infra"}, "podAnnotations": values{"note": "yes"},
+				"imagePullSecrets": []any{values{"name": "registry"}}, "extraArgs": []any{"--v=4"},
+			}),
+			[]string{
+				"pool: infra", "key: infra", "nodeAffinity: {}", "team: infra", "note: \"yes\"", "- --v=4",
+				"imagePullSecrets:\n    - name: registry",
+			},
+			[]string{"priorityClassName"},
+		},
+		"optional objects": {
+			image(values{
+				"admissionPolicies": values{"enabled": false}, "flowSchemas": values{"enabled": false},
+				"networkPolicy": values{"enabled": false},
+			}),
+			nil, []string{"ValidatingAdmissionPolicy", "kind: FlowSchema", "NetworkPolicy"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			all, err := render(t, load(t), "haulout-system", test.with)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var text strings.Builder
+			for _, object := range all {
+				one, err := yaml.Marshal(object)
+				if err != nil {
+					t.Fatal(err)
+				}
+				text.Write(one)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(reindent(text.String()), reindent(want)) {
+					t.Errorf("got no %q in\n%s", want, text.String())
+				}
+			}
+			for _, not := range test.not {
+				if strings.Contains(text.String(), not) {
+					t.Errorf("got %q, want none", not)
+				}
+			}
+		})
+	}
+}
+
+// reindent removes the indentation of each line.
+func reindent(text string) string {
+	lines := strings.Split(text, "\n")
+	for i := range lines {
+		lines[i] = strings.TrimSpace(lines[i])
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestInvalidValuesAreRefused(t *testing.T) {
+	for name, test := range map[string]struct {
+		with values
+		want string
+	}{
+		"no image":                 {nil, "image.repository is required"},
+		"replicas without etcd":    {image(values{"replicas": 3}), "/etcd/servers"},
+		"no replica":               {image(values{"replicas": 0}), "/replicas"},
+		"an unknown value":         {image(values{"replicaCount": 3}), "replicaCount"},
+		"an unknown nested value":  {image(values{"storage": values{"class": "fast"}}), "class"},
+		"a size that is none":      {image(values{"storage": values{"size": "much"}}), "/storage/size"},
+		"a digest that is none":    {image(values{"image": values{"digest": "latest"}}), "/image/digest"},
+		"an argument without --":   {image(values{"extraArgs": []any{"v=4"}}), "/extraArgs/0"},
+		"a memory limit of Go":     {image(values{"goMemoryLimit": "4Gi"}), "/goMemoryLimit"},
+		"a switch that is a text":  {image(values{"networkPolicy": values{"enabled": "no"}}), "/networkPolicy/enabled"},
+		"servers that are a text":  {image(values{"etcd": values{"servers": "https://a:2379"}}), "/etcd/servers"},
+		"a pull policy of no kind": {image(values{"image": values{"pullPolicy": "Sometimes"}}), "/image/pullPolicy"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := render(t, load(t), "haulout-system", test.with)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got error %v, want one that names %s", err, test.want)
+			}
+		})
+	}
+}
+
+func TestLint(t *testing.T) {
+	for name, with := range map[string]values{"defaults": {}, "three replicas": external(3)} {
+		for _, message := range lint.RunAll(filepath.Join(root, "charts", "haulout"), with, "haulout-system").Messages {
+			// It would be an address; there is none.
+			if strings.Contains(message.Error(), "icon is recommended") {
+				continue
+			}
+			t.Errorf("%s: %v", name, message)
+		}
+	}
+}
+
+// TestPackage packages the chart and renders the package, which has no links.
+func TestPackage(t *testing.T) {
+	for version, want := range map[string]string{
+		"v0.1.0": "haulout-0.1.0.tgz", "v0.1.0-3-gabcdef1": "haulout-0.1.0-3-gabcdef1.tgz", "abcdef1": "haulout-0.0.0-abcdef1.tgz",
+	} {
+		path, err := pack(filepath.Join(root, "charts", "haulout"), t.TempDir(), version, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if filepath.Base(path) != want {
+			t.Errorf("got %s, want %s", filepath.Base(path), want)
+		}
+		packed, err := loader.LoadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if packed.Metadata.AppVersion != version {
+			t.Errorf("got the appVersion %s, want %s", packed.Metadata.AppVersion, version)
+		}
+		got, err := render(t, packed, "haulout-system", image(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		source := load(t)
+		source.Metadata.Version, source.Metadata.AppVersion = packed.Metadata.Version, version
+		unpacked, err := render(t, source, "haulout-system", image(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(unpacked, got); diff != "" {
+			t.Errorf("the folder (-) and the package (+) differ:\n%s", diff)
+		}
+	}
+	if _, err := pack(filepath.Join(root, "charts", "haulout"), t.TempDir(), "v one", ""); err == nil {
+		t.Error("got a package of version \"v one\", want an error")
+	}
+}

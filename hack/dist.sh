@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Collects in bin/dist what a release has: archives of the server and of the kubectl plugin, images, the chart, manifests, a list of the
+# modules in each program (CycloneDX), and checksums. `make dist` has built all but the archives.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+: "${VERSION:?the version of the release}" "${PLATFORMS:?the platforms of the server}"
+cyclonedx="$(cyclonedx_gomod)"
+cd "${ROOT}"
+out=bin/dist
+rm -rf "${out}"
+mkdir -p "${out}"
+
+# The same files give the same archive.
+pack() { # ARCHIVE FOLDER NAME...
+	local archive="$1" folder="$2"
+	shift 2
+	tar -C "${folder}" --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - "$@" | gzip -n >"${out}/${archive}"
+}
+
+# bill PROGRAM NAME writes which modules a program has in it, as the Go linker recorded them.
+bill() {
+	"${cyclonedx}" bin -json -noserial -notimestamp -std -version "${VERSION}" -output "${out}/$2.cdx.json" "$1"
+}
+
+for platform in ${PLATFORMS}; do
+	name="haulout-apiserver_${platform/\//_}"
+	folder="$(mktemp -d)"
+	cp LICENSE "bin/image/${platform}/haulout-apiserver" "${folder}/"
+	pack "${name}.tar.gz" "${folder}" .
+	rm -rf "${folder}"
+	bill "bin/image/${platform}/haulout-apiserver" "${name}"
+	gzip -n <"bin/image/haulout-apiserver-${platform#*/}.tar" >"${out}/${name/apiserver/apiserver-image}.tar.gz"
+done
+pack haulout-apiserver-image.oci.tar.gz bin/image/layout .
+for archive in bin/krew/kubectl-maintenance_*.tar.gz; do
+	cp "${archive}" "${out}/"
+	name="$(basename "${archive}" .tar.gz)"
+	folder="$(mktemp -d)"
+	tar -C "${folder}" -xzf "${archive}"
+	bill "$(echo "${folder}"/kubectl-maintenance*)" "${name}"
+	rm -rf "${folder}"
+done
+cp bin/krew/maintenance.yaml "${out}/kubectl-maintenance.krew.yaml"
+cp bin/chart/*.tgz "${out}/"
+pack haulout-manifests.tar.gz artifacts base overlays examples/rbac-maintenance-operator.yaml monitoring
+(cd "${out}" && sha256sum -- * >SHA256SUMS)
+echo "Wrote ${out}:"
+ls -l "${out}" | awk 'NR > 1 { printf "%12d %s\n", $5, $9 }'
