@@ -52,7 +52,8 @@ type term struct {
 // ends. Another replica can acquire the Lease only after the controllers of this one have ended:
 // this one renews it while they stop, and releases it afterwards. If it cannot renew the Lease, it
 // stops the controllers after RenewDeadline, cancels their calls after CallGrace, and exits if they
-// still run. All of that fits into LeaseDuration, the shortest time that other replicas wait.
+// still run. All of that fits into LeaseDuration, the shortest time that other replicas wait. A
+// process that was suspended for longer than that finds the Lease too old before its next write.
 func (c *Controllers) takePartInElection(ctx context.Context) {
 	electionCtx, leave := context.WithCancel(context.WithoutCancel(ctx))
 	defer leave()
@@ -121,7 +122,7 @@ func (t *term) run(leading context.Context) {
 			t.endIfStuck(context.Cause(ctx), shutdownTimeout)
 		}
 	})()
-	t.runOnce(ctx)
+	t.runOnce(ctx, t.lease.check)
 }
 
 // endIfStuck ends the process if the controllers have not ended after a while.

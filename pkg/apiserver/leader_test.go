@@ -89,8 +89,11 @@ type stage struct {
 
 // act stands for a set of controllers whose last call goes on for as long as calls may when the
 // context has ended.
-func (s *stage) act(identity string, lasts time.Duration) func(context.Context) error {
-	return func(ctx context.Context) error {
+func (s *stage) act(identity string, lasts time.Duration) func(context.Context, func() error) error {
+	return func(ctx context.Context, mayAct func() error) error {
+		if err := mayAct(); err != nil {
+			s.t.Errorf("%s has begun to lead and may not act: %v", identity, err)
+		}
 		s.mu.Lock()
 		if s.acting != "" {
 			s.t.Errorf("%s acts while %s still does", identity, s.acting)
@@ -123,11 +126,34 @@ func (s *stage) now() string {
 }
 
 // shipped is a replica with the timing of the server's flags.
-func shipped(leases coordinationclient.LeasesGetter, identity string, run func(context.Context) error) *Controllers {
+func shipped(leases coordinationclient.LeasesGetter, identity string, run func(context.Context, func() error) error) *Controllers {
 	return &Controllers{Leases: leases, Run: run, Exit: func(error) {}, Election: LeaderElection{
 		Enabled: true, Namespace: "ns", Name: "lease", Identity: identity,
 		LeaseDuration: 12 * time.Second, RenewDeadline: 6 * time.Second, RetryPeriod: 1500 * time.Millisecond,
 	}}
+}
+
+// TestSuspendedLeaderMayNotAct has a clock go on while no timer of the process fires.
+func TestSuspendedLeaderMayNotAct(t *testing.T) {
+	const deadline = 6 * time.Second
+	for name, test := range map[string]struct {
+		renewed time.Time
+		may     bool
+	}{
+		"renewed just now":                {time.Now(), true},
+		"renewed before the deadline":     {time.Now().Add(-deadline / 2), true},
+		"not renewed":                     {time.Now().Add(-deadline), false},
+		"never renewed":                   {time.Time{}, false},
+		"not renewed since it slept":      {time.Now().Add(-deadline).Round(0), false},
+		"renewed before the clock jumped": {time.Now().Add(deadline), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := &lease{deadline: deadline, renewed: test.renewed}
+			if err := l.check(); (err == nil) != test.may {
+				t.Errorf("got %v, want that it may act: %t", err, test.may)
+			}
+		})
+	}
 }
 
 func TestReplicasNeverActAtTheSameTime(t *testing.T) {
@@ -188,8 +214,8 @@ func TestProcessEndsIfItsControllersDoNot(t *testing.T) {
 		s := &stage{t: t}
 		toA := &wire{LeasesGetter: host.CoordinationV1()}
 		end := make(chan struct{})
-		a := shipped(toA, "a", func(ctx context.Context) error {
-			err := s.act("a", 0)(ctx)
+		a := shipped(toA, "a", func(ctx context.Context, mayAct func() error) error {
+			err := s.act("a", 0)(ctx, mayAct)
 			<-end
 			return err
 		})

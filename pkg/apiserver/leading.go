@@ -71,8 +71,9 @@ type Controllers struct {
 	Election LeaderElection
 	// Run creates a new set of controllers, runs them until the context ends, and returns when the
 	// last of their writes is done. It is called again if this replica loses and regains
-	// leadership.
-	Run func(context.Context) error
+	// leadership. The controllers must call mayAct before each write, and not write if it returns
+	// an error: a process that was suspended continues before its context has ended.
+	Run func(ctx context.Context, mayAct func() error) error
 	// Storage describes the storage of this server; nil if it is not known.
 	Storage *Storage
 	// Service is the Service in front of this server. Registered returns the Service in the
@@ -148,7 +149,7 @@ func (c *Controllers) lead(ctx context.Context) {
 	for ctx.Err() == nil {
 		switch {
 		case !c.Election.Enabled:
-			c.runOnce(ctx)
+			c.runOnce(ctx, func() error { return nil })
 		case c.mayLead(ctx):
 			c.takePartInElection(ctx)
 		}
@@ -160,13 +161,13 @@ func (c *Controllers) lead(ctx context.Context) {
 }
 
 // runOnce runs one set of controllers and returns when it has ended.
-func (c *Controllers) runOnce(ctx context.Context) {
+func (c *Controllers) runOnce(ctx context.Context, mayAct func() error) {
 	if ctx.Err() != nil {
 		return
 	}
 	logger := klog.FromContext(ctx)
 	logger.Info("Controllers start", "identity", c.Election.Identity)
-	if err := c.Run(ctx); err != nil && ctx.Err() == nil {
+	if err := c.Run(ctx, mayAct); err != nil && ctx.Err() == nil {
 		logger.Error(err, "Controllers ended, will restart")
 		return
 	}

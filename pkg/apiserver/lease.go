@@ -138,6 +138,20 @@ func (l *lease) onDeadline(f func()) (stop func() bool) {
 	return l.expiry.Stop
 }
 
+// check returns an error if this replica has not renewed the Lease for the renew deadline. It reads
+// the clock, since a timer that is due fires only some time after the process was suspended. The
+// monotonic clock goes on while the process is stopped; the other one also while the machine
+// sleeps.
+func (l *lease) check() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	if now.Sub(l.renewed) < l.deadline && now.Round(0).Sub(l.renewed.Round(0)) < l.deadline {
+		return nil
+	}
+	return errNotRenewed
+}
+
 // isHeld reports whether this replica has ever acquired the Lease.
 func (l *lease) isHeld() bool {
 	l.mu.Lock()

@@ -37,7 +37,6 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/dynamic"
 	hostinformers "k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
@@ -152,7 +151,8 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 	loopback.AcceptContentTypes = runtime.ContentTypeProtobuf
 	// The server is both client and server: compression would only cost CPU.
 	loopback.DisableCompression = true
-	own, err := clientset.NewForConfig(rest.AddUserAgent(loopback, "haulout-controllers"))
+	loopback = rest.AddUserAgent(loopback, "haulout-controllers")
+	own, err := clientset.NewForConfig(loopback)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -180,7 +180,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		EvacuatorStartDeadline: o.Controllers.EvacuatorStartDeadline,
 	}
 	if o.Controllers.Enabled {
-		extra.Controllers, err = o.controllers(host, replica, own, recorder, generic.Authorization.Authorizer)
+		extra.Controllers, err = o.controllers(host, replica, loopback, recorder, generic.Authorization.Authorizer)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -189,7 +189,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 }
 
 // controllers returns the configuration of the controllers that run while this replica leads.
-func (o CompletedOptions) controllers(host *hostCluster, r *replica, own clientset.Interface, recorder events.EventRecorder,
+func (o CompletedOptions) controllers(host *hostCluster, r *replica, loopback *rest.Config, recorder events.EventRecorder,
 	auth authorizer.Authorizer) (*apiserver.Controllers, error) {
 	registered, err := host.registeredService()
 	if err != nil {
@@ -197,10 +197,10 @@ func (o CompletedOptions) controllers(host *hostCluster, r *replica, own clients
 	}
 	alive := loop.NewTracker(clock.RealClock{})
 	deps := controllerDependencies{
-		clientsUntil: func(ctx context.Context) (kubernetes.Interface, kubernetes.Interface, error) {
-			return host.clientsUntil(ctx, apiserver.CallGrace)
+		newClients: func(ctx context.Context, mayAct func() error) (leaderClients, error) {
+			return host.leaderClients(ctx, loopback, apiserver.CallGrace, mayAct)
 		},
-		own: own, recorder: recorder, authorizer: auth, liveness: alive, options: o.Controllers, evacuators: o.Evacuators,
+		recorder: recorder, authorizer: auth, liveness: alive, options: o.Controllers, evacuators: o.Evacuators,
 		ownPod: ownPod(), storageID: r.storage.id, askEveryNodeByName: o.NodeAdmission.AskEveryNodeByName,
 	}
 	le := o.Controllers.LeaderElection

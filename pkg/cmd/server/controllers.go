@@ -25,7 +25,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	hostinformers "k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
@@ -35,7 +34,6 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodemaintenance"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
-	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 	"haulout.dev/haulout/pkg/host/inflight"
@@ -44,17 +42,16 @@ import (
 
 // controllerDependencies has the dependencies of every set of controllers.
 type controllerDependencies struct {
-	// clientsUntil creates the clients of the host cluster for one term of leadership; their calls
-	// are cancelled soon after its end.
-	clientsUntil func(context.Context) (limited, unlimited kubernetes.Interface, err error)
-	// host is limited to --kube-api-qps; unlimited is for evictions. run sets both.
-	host, unlimited kubernetes.Interface
-	own             clientset.Interface
-	recorder        events.EventRecorder
-	authorizer      authorizer.Authorizer
-	liveness        *loop.Tracker
-	options         ControllerOptions
-	evacuators      EvacuatorOptions
+	// newClients creates the clients for one term of leadership. They send nothing when mayAct
+	// returns an error, and their calls are cancelled soon after the end of the term.
+	newClients func(ctx context.Context, mayAct func() error) (leaderClients, error)
+	// leaderClients are those of this term. run sets them.
+	leaderClients
+	recorder   events.EventRecorder
+	authorizer authorizer.Authorizer
+	liveness   *loop.Tracker
+	options    ControllerOptions
+	evacuators EvacuatorOptions
 	// ownPod is the pod that this server runs in, if any.
 	ownPod types.NamespacedName
 	// storageID identifies the storage. The node controller writes it into every annotation of a
@@ -66,12 +63,12 @@ type controllerDependencies struct {
 
 // run creates a set of controllers with their caches and runs it until the context ends. Only the
 // leader needs all pods, so these caches exist only during its leadership.
-func (d controllerDependencies) run(ctx context.Context) error {
+func (d controllerDependencies) run(ctx context.Context, mayAct func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var err error
-	if d.host, d.unlimited, err = d.clientsUntil(ctx); err != nil {
-		return fmt.Errorf("create the clients of the host cluster: %w", err)
+	if d.leaderClients, err = d.newClients(ctx, mayAct); err != nil {
+		return fmt.Errorf("create the clients of the controllers: %w", err)
 	}
 	host := hostinformers.NewSharedInformerFactoryWithOptions(d.host, resync, hostinformers.WithTransform(controllercache.NewTransform()))
 	own := informers.NewSharedInformerFactoryWithOptions(d.own, resync, informers.WithTransform(controllercache.Strip))

@@ -33,6 +33,7 @@ import (
 	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 )
 
 // apiServiceName is the APIService that registers our API with the host cluster.
@@ -76,33 +77,59 @@ func (h *hostCluster) registeredService() (func(context.Context) (types.Namespac
 	}, nil
 }
 
-// clientsUntil returns clients whose calls are all cancelled a while after the context ends: one
-// with the rate limit of the process, and one without limit for evictions, whose queue limits
-// itself according to the responses of the host cluster.
-func (h *hostCluster) clientsUntil(ctx context.Context, grace time.Duration) (limited, unlimited kubernetes.Interface, err error) {
-	c := rest.CopyConfig(h.config)
-	c.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return &cutTransport{next: next, until: ctx, grace: grace}
-	})
-	if limited, err = kubernetes.NewForConfig(c); err != nil {
-		return nil, nil, err
-	}
-	c.QPS, c.Burst, c.RateLimiter = -1, 0, nil
-	unlimited, err = kubernetes.NewForConfig(c)
-	return limited, unlimited, err
+// leaderClients are the clients of one term of leadership.
+type leaderClients struct {
+	// host has the rate limit of the process.
+	host kubernetes.Interface
+	// unlimited has none. It is for evictions, whose queue limits itself according to the responses
+	// of the host cluster.
+	unlimited kubernetes.Interface
+	// own is a client of this server.
+	own clientset.Interface
 }
 
-// cutTransport cancels requests a while after a context has ended, regardless of their own
-// contexts. A replica that has lost its Lease must not act on the host cluster when another one
-// does.
+// leaderClients returns clients that send nothing when mayAct returns an error, and whose calls are
+// all cancelled a while after the context ends. loopback is the configuration of clients of this
+// server.
+func (h *hostCluster) leaderClients(ctx context.Context, loopback *rest.Config, grace time.Duration, mayAct func() error) (c leaderClients, err error) {
+	wrap := func(config *rest.Config) *rest.Config {
+		config = rest.CopyConfig(config)
+		config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return &cutTransport{next: next, until: ctx, grace: grace, mayAct: mayAct}
+		})
+		return config
+	}
+	config := wrap(h.config)
+	if c.host, err = kubernetes.NewForConfig(config); err != nil {
+		return c, err
+	}
+	config.QPS, config.Burst, config.RateLimiter = -1, 0, nil
+	if c.unlimited, err = kubernetes.NewForConfig(config); err != nil {
+		return c, err
+	}
+	c.own, err = clientset.NewForConfig(wrap(loopback))
+	return c, err
+}
+
+// cutTransport sends no request if mayAct returns an error, and cancels requests a while after a
+// context has ended, regardless of their own contexts. A replica that has lost its Lease must not
+// act when another one does.
 type cutTransport struct {
-	next  http.RoundTripper
-	until context.Context
-	grace time.Duration
+	next   http.RoundTripper
+	until  context.Context
+	grace  time.Duration
+	mayAct func() error
 }
 
 // RoundTrip implements http.RoundTripper.
 func (t *cutTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	// The rate limiter has been waited for: a request that passes is sent immediately.
+	if err := t.mayAct(); err != nil {
+		if r.Body != nil {
+			_ = r.Body.Close()
+		}
+		return nil, err
+	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	stop := context.AfterFunc(t.until, func() {
 		timer := time.AfterFunc(t.grace, func() { cancel(context.Cause(t.until)) })

@@ -102,7 +102,7 @@ func TestCallsAreCutWhenLeadershipIsOver(t *testing.T) {
 					end(lost)
 				}
 				time.AfterFunc(tc.ends, func() { end(lost) })
-				transport := &cutTransport{next: tc.host, until: leading, grace: grace}
+				transport := &cutTransport{next: tc.host, until: leading, grace: grace, mayAct: func() error { return nil }}
 				// The call's own context outlives leadership, as that of an eviction does.
 				req, err := http.NewRequestWithContext(
 					t.Context(), http.MethodPost, "https://example.com/", http.NoBody,
@@ -122,6 +122,37 @@ func TestCallsAreCutWhenLeadershipIsOver(t *testing.T) {
 				end(lost)
 			})
 		})
+	}
+}
+
+// TestNothingIsSentWithoutTheLease has a replica that may not act although nothing has told it yet.
+func TestNothingIsSentWithoutTheLease(t *testing.T) {
+	var calls atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { calls.Add(1) }))
+	defer server.Close()
+	config := &rest.Config{Host: server.URL}
+	lost := errors.New("the lease is lost")
+	clients, err := (&hostCluster{config: config}).leaderClients(t.Context(), config, time.Second, func() error { return lost })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, send := range map[string]func() error{
+		"host": func() error {
+			return clients.host.CoreV1().Pods("ns").Delete(t.Context(), "pod", metav1.DeleteOptions{})
+		},
+		"evictions": func() error {
+			return clients.unlimited.CoreV1().Pods("ns").Delete(t.Context(), "pod", metav1.DeleteOptions{})
+		},
+		"own": func() error {
+			return clients.own.MaintenanceV1alpha1().Evacuations("ns").Delete(t.Context(), "pod", metav1.DeleteOptions{})
+		},
+	} {
+		if err := send(); !errors.Is(err, lost) {
+			t.Errorf("%s: got error %v, want %v", name, err, lost)
+		}
+	}
+	if n := calls.Load(); n != 0 {
+		t.Errorf("got %d calls, want none", n)
 	}
 }
 
@@ -150,7 +181,7 @@ func TestLeaseHasItsOwnConnection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, evictions, err := host.clientsUntil(t.Context(), time.Second)
+	clients, err := host.leaderClients(t.Context(), host.config, time.Second, func() error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +189,7 @@ func TestLeaseHasItsOwnConnection(t *testing.T) {
 		if _, err := leases.Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := evictions.CoreV1().Pods("ns").Get(t.Context(), "pod", metav1.GetOptions{}); err != nil {
+		if _, err := clients.unlimited.CoreV1().Pods("ns").Get(t.Context(), "pod", metav1.GetOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
