@@ -49,6 +49,9 @@ import (
 	nodemaintenancecontroller "haulout.dev/haulout/pkg/controller/nodemaintenance"
 )
 
+// defaultDataDir is where the manifests mount the volume.
+const defaultDataDir = "/var/lib/haulout"
+
 // etcdPrefix is the prefix of our keys, so that several applications can share an etcd.
 const etcdPrefix = "/registry/" + v1alpha1.GroupName
 
@@ -168,7 +171,7 @@ func NewOptions() *Options {
 		Logs:           logs.NewOptions(),
 		Metrics:        metrics.NewOptions(),
 		Host:           HostOptions{QPS: 500, Burst: 1000},
-		Storage:        StorageOptions{DataDir: "/var/lib/haulout", QuotaBytes: embeddedetcd.DefaultQuotaBytes},
+		Storage:        StorageOptions{DataDir: defaultDataDir, QuotaBytes: embeddedetcd.DefaultQuotaBytes},
 		Service:        ServiceOptions{Namespace: "haulout-system", Name: "haulout-apiserver"},
 		Controllers: ControllerOptions{
 			Enabled:                true,

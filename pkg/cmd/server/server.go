@@ -53,7 +53,10 @@ ask for: cordon nodes, evacuate their pods in the planned order, make the nodes
 schedulable again.
 
 Objects are kept in an etcd inside this process unless --etcd-servers is given.
-Users are authenticated and authorized by the cluster in front.`,
+Users are authenticated and authorized by the cluster in front.
+
+haulout-apiserver etcd --help lists commands for the data of that etcd: snapshot,
+restore, status, defrag, copy.`,
 		Version:      version.Get(),
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
@@ -81,6 +84,7 @@ Users are authenticated and authorized by the cluster in front.`,
 	cmd.InitDefaultVersionFlag()
 	global.AddFlag(cmd.Flags().Lookup("help"))
 	global.AddFlag(cmd.Flags().Lookup("version"))
+	cmd.AddCommand(newEtcdCommand())
 	width, _, _ := term.TerminalSize(cmd.OutOrStdout())
 	cliflag.SetUsageAndHelpFunc(cmd, sections, width)
 	return cmd

@@ -18,6 +18,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"path"
@@ -47,14 +48,25 @@ type storage struct {
 // dialStorage returns a client for an etcd outside of this process.
 func dialStorage(c storagebackend.TransportConfig) (*clientv3.Client, error) {
 	config := clientv3.Config{Endpoints: c.ServerList, DialTimeout: etcdDialTimeout}
-	tls := transport.TLSInfo{CertFile: c.CertFile, KeyFile: c.KeyFile, TrustedCAFile: c.TrustedCAFile}
-	if !tls.Empty() || tls.TrustedCAFile != "" {
-		var err error
-		if config.TLS, err = tls.ClientConfig(); err != nil {
-			return nil, fmt.Errorf("--etcd-cafile, --etcd-certfile and --etcd-keyfile: %w", err)
-		}
+	var err error
+	if config.TLS, err = tlsConfig(c); err != nil {
+		return nil, err
 	}
 	return clientv3.New(config)
+}
+
+// tlsConfig returns the configuration of a client of etcd; nil if it has no certificate and no
+// certificate authority.
+func tlsConfig(c storagebackend.TransportConfig) (*tls.Config, error) {
+	info := transport.TLSInfo{CertFile: c.CertFile, KeyFile: c.KeyFile, TrustedCAFile: c.TrustedCAFile}
+	if info.Empty() && info.TrustedCAFile == "" {
+		return nil, nil
+	}
+	config, err := info.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("--etcd-cafile, --etcd-certfile and --etcd-keyfile: %w", err)
+	}
+	return config, nil
 }
 
 // openStorage reads the ID of a storage, and generates one if the storage is new.

@@ -49,6 +49,10 @@ const (
 
 	// privateName is the name of the private subdirectory of the data directory.
 	privateName = "data"
+	// etcdName is the name of the folder of etcd in it.
+	etcdName = "etcd"
+	// memberName is the name of the only member.
+	memberName = "haulout"
 
 	// maxSocketPath is the maximum length of the path of a unix socket on Linux, without the
 	// terminating zero.
@@ -206,8 +210,8 @@ func (s *Server) start(ctx context.Context, cfg *embed.Config) error {
 
 func (s *Server) config(dir string, quota int64, client, peer string) *embed.Config {
 	cfg := embed.NewConfig()
-	cfg.Name = "haulout"
-	cfg.Dir = filepath.Join(dir, "etcd")
+	cfg.Name = memberName
+	cfg.Dir = filepath.Join(dir, etcdName)
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{socketURL(client)}, []url.URL{socketURL(client)}
 	// For peers etcd listens on the host part of the URL alone. If it is empty, the socket has no
 	// file and every process of the machine can open it.

@@ -124,10 +124,8 @@ func (s *Server) shrink(ctx context.Context, quota int64) error {
 		return err
 	}
 	before := status.DbSize
-	if revision := status.Header.Revision; revision > 1 {
-		if _, err := client.Compact(ctx, revision, clientv3.WithCompactPhysical()); err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
-			return fmt.Errorf("compact the database: %w", err)
-		}
+	if err := compact(ctx, client, status.Header.Revision); err != nil {
+		return err
 	}
 	if status, err = client.Status(ctx, s.endpoint); err != nil {
 		return err
@@ -144,6 +142,17 @@ func (s *Server) shrink(ctx context.Context, quota int64) error {
 		klog.FromContext(ctx).Info("Database was shrunk", "beforeBytes", before, "afterBytes", status.DbSize)
 	}
 	return disarm(ctx, client, status.DbSize, quota)
+}
+
+// compact removes all versions before a revision from the database.
+func compact(ctx context.Context, client *clientv3.Client, revision int64) error {
+	if revision <= 1 {
+		return nil
+	}
+	if _, err := client.Compact(ctx, revision, clientv3.WithCompactPhysical()); err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
+		return fmt.Errorf("compact the database: %w", err)
+	}
+	return nil
 }
 
 // disarm disarms the alarm of a database that was full, unless it still is.
