@@ -228,6 +228,7 @@ func TestIdleTouchesNothing(t *testing.T) {
 // TestNodeThatIsMadeAgain deletes a node in the middle of its drain and makes another one of the
 // same name: that is a new node, which joins late.
 func TestNodeThatIsMadeAgain(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
 	stays, again := nodes[0], nodes[1]

@@ -168,6 +168,7 @@ func onNodes(nodes ...string) func(*v1alpha1.NodeMaintenance) {
 }
 
 func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 3, true)
 	namespace := cluster.NewNamespace(t)
 	// The budget keeps the pod on the node that both maintenances have until it is deleted.

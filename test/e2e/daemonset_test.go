@@ -241,6 +241,7 @@ func inUse(t *testing.T, node string, volumes ...corev1.UniqueVolumeName) {
 // volume of a pod that has left: the pods of DaemonSets, one of which may be the node plugin of its
 // driver, are there until it has. They do not wait for a volume that a pod uses which is kept.
 func TestDaemonSetPodWaitsUntilVolumesAreReleased(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
 	released, kept := csiVolume(t, namespace, "released"), csiVolume(t, namespace, "kept")

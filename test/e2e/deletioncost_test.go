@@ -83,6 +83,7 @@ var loweredCost = map[string]string{
 // TestScaleDownTakesThePodsThatWait scales an app down while some of its pods are blocked on a node
 // that is drained: those go, and no other.
 func TestScaleDownTakesThePodsThatWait(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 3, true)
 	namespace := cluster.NewNamespace(t)
 	const replicas = 6

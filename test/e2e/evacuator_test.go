@@ -245,6 +245,7 @@ func TestExampleEvacuator(t *testing.T) {
 // TestConformanceFindsWhatIsWrong has no evacuator serve the class, which the checks must not let
 // pass.
 func TestConformanceFindsWhatIsWrong(t *testing.T) {
+	t.Parallel()
 	pool, _ := cluster.NewPool(t, 1, true)
 	admin := cluster.As(t)
 	results := conformance.Run(t.Context(), conformance.Config{

@@ -182,6 +182,7 @@ func TestPodThatAWebhookDeniesHoldsUpNoOther(t *testing.T) {
 // Evacuation and delete it. No other Evacuation of the pod can be made then, and still the pod is
 // evicted within its budget and the next wave follows.
 func TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod(t *testing.T) {
+	t.Parallel()
 	const foreign = "e2e.haulout.dev/foreign"
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)

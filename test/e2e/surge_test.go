@@ -274,6 +274,7 @@ func TestOneReplicaWithAnAutoscalerIsNeverMissed(t *testing.T) {
 
 // All start on five nodes, which are drained together; the others come afterwards.
 func TestManySingleReplicasOnSeveralNodes(t *testing.T) {
+	t.Parallel()
 	apps := 10
 	if framework.Full(t) {
 		apps = 50
@@ -425,6 +426,7 @@ func TestStuckSurge(t *testing.T) {
 // A GitOps tool that resets the number of replicas again and again gets its way, and the app never
 // has fewer than its manifest says.
 func TestSurgeAgainstGitOps(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	single(t, namespace, "web", pool, minAvailable(1))

@@ -30,6 +30,7 @@ import (
 // TestStatefulSetWithoutBudgetLeavesInTurns drains the only node of a StatefulSet that no budget
 // protects: of its pods no more than a quarter are missing at any time.
 func TestStatefulSetWithoutBudgetLeavesInTurns(t *testing.T) {
+	t.Parallel()
 	const replicas, mayBeMissing = 8, 2
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)

@@ -92,6 +92,9 @@ func parseCall(line []byte) (*Call, error) {
 	if event.Stage != auditv1.StageResponseComplete || event.ObjectRef == nil || event.ResponseStatus == nil {
 		return nil, nil
 	}
+	if event.ObjectRef.Resource != "pods" {
+		return nil, nil
+	}
 	call := &Call{
 		Verb:        event.Verb,
 		Subresource: event.ObjectRef.Subresource,

@@ -196,6 +196,16 @@ func (c *Cluster) KillServer(tb testing.TB) {
 // a power failure does.
 func (c *Cluster) Kill(tb testing.TB, process string) {
 	tb.Helper()
+	pid := c.Signal(tb, process, syscall.SIGKILL)
+	// The port is free again once the process is gone.
+	Eventually(tb, process+" is gone", func(context.Context) (bool, error) {
+		return syscall.Kill(pid, 0) != nil || zombie(pid), nil
+	})
+}
+
+// Signal sends a signal to a process of the cluster, and returns its PID.
+func (c *Cluster) Signal(tb testing.TB, process string, signal syscall.Signal) (pid int) {
+	tb.Helper()
 	content, err := os.ReadFile(filepath.Join(c.dir, "state.json"))
 	if err != nil {
 		tb.Fatal(err)
@@ -208,17 +218,14 @@ func (c *Cluster) Kill(tb testing.TB, process string) {
 	if err := json.Unmarshal(content, &state); err != nil {
 		tb.Fatal(err)
 	}
-	pid := state.Processes[process].PID
+	pid = state.Processes[process].PID
 	if pid <= 1 {
 		tb.Fatalf("%s does not run", process)
 	}
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(pid, signal); err != nil {
 		tb.Fatal(err)
 	}
-	// The port is free again once the process is gone.
-	Eventually(tb, process+" is gone", func(context.Context) (bool, error) {
-		return syscall.Kill(pid, 0) != nil || zombie(pid), nil
-	})
+	return pid
 }
 
 // flagsVariable holds the additional flags of haulout-apiserver in a development cluster.

@@ -359,13 +359,13 @@ func (c *Cluster) Create(tb testing.TB, nm *v1alpha1.NodeMaintenance) *v1alpha1.
 		if tb.Failed() {
 			c.diagnose(tb)
 		}
-		c.remove(tb, nm.Name)
+		c.Remove(tb, nm.Name)
 	})
 	return created
 }
 
-// remove deletes a NodeMaintenance and waits until it has let its nodes go.
-func (c *Cluster) remove(tb testing.TB, name string) {
+// Remove deletes a NodeMaintenance, if there is one, and waits until it has released its nodes.
+func (c *Cluster) Remove(tb testing.TB, name string) {
 	tb.Helper()
 	maintenances := c.As(tb).Haulout.MaintenanceV1alpha1().NodeMaintenances()
 	ctx, cancel := context.WithTimeout(background(), 3*Timeout)

@@ -21,9 +21,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -78,6 +80,65 @@ func TestServerAsAPod(t *testing.T) {
 	})
 	complete(t, c, "own")
 	ready(t, c, namespace, "app=db", 1)
+	t.Run("a backup is restored", func(t *testing.T) { testRestore(t, c) })
+}
+
+// testRestore backs the server up and restores that, as docs/operations.md says.
+func testRestore(t *testing.T, c *framework.Cluster) {
+	t.Helper()
+	maintenances := c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	snapshot := c.MustKubectl(t, "", "exec", "--namespace="+serverNamespace, "deployment/haulout-apiserver", "--",
+		"/haulout-apiserver", "etcd", "snapshot", "-")
+	late := &v1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: "late"},
+		Spec: v1alpha1.NodeMaintenanceSpec{
+			Stage: v1alpha1.NodeMaintenanceStageIdle, NodeSelector: framework.Select(corev1.LabelHostname, other),
+		},
+	}
+	if _, err := maintenances.Create(t.Context(), late, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	scale := func(replicas string) {
+		t.Helper()
+		c.MustKubectl(t, "", "scale", "--namespace="+serverNamespace, "deployment/haulout-apiserver", "--replicas="+replicas)
+	}
+	scale("0")
+	c.MustKubectl(t, "", "wait", "--namespace="+serverNamespace, "pod", "--selector=app.kubernetes.io/name=haulout-apiserver",
+		"--for=delete", "--timeout=1m")
+	manifest, err := os.ReadFile(filepath.Join(c.Root(), "artifacts", "examples", "etcd-restore.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore := strings.Replace(string(manifest), "image: haulout-apiserver", "image: localhost/haulout-apiserver:dev", 1)
+	c.MustKubectl(t, restore, "apply", "--filename=-")
+	c.MustKubectl(t, "", "wait", "--namespace="+serverNamespace, "pod/etcd-restore", "--for=condition=Ready", "--timeout=1m")
+	c.MustKubectl(t, snapshot, "attach", "--namespace="+serverNamespace, "--stdin", "etcd-restore")
+	c.MustKubectl(t, "", "wait", "--namespace="+serverNamespace, "pod/etcd-restore", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=1m")
+	if log := c.MustKubectl(t, "", "logs", "--namespace="+serverNamespace, "etcd-restore"); !strings.Contains(log, "Restored revision") {
+		t.Errorf("got log %q of the restore", log)
+	}
+	c.MustKubectl(t, "", "delete", "--namespace="+serverNamespace, "pod", "etcd-restore")
+	scale("1")
+	framework.Eventually(t, "the restored maintenances are served", func(ctx context.Context) (bool, error) {
+		list, err := maintenances.List(ctx, metav1.ListOptions{})
+		return err == nil && len(list.Items) == 2, err
+	})
+	if _, err := maintenances.Get(t.Context(), late.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("got error %v of a maintenance that is newer than the backup, want that it is not found", err)
+	}
+	framework.Eventually(t, "the controllers are off", func(ctx context.Context) (bool, error) {
+		list, err := c.As(t).Kube.CoreV1().Events(serverNamespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=ControllersOff"})
+		return err == nil && len(list.Items) > 0 && strings.Contains(list.Items[0].Message, "RestoredStorage"), err
+	})
+	c.MustKubectl(t, "", "patch", "--namespace="+serverNamespace, "deployment", "haulout-apiserver", "--type=json",
+		`--patch=[{"op":"add","path":"/spec/template/spec/containers/0/args/-","value":"--accept-restored-state"}]`)
+	c.MustKubectl(t, "", "rollout", "status", "--namespace="+serverNamespace, "deployment/haulout-apiserver", "--timeout=2m")
+	framework.Eventually(t, "the API is served", func(ctx context.Context) (bool, error) {
+		_, err := maintenances.List(ctx, metav1.ListOptions{})
+		return err == nil, err
+	})
+	drain(t, c, "again", other)
+	complete(t, c, "again")
 }
 
 // install applies artifacts/base with the image of this build.

@@ -1,0 +1,211 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package realnodes
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+// members is the size of the etcd cluster.
+const members = 3
+
+// etcdCluster is an etcd cluster of three pods that accepts only clients with a certificate.
+type etcdCluster struct {
+	// servers are the URLs of the members.
+	servers []string
+	// ca, cert and key are those of a client, in PEM.
+	ca, cert, key []byte
+}
+
+// startEtcd starts the members. Each has a Service, whose address stays the same when its container
+// restarts.
+func startEtcd(t *testing.T, c *framework.Cluster) etcdCluster {
+	t.Helper()
+	const namespace = "etcd"
+	kube := c.As(t).Kube.CoreV1()
+	object := metav1.ObjectMeta{Name: namespace}
+	if _, err := kube.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: object}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	var e etcdCluster
+	var addresses []net.IP
+	var peers []string
+	for i := range members {
+		name := fmt.Sprintf("etcd-%d", i)
+		service, err := kube.Services(namespace).Create(t.Context(), &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.ServiceSpec{
+				Selector: map[string]string{"member": name},
+				Ports: []corev1.ServicePort{
+					{Name: "client", Port: 2379, TargetPort: intstr.FromInt32(2379)},
+					{Name: "peer", Port: 2380, TargetPort: intstr.FromInt32(2380)},
+				},
+				// Members find each other before they are ready.
+				PublishNotReadyAddresses: true,
+			},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		addresses = append(addresses, net.ParseIP(service.Spec.ClusterIP))
+		e.servers = append(e.servers, "https://"+service.Spec.ClusterIP+":2379")
+		peers = append(peers, fmt.Sprintf("%s=https://%s:2380", name, service.Spec.ClusterIP))
+	}
+	authority := newAuthority(t)
+	serving, servingKey := authority.issue(t, "etcd", addresses)
+	e.ca = authority.pem
+	e.cert, e.key = authority.issue(t, "haulout", nil)
+	if _, err := kube.Secrets(namespace).Create(t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "tls"},
+		Data:       map[string][]byte{"ca.crt": authority.pem, "tls.crt": serving, "tls.key": servingKey},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range members {
+		pod := etcdPod(fmt.Sprintf("etcd-%d", i), e.servers[i], strings.Join(peers, ","))
+		pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: []string{drained, other}[i%2]}
+		if _, err := kube.Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	framework.Eventually(t, "etcd has three members", func(ctx context.Context) (bool, error) {
+		list, err := kube.Pods(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		count := 0
+		for i := range list.Items {
+			if isReady(&list.Items[i]) {
+				count++
+			}
+		}
+		return count == members, nil
+	})
+	return e
+}
+
+// etcdPod returns the pod of a member. It is ready when the cluster has a leader.
+func etcdPod(name, url, cluster string) *corev1.Pod {
+	const certificates, metricsPort = "/certificates/", 2381
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"member": name}},
+		Spec: corev1.PodSpec{
+			Containers: []corev1.Container{{
+				Name: "etcd", Image: "localhost/etcd:dev", ImagePullPolicy: corev1.PullNever,
+				Args: []string{
+					"--name=" + name, "--data-dir=/data/etcd",
+					"--listen-client-urls=https://0.0.0.0:2379", "--advertise-client-urls=" + url,
+					"--listen-peer-urls=https://0.0.0.0:2380",
+					"--initial-advertise-peer-urls=" + strings.Replace(url, ":2379", ":2380", 1),
+					"--initial-cluster=" + cluster,
+					"--client-cert-auth", "--trusted-ca-file=" + certificates + "ca.crt",
+					"--cert-file=" + certificates + "tls.crt", "--key-file=" + certificates + "tls.key",
+					"--peer-client-cert-auth", "--peer-trusted-ca-file=" + certificates + "ca.crt",
+					"--peer-cert-file=" + certificates + "tls.crt", "--peer-key-file=" + certificates + "tls.key",
+					// A peer connects from the address of its pod, which is not in its certificate.
+					"--peer-skip-client-san-verification",
+					fmt.Sprintf("--listen-metrics-urls=http://0.0.0.0:%d", metricsPort),
+				},
+				ReadinessProbe: &corev1.Probe{
+					ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{
+						Path: "/readyz", Port: intstr.FromInt32(metricsPort),
+					}},
+					PeriodSeconds: 1,
+				},
+				VolumeMounts: []corev1.VolumeMount{
+					{Name: "data", MountPath: "/data"}, {Name: "tls", MountPath: certificates, ReadOnly: true},
+				},
+			}},
+			Volumes: []corev1.Volume{
+				{Name: "data", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+				{Name: "tls", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "tls"}}},
+			},
+		},
+	}
+}
+
+// authority issues certificates for a test.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pem  []byte
+}
+
+func newAuthority(t *testing.T) authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"},
+		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return authority{cert, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
+}
+
+// issue returns a certificate for a client, and for a server at the addresses, in PEM.
+func (a authority) issue(t *testing.T, name string, addresses []net.IP) (cert, key []byte) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
+		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		IPAddresses: addresses,
+	}, a.cert, &private.PublicKey, a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	encoded, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: encoded})
+}

@@ -1,0 +1,360 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+const (
+	serverNamespace = "haulout-system"
+	// reading stands for get, list and watch: client-go chooses among them.
+	reading = "read"
+)
+
+// right is what one of the server's roles allows to do with one resource.
+type right struct {
+	// namespace is that of the role; empty for the ClusterRole.
+	namespace             string
+	group, resource, verb string
+}
+
+func (r right) String() string {
+	return fmt.Sprintf("%s %s.%s", r.verb, r.resource, r.group)
+}
+
+func (r right) verbs() []string {
+	if r.verb == reading {
+		return []string{"get", "list", "watch"}
+	}
+	return []string{r.verb}
+}
+
+// unused are the rights that TestRights does not try, with their only use.
+var unused = map[string]string{
+	"delete pods.":                 "only for an eviction that was interrupted: TestInterruptedEvictionIsFinished",
+	"read persistentvolumeclaims.": "only while a pod waits for a volume: TestDaemonSetPodWaitsUntilVolumesAreReleased",
+	"read persistentvolumes.":      "as persistentvolumeclaims",
+	"patch events.":                "only for an event that repeats: client-go",
+	"patch events.events.k8s.io":   "only for an event that repeats: client-go",
+	"create events.":               "only for events of leader election, which the server does not send; client-go falls back to it",
+	"patch flowschemas/status.flowcontrol.apiserver.k8s.io":                 "only for a schema without its level",
+	"patch prioritylevelconfigurations/status.flowcontrol.apiserver.k8s.io": "only for a level that changes",
+}
+
+// prepare has the server need a right at its start that it needs only once.
+var prepare = map[string]func(t *testing.T){
+	"patch apiservices.apiregistration.k8s.io": func(t *testing.T) {
+		t.Helper()
+		cluster.MustKubectl(t, "", "patch", "apiservice", "v1alpha1.maintenance.haulout.dev", "--type=json",
+			`--patch=[{"op":"remove","path":"/spec/caBundle"}]`)
+	},
+	"create secrets.": func(t *testing.T) {
+		t.Helper()
+		cluster.MustKubectl(t, "", "delete", "secret", "--namespace="+serverNamespace, "haulout-apiserver-serving")
+	},
+	"update secrets.": func(t *testing.T) {
+		t.Helper()
+		cluster.MustKubectl(t, "", "patch", "secret", "--namespace="+serverNamespace, "haulout-apiserver-serving", "--type=json",
+			`--patch=[{"op":"replace","path":"/data/tls.crt","value":""}]`)
+	},
+	"create leases.coordination.k8s.io": func(t *testing.T) {
+		t.Helper()
+		cluster.MustKubectl(t, "", "delete", "lease", "--namespace="+serverNamespace, "haulout-apiserver")
+	},
+}
+
+// TestRights takes each right of the server away, restarts it, and starts a drain that needs the
+// right. The log of the server, or an object, must name it. With the right the server goes on.
+func TestRights(t *testing.T) {
+	known := 0
+	rights := slices.DeleteFunc(rightsOf(t), func(r right) bool {
+		_, skip := unused[r.String()]
+		if skip {
+			known++
+		}
+		return skip
+	})
+	if known != len(unused) {
+		t.Errorf("got %d of the %d rights that are not tried, want all: others are not in the roles", known, len(unused))
+	}
+	if !framework.Full(t) {
+		random := framework.Random(t)
+		random.Shuffle(len(rights), func(i, j int) { rights[i], rights[j] = rights[j], rights[i] })
+		rights = rights[:2]
+	}
+	for _, r := range rights {
+		t.Run(r.String(), func(t *testing.T) { testRight(t, r) })
+	}
+}
+
+func testRight(t *testing.T, r right) {
+	t.Helper()
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	populate(t, namespace, pool, nodes[0])
+	if r.String() == "patch pods." {
+		// These wait, and DaemonSet pods with them: no other right would be needed after that.
+		cluster.Deployment(t, namespace, "stuck", pool, 2)
+		cluster.Budget(t, namespace, "stuck", 0)
+	}
+	cluster.NewNodes(t, pool, true, pool+"-spare-0", pool+"-spare-1")
+
+	nm := framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes[0])
+	})
+	command := serverCommand(t)
+	cluster.KillServer(t)
+	t.Cleanup(func() {
+		if err := cluster.Up(); err != nil {
+			t.Fatal(err)
+		}
+		cluster.Remove(t, nm.Name)
+	})
+	removeRight(t, r)
+	if do := prepare[r.String()]; do != nil {
+		do(t)
+	}
+	log := startServer(t, command)
+	wanted := regexp.MustCompile(fmt.Sprintf(`cannot (%s) resource \\*"%s\\*" in API group \\*"%s\\*"`,
+		strings.Join(r.verbs(), "|"), regexp.QuoteMeta(r.resource), regexp.QuoteMeta(r.group)))
+	created := false
+	framework.EventuallyWithin(t, 2*time.Minute, "the server names the right", func(ctx context.Context) (bool, error) {
+		content, err := os.ReadFile(log)
+		if err != nil {
+			return false, err
+		}
+		if wanted.Match(content) {
+			return true, nil
+		}
+		if !created {
+			created = createDespite(ctx, t, nm)
+		}
+		objects, err := statuses(ctx, t, namespace, nm.Name)
+		return err == nil && wanted.MatchString(objects), err
+	})
+}
+
+// populate creates pods on a node such that a drain of the node needs all rights.
+func populate(t *testing.T, namespace, pool, node string) {
+	t.Helper()
+	single(t, namespace, "replaced", pool, minAvailable(1))
+	single(t, namespace, "scaled", pool, minAvailable(1))
+	autoscale(t, namespace, "scaled", 1, 3)
+	daemonSet(t, namespace, pool, "plugin", 1)
+	cluster.PodOn(t, namespace, "bare", pool, node)
+}
+
+// rightsOf reads the roles of the server.
+func rightsOf(t *testing.T) []right {
+	t.Helper()
+	var rights []right
+	add := func(namespace string, rules []rbacv1.PolicyRule) {
+		for _, rule := range rules {
+			verbs := slices.DeleteFunc(slices.Clone(rule.Verbs), isReading)
+			if len(verbs) < len(rule.Verbs) {
+				verbs = append(verbs, reading)
+			}
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					for _, verb := range verbs {
+						rights = append(rights, right{namespace, group, resource, verb})
+					}
+				}
+			}
+		}
+	}
+	rbac := cluster.As(t).Kube.RbacV1()
+	all, err := rbac.ClusterRoles().Get(t.Context(), "haulout-apiserver", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	add("", all.Rules)
+	own, err := rbac.Roles(serverNamespace).Get(t.Context(), "haulout-apiserver", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	add(serverNamespace, own.Rules)
+	return rights
+}
+
+func isReading(verb string) bool { return verb == "get" || verb == "list" || verb == "watch" }
+
+// without returns rules without a right.
+func (r right) without(rules []rbacv1.PolicyRule) []rbacv1.PolicyRule {
+	var rest []rbacv1.PolicyRule
+	for _, rule := range rules {
+		if !slices.Contains(rule.APIGroups, r.group) || !slices.Contains(rule.Resources, r.resource) {
+			rest = append(rest, rule)
+			continue
+		}
+		// Each resource by itself, since the others keep the verbs.
+		for _, group := range rule.APIGroups {
+			for _, resource := range rule.Resources {
+				one := *rule.DeepCopy()
+				one.APIGroups, one.Resources = []string{group}, []string{resource}
+				if group == r.group && resource == r.resource {
+					one.Verbs = slices.DeleteFunc(one.Verbs, func(v string) bool { return slices.Contains(r.verbs(), v) })
+				}
+				if len(one.Verbs) > 0 {
+					rest = append(rest, one)
+				}
+			}
+		}
+	}
+	return rest
+}
+
+// removeRight removes a right from its role and waits until the server lacks it. `cluster up`
+// restores the role.
+func removeRight(t *testing.T, r right) {
+	t.Helper()
+	client := cluster.As(t).Kube
+	change := func(rules []rbacv1.PolicyRule) []byte {
+		patch, err := json.Marshal(map[string]any{"rules": r.without(rules)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return patch
+	}
+	if r.namespace == "" {
+		role, err := client.RbacV1().ClusterRoles().Get(t.Context(), "haulout-apiserver", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.RbacV1().ClusterRoles().Patch(t.Context(), role.Name, types.MergePatchType, change(role.Rules), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	} else {
+		role, err := client.RbacV1().Roles(r.namespace).Get(t.Context(), "haulout-apiserver", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.RbacV1().Roles(r.namespace).Patch(t.Context(), role.Name, types.MergePatchType, change(role.Rules), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	resource, subresource, _ := strings.Cut(r.resource, "/")
+	name := map[string]string{"secrets": "haulout-apiserver-serving", "apiservices": "v1alpha1.maintenance.haulout.dev"}[r.resource]
+	framework.Eventually(t, "the server may not "+r.String(), func(ctx context.Context) (bool, error) {
+		review, err := client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+			Spec: authorizationv1.SubjectAccessReviewSpec{
+				User: serverAccount, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + serverNamespace, "system:authenticated"},
+				ResourceAttributes: &authorizationv1.ResourceAttributes{
+					Namespace: r.namespace, Group: r.group, Resource: resource, Subresource: subresource, Name: name, Verb: r.verbs()[0],
+				},
+			},
+		}, metav1.CreateOptions{})
+		return err == nil && !review.Status.Allowed, err
+	})
+}
+
+// serverCommand returns how the cluster has started the server.
+func serverCommand(t *testing.T) []string {
+	t.Helper()
+	pid := cluster.Signal(t, "haulout-apiserver", 0)
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Split(strings.TrimSuffix(string(content), "\x00"), "\x00")
+}
+
+// startServer starts the server until the test ends, and again when it ends by itself. It returns
+// its log.
+func startServer(t *testing.T, command []string) (log string) {
+	t.Helper()
+	log = filepath.Join(t.TempDir(), "log")
+	file, err := os.Create(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil {
+			server := exec.CommandContext(ctx, command[0], command[1:]...)
+			server.Dir, server.Stdout, server.Stderr = cluster.Dir(), file, file
+			server.Cancel = func() error { return server.Process.Signal(syscall.SIGTERM) }
+			server.WaitDelay = time.Minute
+			_ = server.Run()
+			select {
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+		file.Close()
+	})
+	return log
+}
+
+// createDespite tries to create a maintenance. After the server was away kube-apiserver checks it
+// again only when its Service changes.
+func createDespite(ctx context.Context, t *testing.T, nm *v1alpha1.NodeMaintenance) bool {
+	t.Helper()
+	client := cluster.As(t)
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"e2e.haulout.dev/at":%q}}}`, time.Now().Format(time.RFC3339Nano))
+	if _, err := client.Kube.CoreV1().Services(serverNamespace).Patch(ctx, "haulout-apiserver", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return false
+	}
+	maintenances := client.Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	if _, err := maintenances.Create(ctx, nm, metav1.CreateOptions{}); err != nil {
+		return false
+	}
+	return true
+}
+
+// statuses returns the maintenance and the Evacuations as JSON.
+func statuses(ctx context.Context, t *testing.T, namespace, name string) (string, error) {
+	t.Helper()
+	client := cluster.As(t).Haulout.MaintenanceV1alpha1()
+	nm, err := client.NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return "", nil //nolint:nilerr // the API may not be served without the right
+	}
+	evacuations, err := client.Evacuations(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return "", nil //nolint:nilerr // as above
+	}
+	content, err := json.Marshal([]any{nm.Status, evacuations.Items})
+	return string(content), err
+}
