@@ -65,6 +65,21 @@ func loadCA(m material, now time.Time) (authority, error) {
 
 // checkLeaf returns why the leaf cannot be used any longer.
 func checkLeaf(m material, o Options, now time.Time) error {
+	if err := verifyLeaf(m, o, now); err != nil {
+		return err
+	}
+	leaf, err := cert.ParseCertsPEM(m.cert)
+	if err != nil {
+		return err
+	}
+	if needsRenewal(leaf[0], now) {
+		return errRenew
+	}
+	return nil
+}
+
+// verifyLeaf returns why clients that trust the bundle do not trust the leaf at a time.
+func verifyLeaf(m material, o Options, at time.Time) error {
 	if _, err := tls.X509KeyPair(m.cert, m.key); err != nil {
 		return err
 	}
@@ -75,17 +90,14 @@ func checkLeaf(m material, o Options, now time.Time) error {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(m.caBundle)
 	for _, name := range o.dnsNames() {
-		if _, err := leaf[0].Verify(x509.VerifyOptions{DNSName: name, Roots: roots, CurrentTime: now}); err != nil {
+		if _, err := leaf[0].Verify(x509.VerifyOptions{DNSName: name, Roots: roots, CurrentTime: at}); err != nil {
 			return err
 		}
-	}
-	if needsRenewal(leaf[0], now) {
-		return errRenew
 	}
 	return nil
 }
 
-func newCA(now time.Time) (authority, error) {
+func newCA(now time.Time, life time.Duration) (authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return authority{}, err
@@ -93,7 +105,7 @@ func newCA(now time.Time) (authority, error) {
 	template := &x509.Certificate{
 		Subject:               pkix.Name{CommonName: fmt.Sprintf("haulout-apiserver-ca@%d", now.Unix())},
 		NotBefore:             now.Add(-clockSkew),
-		NotAfter:              now.Add(caLifetime),
+		NotAfter:              now.Add(life),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 		BasicConstraintsValid: true,
 		IsCA:                  true,
@@ -102,7 +114,7 @@ func newCA(now time.Time) (authority, error) {
 	return authority{cert: c, key: key}, err
 }
 
-func (a authority) newLeaf(o Options, now time.Time) (certPEM, keyPEM []byte, err error) {
+func (a authority) newLeaf(o Options, now time.Time, life time.Duration) (certPEM, keyPEM []byte, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err
@@ -112,7 +124,7 @@ func (a authority) newLeaf(o Options, now time.Time) (certPEM, keyPEM []byte, er
 		DNSNames:    o.dnsNames(),
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
 		NotBefore:   now.Add(-clockSkew),
-		NotAfter:    now.Add(leafLifetime),
+		NotAfter:    now.Add(life),
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}, a.cert, &key.PublicKey, a.key)

@@ -51,13 +51,17 @@ const (
 	keyCAKey    = "ca.key"
 	keyCert     = corev1.TLSCertKey
 	keyKey      = corev1.TLSPrivateKeyKey
-
-	caLifetime   = 10 * 365 * 24 * time.Hour
-	leafLifetime = 90 * 24 * time.Hour
-	// checkInterval is the maximum time until a replica notices a renewal by another one, and until
-	// it corrects a caBundle that another client changed.
-	checkInterval = time.Minute
 )
+
+// periods are how long certificates are valid, and how often a replica checks them.
+type periods struct {
+	ca, leaf time.Duration
+	// check is the maximum time until a replica notices a renewal by another one, and until it
+	// corrects a caBundle that another client changed.
+	check time.Duration
+}
+
+var shipped = periods{ca: 10 * 365 * 24 * time.Hour, leaf: 90 * 24 * time.Hour, check: time.Minute}
 
 // Options define the names in the certificate and the APIService with its caBundle.
 type Options struct {
@@ -73,6 +77,9 @@ type Manager struct {
 	secrets    kubernetes.Interface
 	aggregator aggregator.Interface
 	clock      clock.WithTicker
+	periods    periods
+	// announced is the caBundle that the last check has found in the APIService or set.
+	announced []byte
 
 	mu        sync.RWMutex
 	current   material
@@ -87,7 +94,7 @@ var (
 
 // New creates a manager. It has no certificate before RunOnce.
 func New(o Options, host kubernetes.Interface, agg aggregator.Interface, c clock.WithTicker) *Manager {
-	return &Manager{options: o, secrets: host, aggregator: agg, clock: c}
+	return &Manager{options: o, secrets: host, aggregator: agg, clock: c, periods: shipped}
 }
 
 // Name is the name of the certificate in logs.
@@ -115,9 +122,30 @@ func (m *Manager) RunOnce(ctx context.Context) error {
 	}
 	// Set the caBundle before serving a leaf that needs it; serve even if the APIService does not
 	// exist.
-	announced := m.announce(ctx, next.caBundle)
-	m.use(next)
-	return announced
+	err = m.announce(ctx, next.caBundle)
+	if bytes.Equal(m.announced, next.caBundle) || !m.canWait(next.caBundle) {
+		m.use(next)
+	}
+	if err == nil {
+		m.announced = next.caBundle
+	}
+	return err
+}
+
+// canWait reports whether the present leaf is trusted with a new caBundle until the check after the
+// next one. kube-apiserver reads a new caBundle some time after this replica or another one has
+// written it, so the leaf that needs it is served from the next check on.
+func (m *Manager) canWait(bundle []byte) bool {
+	present := m.present()
+	present.caBundle = bundle
+	return verifyLeaf(present, m.options, m.clock.Now().Add(2*m.periods.check)) == nil
+}
+
+// present returns what is served; it is empty at first.
+func (m *Manager) present() material {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.current
 }
 
 // Run renews the certificate until the context ends.
@@ -127,7 +155,7 @@ func (m *Manager) Run(ctx context.Context, _ int) {
 		if err := m.RunOnce(ctx); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Cannot renew the serving certificate, will retry")
 		}
-	}, wait.NewJitteredBackoffManager(checkInterval, 0.1, m.clock), true) //nolint:staticcheck // SA1019: nothing else there runs on a clock
+	}, wait.NewJitteredBackoffManager(m.periods.check, 0.1, m.clock), true) //nolint:staticcheck // SA1019: nothing else there runs on a clock
 }
 
 func (m *Manager) use(next material) {
@@ -153,15 +181,17 @@ func (m *Manager) ensureSecret(ctx context.Context) (material, error) {
 		if err != nil && !missing {
 			return material{}, err
 		}
-		var have material
+		// A deleted Secret is created again with what is served: other replicas serve that, too,
+		// and kube-apiserver trusts it.
+		have := m.present()
 		if !missing {
 			have = materialOf(secret)
 		}
-		want, changed, err := renew(have, m.options, m.clock.Now())
+		want, changed, err := m.renew(have)
 		if err != nil {
 			return material{}, err
 		}
-		if !changed {
+		if !changed && !missing {
 			return have, nil
 		}
 		if missing {
@@ -176,7 +206,7 @@ func (m *Manager) ensureSecret(ctx context.Context) (material, error) {
 		}
 		switch {
 		case err == nil:
-			klog.FromContext(ctx).Info("Serving certificate renewed", "secret", klog.KObj(secret))
+			klog.FromContext(ctx).Info("Serving certificate written", "secret", klog.KObj(secret))
 			return want, nil
 		case apierrors.IsAlreadyExists(err), apierrors.IsConflict(err):
 			continue
@@ -242,7 +272,8 @@ func (m material) data() map[string][]byte {
 
 // renew returns material that is valid for at least a third of its lifetime, and whether it differs
 // from the old one.
-func renew(have material, o Options, now time.Time) (material, bool, error) {
+func (m *Manager) renew(have material) (material, bool, error) {
+	now, o := m.clock.Now(), m.options
 	ca, caErr := loadCA(have, now)
 	leafErr := checkLeaf(have, o, now)
 	if caErr == nil && leafErr == nil {
@@ -251,7 +282,7 @@ func renew(have material, o Options, now time.Time) (material, bool, error) {
 	want := have
 	if caErr != nil {
 		var err error
-		if ca, err = newCA(now); err != nil {
+		if ca, err = newCA(now, m.periods.ca); err != nil {
 			return material{}, false, err
 		}
 		bundle := append([]*x509.Certificate{ca.cert}, unexpired(have.caBundle, now)...)
@@ -263,7 +294,7 @@ func renew(have material, o Options, now time.Time) (material, bool, error) {
 		}
 	}
 	var err error
-	if want.cert, want.key, err = ca.newLeaf(o, now); err != nil {
+	if want.cert, want.key, err = ca.newLeaf(o, now, m.periods.leaf); err != nil {
 		return material{}, false, err
 	}
 	return want, true, nil
@@ -272,6 +303,6 @@ func renew(have material, o Options, now time.Time) (material, bool, error) {
 var errRenew = errors.New("less than a third of its life is left")
 
 func needsRenewal(c *x509.Certificate, now time.Time) bool {
-	life := c.NotAfter.Sub(c.NotBefore)
+	life := c.NotAfter.Sub(c.NotBefore) - clockSkew
 	return now.Add(life / 3).After(c.NotAfter)
 }

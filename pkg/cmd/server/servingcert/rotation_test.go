@@ -1,0 +1,225 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package servingcert
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/kubernetes/fake"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	aggregatorfake "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/fake"
+	"k8s.io/utils/clock"
+)
+
+// server serves HTTPS over pipes, with the certificate of a manager, as haulout-apiserver does.
+type server struct {
+	manager     *Manager
+	connections chan net.Conn
+}
+
+// Accept, Close and Addr implement net.Listener.
+func (s *server) Accept() (net.Conn, error) {
+	connection, open := <-s.connections
+	if !open {
+		return nil, io.EOF
+	}
+	return connection, nil
+}
+
+func (s *server) Close() error   { return nil }
+func (s *server) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
+
+// frontProxy is the client, as kube-apiserver is: it learns the caBundle some time after it has
+// changed.
+type frontProxy struct {
+	bundle atomic.Pointer[[]byte]
+}
+
+// lag is how long kube-apiserver takes to use a new caBundle.
+const lag = time.Second
+
+func (a *frontProxy) follow(ctx context.Context, t *testing.T, agg *aggregatorfake.Clientset) {
+	t.Helper()
+	for ctx.Err() == nil {
+		service, err := agg.ApiregistrationV1().APIServices().Get(ctx, options.APIService, metav1.GetOptions{})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		<-time.After(lag)
+		a.bundle.Store(&service.Spec.CABundle)
+	}
+}
+
+// client is a connection that can be used again.
+type client struct {
+	*tls.Conn
+	read *bufio.Reader
+}
+
+func (a *frontProxy) dial(ctx context.Context, s *server) (*client, error) {
+	near, far := net.Pipe()
+	select {
+	case s.connections <- far:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(*a.bundle.Load())
+	connection := tls.Client(near, &tls.Config{RootCAs: roots, ServerName: options.dnsNames()[0], MinVersion: tls.VersionTLS13})
+	if err := connection.HandshakeContext(ctx); err != nil {
+		near.Close()
+		return nil, err
+	}
+	return &client{connection, bufio.NewReader(connection)}, nil
+}
+
+func (c *client) get(ctx context.Context) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://haulout/", http.NoBody)
+	if err != nil {
+		return err
+	}
+	if err := request.Write(c); err != nil {
+		return err
+	}
+	answer, err := http.ReadResponse(c.read, request)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if _, err := io.Copy(io.Discard, answer.Body); err != nil {
+		return err
+	}
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("got status %d", answer.StatusCode)
+	}
+	return nil
+}
+
+// TestRotationFailsNoRequest sends 50 requests a second to three replicas whose certificate is
+// valid for two minutes and whose CA for six, until it was renewed ten times. Every half a second a
+// request has a new connection. In between the Secret is deleted.
+func TestRotationFailsNoRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		defer running.Wait()
+		defer cancel()
+		host := fake.NewClientset()
+		agg := aggregatorfake.NewClientset(&apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: options.APIService}})
+		var servers []*server
+		for range 3 {
+			m := New(options, host, agg, clock.RealClock{})
+			m.periods = periods{ca: 6 * time.Minute, leaf: 2 * time.Minute, check: 5 * time.Second}
+			if err := m.RunOnce(ctx); err != nil {
+				t.Fatal(err)
+			}
+			s := &server{manager: m, connections: make(chan net.Conn)}
+			serve(ctx, t, s, &running)
+			running.Go(func() { m.Run(ctx, 1) })
+			servers = append(servers, s)
+		}
+		var a frontProxy
+		running.Go(func() { a.follow(ctx, t, agg) })
+		<-time.After(2 * lag)
+
+		leaves, bundles := map[string]bool{}, map[string]bool{}
+		open := map[*server]*client{}
+		failed := 0
+		for i := 0; len(leaves) < 11; i++ {
+			s := servers[i%len(servers)]
+			if i%25 == 0 && open[s] != nil {
+				open[s].Close()
+				delete(open, s)
+			}
+			err := func() (err error) {
+				if open[s] == nil {
+					if open[s], err = a.dial(ctx, s); err != nil {
+						delete(open, s)
+						return err
+					}
+				}
+				return open[s].get(ctx)
+			}()
+			if err != nil {
+				failed++
+				t.Errorf("request %d failed after %d certificates: %v", i, len(leaves), err)
+				if failed > 10 {
+					return
+				}
+			}
+			leaf, _ := s.manager.CurrentCertKeyContent()
+			leaves[string(leaf)], bundles[string(*a.bundle.Load())] = true, true
+			if i == 10_000 {
+				if err := host.CoreV1().Secrets(options.Namespace).Delete(ctx, SecretName, metav1.DeleteOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if i > 200_000 {
+				t.Fatalf("got %d certificates after %d requests, want 11", len(leaves), i)
+			}
+			<-time.After(20 * time.Millisecond)
+		}
+		if len(bundles) < 3 {
+			t.Errorf("got %d caBundles, want some more: the CA has to be renewed, too", len(bundles))
+		}
+		for _, c := range open {
+			c.Close()
+		}
+	})
+}
+
+// serve serves with the controller that the server gives its certificate to.
+func serve(ctx context.Context, t *testing.T, s *server, running *sync.WaitGroup) {
+	t.Helper()
+	config := &tls.Config{MinVersion: tls.VersionTLS13}
+	dynamic := dynamiccertificates.NewDynamicServingCertificateController(config, nil, s.manager, nil, nil)
+	if err := dynamic.RunOnce(); err != nil {
+		t.Fatal(err)
+	}
+	s.manager.AddListener(dynamic)
+	running.Go(func() { dynamic.Run(1, ctx.Done()) })
+	config.GetConfigForClient = dynamic.GetConfigForClient
+	handler := &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }),
+	}
+	running.Go(func() {
+		if err := handler.Serve(tls.NewListener(s, config)); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+	})
+	running.Go(func() {
+		<-ctx.Done()
+		close(s.connections)
+		handler.Close()
+	})
+}
