@@ -90,7 +90,7 @@ func TestEtcdCommands(t *testing.T) {
 	refuse("no server has a socket there", "status")
 	refuse("no server has a socket there", "snapshot", filepath.Join(dir, "other"))
 	refuse("--etcd-servers is required", "copy")
-	refuse("--etcd-cafile", "copy", "--etcd-servers=https://127.0.0.1:1", "--etcd-cafile="+file)
+	refuse("--etcd-cafile", "copy", "--etcd-servers=https://127.0.0.1:1", "--etcd-cafile="+filepath.Join(dir, "nothing"))
 	refuse("no snapshot", "status", filepath.Join(dir, "data", "lock"))
 	refuse("no such file", "restore", filepath.Join(dir, "nothing"))
 	run("--accept-restored-state", "restore", file)

@@ -253,7 +253,7 @@ func Restore(from io.Reader, dataDir string, now time.Time) (restored Restored, 
 	}
 	data := filepath.Join(dir, etcdName)
 	if fileutil.Exist(data) {
-		restored.Previous = filepath.Join(dir, etcdName+".before-"+now.UTC().Format("20060102T150405Z"))
+		restored.Previous = unusedName(filepath.Join(dir, etcdName+".before-"+now.UTC().Format("20060102T150405Z")))
 		if err := os.Rename(data, restored.Previous); err != nil {
 			return Restored{}, err
 		}
@@ -262,6 +262,15 @@ func Restore(from io.Reader, dataDir string, now time.Time) (restored Restored, 
 		return Restored{}, err
 	}
 	return restored, syncFolder(dir)
+}
+
+// unusedName returns a path, or the path with a number if there is a file already.
+func unusedName(path string) string {
+	name := path
+	for i := 2; fileutil.Exist(name); i++ {
+		name = fmt.Sprintf("%s-%d", path, i)
+	}
+	return name
 }
 
 // lockStopped locks a data directory that no server uses.
