@@ -170,13 +170,13 @@ func drainOf(holders []holder, quiet bool) drainState {
 }
 
 func drainingOf(holders []holder) []holder {
-	return inStages(holders, maintenancev1alpha1.NodeMaintenanceStageDrain)
+	return inStage(holders, maintenancev1alpha1.NodeMaintenanceStageDrain)
 }
 
-func inStages(holders []holder, stages ...maintenancev1alpha1.NodeMaintenanceStage) []holder {
+func inStage(holders []holder, stage maintenancev1alpha1.NodeMaintenanceStage) []holder {
 	var out []holder
 	for _, h := range holders {
-		if slices.Contains(stages, h.stage) {
+		if h.stage == stage {
 			out = append(out, h)
 		}
 	}
@@ -193,13 +193,13 @@ type nodeVerdict struct {
 // with stages and not with every pod.
 func wantedConditions(node *corev1.Node, before nodemarks.Conditions, holders []holder, drain drainState) map[corev1.NodeConditionType]nodeVerdict {
 	wanted := map[corev1.NodeConditionType]nodeVerdict{}
-	planned := inStages(holders, maintenancev1alpha1.NodeMaintenanceStageIdle)
+	planned := inStage(holders, maintenancev1alpha1.NodeMaintenanceStageIdle)
 	if len(planned) > 0 {
 		wanted[maintenancev1alpha1.NodeConditionMaintenancePlanned] = nodeVerdict{
 			corev1.ConditionTrue, maintenancev1alpha1.NodeReasonPlanned, "Planned by " + listHolders(planned),
 		}
 	}
-	holding := inStages(holders, maintenancev1alpha1.NodeMaintenanceStageCordon, maintenancev1alpha1.NodeMaintenanceStageDrain)
+	holding := slices.DeleteFunc(slices.Clone(holders), func(h holder) bool { return h.stage == maintenancev1alpha1.NodeMaintenanceStageIdle })
 	if len(holding) == 0 {
 		return wanted
 	}

@@ -131,6 +131,8 @@ type progressFacts struct {
 	// released.
 	ending    bool
 	nodesHeld int
+	// unknown is a stage that this version does not know.
+	unknown maintenancev1alpha1.NodeMaintenanceStage
 	// draining, drained: the stage is Drain, the condition Drained is True.
 	draining, drained bool
 	// blocked reports that every pod that is asked to leave is blocked; worst names them.
@@ -174,6 +176,9 @@ func progressVerdict(f progressFacts) verdict {
 			fmt.Sprintf("%s still to be released. %s", pluralIs(f.nodesHeld, "node"), describe(f.problems))}
 	case f.ending:
 		return verdict{yes, maintenancev1alpha1.ReasonProgressComplete, pluralIs(f.nodesHeld, "node") + " still to be released"}
+	case f.unknown != "":
+		return verdict{no, maintenancev1alpha1.ReasonProgressNotRequested,
+			fmt.Sprintf("This version of the server does not know the stage %s: the nodes stay cordoned and no pod is asked to leave; the stage can change to Complete", f.unknown)}
 	case !f.draining && len(f.problems) > 0:
 		return verdict{no, maintenancev1alpha1.ReasonProgressSyncFailed, describe(f.problems)}
 	case !f.draining:
@@ -270,6 +275,9 @@ func (c *Controller) setProgress(g *gathered, l *decision, left *remainder) prog
 	now := c.clock.Now()
 	f := progressFacts{draining: maintenancev1alpha1.IsDraining(nm), progress: left.progress(), forecast: c.forecasts.textOf(nm.UID), ignored: c.selection.IgnoredBy(nm.Name)}
 	f.problems = c.problemsOf(g.subject)
+	if !nm.Spec.Stage.IsKnown() {
+		f.unknown = nm.Spec.Stage
+	}
 	if !f.draining {
 		return f
 	}

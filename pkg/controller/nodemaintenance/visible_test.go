@@ -57,6 +57,11 @@ func TestDecideProgressing(t *testing.T) {
 			progressFacts{ending: true, nodesHeld: 1, problems: failing[:1]},
 			verdict{no, "Complete", "1 node is still to be released. node a: forbidden (since 2026-11-01T12:00:00Z)"},
 		},
+		"a stage of a newer server": {
+			progressFacts{unknown: "Paused", problems: failing},
+			verdict{no, "NotRequested", "This version of the server does not know the stage Paused: the nodes stay cordoned and no pod is asked to leave; " +
+				"the stage can change to Complete"},
+		},
 		"no drain": {progressFacts{}, verdict{yes, "NotRequested", "The stage asks no pod to leave"}},
 		"a node cannot be cordoned outside of a drain": {
 			progressFacts{problems: failing},

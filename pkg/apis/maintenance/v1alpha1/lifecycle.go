@@ -29,9 +29,19 @@ func IsEnding(nm *NodeMaintenance) bool {
 }
 
 // IsHolding reports whether a maintenance keeps its nodes cordoned: stage Cordon or Drain, and not
-// being deleted.
+// being deleted. A stage that this version does not know, which a newer server has stored, keeps
+// them cordoned, too: people may be at work on the nodes.
 func IsHolding(nm *NodeMaintenance) bool {
-	return !IsEnding(nm) && (nm.Spec.Stage == NodeMaintenanceStageCordon || nm.Spec.Stage == NodeMaintenanceStageDrain)
+	return !IsEnding(nm) && nm.Spec.Stage != NodeMaintenanceStageIdle
+}
+
+// IsKnown reports whether this version knows the stage.
+func (s NodeMaintenanceStage) IsKnown() bool {
+	switch s {
+	case NodeMaintenanceStageIdle, NodeMaintenanceStageCordon, NodeMaintenanceStageDrain, NodeMaintenanceStageComplete:
+		return true
+	}
+	return false
 }
 
 // IsDraining reports whether a maintenance asks pods to leave: stage Drain, and not being deleted.
@@ -51,7 +61,7 @@ func IsDone(nm *NodeMaintenance) bool {
 // depend on what a controller saw.
 func UncordonsOnly(nm *NodeMaintenance) bool {
 	return IsEnding(nm) && !slices.ContainsFunc(nm.Status.StageStatuses, func(s StageStatus) bool {
-		return s.Name == NodeMaintenanceStageCordon || s.Name == NodeMaintenanceStageDrain
+		return s.Name != NodeMaintenanceStageIdle && s.Name != NodeMaintenanceStageComplete
 	})
 }
 

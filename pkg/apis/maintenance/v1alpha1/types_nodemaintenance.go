@@ -254,6 +254,8 @@ type NodeMaintenanceStatus struct {
 	// +listType=atomic
 	// +k8s:optional
 	// +k8s:listType=atomic
+	// +k8s:unique=map
+	// +k8s:listMapKey=name
 	StageStatuses []StageStatus `json:"stageStatuses,omitempty" protobuf:"bytes,2,rep,name=stageStatuses"`
 
 	// nodeStatuses has one entry for each selected node, sorted by name.

@@ -1396,8 +1396,14 @@ func Validate_NodeMaintenanceStatus(
 			if earlyReturn {
 				return // do not proceed
 			}
+			// lists with map semantics require unique keys
+			if e := validate.ValSliceUnique(ctx, op, fldPath, obj, oldObj,
+				func(a *StageStatus, b *StageStatus) bool { return a.Name == b.Name }); len(e) != 0 {
+				errs = append(errs, e...)
+			}
 			// iterate the list and call the type's validation function
-			if e := validate.EachValSliceVal(ctx, op, fldPath, obj, oldObj, nil, nil, Validate_StageStatus); len(e) != 0 {
+			if e := validate.EachValSliceVal(ctx, op, fldPath, obj, oldObj,
+				func(a *StageStatus, b *StageStatus) bool { return a.Name == b.Name }, validate.SemanticDeepEqual, Validate_StageStatus); len(e) != 0 {
 				errs = append(errs, e...)
 			}
 			return

@@ -96,7 +96,11 @@ func validateStageChange(nm, old *maintenance.NodeMaintenance, path *field.Path)
 	if old.DeletionTimestamp != nil {
 		return field.ErrorList{field.Forbidden(path, "may not change while the maintenance is being deleted")}
 	}
-	next := transitions[from]
+	next, known := transitions[from]
+	if !known {
+		// A newer server has stored it, and this one cannot tell what may follow but the end.
+		next = []maintenance.NodeMaintenanceStage{maintenance.NodeMaintenanceStageComplete}
+	}
 	if slices.Contains(next, to) {
 		return nil
 	}

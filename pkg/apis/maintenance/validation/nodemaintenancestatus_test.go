@@ -38,8 +38,10 @@ func TestValidateStageTransitions(t *testing.T) {
 		"Cordon Drain":    true,
 		"Cordon Complete": true,
 		"Drain Complete":  true,
+		// A newer server has stored it.
+		"Paused Complete": true,
 	}
-	for _, from := range stages {
+	for _, from := range append(stages, "Paused") {
 		for _, to := range stages {
 			t.Run(string(from+" to "+to), func(t *testing.T) {
 				errs := ValidateNodeMaintenanceUpdate(
