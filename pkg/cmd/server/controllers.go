@@ -73,8 +73,12 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	host := hostinformers.NewSharedInformerFactoryWithOptions(d.host, resync, hostinformers.WithTransform(controllercache.NewTransform()))
 	own := informers.NewSharedInformerFactoryWithOptions(d.own, resync, informers.WithTransform(controllercache.Strip))
 	inFlight := &inflight.Evictions{}
+	selected, err := selection.New(host.Core().V1().Nodes().Informer(), own.Maintenance().V1alpha1().NodeMaintenances().Informer(), clock.RealClock{})
+	if err != nil {
+		return err
+	}
 	evacuations, err := evacuation.New(evacuation.Config{
-		InFlight: inFlight,
+		InFlight: inFlight, Selection: selected,
 		Host:     d.unlimited, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Recorder: d.recorder,
 		Liveness: d.liveness, CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
 		EvictionPolicy:          d.options.Evictions,
@@ -84,7 +88,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	if err != nil {
 		return fmt.Errorf("create controller %s: %w", evacuation.Name, err)
 	}
-	drains, rights, err := d.drains(host, own, inFlight)
+	drains, rights, err := d.drains(host, own, inFlight, selected)
 	if err != nil {
 		return err
 	}
@@ -110,13 +114,9 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 
 // drains makes the controllers of nodes and of maintenances, and what both hold.
 func (d controllerDependencies) drains(host hostinformers.SharedInformerFactory, own informers.SharedInformerFactory,
-	inFlight *inflight.Evictions) ([]controller, *noderights.Cache, error) {
+	inFlight *inflight.Evictions, selected *selection.Selection) ([]controller, *noderights.Cache, error) {
 	realTime, evacuators := clock.RealClock{}, sets.New(d.evacuators.BuiltIn...)
 	rights := noderights.NewCache(noderights.CacheConfig{Authorizer: d.authorizer, EveryByName: d.askEveryNodeByName, Clock: realTime})
-	selected, err := selection.New(host.Core().V1().Nodes().Informer(), own.Maintenance().V1alpha1().NodeMaintenances().Informer(), realTime)
-	if err != nil {
-		return nil, nil, err
-	}
 	state, err := nodestate.New(nodestate.Config{
 		HostInformers: host, MaintenanceInformers: own, Selection: selected, Evictions: inFlight, Clock: realTime, Evacuators: evacuators,
 		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience, OwnPod: d.ownPod,

@@ -125,6 +125,21 @@ func withCondition(conditionType, reason string, at time.Duration) func(*mainten
 	})
 }
 
+// newMaintenance drains all nodes. It has no targets yet, so no message names it.
+func newMaintenance() *maintenancev1alpha1.NodeMaintenance {
+	return &maintenancev1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: "all", UID: "all", ResourceVersion: "1"},
+		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
+			Stage: maintenancev1alpha1.NodeMaintenanceStageDrain,
+			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{
+					{Key: "none", Operator: corev1.NodeSelectorOpDoesNotExist},
+				},
+			}}},
+		},
+	}
+}
+
 func newPod(mods ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{

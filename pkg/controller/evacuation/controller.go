@@ -24,6 +24,7 @@ package evacuation
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -45,6 +46,7 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
@@ -66,6 +68,10 @@ const (
 // resync is how often all Evacuations are reconciled without an event.
 const resync = 10 * time.Minute
 
+// withdrawalPatience is how soon an Evacuation is decided anew that no maintenance asks for any
+// more and that has not been withdrawn.
+const withdrawalPatience = time.Second
+
 // Config has the dependencies and options of the controller.
 type Config struct {
 	// Host is the client of the host cluster, which should not be rate limited; HostInformers are
@@ -76,6 +82,8 @@ type Config struct {
 	// MaintenanceInformers are its informers.
 	Maintenance          versioned.Interface
 	MaintenanceInformers externalversions.SharedInformerFactory
+	// Selection tells which maintenances select the node of a pod.
+	Selection *selection.Selection
 	// Recorder writes events into the host cluster.
 	Recorder events.EventRecorder
 	// Clock is the clock; nil means the real one.
@@ -154,6 +162,7 @@ type Controller struct {
 	maintenanceLister maintenancelisters.NodeMaintenanceLister
 	podLister         corelisters.PodLister
 	nodeLister        corelisters.NodeLister
+	selection         *selection.Selection
 	budgetLister      policylisters.PodDisruptionBudgetLister
 	synced            []cache.InformerSynced
 
@@ -178,7 +187,7 @@ func New(config Config) (*Controller, error) {
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
-		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock,
+		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, selection: config.Selection,
 		completedTTL: config.CompletedTTL, startDeadline: config.EvacuatorStartDeadline,
 		budgetPatience: config.DaemonSetBudgetPatience, surgeTimeout: config.SurgeTimeout,
 		budgetLister:     config.HostInformers.Policy().V1().PodDisruptionBudgets().Lister(),
@@ -224,18 +233,46 @@ func New(config Config) (*Controller, error) {
 	}
 	// No handler: a change of a maintenance needs no sync. Only the cache has to be synced, for
 	// deadlines.
-	c.synced = append(c.synced, maintenances.Informer().HasSynced)
+	c.synced = append(c.synced, maintenances.Informer().HasSynced, c.selection.HasSynced)
 	return c, c.watch(evacuations.Informer(), pods.Informer(), nodes.Informer())
 }
 
-// isWanted reports whether, according to the cache, the pod of an Evacuation still has to be
-// evicted.
+// isWanted reports whether, according to the caches, the pod of an Evacuation still has to be
+// evicted. Where only maintenances asked for it, one of them still has to drain the node of the
+// pod: the controller of maintenances needs a moment to withdraw many Evacuations, and after a
+// change of the leader it may start later than this one. Until then the Evacuation is decided anew.
 func (c *Controller) isWanted(r eviction.Request) bool {
 	evacuation, err := c.evacuationLister.Evacuations(r.Evacuation.Namespace).Get(r.Evacuation.Name)
-	if err != nil || evacuation.Spec.PodRef.UID != r.UID {
+	switch {
+	case err != nil || evacuation.Spec.PodRef.UID != r.UID:
+		return false
+	case protocol.IsWithdrawn(evacuation):
+		return c.isHeldAndTargeted(evacuation)
+	case onlyMaintenancesAsk(evacuation) && !c.isDrained(r):
+		c.queue.AddAfter(r.Evacuation, withdrawalPatience)
 		return false
 	}
-	return !protocol.IsWithdrawn(evacuation) || c.isHeldAndTargeted(evacuation)
+	return true
+}
+
+func onlyMaintenancesAsk(evacuation *maintenancev1alpha1.Evacuation) bool {
+	return !slices.ContainsFunc(evacuation.Finalizers, func(finalizer string) bool {
+		_, isInstigator := protocol.IsInstigatorFinalizer(finalizer)
+		return isInstigator && finalizer != maintenancev1alpha1.FinalizerInstigatorNodeMaintenance
+	})
+}
+
+// isDrained reports whether a maintenance drains the node of the pod that is to be evicted. The
+// controller of maintenances asks the same caches before it requests an Evacuation.
+func (c *Controller) isDrained(r eviction.Request) bool {
+	pod, err := c.podLister.Pods(r.Evacuation.Namespace).Get(r.Pod)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(c.selection.MaintenancesOn(pod.Spec.NodeName), func(name string) bool {
+		nm, err := c.maintenanceLister.Get(name)
+		return err == nil && maintenancev1alpha1.IsDraining(nm)
+	})
 }
 
 // isHeldAndTargeted reports whether a maintenance still asks for the pod of an Evacuation that only

@@ -33,8 +33,10 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/selection"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 )
@@ -55,6 +57,60 @@ func TestEvictionTakesFourWrites(t *testing.T) {
 			t.Errorf("got %d evictions, want 1", w.host.sent())
 		}
 	})
+}
+
+// A user has called a drain off, and the controller of maintenances has not withdrawn the
+// Evacuation yet, as after a change of the leader.
+func TestPodIsNotEvictedForAMaintenanceThatIsOver(t *testing.T) {
+	tests := map[string]struct {
+		change  func(*maintenancev1alpha1.NodeMaintenance)
+		mods    []func(*maintenancev1alpha1.Evacuation)
+		evicted bool
+	}{
+		"its stage is Complete": {
+			change: func(nm *maintenancev1alpha1.NodeMaintenance) {
+				nm.Spec.Stage = maintenancev1alpha1.NodeMaintenanceStageComplete
+			},
+		},
+		"it is being deleted": {
+			change: func(nm *maintenancev1alpha1.NodeMaintenance) { nm.DeletionTimestamp = after(0) },
+		},
+		"it selects other nodes": {
+			change: func(nm *maintenancev1alpha1.NodeMaintenance) {
+				nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions[0].Operator = corev1.NodeSelectorOpExists
+			},
+		},
+		"somebody else asks, too": {
+			change: func(nm *maintenancev1alpha1.NodeMaintenance) {
+				nm.Spec.Stage = maintenancev1alpha1.NodeMaintenanceStageComplete
+			},
+			mods: []func(*maintenancev1alpha1.Evacuation){func(e *maintenancev1alpha1.Evacuation) {
+				e.Finalizers = append(e.Finalizers, theirs)
+			}},
+			evicted: true,
+		},
+		"it drains": {change: func(*maintenancev1alpha1.NodeMaintenance) {}, evicted: true},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				nm := newMaintenance()
+				tt.change(nm)
+				w := newWorld(t, 0, newEvacuation(tt.mods...), newPod(), newNode(corev1.ConditionTrue), nm)
+				<-time.After(10 * withdrawalPatience)
+				if evicted := w.host.sent() == 1; evicted != tt.evicted {
+					t.Fatalf("got %d evictions after %s, want an eviction: %t", w.host.sent(), 10*withdrawalPatience, tt.evicted)
+				}
+				if tt.evicted {
+					return
+				}
+				other := newMaintenance()
+				other.Name = "other"
+				w.must(w.api.client.Tracker().Add(other))
+				w.until("the pod is deleted for another maintenance", withdrawalPatience, podDeleted)
+			})
+		})
+	}
 }
 
 func TestEvictionIsRetriedWhenTheBudgetAllowsIt(t *testing.T) {
@@ -272,9 +328,16 @@ func newIdleController(
 	t.Helper()
 	own := versionedfake.NewClientset()
 	ownInformers := externalversions.NewSharedInformerFactory(own, 0)
+	hostInformers := informers.NewSharedInformerFactory(client, 0)
+	selected, err := selection.New(hostInformers.Core().V1().Nodes().Informer(),
+		ownInformers.Maintenance().V1alpha1().NodeMaintenances().Informer(), clock.RealClock{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	c, err := New(Config{
+		Selection:            selected,
 		Host:                 client,
-		HostInformers:        informers.NewSharedInformerFactory(client, 0),
+		HostInformers:        hostInformers,
 		Maintenance:          own,
 		MaintenanceInformers: ownInformers,
 		Recorder:             &events.FakeRecorder{},

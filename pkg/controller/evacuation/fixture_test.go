@@ -39,6 +39,7 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/deletioncost"
+	"haulout.dev/haulout/pkg/controller/selection"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/host/informertest"
@@ -217,8 +218,9 @@ type world struct {
 	accept func(*policyv1.Eviction) error
 }
 
-// newWorld starts a controller that serves since start plus at. An eviction deletes the pod. The
-// test runs in a bubble of synctest.
+// newWorld starts a controller that serves since start plus at. An eviction deletes the pod. A
+// maintenance drains all nodes, unless there is one among the objects. The test runs in a bubble of
+// synctest.
 func newWorld(
 	t *testing.T, at time.Duration, evacuation *maintenancev1alpha1.Evacuation, host ...runtime.Object,
 ) *world {
@@ -229,16 +231,25 @@ func newWorld(
 // newWorldWith is newWorld with changes to the fake host cluster before the controller starts.
 func newWorldWith(
 	t *testing.T, at time.Duration, evacuation *maintenancev1alpha1.Evacuation, prepare func(*fake.Clientset),
-	host ...runtime.Object,
+	objects ...runtime.Object,
 ) *world {
 	t.Helper()
+	var nm runtime.Object = newMaintenance()
+	var host []runtime.Object
+	for _, object := range objects {
+		if _, ok := object.(*maintenancev1alpha1.NodeMaintenance); ok {
+			nm = object
+		} else {
+			host = append(host, object)
+		}
+	}
 	// A bubble begins at start.
 	var clock informertest.Clock
 	clock.Step(at)
 	w := &world{
 		T:      t,
 		clock:  clock,
-		api:    newFakeAPI(clock, evacuation),
+		api:    newFakeAPI(clock, evacuation, nm),
 		client: fake.NewClientset(host...),
 		events: events.NewFakeRecorder(100),
 		target: evacuation,
@@ -250,7 +261,11 @@ func newWorldWith(
 	w.accept = w.host.evict
 	hostInformers := informers.NewSharedInformerFactory(w.client, 0)
 	ownInformers := externalversions.NewSharedInformerFactory(w.api.client, 0)
+	selected, err := selection.New(hostInformers.Core().V1().Nodes().Informer(),
+		ownInformers.Maintenance().V1alpha1().NodeMaintenances().Informer(), clock)
+	w.must(err)
 	c, err := New(Config{
+		Selection:            selected,
 		Host:                 w.client,
 		HostInformers:        hostInformers,
 		Maintenance:          w.api.client,
