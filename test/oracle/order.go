@@ -40,6 +40,12 @@ type Rules struct {
 	// BudgetsMove says that budgets are changed in the course of it, so that what they demanded at
 	// the beginning does not hold.
 	BudgetsMove bool
+	// Server is the user of the server. If it is set, each eviction of it has to be one that a
+	// maintenance asked for.
+	Server string
+	// SeesLate says that the server may be cut off from the cluster for a while. It may then send
+	// evictions to a budget which it does not know to be closed.
+	SeesLate bool
 }
 
 // raceTime is how old a pod may be that the scheduler has put behind a cordon before the server has

@@ -31,6 +31,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 
@@ -232,13 +233,20 @@ func (r *Recorder) place(ctx context.Context) {
 }
 
 // now returns the present version of the host cluster: that of a list that was not answered from a
-// cache alone.
+// cache alone. It waits for a kube-apiserver that cannot answer.
 func (r *Recorder) now(ctx context.Context) (moment, error) {
-	list, err := r.kube.CoreV1().Namespaces().List(ctx, metav1.ListOptions{Limit: 1})
+	version := ""
+	err := wait.PollUntilContextCancel(ctx, relistInterval, true, func(ctx context.Context) (bool, error) {
+		list, err := r.kube.CoreV1().Namespaces().List(ctx, metav1.ListOptions{Limit: 1})
+		if err == nil {
+			version = list.ResourceVersion
+		}
+		return err == nil, nil
+	})
 	if err != nil {
 		return 0, fmt.Errorf("read the version of the host cluster: %w", err)
 	}
-	return parseMoment(list.ResourceVersion)
+	return parseMoment(version)
 }
 
 func (r *Recorder) fail(err error) {
@@ -320,8 +328,17 @@ func (r *Recorder) Verdict(rules Rules, cordoned ...string) ([]string, error) {
 	found = append(found, r.history.WentBack()...)
 	found = append(found, r.history.NotPutBack(cordoned...)...)
 	found = append(found, EvictedTwice(calls)...)
-	toClosed, _ := r.budgets.SentToClosed(calls)
-	found = append(found, toClosed...)
+	if !rules.SeesLate {
+		toClosed, _ := r.budgets.SentToClosed(calls)
+		found = append(found, toClosed...)
+	}
+	if rules.Server != "" {
+		unasked, err := r.history.Unasked(calls, rules.Server)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, unasked...)
+	}
 	found = append(found, r.history.LeftOver()...)
 	if !rules.BudgetsMove {
 		found = append(found, r.books.Broken()...)

@@ -32,10 +32,10 @@ const (
 	diagnoses = 3
 )
 
-// diagnose writes to the output of a test that failed what the cluster looks like, since the
+// Diagnose writes to the output of a test that failed what the cluster looks like, since the
 // cluster is gone by the time a developer reads that. It has to be called before anything is put
 // away.
-func (c *Cluster) diagnose(tb testing.TB) {
+func (c *Cluster) Diagnose(tb testing.TB) {
 	tb.Helper()
 	if _, again := c.diagnosed.LoadOrStore(tb.Name(), true); again || c.diagnoses.Add(1) > diagnoses {
 		return

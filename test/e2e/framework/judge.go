@@ -78,7 +78,7 @@ func (c *Cluster) Judge(tb testing.TB, pool, namespace string) *oracle.Recorder 
 // log.
 func (c *Cluster) Record(tb testing.TB, scope oracle.Scope) *oracle.Recorder {
 	tb.Helper()
-	scope.AuditLog = c.auditLog()
+	scope.AuditLog = c.AuditLogFile()
 	admin := c.As(tb)
 	recorder, err := oracle.Start(tb.Context(), admin.Kube, admin.Haulout, scope)
 	if err != nil {
@@ -90,15 +90,15 @@ func (c *Cluster) Record(tb testing.TB, scope oracle.Scope) *oracle.Recorder {
 // AuditLog is the log of kube-apiserver of who evicts and deletes pods, from now on.
 func (c *Cluster) AuditLog(tb testing.TB) oracle.Log {
 	tb.Helper()
-	log, err := oracle.OpenLog(c.auditLog())
+	log, err := oracle.OpenLog(c.AuditLogFile())
 	if err != nil {
 		tb.Fatal(err)
 	}
 	return log
 }
 
-// auditLog is the file to which kube-apiserver writes who evicts and deletes pods.
-func (c *Cluster) auditLog() string {
+// AuditLogFile is the file to which kube-apiserver writes who evicts and deletes pods.
+func (c *Cluster) AuditLogFile() string {
 	return filepath.Join(c.dir, "logs", "kube-apiserver-audit.log")
 }
 

@@ -357,7 +357,7 @@ func (c *Cluster) Create(tb testing.TB, nm *v1alpha1.NodeMaintenance) *v1alpha1.
 	}
 	tb.Cleanup(func() {
 		if tb.Failed() {
-			c.diagnose(tb)
+			c.Diagnose(tb)
 		}
 		c.Remove(tb, nm.Name)
 	})

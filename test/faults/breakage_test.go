@@ -1,0 +1,289 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// breakers is how many faults there are at a time.
+	breakers = 2
+	// longest is how long a fault lasts at most.
+	longest = 6 * time.Second
+	// repairTime is how long the cluster may take to run again when a fault is over.
+	repairTime          = 2 * time.Minute
+	pauseBetweenRepairs = 500 * time.Millisecond
+)
+
+// processes are those of the development cluster that fail. kwok is all kubelets together; it is
+// not killed, as another one waits for the leases of the first to run out.
+var processes = []string{
+	"haulout-apiserver", "haulout-apiserver", "kube-apiserver", "etcd",
+	"kube-controller-manager", "kube-scheduler", "kwok",
+}
+
+// fault is something that goes wrong for a while.
+type fault struct {
+	name string
+	// on is what fails. Of each thing there is one fault at a time.
+	on string
+	// begin has it go wrong, until the function is called that it returns.
+	begin func() (end func())
+}
+
+// breakage breaks things in an order left to chance.
+type breakage struct {
+	*rig
+
+	t *testing.T
+	// begun is when it began, denied how the webhook answers now, nil for yes.
+	begun  time.Time
+	denied atomic.Pointer[denial]
+
+	mu   sync.Mutex
+	busy map[string]bool
+	// repairing keeps two from starting processes at a time.
+	repairing sync.Mutex
+}
+
+// denial is how a webhook answers about a resource.
+type denial struct {
+	resource string
+	code     int32
+}
+
+// denials are the writes of the server that a webhook denies.
+var denials = []string{"pods/eviction", "deployments", "pods", "events"}
+
+func newBreakage(t *testing.T, r *rig, namespace string) *breakage {
+	t.Helper()
+	b := &breakage{rig: r, t: t, busy: map[string]bool{}}
+	r.Webhook(t, namespace, admissionregistrationv1.RuleWithOperations{
+		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.OperationAll},
+		Rule: admissionregistrationv1.Rule{
+			APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: denials,
+		},
+	}, b.decide)
+	return b
+}
+
+// decide denies what the server asks for, as long as a fault has it so.
+func (b *breakage) decide(r *admissionv1.AdmissionRequest) *metav1.Status {
+	resource := r.Resource.Resource
+	if r.SubResource != "" {
+		resource += "/" + r.SubResource
+	}
+	d := b.denied.Load()
+	if d == nil || d.resource != resource || r.UserInfo.Username != serverUser {
+		return nil
+	}
+	return &metav1.Status{Status: metav1.StatusFailure, Code: d.code, Message: "denied by the faults test"}
+}
+
+// rage lets things go wrong for a time. When it returns, everything runs again.
+func (b *breakage) rage(seed uint64, lasts time.Duration) {
+	b.t.Helper()
+	b.begun = time.Now()
+	var wg sync.WaitGroup
+	for i := range breakers {
+		random := rand.New(rand.NewPCG(seed, uint64(i)+1)) //nolint:gosec // nothing here is secret
+		wg.Go(func() {
+			for time.Since(b.begun) < lasts {
+				b.breakOne(random)
+			}
+		})
+	}
+	wg.Wait()
+	b.repair()
+}
+
+// breakOne has one thing go wrong for a while.
+func (b *breakage) breakOne(random *rand.Rand) {
+	faults := b.faults(random)
+	// The choices are made before anything is looked at, so that a seed makes the same ones again.
+	f := one(random, faults)
+	lasts := time.Duration(random.Int64N(int64(longest)))
+	pause := time.Duration(random.Int64N(int64(time.Second)))
+	if b.claim(f.on) {
+		b.logf("%s for %s", f.name, lasts.Round(time.Millisecond))
+		end := f.begin()
+		<-time.After(lasts)
+		end()
+		b.logf("%s: over", f.name)
+		b.release(f.on)
+	}
+	<-time.After(pause)
+}
+
+func (b *breakage) logf(format string, args ...any) {
+	b.t.Helper()
+	b.t.Logf("%6.2f s: %s", time.Since(b.begun).Seconds(), fmt.Sprintf(format, args...))
+}
+
+func (b *breakage) claim(thing string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.busy[thing] {
+		return false
+	}
+	b.busy[thing] = true
+	return true
+}
+
+func (b *breakage) release(thing string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.busy, thing)
+}
+
+// faults are those to choose from. Each kind is as likely as another.
+func (b *breakage) faults(random *rand.Rand) []fault {
+	process := one(random, processes)
+	links := []*link{b.toHost, b.toServer}
+	if b.etcd != nil {
+		links = append(links, b.etcd.links[:]...)
+	}
+	l := one(random, links)
+	delay := 20*time.Millisecond + time.Duration(random.Int64N(int64(400*time.Millisecond)))
+	deny := &denial{one(random, denials), one(random, []int32{
+		http.StatusForbidden, http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusUnprocessableEntity,
+	})}
+	faults := []fault{
+		{"stop " + process, process, func() func() {
+			b.signal(process, syscall.SIGSTOP)
+			return func() { b.signal(process, syscall.SIGCONT) }
+		}},
+		{"slow " + process, process, func() func() { return b.slow(process) }},
+		{"cut " + l.name, l.name, func() func() {
+			l.set(refuses, 0)
+			return func() { l.set(passes, 0) }
+		}},
+		{"silence " + l.name, l.name, func() func() {
+			l.set(isSilent, 0)
+			return func() { l.set(passes, 0) }
+		}},
+		{fmt.Sprintf("delay %s by %s", l.name, delay.Round(time.Millisecond)), l.name, func() func() {
+			l.set(passes, delay)
+			return func() { l.set(passes, 0) }
+		}},
+		{fmt.Sprintf("deny %s with %d", deny.resource, deny.code), "webhook", func() func() {
+			b.denied.Store(deny)
+			return func() { b.denied.Store(nil) }
+		}},
+	}
+	if process != "kwok" {
+		faults = append(faults, fault{"kill " + process, process, func() func() {
+			b.signal(process, syscall.SIGKILL)
+			return b.repair
+		}})
+	}
+	if b.disk != nil {
+		faults = append(faults, fault{"fill the disk", "haulout-apiserver", b.fillDisk})
+	}
+	if b.etcd != nil {
+		faults = append(faults,
+			fault{"kill etcd's leader", "member", func() func() { return b.loseMember(random, syscall.SIGKILL) }},
+			fault{"stop etcd's leader", "member", func() func() { return b.loseMember(random, syscall.SIGSTOP) }})
+	}
+	return faults
+}
+
+// signal sends a signal to a process of the cluster, which may have ended.
+func (b *breakage) signal(process string, signal syscall.Signal) {
+	state, err := stateOf(b.Cluster)
+	if err != nil {
+		b.t.Error(err)
+		return
+	}
+	if pid := state.Processes[process].PID; pid > 1 {
+		_ = syscall.Kill(pid, signal)
+	}
+}
+
+// slow gives a process a fifth of the time.
+func (b *breakage) slow(process string) (end func()) {
+	ctx, cancel := context.WithCancel(b.t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			b.signal(process, syscall.SIGSTOP)
+			<-time.After(80 * time.Millisecond)
+			b.signal(process, syscall.SIGCONT)
+			<-time.After(20 * time.Millisecond)
+		}
+	}()
+	return func() { cancel(); <-done }
+}
+
+// fillDisk leaves no space to the embedded etcd. The server may end.
+func (b *breakage) fillDisk() (end func()) {
+	empty, err := b.disk.fill()
+	if err != nil {
+		b.t.Errorf("fill the disk: %v", err)
+		return func() {}
+	}
+	return func() {
+		if err := empty(); err != nil {
+			b.t.Errorf("empty the disk: %v", err)
+		}
+		b.repair()
+	}
+}
+
+// loseMember ends or stops the leader of the etcd cluster.
+func (b *breakage) loseMember(random *rand.Rand, signal syscall.Signal) (end func()) {
+	member := b.etcd.leaderOrAny(b.t.Context(), random)
+	if signal == syscall.SIGKILL {
+		b.etcd.kill(member)
+		return func() { b.etcd.start(member) }
+	}
+	process := b.etcd.run[member].Process
+	_ = process.Signal(syscall.SIGSTOP)
+	return func() { _ = process.Signal(syscall.SIGCONT) }
+}
+
+// repair starts what has ended. While other faults last, that may fail.
+func (b *breakage) repair() {
+	b.repairing.Lock()
+	defer b.repairing.Unlock()
+	end := time.Now().Add(repairTime)
+	for {
+		err := b.Up()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			b.t.Errorf("the cluster does not run again: %v", err)
+			return
+		}
+		<-time.After(pauseBetweenRepairs)
+	}
+}

@@ -1,0 +1,155 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	maintenanceclient "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+const (
+	// counter is the annotation that the ledger counts up.
+	counter = "faults.haulout.dev/counter"
+	// absent is the value of an object that does not exist.
+	absent = -1
+	// writeTime is how long the ledger waits for an answer.
+	writeTime = 3 * time.Second
+	// updates is how often an object of the ledger is changed before it is deleted.
+	updates = 3
+)
+
+// ledger writes NodeMaintenances that do nothing, and remembers what the server has acknowledged.
+type ledger struct {
+	client maintenanceclient.NodeMaintenanceInterface
+	entry  entry
+	// closed are the objects of which one write had no answer: it may come true later.
+	closed       []entry
+	acknowledged int
+}
+
+// entry is what an object may look like: the last value that was acknowledged or the one that was
+// tried after it.
+type entry struct {
+	name                string
+	acknowledged, tried int
+}
+
+func newLedger(client clientset.Interface) *ledger {
+	l := &ledger{client: client.MaintenanceV1alpha1().NodeMaintenances()}
+	l.next()
+	return l
+}
+
+func (l *ledger) next() {
+	l.entry = entry{name: framework.Name("ledger"), acknowledged: absent, tried: absent}
+}
+
+// write writes until the context ends.
+func (l *ledger) write(ctx context.Context) {
+	pause := time.NewTicker(50 * time.Millisecond)
+	defer pause.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-pause.C:
+		}
+		l.writeOnce(ctx)
+	}
+}
+
+// writeOnce creates, changes or deletes the present object.
+func (l *ledger) writeOnce(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, writeTime)
+	defer cancel()
+	e := &l.entry
+	e.tried = e.acknowledged + 1
+	var err error
+	switch e.acknowledged {
+	case absent:
+		_, err = l.client.Create(ctx, framework.Maintenance("none", v1alpha1.NodeMaintenanceStageIdle,
+			func(nm *v1alpha1.NodeMaintenance) {
+				nm.Name, nm.Annotations = e.name, map[string]string{counter: strconv.Itoa(e.tried)}
+			}), metav1.CreateOptions{})
+	case updates:
+		e.tried = absent
+		err = l.client.Delete(ctx, e.name, metav1.DeleteOptions{})
+	default:
+		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"%d"}}}`, counter, e.tried)
+		_, err = l.client.Patch(ctx, e.name, types.MergePatchType, patch, metav1.PatchOptions{})
+	}
+	if err != nil {
+		// The next write must not come before this one.
+		l.closed = append(l.closed, *e)
+		l.next()
+		return
+	}
+	l.acknowledged++
+	e.acknowledged = e.tried
+	if e.acknowledged == absent {
+		l.closed = append(l.closed, *e)
+		l.next()
+	}
+}
+
+// check fails the test for each acknowledged write that was lost, and removes what is left.
+func (l *ledger) check(t *testing.T) {
+	t.Helper()
+	entries := append(l.closed, l.entry)
+	for _, e := range entries {
+		var got int
+		framework.Eventually(t, "the object "+e.name+" of the ledger can be read", func(ctx context.Context) (bool, error) {
+			nm, err := l.client.Get(ctx, e.name, metav1.GetOptions{})
+			switch {
+			case apierrors.IsNotFound(err) || err == nil && nm.DeletionTimestamp != nil:
+				got = absent
+				return true, nil
+			case err != nil:
+				return false, err
+			}
+			got, err = strconv.Atoi(nm.Annotations[counter])
+			return true, err
+		})
+		if got != e.acknowledged && got != e.tried {
+			t.Errorf("got %s with the value %d, want %d, which was acknowledged, or %d, which was tried after it (%d: deleted)",
+				e.name, got, e.acknowledged, e.tried, absent)
+		}
+		if got == absent {
+			continue
+		}
+		err := l.client.Delete(t.Context(), e.name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+	}
+	if l.acknowledged == 0 {
+		t.Error("no write was acknowledged")
+	}
+	t.Logf("%d writes were acknowledged, %d had no answer", l.acknowledged, len(entries)-1)
+}

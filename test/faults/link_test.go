@@ -1,0 +1,166 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+)
+
+// link passes connections on from one address to another, until it is told to fail.
+type link struct {
+	name, upstream string
+	listener       net.Listener
+
+	mu          sync.Mutex
+	state       linkState
+	delay       time.Duration
+	connections []net.Conn
+	// changed is closed when the state changes.
+	changed chan struct{}
+}
+
+// linkState is what a link does with bytes.
+type linkState int
+
+const (
+	passes linkState = iota
+	// refuses closes all connections, and new ones at once.
+	refuses
+	// isSilent keeps connections open and passes nothing on until it passes again.
+	isSilent
+)
+
+// newLink listens on an address of the loopback interface until the test ends.
+func newLink(t *testing.T, name, address, upstream string) *link {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &link{name: name, upstream: upstream, listener: listener, changed: make(chan struct{})}
+	go l.accept()
+	t.Cleanup(func() {
+		_ = listener.Close()
+		l.set(refuses, 0)
+	})
+	return l
+}
+
+func (l *link) address() string { return l.listener.Addr().String() }
+
+func (l *link) accept() {
+	for {
+		from, err := l.listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err == nil {
+			go l.connect(from)
+		}
+	}
+}
+
+func (l *link) connect(from net.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	to, err := new(net.Dialer).DialContext(ctx, "tcp", l.upstream)
+	if err != nil {
+		_ = from.Close()
+		return
+	}
+	if !l.keep(from, to) {
+		return
+	}
+	go l.copy(to, from)
+	l.copy(from, to)
+}
+
+// keep remembers the two ends of a connection, for set to close them.
+func (l *link) keep(ends ...net.Conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state == refuses {
+		closeAll(ends)
+		return false
+	}
+	l.connections = append(l.connections, ends...)
+	return true
+}
+
+func closeAll(connections []net.Conn) {
+	for _, c := range connections {
+		_ = c.Close()
+	}
+}
+
+// copy passes on what comes, until one end is closed.
+func (l *link) copy(to, from net.Conn) {
+	defer func() {
+		closeAll([]net.Conn{to, from})
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.connections = slices.DeleteFunc(l.connections, func(c net.Conn) bool { return c == to || c == from })
+	}()
+	buffer := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buffer)
+		l.wait()
+		if n > 0 {
+			if _, err := to.Write(buffer[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// wait returns when the link may pass on what it has.
+func (l *link) wait() {
+	for {
+		l.mu.Lock()
+		state, delay, changed := l.state, l.delay, l.changed
+		l.mu.Unlock()
+		if state != isSilent {
+			if delay > 0 {
+				<-time.After(delay)
+			}
+			return
+		}
+		<-changed
+	}
+}
+
+// set changes what the link does. A delay holds each packet up for so long, in each direction.
+func (l *link) set(state linkState, delay time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.state, l.delay = state, delay
+	close(l.changed)
+	l.changed = make(chan struct{})
+	if state == refuses {
+		closeAll(l.connections)
+		l.connections = nil
+	}
+}

@@ -1,0 +1,171 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package faults
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+// rig is a development cluster in which everything can fail.
+type rig struct {
+	*framework.Cluster
+
+	// toHost is what the server has to kube-apiserver, toServer what kube-apiserver has to it.
+	toHost, toServer *link
+	// disk holds the data of the embedded etcd; nil if the machine allows no volume, or with etcd.
+	disk *volume
+	// etcd is the cluster that the server uses in place of the embedded one, or nil.
+	etcd *etcdCluster
+	// observer has a kube-apiserver to itself, of which nothing fails.
+	observer framework.Clients
+}
+
+// newRig starts a cluster whose server has its data in a volume of its own, or in an etcd cluster.
+func newRig(t *testing.T, withEtcd bool) *rig {
+	t.Helper()
+	t.Setenv("HAULOUT", "external")
+	// No fault lasts as long as nodes may be silent: their pods stay ready.
+	t.Setenv("CONTROLLER_MANAGER_FLAGS", "--node-monitor-grace-period=5m")
+	c, err := framework.Start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	r := &rig{Cluster: c}
+	state, err := stateOf(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := freeAddress(t)
+	_, port, err := net.SplitHostPort(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.toHost = newLink(t, "the link to kube-apiserver", "127.0.0.1:0", "127.0.0.1:"+strconv.Itoa(state.Ports["kube-apiserver"]))
+	r.toServer = newLink(t, "the link to the server", "127.0.0.1:"+strconv.Itoa(state.Ports["haulout-apiserver"]), server)
+	flags := []string{"--secure-port=" + port, "--kubeconfig=" + r.kubeconfig(t)}
+	if withEtcd {
+		r.etcd = newEtcdCluster(t, c.Root())
+		flags = append(flags, "--etcd-servers="+r.etcd.servers())
+	} else if r.disk = newVolume(t); r.disk != nil {
+		flags = append(flags, "--data-dir="+r.disk.path)
+	}
+	t.Setenv("HAULOUT", "true")
+	t.Setenv("HAULOUT_FLAGS", strings.Join(flags, " "))
+	if err := c.Up(); err != nil {
+		t.Fatal(err)
+	}
+	r.observe(t)
+	return r
+}
+
+// clusterState is what the development cluster knows of itself.
+type clusterState struct {
+	Ports     map[string]int `json:"ports"`
+	Processes map[string]struct {
+		PID int `json:"pid"`
+	} `json:"processes"`
+}
+
+func stateOf(c *framework.Cluster) (clusterState, error) {
+	var state clusterState
+	content, err := os.ReadFile(filepath.Join(c.Dir(), "state.json"))
+	if err != nil {
+		return state, err
+	}
+	return state, json.Unmarshal(content, &state)
+}
+
+// kubeconfig writes that of the server, with the link in place of kube-apiserver.
+func (r *rig) kubeconfig(t *testing.T) string {
+	t.Helper()
+	config, err := clientcmd.LoadFromFile(filepath.Join(r.Dir(), "haulout-apiserver.kubeconfig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, cluster := range config.Clusters {
+		cluster.Server = "https://" + r.toHost.address()
+	}
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// observe starts a second kube-apiserver over the same etcd. Without a watch cache it tells all that
+// happened, also while etcd was away.
+func (r *rig) observe(t *testing.T) {
+	t.Helper()
+	const program = "kube-apiserver"
+	state, err := stateOf(r.Cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", state.Processes[program].PID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := strings.Split(string(bytes.TrimRight(content, "\x00")), "\x00")
+	args = slices.DeleteFunc(args[1:], func(arg string) bool {
+		return strings.HasPrefix(arg, "--audit-") || strings.HasPrefix(arg, "--secure-port=")
+	})
+	address := freeAddress(t)
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	observer := exec.Command(filepath.Join(r.Root(), "bin", program), //nolint:gosec // the program is that of the build
+		append(args, "--secure-port="+port, "--watch-cache=false")...)
+	observer.Dir = r.Dir()
+	observer.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := observer.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = observer.Process.Kill(); _ = observer.Wait() })
+	config := r.As(t).Config
+	config.Host = "https://" + address
+	r.observer = framework.Clients{
+		Config: config, Kube: kubernetes.NewForConfigOrDie(config), Haulout: clientset.NewForConfigOrDie(config),
+	}
+	framework.Eventually(t, "the observer's kube-apiserver is ready", func(ctx context.Context) (bool, error) {
+		_, err := r.observer.Kube.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+		return err == nil, err
+	})
+}

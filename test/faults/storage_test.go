@@ -1,0 +1,194 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package faults
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+// volumeSize is that of the volume which the embedded etcd has for itself. It preallocates files
+// of 64 MB.
+const volumeSize = "400m"
+
+// volume is a file system of its own.
+type volume struct{ path string }
+
+// newVolume mounts a file system in a mount namespace of its own, which ends with the test. If the
+// machine refuses that, it returns nil, except in CI.
+func newVolume(t *testing.T) *volume {
+	t.Helper()
+	folder := t.TempDir()
+	holder := exec.Command("unshare", "--mount", "--propagation=private", "sh", "-c", //nolint:gosec // the folder is ours
+		fmt.Sprintf("mount -t tmpfs -o size=%s haulout-faults '%s' && echo mounted && exec sleep infinity", volumeSize, folder))
+	holder.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	holder.Stderr = os.Stderr
+	out, err := holder.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = holder.Process.Kill(); _ = holder.Wait() })
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("mount a volume: got %q, %v", line, err)
+		}
+		t.Log("THIS MACHINE REFUSES TO MOUNT A VOLUME: the disk does not become full in this run")
+		return nil
+	}
+	// Through this path others reach the volume in its namespace.
+	return &volume{path: filepath.Join(fmt.Sprintf("/proc/%d/root", holder.Process.Pid), folder)}
+}
+
+// fill leaves no byte free until the returned function is called.
+func (v *volume) fill() (empty func() error, err error) {
+	name := filepath.Join(v.path, "ballast")
+	file, err := os.Create(name)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	block := make([]byte, 1<<20)
+	for err == nil {
+		_, err = file.Write(block)
+	}
+	return func() error { return os.Remove(name) }, nil
+}
+
+// members is the size of an etcd cluster.
+const members = 3
+
+// etcdCluster is an etcd cluster of three processes.
+type etcdCluster struct {
+	t     *testing.T
+	path  string
+	args  [members][]string
+	urls  [members]string
+	run   [members]*exec.Cmd
+	links [members]*link
+}
+
+// newEtcdCluster starts the members. Clients reach each of them through a link.
+func newEtcdCluster(t *testing.T, root string) *etcdCluster {
+	t.Helper()
+	e := &etcdCluster{t: t, path: filepath.Join(root, "bin", "etcd")}
+	var peers []string
+	var peerURLs [members]string
+	for i := range members {
+		e.urls[i], peerURLs[i] = "http://"+freeAddress(t), "http://"+freeAddress(t)
+		peers = append(peers, fmt.Sprintf("member-%d=%s", i, peerURLs[i]))
+	}
+	folder := t.TempDir()
+	for i := range members {
+		name := fmt.Sprintf("member-%d", i)
+		e.args[i] = []string{
+			"--name=" + name, "--data-dir=" + filepath.Join(folder, name), "--log-level=error",
+			"--listen-client-urls=" + e.urls[i], "--advertise-client-urls=" + e.urls[i],
+			"--listen-peer-urls=" + peerURLs[i], "--initial-advertise-peer-urls=" + peerURLs[i],
+			"--initial-cluster=" + strings.Join(peers, ","),
+		}
+		e.start(i)
+		e.links[i] = newLink(t, "the link to etcd "+name, "127.0.0.1:0", strings.TrimPrefix(e.urls[i], "http://"))
+	}
+	t.Cleanup(func() {
+		for i := range members {
+			e.kill(i)
+		}
+	})
+	framework.Eventually(t, "etcd has a leader", func(ctx context.Context) (bool, error) {
+		_, err := e.leader(ctx)
+		return err == nil, err
+	})
+	return e
+}
+
+// freeAddress returns an address of the loopback interface on which nobody listens.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
+func (e *etcdCluster) start(member int) {
+	e.t.Helper()
+	e.run[member] = exec.Command(e.path, e.args[member]...) //nolint:gosec // the program is that of the build
+	e.run[member].SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := e.run[member].Start(); err != nil {
+		e.t.Error(err)
+	}
+}
+
+func (e *etcdCluster) kill(member int) {
+	_ = e.run[member].Process.Kill()
+	_ = e.run[member].Wait()
+}
+
+// servers are the URLs of the links to the members.
+func (e *etcdCluster) servers() string {
+	var urls []string
+	for _, l := range e.links {
+		urls = append(urls, "http://"+l.address())
+	}
+	return strings.Join(urls, ",")
+}
+
+// leader returns the index of the member that leads.
+func (e *etcdCluster) leader(ctx context.Context) (int, error) {
+	client, err := clientv3.New(clientv3.Config{Endpoints: e.urls[:], DialTimeout: 5 * time.Second})
+	if err != nil {
+		return 0, err
+	}
+	defer client.Close()
+	for i, url := range e.urls {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		status, err := client.Status(ctx, url)
+		cancel()
+		if err == nil && status.Leader != 0 && status.Leader == status.Header.MemberId {
+			return i, nil
+		}
+	}
+	return 0, fmt.Errorf("no member of etcd says that it leads")
+}
+
+// leaderOrAny is the leader, or any member if there is no leader.
+func (e *etcdCluster) leaderOrAny(ctx context.Context, random *rand.Rand) int {
+	member := random.IntN(members)
+	if leader, err := e.leader(ctx); err == nil {
+		return leader
+	}
+	return member
+}

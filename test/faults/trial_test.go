@@ -1,0 +1,268 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+	"haulout.dev/haulout/test/oracle"
+)
+
+const (
+	// rageTime is how long things go wrong in one trial, drainTime how long the drains may take
+	// when everything runs again.
+	rageTime  = 10 * time.Second
+	drainTime = 2 * time.Minute
+)
+
+// TestRandomFaults drains nodes while things go wrong that the seed chooses: processes are killed,
+// stopped and slowed down, connections are cut, silenced and delayed, the disk is full, a webhook
+// denies what the server writes. Then the drains finish, the nodes are put back, and an observer
+// has nothing to say: no budget was broken, no pod evicted that no maintenance asked for, no cordon
+// of others undone, no acknowledged write lost.
+func TestRandomFaults(t *testing.T) { testRandomFaults(t, false, 3, 60) }
+
+// TestRandomFaultsOfEtcdCluster is TestRandomFaults with an etcd cluster of three in place of the
+// embedded etcd. Its leader fails, too.
+func TestRandomFaultsOfEtcdCluster(t *testing.T) { testRandomFaults(t, true, 2, 40) }
+
+func testRandomFaults(t *testing.T, withEtcd bool, small, full int) {
+	t.Helper()
+	r := newRig(t, withEtcd)
+	count := small
+	if framework.Full(t) {
+		count = full
+	}
+	for _, seed := range seeds(t, count) {
+		name := fmt.Sprintf("E2E_SEED=%d", seed)
+		if !t.Run(name, func(t *testing.T) { newTrial(t, r, seed).run() }) {
+			// Whether it fails again tells how much of it was chance.
+			t.Run(name+" again", func(t *testing.T) { newTrial(t, r, seed).run() })
+		}
+	}
+}
+
+// seeds returns as many seeds as wanted, or the one of the environment.
+func seeds(t *testing.T, count int) []uint64 {
+	t.Helper()
+	if value := os.Getenv("E2E_SEED"); value != "" {
+		seed, err := strconv.ParseUint(value, 10, 64)
+		if err != nil {
+			t.Fatalf("E2E_SEED=%q: %v", value, err)
+		}
+		return []uint64{seed}
+	}
+	list := make([]uint64, count)
+	for i := range list {
+		list[i] = rand.Uint64() //nolint:gosec // nothing here is secret
+	}
+	return list
+}
+
+// trial is what happens with one seed.
+type trial struct {
+	*rig
+
+	t               *testing.T
+	seed            uint64
+	random          *rand.Rand
+	pool, namespace string
+	nodes           []string
+	// foreign are the nodes that a user has cordoned.
+	foreign []string
+	judge   *oracle.Recorder
+	ledger  *ledger
+	// maintenances are to be drained, calledOff is one of them that a user completes before.
+	maintenances []*v1alpha1.NodeMaintenance
+	calledOff    string
+}
+
+// newTrial makes nodes and workloads.
+func newTrial(t *testing.T, r *rig, seed uint64) *trial {
+	t.Helper()
+	x := &trial{rig: r, t: t, seed: seed, random: rand.New(rand.NewPCG(seed, 0))} //nolint:gosec // nothing here is secret
+	x.pool, x.nodes = r.NewPool(t, 8, true)
+	x.namespace = r.NewNamespace(t)
+	for i := range 4 {
+		name := fmt.Sprintf("app-%d", i)
+		replicas := 4 + x.random.Int32N(6)
+		var modify []func(*appsv1.Deployment)
+		if x.random.IntN(2) == 0 {
+			modify = append(modify, framework.WithSurge)
+		}
+		r.Deployment(t, x.namespace, name, x.pool, replicas, modify...)
+		if i > 0 {
+			r.Budget(t, x.namespace, name, 1+x.random.IntN(2))
+		}
+	}
+	// One is drained, one is not.
+	x.foreign = []string{x.nodes[0], x.nodes[7]}
+	for _, node := range x.foreign {
+		r.MustKubectl(t, "", "cordon", node)
+	}
+	overlap := x.random.IntN(2)
+	x.maintain(x.nodes[0:3])
+	x.maintain(x.nodes[3-overlap : 5])
+	if x.random.IntN(3) == 0 {
+		x.calledOff = one(x.random, x.maintenances).Name
+	}
+	var err error
+	x.judge, err = oracle.Start(t.Context(), r.observer.Kube, r.observer.Haulout, oracle.Scope{
+		Nodes:      labels.SelectorFromSet(labels.Set{framework.Pool: x.pool}),
+		Namespaces: []string{x.namespace}, AuditLog: r.AuditLogFile(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.ledger = newLedger(r.As(t).Haulout)
+	return x
+}
+
+func (x *trial) maintain(nodes []string) {
+	x.maintenances = append(x.maintenances, framework.Maintenance(x.pool, v1alpha1.NodeMaintenanceStageDrain,
+		func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes...)
+		}))
+}
+
+func (x *trial) run() {
+	x.t.Helper()
+	defer func() {
+		if x.t.Failed() {
+			x.Diagnose(x.t)
+		}
+		x.removeMaintenances()
+	}()
+	ctx, cancel := context.WithCancel(x.t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { x.ledger.write(ctx) })
+	wg.Go(x.act)
+	newBreakage(x.t, x.rig, x.namespace).rage(x.seed, rageTime)
+	cancel()
+	wg.Wait()
+	calm := time.Now()
+	x.waitFor("the nodes are drained", x.drained)
+	x.t.Logf("the nodes were drained %s after everything ran again", time.Since(calm).Round(100*time.Millisecond))
+	for _, nm := range x.maintenances {
+		x.complete(nm.Name)
+	}
+	x.waitFor("the nodes are put back", x.putBack)
+	if err := x.judge.Settle(x.t.Context()); err != nil {
+		x.t.Fatal(err)
+	}
+	found, err := x.judge.Verdict(oracle.Rules{Server: serverUser, SeesLate: true}, x.foreign...)
+	framework.Accept(x.t, found, err)
+	x.ledger.check(x.t)
+}
+
+// act is what users do meanwhile: they begin the maintenances and may call one off.
+func (x *trial) act() {
+	random := rand.New(rand.NewPCG(x.seed, breakers+1)) //nolint:gosec // nothing here is secret
+	for _, nm := range x.maintenances {
+		<-time.After(time.Duration(random.Int64N(int64(rageTime / 4))))
+		x.acknowledged(func(ctx context.Context) error {
+			_, err := x.As(x.t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, nm, metav1.CreateOptions{})
+			if apierrors.IsAlreadyExists(err) {
+				return nil
+			}
+			return err
+		})
+	}
+	if x.calledOff != "" {
+		<-time.After(time.Duration(random.Int64N(int64(rageTime / 2))))
+		x.complete(x.calledOff)
+	}
+}
+
+func (x *trial) complete(name string) {
+	patch := fmt.Appendf(nil, `{"spec":{"stage":%q}}`, v1alpha1.NodeMaintenanceStageComplete)
+	x.acknowledged(func(ctx context.Context) error {
+		_, err := x.As(x.t).Haulout.MaintenanceV1alpha1().NodeMaintenances().
+			Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		return err
+	})
+}
+
+// acknowledged repeats a write until it has an answer.
+func (x *trial) acknowledged(write func(context.Context) error) {
+	framework.EventuallyWithin(x.t, repairTime, "a write is acknowledged", func(ctx context.Context) (bool, error) {
+		ctx, cancel := context.WithTimeout(ctx, 2*writeTime)
+		defer cancel()
+		err := write(ctx)
+		return err == nil, err
+	})
+}
+
+func (x *trial) waitFor(what string, check func(*oracle.View) string) {
+	x.t.Helper()
+	ctx, cancel := context.WithTimeoutCause(x.t.Context(), drainTime, fmt.Errorf("waited %s until %s", drainTime, what))
+	defer cancel()
+	if err := x.judge.Wait(ctx, check); err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+// drained is true when all maintenances say so of themselves.
+func (x *trial) drained(v *oracle.View) string {
+	for _, nm := range x.maintenances {
+		if nm.Name != x.calledOff && !v.Drained(nm.Name) {
+			return nm.Name + " is not drained: " + v.Progress(nm.Name)
+		}
+	}
+	return ""
+}
+
+// putBack is true when nothing is left of the maintenances.
+func (x *trial) putBack(v *oracle.View) string {
+	for _, nm := range x.maintenances {
+		if !v.Done(nm.Name) {
+			return nm.Name + " is not done"
+		}
+	}
+	if left := len(v.Evacuations()); left > 0 {
+		return fmt.Sprintf("%d Evacuations are left", left)
+	}
+	if closed := v.Closed(); !slices.Equal(closed, x.foreign) {
+		return fmt.Sprintf("not schedulable: %s, want %s", strings.Join(closed, ", "), strings.Join(x.foreign, ", "))
+	}
+	return ""
+}
+
+// removeMaintenances leaves nothing to the next trial.
+func (x *trial) removeMaintenances() {
+	for _, nm := range x.maintenances {
+		x.Remove(x.t, nm.Name)
+	}
+}
