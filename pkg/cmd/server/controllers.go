@@ -79,7 +79,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	}
 	evacuations, err := evacuation.New(evacuation.Config{
 		InFlight: inFlight, Selection: selected,
-		Host:     d.unlimited, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Recorder: d.recorder,
+		Host: d.unlimited, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Recorder: d.recorder,
 		Liveness: d.liveness, CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
 		EvictionPolicy:          d.options.Evictions,
 		SurgeTimeout:            surgeTimeoutOf(host.Apps().V1().Deployments().Lister(), d.evacuators.SurgeTimeout),

@@ -74,6 +74,48 @@ func TestDataSurvivesARestart(t *testing.T) {
 	}
 }
 
+// TestClientThatMissedTheLastWriteListsAgain watches after a restart from where a client was before:
+// it may have missed the last write or several.
+func TestClientThatMissedTheLastWriteListsAgain(t *testing.T) {
+	options := Options{DataDir: t.TempDir(), QuotaBytes: DefaultQuotaBytes}
+	first, err := Start(t.Context(), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var last int64
+	for range 3 {
+		put, err := connect(t, first).Put(t.Context(), "/registry/object", "value")
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = put.Header.Revision
+	}
+	first.Stop()
+	second, err := Start(t.Context(), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Stop()
+	for _, seen := range []int64{last - 2, last - 1} {
+		watch := connect(t, second).Watch(t.Context(), "/registry/", clientv3.WithPrefix(), clientv3.WithRev(seen+1), clientv3.WithPrevKV())
+		if got := <-watch; got.CompactRevision == 0 {
+			t.Errorf("a watch from version %d of %d got %+v, want that it is too old", seen+1, last, got)
+		}
+	}
+	// A client that has seen everything need not list again.
+	client := connect(t, second)
+	watch := client.Watch(t.Context(), "/registry/", clientv3.WithPrefix(), clientv3.WithRev(last+1), clientv3.WithPrevKV(), clientv3.WithCreatedNotify())
+	if got := <-watch; !got.Created || got.CompactRevision != 0 {
+		t.Errorf("a watch from version %d got %+v, want it to begin", last+1, got)
+	}
+	if _, err := client.Put(t.Context(), "/registry/object", "next"); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-watch; len(got.Events) != 1 || string(got.Events[0].Kv.Value) != "next" || got.Events[0].PrevKv == nil {
+		t.Errorf("got %+v, want the next write with what was before", got)
+	}
+}
+
 func TestDataFolderIsPrivateAndUsedOnce(t *testing.T) {
 	given := filepath.Join(t.TempDir(), "volume")
 	dir := filepath.Join(given, privateName)

@@ -141,7 +141,27 @@ func (s *Server) shrink(ctx context.Context, quota int64) error {
 		}
 		klog.FromContext(ctx).Info("Database was shrunk", "beforeBytes", before, "afterBytes", status.DbSize)
 	}
-	return disarm(ctx, client, status.DbSize, quota)
+	if err := disarm(ctx, client, status.DbSize, quota); err != nil {
+		return err
+	}
+	return seal(ctx, client)
+}
+
+// sealKey is written and deleted at each start. It is outside of the objects.
+const sealKey = "haulout.dev/sealed"
+
+// seal compacts once more, at a version that no object has. etcd serves a watch that begins at the
+// version of its last compaction, but cannot say what that write has changed: a client that had
+// seen everything but the last write would get nothing but errors. Now it is told to list again.
+func seal(ctx context.Context, client *clientv3.Client) error {
+	sealed, err := client.Put(ctx, sealKey, "")
+	if err != nil {
+		return fmt.Errorf("mark the version of the last compaction: %w", err)
+	}
+	if _, err := client.Delete(ctx, sealKey); err != nil {
+		return fmt.Errorf("remove the mark of the last compaction: %w", err)
+	}
+	return compact(ctx, client, sealed.Header.Revision)
 }
 
 // compact removes all versions before a revision from the database.
