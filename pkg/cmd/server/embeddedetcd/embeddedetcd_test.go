@@ -74,8 +74,8 @@ func TestDataSurvivesARestart(t *testing.T) {
 	}
 }
 
-// TestClientThatMissedTheLastWriteListsAgain watches after a restart from where a client was before:
-// it may have missed the last write or several.
+// TestClientThatMissedTheLastWriteListsAgain watches after a restart from where a client was
+// before: it may have missed the last write or several.
 func TestClientThatMissedTheLastWriteListsAgain(t *testing.T) {
 	options := Options{DataDir: t.TempDir(), QuotaBytes: DefaultQuotaBytes}
 	first, err := Start(t.Context(), options)
