@@ -313,8 +313,14 @@ ifeq ($(shell id -u),0)
 E2E_NEEDS := node-binaries
 endif
 
+PREVIOUS ?= HEAD~1
+
+.PHONY: previous
+previous: ## Build the server of an earlier commit, which the end-to-end tests run beside the present one (PREVIOUS=commit)
+	@PREVIOUS='$(PREVIOUS)' hack/previous.sh
+
 .PHONY: e2e
-e2e: cluster-binaries build $(E2E_NEEDS) ## Run the end-to-end tests (RUN=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster, E2E_FULL=1 the large sizes)
+e2e: cluster-binaries build previous $(E2E_NEEDS) ## Run the end-to-end tests (RUN=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster, E2E_FULL=1 the large sizes)
 	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -timeout='$(E2E_TIMEOUT)' -parallel=8 $(E2E_FLAGS) -p=1 ./test/e2e/... ./test/faults/...
 
 .PHONY: verify

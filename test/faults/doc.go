@@ -32,4 +32,18 @@ limitations under the License.
 // choices of an earlier run again (what comes of them depends on the machine, too). On a cluster of
 // your own (E2E_CLUSTER_DIR), start the server with the flags that this test would give it:
 // HAULOUT_FLAGS="--evacuator-start-deadline=2s --completed-evacuation-ttl=10s".
+//
+// TestRandomFaults and TestRandomFaultsOfEtcdCluster are about drains. Two maintenances take out
+// nodes, one of which a user has cordoned, and may be called off. Meanwhile two faults at a time
+// last up to six seconds each: a process of the cluster is killed, stopped or gets a fifth of the
+// processor; a connection between the server, kube-apiserver and the members of etcd is cut, silent
+// or slow; the disk of the embedded etcd is full, or etcd's leader is lost; a webhook denies
+// evictions, events, or changes of pods or Deployments. An observer reads the same etcd through a
+// kube-apiserver of its own. When all runs again, the drains have to finish and to put everything
+// back, and the observer has to have seen no broken budget, no eviction that no maintenance asked
+// for, no cordon of others undone and no acknowledged write lost. Each seed is a subtest: a failed
+// one runs once more by itself, and E2E_SEED=n runs it alone. E2E_FULL=1 plays a hundred seeds.
+//
+// What fails here is in this package and not a library: the proxies for tests that exist as Go
+// modules were last published years ago, and it takes a hundred lines.
 package faults

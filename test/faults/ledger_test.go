@@ -19,6 +19,7 @@ package faults
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -121,7 +122,7 @@ func (l *ledger) writeOnce(ctx context.Context) {
 // check fails the test for each acknowledged write that was lost, and removes what is left.
 func (l *ledger) check(t *testing.T) {
 	t.Helper()
-	entries := append(l.closed, l.entry)
+	entries := append(slices.Clone(l.closed), l.entry)
 	for _, e := range entries {
 		var got int
 		framework.Eventually(t, "the object "+e.name+" of the ledger can be read", func(ctx context.Context) (bool, error) {

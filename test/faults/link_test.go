@@ -22,14 +22,18 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
 
-// link passes connections on from one address to another, until it is told to fail.
+// link passes connections on from one address to others in turn, until it is told to fail.
 type link struct {
-	name, upstream string
-	listener       net.Listener
+	name      string
+	upstreams []string
+	listener  net.Listener
+	// turns counts the connections.
+	turns atomic.Int64
 
 	mu          sync.Mutex
 	state       linkState
@@ -51,13 +55,13 @@ const (
 )
 
 // newLink listens on an address of the loopback interface until the test ends.
-func newLink(t *testing.T, name, address, upstream string) *link {
+func newLink(t *testing.T, name, address string, upstreams ...string) *link {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &link{name: name, upstream: upstream, listener: listener, changed: make(chan struct{})}
+	l := &link{name: name, upstreams: upstreams, listener: listener, changed: make(chan struct{})}
 	go l.accept()
 	t.Cleanup(func() {
 		_ = listener.Close()
@@ -81,10 +85,8 @@ func (l *link) accept() {
 }
 
 func (l *link) connect(from net.Conn) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	to, err := new(net.Dialer).DialContext(ctx, "tcp", l.upstream)
-	if err != nil {
+	to := l.dial()
+	if to == nil {
 		_ = from.Close()
 		return
 	}
@@ -93,6 +95,19 @@ func (l *link) connect(from net.Conn) {
 	}
 	go l.copy(to, from)
 	l.copy(from, to)
+}
+
+// dial connects to the next address that somebody listens on; nil if there is none.
+func (l *link) dial() net.Conn {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for range l.upstreams {
+		turn := int(l.turns.Add(1)) % len(l.upstreams)
+		if to, err := new(net.Dialer).DialContext(ctx, "tcp", l.upstreams[turn]); err == nil {
+			return to
+		}
+	}
+	return nil
 }
 
 // keep remembers the two ends of a connection, for set to close them.

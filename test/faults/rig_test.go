@@ -42,6 +42,9 @@ import (
 type rig struct {
 	*framework.Cluster
 
+	// flags are those of the server, second where a second one may listen.
+	flags  []string
+	second string
 	// toHost is what the server has to kube-apiserver, toServer what kube-apiserver has to it.
 	toHost, toServer *link
 	// disk holds the data of the embedded etcd; nil if the machine allows no volume, or with etcd.
@@ -73,26 +76,33 @@ func newRig(t *testing.T, withEtcd bool) *rig {
 		t.Fatal(err)
 	}
 	server := freeAddress(t)
-	_, port, err := net.SplitHostPort(server)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.toHost = newLink(t, "the link to kube-apiserver", "127.0.0.1:0", "127.0.0.1:"+strconv.Itoa(state.Ports["kube-apiserver"]))
-	r.toServer = newLink(t, "the link to the server", "127.0.0.1:"+strconv.Itoa(state.Ports["haulout-apiserver"]), server)
-	flags := []string{"--secure-port=" + port, "--kubeconfig=" + r.kubeconfig(t)}
+	r.second = freeAddress(t)
+	at := func(component string) string { return "127.0.0.1:" + strconv.Itoa(state.Ports[component]) }
+	r.toHost = newLink(t, "the link to kube-apiserver", "127.0.0.1:0", at("kube-apiserver"))
+	r.toServer = newLink(t, "the link to the server", at("haulout-apiserver"), server, r.second)
+	r.flags = []string{"--kubeconfig=" + r.kubeconfig(t)}
 	if withEtcd {
 		r.etcd = newEtcdCluster(t, c.Root())
-		flags = append(flags, "--etcd-servers="+r.etcd.servers())
+		r.flags = append(r.flags, "--etcd-servers="+r.etcd.servers())
 	} else if r.disk = newVolume(t); r.disk != nil {
-		flags = append(flags, "--data-dir="+r.disk.path)
+		r.flags = append(r.flags, "--data-dir="+r.disk.path)
 	}
 	t.Setenv("HAULOUT", "true")
-	t.Setenv("HAULOUT_FLAGS", strings.Join(flags, " "))
+	t.Setenv("HAULOUT_FLAGS", strings.Join(append(r.flags, "--secure-port="+portOf(t, server)), " "))
 	if err := c.Up(); err != nil {
 		t.Fatal(err)
 	}
 	r.observe(t)
 	return r
+}
+
+func portOf(t *testing.T, address string) string {
+	t.Helper()
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
 }
 
 // clusterState is what the development cluster knows of itself.
@@ -129,8 +139,8 @@ func (r *rig) kubeconfig(t *testing.T) string {
 	return path
 }
 
-// observe starts a second kube-apiserver over the same etcd. Without a watch cache it tells all that
-// happened, also while etcd was away.
+// observe starts a second kube-apiserver over the same etcd. Without a watch cache it tells all
+// that happened, also while etcd was away.
 func (r *rig) observe(t *testing.T) {
 	t.Helper()
 	const program = "kube-apiserver"
@@ -147,12 +157,8 @@ func (r *rig) observe(t *testing.T) {
 		return strings.HasPrefix(arg, "--audit-") || strings.HasPrefix(arg, "--secure-port=")
 	})
 	address := freeAddress(t)
-	_, port, err := net.SplitHostPort(address)
-	if err != nil {
-		t.Fatal(err)
-	}
 	observer := exec.Command(filepath.Join(r.Root(), "bin", program), //nolint:gosec // the program is that of the build
-		append(args, "--secure-port="+port, "--watch-cache=false")...)
+		append(args, "--secure-port="+portOf(t, address), "--watch-cache=false")...)
 	observer.Dir = r.Dir()
 	observer.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := observer.Start(); err != nil {

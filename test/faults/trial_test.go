@@ -32,7 +32,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -138,14 +137,7 @@ func newTrial(t *testing.T, r *rig, seed uint64) *trial {
 	if x.random.IntN(3) == 0 {
 		x.calledOff = one(x.random, x.maintenances).Name
 	}
-	var err error
-	x.judge, err = oracle.Start(t.Context(), r.observer.Kube, r.observer.Haulout, oracle.Scope{
-		Nodes:      labels.SelectorFromSet(labels.Set{framework.Pool: x.pool}),
-		Namespaces: []string{x.namespace}, AuditLog: r.AuditLogFile(),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x.judge = r.record(t, x.pool, x.namespace)
 	x.ledger = newLedger(r.As(t).Haulout)
 	return x
 }
@@ -173,6 +165,7 @@ func (x *trial) run() {
 	cancel()
 	wg.Wait()
 	calm := time.Now()
+	go x.nudge()
 	x.waitFor("the nodes are drained", x.drained)
 	x.t.Logf("the nodes were drained %s after everything ran again", time.Since(calm).Round(100*time.Millisecond))
 	for _, nm := range x.maintenances {
@@ -185,6 +178,31 @@ func (x *trial) run() {
 	found, err := x.judge.Verdict(oracle.Rules{Server: serverUser, SeesLate: true}, x.foreign...)
 	framework.Accept(x.t, found, err)
 	x.ledger.check(x.t)
+}
+
+// nudgeInterval is the time between two changes of the pods that kwok may have forgotten.
+const nudgeInterval = 2 * time.Second
+
+// nudge has kwok look at the pods again that do not run or that end, until the test ends. Unlike a
+// kubelet it tries nothing again that kube-apiserver has refused.
+func (x *trial) nudge() {
+	pods := x.observer.Kube.CoreV1().Pods(x.namespace)
+	for x.t.Context().Err() == nil {
+		<-time.After(nudgeInterval)
+		list, err := pods.List(x.t.Context(), metav1.ListOptions{})
+		if err != nil {
+			continue
+		}
+		for i := range list.Items {
+			pod := &list.Items[i]
+			if pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil {
+				continue
+			}
+			patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"faults.haulout.dev/nudged":%q}}}`, time.Now())
+			// What fails is tried again.
+			_, _ = pods.Patch(x.t.Context(), pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+		}
+	}
 }
 
 // act is what users do meanwhile: they begin the maintenances and may call one off.
