@@ -24,11 +24,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
@@ -51,6 +51,7 @@ func TestNodes(t *testing.T) {
 		t.Errorf("got status %v, want 9 processes that are ready:\n%s", err, status)
 	}
 	t.Run("drain", func(t *testing.T) { testDrain(t, c) })
+	t.Run("kubelet killed", func(t *testing.T) { testKubeletKilled(t, c) })
 	t.Run("power failure", func(t *testing.T) { testPowerFailure(t, c) })
 	t.Run("down leaves nothing", func(t *testing.T) { testDown(t, c) })
 }
@@ -68,22 +69,8 @@ func testDrain(t *testing.T, c *framework.Cluster) {
 	logs := follow(t, c, namespace, web[0])
 	seen := record(t, c, namespace)
 
-	nm := c.Create(t, &v1alpha1.NodeMaintenance{
-		ObjectMeta: metav1.ObjectMeta{Name: framework.Name("real")},
-		Spec: v1alpha1.NodeMaintenanceSpec{
-			Stage:        v1alpha1.NodeMaintenanceStageDrain,
-			NodeSelector: framework.Select(corev1.LabelHostname, drained),
-		},
-	})
-	maintenances := client.Haulout.MaintenanceV1alpha1().NodeMaintenances()
-	framework.Eventually(t, "the node is drained", func(ctx context.Context) (bool, error) {
-		got, err := maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
-		return err == nil && meta.IsStatusConditionTrue(got.Status.Conditions, v1alpha1.ConditionDrained), err
-	})
-	// Drained and `kubectl get pods` tell the same: no pod is left, not even a completed one.
-	if left := podsOn(t, c, namespace, drained, ""); len(left) > 0 {
-		t.Errorf("the node is drained and has pods %q", left)
-	}
+	nm := beginDrain(t, c)
+	untilDrained(t, c, nm, namespace)
 	seen.check(t)
 	got := <-logs
 	position := 0
@@ -96,15 +83,58 @@ func testDrain(t *testing.T, c *framework.Cluster) {
 		position += at
 	}
 
-	if _, err := maintenances.Patch(t.Context(), nm.Name, "application/merge-patch+json",
-		[]byte(`{"spec":{"stage":"Complete"}}`), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	complete(t, c, nm)
 	ready(t, c, namespace, "app=db", 1)
 	log, err := client.Kube.CoreV1().Pods(namespace).GetLogs("db-0", &corev1.PodLogOptions{}).DoRaw(t.Context())
 	if want := "started before: db-0@" + drained; err != nil || !strings.Contains(string(log), want) {
 		t.Errorf("got log %q, error %v, want %q: the data of the first pod", log, err, want)
 	}
+}
+
+// beginDrain begins to drain a node and returns the name of the maintenance.
+func beginDrain(t *testing.T, c *framework.Cluster) string {
+	t.Helper()
+	return c.Create(t, &v1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: framework.Name("real")},
+		Spec: v1alpha1.NodeMaintenanceSpec{
+			Stage:        v1alpha1.NodeMaintenanceStageDrain,
+			NodeSelector: framework.Select(corev1.LabelHostname, drained),
+		},
+	}).Name
+}
+
+// untilDrained waits for a drain. Drained and `kubectl get pods` tell the same: no pod is left, not
+// even a completed one.
+func untilDrained(t *testing.T, c *framework.Cluster, nm, namespace string) {
+	t.Helper()
+	framework.Eventually(t, "the node is drained", func(ctx context.Context) (bool, error) {
+		got, err := c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm, metav1.GetOptions{})
+		return err == nil && isDrained(got), err
+	})
+	if left := podsOn(t, c, namespace, drained, ""); len(left) > 0 {
+		t.Errorf("the node is drained and has pods %q", left)
+	}
+}
+
+// testKubeletKilled kills the kubelet while a pod ends. The node starts it again.
+func testKubeletKilled(t *testing.T, c *framework.Cluster) {
+	t.Helper()
+	namespace := c.NewNamespace(t)
+	deploy(t, c, namespace)
+	seen := record(t, c, namespace)
+	nm := beginDrain(t, c)
+	pods := c.As(t).Kube.CoreV1().Pods(namespace)
+	framework.Eventually(t, "a pod ends", func(ctx context.Context) (bool, error) {
+		list, err := pods.List(ctx, metav1.ListOptions{
+			FieldSelector: fields.OneTermEqualSelector("spec.nodeName", drained).String(),
+		})
+		return err == nil && slices.ContainsFunc(list.Items, func(pod corev1.Pod) bool { return pod.DeletionTimestamp != nil }), err
+	})
+	signal(t, match{program: "kubelet", argument: "--hostname-override=" + drained}, syscall.SIGKILL)
+	untilDrained(t, c, nm, namespace)
+	seen.check(t)
+	complete(t, c, nm)
+	ready(t, c, namespace, "app=db", 1)
 }
 
 // testPowerFailure ends all processes of a node at the same time, and starts the node again.
