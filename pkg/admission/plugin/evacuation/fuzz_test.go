@@ -1,0 +1,102 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"slices"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/install"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+)
+
+// FuzzAdmit creates generated Evacuations for a pod with a generated annotation and label. Nobody
+// may create one without the right to delete the pod, admission must complete each one that it
+// accepts, and a second run must change nothing.
+func FuzzAdmit(f *testing.F) {
+	const valid = `{"apiVersion":"maintenance.haulout.dev/v1alpha1","kind":"Evacuation",` +
+		`"metadata":{"namespace":"blue","name":"` + evacuationName + `","finalizers":["` + instigator + `"]},` +
+		`"spec":{"podRef":{"name":"web-1","uid":"` + podUID + `"},"evacuators":[{"evacuatorClass":"a.example.com","priority":9000,"role":"Observer"}]}}`
+	f.Add([]byte(valid), "movers.example.com", "5000/controller", "app", "web", true)
+	f.Add([]byte(valid), "a.example.com", "9000", "app", "web", true)
+	f.Add([]byte(valid), "movers.example.com", "5000/controller", "app", "web", false)
+	f.Add([]byte(valid), v1alpha1.EvacuatorClassDeployment, "10000/controller", "", "", true)
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	decoder := serializer.NewCodecFactory(scheme).UniversalDecoder(maintenance.SchemeGroupVersion)
+	f.Fuzz(func(t *testing.T, data []byte, class, value, key, label string, mayDelete bool) {
+		obj, _, err := decoder.Decode(data, nil, nil)
+		e, ok := obj.(*maintenance.Evacuation)
+		if err != nil || !ok {
+			return
+		}
+		e.Namespace, e.Status = "blue", maintenance.EvacuationStatus{}
+		pod := newPod(annotated(class, value))
+		pod.Labels[key] = label
+		allowed := []string{useOurs, useA, assignA}
+		if mayDelete {
+			allowed = append(allowed, deletePod)
+		}
+		fixture := newFixture(t, nil, allowed, pod)
+		create := request{object: e}
+		if _, err := fixture.admit(create); err != nil {
+			reject(t, err)
+			return
+		}
+		if err := fixture.validate(create); err != nil {
+			reject(t, err)
+			return
+		}
+		if len(validation.ValidateEvacuation(e)) > 0 {
+			return
+		}
+		if !mayDelete {
+			t.Fatalf("%s may not delete the pod, but may create\n%+v", ann.Name, e)
+		}
+		if e.Spec.NodeName != pod.Spec.NodeName {
+			t.Errorf("the Evacuation names node %q", e.Spec.NodeName)
+		}
+		for _, evacuator := range e.Spec.Evacuators {
+			same := func(other maintenance.Evacuator) bool { return other.EvacuatorClass == evacuator.EvacuatorClass }
+			if first := slices.IndexFunc(e.Spec.Evacuators, same); e.Spec.Evacuators[first] != evacuator {
+				t.Errorf("class %s is named twice: %+v", evacuator.EvacuatorClass, e.Spec.Evacuators)
+			}
+		}
+		once := e.DeepCopy()
+		if _, err := fixture.admit(create); err != nil {
+			t.Fatalf("a second run fails: %v", err)
+		}
+		if !equality.Semantic.DeepEqual(once, e) {
+			t.Fatalf("a second run has changed\n%+v\nto\n%+v", once, e)
+		}
+	})
+}
+
+// reject accepts the errors that tell a client what is wrong with its request.
+func reject(t *testing.T, err error) {
+	t.Helper()
+	if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+		t.Fatalf("got %v, want Forbidden or Invalid", err)
+	}
+}
