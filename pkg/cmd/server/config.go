@@ -46,7 +46,6 @@ import (
 	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apiserver"
-	"haulout.dev/haulout/pkg/cmd/server/embeddedetcd"
 	"haulout.dev/haulout/pkg/controller/loop"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
@@ -60,8 +59,8 @@ import (
 // resync is how often informers resync, in case a controller has missed an event.
 const resync = 10 * time.Minute
 
-// config converts the options to the configuration of a server. etcd is the embedded etcd, or nil.
-func (o CompletedOptions) config(ctx context.Context, host *hostCluster, etcd *embeddedetcd.Server, replica *replica) (*apiserver.Config, error) {
+// config converts the options to the configuration of a server.
+func (o CompletedOptions) config(ctx context.Context, host *hostCluster, replica *replica) (*apiserver.Config, error) {
 	generic := genericapiserver.NewRecommendedConfig(apiserver.Codecs)
 	if err := o.ServerRun.ApplyTo(&generic.Config); err != nil {
 		return nil, err
@@ -72,7 +71,7 @@ func (o CompletedOptions) config(ctx context.Context, host *hostCluster, etcd *e
 	generic.OpenAPIConfig.Info.Title, generic.OpenAPIConfig.Info.Version = "Haulout", version.Get()
 	generic.OpenAPIV3Config.Info.Title, generic.OpenAPIV3Config.Info.Version = "Haulout", version.Get()
 
-	if err := o.applyStorage(generic, etcd); err != nil {
+	if err := o.applyStorage(generic); err != nil {
 		return nil, err
 	}
 	if err := o.Traces.ApplyTo(nil, &generic.Config); err != nil {
@@ -106,18 +105,17 @@ func (o CompletedOptions) config(ctx context.Context, host *hostCluster, etcd *e
 
 // applyStorage applies --storage-media-type to every resource, which the library's own shortcut
 // ignores.
-func (o CompletedOptions) applyStorage(generic *genericapiserver.RecommendedConfig, etcd *embeddedetcd.Server) error {
+func (o CompletedOptions) applyStorage(generic *genericapiserver.RecommendedConfig) error {
 	backend := o.Etcd.StorageConfig
 	backend.StorageObjectCountTracker = generic.StorageObjectCountTracker
 	factory := serverstorage.NewDefaultStorageFactory(
 		backend, o.Etcd.DefaultStorageMediaType, apiserver.Codecs,
 		serverstorage.NewDefaultResourceEncodingConfig(apiserver.Scheme), serverstorage.NewResourceConfig(), nil)
-	if err := o.Etcd.ApplyWithStorageFactoryTo(factory, &generic.Config); err != nil || etcd == nil {
+	if err := o.Etcd.ApplyWithStorageFactoryTo(factory, &generic.Config); err != nil {
 		return err
 	}
-	var err error
-	generic.RESTOptionsGetter, err = etcd.RESTOptions(generic.RESTOptionsGetter, o.Etcd)
-	return err
+	generic.RESTOptionsGetter = ownStreams{generic.RESTOptionsGetter}
+	return nil
 }
 
 func (o CompletedOptions) applyAuth(generic *genericapiserver.RecommendedConfig) error {

@@ -24,7 +24,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	clientv3 "go.etcd.io/etcd/client/v3"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/util/compatibility"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
@@ -102,9 +101,8 @@ func Run(ctx context.Context, o CompletedOptions) error {
 	if err != nil {
 		return err
 	}
-	var etcd *embeddedetcd.Server
 	if o.Embedded {
-		etcd, err = embeddedetcd.Start(ctx, embeddedetcd.Options{DataDir: o.Storage.DataDir, QuotaBytes: o.Storage.QuotaBytes})
+		etcd, err := embeddedetcd.Start(ctx, embeddedetcd.Options{DataDir: o.Storage.DataDir, QuotaBytes: o.Storage.QuotaBytes})
 		if err != nil {
 			return err
 		}
@@ -119,7 +117,7 @@ func Run(ctx context.Context, o CompletedOptions) error {
 		}()
 		o.Etcd.StorageConfig.Transport.ServerList = []string{etcd.Endpoint()}
 	}
-	replica, err := o.openReplica(ctx, host, etcd)
+	replica, err := o.openReplica(ctx, host)
 	if err != nil {
 		return err
 	}
@@ -131,7 +129,7 @@ func Run(ctx context.Context, o CompletedOptions) error {
 		}
 		o.SecureServing.ServerCert.GeneratedCert = manager
 	}
-	config, err := o.config(ctx, host, etcd, replica)
+	config, err := o.config(ctx, host, replica)
 	if err != nil {
 		return err
 	}
@@ -181,16 +179,14 @@ type replica struct {
 
 // openReplica opens the storage of this server. With embedded storage it fails if another server is
 // active.
-func (o CompletedOptions) openReplica(ctx context.Context, host *hostCluster, etcd *embeddedetcd.Server) (*replica, error) {
+func (o CompletedOptions) openReplica(ctx context.Context, host *hostCluster) (*replica, error) {
 	leases, err := host.leaseClient()
 	if err != nil {
 		return nil, err
 	}
-	var client *clientv3.Client
-	if etcd != nil {
-		client = etcd.Client()
-	} else if client, err = dialStorage(o.Etcd.StorageConfig.Transport); err != nil {
-		return nil, fmt.Errorf("reach --etcd-servers: %w", err)
+	client, err := dialStorage(o.Etcd.StorageConfig.Transport)
+	if err != nil {
+		return nil, fmt.Errorf("reach etcd: %w", err)
 	}
 	r := &replica{leases: leases}
 	if r.storage, err = openStorage(ctx, client, o.Etcd.StorageConfig.Prefix); err != nil {
@@ -198,7 +194,7 @@ func (o CompletedOptions) openReplica(ctx context.Context, host *hostCluster, et
 		return nil, err
 	}
 	r.identity = replicaIdentity()
-	if etcd != nil {
+	if o.Embedded {
 		r.identity = embeddedIdentity(r.storage.id)
 		if err := o.refuseSecondStorage(ctx, leases, r.identity); err != nil {
 			r.close()

@@ -41,7 +41,10 @@ func TestStorageHasAnIdentity(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer etcd.Stop()
-		client := etcd.Client()
+		client, err := etcd.Client()
+		if err != nil {
+			t.Fatal(err)
+		}
 		defer client.Close()
 		s, err := openStorage(t.Context(), client, prefix)
 		if err != nil {
@@ -85,7 +88,10 @@ func TestStorageThatWasReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer etcd.Stop()
-	client := etcd.Client()
+	client, err := etcd.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer client.Close()
 	s, err := openStorage(t.Context(), client, "/registry")
 	if err != nil {

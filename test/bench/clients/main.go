@@ -48,7 +48,7 @@ func main() {
 	var s settings
 	flag.IntVar(&s.clients, "clients", 200, "number of clients")
 	flag.DurationVar(&s.duration, "duration", 5*time.Minute, "how long they use the API")
-	flag.DurationVar(&s.rest, "rest", 2*time.Minute, "how long to wait for what they leave behind to go")
+	flag.DurationVar(&s.rest, "rest", 5*time.Minute, "how long to wait for what they leave behind to go; Go collects garbage at least every two minutes")
 	flag.IntVar(&s.gogc, "gogc", 50, "GOGC of haulout-apiserver; 50 is what its Deployment sets")
 	flag.StringVar(&s.bin, "bin", "bin", "folder of the programs of the development cluster")
 	flag.StringVar(&s.json, "json", "bin/bench-clients.json", "file to which the figures are written")

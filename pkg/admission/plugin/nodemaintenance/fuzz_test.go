@@ -31,8 +31,8 @@ import (
 )
 
 // FuzzValidate writes generated maintenances as a user who may delete the nodes of the pool blue
-// only. Whatever is admitted must hold and release no other nodes. Which nodes a selector selects is
-// decided as for pods with node affinity.
+// only. Whatever is admitted must hold and release no other nodes. Which nodes a selector selects
+// is decided as for pods with node affinity.
 func FuzzValidate(f *testing.F) {
 	const blue = `{"apiVersion":"maintenance.haulout.dev/v1alpha1","kind":"NodeMaintenance","metadata":{"name":"a"},` +
 		`"spec":{"stage":"Drain","nodeSelector":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"pool","operator":"In","values":["blue"]}]}]}}}`

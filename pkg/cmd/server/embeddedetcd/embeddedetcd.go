@@ -30,7 +30,6 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
-	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -38,10 +37,10 @@ import (
 )
 
 const (
-	// MaxRequestBytes is the maximum size of a write of the embedded etcd, in bytes. etcd's own
-	// default of 1.5 MiB leaves little room for the status of a maintenance over 5,000 nodes with a
-	// long plan.
-	MaxRequestBytes = 4 << 20
+	// MaxRequestBytes is the maximum size of a write of the embedded etcd, in bytes. The storage
+	// library sends no more. Objects are smaller: they have to fit into an etcd with its own
+	// default of 1.5 MiB.
+	MaxRequestBytes = 2 << 20
 	// DefaultQuotaBytes is the size at which etcd stops accepting writes, in bytes.
 	DefaultQuotaBytes = 2 << 30
 	// MinQuotaBytes is the minimum quota for etcd, in bytes.
@@ -262,8 +261,10 @@ func socketURL(path string) url.URL {
 // Endpoint is the URL under which etcd clients reach the member.
 func (s *Server) Endpoint() string { return s.endpoint }
 
-// Client returns a client that calls the member directly, without a network.
-func (s *Server) Client() *clientv3.Client { return v3client.New(s.etcd.Server) }
+// Client returns a client of the member. The caller closes it.
+func (s *Server) Client() (*clientv3.Client, error) {
+	return newClient(clientv3.Config{Endpoints: []string{s.endpoint}})
+}
 
 // Err returns a channel with the error if etcd stops by itself, for example because the disk
 // failed.

@@ -333,7 +333,10 @@ func Copy(ctx context.Context, o Options, to clientv3.Config, prefix string) (co
 		return 0, err
 	}
 	defer server.Stop()
-	source := server.Client()
+	source, err := server.Client()
+	if err != nil {
+		return 0, err
+	}
 	defer source.Close()
 	if count, err = copyKeys(ctx, source, target, prefix); err != nil {
 		return count, fmt.Errorf("after %d keys: %w; delete the prefix %s in the other etcd before you try again", count, err, prefix)

@@ -221,8 +221,8 @@ func TestCopy(t *testing.T) {
 	dir := t.TempDir()
 	s := run(t, dir, DefaultQuotaBytes)
 	client := connect(t, s)
-	// More than a page, and a value that is larger than gRPC sends by default.
-	want := []string{"/ours/large", strings.Repeat("x", 3<<20)}
+	// More than a page, and a value that is larger than an etcd takes by default.
+	want := []string{"/ours/large", strings.Repeat("x", MaxRequestBytes*9/10)}
 	for i := range copyPage + 1 {
 		want = append(want, fmt.Sprintf("/ours/object-%04d", i), fmt.Sprint(i))
 	}

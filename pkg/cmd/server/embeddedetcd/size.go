@@ -117,7 +117,10 @@ func limitQuota(asked, size int64) int64 {
 func (s *Server) shrink(ctx context.Context, quota int64) error {
 	ctx, cancel := context.WithTimeout(ctx, shrinkTimeout)
 	defer cancel()
-	client := s.Client()
+	client, err := s.Client()
+	if err != nil {
+		return err
+	}
 	defer client.Close()
 	status, err := client.Status(ctx, s.endpoint)
 	if err != nil {
@@ -132,8 +135,7 @@ func (s *Server) shrink(ctx context.Context, quota int64) error {
 	}
 	// Do not copy the database to gain less than a third.
 	if status.DbSize > defragmentAbove && status.DbSizeInUse < status.DbSize*2/3 {
-		// Not through the client, which has no Defragment without a network.
-		if err := s.etcd.Server.Backend().Defrag(); err != nil {
+		if _, err := client.Defragment(ctx, s.endpoint); err != nil {
 			return fmt.Errorf("defragment the database: %w", err)
 		}
 		if status, err = client.Status(ctx, s.endpoint); err != nil {

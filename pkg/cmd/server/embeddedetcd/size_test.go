@@ -56,7 +56,7 @@ func TestFullDatabaseComesBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	full := fill(t, s.Client(), 1<<20, func(int) string { return "one" })
+	full := fill(t, connect(t, s), 1<<20, func(int) string { return "one" })
 	s.Stop()
 	if !full {
 		t.Fatal("the database did not fill up")
@@ -67,8 +67,7 @@ func TestFullDatabaseComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Stop()
-	client := s.Client()
-	defer client.Close()
+	client := connect(t, s)
 	if _, err := client.Put(t.Context(), "two", "x"); err != nil {
 		t.Errorf("after a start with little in use: %v", err)
 	}
@@ -91,14 +90,13 @@ func TestDatabaseThatIsReallyFullStaysSo(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Small objects: large ones leave gaps in the file, and a file with gaps is shrunk.
-	full := fill(t, s.Client(), 1<<16, func(i int) string { return fmt.Sprint(i) })
+	full := fill(t, connect(t, s), 1<<16, func(i int) string { return fmt.Sprint(i) })
 	s.Stop()
 	if s, err = Start(t.Context(), options); err != nil {
 		t.Fatalf("what is stored cannot even be read: %v", err)
 	}
 	defer s.Stop()
-	client := s.Client()
-	defer client.Close()
+	client := connect(t, s)
 	if _, err := client.Put(t.Context(), "more", "x"); !full || !errors.Is(err, rpctypes.ErrNoSpace) {
 		t.Errorf("filled: %v, a write is answered with %v", full, err)
 	}
@@ -110,7 +108,6 @@ func TestDatabaseThatIsReallyFullStaysSo(t *testing.T) {
 // fill writes values of the given size until etcd says that there is no space left.
 func fill(t *testing.T, client *clientv3.Client, size int, key func(int) string) (full bool) {
 	t.Helper()
-	defer client.Close()
 	value := strings.Repeat("x", size)
 	for i := range 3 * MinQuotaBytes / size {
 		_, err := client.Put(t.Context(), key(i), value)

@@ -1,0 +1,73 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package server
+
+import (
+	"context"
+	"strconv"
+	"sync/atomic"
+
+	"google.golang.org/grpc/metadata"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/registry/generic"
+	apistorage "k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	"k8s.io/client-go/tools/cache"
+)
+
+// watchKey is the name of the gRPC metadata that tells one watch from another.
+const watchKey = "haulout-watch"
+
+// ownStreams lets each watch that reaches etcd have a stream of its own. etcd's client sends
+// watches whose contexts have the same metadata over one stream. If one of them ends while events
+// for it wait, etcd keeps these events until the stream ends; and the stream of the resources
+// without a watch cache never does, since the controllers watch them, too.
+type ownStreams struct{ generic.RESTOptionsGetter }
+
+// GetRESTOptions implements generic.RESTOptionsGetter.
+func (g ownStreams) GetRESTOptions(resource schema.GroupResource, example runtime.Object) (generic.RESTOptions, error) {
+	options, err := g.RESTOptionsGetter.GetRESTOptions(resource, example)
+	if err != nil {
+		return options, err
+	}
+	decorate := options.Decorator
+	options.Decorator = func(
+		config *storagebackend.ConfigForResource, resourcePrefix string, key func(runtime.Object) (string, error),
+		newObject, newList func() runtime.Object, attrs apistorage.AttrFunc, trigger apistorage.IndexerFuncs, indexers *cache.Indexers,
+	) (apistorage.Interface, factory.DestroyFunc, error) {
+		store, destroy, err := decorate(config, resourcePrefix, key, newObject, newList, attrs, trigger, indexers)
+		if err != nil {
+			return nil, nil, err
+		}
+		return &streamPerWatch{Interface: store}, destroy, nil
+	}
+	return options, nil
+}
+
+type streamPerWatch struct {
+	apistorage.Interface
+	last atomic.Uint64
+}
+
+// Watch implements storage.Interface.
+func (s *streamPerWatch) Watch(ctx context.Context, key string, options apistorage.ListOptions) (watch.Interface, error) {
+	number := strconv.FormatUint(s.last.Add(1), 10)
+	return s.Interface.Watch(metadata.AppendToOutgoingContext(ctx, watchKey, number), key, options)
+}

@@ -1,0 +1,126 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package server
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	serveroptions "k8s.io/apiserver/pkg/server/options"
+	apistorage "k8s.io/apiserver/pkg/storage"
+	"k8s.io/client-go/tools/cache"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/server/embeddedetcd"
+)
+
+// TestWatchesHaveStreamsOfTheirOwn opens watches of a resource without a watch cache, as the server
+// does, and has etcd count its streams.
+func TestWatchesHaveStreamsOfTheirOwn(t *testing.T) {
+	etcd, err := embeddedetcd.Start(
+		t.Context(), embeddedetcd.Options{DataDir: t.TempDir(), QuotaBytes: embeddedetcd.DefaultQuotaBytes},
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer etcd.Stop()
+	etcdOptions := NewOptions().Etcd
+	etcdOptions.StorageConfig.Transport.ServerList = []string{etcd.Endpoint()}
+	getter := ownStreams{&serveroptions.StorageFactoryRestOptionsFactory{
+		Options:        *etcdOptions,
+		StorageFactory: &serveroptions.SimpleStorageFactory{StorageConfig: etcdOptions.StorageConfig},
+	}}
+	options, err := getter.GetRESTOptions(v1alpha1.Resource("nodemaintenances"), &maintenance.NodeMaintenance{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const prefix = "/nodemaintenances/"
+	store, destroy, err := options.Decorator(options.StorageConfig, prefix,
+		func(obj runtime.Object) (string, error) { return prefix + obj.(*maintenance.NodeMaintenance).Name, nil },
+		func() runtime.Object { return &maintenance.NodeMaintenance{} },
+		func() runtime.Object { return &maintenance.NodeMaintenanceList{} },
+		apistorage.DefaultClusterScopedAttr, nil, &cache.Indexers{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer destroy()
+
+	const count = 3
+	before := watchStreams(t)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var watches []watch.Interface
+	for range count {
+		w, err := store.Watch(ctx, prefix, apistorage.ListOptions{
+			ResourceVersion: "0", Recursive: true, Predicate: apistorage.Everything,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		watches = append(watches, w)
+	}
+	waitForStreams(t, before+count)
+	for i := range 5 {
+		name := strconv.Itoa(i)
+		one := &maintenance.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if err := store.Create(t.Context(), prefix+name, one, nil, 0); err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range watches {
+			if event := <-w.ResultChan(); event.Type != watch.Added {
+				t.Errorf("got event %s, want Added", event.Type)
+			}
+		}
+	}
+	watches[0].Stop()
+	waitForStreams(t, before+count-1)
+}
+
+func waitForStreams(t *testing.T, want float64) {
+	t.Helper()
+	var got float64
+	if err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+		got = watchStreams(t)
+		return got == want, nil
+	}); err != nil {
+		t.Fatalf("etcd has %v streams of watches, want %v", got, want)
+	}
+}
+
+// watchStreams returns how many streams with watches the servers of this process have.
+func watchStreams(t *testing.T) float64 {
+	t.Helper()
+	families, err := prometheus.DefaultGatherer.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() == "etcd_debugging_mvcc_watch_stream_total" {
+			return family.GetMetric()[0].GetGauge().GetValue()
+		}
+	}
+	t.Fatal("etcd does not count its streams")
+	return 0
+}
