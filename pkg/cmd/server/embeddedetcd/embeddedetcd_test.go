@@ -52,9 +52,9 @@ func TestDataSurvivesARestart(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			large := strings.Repeat("x", 3<<20)
+			large := strings.Repeat("x", MaxRequestBytes*9/10)
 			if _, err := connect(t, first).Put(t.Context(), "key", large); err != nil {
-				t.Errorf("a value of 3 MiB is refused: %v", err)
+				t.Errorf("a value of %d bytes is refused: %v", len(large), err)
 			}
 			first.Stop()
 
