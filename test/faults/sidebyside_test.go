@@ -60,18 +60,14 @@ func TestSideBySide(t *testing.T) {
 	})).Name
 	r.untilGone(t, judge, 3)
 	if !old.leads() {
-		r.Signal(t, "haulout-apiserver", syscall.SIGTERM)
-		old.untilLeads(true)
-		r.up(t)
+		r.handOver(t, old)
 	}
 	r.untilGone(t, judge, 12)
 	old.kill()
 	old.untilLeads(false)
 	old.start()
 	r.untilGone(t, judge, 24)
-	r.Signal(t, "haulout-apiserver", syscall.SIGTERM)
-	old.untilLeads(true)
-	r.up(t)
+	r.handOver(t, old)
 
 	untilView(t, judge, func(v *oracle.View) string {
 		if !v.Drained(nm) {
@@ -147,7 +143,16 @@ func untilView(t *testing.T, judge *oracle.Recorder, check func(*oracle.View) st
 	}
 }
 
-// up starts what does not run, once the server has ended.
+// handOver ends this server cleanly, so that the earlier one leads, and starts it again.
+func (r *rig) handOver(t *testing.T, old *previous) {
+	t.Helper()
+	pid := r.Signal(t, "haulout-apiserver", syscall.SIGTERM)
+	old.untilLeads(true)
+	framework.Gone(t, "haulout-apiserver", pid)
+	r.up(t)
+}
+
+// up starts what does not run.
 func (r *rig) up(t *testing.T) {
 	t.Helper()
 	framework.Eventually(t, "the server runs again", func(context.Context) (bool, error) {

@@ -196,8 +196,13 @@ func (c *Cluster) KillServer(tb testing.TB) {
 // a power failure does.
 func (c *Cluster) Kill(tb testing.TB, process string) {
 	tb.Helper()
-	pid := c.Signal(tb, process, syscall.SIGKILL)
-	// The port is free again once the process is gone.
+	Gone(tb, process, c.Signal(tb, process, syscall.SIGKILL))
+}
+
+// Gone waits until a process that was told to end has ended. Until then its port is taken, and Up
+// takes it for one that runs.
+func Gone(tb testing.TB, process string, pid int) {
+	tb.Helper()
 	Eventually(tb, process+" is gone", func(context.Context) (bool, error) {
 		return syscall.Kill(pid, 0) != nil || zombie(pid), nil
 	})
