@@ -1,0 +1,80 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package budget
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// Index finds the budgets of pods of all namespaces, as they were when the Index was made. It is
+// safe for concurrent use; a Matcher is for budgets that change.
+type Index struct {
+	byNamespace map[string][]indexed
+}
+
+type indexed struct {
+	budget   *policyv1.PodDisruptionBudget
+	selector labels.Selector
+}
+
+// NewIndex returns an Index of the budgets. As for the Eviction API, an empty selector selects all
+// pods of the namespace, and a budget without a selector or with an invalid one selects none.
+func NewIndex(budgets []*policyv1.PodDisruptionBudget) *Index {
+	index := &Index{byNamespace: map[string][]indexed{}}
+	for _, budget := range budgets {
+		selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
+		if err != nil {
+			continue
+		}
+		index.byNamespace[budget.Namespace] = append(index.byNamespace[budget.Namespace], indexed{budget, selector})
+	}
+	return index
+}
+
+// Of returns the budgets that select the pod.
+func (x *Index) Of(pod *corev1.Pod) []*policyv1.PodDisruptionBudget {
+	var selecting []*policyv1.PodDisruptionBudget
+	for _, each := range x.byNamespace[pod.Namespace] {
+		if each.selector.Matches(labels.Set(pod.Labels)) {
+			selecting = append(selecting, each.budget)
+		}
+	}
+	return selecting
+}
+
+// UsesUp reports whether the end of a pod that the budget selects uses up one of the disruptions
+// that the budget allows. The end of a pod whose eviction was allowed already, and which is listed
+// as disrupted, does not.
+func UsesUp(budget *policyv1.PodDisruptionBudget, pod *corev1.Pod) bool {
+	if _, disrupted := budget.Status.DisruptedPods[pod.Name]; disrupted || !Holds(pod) {
+		return false
+	}
+	return IsReady(pod) || !LetsUnreadyGo(budget)
+}
+
+// Room returns how many disruptions the budget allows now. Like Allowed, it is 0 for a status that
+// the Eviction API does not act on; it is also 0 if the disruption controller could not compute the
+// status.
+func Room(budget *policyv1.PodDisruptionBudget) int {
+	if _, failed := SyncFailure(budget); failed {
+		return 0
+	}
+	return Allowed(budget)
+}

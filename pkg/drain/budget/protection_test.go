@@ -1,0 +1,121 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package budget
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+func TestIndex(t *testing.T) {
+	web := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
+	elsewhere := budget("elsewhere", selecting(&metav1.LabelSelector{}))
+	elsewhere.Namespace = "office"
+	broken := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Like"}}}
+	index := NewIndex([]*policyv1.PodDisruptionBudget{
+		budget("web", selecting(web)),
+		budget("all", selecting(&metav1.LabelSelector{})),
+		budget("none", selecting(nil)),
+		budget("broken", selecting(broken)),
+		elsewhere,
+	})
+	for name, test := range map[string]struct {
+		pod  metav1.ObjectMeta
+		want string
+	}{
+		"with the label":       {metav1.ObjectMeta{Namespace: "shop", Labels: map[string]string{"app": "web"}}, "web all "},
+		"without a label":      {metav1.ObjectMeta{Namespace: "shop"}, "all "},
+		"of another namespace": {metav1.ObjectMeta{Namespace: "office", Labels: map[string]string{"app": "web"}}, "elsewhere "},
+		"where no budget is":   {metav1.ObjectMeta{Namespace: "empty", Labels: map[string]string{"app": "web"}}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := ""
+			for _, b := range index.Of(&corev1.Pod{ObjectMeta: test.pod}) {
+				got += b.Name + " "
+			}
+			if got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestUsesUp(t *testing.T) {
+	ready := func(status corev1.ConditionStatus) *corev1.Pod {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1"}}
+		pod.Status.Phase = corev1.PodRunning
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: status}}
+		return pod
+	}
+	pending := ready(corev1.ConditionFalse)
+	pending.Status.Phase = corev1.PodPending
+	terminating := ready(corev1.ConditionTrue)
+	terminating.DeletionTimestamp = ptr.To(metav1.Now())
+	always := func(b *policyv1.PodDisruptionBudget) {
+		b.Spec.UnhealthyPodEvictionPolicy = ptr.To(policyv1.AlwaysAllow)
+	}
+	disrupted := func(b *policyv1.PodDisruptionBudget) {
+		b.Status.DisruptedPods = map[string]metav1.Time{"web-1": metav1.Now()}
+	}
+	short := computed(3, 3, 0)
+	for name, test := range map[string]struct {
+		pod    *corev1.Pod
+		budget []func(*policyv1.PodDisruptionBudget)
+		want   bool
+	}{
+		"ready":                             {ready(corev1.ConditionTrue), nil, true},
+		"pending":                           {pending, nil, false},
+		"terminating":                       {terminating, nil, false},
+		"evicted, but not terminating yet":  {ready(corev1.ConditionTrue), []func(*policyv1.PodDisruptionBudget){disrupted}, false},
+		"not ready, and enough others are":  {ready(corev1.ConditionFalse), []func(*policyv1.PodDisruptionBudget){short}, false},
+		"not ready, and too few others are": {ready(corev1.ConditionFalse), []func(*policyv1.PodDisruptionBudget){short, healthy(2)}, true},
+		"not ready, with a budget that ignores it": {
+			ready(corev1.ConditionFalse),
+			[]func(*policyv1.PodDisruptionBudget){short, healthy(2), always},
+			false,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := UsesUp(budget("web", test.budget...), test.pod); got != test.want {
+				t.Errorf("got %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestRoom(t *testing.T) {
+	changed := func(b *policyv1.PodDisruptionBudget) { b.Generation = 2 }
+	for name, test := range map[string]struct {
+		budget []func(*policyv1.PodDisruptionBudget)
+		want   int
+	}{
+		"that allows two":               {[]func(*policyv1.PodDisruptionBudget){computed(3, 1, 2)}, 2},
+		"that has changed since":        {[]func(*policyv1.PodDisruptionBudget){computed(3, 1, 2), changed}, 0},
+		"that could not be computed":    {[]func(*policyv1.PodDisruptionBudget){computed(3, 1, 2), syncFailed}, 0},
+		"that allows less than nothing": {[]func(*policyv1.PodDisruptionBudget){computed(3, 1, -1)}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := Room(budget("web", test.budget...)); got != test.want {
+				t.Errorf("got %d, want %d", got, test.want)
+			}
+		})
+	}
+}
