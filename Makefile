@@ -200,6 +200,16 @@ ifneq ($(filter-out 0,$(REAL_NODES)),)
 REAL_NODES_NEED := node-binaries
 endif
 
+# haulout-scheduler shares the modules of the control plane, and so what is compiled of them.
+
+.PHONY: scheduler
+scheduler: ## Build bin/haulout-scheduler: kube-scheduler with the plugin that keeps budgets when it preempts
+	cd scheduler && go build $(GO_BUILD_FLAGS) -ldflags '$(strip $(KUBE_LDFLAGS))' -o ../$(BIN)/ ./cmd/haulout-scheduler
+
+ifeq ($(SCHEDULER),haulout)
+SCHEDULER_NEEDS := scheduler
+endif
+
 # Whoever runs the server by hand builds it by hand; a tree that does not compile must not keep the cluster from them.
 ifeq ($(filter false external,$(HAULOUT)),)
 CLUSTER_NEEDS := build
@@ -211,7 +221,7 @@ cluster-check: $(CLUSTER_STAMP)
 	@$(BIN)/cluster check
 
 .PHONY: cluster-up
-cluster-up: cluster-check cluster-binaries $(CLUSTER_NEEDS) $(REAL_NODES_NEED) ## Start the development cluster, or what of it does not run
+cluster-up: cluster-check cluster-binaries $(CLUSTER_NEEDS) $(REAL_NODES_NEED) $(SCHEDULER_NEEDS) ## Start the development cluster, or what of it does not run
 	@$(BIN)/cluster up
 
 .PHONY: cluster-down
@@ -307,6 +317,7 @@ unit: ## Run the tests that need no cluster, of all modules
 	failed=; packages="$$(go list ./... | grep -Ev '/test/(e2e|faults)')"; \
 	hack/test.sh $(UNIT_FLAGS) $$packages || failed=1; \
 	(cd $(CLUSTER_MODULE) && ../../hack/test.sh $(UNIT_FLAGS) ./...) || failed=1; \
+	(cd scheduler && ../hack/test.sh $(UNIT_FLAGS) ./...) || failed=1; \
 	(cd test/monitoring && ../../hack/test.sh $(MONITORING_FLAGS) ./...) || failed=1; \
 	(cd hack/image && ../../hack/test.sh $(UNIT_FLAGS) ./...) || failed=1; \
 	(cd hack/chart && ../../hack/test.sh $(UNIT_FLAGS) ./...) || failed=1; \
@@ -328,7 +339,7 @@ previous: ## Build the server of an earlier commit, which the end-to-end tests r
 	@PREVIOUS='$(PREVIOUS)' hack/previous.sh
 
 .PHONY: e2e
-e2e: cluster-binaries build previous $(E2E_NEEDS) ## Run the end-to-end tests (RUN=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster, E2E_FULL=1 the large sizes)
+e2e: cluster-binaries build scheduler previous $(E2E_NEEDS) ## Run the end-to-end tests (RUN=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster, E2E_FULL=1 the large sizes)
 	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -timeout='$(E2E_TIMEOUT)' -parallel=8 $(E2E_FLAGS) -p=1 ./test/e2e/... ./test/faults/...
 
 .PHONY: verify

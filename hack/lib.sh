@@ -5,7 +5,7 @@ shopt -s inherit_errexit # a failure within $(...) counts
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 MODULE="haulout.dev/haulout"
 # The Go modules of this repository, as folders.
-MODULES=(. hack/chart hack/image test/cluster test/monitoring test/realnodes)
+MODULES=(. hack/chart hack/image scheduler test/cluster test/monitoring test/realnodes)
 # A checkout that belongs to another user would stop each build with an error about its version control.
 export GOFLAGS="${GOFLAGS:+${GOFLAGS} }-buildvcs=false"
 

@@ -151,7 +151,7 @@ func (c *Cluster) bringUp(ctx context.Context, existed bool) error {
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.startController(ctx, c.plane.ControllerManager()) })
-	group.Go(func() error { return c.startController(ctx, c.plane.Scheduler()) })
+	group.Go(func() error { return c.startScheduler(ctx, admin) })
 	group.Go(func() error { return c.startNodes(ctx, admin) })
 	group.Go(func() error { return c.startRealNodes(ctx, admin) })
 	group.Go(func() error { return c.startHaulout(ctx, admin) })
@@ -187,6 +187,21 @@ func (c *Cluster) startController(ctx context.Context, spec process.Spec) error 
 		return err
 	}
 	return c.waitReady(ctx, spec.Name)
+}
+
+// startScheduler starts kube-scheduler. The plugin of haulout-scheduler needs rights of its own,
+// without which it does not start.
+func (c *Cluster) startScheduler(ctx context.Context, admin *clients.Clients) error {
+	if c.options.Scheduler == options.SchedulerHaulout {
+		manifests, err := haulout.Load(c.Layout.SchedulerManifests, 0)
+		if err != nil {
+			return err
+		}
+		if err := haulout.Apply(ctx, admin, manifests.Prepare); err != nil {
+			return err
+		}
+	}
+	return c.startController(ctx, c.plane.Scheduler())
 }
 
 // startNodes starts kwok and creates the nodes.

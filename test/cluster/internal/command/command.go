@@ -172,5 +172,6 @@ func (f *folders) layout() (layout.Layout, error) {
 	if manifests == "" {
 		manifests = filepath.Join(filepath.Dir(bin), "artifacts", "overlays", "development")
 	}
-	return layout.Layout{Dir: dir, BinDir: bin, Manifests: manifests}, nil
+	scheduler := filepath.Join(filepath.Dir(bin), "artifacts", "scheduler")
+	return layout.Layout{Dir: dir, BinDir: bin, Manifests: manifests, SchedulerManifests: scheduler}, nil
 }

@@ -79,6 +79,11 @@ func (c ControlPlane) PrepareFiles() error {
 	if err := kubeconfig.WriteFile(c.Layout.AuditPolicy(), []byte(auditPolicy)); err != nil {
 		return err
 	}
+	if c.Options.Scheduler == options.SchedulerHaulout {
+		if err := c.writeSchedulerConfig(); err != nil {
+			return err
+		}
+	}
 	return writeKwokConfig(c.Layout.KwokConfig(), c.Layout.KwokStages(), c.Options.PodStages)
 }
 
@@ -225,10 +230,16 @@ func (c ControlPlane) ControllerManager() process.Spec {
 	return c.spec(layout.ControllerManager, append(c.withFeatureGates(args), c.Options.ControllerManagerFlags...))
 }
 
-// Scheduler returns how to start kube-scheduler.
+// Scheduler returns how to start kube-scheduler, or haulout-scheduler in its place.
 func (c ControlPlane) Scheduler() process.Spec {
 	args := c.withFeatureGates(c.componentFlags(layout.Scheduler))
-	return c.spec(layout.Scheduler, append(args, c.Options.SchedulerFlags...))
+	spec := c.spec(layout.Scheduler, args)
+	if c.Options.Scheduler == options.SchedulerHaulout {
+		spec.Path = c.Layout.Binary(layout.HauloutScheduler)
+		spec.Args = append(spec.Args, "--config="+c.Layout.SchedulerConfig())
+	}
+	spec.Args = append(spec.Args, c.Options.SchedulerFlags...)
+	return spec
 }
 
 // componentFlags returns the flags that kube-controller-manager and kube-scheduler share.

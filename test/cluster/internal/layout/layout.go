@@ -26,8 +26,10 @@ const (
 	APIServer         = "kube-apiserver"
 	ControllerManager = "kube-controller-manager"
 	Scheduler         = "kube-scheduler"
-	Kwok              = "kwok"
-	Haulout           = "haulout-apiserver"
+	// HauloutScheduler is a program that runs as the process Scheduler.
+	HauloutScheduler = "haulout-scheduler"
+	Kwok             = "kwok"
+	Haulout          = "haulout-apiserver"
 	// Network connects the real nodes.
 	Network = "network"
 )
@@ -40,6 +42,9 @@ type Layout struct {
 	BinDir string
 	// Manifests is the folder of the kustomization for haulout-apiserver.
 	Manifests string
+	// SchedulerManifests is the folder of the kustomization for haulout-scheduler, which also
+	// contains its configuration.
+	SchedulerManifests string
 }
 
 // Binary returns the path of a program.
@@ -103,6 +108,9 @@ func (l Layout) ComponentKubeconfig(name string) string {
 	return filepath.Join(l.PKI(), name+".kubeconfig")
 }
 
+// SchedulerConfig returns the configuration file of haulout-scheduler.
+func (l Layout) SchedulerConfig() string { return filepath.Join(l.Dir, "scheduler.yaml") }
+
 // KwokConfig returns the configuration file of kwok.
 func (l Layout) KwokConfig() string { return filepath.Join(l.Dir, "kwok.yaml") }
 
@@ -115,7 +123,7 @@ func (l Layout) KwokHome() string { return filepath.Join(l.Dir, "kwok") }
 func (l Layout) Data() []string {
 	return []string{
 		l.PKI(), l.EtcdData(), l.HauloutData(), l.HauloutToken(), l.HauloutKubeconfig(), l.AdminKubeconfig(),
-		l.KwokConfig(), l.KwokHome(), l.AuditPolicy(), l.Nodes(), l.EgressSelector(),
+		l.KwokConfig(), l.KwokHome(), l.AuditPolicy(), l.SchedulerConfig(), l.Nodes(), l.EgressSelector(),
 		filepath.Join(l.Dir, EgressSocket),
 		filepath.Join(l.Dir, EtcdClientSocket), filepath.Join(l.Dir, EtcdPeerSocket),
 	}

@@ -43,6 +43,14 @@ const (
 	ModeExternal Mode = "external"
 )
 
+// The values of SCHEDULER.
+const (
+	// SchedulerStock runs kube-scheduler.
+	SchedulerStock = "stock"
+	// SchedulerHaulout runs haulout-scheduler: kube-scheduler with the plugin HauloutPreemption.
+	SchedulerHaulout = "haulout"
+)
+
 // MaxNodes is the maximum number of nodes that was tested on a developer's machine.
 const MaxNodes = 10000
 
@@ -57,6 +65,7 @@ type Options struct {
 	Audit                  bool
 	APIServerFlags         []string
 	ControllerManagerFlags []string
+	Scheduler              string
 	SchedulerFlags         []string
 	StartTimeout           time.Duration
 }
@@ -134,6 +143,14 @@ var variables = []variable{
 		func(o *Options, value string) (err error) {
 			o.ControllerManagerFlags, err = splitFlags(value)
 			return err
+		},
+	},
+	{
+		"SCHEDULER", SchedulerStock,
+		"stock: run kube-scheduler; haulout: run haulout-scheduler, which keeps budgets when it preempts",
+		func(o *Options, value string) error {
+			o.Scheduler = value
+			return oneOf(value, SchedulerStock, SchedulerHaulout)
 		},
 	},
 	{"SCHEDULER_FLAGS", "", "more flags for kube-scheduler", func(o *Options, value string) (err error) {

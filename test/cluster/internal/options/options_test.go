@@ -59,6 +59,7 @@ func TestParseDefaults(t *testing.T) {
 		HauloutFlags:           []string{},
 		APIServerFlags:         []string{},
 		ControllerManagerFlags: []string{},
+		Scheduler:              SchedulerStock,
 		SchedulerFlags:         []string{},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -93,7 +94,12 @@ func TestParse(t *testing.T) {
 			values: map[string]string{"HAULOUT": "external"},
 			check:  func(o Options) bool { return o.Haulout == ModeExternal },
 		},
-		"an unknown mode": {values: map[string]string{"HAULOUT": "no"}, wrong: []string{"HAULOUT"}},
+		"our scheduler": {
+			values: map[string]string{"SCHEDULER": "haulout"},
+			check:  func(o Options) bool { return o.Scheduler == SchedulerHaulout },
+		},
+		"an unknown scheduler": {values: map[string]string{"SCHEDULER": "fast"}, wrong: []string{"SCHEDULER"}},
+		"an unknown mode":      {values: map[string]string{"HAULOUT": "no"}, wrong: []string{"HAULOUT"}},
 		"an unknown pod stage": {
 			values: map[string]string{"POD_STAGES": "slow"},
 			wrong:  []string{"POD_STAGES"},

@@ -1,0 +1,87 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preemption
+
+import (
+	"errors"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+)
+
+// Args are the plugin's arguments in a profile of the KubeSchedulerConfiguration.
+type Args struct {
+	// MinCandidateNodesPercentage is as in DefaultPreemptionArgs: the share of nodes on which a
+	// preemption is tried, from 0 to 100. The default is 10.
+	MinCandidateNodesPercentage *int32 `json:"minCandidateNodesPercentage,omitempty"`
+	// MinCandidateNodesAbsolute is as in DefaultPreemptionArgs: the number of nodes on which a
+	// preemption is at least tried, 0 or more. The default is 100.
+	MinCandidateNodesAbsolute *int32 `json:"minCandidateNodesAbsolute,omitempty"`
+	// AllowDisruptionByPriorityGreaterThanOrEqual is the threshold of pods whose PriorityClass
+	// has no threshold, and of pods without a PriorityClass: from -2147483648 to 2000000000.
+	// Left out, these pods lose their budgets to any pod of higher priority, as with
+	// kube-scheduler (KEP-3280).
+	AllowDisruptionByPriorityGreaterThanOrEqual *int32 `json:"allowDisruptionByPriorityGreaterThanOrEqual,omitempty"`
+}
+
+// decodeArgs returns the arguments with their defaults. It refuses fields that it does not know,
+// since a misspelt threshold would protect nothing.
+func decodeArgs(given runtime.Object) (*Args, error) {
+	args := &Args{}
+	switch given := given.(type) {
+	case nil:
+	case *runtime.Unknown:
+		// JSON is YAML, too. The field names must match exactly, also in upper and lower case.
+		raw, err := yaml.YAMLToJSONStrict(given.Raw)
+		if err != nil {
+			return nil, err
+		}
+		unknown, err := json.UnmarshalStrict(raw, args)
+		if err := errors.Join(append([]error{err}, unknown...)...); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, fmt.Errorf("have type %T: must be a YAML object", given)
+	}
+	if args.MinCandidateNodesPercentage == nil {
+		args.MinCandidateNodesPercentage = ptr.To[int32](10)
+	}
+	if args.MinCandidateNodesAbsolute == nil {
+		args.MinCandidateNodesAbsolute = ptr.To[int32](100)
+	}
+	if t := args.AllowDisruptionByPriorityGreaterThanOrEqual; t != nil && *t > maxThreshold {
+		return nil, fmt.Errorf("allowDisruptionByPriorityGreaterThanOrEqual: must be from %d to %d, got %d", noThreshold, maxThreshold, *t)
+	}
+	return args, nil
+}
+
+// upstream returns the arguments that DefaultPreemption has too; its constructor validates them.
+func (a *Args) upstream() *config.DefaultPreemptionArgs {
+	return &config.DefaultPreemptionArgs{
+		MinCandidateNodesPercentage: *a.MinCandidateNodesPercentage,
+		MinCandidateNodesAbsolute:   *a.MinCandidateNodesAbsolute,
+	}
+}
+
+// threshold returns the threshold for classes and pods that name none.
+func (a *Args) threshold() int32 {
+	return ptr.Deref(a.AllowDisruptionByPriorityGreaterThanOrEqual, noThreshold)
+}

@@ -1,0 +1,143 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preemption
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
+)
+
+func TestArgs(t *testing.T) {
+	for name, test := range map[string]struct {
+		yaml      string
+		threshold int32
+		nodes     int32
+		// want is a part of the error; empty for arguments that are taken.
+		want string
+	}{
+		"none":              {yaml: "", threshold: noThreshold, nodes: 100},
+		"a threshold":       {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 5", threshold: 5, nodes: 100},
+		"the highest":       {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 2000000000", threshold: maxThreshold, nodes: 100},
+		"the lowest":        {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: -2147483648", threshold: noThreshold, nodes: 100},
+		"JSON":              {yaml: `{"minCandidateNodesAbsolute": 7}`, threshold: noThreshold, nodes: 7},
+		"one too high":      {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 2000000001", want: "from -2147483648 to 2000000000, got 2000000001"},
+		"too high for int":  {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 3000000000", want: "allowDisruptionByPriorityGreaterThanOrEqual"},
+		"a misspelt field":  {yaml: "allowDisruptionByPriority: 5", want: `unknown field "allowDisruptionByPriority"`},
+		"other upper case":  {yaml: "AllowDisruptionByPriorityGreaterThanOrEqual: 5", want: "unknown field"},
+		"a text":            {yaml: "minCandidateNodesAbsolute: many", want: "minCandidateNodesAbsolute"},
+		"a field twice":     {yaml: "minCandidateNodesAbsolute: 1\nminCandidateNodesAbsolute: 2", want: "already set"},
+		"a list, no object": {yaml: "- 1", want: "cannot unmarshal"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args, err := decodeArgs(&runtime.Unknown{Raw: []byte(test.yaml)})
+			if test.want != "" {
+				if err == nil || !strings.Contains(err.Error(), test.want) {
+					t.Fatalf("got error %v, want one with %q", err, test.want)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if args.threshold() != test.threshold || args.upstream().MinCandidateNodesAbsolute != test.nodes {
+				t.Errorf("got threshold %d and %d nodes", args.threshold(), args.upstream().MinCandidateNodesAbsolute)
+			}
+		})
+	}
+	if args, err := decodeArgs(nil); err != nil || args.threshold() != noThreshold {
+		t.Errorf("without arguments: got %v, %v", args, err)
+	}
+	if _, err := decodeArgs(&corev1.Pod{}); err == nil {
+		t.Error("arguments of another type were taken")
+	}
+}
+
+func TestThresholdOfClass(t *testing.T) {
+	for text, want := range map[string]int32{
+		"0":           0,
+		"-1":          -1,
+		"1000":        1000,
+		"2000000000":  maxThreshold,
+		"-2147483648": noThreshold,
+	} {
+		if got, named, err := thresholdOf(class("c", text)); got != want || !named || err != nil {
+			t.Errorf("%q: got %d, %v, %v", text, got, named, err)
+		}
+	}
+	for _, text := range []string{"2000000001", "-2147483649", "1e3", "1.5", " 5", "05", "+5", "-0", "many", "99999999999999999999"} {
+		got, named, err := thresholdOf(class("c", text))
+		if got != maxThreshold || !named || err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%q: got %d, %v, %v, want the highest threshold and an error", text, got, named, err)
+		}
+	}
+	// An empty annotation is malformed too; class() leaves it out.
+	empty := class("c", "")
+	empty.Annotations = map[string]string{ThresholdAnnotation: ""}
+	if got, _, err := thresholdOf(empty); got != maxThreshold || err == nil {
+		t.Errorf("an empty one: got %d, %v", got, err)
+	}
+}
+
+func TestThresholdOfPod(t *testing.T) {
+	classes := []*schedulingv1.PriorityClass{
+		class("low", "10"),
+		class("high", "1000"),
+		class("optout", "-2147483648"),
+		class("plain", ""),
+		class("broken", "x"),
+	}
+	grouped := func(pod *corev1.Pod) {
+		pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: ptr.To("gang")}
+	}
+	groupClasses := []string{}
+	var bad []string
+	t1 := newThresholds(classes, 500, func(*corev1.Pod) []string { return groupClasses },
+		func(c *schedulingv1.PriorityClass, _ error) { bad = append(bad, c.Name) })
+	for name, test := range map[string]struct {
+		pod    []podOption
+		groups []string
+		want   int32
+	}{
+		"of its class":                        {[]podOption{ofClass("high")}, nil, 1000},
+		"of the arguments, without a class":   {nil, nil, 500},
+		"of the arguments, with a plain one":  {[]podOption{ofClass("plain")}, nil, 500},
+		"of the arguments, with a class gone": {[]podOption{ofClass("gone")}, nil, 500},
+		"none, with a class that opts out":    {[]podOption{ofClass("optout")}, nil, noThreshold},
+		"the highest, with a malformed one":   {[]podOption{ofClass("broken")}, nil, maxThreshold},
+		"of its group, which is higher":       {[]podOption{ofClass("low"), grouped}, []string{"high"}, 1000},
+		"of its own, which is higher":         {[]podOption{ofClass("high"), grouped}, []string{"low"}, 1000},
+		"of the second group":                 {[]podOption{ofClass("low"), grouped}, []string{"optout", "high"}, 1000},
+	} {
+		groupClasses = test.groups
+		if got := t1.of(runningPod("p", 1, test.pod...)); got != test.want {
+			t.Errorf("%s: got %d, want %d", name, got, test.want)
+		}
+	}
+	if len(bad) != 1 || bad[0] != "broken" {
+		t.Errorf("got %q reported as malformed", bad)
+	}
+	for priority, want := range map[int32]bool{499: true, 999: true, maxThreshold - 1: true, maxThreshold: false, 2000001000: false} {
+		if got := t1.exceed(priority); got != want {
+			t.Errorf("priority %d: got %v, want %v", priority, got, want)
+		}
+	}
+}

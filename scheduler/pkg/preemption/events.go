@@ -1,0 +1,98 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preemption
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
+)
+
+// The reasons of the plugin's own events.
+const (
+	// reasonRefused (Warning, about the pending pod): its victims were chosen, but one of them was
+	// not evicted.
+	reasonRefused = "PreemptionRefused"
+	// reasonHeldBack (Normal, about the pending PodGroup): budgets hold back possible victims.
+	reasonHeldBack = "PreemptionHeldBack"
+	// reasonBadThreshold (Warning, about the PriorityClass): its threshold is malformed.
+	reasonBadThreshold = "BadPreemptionThreshold"
+
+	// reasonPreempted (Normal, about the victim) is upstream's.
+	reasonPreempted = "Preempted"
+
+	action = "Preempting"
+)
+
+// objectOf returns the pending pod or group. Upstream's Obj returns its own type for a pod, which
+// the recorder does not know.
+func objectOf(preemptor upstream.ExecutorPreemptor) runtime.Object {
+	for _, pod := range preemptor.Pods() {
+		if pod.UID == preemptor.UID() {
+			return pod
+		}
+	}
+	return preemptor.Obj()
+}
+
+func preemptedEvent(ctx context.Context, handle fwk.Handle, preemptor upstream.ExecutorPreemptor, victim *corev1.Pod, place string) {
+	handle.EventRecorder().WithLogger(logger(ctx)).Eventf(victim, objectOf(preemptor), corev1.EventTypeNormal, reasonPreempted, action,
+		"Preempted by %s %v on node %v, within its PodDisruptionBudget", preemptor.Type(), preemptor.UID(), place)
+}
+
+func refusedEvent(ctx context.Context, handle fwk.Handle, preemptor upstream.ExecutorPreemptor, victim *corev1.Pod, why string) {
+	handle.EventRecorder().WithLogger(logger(ctx)).Eventf(objectOf(preemptor), victim, corev1.EventTypeWarning, reasonRefused, action,
+		"Pod %s was not preempted, and other victims neither. %s", klog.KObj(victim), why)
+}
+
+func heldBackEvent(ctx context.Context, handle fwk.Handle, group runtime.Object, held heldPods) {
+	handle.EventRecorder().WithLogger(logger(ctx)).Eventf(group, nil, corev1.EventTypeNormal, reasonHeldBack, action,
+		"%d pods were not considered as victims, because PodDisruptionBudgets protect them; preempting them takes priority %d",
+		len(held.pods), held.threshold)
+}
+
+// badThresholds reports malformed thresholds of PriorityClasses, each value once.
+type badThresholds struct {
+	handle fwk.Handle
+
+	mu       sync.Mutex
+	reported map[string]string
+}
+
+func newBadThresholds(handle fwk.Handle) *badThresholds {
+	return &badThresholds{handle: handle, reported: map[string]string{}}
+}
+
+func (b *badThresholds) report(class *schedulingv1.PriorityClass, err error) {
+	value := class.Annotations[ThresholdAnnotation]
+	b.mu.Lock()
+	known, before := b.reported[class.Name]
+	b.reported[class.Name] = value
+	b.mu.Unlock()
+	if before && known == value {
+		return
+	}
+	b.handle.EventRecorder().Eventf(class, nil, corev1.EventTypeWarning, reasonBadThreshold, action, "%s",
+		fmt.Sprintf("%v. Until it is corrected, it counts as %d", err, maxThreshold))
+}

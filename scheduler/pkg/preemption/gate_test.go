@@ -1,0 +1,429 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preemption
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	clientset "k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+	fwk "k8s.io/kube-scheduler/framework"
+	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
+	testingclock "k8s.io/utils/clock/testing"
+)
+
+// fakeHandle is the part of the scheduler that the gate and the waiting room use.
+type fakeHandle struct {
+	fwk.Handle
+	client    *fake.Clientset
+	informers informers.SharedInformerFactory
+	recorder  *events.FakeRecorder
+	// unbound are pods that wait in Permit.
+	unbound map[types.UID]bool
+	// activated has the name of each pod that was activated.
+	activated chan string
+}
+
+type unboundPod struct{ fwk.WaitingPod }
+
+func (h *fakeHandle) ClientSet() clientset.Interface                         { return h.client }
+func (h *fakeHandle) SharedInformerFactory() informers.SharedInformerFactory { return h.informers }
+func (h *fakeHandle) EventRecorder() events.EventRecorderLogger              { return h.recorder }
+func (h *fakeHandle) GetPodInPreBind(types.UID) fwk.PodInPreBind             { return nil }
+
+func (h *fakeHandle) GetWaitingPod(uid types.UID) fwk.WaitingPod {
+	if h.unbound[uid] {
+		return unboundPod{}
+	}
+	return nil
+}
+
+func (h *fakeHandle) Activate(_ klog.Logger, pods map[string]*corev1.Pod) {
+	for _, pod := range pods {
+		h.activated <- pod.Name
+	}
+}
+
+func newFakeHandle(t *testing.T, objects ...runtime.Object) *fakeHandle {
+	t.Helper()
+	client := fake.NewClientset(objects...)
+	return &fakeHandle{
+		client:    client,
+		informers: informers.NewSharedInformerFactory(client, 0),
+		recorder:  events.NewFakeRecorder(100),
+		unbound:   map[types.UID]bool{},
+		activated: make(chan string, 1000),
+	}
+}
+
+func (h *fakeHandle) start(t *testing.T) {
+	t.Helper()
+	h.informers.StartWithContext(t.Context())
+	h.informers.WaitForCacheSyncWithContext(t.Context())
+	t.Cleanup(h.informers.Shutdown)
+}
+
+type fakeCandidate struct {
+	upstream.Candidate
+	victims []*corev1.Pod
+}
+
+func (c *fakeCandidate) Victims() *extenderv1.Victims { return &extenderv1.Victims{Pods: c.victims} }
+func (c *fakeCandidate) Name() string                 { return "n1" }
+
+type fakePreemptor struct {
+	upstream.ExecutorPreemptor
+	*corev1.Pod
+}
+
+func (p fakePreemptor) UID() types.UID        { return p.Pod.UID }
+func (p fakePreemptor) SchedulerName() string { return "default-scheduler" }
+func (p fakePreemptor) Obj() runtime.Object   { panic("the recorder does not know upstream's type") }
+func (p fakePreemptor) Pods() map[string]*corev1.Pod {
+	return map[string]*corev1.Pod{p.Pod.Name: p.Pod}
+}
+func (p fakePreemptor) Priority() int32      { return *p.Pod.Spec.Priority }
+func (p fakePreemptor) Type() string         { return "pod" }
+func (p fakePreemptor) GetName() string      { return p.Pod.Name }
+func (p fakePreemptor) GetNamespace() string { return p.Pod.Namespace }
+
+// gateWorld is a gate whose calls are recorded: "evict a", "delete b".
+type gateWorld struct {
+	*gate
+	handle *fakeHandle
+	clock  *testingclock.FakePassiveClock
+
+	mu    sync.Mutex
+	calls []string
+	// answer is the answer to the eviction of a pod.
+	answer func(pod string) error
+}
+
+func (w *gateWorld) called(what string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.calls = append(w.calls, what)
+}
+
+func newGateWorld(t *testing.T, budgets []*policyv1.PodDisruptionBudget, pods ...*corev1.Pod) *gateWorld {
+	t.Helper()
+	objects := make([]runtime.Object, 0, len(pods))
+	for _, pod := range pods {
+		objects = append(objects, pod)
+	}
+	handle := newFakeHandle(t, objects...)
+	w := &gateWorld{handle: handle, clock: testingclock.NewFakePassiveClock(started), answer: func(string) error { return nil }}
+	handle.client.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.GetSubresource() != "eviction" {
+			return false, nil, nil
+		}
+		eviction := action.(clienttesting.CreateAction).GetObject().(*policyv1.Eviction)
+		w.called("evict " + eviction.Name)
+		uid := eviction.DeleteOptions.Preconditions.UID
+		if *uid != types.UID("uid-"+eviction.Name) || eviction.Annotations[evictNowAnnotation] != "preemption" {
+			t.Errorf("got the eviction %+v", eviction)
+		}
+		return true, nil, w.answer(eviction.Name)
+	})
+	waiting, err := newWaitingRoom(t.Context(), handle)
+	if err != nil {
+		t.Fatal(err)
+	}
+	original := func(_ context.Context, _ upstream.Candidate, _ upstream.ExecutorPreemptor, victim *corev1.Pod, _ string) (bool, error) {
+		w.called("delete " + victim.Name)
+		return false, nil
+	}
+	w.gate = newGate(handle, func(priority int32) (*rules, error) {
+		r := rulesFor(priority, budgets)
+		r.refused = w.gate.isRefused
+		return r, nil
+	}, original, waiting)
+	w.gate.clock = w.clock
+	handle.start(t)
+	return w
+}
+
+// preemptAll does what upstream's executor does: all victims but the last in parallel, and the last
+// one only if none of them failed.
+func (w *gateWorld) preemptAll(t *testing.T, c *fakeCandidate, preemptor fakePreemptor) error {
+	t.Helper()
+	var group sync.WaitGroup
+	errs := make([]error, len(c.victims))
+	for i, victim := range c.victims[:len(c.victims)-1] {
+		group.Go(func() { _, errs[i] = w.preempt(t.Context(), c, preemptor, victim, Name) })
+	}
+	group.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	_, err := w.preempt(t.Context(), c, preemptor, c.victims[len(c.victims)-1], Name)
+	return err
+}
+
+func preemptorOf(priority int32) fakePreemptor {
+	return fakePreemptor{Pod: runningPod("pending", priority, onNode(""))}
+}
+
+// wantCalls compares the calls. Those of upstream come in any order, after the evictions.
+func (w *gateWorld) wantCalls(t *testing.T, want ...string) {
+	t.Helper()
+	got := slices.Clone(w.calls)
+	evictions := 0
+	for evictions < len(got) && got[evictions][0] == 'e' {
+		evictions++
+	}
+	slices.Sort(got[evictions:])
+	if !slices.Equal(got, want) {
+		t.Errorf("got the calls %q, want %q", got, want)
+	}
+}
+
+func TestGate(t *testing.T) {
+	pods := schema.GroupResource{Resource: "pods"}
+	closed := apierrors.NewTooManyRequests("no", 0)
+	closed.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: policyv1.DisruptionBudgetCause, Message: "The disruption budget web needs 2 healthy pods"}}
+	for name, test := range map[string]struct {
+		allowed  int32
+		priority int32
+		answers  map[string]error
+		unbound  []string
+		// calls are what happens to a and c, which are guarded, and to b and d, which are not.
+		calls []string
+		fails bool
+		// event is a part of the last event.
+		event string
+	}{
+		"within the budget, the guarded go first": {
+			allowed: 4,
+			calls:   []string{"evict a", "evict c", "delete b", "delete d"},
+		},
+		"with the priority of the threshold all is upstream's": {
+			priority: 1000,
+			calls:    []string{"delete a", "delete b", "delete c", "delete d"},
+		},
+		"a set that breaks the budget is not touched": {allowed: 3, fails: true, event: "PodDisruptionBudget web has no room for it"},
+		"a refusal by the budget ends it":             {allowed: 4, answers: map[string]error{"a": closed}, calls: []string{"evict a"}, fails: true, event: "no"},
+		"a refusal after an eviction saves the rest": {
+			allowed: 4,
+			answers: map[string]error{"c": apierrors.NewForbidden(pods, "c", errors.New("by a webhook"))},
+			calls:   []string{"evict a", "evict c"},
+			fails:   true,
+			event:   "by a webhook",
+		},
+		"an error ends it": {
+			allowed: 4,
+			answers: map[string]error{"a": apierrors.NewInternalError(errors.New("broken"))},
+			calls:   []string{"evict a"},
+			fails:   true,
+			event:   "broken",
+		},
+		"a pod that is gone counts as evicted": {
+			allowed: 4,
+			answers: map[string]error{"a": apierrors.NewNotFound(pods, "a")},
+			calls:   []string{"evict a", "evict c", "delete b", "delete d"},
+		},
+		"a pod that changed while it was evicted was refused": {
+			allowed: 4,
+			answers: map[string]error{"a": apierrors.NewConflict(pods, "a", errors.New("changed"))},
+			calls:   []string{"evict a"},
+			fails:   true,
+			event:   "changed",
+		},
+		"a pod that is not bound yet is upstream's": {
+			allowed: 4,
+			unbound: []string{"a"},
+			calls:   []string{"evict c", "delete a", "delete b", "delete d"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			victims := []*corev1.Pod{
+				runningPod("a", 10, ofClass("guarded")),
+				runningPod("b", 10),
+				runningPod("c", 10, ofClass("guarded")),
+				runningPod("d", 10),
+			}
+			w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", test.allowed)}, victims...)
+			w.answer = func(pod string) error { return test.answers[pod] }
+			for _, name := range test.unbound {
+				w.handle.unbound[types.UID("uid-"+name)] = true
+			}
+			if test.priority == 0 {
+				test.priority = 100
+			}
+			err := w.preemptAll(t, &fakeCandidate{victims: victims}, preemptorOf(test.priority))
+			if (err != nil) != test.fails {
+				t.Errorf("got error %v", err)
+			}
+			w.wantCalls(t, test.calls...)
+			w.wantLastEvent(t, test.event)
+		})
+	}
+}
+
+func (w *gateWorld) wantLastEvent(t *testing.T, want string) {
+	t.Helper()
+	last := ""
+	for len(w.handle.recorder.Events) > 0 {
+		last = <-w.handle.recorder.Events
+	}
+	if want != "" && !strings.Contains(last, reasonRefused) || !strings.Contains(last, want) {
+		t.Errorf("got the last event %q, want one with %q", last, want)
+	}
+}
+
+// TestEvictedPodIsMarked looks for the condition by which upstream recognizes victims.
+func TestEvictedPodIsMarked(t *testing.T) {
+	pod := runningPod("a", 10, ofClass("guarded"))
+	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}, pod)
+	if err := w.preemptAll(t, &fakeCandidate{victims: []*corev1.Pod{pod}}, preemptorOf(100)); err != nil {
+		t.Fatal(err)
+	}
+	now, err := w.handle.client.CoreV1().Pods("shop").Get(t.Context(), "a", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, condition := range now.Status.Conditions {
+		if condition.Type == corev1.DisruptionTarget && condition.Reason == corev1.PodReasonPreemptionByScheduler {
+			return
+		}
+	}
+	t.Errorf("got the conditions %+v", now.Status.Conditions)
+}
+
+// TestPodWaitsForItsVictims keeps a pod from further victims while one is not gone.
+func TestPodWaitsForItsVictims(t *testing.T) {
+	pod := runningPod("a", 10, ofClass("guarded"))
+	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}, pod)
+	preemptor := preemptorOf(100)
+	if eligible, why := w.eligible(preemptor.UID()); !eligible {
+		t.Fatalf("not eligible before: %s", why)
+	}
+	if err := w.preemptAll(t, &fakeCandidate{victims: []*corev1.Pod{pod}}, preemptor); err != nil {
+		t.Fatal(err)
+	}
+	if eligible, _ := w.eligible(preemptor.UID()); eligible {
+		t.Error("eligible although its victim is not gone")
+	}
+	if err := w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the pod is eligible", func() bool { eligible, _ := w.eligible(preemptor.UID()); return eligible })
+}
+
+// TestLastVictimIsGoneBeforeItsTurn activates the pending pod: the event of its victim was dropped.
+func TestLastVictimIsGoneBeforeItsTurn(t *testing.T) {
+	pods := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofClass("guarded"))}
+	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 2)}, pods...)
+	c, preemptor := &fakeCandidate{victims: pods}, preemptorOf(100)
+	if _, err := w.preempt(t.Context(), c, preemptor, pods[0], Name); err != nil {
+		t.Fatal(err)
+	}
+	w.wantCalls(t, "evict a", "evict b")
+	if err := w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "b", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the pod is gone", func() bool { return w.isLeaving(pods[1]) })
+	if len(w.handle.activated) != 0 {
+		t.Error("activated too early")
+	}
+	if _, err := w.preempt(t.Context(), c, preemptor, pods[1], Name); err != nil {
+		t.Fatal(err)
+	}
+	if len(w.handle.activated) != 1 {
+		t.Error("not activated")
+	}
+}
+
+// TestRefusedPodIsHeldBack doubles the time after each refusal, and ends it when the budget opens.
+func TestRefusedPodIsHeldBack(t *testing.T) {
+	pod := runningPod("a", 10, ofClass("guarded"))
+	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}, pod)
+	w.answer = func(string) error { return apierrors.NewInternalError(errors.New("broken")) }
+	refuse := func() {
+		t.Helper()
+		if err := w.preemptAll(t, &fakeCandidate{victims: []*corev1.Pod{pod}}, preemptorOf(100)); err == nil {
+			t.Fatal("the eviction was not refused")
+		}
+	}
+	for _, want := range []int{10, 20, 40, 80, 160, 300, 300} {
+		refuse()
+		w.clock.SetTime(w.clock.Now().Add(time.Duration(want)*time.Second - time.Millisecond))
+		if !w.isRefused(pod.UID) {
+			t.Errorf("not held back for %d s", want)
+		}
+		w.clock.SetTime(w.clock.Now().Add(time.Millisecond))
+		if w.isRefused(pod.UID) {
+			t.Errorf("held back for more than %d s", want)
+		}
+	}
+	refuse()
+	w.waiting.opened(types.NamespacedName{Namespace: "shop", Name: "db"})
+	if !w.isRefused(pod.UID) {
+		t.Error("another budget has ended it")
+	}
+	w.waiting.opened(types.NamespacedName{Namespace: "shop", Name: "web"})
+	if w.isRefused(pod.UID) {
+		t.Error("its budget has not ended it")
+	}
+}
+
+// TestPauseAfterRefusal keeps a pending pod whose set was refused from trying again at once.
+func TestPauseAfterRefusal(t *testing.T) {
+	pod := runningPod("a", 10, ofClass("guarded"))
+	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 0)}, pod)
+	preemptor := preemptorOf(100)
+	if err := w.preemptAll(t, &fakeCandidate{victims: []*corev1.Pod{pod}}, preemptor); err == nil {
+		t.Fatal("the set was not refused")
+	}
+	if eligible, _ := w.eligible(preemptor.UID()); eligible {
+		t.Error("eligible at once")
+	}
+	w.clock.SetTime(w.clock.Now().Add(pauseAfterRefusal))
+	if eligible, why := w.eligible(preemptor.UID()); !eligible {
+		t.Errorf("not eligible after the pause: %s", why)
+	}
+}
+
+func waitFor(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	deadline := time.After(30 * time.Second)
+	for !done() {
+		select {
+		case <-deadline:
+			t.Fatalf("waited in vain: %s", what)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}

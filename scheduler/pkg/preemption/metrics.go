@@ -1,0 +1,90 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preemption
+
+import (
+	"sync"
+
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+)
+
+const (
+	// resultUnrestricted: budgets took no part.
+	resultUnrestricted = "unrestricted"
+	// resultWithinBudgets: victims were found while budgets held some pods back or could have.
+	resultWithinBudgets = "within_budgets"
+	// resultHeldBack: no victims were found, because of budgets.
+	resultHeldBack = "held_back"
+	// resultRefused: victims were found, and then not evicted.
+	resultRefused = "refused"
+
+	answerEvicted   = "evicted"
+	answerGone      = "gone"
+	answerBudget    = "budget"
+	answerForbidden = "forbidden"
+	answerError     = "error"
+
+	subsystem = "haulout_preemption"
+)
+
+var (
+	attempts = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem:      subsystem,
+		Name:           "attempts_total",
+		Help:           "Searches for victims by result: unrestricted (budgets took no part), within_budgets, held_back (by budgets), refused (while victims were evicted).",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"result"})
+	evictions = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem:      subsystem,
+		Name:           "evictions_total",
+		Help:           "Evictions of victims by answer of the Eviction API: evicted, gone, budget (it has no room), forbidden, error.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"answer"})
+	waitingPods = metrics.NewGauge(&metrics.GaugeOpts{
+		Subsystem:      subsystem,
+		Name:           "waiting_pods",
+		Help:           "Pending pods and groups of pods that could have victims if budgets allowed it.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	wokenPods = metrics.NewCounter(&metrics.CounterOpts{
+		Subsystem:      subsystem,
+		Name:           "woken_pods_total",
+		Help:           "Times that a waiting pod or group was tried again because a budget or a PriorityClass changed.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	badThresholdClasses = metrics.NewGauge(&metrics.GaugeOpts{
+		Subsystem:      subsystem,
+		Name:           "bad_thresholds",
+		Help:           "PriorityClasses with a malformed threshold, which counts as the highest.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	offerDuration = metrics.NewHistogram(&metrics.HistogramOpts{
+		Subsystem:      subsystem,
+		Name:           "offer_duration_seconds",
+		Help:           "Time to find out which pods of one node may be victims.",
+		Buckets:        metrics.ExponentialBuckets(0.00001, 4, 9),
+		StabilityLevel: metrics.ALPHA,
+	})
+	registerOnce sync.Once
+)
+
+func registerMetrics() {
+	registerOnce.Do(func() {
+		legacyregistry.MustRegister(attempts, evictions, waitingPods, wokenPods, badThresholdClasses, offerDuration)
+	})
+}

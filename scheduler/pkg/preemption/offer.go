@@ -1,0 +1,261 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preemption
+
+import (
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
+
+	"haulout.dev/haulout/pkg/drain/budget"
+)
+
+// rules decide which pods may be victims of a pending pod. They are values of one time and are
+// safe for concurrent use.
+type rules struct {
+	// priority is that of the pending pod, or of its group.
+	priority   int32
+	thresholds thresholds
+	budgets    *budget.Index
+	// refused reports whether the Eviction API has refused the pod lately.
+	refused func(types.UID) bool
+}
+
+// restrict reports whether budgets can hold back any pod at all. If not, everything is upstream's.
+func (r *rules) restrict() bool {
+	return r.thresholds.exceed(r.priority)
+}
+
+// protection is what budgets are to a pod.
+type protection struct {
+	// selecting are the budgets that select the pod, and used those of them that the end of the
+	// pod uses up.
+	selecting, used []*policyv1.PodDisruptionBudget
+	// guarded means that the pending pod must not break these budgets.
+	guarded bool
+}
+
+func (r *rules) protectionOf(pod *corev1.Pod) protection {
+	p := protection{selecting: r.budgets.Of(pod)}
+	for _, b := range p.selecting {
+		if budget.UsesUp(b, pod) {
+			p.used = append(p.used, b)
+		}
+	}
+	p.guarded = len(p.used) > 0 && r.thresholds.of(pod) > r.priority
+	return p
+}
+
+// evictable reports whether the Eviction API can be expected to evict a guarded pod if its budget
+// has room. It never evicts a pod that several budgets select.
+func (r *rules) evictable(pod *corev1.Pod, p protection) bool {
+	return len(p.selecting) == 1 && !r.refused(pod.UID)
+}
+
+// rooms counts down what budgets allow.
+type rooms map[types.NamespacedName]int
+
+func (left rooms) of(b *policyv1.PodDisruptionBudget) int {
+	if n, counted := left[budget.NameOf(b)]; counted {
+		return n
+	}
+	return budget.Room(b)
+}
+
+// take subtracts the disruptions, but never below zero.
+func (left rooms) take(b *policyv1.PodDisruptionBudget, n int) {
+	left[budget.NameOf(b)] = max(0, left.of(b)-n)
+}
+
+// unit is a possible victim with what budgets are to its pods.
+type unit[V upstream.Victim] struct {
+	victim      V
+	protections []protection
+	guarded     bool
+}
+
+// offer splits the victims into those that may be chosen, in any combination, without breaking a
+// budget of a guarded pod, and those that are held back. A victim of several pods goes as a whole.
+// The result only depends on the arguments.
+func offer[V upstream.Victim](r *rules, victims []V) (offered, held []V) {
+	var possible []unit[V]
+	// guarding are the budgets that must not break.
+	guarding := sets.New[types.NamespacedName]()
+	for _, victim := range victims {
+		if victim.Priority() >= r.priority {
+			// Not a possible victim, which upstream finds out too.
+			offered = append(offered, victim)
+			continue
+		}
+		u := unit[V]{victim: victim}
+		for _, pod := range victim.Pods() {
+			p := r.protectionOf(pod.GetPod())
+			u.protections = append(u.protections, p)
+			if p.guarded {
+				u.guarded = true
+				for _, b := range p.used {
+					guarding.Insert(budget.NameOf(b))
+				}
+			}
+		}
+		possible = append(possible, u)
+	}
+	if len(guarding) == 0 {
+		return victims, nil
+	}
+	// Victims that are not guarded may be chosen too, and then use up the same budgets.
+	left := rooms{}
+	for _, u := range possible {
+		if u.guarded {
+			continue
+		}
+		for _, p := range u.protections {
+			for _, b := range p.used {
+				left.take(b, 1)
+			}
+		}
+	}
+	// The least important come first, so that what the budgets allow goes to them.
+	slices.SortStableFunc(possible, func(x, y unit[V]) int {
+		switch {
+		case upstream.MoreImportantVictim(x.victim, y.victim):
+			return 1
+		case upstream.MoreImportantVictim(y.victim, x.victim):
+			return -1
+		}
+		return 0
+	})
+	for _, u := range possible {
+		if u.guarded && !take(r, u, left, guarding) {
+			held = append(held, u.victim)
+			continue
+		}
+		offered = append(offered, u.victim)
+	}
+	return offered, held
+}
+
+// take uses up the budgets of a unit with guarded pods, if these can be evicted and all guarding
+// budgets have room for the whole unit.
+func take[V upstream.Victim](r *rules, u unit[V], left rooms, guarding sets.Set[types.NamespacedName]) bool {
+	needed := map[types.NamespacedName]int{}
+	for i, p := range u.protections {
+		if p.guarded && !r.evictable(u.victim.Pods()[i].GetPod(), p) {
+			return false
+		}
+		for _, b := range p.used {
+			name := budget.NameOf(b)
+			needed[name]++
+			if guarding.Has(name) && needed[name] > left.of(b) {
+				return false
+			}
+		}
+	}
+	for _, p := range u.protections {
+		for _, b := range p.used {
+			left.take(b, 1)
+		}
+	}
+	return true
+}
+
+// breaks returns the first guarded pod whose budget has no room if all the pods go, and why. It is
+// the rule of offer for victims that are chosen already.
+func (r *rules) breaks(pods []*corev1.Pod) (broken *corev1.Pod, why string) {
+	protections := make([]protection, 0, len(pods))
+	needed := map[types.NamespacedName]int{}
+	for _, pod := range pods {
+		p := r.protectionOf(pod)
+		protections = append(protections, p)
+		for _, b := range p.used {
+			needed[budget.NameOf(b)]++
+		}
+	}
+	for i, p := range protections {
+		if !p.guarded {
+			continue
+		}
+		if len(p.selecting) > 1 {
+			return pods[i], budget.ExplainSeveral(p.selecting).Message
+		}
+		if r.refused(pods[i].UID) {
+			return pods[i], "Its eviction was refused lately."
+		}
+		for _, b := range p.used {
+			if room := budget.Room(b); needed[budget.NameOf(b)] > room {
+				return pods[i], "PodDisruptionBudget " + b.Name + " has no room for it."
+			}
+		}
+	}
+	return nil, ""
+}
+
+// heldPods are guarded pods that were held back.
+type heldPods struct {
+	// threshold is the highest of theirs.
+	threshold int32
+	budgets   sets.Set[types.NamespacedName]
+	pods      sets.Set[types.UID]
+}
+
+// heldOf describes the guarded pods among the pods.
+func (r *rules) heldOf(pods []*corev1.Pod) heldPods {
+	held := heldPods{threshold: noThreshold, budgets: sets.New[types.NamespacedName](), pods: sets.New[types.UID]()}
+	for _, pod := range pods {
+		p := r.protectionOf(pod)
+		if !p.guarded {
+			continue
+		}
+		held.threshold = max(held.threshold, r.thresholds.of(pod))
+		held.pods.Insert(pod.UID)
+		for _, b := range p.selecting {
+			held.budgets.Insert(budget.NameOf(b))
+		}
+	}
+	return held
+}
+
+func (h heldPods) any() bool { return len(h.pods) > 0 }
+
+// add adds those of another node.
+func (h *heldPods) add(more heldPods) {
+	if !more.any() {
+		return
+	}
+	if !h.any() {
+		*h = heldPods{threshold: noThreshold, budgets: sets.New[types.NamespacedName](), pods: sets.New[types.UID]()}
+	}
+	h.threshold = max(h.threshold, more.threshold)
+	maps.Copy(h.budgets, more.budgets)
+	maps.Copy(h.pods, more.pods)
+}
+
+// podsOf returns the pods of all victims.
+func podsOf[V upstream.Victim](victims []V) []*corev1.Pod {
+	var pods []*corev1.Pod
+	for _, victim := range victims {
+		for _, pod := range victim.Pods() {
+			pods = append(pods, pod.GetPod())
+		}
+	}
+	return pods
+}

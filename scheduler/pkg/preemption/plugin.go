@@ -1,0 +1,355 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package preemption makes room for pending pods as kube-scheduler's DefaultPreemption does, except
+// that it does not break PodDisruptionBudgets of pods whose PriorityClass forbids it (KEP-3280). It
+// wraps DefaultPreemption: what it adds is a choice of the pods that may be victims, and the
+// Eviction API in place of a deletion for those that a budget protects.
+package preemption
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	policylisters "k8s.io/client-go/listers/policy/v1"
+	schedulinglisters "k8s.io/client-go/listers/scheduling/v1"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/defaultpreemption"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
+	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
+
+	"haulout.dev/haulout/pkg/drain/budget"
+)
+
+const (
+	// Name is the plugin's name in the KubeSchedulerConfiguration.
+	Name = "HauloutPreemption"
+
+	// role grants what the role system:kube-scheduler does not.
+	role = "haulout-scheduler"
+
+	// maxDiagnoses is the maximum number of nodes of one attempt on which the choice is repeated
+	// with all pods, to learn which of the held back ones are in the way.
+	maxDiagnoses = 100
+
+	startTimeout = 30 * time.Second
+)
+
+// Plugin takes the place of DefaultPreemption.
+type Plugin struct {
+	*defaultpreemption.DefaultPreemption
+	handle   fwk.Handle
+	features feature.Features
+	// otherwise is the threshold for classes and pods that name none.
+	otherwise int32
+	classes   schedulinglisters.PriorityClassLister
+	budgets   policylisters.PodDisruptionBudgetLister
+	groups    groups
+	gate      *gate
+	waiting   *waitingRoom
+	bad       *badThresholds
+}
+
+var (
+	_ fwk.PreEnqueuePlugin         = &Plugin{}
+	_ fwk.PostFilterPlugin         = &Plugin{}
+	_ fwk.PodGroupPostFilterPlugin = &Plugin{}
+	_ fwk.EnqueueExtensions        = &Plugin{}
+	_ upstream.Interface           = &Plugin{}
+)
+
+// New returns the plugin. Malformed arguments and missing rights are errors, which end
+// kube-scheduler at its start.
+func New(ctx context.Context, given runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
+	args, err := decodeArgs(given)
+	if err != nil {
+		return nil, fmt.Errorf("args of %s: %w", Name, err)
+	}
+	if err := checkRights(ctx, handle); err != nil {
+		return nil, err
+	}
+	features := feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate)
+	inner, err := defaultpreemption.New(ctx, args.upstream(), handle, features)
+	if err != nil {
+		return nil, fmt.Errorf("args of %s: %w", Name, err)
+	}
+	informers := handle.SharedInformerFactory()
+	p := &Plugin{
+		DefaultPreemption: inner,
+		handle:            handle,
+		features:          features,
+		otherwise:         args.threshold(),
+		classes:           informers.Scheduling().V1().PriorityClasses().Lister(),
+		budgets:           informers.Policy().V1().PodDisruptionBudgets().Lister(),
+		groups:            groups{handle: handle, features: features},
+		bad:               newBadThresholds(handle),
+	}
+	registerMetrics()
+	if p.waiting, err = newWaitingRoom(ctx, handle); err != nil {
+		return nil, err
+	}
+	p.gate = newGate(handle, p.rules, inner.Executor.PreemptPod, p.waiting)
+	inner.Evaluator.PluginName = Name
+	inner.Evaluator.Interface = p
+	inner.Executor.PreemptPod = p.gate.preempt
+	return p, nil
+}
+
+// checkRights asks for the rights that the role system:kube-scheduler does not grant. Without the
+// first, the informer of PriorityClasses would wait for ever and say so in a log only.
+func checkRights(ctx context.Context, handle fwk.Handle) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	client := handle.ClientSet()
+	if _, err := client.SchedulingV1().PriorityClasses().List(ctx, metav1.ListOptions{Limit: 1}); err != nil {
+		return fmt.Errorf("%s cannot read PriorityClasses: %w; the ClusterRole %s grants it", Name, err, role)
+	}
+	review, err := client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
+			Verb: "create", Resource: "pods", Subresource: "eviction",
+		}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("%s cannot find out whether it may evict pods: %w", Name, err)
+	}
+	if !review.Status.Allowed {
+		return fmt.Errorf("%s must not create pods/eviction; the ClusterRole %s grants it", Name, role)
+	}
+	return nil
+}
+
+// Name returns the name of the plugin.
+func (p *Plugin) Name() string { return Name }
+
+// EventsToRegister returns an error if the profile also enables DefaultPreemption, which would run
+// first and break budgets. The error ends kube-scheduler.
+func (p *Plugin) EventsToRegister(ctx context.Context) ([]fwk.ClusterEventWithHint, error) {
+	profile, lists := p.handle.(interface{ ListPlugins() *config.Plugins })
+	if !lists {
+		return nil, fmt.Errorf("%s cannot find out whether profile %q enables %s", Name, p.handle.ProfileName(), defaultpreemption.Name)
+	}
+	plugins := profile.ListPlugins()
+	for _, set := range []config.PluginSet{plugins.PostFilter, plugins.PodGroupPostFilter, plugins.PreEnqueue} {
+		for _, plugin := range set.Enabled {
+			if plugin.Name == defaultpreemption.Name {
+				return nil, fmt.Errorf("profile %q enables %s beside %s: disable it in plugins.multiPoint.disabled",
+					p.handle.ProfileName(), defaultpreemption.Name, Name)
+			}
+		}
+	}
+	return p.DefaultPreemption.EventsToRegister(ctx)
+}
+
+// rules returns the rules for a pending pod or group of the given priority, as of now.
+func (p *Plugin) rules(priority int32) (*rules, error) {
+	classes, err := p.classes.List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	r := &rules{priority: priority, refused: p.gate.isRefused}
+	bad := 0
+	r.thresholds = newThresholds(classes, p.otherwise, p.groups.classes, func(class *schedulingv1.PriorityClass, err error) {
+		bad++
+		p.bad.report(class, err)
+	})
+	badThresholdClasses.Set(float64(bad))
+	if !r.restrict() {
+		return r, nil
+	}
+	budgets, err := p.budgets.List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	r.budgets = budget.NewIndex(budgets)
+	return r, nil
+}
+
+// attempt is one search for victims of one pending pod.
+type attempt struct {
+	*rules
+	diagnoses atomic.Int32
+
+	mu   sync.Mutex
+	held heldPods
+}
+
+type attemptKey struct{}
+
+// PostFilter looks for a node on which the pod fits if other pods go.
+func (p *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, m fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
+	r, err := p.rules(corev1helpers.PodPriority(pod))
+	if err != nil {
+		return nil, fwk.AsStatus(err)
+	}
+	a := &attempt{rules: r}
+	result, status := p.DefaultPreemption.PostFilter(context.WithValue(ctx, attemptKey{}, a), state, pod, m)
+	p.conclude(a.restrict(), status.IsSuccess(), a.held, waiter{uid: pod.UID, priority: a.priority, pods: []*corev1.Pod{pod}})
+	return result, status
+}
+
+// conclude counts the attempt, and remembers who waits for a budget.
+func (p *Plugin) conclude(restricted, success bool, held heldPods, w waiter) {
+	switch {
+	case !success && held.any():
+		attempts.WithLabelValues(resultHeldBack).Inc()
+		p.waiting.enter(w, held.budgets)
+		if until, refused := p.gate.refusedUntil(held.pods); refused {
+			p.waiting.wakeAt(w.uid, w.pods, until)
+		}
+		return
+	case success && restricted:
+		attempts.WithLabelValues(resultWithinBudgets).Inc()
+	default:
+		attempts.WithLabelValues(resultUnrestricted).Inc()
+	}
+	p.waiting.leave(w.uid)
+}
+
+// PodEligibleToPreemptOthers also lets a pod wait that had victims evicted which are not gone yet:
+// upstream recognizes them by a condition that arrives late.
+func (p *Plugin) PodEligibleToPreemptOthers(ctx context.Context, pod *corev1.Pod, nominated *fwk.Status) (bool, string) {
+	if eligible, why := p.DefaultPreemption.PodEligibleToPreemptOthers(ctx, pod, nominated); !eligible {
+		return false, why
+	}
+	if pod.Status.NominatedNodeName != "" && nominated.Code() == fwk.UnschedulableAndUnresolvable {
+		return true, ""
+	}
+	return p.gate.eligible(pod.UID)
+}
+
+// SelectVictimsOnNode has upstream choose among the victims that budgets do not hold back.
+func (p *Plugin) SelectVictimsOnNode(ctx context.Context, state fwk.CycleState, preemptor *corev1.Pod, node fwk.NodeInfo,
+	victims []*upstream.DomainVictim, budgets []*policyv1.PodDisruptionBudget,
+) ([]*corev1.Pod, int, *fwk.Status) {
+	a, _ := ctx.Value(attemptKey{}).(*attempt)
+	if a == nil {
+		return nil, 0, fwk.AsStatus(fmt.Errorf("%s was asked for victims outside of PostFilter", Name))
+	}
+	choose := p.DefaultPreemption.SelectVictimsOnNode
+	if !a.restrict() {
+		return choose(ctx, state, preemptor, node, victims, budgets)
+	}
+	started := time.Now()
+	offered, held := offer(a.rules, victims)
+	offerDuration.Observe(time.Since(started).Seconds())
+	if len(held) == 0 {
+		return choose(ctx, state, preemptor, node, victims, budgets)
+	}
+	diagnose := a.diagnoses.Add(1) <= maxDiagnoses
+	var freshState fwk.CycleState
+	var freshNode fwk.NodeInfo
+	if diagnose {
+		freshState, freshNode = state.Clone(), node.Snapshot()
+	}
+	pods, violations, status := choose(ctx, state, preemptor, node, offered, budgets)
+	if status.IsSuccess() || status.Code() == fwk.Error {
+		return pods, violations, status
+	}
+	inTheWay := a.heldOf(podsOf(held))
+	if diagnose {
+		all, _, allStatus := choose(ctx, freshState, preemptor, freshNode, victims, budgets)
+		if !allStatus.IsSuccess() {
+			// Budgets make no difference here.
+			return nil, 0, allStatus
+		}
+		// If it chose none of them, they are all in the way: together they leave too little.
+		if chosen := a.heldOf(among(all, inTheWay)); chosen.any() {
+			inTheWay = chosen
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.held.add(inTheWay)
+	// The text has no names, so that upstream counts the nodes with equal texts.
+	return nil, 0, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf(
+		"node(s) with pods that PodDisruptionBudgets protect; preempting them takes priority %d", inTheWay.threshold))
+}
+
+// among returns those of the pods that are held back.
+func among(pods []*corev1.Pod, held heldPods) []*corev1.Pod {
+	var both []*corev1.Pod
+	for _, pod := range pods {
+		if held.pods.Has(pod.UID) {
+			both = append(both, pod)
+		}
+	}
+	return both
+}
+
+// groups finds the groups of pods.
+type groups struct {
+	handle   fwk.Handle
+	features feature.Features
+}
+
+// classes returns the names of the PriorityClasses of all groups that the pod belongs to.
+func (g groups) classes(pod *corev1.Pod) []string {
+	var classes []string
+	g.visit(pod, func(_ types.NamespacedName, _ bool, class string) { classes = append(classes, class) })
+	return classes
+}
+
+// visit calls visit for the pod's group and for all groups above it, with their PriorityClass. It
+// stops at a group that does not exist.
+func (g groups) visit(pod *corev1.Pod, visit func(name types.NamespacedName, composite bool, class string)) {
+	if !g.features.EnableGenericWorkload || pod.Spec.SchedulingGroup == nil || pod.Spec.SchedulingGroup.PodGroupName == nil {
+		return
+	}
+	manager := g.handle.PodGroupManager()
+	name := types.NamespacedName{Namespace: pod.Namespace, Name: *pod.Spec.SchedulingGroup.PodGroupName}
+	group, err := manager.PodGroups().Get(name.Namespace, name.Name)
+	if err != nil {
+		return
+	}
+	visit(name, false, group.Spec.PriorityClassName)
+	if !g.features.EnableCompositePodGroup {
+		return
+	}
+	parent := group.Spec.ParentCompositePodGroupName
+	for range schedulingv1beta1.WorkloadMaxTreeDepth {
+		if parent == nil {
+			return
+		}
+		name.Name = *parent
+		composite, err := manager.CompositePodGroups().Get(name.Namespace, name.Name)
+		if err != nil {
+			return
+		}
+		visit(name, true, composite.Spec.PriorityClassName)
+		parent = composite.Spec.ParentCompositePodGroupName
+	}
+}
+
+// logger returns the logger of what happens outside of a call of the framework.
+func logger(ctx context.Context) klog.Logger {
+	return klog.LoggerWithName(klog.FromContext(ctx), Name)
+}

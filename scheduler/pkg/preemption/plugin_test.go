@@ -1,0 +1,446 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preemption
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+	internalcache "k8s.io/kubernetes/pkg/scheduler/backend/cache"
+	internalqueue "k8s.io/kubernetes/pkg/scheduler/backend/queue"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/defaultbinder"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/defaultpreemption"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/noderesources"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/queuesort"
+	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
+	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
+	"k8s.io/kubernetes/pkg/scheduler/metrics"
+	testingframework "k8s.io/kubernetes/pkg/scheduler/testing/framework"
+)
+
+// cluster is what a framework is made of.
+type cluster struct {
+	pods    []*corev1.Pod
+	nodes   []*corev1.Node
+	budgets []*policyv1.PodDisruptionBudget
+	classes []*schedulingv1.PriorityClass
+}
+
+func node(name string, cpu int) *corev1.Node {
+	capacity := corev1.ResourceList{corev1.ResourceCPU: *resource.NewQuantity(int64(cpu), resource.DecimalSI), corev1.ResourcePods: resource.MustParse("110")}
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{Capacity: capacity, Allocatable: capacity}}
+}
+
+// client returns a client whose user may evict pods, or not.
+func (c cluster) client(allowed bool) *fake.Clientset {
+	var objects []runtime.Object
+	for _, pod := range c.pods {
+		objects = append(objects, pod)
+	}
+	for _, b := range c.budgets {
+		objects = append(objects, b)
+	}
+	for _, class := range c.classes {
+		objects = append(objects, class)
+	}
+	client := fake.NewClientset(objects...)
+	client.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		review := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
+		review.Status.Allowed = allowed
+		return true, review, nil
+	})
+	return client
+}
+
+// framework returns a framework that filters by resources, on a snapshot of the cluster.
+func (c cluster) framework(t testing.TB, ctx context.Context, client *fake.Clientset, more ...testingframework.RegisterPluginFunc) framework.Framework {
+	t.Helper()
+	metrics.Register()
+	factory := informers.NewSharedInformerFactory(client, 0)
+	snapshot := internalcache.NewTestSnapshotWithPodGroups(c.pods, c.nodes, nil)
+	f, err := testingframework.NewFramework(ctx, append([]testingframework.RegisterPluginFunc{
+		testingframework.RegisterQueueSortPlugin(queuesort.Name, queuesort.New),
+		testingframework.RegisterPluginAsExtensions(noderesources.Name, frameworkruntime.FactoryAdapter(feature.Features{}, noderesources.NewFit), "Filter", "PreFilter"),
+		testingframework.RegisterBindPlugin(defaultbinder.Name, defaultbinder.New),
+	}, more...), "default-scheduler",
+		frameworkruntime.WithClientSet(client),
+		frameworkruntime.WithEventRecorder(events.NewFakeRecorder(1000)),
+		frameworkruntime.WithInformerFactory(factory),
+		frameworkruntime.WithPodNominator(internalqueue.NewSchedulingQueue(nil, factory)),
+		frameworkruntime.WithSnapshotSharedLister(snapshot),
+		frameworkruntime.WithMutableSnapshotLister(snapshot),
+		frameworkruntime.WithWaitingPods(frameworkruntime.NewWaitingPodsMap()),
+		frameworkruntime.WithPodsInPreBind(frameworkruntime.NewPodsInPreBindMap()),
+		frameworkruntime.WithPodActivator(noActivator{}),
+		frameworkruntime.WithPodGroupManager(internalcache.New(ctx, nil, false, false)),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+type noActivator struct{}
+
+func (noActivator) Activate(klog.Logger, map[string]*corev1.Pod) {}
+
+// plugin returns our plugin for the cluster.
+func (c cluster) plugin(t testing.TB, ctx context.Context) *Plugin {
+	t.Helper()
+	f := c.framework(t, ctx, c.client(true))
+	p, err := New(ctx, nil, f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	startInformers(t, ctx, f)
+	return p.(*Plugin)
+}
+
+func startInformers(t testing.TB, ctx context.Context, f framework.Framework) {
+	t.Helper()
+	factory := f.SharedInformerFactory()
+	factory.StartWithContext(ctx)
+	factory.WaitForCacheSyncWithContext(ctx)
+}
+
+// dryRun returns the victims on each node, and the status of nodes without.
+func dryRun(t testing.TB, ctx context.Context, ev *upstream.Evaluator, pod *corev1.Pod, c cluster) (victims map[string]string, statuses map[string]string) {
+	t.Helper()
+	state := framework.NewCycleState()
+	f := ev.Handler.(framework.Framework)
+	if _, status, _ := f.RunPreFilterPlugins(ctx, state, pod); !status.IsSuccess() {
+		t.Fatal(status.AsError())
+	}
+	infos, err := f.SnapshotSharedLister().NodeInfos().List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	candidates, reasons, err := ev.DryRunPreemption(ctx, state, pod, infos, c.budgets, 0, int32(len(infos)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	victims, statuses = map[string]string{}, map[string]string{}
+	for _, candidate := range candidates {
+		var names []string
+		for _, victim := range candidate.Victims().Pods {
+			names = append(names, victim.Name)
+		}
+		victims[candidate.Name()] = fmt.Sprint(names, candidate.Victims().NumPDBViolations)
+	}
+	for _, info := range infos {
+		if name := info.Node().Name; victims[name] == "" {
+			statuses[name] = reasons.Get(name).Message()
+		}
+	}
+	return victims, statuses
+}
+
+// randomCluster makes three nodes full of pods, of which some classes have thresholds if guarded.
+func randomCluster(random *rand.Rand, guarded bool) cluster {
+	c := cluster{classes: []*schedulingv1.PriorityClass{class("plain", ""), class("guarded", ""), class("higher", "")}}
+	if guarded {
+		c.classes[1], c.classes[2] = class("guarded", "1000"), class("higher", "2000")
+	}
+	apps := []string{"web", "db", "cache"}
+	for _, app := range apps {
+		if random.IntN(4) > 0 {
+			c.budgets = append(c.budgets, budgetOf(app, random.Int32N(3)))
+		}
+	}
+	for n := range 3 {
+		name := fmt.Sprintf("n%d", n)
+		pods := 1 + random.IntN(6)
+		c.nodes = append(c.nodes, node(name, pods))
+		for i := range pods {
+			pod := runningPod(fmt.Sprintf("p%d-%d", n, i), random.Int32N(60), onNode(name), ofApp(apps[random.IntN(3)]),
+				ofClass(c.classes[random.IntN(3)].Name), startedAfter(n*10+i))
+			if random.IntN(6) == 0 {
+				notReady(pod)
+			}
+			c.pods = append(c.pods, pod)
+		}
+	}
+	return c
+}
+
+func pendingPod(random *rand.Rand) *corev1.Pod {
+	pod := runningPod("pending", []int32{50, 100, 1500}[random.IntN(3)], onNode(""))
+	pod.Spec.Containers[0].Resources.Requests[corev1.ResourceCPU] = *resource.NewQuantity(1+random.Int64N(3), resource.DecimalSI)
+	pod.Status = corev1.PodStatus{Phase: corev1.PodPending}
+	return pod
+}
+
+// TestUpstreamWithoutThresholds compares our choice with that of DefaultPreemption.
+func TestUpstreamWithoutThresholds(t *testing.T) {
+	for seed := range uint64(100) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		c, pod := randomCluster(random, false), pendingPod(random)
+		ctx, cancel := context.WithCancel(t.Context())
+		p := c.plugin(t, ctx)
+		f := c.framework(t, ctx, c.client(true))
+		args, err := decodeArgs(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		theirs, err := defaultpreemption.New(ctx, args.upstream(), f, feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := p.rules(*pod.Spec.Priority)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, gotStatuses := dryRun(t, context.WithValue(ctx, attemptKey{}, &attempt{rules: r}), p.Evaluator, pod, c)
+		want, wantStatuses := dryRun(t, ctx, theirs.Evaluator, pod, c)
+		if !reflect.DeepEqual(got, want) || !reflect.DeepEqual(gotStatuses, wantStatuses) {
+			t.Errorf("seed %d: got %v and %v, upstream has %v and %v", seed, got, gotStatuses, want, wantStatuses)
+		}
+		cancel()
+	}
+}
+
+// TestChosenVictimsBreakNoBudget has upstream choose among what we offer. A node is only refused
+// for budgets where upstream alone would have found victims.
+func TestChosenVictimsBreakNoBudget(t *testing.T) {
+	refused, chosen := 0, 0
+	for seed := range uint64(200) {
+		random := rand.New(rand.NewPCG(seed, 2))
+		c, pod := randomCluster(random, true), pendingPod(random)
+		ctx, cancel := context.WithCancel(t.Context())
+		p := c.plugin(t, ctx)
+		r, err := p.rules(*pod.Spec.Priority)
+		if err != nil {
+			t.Fatal(err)
+		}
+		victims, statuses := dryRun(t, context.WithValue(ctx, attemptKey{}, &attempt{rules: r}), p.Evaluator, pod, c)
+		unrestricted := *r
+		unrestricted.thresholds = thresholds{otherwise: noThreshold}
+		without, _ := dryRun(t, context.WithValue(ctx, attemptKey{}, &attempt{rules: &unrestricted}), p.Evaluator, pod, c)
+		if r.restrict() {
+			for name, text := range victims {
+				chosen++
+				var pods []*corev1.Pod
+				for _, each := range c.pods {
+					if slices.Contains(strings.Fields(strings.NewReplacer("[", " ", "]", " ").Replace(text)), each.Name) {
+						pods = append(pods, each)
+					}
+				}
+				if broken, why := r.breaks(pods); broken != nil {
+					t.Errorf("seed %d, node %s: %s of %s: %s", seed, name, broken.Name, text, why)
+				}
+			}
+			for name, message := range statuses {
+				if !strings.Contains(message, "PodDisruptionBudgets protect") {
+					continue
+				}
+				refused++
+				if without[name] == "" {
+					t.Errorf("seed %d, node %s: refused for budgets, but upstream finds no victims either", seed, name)
+				}
+			}
+		} else if !reflect.DeepEqual(victims, without) {
+			t.Errorf("seed %d: got %v, upstream has %v", seed, victims, without)
+		}
+		cancel()
+	}
+	if refused == 0 || chosen == 0 {
+		t.Errorf("%d nodes were refused and %d had victims: the worlds test nothing", refused, chosen)
+	}
+}
+
+// TestPostFilter looks at the message and at who waits.
+func TestPostFilter(t *testing.T) {
+	guarded := func(name string, options ...podOption) *corev1.Pod {
+		return runningPod(name, 10, append([]podOption{ofClass("guarded")}, options...)...)
+	}
+	never := func(pod *corev1.Pod) {
+		policy := corev1.PreemptNever
+		pod.Spec.PreemptionPolicy = &policy
+	}
+	for name, test := range map[string]struct {
+		cluster cluster
+		pending []podOption
+		want    string
+		node    string
+		waits   bool
+	}{
+		"held back": {
+			cluster: cluster{pods: []*corev1.Pod{guarded("a")}, nodes: []*corev1.Node{node("n1", 1)}, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0)}},
+			want: "preemption: 0/1 nodes are available: 1 node(s) with pods that PodDisruptionBudgets protect; " +
+				"preempting them takes priority 1000.",
+			waits: true,
+		},
+		"room": {
+			cluster: cluster{pods: []*corev1.Pod{guarded("a")}, nodes: []*corev1.Node{node("n1", 1)}, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}},
+			node:    "n1",
+		},
+		"another node": {
+			cluster: cluster{
+				pods:    []*corev1.Pod{guarded("a"), runningPod("b", 99, onNode("n2"))},
+				nodes:   []*corev1.Node{node("n1", 1), node("n2", 1)},
+				budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0)},
+			},
+			node: "n2",
+		},
+		"a node that is too small anyway": {
+			cluster: cluster{pods: []*corev1.Pod{guarded("a")}, nodes: []*corev1.Node{node("n1", 1)}, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0)}},
+			pending: []podOption{func(pod *corev1.Pod) {
+				pod.Spec.Containers[0].Resources.Requests[corev1.ResourceCPU] = resource.MustParse("2")
+			}},
+			want: "preemption: 0/1 nodes are available: 1 Insufficient cpu.",
+		},
+		"a pod that never preempts": {
+			cluster: cluster{pods: []*corev1.Pod{guarded("a")}, nodes: []*corev1.Node{node("n1", 1)}, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0)}},
+			pending: []podOption{never},
+			want:    "preemption: not eligible due to preemptionPolicy=Never.",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := t.Context()
+			pending := runningPod("pending", 100, append([]podOption{onNode("")}, test.pending...)...)
+			pending.Status = corev1.PodStatus{Phase: corev1.PodPending}
+			c := test.cluster
+			c.classes = []*schedulingv1.PriorityClass{class("guarded", "1000")}
+			informed := c
+			informed.pods = append(slices.Clone(c.pods), pending)
+			f := c.framework(t, ctx, informed.client(true))
+			made, err := New(ctx, nil, f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			startInformers(t, ctx, f)
+			p := made.(*Plugin)
+			statuses := framework.NewDefaultNodeToStatus()
+			for _, each := range c.nodes {
+				statuses.Set(each.Name, fwk.NewStatus(fwk.Unschedulable, "Insufficient cpu"))
+			}
+			state := framework.NewCycleState()
+			if _, status, _ := f.RunPreFilterPlugins(ctx, state, pending); !status.IsSuccess() {
+				t.Fatal(status.AsError())
+			}
+			result, status := p.PostFilter(ctx, state, pending, statuses)
+			if got := status.Message(); test.want != "" && got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+			if test.node != "" && (!status.IsSuccess() || result.NominatedNodeName != test.node) {
+				t.Errorf("got %v, %v, want node %s", result, status, test.node)
+			}
+			p.waiting.mu.Lock()
+			defer p.waiting.mu.Unlock()
+			if got := len(p.waiting.waiters) == 1; got != test.waits {
+				t.Errorf("got %d waiting pods, want %v", len(p.waiting.waiters), test.waits)
+			}
+		})
+	}
+}
+
+// TestNewNeedsItsRights names the role that grants what is missing.
+func TestNewNeedsItsRights(t *testing.T) {
+	empty := cluster{nodes: []*corev1.Node{node("n1", 1)}}
+	for name, test := range map[string]struct {
+		evicts, reads bool
+		want          string
+	}{
+		"both":               {true, true, ""},
+		"no PriorityClasses": {true, false, "cannot read PriorityClasses"},
+		"no evictions":       {false, true, "must not create pods/eviction"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := empty.client(test.evicts)
+			client.PrependReactor("list", "priorityclasses", func(clienttesting.Action) (bool, runtime.Object, error) {
+				if test.reads {
+					return false, nil, nil
+				}
+				return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "priorityclasses"}, "", errors.New("no"))
+			})
+			_, err := New(t.Context(), nil, empty.framework(t, t.Context(), client))
+			if test.want == "" && err != nil {
+				t.Fatal(err)
+			}
+			if test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "ClusterRole haulout-scheduler")) {
+				t.Errorf("got %v, want an error with %q and the role", err, test.want)
+			}
+		})
+	}
+}
+
+// TestBothPluginsAreRefused enables DefaultPreemption beside ours.
+func TestBothPluginsAreRefused(t *testing.T) {
+	c := cluster{nodes: []*corev1.Node{node("n1", 1)}}
+	theirs := frameworkruntime.FactoryAdapter(feature.Features{}, func(ctx context.Context, args runtime.Object, fh fwk.Handle, fts feature.Features) (fwk.Plugin, error) {
+		decoded, err := decodeArgs(nil)
+		if err != nil {
+			return nil, err
+		}
+		return defaultpreemption.New(ctx, decoded.upstream(), fh, fts)
+	})
+	for _, both := range []bool{false, true} {
+		plugins := []testingframework.RegisterPluginFunc{testingframework.RegisterPostFilterPlugin(Name, New)}
+		if both {
+			plugins = append(plugins, testingframework.RegisterPostFilterPlugin(defaultpreemption.Name, theirs))
+		}
+		f := c.framework(t, t.Context(), c.client(true), plugins...)
+		p, err := New(t.Context(), nil, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = p.(*Plugin).EventsToRegister(t.Context())
+		if both != (err != nil) || both && !strings.Contains(err.Error(), `profile "default-scheduler" enables DefaultPreemption beside HauloutPreemption`) {
+			t.Errorf("both enabled: %v: got %v", both, err)
+		}
+	}
+}
+
+// TestExtensionPoints fails when upstream's plugin gets another extension point, which ours then
+// has too, by embedding it: whoever raises the version has to look at what it does with budgets.
+func TestExtensionPoints(t *testing.T) {
+	var got []string
+	for i := range reflect.TypeFor[*Plugin]().NumMethod() {
+		got = append(got, reflect.TypeFor[*Plugin]().Method(i).Name)
+	}
+	want := []string{
+		"CandidatesToVictimsMap", "EventsToRegister", "GetOffsetAndNumCandidates", "Name", "OrderedScoreFuncs",
+		"PodEligibleToPreemptOthers", "PodGroupPostFilter", "PostFilter", "PreEnqueue", "SelectVictimsOnNode",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got the methods %q, want %q", got, want)
+	}
+}

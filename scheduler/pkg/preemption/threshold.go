@@ -1,0 +1,118 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preemption
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+)
+
+// ThresholdAnnotation is the annotation of a PriorityClass that names the priority from which on a
+// pending pod may break the budgets of pods of this class (KEP-3280; the KEP has a field of this
+// name). It is a whole number from -2147483648, which means any priority, to 2000000000.
+const ThresholdAnnotation = "maintenance.haulout.dev/allow-disruption-by-priority-greater-than-or-equal"
+
+const (
+	// noThreshold is below every priority, so that every pod may break the budget.
+	noThreshold int32 = math.MinInt32
+	// maxThreshold is the highest value of user-defined priorities: pods that are critical for the
+	// system are never held back (KEP-3280).
+	maxThreshold int32 = 2_000_000_000
+)
+
+// wellFormed is as strict as the shipped ValidatingAdmissionPolicy.
+var wellFormed = regexp.MustCompile(`^(0|-?[1-9][0-9]{0,9})$`)
+
+// thresholdOf returns the threshold that the class names, and whether it names one. One that cannot
+// be read counts as the highest, so that a typing error protects too much and not too little.
+func thresholdOf(class *schedulingv1.PriorityClass) (threshold int32, named bool, err error) {
+	text, named := class.Annotations[ThresholdAnnotation]
+	if !named {
+		return noThreshold, false, nil
+	}
+	number, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || !wellFormed.MatchString(text) || number < int64(noThreshold) || number > int64(maxThreshold) {
+		return maxThreshold, true, fmt.Errorf("annotation %s: must be a whole number from %d to %d, got %q",
+			ThresholdAnnotation, noThreshold, maxThreshold, text)
+	}
+	return int32(number), true, nil
+}
+
+// thresholds are the thresholds of all pods at one time.
+type thresholds struct {
+	// byClass has the classes that name a threshold.
+	byClass map[string]int32
+	// otherwise is the threshold of all other classes, and of pods without one.
+	otherwise int32
+	// groupClasses returns the classes of the groups that a pod belongs to.
+	groupClasses func(*corev1.Pod) []string
+}
+
+// newThresholds reads the thresholds of the classes. It calls bad for each that is malformed.
+func newThresholds(classes []*schedulingv1.PriorityClass, otherwise int32, groupClasses func(*corev1.Pod) []string,
+	bad func(*schedulingv1.PriorityClass, error),
+) thresholds {
+	t := thresholds{byClass: map[string]int32{}, otherwise: otherwise, groupClasses: groupClasses}
+	for _, class := range classes {
+		threshold, named, err := thresholdOf(class)
+		if err != nil {
+			bad(class, err)
+		}
+		if named {
+			t.byClass[class.Name] = threshold
+		}
+	}
+	return t
+}
+
+// of returns the priority from which on a pending pod may break the pod's budget: the threshold of
+// its class, or that of a class of its groups if it is higher.
+func (t thresholds) of(pod *corev1.Pod) int32 {
+	threshold := t.ofClass(pod.Spec.PriorityClassName)
+	if pod.Spec.SchedulingGroup == nil {
+		return threshold
+	}
+	for _, class := range t.groupClasses(pod) {
+		threshold = max(threshold, t.ofClass(class))
+	}
+	return threshold
+}
+
+func (t thresholds) ofClass(name string) int32 {
+	if threshold, named := t.byClass[name]; named {
+		return threshold
+	}
+	return t.otherwise
+}
+
+// exceed reports whether any pod may have a threshold above the priority.
+func (t thresholds) exceed(priority int32) bool {
+	if t.otherwise > priority {
+		return true
+	}
+	for _, threshold := range t.byClass {
+		if threshold > priority {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,61 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package controlplane
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"sigs.k8s.io/yaml"
+
+	"haulout.dev/haulout/test/cluster/internal/kubeconfig"
+	"haulout.dev/haulout/test/cluster/internal/layout"
+)
+
+// schedulerConfiguration is the file of artifacts/scheduler that users start from.
+const schedulerConfiguration = "configuration.yaml"
+
+// writeSchedulerConfig writes the shipped configuration with the connection of this cluster: with
+// --config, kube-scheduler ignores the flags about it.
+func (c ControlPlane) writeSchedulerConfig() error {
+	path := filepath.Join(c.Layout.SchedulerManifests, schedulerConfiguration)
+	shipped, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("SCHEDULER=haulout: %w", err)
+	}
+	var config map[string]any
+	if err := yaml.UnmarshalStrict(shipped, &config); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	limit, err := strconv.Atoi(unlimited)
+	if err != nil {
+		return err
+	}
+	config["clientConnection"] = map[string]any{
+		"kubeconfig": c.Layout.ComponentKubeconfig(layout.Scheduler),
+		"qps":        limit,
+		"burst":      limit,
+	}
+	config["leaderElection"] = map[string]any{"leaderElect": false}
+	written, err := yaml.Marshal(config)
+	if err != nil {
+		return err
+	}
+	return kubeconfig.WriteFile(c.Layout.SchedulerConfig(), written)
+}
