@@ -1,0 +1,336 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preemption
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/test/e2e/framework"
+	"haulout.dev/haulout/test/oracle"
+)
+
+const (
+	threshold = "maintenance.haulout.dev/allow-disruption-by-priority-greater-than-or-equal"
+	scheduler = "system:kube-scheduler"
+)
+
+// world is a node that is full with the two pods of a Deployment, whose class says that only
+// priority 1000 may break their budget.
+type world struct {
+	pool, namespace string
+	log             oracle.Log
+}
+
+// fullNode makes a world. The budget allows as many pods as maxUnavailable says to be missing.
+func fullNode(t *testing.T, maxUnavailable int) world {
+	t.Helper()
+	pool, _ := cluster.NewPool(t, 1, true)
+	w := world{pool: pool, namespace: cluster.NewNamespace(t)}
+	class := cluster.PriorityClass(t, 10)
+	annotate(t, class, "1000")
+	cluster.Deployment(t, w.namespace, "web", pool, 2, func(d *appsv1.Deployment) {
+		d.Spec.Template.Spec.PriorityClassName = class
+		request(&d.Spec.Template.Spec, "32")
+	})
+	cluster.Budget(t, w.namespace, "web", maxUnavailable)
+	w.log = cluster.AuditLog(t)
+	return w
+}
+
+func annotate(t *testing.T, class, value string) {
+	t.Helper()
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, threshold, value)
+	if _, err := cluster.As(t).Kube.SchedulingV1().PriorityClasses().Patch(
+		t.Context(), class, types.MergePatchType, []byte(patch), metav1.PatchOptions{},
+	); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func request(spec *corev1.PodSpec, cpu string) {
+	spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu)}
+}
+
+// pending creates a pod that fits if one of the Deployment's pods goes.
+func (w world) pending(t *testing.T, name string, priority int32) {
+	t.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: framework.PodSpec(w.pool)}
+	pod.Spec.PriorityClassName = cluster.PriorityClass(t, priority)
+	request(&pod.Spec, "32")
+	if _, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// waitHeld waits until the pod's condition says that budgets hold it up.
+func (w world) waitHeld(t *testing.T, name string) {
+	t.Helper()
+	want := "1 node(s) with pods that PodDisruptionBudgets protect; preempting them takes priority 1000."
+	framework.Eventually(t, name+" says what holds it up", func(ctx context.Context) (bool, error) {
+		pod, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		for _, condition := range pod.Status.Conditions {
+			if condition.Type == corev1.PodScheduled && strings.Contains(condition.Message, want) {
+				return true, nil
+			}
+		}
+		return false, nil
+	})
+}
+
+func (w world) waitRuns(t *testing.T, name string) {
+	t.Helper()
+	framework.Eventually(t, name+" runs", func(ctx context.Context) (bool, error) {
+		pod, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).Get(ctx, name, metav1.GetOptions{})
+		return err == nil && pod.Status.Phase == corev1.PodRunning, err
+	})
+}
+
+// waitEvent waits for an event about an object; an event of the cluster scope is in the namespace
+// default.
+func waitEvent(t *testing.T, namespace, reason, about, text string) {
+	t.Helper()
+	framework.Eventually(t, "event "+reason+" about "+about, func(ctx context.Context) (bool, error) {
+		events, err := cluster.As(t).Kube.EventsV1().Events(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		for i := range events.Items {
+			event := &events.Items[i]
+			if event.Reason == reason && event.Regarding.Name == about && strings.Contains(event.Note, text) {
+				return true, checkEvent(event)
+			}
+		}
+		return false, nil
+	})
+}
+
+func checkEvent(event *eventsv1.Event) error {
+	if event.ReportingController != "default-scheduler" {
+		return fmt.Errorf("the event is of %q, want the scheduler", event.ReportingController)
+	}
+	return nil
+}
+
+// counts returns how many pods of the world the scheduler has evicted, tried in vain to evict, and
+// deleted.
+func (w world) counts(t *testing.T) (evicted, refused, deleted int) {
+	t.Helper()
+	calls, err := w.log.Calls()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range calls {
+		call := &calls[i]
+		switch {
+		case call.Namespace != w.namespace || call.User != scheduler:
+		case call.Evicted():
+			evicted++
+		case call.Subresource == "eviction":
+			refused++
+		case call.Deleted():
+			deleted++
+		}
+	}
+	return evicted, refused, deleted
+}
+
+func (w world) wantCounts(t *testing.T, wantEvicted, wantRefused, wantDeleted int) {
+	t.Helper()
+	evicted, refused, deleted := w.counts(t)
+	if evicted != wantEvicted || refused != wantRefused || deleted != wantDeleted {
+		t.Errorf("got %d evicted, %d refused, %d deleted, want %d, %d, %d",
+			evicted, refused, deleted, wantEvicted, wantRefused, wantDeleted)
+	}
+}
+
+// TestBudgetHoldsUpAPod is the story of the KEP: a pod of a priority below the threshold waits and
+// says why, until the budget has room; then one pod is evicted and none deleted.
+func TestBudgetHoldsUpAPod(t *testing.T) {
+	w := fullNode(t, 0)
+	w.pending(t, "important", 100)
+	w.waitHeld(t, "important")
+	w.wantCounts(t, 0, 0, 0)
+
+	patch := `{"spec":{"maxUnavailable":1}}`
+	if _, err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(w.namespace).Patch(
+		t.Context(), "web", types.MergePatchType, []byte(patch), metav1.PatchOptions{},
+	); err != nil {
+		t.Fatal(err)
+	}
+	w.waitRuns(t, "important")
+	w.wantCounts(t, 1, 0, 0)
+	waitEvent(t, w.namespace, "Preempted", w.evicted(t), "within its PodDisruptionBudget")
+}
+
+// evicted returns the name of the first pod that the scheduler has evicted.
+func (w world) evicted(t *testing.T) string {
+	t.Helper()
+	calls, err := w.log.Calls()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range calls {
+		if calls[i].Namespace == w.namespace && calls[i].User == scheduler && calls[i].Evicted() {
+			return calls[i].Name
+		}
+	}
+	t.Fatal("no pod was evicted")
+	return ""
+}
+
+// TestThresholdIsReached preempts as kube-scheduler does, in spite of the budget.
+func TestThresholdIsReached(t *testing.T) {
+	w := fullNode(t, 0)
+	w.pending(t, "critical", 1000)
+	w.waitRuns(t, "critical")
+	w.wantCounts(t, 0, 0, 1)
+}
+
+// TestThresholdIsLowered wakes the pod that waits.
+func TestThresholdIsLowered(t *testing.T) {
+	w := fullNode(t, 0)
+	w.pending(t, "important", 100)
+	w.waitHeld(t, "important")
+	pods, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	annotate(t, pods.Items[0].Spec.PriorityClassName, "100")
+	w.waitRuns(t, "important")
+	w.wantCounts(t, 0, 0, 1)
+}
+
+// TestRoomForOne lets two pods ask at the same time where the budget allows one to go.
+func TestRoomForOne(t *testing.T) {
+	w := fullNode(t, 1)
+	w.pending(t, "first", 100)
+	w.pending(t, "second", 100)
+	var ran string
+	framework.Eventually(t, "one of the pods runs", func(ctx context.Context) (bool, error) {
+		pods, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		for i := range pods.Items {
+			if pod := &pods.Items[i]; pod.Labels["app"] == "" && pod.Status.Phase == corev1.PodRunning {
+				ran = pod.Name
+			}
+		}
+		return ran != "", nil
+	})
+	other := map[string]string{"first": "second", "second": "first"}[ran]
+	w.waitHeld(t, other)
+	if evicted, _, deleted := w.counts(t); evicted != 1 || deleted != 0 {
+		t.Errorf("got %d evicted and %d deleted, want 1 and 0", evicted, deleted)
+	}
+}
+
+// TestWebhookRefusesEviction has a webhook refuse what the budget allows: nothing is deleted, the
+// pending pod says who refused, and it gets its place after the webhook has changed its mind.
+func TestWebhookRefusesEviction(t *testing.T) {
+	w := fullNode(t, 1)
+	rule := admissionregistrationv1.RuleWithOperations{
+		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+		Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/eviction"}},
+	}
+	asked := make(chan struct{}, 1000)
+	allow := make(chan struct{})
+	cluster.Webhook(t, w.namespace, rule, func(*admissionv1.AdmissionRequest) *metav1.Status {
+		select {
+		case <-allow:
+			return nil
+		default:
+			asked <- struct{}{}
+			return &metav1.Status{Code: http.StatusTooManyRequests, Reason: metav1.StatusReasonTooManyRequests, Message: "ask me later"}
+		}
+	})
+	w.waitWebhook(t)
+	w.pending(t, "important", 100)
+	<-asked
+	waitEvent(t, w.namespace, "PreemptionRefused", "important", "ask me later")
+	w.waitHeld(t, "important")
+	if evicted, _, deleted := w.counts(t); evicted != 0 || deleted != 0 {
+		t.Errorf("got %d evicted and %d deleted, want none", evicted, deleted)
+	}
+	close(allow)
+	w.waitRuns(t, "important")
+	if evicted, _, deleted := w.counts(t); evicted != 1 || deleted != 0 {
+		t.Errorf("got %d evicted and %d deleted, want 1 and 0", evicted, deleted)
+	}
+}
+
+// waitWebhook waits until the webhook is asked about evictions.
+func (w world) waitWebhook(t *testing.T) {
+	t.Helper()
+	framework.Eventually(t, "the webhook is asked", func(ctx context.Context) (bool, error) {
+		pods, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
+		if err != nil {
+			return false, err
+		}
+		err = cluster.As(t).Kube.PolicyV1().Evictions(w.namespace).Evict(ctx, &policyv1.Eviction{
+			ObjectMeta:    metav1.ObjectMeta{Namespace: w.namespace, Name: pods.Items[0].Name},
+			DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}},
+		})
+		return err != nil && strings.Contains(err.Error(), "ask me later"), nil
+	})
+}
+
+// TestPolicyRefusesBadThresholds tries what the shipped ValidatingAdmissionPolicy is for.
+func TestPolicyRefusesBadThresholds(t *testing.T) {
+	classes := cluster.As(t).Kube.SchedulingV1().PriorityClasses()
+	create := func(ctx context.Context, value string) error {
+		_, err := classes.Create(ctx, &schedulingv1.PriorityClass{
+			ObjectMeta: metav1.ObjectMeta{Name: framework.Name("threshold"), Annotations: map[string]string{threshold: value}},
+			Value:      10,
+		}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	framework.Eventually(t, "the policy is in effect", func(ctx context.Context) (bool, error) {
+		return create(ctx, "many") != nil, nil
+	})
+	for _, value := range []string{"", "many", "1.5", "2000000001", "-2147483649", "99999999999", "+1", "01", "-0"} {
+		err := create(t.Context(), value)
+		want := fmt.Sprintf("must be a whole number from -2147483648 to 2000000000, got %q", value)
+		if !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v, want an error with %q", value, err, want)
+		}
+	}
+	for _, value := range []string{"0", "-1", "1000", "2000000000", "-2147483648"} {
+		if err := create(t.Context(), value); err != nil {
+			t.Errorf("%q: %v", value, err)
+		}
+	}
+}

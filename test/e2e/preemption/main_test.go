@@ -1,0 +1,50 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package preemption has the end-to-end tests of haulout-scheduler, which makes room for important
+// pods without breaking budgets, on a development cluster with simulated nodes.
+package preemption
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+var cluster *framework.Cluster
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) (code int) {
+	os.Setenv("SCHEDULER", "haulout")
+	os.Setenv("NODES", "0")
+	var err error
+	if cluster, err = framework.Start(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() {
+		if err := cluster.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}()
+	return m.Run()
+}
