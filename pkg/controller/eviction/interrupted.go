@@ -33,9 +33,13 @@ const (
 	// interruptedAfter is how long a name has to be listed with its pod untouched before the
 	// eviction is taken for interrupted.
 	interruptedAfter = 5 * time.Second
-	// interruptedUntil is how old an entry may be. It must still be there when the pod is deleted,
-	// or the budget would pay for another one.
+	// interruptedUntil is how old an entry may be, by its own time and by ours since we saw it. It
+	// must still be there when the pod is deleted, or the budget would pay for another one.
 	interruptedUntil = 90 * time.Second
+
+	// clockTolerance is how far ahead of our clock the time of an entry may be. Beyond that the
+	// clocks disagree, and the age of the entry is not known.
+	clockTolerance = 5 * time.Second
 
 	// finishTimeout ends the call that deletes the pod of an interrupted eviction. With it the last
 	// deletion ends well before the disruption controller forgets the entry, the difference between
@@ -64,11 +68,15 @@ func (l *lane) noteGranted(now time.Time) {
 }
 
 // interrupted reports whether the budget has granted the eviction of a pod and it was not carried
-// out.
+// out. An entry whose age is not known waits for the disruption controller.
 func (l *lane) interrupted(it *item, now time.Time) bool {
 	since, listed := l.granted[it.Pod]
-	granted := l.budget.Status.DisruptedPods[it.Pod]
-	return listed && now.Sub(since) >= interruptedAfter && now.Sub(granted.Time) < interruptedUntil && !granted.Time.Before(it.created)
+	if !listed {
+		return false
+	}
+	granted := l.budget.Status.DisruptedPods[it.Pod].Time
+	seen, age := now.Sub(since), now.Sub(granted)
+	return seen >= interruptedAfter && seen < interruptedUntil && age >= -clockTolerance && age < interruptedUntil && !granted.Before(it.created)
 }
 
 // pickInterrupted takes the pods out of the lanes whose evictions are to be finished.

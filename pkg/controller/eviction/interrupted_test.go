@@ -51,6 +51,14 @@ func TestInterruptedEvictionIsFinished(t *testing.T) {
 			budget: newBudget("web", 0, granting("web-0", start.Add(-interruptedUntil))),
 			pods:   []*corev1.Pod{newPod("web-0")},
 		},
+		"but not if the clock of the API server is five minutes ahead, so that the age is not known": {
+			budget: newBudget("web", 0, granting("web-0", start.Add(5*time.Minute))),
+			pods:   []*corev1.Pod{newPod("web-0")},
+		},
+		"but not if the clock of the API server is five minutes behind": {
+			budget: newBudget("web", 0, granting("web-0", start.Add(-5*time.Minute))),
+			pods:   []*corev1.Pod{newPod("web-0", younger(-time.Hour))},
+		},
 		"but not if the grant was for an earlier pod of that name": {
 			budget: newBudget("web", 0, granting("web-0", start.Add(-2*time.Second))),
 			pods:   []*corev1.Pod{newPod("web-0", younger(time.Hour))},
