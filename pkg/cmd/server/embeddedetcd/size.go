@@ -44,6 +44,9 @@ const (
 	// defragmentAbove is the size, in bytes, below which a defragmentation gains nothing.
 	defragmentAbove = 8 << 20
 
+	// lowFreeBytes is the free space below which the next file of the log may not fit.
+	lowFreeBytes = 128 << 20
+
 	measurePeriod = 30 * time.Second
 	shrinkTimeout = 90 * time.Second
 )
@@ -98,6 +101,9 @@ func quotaOn(ctx context.Context, dir string, asked int64) (int64, error) {
 		logger.Info("Quota of the embedded etcd is limited to a quarter of its volume", "askedBytes", asked)
 	} else {
 		logger.Info("Quota of the embedded etcd is set")
+	}
+	if free < lowFreeBytes {
+		logger.Info("Volume of the embedded etcd is nearly full: etcd ends the server when it cannot write", "dataDir", dir, "wantFreeBytes", lowFreeBytes)
 	}
 	return quota, nil
 }

@@ -36,16 +36,26 @@ const startIn = "HAULOUT_TEST_START_IN"
 const otherUser = 65532
 
 func TestMain(m *testing.M) {
-	dir := os.Getenv(startIn)
-	if dir == "" {
-		os.Exit(m.Run())
+	for variable, run := range map[string]func(string) error{startIn: startAndStop, fillIn: fillDisk, checkIn: printKeys, diskIn: runOnDisk} {
+		dir := os.Getenv(variable)
+		if dir == "" {
+			continue
+		}
+		if err := run(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
 	}
+	os.Exit(m.Run())
+}
+
+func startAndStop(dir string) error {
 	s, err := Start(context.Background(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+	if err == nil {
+		s.Stop()
 	}
-	s.Stop()
+	return err
 }
 
 // TestStartsOnVolumesOfOthers starts the server on what storage drivers hand out. As root it does

@@ -1,0 +1,191 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package embeddedetcd
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// Copies of this program do not run tests but one of these steps, in the folder that the variable
+// names.
+const (
+	// diskIn mounts a small volume there and runs the other two on it.
+	diskIn = "HAULOUT_TEST_DISK_IN"
+	// fillIn writes until the volume is full and a write fails, and prints what was acknowledged.
+	fillIn = "HAULOUT_TEST_FILL_IN"
+	// checkIn starts the server again and prints what it has.
+	checkIn = "HAULOUT_TEST_CHECK_IN"
+)
+
+// smallVolume is the size of the volume: the log preallocates two files of 64 MB.
+const smallVolume = "300m"
+
+// TestFullDiskLosesNothing fills the volume below the quota of the database. A write must fail with
+// the reason, and after the volume has room again every acknowledged write must be there.
+func TestFullDiskLosesNothing(t *testing.T) {
+	if os.Getuid() != 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatal("only root may mount a volume")
+		}
+		t.Skip("only root may mount a volume")
+	}
+	var said bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), copyOfThisProgram(t))
+	cmd.Env = append(os.Environ(), diskIn+"="+t.TempDir())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, said.String())
+	}
+	if !strings.Contains(said.String(), syscall.ENOSPC.Error()) {
+		t.Errorf("the volume was full, and the server did not say %q:\n%s", syscall.ENOSPC.Error(), said.String())
+	}
+	var acknowledged []string
+	kept := map[string]bool{}
+	for line := range strings.Lines(string(out)) {
+		switch verb, key, _ := strings.Cut(strings.TrimSpace(line), " "); verb {
+		case "acknowledged":
+			acknowledged = append(acknowledged, key)
+		case "kept":
+			kept[key] = true
+		}
+	}
+	if len(acknowledged) == 0 || !kept["after"] {
+		t.Errorf("%d writes were acknowledged before the volume was full, one after: %v, want both", len(acknowledged), kept["after"])
+	}
+	for _, key := range acknowledged {
+		if !kept[key] {
+			t.Errorf("%s was acknowledged and is lost", key)
+		}
+	}
+}
+
+// runOnDisk runs in a mount namespace of its own.
+func runOnDisk(dir string) error {
+	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size="+smallVolume); err != nil {
+		return err
+	}
+	// etcd ends its process when the volume is full.
+	_ = step(fillIn, dir)
+	if err := os.Remove(ballast(dir)); err != nil {
+		return err
+	}
+	return step(checkIn, dir)
+}
+
+func step(variable, dir string) error {
+	cmd := exec.Command(os.Args[0]) //nolint:gosec // this program
+	cmd.Env = append(os.Environ(), diskIn+"=", variable+"="+dir)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	return cmd.Run()
+}
+
+func ballast(dir string) string { return filepath.Join(dir, "ballast") }
+
+func fillDisk(dir string) error {
+	client, stop, err := serve(dir)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	value := strings.Repeat("x", 256<<10)
+	write := func(i int) error {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		key := fmt.Sprintf("key-%04d", i)
+		if _, err := client.Put(ctx, key, value); err != nil {
+			return err
+		}
+		fmt.Println("acknowledged", key)
+		return nil
+	}
+	for i := range 2000 {
+		if i == 100 {
+			if err := fillUp(ballast(dir)); err != nil {
+				return err
+			}
+		}
+		if err := write(i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fillUp leaves no byte free.
+func fillUp(name string) error {
+	file, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	block := make([]byte, 64<<10)
+	for err == nil {
+		_, err = io.Copy(file, bytes.NewReader(block))
+	}
+	return nil
+}
+
+func printKeys(dir string) error {
+	client, stop, err := serve(dir)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	ctx := context.Background()
+	if _, err := client.Put(ctx, "after", ""); err != nil {
+		return err
+	}
+	got, err := client.Get(ctx, "\x00", clientv3.WithFromKey(), clientv3.WithKeysOnly())
+	if err != nil {
+		return err
+	}
+	for _, pair := range got.Kvs {
+		fmt.Println("kept", string(pair.Key))
+	}
+	return nil
+}
+
+// serve starts the server and connects to it.
+func serve(dir string) (*clientv3.Client, func(), error) {
+	s, err := Start(context.Background(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes})
+	if err != nil {
+		return nil, nil, err
+	}
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Endpoint()}, DialTimeout: 10 * time.Second})
+	if err != nil {
+		s.Stop()
+		return nil, nil, err
+	}
+	return client, func() { client.Close(); s.Stop() }, nil
+}
