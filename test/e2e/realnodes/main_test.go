@@ -22,7 +22,6 @@ package realnodes
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"testing"
 
 	"haulout.dev/haulout/test/e2e/framework"
@@ -35,15 +34,12 @@ func TestMain(m *testing.M) {
 func run(m *testing.M) int {
 	os.Setenv("REAL_NODES", "2")
 	os.Setenv("NODES", "0")
-	for _, program := range []string{"runc", "nft"} {
-		// .ci/run installs them: there, a test that does not run has failed.
-		if _, err := exec.LookPath(program); err != nil && os.Getenv("CI") != "" {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-	}
 	if why, err := framework.Check(); err != nil {
 		fmt.Fprintf(os.Stderr, "NO TEST RAN ON REAL NODES: %s\n", why)
+		if os.Getenv("CI") != "" {
+			// .ci/run installs what they need: there, a test that does not run has failed.
+			return 1
+		}
 		return 0
 	}
 	return m.Run()
