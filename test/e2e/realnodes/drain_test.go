@@ -21,6 +21,8 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -29,6 +31,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
@@ -83,10 +86,21 @@ func testDrain(t *testing.T, c *framework.Cluster) {
 		position += at
 	}
 
+	ready(t, c, namespace, "app=queue", 1)
+	if moved := podsOn(t, c, namespace, other, "app=queue"); len(moved) != 1 {
+		t.Errorf("got pods %q of the StatefulSet with a shared volume on %s, want the one that left", moved, other)
+	}
+	startedBefore(t, client, namespace, "queue-0")
 	complete(t, c, nm)
 	ready(t, c, namespace, "app=db", 1)
-	log, err := client.Kube.CoreV1().Pods(namespace).GetLogs("db-0", &corev1.PodLogOptions{}).DoRaw(t.Context())
-	if want := "started before: db-0@" + drained; err != nil || !strings.Contains(string(log), want) {
+	startedBefore(t, client, namespace, "db-0")
+}
+
+// startedBefore checks that a pod has the data of the pod of its name that was drained.
+func startedBefore(t *testing.T, client framework.Clients, namespace, pod string) {
+	t.Helper()
+	log, err := client.Kube.CoreV1().Pods(namespace).GetLogs(pod, &corev1.PodLogOptions{}).DoRaw(t.Context())
+	if want := "started before: " + pod + "@" + drained; err != nil || !strings.Contains(string(log), want) {
 		t.Errorf("got log %q, error %v, want %q: the data of the first pod", log, err, want)
 	}
 }
@@ -124,13 +138,25 @@ func testKubeletKilled(t *testing.T, c *framework.Cluster) {
 	seen := record(t, c, namespace)
 	nm := beginDrain(t, c)
 	pods := c.As(t).Kube.CoreV1().Pods(namespace)
+	var ending string
 	framework.Eventually(t, "a pod ends", func(ctx context.Context) (bool, error) {
 		list, err := pods.List(ctx, metav1.ListOptions{
-			FieldSelector: fields.OneTermEqualSelector("spec.nodeName", drained).String(),
+			LabelSelector: "app=web", FieldSelector: fields.OneTermEqualSelector("spec.nodeName", drained).String(),
 		})
-		return err == nil && slices.ContainsFunc(list.Items, func(pod corev1.Pod) bool { return pod.DeletionTimestamp != nil }), err
+		if err != nil {
+			return false, err
+		}
+		for i := range list.Items {
+			if list.Items[i].DeletionTimestamp != nil {
+				ending = list.Items[i].Name
+			}
+		}
+		return ending != "", nil
 	})
 	signal(t, match{program: "kubelet", argument: "--hostname-override=" + drained}, syscall.SIGKILL)
+	if _, err := pods.Get(t.Context(), ending, metav1.GetOptions{}); err != nil {
+		t.Errorf("pod %s had ended before the kubelet was killed: %v", ending, err)
+	}
 	untilDrained(t, c, nm, namespace)
 	seen.check(t)
 	complete(t, c, nm)
@@ -160,10 +186,42 @@ func testPowerFailure(t *testing.T, c *framework.Cluster) {
 func deploy(t *testing.T, c *framework.Cluster, namespace string) {
 	t.Helper()
 	freeVolumes(t, c)
+	sharedVolume(t, c, namespace)
 	c.MustKubectl(t, workloads, "--namespace="+namespace, "apply", "--filename=-")
 	ready(t, c, namespace, "app=web", 4)
 	ready(t, c, namespace, "app=db", 1)
+	ready(t, c, namespace, "app=queue", 1)
 	ready(t, c, namespace, "app=agent", 2)
+}
+
+// sharedClass is the class of volumes that all nodes reach.
+const sharedClass = "shared"
+
+// sharedVolume creates the volume of the StatefulSet that may move: a folder of the machine, which
+// all nodes see.
+func sharedVolume(t *testing.T, c *framework.Cluster, namespace string) {
+	t.Helper()
+	folder := t.TempDir()
+	// The pods run as another user.
+	for path := folder; path != filepath.Dir(os.TempDir()) && path != os.TempDir(); path = filepath.Dir(path) {
+		if err := os.Chmod(path, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	volumes := c.As(t).Kube.CoreV1().PersistentVolumes()
+	_, err := volumes.Create(t.Context(), &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: "shared-" + namespace},
+		Spec: corev1.PersistentVolumeSpec{
+			StorageClassName: sharedClass, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: folder}},
+			ClaimRef:                      &corev1.ObjectReference{Namespace: namespace, Name: "data-queue-0"},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // freeVolumes makes the volumes of earlier tests available, as an admin does after a claim was
@@ -177,7 +235,7 @@ func freeVolumes(t *testing.T, c *framework.Cluster) {
 	}
 	for i := range list.Items {
 		volume := &list.Items[i]
-		if volume.Status.Phase != corev1.VolumeReleased {
+		if volume.Status.Phase != corev1.VolumeReleased || volume.Spec.StorageClassName == sharedClass {
 			continue
 		}
 		volume.Spec.ClaimRef = nil
@@ -316,13 +374,17 @@ func (d *departures) take(what watch.EventType, pod *corev1.Pod) {
 	}
 }
 
+// departing is how many pods the drained node has: two of the Deployment, two of StatefulSets, and
+// one of the DaemonSet.
+const departing = 5
+
 // check waits until the watch has shown all departures, and judges them.
 func (d *departures) check(t *testing.T) {
 	t.Helper()
 	framework.EventuallyWithin(t, 10*time.Second, "the watch shows all departures", func(context.Context) (bool, error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return len(d.left) == 4, nil
+		return len(d.left) == departing, nil
 	})
 	for _, text := range d.wrong {
 		t.Error(text)

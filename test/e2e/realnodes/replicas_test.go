@@ -52,6 +52,9 @@ const (
 	takeoverAfterKill = 20 * time.Second
 )
 
+// serverUser is the user of the server.
+const serverUser = "system:serviceaccount:" + serverNamespace + ":haulout-apiserver"
+
 // auditPolicy logs what the development cluster logs, and every write of the server.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -145,6 +148,9 @@ func testFaults(t *testing.T, c *framework.Cluster) {
 
 	gone(55)
 	stopped := serverProcess(podOf(next))
+	if led := writesOf(t, log, podOf(next), begin); len(led) == 0 {
+		t.Error("the audit log shows no write of the leader while it led, and so would show none after it was woken")
+	}
 	begin = time.Now()
 	signal(t, stopped, syscall.SIGSTOP)
 	takeover(t, c, next)
@@ -178,7 +184,7 @@ func testFaults(t *testing.T, c *framework.Cluster) {
 	}); err != nil {
 		t.Error(err)
 	}
-	found, err := judge.Verdict(oracle.Rules{})
+	found, err := judge.Verdict(oracle.Rules{Server: serverUser, SeesLate: framework.Full(t)})
 	framework.Accept(t, found, err)
 }
 

@@ -28,6 +28,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/e2e/framework"
@@ -56,7 +58,9 @@ func TestServerAsAPod(t *testing.T) {
 	complete(t, c, "next")
 	ready(t, c, namespace, "app=web", 4)
 
+	left := departuresFrom(t, c, own)
 	drain(t, c, "own", own)
+	checkServerLast(t, left(), pod.Name)
 	replaced := serverPod(t, c)
 	if replaced.UID == pod.UID {
 		t.Error("the server's pod did not leave its node")
@@ -81,6 +85,48 @@ func TestServerAsAPod(t *testing.T) {
 	complete(t, c, "own")
 	ready(t, c, namespace, "app=db", 1)
 	t.Run("a backup is restored", func(t *testing.T) { testRestore(t, c) })
+}
+
+// departuresFrom watches the pods of a node. The returned function ends that and returns the names
+// of those that were deleted, in order, and without those of DaemonSets, whose wave comes later.
+func departuresFrom(t *testing.T, c *framework.Cluster, node string) func() []string {
+	t.Helper()
+	pods := c.As(t).Kube.CoreV1().Pods(metav1.NamespaceAll)
+	selector := fields.OneTermEqualSelector("spec.nodeName", node).String()
+	list, err := pods.List(t.Context(), metav1.ListOptions{FieldSelector: selector})
+	if err != nil {
+		t.Fatal(err)
+	}
+	watcher, err := pods.Watch(t.Context(), metav1.ListOptions{FieldSelector: selector, ResourceVersion: list.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan []string, 1)
+	go func() {
+		var left []string
+		for event := range watcher.ResultChan() {
+			pod, ok := event.Object.(*corev1.Pod)
+			if !ok || event.Type != watch.Deleted {
+				continue
+			}
+			if owner := metav1.GetControllerOf(pod); owner == nil || owner.Kind != "DaemonSet" {
+				left = append(left, pod.Name)
+			}
+		}
+		done <- left
+	}()
+	return func() []string {
+		watcher.Stop()
+		return <-done
+	}
+}
+
+// checkServerLast checks that the pod of the server was the last to leave its node.
+func checkServerLast(t *testing.T, left []string, server string) {
+	t.Helper()
+	if len(left) < 3 || left[len(left)-1] != server {
+		t.Errorf("the pods left the server's node in the order %q, want several, and %s last", left, server)
+	}
 }
 
 // testRestore backs the server up and restores that, as docs/operations.md says.
