@@ -332,7 +332,7 @@ ifeq ($(shell id -u),0)
 E2E_NEEDS := node-binaries
 endif
 
-PREVIOUS ?= HEAD~1
+PREVIOUS ?=
 
 .PHONY: previous
 previous: ## Build the server of an earlier commit, which the end-to-end tests run beside the present one (PREVIOUS=commit)

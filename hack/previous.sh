@@ -1,16 +1,21 @@
 #!/usr/bin/env bash
-# Builds haulout-apiserver of the commit PREVIOUS (default: the one before this) as bin/previous/haulout-apiserver, for tests that run
-# it beside the present one. The folder also has its roles, under names of their own.
+# Builds haulout-apiserver of the commit PREVIOUS as bin/previous/haulout-apiserver, for tests that run it beside the present one. The
+# folder also has its roles, under names of their own. The default is the newest commit that is a day older than this one: the
+# commit before this one has most often the same server.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 
-PREVIOUS="${PREVIOUS:-HEAD~1}"
-if ! commit="$(git rev-parse --verify --quiet "${PREVIOUS}^{commit}")"; then
-	if [[ "${PREVIOUS}" != HEAD~1 ]] || ! commit="$(git rev-parse --verify --quiet HEAD)"; then
+if [[ -n "${PREVIOUS:-}" ]]; then
+	if ! commit="$(git rev-parse --verify --quiet "${PREVIOUS}^{commit}")"; then
 		echo "PREVIOUS=${PREVIOUS}: must be a commit of this repository" >&2
 		exit 1
 	fi
-	echo "THIS CHECKOUT HAS NO HISTORY: the earlier server is that of this commit" >&2
+else
+	commit="$(git rev-list -1 --before="$(($(git log -1 --format=%ct) - 86400))" HEAD)"
+	if [[ -z "${commit}" ]]; then
+		commit="$(git rev-parse --verify HEAD)"
+		echo "THIS CHECKOUT HAS NO COMMIT THAT IS A DAY OLDER: the earlier server is that of this commit" >&2
+	fi
 fi
 folder="${ROOT}/bin/previous"
 built="${commit} $(go env GOVERSION)"
