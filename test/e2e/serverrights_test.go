@@ -51,6 +51,8 @@ type right struct {
 	// namespace is that of the role; empty for the ClusterRole.
 	namespace             string
 	group, resource, verb string
+	// binding grants it, if a role of Kubernetes has it and none of the server's.
+	binding string
 }
 
 func (r right) String() string {
@@ -64,15 +66,20 @@ func (r right) verbs() []string {
 	return []string{r.verb}
 }
 
+// bound are the rights that the server has by bindings to roles of Kubernetes, as far as a request
+// through kube-apiserver needs them. A review of tokens is for clients that connect directly.
+var bound = []right{
+	{group: "authorization.k8s.io", resource: "subjectaccessreviews", verb: "create", binding: "haulout-apiserver:auth-delegator"},
+	{namespace: metav1.NamespaceSystem, resource: "configmaps", verb: reading, binding: "haulout-apiserver:authentication-reader"},
+}
+
 // unused are the rights that TestRights does not try, with their only use.
 var unused = map[string]string{
-	"delete pods.":                 "only for an eviction that was interrupted: TestInterruptedEvictionIsFinished",
-	"read persistentvolumeclaims.": "only while a pod waits for a volume: TestDaemonSetPodWaitsUntilVolumesAreReleased",
-	"read persistentvolumes.":      "as persistentvolumeclaims",
-	"patch events.":                "only for an event that repeats: client-go",
-	"patch events.events.k8s.io":   "only for an event that repeats: client-go",
-	"create events.":               "only for events of leader election, which the server does not send; client-go falls back to it",
-	"patch flowschemas/status.flowcontrol.apiserver.k8s.io":                 "only for a schema without its level",
+	"delete pods.":                                          "only for an eviction that was interrupted: TestInterruptedEvictionIsFinished",
+	"read persistentvolumeclaims.":                          "only while a pod waits for a volume: TestDaemonSetPodWaitsUntilVolumesAreReleased",
+	"read persistentvolumes.":                               "as persistentvolumeclaims",
+	"patch events.events.k8s.io":                            "only for an event that repeats: client-go",
+	"patch flowschemas/status.flowcontrol.apiserver.k8s.io": "only for a schema without its level",
 	"patch prioritylevelconfigurations/status.flowcontrol.apiserver.k8s.io": "only for a level that changes",
 }
 
@@ -102,7 +109,7 @@ var prepare = map[string]func(t *testing.T){
 // right. The log of the server, or an object, must name it. With the right the server goes on.
 func TestRights(t *testing.T) {
 	known := 0
-	rights := slices.DeleteFunc(rightsOf(t), func(r right) bool {
+	rights := slices.DeleteFunc(append(rightsOf(t), bound...), func(r right) bool {
 		_, skip := unused[r.String()]
 		if skip {
 			known++
@@ -192,7 +199,7 @@ func rightsOf(t *testing.T) []right {
 			for _, group := range rule.APIGroups {
 				for _, resource := range rule.Resources {
 					for _, verb := range verbs {
-						rights = append(rights, right{namespace, group, resource, verb})
+						rights = append(rights, right{namespace: namespace, group: group, resource: resource, verb: verb})
 					}
 				}
 			}
@@ -239,8 +246,8 @@ func (r right) without(rules []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	return rest
 }
 
-// removeRight removes a right from its role and waits until the server lacks it. `cluster up`
-// restores the role.
+// removeRight removes a right from its role, or the binding that grants it, and waits until the server lacks it. `cluster up`
+// restores both.
 func removeRight(t *testing.T, r right) {
 	t.Helper()
 	client := cluster.As(t).Kube
@@ -251,7 +258,16 @@ func removeRight(t *testing.T, r right) {
 		}
 		return patch
 	}
-	if r.namespace == "" {
+	switch {
+	case r.binding != "" && r.namespace == "":
+		if err := client.RbacV1().ClusterRoleBindings().Delete(t.Context(), r.binding, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	case r.binding != "":
+		if err := client.RbacV1().RoleBindings(r.namespace).Delete(t.Context(), r.binding, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	case r.namespace == "":
 		role, err := client.RbacV1().ClusterRoles().Get(t.Context(), "haulout-apiserver", metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -259,7 +275,7 @@ func removeRight(t *testing.T, r right) {
 		if _, err := client.RbacV1().ClusterRoles().Patch(t.Context(), role.Name, types.MergePatchType, change(role.Rules), metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
-	} else {
+	default:
 		role, err := client.RbacV1().Roles(r.namespace).Get(t.Context(), "haulout-apiserver", metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -269,7 +285,9 @@ func removeRight(t *testing.T, r right) {
 		}
 	}
 	resource, subresource, _ := strings.Cut(r.resource, "/")
-	name := map[string]string{"secrets": "haulout-apiserver-serving", "apiservices": "v1alpha1.maintenance.haulout.dev"}[r.resource]
+	name := map[string]string{
+		"secrets": "haulout-apiserver-serving", "apiservices": "v1alpha1.maintenance.haulout.dev", "configmaps": "extension-apiserver-authentication",
+	}[r.resource]
 	framework.Eventually(t, "the server may not "+r.String(), func(ctx context.Context) (bool, error) {
 		review, err := client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
 			Spec: authorizationv1.SubjectAccessReviewSpec{
