@@ -82,7 +82,7 @@ func newRig(t *testing.T, withEtcd bool) *rig {
 	r.toServer = newLink(t, "the link to the server", at("haulout-apiserver"), server, r.second)
 	r.flags = []string{"--kubeconfig=" + r.kubeconfig(t)}
 	if withEtcd {
-		r.etcd = newEtcdCluster(t, c.Root())
+		r.etcd = newEtcdCluster(t, c.Root(), nil)
 		r.flags = append(r.flags, "--etcd-servers="+r.etcd.servers())
 	} else if r.disk = newVolume(t); r.disk != nil {
 		r.flags = append(r.flags, "--data-dir="+r.disk.path)

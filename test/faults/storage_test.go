@@ -30,9 +30,11 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"haulout.dev/haulout/test/e2e/framework"
+	"haulout.dev/haulout/test/internal/authority"
 )
 
 // volumeSize is that of the volume which the embedded etcd has for itself. It preallocates files
@@ -96,16 +98,41 @@ type etcdCluster struct {
 	urls  [members]string
 	run   [members]*exec.Cmd
 	links [members]*link
+	// certificates are those of its clients, and of the members; nil if it accepts all clients.
+	certificates *certificates
 }
 
-// newEtcdCluster starts the members. Clients reach each of them through a link.
-func newEtcdCluster(t *testing.T, root string) *etcdCluster {
+// certificates are files that a client of etcd and its members have.
+type certificates struct{ ca, cert, key string }
+
+func newCertificates(t *testing.T) *certificates {
 	t.Helper()
-	e := &etcdCluster{t: t, path: filepath.Join(root, "bin", "etcd")}
+	folder := t.TempDir()
+	c := &certificates{ca: filepath.Join(folder, "ca.crt"), cert: filepath.Join(folder, "tls.crt"), key: filepath.Join(folder, "tls.key")}
+	issuer := authority.New(t)
+	cert, key := issuer.Issue(t, "etcd", []net.IP{net.IPv4(127, 0, 0, 1)})
+	for path, content := range map[string][]byte{c.ca: issuer.PEM, c.cert: cert, c.key: key} {
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c
+}
+
+// flags are those of a client of etcd.
+func (c *certificates) flags() []string {
+	return []string{"--etcd-cafile=" + c.ca, "--etcd-certfile=" + c.cert, "--etcd-keyfile=" + c.key}
+}
+
+// newEtcdCluster starts the members, which accept only clients with the certificates unless these
+// are nil. Clients reach each of them through a link.
+func newEtcdCluster(t *testing.T, root string, certs *certificates) *etcdCluster {
+	t.Helper()
+	e := &etcdCluster{t: t, path: filepath.Join(root, "bin", "etcd"), certificates: certs}
 	var peers []string
 	var peerURLs [members]string
 	for i := range members {
-		e.urls[i], peerURLs[i] = "http://"+freeAddress(t), "http://"+freeAddress(t)
+		e.urls[i], peerURLs[i] = e.scheme()+freeAddress(t), e.scheme()+freeAddress(t)
 		peers = append(peers, fmt.Sprintf("member-%d=%s", i, peerURLs[i]))
 	}
 	folder := t.TempDir()
@@ -117,8 +144,13 @@ func newEtcdCluster(t *testing.T, root string) *etcdCluster {
 			"--listen-peer-urls=" + peerURLs[i], "--initial-advertise-peer-urls=" + peerURLs[i],
 			"--initial-cluster=" + strings.Join(peers, ","),
 		}
+		if certs != nil {
+			e.args[i] = append(e.args[i],
+				"--client-cert-auth", "--trusted-ca-file="+certs.ca, "--cert-file="+certs.cert, "--key-file="+certs.key,
+				"--peer-client-cert-auth", "--peer-trusted-ca-file="+certs.ca, "--peer-cert-file="+certs.cert, "--peer-key-file="+certs.key)
+		}
 		e.start(i)
-		e.links[i] = newLink(t, "the link to etcd "+name, "127.0.0.1:0", strings.TrimPrefix(e.urls[i], "http://"))
+		e.links[i] = newLink(t, "the link to etcd "+name, "127.0.0.1:0", strings.TrimPrefix(e.urls[i], e.scheme()))
 	}
 	t.Cleanup(func() {
 		for i := range members {
@@ -130,6 +162,26 @@ func newEtcdCluster(t *testing.T, root string) *etcdCluster {
 		return err == nil, err
 	})
 	return e
+}
+
+func (e *etcdCluster) scheme() string {
+	if e.certificates != nil {
+		return "https://"
+	}
+	return "http://"
+}
+
+// client returns a client of all members.
+func (e *etcdCluster) client() (*clientv3.Client, error) {
+	config := clientv3.Config{Endpoints: e.urls[:], DialTimeout: 5 * time.Second}
+	if c := e.certificates; c != nil {
+		info := transport.TLSInfo{TrustedCAFile: c.ca, CertFile: c.cert, KeyFile: c.key}
+		var err error
+		if config.TLS, err = info.ClientConfig(); err != nil {
+			return nil, err
+		}
+	}
+	return clientv3.New(config)
 }
 
 // freeAddress returns an address of the loopback interface on which nobody listens.
@@ -161,14 +213,14 @@ func (e *etcdCluster) kill(member int) {
 func (e *etcdCluster) servers() string {
 	var urls []string
 	for _, l := range e.links {
-		urls = append(urls, "http://"+l.address())
+		urls = append(urls, e.scheme()+l.address())
 	}
 	return strings.Join(urls, ",")
 }
 
 // leader returns the index of the member that leads.
 func (e *etcdCluster) leader(ctx context.Context) (int, error) {
-	client, err := clientv3.New(clientv3.Config{Endpoints: e.urls[:], DialTimeout: 5 * time.Second})
+	client, err := e.client()
 	if err != nil {
 		return 0, err
 	}

@@ -18,24 +18,17 @@ package realnodes
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"haulout.dev/haulout/test/e2e/framework"
+	"haulout.dev/haulout/test/internal/authority"
 )
 
 // members is the size of the etcd cluster.
@@ -83,13 +76,13 @@ func startEtcd(t *testing.T, c *framework.Cluster) etcdCluster {
 		e.servers = append(e.servers, "https://"+service.Spec.ClusterIP+":2379")
 		peers = append(peers, fmt.Sprintf("%s=https://%s:2380", name, service.Spec.ClusterIP))
 	}
-	authority := newAuthority(t)
-	serving, servingKey := authority.issue(t, "etcd", addresses)
-	e.ca = authority.pem
-	e.cert, e.key = authority.issue(t, "haulout", nil)
+	issuer := authority.New(t)
+	serving, servingKey := issuer.Issue(t, "etcd", addresses)
+	e.ca = issuer.PEM
+	e.cert, e.key = issuer.Issue(t, "haulout", nil)
 	if _, err := kube.Secrets(namespace).Create(t.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "tls"},
-		Data:       map[string][]byte{"ca.crt": authority.pem, "tls.crt": serving, "tls.key": servingKey},
+		Data:       map[string][]byte{"ca.crt": issuer.PEM, "tls.crt": serving, "tls.key": servingKey},
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -154,58 +147,4 @@ func etcdPod(name, url, cluster string) *corev1.Pod {
 			},
 		},
 	}
-}
-
-// authority issues certificates for a test.
-type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	pem  []byte
-}
-
-func newAuthority(t *testing.T) authority {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"},
-		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return authority{cert, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
-}
-
-// issue returns a certificate for a client, and for a server at the addresses, in PEM.
-func (a authority) issue(t *testing.T, name string, addresses []net.IP) (cert, key []byte) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
-		KeyUsage:    x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		IPAddresses: addresses,
-	}, a.cert, &private.PublicKey, a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	encoded, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: encoded})
 }
