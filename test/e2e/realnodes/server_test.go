@@ -46,6 +46,7 @@ func TestServerAsAPod(t *testing.T) {
 	t.Setenv("HAULOUT", "false")
 	c := start(t)
 	install(t, c)
+	checkFlowSchemas(t, c)
 	pod := serverPod(t, c)
 	own, next := pod.Spec.NodeName, drained
 	if own == drained {
@@ -85,6 +86,23 @@ func TestServerAsAPod(t *testing.T) {
 	complete(t, c, "own")
 	ready(t, c, namespace, "app=db", 1)
 	t.Run("a backup is restored", func(t *testing.T) { testRestore(t, c) })
+}
+
+// checkFlowSchemas waits until kube-apiserver has queued requests of the server by both schemas of
+// artifacts/base.
+func checkFlowSchemas(t *testing.T, c *framework.Cluster) {
+	t.Helper()
+	for _, schema := range []string{"haulout-leader-election", "haulout-apiserver"} {
+		framework.Eventually(t, "requests have the FlowSchema "+schema, func(context.Context) (bool, error) {
+			metrics, err := c.ScrapeHost(t)
+			for _, sample := range metrics["apiserver_flowcontrol_dispatched_requests_total"] {
+				if string(sample.Metric["flow_schema"]) == schema && sample.Value > 0 {
+					return true, nil
+				}
+			}
+			return false, err
+		})
+	}
 }
 
 // departuresFrom watches the pods of a node. The returned function ends that and returns the names
