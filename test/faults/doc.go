@@ -42,7 +42,8 @@ limitations under the License.
 // kube-apiserver of its own. When all runs again, the drains have to finish and to put everything
 // back, and the observer has to have seen no broken budget, no eviction that no maintenance asked
 // for, no cordon of others undone and no acknowledged write lost. Each seed is a subtest: a failed
-// one runs once more by itself, and E2E_SEED=n runs it alone. E2E_FULL=1 plays a hundred seeds.
+// one runs once more by itself, and E2E_SEED=n runs it alone. E2E_FULL=1 plays a hundred seeds,
+// E2E_SEEDS=n so many.
 //
 // What fails here is in this package and not a library: the proxies for tests that exist as Go
 // modules were last published years ago, and it takes a hundred lines.

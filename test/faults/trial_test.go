@@ -64,6 +64,12 @@ func testRandomFaults(t *testing.T, withEtcd bool, small, full int) {
 	if framework.Full(t) {
 		count = full
 	}
+	if value := os.Getenv("E2E_SEEDS"); value != "" {
+		var err error
+		if count, err = strconv.Atoi(value); err != nil || count < 1 {
+			t.Fatalf("E2E_SEEDS=%q: must be a whole number of at least 1", value)
+		}
+	}
 	for _, seed := range seeds(t, count) {
 		name := fmt.Sprintf("E2E_SEED=%d", seed)
 		if !t.Run(name, func(t *testing.T) { newTrial(t, r, seed).run() }) {
