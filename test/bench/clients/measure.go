@@ -51,6 +51,10 @@ const (
 	maxGoroutines = 1.1
 	maxMemory     = 1.5
 	scrapeEvery   = 5 * time.Second
+	// firstTime is how long the clients are there for a first time, before anything is measured.
+	// What the server keeps for clients in general, such as the events for their watches, has its
+	// size after that. A leak is what a second time leaves behind.
+	firstTime = 30 * time.Second
 )
 
 // report is the content of the JSON file.
@@ -60,8 +64,8 @@ type report struct {
 	Clients int             `json:"clients"`
 	Seconds float64         `json:"seconds"`
 	Calls   map[string]call `json:"calls"`
-	// Before, During and After are the server without clients, at its fullest, and at its emptiest
-	// after they were gone.
+	// Before, During and After are the server after clients were there for a first time, at its
+	// fullest, and at its emptiest after they were gone again.
 	Before usageOf `json:"before"`
 	During usageOf `json:"during"`
 	After  usageOf `json:"after"`
@@ -105,9 +109,8 @@ func measure(ctx context.Context, s settings, c *devcluster.Cluster) (*report, e
 		return nil, err
 	}
 	r := &report{CPUs: runtime.NumCPU(), Started: time.Now().UTC(), Clients: s.clients}
-	// The first client has the server make what it keeps for all.
-	warm, cancel := context.WithTimeout(ctx, scrapeEvery)
-	_, err = crowd(warm, config, 1)
+	first, cancel := context.WithTimeout(ctx, firstTime)
+	_, err = crowd(first, config, s.clients)
 	cancel()
 	if err != nil {
 		return nil, err
