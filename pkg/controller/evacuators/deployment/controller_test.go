@@ -283,7 +283,7 @@ func TestPodOnANodeThatIsCordonedToo(t *testing.T) {
 		w := newWorld(t, evacuations, host...)
 		w.scaled(2, true)
 		w.create(newTestPod("web-1", on("next"), fresh))
-		w.reported("web-0", false, "under maintenance itself")
+		w.reported("web-0", false, "which is cordoned")
 		node, err := w.host.CoreV1().Nodes().Get(t.Context(), "next", metav1.GetOptions{})
 		w.must(err)
 		node.Spec.Unschedulable = false

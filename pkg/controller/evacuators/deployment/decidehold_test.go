@@ -93,7 +93,7 @@ func TestDecideHold(t *testing.T) {
 				later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2)),
 				newTestPod("web-1", fresh, cordoned),
 			),
-			says: "under maintenance itself",
+			says: "which is cordoned",
 		},
 		"a pod under a budget goes to its lane, and the surge stays": {
 			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2)), newTestPod("web-1", fresh)),

@@ -189,7 +189,7 @@ func (s *situation) explain(p *pod, step int) string {
 		at, _ := s.availableAt(p)
 		return fmt.Sprintf("surge pod %s is ready and has to stay so until %s.", p.Name, at.UTC().Format(time.RFC3339))
 	}
-	return fmt.Sprintf("surge pod %s is on node %s, which is under maintenance itself.", p.Name, p.Spec.NodeName)
+	return fmt.Sprintf("surge pod %s is on node %s, which is cordoned.", p.Name, p.Spec.NodeName)
 }
 
 // purposeOf returns a phrase with the NodeMaintenance that a pod leaves for and its reason.

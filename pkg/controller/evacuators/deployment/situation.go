@@ -253,7 +253,7 @@ func (s *situation) replacements() []*pod {
 	}
 	var fresh []*pod
 	for i := range s.pods {
-		if p := &s.pods[i]; !p.CreationTimestamp.Time.Before(r.Since.Time) {
+		if p := &s.pods[i]; !p.CreationTimestamp.Time.Before(r.Since.Time) && !s.wasThereBefore(p) {
 			fresh = append(fresh, p)
 		}
 	}
@@ -267,6 +267,14 @@ func (s *situation) replacements() []*pod {
 	fresh = slices.DeleteFunc(fresh, func(p *pod) bool { return p.evacuation != nil })
 	slices.SortFunc(fresh, func(a, b *pod) int { return strings.Compare(a.Name, b.Name) })
 	return fresh
+}
+
+// wasThereBefore reports whether a pod that was created in the second in which the surge started is
+// not one of the surge: it runs on a node that its user has cordoned. Such a pod may be the youngest
+// of the Deployment. If it counted as a misplaced replacement, the surge would wait for another one
+// when a pod of the surge has left in the meantime.
+func (s *situation) wasThereBefore(p *pod) bool {
+	return p.CreationTimestamp.Equal(s.target.record.Since) && !p.staysUp && p.evacuation == nil && s.isAvailable(p)
 }
 
 // maturity compares pods that were created in the same second: the lower one is more likely to be a

@@ -191,6 +191,21 @@ func TestReplacementsAreToldByTheClockOfTheHost(t *testing.T) {
 	}
 }
 
+// TestYoungestPodOnACordonedNodeIsNoReplacement: the first pod of the surge was scheduled to a node
+// that is drained and has left, another one has taken its place. The youngest of the pods before
+// the surge is on a node that a user has cordoned.
+func TestYoungestPodOnACordonedNodeIsNoReplacement(t *testing.T) {
+	youngest := func(p *pod) { p.CreationTimestamp = metav1.NewTime(start) }
+	s := at(time.Minute, newDeployment(3, recorded(2, 3, web0, "uid-web-2-web-2")),
+		newTestPod("web-0", leaves(ours), minOne(3, 1)), newTestPod("web-1", youngest, cordoned), newTestPod("web-3", fresh))
+	if got := s.replacements(); len(got) != 1 || got[0].Name != "web-3" {
+		t.Errorf("got %d replacements, want web-3", len(got))
+	}
+	if spare := s.spare(); spare != 1 {
+		t.Errorf("%d pods may leave, want 1: three serve and two have to", spare)
+	}
+}
+
 func TestWarningsAreSentOnceForEachText(t *testing.T) {
 	s := at(0, newDeployment(1), newTestPod("web-0", leaves(ours)))
 	warnings := 0
