@@ -31,6 +31,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"haulout.dev/haulout/test/cluster/internal/process"
@@ -111,10 +112,13 @@ func (c Config) mount() error {
 	if err := unix.Mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755"); err != nil {
 		return fmt.Errorf("mount /run: %w", err)
 	}
-	for _, folder := range []string{"/run/containerd", "/var/lib/kubelet/static-pods", "/var/log/pods"} {
+	for _, folder := range []string{"/run/containerd", "/var/lib/kubelet/static-pods", heldDir, "/var/log/pods"} {
 		if err := os.MkdirAll(folder, 0o755); err != nil {
 			return err
 		}
+	}
+	if err := mountBootID(); err != nil {
+		return err
 	}
 	for i := range c.Volumes {
 		if err := os.MkdirAll(filepath.Join(volumesDir, strconv.Itoa(i+1)), 0o755); err != nil {
@@ -124,6 +128,22 @@ func (c Config) mount() error {
 	// Containers must see the volumes that the kubelet mounts.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("make mounts shared: %w", err)
+	}
+	return nil
+}
+
+// bootIDFile has a new identifier at each boot of a machine. That of the kernel is the same for all
+// nodes, and stays when a node is switched off and on.
+const bootIDFile = "/proc/sys/kernel/random/boot_id"
+
+// mountBootID gives the node a boot ID of its own.
+func mountBootID() error {
+	const file = "/run/boot_id"
+	if err := os.WriteFile(file, []byte(string(uuid.NewUUID())+"\n"), 0o444); err != nil {
+		return err
+	}
+	if err := unix.Mount(file, bootIDFile, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount %s: %w", bootIDFile, err)
 	}
 	return nil
 }
@@ -246,7 +266,16 @@ func (c Config) importImages(ctx context.Context, children *children) error {
 // restartPause is the time between the end of a program and its next start.
 const restartPause = 500 * time.Millisecond
 
-// keep starts a program, and again whenever it ends.
+// heldDir has a file for each program of a node that is not started again when it ends, as long as
+// the file is there. A node has no service manager that could be asked to stop a program.
+const heldDir = "/run/held"
+
+func isHeld(p program) bool {
+	_, err := os.Stat(filepath.Join(heldDir, p.name))
+	return err == nil
+}
+
+// keep starts a program, and again whenever it ends and is not held.
 func (s *children) keep(ctx context.Context, p program) error {
 	ended, err := s.start(p)
 	if err != nil {
@@ -258,6 +287,9 @@ func (s *children) keep(ctx context.Context, p program) error {
 			log.Printf("%s ended with status %d: %s", p.name, status.ExitStatus(), p.lastLine())
 			for {
 				<-time.After(restartPause)
+				if isHeld(p) {
+					continue
+				}
 				if ended, err = s.start(p); err == nil {
 					break
 				}
