@@ -108,6 +108,28 @@ const (
 	// replica counts before and after, and the Evacuations that need the surge. The server, or a
 	// user, can undo the surge with it.
 	AnnotationSurgeRecord = "maintenance.haulout.dev/surge-record"
+
+	// AnnotationBootID is set by the node agent on the NodeMaintenance that it creates when its
+	// node shuts down. Its value identifies the boot of the node that ends with this shutdown. The
+	// agent of a later boot completes the maintenance. It is immutable for node agents.
+	AnnotationBootID = "maintenance.haulout.dev/boot-id"
+)
+
+// NodeConditionAgentReady is True while the node agent of the node can stop and restart static
+// pods. The server asks static pods to leave only on nodes where it is True, and keeps them
+// elsewhere. The node agent sets it with its heartbeats, and sets it to False when it is
+// uninstalled.
+const NodeConditionAgentReady corev1.NodeConditionType = "maintenance.haulout.dev/NodeAgentReady"
+
+// The reasons that a node agent gives to its maintenance in spec.reason. Admission accepts no other
+// reason from a node.
+const (
+	// ShutdownReason is the reason of a shutdown whose kind is unknown.
+	ShutdownReason = "node shutdown"
+	// ShutdownReasonReboot is the reason of a reboot.
+	ShutdownReasonReboot = "node shutdown (reboot)"
+	// ShutdownReasonPowerOff is the reason of a shutdown after which the node stays off.
+	ShutdownReasonPowerOff = "node shutdown (poweroff)"
 )
 
 // The conditions of a node that report what maintenances do with it (KEP-4212, "Status"). A node

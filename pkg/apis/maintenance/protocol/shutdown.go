@@ -1,0 +1,67 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package protocol
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+const (
+	// shutdownPrefix starts the name of the NodeMaintenance of every shutdown.
+	shutdownPrefix = "shutdown-"
+	// bootDigits is how many hexadecimal digits of a boot ID are in that name.
+	bootDigits = 8
+	// nodeDigits is how many hexadecimal digits of its hash replace the end of a long node name.
+	nodeDigits = 16
+)
+
+// ShutdownName returns the name of the NodeMaintenance for the shutdown that ends a boot of a node.
+// The name is always the same for the same boot, so that an agent that was restarted finds its
+// maintenance, and it differs for the next boot. It is a valid name for every valid node name.
+func ShutdownName(node, bootID string) string {
+	boot := "-" + bootPart(bootID)
+	room := validation.DNS1123SubdomainMaxLength - len(shutdownPrefix) - len(boot)
+	if len(node) > room {
+		hash := "-" + digest(node, nodeDigits)
+		// A label of a DNS name must not end with the separator where the name is cut.
+		node = strings.TrimRight(node[:room-len(hash)], ".-") + hash
+	}
+	return shutdownPrefix + node + boot
+}
+
+// bootPart returns the digits that stand for a boot ID: the first ones of a UUID as Linux writes
+// it, and a hash of any other ID. The start of another kind of ID, such as a time, can be the same
+// for two boots.
+func bootPart(bootID string) string {
+	digits := strings.ReplaceAll(strings.ToLower(bootID), "-", "")
+	if len(digits) == hex.EncodedLen(16) {
+		if _, err := hex.DecodeString(digits); err == nil {
+			return digits[:bootDigits]
+		}
+	}
+	return digest(bootID, bootDigits)
+}
+
+// digest returns the first digits of the hash of a text.
+func digest(text string, digits int) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])[:digits]
+}

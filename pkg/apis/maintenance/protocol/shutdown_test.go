@@ -1,0 +1,69 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package protocol
+
+import (
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+func TestShutdownName(t *testing.T) {
+	const boot = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
+	for name, test := range map[string]struct {
+		node, bootID, want string
+	}{
+		"a boot ID of Linux":            {"worker-1", boot, "shutdown-worker-1-1b4e28ba"},
+		"in upper case":                 {"worker-1", strings.ToUpper(boot), "shutdown-worker-1-1b4e28ba"},
+		"without dashes":                {"worker-1", strings.ReplaceAll(boot, "-", ""), "shutdown-worker-1-1b4e28ba"},
+		"a node name with dots":         {"ip-10-0-0-1.eu.internal", boot, "shutdown-ip-10-0-0-1.eu.internal-1b4e28ba"},
+		"a boot ID that is a time":      {"win-1", "2026-07-30T08:00:00Z", "shutdown-win-1-7460b111"},
+		"a boot ID that is not a name":  {"win-1", "../..", "shutdown-win-1-0cfd1c96"},
+		"the longest name that is kept": {strings.Repeat("n", 235), boot, "shutdown-" + strings.Repeat("n", 235) + "-1b4e28ba"},
+		"a longer name": {
+			strings.Repeat("n", 236), boot, "shutdown-" + strings.Repeat("n", 218) + "-f8a312893a730576-1b4e28ba",
+		},
+		"a long name cut after a dot": {
+			strings.Repeat("n", 216) + ".-" + strings.Repeat("m", 30), boot, "shutdown-" + strings.Repeat("n", 216) + "-898e04d474893671-1b4e28ba",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := ShutdownName(test.node, test.bootID)
+			if got != test.want {
+				t.Errorf("ShutdownName() = %q, want %q", got, test.want)
+			}
+			if errs := validation.IsDNS1123Subdomain(got); len(errs) > 0 {
+				t.Errorf("%q is not a valid name: %v", got, errs)
+			}
+		})
+	}
+}
+
+func TestShutdownNamesDiffer(t *testing.T) {
+	long := strings.Repeat("n", 240)
+	seen := map[string]string{}
+	for _, node := range []string{"a", "a-b", "b", long, long + "a", long + "b"} {
+		for _, boot := range []string{"", "0", "1", "2026-07-30T08:00:00Z", "2026-07-30T08:00:01Z", "1b4e28ba-2fa1-11d2-883f-0016d3cca427"} {
+			name := ShutdownName(node, boot)
+			if other, ok := seen[name]; ok {
+				t.Errorf("%s and %s/%s have the same name %q", other, node, boot, name)
+			}
+			seen[name] = node + "/" + boot
+		}
+	}
+}
