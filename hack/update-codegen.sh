@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Writes all generated code anew: protobuf, deepcopy, defaults, conversion, validation, OpenAPI, clientset, listers, informers and apply
-# configurations. The generators come through Go modules; protoc is Debian's protobuf-compiler.
+# configurations; for the configuration file of the node agent, deepcopy and defaults. The generators come through Go modules; protoc is Debian's protobuf-compiler.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 CODE_GENERATOR_VERSION="$(code_generator_version)"
@@ -26,6 +26,7 @@ KUBE_CODEGEN_READONLY_PKGS=("${types_pkgs[@]/#k8s.io\/apimachinery\/pkg\/apis\/m
 kube::codegen::gen_helpers --boilerplate hack/boilerplate.go.txt pkg/apis
 
 KUBE_CODEGEN_READONLY_PKGS=("${types_pkgs[@]}")
+kube::codegen::gen_helpers --boilerplate hack/boilerplate.go.txt pkg/agent/config
 kube::codegen::gen_openapi \
 	--output-dir pkg/generated/openapi \
 	--output-pkg "${MODULE}/pkg/generated/openapi" \

@@ -1,0 +1,112 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package buckets holds the table of KEP-2712: how much time the pods of each priority have when
+// their node shuts down.
+package buckets
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"sort"
+	"time"
+
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// Bucket is the pods from a priority up to that of the next bucket, and their time to end.
+type Bucket struct {
+	// Priority is the lowest priority of the bucket.
+	Priority int32
+	// Period is the time in which the pods must end.
+	Period time.Duration
+}
+
+// Table is a list of buckets that is never empty, in ascending order of their priorities.
+type Table []Bucket
+
+// New returns the table of a validated configuration. Without entries, all pods are in one bucket
+// that has no time.
+func New(entries []configv1alpha1.ShutdownGracePeriodByPodPriority) Table {
+	if len(entries) == 0 {
+		return Table{{Priority: 0}}
+	}
+	t := make(Table, 0, len(entries))
+	for _, e := range entries {
+		t = append(t, Bucket{Priority: e.Priority, Period: time.Duration(e.ShutdownGracePeriodSeconds) * time.Second})
+	}
+	slices.SortStableFunc(t, func(a, b Bucket) int { return cmp.Compare(a.Priority, b.Priority) })
+	return t
+}
+
+// Index returns the index of the bucket of a pod priority: the last one whose priority is not
+// higher. Pods below the lowest bucket are in the lowest one.
+func (t Table) Index(priority int32) int {
+	above := sort.Search(len(t), func(i int) bool { return t[i].Priority > priority })
+	return max(above-1, 0)
+}
+
+// Highest returns the highest priority of a pod in a bucket.
+func (t Table) Highest(index int) int32 {
+	if index+1 >= len(t) {
+		return math.MaxInt32
+	}
+	return t[index+1].Priority - 1
+}
+
+// DrainPlan returns the plan of a NodeMaintenance that evacuates the buckets one after the other,
+// within each pod type. A plan's entries have upper bounds and the table has lower ones, so the
+// entry of a bucket ends just below the next bucket. The times are not in the plan: they are for
+// pods that end without the API.
+func (t Table) DrainPlan() []maintenancev1alpha1.DrainPlanEntry {
+	types := []maintenancev1alpha1.PodType{
+		maintenancev1alpha1.PodTypeDefault, maintenancev1alpha1.PodTypeDaemonSet, maintenancev1alpha1.PodTypeStatic,
+	}
+	plan := make([]maintenancev1alpha1.DrainPlanEntry, 0, len(types)*len(t))
+	for _, podType := range types {
+		for i := range t {
+			plan = append(plan, maintenancev1alpha1.DrainPlanEntry{PodType: podType, PodPriority: t.Highest(i)})
+		}
+	}
+	return plan
+}
+
+// LocalTime returns the time that pods of these priorities need to end one bucket after the other.
+// Buckets without pods need none.
+func (t Table) LocalTime(priorities []int32) time.Duration {
+	occupied := make([]bool, len(t))
+	for _, p := range priorities {
+		occupied[t.Index(p)] = true
+	}
+	var sum time.Duration
+	for i, b := range t {
+		if occupied[i] {
+			sum += b.Period
+		}
+	}
+	return sum
+}
+
+// Total returns the time of all buckets.
+func (t Table) Total() time.Duration {
+	var sum time.Duration
+	for _, b := range t {
+		sum += b.Period
+	}
+	return sum
+}

@@ -1,0 +1,128 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package config reads and checks the configuration file of haulout-node-agent.
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"sigs.k8s.io/yaml"
+
+	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+)
+
+var (
+	scheme = runtime.NewScheme()
+	codecs = serializer.NewCodecFactory(scheme, serializer.EnableStrict)
+)
+
+func init() {
+	utilruntime.Must(v1alpha1.AddToScheme(scheme))
+}
+
+// Default returns the configuration of an agent without a file.
+func Default() *v1alpha1.NodeAgentConfiguration {
+	c := &v1alpha1.NodeAgentConfiguration{}
+	c.APIVersion, c.Kind = v1alpha1.SchemeGroupVersion.String(), v1alpha1.Kind
+	v1alpha1.SetDefaults_NodeAgentConfiguration(c)
+	return c
+}
+
+// Load reads a configuration file, sets what it leaves out and checks it. An error names the file
+// and each wrong field.
+func Load(path string) (*v1alpha1.NodeAgentConfiguration, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the configuration: %w", err)
+	}
+	c, err := decode(data)
+	if err != nil {
+		return nil, fmt.Errorf("configuration %s: %w", path, err)
+	}
+	if errs := Validate(c); len(errs) > 0 {
+		return nil, fmt.Errorf("configuration %s: %w", path, errs.ToAggregate())
+	}
+	return c, nil
+}
+
+// decode reads exactly one document of the one version that there is. A field that it does not know
+// is an error: a misspelled field would otherwise have its default, which is seen at a shutdown.
+func decode(data []byte) (*v1alpha1.NodeAgentConfiguration, error) {
+	if err := checkKind(data); err != nil {
+		return nil, err
+	}
+	object, _, err := codecs.UniversalDecoder(v1alpha1.SchemeGroupVersion).Decode(data, nil, nil)
+	if strict, ok := runtime.AsStrictDecodingError(err); ok {
+		return nil, utilerrors.NewAggregate(strict.Errors())
+	}
+	if err != nil {
+		return nil, err
+	}
+	c, ok := object.(*v1alpha1.NodeAgentConfiguration)
+	if !ok {
+		return nil, fmt.Errorf("decoded as %T", object)
+	}
+	c.SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind(v1alpha1.Kind))
+	return c, nil
+}
+
+// checkKind returns an error if the data are not one document of our kind.
+func checkKind(data []byte) error {
+	if documents(data) > 1 {
+		return errors.New("the file has several YAML documents: must have exactly one")
+	}
+	var head struct {
+		APIVersion string `json:"apiVersion"`
+		Kind       string `json:"kind"`
+	}
+	if err := yaml.Unmarshal(data, &head); err != nil {
+		return err
+	}
+	var errs []error
+	if want := v1alpha1.SchemeGroupVersion.String(); head.APIVersion != want {
+		errs = append(errs, fmt.Errorf("apiVersion is %q: must be %q", head.APIVersion, want))
+	}
+	if head.Kind != v1alpha1.Kind {
+		errs = append(errs, fmt.Errorf("kind is %q: must be %q", head.Kind, v1alpha1.Kind))
+	}
+	return errors.Join(errs...)
+}
+
+// documents counts the YAML documents that are more than comments and blank lines.
+func documents(data []byte) int {
+	n, content := 0, false
+	for line := range bytes.Lines(data) {
+		text := strings.TrimRight(string(line), " \t\r\n")
+		switch {
+		case text == "---" || strings.HasPrefix(text, "--- "):
+			content = false
+		case strings.TrimSpace(text) == "" || strings.HasPrefix(strings.TrimSpace(text), "#"):
+		case !content:
+			content = true
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,104 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package v1alpha1
+
+import (
+	"runtime"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// platformDefaults are the defaults that differ between the operating systems.
+type platformDefaults struct {
+	kubeconfig, kubeletConfig, runtimeEndpoint, kubeletService, stateDirectory string
+}
+
+// defaultsOf returns the defaults for an operating system. Those of Windows are where kubeadm puts
+// the files of a node.
+func defaultsOf(goos string) platformDefaults {
+	if goos == "windows" {
+		return platformDefaults{
+			kubeconfig:      `C:\etc\kubernetes\kubelet.conf`,
+			kubeletConfig:   `C:\var\lib\kubelet\config.yaml`,
+			runtimeEndpoint: "npipe:////./pipe/containerd-containerd",
+			kubeletService:  "kubelet",
+			stateDirectory:  `C:\ProgramData\haulout-node-agent`,
+		}
+	}
+	return platformDefaults{
+		kubeconfig:      "/etc/kubernetes/kubelet.conf",
+		kubeletConfig:   "/var/lib/kubelet/config.yaml",
+		runtimeEndpoint: "unix:///run/containerd/containerd.sock",
+		kubeletService:  "kubelet.service",
+		stateDirectory:  "/var/lib/haulout-node-agent",
+	}
+}
+
+// DefaultTable is the table of a configuration that has none.
+func DefaultTable() []ShutdownGracePeriodByPodPriority {
+	return []ShutdownGracePeriodByPodPriority{
+		{Priority: 0, ShutdownGracePeriodSeconds: 60},
+		{Priority: 2000000000, ShutdownGracePeriodSeconds: 30},
+	}
+}
+
+// SetDefaults_NodeAgentConfiguration sets the fields that are not set.
+func SetDefaults_NodeAgentConfiguration(c *NodeAgentConfiguration) {
+	setDefaults(c, defaultsOf(runtime.GOOS))
+}
+
+func setDefaults(c *NodeAgentConfiguration, platform platformDefaults) {
+	for _, s := range []struct {
+		field *string
+		value string
+	}{
+		{&c.Kubeconfig, platform.kubeconfig},
+		{&c.KubeletConfig, platform.kubeletConfig},
+		{&c.RuntimeEndpoint, platform.runtimeEndpoint},
+		{&c.KubeletService, platform.kubeletService},
+		{&c.StateDirectory, platform.stateDirectory},
+		{(*string)(&c.LocalEngine), string(LocalEngineCRI)},
+		{(*string)(&c.OnForgottenShutdown), string(ForgottenShutdownKeep)},
+	} {
+		if *s.field == "" {
+			*s.field = s.value
+		}
+	}
+	for _, d := range []struct {
+		field *metav1.Duration
+		value time.Duration
+	}{
+		{&c.MaxShutdownDelay, 30 * time.Minute},
+		{&c.APIGracePeriod, 10 * time.Second},
+		{&c.APILossRestorePeriod, 5 * time.Minute},
+	} {
+		if d.field.Duration == 0 {
+			d.field.Duration = d.value
+		}
+	}
+	if len(c.ShutdownGracePeriodByPodPriority) == 0 {
+		c.ShutdownGracePeriodByPodPriority = DefaultTable()
+	}
+	if c.CompleteAfterReboot == nil {
+		c.CompleteAfterReboot = ptr.To(true)
+	}
+	if c.MetricsBindAddress == nil {
+		c.MetricsBindAddress = ptr.To("127.0.0.1:10271")
+	}
+}

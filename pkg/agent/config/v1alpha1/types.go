@@ -1,0 +1,131 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// LocalEngine is the way in which the agent ends pods without the API.
+type LocalEngine string
+
+const (
+	// LocalEngineCRI stops the kubelet and ends the containers through the container runtime.
+	LocalEngineCRI LocalEngine = "CRI"
+	// LocalEngineKubeletBus lets the kubelet end its pods: the agent is the kubelet's login manager
+	// on a private bus. Linux only.
+	LocalEngineKubeletBus LocalEngine = "KubeletBus"
+	// LocalEngineNone never ends pods without the API. The shutdown continues at the deadline with
+	// the pods that are left.
+	LocalEngineNone LocalEngine = "None"
+)
+
+// ForgottenShutdownPolicy is what the agent does with its NodeMaintenance when the login manager
+// forgets a pending shutdown without a cancellation, because it was restarted.
+type ForgottenShutdownPolicy string
+
+const (
+	// ForgottenShutdownKeep keeps the NodeMaintenance: the user asks for the reboot again and finds
+	// the node drained, or completes the maintenance by hand.
+	ForgottenShutdownKeep ForgottenShutdownPolicy = "Keep"
+	// ForgottenShutdownCancel completes the NodeMaintenance, as after a cancelled shutdown.
+	ForgottenShutdownCancel ForgottenShutdownPolicy = "Cancel"
+)
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// NodeAgentConfiguration is the configuration file of haulout-node-agent.
+type NodeAgentConfiguration struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// nodeName is the name of the Node object. If empty, it is the name in the kubelet's client
+	// certificate (kubeconfig).
+	NodeName string `json:"nodeName,omitempty"`
+
+	// kubeconfig is the path of the kubeconfig file with which the agent speaks to the API. It must
+	// authenticate as system:node:<nodeName>. The default is the kubelet's own,
+	// /etc/kubernetes/kubelet.conf (Windows: C:\etc\kubernetes\kubelet.conf).
+	Kubeconfig string `json:"kubeconfig,omitempty"`
+
+	// kubeletConfig is the path of the kubelet's configuration file, which is read if the command
+	// line of the kubelet does not name another one. The default is /var/lib/kubelet/config.yaml
+	// (Windows: C:\var\lib\kubelet\config.yaml).
+	KubeletConfig string `json:"kubeletConfig,omitempty"`
+
+	// shutdownGracePeriodByPodPriority is the table of KEP-2712, with the meaning that it has in the
+	// kubelet's configuration: the pods with at least the priority of an entry, and less than that
+	// of the next one, have the entry's time to end. Pods below the lowest entry belong to the
+	// lowest one. Entries may be in any order and must have different priorities; at most 33
+	// entries. The default is 60 seconds for all pods and 30 seconds for those of priority
+	// 2000000000 (system-cluster-critical) and above.
+	ShutdownGracePeriodByPodPriority []ShutdownGracePeriodByPodPriority `json:"shutdownGracePeriodByPodPriority,omitempty"`
+
+	// maxShutdownDelay is the longest time for which the agent delays a shutdown, from 1s to 24h,
+	// and at least 5s longer than all periods of the table together. The default is 30m.
+	MaxShutdownDelay metav1.Duration `json:"maxShutdownDelay"`
+
+	// apiGracePeriod is how long the API may be unreachable during a shutdown before the agent ends
+	// pods without it, from 1s to 10m and less than maxShutdownDelay. It also limits each request.
+	// The default is 10s.
+	APIGracePeriod metav1.Duration `json:"apiGracePeriod"`
+
+	// localEngine is the way in which the agent ends pods without the API: CRI, KubeletBus (Linux
+	// only) or None. The default is CRI.
+	LocalEngine LocalEngine `json:"localEngine,omitempty"`
+
+	// staticPodPath is the absolute path of the directory with the manifests of static pods. If
+	// empty, it is the kubelet's.
+	StaticPodPath string `json:"staticPodPath,omitempty"`
+
+	// runtimeEndpoint is the CRI endpoint of the container runtime. The default is
+	// unix:///run/containerd/containerd.sock (Windows: npipe:////./pipe/containerd-containerd).
+	RuntimeEndpoint string `json:"runtimeEndpoint,omitempty"`
+
+	// kubeletService is the name of the kubelet's service: a systemd unit, on Windows a service. The
+	// default is kubelet.service (Windows: kubelet).
+	KubeletService string `json:"kubeletService,omitempty"`
+
+	// stateDirectory is the absolute path of the directory in which the agent stores its state. The
+	// default is /var/lib/haulout-node-agent (Windows: C:\ProgramData\haulout-node-agent).
+	StateDirectory string `json:"stateDirectory,omitempty"`
+
+	// completeAfterReboot reports whether the agent completes the NodeMaintenance of a shutdown
+	// after the machine has booted again, which makes the node schedulable. If false, a user
+	// completes it. The default is true.
+	CompleteAfterReboot *bool `json:"completeAfterReboot,omitempty"`
+
+	// onForgottenShutdown is what happens to the NodeMaintenance when the login manager forgets a
+	// pending shutdown: Keep or Cancel. The default is Keep.
+	OnForgottenShutdown ForgottenShutdownPolicy `json:"onForgottenShutdown,omitempty"`
+
+	// apiLossRestorePeriod is how long the API may be unreachable after a boot before the agent
+	// restores the parked static pods of a control plane, from 10s to 24h. The default is 5m.
+	APILossRestorePeriod metav1.Duration `json:"apiLossRestorePeriod"`
+
+	// metricsBindAddress is the IP address and port of the endpoints /metrics, /healthz and /statusz.
+	// They need no authentication, so the address should be a loopback address. If "", there are no
+	// endpoints. The default is 127.0.0.1:10271.
+	MetricsBindAddress *string `json:"metricsBindAddress,omitempty"`
+}
+
+// ShutdownGracePeriodByPodPriority is an entry of the table of KEP-2712.
+type ShutdownGracePeriodByPodPriority struct {
+	// priority is the lowest priority of a pod to which the entry applies.
+	Priority int32 `json:"priority"`
+	// shutdownGracePeriodSeconds is the time in which the pods must end, in seconds, from 1 to 86400.
+	ShutdownGracePeriodSeconds int64 `json:"shutdownGracePeriodSeconds"`
+}

@@ -1,0 +1,216 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package config
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"path"
+	"regexp"
+	"runtime"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+const (
+	// Margin is the part of the maximal delay that is no pod's: in it the agent stores its state and
+	// releases the shutdown.
+	Margin = 5 * time.Second
+	// MaxTableEntries is the maximum number of entries of the table. The drain plan has an entry of
+	// each pod type for each of them.
+	MaxTableEntries = maintenancev1alpha1.MaxOwnDrainPlanEntries / 3
+
+	maxDelay       = 24 * time.Hour
+	maxGracePeriod = int64(maxDelay / time.Second)
+)
+
+// Validate returns the errors of a configuration that has its defaults.
+func Validate(c *v1alpha1.NodeAgentConfiguration) field.ErrorList {
+	return validate(c, runtime.GOOS)
+}
+
+func validate(c *v1alpha1.NodeAgentConfiguration, goos string) field.ErrorList {
+	var errs field.ErrorList
+	if c.NodeName != "" {
+		for _, msg := range validation.IsDNS1123Subdomain(c.NodeName) {
+			errs = append(errs, field.Invalid(field.NewPath("nodeName"), c.NodeName, msg))
+		}
+	}
+	errs = append(errs, validateTable(c.ShutdownGracePeriodByPodPriority, field.NewPath("shutdownGracePeriodByPodPriority"))...)
+	errs = append(errs, validateTimes(c)...)
+	errs = append(errs, validatePlaces(c, goos)...)
+	errs = append(errs, validateChoices(c, goos)...)
+	return append(errs, validateBindAddress(c.MetricsBindAddress, field.NewPath("metricsBindAddress"))...)
+}
+
+// validateTable accepts each table that the kubelet accepts and that has one meaning. The kubelet
+// sorts its table, and KEP-2712 writes it from high to low, so any order is right. Of two entries
+// with one priority the kubelet takes the one that its sorting happens to put first, and an entry
+// of no time kills pods without a wait: both are mistakes here.
+func validateTable(table []v1alpha1.ShutdownGracePeriodByPodPriority, fldPath *field.Path) field.ErrorList {
+	if len(table) == 0 {
+		return field.ErrorList{field.Required(fldPath, "must have at least one entry")}
+	}
+	if len(table) > MaxTableEntries {
+		return field.ErrorList{field.TooMany(fldPath, len(table), MaxTableEntries)}
+	}
+	var errs field.ErrorList
+	seen := map[int32]bool{}
+	for i, entry := range table {
+		if seen[entry.Priority] {
+			errs = append(errs, field.Duplicate(fldPath.Index(i).Child("priority"), entry.Priority))
+		}
+		seen[entry.Priority] = true
+		if entry.ShutdownGracePeriodSeconds < 1 || entry.ShutdownGracePeriodSeconds > maxGracePeriod {
+			errs = append(errs, field.Invalid(fldPath.Index(i).Child("shutdownGracePeriodSeconds"), entry.ShutdownGracePeriodSeconds,
+				validation.InclusiveRangeError(1, int(maxGracePeriod))))
+		}
+	}
+	return errs
+}
+
+func validateTimes(c *v1alpha1.NodeAgentConfiguration) field.ErrorList {
+	delay, grace, restore := field.NewPath("maxShutdownDelay"), field.NewPath("apiGracePeriod"), field.NewPath("apiLossRestorePeriod")
+	errs := inRange(delay, c.MaxShutdownDelay, time.Second, maxDelay)
+	if len(errs) == 0 {
+		if least := total(c.ShutdownGracePeriodByPodPriority) + Margin; c.MaxShutdownDelay.Duration < least {
+			errs = append(errs, field.Invalid(delay, c.MaxShutdownDelay.Duration.String(),
+				fmt.Sprintf("must be at least %v, which is all periods of shutdownGracePeriodByPodPriority and %v", least, Margin)))
+		}
+	}
+	graceErrs := inRange(grace, c.APIGracePeriod, time.Second, 10*time.Minute)
+	if len(errs)+len(graceErrs) == 0 && c.APIGracePeriod.Duration >= c.MaxShutdownDelay.Duration {
+		graceErrs = append(graceErrs, field.Invalid(grace, c.APIGracePeriod.Duration.String(),
+			fmt.Sprintf("must be less than maxShutdownDelay (%v)", c.MaxShutdownDelay.Duration)))
+	}
+	errs = append(errs, graceErrs...)
+	return append(errs, inRange(restore, c.APILossRestorePeriod, 10*time.Second, 24*time.Hour)...)
+}
+
+// total returns the sum of the periods of a table; it does not overflow.
+func total(table []v1alpha1.ShutdownGracePeriodByPodPriority) time.Duration {
+	var sum time.Duration
+	for _, entry := range table {
+		seconds := min(max(entry.ShutdownGracePeriodSeconds, 0), maxGracePeriod)
+		if add := time.Duration(seconds) * time.Second; sum <= math.MaxInt64-add {
+			sum += add
+		}
+	}
+	return sum
+}
+
+func inRange(fldPath *field.Path, d metav1.Duration, low, high time.Duration) field.ErrorList {
+	if d.Duration >= low && d.Duration <= high {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(fldPath, d.Duration.String(), fmt.Sprintf("must be between %v and %v, inclusive", low, high))}
+}
+
+func validatePlaces(c *v1alpha1.NodeAgentConfiguration, goos string) field.ErrorList {
+	var errs field.ErrorList
+	for _, f := range []struct {
+		name, value string
+		optional    bool
+	}{
+		{name: "kubeconfig", value: c.Kubeconfig},
+		{name: "kubeletConfig", value: c.KubeletConfig},
+		{name: "stateDirectory", value: c.StateDirectory},
+		{name: "staticPodPath", value: c.StaticPodPath, optional: true},
+	} {
+		if f.value == "" && f.optional || isAbs(f.value, goos) {
+			continue
+		}
+		errs = append(errs, field.Invalid(field.NewPath(f.name), f.value, "must be an absolute path"))
+	}
+	if isRoot(c.StaticPodPath, goos) {
+		errs = append(errs, field.Invalid(field.NewPath("staticPodPath"), c.StaticPodPath,
+			"must not be the root of a file system: the agent parks manifests beside the directory"))
+	}
+	prefix := "unix:///"
+	if goos == "windows" {
+		prefix = "npipe:////./pipe/"
+	}
+	if !strings.HasPrefix(c.RuntimeEndpoint, prefix) || len(c.RuntimeEndpoint) == len(prefix) {
+		errs = append(errs, field.Invalid(field.NewPath("runtimeEndpoint"), c.RuntimeEndpoint, "must begin with "+prefix+" and have a path"))
+	}
+	return errs
+}
+
+var windowsAbs = regexp.MustCompile(`^([A-Za-z]:[\\/]|\\\\[^\\/]+[\\/][^\\/]+)`)
+
+// isAbs does not use filepath: the tests of one system check the paths of the other.
+func isAbs(p, goos string) bool {
+	if goos == "windows" {
+		return windowsAbs.MatchString(p)
+	}
+	return path.IsAbs(p)
+}
+
+func isRoot(p, goos string) bool {
+	if goos == "windows" {
+		return isAbs(p, goos) && strings.Trim(p[2:], `\/.`) == ""
+	}
+	return path.IsAbs(p) && path.Clean(p) == "/"
+}
+
+var unitName = regexp.MustCompile(`^[A-Za-z0-9:_.\\@-]+\.service$`)
+
+func validateChoices(c *v1alpha1.NodeAgentConfiguration, goos string) field.ErrorList {
+	var errs field.ErrorList
+	engines := []v1alpha1.LocalEngine{v1alpha1.LocalEngineCRI, v1alpha1.LocalEngineKubeletBus, v1alpha1.LocalEngineNone}
+	if goos == "windows" {
+		engines = []v1alpha1.LocalEngine{v1alpha1.LocalEngineCRI, v1alpha1.LocalEngineNone}
+	}
+	errs = append(errs, oneOf(field.NewPath("localEngine"), c.LocalEngine, engines...)...)
+	errs = append(errs, oneOf(field.NewPath("onForgottenShutdown"), c.OnForgottenShutdown,
+		v1alpha1.ForgottenShutdownKeep, v1alpha1.ForgottenShutdownCancel)...)
+	service := field.NewPath("kubeletService")
+	switch {
+	case goos == "windows" && (c.KubeletService == "" || strings.ContainsAny(c.KubeletService, `/\`) || len(c.KubeletService) > 256):
+		errs = append(errs, field.Invalid(service, c.KubeletService, `must be the name of a service: at most 256 characters, no / or \`))
+	case goos != "windows" && !unitName.MatchString(c.KubeletService):
+		errs = append(errs, field.Invalid(service, c.KubeletService, "must be the name of a systemd unit that ends with .service"))
+	}
+	return errs
+}
+
+func oneOf[T ~string](fldPath *field.Path, value T, allowed ...T) field.ErrorList {
+	for _, a := range allowed {
+		if value == a {
+			return nil
+		}
+	}
+	return field.ErrorList{field.NotSupported(fldPath, value, allowed)}
+}
+
+func validateBindAddress(address *string, fldPath *field.Path) field.ErrorList {
+	if address == nil || *address == "" {
+		return nil
+	}
+	if parsed, err := netip.ParseAddrPort(*address); err != nil || parsed.Port() == 0 {
+		return field.ErrorList{field.Invalid(fldPath, *address, `must be an IP address and a port, such as 127.0.0.1:10271 or [::1]:10271, or ""`)}
+	}
+	return nil
+}

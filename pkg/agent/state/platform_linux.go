@@ -1,0 +1,63 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package state
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const bootIDFile = "/proc/sys/kernel/random/boot_id"
+
+// BootID returns a string that is the same until the machine boots again. It does not depend on the
+// clock. Its first eight characters are hexadecimal digits.
+func BootID() (string, error) {
+	data, err := os.ReadFile(bootIDFile)
+	if err != nil {
+		return "", fmt.Errorf("read the boot ID: %w", err)
+	}
+	id := strings.TrimSpace(string(data))
+	if id == "" {
+		return "", fmt.Errorf("%s is empty: must have the ID of the boot", bootIDFile)
+	}
+	return id, nil
+}
+
+func lockFile(file *os.File) error {
+	return unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+}
+
+// replace renames a file over another one.
+func replace(from, to string) error {
+	return os.Rename(from, to)
+}
+
+// syncDir makes a rename in a directory survive a power loss.
+func syncDir(dir string) error {
+	file, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	err = file.Sync()
+	if closeErr := file.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}

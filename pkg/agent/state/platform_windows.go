@@ -1,0 +1,114 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package state
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/windows"
+	"golang.org/x/sys/windows/registry"
+	"k8s.io/apimachinery/pkg/util/uuid"
+)
+
+const (
+	// bootKey is a volatile key: Windows forgets it when it shuts down. No other key can be in it.
+	bootKey   = `SOFTWARE\HauloutNodeAgentBoot`
+	bootValue = "ID"
+)
+
+var regCreateKeyEx = windows.NewLazySystemDLL("advapi32.dll").NewProc("RegCreateKeyExW")
+
+// BootID returns a string that is the same until the machine boots again. It does not depend on the
+// clock. Its first eight characters are hexadecimal digits. Windows has no such ID, and the time of
+// the boot moves with the clock, so the first caller after a boot invents one and puts it into a
+// registry key that does not survive a shutdown.
+func BootID() (string, error) {
+	id, err := storedBootID()
+	if err == nil || !errors.Is(err, registry.ErrNotExist) {
+		return id, err
+	}
+	if err := createVolatileKey(registry.LOCAL_MACHINE, bootKey); err != nil {
+		return "", fmt.Errorf("create the registry key %s: %w", bootKey, err)
+	}
+	key, err := registry.OpenKey(registry.LOCAL_MACHINE, bootKey, registry.SET_VALUE)
+	if err != nil {
+		return "", fmt.Errorf("open the registry key %s: %w", bootKey, err)
+	}
+	defer key.Close()
+	if err := key.SetStringValue(bootValue, string(uuid.NewUUID())); err != nil {
+		return "", fmt.Errorf("store the boot ID: %w", err)
+	}
+	return storedBootID()
+}
+
+func storedBootID() (string, error) {
+	key, err := registry.OpenKey(registry.LOCAL_MACHINE, bootKey, registry.QUERY_VALUE)
+	if err != nil {
+		return "", fmt.Errorf("open the registry key %s: %w", bootKey, err)
+	}
+	defer key.Close()
+	id, _, err := key.GetStringValue(bootValue)
+	if err != nil {
+		return "", fmt.Errorf("read the boot ID: %w", err)
+	}
+	return id, nil
+}
+
+// createVolatileKey creates a key that is gone after the next boot.
+func createVolatileKey(root registry.Key, path string) error {
+	const optionVolatile = 1
+	name, err := windows.UTF16PtrFromString(path)
+	if err != nil {
+		return err
+	}
+	var handle windows.Handle
+	status, _, _ := regCreateKeyEx.Call(uintptr(root), uintptr(unsafe.Pointer(name)), 0, 0, optionVolatile,
+		uintptr(registry.SET_VALUE), 0, uintptr(unsafe.Pointer(&handle)), 0)
+	if status != 0 {
+		return windows.Errno(status)
+	}
+	return windows.RegCloseKey(handle)
+}
+
+func lockFile(file *os.File) error {
+	return windows.LockFileEx(windows.Handle(file.Fd()), windows.LOCKFILE_EXCLUSIVE_LOCK|windows.LOCKFILE_FAIL_IMMEDIATELY,
+		0, 1, 0, &windows.Overlapped{})
+}
+
+// replace renames a file over another one and returns when the rename is on the disk.
+func replace(from, to string) error {
+	fromPtr, err := windows.UTF16PtrFromString(from)
+	if err != nil {
+		return err
+	}
+	toPtr, err := windows.UTF16PtrFromString(to)
+	if err != nil {
+		return err
+	}
+	if err := windows.MoveFileEx(fromPtr, toPtr, windows.MOVEFILE_REPLACE_EXISTING|windows.MOVEFILE_WRITE_THROUGH); err != nil {
+		return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}
+	}
+	return nil
+}
+
+// syncDir does nothing: replace has written the rename through.
+func syncDir(string) error {
+	return nil
+}

@@ -1,0 +1,133 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package state stores what the agent must know after a crash or a reboot.
+package state
+
+import (
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Version is the version of the file that this agent writes and the only one that it reads.
+const Version = 1
+
+// Phase is how far a shutdown is.
+type Phase string
+
+const (
+	// Armed: no shutdown is pending, and the agent would delay one.
+	Armed Phase = "Armed"
+	// Detected: a shutdown is pending, and the cluster does not know of it yet.
+	Detected Phase = "Detected"
+	// Maintaining: the NodeMaintenance exists, and the server drains the node.
+	Maintaining Phase = "Maintaining"
+	// LocalRun: the agent ends the pods without the API.
+	LocalRun Phase = "Local"
+	// Releasing: the agent lets the shutdown continue.
+	Releasing Phase = "Releasing"
+	// Down: the shutdown continues; the machine is about to go down.
+	Down Phase = "Down"
+	// Cancelled: the shutdown was cancelled, and the agent undoes what it did.
+	Cancelled Phase = "Cancelled"
+)
+
+// valid reports whether the phase is one of the above. The empty phase is that of the zero State.
+func (p Phase) valid() bool {
+	switch p {
+	case "", Armed, Detected, Maintaining, LocalRun, Releasing, Down, Cancelled:
+		return true
+	}
+	return false
+}
+
+// State is the content of state.json.
+type State struct {
+	// Version is the version of the file. Save sets it.
+	Version int `json:"version"`
+	// BootID is the boot during which the state was stored. A phase of another boot must not be
+	// resumed.
+	BootID string `json:"bootID,omitempty"`
+	// Phase is how far the shutdown is.
+	Phase Phase `json:"phase,omitempty"`
+	// Signal is the request for the shutdown.
+	Signal Signal `json:"signal,omitzero"`
+	// Maintenance is the NodeMaintenance of the shutdown, once it exists.
+	Maintenance *MaintenanceRef `json:"maintenance,omitempty"`
+	// LockPath is the file that keeps the inhibitor lock alive, which a new process can open.
+	LockPath string `json:"lockPath,omitempty"`
+	// Local is the progress of ending pods without the API, once that began.
+	Local *Local `json:"local,omitempty"`
+	// Killed are the pods that ended without the API.
+	Killed []KilledPod `json:"killed,omitempty"`
+}
+
+// Signal is a request for a shutdown.
+type Signal struct {
+	// Kind is reboot, poweroff or "" if unknown.
+	Kind string `json:"kind,omitempty"`
+	// Time is when the machine asked for the shutdown.
+	Time time.Time `json:"time,omitzero"`
+	// Deadline is when the machine goes down whatever the agent does.
+	Deadline time.Time `json:"deadline,omitzero"`
+}
+
+// MaintenanceRef identifies a NodeMaintenance.
+type MaintenanceRef struct {
+	// Name of the NodeMaintenance.
+	Name string `json:"name"`
+	// UID of the NodeMaintenance.
+	UID types.UID `json:"uid,omitempty"`
+}
+
+// Local is the progress of ending pods without the API.
+type Local struct {
+	// Started is when it began.
+	Started time.Time `json:"started,omitzero"`
+	// Bucket is the index of the bucket that comes next.
+	Bucket int `json:"bucket"`
+	// Done: all buckets have ended.
+	Done bool `json:"done,omitempty"`
+}
+
+// KilledPod is a pod that ended without the API.
+type KilledPod struct {
+	// Namespace of the pod.
+	Namespace string `json:"namespace"`
+	// Name of the pod.
+	Name string `json:"name"`
+	// UID of the pod; its status is only changed if it still has this UID.
+	UID types.UID `json:"uid"`
+	// Reported: the pod's status in the API says that it ended.
+	Reported bool `json:"reported,omitempty"`
+}
+
+// check returns an error if an agent cannot have written the state.
+func (s *State) check() error {
+	switch {
+	case !s.Phase.valid():
+		return fmt.Errorf("phase is %q: must be Armed, Detected, Maintaining, Local, Releasing, Down or Cancelled", s.Phase)
+	case s.Phase != "" && s.BootID == "":
+		return fmt.Errorf("bootID is empty in phase %s: must be the ID of a boot", s.Phase)
+	case s.Maintenance != nil && s.Maintenance.Name == "":
+		return fmt.Errorf("maintenance.name is empty: must be the name of a NodeMaintenance")
+	case s.Local != nil && s.Local.Bucket < 0:
+		return fmt.Errorf("local.bucket is %d: must be at least 0", s.Local.Bucket)
+	}
+	return nil
+}

@@ -1,0 +1,234 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package state
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+const (
+	fileName = "state.json"
+	// tempName is fixed, so that a crash leaves at most one partial file behind.
+	tempName = ".state.json.tmp"
+	lockName = "agent.lock"
+)
+
+// VersionError means that another version of the agent wrote the file. The file stays as it is.
+type VersionError struct {
+	// Path of the file.
+	Path string
+	// Version of the file.
+	Version int
+}
+
+// Error says which version the file has and which one this agent reads.
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("%s has version %d: must be %d; run the agent that wrote it, or move the file away if no shutdown is pending", e.Path, e.Version, Version)
+}
+
+// DamagedError means that the file is not what an agent writes. It was kept under another name.
+type DamagedError struct {
+	// Path of the file.
+	Path string
+	// KeptAs is where the damaged file is now; empty if it is still at Path.
+	KeptAs string
+	// Reason is what is wrong with it.
+	Reason error
+}
+
+// Error says what is wrong with the file and where it is.
+func (e *DamagedError) Error() string {
+	if e.KeptAs == "" {
+		return fmt.Sprintf("%s is damaged: %v", e.Path, e.Reason)
+	}
+	return fmt.Sprintf("%s is damaged and was moved to %s: %v", e.Path, e.KeptAs, e.Reason)
+}
+
+// Unwrap returns the reason.
+func (e *DamagedError) Unwrap() error {
+	return e.Reason
+}
+
+// Store keeps the state of one agent in a directory.
+type Store struct {
+	dir string
+	// mu orders Load and Save, which use the same temporary file.
+	mu sync.Mutex
+	// write and now are replaced in tests.
+	write func(io.Writer, []byte) error
+	now   func() time.Time
+	lock  *os.File
+}
+
+// Open returns the store in a directory, which it creates if needed. Only the user of the agent may
+// read it.
+func Open(dir string) (*Store, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("create the state directory: %w", err)
+	}
+	return &Store{dir: dir, write: writeAll, now: time.Now}, nil
+}
+
+func writeAll(w io.Writer, data []byte) error {
+	_, err := w.Write(data)
+	return err
+}
+
+// Dir returns the directory of the store.
+func (s *Store) Dir() string {
+	return s.dir
+}
+
+// Lock makes this process the only agent that uses the directory, until it ends. A second agent
+// would undo what the first one does.
+func (s *Store) Lock() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lock != nil {
+		return nil
+	}
+	path := filepath.Join(s.dir, lockName)
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return fmt.Errorf("lock the state directory: %w", err)
+	}
+	if err := lockFile(file); err != nil {
+		_ = file.Close()
+		return fmt.Errorf("another haulout-node-agent uses the state directory %s: stop it first: %w", s.dir, err)
+	}
+	s.lock = file
+	return nil
+}
+
+// Load returns the stored state. If nothing is stored it is the zero State. If the file is damaged
+// it is the zero State with a *DamagedError, and the file is kept under another name. If another
+// version wrote it, the error is a *VersionError.
+func (s *Store) Load() (State, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	state, err := Read(s.dir)
+	var damaged *DamagedError
+	if !errors.As(err, &damaged) {
+		return state, err
+	}
+	keptAs, moveErr := s.keepAside(damaged.Path)
+	if moveErr != nil {
+		return State{}, errors.Join(err, moveErr)
+	}
+	damaged.KeptAs = keptAs
+	return State{}, damaged
+}
+
+// keepAside renames a damaged file; it never replaces one that was kept before.
+func (s *Store) keepAside(path string) (string, error) {
+	base := path + ".damaged-" + s.now().UTC().Format("20060102T150405Z")
+	target := base
+	for n := 2; ; n++ {
+		if _, err := os.Lstat(target); errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		target = fmt.Sprintf("%s-%d", base, n)
+	}
+	if err := os.Rename(path, target); err != nil {
+		return "", fmt.Errorf("keep the damaged file: %w", err)
+	}
+	return target, syncDir(s.dir)
+}
+
+// Read returns the state that is stored in a directory and changes nothing there.
+func Read(dir string) (State, error) {
+	path := filepath.Join(dir, fileName)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return State{}, nil
+	}
+	if err != nil {
+		return State{}, fmt.Errorf("read the state: %w", err)
+	}
+	// The version comes first: what else is in the file depends on it.
+	var head struct {
+		Version *int `json:"version"`
+	}
+	if err := json.Unmarshal(data, &head); err != nil {
+		return State{}, &DamagedError{Path: path, Reason: err}
+	}
+	if head.Version == nil {
+		return State{}, &DamagedError{Path: path, Reason: errors.New("version is missing")}
+	}
+	if *head.Version != Version {
+		return State{}, &VersionError{Path: path, Version: *head.Version}
+	}
+	var state State
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&state); err != nil {
+		return State{}, &DamagedError{Path: path, Reason: err}
+	}
+	if err := state.check(); err != nil {
+		return State{}, &DamagedError{Path: path, Reason: err}
+	}
+	return state, nil
+}
+
+// Save stores the state. After a crash at any moment, Load returns either this state or the one
+// before it. If Save fails, for example because the disk is full, the one before it stays.
+func (s *Store) Save(state State) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := state.check(); err != nil {
+		return fmt.Errorf("store the state: %w", err)
+	}
+	state.Version = Version
+	data, err := json.MarshalIndent(state, "", "  ")
+	if err != nil {
+		return fmt.Errorf("store the state: %w", err)
+	}
+	temp := filepath.Join(s.dir, tempName)
+	if err := s.writeFile(temp, append(data, '\n')); err != nil {
+		_ = os.Remove(temp) // gives the space back
+		return fmt.Errorf("store the state: %w", err)
+	}
+	if err := replace(temp, filepath.Join(s.dir, fileName)); err != nil {
+		_ = os.Remove(temp)
+		return fmt.Errorf("store the state: %w", err)
+	}
+	if err := syncDir(s.dir); err != nil {
+		return fmt.Errorf("store the state: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) writeFile(path string, data []byte) (err error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	if err := s.write(file, data); err != nil {
+		return err
+	}
+	return file.Sync()
+}
