@@ -179,9 +179,11 @@ func (e *Evacuation) work() {
 	var beating sync.WaitGroup
 	beatCtx, stop := context.WithCancel(e.ctx)
 	beating.Go(func() { e.beat(beatCtx) })
-	// Report immediately, so that the server knows that the evacuator runs.
-	if err := e.write(e.ctx, map[string]any{}); err != nil && e.ctx.Err() == nil {
-		logger.Error(err, "Cannot report on the Evacuation")
+	if !e.evacuator.HandlerReportsFirst {
+		// Report immediately, so that the server knows that the evacuator runs.
+		if err := e.write(e.ctx, map[string]any{}); err != nil && e.ctx.Err() == nil {
+			logger.Error(err, "Cannot report on the Evacuation")
+		}
 	}
 	err := e.evacuator.Handler(e.ctx, e)
 	stop()

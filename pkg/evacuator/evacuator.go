@@ -44,6 +44,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
@@ -85,6 +86,14 @@ type Config struct {
 	// Namespace limits the evacuator to the pods of one namespace; empty means all namespaces,
 	// which needs the rights in all of them.
 	Namespace string
+	// NodeName limits the evacuator to the pods of one node, for a program that runs on each node;
+	// empty means all nodes.
+	NodeName string
+	// HandlerReportsFirst: the library writes nothing before the handler's first Report. It is for a
+	// handler that may have to leave an Evacuation alone. Without it, the library reports immediately
+	// that the evacuator runs; with it, the next evacuator becomes active if the handler does not
+	// report within the server's --evacuator-start-deadline.
+	HandlerReportsFirst bool
 	// Clock is the clock; nil means the real one.
 	Clock clock.Clock
 }
@@ -129,9 +138,12 @@ func New(config Config) (*Evacuator, error) {
 		config.Clock = clock.RealClock{}
 	}
 	v := &Evacuator{Config: config, working: map[types.UID]*Evacuation{}, done: map[types.UID]struct{}{}}
-	selector := fields.OneTermEqualSelector("status.activeEvacuatorClass", config.Class).String()
+	selector := fields.OneTermEqualSelector(maintenance.FieldActiveEvacuatorClass, config.Class)
+	if config.NodeName != "" {
+		selector = fields.AndSelectors(selector, fields.OneTermEqualSelector(maintenance.FieldNodeName, config.NodeName))
+	}
 	v.informer = maintenanceinformers.NewFilteredEvacuationInformer(config.Client, config.Namespace, resync, cache.Indexers{},
-		func(options *metav1.ListOptions) { options.FieldSelector = selector })
+		func(options *metav1.ListOptions) { options.FieldSelector = selector.String() })
 	return v, nil
 }
 

@@ -101,6 +101,8 @@ type world struct {
 	causes chan error
 	calls  int
 	stop   func()
+	// quiet is the option HandlerReportsFirst.
+	quiet bool
 }
 
 func newWorld(t *testing.T, handler Handler, objects ...runtime.Object) *world {
@@ -119,8 +121,9 @@ func newWorld(t *testing.T, handler Handler, objects ...runtime.Object) *world {
 func (w *world) start(handler Handler) {
 	w.Helper()
 	v, err := New(Config{
-		Class:  class,
-		Client: w.api,
+		Class:               class,
+		Client:              w.api,
+		HandlerReportsFirst: w.quiet,
 		Handler: func(ctx context.Context, e *Evacuation) error {
 			w.mu.Lock()
 			w.calls++
@@ -526,6 +529,69 @@ func TestBadConfigs(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestEvacuatorOfANodeWatchesThatNodeAlone(t *testing.T) {
+	for name, tc := range map[string]struct{ nodeName, want string }{
+		"all nodes": {"", "status.activeEvacuatorClass=flush.example.com"},
+		"one node":  {"node-7", "status.activeEvacuatorClass=flush.example.com,spec.nodeName=node-7"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := fake.NewClientset()
+				var mu sync.Mutex
+				var got []string
+				api.PrependReactor("list", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
+					mu.Lock()
+					defer mu.Unlock()
+					got = append(got, action.(clienttesting.ListActionImpl).ListOptions.FieldSelector)
+					return false, nil, nil
+				})
+				watches := informertest.Count(api)
+				v, err := New(Config{Class: class, Client: api, Handler: untilEnd, NodeName: tc.nodeName})
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				done := make(chan error)
+				go func() { done <- v.Run(ctx) }()
+				watches.Wait(t, 0, "evacuations")
+				cancel()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if len(got) == 0 || slices.ContainsFunc(got, func(s string) bool { return s != tc.want }) {
+					t.Errorf("got lists with the field selectors %q, want %q", got, tc.want)
+				}
+			})
+		})
+	}
+}
+
+func TestHandlerMayLeaveTheStatusAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{T: t, api: fake.NewClientset(newEvacuationOf()), causes: make(chan error, 10), quiet: true}
+		w.api.PrependReactor("patch", "evacuations", w.patch)
+		speak := make(chan struct{})
+		w.start(func(ctx context.Context, e *Evacuation) error {
+			select {
+			case <-speak:
+			case <-ctx.Done():
+				return nil
+			}
+			if err := e.Report(ctx, Progress{Message: "first"}); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			return nil
+		})
+		w.until("some time has gone by", time.Second, func() bool { return time.Since(start) > 10*time.Minute })
+		w.untilWritten()
+		close(speak)
+		w.untilWritten(`{"expectedEvacuationFinishTime":null,"message":"first"}`)
+	})
 }
 
 func TestAnnotationKey(t *testing.T) {
