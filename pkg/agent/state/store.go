@@ -46,7 +46,8 @@ type VersionError struct {
 
 // Error says which version the file has and which one this agent reads.
 func (e *VersionError) Error() string {
-	return fmt.Sprintf("%s has version %d: must be %d; run the agent that wrote it, or move the file away if no shutdown is pending", e.Path, e.Version, Version)
+	return fmt.Sprintf("%s has version %d: must be %d; run the agent that wrote it, or move the file away if no shutdown is pending",
+		e.Path, e.Version, Version)
 }
 
 // DamagedError means that the file is not what an agent writes. It was kept under another name.

@@ -1,0 +1,171 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+)
+
+const head = "apiVersion: nodeagent.haulout.dev/v1alpha1\nkind: NodeAgentConfiguration\n"
+
+func write(t *testing.T, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestLoad(t *testing.T) {
+	changed := func(change func(*v1alpha1.NodeAgentConfiguration)) *v1alpha1.NodeAgentConfiguration {
+		c := Default()
+		change(c)
+		return c
+	}
+	for name, test := range map[string]struct {
+		content string
+		want    *v1alpha1.NodeAgentConfiguration
+	}{
+		"nothing but the kind": {content: head, want: Default()},
+		"JSON": {
+			content: `{"apiVersion":"nodeagent.haulout.dev/v1alpha1","kind":"NodeAgentConfiguration","nodeName":"a"}`,
+			want:    changed(func(c *v1alpha1.NodeAgentConfiguration) { c.NodeName = "a" }),
+		},
+		"the table of KEP-2712, from high to low": {
+			content: head + `
+shutdownGracePeriodByPodPriority:
+- {priority: 100000, shutdownGracePeriodSeconds: 300}
+- {priority: 10000, shutdownGracePeriodSeconds: 180}
+- {priority: 1000, shutdownGracePeriodSeconds: 120}
+- {priority: 0, shutdownGracePeriodSeconds: 60}
+maxShutdownDelay: 1h
+`,
+			want: changed(func(c *v1alpha1.NodeAgentConfiguration) {
+				c.ShutdownGracePeriodByPodPriority = []v1alpha1.ShutdownGracePeriodByPodPriority{
+					{Priority: 100000, ShutdownGracePeriodSeconds: 300}, {Priority: 10000, ShutdownGracePeriodSeconds: 180},
+					{Priority: 1000, ShutdownGracePeriodSeconds: 120}, {Priority: 0, ShutdownGracePeriodSeconds: 60},
+				}
+				c.MaxShutdownDelay = metav1.Duration{Duration: time.Hour}
+			}),
+		},
+		"one document between markers and comments": {
+			content: "# by hand\n---\n" + head + "localEngine: None\n---\n# the end\n",
+			want:    changed(func(c *v1alpha1.NodeAgentConfiguration) { c.LocalEngine = v1alpha1.LocalEngineNone }),
+		},
+		"endpoints switched off": {
+			content: head + "metricsBindAddress: \"\"\n",
+			want:    changed(func(c *v1alpha1.NodeAgentConfiguration) { *c.MetricsBindAddress = "" }),
+		},
+		"the maintenance stays after a reboot": {
+			content: head + "completeAfterReboot: false\n",
+			want:    changed(func(c *v1alpha1.NodeAgentConfiguration) { *c.CompleteAfterReboot = false }),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := Load(write(t, test.content))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("the configuration differs (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestLoadRefuses(t *testing.T) {
+	for name, test := range map[string]struct {
+		content string
+		// want are the parts that the error must name.
+		want []string
+	}{
+		"an empty file": {"", []string{`apiVersion is ""`, `must be "nodeagent.haulout.dev/v1alpha1"`, `kind is ""`}},
+		"another apiVersion": {
+			strings.Replace(head, "v1alpha1", "v1", 1),
+			[]string{`apiVersion is "nodeagent.haulout.dev/v1"`, `must be "nodeagent.haulout.dev/v1alpha1"`},
+		},
+		"the kubelet's file": {
+			"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n",
+			[]string{`apiVersion is "kubelet.config.k8s.io/v1beta1"`, `kind is "KubeletConfiguration"`, `must be "NodeAgentConfiguration"`},
+		},
+		"no YAML":               {head + "\t- x: [", []string{"yaml"}},
+		"a list":                {"- a\n- b\n", []string{"array"}},
+		"an unknown field":      {head + "maxShutdownDelays: 5m\n", []string{`unknown field "maxShutdownDelays"`}},
+		"another spelling":      {head + "MaxShutdownDelay: 5m\n", []string{`unknown field "MaxShutdownDelay"`}},
+		"a field given twice":   {head + "nodeName: a\nnodeName: b\n", []string{`key "nodeName" already set`}},
+		"several documents":     {head + "---\n" + head, []string{"several YAML documents", "must have exactly one"}},
+		"a duration of no unit": {head + "maxShutdownDelay: 300\n", []string{"maxShutdownDelay"}},
+		"an unknown field of the table": {
+			head + "shutdownGracePeriodByPodPriority: [{priority: 1, shutdownGracePeriod: 5}]\n",
+			[]string{`unknown field "shutdownGracePeriodByPodPriority[0].shutdownGracePeriod"`},
+		},
+		"a priority that is no int32": {
+			head + "shutdownGracePeriodByPodPriority: [{priority: 2147483648, shutdownGracePeriodSeconds: 5}]\n",
+			[]string{"priority"},
+		},
+		"two wrong values": {
+			head + "localEngine: Docker\nmaxShutdownDelay: 25h\n",
+			[]string{"localEngine", `"CRI"`, "maxShutdownDelay", "24h"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := write(t, test.content)
+			c, err := Load(path)
+			if err == nil {
+				t.Fatalf("loaded as %+v", c)
+			}
+			for _, want := range append(test.want, path) {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("the error does not name %q: %v", want, err)
+				}
+			}
+		})
+	}
+}
+
+func TestLoadMissingFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "none.yaml")
+	if _, err := Load(path); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("the error is %v, want one that names %s", err, path)
+	}
+}
+
+// A file of any content must end in a configuration or an error.
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte(head + "maxShutdownDelay: 5m\n"))
+	f.Add([]byte("---\n---\n"))
+	f.Add([]byte(`{"apiVersion":"nodeagent.haulout.dev/v1alpha1","kind":"NodeAgentConfiguration","metricsBindAddress":null}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := decode(data)
+		if (c == nil) == (err == nil) {
+			t.Fatalf("got %v and %v", c, err)
+		}
+		if err == nil {
+			_ = Validate(c)
+		}
+	})
+}

@@ -1,0 +1,349 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package config
+
+import (
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+)
+
+type modifier func(*v1alpha1.NodeAgentConfiguration)
+
+// config is valid for an operating system, unless a modifier makes it otherwise.
+func config(goos string, modifiers ...modifier) *v1alpha1.NodeAgentConfiguration {
+	c := Default()
+	if goos == "windows" {
+		c.Kubeconfig, c.KubeletConfig, c.StateDirectory = `C:\k\kubelet.conf`, `C:\k\config.yaml`, `C:\ProgramData\a`
+		c.RuntimeEndpoint, c.KubeletService = "npipe:////./pipe/containerd-containerd", "kubelet"
+	}
+	for _, modify := range modifiers {
+		modify(c)
+	}
+	return c
+}
+
+// table takes pairs of a priority and its seconds.
+func table(pairs ...int64) modifier {
+	return func(c *v1alpha1.NodeAgentConfiguration) {
+		c.ShutdownGracePeriodByPodPriority = nil
+		for i := 0; i < len(pairs); i += 2 {
+			c.ShutdownGracePeriodByPodPriority = append(c.ShutdownGracePeriodByPodPriority,
+				v1alpha1.ShutdownGracePeriodByPodPriority{Priority: int32(pairs[i]), ShutdownGracePeriodSeconds: pairs[i+1]})
+		}
+	}
+}
+
+func longTable(n int) modifier {
+	var pairs []int64
+	for i := range n {
+		pairs = append(pairs, int64(i), 1)
+	}
+	return table(pairs...)
+}
+
+func delay(d time.Duration) modifier {
+	return func(c *v1alpha1.NodeAgentConfiguration) { c.MaxShutdownDelay = metav1.Duration{Duration: d} }
+}
+
+func apiGrace(d time.Duration) modifier {
+	return func(c *v1alpha1.NodeAgentConfiguration) { c.APIGracePeriod = metav1.Duration{Duration: d} }
+}
+
+func set(field func(*v1alpha1.NodeAgentConfiguration) *string, value string) modifier {
+	return func(c *v1alpha1.NodeAgentConfiguration) { *field(c) = value }
+}
+
+func runtimeEndpoint(c *v1alpha1.NodeAgentConfiguration) *string { return &c.RuntimeEndpoint }
+func kubeletService(c *v1alpha1.NodeAgentConfiguration) *string  { return &c.KubeletService }
+func staticPodPath(c *v1alpha1.NodeAgentConfiguration) *string   { return &c.StaticPodPath }
+func stateDirectory(c *v1alpha1.NodeAgentConfiguration) *string  { return &c.StateDirectory }
+func nodeName(c *v1alpha1.NodeAgentConfiguration) *string        { return &c.NodeName }
+func engine(c *v1alpha1.NodeAgentConfiguration) *string          { return (*string)(&c.LocalEngine) }
+func forgotten(c *v1alpha1.NodeAgentConfiguration) *string       { return (*string)(&c.OnForgottenShutdown) }
+func kubeconfig(c *v1alpha1.NodeAgentConfiguration) *string      { return &c.Kubeconfig }
+func kubeletConfig(c *v1alpha1.NodeAgentConfiguration) *string   { return &c.KubeletConfig }
+func bindAddress(c *v1alpha1.NodeAgentConfiguration) *string     { return c.MetricsBindAddress }
+
+func restorePeriod(d time.Duration) modifier {
+	return func(c *v1alpha1.NodeAgentConfiguration) { c.APILossRestorePeriod = metav1.Duration{Duration: d} }
+}
+
+func TestValidate(t *testing.T) {
+	const entries = "shutdownGracePeriodByPodPriority"
+	for name, test := range map[string]struct {
+		windows bool
+		modify  []modifier
+		// want are the fields and types of the errors; text is what each of them must contain.
+		want []string
+		text string
+	}{
+		"the defaults":          {},
+		"the places of Windows": {windows: true},
+
+		"a table from low to high": {modify: []modifier{table(0, 60, 1000, 120, 10000, 180)}},
+		"a table from high to low": {modify: []modifier{table(10000, 180, 1000, 120, 0, 60)}},
+		"a table in no order":      {modify: []modifier{table(1000, 120, 0, 60, 10000, 180)}},
+		"negative priorities":      {modify: []modifier{table(-10, 5, math.MinInt32, 5)}},
+		"the highest priority":     {modify: []modifier{table(math.MaxInt32, 5)}},
+		"the longest table":        {modify: []modifier{longTable(33)}},
+		"no table": {
+			modify: []modifier{table()},
+			want:   []string{entries + " FieldValueRequired"},
+			text:   "at least one",
+		},
+		"a table that is too long": {
+			modify: []modifier{longTable(34)},
+			want:   []string{entries + " FieldValueTooMany"},
+			text:   "33",
+		},
+		"a priority twice": {
+			modify: []modifier{table(0, 60, 10, 5, 0, 70)},
+			want:   []string{entries + "[2].priority FieldValueDuplicate"},
+			text:   "0",
+		},
+		"a priority three times": {
+			modify: []modifier{table(7, 6, 7, 5, 7, 6)},
+			want:   []string{entries + "[1].priority FieldValueDuplicate", entries + "[2].priority FieldValueDuplicate"},
+		},
+		"no time": {
+			modify: []modifier{table(0, 60, 10, 0)},
+			want:   []string{entries + "[1].shutdownGracePeriodSeconds FieldValueInvalid"},
+			text:   "between 1 and 86400",
+		},
+		"a negative time": {
+			modify: []modifier{table(0, -1)},
+			want:   []string{entries + "[0].shutdownGracePeriodSeconds FieldValueInvalid"},
+			text:   "between 1 and 86400",
+		},
+		"a time of more than a day": {
+			modify: []modifier{delay(24 * time.Hour), table(0, 86401)},
+			want:   []string{entries + "[0].shutdownGracePeriodSeconds FieldValueInvalid", "maxShutdownDelay FieldValueInvalid"},
+		},
+		"a time that would overflow": {
+			modify: []modifier{table(0, math.MaxInt64, 1, math.MaxInt64)},
+			want: []string{
+				entries + "[0].shutdownGracePeriodSeconds FieldValueInvalid",
+				entries + "[1].shutdownGracePeriodSeconds FieldValueInvalid",
+				"maxShutdownDelay FieldValueInvalid",
+			},
+		},
+
+		"a delay that just suffices": {modify: []modifier{table(0, 60, 10, 30), delay(95 * time.Second)}},
+		"a table longer than the delay": {
+			modify: []modifier{table(0, 60, 10, 30), delay(94 * time.Second)},
+			want:   []string{"maxShutdownDelay FieldValueInvalid"},
+			text:   "at least 1m35s",
+		},
+		"a critical period above the delay": {
+			modify: []modifier{table(0, 1, 2000000000, 1800)},
+			want:   []string{"maxShutdownDelay FieldValueInvalid"},
+			text:   "at least 30m6s",
+		},
+		"the longest delay": {modify: []modifier{delay(24 * time.Hour)}},
+		"a delay of more than a day": {
+			modify: []modifier{delay(24*time.Hour + 1)},
+			want:   []string{"maxShutdownDelay FieldValueInvalid"},
+			text:   "between 1s and 24h",
+		},
+		"a negative delay": {
+			modify: []modifier{delay(-time.Minute)},
+			want:   []string{"maxShutdownDelay FieldValueInvalid"},
+			text:   "between 1s and 24h",
+		},
+		"an API grace of less than a second": {
+			modify: []modifier{apiGrace(time.Millisecond)},
+			want:   []string{"apiGracePeriod FieldValueInvalid"},
+			text:   "between 1s and 10m",
+		},
+		"an API grace as long as the delay": {
+			modify: []modifier{table(0, 5), delay(10 * time.Second)},
+			want:   []string{"apiGracePeriod FieldValueInvalid"},
+			text:   "less than maxShutdownDelay (10s)",
+		},
+		"an API grace above ten minutes": {
+			modify: []modifier{apiGrace(11 * time.Minute)},
+			want:   []string{"apiGracePeriod FieldValueInvalid"},
+			text:   "between 1s and 10m",
+		},
+		"a short restore period": {
+			modify: []modifier{restorePeriod(time.Second)},
+			want:   []string{"apiLossRestorePeriod FieldValueInvalid"},
+			text:   "between 10s and 24h",
+		},
+
+		"a node name": {modify: []modifier{set(nodeName, "node-1.example.org")}},
+		"a node name that cannot be": {
+			modify: []modifier{set(nodeName, "Node_1")},
+			want:   []string{"nodeName FieldValueInvalid"},
+		},
+		"an unknown engine": {
+			modify: []modifier{set(engine, "cri")},
+			want:   []string{"localEngine FieldValueNotSupported"},
+			text:   `"CRI", "KubeletBus", "None"`,
+		},
+		"the private bus": {modify: []modifier{set(engine, "KubeletBus")}},
+		"the private bus on Windows": {
+			windows: true,
+			modify:  []modifier{set(engine, "KubeletBus")},
+			want:    []string{"localEngine FieldValueNotSupported"},
+			text:    `"CRI", "None"`,
+		},
+		"an unknown policy": {
+			modify: []modifier{set(forgotten, "Forget")},
+			want:   []string{"onForgottenShutdown FieldValueNotSupported"},
+			text:   `"Keep", "Cancel"`,
+		},
+
+		"a relative state directory": {
+			modify: []modifier{set(stateDirectory, "state")},
+			want:   []string{"stateDirectory FieldValueInvalid"},
+			text:   "absolute",
+		},
+		"no state directory": {
+			modify: []modifier{set(stateDirectory, "")},
+			want:   []string{"stateDirectory FieldValueInvalid"},
+			text:   "absolute",
+		},
+		"a relative kubeconfig": {
+			modify: []modifier{set(kubeconfig, "k")},
+			want:   []string{"kubeconfig FieldValueInvalid"},
+			text:   "absolute",
+		},
+		"a relative configuration": {
+			modify: []modifier{set(kubeletConfig, "./c")},
+			want:   []string{"kubeletConfig FieldValueInvalid"},
+			text:   "absolute",
+		},
+		"a relative static pod path": {
+			modify: []modifier{set(staticPodPath, "manifests")},
+			want:   []string{"staticPodPath FieldValueInvalid"},
+			text:   "absolute",
+		},
+		"the root as static pod path": {
+			modify: []modifier{set(staticPodPath, "/.//")},
+			want:   []string{"staticPodPath FieldValueInvalid"},
+			text:   "root",
+		},
+		"a drive as static pod path": {
+			windows: true,
+			modify:  []modifier{set(staticPodPath, `D:\`)},
+			want:    []string{"staticPodPath FieldValueInvalid"},
+			text:    "root",
+		},
+		"a static pod path": {modify: []modifier{set(staticPodPath, "/etc/kubernetes/manifests")}},
+		"a static pod path on Windows": {
+			windows: true,
+			modify:  []modifier{set(staticPodPath, `C:\etc\kubernetes\manifests`)},
+		},
+		"a share as state directory": {
+			windows: true,
+			modify:  []modifier{set(stateDirectory, `\\server\share\a`)},
+		},
+		"a Linux path on Windows": {
+			windows: true,
+			modify:  []modifier{set(stateDirectory, "/var/lib/a")},
+			want:    []string{"stateDirectory FieldValueInvalid"},
+			text:    "absolute",
+		},
+		"a Windows path on Linux": {
+			modify: []modifier{set(stateDirectory, `C:\a`)},
+			want:   []string{"stateDirectory FieldValueInvalid"},
+			text:   "absolute",
+		},
+		"an endpoint without a scheme": {
+			modify: []modifier{set(runtimeEndpoint, "/run/containerd/containerd.sock")},
+			want:   []string{"runtimeEndpoint FieldValueInvalid"},
+			text:   "unix:///",
+		},
+		"an endpoint over TCP": {
+			modify: []modifier{set(runtimeEndpoint, "tcp://127.0.0.1:1")},
+			want:   []string{"runtimeEndpoint FieldValueInvalid"},
+			text:   "unix:///",
+		},
+		"an endpoint without a path": {
+			modify: []modifier{set(runtimeEndpoint, "unix:///")},
+			want:   []string{"runtimeEndpoint FieldValueInvalid"},
+			text:   "path",
+		},
+		"a socket on Windows": {
+			windows: true,
+			modify:  []modifier{set(runtimeEndpoint, "unix:///run/c")},
+			want:    []string{"runtimeEndpoint FieldValueInvalid"},
+			text:    "npipe:////./pipe/",
+		},
+		"a unit without its suffix": {
+			modify: []modifier{set(kubeletService, "kubelet")},
+			want:   []string{"kubeletService FieldValueInvalid"},
+			text:   ".service",
+		},
+		"a unit with a path": {
+			modify: []modifier{set(kubeletService, "../kubelet.service")},
+			want:   []string{"kubeletService FieldValueInvalid"},
+			text:   ".service",
+		},
+		"an instance of a unit": {modify: []modifier{set(kubeletService, "snap.kubelet@1.service")}},
+		"a service name with a slash": {
+			windows: true,
+			modify:  []modifier{set(kubeletService, `a\b`)},
+			want:    []string{"kubeletService FieldValueInvalid"},
+			text:    "256",
+		},
+
+		"no endpoints":      {modify: []modifier{set(bindAddress, "")}},
+		"endpoints for all": {modify: []modifier{set(bindAddress, "[::]:10271")}},
+		"an address without a port": {
+			modify: []modifier{set(bindAddress, "127.0.0.1")},
+			want:   []string{"metricsBindAddress FieldValueInvalid"},
+			text:   "port",
+		},
+		"a name as address": {
+			modify: []modifier{set(bindAddress, "localhost:10271")},
+			want:   []string{"metricsBindAddress FieldValueInvalid"},
+			text:   "IP address",
+		},
+		"port 0": {
+			modify: []modifier{set(bindAddress, "127.0.0.1:0")},
+			want:   []string{"metricsBindAddress FieldValueInvalid"},
+			text:   "port",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			goos := "linux"
+			if test.windows {
+				goos = "windows"
+			}
+			errs := validate(config(goos, test.modify...), goos)
+			var got []string
+			for _, err := range errs {
+				got = append(got, err.Field+" "+string(err.Type))
+				if len(test.want) == 1 && !strings.Contains(err.Error(), test.text) {
+					t.Errorf("the error does not name %q: %v", test.text, err)
+				}
+			}
+			if !slices.Equal(got, test.want) {
+				t.Errorf("errors are %q, want %q: %v", got, test.want, errs)
+			}
+		})
+	}
+}

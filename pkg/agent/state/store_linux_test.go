@@ -1,0 +1,160 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package state
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// childEnv tells the test program that it is the child of a test.
+const childEnv = "HAULOUT_STATE_TEST_DIR"
+
+// child returns the command that runs one test of this program again.
+func child(t *testing.T, dir string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), childEnv+"="+dir)
+	return cmd
+}
+
+// TestKilledWhileSaving kills a process that stores states one after the other: what is stored must
+// be a whole state, and none may be lost of which Save has returned.
+func TestKilledWhileSaving(t *testing.T) {
+	if dir := os.Getenv(childEnv); dir != "" {
+		saveForever(t, dir)
+		return
+	}
+	dir := t.TempDir()
+	for round := range 20 {
+		cmd := child(t, dir)
+		stdout, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		saved := 0
+		lines := bufio.NewScanner(stdout)
+		for lines.Scan() {
+			if n, ok := strings.CutPrefix(lines.Text(), "saved "); ok {
+				saved, err = strconv.Atoi(n)
+				if err != nil {
+					t.Fatal(err)
+				}
+				// A different number each round, so that the kill hits different moments.
+				if saved == 3+round*7 {
+					if err := cmd.Process.Kill(); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		}
+		_ = cmd.Wait() // it was killed
+		if saved < 3+round*7 {
+			t.Fatalf("the child ended after %d states", saved)
+		}
+		state := load(t, open(t, dir))
+		if state.Local == nil || state.Local.Bucket < saved || len(state.Killed) != 100 {
+			t.Fatalf("after state %d was stored, the file has %+v", saved, state.Local)
+		}
+	}
+}
+
+func saveForever(t *testing.T, dir string) {
+	s := open(t, dir)
+	for n := 1; ; n++ {
+		state := full()
+		state.Local.Bucket = n
+		state.Killed = make([]KilledPod, 100)
+		save(t, s, state)
+		if _, err := fmt.Fprintf(os.Stdout, "saved %d\n", n); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestFullDisk stores on a real file system that has no room left.
+func TestFullDisk(t *testing.T) {
+	if dir := os.Getenv(childEnv); dir != "" {
+		saveOnFullDisk(t, dir)
+		return
+	}
+	cmd := child(t, t.TempDir())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	if os.Getuid() != 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+			UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
+			GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
+		}
+	}
+	output, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, output)
+	}
+}
+
+func saveOnFullDisk(t *testing.T, dir string) {
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatalf("mount a small file system: %v", err)
+	}
+	s := open(t, dir)
+	save(t, s, full())
+	filler := filepath.Join(dir, "filler")
+	if err := os.WriteFile(filler, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("filling the disk ended with %v", err)
+	}
+	next := State{Version: Version, BootID: "b", Phase: Armed, Killed: make([]KilledPod, 100)}
+	for range 3 {
+		if err := s.Save(next); !errors.Is(err, unix.ENOSPC) {
+			t.Fatalf("the error is %v, want %v", err, unix.ENOSPC)
+		}
+		if diff := cmp.Diff(full(), load(t, open(t, dir))); diff != "" {
+			t.Fatalf("the state differs (-want +got):\n%s", diff)
+		}
+	}
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	save(t, s, next)
+	if diff := cmp.Diff(next, load(t, open(t, dir))); diff != "" {
+		t.Errorf("the state differs (-want +got):\n%s", diff)
+	}
+}
+
+func TestBootIDIsTheKernels(t *testing.T) {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := BootID(); err != nil || got != strings.TrimSpace(string(data)) {
+		t.Errorf("the boot is %q, %v, want %s", got, err, data)
+	}
+}

@@ -1,0 +1,296 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package state
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func open(t *testing.T, dir string) *Store {
+	t.Helper()
+	s, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func save(t *testing.T, s *Store, state State) {
+	t.Helper()
+	if err := s.Save(state); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func load(t *testing.T, s *Store) State {
+	t.Helper()
+	state, err := s.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return state
+}
+
+// full has a value in every field.
+func full() State {
+	start := time.Date(2026, 1, 2, 3, 4, 5, 678900000, time.UTC)
+	return State{
+		Version:     Version,
+		BootID:      "0f9a1c2e-0000-0000-0000-000000000000",
+		Phase:       LocalRun,
+		Signal:      Signal{Kind: "reboot", Time: start, Deadline: start.Add(30 * time.Minute)},
+		Maintenance: &MaintenanceRef{Name: "shutdown-a-0f9a1c2e", UID: "u"},
+		LockPath:    "/run/systemd/inhibit/7.ref",
+		Local:       &Local{Started: start.Add(time.Minute), Bucket: 2, Done: true},
+		Killed:      []KilledPod{{Namespace: "ns", Name: "a", UID: "1", Reported: true}, {Namespace: "ns", Name: "b", UID: "2"}},
+	}
+}
+
+func TestSaveAndLoad(t *testing.T) {
+	for name, state := range map[string]State{
+		"the zero state": {Version: Version},
+		"an armed agent": {Version: Version, BootID: "b", Phase: Armed},
+		"all fields":     full(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "a", "b")
+			save(t, open(t, dir), state)
+			// A new process knows nothing but the directory.
+			if diff := cmp.Diff(state, load(t, open(t, dir))); diff != "" {
+				t.Errorf("the state differs (-want +got):\n%s", diff)
+			}
+			if _, err := os.Stat(filepath.Join(dir, tempName)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the temporary file is still there: %v", err)
+			}
+		})
+	}
+}
+
+func TestNothingStored(t *testing.T) {
+	dir := t.TempDir()
+	if diff := cmp.Diff(State{}, load(t, open(t, dir))); diff != "" {
+		t.Errorf("the state is not zero:\n%s", diff)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("Load left %v, %v", entries, err)
+	}
+}
+
+func TestSaveRefusesWhatLoadWouldCallDamaged(t *testing.T) {
+	for name, state := range map[string]State{
+		"an unknown phase":          {Phase: "Asleep", BootID: "b"},
+		"a phase of no boot":        {Phase: Detected},
+		"a maintenance of no name":  {Maintenance: &MaintenanceRef{UID: "u"}},
+		"a bucket before the first": {Local: &Local{Bucket: -1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := open(t, t.TempDir())
+			save(t, s, full())
+			if err := s.Save(state); err == nil {
+				t.Error("stored")
+			}
+			if diff := cmp.Diff(full(), load(t, s)); diff != "" {
+				t.Errorf("the state before is not there any more:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestDamagedFileIsKeptAside(t *testing.T) {
+	whole, err := json.Marshal(full())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{
+		"an empty file":            "",
+		"zeros after a power loss": strings.Repeat("\x00", 400),
+		"half a file":              string(whole[:len(whole)/2]),
+		"all but the last byte":    string(whole[:len(whole)-1]),
+		"two files in one":         string(whole) + string(whole),
+		"another type":             `{"version":1,"local":{"bucket":"two"}}`,
+		"no version":               `{"phase":"Armed","bootID":"b"}`,
+		"an unknown field":         `{"version":1,"phases":"Armed"}`,
+		"an unknown phase":         `{"version":1,"bootID":"b","phase":"Asleep"}`,
+		"a phase of no boot":       `{"version":1,"phase":"Local"}`,
+		"a negative bucket":        `{"version":1,"local":{"bucket":-1}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, fileName)
+			s := open(t, dir)
+			s.now = func() time.Time { return time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) }
+			for _, want := range []string{path + ".damaged-20260102T030405Z", path + ".damaged-20260102T030405Z-2"} {
+				if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				state, err := s.Load()
+				var damaged *DamagedError
+				if !errors.As(err, &damaged) {
+					t.Fatalf("the error is %v, want a DamagedError", err)
+				}
+				if damaged.KeptAs != want || !strings.Contains(err.Error(), want) {
+					t.Errorf("kept as %q, want %q; the error is: %v", damaged.KeptAs, want, err)
+				}
+				if diff := cmp.Diff(State{}, state); diff != "" {
+					t.Errorf("the state is not zero:\n%s", diff)
+				}
+				if got, err := os.ReadFile(want); err != nil || string(got) != content {
+					t.Errorf("the kept file is %q, %v", got, err)
+				}
+				// The agent goes on as one that has stored nothing.
+				if diff := cmp.Diff(State{}, load(t, s)); diff != "" {
+					t.Errorf("the second state is not zero:\n%s", diff)
+				}
+			}
+			save(t, s, full())
+			if diff := cmp.Diff(full(), load(t, s)); diff != "" {
+				t.Errorf("the state differs (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestReadChangesNothing(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, fileName), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var damaged *DamagedError
+	if _, err := Read(dir); !errors.As(err, &damaged) || damaged.KeptAs != "" {
+		t.Errorf("the error is %v, want a DamagedError of a file that was not moved", err)
+	}
+	if got, err := os.ReadFile(filepath.Join(dir, fileName)); err != nil || string(got) != "{" {
+		t.Errorf("the file is %q, %v", got, err)
+	}
+}
+
+func TestOtherVersionIsRefused(t *testing.T) {
+	for _, content := range []string{`{"version":2,"phase":["a list"],"more":true}`, `{"version":0}`, `{"version":-1}`} {
+		dir := t.TempDir()
+		path := filepath.Join(dir, fileName)
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := open(t, dir).Load()
+		var version *VersionError
+		if !errors.As(err, &version) || !strings.Contains(err.Error(), "must be 1") {
+			t.Errorf("%s: the error is %v, want a VersionError that says what is allowed", content, err)
+		}
+		if got, err := os.ReadFile(path); err != nil || string(got) != content {
+			t.Errorf("%s: the file is %q, %v", content, got, err)
+		}
+	}
+}
+
+// A process that dies while it writes leaves a part of the temporary file and the whole old file.
+func TestPartialTemporaryFile(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	save(t, s, full())
+	if err := os.WriteFile(filepath.Join(dir, tempName), []byte(`{"version":1,"pha`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	restarted := open(t, dir)
+	if diff := cmp.Diff(full(), load(t, restarted)); diff != "" {
+		t.Errorf("the state differs (-want +got):\n%s", diff)
+	}
+	// The rest of a longer temporary file must not be behind the next state.
+	if err := os.WriteFile(filepath.Join(dir, tempName), bytes.Repeat([]byte("x"), 10000), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	next := State{Version: Version, BootID: "b", Phase: Armed}
+	save(t, restarted, next)
+	if diff := cmp.Diff(next, load(t, restarted)); diff != "" {
+		t.Errorf("the state differs (-want +got):\n%s", diff)
+	}
+}
+
+func TestFailedWriteKeepsTheStateBefore(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	save(t, s, full())
+	broken := errors.New("input/output error")
+	s.write = func(w io.Writer, data []byte) error {
+		if _, err := w.Write(data[:len(data)/2]); err != nil {
+			return err
+		}
+		return broken
+	}
+	if err := s.Save(State{BootID: "b", Phase: Armed}); !errors.Is(err, broken) {
+		t.Errorf("the error is %v, want %v", err, broken)
+	}
+	if diff := cmp.Diff(full(), load(t, s)); diff != "" {
+		t.Errorf("the state differs (-want +got):\n%s", diff)
+	}
+	if _, err := os.Stat(filepath.Join(dir, tempName)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the partial file still takes space: %v", err)
+	}
+}
+
+func TestDirectoryThatIsAFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(path); err == nil {
+		t.Error("opened a file as state directory")
+	}
+}
+
+func TestOneAgentPerDirectory(t *testing.T) {
+	dir := t.TempDir()
+	first, second := open(t, dir), open(t, dir)
+	for range 2 {
+		if err := first.Lock(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := second.Lock(); err == nil || !strings.Contains(err.Error(), dir) {
+		t.Errorf("the error is %v, want one that names %s", err, dir)
+	}
+	// The lock ends with the process that holds it, however that ends.
+	if err := first.lock.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Lock(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestBootID(t *testing.T) {
+	first, err := BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := BootID()
+	if err != nil || first != second {
+		t.Errorf("the boot is %q and then %q, %v", first, second, err)
+	}
+	if len(first) < 8 || strings.Trim(first[:8], "0123456789abcdef") != "" {
+		t.Errorf("the boot is %q: must begin with eight hexadecimal digits", first)
+	}
+}
