@@ -1,0 +1,166 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package kubelet finds out what the kubelet of this node is configured with, whether it is healthy,
+// and whether it was restarted.
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"k8s.io/klog/v2"
+)
+
+// The defaults of the kubelet.
+const (
+	defaultHealthzPort     = 10248
+	defaultHealthzAddress  = "127.0.0.1"
+	defaultCgroupDriver    = "cgroupfs"
+	defaultRuntimeEndpoint = "unix:///run/containerd/containerd.sock"
+)
+
+// ErrNotRunning is the error for a kubelet that does not run, or that is not a process of its own.
+var ErrNotRunning = errors.New("no process of the kubelet found")
+
+// Facts are the parts of the kubelet's configuration that the node agent needs.
+type Facts struct {
+	// StaticPodPath is the absolute path of the static pod folder (or of the single manifest); empty
+	// if the kubelet runs no static pods from files.
+	StaticPodPath string
+	// StaticPodURL: the kubelet also reads static pods from a URL.
+	StaticPodURL bool
+	// ShutdownGrace: the kubelet has a graceful node shutdown of its own.
+	ShutdownGrace bool
+	// HealthzAddress is the host and port of the endpoint /healthz; empty if it is disabled.
+	HealthzAddress string
+	// CgroupDriver is "cgroupfs" or "systemd". The runtime may tell the kubelet to use the other one.
+	CgroupDriver string
+	// ContainerRuntimeEndpoint is the endpoint of the CRI.
+	ContainerRuntimeEndpoint string
+	// NodeName is the name of the node as the kubelet derives it without a cloud provider.
+	NodeName string
+}
+
+// Discover returns the facts from the kubelet's command line and the files that it names. If args is
+// nil, it reads the command line of the running kubelet; if there is none, or it names no
+// configuration file, it reads the file configPath.
+func Discover(ctx context.Context, configPath string, args []string) (Facts, error) {
+	dir := ""
+	if args == nil {
+		switch process, err := Find(ctx); {
+		case err == nil:
+			args, dir = process.Args, process.Dir
+		case !errors.Is(err, ErrNotRunning):
+			return Facts{}, err
+		default:
+			klog.FromContext(ctx).Info("The kubelet does not run, its configuration file is read", "path", configPath)
+		}
+	}
+	return discover(configPath, args, dir)
+}
+
+// discover reads the files relative to the kubelet's working directory dir.
+func discover(configPath string, args []string, dir string) (Facts, error) {
+	flags := parseFlags(args)
+	if path, ok := flags["config"]; ok && path != "" {
+		configPath = path
+	} else if len(args) > 0 && !exists(absolute(configPath, dir)) {
+		// A kubelet that has only flags.
+		configPath = ""
+	}
+	config, err := loadConfig(absolute(configPath, dir), absolute(flags["config-dir"], dir))
+	if err != nil {
+		return Facts{}, err
+	}
+	if err := config.override(flags); err != nil {
+		return Facts{}, err
+	}
+	name, err := nodeName(flags["hostname-override"])
+	if err != nil {
+		return Facts{}, err
+	}
+	return Facts{
+		StaticPodPath:            absolute(strings.TrimRight(config.StaticPodPath, string(os.PathSeparator)), dir),
+		StaticPodURL:             config.StaticPodURL != "",
+		ShutdownGrace:            config.shutsDownGracefully(),
+		HealthzAddress:           config.healthzAddress(),
+		CgroupDriver:             or(config.CgroupDriver, defaultCgroupDriver),
+		ContainerRuntimeEndpoint: or(config.ContainerRuntimeEndpoint, defaultRuntimeEndpoint),
+		NodeName:                 name,
+	}, nil
+}
+
+// nodeName returns the name that the kubelet registers with.
+func nodeName(override string) (string, error) {
+	name := override
+	if name == "" {
+		var err error
+		if name, err = os.Hostname(); err != nil {
+			return "", fmt.Errorf("read the host name: %w", err)
+		}
+	}
+	name = strings.ToLower(strings.TrimSpace(name))
+	if name == "" {
+		return "", errors.New("the host name is empty")
+	}
+	return name, nil
+}
+
+// healthzAddress returns an address to which one can connect.
+func (c *configuration) healthzAddress() string {
+	port := int32(defaultHealthzPort)
+	if c.HealthzPort != nil {
+		port = *c.HealthzPort
+	}
+	if port == 0 {
+		return ""
+	}
+	host := or(c.HealthzBindAddress, defaultHealthzAddress)
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		host = defaultHealthzAddress
+		if ip.To4() == nil {
+			host = "::1"
+		}
+	}
+	return net.JoinHostPort(host, strconv.Itoa(int(port)))
+}
+
+// absolute returns a path relative to a directory; an empty path stays empty.
+func absolute(path, dir string) string {
+	if path == "" || dir == "" || filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(dir, path)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func or(value, otherwise string) string {
+	if value == "" {
+		return otherwise
+	}
+	return value
+}

@@ -1,0 +1,219 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubelet
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const header = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+
+// write writes files below a folder and returns the folder.
+func write(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// defaults are the facts of a kubelet without configuration, named node-7.
+func defaults(mods ...func(*Facts)) Facts {
+	f := Facts{
+		HealthzAddress: "127.0.0.1:10248", CgroupDriver: "cgroupfs",
+		ContainerRuntimeEndpoint: "unix:///run/containerd/containerd.sock", NodeName: "node-7",
+	}
+	for _, mod := range mods {
+		mod(&f)
+	}
+	return f
+}
+
+func TestDiscover(t *testing.T) {
+	const manifests = "/etc/kubernetes/manifests"
+	static := func(path string) func(*Facts) { return func(f *Facts) { f.StaticPodPath = path } }
+	for name, tc := range map[string]struct {
+		files map[string]string
+		// args follow the program's name; DIR is the folder of the files.
+		args []string
+		want Facts
+	}{
+		"a configuration file": {
+			files: map[string]string{"config.yaml": header + `
+staticPodPath: /etc/kubernetes/manifests/
+staticPodURL: http://10.0.0.1/pods
+shutdownGracePeriod: 30s
+healthzPort: 10999
+healthzBindAddress: 0.0.0.0
+cgroupDriver: systemd
+containerRuntimeEndpoint: unix:///run/crio/crio.sock
+unknownField: {a: b}
+`},
+			args: []string{"--config=DIR/config.yaml"},
+			want: Facts{
+				StaticPodPath: manifests, StaticPodURL: true, ShutdownGrace: true, HealthzAddress: "127.0.0.1:10999",
+				CgroupDriver: "systemd", ContainerRuntimeEndpoint: "unix:///run/crio/crio.sock", NodeName: "node-7",
+			},
+		},
+		"the file of the agent's configuration, if the command line names none": {
+			files: map[string]string{"default.yaml": header + "staticPodPath: /a\n"},
+			want:  defaults(static("/a")),
+		},
+		"the file that the command line names, and not that of the agent's configuration": {
+			files: map[string]string{"default.yaml": header + "staticPodPath: /a\n", "config.yaml": header + "staticPodPath: /b\n"},
+			args:  []string{"--v", "2", "--config", "DIR/config.yaml"},
+			want:  defaults(static("/b")),
+		},
+		"flags alone": {
+			args: []string{
+				"--pod-manifest-path=/c", "--manifest-url=http://10.0.0.1/pods", "--healthz-bind-address=::", "--healthz_port=1",
+				"--cgroup-driver=systemd", "--container-runtime-endpoint=unix:///a",
+			},
+			want: Facts{
+				StaticPodPath: "/c", StaticPodURL: true, HealthzAddress: "[::1]:1", CgroupDriver: "systemd",
+				ContainerRuntimeEndpoint: "unix:///a", NodeName: "node-7",
+			},
+		},
+		"flags before files": {
+			files: map[string]string{"config.yaml": header + "staticPodPath: /b\nhealthzPort: 5\n"},
+			args:  []string{"--config=DIR/config.yaml", "--pod-manifest-path=/c", "--healthz-port=0"},
+			want:  defaults(static("/c"), func(f *Facts) { f.HealthzAddress = "" }),
+		},
+		"the last of several flags": {
+			args: []string{"--pod-manifest-path=/c", "--pod-manifest-path=/d"},
+			want: defaults(static("/d")),
+		},
+		"drop-ins in their order, also in subfolders": {
+			files: map[string]string{
+				"config.yaml":      header + "staticPodPath: /b\nhealthzPort: 5\ncgroupDriver: systemd\nfeatureGates: {A: true}\n",
+				"d/10-a.conf":      header + "staticPodPath: /late\n",
+				"d/20/a.conf":      header + "staticPodPath: /later\nhealthzPort: null\n",
+				"d/05-early.conf":  header + "staticPodPath: /early\nshutdownGracePeriod: 10s\n",
+				"d/99-ignored.yml": "no kubelet configuration",
+			},
+			args: []string{"--config=DIR/config.yaml", "--config-dir=DIR/d"},
+			want: defaults(static("/later"), func(f *Facts) { f.CgroupDriver, f.ShutdownGrace = "systemd", true }),
+		},
+		"a path relative to the file": {
+			files: map[string]string{"config.yaml": header + "staticPodPath: manifests\n"},
+			args:  []string{"--config=DIR/config.yaml"},
+			want:  defaults(static("DIR/manifests")),
+		},
+		"paths relative to the kubelet's working directory": {
+			files: map[string]string{"sub/config.yaml": header, "d/a.conf": header + "staticPodPath: manifests\n"},
+			args:  []string{"--config=sub/config.yaml", "--config-dir=d"},
+			want:  defaults(static("DIR/manifests")),
+		},
+		"an own shutdown by priorities": {
+			files: map[string]string{"config.yaml": header + "shutdownGracePeriodByPodPriority: [{priority: 0, shutdownGracePeriodSeconds: 5}]\n"},
+			args:  []string{"--config=DIR/config.yaml"},
+			want:  defaults(func(f *Facts) { f.ShutdownGrace = true }),
+		},
+		"an own shutdown without time": {
+			files: map[string]string{"config.yaml": header + "shutdownGracePeriodByPodPriority: [{priority: 0, shutdownGracePeriodSeconds: 0}]\n"},
+			args:  []string{"--config=DIR/config.yaml"},
+			want:  defaults(),
+		},
+		"an own shutdown whose feature is off": {
+			files: map[string]string{"config.yaml": header + "shutdownGracePeriod: 10s\nfeatureGates: {" + shutdownFeature + ": false}\n"},
+			args:  []string{"--config=DIR/config.yaml"},
+			want:  defaults(),
+		},
+		"an own shutdown whose feature is off by a flag": {
+			files: map[string]string{"config.yaml": header + "shutdownGracePeriod: 10s\n"},
+			args:  []string{"--config=DIR/config.yaml", "--feature-gates=A=true," + shutdownFeature + "=false"},
+			want:  defaults(),
+		},
+		"another name in capitals": {
+			args: []string{"--hostname-override=Node-7 "},
+			want: defaults(),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := write(t, tc.files)
+			args := []string{"/usr/bin/kubelet", "--hostname-override=node-7"}
+			for _, arg := range tc.args {
+				args = append(args, strings.ReplaceAll(arg, "DIR", dir))
+			}
+			got, err := discover(filepath.Join(dir, "default.yaml"), args, dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tc.want.StaticPodPath = strings.ReplaceAll(tc.want.StaticPodPath, "DIR", dir)
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestBadConfigurations(t *testing.T) {
+	for name, tc := range map[string]struct {
+		files map[string]string
+		args  []string
+		want  string
+	}{
+		"a missing file":           {args: []string{"--config=DIR/config.yaml"}, want: "config.yaml"},
+		"a missing folder":         {args: []string{"--config-dir=DIR/d"}, want: "drop-ins"},
+		"text":                     {files: map[string]string{"c": "{"}, args: []string{"--config=DIR/c"}, want: "/c: "},
+		"another kind":             {files: map[string]string{"c": "apiVersion: v1\nkind: Pod\n"}, args: []string{"--config=DIR/c"}, want: "KubeletConfiguration"},
+		"a drop-in without a kind": {files: map[string]string{"d/a.conf": "staticPodPath: /a\n"}, args: []string{"--config-dir=DIR/d"}, want: "a.conf"},
+		"a field of another type":  {files: map[string]string{"c": header + "healthzPort: many\n"}, args: []string{"--config=DIR/c"}, want: "healthzPort"},
+		"a flag that is no number": {args: []string{"--healthz-port=many"}, want: "--healthz-port"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := write(t, tc.files)
+			args := []string{"kubelet"}
+			for _, arg := range tc.args {
+				args = append(args, strings.ReplaceAll(arg, "DIR", dir))
+			}
+			if _, err := discover("", args, ""); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want an error with %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestDiscoverNamesTheHost(t *testing.T) {
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Discover(t.Context(), "", []string{"kubelet"})
+	if err != nil || got.NodeName != strings.ToLower(host) {
+		t.Errorf("got %q, %v, want %q", got.NodeName, err, strings.ToLower(host))
+	}
+}
+
+func TestHealthOfADisabledEndpoint(t *testing.T) {
+	if err := (Health{}).Check(context.Background()); err == nil || !strings.Contains(err.Error(), "healthzPort") {
+		t.Errorf("got %v, want an error that names healthzPort", err)
+	}
+}

@@ -1,0 +1,209 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubelet
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// envKubelet makes the test's program run as a process that only waits.
+const envKubelet = "HAULOUT_TEST_AS_KUBELET"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(envKubelet) != "" {
+		fmt.Println("running")
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// runKubelet runs a process that is called as a kubelet, until its end is called or the test ends.
+func runKubelet(t *testing.T, dir string, args ...string) (pid int, end func()) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := &exec.Cmd{Path: self, Args: append([]string{"/usr/bin/kubelet"}, args...), Env: []string{envKubelet + "=1"}, Dir: dir}
+	stdin, err := command.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := false
+	end = func() {
+		if !ended {
+			ended = true
+			_ = stdin.Close()
+			_ = command.Wait()
+		}
+	}
+	t.Cleanup(end)
+	if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	return command.Process.Pid, end
+}
+
+// only returns a folder like /proc that shows one process, so that other kubelets of the machine do
+// not matter.
+func only(t *testing.T, pids ...int) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"self", "stat", "sys"} {
+		link(t, "/proc/"+name, filepath.Join(dir, name))
+	}
+	for _, pid := range pids {
+		link(t, "/proc/"+strconv.Itoa(pid), filepath.Join(dir, strconv.Itoa(pid)))
+	}
+	return dir
+}
+
+func link(t *testing.T, target, name string) {
+	t.Helper()
+	if err := os.Symlink(target, name); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestARealProcessIsFound(t *testing.T) {
+	dir := write(t, map[string]string{"config.yaml": header + "staticPodPath: manifests\n"})
+	before := time.Now()
+	pid, end := runKubelet(t, dir, "--config=config.yaml", "--hostname-override=node-7")
+	proc := only(t, os.Getpid(), pid)
+	got, err := findIn(proc, os.Getuid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantArgs := []string{"/usr/bin/kubelet", "--config=config.yaml", "--hostname-override=node-7"}
+	if got.PID != pid || got.Dir != dir || !slices.Equal(got.Args, wantArgs) {
+		t.Errorf("got %+v, want the process %d in %s with %q", got, pid, dir, wantArgs)
+	}
+	if d := got.Started.Sub(before).Abs(); d > 5*time.Second {
+		t.Errorf("got the start %v, want about %v", got.Started, before)
+	}
+	facts, err := discover("", got.Args, got.Dir)
+	if err != nil || facts.StaticPodPath != filepath.Join(dir, "manifests") || facts.NodeName != "node-7" {
+		t.Errorf("got %+v, %v", facts, err)
+	}
+
+	// The same again is another instance.
+	again, _ := runKubelet(t, dir, "--config=config.yaml")
+	end()
+	next, err := findIn(only(t, again), os.Getuid())
+	if err != nil || next.ID == got.ID || next.PID != again {
+		t.Errorf("got %+v, %v, want another instance than %s", next, err, got.ID)
+	}
+	if _, err := findIn(proc, os.Getuid()); !errors.Is(err, ErrNotRunning) {
+		t.Errorf("got %v after its end, want %v", err, ErrNotRunning)
+	}
+}
+
+func TestTheOldestKubeletIsFound(t *testing.T) {
+	first, _ := runKubelet(t, t.TempDir())
+	proc := only(t, first)
+	started := func() uint64 {
+		ticks, err := startOf(filepath.Join(proc, strconv.Itoa(first)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ticks
+	}()
+	// A younger one is started in another tick of 10 ms.
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		second, end := runKubelet(t, t.TempDir())
+		ticks, err := startOf("/proc/" + strconv.Itoa(second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ticks > started {
+			link(t, "/proc/"+strconv.Itoa(second), filepath.Join(proc, strconv.Itoa(second)))
+			break
+		}
+		end()
+		if time.Now().After(deadline) {
+			t.Fatal("time does not pass")
+		}
+	}
+	got, err := findIn(proc, os.Getuid())
+	if err != nil || got.PID != first {
+		t.Errorf("got %d, %v, want %d", got.PID, err, first)
+	}
+}
+
+func TestKubeletsOfOthersAreIgnored(t *testing.T) {
+	pid, _ := runKubelet(t, t.TempDir())
+	t.Run("of another user", func(t *testing.T) {
+		if got, err := findIn(only(t, pid), os.Getuid()+1); !errors.Is(err, ErrNotRunning) {
+			t.Errorf("got %+v, %v, want %v", got, err, ErrNotRunning)
+		}
+	})
+	t.Run("of another PID namespace", func(t *testing.T) {
+		proc := t.TempDir()
+		for _, name := range []string{"stat", "sys", strconv.Itoa(pid)} {
+			link(t, "/proc/"+name, filepath.Join(proc, name))
+		}
+		if err := os.MkdirAll(filepath.Join(proc, "self", "ns"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		link(t, "pid:[1]", filepath.Join(proc, "self", "ns", "pid"))
+		if got, err := findIn(proc, os.Getuid()); !errors.Is(err, ErrNotRunning) {
+			t.Errorf("got %+v, %v, want %v", got, err, ErrNotRunning)
+		}
+	})
+}
+
+func TestStartOfAProcessWithAStrangeName(t *testing.T) {
+	dir := write(t, map[string]string{
+		"stat":   "1 (a) b) (c) S " + strings.Repeat("0 ", 18) + "4711 " + strings.Repeat("0 ", 30) + "\n",
+		"2/stat": "1 (a) S 0 0\n",
+	})
+	if got, err := startOf(dir); err != nil || got != 4711 {
+		t.Errorf("got %d, %v, want 4711", got, err)
+	}
+	if _, err := startOf(filepath.Join(dir, "2")); err == nil {
+		t.Error("got no error of a line that is too short")
+	}
+}
+
+func TestFindLooksIntoProc(t *testing.T) {
+	runKubelet(t, t.TempDir())
+	if got, err := Find(t.Context()); err != nil || got.PID == 0 {
+		t.Errorf("got %+v, %v, want a kubelet", got, err)
+	}
+	if id, err := (Health{}).Instance(t.Context()); err != nil || id == "" {
+		t.Errorf("got the instance %q, %v", id, err)
+	}
+}

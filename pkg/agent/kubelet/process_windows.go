@@ -1,0 +1,72 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubelet
+
+import (
+	"context"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/windows"
+)
+
+// shutdownFeature is the feature gate of the kubelet's own graceful node shutdown.
+const shutdownFeature = "WindowsGracefulNodeShutdown"
+
+// Find returns the running kubelet, the oldest one if there are several. Windows does not tell its
+// command line.
+func Find(context.Context) (Process, error) {
+	snapshot, err := windows.CreateToolhelp32Snapshot(windows.TH32CS_SNAPPROCESS, 0)
+	if err != nil {
+		return Process{}, fmt.Errorf("list the processes: %w", err)
+	}
+	defer func() { _ = windows.CloseHandle(snapshot) }()
+	var found Process
+	entry := windows.ProcessEntry32{Size: uint32(unsafe.Sizeof(windows.ProcessEntry32{}))}
+	for err = windows.Process32First(snapshot, &entry); err == nil; err = windows.Process32Next(snapshot, &entry) {
+		if !isKubelet([]string{windows.UTF16ToString(entry.ExeFile[:])}) {
+			continue
+		}
+		started, err := startOf(entry.ProcessID)
+		if err != nil || found.PID != 0 && !started.Before(found.Started) {
+			continue
+		}
+		found = Process{
+			PID: int(entry.ProcessID), Started: started, ID: fmt.Sprintf("%d/%d", entry.ProcessID, started.UnixNano()),
+		}
+	}
+	if found.PID == 0 {
+		return Process{}, ErrNotRunning
+	}
+	return found, nil
+}
+
+// startOf returns the start time of a process, which the system stores when it starts: a change of
+// the clock does not change it.
+func startOf(pid uint32) (time.Time, error) {
+	process, err := windows.OpenProcess(windows.PROCESS_QUERY_LIMITED_INFORMATION, false, pid)
+	if err != nil {
+		return time.Time{}, err
+	}
+	defer func() { _ = windows.CloseHandle(process) }()
+	var created, exited, kernel, user windows.Filetime
+	if err := windows.GetProcessTimes(process, &created, &exited, &kernel, &user); err != nil {
+		return time.Time{}, err
+	}
+	return time.Unix(0, created.Nanoseconds()), nil
+}
