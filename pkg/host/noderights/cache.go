@@ -34,6 +34,8 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/identity"
 )
 
 const (
@@ -155,6 +157,9 @@ func (c *Cache) Ask(ctx context.Context, requester *authenticationv1.UserInfo, n
 		}
 		return answers
 	}
+	if nodes = answerOwn(requester, nodes, answers); len(nodes) == 0 {
+		return answers
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	of := c.of(requester)
@@ -166,6 +171,24 @@ func (c *Cache) Ask(ctx context.Context, requester *authenticationv1.UserInfo, n
 		answers[node.Name] = c.answer(ctx, of, node.Name, node.UID, []*corev1.Node{node})
 	}
 	return answers
+}
+
+// answerOwn sets the answer about the node that the requester itself is, and returns the other
+// nodes. It does not change the list.
+func answerOwn(requester *authenticationv1.UserInfo, nodes []*corev1.Node, answers map[string]Answer) []*corev1.Node {
+	own, isNode := identity.NodeOf(UserOf(requester))
+	if !isNode {
+		return nodes
+	}
+	others := make([]*corev1.Node, 0, len(nodes))
+	for _, node := range nodes {
+		if node.Name == own {
+			answers[node.Name] = Answer{Allowed: true}
+			continue
+		}
+		others = append(others, node)
+	}
+	return others
 }
 
 // chooseByName sets the answers of the nodes that the answer about all nodes covers, and returns

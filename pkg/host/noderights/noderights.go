@@ -22,6 +22,9 @@ limitations under the License.
 // by name: authorizers that deny individual nodes to such a user are rare, and a cluster may have
 // thousands of nodes.
 //
+// A node may put itself under maintenance, as its agent does when it shuts down: about the node that
+// a user is, no authorizer is asked. About other nodes it is a user like any other.
+//
 // The content of a Cache may be dropped at any time.
 package noderights
 
@@ -36,6 +39,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/util/workqueue"
+
+	"haulout.dev/haulout/pkg/identity"
 )
 
 const (
@@ -55,6 +60,14 @@ type Nodes struct {
 }
 
 func (n Nodes) names() []string { return slices.Concat(n.ControlPlane, n.Others) }
+
+// without returns the nodes except the one of the given name.
+func (n Nodes) without(name string) Nodes {
+	is := func(other string) bool { return other == name }
+	return Nodes{
+		ControlPlane: slices.DeleteFunc(slices.Clone(n.ControlPlane), is), Others: slices.DeleteFunc(slices.Clone(n.Others), is),
+	}
+}
 
 // IsControlPlane reports whether labels are those of a control-plane node.
 func IsControlPlane(node *corev1.Node) bool {
@@ -108,6 +121,9 @@ func (q Questioner) Ask(ctx context.Context, joining Nodes) (Verdict, error) {
 // leaving nodes: a controller checks nodes again before it takes them, but not before it releases
 // them.
 func (q Questioner) AskChange(ctx context.Context, leaving, joining Nodes) (Verdict, error) {
+	if own, isNode := identity.NodeOf(q.User); isNode {
+		leaving, joining = leaving.without(own), joining.without(own)
+	}
 	if len(leaving.names())+len(joining.names()) == 0 {
 		return Verdict{}, nil
 	}
