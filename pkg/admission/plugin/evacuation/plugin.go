@@ -221,7 +221,7 @@ func (p *Plugin) Validate(ctx context.Context, attrs admission.Attributes, _ adm
 	}
 	switch {
 	case attrs.GetSubresource() == "status":
-		return p.mayProgress(ctx, attrs, old.Status.ActiveEvacuatorClass)
+		return p.mayProgress(ctx, attrs, old)
 	case attrs.GetSubresource() != "":
 		return nil
 	case attrs.GetOperation() == admission.Create:

@@ -31,6 +31,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/identity"
 )
 
@@ -181,8 +182,14 @@ func (p *Plugin) mayEndRequests(ctx context.Context, attrs admission.Attributes,
 	return err
 }
 
-// mayProgress checks the right to report as the active evacuator.
-func (p *Plugin) mayProgress(ctx context.Context, attrs admission.Attributes, class string) error {
+// mayProgress checks the right to report as the active evacuator. The node agent is the evacuator of
+// the static pods of its node, and needs no right to that: a right to the class would be one to the
+// static pods of all nodes.
+func (p *Plugin) mayProgress(ctx context.Context, attrs admission.Attributes, old *maintenance.Evacuation) error {
+	class := old.Status.ActiveEvacuatorClass
+	if node, isNode := identity.NodeOf(attrs.GetUserInfo()); isNode && class == v1alpha1.EvacuatorClassKubelet && old.Spec.NodeName == node {
+		return nil
+	}
 	if class == "" && !p.identity.Is(attrs.GetUserInfo()) {
 		// A check without a name would be about all evacuators.
 		return apierrors.NewForbidden(resource, attrs.GetName(), fmt.Errorf("no evacuator is active yet"))

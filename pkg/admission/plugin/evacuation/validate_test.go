@@ -32,6 +32,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 func TestValidateRights(t *testing.T) {
@@ -234,6 +235,90 @@ func TestValidateReportWithoutAnActiveEvacuator(t *testing.T) {
 	r.user = server
 	if err := f.validate(r); err != nil {
 		t.Errorf("the server: got %v, want no error", err)
+	}
+}
+
+// TestValidateReportOfANodeAgent covers reports about static pods. A node agent needs no right to
+// report about those of its node, and gets no other one by that.
+func TestValidateReportOfANodeAgent(t *testing.T) {
+	const progressKubelet = `progress evacuators.maintenance.haulout.dev "kubelet.k8s.io" in namespace "blue"`
+	onNode := func(name string) mod { return func(e *maintenance.Evacuation) { e.Spec.NodeName = name } }
+	kubelet := active(v1alpha1.EvacuatorClassKubelet)
+	agent := &user.DefaultInfo{Name: "system:node:node-7", Groups: []string{user.NodesGroup}}
+	for name, tt := range map[string]struct {
+		user        user.Info
+		object, old *maintenance.Evacuation
+		// asked is the right that the user needs; empty if none.
+		asked string
+	}{
+		"the agent of the node": {user: agent, old: newEvacuation(kubelet, onNode("node-7"))},
+		"the agent of another node": {
+			user: agent, old: newEvacuation(kubelet, onNode("node-8")), asked: progressKubelet,
+		},
+		"the agent of another node, which claims the pod in its report": {
+			user: agent, object: newEvacuation(kubelet, onNode("node-7")), old: newEvacuation(kubelet, onNode("node-8")), asked: progressKubelet,
+		},
+		"the pod was on no node": {user: agent, old: newEvacuation(kubelet), asked: progressKubelet},
+		"a node without a name for a pod on no node": {
+			user: &user.DefaultInfo{Name: "system:node:", Groups: []string{user.NodesGroup}}, old: newEvacuation(kubelet), asked: progressKubelet,
+		},
+		"another evacuator is active": {
+			user: agent, old: newEvacuation(active("first.example.com"), onNode("node-7")), asked: progressFirst,
+		},
+		"another evacuator is active, and the report claims the agent is": {
+			user: agent, object: newEvacuation(kubelet, onNode("node-7")), old: newEvacuation(active("first.example.com"), onNode("node-7")),
+			asked: progressFirst,
+		},
+		"a user of the same name without the group": {
+			user: &user.DefaultInfo{Name: "system:node:node-7", Groups: []string{user.AllAuthenticated}},
+			old:  newEvacuation(kubelet, onNode("node-7")), asked: progressKubelet,
+		},
+		"a service account": {
+			user: &user.DefaultInfo{Name: "system:serviceaccount:blue:node-7", Groups: []string{"system:serviceaccounts"}},
+			old:  newEvacuation(kubelet, onNode("node-7")), asked: progressKubelet,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if tt.object == nil {
+				tt.object = tt.old
+			}
+			r := request{user: tt.user, operation: admission.Update, subresource: "status", object: tt.object, old: tt.old}
+			f := newFixture(t, nil, nil)
+			f.authz.users = []string{tt.user.GetName()}
+			if err := f.validate(r); (tt.asked != "") != apierrors.IsForbidden(err) || tt.asked == "" && err != nil {
+				t.Errorf("without rights: got %v", err)
+			}
+			if asked := strings.Join(f.authz.asked, ", "); asked != tt.asked {
+				t.Errorf("asked for %q, want %q", asked, tt.asked)
+			}
+			f.authz.allowed = []string{tt.asked}
+			if err := f.validate(r); err != nil {
+				t.Errorf("with the right: got %v, want no error", err)
+			}
+		})
+	}
+}
+
+// TestNodeAgentsHaveNoOtherRights covers the other writes of a node agent, which need the rights
+// that all users need.
+func TestNodeAgentsHaveNoOtherRights(t *testing.T) {
+	onNode := func(e *maintenance.Evacuation) { e.Spec.NodeName = "node-7" }
+	kubelet := active(v1alpha1.EvacuatorClassKubelet)
+	for name, r := range map[string]request{
+		"create": {object: newEvacuation(onNode)},
+		"delete": {operation: admission.Delete, old: newEvacuation(kubelet, onNode)},
+		"an instigator joins": {
+			operation: admission.Update, object: newEvacuation(kubelet, onNode, finalizers(instigator, instigatorA)), old: newEvacuation(kubelet, onNode),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r.user = &user.DefaultInfo{Name: "system:node:node-7", Groups: []string{user.NodesGroup}}
+			f := newFixture(t, nil, nil)
+			f.authz.users = []string{r.user.GetName()}
+			if err := f.validate(r); !apierrors.IsForbidden(err) {
+				t.Errorf("got %v, want a Forbidden error", err)
+			}
+		})
 	}
 }
 

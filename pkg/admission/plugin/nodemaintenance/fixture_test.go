@@ -55,9 +55,11 @@ var (
 
 // host is an authorizer that allows the deletion of the allowed nodes, and counts the questions.
 type host struct {
-	mu      sync.Mutex
+	mu sync.Mutex
+	// user is the user about whom it is asked.
+	user    *user.DefaultInfo
 	allowed map[string]bool
-	// hidden are the nodes that user bob may not get.
+	// hidden are the nodes that the user may not get.
 	hidden map[string]bool
 	// hangs are the nodes about which it does not answer before the request ends.
 	hangs   map[string]bool
@@ -85,7 +87,7 @@ func (h *host) Authorize(ctx context.Context, a authorizer.Attributes) (authoriz
 		h.mu.Unlock()
 	}()
 	isExpected := a.GetVerb() == "delete" && a.GetResource() == "nodes" && a.GetAPIGroup() == "" &&
-		a.IsResourceRequest() && a.GetUser() == bob
+		a.IsResourceRequest() && a.GetUser() == h.user
 	switch {
 	case !isExpected:
 		return authorizer.DecisionNoOpinion, "", fmt.Errorf("unexpected question %v", a)
@@ -104,6 +106,7 @@ func (h *host) Authorize(ctx context.Context, a authorizer.Attributes) (authoriz
 // to the question about all nodes.
 func may(names ...string) *host {
 	h := &host{
+		user:    bob,
 		allowed: map[string]bool{},
 		fails:   map[string]bool{},
 		hidden:  map[string]bool{},

@@ -151,7 +151,17 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	if err != nil {
 		return apierrors.NewInternalError(err)
 	}
-	if nm != nil && old != nil && (!needsAuthorization(nm, old) || isGarbageCollection(a.GetUserInfo(), nm, old)) {
+	node, isNode := identity.NodeOf(a.GetUserInfo())
+	switch {
+	case isNode:
+		if err := validateOfNode(a, node, nm, old); err != nil {
+			return err
+		}
+		// The other writes of a node only end a maintenance, which needs no further checks.
+		if old != nil {
+			return nil
+		}
+	case nm != nil && old != nil && (!needsAuthorization(nm, old) || isGarbageCollection(a.GetUserInfo(), nm, old)):
 		return nil
 	}
 	if !p.WaitForReady() {
@@ -161,8 +171,10 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	if err != nil {
 		return apierrors.NewInternalError(err)
 	}
-	if err := p.authorize(ctx, a, change); err != nil {
-		return err
+	if !isNode {
+		if err := p.authorize(ctx, a, change); err != nil {
+			return err
+		}
 	}
 	if !sendsToNodes(nm, old) {
 		return nil
