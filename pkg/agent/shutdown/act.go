@@ -1,0 +1,341 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package shutdown
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+)
+
+// Pauses between two attempts. The API has to be asked several times within its grace period.
+const (
+	ensureRetry  = time.Second
+	drainPeriod  = 2 * time.Second
+	keptPeriod   = 30 * time.Second
+	undoRetry    = 2 * time.Second
+	olderRetry   = 10 * time.Second
+	reportRetry  = 2 * time.Second
+	resumeRetry  = 2 * time.Second
+	engineRetry  = time.Second
+	releaseRetry = 200 * time.Millisecond
+	// resumeTimeout limits one attempt to start the kubelet.
+	resumeTimeout = 30 * time.Second
+)
+
+// pace is when something may be tried again.
+type pace struct {
+	next time.Time
+}
+
+func (p *pace) due(now time.Time) bool {
+	return !now.Before(p.next)
+}
+
+// slot is a kind of call of which one is in flight at a time. The calls run in their own goroutines,
+// so that an API that does not answer never holds up a decision.
+type slot struct {
+	pace
+	// task is what is in flight, empty if nothing is; last is what was in flight before.
+	task, last task
+	cancel     context.CancelFunc
+	// abandoned: the last call was cancelled because something else is wanted.
+	abandoned bool
+}
+
+// want starts a call if it is due and nothing else is in flight. A different call in flight is
+// cancelled; the new one starts when it has returned.
+func (m *Manager) want(ctx context.Context, s *slot, t task, timeout time.Duration, call func(context.Context) func()) {
+	if s.task != taskNone {
+		if s.task != t {
+			s.cancel()
+		}
+		return
+	}
+	if t == taskNone || t == s.last && !s.due(time.Now()) {
+		return
+	}
+	// A result that was requested is useful even if the agent ends: the condition that says why.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	s.task, s.last, s.cancel = t, t, cancel
+	m.calls.Go(func() {
+		defer cancel()
+		result := call(ctx)
+		abandoned := errors.Is(ctx.Err(), context.Canceled)
+		m.post(func() {
+			s.task, s.abandoned = taskNone, abandoned
+			result()
+		})
+	})
+}
+
+// settle gives the calls in flight, which may write the last condition, a moment, and then cancels
+// them.
+func (m *Manager) settle() {
+	deadline := time.NewTimer(time.Second)
+	defer deadline.Stop()
+	writing := func() bool {
+		for _, w := range m.conditions {
+			if w.slot.task != taskNone {
+				return true
+			}
+		}
+		return false
+	}
+	for writing() {
+		select {
+		case f := <-m.events:
+			f()
+			continue
+		case <-deadline.C:
+		}
+		break
+	}
+	for _, s := range m.slots() {
+		if s.task != taskNone {
+			s.cancel()
+		}
+	}
+}
+
+func (m *Manager) slots() []*slot {
+	slots := []*slot{&m.maintenance, &m.reports, &m.resumes}
+	for _, w := range m.conditions {
+		slots = append(slots, &w.slot)
+	}
+	return slots
+}
+
+// act does what was decided, and returns when the next decision is due at the latest.
+func (m *Manager) act(ctx context.Context, in *input, d *decision) time.Time {
+	m.actLocal(ctx, d)
+	m.actMaintenance(ctx, d)
+	m.actReport(ctx, d)
+	m.actResume(ctx, d)
+	m.actConditions(ctx, in, d)
+	// The last, so that the condition that says so is on its way.
+	m.actRelease(ctx, in, d)
+	return m.nextWake(in, d)
+}
+
+// nextWake returns the time of the next decision.
+func (m *Manager) nextWake(in *input, d *decision) time.Time {
+	next := in.now.Add(idlePeriod)
+	earlier := func(t time.Time) {
+		if t.Before(next) {
+			next = t
+		}
+	}
+	if active(d.next.Phase) || d.next.Phase == state.Cancelled || m.dirty {
+		earlier(in.now.Add(activePeriod))
+	}
+	if !d.wake.IsZero() {
+		earlier(d.wake)
+	}
+	for _, s := range m.slots() {
+		if s.task == taskNone && s.next.After(in.now) {
+			earlier(s.next)
+		}
+	}
+	for _, w := range m.conditions {
+		if w.slot.task == taskNone && w.due.After(in.now) {
+			earlier(w.due)
+		}
+	}
+	if d.release && m.release.next.After(in.now) {
+		earlier(m.release.next)
+	}
+	if d.local && !m.engine.running() && m.engine.next.After(in.now) {
+		earlier(m.engine.next)
+	}
+	return next
+}
+
+// actMaintenance makes the request about the maintenance.
+func (m *Manager) actMaintenance(ctx context.Context, d *decision) {
+	var ref state.MaintenanceRef
+	if d.next.Maintenance != nil {
+		ref = *d.next.Maintenance
+	}
+	request := MaintenanceRequest{
+		BootID: m.config.BootID, Reason: shutdownReason(d.next.Signal.Kind), DrainPlan: m.config.Buckets.DrainPlan(),
+	}
+	shutdown := active(d.next.Phase)
+	m.want(ctx, &m.maintenance, d.maintenance, m.config.APIGracePeriod, func(ctx context.Context) func() {
+		switch d.maintenance {
+		case taskEnsure:
+			ensured, err := m.config.Cluster.EnsureMaintenance(ctx, request)
+			return func() {
+				m.answered(ctx, err, ensureRetry)
+				if err == nil {
+					// What is known of an adopted maintenance is from an earlier shutdown.
+					m.news.ensured, m.drain = &ensured, nil
+				}
+			}
+		case taskDrain:
+			drain, err := m.config.Cluster.Drain(ctx, ref)
+			return func() {
+				period := drainPeriod
+				if !shutdown {
+					period = keptPeriod
+				}
+				m.answered(ctx, err, period)
+				if err == nil {
+					m.drain = &drain
+				}
+			}
+		case taskComplete, taskSweep:
+			return m.complete(ctx, d.maintenance, ref)
+		default:
+			completed, err := m.config.Cluster.CompleteOlder(ctx, m.config.BootID)
+			return func() {
+				m.answered(ctx, err, olderRetry)
+				m.olderDone = err == nil
+				if completed > 0 {
+					klog.FromContext(ctx).Info("Completed the maintenances of earlier shutdowns", "count", completed)
+				}
+			}
+		}
+	})
+}
+
+// complete ends the maintenance of this boot.
+func (m *Manager) complete(ctx context.Context, t task, ref state.MaintenanceRef) func() {
+	if t == taskSweep {
+		ref = state.MaintenanceRef{Name: protocol.ShutdownName(m.config.NodeName, m.config.BootID)}
+	}
+	err := m.config.Cluster.Complete(ctx, ref)
+	return func() {
+		m.answered(ctx, err, undoRetry)
+		if t == taskComplete {
+			m.news.completed = err == nil
+		}
+		if err == nil {
+			m.sweepAt = time.Now().Add(sweepPeriod)
+		}
+	}
+}
+
+// answered records how the API answered a request about the maintenance, and when the next one is
+// due.
+func (m *Manager) answered(ctx context.Context, err error, retry time.Duration) {
+	now := time.Now()
+	m.maintenance.next = now.Add(min(retry, max(m.config.APIGracePeriod/4, 100*time.Millisecond)))
+	if m.deadline.IsZero() {
+		m.maintenance.next = now.Add(retry)
+	}
+	if err == nil {
+		m.api = apiFacts{ok: true, since: now}
+		m.refusedReported = false
+		return
+	}
+	if m.maintenance.abandoned {
+		return
+	}
+	klog.FromContext(ctx).V(2).Info("A request about the maintenance failed", "request", m.maintenance.last, "err", err)
+	m.api.ok, m.api.failure, m.api.refused = false, err.Error(), errors.Is(err, ErrRefused)
+	if m.api.refused && !m.refusedReported {
+		m.refusedReported = true
+		m.config.Cluster.Event(corev1.EventTypeWarning, EventRefused, err.Error())
+	}
+}
+
+// actReport reports the pods that were ended on the node.
+func (m *Manager) actReport(ctx context.Context, d *decision) {
+	if !d.report {
+		m.reportingSince = time.Time{}
+		m.want(ctx, &m.reports, taskNone, 0, nil)
+		return
+	}
+	if m.reportingSince.IsZero() {
+		m.reportingSince = time.Now()
+	}
+	var pods []state.KilledPod
+	for _, pod := range d.next.Killed {
+		if !pod.Reported {
+			pods = append(pods, pod)
+		}
+	}
+	var since time.Time
+	if d.next.Local != nil {
+		since = d.next.Local.Started
+	}
+	m.want(ctx, &m.reports, "report", m.config.APIGracePeriod, func(ctx context.Context) func() {
+		reported, err := m.config.Cluster.ReportKilled(ctx, pods, since)
+		return func() {
+			m.news.reported = append(m.news.reported, reported...)
+			m.reports.next = time.Time{}
+			if err != nil {
+				klog.FromContext(ctx).Error(err, "Failed to report pods that were ended on the node", "reported", len(reported), "pods", len(pods))
+				m.reports.next = time.Now().Add(reportRetry)
+			}
+		}
+	})
+}
+
+// actResume lets the node run pods again.
+func (m *Manager) actResume(ctx context.Context, d *decision) {
+	if !d.resume {
+		m.resumeErr = nil
+	}
+	if !d.resume || m.engine.running() {
+		m.want(ctx, &m.resumes, taskNone, 0, nil)
+		return
+	}
+	m.want(ctx, &m.resumes, "resume", resumeTimeout, func(ctx context.Context) func() {
+		err := m.config.Local.Resume(ctx)
+		return func() {
+			m.resumes.next = time.Time{}
+			m.resumeErr = err
+			if err == nil {
+				m.news.resumed = true
+				return
+			}
+			klog.FromContext(ctx).Error(err, "Failed to let the node run pods again", "engine", m.config.Local.Name())
+			m.resumes.next = time.Now().Add(resumeRetry)
+			m.final = errors.Is(err, ErrFinal)
+		}
+	})
+}
+
+// actRelease lets the machine go down.
+func (m *Manager) actRelease(ctx context.Context, in *input, d *decision) {
+	if !d.release {
+		m.releaseErr = nil
+		return
+	}
+	if !m.release.due(in.now) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, min(releaseTimeout, m.config.APIGracePeriod))
+	defer cancel()
+	m.releaseErr = m.config.Machine.Release(ctx)
+	m.release.next = time.Now().Add(releaseRetry)
+	if m.releaseErr != nil {
+		klog.FromContext(ctx).Error(m.releaseErr, "Failed to release the lock, trying again")
+		return
+	}
+	m.releasedHere, m.news.released = true, true
+	m.release.next = time.Time{}
+	m.downOnce.Do(func() { close(m.down) })
+}

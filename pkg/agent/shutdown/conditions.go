@@ -1,0 +1,188 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package shutdown
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"haulout.dev/haulout/pkg/agent/state"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// Reasons of the condition GracefulNodeShutdownInProgress.
+const (
+	// ReasonWaitingForDrain (True): the pods leave the node through the API.
+	ReasonWaitingForDrain = "WaitingForDrain"
+	// ReasonEndingPodsLocally (True): the agent ends the pods on the node.
+	ReasonEndingPodsLocally = "EndingPodsLocally"
+	// ReasonReleasing (True): the machine goes down.
+	ReasonReleasing = "Releasing"
+	// ReasonNoShutdown (False): no shutdown is pending.
+	ReasonNoShutdown = "NoShutdown"
+	// ReasonCancelled (False): the last shutdown was cancelled.
+	ReasonCancelled = "Cancelled"
+	// ReasonShutdownVanished (False): the service manager has forgotten the shutdown, and the agent
+	// keeps its maintenance.
+	ReasonShutdownVanished = "ShutdownVanished"
+	// ReasonRebooted (False): the machine has booted after a shutdown.
+	ReasonRebooted = "Rebooted"
+)
+
+// Reasons of the condition NodeAgentReady.
+const (
+	// ReasonReady (True): the agent can stop and restart static pods.
+	ReasonReady = "Ready"
+	// ReasonStaticPodsUnavailable (False): the agent runs but cannot stop and restart static pods.
+	ReasonStaticPodsUnavailable = "StaticPodsUnavailable"
+	// ReasonStopped (False): the agent was uninstalled.
+	ReasonStopped = "Stopped"
+)
+
+// Reasons of the events about the node.
+const (
+	// EventDetected: a shutdown was requested.
+	EventDetected = "NodeShutdownDetected"
+	// EventDraining: the pods leave through the API.
+	EventDraining = "NodeShutdownDraining"
+	// EventRefused: the API refuses the maintenance.
+	EventRefused = "NodeShutdownMaintenanceRefused"
+	// EventLocal: the agent ends the pods on the node.
+	EventLocal = "NodeShutdownEndingPodsLocally"
+	// EventReleased: the machine goes down.
+	EventReleased = "NodeShutdownReleased"
+	// EventCancelled: the shutdown was cancelled.
+	EventCancelled = "NodeShutdownCancelled"
+	// EventVanished: the service manager has forgotten the shutdown.
+	EventVanished = "NodeShutdownVanished"
+	// EventRebooted: the machine has booted after a shutdown.
+	EventRebooted = "NodeShutdownRebooted"
+)
+
+// maxConditionMessage is the maximum length of a message in bytes: the node object has to stay
+// small, and an error of an API can be long.
+const maxConditionMessage = 1024
+
+// shutdownReason returns spec.reason of the maintenance of a shutdown.
+func shutdownReason(kind string) string {
+	switch kind {
+	case "reboot":
+		return maintenancev1alpha1.ShutdownReasonReboot
+	case "poweroff":
+		return maintenancev1alpha1.ShutdownReasonPowerOff
+	}
+	return maintenancev1alpha1.ShutdownReason
+}
+
+// StoppedCondition returns the condition NodeAgentReady of a node whose agent is uninstalled.
+func StoppedCondition(version string) corev1.NodeCondition {
+	return corev1.NodeCondition{
+		Type: maintenancev1alpha1.NodeConditionAgentReady, Status: corev1.ConditionFalse, Reason: ReasonStopped,
+		Message: fmt.Sprintf("haulout-node-agent %s was uninstalled", version),
+	}
+}
+
+// shutdownCondition returns the condition GracefulNodeShutdownInProgress for a decision.
+func shutdownCondition(in *input, d *decision) corev1.NodeCondition {
+	c := corev1.NodeCondition{Type: corev1.NodeGracefulNodeShutdownInProgress, Status: corev1.ConditionTrue}
+	st := &d.next
+	deadline := st.Signal.Deadline.UTC().Format("15:04:05 UTC")
+	switch st.Phase {
+	case state.Detected:
+		c.Reason = ReasonWaitingForDrain
+		c.Message = "creates a NodeMaintenance"
+		if in.api.failure != "" {
+			c.Message += ", which fails: " + in.api.failure
+		}
+		c.Message += appended(d.why) + "; the machine goes down at " + deadline
+	case state.Maintaining:
+		c.Reason = ReasonWaitingForDrain
+		c.Message = "NodeMaintenance " + st.Maintenance.Name
+		if in.drain != nil {
+			c.Message += fmt.Sprintf(": %d pods left", in.drain.PodsLeft) + appended(in.drain.Message)
+		}
+		c.Message += appended(d.why) + "; the machine goes down at " + deadline
+	case state.LocalRun:
+		c.Reason = ReasonEndingPodsLocally
+		c.Message = fmt.Sprintf("ends the pods on the node, bucket %d, by %s", st.Local.Bucket, deadline) + appended(d.why)
+	case state.Releasing, state.Down:
+		c.Reason = ReasonReleasing
+		c.Message = "lets the machine shut down" + appended(d.why)
+	default:
+		c.Status = corev1.ConditionFalse
+		c.Reason, c.Message = idleReason(in, d)
+	}
+	c.Message = cut(c.Message)
+	return c
+}
+
+// idleReason returns reason and message while no shutdown is pending.
+func idleReason(in *input, d *decision) (reason, message string) {
+	st := &d.next
+	switch {
+	case st.Phase == state.Cancelled && st.Maintenance != nil:
+		message = "the shutdown was cancelled; completes NodeMaintenance " + st.Maintenance.Name
+		if in.api.failure != "" {
+			message += ", which fails: " + in.api.failure
+		}
+		return ReasonCancelled, message
+	case st.Phase == state.Cancelled || d.outcome == outcomeCancelled:
+		return ReasonCancelled, "the shutdown was cancelled"
+	case st.Maintenance != nil:
+		return ReasonShutdownVanished, "the service manager was restarted and has forgotten the shutdown; NodeMaintenance " +
+			st.Maintenance.Name + " stays: request the shutdown again, or complete it"
+	case d.outcome == outcomeRebooted:
+		return ReasonRebooted, "the machine has booted after a shutdown"
+	}
+	return ReasonNoShutdown, "no shutdown is pending"
+}
+
+// readyCondition returns the condition NodeAgentReady.
+func readyCondition(version, staticProblem string, machine *MachineState, problems []string) corev1.NodeCondition {
+	c := corev1.NodeCondition{
+		Type: maintenancev1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue, Reason: ReasonReady,
+	}
+	parts := []string{"haulout-node-agent " + version}
+	if machine.LockHeld {
+		parts = append(parts, fmt.Sprintf("delays shutdowns by up to %s", machine.Delay))
+	} else {
+		parts = append(parts, "does not delay shutdowns")
+	}
+	if staticProblem != "" {
+		c.Status, c.Reason = corev1.ConditionFalse, ReasonStaticPodsUnavailable
+		parts = append(parts, staticProblem)
+	}
+	c.Message = cut(strings.Join(append(parts, problems...), "; "))
+	return c
+}
+
+func appended(text string) string {
+	if text == "" {
+		return ""
+	}
+	return ", " + text
+}
+
+// cut limits a message to maxConditionMessage bytes, without a part of a character at the end.
+func cut(message string) string {
+	if len(message) <= maxConditionMessage {
+		return message
+	}
+	return strings.ToValidUTF8(message[:maxConditionMessage-3], "") + "..."
+}

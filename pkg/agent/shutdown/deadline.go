@@ -1,0 +1,61 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package shutdown
+
+import (
+	"time"
+
+	"haulout.dev/haulout/pkg/agent/state"
+)
+
+// The wall clock can be set during a shutdown, so the manager keeps the deadline on the monotonic
+// clock. Only after a restart of the agent it has to trust a stored time, within limits.
+
+// remainingOf returns the time until the deadline of a machine, as the wall clock shows it now.
+func remainingOf(machine *MachineState, wall time.Time, longest time.Duration) time.Duration {
+	if machine.Deadline.IsZero() {
+		if machine.Delay > 0 {
+			return min(machine.Delay, longest)
+		}
+		return longest
+	}
+	deadline := machine.Deadline.Round(0)
+	if !machine.Since.IsZero() {
+		if own := machine.Since.Round(0).Add(longest); own.Before(deadline) {
+			deadline = own
+		}
+	}
+	return min(max(deadline.Sub(wall), 0), longest)
+}
+
+// remainingOfStored returns the time until a stored deadline. ok is false if the deadline says
+// nothing: there is none, or it is over and the machine still runs, so it belongs to another
+// shutdown, or the clock was set forward. If the clock was set back, the time is not longer than
+// it was when the shutdown began.
+func remainingOfStored(signal *state.Signal, wall time.Time, longest time.Duration) (remaining time.Duration, ok bool) {
+	if signal.Deadline.IsZero() {
+		return 0, false
+	}
+	remaining = signal.Deadline.Sub(wall)
+	if remaining <= 0 {
+		return 0, false
+	}
+	if whole := signal.Deadline.Sub(signal.Time); whole > 0 {
+		remaining = min(remaining, whole)
+	}
+	return min(remaining, longest), true
+}

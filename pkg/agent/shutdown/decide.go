@@ -1,0 +1,560 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package shutdown
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/agent/buckets"
+	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+)
+
+const (
+	// localReserve is the time between the end of the last bucket and the deadline: stopping the
+	// kubelet and the containers of the last bucket takes longer than planned.
+	localReserve = 5 * time.Second
+	// engineReserve is how long before the deadline the engine must have ended, and releaseReserve
+	// is how long before it the lock is released at the latest: an orderly shutdown with some pods
+	// is better than one that the machine forces.
+	engineReserve  = 2 * time.Second
+	releaseReserve = time.Second
+	// knownGrace is how long a restarted agent waits for the machine before it continues the
+	// shutdown that it has stored: until then the shutdown may have been cancelled.
+	knownGrace = 5 * time.Second
+	// vanishedGrace is how long a released shutdown may be unknown to the machine before it counts
+	// as forgotten: the services of a machine that goes down end, logind as well.
+	vanishedGrace = time.Minute
+)
+
+// settings are what decisions depend on and what does not change.
+type settings struct {
+	node, bootID string
+	buckets      buckets.Table
+	apiGrace     time.Duration
+	// engine is the name of the engine, empty if there is none.
+	engine              string
+	keepForgotten       bool
+	completeAfterReboot bool
+}
+
+// outcome is how the last shutdown ended.
+type outcome string
+
+const (
+	outcomeNone      outcome = ""
+	outcomeRebooted  outcome = "Rebooted"
+	outcomeCancelled outcome = "Cancelled"
+)
+
+// task is a request about the maintenance. There is one at a time.
+type task string
+
+const (
+	taskNone     task = ""
+	taskEnsure   task = "ensure"
+	taskDrain    task = "drain"
+	taskComplete task = "complete"
+	// taskOlder completes maintenances of earlier boots.
+	taskOlder task = "completeOlder"
+	// taskSweep completes a maintenance of this boot that should not exist: the API can execute a
+	// request long after the agent has given it up.
+	taskSweep task = "sweep"
+)
+
+// news are results that came in since the last decision. Each is used once.
+type news struct {
+	ensured   *state.MaintenanceRef
+	completed bool
+	progress  *state.Local
+	killed    []state.KilledPod
+	ended     bool
+	reported  []state.KilledPod
+	resumed   bool
+	released  bool
+}
+
+// apiFacts report how the API answers about the maintenance.
+type apiFacts struct {
+	// ok: the last request succeeded.
+	ok bool
+	// since is the time of the last success, or the time since which the API is needed.
+	since time.Time
+	// failure is the last error, empty after a success. refused: the API answered it.
+	failure string
+	refused bool
+}
+
+// localFacts report what the engine does.
+type localFacts struct {
+	running bool
+	// asking: the engine has ended a bucket and waits for the answer whether to continue.
+	asking bool
+	// final: the node cannot run pods again.
+	final bool
+}
+
+// input is everything that a decision depends on.
+type input struct {
+	state   state.State
+	news    news
+	machine MachineState
+	// now, deadline and the other times are on the monotonic clock; wall is what a clock on the wall
+	// shows, for the times that are stored.
+	now, wall time.Time
+	// deadline is set during a shutdown. unknownFor is how long the machine has not answered since
+	// the agent started, vanishedFor how long a shutdown that the agent works on is gone.
+	deadline                time.Time
+	unknownFor, vanishedFor time.Duration
+	priorities              []int32
+	api                     apiFacts
+	// drain is the last answer about the maintenance of the state.
+	drain *DrainState
+	local localFacts
+	// reportingFor is how long the agent has tried to report pods.
+	reportingFor time.Duration
+	// releasedHere: this process has released the lock during this shutdown.
+	releasedHere bool
+	// olderDone: older maintenances were completed. sweepDue: it is time to look for a maintenance
+	// that should not exist.
+	olderDone, sweepDue bool
+	outcome             outcome
+	why                 string
+}
+
+// event is an event about the node.
+type event struct {
+	eventType, reason, message string
+}
+
+// decision is what to do. The state is stored before anything is done.
+type decision struct {
+	next state.State
+	// maintenance is the request that is due.
+	maintenance task
+	// local: the engine has to run; if it runs and local is false, it has to stop. proceed answers
+	// an engine that asks.
+	local, proceed bool
+	// report, resume and release: what the names say.
+	report, resume, release bool
+	outcome                 outcome
+	// why is the reason of the phase, for people.
+	why    string
+	events []event
+	// wake is the next time at which the decision changes by itself; zero if there is none.
+	wake time.Time
+}
+
+// decide returns what to do. It does nothing else, so that every case can be a row of a table.
+func decide(s *settings, in *input) decision {
+	d := decision{next: cloneState(&in.state), outcome: in.outcome, why: in.why}
+	if d.next.BootID != s.bootID {
+		d.afterBoot(s)
+	}
+	d.absorb(in)
+	st := &d.next
+	if in.machine.Known || in.machine.LockPath != "" {
+		st.LockPath = in.machine.LockPath
+	}
+	switch {
+	case in.machine.ShuttingDown:
+		d.shutdown(s, in)
+	case !active(st.Phase):
+		d.idle(s, in)
+	case !in.machine.Known:
+		if in.unknownFor >= knownGrace {
+			d.shutdown(s, in)
+		} else {
+			d.wakeAt(in.now.Add(knownGrace - in.unknownFor))
+		}
+	default:
+		d.vanished(s, in)
+	}
+	return d
+}
+
+// active reports whether a shutdown is pending in this phase.
+func active(p state.Phase) bool {
+	switch p {
+	case state.Detected, state.Maintaining, state.LocalRun, state.Releasing, state.Down:
+		return true
+	}
+	return false
+}
+
+func cloneState(st *state.State) state.State {
+	c := *st
+	if st.Maintenance != nil {
+		ref := *st.Maintenance
+		c.Maintenance = &ref
+	}
+	if st.Local != nil {
+		local := *st.Local
+		c.Local = &local
+	}
+	c.Killed = slices.Clone(st.Killed)
+	return c
+}
+
+// afterBoot replaces the state of another boot. Of that one only the pods that are not reported are
+// left, with the time since which a container that was started runs again.
+func (d *decision) afterBoot(s *settings) {
+	old := d.next
+	d.next = state.State{BootID: s.bootID, Phase: state.Armed}
+	for _, pod := range old.Killed {
+		if !pod.Reported {
+			d.next.Killed = append(d.next.Killed, pod)
+		}
+	}
+	if old.Local != nil && len(d.next.Killed) > 0 {
+		d.next.Local = &state.Local{Started: old.Local.Started, Done: true}
+	}
+	if active(old.Phase) {
+		d.outcome = outcomeRebooted
+		d.event(corev1.EventTypeNormal, EventRebooted, "the machine has booted again")
+	}
+}
+
+// absorb adds the news to the state.
+func (d *decision) absorb(in *input) {
+	st, n := &d.next, &in.news
+	if n.ensured != nil {
+		ref := *n.ensured
+		st.Maintenance = &ref
+	}
+	if n.completed && !active(st.Phase) {
+		st.Maintenance = nil
+	}
+	running := st.Phase == state.LocalRun && st.Local != nil
+	if n.progress != nil && running {
+		st.Local.Bucket, st.Local.Done = n.progress.Bucket, n.progress.Done
+	}
+	st.Killed = mergeKilled(st.Killed, n.killed)
+	st.Killed = markReported(st.Killed, n.reported)
+	if n.ended && running {
+		st.Local.Done = true
+	}
+	if n.resumed {
+		// The kubelet restarts pods that were not reported. A report would end them again.
+		st.Local, st.Killed = nil, nil
+	}
+	if n.released && st.Phase == state.Releasing {
+		st.Phase = state.Down
+	}
+}
+
+// mergeKilled adds the pods that are not in the list yet: the engine may repeat itself after it was
+// restarted.
+func mergeKilled(list, more []state.KilledPod) []state.KilledPod {
+	for _, pod := range more {
+		if !slices.ContainsFunc(list, func(p state.KilledPod) bool { return p.UID == pod.UID }) {
+			list = append(list, pod)
+		}
+	}
+	return list
+}
+
+func markReported(list, reported []state.KilledPod) []state.KilledPod {
+	done := map[types.UID]struct{}{}
+	for _, pod := range reported {
+		done[pod.UID] = struct{}{}
+	}
+	for i := range list {
+		if _, ok := done[list[i].UID]; ok {
+			list[i].Reported = true
+		}
+	}
+	return list
+}
+
+func unreported(pods []state.KilledPod) bool {
+	return slices.ContainsFunc(pods, func(p state.KilledPod) bool { return !p.Reported })
+}
+
+func (d *decision) event(eventType, reason, format string, args ...any) {
+	d.events = append(d.events, event{eventType, reason, fmt.Sprintf(format, args...)})
+}
+
+// wakeAt makes sure that the next decision is not later.
+func (d *decision) wakeAt(t time.Time) {
+	if d.wake.IsZero() || t.Before(d.wake) {
+		d.wake = t
+	}
+}
+
+// shutdown decides while a shutdown is pending.
+func (d *decision) shutdown(s *settings, in *input) {
+	st := &d.next
+	if !active(st.Phase) {
+		d.detect(in)
+	}
+	if st.Phase == state.Releasing || st.Phase == state.Down {
+		// A restarted agent may have taken the lock again before it knew that it had released it.
+		d.release = !in.releasedHere || st.Phase == state.Releasing || in.machine.LockHeld
+		return
+	}
+	if release := in.deadline.Add(-releaseReserve); !in.now.Before(release) {
+		d.releasing("the machine does not wait any longer")
+		return
+	}
+	d.wakeAt(in.deadline.Add(-releaseReserve))
+	d.maintenance = taskEnsure
+	if st.Phase == state.Maintaining && st.Maintenance == nil {
+		st.Phase = state.Detected // only after the file was changed by hand
+	}
+	if st.Maintenance != nil && st.Maintenance.UID != "" {
+		d.maintenance = taskDrain
+		if st.Phase == state.Detected {
+			st.Phase = state.Maintaining
+			d.why = ""
+			d.event(corev1.EventTypeNormal, EventDraining, "NodeMaintenance %s drains the node before it shuts down", st.Maintenance.Name)
+		}
+	}
+	if st.Phase == state.LocalRun {
+		d.localRun(s, in)
+	} else {
+		d.draining(s, in)
+	}
+}
+
+// detect starts a shutdown.
+func (d *decision) detect(in *input) {
+	st := &d.next
+	if st.Phase != state.Cancelled && st.Local != nil && st.Local.Done {
+		// What is left of an earlier boot: those pods run again or are gone.
+		st.Local, st.Killed = nil, nil
+	}
+	st.Phase, st.Maintenance = state.Detected, nil
+	st.Signal = state.Signal{
+		Kind: in.machine.Kind, Time: in.wall, Deadline: in.wall.Add(in.deadline.Sub(in.now)),
+	}
+	d.outcome, d.why = outcomeNone, ""
+	d.event(corev1.EventTypeNormal, EventDetected, "%s: pods have until %s to leave",
+		shutdownReason(in.machine.Kind), st.Signal.Deadline.UTC().Format(time.RFC3339))
+}
+
+// draining decides while the pods leave through the API, or should.
+func (d *decision) draining(s *settings, in *input) {
+	st := &d.next
+	if drain := in.drain; drain != nil && drain.Drained && st.Maintenance != nil {
+		if drain.PodsKept == 0 || s.engine == "" {
+			d.releasing("the node is drained")
+		} else {
+			d.endLocally(s, in, fmt.Sprintf("the drain has ended and keeps %d pods on the node", drain.PodsKept))
+		}
+		return
+	}
+	if why := d.localDue(s, in); why != "" {
+		switch {
+		case s.engine != "":
+			d.endLocally(s, in, why)
+		case len(in.priorities) == 0 || ended(in):
+			d.releasing(why + ", and nothing is left to do")
+		default:
+			d.why = why + "; without a local engine, the shutdown waits until its deadline"
+		}
+		return
+	}
+	d.why = ""
+	if st.Local == nil || in.local.running {
+		return
+	}
+	// The API is back after an interrupted run. Pods that are reported first stay down, and are
+	// replaced elsewhere; but a report that fails must not keep the kubelet stopped.
+	if unreported(st.Killed) && in.reportingFor < s.apiGrace {
+		d.report = true
+		return
+	}
+	d.resume = true
+}
+
+// ended reports whether another user has ended the maintenance.
+func ended(in *input) bool {
+	return in.drain != nil && in.drain.Ended
+}
+
+// localStart is when ending the pods locally has to begin.
+func localStart(s *settings, in *input) time.Time {
+	return in.deadline.Add(-s.buckets.LocalTime(in.priorities) - localReserve)
+}
+
+// localDue returns why the pods must end without the API, empty if they need not.
+func (d *decision) localDue(s *settings, in *input) string {
+	start, lost := localStart(s, in), in.api.since.Add(s.apiGrace)
+	switch {
+	case ended(in) && d.next.Maintenance != nil:
+		return fmt.Sprintf("NodeMaintenance %s was ended by another user", d.next.Maintenance.Name)
+	case !in.now.Before(lost) && in.api.refused:
+		return "the API refuses the NodeMaintenance: " + in.api.failure
+	case !in.now.Before(lost):
+		why := fmt.Sprintf("the API has not answered for %s", in.now.Sub(in.api.since).Round(time.Second))
+		if in.api.failure != "" {
+			why += ": " + in.api.failure
+		}
+		return why
+	case s.engine == "":
+		d.wakeAt(lost)
+		return ""
+	case !in.now.Before(start):
+		return fmt.Sprintf("the machine goes down in %s, which is the time that the remaining pods need", in.deadline.Sub(in.now).Round(time.Second))
+	case d.next.Local != nil && in.local.final:
+		return ErrFinal.Error()
+	}
+	d.wakeAt(start)
+	d.wakeAt(lost)
+	return ""
+}
+
+// endLocally begins, or continues, to end the pods on the node.
+func (d *decision) endLocally(s *settings, in *input, why string) {
+	st := &d.next
+	st.Phase = state.LocalRun
+	if st.Local == nil {
+		st.Local = &state.Local{Started: in.wall}
+	}
+	// After an interrupted run, the kubelet may have restarted pods of the first buckets.
+	st.Local.Bucket = 0
+	d.why = why
+	d.event(corev1.EventTypeWarning, EventLocal, "ends the pods of the node with %s: %s", s.engine, why)
+	d.localRun(s, in)
+}
+
+// localRun decides while the engine ends the pods.
+func (d *decision) localRun(s *settings, in *input) {
+	st := &d.next
+	if st.Local == nil {
+		// The state of another engine, or one that was changed by hand.
+		st.Local = &state.Local{Started: in.wall}
+	}
+	if st.Local.Done {
+		d.proceed = true
+		d.releasing("all pods have ended on the node")
+		return
+	}
+	if s.engine == "" {
+		// The engine was removed from the configuration during the shutdown.
+		st.Local, st.Phase = nil, state.Detected
+		return
+	}
+	if (in.local.asking || !in.local.running) && d.canGoBack(s, in) {
+		st.Phase = state.Maintaining
+		d.why = ""
+		d.event(corev1.EventTypeNormal, EventDraining, "the API answers again: NodeMaintenance %s continues with the remaining pods", st.Maintenance.Name)
+		d.draining(s, in)
+		return
+	}
+	d.local, d.proceed = true, true
+	d.report = in.api.ok && unreported(st.Killed)
+}
+
+// canGoBack reports whether the drain can continue: the API answers, the drain has something to do,
+// and there is time to return to the engine if the API is lost once more.
+func (d *decision) canGoBack(s *settings, in *input) bool {
+	local := d.next.Local
+	return in.api.ok && in.now.Sub(in.api.since) < s.apiGrace &&
+		d.next.Maintenance != nil && in.drain != nil && !in.drain.Drained && !in.drain.Ended &&
+		!in.local.final && local.Bucket < len(s.buckets) &&
+		in.now.Add(s.apiGrace).Before(localStart(s, in))
+}
+
+// releasing lets the shutdown continue.
+func (d *decision) releasing(why string) {
+	d.next.Phase = state.Releasing
+	d.maintenance, d.local, d.report, d.resume = taskNone, false, false, false
+	d.release = true
+	d.why = why
+	d.event(corev1.EventTypeNormal, EventReleased, "lets the machine shut down: %s", why)
+}
+
+// vanished decides when the shutdown that the agent works on is not pending any more.
+func (d *decision) vanished(s *settings, in *input) {
+	st := &d.next
+	if in.machine.Forgotten && st.Phase == state.Down && in.vanishedFor < vanishedGrace {
+		d.wakeAt(in.now.Add(vanishedGrace - in.vanishedFor))
+		return
+	}
+	d.why = ""
+	if st.Local != nil {
+		// The kubelet is stopped, also if all pods had ended: it has to be started.
+		st.Local.Done = false
+	}
+	if in.machine.Forgotten && s.keepForgotten && st.Maintenance != nil {
+		st.Phase, st.Signal = state.Armed, state.Signal{}
+		d.event(corev1.EventTypeWarning, EventVanished,
+			"the service manager was restarted and has forgotten the shutdown; NodeMaintenance %s stays: request the shutdown again, or complete it", st.Maintenance.Name)
+		d.idle(s, in)
+		return
+	}
+	st.Phase = state.Cancelled
+	if st.Maintenance == nil {
+		// A request that failed may have created it.
+		st.Maintenance = &state.MaintenanceRef{Name: protocol.ShutdownName(s.node, s.bootID)}
+	}
+	d.outcome = outcomeCancelled
+	reason, message := EventCancelled, "the shutdown was cancelled"
+	if in.machine.Forgotten {
+		reason, message = EventVanished, "the service manager was restarted and has forgotten the shutdown, which counts as cancelled"
+	}
+	d.event(corev1.EventTypeNormal, reason, "%s", message)
+	d.idle(s, in)
+}
+
+// idle decides while no shutdown is pending.
+func (d *decision) idle(s *settings, in *input) {
+	st := &d.next
+	if st.Phase == "" {
+		st.Phase = state.Armed
+	}
+	fromBoot := st.Phase == state.Armed && st.Local != nil && st.Local.Done
+	if st.Local != nil && !fromBoot {
+		if s.engine == "" {
+			st.Local, st.Killed = nil, nil
+		} else {
+			d.resume = !in.local.running
+		}
+	}
+	if st.Phase == state.Cancelled {
+		if st.Maintenance != nil {
+			d.maintenance = taskComplete
+		} else if st.Local == nil {
+			st.Phase, st.Signal = state.Armed, state.Signal{}
+		}
+		return
+	}
+	switch {
+	case st.Maintenance != nil:
+		// Kept after a forgotten shutdown, until a user ends it.
+		d.maintenance = taskDrain
+		if ended(in) {
+			st.Maintenance, d.maintenance = nil, taskNone
+		}
+	case s.completeAfterReboot && !in.olderDone:
+		d.maintenance = taskOlder
+	case in.sweepDue:
+		d.maintenance = taskSweep
+	}
+	if st.Local == nil || fromBoot {
+		if d.report = unreported(st.Killed); !d.report {
+			st.Local, st.Killed = nil, nil
+		}
+	}
+}

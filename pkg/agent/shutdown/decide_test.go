@@ -1,0 +1,690 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package shutdown
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"haulout.dev/haulout/pkg/agent/buckets"
+	"haulout.dev/haulout/pkg/agent/state"
+)
+
+const (
+	thisBoot  = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
+	otherBoot = "6fa459ea-ee8a-3ca4-894e-db77e160355e"
+	ownName   = "shutdown-worker-1-1b4e28ba"
+)
+
+var (
+	wall = time.Date(2026, 11, 24, 3, 0, 0, 0, time.UTC)
+	// The deadline of the rows is ten minutes away, the table needs 60 + 30 seconds.
+	testTable = buckets.Table{{Priority: 0, Period: time.Minute}, {Priority: 2000000000, Period: 30 * time.Second}}
+	ownRef    = state.MaintenanceRef{Name: ownName, UID: "nm-1"}
+	podA      = state.KilledPod{Namespace: "default", Name: "a", UID: "a"}
+	podB      = state.KilledPod{Namespace: "default", Name: "b", UID: "b"}
+)
+
+func reported(pod state.KilledPod) state.KilledPod {
+	pod.Reported = true
+	return pod
+}
+
+// row is a case: a healthy agent of which modify changes something.
+type row struct {
+	modify func(s *settings, in *input)
+	// What has to come out.
+	phase       state.Phase
+	maintenance *state.MaintenanceRef
+	task        task
+	do          string
+	local       *state.Local
+	killed      []state.KilledPod
+	outcome     outcome
+	events      []string
+	why         string
+	wakeIn      time.Duration
+}
+
+func testSettings() *settings {
+	return &settings{
+		node: "worker-1", bootID: thisBoot, buckets: testTable, apiGrace: 10 * time.Second,
+		engine: "cri", keepForgotten: true, completeAfterReboot: true,
+	}
+}
+
+// idleInput is an agent that waits for a shutdown.
+func idleInput() *input {
+	return &input{
+		state:      state.State{BootID: thisBoot, Phase: state.Armed},
+		machine:    MachineState{Known: true, LockHeld: true, Delay: 10 * time.Minute},
+		now:        wall,
+		wall:       wall,
+		priorities: []int32{0, 2000000000},
+		olderDone:  true,
+	}
+}
+
+// pending is an input during a shutdown.
+func pending(phase state.Phase, more ...func(in *input)) func(*settings, *input) {
+	return func(_ *settings, in *input) {
+		in.machine.ShuttingDown, in.machine.Kind = true, "reboot"
+		in.deadline = in.now.Add(10 * time.Minute)
+		in.api = apiFacts{since: in.now.Add(-time.Second), ok: true}
+		in.state.Phase = phase
+		in.state.Signal = state.Signal{Kind: "reboot", Time: wall.Add(-time.Minute), Deadline: wall.Add(10 * time.Minute)}
+		switch phase {
+		case state.Maintaining, state.LocalRun, state.Releasing, state.Down:
+			ref := ownRef
+			in.state.Maintenance = &ref
+			in.drain = &DrainState{PodsLeft: 2}
+		}
+		if phase == state.LocalRun {
+			in.state.Local = &state.Local{Started: wall.Add(-30 * time.Second), Bucket: 1}
+			in.local.running = true
+		}
+		for _, f := range more {
+			f(in)
+		}
+	}
+}
+
+// gone is an input after the shutdown of a phase is not pending any more.
+func gone(phase state.Phase, more ...func(in *input)) func(*settings, *input) {
+	return func(s *settings, in *input) {
+		pending(phase, more...)(s, in)
+		in.machine.ShuttingDown = false
+		in.deadline = time.Time{}
+	}
+}
+
+func both(f, g func(*settings, *input)) func(*settings, *input) {
+	return func(s *settings, in *input) {
+		f(s, in)
+		g(s, in)
+	}
+}
+
+func lost(in *input) {
+	in.api = apiFacts{since: in.now.Add(-10 * time.Second), failure: "connection refused"}
+}
+
+func checkRows(t *testing.T, rows map[string]row) {
+	t.Helper()
+	for name, tt := range rows {
+		t.Run(name, func(t *testing.T) {
+			s, in := testSettings(), idleInput()
+			if tt.modify != nil {
+				tt.modify(s, in)
+			}
+			before := cloneState(&in.state)
+			d := decide(s, in)
+			if diff := cmp.Diff(before, in.state); diff != "" {
+				t.Errorf("the input was changed:\n%s", diff)
+			}
+			if d.next.Phase != tt.phase {
+				t.Errorf("phase %s, want %s", d.next.Phase, tt.phase)
+			}
+			if d.next.BootID != thisBoot {
+				t.Errorf("boot ID %q, want %q", d.next.BootID, thisBoot)
+			}
+			if diff := cmp.Diff(tt.maintenance, d.next.Maintenance); diff != "" {
+				t.Errorf("maintenance (-want +got):\n%s", diff)
+			}
+			if d.maintenance != tt.task {
+				t.Errorf("task %q, want %q", d.maintenance, tt.task)
+			}
+			if got := doing(&d); got != tt.do {
+				t.Errorf("does %q, want %q", got, tt.do)
+			}
+			if diff := cmp.Diff(tt.local, d.next.Local); diff != "" {
+				t.Errorf("local run (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.killed, d.next.Killed); diff != "" {
+				t.Errorf("killed pods (-want +got):\n%s", diff)
+			}
+			if d.outcome != tt.outcome {
+				t.Errorf("outcome %q, want %q", d.outcome, tt.outcome)
+			}
+			var events []string
+			for _, e := range d.events {
+				events = append(events, e.reason)
+			}
+			if diff := cmp.Diff(tt.events, events); diff != "" {
+				t.Errorf("events (-want +got):\n%s", diff)
+			}
+			if (tt.why == "") != (d.why == "") || !strings.Contains(d.why, tt.why) {
+				t.Errorf("why %q, want %q in it", d.why, tt.why)
+			}
+			var wakeIn time.Duration
+			if !d.wake.IsZero() {
+				wakeIn = d.wake.Sub(in.now)
+			}
+			if wakeIn != tt.wakeIn {
+				t.Errorf("wakes in %s, want %s", wakeIn, tt.wakeIn)
+			}
+		})
+	}
+}
+
+// doing lists what a decision does.
+func doing(d *decision) string {
+	var do []string
+	for what, done := range map[string]bool{
+		"local": d.local, "proceed": d.proceed, "report": d.report, "resume": d.resume, "release": d.release,
+	} {
+		if done {
+			do = append(do, what)
+		}
+	}
+	slices.Sort(do)
+	return strings.Join(do, " ")
+}
+
+func TestDecideIdle(t *testing.T) {
+	checkRows(t, map[string]row{
+		"nothing happens":               {phase: state.Armed},
+		"the first start of the agent":  {modify: func(_ *settings, in *input) { in.state = state.State{} }, phase: state.Armed},
+		"a machine that is not known":   {modify: func(_ *settings, in *input) { in.machine = MachineState{} }, phase: state.Armed},
+		"older maintenances are left":   {modify: func(_ *settings, in *input) { in.olderDone = false }, phase: state.Armed, task: taskOlder},
+		"they wait for a user":          {modify: func(s *settings, in *input) { in.olderDone, s.completeAfterReboot = false, false }, phase: state.Armed},
+		"it is time to sweep":           {modify: func(_ *settings, in *input) { in.sweepDue = true }, phase: state.Armed, task: taskSweep},
+		"the outcome stays":             {modify: func(_ *settings, in *input) { in.outcome = outcomeRebooted }, phase: state.Armed, outcome: outcomeRebooted},
+		"a kept maintenance is watched": {modify: func(_ *settings, in *input) { in.state.Maintenance, in.sweepDue = &ownRef, true }, phase: state.Armed, task: taskDrain, maintenance: &ownRef},
+		"a kept maintenance that a user has ended": {
+			modify: func(_ *settings, in *input) {
+				in.state.Maintenance, in.drain = &ownRef, &DrainState{Ended: true}
+			},
+			phase: state.Armed,
+		},
+		"a kept maintenance after an interrupted local run": {
+			modify: func(_ *settings, in *input) {
+				in.state.Maintenance, in.state.Local = &ownRef, &state.Local{Bucket: 1}
+				in.state.Killed = []state.KilledPod{podA}
+			},
+			phase: state.Armed, task: taskDrain, maintenance: &ownRef,
+			do: "resume", local: &state.Local{Bucket: 1}, killed: []state.KilledPod{podA},
+		},
+		"the engine still runs": {
+			modify: func(_ *settings, in *input) {
+				in.state.Maintenance, in.state.Local = &ownRef, &state.Local{}
+				in.local.running = true
+			},
+			phase: state.Armed, task: taskDrain, maintenance: &ownRef, local: &state.Local{},
+		},
+	})
+}
+
+func TestDecideAfterBoot(t *testing.T) {
+	started := wall.Add(-time.Hour)
+	old := func(phase state.Phase) func(*settings, *input) {
+		return func(_ *settings, in *input) {
+			in.state = state.State{
+				BootID: otherBoot, Phase: phase, Maintenance: &state.MaintenanceRef{Name: "shutdown-worker-1-6fa459ea", UID: "old"},
+				Signal: state.Signal{Kind: "reboot", Time: started, Deadline: wall.Add(time.Hour)},
+				Local:  &state.Local{Started: started, Bucket: 1},
+				Killed: []state.KilledPod{podA, reported(podB)},
+			}
+			in.olderDone = false
+		}
+	}
+	leftOver := &state.Local{Started: started, Done: true}
+	rebooted := row{
+		phase: state.Armed, task: taskOlder, do: "report", local: leftOver, killed: []state.KilledPod{podA},
+		outcome: outcomeRebooted, events: []string{EventRebooted},
+	}
+	with := func(modify func(*settings, *input)) row {
+		r := rebooted
+		r.modify = modify
+		return r
+	}
+	checkRows(t, map[string]row{
+		"a local run is never resumed":            with(old(state.LocalRun)),
+		"a drain is never resumed":                with(old(state.Maintaining)),
+		"a release is never repeated":             with(old(state.Releasing)),
+		"the usual case: the machine was down":    with(old(state.Down)),
+		"also if the machine is not known yet":    with(both(old(state.LocalRun), func(_ *settings, in *input) { in.machine = MachineState{} })),
+		"also if it stays unknown":                with(both(old(state.LocalRun), func(_ *settings, in *input) { in.machine = MachineState{}; in.unknownFor = time.Hour })),
+		"a cancelled shutdown before, power loss": {modify: old(state.Cancelled), phase: state.Armed, task: taskOlder, do: "report", local: leftOver, killed: []state.KilledPod{podA}},
+		"all pods were reported": {
+			modify: both(old(state.Down), func(_ *settings, in *input) { in.state.Killed = []state.KilledPod{reported(podA)} }),
+			phase:  state.Armed, task: taskOlder, outcome: outcomeRebooted, events: []string{EventRebooted},
+		},
+		"the last pod is reported": {
+			modify: func(_ *settings, in *input) {
+				in.state.Local, in.state.Killed = leftOver, []state.KilledPod{podA}
+				in.news.reported = []state.KilledPod{podA}
+			},
+			phase: state.Armed,
+		},
+		"the machine goes down again immediately": {
+			modify: both(old(state.LocalRun), func(s *settings, in *input) {
+				in.machine.ShuttingDown, in.deadline = true, in.now.Add(10*time.Minute)
+				in.api = apiFacts{since: in.now}
+			}),
+			phase: state.Detected, task: taskEnsure, events: []string{EventRebooted, EventDetected}, wakeIn: 10 * time.Second,
+		},
+	})
+}
+
+func TestDecideDrain(t *testing.T) {
+	checkRows(t, map[string]row{
+		"a shutdown is requested": {
+			modify: pending(state.Armed, func(in *input) { in.outcome = outcomeRebooted }),
+			phase:  state.Detected, task: taskEnsure, events: []string{EventDetected}, wakeIn: 9 * time.Second,
+		},
+		"the maintenance that was kept is adopted through its name": {
+			modify: pending(state.Armed, func(in *input) { in.state.Maintenance = &ownRef }),
+			phase:  state.Detected, task: taskEnsure, events: []string{EventDetected}, wakeIn: 9 * time.Second,
+		},
+		"a new shutdown while the last one is undone": {
+			modify: pending(state.Cancelled, func(in *input) {
+				in.state.Maintenance, in.state.Local, in.state.Killed = &ownRef, &state.Local{Bucket: 1}, []state.KilledPod{podA}
+			}),
+			phase: state.Detected, task: taskEnsure, events: []string{EventDetected}, wakeIn: 9 * time.Second,
+			do: "report", local: &state.Local{Bucket: 1}, killed: []state.KilledPod{podA},
+		},
+		"the maintenance exists": {
+			modify: pending(state.Detected, func(in *input) { in.news.ensured = &ownRef }),
+			phase:  state.Maintaining, maintenance: &ownRef, task: taskDrain, events: []string{EventDraining}, wakeIn: 9 * time.Second,
+		},
+		"pods are left": {modify: pending(state.Maintaining), phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, wakeIn: 9 * time.Second},
+		"an answer is a second old and the deadline near": {
+			modify: pending(state.Maintaining, func(in *input) { in.deadline = in.now.Add(100 * time.Second) }),
+			phase:  state.Maintaining, maintenance: &ownRef, task: taskDrain, wakeIn: 5 * time.Second,
+		},
+		"the node is drained": {
+			modify: pending(state.Maintaining, func(in *input) { in.drain = &DrainState{Drained: true} }),
+			phase:  state.Releasing, maintenance: &ownRef, do: "release", events: []string{EventReleased}, why: "drained",
+			wakeIn: 599 * time.Second,
+		},
+		"the node is drained at the moment in which the API is lost": {
+			modify: pending(state.Maintaining, lost, func(in *input) { in.drain = &DrainState{Drained: true} }),
+			phase:  state.Releasing, maintenance: &ownRef, do: "release", events: []string{EventReleased}, why: "drained",
+			wakeIn: 599 * time.Second,
+		},
+		"the drain keeps DaemonSet pods": {
+			modify: pending(state.Maintaining, func(in *input) { in.drain = &DrainState{Drained: true, PodsKept: 3} }),
+			phase:  state.LocalRun, maintenance: &ownRef, task: taskDrain, do: "local proceed", local: &state.Local{Started: wall},
+			events: []string{EventLocal}, why: "keeps 3 pods", wakeIn: 599 * time.Second,
+		},
+		"the drain keeps pods and there is no engine": {
+			modify: both(pending(state.Maintaining, func(in *input) { in.drain = &DrainState{Drained: true, PodsKept: 3} }),
+				func(s *settings, _ *input) { s.engine = "" }),
+			phase: state.Releasing, maintenance: &ownRef, do: "release", events: []string{EventReleased}, why: "drained",
+			wakeIn: 599 * time.Second,
+		},
+		"a stored maintenance without a phase that fits": {
+			modify: pending(state.Maintaining, func(in *input) { in.state.Maintenance = nil }),
+			phase:  state.Detected, task: taskEnsure, wakeIn: 9 * time.Second,
+		},
+		"a restarted agent that does not know the machine waits": {
+			modify: pending(state.Maintaining, func(in *input) { in.machine = MachineState{}; in.unknownFor = 2 * time.Second }),
+			phase:  state.Maintaining, maintenance: &ownRef, wakeIn: 3 * time.Second,
+		},
+		"a restarted agent continues if the machine stays unknown": {
+			modify: pending(state.Maintaining, func(in *input) { in.machine = MachineState{}; in.unknownFor = 5 * time.Second }),
+			phase:  state.Maintaining, maintenance: &ownRef, task: taskDrain, wakeIn: 9 * time.Second,
+		},
+	})
+}
+
+func TestDecideLocalDue(t *testing.T) {
+	begun := func(task task, why string) row {
+		return row{
+			phase: state.LocalRun, task: task, do: "local proceed", local: &state.Local{Started: wall}, events: []string{EventLocal}, why: why,
+			wakeIn: 599 * time.Second,
+		}
+	}
+	with := func(r row, modify func(*settings, *input), ref *state.MaintenanceRef) row {
+		r.modify, r.maintenance = modify, ref
+		return r
+	}
+	checkRows(t, map[string]row{
+		"the API is lost before the maintenance exists": with(begun(taskEnsure, "has not answered for 10s: connection refused"), pending(state.Detected, lost), nil),
+		"the API is lost during the drain":              with(begun(taskDrain, "has not answered for 10s"), pending(state.Maintaining, lost), &ownRef),
+		"the API hangs": with(begun(taskDrain, "has not answered for 12s"),
+			pending(state.Maintaining, func(in *input) { in.api = apiFacts{since: in.now.Add(-12 * time.Second), ok: true} }), &ownRef),
+		"the API refuses": with(begun(taskEnsure, "the API refuses the NodeMaintenance: not your node"),
+			pending(state.Detected, func(in *input) {
+				in.api = apiFacts{since: in.now.Add(-10 * time.Second), failure: "not your node", refused: true}
+			}), nil),
+		"another user ends the maintenance": with(begun(taskDrain, "NodeMaintenance "+ownName+" was ended by another user"),
+			pending(state.Maintaining, func(in *input) { in.drain = &DrainState{Ended: true} }), &ownRef),
+		"time runs out although the API is healthy": func() row {
+			r := with(begun(taskDrain, "goes down in 1m35s"),
+				pending(state.Maintaining, func(in *input) { in.deadline = in.now.Add(95 * time.Second) }), &ownRef)
+			r.wakeIn = 94 * time.Second
+			return r
+		}(),
+		"the delay is shorter than the table": func() row {
+			r := with(begun(taskEnsure, "goes down in 5s"),
+				pending(state.Armed, func(in *input) { in.deadline = in.now.Add(5 * time.Second) }), nil)
+			r.events, r.wakeIn = []string{EventDetected, EventLocal}, 4*time.Second
+			return r
+		}(),
+		"only pods of the second bucket need time": {
+			modify: pending(state.Maintaining, func(in *input) {
+				in.deadline, in.priorities = in.now.Add(41*time.Second), []int32{2000001000}
+			}),
+			phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, wakeIn: 6 * time.Second,
+		},
+		"the API was lost for less than its grace period": {
+			modify: pending(state.Maintaining, func(in *input) {
+				in.api = apiFacts{since: in.now.Add(-9 * time.Second), failure: "connection refused"}
+			}),
+			phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, wakeIn: time.Second,
+		},
+		"without an engine a lost API is waited for": {
+			modify: both(pending(state.Maintaining, lost), func(s *settings, _ *input) { s.engine = "" }),
+			phase:  state.Maintaining, maintenance: &ownRef, task: taskDrain, why: "without a local engine", wakeIn: 599 * time.Second,
+		},
+		"without an engine and without pods nothing is waited for": {
+			modify: both(pending(state.Maintaining, lost), func(s *settings, in *input) { s.engine, in.priorities = "", nil }),
+			phase:  state.Releasing, maintenance: &ownRef, do: "release", why: "nothing is left to do", events: []string{EventReleased},
+			wakeIn: 599 * time.Second,
+		},
+		"without an engine, after a user has ended the maintenance": {
+			modify: both(pending(state.Maintaining, func(in *input) { in.drain = &DrainState{Ended: true} }), func(s *settings, _ *input) { s.engine = "" }),
+			phase:  state.Releasing, maintenance: &ownRef, do: "release", why: "nothing is left to do", events: []string{EventReleased},
+			wakeIn: 599 * time.Second,
+		},
+		"without an engine the time of the table does not count": {
+			modify: both(pending(state.Maintaining, func(in *input) { in.deadline = in.now.Add(20 * time.Second) }),
+				func(s *settings, _ *input) { s.engine = "" }),
+			phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, wakeIn: 9 * time.Second,
+		},
+	})
+}
+
+func TestDecideLocalRun(t *testing.T) {
+	started := wall.Add(-30 * time.Second)
+	second := &state.Local{Started: started, Bucket: 1}
+	back := func(in *input) { in.local.asking = true }
+	checkRows(t, map[string]row{
+		"the engine works": {
+			modify: pending(state.LocalRun, lost), phase: state.LocalRun, maintenance: &ownRef, task: taskDrain,
+			do: "local proceed", local: second, wakeIn: 599 * time.Second,
+		},
+		"a bucket has ended": {
+			modify: pending(state.LocalRun, lost, back, func(in *input) {
+				in.state.Local.Bucket = 0
+				in.state.Killed = []state.KilledPod{podA}
+				in.news.progress, in.news.killed = &state.Local{Bucket: 1}, []state.KilledPod{podA, podB}
+			}),
+			phase: state.LocalRun, maintenance: &ownRef, task: taskDrain, do: "local proceed", local: second,
+			killed: []state.KilledPod{podA, podB}, wakeIn: 599 * time.Second,
+		},
+		"the API is back in the middle of a bucket: pods are reported": {
+			modify: pending(state.LocalRun, func(in *input) { in.state.Killed = []state.KilledPod{podA} }),
+			phase:  state.LocalRun, maintenance: &ownRef, task: taskDrain, do: "local proceed report", local: second,
+			killed: []state.KilledPod{podA}, wakeIn: 599 * time.Second,
+		},
+		"the API is back between two buckets": {
+			modify: pending(state.LocalRun, back, func(in *input) { in.state.Killed = []state.KilledPod{podA} }),
+			phase:  state.Maintaining, maintenance: &ownRef, task: taskDrain, do: "", local: second,
+			killed: []state.KilledPod{podA}, events: []string{EventDraining}, wakeIn: 9 * time.Second,
+		},
+		"the API is back and the engine has failed": {
+			modify: pending(state.LocalRun, func(in *input) { in.local.running = false }),
+			phase:  state.Maintaining, maintenance: &ownRef, task: taskDrain, do: "resume", local: second,
+			events: []string{EventDraining}, wakeIn: 9 * time.Second,
+		},
+		"the API is back on a node that cannot run pods again": {
+			modify: pending(state.LocalRun, back, func(in *input) { in.local.final = true }),
+			phase:  state.LocalRun, maintenance: &ownRef, task: taskDrain, do: "local proceed", local: second, wakeIn: 599 * time.Second,
+		},
+		"the API is back and the time is short": {
+			modify: pending(state.LocalRun, back, func(in *input) { in.deadline = in.now.Add(105 * time.Second) }),
+			phase:  state.LocalRun, maintenance: &ownRef, task: taskDrain, do: "local proceed", local: second, wakeIn: 104 * time.Second,
+		},
+		"the API is back and the last bucket has ended": {
+			modify: pending(state.LocalRun, back, func(in *input) { in.news.progress = &state.Local{Bucket: 2} }),
+			phase:  state.LocalRun, maintenance: &ownRef, task: taskDrain, do: "local proceed",
+			local: &state.Local{Started: started, Bucket: 2}, wakeIn: 599 * time.Second,
+		},
+		"the API is back and the maintenance is ended": {
+			modify: pending(state.LocalRun, back, func(in *input) { in.drain = &DrainState{Ended: true} }),
+			phase:  state.LocalRun, maintenance: &ownRef, task: taskDrain, do: "local proceed", local: second, wakeIn: 599 * time.Second,
+		},
+		"only DaemonSet pods were left": {
+			modify: pending(state.LocalRun, back, func(in *input) { in.drain = &DrainState{Drained: true, PodsKept: 1} }),
+			phase:  state.LocalRun, maintenance: &ownRef, task: taskDrain, do: "local proceed", local: second, wakeIn: 599 * time.Second,
+		},
+		"the maintenance was created during the run": {
+			modify: pending(state.LocalRun, func(in *input) { in.state.Maintenance, in.drain, in.news.ensured = nil, nil, &ownRef }),
+			phase:  state.LocalRun, maintenance: &ownRef, task: taskDrain, do: "local proceed", local: second, wakeIn: 599 * time.Second,
+		},
+		"killed pods are reported before the kubelet starts": {
+			modify: pending(state.Maintaining, func(in *input) {
+				in.state.Local, in.state.Killed = second, []state.KilledPod{podA, podB}
+				in.news.reported = []state.KilledPod{podA}
+			}),
+			phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, do: "report", local: second,
+			killed: []state.KilledPod{reported(podA), podB}, wakeIn: 9 * time.Second,
+		},
+		"all pods are reported, the kubelet starts": {
+			modify: pending(state.Maintaining, func(in *input) {
+				in.state.Local, in.state.Killed = second, []state.KilledPod{podA}
+				in.news.reported = []state.KilledPod{podA}
+			}),
+			phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, do: "resume", local: second,
+			killed: []state.KilledPod{reported(podA)}, wakeIn: 9 * time.Second,
+		},
+		"reports fail for too long": {
+			modify: pending(state.Maintaining, func(in *input) {
+				in.state.Local, in.state.Killed, in.reportingFor = second, []state.KilledPod{podA}, 10*time.Second
+			}),
+			phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, do: "resume", local: second,
+			killed: []state.KilledPod{podA}, wakeIn: 9 * time.Second,
+		},
+		"the kubelet runs again": {
+			modify: pending(state.Maintaining, func(in *input) {
+				in.state.Local, in.state.Killed, in.news.resumed = second, []state.KilledPod{podA}, true
+			}),
+			phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, wakeIn: 9 * time.Second,
+		},
+		"the kubelet cannot run again": {
+			modify: pending(state.Maintaining, func(in *input) { in.state.Local, in.local.final = second, true }),
+			phase:  state.LocalRun, maintenance: &ownRef, task: taskDrain, do: "local proceed", local: &state.Local{Started: started},
+			events: []string{EventLocal}, why: ErrFinal.Error(), wakeIn: 599 * time.Second,
+		},
+		"the API is lost again before the kubelet runs": {
+			modify: pending(state.Maintaining, lost, func(in *input) { in.state.Local = second }),
+			phase:  state.LocalRun, maintenance: &ownRef, task: taskDrain, do: "local proceed", local: &state.Local{Started: started},
+			events: []string{EventLocal}, why: "has not answered", wakeIn: 599 * time.Second,
+		},
+		"the engine returned": {
+			modify: pending(state.LocalRun, lost, func(in *input) { in.news.ended = true }),
+			phase:  state.Releasing, maintenance: &ownRef, do: "proceed release", local: &state.Local{Started: started, Bucket: 1, Done: true},
+			events: []string{EventReleased}, why: "all pods have ended on the node", wakeIn: 599 * time.Second,
+		},
+		"the engine asks after the last bucket": {
+			modify: pending(state.LocalRun, back, func(in *input) { in.news.progress = &state.Local{Bucket: 2, Done: true} }),
+			phase:  state.Releasing, maintenance: &ownRef, do: "proceed release", local: &state.Local{Started: started, Bucket: 2, Done: true},
+			events: []string{EventReleased}, why: "all pods have ended on the node", wakeIn: 599 * time.Second,
+		},
+		"the engine was removed from the configuration": {
+			modify: both(pending(state.LocalRun, func(in *input) { in.local.running = false }), func(s *settings, _ *input) { s.engine = "" }),
+			phase:  state.Detected, maintenance: &ownRef, task: taskDrain, wakeIn: 599 * time.Second,
+		},
+		"a stored local run without progress": {
+			modify: pending(state.LocalRun, lost, func(in *input) { in.state.Local = nil }),
+			phase:  state.LocalRun, maintenance: &ownRef, task: taskDrain, do: "local proceed", local: &state.Local{Started: wall}, wakeIn: 599 * time.Second,
+		},
+	})
+}
+
+func TestDecideRelease(t *testing.T) {
+	late := func(in *input) { in.deadline = in.now.Add(time.Second) }
+	released := func(phase state.Phase, local *state.Local) row {
+		return row{
+			modify: pending(phase, late), phase: state.Releasing, maintenance: &ownRef, do: "release", local: local,
+			events: []string{EventReleased}, why: "does not wait any longer",
+		}
+	}
+	detected := released(state.Detected, nil)
+	detected.maintenance = nil
+	checkRows(t, map[string]row{
+		"the deadline is near, no maintenance yet":  detected,
+		"the deadline is near, during the drain":    released(state.Maintaining, nil),
+		"the deadline is near, during a local run":  released(state.LocalRun, &state.Local{Started: wall.Add(-30 * time.Second), Bucket: 1}),
+		"the release failed":                        {modify: pending(state.Releasing), phase: state.Releasing, maintenance: &ownRef, do: "release"},
+		"the lock is released":                      {modify: pending(state.Releasing, func(in *input) { in.news.released, in.releasedHere, in.machine.LockHeld = true, true, false }), phase: state.Down, maintenance: &ownRef},
+		"a machine that goes down":                  {modify: pending(state.Down, func(in *input) { in.releasedHere, in.machine.LockHeld = true, false }), phase: state.Down, maintenance: &ownRef},
+		"a restarted agent on it, without the lock": {modify: pending(state.Down, func(in *input) { in.machine.LockHeld = false }), phase: state.Down, maintenance: &ownRef, do: "release"},
+		"a restarted agent on it, with the lock":    {modify: pending(state.Down, func(in *input) { in.releasedHere = true }), phase: state.Down, maintenance: &ownRef, do: "release"},
+	})
+}
+
+func TestDecideVanished(t *testing.T) {
+	nameOnly := &state.MaintenanceRef{Name: ownName}
+	forgotten := func(in *input) { in.machine.Forgotten = true }
+	interrupted := &state.Local{Started: wall.Add(-30 * time.Second), Bucket: 1}
+	cancelled := func(modify func(*settings, *input)) row {
+		return row{
+			modify: modify, phase: state.Cancelled, maintenance: &ownRef, task: taskComplete,
+			outcome: outcomeCancelled, events: []string{EventCancelled},
+		}
+	}
+	with := func(r row, change func(*row)) row {
+		change(&r)
+		return r
+	}
+	checkRows(t, map[string]row{
+		"cancelled before the maintenance exists": with(cancelled(gone(state.Detected)), func(r *row) { r.maintenance = nameOnly }),
+		"cancelled during the drain":              cancelled(gone(state.Maintaining)),
+		"cancelled during a local run":            with(cancelled(gone(state.LocalRun)), func(r *row) { r.local = interrupted }),
+		"cancelled after a local run": with(cancelled(gone(state.Releasing, func(in *input) { in.state.Local = &state.Local{Done: true} })), func(r *row) {
+			r.local, r.do = &state.Local{}, "resume"
+		}),
+		"the engine of a cancelled run ends with a result": with(cancelled(gone(state.LocalRun, func(in *input) {
+			in.local.running, in.news.ended = false, true
+		})), func(r *row) { r.local, r.do = interrupted, "resume" }),
+		"the target failed after the release": cancelled(gone(state.Down)),
+		"forgotten, and the policy is Cancel": with(cancelled(both(gone(state.Maintaining, forgotten), func(s *settings, _ *input) { s.keepForgotten = false })),
+			func(r *row) { r.events = []string{EventVanished} }),
+		"forgotten, and nothing to keep": with(cancelled(gone(state.Detected, forgotten)), func(r *row) {
+			r.maintenance, r.events = nameOnly, []string{EventVanished}
+		}),
+		"forgotten, and the policy is Keep": {
+			modify: gone(state.Maintaining, forgotten), phase: state.Armed, maintenance: &ownRef, task: taskDrain, events: []string{EventVanished},
+		},
+		"forgotten during a local run": {
+			modify: gone(state.LocalRun, forgotten, func(in *input) { in.local.running = false }),
+			phase:  state.Armed, maintenance: &ownRef, task: taskDrain, do: "resume", local: interrupted, events: []string{EventVanished},
+		},
+		"logind ends with the machine": {
+			modify: gone(state.Down, forgotten, func(in *input) { in.vanishedFor = 10 * time.Second }),
+			phase:  state.Down, maintenance: &ownRef, wakeIn: 50 * time.Second,
+		},
+		"logind was restarted after the release": {
+			modify: gone(state.Down, forgotten, func(in *input) { in.vanishedFor = time.Minute }),
+			phase:  state.Armed, maintenance: &ownRef, task: taskDrain, events: []string{EventVanished},
+		},
+		"the maintenance is completed": {
+			modify: gone(state.Cancelled, func(in *input) { in.state.Maintenance, in.news.completed = &ownRef, true }), phase: state.Armed,
+		},
+		"completed, but the kubelet is not back": {
+			modify: gone(state.Cancelled, func(in *input) {
+				in.state.Maintenance, in.state.Local, in.news.completed = &ownRef, interrupted, true
+			}),
+			phase: state.Cancelled, do: "resume", local: interrupted,
+		},
+		"the kubelet is back": {
+			modify: gone(state.Cancelled, func(in *input) {
+				in.state.Local, in.state.Killed, in.news.resumed = interrupted, []state.KilledPod{podA}, true
+			}),
+			phase: state.Armed,
+		},
+		"a maintenance that was created too late": {
+			modify: gone(state.Cancelled, func(in *input) { in.state.Maintenance, in.news.ensured = nameOnly, &ownRef }),
+			phase:  state.Cancelled, maintenance: &ownRef, task: taskComplete,
+		},
+		"the engine was removed from the configuration": {
+			modify: both(gone(state.Cancelled, func(in *input) { in.state.Local = interrupted }), func(s *settings, _ *input) { s.engine = "" }),
+			phase:  state.Armed,
+		},
+	})
+}
+
+func TestDecideLockPath(t *testing.T) {
+	for name, tt := range map[string]struct {
+		machine MachineState
+		want    string
+	}{
+		"the machine does not answer yet": {MachineState{}, "/run/systemd/inhibit/1.ref"},
+		"the lock of the last process":    {MachineState{LockPath: "/run/systemd/inhibit/2.ref"}, "/run/systemd/inhibit/2.ref"},
+		"no lock":                         {MachineState{Known: true}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := idleInput()
+			in.state.LockPath, in.machine = "/run/systemd/inhibit/1.ref", tt.machine
+			if got := decide(testSettings(), in).next.LockPath; got != tt.want {
+				t.Errorf("lock path %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestRemaining(t *testing.T) {
+	at := func(d time.Duration) time.Time { return wall.Add(d) }
+	for name, tt := range map[string]struct {
+		machine MachineState
+		want    time.Duration
+	}{
+		"a deadline":                       {MachineState{Since: at(0), Deadline: at(time.Minute)}, time.Minute},
+		"no deadline and a delay":          {MachineState{Delay: 5 * time.Second}, 5 * time.Second},
+		"no deadline and no delay":         {MachineState{}, 30 * time.Minute},
+		"longer than configured":           {MachineState{Since: at(0), Deadline: at(24 * time.Hour)}, 30 * time.Minute},
+		"longer than configured, and late": {MachineState{Since: at(-10 * time.Minute), Deadline: at(24 * time.Hour)}, 20 * time.Minute},
+		"over":                             {MachineState{Since: at(-time.Hour), Deadline: at(-time.Minute)}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := remainingOf(&tt.machine, wall, 30*time.Minute); got != tt.want {
+				t.Errorf("remainingOf() = %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestRemainingOfStored(t *testing.T) {
+	at := func(d time.Duration) time.Time { return wall.Add(d) }
+	for name, tt := range map[string]struct {
+		signal state.Signal
+		want   time.Duration
+		wantOK bool
+	}{
+		"none":                   {state.Signal{}, 0, false},
+		"in the middle":          {state.Signal{Time: at(-time.Minute), Deadline: at(time.Minute)}, time.Minute, true},
+		"the clock was set back": {state.Signal{Time: at(time.Hour), Deadline: at(time.Hour + 2*time.Minute)}, 2 * time.Minute, true},
+		"the clock was set forward, or the shutdown is another one": {state.Signal{Time: at(-time.Hour), Deadline: at(-50 * time.Minute)}, 0, false},
+		"longer than configured":                                    {state.Signal{Time: at(0), Deadline: at(2 * time.Hour)}, 30 * time.Minute, true},
+		"without a beginning":                                       {state.Signal{Deadline: at(time.Minute)}, time.Minute, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, ok := remainingOfStored(&tt.signal, wall, 30*time.Minute)
+			if got != tt.want || ok != tt.wantOK {
+				t.Errorf("remainingOfStored() = %s, %t, want %s, %t", got, ok, tt.want, tt.wantOK)
+			}
+		})
+	}
+}

@@ -1,0 +1,119 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package shutdown
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/state"
+)
+
+// engineRun is a call of Local.End.
+type engineRun struct {
+	pace
+	// cancel is set while the engine runs. stopped: it was told to stop before the end.
+	cancel  context.CancelFunc
+	stopped bool
+	// asking is set while the engine waits for the answer whether to continue.
+	asking chan bool
+	err    error
+}
+
+func (r *engineRun) running() bool {
+	return r.cancel != nil
+}
+
+// stop makes the engine return.
+func (r *engineRun) stop() {
+	r.stopped = true
+	r.answer(false)
+	r.cancel()
+}
+
+func (r *engineRun) answer(proceed bool) {
+	if r.asking == nil {
+		return
+	}
+	r.stopped = r.stopped || !proceed
+	r.asking <- proceed // never blocks: each question has its own channel with room for the answer
+	r.asking = nil
+}
+
+// actLocal starts, answers or stops the engine.
+func (m *Manager) actLocal(ctx context.Context, d *decision) {
+	switch {
+	case m.engine.running() && d.local:
+		m.engine.answer(d.proceed)
+	case m.engine.running():
+		// An engine that asks ends by itself. One that works is interrupted only if the shutdown is
+		// cancelled, or out of time.
+		if m.engine.asking != nil {
+			m.engine.answer(d.proceed)
+		} else if !m.engine.stopped {
+			m.engine.stop()
+		}
+	case d.local && m.resumes.task == taskNone && m.engine.due(time.Now()):
+		m.startEngine(ctx, *d.next.Local)
+	case !d.local:
+		m.engine.err = nil
+	}
+}
+
+// startEngine lets the engine end the pods from the stored progress on.
+func (m *Manager) startEngine(ctx context.Context, resume state.Local) {
+	deadline := m.deadline.Add(-engineReserve)
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	m.engine = engineRun{cancel: cancel}
+	next := func(progress state.Local, killed []state.KilledPod) bool {
+		answer := make(chan bool, 1)
+		asked := m.post(func() {
+			m.news.progress = &progress
+			m.news.killed = append(m.news.killed, killed...)
+			m.engine.asking = answer
+		})
+		if !asked {
+			return false
+		}
+		select {
+		case proceed := <-answer:
+			return proceed
+		case <-ctx.Done():
+			return false
+		}
+	}
+	m.calls.Go(func() {
+		defer cancel()
+		err := m.config.Local.End(ctx, resume, deadline, next)
+		interrupted := ctx.Err() != nil
+		m.post(func() {
+			run := m.engine
+			m.engine = engineRun{err: err}
+			switch {
+			case run.stopped || interrupted:
+				m.engine.err = nil
+			case err == nil:
+				m.news.ended = true
+			default:
+				klog.FromContext(ctx).Error(err, "The engine failed to end the pods, trying again", "engine", m.config.Local.Name())
+				m.engine.next = time.Now().Add(engineRetry)
+			}
+		})
+	})
+}

@@ -1,0 +1,393 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package shutdown is what the node agent does when its machine shuts down: it makes the shutdown a
+// NodeMaintenance, waits until the pods have left the node, ends them on the node if the API or the
+// time is missing, and then lets the machine go down (KEP-2712, KEP-4212).
+//
+// The Manager gathers what is known, decide returns what to do, and the Manager does it. Everything
+// that a restarted agent has to know is stored before it is done.
+package shutdown
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/buckets"
+	"haulout.dev/haulout/pkg/agent/state"
+)
+
+const (
+	// maxSteps is how often the state may change before the manager waits for something to happen.
+	maxSteps = 16
+	// releaseTimeout limits one attempt to release the lock.
+	releaseTimeout = 5 * time.Second
+	// sweepPeriod is how often an idle agent looks for a maintenance that should not exist.
+	sweepPeriod = 5 * time.Minute
+	// machineRetry is the pause before a Machine that has stopped watching is started again.
+	machineRetry = time.Second
+	// idlePeriod and activePeriod are the longest times between two decisions.
+	idlePeriod   = 30 * time.Second
+	activePeriod = time.Second
+)
+
+// Store stores the state; state.Store implements it.
+type Store interface {
+	Load() (state.State, error)
+	Save(state.State) error
+}
+
+// Config has the dependencies and options of a Manager.
+type Config struct {
+	// NodeName is the name of the node, BootID identifies this boot, Version is the version of the
+	// agent for messages.
+	NodeName, BootID, Version string
+	// Machine, Cluster, Pods and Store are required.
+	Machine Machine
+	Cluster Cluster
+	Pods    Pods
+	Store   Store
+	// Local is the engine; nil means that pods are never ended without the API.
+	Local Local
+	// StaticPods may be nil: then the agent reports that it cannot stop static pods.
+	StaticPods StaticPods
+	// Buckets is the table of KEP-2712.
+	Buckets buckets.Table
+	// MaxShutdownDelay limits the delay; APIGracePeriod is how long the API may be lost.
+	MaxShutdownDelay, APIGracePeriod time.Duration
+	// CompleteAfterReboot: complete the maintenances of earlier boots. KeepForgotten: keep the
+	// maintenance of a shutdown that the service manager has forgotten.
+	CompleteAfterReboot, KeepForgotten bool
+	// Wall returns the time for what is stored and shown, without a monotonic part. The default is
+	// the system's clock, which can be set at any time; periods do not depend on it.
+	Wall func() time.Time
+}
+
+// Status is what the manager does, for people.
+type Status struct {
+	State    state.State   `json:"state"`
+	Why      string        `json:"why,omitempty"`
+	TimeLeft time.Duration `json:"timeLeft,omitempty"`
+	LockHeld bool          `json:"lockHeld"`
+	Delay    time.Duration `json:"delay"`
+	Problems []string      `json:"problems,omitempty"`
+}
+
+// Manager guides the machine through its shutdowns.
+type Manager struct {
+	config   Config
+	settings settings
+
+	// events carries results to the goroutine of Run; done is closed when nobody receives any more.
+	events chan func()
+	wake   chan struct{}
+	done   chan struct{}
+	calls  sync.WaitGroup
+	// down is closed when the machine was released.
+	down     chan struct{}
+	downOnce sync.Once
+
+	// watching: the Machine has reported something since it was started.
+	watching atomic.Bool
+
+	statusMu sync.Mutex
+	status   Status
+
+	// Everything below belongs to the goroutine of Run.
+	state           state.State
+	dirty           bool
+	loadErr         error
+	saveErr         error
+	machineErr      error
+	releaseErr      error
+	resumeErr       error
+	news            news
+	outcome         outcome
+	why             string
+	started         time.Time
+	deadline        time.Time
+	resumedHere     bool
+	seen            MachineState
+	vanishedSince   time.Time
+	api             apiFacts
+	refusedReported bool
+	drain           *DrainState
+	reportingSince  time.Time
+	releasedHere    bool
+	olderDone       bool
+	sweepAt         time.Time
+	engine          engineRun
+	final           bool
+	maintenance     slot
+	reports         slot
+	resumes         slot
+	release         pace
+	conditions      map[corev1.NodeConditionType]*conditionWriter
+}
+
+// New returns a Manager that does nothing before it runs. A Manager runs once.
+func New(config Config) (*Manager, error) {
+	switch {
+	case config.NodeName == "" || config.BootID == "":
+		return nil, errors.New("the name of the node and the ID of the boot are required")
+	case config.Machine == nil || config.Cluster == nil || config.Pods == nil || config.Store == nil:
+		return nil, errors.New("a machine, a cluster, the pods and a store are required")
+	case len(config.Buckets) == 0:
+		return nil, errors.New("the table must have at least one bucket")
+	case config.MaxShutdownDelay <= 0 || config.APIGracePeriod <= 0:
+		return nil, errors.New("the maximum delay and the grace period of the API must be positive")
+	}
+	if config.Wall == nil {
+		config.Wall = func() time.Time { return time.Now().Round(0) }
+	}
+	m := &Manager{
+		config: config,
+		settings: settings{
+			node: config.NodeName, bootID: config.BootID, buckets: config.Buckets, apiGrace: config.APIGracePeriod,
+			keepForgotten: config.KeepForgotten, completeAfterReboot: config.CompleteAfterReboot,
+		},
+		events:     make(chan func()),
+		wake:       make(chan struct{}, 1),
+		done:       make(chan struct{}),
+		down:       make(chan struct{}),
+		conditions: map[corev1.NodeConditionType]*conditionWriter{},
+	}
+	if config.Local != nil {
+		m.settings.engine = config.Local.Name()
+	}
+	return m, nil
+}
+
+// Down is closed when the machine goes down and the agent has nothing more to do. A service that is
+// stopped because the machine shuts down must not end before.
+func (m *Manager) Down() <-chan struct{} {
+	return m.down
+}
+
+// Status returns what the manager does.
+func (m *Manager) Status() Status {
+	m.statusMu.Lock()
+	defer m.statusMu.Unlock()
+	return m.status
+}
+
+// Wake makes the manager decide again soon, for example because the problem of the static pods has
+// changed.
+func (m *Manager) Wake() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run guides the machine until the context ends. It loads the stored state first: an error of that
+// is reported and does not end Run, because a shutdown has to be delayed in any case. The exception
+// is the state of another version, which must not be overwritten.
+func (m *Manager) Run(ctx context.Context) error {
+	registerMetrics()
+	if err := m.load(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer m.calls.Wait()
+	defer close(m.done)
+	defer m.settle()
+	defer cancel()
+	m.calls.Go(func() { m.watchMachine(ctx) })
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case f := <-m.events:
+			f()
+		case <-m.wake:
+		case <-timer.C:
+		}
+		m.steps(ctx, timer)
+	}
+}
+
+// steps decides and acts until nothing changes, and sets the timer for the next time.
+func (m *Manager) steps(ctx context.Context, timer *time.Timer) {
+	var next time.Time
+	for range maxSteps {
+		changed := false
+		if next, changed = m.step(ctx); !changed {
+			break
+		}
+	}
+	timer.Reset(max(time.Until(next), 0))
+}
+
+// load reads the stored state.
+func (m *Manager) load(ctx context.Context) error {
+	logger := klog.FromContext(ctx)
+	m.started = time.Now()
+	m.sweepAt = m.started.Add(sweepPeriod)
+	stored, err := m.config.Store.Load()
+	if err != nil {
+		var version *state.VersionError
+		if errors.As(err, &version) {
+			return err
+		}
+		logger.Error(err, "Failed to load the stored state, starting without it")
+		m.loadErr = err
+	}
+	m.state = stored
+	m.resumedHere = stored.BootID == m.config.BootID && active(stored.Phase)
+	if m.resumedHere {
+		logger.Info("Resuming the shutdown that an earlier process has begun", "phase", stored.Phase)
+	}
+	return nil
+}
+
+// watchMachine runs the Machine, and starts it again if it gives up.
+func (m *Manager) watchMachine(ctx context.Context) {
+	for {
+		err := m.config.Machine.Run(ctx, func() {
+			m.watching.Store(true)
+			m.Wake()
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		m.watching.Store(false)
+		klog.FromContext(ctx).Error(err, "The watch of the machine has ended, starting it again")
+		m.post(func() { m.machineErr = fmt.Errorf("the watch of the machine has ended: %v", err) })
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(machineRetry):
+		}
+	}
+}
+
+// post executes a function in the goroutine of Run. It returns false if Run has ended.
+func (m *Manager) post(f func()) bool {
+	select {
+	case m.events <- f:
+		return true
+	case <-m.done:
+		return false
+	}
+}
+
+// step is one round: gather, decide, store, act. It returns when the next one is due at the latest,
+// and whether it has to follow immediately.
+func (m *Manager) step(ctx context.Context) (next time.Time, again bool) {
+	in := m.gather()
+	d := decide(&m.settings, in)
+	again = d.next.Phase != m.state.Phase
+	if again {
+		klog.FromContext(ctx).Info("Shutdown enters a phase", "from", m.state.Phase, "to", d.next.Phase, "why", d.why)
+	}
+	m.news = news{}
+	m.outcome, m.why = d.outcome, d.why
+	m.store(ctx, d.next)
+	for _, e := range d.events {
+		m.config.Cluster.Event(e.eventType, e.reason, e.message)
+	}
+	next = m.act(ctx, in, &d)
+	m.report(in, &d)
+	return next, again || m.news.released
+}
+
+// store saves a state that has changed. If that fails the shutdown continues in memory, and every
+// later step tries again.
+func (m *Manager) store(ctx context.Context, next state.State) {
+	if !m.dirty && apiequality.Semantic.DeepEqual(m.state, next) {
+		return
+	}
+	m.state = next
+	err := m.config.Store.Save(next)
+	if err != nil && m.saveErr == nil {
+		klog.FromContext(ctx).Error(err, "Failed to store the state, continuing without it")
+	}
+	m.dirty, m.saveErr = err != nil, err
+}
+
+// gather collects what the decision depends on.
+func (m *Manager) gather() *input {
+	now, wall := time.Now(), m.config.Wall()
+	machine := m.config.Machine.State()
+	pending := machine.ShuttingDown || !machine.Known && m.resumedHere && active(m.state.Phase)
+	m.keepDeadline(&machine, pending, now, wall)
+	in := &input{
+		state: m.state, news: m.news, machine: machine,
+		now: now, wall: wall, deadline: m.deadline,
+		priorities: m.config.Pods.Priorities(),
+		api:        m.api,
+		local:      localFacts{running: m.engine.running(), asking: m.engine.asking != nil, final: m.final},
+		outcome:    m.outcome, why: m.why,
+		olderDone:    m.olderDone,
+		sweepDue:     !now.Before(m.sweepAt),
+		releasedHere: m.releasedHere,
+	}
+	if !machine.Known {
+		in.unknownFor = now.Sub(m.started)
+	}
+	if !pending && machine.Known && active(m.state.Phase) {
+		if m.vanishedSince.IsZero() {
+			m.vanishedSince = now
+		}
+		in.vanishedFor = now.Sub(m.vanishedSince)
+	} else {
+		m.vanishedSince = time.Time{}
+	}
+	in.drain = m.drain
+	if !m.reportingSince.IsZero() {
+		in.reportingFor = now.Sub(m.reportingSince)
+	}
+	return in
+}
+
+// keepDeadline keeps the deadline on the monotonic clock. During one shutdown it only comes closer:
+// a machine that was asked again after a restart counts from then.
+func (m *Manager) keepDeadline(machine *MachineState, pending bool, now, wall time.Time) {
+	if !pending {
+		if machine.Known {
+			m.deadline, m.seen, m.resumedHere = time.Time{}, MachineState{}, false
+			m.releasedHere = m.releasedHere && active(m.state.Phase)
+		}
+		return
+	}
+	longest := m.config.MaxShutdownDelay
+	if m.deadline.IsZero() {
+		m.deadline = now.Add(longest)
+		m.api = apiFacts{since: now}
+		if m.resumedHere {
+			if remaining, ok := remainingOfStored(&m.state.Signal, wall, longest); ok {
+				m.deadline = now.Add(remaining)
+			}
+		}
+	}
+	if machine.ShuttingDown && (!machine.Since.Equal(m.seen.Since) || !machine.Deadline.Equal(m.seen.Deadline) || !m.seen.ShuttingDown) {
+		m.seen = *machine
+		if own := now.Add(remainingOf(machine, wall, longest)); own.Before(m.deadline) {
+			m.deadline = own
+		}
+	}
+}

@@ -1,0 +1,136 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package shutdown
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/state"
+)
+
+const (
+	// heartbeatPeriod is how often an unchanged condition is written.
+	heartbeatPeriod = 5 * time.Minute
+	// messagePeriod is the shortest time between two writes that change only the message: the
+	// progress of a drain changes more often than a node should be written.
+	messagePeriod = 10 * time.Second
+	// conditionRetry is the pause after a failed write.
+	conditionRetry = 5 * time.Second
+)
+
+// conditionWriter keeps one condition of the node as it should be.
+type conditionWriter struct {
+	slot slot
+	// written is the last condition that was written, at writtenAt.
+	written   *corev1.NodeCondition
+	writtenAt time.Time
+	// due is when it has to be written next.
+	due time.Time
+}
+
+// dueAt returns when the condition has to be written.
+func (w *conditionWriter) dueAt(want *corev1.NodeCondition) time.Time {
+	switch old := w.written; {
+	case old == nil || old.Status != want.Status || old.Reason != want.Reason:
+		return time.Time{}
+	case old.Message != want.Message:
+		return w.writtenAt.Add(messagePeriod)
+	}
+	return w.writtenAt.Add(heartbeatPeriod)
+}
+
+// actConditions writes the conditions that have changed, or that need a heartbeat.
+func (m *Manager) actConditions(ctx context.Context, in *input, d *decision) {
+	staticProblem := "no static pods are managed"
+	if m.config.StaticPods != nil {
+		staticProblem = m.config.StaticPods.Problem()
+	}
+	m.keepCondition(ctx, readyCondition(m.config.Version, staticProblem, &in.machine, m.problems(in)))
+	m.keepCondition(ctx, shutdownCondition(in, d))
+}
+
+func (m *Manager) keepCondition(ctx context.Context, want corev1.NodeCondition) {
+	w := m.conditions[want.Type]
+	if w == nil {
+		w = &conditionWriter{}
+		m.conditions[want.Type] = w
+	}
+	w.due = w.dueAt(&want)
+	if time.Now().Before(w.due) {
+		return
+	}
+	m.want(ctx, &w.slot, "condition", m.config.APIGracePeriod, func(ctx context.Context) func() {
+		err := m.config.Cluster.SetCondition(ctx, want)
+		return func() {
+			if err != nil {
+				klog.FromContext(ctx).V(2).Info("Failed to write a condition of the node, trying again", "condition", want.Type, "err", err)
+				w.slot.next = time.Now().Add(conditionRetry)
+				return
+			}
+			w.written, w.writtenAt = &want, time.Now()
+			w.slot.next = time.Time{}
+		}
+	})
+}
+
+// problems returns everything that an operator should know, in sentences.
+func (m *Manager) problems(in *input) []string {
+	problems := append([]string{}, in.machine.Problems...)
+	if m.watching.Load() {
+		m.machineErr = nil
+	}
+	for _, p := range []struct {
+		what string
+		err  error
+	}{
+		{"the stored state was lost", m.loadErr},
+		{"the state cannot be stored, a restart of the agent would forget the shutdown", m.saveErr},
+		{"the machine cannot be watched", m.machineErr},
+		{"the lock cannot be released", m.releaseErr},
+		{"the pods cannot be ended on the node", m.engine.err},
+		{"the node cannot run pods again", m.resumeErr},
+	} {
+		if p.err != nil {
+			problems = append(problems, fmt.Sprintf("%s: %v", p.what, p.err))
+		}
+	}
+	return problems
+}
+
+// report publishes the status and the metrics.
+func (m *Manager) report(in *input, d *decision) {
+	status := Status{
+		State: d.next, Why: d.why, LockHeld: in.machine.LockHeld, Delay: in.machine.Delay, Problems: m.problems(in),
+	}
+	if active(d.next.Phase) {
+		status.TimeLeft = max(in.deadline.Sub(in.now), 0)
+	}
+	m.statusMu.Lock()
+	m.status = status
+	m.statusMu.Unlock()
+	recordMetrics(&status, m.config.Buckets, in.priorities)
+}
+
+// phases are all phases, for the metric that has one series for each.
+var phases = []state.Phase{
+	state.Armed, state.Detected, state.Maintaining, state.LocalRun, state.Releasing, state.Down, state.Cancelled,
+}
