@@ -22,6 +22,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	goruntime "runtime"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -40,6 +41,18 @@ var (
 
 func init() {
 	utilruntime.Must(v1alpha1.AddToScheme(scheme))
+}
+
+// DefaultPath returns where the configuration file is unless a flag names another one.
+func DefaultPath() string {
+	return defaultPath(goruntime.GOOS)
+}
+
+func defaultPath(goos string) string {
+	if goos == "windows" {
+		return `C:\ProgramData\haulout-node-agent\config.yaml`
+	}
+	return "/etc/haulout-node-agent/config.yaml"
 }
 
 // Default returns the configuration of an agent without a file.

@@ -1,0 +1,106 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	"haulout.dev/haulout/pkg/agent/kubelet"
+	"haulout.dev/haulout/pkg/version"
+)
+
+// userPrefix begins the user name of every kubelet; the name of its node follows.
+const userPrefix = "system:node:"
+
+// restConfig returns how the agent reaches the API. The file is read once; the certificate that a
+// kubelet's kubeconfig refers to is read again whenever the kubelet has renewed it.
+func restConfig(kubeconfig string) (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
+	}
+	config.UserAgent = "haulout-node-agent/" + version.Get()
+	config.QPS, config.Burst = 20, 40
+	return config, nil
+}
+
+// nodeName returns the name of the Node object: the configured one, else the one in the kubelet's
+// certificate, else the one with which the kubelet registers.
+func nodeName(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, config *rest.Config) (string, error) {
+	certified, err := certifiedNode(config)
+	if c.NodeName != "" {
+		if err == nil && certified != "" && certified != c.NodeName {
+			return "", fmt.Errorf("nodeName is %q: must be %q, the node of the certificate in %s", c.NodeName, certified, c.Kubeconfig)
+		}
+		return c.NodeName, nil
+	}
+	if err != nil {
+		return "", err
+	}
+	if certified != "" {
+		return certified, nil
+	}
+	facts, err := kubelet.Discover(ctx, c.KubeletConfig, nil)
+	if err != nil {
+		return "", fmt.Errorf("nodeName is not set and the kubelet's cannot be found: %w", err)
+	}
+	return facts.NodeName, nil
+}
+
+// certifiedNode returns the node in the name of the client certificate, empty if the client has
+// none or is no node.
+func certifiedNode(config *rest.Config) (string, error) {
+	if config == nil {
+		return "", nil
+	}
+	data := config.CertData
+	if len(data) == 0 && config.CertFile != "" {
+		var err error
+		if data, err = os.ReadFile(config.CertFile); err != nil {
+			return "", fmt.Errorf("read the client certificate: %w", err)
+		}
+	}
+	for len(data) > 0 {
+		var block *pem.Block
+		if block, data = pem.Decode(data); block == nil {
+			return "", errors.New("the client certificate is not in PEM form")
+		}
+		if block.Type != "CERTIFICATE" {
+			continue // the kubelet keeps the key in the same file
+		}
+		certificate, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return "", fmt.Errorf("read the client certificate: %w", err)
+		}
+		node, ok := strings.CutPrefix(certificate.Subject.CommonName, userPrefix)
+		if !ok {
+			return "", nil
+		}
+		return node, nil
+	}
+	return "", nil
+}

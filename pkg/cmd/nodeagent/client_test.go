@@ -1,0 +1,128 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/pem"
+	"math/big"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"haulout.dev/haulout/pkg/agent/config"
+)
+
+// clientCertificate returns a certificate of a user and its key in one file, as the kubelet has it.
+func clientCertificate(t *testing.T, user string, keyFirst bool) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1),
+		Subject:      pkix.Name{CommonName: user, Organization: []string{"system:nodes"}},
+		NotAfter:     time.Now().Add(time.Hour),
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	private := pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER})
+	if keyFirst {
+		return append(private, certificate...)
+	}
+	return append(certificate, private...)
+}
+
+func TestNodeName(t *testing.T) {
+	file := func(content []byte) string {
+		path := filepath.Join(t.TempDir(), "client.pem")
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return "{client-certificate: " + path + ", client-key: " + path + "}"
+	}
+	inline := func(content []byte) string {
+		data := base64.StdEncoding.EncodeToString(content)
+		return "{client-certificate-data: " + data + ", client-key-data: " + data + "}"
+	}
+	node := clientCertificate(t, "system:node:node-1", false)
+	hostname, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		configured, user string
+		want             string
+		// refused are parts of the error.
+		refused []string
+	}{
+		"from the kubelet's certificate":       {user: file(node), want: "node-1"},
+		"from a certificate in the kubeconfig": {user: inline(node), want: "node-1"},
+		"from a file with the key first":       {user: file(clientCertificate(t, "system:node:node-2", true)), want: "node-2"},
+		"configured and the same":              {configured: "node-1", user: file(node), want: "node-1"},
+		"configured for another user":          {configured: "node-9", user: file(clientCertificate(t, "admin", false)), want: "node-9"},
+		"configured for a token":               {configured: "node-9", user: "{token: t}", want: "node-9"},
+		"from the kubelet for a token":         {user: "{token: t}", want: strings.ToLower(hostname)},
+		"another node's certificate":           {configured: "node-9", user: file(node), refused: []string{"nodeName", "node-9", `must be "node-1"`}},
+		"a missing certificate":                {user: "{client-certificate: /none, client-key: /none}", refused: []string{"/none"}},
+		"a certificate that is none":           {user: file([]byte("x")), refused: []string{"PEM"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			kubeletConfig := filepath.Join(t.TempDir(), "config.yaml")
+			if err := os.WriteFile(kubeletConfig, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			c := config.Default()
+			c.NodeName, c.KubeletConfig = test.configured, kubeletConfig
+			c.Kubeconfig = kubeconfigFor(t, "https://127.0.0.1:1", test.user)
+			rest, err := restConfig(c.Kubeconfig)
+			got := ""
+			if err == nil {
+				got, err = nodeName(t.Context(), c, rest)
+			}
+			if (err != nil) != (len(test.refused) > 0) || got != test.want {
+				t.Fatalf("the node is %q, %v; want %q", got, err, test.want)
+			}
+			for _, want := range test.refused {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("the error does not name %q: %v", want, err)
+				}
+			}
+		})
+	}
+}
+
+func TestMissingKubeconfigIsNamed(t *testing.T) {
+	if _, err := restConfig("/none/kubelet.conf"); err == nil || !strings.Contains(err.Error(), "/none/kubelet.conf") {
+		t.Errorf("the error is %v", err)
+	}
+}

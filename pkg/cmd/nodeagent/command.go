@@ -1,0 +1,78 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package nodeagent is the command haulout-node-agent.
+package nodeagent
+
+import (
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"haulout.dev/haulout/pkg/version"
+)
+
+// NewCommand returns the command haulout-node-agent.
+func NewCommand() *cobra.Command {
+	o := &Options{}
+	cmd := &cobra.Command{
+		Use:   "haulout-node-agent",
+		Short: "Make the shutdown of a node a maintenance",
+		Long: `haulout-node-agent runs as a service of a node's operating system. When the
+machine is about to shut down or reboot, it delays that, makes the shutdown a
+NodeMaintenance, and lets the machine go down when the pods have left the node.
+If the API is unreachable or the time is short, it ends the pods on the node, in
+the order of their priorities. It also stops and restarts static pods for
+maintenances.`,
+		Version:      version.Get(),
+		Args:         cobra.NoArgs,
+		SilenceUsage: true,
+		RunE:         func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	o.addFlags(cmd.PersistentFlags())
+	cmd.AddCommand(newStatusCommand(o), newConfigCommand(o))
+	return cmd
+}
+
+// newConfigCommand returns the commands about the configuration file.
+func newConfigCommand(o *Options) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "config",
+		Short: "Check the configuration",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(&cobra.Command{
+		Use:   "check",
+		Short: "Check the configuration file and print it with all defaults",
+		Long: `Check the configuration file, with the flags that override it, and print what the
+agent would run with. An error names the field and what is allowed. Nothing is
+changed, and no agent needs to run.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := o.Load()
+			if err != nil {
+				return err
+			}
+			data, err := yaml.Marshal(c)
+			if err != nil {
+				return err
+			}
+			_, err = cmd.OutOrStdout().Write(data)
+			return err
+		},
+	})
+	return cmd
+}

@@ -1,0 +1,157 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"haulout.dev/haulout/pkg/agent/config"
+	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+)
+
+const configHead = "apiVersion: nodeagent.haulout.dev/v1alpha1\nkind: NodeAgentConfiguration\n"
+
+// configFile writes a configuration for a test and returns its path.
+func configFile(t *testing.T, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte(configHead+content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// execute runs the command and returns what it wrote.
+func execute(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := NewCommand()
+	cmd.SilenceErrors = true
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	cmd.SetArgs(args)
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+func TestConfigCheck(t *testing.T) {
+	path := configFile(t, "nodeName: from-the-file\nmaxShutdownDelay: 10m\n")
+	out, err := execute(t, "config", "check", "--config", path, "--node-name", "from-the-flag", "--state-directory", "/state")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c v1alpha1.NodeAgentConfiguration
+	if err := yaml.UnmarshalStrict([]byte(out), &c); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if c.NodeName != "from-the-flag" || c.StateDirectory != "/state" || c.MaxShutdownDelay.Duration.String() != "10m0s" || c.LocalEngine != "CRI" {
+		t.Errorf("the configuration is %+v", c)
+	}
+	// What is printed is a configuration file.
+	printed := filepath.Join(t.TempDir(), "printed.yaml")
+	if err := os.WriteFile(printed, []byte(out), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	again, err := config.Load(printed)
+	if err != nil || again.NodeName != "from-the-flag" {
+		t.Errorf("the printed file is read as %+v, %v", again, err)
+	}
+}
+
+func TestConfigCheckRefuses(t *testing.T) {
+	for name, test := range map[string]struct {
+		args []string
+		want []string
+	}{
+		"a wrong field": {
+			[]string{"--config", configFile(t, "localEngine: Docker\n")}, []string{"localEngine", "Docker", `"CRI"`},
+		},
+		"a missing file that is named": {
+			[]string{"--config", filepath.Join(t.TempDir(), "none.yaml")}, []string{"none.yaml"},
+		},
+		"a wrong flag": {
+			[]string{"--config", configFile(t, ""), "--state-directory", "relative"},
+			[]string{"--state-directory", "stateDirectory", "absolute"},
+		},
+		"a wrong node name": {
+			[]string{"--config", configFile(t, ""), "--node-name", "Node_1"}, []string{"--node-name", "nodeName", "Node_1"},
+		},
+		"an argument": {[]string{"more"}, []string{"more"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, err := execute(t, append([]string{"config", "check"}, test.args...)...)
+			if err == nil {
+				t.Fatalf("accepted:\n%s", out)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("the error does not name %q: %v", want, err)
+				}
+			}
+		})
+	}
+}
+
+// A node without a configuration file has the defaults.
+func TestDefaultFileMayBeMissing(t *testing.T) {
+	if _, err := os.Stat(config.DefaultPath()); err == nil {
+		t.Fatalf("%s exists on this machine", config.DefaultPath())
+	}
+	c, err := (&Options{NodeName: "a"}).Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.NodeName != "a" || c.Kubeconfig == "" {
+		t.Errorf("the configuration is %+v", c)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	out, err := execute(t, "--version")
+	if err != nil || !strings.Contains(out, "haulout-node-agent version ") {
+		t.Errorf("--version prints %q, %v", out, err)
+	}
+}
+
+// Every command says what it is for, and takes no argument that it would ignore.
+func TestCommandsAreDescribed(t *testing.T) {
+	var names []string
+	var walk func(cmd *cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		if cmd.Short == "" || cmd.Args == nil || cmd.RunE == nil {
+			t.Errorf("%s has no description, no rule for its arguments or nothing to run", cmd.CommandPath())
+		}
+		names = append(names, cmd.CommandPath())
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+		}
+	}
+	walk(NewCommand())
+	for _, want := range []string{"haulout-node-agent", "haulout-node-agent status", "haulout-node-agent config check"} {
+		if !slices.Contains(names, want) {
+			t.Errorf("%s is missing", want)
+		}
+	}
+}

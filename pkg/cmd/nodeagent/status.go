@@ -1,0 +1,307 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	"haulout.dev/haulout/pkg/agent/state"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+const (
+	// statusTimeout limits each of the questions of status: to the agent and to the API.
+	statusTimeout = 3 * time.Second
+	// maxReport is the maximum size of an agent's answer.
+	maxReport = 4 << 20
+)
+
+// errUnhealthy is the error of status for an agent that is not as it should be. What is wrong was
+// printed.
+var errUnhealthy = errors.New("the agent is not ready to delay a shutdown")
+
+// snapshot is all that status finds out. Each part is independent of the others.
+type snapshot struct {
+	// Report is the answer of the running agent, nil if there was none; ReportError says why.
+	Report      *Report `json:"report,omitempty"`
+	ReportError string  `json:"reportError,omitempty"`
+	// Stored is what is in the state directory.
+	Stored      *state.State `json:"stored,omitempty"`
+	StoredError string       `json:"storedError,omitempty"`
+	// Node and Conditions are those of the Node object.
+	Node       string                 `json:"node,omitempty"`
+	Conditions []corev1.NodeCondition `json:"conditions,omitempty"`
+	NodeError  string                 `json:"nodeError,omitempty"`
+}
+
+// newStatusCommand returns the command that shows what the agent does.
+func newStatusCommand(o *Options) *cobra.Command {
+	output := "text"
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show what the agent does",
+		Long: `Show what the agent of this machine does: it asks the running agent, reads its
+state directory, and asks the API for the conditions of the node. What cannot be
+reached is named. The exit code is 0 if the agent runs and delays shutdowns.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return fmt.Errorf("--output is %q: must be text or json", output)
+			}
+			c, err := o.Load()
+			if err != nil {
+				return err
+			}
+			s := takeSnapshot(cmd.Context(), c)
+			if output == "json" {
+				encoder := json.NewEncoder(cmd.OutOrStdout())
+				encoder.SetIndent("", "  ")
+				err = encoder.Encode(s)
+			} else {
+				err = s.print(cmd.OutOrStdout(), time.Now())
+			}
+			if err == nil && !s.healthy() {
+				err = errUnhealthy
+			}
+			return err
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", output, "Format of the output: text or json.")
+	return cmd
+}
+
+// takeSnapshot asks everything that can be asked.
+func takeSnapshot(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) *snapshot {
+	s := &snapshot{}
+	report, err := askAgent(ctx, *c.MetricsBindAddress)
+	s.Report, s.ReportError = report, text(err)
+	stored, err := state.Read(c.StateDirectory)
+	if err == nil {
+		s.Stored = &stored
+	}
+	s.StoredError = text(err)
+	s.Node, s.Conditions, err = askNode(ctx, c, report)
+	s.NodeError = text(err)
+	return s
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// askAgent asks the running agent for its report.
+func askAgent(ctx context.Context, address string) (*Report, error) {
+	if address == "" {
+		return nil, errors.New("metricsBindAddress is empty, so the agent cannot be asked")
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+reachable(address)+statuszPath, nil)
+	if err != nil {
+		return nil, err
+	}
+	// A proxy of the environment has no business between this program and its own machine.
+	response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(request)
+	if err != nil {
+		return nil, fmt.Errorf("ask the agent: %w", err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("ask the agent: %s answered %s", address, response.Status)
+	}
+	report := &Report{}
+	if err := json.NewDecoder(io.LimitReader(response.Body, maxReport)).Decode(report); err != nil {
+		return nil, fmt.Errorf("ask the agent: %s answered something else: %w", address, err)
+	}
+	return report, nil
+}
+
+// reachable returns an address to which one can connect for one that a server binds.
+func reachable(address string) string {
+	parsed, err := netip.ParseAddrPort(address)
+	if err != nil || !parsed.Addr().IsUnspecified() {
+		return address
+	}
+	loopback := "127.0.0.1"
+	if parsed.Addr().Is6() {
+		loopback = "::1"
+	}
+	return net.JoinHostPort(loopback, fmt.Sprint(parsed.Port()))
+}
+
+// askNode asks the API for the node's conditions that the agent writes.
+func askNode(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, report *Report) (string, []corev1.NodeCondition, error) {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	config, err := restConfig(c.Kubeconfig)
+	if err != nil {
+		return "", nil, err
+	}
+	name := ""
+	if report != nil {
+		name = report.Node
+	}
+	if name == "" {
+		if name, err = nodeName(ctx, c, config); err != nil {
+			return "", nil, err
+		}
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return name, nil, err
+	}
+	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return name, nil, err
+	}
+	var conditions []corev1.NodeCondition
+	for _, condition := range node.Status.Conditions {
+		switch condition.Type {
+		case maintenancev1alpha1.NodeConditionAgentReady, corev1.NodeGracefulNodeShutdownInProgress:
+			conditions = append(conditions, condition)
+		}
+	}
+	return name, conditions, nil
+}
+
+// healthy reports whether the agent runs and would delay, or delays, a shutdown.
+func (s *snapshot) healthy() bool {
+	return s.Report != nil && s.Report.Shutdown.LockHeld && len(s.Report.Shutdown.Problems) == 0
+}
+
+// print writes the snapshot for people.
+func (s *snapshot) print(out io.Writer, now time.Time) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	line := func(name, format string, args ...any) {
+		_, _ = fmt.Fprintf(w, "%s:\t%s\n", name, fmt.Sprintf(format, args...)) // Flush returns the error
+	}
+	if s.Node != "" {
+		line("Node", "%s", s.Node)
+	}
+	stored := s.Stored
+	if r := s.Report; r != nil {
+		line("Agent", "running, version %s, for %s", r.Version, now.Sub(r.Started).Round(time.Second))
+		stored = &r.Shutdown.State
+	} else {
+		line("Agent", "no answer: %s", s.ReportError)
+	}
+	if stored == nil {
+		line("State", "unknown: %s", s.StoredError)
+	} else {
+		s.printState(line, stored, now)
+	}
+	if r := s.Report; r != nil {
+		s.printReport(line, r)
+	}
+	for _, c := range s.Conditions {
+		line(string(c.Type), "%s", strings.TrimSpace(fmt.Sprintf("%s (%s) %s", c.Status, c.Reason, c.Message)))
+	}
+	if s.NodeError != "" {
+		line("API", "no answer: %s", s.NodeError)
+	}
+	return w.Flush()
+}
+
+// printState writes what is stored on the disk.
+func (s *snapshot) printState(line func(name, format string, args ...any), stored *state.State, now time.Time) {
+	phase := string(stored.Phase)
+	if phase == "" {
+		phase = "none"
+	}
+	line("Phase", "%s", phase)
+	if signal := stored.Signal; !signal.Time.IsZero() {
+		kind := signal.Kind
+		if kind == "" {
+			kind = "shutdown"
+		}
+		left := "no deadline"
+		if !signal.Deadline.IsZero() {
+			left = fmt.Sprintf("the machine goes down at %s at the latest, %s from now",
+				signal.Deadline.Format(time.RFC3339), signal.Deadline.Sub(now).Round(time.Second))
+		}
+		line("Shutdown", "%s, requested at %s; %s", kind, signal.Time.Format(time.RFC3339), left)
+	}
+	if m := stored.Maintenance; m != nil {
+		line("NodeMaintenance", "%s", m.Name)
+	}
+	if l := stored.Local; l != nil {
+		progress := fmt.Sprintf("ending bucket %d since %s", l.Bucket, l.Started.Format(time.RFC3339))
+		if l.Done {
+			progress = "all pods have ended"
+		}
+		line("Without the API", "%s", progress)
+	}
+	if len(stored.Killed) > 0 {
+		reported := 0
+		for _, pod := range stored.Killed {
+			if pod.Reported {
+				reported++
+			}
+		}
+		line("Pods ended", "%d, of which the API knows %d", len(stored.Killed), reported)
+	}
+}
+
+// printReport writes what only a running agent knows.
+func (s *snapshot) printReport(line func(name, format string, args ...any), r *Report) {
+	if why := r.Shutdown.Why; why != "" {
+		line("Why", "%s", why)
+	}
+	if r.Shutdown.TimeLeft > 0 {
+		line("Time left", "%s", r.Shutdown.TimeLeft.Round(time.Second))
+	}
+	lock := "not held: a shutdown is not delayed"
+	if r.Shutdown.LockHeld {
+		lock = fmt.Sprintf("held, a shutdown is delayed by %s at most", r.Shutdown.Delay)
+		if path := r.Shutdown.State.LockPath; path != "" {
+			lock += " (" + path + ")"
+		}
+	}
+	line("Lock", "%s", lock)
+	engine := r.Engine
+	if engine == "" {
+		engine = "none: pods are only ended through the API"
+	}
+	line("Engine", "%s", engine)
+	static := "can be stopped and restarted"
+	if r.StaticPodProblem != "" {
+		static = r.StaticPodProblem
+	}
+	line("Static pods", "%s", static)
+	for _, problem := range r.Shutdown.Problems {
+		line("Problem", "%s", problem)
+	}
+}
