@@ -1,0 +1,192 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cri
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/cri-client/pkg/util"
+)
+
+const (
+	labelPodUID       = "io.kubernetes.pod.uid"
+	labelPodName      = "io.kubernetes.pod.name"
+	labelPodNamespace = "io.kubernetes.pod.namespace"
+	labelContainer    = "io.kubernetes.container.name"
+
+	// callTimeout limits the calls that only read.
+	callTimeout = 5 * time.Second
+	// maxMessageBytes is the kubelet's own limit for what a runtime answers.
+	maxMessageBytes = 16 << 20
+)
+
+// client calls the container runtime. It uses the generated client of cri-api and of cri-client
+// only the address and the dialer (sockets and pipes): the service of cri-client cannot be built
+// while the runtime is down, and it adds minutes to the timeout of each call, where the time until
+// the machine goes down decides here.
+type client struct {
+	conn *grpc.ClientConn
+	api  runtimeapi.RuntimeServiceClient
+}
+
+func newClient(endpoint string) (*client, error) {
+	if err := checkEndpoint(endpoint, runtime.GOOS); err != nil {
+		return nil, err
+	}
+	address, dialer, err := util.GetAddressAndDialer(endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("runtime endpoint %q: %w", endpoint, err)
+	}
+	reconnect := backoff.DefaultConfig
+	reconnect.BaseDelay, reconnect.MaxDelay = retryInterval, time.Second
+	conn, err := grpc.NewClient("passthrough:///"+address,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"),
+		grpc.WithContextDialer(dialer),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: callTimeout}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes)))
+	if err != nil {
+		return nil, fmt.Errorf("runtime endpoint %q: %w", endpoint, err)
+	}
+	return &client{conn: conn, api: runtimeapi.NewRuntimeServiceClient(conn)}, nil
+}
+
+// checkEndpoint refuses other ways to reach a runtime, for example TCP: they have no rights.
+func checkEndpoint(endpoint, system string) error {
+	prefix := "unix://"
+	if system == "windows" {
+		prefix = "npipe://"
+	}
+	if path, found := strings.CutPrefix(endpoint, prefix); !found || path == "" {
+		return fmt.Errorf("runtime endpoint %q: must be %s<path>", endpoint, prefix)
+	}
+	return nil
+}
+
+// running reports whether a container of a pod runs. One whose state the runtime does not know
+// counts, since it may.
+func (c *client) running(ctx context.Context, podUID string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	list, err := c.api.ListContainers(ctx, &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{
+		LabelSelector: map[string]string{labelPodUID: podUID},
+	}})
+	if err != nil {
+		return false, fmt.Errorf("list the containers of pod %s: %w", podUID, err)
+	}
+	for _, container := range list.GetContainers() {
+		if mayRun(container.GetState()) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func mayRun(s runtimeapi.ContainerState) bool {
+	return s == runtimeapi.ContainerState_CONTAINER_RUNNING || s == runtimeapi.ContainerState_CONTAINER_UNKNOWN
+}
+
+// list returns all containers and sandboxes. The sandboxes come last, so that the sandbox of every
+// container is among them.
+func (c *client) list(ctx context.Context) ([]*runtimeapi.Container, []*runtimeapi.PodSandbox, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	containers, err := c.api.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
+	if err != nil {
+		return nil, nil, fmt.Errorf("list containers: %w", err)
+	}
+	sandboxes, err := c.api.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	if err != nil {
+		return nil, nil, fmt.Errorf("list pod sandboxes: %w", err)
+	}
+	return containers.GetContainers(), sandboxes.GetItems(), nil
+}
+
+// stopContainer ends a container, and kills it if it has not ended after the timeout. A container
+// that is gone has ended.
+func (c *client) stopContainer(ctx context.Context, id string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout+stopMargin)
+	defer cancel()
+	_, err := c.api.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: id, Timeout: int64(timeout / time.Second)})
+	if status.Code(err) == codes.NotFound {
+		return nil
+	}
+	return err
+}
+
+func (c *client) stopSandbox(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, sandboxTime)
+	defer cancel()
+	_, err := c.api.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
+	if status.Code(err) == codes.NotFound {
+		return nil
+	}
+	return err
+}
+
+// exec runs a command in a container until it ends or the context does.
+func (c *client) exec(ctx context.Context, id string, command []string) error {
+	request := &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: command}
+	if deadline, found := ctx.Deadline(); found {
+		// Without a timeout, the runtime lets the command run on when the caller goes away.
+		request.Timeout = wholeSeconds(time.Until(deadline) + time.Second)
+	}
+	answer, err := c.api.ExecSync(ctx, request)
+	if err != nil {
+		return err
+	}
+	if code := answer.GetExitCode(); code != 0 {
+		return fmt.Errorf("command ended with exit code %d", code)
+	}
+	return nil
+}
+
+// finished returns when a container ended, zero if it has not.
+func (c *client) finished(ctx context.Context, id string) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	answer, err := c.api.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id})
+	if err != nil || answer.GetStatus().GetFinishedAt() == 0 {
+		return time.Time{}, err
+	}
+	return time.Unix(0, answer.GetStatus().GetFinishedAt()), nil
+}
+
+// address returns where a pod is reached from its node.
+func (c *client) address(ctx context.Context, sandbox string) (string, error) {
+	answer, err := c.api.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: sandbox})
+	if err != nil {
+		return "", fmt.Errorf("find the address of the pod: %w", err)
+	}
+	if ip := answer.GetStatus().GetNetwork().GetIp(); ip != "" {
+		return ip, nil
+	}
+	if answer.GetStatus().GetLinux().GetNamespaces().GetOptions().GetNetwork() == runtimeapi.NamespaceMode_NODE {
+		return "127.0.0.1", nil
+	}
+	return "", fmt.Errorf("the pod has no address")
+}

@@ -1,0 +1,178 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package cri ends the pods of a node through its container runtime, without the API server and
+// without the kubelet.
+package cri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/buckets"
+	"haulout.dev/haulout/pkg/agent/local/pods"
+	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/agent/state"
+)
+
+const (
+	// minimumGrace is the shortest time between the signal to end and the one to kill, as in the
+	// kubelet. Each later bucket keeps this much if the deadline comes before the end of all.
+	minimumGrace = 2 * time.Second
+	// stopMargin is added to the time of a container: the runtime needs it to kill and to answer.
+	stopMargin = 10 * time.Second
+	// lastWait is how long the last containers may take to be killed after the time of their bucket.
+	lastWait = 3 * time.Second
+	// sandboxTime limits the removal of a pod's network, which can hang when the API server is
+	// unreachable.
+	sandboxTime = 5 * time.Second
+	// listInterval is the time between two looks for pods that appear while a bucket ends.
+	listInterval = time.Second
+	// retryInterval is the time between two attempts to reach the runtime.
+	retryInterval = 250 * time.Millisecond
+)
+
+// Kubelet stops and starts the kubelet. Both are idempotent.
+type Kubelet interface {
+	Stop(ctx context.Context) error
+	Start(ctx context.Context) error
+}
+
+// Pods tells what the container runtime does not know of the pods: their priorities.
+type Pods interface {
+	Pods() []pods.Pod
+}
+
+// Config is what an Engine needs.
+type Config struct {
+	// Endpoint is the runtime's socket, unix://<path>, or on Windows its pipe, npipe://<path>.
+	Endpoint string
+	// Table has the time of each priority. It must not be empty.
+	Table buckets.Table
+	// Pods are the pods of the node.
+	Pods Pods
+	// Kubelet is stopped before the first pod ends: it would restart the containers.
+	Kubelet Kubelet
+	// Final means that the kubelet cannot be started again before the machine has restarted, as on
+	// Windows while it shuts down.
+	Final bool
+}
+
+// Engine ends the pods of a node. It implements shutdown.Local.
+type Engine struct {
+	config  Config
+	runtime *client
+}
+
+var _ shutdown.Local = &Engine{}
+
+// New returns an engine. It does not connect to the runtime, which may be down when the agent
+// starts.
+func New(config Config) (*Engine, error) {
+	if len(config.Table) == 0 {
+		return nil, errors.New("table of buckets is empty, must have at least one")
+	}
+	if config.Pods == nil || config.Kubelet == nil {
+		return nil, errors.New("pods and kubelet must be set")
+	}
+	runtime, err := newClient(config.Endpoint)
+	if err != nil {
+		return nil, err
+	}
+	return &Engine{config: config, runtime: runtime}, nil
+}
+
+// Close closes the connection to the runtime.
+func (e *Engine) Close() error {
+	return e.runtime.conn.Close()
+}
+
+// Name implements shutdown.Local.
+func (e *Engine) Name() string { return "CRI" }
+
+// Running reports whether a container of a pod runs. The uid is the one that the runtime knows: for
+// a static pod not that of its mirror pod, but that in its annotation kubernetes.io/config.mirror.
+func (e *Engine) Running(ctx context.Context, podUID string) (bool, error) {
+	return e.runtime.running(ctx, podUID)
+}
+
+// Resume starts the kubelet.
+func (e *Engine) Resume(ctx context.Context) error {
+	if e.config.Final {
+		return shutdown.ErrFinal
+	}
+	if err := e.config.Kubelet.Start(ctx); err != nil {
+		return fmt.Errorf("start the kubelet: %w", err)
+	}
+	return nil
+}
+
+// End implements shutdown.Local. It stops the kubelet and then ends the pods, the lowest bucket
+// first. It calls next after every bucket that had pods, from its own goroutine, with the pods that
+// have ended since the last call. Static pods are ended and not passed to next: the status of their
+// mirror pods belongs to the kubelet, which would not restart them if it was Failed.
+//
+// A pod that has not ended when the time of its bucket is over does not hold up the later ones. If
+// a deadline is too short for the table, the earlier buckets lose time before the later ones lose
+// their last 2 seconds. A zero deadline is none. If the runtime cannot be reached, End waits for it
+// as long as the deadline leaves enough time for the buckets, then goes on with the next bucket,
+// and in the end returns an error.
+//
+// Volumes are not unmounted: the kubelet would do it.
+func (e *Engine) End(ctx context.Context, resume state.Local, deadline time.Time, next func(state.Local, []state.KilledPod) bool) error {
+	if resume.Done {
+		return nil
+	}
+	if resume.Started.IsZero() {
+		resume.Started = time.Now()
+	}
+	r := newRun(e, resume, next)
+	runCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if !deadline.IsZero() {
+		// From here on the clock of the machine may be set: only the time that is left counts.
+		left := time.Until(deadline)
+		if left <= 0 {
+			return fmt.Errorf("pods cannot be ended: the deadline %s is over", deadline.Format(time.RFC3339))
+		}
+		r.deadline = time.Now().Add(left)
+		var stop context.CancelFunc
+		runCtx, stop = context.WithTimeout(runCtx, left)
+		defer stop()
+	}
+	if err := e.config.Kubelet.Stop(runCtx); err != nil {
+		return fmt.Errorf("stop the kubelet: %w", err)
+	}
+	err := r.buckets(runCtx)
+	overdue, left := runCtx.Err() != nil, r.busy()
+	cancel()
+	r.pods.Wait()
+	r.reportRest()
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("ending pods was interrupted: %w", ctx.Err())
+	case overdue:
+		return fmt.Errorf("deadline is over and %d pods have not ended", left)
+	case err != nil:
+		return err
+	}
+	klog.FromContext(ctx).Info("Ended the pods of the node", "bucket", r.progress.Bucket, "done", r.progress.Done)
+	return nil
+}

@@ -1,0 +1,526 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cri
+
+import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"haulout.dev/haulout/pkg/agent/buckets"
+	"haulout.dev/haulout/pkg/agent/shutdown"
+	agentstate "haulout.dev/haulout/pkg/agent/state"
+)
+
+const (
+	running = runtimeapi.ContainerState_CONTAINER_RUNNING
+	// slow is how late a busy machine may be.
+	slow = 1500 * time.Millisecond
+)
+
+// node is an engine with all that it uses.
+type node struct {
+	*fakeRuntime
+	engine  *Engine
+	kubelet *fakeKubelet
+	known   *podList
+
+	mu    sync.Mutex
+	calls []progress
+	// stopAfter is the bucket after which next returns false.
+	stopAfter int
+}
+
+// progress is one call of next.
+type progress struct {
+	Bucket int
+	Done   bool
+	Killed []string
+}
+
+func newNode(t *testing.T, table buckets.Table, specs ...podSpec) *node {
+	t.Helper()
+	n := &node{fakeRuntime: newFake(t), kubelet: &fakeKubelet{}, known: &podList{}, stopAfter: math.MaxInt}
+	n.known.add(n.add(specs...)...)
+	n.engine = n.newEngine(t, table)
+	n.serve(t)
+	return n
+}
+
+func (n *node) newEngine(t *testing.T, table buckets.Table) *Engine {
+	t.Helper()
+	e, err := New(Config{Endpoint: n.endpoint, Table: table, Pods: n.known, Kubelet: n.kubelet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+func (n *node) next(local agentstate.Local, killed []agentstate.KilledPod) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := progress{Bucket: local.Bucket, Done: local.Done}
+	for _, k := range killed {
+		p.Killed = append(p.Killed, k.Name)
+	}
+	slices.Sort(p.Killed)
+	n.calls = append(n.calls, p)
+	return local.Bucket <= n.stopAfter
+}
+
+func (n *node) reported() []progress {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.calls)
+}
+
+func (n *node) allKilled() []string {
+	var all []string
+	for _, p := range n.reported() {
+		all = append(all, p.Killed...)
+	}
+	slices.Sort(all)
+	return all
+}
+
+func (n *node) end(t *testing.T) {
+	t.Helper()
+	if err := n.engine.End(t.Context(), agentstate.Local{}, time.Time{}, n.next); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (n *node) stops() []string {
+	var names []string
+	for _, e := range n.happened(stopAsked) {
+		names = append(names, e.pod)
+	}
+	return names
+}
+
+func TestPodsEndBucketByBucket(t *testing.T) {
+	t.Parallel()
+	table := buckets.Table{{Priority: 0, Period: 20 * time.Second}, {Priority: 1000, Period: 20 * time.Second}, {Priority: 2000000000, Period: 20 * time.Second}}
+	static := newPod("etcd-n1", 2000001000, namespace("kube-system"), ends(100*time.Millisecond))
+	static.static = true
+	dns := newPod("dns", 0, namespace("kube-system"), unknown)
+	n := newNode(t, table,
+		static, dns,
+		newPod("db", 1500, ends(200*time.Millisecond)), newPod("negative", -5), newPod("web", 999, ends(150*time.Millisecond)),
+		newPod("stranger", 5000, unknown))
+	n.end(t)
+
+	buckets := map[string]int{"negative": 0, "web": 0, "stranger": 0, "db": 1, "dns": 2, "etcd-n1": 2}
+	if got := n.stops(); len(got) != len(buckets) {
+		t.Errorf("stopped %v, want each of %v once", got, buckets)
+	}
+	for _, before := range n.happened(exited) {
+		for _, after := range n.happened(stopAsked) {
+			if buckets[before.pod] < buckets[after.pod] && after.at.Before(before.at) {
+				t.Errorf("%s was stopped before %s had ended", after.pod, before.pod)
+			}
+		}
+	}
+	if n.kubelet.stopped.IsZero() || n.kubelet.stopped.After(n.happened(stopAsked)[0].at) {
+		t.Error("the kubelet was not stopped before the pods")
+	}
+	want := []progress{
+		{Bucket: 1, Killed: []string{"negative", "stranger", "web"}}, {Bucket: 2, Killed: []string{"db"}}, {Bucket: 3, Done: true, Killed: []string{"dns"}},
+	}
+	if diff := cmp.Diff(want, n.reported()); diff != "" {
+		t.Errorf("progress (-want +got):\n%s", diff)
+	}
+	if got := len(n.happened(sandboxStop)); got != 6 {
+		t.Errorf("stopped %d sandboxes, want 6", got)
+	}
+}
+
+func TestEmptyBucketsAreSkipped(t *testing.T) {
+	t.Parallel()
+	table := buckets.Table{{Priority: 0, Period: time.Hour}, {Priority: 10, Period: time.Hour}, {Priority: 20, Period: time.Hour}, {Priority: 30, Period: time.Hour}}
+	n := newNode(t, table, newPod("web", 10))
+	n.end(t)
+	want := []progress{{Bucket: 2, Killed: []string{"web"}}, {Bucket: 4, Done: true}}
+	if diff := cmp.Diff(want, n.reported()); diff != "" {
+		t.Errorf("progress (-want +got):\n%s", diff)
+	}
+}
+
+func TestABucketDoesNotWaitLongerThanItsPeriod(t *testing.T) {
+	t.Parallel()
+	table := buckets.Table{{Priority: 0, Period: 500 * time.Millisecond}, {Priority: 1000, Period: 20 * time.Second}}
+	n := newNode(t, table, newPod("stubborn", 0, ends(-1)), newPod("db", 1000, ends(2500*time.Millisecond)))
+	n.end(t)
+	stubborn, db := n.of(t, stopAsked, "stubborn"), n.of(t, stopAsked, "db")
+	if waited := db.at.Sub(stubborn.at); waited < 400*time.Millisecond || waited > 500*time.Millisecond+slow {
+		t.Errorf("the second bucket began %s after the first one, want 500ms", waited)
+	}
+	if killed := n.of(t, exited, "stubborn").at; killed.After(n.of(t, exited, "db").at) {
+		t.Error("the container that ignores the signal was not killed while the second bucket ended")
+	}
+	want := []progress{{Bucket: 1}, {Bucket: 2, Done: true, Killed: []string{"db", "stubborn"}}}
+	if diff := cmp.Diff(want, n.reported()); diff != "" {
+		t.Errorf("progress (-want +got):\n%s", diff)
+	}
+}
+
+func TestAContainerThatIgnoresTheSignalIsKilledInItsBucket(t *testing.T) {
+	t.Parallel()
+	table := buckets.Table{{Priority: 0, Period: 2 * time.Second}, {Priority: 1000, Period: 2 * time.Second}}
+	n := newNode(t, table, newPod("stubborn", 0, ends(-1)), newPod("last", 1000, ends(-1)))
+	began := time.Now()
+	n.end(t)
+	if took := time.Since(began); took > 4*time.Second+2*slow {
+		t.Errorf("took %s, want 4s", took)
+	}
+	if got, want := n.allKilled(), []string{"last", "stubborn"}; !slices.Equal(got, want) {
+		t.Errorf("killed %v, want %v", got, want)
+	}
+	if timeout := n.of(t, stopAsked, "stubborn").timeout; timeout != 2*time.Second {
+		t.Errorf("timeout is %s, want 2s", timeout)
+	}
+}
+
+func TestAPodThatAppearsMeanwhileEndsInItsTurn(t *testing.T) {
+	t.Parallel()
+	table := buckets.Table{{Priority: 0, Period: 20 * time.Second}, {Priority: 1000, Period: 20 * time.Second}, {Priority: 2000, Period: 20 * time.Second}}
+	n := newNode(t, table, newPod("a", 0, ends(300*time.Millisecond)), newPod("b", 1000, ends(300*time.Millisecond)))
+	var once sync.Once
+	n.onStop = func(string) {
+		once.Do(func() { n.known.add(n.add(newPod("late-a", 0), newPod("late-c", 2000))...) })
+	}
+	n.end(t)
+	want := []progress{{Bucket: 1, Killed: []string{"a", "late-a"}}, {Bucket: 2, Killed: []string{"b"}}, {Bucket: 3, Done: true, Killed: []string{"late-c"}}}
+	if diff := cmp.Diff(want, n.reported()); diff != "" {
+		t.Errorf("progress (-want +got):\n%s", diff)
+	}
+}
+
+func TestTheRuntimeDiesAndComesBack(t *testing.T) {
+	t.Parallel()
+	table := buckets.Table{{Priority: 0, Period: 20 * time.Second}, {Priority: 1000, Period: 20 * time.Second}}
+	n := newNode(t, table, newPod("a", 0, ends(500*time.Millisecond), preStop(execHook("flush"))), newPod("b", 1000))
+	var once sync.Once
+	n.onStop = func(string) {
+		once.Do(func() {
+			go func() {
+				n.die()
+				if err := n.start(); err != nil {
+					t.Error(err)
+				}
+			}()
+		})
+	}
+	n.end(t)
+	if got, want := n.allKilled(), []string{"a", "b"}; !slices.Equal(got, want) {
+		t.Errorf("killed %v, want %v", got, want)
+	}
+	if n.of(t, stopAsked, "b").at.Before(n.of(t, exited, "a").at) {
+		t.Error("b was stopped before a had ended")
+	}
+	if got := len(n.happened("exec [flush]")); got != 1 {
+		t.Errorf("the hook ran %d times, want once", got)
+	}
+}
+
+func TestTheRuntimeIsDownAtFirst(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, buckets.Table{{Priority: 0, Period: 500 * time.Millisecond}, {Priority: 1000, Period: 10 * time.Second}}, newPod("a", 0), newPod("b", 1000))
+	n.die()
+	done := make(chan error, 1)
+	began := time.Now()
+	go func() {
+		done <- n.engine.End(t.Context(), agentstate.Local{}, began.Add(time.Minute), n.next)
+	}()
+	// The deadline leaves enough time to wait longer than the period of the bucket.
+	eventually(t, "the period of the bucket is over", func() bool { return time.Since(began) > 800*time.Millisecond })
+	n.serve(t)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	want := []progress{{Bucket: 1, Killed: []string{"a"}}, {Bucket: 2, Done: true, Killed: []string{"b"}}}
+	if diff := cmp.Diff(want, n.reported()); diff != "" {
+		t.Errorf("progress (-want +got):\n%s", diff)
+	}
+}
+
+func TestTheRuntimeNeverAnswers(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, buckets.Table{{Priority: 0, Period: 100 * time.Millisecond}, {Priority: 1000, Period: 100 * time.Millisecond}}, newPod("a", 0))
+	n.die()
+	began := time.Now()
+	if err := n.engine.End(t.Context(), agentstate.Local{}, time.Time{}, n.next); err == nil {
+		t.Error("got no error")
+	}
+	if took := time.Since(began); took > 200*time.Millisecond+2*retryInterval+slow {
+		t.Errorf("took %s, want the periods of the buckets", took)
+	}
+	if got := n.reported(); len(got) != 0 {
+		t.Errorf("reported %v, want nothing", got)
+	}
+}
+
+func TestNextStopsBetweenBuckets(t *testing.T) {
+	t.Parallel()
+	table := buckets.Table{{Priority: 0, Period: 20 * time.Second}, {Priority: 1000, Period: 20 * time.Second}}
+	n := newNode(t, table, newPod("a", 0), newPod("b", 1000))
+	n.stopAfter = 0
+	n.end(t)
+	if got, want := n.stops(), []string{"a"}; !slices.Equal(got, want) {
+		t.Errorf("stopped %v, want %v", got, want)
+	}
+	if diff := cmp.Diff([]progress{{Bucket: 1, Killed: []string{"a"}}}, n.reported()); diff != "" {
+		t.Errorf("progress (-want +got):\n%s", diff)
+	}
+	if err := n.engine.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n.kubelet.starts != 1 {
+		t.Errorf("the kubelet was started %d times, want once", n.kubelet.starts)
+	}
+}
+
+func TestNextStopsWhileAPodIsKilled(t *testing.T) {
+	t.Parallel()
+	table := buckets.Table{{Priority: 0, Period: 300 * time.Millisecond}, {Priority: 1000, Period: 20 * time.Second}}
+	n := newNode(t, table, newPod("stubborn", 0, ends(-1)), newPod("b", 1000))
+	n.stopAfter = 0
+	n.end(t)
+	want := []progress{{Bucket: 1}, {Bucket: 1, Killed: []string{"stubborn"}}}
+	if diff := cmp.Diff(want, n.reported()); diff != "" {
+		t.Errorf("progress (-want +got):\n%s", diff)
+	}
+}
+
+func TestResumeAfterACrash(t *testing.T) {
+	t.Parallel()
+	table := buckets.Table{{Priority: 0, Period: 20 * time.Second}, {Priority: 1000, Period: 20 * time.Second}, {Priority: 2000, Period: 20 * time.Second}}
+	early := newPod("ended-before", 1000, inState(runtimeapi.ContainerState_CONTAINER_EXITED), func(s *podSpec) {
+		s.notReady, s.containers[0].finished = true, time.Now().Add(-time.Hour)
+	})
+	n := newNode(t, table, newPod("a", 0), newPod("b-quick", 1000), newPod("b-slow", 1000, ends(time.Second)), newPod("c", 2000), early)
+
+	// The first agent is killed when one of two pods of the second bucket has ended.
+	var stored agentstate.Local
+	ctx, crash := context.WithCancel(t.Context())
+	defer crash()
+	started, ended := time.Now(), make(chan error, 1)
+	go func() {
+		ended <- n.engine.End(ctx, agentstate.Local{Started: started}, time.Time{}, func(l agentstate.Local, _ []agentstate.KilledPod) bool {
+			if ctx.Err() == nil {
+				stored = l
+			}
+			return true
+		})
+	}()
+	eventually(t, "b-quick has ended and b-slow is asked to", func() bool {
+		return len(n.happened(sandboxStop)) == 2 && len(n.stops()) == 3
+	})
+	crash()
+	err := <-ended
+	if !errors.Is(err, context.Canceled) {
+		t.Fatalf("got error %v, want that the context was cancelled", err)
+	}
+	if diff := cmp.Diff(agentstate.Local{Started: started, Bucket: 1}, stored); diff != "" {
+		t.Fatalf("stored progress (-want +got):\n%s", diff)
+	}
+
+	n.engine = n.newEngine(t, table)
+	if err := n.engine.End(t.Context(), stored, time.Time{}, n.next); err != nil {
+		t.Fatal(err)
+	}
+	want := []progress{{Bucket: 2, Killed: []string{"b-quick", "b-slow"}}, {Bucket: 3, Done: true, Killed: []string{"c"}}}
+	if diff := cmp.Diff(want, n.reported()); diff != "" {
+		t.Errorf("progress (-want +got):\n%s", diff)
+	}
+	stopped := map[string]int{}
+	for _, name := range n.stops() {
+		stopped[name]++
+	}
+	if diff := cmp.Diff(map[string]int{"a": 1, "b-quick": 1, "b-slow": 2, "c": 1}, stopped); diff != "" {
+		t.Errorf("times stopped (-want +got):\n%s", diff)
+	}
+}
+
+func TestAFinishedRunIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, buckets.Table{{Priority: 0, Period: time.Second}}, newPod("a", 0))
+	if err := n.engine.End(t.Context(), agentstate.Local{Bucket: 1, Done: true}, time.Time{}, n.next); err != nil {
+		t.Fatal(err)
+	}
+	if n.kubelet.stops != 0 || len(n.stops()) != 0 {
+		t.Errorf("stopped the kubelet %d times and pods %v, want neither", n.kubelet.stops, n.stops())
+	}
+}
+
+func TestAShorterTableEndsAllPods(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, buckets.Table{{Priority: 0, Period: 20 * time.Second}}, newPod("a", 0))
+	if err := n.engine.End(t.Context(), agentstate.Local{Started: time.Now(), Bucket: 4}, time.Time{}, n.next); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := n.allKilled(), []string{"a"}; !slices.Equal(got, want) {
+		t.Errorf("killed %v, want %v", got, want)
+	}
+}
+
+func TestAShortDeadlineLeavesTimeForEveryBucket(t *testing.T) {
+	t.Parallel()
+	table := buckets.Table{{Priority: 0, Period: time.Minute}, {Priority: 1000, Period: time.Minute}, {Priority: 2000, Period: time.Minute}, {Priority: 3000, Period: time.Minute}}
+	n := newNode(t, table, newPod("a", 0, ends(-1)), newPod("b", 1000, ends(-1)), newPod("d", 3000, ends(time.Second)))
+	deadline := time.Now().Add(5 * time.Second)
+	if err := n.engine.End(t.Context(), agentstate.Local{}, deadline, n.next); err != nil {
+		t.Fatal(err)
+	}
+	if time.Now().After(deadline) {
+		t.Error("returned after the deadline")
+	}
+	// Two later buckets have pods and keep 2 seconds each, so the first one has one second.
+	for pod, latest := range map[string]time.Duration{"b": -4 * time.Second, "d": -2 * time.Second} {
+		if at := n.of(t, stopAsked, pod).at.Sub(deadline); at < latest-200*time.Millisecond || at > latest+slow {
+			t.Errorf("%s was stopped %s before the deadline, want %s", pod, -at, -latest)
+		}
+	}
+	for _, e := range n.happened(stopAsked) {
+		if e.timeout != 2*time.Second {
+			t.Errorf("timeout of %s is %s, want 2s", e.pod, e.timeout)
+		}
+	}
+	if got, want := n.allKilled(), []string{"a", "b", "d"}; !slices.Equal(got, want) {
+		t.Errorf("killed %v, want %v", got, want)
+	}
+}
+
+func TestDeadlineIsOver(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, buckets.Table{{Priority: 0, Period: time.Minute}}, newPod("a", 0, ends(-1)))
+	if err := n.engine.End(t.Context(), agentstate.Local{}, time.Now().Add(-time.Second), n.next); err == nil {
+		t.Error("got no error for a deadline in the past")
+	}
+	if n.kubelet.stops != 0 {
+		t.Error("the kubelet was stopped for nothing")
+	}
+	began := time.Now()
+	if err := n.engine.End(t.Context(), agentstate.Local{}, began.Add(500*time.Millisecond), n.next); err == nil {
+		t.Error("got no error for a pod that has not ended at the deadline")
+	}
+	if took := time.Since(began); took > 500*time.Millisecond+slow {
+		t.Errorf("returned after %s, want 500ms", took)
+	}
+}
+
+func TestSandboxesThatCannotBeStopped(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, buckets.Table{{Priority: 0, Period: 800 * time.Millisecond}, {Priority: 1000, Period: 20 * time.Second}},
+		newPod("no-network", 0), newPod("hanging", 0), newPod("b", 1000))
+	n.stuck["no-network"] = status.Error(codes.Unknown, "failed to destroy network")
+	n.hangs["hanging"] = true
+	n.end(t)
+	if got, want := n.allKilled(), []string{"b", "hanging", "no-network"}; !slices.Equal(got, want) {
+		t.Errorf("killed %v, want %v", got, want)
+	}
+	if waited := n.of(t, stopAsked, "b").at.Sub(n.of(t, stopAsked, "hanging").at); waited > 800*time.Millisecond+slow {
+		t.Errorf("the second bucket began after %s, want 800ms", waited)
+	}
+	tried := map[string]int{}
+	for _, e := range n.happened(sandboxStop) {
+		tried[e.pod]++
+	}
+	if diff := cmp.Diff(map[string]int{"b": 1, "hanging": 1, "no-network": 1}, tried); diff != "" {
+		t.Errorf("times that a sandbox was stopped (-want +got):\n%s", diff)
+	}
+}
+
+func TestAnInterruptedRunReportsWhatHasEnded(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, buckets.Table{{Priority: 0, Period: time.Minute}, {Priority: 1000, Period: time.Minute}}, newPod("quick", 0), newPod("slow", 0, ends(-1)))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- n.engine.End(ctx, agentstate.Local{}, time.Time{}, n.next) }()
+	eventually(t, "quick has ended and slow is asked to", func() bool {
+		return len(n.happened(sandboxStop)) == 1 && len(n.happened(stopAsked)) == 2
+	})
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("got error %v, want that the context was cancelled", err)
+	}
+	if diff := cmp.Diff([]progress{{Bucket: 0, Killed: []string{"quick"}}}, n.reported()); diff != "" {
+		t.Errorf("progress (-want +got):\n%s", diff)
+	}
+}
+
+func TestTheKubeletCannotBeStopped(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("no bus")
+	n := newNode(t, buckets.Table{{Priority: 0, Period: time.Minute}}, newPod("a", 0))
+	n.kubelet.stopErr = broken
+	if err := n.engine.End(t.Context(), agentstate.Local{}, time.Time{}, n.next); !errors.Is(err, broken) {
+		t.Errorf("got error %v, want %v", err, broken)
+	}
+	if got := n.stops(); len(got) != 0 {
+		t.Errorf("stopped %v, which the kubelet would restart", got)
+	}
+}
+
+func TestResume(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("no bus")
+	n := newNode(t, buckets.Table{{Priority: 0, Period: time.Minute}})
+	n.kubelet.runErr = broken
+	if err := n.engine.Resume(t.Context()); !errors.Is(err, broken) {
+		t.Errorf("got error %v, want %v", err, broken)
+	}
+	n.engine.config.Final = true
+	if err := n.engine.Resume(t.Context()); !errors.Is(err, shutdown.ErrFinal) {
+		t.Errorf("got error %v, want %v", err, shutdown.ErrFinal)
+	}
+	if n.kubelet.starts != 1 {
+		t.Errorf("the kubelet was started %d times, want once", n.kubelet.starts)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	t.Parallel()
+	good := Config{Endpoint: "unix:///run/x.sock", Table: buckets.Table{{}}, Pods: &podList{}, Kubelet: &fakeKubelet{}}
+	for name, change := range map[string]func(*Config){
+		"no table":   func(c *Config) { c.Table = nil },
+		"no pods":    func(c *Config) { c.Pods = nil },
+		"no kubelet": func(c *Config) { c.Kubelet = nil },
+		"an address": func(c *Config) { c.Endpoint = "tcp://127.0.0.1:1" },
+	} {
+		config := good
+		change(&config)
+		if _, err := New(config); err == nil {
+			t.Errorf("%s: got no error", name)
+		}
+	}
+}

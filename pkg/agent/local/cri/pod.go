@@ -1,0 +1,160 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cri
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"haulout.dev/haulout/pkg/agent/buckets"
+	"haulout.dev/haulout/pkg/agent/local/pods"
+)
+
+const (
+	annotationGrace   = "io.kubernetes.pod.terminationGracePeriod"
+	annotationPreStop = "io.kubernetes.container.preStopHandler"
+	annotationPorts   = "io.kubernetes.container.ports"
+
+	// defaultGrace is for pods whose grace period is known from nowhere.
+	defaultGrace = 30 * time.Second
+)
+
+// pod is a pod as the container runtime knows it, with what the checkpoint adds.
+type pod struct {
+	uid             types.UID
+	namespace, name string
+	static          bool
+	// finished is true if the API server knew that the pod has ended.
+	finished bool
+	priority int32
+	bucket   int
+	grace    time.Duration
+	sidecars []string
+	// running and exited are its containers, ready its sandboxes that are ready.
+	running []container
+	exited  []string
+	ready   []string
+}
+
+// container is a container that may run.
+type container struct {
+	id, sandbox, name string
+	annotations       map[string]string
+}
+
+// group returns the pods of containers and sandboxes in the order in which they end. A pod can have
+// several sandboxes: those that it had before are not ready, and containers of a sandbox that is not
+// ready may still run.
+func group(containers []*runtimeapi.Container, sandboxes []*runtimeapi.PodSandbox, known pods.Index, table buckets.Table) []*pod {
+	byUID := make(map[types.UID]*pod)
+	ofSandbox := make(map[string]*pod, len(sandboxes))
+	for _, s := range sandboxes {
+		meta := s.GetMetadata()
+		// A sandbox that another program made has no labels, and need not have a uid.
+		uid := types.UID(cmp.Or(s.GetLabels()[labelPodUID], meta.GetUid(), s.GetId()))
+		p, found := byUID[uid]
+		if !found {
+			p = &pod{uid: uid, namespace: meta.GetNamespace(), name: meta.GetName()}
+			byUID[uid] = p
+		}
+		ofSandbox[s.GetId()] = p
+		p.static = p.static || pods.IsStatic(s.GetAnnotations())
+		if s.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY {
+			p.ready = append(p.ready, s.GetId())
+		}
+	}
+	grace := make(map[types.UID]time.Duration)
+	for _, c := range containers {
+		p, found := ofSandbox[c.GetPodSandboxId()]
+		if !found {
+			p = withoutSandbox(byUID, c)
+		}
+		if seconds, err := strconv.ParseInt(c.GetAnnotations()[annotationGrace], 10, 32); err == nil {
+			grace[p.uid] = max(grace[p.uid], time.Duration(seconds)*time.Second)
+		}
+		if !mayRun(c.GetState()) {
+			p.exited = append(p.exited, c.GetId())
+			continue
+		}
+		p.running = append(p.running, container{
+			id: c.GetId(), sandbox: c.GetPodSandboxId(), annotations: c.GetAnnotations(),
+			name: cmp.Or(c.GetLabels()[labelContainer], c.GetMetadata().GetName()),
+		})
+	}
+	list := make([]*pod, 0, len(byUID))
+	for _, p := range byUID {
+		annotated, hasGrace := grace[p.uid]
+		p.complete(annotated, hasGrace, known, table)
+		list = append(list, p)
+	}
+	slices.SortFunc(list, func(a, b *pod) int { return cmp.Or(cmp.Compare(a.priority, b.priority), cmp.Compare(a.uid, b.uid)) })
+	return list
+}
+
+// withoutSandbox returns the pod of a container whose sandbox is gone.
+func withoutSandbox(byUID map[types.UID]*pod, c *runtimeapi.Container) *pod {
+	uid := types.UID(cmp.Or(c.GetLabels()[labelPodUID], c.GetPodSandboxId()))
+	p, found := byUID[uid]
+	if !found {
+		p = &pod{uid: uid, namespace: c.GetLabels()[labelPodNamespace], name: c.GetLabels()[labelPodName]}
+		byUID[uid] = p
+	}
+	return p
+}
+
+// complete adds what the runtime does not know.
+func (p *pod) complete(grace time.Duration, hasGrace bool, known pods.Index, table buckets.Table) {
+	p.grace = grace
+	stored, found := known.Find(p.uid, p.namespace, p.name)
+	switch {
+	case found:
+		p.priority, p.sidecars, p.finished = stored.Priority, stored.Sidecars, stored.Finished
+		p.static = p.static || stored.Static
+		// A pod that is being deleted can have less time than its spec says.
+		if !hasGrace || stored.GracePeriod < grace {
+			p.grace = stored.GracePeriod
+		}
+	default:
+		p.priority = pods.UnknownPriority(p.namespace)
+		if !hasGrace {
+			p.grace = defaultGrace
+		}
+	}
+	p.bucket = table.Index(p.priority)
+}
+
+// waitsFor returns the indices of the containers that must end before a container of the pod is
+// ended: for a sidecar, all others but itself and the sidecars that were started earlier. Sidecars
+// end last, in the reverse order of their start, so that the containers that use them can end.
+func (p *pod) waitsFor(name string) []int {
+	own := slices.Index(p.sidecars, name)
+	if own < 0 {
+		return nil
+	}
+	var before []int
+	for index, c := range p.running {
+		if i := slices.Index(p.sidecars, c.name); i < 0 || i > own {
+			before = append(before, index)
+		}
+	}
+	return before
+}

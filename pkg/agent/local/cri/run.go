@@ -1,0 +1,326 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cri
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/buckets"
+	"haulout.dev/haulout/pkg/agent/local/pods"
+	"haulout.dev/haulout/pkg/agent/state"
+)
+
+// run is one call of End.
+type run struct {
+	engine *Engine
+	table  buckets.Table
+	next   func(state.Local, []state.KilledPod) bool
+	// deadline is zero if there is none.
+	deadline time.Time
+	// pods waits for the pods that are being ended.
+	pods sync.WaitGroup
+	// wake has a value after a pod has ended.
+	wake chan struct{}
+
+	// progress, first and listed belong to the goroutine of End. first is the bucket with which it
+	// began; listed is false until the runtime has answered.
+	progress state.Local
+	first    int
+	listed   bool
+
+	mu sync.Mutex
+	// endings are the pods that are being ended, or were.
+	endings map[types.UID]*ending
+	// hooked are the containers whose preStop hook was started, untouchable the sandboxes that the
+	// runtime could not stop. Neither is tried twice.
+	hooked, untouchable map[string]bool
+	killed              []state.KilledPod
+}
+
+// ending is a pod that is being ended, or was.
+type ending struct {
+	// bucket waits for the pod.
+	bucket int
+	began  time.Time
+	active bool
+	// retry is the earliest time for another attempt after one that failed.
+	retry time.Time
+	// ran is true if a container was running; recorded, if the pod was passed to next or will be.
+	ran, recorded bool
+}
+
+func newRun(e *Engine, resume state.Local, next func(state.Local, []state.KilledPod) bool) *run {
+	// A table that was shortened since must not hide the pods that are left.
+	resume.Bucket = min(max(resume.Bucket, 0), len(e.config.Table)-1)
+	return &run{
+		engine: e, table: e.config.Table, next: next, progress: resume, first: resume.Bucket,
+		wake: make(chan struct{}, 1), endings: map[types.UID]*ending{},
+		hooked: map[string]bool{}, untouchable: map[string]bool{},
+	}
+}
+
+// buckets ends one bucket after the other.
+func (r *run) buckets(ctx context.Context) error {
+	logger := klog.FromContext(ctx)
+	last := len(r.table) - 1
+	for i := r.first; i <= last; i++ {
+		if i > r.first {
+			// A person or a tool may have started it.
+			if err := r.engine.config.Kubelet.Stop(ctx); err != nil {
+				logger.Error(err, "Kubelet was not stopped again, pods may restart", "bucket", i)
+			}
+		}
+		occupied, err := r.bucket(ctx, i)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil && i == last:
+			return err
+		case err != nil:
+			logger.Error(err, "Runtime does not answer, going on with the next bucket", "bucket", i)
+			continue
+		case !occupied && i < last:
+			continue
+		}
+		if i == last {
+			r.awaitLast(ctx)
+		}
+		r.progress.Bucket, r.progress.Done = i+1, i == last
+		if !r.report() {
+			logger.Info("Later buckets are left alone, the API is in charge again", "bucket", i)
+			r.awaitLast(ctx)
+			return nil
+		}
+	}
+	return nil
+}
+
+// bucket ends the pods of a bucket and those of earlier ones that still run. It reports whether the
+// bucket had any, and returns an error if the runtime did not answer.
+func (r *run) bucket(ctx context.Context, index int) (occupied bool, err error) {
+	list, err := r.awaitRuntime(ctx, index)
+	if err != nil {
+		return false, err
+	}
+	end := r.endOf(index, list)
+	if !r.listed {
+		r.listed = true
+		occupied = r.recoverKilled(ctx, list)
+	}
+	logger := klog.FromContext(ctx).WithValues("bucket", index, "priority", r.table[index].Priority)
+	over := time.NewTimer(time.Until(end))
+	defer over.Stop()
+	look := time.NewTicker(listInterval)
+	defer look.Stop()
+	for {
+		due := r.due(list, index)
+		r.begin(ctx, due, index, end)
+		if r.active(index) == 0 && !r.awaited(due, index) {
+			logger.Info("No pods of the bucket are left")
+			return occupied, nil
+		}
+		if !occupied {
+			logger.Info("Ending the pods of the bucket", "pods", len(due), "time", time.Until(end).Round(time.Millisecond))
+		}
+		occupied = true
+		if list, err = r.lookAgain(ctx, index, look.C, over.C); err != nil || list == nil {
+			logger.Info("Time of the bucket is over", "pods", r.active(index))
+			return true, err
+		}
+	}
+}
+
+// lookAgain returns the pods after all of the bucket have ended or some time has passed; nil if the
+// time of the bucket is over.
+func (r *run) lookAgain(ctx context.Context, index int, look, over <-chan time.Time) ([]*pod, error) {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-over:
+			return nil, nil
+		case <-r.wake:
+			if r.active(index) > 0 {
+				continue
+			}
+		case <-look:
+		}
+		list, err := r.list(ctx)
+		if err == nil {
+			return list, nil
+		}
+		klog.FromContext(ctx).V(2).Info("Runtime does not answer", "bucket", index, "err", err)
+	}
+}
+
+// awaitRuntime returns the pods as soon as the runtime answers. It waits as long as the deadline
+// leaves enough time for this bucket and the later ones, but at least the time of this bucket.
+func (r *run) awaitRuntime(ctx context.Context, index int) ([]*pod, error) {
+	logger := klog.FromContext(ctx)
+	limit := time.Now().Add(r.table[index].Period)
+	if !r.deadline.IsZero() {
+		limit = latest(limit, r.deadline.Add(-r.table[index:].Total()))
+		limit = earliest(limit, r.deadline.Add(-minimumGrace*time.Duration(len(r.table)-index)))
+	}
+	for logged := false; ; logged = true {
+		list, err := r.list(ctx)
+		if err == nil {
+			return list, nil
+		}
+		if !logged {
+			logger.Error(err, "Runtime does not answer, waiting for it", "bucket", index, "until", limit)
+		}
+		if time.Until(limit) <= 0 || !wait(ctx, retryInterval) {
+			return nil, err
+		}
+	}
+}
+
+func (r *run) list(ctx context.Context) ([]*pod, error) {
+	containers, sandboxes, err := r.engine.runtime.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return group(containers, sandboxes, pods.NewIndex(r.engine.config.Pods.Pods()), r.table), nil
+}
+
+// endOf returns when a bucket that begins now is over. Each later bucket that has pods keeps the
+// minimum, so that every pod is asked to end before the machine goes down.
+func (r *run) endOf(index int, list []*pod) time.Time {
+	now := time.Now()
+	end := now.Add(r.table[index].Period)
+	if r.deadline.IsZero() {
+		return end
+	}
+	later := map[int]bool{}
+	for _, p := range list {
+		if p.bucket > index && r.lives(p) {
+			later[p.bucket] = true
+		}
+	}
+	return latest(now, earliest(end, r.deadline.Add(-minimumGrace*time.Duration(len(later)))))
+}
+
+// due returns the pods that must end in a bucket or should have ended in an earlier one.
+func (r *run) due(list []*pod, index int) []*pod {
+	return slices.DeleteFunc(slices.Clone(list), func(p *pod) bool { return p.bucket > index || !r.lives(p) })
+}
+
+// lives reports whether there is something of a pod to stop.
+func (r *run) lives(p *pod) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(p.running) > 0 || slices.ContainsFunc(p.ready, func(s string) bool { return !r.untouchable[s] })
+}
+
+// begin starts to end the pods that are not being ended.
+func (r *run) begin(ctx context.Context, due []*pod, index int, end time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	for _, p := range due {
+		e, found := r.endings[p.uid]
+		if !found {
+			e = &ending{bucket: index, began: now}
+			r.endings[p.uid] = e
+		}
+		if e.active || now.Before(e.retry) {
+			continue
+		}
+		e.active, e.ran = true, e.ran || len(p.running) > 0
+		until := earliest(end, e.began.Add(p.grace))
+		r.pods.Go(func() { r.end(ctx, p, e, until) })
+	}
+}
+
+// end ends a pod. The time of its containers ends at until.
+func (r *run) end(ctx context.Context, p *pod, e *ending, until time.Time) {
+	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(p.namespace, p.name), "podUID", p.uid)
+	logger.V(1).Info("Ending pod", "priority", p.priority, "bucket", p.bucket, "time", time.Until(until).Round(time.Millisecond))
+	err := r.stopContainers(ctx, p, until)
+	if err == nil {
+		r.record(p, e)
+		r.stopSandboxes(ctx, p)
+		logger.V(1).Info("Ended pod")
+	} else {
+		logger.Error(err, "Pod has not ended")
+	}
+	r.mu.Lock()
+	e.active = false
+	if err != nil {
+		e.retry = time.Now().Add(listInterval)
+	}
+	r.mu.Unlock()
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// active returns how many pods a bucket waits for.
+func (r *run) active(index int) int {
+	return r.count(func(e *ending) bool { return e.active && e.bucket == index })
+}
+
+// busy returns how many pods are being ended.
+func (r *run) busy() int {
+	return r.count(func(e *ending) bool { return e.active })
+}
+
+func (r *run) count(matches func(*ending) bool) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := 0
+	for _, e := range r.endings {
+		if matches(e) {
+			n++
+		}
+	}
+	return n
+}
+
+// awaited reports whether a bucket waits for one of the pods. It does not wait for those that did
+// not end in the time of an earlier bucket.
+func (r *run) awaited(due []*pod, index int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.ContainsFunc(due, func(p *pod) bool { return r.endings[p.uid].bucket == index })
+}
+
+// awaitLast waits a little for the pods that the runtime is about to kill.
+func (r *run) awaitLast(ctx context.Context) {
+	over := time.NewTimer(lastWait)
+	defer over.Stop()
+	for {
+		if r.busy() == 0 {
+			return
+		}
+		select {
+		case <-r.wake:
+		case <-over.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,139 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package pods
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	fileName    = "pods.json"
+	fileVersion = 1
+	// damagedSuffix is added to the name of a file that cannot be read. Only the last one is kept.
+	damagedSuffix = ".damaged"
+)
+
+// file is the content of pods.json.
+type file struct {
+	Version int      `json:"version"`
+	Node    string   `json:"node"`
+	Pods    []record `json:"pods"`
+}
+
+// record is a pod whose times a person can read.
+type record struct {
+	Pod
+	GracePeriod metav1.Duration `json:"gracePeriod"`
+}
+
+func encode(node string, pods []Pod) ([]byte, error) {
+	f := file{Version: fileVersion, Node: node, Pods: make([]record, 0, len(pods))}
+	for _, p := range pods {
+		f.Pods = append(f.Pods, record{Pod: p, GracePeriod: metav1.Duration{Duration: p.GracePeriod}})
+	}
+	data, err := json.MarshalIndent(f, "", " ")
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", fileName, err)
+	}
+	return append(data, '\n'), nil
+}
+
+func decode(node string, data []byte) ([]Pod, error) {
+	var f file
+	if err := json.Unmarshal(data, &f); err != nil {
+		return nil, err
+	}
+	if f.Version != fileVersion {
+		return nil, fmt.Errorf("version is %d, must be %d", f.Version, fileVersion)
+	}
+	if f.Node != node {
+		return nil, fmt.Errorf("it is of node %q, must be of node %q", f.Node, node)
+	}
+	pods := make([]Pod, 0, len(f.Pods))
+	for _, r := range f.Pods {
+		r.Pod.GracePeriod = r.GracePeriod.Duration
+		pods = append(pods, r.Pod)
+	}
+	return pods, nil
+}
+
+// load reads the pods that were stored last. A file that cannot be read is moved aside, so that a
+// person can look at it, and the next one is written in its place.
+func load(dir, node string) ([]Pod, []byte, error) {
+	path := filepath.Join(dir, fileName)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the stored pods: %w", err)
+	}
+	pods, err := decode(node, data)
+	if err == nil {
+		return pods, data, nil
+	}
+	err = fmt.Errorf("stored pods in %s: %w", path, err)
+	if aside := os.Rename(path, path+damagedSuffix); aside != nil {
+		err = errors.Join(err, aside)
+	}
+	return nil, nil, err
+}
+
+// store replaces the file. The old one stays if the new one cannot be written completely.
+func store(dir string, data []byte) error {
+	path := filepath.Join(dir, fileName)
+	temp := path + ".tmp"
+	if err := writeSynced(temp, data); err != nil {
+		return fmt.Errorf("store the pods: %w", errors.Join(err, os.Remove(temp)))
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return fmt.Errorf("store the pods: %w", err)
+	}
+	return syncFolder(dir)
+}
+
+func writeSynced(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+// syncFolder makes a rename last over a power loss. Windows has no such call for folders.
+func syncFolder(dir string) error {
+	if runtime.GOOS == "windows" {
+		return nil
+	}
+	folder, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(folder.Sync(), folder.Close())
+}

@@ -1,0 +1,194 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package pods knows the pods of the own node without the API server: it keeps a copy of them on
+// disk and reads the manifests of the kubelet's static pods.
+package pods
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+const (
+	annotationConfigHash   = "kubernetes.io/config.hash"
+	annotationConfigSource = "kubernetes.io/config.source"
+	sourceAPI              = "api"
+
+	classClusterCritical = "system-cluster-critical"
+	classNodeCritical    = "system-node-critical"
+)
+
+// Pod is what must be known of a pod to end it without the API server, and cannot be learned from
+// the container runtime.
+type Pod struct {
+	// UID is the uid in the API; for a static pod, the uid of its mirror pod. It is empty for a
+	// static pod that is only known from its manifest.
+	UID types.UID `json:"uid,omitempty"`
+	// ConfigHash is the uid of a static pod for the kubelet and the container runtime.
+	ConfigHash string `json:"configHash,omitempty"`
+	Namespace  string `json:"namespace"`
+	Name       string `json:"name"`
+	Priority   int32  `json:"priority"`
+	// Static is true for a pod whose source is a file or a web page.
+	Static bool `json:"static,omitempty"`
+	// Finished is true for a pod in phase Succeeded or Failed.
+	Finished bool `json:"finished,omitempty"`
+	// GracePeriod is the time that the pod has to end.
+	GracePeriod time.Duration `json:"-"`
+	// Sidecars are the names of the init containers that run until the pod ends, in the order in
+	// which they are started.
+	Sidecars []string `json:"sidecars,omitempty"`
+}
+
+// IsStatic reports whether a pod with these annotations is a static pod or the mirror pod of one.
+func IsStatic(annotations map[string]string) bool {
+	if _, mirror := annotations[corev1.MirrorPodAnnotationKey]; mirror {
+		return true
+	}
+	source, found := annotations[annotationConfigSource]
+	return found && source != sourceAPI
+}
+
+// UnknownPriority returns the priority of a pod of which nothing but the namespace is known: the
+// lowest one, or, in namespace kube-system, that of class system-cluster-critical. Without the
+// pods of kube-system, the pods of the later buckets cannot end in order.
+func UnknownPriority(namespace string) int32 {
+	if namespace == metav1.NamespaceSystem {
+		return v1alpha1.SystemClusterCritical
+	}
+	return math.MinInt32
+}
+
+// newPod returns what is kept of a pod from the API or from a manifest.
+func newPod(pod *corev1.Pod) Pod {
+	p := Pod{
+		UID:       pod.UID,
+		Namespace: pod.Namespace,
+		Name:      pod.Name,
+		Priority:  priorityOf(&pod.Spec),
+		Static:    IsStatic(pod.Annotations),
+		Finished:  pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
+	}
+	if p.Static {
+		p.ConfigHash = cmp.Or(pod.Annotations[corev1.MirrorPodAnnotationKey], pod.Annotations[annotationConfigHash])
+	}
+	grace := int64(corev1.DefaultTerminationGracePeriodSeconds)
+	if pod.Spec.TerminationGracePeriodSeconds != nil {
+		grace = *pod.Spec.TerminationGracePeriodSeconds
+	}
+	if pod.DeletionGracePeriodSeconds != nil {
+		grace = *pod.DeletionGracePeriodSeconds
+	}
+	p.GracePeriod = time.Duration(min(max(grace, 0), math.MaxInt32)) * time.Second
+	for i := range pod.Spec.InitContainers {
+		c := &pod.Spec.InitContainers[i]
+		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+			p.Sidecars = append(p.Sidecars, c.Name)
+		}
+	}
+	return p
+}
+
+// priorityOf returns the priority of a pod. In a manifest, the number is often missing; the kubelet
+// then takes 0 and ends the node's most important pods first (kubernetes/kubernetes issues 113940
+// and 133442).
+func priorityOf(spec *corev1.PodSpec) int32 {
+	if spec.Priority != nil {
+		return *spec.Priority
+	}
+	switch spec.PriorityClassName {
+	case classClusterCritical:
+		return v1alpha1.SystemClusterCritical
+	case classNodeCritical:
+		return v1alpha1.SystemNodeCritical
+	}
+	return 0
+}
+
+// Index finds pods.
+type Index struct {
+	byUID  map[string]Pod
+	byName map[types.NamespacedName]Pod
+}
+
+// NewIndex returns an index of pods.
+func NewIndex(pods []Pod) Index {
+	i := Index{byUID: make(map[string]Pod, len(pods)), byName: make(map[types.NamespacedName]Pod, len(pods))}
+	for _, p := range pods {
+		if uid := p.runtimeUID(); uid != "" {
+			i.byUID[uid] = p
+		}
+		name := types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
+		if other, found := i.byName[name]; !found || other.Priority < p.Priority {
+			i.byName[name] = p
+		}
+	}
+	return i
+}
+
+// Find returns the pod with the uid that the container runtime knows. If there is none, it returns
+// the pod of that name: the manifest of a static pod does not tell the uid, and a newer pod of a
+// StatefulSet has the priority of the older one.
+func (i Index) Find(uid types.UID, namespace, name string) (Pod, bool) {
+	if p, found := i.byUID[string(uid)]; found {
+		return p, true
+	}
+	p, found := i.byName[types.NamespacedName{Namespace: namespace, Name: name}]
+	return p, found
+}
+
+func (p Pod) runtimeUID() string {
+	if p.Static {
+		return p.ConfigHash
+	}
+	return string(p.UID)
+}
+
+// merge adds the static pods of manifests to the pods from the API. A static pod with a mirror pod
+// is in both; the mirror pod has the priority that the API server found for its class.
+func merge(fromAPI, manifests []Pod) []Pod {
+	merged := slices.Clone(fromAPI)
+	mirrors := make(map[types.NamespacedName]int)
+	for i, p := range merged {
+		if p.Static {
+			mirrors[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = i
+		}
+	}
+	for _, m := range manifests {
+		i, found := mirrors[types.NamespacedName{Namespace: m.Namespace, Name: m.Name}]
+		if !found {
+			merged = append(merged, m)
+			continue
+		}
+		merged[i].Priority = max(merged[i].Priority, m.Priority)
+	}
+	slices.SortFunc(merged, compare)
+	return merged
+}
+
+func compare(a, b Pod) int {
+	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name), strings.Compare(string(a.UID), string(b.UID)))
+}

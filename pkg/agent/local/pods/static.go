@@ -1,0 +1,171 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package pods
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/yaml"
+)
+
+// maxManifestBytes is the kubelet's own limit.
+const maxManifestBytes = 10 << 20
+
+// manifests reads the static pods of a folder, or of a single file, as the kubelet does.
+type manifests struct {
+	node string
+
+	mu    sync.Mutex
+	path  string
+	files map[string]manifest
+}
+
+// manifest is a file as it was read last.
+type manifest struct {
+	size    int64
+	changed time.Time
+	// pod is nil if the file has no pod.
+	pod *Pod
+}
+
+func (m *manifests) setPath(path string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.path != path {
+		m.path, m.files = path, nil
+	}
+}
+
+// pods returns the static pods. Files that did not change are not read again. If the folder cannot
+// be read, the pods of the last time are returned: they still run.
+func (m *manifests) pods() []Pod {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.path == "" {
+		return nil
+	}
+	names, err := candidates(m.path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		m.files = nil
+	case err != nil:
+		klog.Background().Error(err, "Static pods cannot be read, those read last are used", "path", m.path)
+	default:
+		m.refresh(names)
+	}
+	pods := make([]Pod, 0, len(m.files))
+	for _, f := range m.files {
+		if f.pod != nil {
+			pods = append(pods, *f.pod)
+		}
+	}
+	return pods
+}
+
+// refresh replaces what is known of the files.
+func (m *manifests) refresh(names []string) {
+	files := make(map[string]manifest, len(names))
+	for _, name := range names {
+		info, err := os.Stat(name)
+		if err != nil || !info.Mode().IsRegular() {
+			continue
+		}
+		old, known := m.files[name]
+		if known && old.size == info.Size() && old.changed.Equal(info.ModTime()) {
+			files[name] = old
+			continue
+		}
+		f := manifest{size: info.Size(), changed: info.ModTime()}
+		pod, err := readManifest(name, m.node)
+		if err != nil {
+			klog.Background().Error(err, "Static pod manifest cannot be read, its pod counts as unknown", "path", name)
+		} else {
+			f.pod = &pod
+		}
+		files[name] = f
+	}
+	m.files = files
+}
+
+// candidates returns the files that the kubelet takes for manifests: all in the folder, of any
+// ending, whose name does not begin with a dot.
+func candidates(path string) ([]string, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.IsDir() {
+		return []string{path}, nil
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") {
+			names = append(names, filepath.Join(path, e.Name()))
+		}
+	}
+	return names, nil
+}
+
+// readManifest reads a static pod and names it as the kubelet does.
+func readManifest(path, node string) (Pod, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Pod{}, err
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxManifestBytes+1))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return Pod{}, err
+	}
+	if len(data) > maxManifestBytes {
+		return Pod{}, fmt.Errorf("file is larger than %d bytes", maxManifestBytes)
+	}
+	var pod corev1.Pod
+	if err := yaml.Unmarshal(data, &pod); err != nil {
+		return Pod{}, err
+	}
+	if pod.APIVersion != "v1" || pod.Kind != "Pod" {
+		return Pod{}, fmt.Errorf("apiVersion and kind are %q and %q, must be v1 and Pod", pod.APIVersion, pod.Kind)
+	}
+	if pod.Name == "" {
+		return Pod{}, errors.New("metadata.name must be set")
+	}
+	// The kubelet computes the uid from the whole file, unless the file has one.
+	configHash := string(pod.UID)
+	pod.UID = ""
+	pod.Name += "-" + strings.ToLower(node)
+	if pod.Namespace == "" {
+		pod.Namespace = metav1.NamespaceDefault
+	}
+	p := newPod(&pod)
+	p.Static, p.Finished, p.ConfigHash = true, false, configHash
+	return p, nil
+}
